@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The open files of all processes, by what kind of file they are."""
+
+from collections.abc import Iterable
+
+import drgn
+import numpy as np
+
+from msatools.kernel.reader import Addresses, Reader, column
+from msatools.kernel.report import Findings
+from msatools.kernel.walks import list_records
+
+_MAX_FDS = 1 << 26
+"""More than fs.nr_open can be: a larger table is damage."""
+
+
+class OpenFiles:
+    """
+    Every ``struct file`` in a process's file table, once.
+
+    Threads that have a table of their own, and files on their way through a
+    socket, are not seen.
+    """
+
+    def __init__(self, reader: Reader, findings: Findings) -> None:
+        self._prog = reader.prog
+        addresses = _file_addresses(reader, findings)
+        file = reader.prog.type("struct file")
+        f_op, private = file.member("f_op").offset, file.member("private_data").offset
+        records, readable = reader.read_records(addresses, max(f_op, private) + 8)
+        findings.coverage["files_unreadable"] += int(np.count_nonzero(~readable))
+        self._operations = column(records, f_op)
+        self._private = column(records, private)
+
+    def private_data(self, operations: Iterable[str]) -> Addresses:
+        """
+        Find what the files with these ``struct file_operations`` stand for.
+
+        :param operations: Names of global variables; those that this kernel
+            does not have are passed over.
+        :return: Their ``private_data``, ascending and unique.
+        """
+        known = []
+        for name in operations:
+            try:
+                known.append(self._prog[name].address_)
+            except LookupError:
+                continue
+        chosen = self._private[np.isin(self._operations, known)]
+        return np.unique(chosen[chosen != 0])
+
+
+def _file_addresses(reader: Reader, findings: Findings) -> Addresses:
+    prog = reader.prog
+    task = prog.type("struct task_struct")
+    files, tasks = task.member("files").offset, task.member("tasks").offset
+    start, end = min(files, tasks), max(files, tasks) + 16
+    tables = {
+        int.from_bytes(data[files - start : files - start + 8], "little")
+        for _, data in list_records(
+            reader,
+            prog["init_task"].tasks.address_of_().value_(),
+            tasks - start,
+            end - start,
+            findings,
+            "the list of processes",
+        )
+    }
+    found = [np.empty(0, np.uint64)]
+    for table in sorted(tables - {0}):
+        try:
+            found.append(_table(reader, table))
+        except drgn.FaultError:
+            findings.coverage["file_tables_unreadable"] += 1
+    addresses = np.unique(np.concatenate(found))
+    used: Addresses = addresses[addresses != 0]
+    return used
+
+
+def _table(reader: Reader, files: int) -> Addresses:
+    table = drgn.Object(reader.prog, "struct files_struct", address=files).fdt
+    count = int(table.max_fds)
+    if not 0 < count <= _MAX_FDS:
+        return np.empty(0, np.uint64)
+    return reader.words(table.fd.value_(), count)

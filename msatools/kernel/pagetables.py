@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+The kernel's page tables: where they lie and what they map.
+
+Only what memstat needs that drgn's own translation does not give: the pages
+that tables occupy, and translation of many addresses with a read a table.
+x86-64 (arch/x86/include/asm/pgtable_types.h).
+"""
+
+from collections.abc import Iterator
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.vmcoreinfo import vmcoreinfo_number
+from msatools.kernel.walks import list_records
+
+Words = npt.NDArray[np.uint64]
+
+_ENTRIES = 512
+_PRESENT = np.uint64(1)
+_HUGE = np.uint64(1 << 7)
+_ADDRESS = 0x000F_FFFF_FFFF_F000
+_PAGE_SHIFT = 12
+
+
+class PageTables:
+    """The page tables of an x86-64 kernel, each table read at most once."""
+
+    def __init__(self, reader: Reader, findings: Findings) -> None:
+        prog = reader.prog
+        self._reader = reader
+        self._findings = findings
+        self._address = np.uint64(
+            _ADDRESS & ~(vmcoreinfo_number(prog, "sme_mask") or 0)
+        )
+        self._levels = 5 if vmcoreinfo_number(prog, "pgtable_l5_enabled") else 4
+        self._tables: dict[int, Words] = {}
+
+    @staticmethod
+    def supported(prog: drgn.Program) -> bool:
+        platform = prog.platform
+        return platform is not None and platform.arch == drgn.Architecture.X86_64
+
+    def kernel_tables(self) -> set[int]:
+        """
+        Find the pfns of all tables below the kernel's own top-level tables.
+
+        With page table isolation a second top-level table follows the first,
+        with clones of the few kernel mappings that user mode needs.
+        """
+        prog = self._reader.prog
+        top = prog["init_mm"].pgd.value_()
+        found: set[int] = set()
+        for root in (top, top + 4096) if _has_isolation(prog) else (top,):
+            try:
+                entries = self._reader.words(root, _ENTRIES)
+            except drgn.FaultError:
+                self._unreadable()
+                continue
+            self._descend(entries[_ENTRIES // 2 :], self._levels - 1, found)
+        return found
+
+    def user_top_tables(self) -> set[int]:
+        """
+        Find the pfns of the tables of processes that NR_PAGETABLE leaves out.
+
+        These are each address space's top-level table (two pages with page
+        table isolation) and the tables under it, down to those whose entries
+        name tables of page middle directories.
+        """
+        found: set[int] = set()
+        tops = self._top_level_pfns()
+        width = 2 if self._isolated(tops) else 1
+        for pfn in tops:
+            found.update(range(pfn, pfn + width))
+            try:
+                entries = self._table(pfn << _PAGE_SHIFT)[: _ENTRIES // 2]
+            except drgn.FaultError:
+                self._unreadable()
+                continue
+            self._descend(entries, self._levels - 1, found, lowest=3)
+        return found
+
+    def _top_level_pfns(self) -> list[int]:
+        """Read the list of all address spaces' top-level tables."""
+        prog = self._reader.prog
+        page = prog.type("struct page")
+        lru = page.member("lru").offset
+        records = list_records(
+            self._reader,
+            prog["pgd_list"].address_,
+            lru,
+            lru + 16,
+            self._findings,
+            "the list of top-level page tables",
+        )
+        memmap, size = prog["vmemmap"].value_(), drgn.sizeof(page)
+        return [(address - memmap) // size for address, _ in records]
+
+    def _isolated(self, tops: list[int]) -> bool:
+        """
+        Tell whether top-level tables are pairs of pages.
+
+        They are with page table isolation, whether in use or, before v6.16,
+        just compiled in. The second page of a pair has no references.
+        """
+        if not _has_isolation(self._reader.prog):
+            return False
+        page = self._reader.prog.type("struct page")
+        refcount, size = page.member("_refcount").offset, drgn.sizeof(page)
+        memmap = self._reader.prog["vmemmap"].value_()
+        for pfn in tops[:8]:
+            try:
+                second = memmap + (pfn + 1) * size + refcount
+                if pfn & 1 or any(self._reader.read(second, 4)):
+                    return False
+            except drgn.FaultError:
+                continue
+        return True
+
+    def pfns(self, address: int, count: int) -> Iterator[int | None]:
+        """Translate *count* consecutive pages of kernel address space."""
+        for page in range(count):
+            yield self._pfn(address + (page << _PAGE_SHIFT))
+
+    def _pfn(self, address: int) -> int | None:
+        table = self._reader.prog["init_mm"].pgd.value_()
+        try:
+            top = table + 8 * self._index(address, self._levels)
+            entry = int(self._reader.words(top, 1)[0])
+            for level in range(self._levels - 1, 0, -1):
+                if not entry & 1:
+                    return None
+                if level < 3 and entry & int(_HUGE):
+                    return None
+                entries = self._table(entry & int(self._address))
+                entry = int(entries[self._index(address, level)])
+        except drgn.FaultError:
+            self._unreadable()
+            return None
+        return (entry & int(self._address)) >> _PAGE_SHIFT if entry & 1 else None
+
+    @staticmethod
+    def _index(address: int, level: int) -> int:
+        return address >> (_PAGE_SHIFT + 9 * (level - 1)) & (_ENTRIES - 1)
+
+    def _table(self, physical: int) -> Words:
+        table = self._tables.get(physical)
+        if table is None:
+            table = self._reader.words(physical, _ENTRIES, physical=True)
+            self._tables[physical] = table
+        return table
+
+    def _descend(
+        self, entries: Words, level: int, found: set[int], lowest: int = 1
+    ) -> None:
+        """
+        Collect the tables that *entries* name, of *level* and below.
+
+        Level 1 is a table of page table entries, whose own are not read.
+        """
+        tables = entries[(entries & _PRESENT) != 0]
+        if level < 3:  # named by a table whose entries can map 2 MiB or 1 GiB
+            tables = tables[(tables & _HUGE) == 0]
+        for physical in np.unique(tables & self._address).tolist():
+            pfn = physical >> _PAGE_SHIFT
+            if pfn in found:
+                continue
+            found.add(pfn)
+            if level > lowest:
+                try:
+                    entries = self._reader.words(physical, _ENTRIES, physical=True)
+                except drgn.FaultError:
+                    self._unreadable()
+                    continue
+                self._descend(entries, level - 1, found, lowest)
+
+    def _unreadable(self) -> None:
+        self._findings.coverage["page_tables_unreadable"] += 1
+
+
+def _has_isolation(prog: drgn.Program) -> bool:
+    """Tell whether page table isolation is compiled in."""
+    try:
+        prog.symbol("pti_init")
+    except LookupError:
+        return False
+    return True

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Reading memory in bulk, counting what it costs and surviving what is missing."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+Addresses = npt.NDArray[np.uint64]
+"""Addresses or other words of 64 bits."""
+
+Reason = Literal["excluded", "unreadable"]
+
+# Records nearer to each other than this come with one read: a read call costs
+# as much as copying some ten KiB, decompressing a page of a kdump as much again.
+_MAX_GAP = 4096
+_MAX_SPAN = 256 * 1024
+
+
+def column(records: npt.NDArray[np.uint8], offset: int, size: int = 8) -> Addresses:
+    """Take the unsigned member of *size* bytes at *offset* of each record."""
+    part = np.ascontiguousarray(records[:, offset : offset + size])
+    return part.view(f"<u{size}")[:, 0].astype(np.uint64)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A part of a read that could not be had."""
+
+    offset: int
+    size: int
+    reason: Reason
+
+
+def fault_reason(error: drgn.FaultError) -> Reason:
+    """
+    Tell a page that whoever made the dump left out from one that is damaged.
+
+    libkdumpfile says ``Excluded page``; drgn says ``could not find memory
+    segment`` for an address that no segment of the file covers.
+    """
+    text = str(error)
+    if "xcluded" in text or "could not find" in text:
+        return "excluded"
+    return "unreadable"
+
+
+class Reader:
+    """A program's memory, with a count of the reads and bytes asked for."""
+
+    def __init__(self, prog: drgn.Program) -> None:
+        self.prog = prog
+        self.reads = 0
+        self.bytes = 0
+
+    def read(self, address: int, size: int, *, physical: bool = False) -> bytes:
+        """:raises drgn.FaultError: if any byte of the range cannot be read"""
+        self.reads += 1
+        self.bytes += size
+        data: bytes = self.prog.read(address, size, physical)
+        return data
+
+    def words(
+        self, address: int, count: int, *, physical: bool = False
+    ) -> npt.NDArray[np.uint64]:
+        """Read *count* 64-bit words."""
+        return np.frombuffer(self.read(address, 8 * count, physical=physical), "<u8")
+
+    def read_around_gaps(
+        self, address: int, size: int, granule: int
+    ) -> tuple[bytes | bytearray, list[Gap]]:
+        """
+        Read a range of which parts may be missing.
+
+        What cannot be read is zero in the result and named by a gap; gaps are
+        found by halving, down to blocks of *granule* bytes.
+        """
+        try:
+            return self.read(address, size), []
+        except drgn.FaultError as error:
+            if size <= granule:
+                return bytes(size), [Gap(0, size, fault_reason(error))]
+        data = bytearray(size)
+        gaps: list[Gap] = []
+        half = -(-size // (2 * granule)) * granule
+        todo = [(half, size - half), (0, half)]
+        while todo:
+            offset, length = todo.pop()
+            try:
+                data[offset : offset + length] = self.read(address + offset, length)
+            except drgn.FaultError as error:
+                if length <= granule:
+                    gaps.append(Gap(offset, length, fault_reason(error)))
+                else:
+                    half = -(-length // (2 * granule)) * granule
+                    todo.append((offset + half, length - half))
+                    todo.append((offset, half))
+        return data, gaps
+
+    def read_records(
+        self, addresses: npt.NDArray[np.uint64], size: int
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+        """
+        Read *size* bytes at each of many addresses, neighbours with one read.
+
+        :param addresses: Ascending and without duplicates.
+        :return: The records, shape ``(len(addresses), size)``, and whether each
+            could be read; those that could not are zero.
+        """
+        records = np.zeros((len(addresses), size), np.uint8)
+        readable = np.zeros(len(addresses), np.bool_)
+        start = 0
+        while start < len(addresses):
+            end = _span_end(addresses, start, size)
+            base = int(addresses[start])
+            try:
+                data = self.read(base, int(addresses[end - 1]) - base + size)
+            except drgn.FaultError:
+                self._read_each(addresses, start, end, records, readable)
+            else:
+                offsets = (addresses[start:end] - addresses[start]).astype(np.int64)
+                span = np.frombuffer(data, np.uint8)
+                records[start:end] = span[offsets[:, None] + np.arange(size)]
+                readable[start:end] = True
+            start = end
+        return records, readable
+
+    def _read_each(
+        self,
+        addresses: npt.NDArray[np.uint64],
+        start: int,
+        end: int,
+        records: npt.NDArray[np.uint8],
+        readable: npt.NDArray[np.bool_],
+    ) -> None:
+        size = records.shape[1]
+        for i in range(start, end):
+            try:
+                data = self.read(int(addresses[i]), size)
+            except drgn.FaultError:
+                continue
+            records[i] = np.frombuffer(data, np.uint8)
+            readable[i] = True
+
+
+def _span_end(addresses: npt.NDArray[np.uint64], start: int, size: int) -> int:
+    """Find the end of the run of addresses from *start* that one read covers."""
+    limit = int(addresses[start]) + _MAX_SPAN
+    end = start + 1
+    while (
+        end < len(addresses)
+        and int(addresses[end]) - int(addresses[end - 1]) <= size + _MAX_GAP
+        and int(addresses[end]) + size <= limit
+    ):
+        end += 1
+    return end

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What the reports of all commands have in common."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from msatools.target.model import Target
+
+
+@dataclass(frozen=True)
+class Note:
+    """One thing the reader of a report must know to trust it."""
+
+    code: str
+    """A stable, short, machine-readable name, such as ``pcp-list-broken``."""
+
+    text: str
+    """One sentence."""
+
+
+@dataclass
+class Findings:
+    """What a collector gathers for the notes and the coverage of its report."""
+
+    coverage: Counter[str] = field(default_factory=Counter)
+    notes: dict[str, Note] = field(default_factory=dict)
+    """By code: what happens a thousand times is noted once and counted."""
+
+    def note(self, code: str, text: str) -> None:
+        self.notes.setdefault(code, Note(code, text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The head of every report; subclasses add the payload."""
+
+    schema: ClassVar[str]
+
+    target: Target
+    taken_at_ns: int | None
+    """CLOCK_MONOTONIC of the kernel looked at."""
+
+    interval_ns: int | None
+    """Kernel time since the sample before, ``None`` for a one-shot report."""
+
+    coverage: Mapping[str, int]
+    """What was read, missing, unreadable and retried, in units the keys name."""
+
+    notes: tuple[Note, ...]

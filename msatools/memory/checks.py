@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The walk's sums held against the counters that the kernel itself keeps."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import drgn
+from drgn.helpers.linux.hugetlb import for_each_hstate
+from drgn.helpers.linux.mm import totalram_pages
+
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.vmstat import vm_counters
+from msatools.memory.classes import PageClass as C
+from msatools.memory.freelists import PcpLists
+from msatools.memory.model import Check
+from msatools.memory.owners import Owners
+from msatools.memory.pagecache import blockdev_pages
+from msatools.memory.scan import ScanResult
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A known cause for which a sum and a counter differ, and by how much."""
+
+    pages: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The kernel's figures at one moment, in pages; ``None`` if not kept."""
+
+    values: Mapping[str, int | None]
+
+    def get(self, *names: str) -> int | None:
+        """Sum counters; ``None`` unless at least one of them is kept."""
+        kept = [v for v in map(self.values.get, names) if v is not None]
+        return sum(kept) if kept else None
+
+
+def read_counters(reader: Reader, pcp: PcpLists, findings: Findings) -> Counters:
+    """Read every counter that a check needs."""
+    prog = reader.prog
+    values: dict[str, int | None] = dict(vm_counters(reader, findings))
+    stack_kb = values.get("NR_KERNEL_STACK_KB")
+    if stack_kb is not None:
+        page_kb = prog["PAGE_SIZE"].value_() // 1024
+        values["NR_KERNEL_STACK_KB"] = stack_kb // page_kb
+    sources: dict[str, Callable[[], int | None]] = {
+        "totalram_pages": lambda: totalram_pages(prog),
+        "pcp->count": lambda: pcp.count,
+        "nr_vmalloc_pages": lambda: prog["nr_vmalloc_pages"].counter.value_(),
+        "ksm_pages_shared": lambda: prog["ksm_pages_shared"].value_(),
+        "num_poisoned_pages": lambda: prog["num_poisoned_pages"].counter.value_(),
+        "bdev nrpages": lambda: blockdev_pages(reader, findings),
+        "nr_huge_pages": lambda: _hugetlb_pages(prog, "nr_huge_pages"),
+        "free_huge_pages": lambda: _hugetlb_pages(prog, "free_huge_pages"),
+        "pcpu_nr_populated": lambda: (
+            prog["pcpu_nr_populated"].value_() * prog["pcpu_nr_units"].value_()
+        ),
+    }
+    for name, source in sources.items():
+        try:
+            values[name] = source()
+        except (LookupError, AttributeError, drgn.FaultError):
+            values[name] = None
+    return Counters(values)
+
+
+def _hugetlb_pages(prog: drgn.Program, member: str) -> int:
+    return sum(
+        hstate.member_(member).value_() << hstate.order.value_()
+        for hstate in for_each_hstate(prog)
+    )
+
+
+def make_checks(
+    result: ScanResult, owners: Owners, before: Counters, after: Counters
+) -> tuple[Check, ...]:
+    """
+    Compare all sums that have a counter.
+
+    :param before: The counters before the scan; on a dump the same object as
+        *after*.
+    """
+    totals = result.totals()
+
+    def pages(*classes: C) -> int:
+        return int(sum(totals[c] for c in classes))
+
+    missing = pages(C.EXCLUDED, C.UNREADABLE)
+
+    def check(
+        name: str, walk: int, *counters: str, reason: Reason | None = None
+    ) -> Iterator[Check]:
+        kernel = after.get(*counters)
+        if kernel is None:
+            return
+        difference = walk - kernel
+        yield Check(
+            name=name,
+            walk_pages=walk,
+            counter=" + ".join(counters),
+            kernel_pages=kernel,
+            difference=difference,
+            explained_by=_explain(
+                walk, difference, missing, before.get(*counters), kernel, reason
+            ),
+        )
+
+    stack_pages = len(owners.stacks[0].pages) if owners.stacks else 0
+    cache = pages(C.FILE, C.EXEC, C.BLOCKDEV, C.SHMEM)
+    examined = result.pages() - pages(C.DEVICE)
+    return (
+        *check("managed", examined - pages(C.RESERVED, C.OFFLINE), "totalram_pages"),
+        *check("free.buddy", pages(C.FREE_BUDDY, C.FREE_UNACCEPTED), "NR_FREE_PAGES"),
+        *check("free.pcp", pages(C.FREE_PCP), "pcp->count"),
+        *check(
+            "user.anon", pages(C.ANON, C.KSM) - result.anon_unmapped, "NR_ANON_MAPPED"
+        ),
+        *check("user.ksm", pages(C.KSM), "ksm_pages_shared"),
+        *check("user.hugetlb", pages(C.USER_HUGETLB, C.FREE_HUGETLB), "nr_huge_pages"),
+        *check("free.hugetlb", pages(C.FREE_HUGETLB), "free_huge_pages"),
+        *check("cache", cache + result.anon_swapcache, "NR_FILE_PAGES"),
+        *check("cache.shmem", pages(C.SHMEM) - result.shmem_swapcache, "NR_SHMEM"),
+        *check("cache.blockdev", pages(C.BLOCKDEV), "bdev nrpages"),
+        *check(
+            "swapcache", result.anon_swapcache + result.shmem_swapcache, "NR_SWAPCACHE"
+        ),
+        *check(
+            "kernel.slab",
+            pages(C.SLAB, C.LARGE_KMALLOC),
+            "NR_SLAB_RECLAIMABLE_B",
+            "NR_SLAB_UNRECLAIMABLE_B",
+        ),
+        *check("kernel.page_tables", pages(C.PAGE_TABLES), "NR_PAGETABLE"),
+        *check("kernel.vmalloc", pages(C.VMALLOC, C.STACKS), "nr_vmalloc_pages"),
+        *check(
+            "kernel.stacks",
+            pages(C.STACKS),
+            "NR_KERNEL_STACK_KB",
+            reason=Reason(
+                owners.cached_stacks * stack_pages,
+                f"{owners.cached_stacks} cached stacks",
+            ),
+        ),
+        *check(
+            "kernel.percpu",
+            pages(C.PERCPU),
+            "pcpu_nr_populated",
+            reason=Reason(
+                -owners.percpu_boot_pages,
+                f"{owners.percpu_boot_pages:,} in reserved boot memory",
+            ),
+        ),
+        *check("kernel.zsmalloc", pages(C.ZSMALLOC), "NR_ZSPAGES"),
+        *check("hwpoison", pages(C.HWPOISON), "num_poisoned_pages"),
+    )
+
+
+def _explain(
+    walk: int,
+    difference: int,
+    missing: int,
+    before: int | None,
+    after: int,
+    reason: Reason | None,
+) -> str | None:
+    if not difference:
+        return None
+    if reason is not None and reason.pages == difference:
+        return reason.text
+    if before is not None and min(before, after) <= walk <= max(before, after):
+        return f"went from {before:,} to {after:,} during the scan"
+    if 0 < -difference <= missing:
+        return f"{missing:,} struct pages are not in the dump"
+    return None

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+From a block of struct pages to one class a page: arrays in, arrays out.
+
+The order of the tests is that of the kernel's own page_to_flags helpers
+(fs/proc/page.c): what a page's type or flags say outright comes before what
+its ``mapping`` word seems to say, because slab, page tables and free pages
+keep other things in that word.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.reader import Gap
+from msatools.memory.classes import PageClass
+from msatools.memory.layout import PageLayout
+
+Words = npt.NDArray[np.uint64]
+Codes = npt.NDArray[np.uint8]
+Indices = npt.NDArray[np.intp]
+
+_MAX_ORDER = 20
+"""Above every MAX_PAGE_ORDER; a greater order in a free page is damage."""
+
+
+@dataclass(frozen=True)
+class FarHead:
+    """What a block must know of a compound page that begins outside it."""
+
+    code: int
+    mapping: int
+
+
+FarHeads = Callable[[int], FarHead]
+"""Looks a head page outside the block up by its address."""
+
+
+@dataclass
+class Block:
+    """Consecutive struct pages, the columns of them that matter, their classes."""
+
+    pfn: int
+    address: int
+    """Of the first struct page."""
+
+    data: bytes | bytearray
+    layout: PageLayout
+    flags: Words
+    mapping: Words
+    """Of a page-cache tail: its head's."""
+
+    counts: Words
+    """``_mapcount`` or page type in the low half, ``_refcount`` in the high."""
+
+    codes: Codes
+    tails: Indices
+    """Tails of compound pages, those that look like heads included."""
+
+    tail_heads: Indices
+    """Index of each tail's head, negative or too large if outside the block."""
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def column(
+        self, offset: int, dtype: str = "<u8", skip: int = 0
+    ) -> npt.NDArray[Any]:
+        """View one member of each struct page, from page number *skip* on."""
+        return _column(self.data, self.layout.size, offset, dtype, skip)
+
+    def mapcount(self) -> npt.NDArray[np.int32]:
+        return self.counts.astype(np.uint32).view(np.int32)
+
+    def unreferenced(self) -> npt.NDArray[np.bool_]:
+        return self.counts < np.uint64(1 << 32)
+
+
+def _column(
+    data: bytes | bytearray, size: int, offset: int, dtype: str, skip: int = 0
+) -> npt.NDArray[Any]:
+    offset += skip * size
+    return np.ndarray(
+        (len(data) // size - skip,), dtype, data, offset=offset, strides=(size,)
+    )
+
+
+def classify(
+    data: bytes | bytearray,
+    pfn: int,
+    address: int,
+    layout: PageLayout,
+    far_heads: FarHeads,
+    gaps: list[Gap] | None = None,
+) -> Block:
+    """
+    Give each struct page of a block its class, as far as it alone can tell.
+
+    Left for what other structures tell: per-CPU free pages and pages owned by
+    vmalloc, percpu and so on are still ``UNATTRIBUTED``; all regular files and
+    block devices are ``FILE``.
+
+    :param data: Whole struct pages; the block starts at a pfn that is a
+        multiple of every buddy and compound order up to its own length.
+    :param gaps: Parts of *data* that could not be read.
+    """
+    flags = _column(data, layout.size, layout.flags, "<u8").copy()
+    mapping = _column(data, layout.size, layout.mapping, "<u8").copy()
+    counts = _counts(data, layout)
+    block = Block(
+        pfn=pfn,
+        address=address,
+        data=data,
+        layout=layout,
+        flags=flags,
+        mapping=mapping,
+        counts=counts,
+        codes=_by_mapping(flags, mapping, layout),
+        tails=np.empty(0, np.intp),
+        tail_heads=np.empty(0, np.intp),
+    )
+    _reserved(block)
+    _by_type(block)
+    _compound_heads(block)
+    _compound_tails(block, far_heads)
+    _free_blocks(block)
+    _poisoned(block)
+    _missing(block, gaps or [])
+    return block
+
+
+def _counts(data: bytes | bytearray, layout: PageLayout) -> Words:
+    if layout.refcount == layout.mapcount + 4 and layout.mapcount % 8 == 0:
+        return _column(data, layout.size, layout.mapcount, "<u8").copy()
+    mapcount = _column(data, layout.size, layout.mapcount, "<u4").astype(np.uint64)
+    refcount = _column(data, layout.size, layout.refcount, "<u4").astype(np.uint64)
+    return mapcount | refcount << np.uint64(32)
+
+
+@lru_cache(maxsize=2)
+def _mapping_classes(movable: bool) -> Codes:
+    """
+    Tabulate the class by what the mapping word and two flags say.
+
+    The key is bits 0-1 of ``mapping``, 4 if it is not zero, 8 for PG_swapbacked
+    and 16 for PG_swapcache with PG_swapbacked.
+    """
+    table = np.full(32, PageClass.UNATTRIBUTED, np.uint8)
+    for key in range(32):
+        low, swapbacked, swapcache = key & 3, key & 8, key & 16
+        if not key & 4:
+            # Read ahead from swap and not yet mapped, or a page of shmem on
+            # its way to or from swap; the swap map tells which.
+            if swapcache:
+                table[key] = PageClass.ANON
+        elif low == 1:
+            table[key] = PageClass.ANON
+        elif low == 3:
+            table[key] = PageClass.KSM
+        elif low == 2:
+            table[key] = PageClass.MOVABLE if movable else PageClass.KSM
+        else:
+            table[key] = PageClass.SHMEM if swapbacked else PageClass.FILE
+    return table
+
+
+def _by_mapping(flags: Words, mapping: Words, layout: PageLayout) -> Codes:
+    swapbacked = layout.bits["swapbacked"]
+    swapped = np.uint64(swapbacked | layout.bits.get("swapcache", 1 << 63))
+    key = mapping.astype(np.uint8) & np.uint8(3)
+    key |= (mapping != 0).view(np.uint8) << np.uint8(2)
+    key |= ((flags & np.uint64(swapbacked)) != 0).view(np.uint8) << np.uint8(3)
+    key |= ((flags & swapped) == swapped).view(np.uint8) << np.uint8(4)
+    codes: Codes = _mapping_classes(layout.movable_mapping)[key]
+    return codes
+
+
+def _by_type(block: Block) -> None:
+    types, word = block.layout.types, block.counts.astype(np.uint32)
+    # One comparison finds the types: -1, the commonest word, wraps round to 0.
+    typed = np.flatnonzero((word + np.uint32(1)) > np.uint32(types.lowest))
+    if len(typed):
+        keys = word[typed] >> np.uint32(types.shift) & np.uint32(types.mask)
+        codes = types.classes[keys]
+        known = codes != PageClass.UNATTRIBUTED
+        block.codes[typed[known]] = codes[known]
+    if block.layout.slab_bit:
+        slab = np.flatnonzero(block.flags & np.uint64(block.layout.slab_bit))
+        block.codes[slab] = PageClass.SLAB
+
+
+def _compound_heads(block: Block) -> None:
+    """Tell hugetlb and kernel pages apart, and fake heads from true ones."""
+    layout = block.layout
+    info = block.column(layout.compound_head)
+    tails = np.flatnonzero(info & np.uint64(1))
+    heads = np.flatnonzero(block.flags & np.uint64(layout.bits["head"]))
+    heads = heads[heads + 1 < len(block)]
+    tail_words = info[tails]
+    if layout.fake_heads and len(heads):
+        # Linux kernel commit e7d324850bfc ("mm: hugetlb: free the 2nd vmemmap
+        # page associated with each HugeTLB page") (in v5.18): the tails'
+        # struct pages are one page mapped many times, which starts with the
+        # head's. The page after a head names the true one.
+        named = info[heads + 1]
+        own = np.uint64(block.address + 1) + heads.astype(np.uint64) * np.uint64(
+            layout.size
+        )
+        fake = (named & np.uint64(1) != 0) & (named != own)
+        tails = np.concatenate((tails, heads[fake]))
+        tail_words = np.concatenate((tail_words, named[fake]))
+        heads = heads[~fake]
+    block.tails = tails
+    block.tail_heads = _head_indices(block, tails, tail_words)
+    codes = block.codes[heads]
+    if layout.hugetlb is not None:
+        mark = layout.hugetlb
+        second = block.column(mark.offset, f"<u{mark.size}", skip=1)[heads]
+        hugetlb = (second & mark.mask) == mark.value
+        hugetlb &= codes != PageClass.SLAB
+        codes[hugetlb] = PageClass.USER_HUGETLB
+    # A free page of the pool is the one that nobody holds.
+    free = block.unreferenced()[heads] & (codes == PageClass.USER_HUGETLB)
+    codes[free] = PageClass.FREE_HUGETLB
+    if not layout.types.has("large_kmalloc"):
+        codes[codes == PageClass.UNATTRIBUTED] = PageClass.LARGE_KMALLOC
+    block.codes[heads] = codes
+
+
+def _head_indices(block: Block, tails: Indices, words: Words) -> Indices:
+    size = block.layout.size
+    if block.layout.compound_mask:
+        addresses = np.uint64(block.address) + tails.astype(np.uint64) * np.uint64(size)
+        offsets = (addresses & words) - np.uint64(block.address)
+    else:
+        offsets = words - np.uint64(block.address + 1)
+    return offsets.view(np.int64) // size
+
+
+def _reserved(block: Block) -> None:
+    reserved = np.uint64(block.layout.bits["reserved"])
+    block.codes[np.flatnonzero(block.flags & reserved)] = PageClass.RESERVED
+
+
+def _poisoned(block: Block) -> None:
+    poisoned = np.uint64(block.layout.bits.get("hwpoison", 0))
+    block.codes[np.flatnonzero(block.flags & poisoned)] = PageClass.HWPOISON
+
+
+def _missing(block: Block, gaps: list[Gap]) -> None:
+    """
+    Mark struct pages that were not in the dump.
+
+    A reader that fills filtered pages with zeros gives itself away: a true
+    struct page has a ``_mapcount`` of -1, a type or a reference.
+    """
+    zero = np.flatnonzero(block.counts == 0)
+    if len(zero):
+        zero = zero[(block.flags[zero] | block.mapping[zero]) == 0]
+        zero = zero[block.column(block.layout.compound_head)[zero] == 0]
+        block.codes[zero] = PageClass.EXCLUDED
+    size = block.layout.size
+    for gap in gaps:
+        missing = slice(gap.offset // size, -(-(gap.offset + gap.size) // size))
+        block.codes[missing] = (
+            PageClass.EXCLUDED if gap.reason == "excluded" else PageClass.UNREADABLE
+        )
+
+
+def _compound_tails(block: Block, far_heads: FarHeads) -> None:
+    """Give each tail of a compound page its head's class and mapping."""
+    tails, heads = block.tails, block.tail_heads
+    if not len(tails):
+        return
+    near = (heads >= 0) & (heads < len(block))
+    if not near.all():
+        for head in np.unique(heads[~near]):
+            far = far_heads(block.address + int(head) * block.layout.size)
+            its_tails = tails[heads == head]
+            block.codes[its_tails] = far.code
+            block.mapping[its_tails] = np.uint64(far.mapping)
+        tails, heads = tails[near], heads[near]
+    codes = block.codes[heads]
+    block.codes[tails] = codes
+    cached = codes == PageClass.FILE
+    if cached.any():
+        block.mapping[tails[cached]] = block.mapping[heads[cached]]
+
+
+def _free_blocks(block: Block) -> None:
+    """Spread the class of a free block's first page over the block."""
+    firsts = np.flatnonzero(block.codes == PageClass.FREE_BUDDY)
+    if not len(firsts):
+        return
+    orders = block.column(block.layout.private)[firsts]
+    for order in np.unique(orders):
+        count = 1 << int(min(order, _MAX_ORDER))
+        if order == 0 or len(block) % count or block.pfn % count:
+            continue
+        rows = firsts[orders == order] // count
+        block.codes.reshape(-1, count)[rows] = PageClass.FREE_BUDDY

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+Free pages on the per-CPU lists of each zone.
+
+The buddy allocator counts them as allocated and marks nothing in their struct
+pages (mm/page_alloc.c); /proc/meminfo has no row for them either.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import drgn
+import numpy as np
+from drgn.helpers.linux.cpumask import for_each_possible_cpu
+from drgn.helpers.linux.mmzone import for_each_online_pgdat
+from drgn.helpers.linux.percpu import per_cpu_ptr
+
+from msatools.kernel.reader import Reader
+from msatools.memory.classes import PageClass
+from msatools.memory.scan import ScanResult
+
+
+@dataclass(frozen=True)
+class PcpList:
+    """One list of free pages of one order."""
+
+    head: int
+    """Address of the list's head."""
+
+    first: int
+    order: int
+
+
+@dataclass(frozen=True)
+class PcpLists:
+    """All per-CPU lists, and how many pages the kernel says are on them."""
+
+    lists: list[PcpList]
+    count: int
+    unreadable: int
+    """Sets of lists (one a CPU and zone) that could not be read."""
+
+
+def pcp_lists(reader: Reader) -> PcpLists:
+    """Read the heads of all per-CPU free lists, one read a CPU and zone."""
+    prog = reader.prog
+    lists: list[PcpList] = []
+    count = unreadable = 0
+    for pcp in _per_cpu_pages(prog):
+        try:
+            held, heads = _read_heads(reader, pcp)
+        except drgn.FaultError:
+            unreadable += 1
+            continue
+        count += held
+        lists += heads
+    return PcpLists(lists, count, unreadable)
+
+
+def _per_cpu_pages(prog: drgn.Program) -> Iterator[drgn.Object]:
+    """Find each ``struct per_cpu_pages`` of each populated zone."""
+    cpus = list(for_each_possible_cpu(prog))
+    for zone in _populated_zones(prog):
+        for cpu in cpus:
+            try:
+                yield per_cpu_ptr(zone.per_cpu_pageset, cpu)
+            except AttributeError:
+                # Before Linux kernel commit 28f836b6777b ("mm/page_alloc: split
+                # per cpu page lists and zone stats") (in v5.14).
+                yield per_cpu_ptr(zone.pageset, cpu).pcp.address_of_()
+
+
+def _populated_zones(prog: drgn.Program) -> Iterator[drgn.Object]:
+    for pgdat in for_each_online_pgdat(prog):
+        for zone in pgdat.node_zones:
+            if zone.present_pages:
+                yield zone
+
+
+def _read_heads(reader: Reader, pcp: drgn.Object) -> tuple[int, list[PcpList]]:
+    type_ = pcp.type_.type
+    lists = type_.member("lists")
+    count = type_.member("count")
+    data = reader.read(pcp.value_(), drgn.sizeof(type_))
+    held = int(np.frombuffer(data, "<i4", 1, count.offset)[0])
+    nexts = np.frombuffer(data, "<u8", 2 * lists.type.length, lists.offset)[::2]
+    migrate_types = reader.prog.constant("MIGRATE_PCPTYPES").value_()
+    heads = []
+    for index, first in enumerate(nexts):
+        head = pcp.value_() + lists.offset + 16 * index
+        if int(first) not in (head, 0):
+            heads.append(PcpList(head, int(first), _order(index, migrate_types)))
+    return held, heads
+
+
+def _order(index: int, migrate_types: int) -> int:
+    """
+    Find the order of the pages on list number *index*.
+
+    Orders 0 to PAGE_ALLOC_COSTLY_ORDER (3) have a list for each migrate type;
+    the lists after them are for huge pages, of 512 base pages with 8-byte table
+    entries in 4 KiB tables: Linux kernel commit 44042b449872 ("mm/page_alloc:
+    allow high-order pages to be stored on the per-cpu lists") (in v5.14).
+    """
+    order = index // migrate_types
+    return order if order <= 3 else 9
+
+
+def settle_pcp(result: ScanResult, pcp: PcpLists) -> tuple[int, int]:
+    """
+    Move the pages on the per-CPU lists to their class.
+
+    :return: Pages moved, and lists that broke off before their end (on a live
+        kernel, or in a damaged dump).
+    """
+    candidates = result.candidates
+    if not candidates.nodes:
+        return 0, len(pcp.lists)
+    nodes = np.concatenate(candidates.nodes).tolist()
+    nexts = np.concatenate(candidates.nexts).tolist()
+    codes = np.concatenate(candidates.codes).tolist()
+    keys = np.concatenate(candidates.keys).tolist()
+    index_of = {node: i for i, node in enumerate(nodes)}
+    taken = bytearray(len(nodes))
+    moved = broken = 0
+    for pcp_list in pcp.lists:
+        node = pcp_list.first
+        while node != pcp_list.head:
+            i = index_of.get(node)
+            if i is None or taken[i]:
+                broken += 1
+                break
+            taken[i] = True
+            pages = 1 << pcp_list.order
+            result.move(keys[i], codes[i], PageClass.FREE_PCP, pages)
+            moved += pages
+            node = nexts[i]
+    return moved, broken

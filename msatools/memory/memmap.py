@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+The memmap: where the struct pages are, and reading them in bulk.
+
+With SPARSEMEM, which every 64-bit distribution kernel has, physical memory is
+cut into sections (128 MiB on x86-64), each with its own run of struct pages
+(mm/sparse.c, include/linux/mmzone.h).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import drgn
+import numpy as np
+
+from msatools.kernel.reader import Gap, Reader
+from msatools.memory.layout import PageLayout
+
+State = Literal["online", "offline", "device"]
+
+CHUNK_BYTES = 1 << 20
+"""Bytes of struct pages a read: what the columns need stays in a core's cache."""
+
+_GAP_BYTES = 4096
+"""What a dump leaves out or a live memmap lacks, it lacks by page."""
+
+
+@dataclass(frozen=True)
+class MemmapRange:
+    """Consecutive struct pages of one section."""
+
+    section: int
+    state: State
+    early: bool
+    """Whether the section was there at boot, not hot-plugged."""
+
+    pfn: int
+    pages: int
+    address: int
+    """Of the first struct page."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one read of the memmap gave."""
+
+    pfn: int
+    address: int
+    data: bytes | bytearray
+    gaps: list[Gap]
+    device: bool
+
+
+def memmap_ranges(reader: Reader, layout: PageLayout) -> list[MemmapRange]:
+    """
+    Find all struct pages, in pfn order.
+
+    :raises LookupError: if the kernel has no memory sections (no SPARSEMEM)
+    """
+    pages = pages_per_section(reader.prog)
+    flags = _SectionFlags.of(reader.prog)
+    usage_size, subsection_map = _subsection_map(reader.prog)
+    ranges: list[MemmapRange] = []
+    for nr, memmap, usage in _sections(reader):
+        if not memmap & flags.has_memmap:
+            continue
+        early = bool(memmap & flags.early)
+        runs = [(0, pages)]
+        if usage_size and not early:
+            # Linux kernel commit f46edbd1b151 ("mm/sparsemem: add helpers track
+            # active portions of a section at boot") (in v5.3).
+            bitmap = reader.read(usage + subsection_map, usage_size)
+            runs = _runs(bitmap, pages)
+        for first, count in runs:
+            pfn = nr * pages + first
+            # The word is the address that page 0 of all memory would have.
+            address = (memmap & flags.memmap_mask) + pfn * layout.size
+            state: State = "online"
+            if not memmap & flags.online:
+                state = _state_of_offline(reader, layout, address)
+            ranges.append(MemmapRange(nr, state, early, pfn, count, address))
+    return ranges
+
+
+def pages_per_section(prog: drgn.Program) -> int:
+    shift: int = (prog["SECTION_SIZE_BITS"] - prog["PAGE_SHIFT"]).value_()
+    return 1 << shift
+
+
+@dataclass(frozen=True)
+class _SectionFlags:
+    """Bits in the low end of ``mem_section.section_mem_map``."""
+
+    has_memmap: int
+    online: int
+    early: int
+    memmap_mask: int
+
+    @classmethod
+    def of(cls, prog: drgn.Program) -> "_SectionFlags":
+        # An enum since Linux kernel commit ed7802dd48f7 ("mm: memory_hotplug:
+        # enumerate all supported section flags") (in v6.0). The macros before
+        # it had these values; 0x10 came in v5.12, when there was room for it.
+        try:
+            last = prog.constant("SECTION_MAP_LAST_BIT").value_()
+        except LookupError:
+            return cls(0x2, 0x4, 0x8, ~0x1F)
+
+        def bit(name: str) -> int:
+            return 1 << int(prog.constant(f"SECTION_{name}_BIT").value_())
+
+        return cls(bit("HAS_MEM_MAP"), bit("IS_ONLINE"), bit("IS_EARLY"), -(1 << last))
+
+
+def _sections(reader: Reader) -> Iterator[tuple[int, int, int]]:
+    """Read each present section's number, memmap word and usage pointer."""
+    prog = reader.prog
+    per_root = prog["SECTIONS_PER_ROOT"].value_()
+    last = prog["__highest_present_section_nr"].value_()
+    type_ = prog.type("struct mem_section")
+    size = drgn.sizeof(type_)
+    memmap: int = type_.member("section_mem_map").offset // 8
+    usage: int | None = None
+    if type_.has_member("usage"):
+        usage = type_.member("usage").offset // 8
+    for root, address in enumerate(_section_roots(reader, last // per_root + 1)):
+        if not address:
+            continue
+        data = reader.read(address, size * per_root)
+        words = np.frombuffer(data, np.uint64).reshape(per_root, size // 8)
+        for i in np.flatnonzero(words[:, memmap]).tolist():
+            nr = root * per_root + i
+            if nr <= last:
+                uses = 0 if usage is None else int(words[i, usage])
+                yield nr, int(words[i, memmap]), uses
+
+
+def _section_roots(reader: Reader, count: int) -> list[int]:
+    """Find the address of each root array of sections, 0 where there is none."""
+    roots = reader.prog["mem_section"]
+    kind = roots.type_.unaliased_kind()
+    if kind == drgn.TypeKind.POINTER:  # SPARSEMEM_EXTREME
+        if not roots:
+            return []
+        return [int(a) for a in reader.words(roots.value_(), count)]
+    if roots.type_.unaliased().type.unaliased_kind() == drgn.TypeKind.POINTER:
+        return [int(a) for a in reader.words(roots.address_, count)]
+    size = drgn.sizeof(roots.type_.unaliased().type)
+    return [roots.address_ + i * size for i in range(count)]
+
+
+def _subsection_map(prog: drgn.Program) -> tuple[int, int]:
+    """Find size and offset of the subsection bitmap, 0 if there is none."""
+    try:
+        member = prog.type("struct mem_section_usage").member("subsection_map")
+    except LookupError:
+        return 0, 0
+    return drgn.sizeof(member.type), member.offset
+
+
+def _runs(bitmap: bytes, pages: int) -> list[tuple[int, int]]:
+    """
+    Turn a section's subsection bitmap into runs of (first page, count).
+
+    >>> _runs(b"\\x06", 4096)
+    [(512, 1024)]
+    """
+    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
+    each = pages // len(bits)
+    edges = np.flatnonzero(np.diff(bits, prepend=0, append=0))
+    return [
+        (int(start) * each, int(end - start) * each)
+        for start, end in zip(edges[::2], edges[1::2], strict=True)
+    ]
+
+
+def _state_of_offline(reader: Reader, layout: PageLayout, address: int) -> State:
+    """Tell device memory, which is never online, from a section taken offline."""
+    try:
+        flags = int(reader.words(address + layout.flags, 1)[0])
+        device = reader.prog.constant("ZONE_DEVICE").value_()
+    except (LookupError, drgn.FaultError):
+        return "offline"
+    zone = flags >> layout.zone_shift & ((1 << layout.zone_bits) - 1)
+    return "device" if zone == device else "offline"
+
+
+def read_chunks(
+    reader: Reader, layout: PageLayout, ranges: list[MemmapRange]
+) -> Iterator[Chunk]:
+    """Read the struct pages of the ranges, :data:`CHUNK_BYTES` at a time."""
+    step = 1 << (CHUNK_BYTES // layout.size).bit_length() - 1
+    for part in ranges:
+        for first in range(0, part.pages, step):
+            count = min(step, part.pages - first)
+            address = part.address + first * layout.size
+            data, gaps = reader.read_around_gaps(
+                address, count * layout.size, _GAP_BYTES
+            )
+            yield Chunk(part.pfn + first, address, data, gaps, part.state == "device")

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Where a machine's memory is: every struct page in exactly one class."""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection
+
+import drgn
+import numpy as np
+from drgn.helpers.linux.mmzone import for_each_online_pgdat
+from drgn.helpers.linux.timekeeping import ktime_get_coarse_ns
+
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.memory.checks import make_checks, read_counters
+from msatools.memory.classes import CLASSES, PageClass
+from msatools.memory.classify import Block
+from msatools.memory.freelists import pcp_lists, settle_pcp
+from msatools.memory.layout import PageLayout, page_layout
+from msatools.memory.memmap import MemmapRange, memmap_ranges, pages_per_section
+from msatools.memory.model import (
+    ClassCount,
+    Group,
+    MemstatReport,
+    Section,
+    VmallocCaller,
+)
+from msatools.memory.owners import Owners, collect_owners
+from msatools.memory.pagecache import settle_cache
+from msatools.memory.scan import (
+    NCLASSES,
+    ScanResult,
+    node_and_zone,
+    node_zone_keys,
+    scan,
+)
+from msatools.memory.swapcache import settle_swapcache
+from msatools.memory.vmalloc import symbol_name
+from msatools.target.describe import describe
+from msatools.target.model import Target
+
+Progress = Callable[[int, int], None]
+
+
+def collect_memstat(
+    prog: drgn.Program,
+    *,
+    target: Target | None = None,
+    by: Collection[str] = (),
+    sections: bool = False,
+    verbose: bool = False,
+    progress: Progress | None = None,
+) -> MemstatReport:
+    """
+    Read all struct pages of a kernel and count its pages by class.
+
+    >>> report = collect_memstat(prog)
+    >>> {count.name: count.pages for count in report.classes}["free.buddy"]
+    222536
+
+    Nothing is written, and nothing but *prog* is read. On a running kernel the
+    pages change while they are read; each is counted as it was at that moment.
+
+    :param prog: A Linux kernel with types, live or dead.
+    :param target: What to say of the target; found out if not given.
+    :param by: ``"node"``, ``"zone"`` or both: counts by these as well.
+    :param sections: Whether to list the memory sections.
+    :param verbose: Whether to list the callers of vmalloc.
+    :param progress: Called now and then with pages done and pages in all.
+    :raises LookupError: if the types lack what describes physical memory
+    :raises drgn.FaultError: if the dump lacks the list of memory sections
+    """
+    reader, findings = Reader(prog), Findings()
+    live = bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
+    layout = page_layout(prog)
+    ranges = memmap_ranges(reader, layout)
+    owners = collect_owners(reader, layout, findings)
+    pcp = pcp_lists(reader)
+    counters = read_counters(reader, pcp, findings)
+    seen = _SectionZones()
+    before_scan = reader.reads
+    result = scan(
+        reader,
+        layout,
+        [part for part in ranges if part.state != "offline"],
+        owners.pages(),
+        progress,
+        seen.observe if sections else None,
+    )
+    findings.coverage["memmap_reads"] = reader.reads - before_scan
+    if live:
+        pcp = pcp_lists(reader)
+    _, broken = settle_pcp(result, pcp)
+    findings.coverage["pcp_lists_broken"] += broken
+    findings.coverage["pcp_lists_unreadable"] += pcp.unreadable
+    settle_cache(reader, result, findings)
+    settle_swapcache(reader, result, findings)
+    after = read_counters(reader, pcp, findings) if live else counters
+    zones = _zone_names(prog)
+    _cover(findings, reader, ranges, result)
+    return MemstatReport(
+        target=target or describe(prog),
+        taken_at_ns=_now(prog),
+        interval_ns=None,
+        coverage=dict(sorted(findings.coverage.items())),
+        notes=tuple(findings.notes.values()),
+        pages=result.pages(),
+        classes=_classes(result, prog["PAGE_SIZE"].value_()),
+        checks=make_checks(result, owners, counters, after),
+        managed_pages=after.get("totalram_pages"),
+        physical_pages=_present_pages(prog),
+        by={name: _group(result, layout, name, zones) for name in by},
+        sections=_sections(prog, ranges, layout, seen, zones) if sections else None,
+        vmalloc=_vmalloc_callers(prog, owners) if verbose else None,
+    )
+
+
+def _classes(result: ScanResult, page_size: int) -> tuple[ClassCount, ...]:
+    totals = result.totals()
+    return tuple(
+        ClassCount(name, int(totals[code]), int(totals[code]) * page_size)
+        for code, name in CLASSES.items()
+    )
+
+
+def _cover(
+    findings: Findings, reader: Reader, ranges: list[MemmapRange], result: ScanResult
+) -> None:
+    totals = result.totals()
+    findings.coverage["sections"] = len({part.section for part in ranges})
+    findings.coverage["offline_pages"] = sum(
+        part.pages for part in ranges if part.state == "offline"
+    )
+    findings.coverage["excluded_pages"] = int(totals[PageClass.EXCLUDED])
+    findings.coverage["unreadable_pages"] = int(totals[PageClass.UNREADABLE])
+    findings.coverage["reads"] = reader.reads
+    findings.coverage["bytes_read"] = reader.bytes
+
+
+def _now(prog: drgn.Program) -> int | None:
+    try:
+        return int(ktime_get_coarse_ns(prog))
+    except (LookupError, AttributeError, drgn.FaultError):
+        return None
+
+
+def _present_pages(prog: drgn.Program) -> int | None:
+    try:
+        return sum(
+            int(zone.present_pages)
+            for pgdat in for_each_online_pgdat(prog)
+            for zone in pgdat.node_zones
+        )
+    except (LookupError, drgn.FaultError):
+        return None
+
+
+ZoneNames = dict[tuple[int, int], str]
+
+
+def _zone_names(prog: drgn.Program) -> ZoneNames:
+    names: ZoneNames = {}
+    try:
+        for pgdat in for_each_online_pgdat(prog):
+            for number, zone in enumerate(pgdat.node_zones):
+                name = zone.name.string_().decode(errors="replace")
+                names[pgdat.node_id.value_(), number] = name
+    except (LookupError, drgn.FaultError):
+        pass
+    return names
+
+
+def _group(
+    result: ScanResult, layout: PageLayout, by: str, zones: ZoneNames
+) -> tuple[Group, ...]:
+    sums: dict[tuple[str, str], np.ndarray] = defaultdict(
+        lambda: np.zeros(NCLASSES, np.int64)
+    )
+    for key in sorted(result.counts):
+        sums[_label(key, layout, by, zones)] += result.counts[key]
+    return tuple(
+        Group(
+            key=label[0],
+            name=label[1],
+            pages=int(counts.sum()),
+            classes={name: int(counts[code]) for code, name in CLASSES.items()},
+        )
+        for label, counts in sums.items()
+        if counts.any()
+    )
+
+
+def _label(key: int, layout: PageLayout, by: str, zones: ZoneNames) -> tuple[str, str]:
+    place = node_and_zone(key, layout)
+    if place is None:
+        return "-", "no struct page"
+    node, zone = place
+    if by == "node":
+        return str(node), f"Node {node}"
+    name = zones.get(place, f"number {zone}")
+    return f"{node}:{name}", f"Node {node}, zone {name}"
+
+
+class _SectionZones:
+    """Remembers which nodes and zones the pages of each pfn range are in."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, set[int]] = {}
+
+    def observe(self, block: Block) -> None:
+        keys = node_zone_keys(block)
+        found = {keys} if isinstance(keys, int) else set(np.unique(keys).tolist())
+        self.keys[block.pfn] = found
+
+
+def _sections(
+    prog: drgn.Program,
+    ranges: list[MemmapRange],
+    layout: PageLayout,
+    seen: _SectionZones,
+    zones: ZoneNames,
+) -> tuple[Section, ...]:
+    per_section = pages_per_section(prog)
+    places: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    for pfn, keys in seen.keys.items():
+        found = (node_and_zone(key, layout) for key in keys)
+        places[pfn // per_section] |= {place for place in found if place is not None}
+    by_section: dict[int, list[MemmapRange]] = defaultdict(list)
+    for part in ranges:
+        by_section[part.section].append(part)
+    return tuple(
+        _section(nr, parts, sorted(places[nr]), layout, zones)
+        for nr, parts in by_section.items()
+    )
+
+
+def _section(
+    nr: int,
+    parts: list[MemmapRange],
+    places: list[tuple[int, int]],
+    layout: PageLayout,
+    zones: ZoneNames,
+) -> Section:
+    first, last = parts[0], parts[-1]
+    return Section(
+        nr=nr,
+        state=f"{first.state}, {'early' if first.early else 'hotplug'}",
+        pfn=first.pfn,
+        pages=sum(part.pages for part in parts),
+        memmap=first.address,
+        memmap_end=last.address + (last.pages - 1) * layout.size,
+        node=places[0][0] if places else None,
+        zones=tuple(zones[place] for place in places if place in zones),
+    )
+
+
+def _vmalloc_callers(prog: drgn.Program, owners: Owners) -> tuple[VmallocCaller, ...]:
+    areas: dict[str, int] = defaultdict(int)
+    pages: dict[str, int] = defaultdict(int)
+    for area in owners.areas:
+        caller = symbol_name(prog, area.caller)
+        areas[caller] += 1
+        pages[caller] += len(area.pages)
+    callers = (VmallocCaller(name, areas[name], pages[name]) for name in areas)
+    return tuple(sorted(callers, key=lambda caller: (-caller.pages, caller.caller)))

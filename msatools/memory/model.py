@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What memstat found."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from msatools.kernel.report import Report
+
+
+@dataclass(frozen=True)
+class ClassCount:
+    """The pages of one class."""
+
+    name: str
+    """A class of :data:`msatools.memory.classes.CLASSES`, such as ``free.buddy``."""
+
+    pages: int
+    bytes: int
+
+    delta_pages: int | None = None
+    """Change over the interval, ``None`` for a one-shot report."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One sum of the walk held against a counter that the kernel keeps."""
+
+    name: str
+    walk_pages: int
+
+    counter: str
+    """Where the kernel keeps the figure, such as ``NR_FREE_PAGES``."""
+
+    kernel_pages: int | None
+    """``None`` where this kernel does not keep it or it could not be read."""
+
+    difference: int | None
+    """``walk_pages - kernel_pages``."""
+
+    explained_by: str | None
+    """The named reason of a difference, ``None`` where there is none."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The pages of one node or zone, by class."""
+
+    key: str
+    name: str
+    pages: int
+    classes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One memory section: the unit in which the kernel keeps its struct pages."""
+
+    nr: int
+    state: str
+    """``online``, ``offline`` or ``device``; with ``early`` or ``hotplug``."""
+
+    pfn: int
+    pages: int
+    """Pages of the section that have a struct page."""
+
+    memmap: int
+    """Address of the first struct page."""
+
+    memmap_end: int
+    """Address of the last struct page."""
+
+    node: int | None
+    zones: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class VmallocCaller:
+    """The vmalloc pages that one kernel function took."""
+
+    caller: str
+    areas: int
+    pages: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemstatReport(Report):
+    """Every struct page in exactly one class, beside the kernel's counters."""
+
+    schema: ClassVar[str] = "msatools.memstat/1"
+
+    pages: int
+    """Struct pages examined; the classes sum to it."""
+
+    classes: tuple[ClassCount, ...]
+    checks: tuple[Check, ...]
+
+    managed_pages: int | None
+    """What the kernel's allocator was given: totalram_pages."""
+
+    physical_pages: int | None
+    """Pages of RAM that the machine has, as the kernel's zones say (present)."""
+
+    by: Mapping[str, tuple[Group, ...]]
+    sections: tuple[Section, ...] | None
+    vmalloc: tuple[VmallocCaller, ...] | None

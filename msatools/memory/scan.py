@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""One pass over the memmap, kept as sums so that memory use does not grow."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.reader import Reader
+from msatools.memory.classes import PageClass
+from msatools.memory.classify import Block, FarHead, classify
+from msatools.memory.layout import PageLayout
+from msatools.memory.memmap import MemmapRange, read_chunks
+
+NCLASSES = max(PageClass) + 1
+NOWHERE = -1
+"""Node-and-zone key of pages whose struct page is missing."""
+
+_COMPACT_AT = 1 << 20
+
+
+@dataclass(frozen=True)
+class OwnedPages:
+    """Pages that other structures say they own, ascending and unique by pfn."""
+
+    pfns: npt.NDArray[np.uint64]
+    codes: npt.NDArray[np.uint8]
+
+
+@dataclass
+class CachePages:
+    """Pages of the page cache by mapping and by node and zone."""
+
+    mappings: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    keys: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    pages: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    _held: int = 0
+
+    def add(
+        self,
+        mappings: npt.NDArray[np.uint64],
+        keys: npt.NDArray[np.int64],
+        pages: npt.NDArray[np.int64],
+    ) -> None:
+        self.mappings.append(mappings)
+        self.keys.append(keys)
+        self.pages.append(pages)
+        self._held += len(pages)
+        if self._held > _COMPACT_AT:
+            self.sum()
+
+    def sum(
+        self,
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Sum up to one (mapping, key, pages) triple a pair, ascending."""
+        if not self.pages:
+            empty = np.empty(0, np.int64)
+            return empty.view(np.uint64), empty, empty
+        mappings = np.concatenate(self.mappings)
+        keys = np.concatenate(self.keys)
+        pages = np.concatenate(self.pages)
+        order = np.lexsort((keys, mappings))
+        mappings, keys, pages = mappings[order], keys[order], pages[order]
+        new = np.ones(len(pages), np.bool_)
+        new[1:] = (mappings[1:] != mappings[:-1]) | (keys[1:] != keys[:-1])
+        starts = np.flatnonzero(new)
+        triple = mappings[starts], keys[starts], np.add.reduceat(pages, starts)
+        self.mappings, self.keys, self.pages = [triple[0]], [triple[1]], [triple[2]]
+        self._held = len(starts)
+        return triple
+
+
+@dataclass
+class FreeCandidates:
+    """
+    Unreferenced pages of no class: per-CPU free pages, and tails of others.
+
+    Struct pages of per-CPU free pages carry no mark; they are told from others
+    by following the lists through these columns, with no further reads.
+    """
+
+    nodes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    """Address of each page's list node (``page->lru``)."""
+
+    nexts: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    codes: list[npt.NDArray[np.uint8]] = field(default_factory=list)
+    """The class each was counted under."""
+
+    keys: list[npt.NDArray[np.int64]] = field(default_factory=list)
+
+
+@dataclass
+class ScanResult:
+    """What one pass over the memmap found."""
+
+    counts: dict[int, npt.NDArray[np.int64]]
+    """Pages by class, by node and zone key (see :func:`node_and_zone`)."""
+
+    cache: CachePages
+    candidates: FreeCandidates
+    anon_unmapped: int = 0
+    """Anon and KSM pages that no page table maps."""
+
+    anon_swapcache: int = 0
+    """Pages of anon class in the swap cache."""
+
+    shmem_swapcache: int = 0
+    """Pages of shmem class in the swap cache."""
+
+    swap_entries: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    """Swap entries of swap cache pages that no mapping names."""
+
+    swap_keys: list[npt.NDArray[np.int64]] = field(default_factory=list)
+
+    def pages(self) -> int:
+        return int(sum(counts.sum() for counts in self.counts.values()))
+
+    def totals(self) -> npt.NDArray[np.int64]:
+        """Pages by class over all nodes and zones."""
+        totals = np.zeros(NCLASSES, np.int64)
+        for counts in self.counts.values():
+            totals += counts
+        return totals
+
+    def move(self, key: int, source: int, target: int, pages: int) -> None:
+        """Count pages of a node and zone under another class."""
+        self.counts[key][source] -= pages
+        self.counts[key][target] += pages
+
+
+def node_and_zone(key: int, layout: PageLayout) -> tuple[int, int] | None:
+    """Split a key into node and zone number; ``None`` for missing pages."""
+    if key == NOWHERE:
+        return None
+    return key >> layout.zone_bits, key & ((1 << layout.zone_bits) - 1)
+
+
+def scan(
+    reader: Reader,
+    layout: PageLayout,
+    ranges: list[MemmapRange],
+    owned: OwnedPages,
+    progress: Callable[[int, int], None] | None = None,
+    observe: Callable[[Block], None] | None = None,
+) -> ScanResult:
+    """
+    Classify every struct page of the ranges.
+
+    :param owned: Pages to give an owner's class where their struct page tells
+        none.
+    :param progress: Called with pages done and pages in all.
+    :param observe: Called with each block once it is classified; it must not
+        keep the block.
+    """
+    total = sum(part.pages for part in ranges)
+    done = 0
+    far_heads = _FarHeads(reader, layout)
+    result = ScanResult({}, CachePages(), FreeCandidates())
+    for chunk in read_chunks(reader, layout, ranges):
+        block = classify(
+            chunk.data, chunk.pfn, chunk.address, layout, far_heads, chunk.gaps
+        )
+        if chunk.device:
+            block.codes[block.codes < PageClass.EXCLUDED] = PageClass.DEVICE
+        _add(result, block, owned)
+        if observe is not None:
+            observe(block)
+        done += len(block)
+        if progress is not None:
+            progress(done, total)
+    return result
+
+
+class _FarHeads:
+    """Reads the heads of compound pages that began in an earlier block."""
+
+    def __init__(self, reader: Reader, layout: PageLayout) -> None:
+        self._reader = reader
+        self._layout = layout
+        self._known: dict[int, FarHead] = {}
+
+    def __call__(self, address: int) -> FarHead:
+        head = self._known.get(address)
+        if head is None:
+            head = self._known[address] = self._read(address)
+        return head
+
+    def _read(self, address: int) -> FarHead:
+        try:
+            data = self._reader.read(address, 2 * self._layout.size)
+        except drgn.FaultError:
+            return FarHead(PageClass.UNATTRIBUTED, 0)
+        # Should the damage be such that this head names a head of its own, the
+        # search ends here.
+        block = classify(data, 0, address, self._layout, _no_further)
+        return FarHead(int(block.codes[0]), int(block.mapping[0]))
+
+
+def _no_further(address: int) -> FarHead:
+    return FarHead(PageClass.UNATTRIBUTED, 0)
+
+
+def _add(result: ScanResult, block: Block, owned: OwnedPages) -> None:
+    keys = node_zone_keys(block)
+    orphans = np.flatnonzero(
+        (block.codes == PageClass.UNATTRIBUTED) & block.unreferenced()
+    )
+    _apply_owners(block, owned)
+    _add_counts(result, block.codes, keys)
+    _add_candidates(result.candidates, block, orphans, keys)
+    _add_cache(result.cache, block, keys)
+    _add_anon(result, block, keys)
+
+
+def node_zone_keys(block: Block) -> int | npt.NDArray[np.int64]:
+    """Find node and zone of each page; one number if all are in the same."""
+    shift = np.uint64(block.layout.zone_shift)
+    differing = np.bitwise_or.reduce(block.flags ^ block.flags[0])
+    if not differing >> shift:
+        if block.codes[0] < PageClass.EXCLUDED:
+            return int(block.flags[0] >> shift)
+    keys = (block.flags >> shift).view(np.int64)
+    keys[block.codes >= PageClass.EXCLUDED] = NOWHERE
+    return keys
+
+
+def _some(
+    keys: int | npt.NDArray[np.int64], indices: npt.NDArray[np.intp]
+) -> npt.NDArray[np.int64]:
+    if isinstance(keys, int):
+        return np.full(len(indices), keys, np.int64)
+    chosen: npt.NDArray[np.int64] = keys[indices]
+    return chosen
+
+
+def _add_counts(
+    result: ScanResult,
+    codes: npt.NDArray[np.uint8],
+    keys: int | npt.NDArray[np.int64],
+) -> None:
+    parts: Iterable[tuple[int, npt.NDArray[np.uint8]]]
+    if isinstance(keys, int):
+        parts = ((keys, codes),)
+    else:
+        parts = ((int(key), codes[keys == key]) for key in np.unique(keys))
+    for key, part in parts:
+        counts = np.bincount(part, minlength=NCLASSES)
+        if key in result.counts:
+            result.counts[key] += counts
+        else:
+            result.counts[key] = counts
+
+
+def _apply_owners(block: Block, owned: OwnedPages) -> None:
+    first, last = np.searchsorted(owned.pfns, (block.pfn, block.pfn + len(block)))
+    if first == last:
+        return
+    indices = (owned.pfns[first:last] - np.uint64(block.pfn)).astype(np.intp)
+    current = block.codes[indices]
+    free_to_own = (current == PageClass.UNATTRIBUTED) | (
+        current == PageClass.LARGE_KMALLOC
+    )
+    mine = indices[free_to_own]
+    block.codes[mine] = owned.codes[first:last][free_to_own]
+    heads = mine[block.flags[mine] & np.uint64(block.layout.bits["head"]) != 0]
+    if len(heads):
+        # Who holds a compound page holds its tails.
+        near = (block.tail_heads >= 0) & (block.tail_heads < len(block))
+        tails, its_heads = block.tails[near], block.tail_heads[near]
+        held = np.isin(its_heads, heads)
+        block.codes[tails[held]] = block.codes[its_heads[held]]
+
+
+def _add_candidates(
+    candidates: FreeCandidates,
+    block: Block,
+    orphans: npt.NDArray[np.intp],
+    keys: int | npt.NDArray[np.int64],
+) -> None:
+    if not len(orphans):
+        return
+    lru = block.layout.lru
+    nexts = block.column(lru)[orphans]
+    # A list node points to another or to a list's head: an aligned kernel
+    # address, not LIST_POISON.
+    linked = (nexts & np.uint64(7) == 0) & (nexts >> np.uint64(55) == 0x1FF)
+    orphans = orphans[linked]
+    candidates.nexts.append(nexts[linked])
+    candidates.nodes.append(
+        np.uint64(block.address + lru)
+        + orphans.astype(np.uint64) * np.uint64(block.layout.size)
+    )
+    candidates.codes.append(block.codes[orphans])
+    candidates.keys.append(_some(keys, orphans))
+
+
+def _add_cache(
+    cache: CachePages, block: Block, keys: int | npt.NDArray[np.int64]
+) -> None:
+    pages = np.flatnonzero(block.codes == PageClass.FILE)
+    if not len(pages):
+        return
+    mappings, zones = block.mapping[pages], _some(keys, pages)
+    # Files lie in runs, which are far fewer than pages.
+    new = np.ones(len(pages), np.bool_)
+    new[1:] = (mappings[1:] != mappings[:-1]) | (zones[1:] != zones[:-1])
+    starts = np.flatnonzero(new)
+    lengths = np.diff(starts, append=len(pages))
+    cache.add(mappings[starts], zones[starts], lengths)
+
+
+def _add_anon(
+    result: ScanResult, block: Block, keys: int | npt.NDArray[np.int64]
+) -> None:
+    codes = block.codes
+    anon = (codes == PageClass.ANON) | (codes == PageClass.KSM)
+    shmem = codes == PageClass.SHMEM
+    if not anon.any() and not shmem.any():
+        return
+    head_of = np.arange(len(block))
+    head_of[block.tails] = np.clip(block.tail_heads, 0, len(block) - 1)
+    result.anon_unmapped += _unmapped(block, anon, head_of)
+    swapcache = np.uint64(
+        block.layout.bits["swapbacked"] | block.layout.bits.get("swapcache", 1 << 63)
+    )
+    swapped = (block.flags & swapcache == swapcache)[head_of]
+    result.anon_swapcache += int(np.count_nonzero(swapped & anon))
+    result.shmem_swapcache += int(np.count_nonzero(swapped & shmem))
+    nameless = np.flatnonzero(swapped & anon & (block.mapping[head_of] == 0))
+    if len(nameless):
+        heads = head_of[nameless]
+        result.swap_entries.append(block.column(block.layout.private)[heads])
+        result.swap_keys.append(_some(keys, nameless))
+
+
+def _unmapped(
+    block: Block, anon: npt.NDArray[np.bool_], head_of: npt.NDArray[np.intp]
+) -> int:
+    """Count the pages that neither they nor their whole compound page is mapped."""
+    pages = np.flatnonzero(anon & (block.counts.astype(np.uint32) == 0xFFFFFFFF))
+    heads = head_of[pages]
+    compound = block.flags[heads] & np.uint64(block.layout.bits["head"]) != 0
+    compound &= heads + 1 < len(block)
+    entire = block.column(block.layout.entire_mapcount, "<i4", skip=1)
+    mapped_whole = entire[heads[compound]] >= 0
+    return len(pages) - int(np.count_nonzero(mapped_whole))

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+Pages that hold data queued in sockets (net/core/skbuff.c).
+
+Buffers that the slab allocator gave are in the slab classes already; these are
+the page fragments that hang from them, which no counter has.
+"""
+
+from collections.abc import Iterator
+
+import drgn
+import numpy as np
+
+from msatools.kernel.files import OpenFiles
+from msatools.kernel.reader import Addresses, Reader, column
+from msatools.kernel.report import Findings
+from msatools.kernel.walks import list_records, tree_records
+
+_IPPROTO_TCP = 6
+_MAX_FRAG_LISTS = 1024
+_QUEUES = ("sk_receive_queue", "sk_write_queue", "sk_error_queue")
+
+
+def socket_pages(reader: Reader, files: OpenFiles, findings: Findings) -> Addresses:
+    """
+    Find the addresses of the struct pages of all open sockets' queued fragments.
+
+    :raises LookupError: if the kernel has no sockets or its types lack them
+    """
+    skbs = _Skbs(reader, findings)
+    sockets = files.private_data(("socket_file_ops",))
+    sk = reader.prog.type("struct socket").member("sk").offset
+    records, readable = reader.read_records(sockets, sk + 8)
+    findings.coverage["sockets_unreadable"] += int(np.count_nonzero(~readable))
+    socks = np.unique(column(records, sk))
+    skbs.add_queues(socks[socks != 0])
+    return np.unique(np.array(skbs.pages, np.uint64))
+
+
+class _Skbs:
+    """Collects the fragments of socket buffers."""
+
+    def __init__(self, reader: Reader, findings: Findings) -> None:
+        prog = reader.prog
+        self.pages: list[int] = []
+        self._reader = reader
+        self._findings = findings
+        sock = prog.type("struct sock")
+        self._protocol = sock.member("sk_protocol").offset
+        self._queues = [sock.member(name).offset for name in _QUEUES]
+        self._rtx = sock.member("tcp_rtx_queue").offset
+        self._sock_size = max(*self._queues, self._rtx, self._protocol) + 16
+        self._late = prog.type("struct tcp_sock").member("out_of_order_queue").offset
+        skb = prog.type("struct sk_buff")
+        self._end, self._head = skb.member("end").offset, skb.member("head").offset
+        self._skb_size = max(self._end, self._head) + 8
+        shared = prog.type("struct skb_shared_info")
+        self._nr_frags = shared.member("nr_frags").offset
+        self._frag_list = shared.member("frag_list").offset
+        self._frags = shared.member("frags").offset
+        self._shared_size = drgn.sizeof(shared)
+        # The first word of each is the page: bv_page, and since v6.10 netmem.
+        self._frag_words = drgn.sizeof(shared.member("frags").type.type) // 8
+
+    def add_queues(self, socks: Addresses) -> None:
+        records, readable = self._reader.read_records(socks, self._sock_size)
+        self._findings.coverage["sockets_unreadable"] += int(
+            np.count_nonzero(~readable)
+        )
+        for offset in self._queues:
+            firsts = column(records, offset)
+            heads = socks + np.uint64(offset)
+            for head in heads[(firsts != heads) & (firsts != 0)].tolist():
+                self._add_all(self._list(head))
+        # The low byte is the protocol, of 8 bits in older kernels and 16 now.
+        tcp = column(records, self._protocol, 1) == _IPPROTO_TCP
+        for sk in socks[tcp].tolist():
+            # Sent and not yet acknowledged; received out of order.
+            self._add_all(self._tree(sk + self._rtx))
+            self._add_all(self._tree(sk + self._late))
+
+    def _list(self, head: int) -> Iterator[bytes]:
+        for _, data in list_records(
+            self._reader, head, 0, self._skb_size, self._findings, "a socket's queue"
+        ):
+            yield data
+
+    def _tree(self, root: int) -> Iterator[bytes]:
+        for _, data in tree_records(
+            self._reader, root, 0, self._skb_size, self._findings, "a socket's queue"
+        ):
+            yield data
+
+    def _add_all(self, skbs: Iterator[bytes]) -> None:
+        for skb in skbs:
+            try:
+                self._add(skb)
+            except drgn.FaultError:
+                self._findings.coverage["skbs_unreadable"] += 1
+
+    def _add(self, skb: bytes) -> None:
+        for _ in range(_MAX_FRAG_LISTS):
+            head = int.from_bytes(skb[self._head : self._head + 8], "little")
+            end = int.from_bytes(skb[self._end : self._end + 4], "little")
+            shared = self._reader.read(head + end, self._shared_size)
+            count = shared[self._nr_frags]
+            words = np.frombuffer(shared, np.uint64, offset=self._frags)
+            pages = words[:: self._frag_words][:count]
+            # Bit 0 marks memory of a device, which has no struct page.
+            self.pages += pages[pages & np.uint64(1) == 0].tolist()
+            at = self._frag_list
+            following = int.from_bytes(shared[at : at + 8], "little")
+            if not following:
+                return
+            skb = self._reader.read(following, self._skb_size)

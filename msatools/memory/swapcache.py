@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Swap cache pages that no mapping names: anonymous, or of shared memory?"""
+
+import drgn
+import numpy as np
+from drgn.helpers.linux.swap import for_each_swap_info
+
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.memory.classes import PageClass
+from msatools.memory.scan import ScanResult
+
+_SWAP_TYPE_SHIFT = 58
+"""Of the device's number in a swp_entry_t: 63 - MAX_SWAPFILES_SHIFT (linux/swapops.h)."""
+
+_SWAP_HAS_CACHE = 0x40
+_SWAP_MAP_SHMEM = 0xBF
+"""The use count of an entry that shmem owns (linux/swap.h, until v7.0)."""
+
+
+def settle_swapcache(reader: Reader, result: ScanResult, findings: Findings) -> None:
+    """
+    Move the pages of shared memory that are only in the swap cache to shmem.
+
+    Until it is mapped or put back into its file, a page read from swap has no
+    mapping; the swap map's use count then tells shmem from anonymous memory.
+    """
+    if not result.swap_entries:
+        return
+    entries = np.concatenate(result.swap_entries).tolist()
+    keys = np.concatenate(result.swap_keys).tolist()
+    try:
+        maps = [info.swap_map.value_() for info in for_each_swap_info(reader.prog)]
+    except (LookupError, AttributeError, drgn.FaultError):
+        findings.note(
+            "no-swap-map",
+            f"{len(entries):,} pages in the swap cache may be shmem, counted as anon",
+        )
+        return
+    for entry, key in zip(entries, keys, strict=True):
+        if _is_shmem(reader, maps, entry):
+            result.move(key, PageClass.ANON, PageClass.SHMEM, 1)
+            result.anon_unmapped -= 1
+            result.anon_swapcache -= 1
+            result.shmem_swapcache += 1
+
+
+def _is_shmem(reader: Reader, maps: list[int], entry: int) -> bool:
+    device, offset = entry >> _SWAP_TYPE_SHIFT, entry & ((1 << _SWAP_TYPE_SHIFT) - 1)
+    if device >= len(maps) or not maps[device]:
+        return False
+    try:
+        count = reader.read(maps[device] + offset, 1)[0]
+    except drgn.FaultError:
+        return False
+    return count & ~_SWAP_HAS_CACHE == _SWAP_MAP_SHMEM & ~_SWAP_HAS_CACHE
