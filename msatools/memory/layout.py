@@ -168,11 +168,10 @@ def _compound_info_has_mask(prog: drgn.Program, page: drgn.Type) -> bool:
 def _entire_mapcount(prog: drgn.Program, page: drgn.Type) -> int:
     # In struct folio since v6.2; before, a member of the first tail page.
     try:
-        return _offset(prog.type("struct folio"), ("_entire_mapcount",)) - (
-            drgn.sizeof(page)
-        )
+        in_folio = _offset(prog.type("struct folio"), ("_entire_mapcount",))
     except LookupError:
         return _offset(page, ("compound_mapcount",))
+    return in_folio - int(drgn.sizeof(page))
 
 
 def _hugetlb_mark(

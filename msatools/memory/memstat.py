@@ -4,6 +4,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 import drgn
 import numpy as np
@@ -37,7 +38,7 @@ from msatools.memory.scan import (
 from msatools.memory.swapcache import settle_swapcache
 from msatools.memory.vmalloc import symbol_name
 from msatools.target.describe import describe
-from msatools.target.model import Target
+from msatools.target.model import Address, Target
 
 Progress = Callable[[int, int], None]
 
@@ -112,6 +113,22 @@ def collect_memstat(
         by={name: _group(result, layout, name, zones) for name in by},
         sections=_sections(prog, ranges, layout, seen, zones) if sections else None,
         vmalloc=_vmalloc_callers(prog, owners) if verbose else None,
+    )
+
+
+def delta(previous: MemstatReport, current: MemstatReport) -> MemstatReport:
+    """Give the current report with the change of each class since the previous."""
+    before = {count.name: count.pages for count in previous.classes}
+    interval = None
+    if current.taken_at_ns is not None and previous.taken_at_ns is not None:
+        interval = current.taken_at_ns - previous.taken_at_ns
+    return replace(
+        current,
+        interval_ns=interval,
+        classes=tuple(
+            replace(count, delta_pages=count.pages - before[count.name])
+            for count in current.classes
+        ),
     )
 
 
@@ -247,8 +264,8 @@ def _section(
         state=f"{first.state}, {'early' if first.early else 'hotplug'}",
         pfn=first.pfn,
         pages=sum(part.pages for part in parts),
-        memmap=first.address,
-        memmap_end=last.address + (last.pages - 1) * layout.size,
+        memmap=Address(first.address),
+        memmap_end=Address(last.address + (last.pages - 1) * layout.size),
         node=places[0][0] if places else None,
         zones=tuple(zones[place] for place in places if place in zones),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from msatools.kernel.report import Report
+from msatools.target.model import Address
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,10 @@ class Section:
     pages: int
     """Pages of the section that have a struct page."""
 
-    memmap: int
+    memmap: Address
     """Address of the first struct page."""
 
-    memmap_end: int
+    memmap_end: Address
     """Address of the last struct page."""
 
     node: int | None

@@ -219,9 +219,8 @@ def node_zone_keys(block: Block) -> int | npt.NDArray[np.int64]:
     """Find node and zone of each page; one number if all are in the same."""
     shift = np.uint64(block.layout.zone_shift)
     differing = np.bitwise_or.reduce(block.flags ^ block.flags[0])
-    if not differing >> shift:
-        if block.codes[0] < PageClass.EXCLUDED:
-            return int(block.flags[0] >> shift)
+    if not differing >> shift and block.codes[0] < PageClass.EXCLUDED:
+        return int(block.flags[0] >> shift)
     keys = (block.flags >> shift).view(np.int64)
     keys[block.codes >= PageClass.EXCLUDED] = NOWHERE
     return keys

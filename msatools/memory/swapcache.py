@@ -12,7 +12,7 @@ from msatools.memory.classes import PageClass
 from msatools.memory.scan import ScanResult
 
 _SWAP_TYPE_SHIFT = 58
-"""Of the device's number in a swp_entry_t: 63 - MAX_SWAPFILES_SHIFT (linux/swapops.h)."""
+"""Of the device's number in a swap entry (linux/swapops.h): 63 - 5 bits."""
 
 _SWAP_HAS_CACHE = 0x40
 _SWAP_MAP_SHMEM = 0xBF

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""memstat's report as tables."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from msatools.memory.model import Check, Group, MemstatReport, Section, VmallocCaller
+from msatools.render.blocks import Block, Cell, Column, Span, Table, text
+from msatools.render.header import header
+from msatools.render.units import size
+
+_VMALLOC_ROWS = 20
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A line of the table for one class."""
+
+    name: str
+    label: str
+    counter: str = ""
+    """What to call the counter of the check of the same name, if not its name."""
+
+    always: bool = True
+    """Whether the line is there without pages, too."""
+
+
+_GROUPS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
+    (
+        "Free",
+        (
+            _Row("free.buddy", "buddy"),
+            _Row("free.pcp", "per-CPU lists", "sum of pcp->count"),
+            _Row("free.hugetlb", "hugetlb pool", always=False),
+            _Row("free.unaccepted", "unaccepted", always=False),
+        ),
+    ),
+    (
+        "User",
+        (
+            _Row("user.anon", "anon"),
+            _Row("user.ksm", "KSM", always=False),
+            _Row("user.hugetlb", "hugetlb", "nr_huge_pages, with free", always=False),
+        ),
+    ),
+    (
+        "Cache",
+        (
+            _Row("cache.file", "file"),
+            _Row("cache.exec", "exec and libs"),
+            _Row("cache.shmem", "shmem"),
+            _Row("cache.blockdev", "block devices", "Buffers"),
+        ),
+    ),
+    (
+        "Kernel",
+        (
+            _Row("kernel.slab", "slab", "NR_SLAB_*, with large kmalloc"),
+            _Row("kernel.large_kmalloc", "large kmalloc"),
+            _Row("kernel.page_tables", "page tables"),
+            _Row("kernel.page_tables_own", "page tables, own"),
+            _Row("kernel.stacks", "stacks"),
+            _Row("kernel.vmalloc", "vmalloc", "nr_vmalloc_pages, with stacks"),
+            _Row("kernel.percpu", "percpu", "pcpu_nr_populated"),
+            _Row("kernel.pipes", "pipe buffers", always=False),
+            _Row("kernel.sockets", "socket buffers", always=False),
+            _Row("kernel.huge_zero", "huge zero page", always=False),
+            _Row("kernel.zsmalloc", "zsmalloc", always=False),
+            _Row("kernel.movable", "movable", always=False),
+            _Row("kernel.unattributed", "unattributed"),
+        ),
+    ),
+)
+
+_REST = (
+    _Row("reserved", "Reserved"),
+    _Row("offline", "Balloon and offline", always=False),
+    _Row("hwpoison", "Hardware-poisoned", always=False),
+    _Row("device", "Device memory", always=False),
+    _Row("excluded", "Not in the dump", always=False),
+    _Row("unreadable", "Unreadable", always=False),
+)
+
+
+def blocks(report: MemstatReport) -> Iterator[Block]:
+    """Yield what ``msa-memstat`` shows of a report."""
+    yield from header(report.target, *_facts(report))
+    yield _classes(report)
+    yield text(*_verdict(report))
+    for note in report.notes:
+        yield text(Span(f"note: {note.text}", "warn"))
+    for name, groups in report.by.items():
+        yield text()
+        yield text(Span(f"Pages by {name}", "title"))
+        yield _by(groups)
+    if report.vmalloc is not None:
+        yield text()
+        yield text(Span("vmalloc by caller", "title"))
+        yield _vmalloc(report.vmalloc, report.target.page_size)
+    if report.sections is not None:
+        yield text()
+        yield text(Span("Memory sections", "title"))
+        yield _sections(report.sections)
+
+
+def _facts(report: MemstatReport) -> tuple[str, ...]:
+    coverage = report.coverage
+    lost = coverage["excluded_pages"] + coverage["unreadable_pages"]
+    covered = 100 * (report.pages - lost) / report.pages if report.pages else 0
+    shown = "100" if not lost else f"{min(covered, 99.99):.2f}"
+    return (
+        f"{report.pages:,} pages",
+        f"{coverage['memmap_reads']:,} reads",
+        f"{shown}% covered",
+    )
+
+
+def _classes(report: MemstatReport) -> Table:
+    return Table(tuple(_columns(report)), tuple(_Lines(report).lines()))
+
+
+def _columns(report: MemstatReport) -> Iterator[Column]:
+    yield Column("CLASS")
+    yield Column("PAGES", "right")
+    if report.interval_ns is not None:
+        yield Column("CHANGE", "right")
+    yield Column("SIZE", "right")
+    yield Column("%RAM", "right")
+    yield Column("KERNEL SAYS")
+    yield Column("DIFF")
+
+
+class _Lines:
+    """The lines of the table of classes."""
+
+    def __init__(self, report: MemstatReport) -> None:
+        self._report = report
+        self._pages = {count.name: count.pages for count in report.classes}
+        self._deltas = {count.name: count.delta_pages for count in report.classes}
+        self._checks = {check.name: check for check in report.checks}
+        rest = sum(self._pages[row.name] for row in _REST)
+        self._managed = report.pages - rest
+
+    def lines(self) -> Iterator[Sequence[Cell]]:
+        for title, rows in _GROUPS:
+            names = [row.name for row in rows]
+            check = self._checks.get("cache") if title == "Cache" else None
+            yield self._line(Span(title, "title"), names, check)
+            for row in rows:
+                if row.always or self._pages[row.name]:
+                    yield self._class_line(row, f"  {row.label}")
+        managed = [row.name for _, rows in _GROUPS for row in rows]
+        label = Span("Managed", "title")
+        yield self._line(label, managed, self._checks.get("managed"))
+        for row in _REST:
+            if row.always or self._pages[row.name]:
+                yield self._class_line(row, row.label)
+        total = [count.name for count in self._report.classes]
+        yield self._line(Span("Total", "title"), total, None)
+        if self._report.physical_pages is not None:
+            yield self._amount(Span("Physical", "title"), self._report.physical_pages)
+        swapped = self._checks.get("swapcache")
+        if swapped is not None and (swapped.walk_pages or swapped.difference):
+            line = self._amount("(in the swap cache)", swapped.walk_pages)
+            yield (*line, swapped.counter, _difference(swapped))
+
+    def _class_line(self, row: _Row, label: str) -> Sequence[Cell]:
+        cell: Cell = label
+        if row.name == "kernel.unattributed" and self._pages[row.name]:
+            cell = Span(label, "warn")
+        return self._line(cell, [row.name], self._checks.get(row.name), row.counter)
+
+    def _line(
+        self, label: Cell, names: list[str], check: Check | None, counter: str = ""
+    ) -> Sequence[Cell]:
+        deltas = [self._deltas[name] for name in names]
+        change = sum(delta for delta in deltas if delta is not None)
+        line = self._amount(label, sum(self._pages[name] for name in names), change)
+        if check is None:
+            return line
+        return (*line, counter or check.counter, _difference(check))
+
+    def _amount(self, label: Cell, pages: int, change: int = 0) -> tuple[Cell, ...]:
+        share = ""
+        if self._managed and pages <= self._managed:
+            share = f"{100 * pages / self._managed:.1f}"
+        amount = (size(pages * self._report.target.page_size), share)
+        if self._report.interval_ns is None:
+            return (label, f"{pages:,}", *amount)
+        return (label, f"{pages:,}", f"{change:+,}" if change else "0", *amount)
+
+
+def _difference(check: Check) -> Cell:
+    if not check.difference:
+        return Span("ok", "good")
+    amount = f"{check.difference:+,}"
+    if check.explained_by is not None:
+        return f"{amount}  {check.explained_by}"
+    return Span(f"{amount}  UNEXPLAINED", "bad")
+
+
+def _verdict(report: MemstatReport) -> Iterator[Cell]:
+    checks = report.checks
+    exact = sum(not check.difference for check in checks)
+    unexplained = sum(
+        bool(check.difference) and check.explained_by is None for check in checks
+    )
+    explained = len(checks) - exact - unexplained
+    yield f"{len(checks)} checks: {exact} exact"
+    if explained:
+        yield f", {explained} explained"
+    if unexplained:
+        yield Span(f", {unexplained} UNEXPLAINED", "bad")
+
+
+def _by(groups: Sequence[Group]) -> Table:
+    columns = (Column("CLASS"), *(Column(group.name, "right") for group in groups))
+    names = list(groups[0].classes) if groups else []
+    rows: list[Sequence[Cell]] = [
+        (name, *(f"{group.classes[name]:,}" for group in groups))
+        for name in names
+        if any(group.classes[name] for group in groups)
+    ]
+    rows.append((Span("total", "title"), *(f"{group.pages:,}" for group in groups)))
+    return Table(columns, rows)
+
+
+def _vmalloc(callers: Sequence[VmallocCaller], page_size: int) -> Table:
+    rows = [
+        (c.caller, f"{c.areas:,}", f"{c.pages:,}", size(c.pages * page_size))
+        for c in callers[:_VMALLOC_ROWS]
+    ]
+    rest = callers[_VMALLOC_ROWS:]
+    if rest:
+        areas, pages = sum(c.areas for c in rest), sum(c.pages for c in rest)
+        label = f"({len(rest)} more)"
+        rows.append((label, f"{areas:,}", f"{pages:,}", size(pages * page_size)))
+    headers = ("AREAS", "PAGES", "SIZE")
+    return Table((Column("CALLER"), *(Column(h, "right") for h in headers)), rows)
+
+
+def _sections(sections: Sequence[Section]) -> Table:
+    columns = (
+        Column("NR", "right"),
+        Column("STATE"),
+        Column("PFNS"),
+        Column("PAGES", "right"),
+        Column("NODE", "right"),
+        Column("ZONES"),
+        Column("FIRST STRUCT PAGE"),
+        Column("LAST STRUCT PAGE"),
+    )
+    return Table(
+        columns,
+        [
+            (
+                str(section.nr),
+                section.state,
+                f"{section.pfn:#x}-{section.pfn + section.pages - 1:#x}",
+                f"{section.pages:,}",
+                "-" if section.node is None else str(section.node),
+                ",".join(section.zones) or "-",
+                hex(section.memmap),
+                hex(section.memmap_end),
+            )
+            for section in sections
+        ],
+    )
