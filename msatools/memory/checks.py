@@ -87,7 +87,7 @@ def make_checks(
     """
     totals = result.totals()
 
-    def pages(*classes: C) -> int:
+    def pages(*classes: int) -> int:
         return int(sum(totals[c] for c in classes))
 
     missing = pages(C.EXCLUDED, C.UNREADABLE)

@@ -89,6 +89,11 @@ class PageLayout:
     """Whether tails of an optimised hugetlb page can look like heads."""
 
     @property
+    def swapcache_bits(self) -> int:
+        """All set in a page of the swap cache; one bit has other meanings, too."""
+        return self.bits["swapbacked"] | self.bits.get("swapcache", 1 << 63)
+
+    @property
     def slab_bit(self) -> int:
         """``PG_slab``, 0 where slab is a page type."""
         return 0 if self.types.has("slab") else self.bits["slab"]

@@ -4,7 +4,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import drgn
 import numpy as np
@@ -97,7 +97,7 @@ def collect_memstat(
     settle_cache(reader, result, findings)
     settle_swapcache(reader, result, findings)
     after = read_counters(reader, pcp, findings) if live else counters
-    zones = _zone_names(prog)
+    zones = _zones(prog)
     _cover(findings, reader, ranges, result)
     return MemstatReport(
         target=target or describe(prog),
@@ -172,23 +172,33 @@ def _present_pages(prog: drgn.Program) -> int | None:
         return None
 
 
-ZoneNames = dict[tuple[int, int], str]
+@dataclass(frozen=True)
+class _Zone:
+    name: str
+    start_pfn: int
+    end_pfn: int
 
 
-def _zone_names(prog: drgn.Program) -> ZoneNames:
-    names: ZoneNames = {}
+_Zones = dict[tuple[int, int], _Zone]
+"""By node and zone number."""
+
+
+def _zones(prog: drgn.Program) -> _Zones:
+    zones: _Zones = {}
     try:
         for pgdat in for_each_online_pgdat(prog):
             for number, zone in enumerate(pgdat.node_zones):
                 name = zone.name.string_().decode(errors="replace")
-                names[pgdat.node_id.value_(), number] = name
+                start = zone.zone_start_pfn.value_()
+                end = start + zone.spanned_pages.value_()
+                zones[pgdat.node_id.value_(), number] = _Zone(name, start, end)
     except (LookupError, drgn.FaultError):
         pass
-    return names
+    return zones
 
 
 def _group(
-    result: ScanResult, layout: PageLayout, by: str, zones: ZoneNames
+    result: ScanResult, layout: PageLayout, by: str, zones: _Zones
 ) -> tuple[Group, ...]:
     sums: dict[tuple[str, str], np.ndarray] = defaultdict(
         lambda: np.zeros(NCLASSES, np.int64)
@@ -207,14 +217,14 @@ def _group(
     )
 
 
-def _label(key: int, layout: PageLayout, by: str, zones: ZoneNames) -> tuple[str, str]:
+def _label(key: int, layout: PageLayout, by: str, zones: _Zones) -> tuple[str, str]:
     place = node_and_zone(key, layout)
     if place is None:
         return "-", "no struct page"
     node, zone = place
     if by == "node":
         return str(node), f"Node {node}"
-    name = zones.get(place, f"number {zone}")
+    name = zones[place].name if place in zones else f"number {zone}"
     return f"{node}:{name}", f"Node {node}, zone {name}"
 
 
@@ -235,7 +245,7 @@ def _sections(
     ranges: list[MemmapRange],
     layout: PageLayout,
     seen: _SectionZones,
-    zones: ZoneNames,
+    zones: _Zones,
 ) -> tuple[Section, ...]:
     per_section = pages_per_section(prog)
     places: dict[int, set[tuple[int, int]]] = defaultdict(set)
@@ -256,9 +266,18 @@ def _section(
     parts: list[MemmapRange],
     places: list[tuple[int, int]],
     layout: PageLayout,
-    zones: ZoneNames,
+    zones: _Zones,
 ) -> Section:
     first, last = parts[0], parts[-1]
+    end = last.pfn + last.pages
+    # Struct pages of holes at the end of memory name zones that are elsewhere.
+    spanning = [
+        zones[place]
+        for place in places
+        if place in zones
+        and zones[place].start_pfn < end
+        and zones[place].end_pfn > first.pfn
+    ]
     return Section(
         nr=nr,
         state=f"{first.state}, {'early' if first.early else 'hotplug'}",
@@ -267,7 +286,7 @@ def _section(
         memmap=Address(first.address),
         memmap_end=Address(last.address + (last.pages - 1) * layout.size),
         node=places[0][0] if places else None,
-        zones=tuple(zones[place] for place in places if place in zones),
+        zones=tuple(dict.fromkeys(zone.name for zone in spanning)),
     )
 
 

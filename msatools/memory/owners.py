@@ -33,7 +33,7 @@ Pfns = npt.NDArray[np.uint64]
 class Owners:
     """What the owners say, and what the checks need to know of them."""
 
-    owned: list[tuple[PageClass, Pfns]] = field(default_factory=list)
+    owned: list[tuple[int, Pfns]] = field(default_factory=list)
     """An earlier claim to a page goes before a later one."""
 
     areas: list[VmallocArea] = field(default_factory=list)

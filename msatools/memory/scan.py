@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.reader import Reader
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, FarHead, classify
+from msatools.memory.classes import CLASSES, PageClass
+from msatools.memory.classify import NOT_MAPPED, Block, FarHead, classify
 from msatools.memory.layout import PageLayout
 from msatools.memory.memmap import MemmapRange, read_chunks
 
-NCLASSES = max(PageClass) + 1
+NCLASSES = max(CLASSES) + 1
 NOWHERE = -1
 """Node-and-zone key of pages whose struct page is missing."""
 
@@ -205,9 +205,8 @@ def _no_further(address: int) -> FarHead:
 
 def _add(result: ScanResult, block: Block, owned: OwnedPages) -> None:
     keys = node_zone_keys(block)
-    orphans = np.flatnonzero(
-        (block.codes == PageClass.UNATTRIBUTED) & block.unreferenced()
-    )
+    orphans = np.flatnonzero(block.codes == PageClass.UNATTRIBUTED)
+    orphans = orphans[block.unreferenced(orphans)]
     _apply_owners(block, owned)
     _add_counts(result, block.codes, keys)
     _add_candidates(result.candidates, block, orphans, keys)
@@ -218,9 +217,10 @@ def _add(result: ScanResult, block: Block, owned: OwnedPages) -> None:
 def node_zone_keys(block: Block) -> int | npt.NDArray[np.int64]:
     """Find node and zone of each page; one number if all are in the same."""
     shift = np.uint64(block.layout.zone_shift)
-    differing = np.bitwise_or.reduce(block.flags ^ block.flags[0])
-    if not differing >> shift and block.codes[0] < PageClass.EXCLUDED:
-        return int(block.flags[0] >> shift)
+    highest = np.bitwise_or.reduce(block.flags) >> shift
+    lowest = np.bitwise_and.reduce(block.flags) >> shift
+    if highest == lowest and block.codes[0] < PageClass.EXCLUDED:
+        return int(highest)
     keys = (block.flags >> shift).view(np.int64)
     keys[block.codes >= PageClass.EXCLUDED] = NOWHERE
     return keys
@@ -316,33 +316,28 @@ def _add_anon(
 ) -> None:
     codes = block.codes
     anon = (codes == PageClass.ANON) | (codes == PageClass.KSM)
-    shmem = codes == PageClass.SHMEM
-    if not anon.any() and not shmem.any():
+    unmapped = np.flatnonzero(anon & (block.words == NOT_MAPPED))
+    heads = block.heads_of(unmapped)
+    result.anon_unmapped += len(unmapped) - _mapped_whole(block, heads)
+    swappable = np.flatnonzero(anon | (codes == PageClass.SHMEM))
+    heads = block.heads_of(swappable)
+    swapcache = np.uint64(block.layout.swapcache_bits)
+    swapped = block.flags[heads] & swapcache == swapcache
+    if not swapped.any():
         return
-    head_of = np.arange(len(block))
-    head_of[block.tails] = np.clip(block.tail_heads, 0, len(block) - 1)
-    result.anon_unmapped += _unmapped(block, anon, head_of)
-    swapcache = np.uint64(
-        block.layout.bits["swapbacked"] | block.layout.bits.get("swapcache", 1 << 63)
-    )
-    swapped = (block.flags & swapcache == swapcache)[head_of]
-    result.anon_swapcache += int(np.count_nonzero(swapped & anon))
-    result.shmem_swapcache += int(np.count_nonzero(swapped & shmem))
-    nameless = np.flatnonzero(swapped & anon & (block.mapping[head_of] == 0))
-    if len(nameless):
-        heads = head_of[nameless]
-        result.swap_entries.append(block.column(block.layout.private)[heads])
-        result.swap_keys.append(_some(keys, nameless))
+    swappable, heads = swappable[swapped], heads[swapped]
+    shmem = codes[swappable] == PageClass.SHMEM
+    result.shmem_swapcache += int(np.count_nonzero(shmem))
+    result.anon_swapcache += int(np.count_nonzero(~shmem))
+    nameless = ~shmem & (block.mapping[heads] == 0)
+    entries = block.column(block.layout.private)[heads[nameless]]
+    result.swap_entries.append(entries)
+    result.swap_keys.append(_some(keys, swappable[nameless]))
 
 
-def _unmapped(
-    block: Block, anon: npt.NDArray[np.bool_], head_of: npt.NDArray[np.intp]
-) -> int:
-    """Count the pages that neither they nor their whole compound page is mapped."""
-    pages = np.flatnonzero(anon & (block.counts.astype(np.uint32) == 0xFFFFFFFF))
-    heads = head_of[pages]
+def _mapped_whole(block: Block, heads: npt.NDArray[np.intp]) -> int:
+    """Count the heads of compound pages that some page table maps as a whole."""
     compound = block.flags[heads] & np.uint64(block.layout.bits["head"]) != 0
     compound &= heads + 1 < len(block)
     entire = block.column(block.layout.entire_mapcount, "<i4", skip=1)
-    mapped_whole = entire[heads[compound]] >= 0
-    return len(pages) - int(np.count_nonzero(mapped_whole))
+    return int(np.count_nonzero(entire[heads[compound]] >= 0))

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""One scan of each kernel's dump, for all tests to look at."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from drgn import Program
+
+from fixtures import lab
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.memory.classes import PageClass
+from msatools.memory.classify import Block
+from msatools.memory.layout import page_layout
+from msatools.memory.memmap import memmap_ranges
+from msatools.memory.memstat import collect_memstat
+from msatools.memory.model import MemstatReport
+from msatools.memory.owners import collect_owners
+from msatools.memory.scan import scan
+from msatools.target import TargetSpec, open_target
+
+FLAGS = (
+    "uptodate",
+    "dirty",
+    "lru",
+    "active",
+    "swapbacked",
+    "unevictable",
+    "reserved",
+    "mlocked",
+)
+
+
+@dataclass
+class PagesByPfn:
+    """Class and flags of every pfn, as the scan saw them."""
+
+    codes: npt.NDArray[np.uint8]
+    """Before per-CPU lists and files are settled; 255 where there is no page."""
+
+    tails: npt.NDArray[np.bool_]
+    heads: npt.NDArray[np.intp]
+    """The pfn of each page's head, or its own."""
+
+    flags: dict[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    """By name, of the page itself."""
+
+
+@pytest.fixture(scope="session")
+def prog(run: lab.Run) -> Program:
+    spec = TargetSpec(path=str(run.elf), vmlinux=str(run.vmlinux))
+    return open_target(spec).prog
+
+
+@pytest.fixture(scope="session")
+def report(prog: Program) -> MemstatReport:
+    return collect_memstat(prog, by=("node", "zone"), sections=True, verbose=True)
+
+
+@pytest.fixture(scope="session")
+def pages(report: MemstatReport) -> dict[str, int]:
+    """Pages by class."""
+    return {count.name: count.pages for count in report.classes}
+
+
+@pytest.fixture(scope="session")
+def by_pfn(prog: Program) -> PagesByPfn:
+    reader, findings = Reader(prog), Findings()
+    layout = page_layout(prog)
+    ranges = memmap_ranges(reader, layout)
+    end = max(part.pfn + part.pages for part in ranges)
+    seen = PagesByPfn(
+        np.full(end, 255, np.uint8), np.zeros(end, np.bool_), np.arange(end)
+    )
+    bits = {name: np.uint64(layout.bits[name]) for name in FLAGS}
+    for name in FLAGS:
+        seen.flags[name] = np.zeros(end, np.bool_)
+
+    def observe(block: Block) -> None:
+        here = slice(block.pfn, block.pfn + len(block))
+        seen.codes[here] = block.codes
+        seen.tails[block.pfn + block.tails] = True
+        seen.heads[block.pfn + block.tails] = block.pfn + block.tail_heads
+        for name, bit in bits.items():
+            seen.flags[name][here] = block.flags & bit != 0
+
+    owners = collect_owners(reader, layout, findings)
+    scan(reader, layout, ranges, owners.pages(), observe=observe)
+    assert PageClass.EXCLUDED not in seen.codes
+    return seen

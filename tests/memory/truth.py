@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What the guest said of its own memory, as numbers."""
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from fixtures.lab import Run
+
+# linux/kernel-page-flags.h and fs/proc/page.c.
+KPF = {
+    "UPTODATE": 3,
+    "DIRTY": 4,
+    "LRU": 5,
+    "ACTIVE": 6,
+    "SLAB": 7,
+    "WRITEBACK": 8,
+    "RECLAIM": 9,
+    "BUDDY": 10,
+    "ANON": 12,
+    "SWAPCACHE": 13,
+    "SWAPBACKED": 14,
+    "COMPOUND_HEAD": 15,
+    "COMPOUND_TAIL": 16,
+    "HUGE": 17,
+    "UNEVICTABLE": 18,
+    "HWPOISON": 19,
+    "NOPAGE": 20,
+    "KSM": 21,
+    "OFFLINE": 23,
+    "PGTABLE": 26,
+    "RESERVED": 32,
+    "MLOCKED": 33,
+}
+
+
+def page_flags(run: Run) -> npt.NDArray[np.uint64]:
+    """/proc/kpageflags: one word a pfn."""
+    return np.frombuffer(run.truth("proc/kpageflags"), np.uint64)
+
+
+def having(flags: npt.NDArray[np.uint64], name: str) -> npt.NDArray[np.bool_]:
+    """Tell which pages have the flag KPF_*name*."""
+    return flags >> np.uint64(KPF[name]) & np.uint64(1) != 0
+
+
+def vmstat(run: Run) -> dict[str, int]:
+    lines = run.truth("proc/vmstat").decode().splitlines()
+    return {name: int(value) for name, value in map(str.split, lines)}
+
+
+def meminfo_pages(run: Run, name: str) -> int:
+    match = re.search(rf"^{name}: +(\d+) kB", run.truth("proc/meminfo").decode(), re.M)
+    assert match, name
+    return int(match[1]) // 4
+
+
+def pcp_pages(run: Run) -> int:
+    """Sum the pages on all zones' per-CPU lists."""
+    text = run.truth("proc/zoneinfo").decode()
+    return sum(map(int, re.findall(r"cpu: \d+\n +count: +(\d+)", text)))
+
+
+def zone_sum(run: Run, field: str) -> int:
+    """Sum a field of /proc/zoneinfo, such as ``managed``, over all zones."""
+    text = run.truth("proc/zoneinfo").decode()
+    return sum(map(int, re.findall(rf"^ +{field} +(\d+)$", text, re.M)))
+
+
+def hugetlb_pages(run: Run, field: str) -> int:
+    """Sum a file of /sys/kernel/mm/hugepages over all sizes, in base pages."""
+    total = 0
+    for name in run.truth_names():
+        match = re.fullmatch(
+            rf"sys/kernel/mm/hugepages/hugepages-(\d+)kB/{field}", name
+        )
+        if match:
+            total += int(run.truth(name)) * int(match[1]) // 4
+    return total
+
+
+def cached_pages(run: Run, path: str) -> int:
+    """Count the pages of a file in the page cache."""
+    return sum(byte & 1 for byte in run.truth(f"mincore{path}"))
+
+
+def executed_files(run: Run) -> set[str]:
+    """Name every file that some process mapped executable."""
+    found: set[str] = set()
+    for name in run.truth_names():
+        if re.fullmatch(r"proc/\d+/maps", name):
+            text = run.truth(name).decode()
+            found |= set(re.findall(r"^\S+ ..x. .* (/\S+)$", text, re.M))
+    return found
