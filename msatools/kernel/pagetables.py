@@ -17,6 +17,7 @@ import numpy.typing as npt
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.vmcoreinfo import vmcoreinfo_number
+from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.walks import list_records
 
 Words = npt.NDArray[np.uint64]
@@ -99,7 +100,7 @@ class PageTables:
             self._findings,
             "the list of top-level page tables",
         )
-        memmap, size = prog["vmemmap"].value_(), drgn.sizeof(page)
+        memmap, size = vmemmap_base(prog), drgn.sizeof(page)
         return [(address - memmap) // size for address, _ in records]
 
     def _isolated(self, tops: list[int]) -> bool:
@@ -113,7 +114,7 @@ class PageTables:
             return False
         page = self._reader.prog.type("struct page")
         refcount, size = page.member("_refcount").offset, drgn.sizeof(page)
-        memmap = self._reader.prog["vmemmap"].value_()
+        memmap = vmemmap_base(self._reader.prog)
         for pfn in tops[:8]:
             try:
                 second = memmap + (pfn + 1) * size + refcount

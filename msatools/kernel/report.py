@@ -26,11 +26,12 @@ class Findings:
     """What a collector gathers for the notes and the coverage of its report."""
 
     coverage: Counter[str] = field(default_factory=Counter)
-    notes: dict[str, Note] = field(default_factory=dict)
-    """By code: what happens a thousand times is noted once and counted."""
+    notes: dict[tuple[str, str], Note] = field(default_factory=dict)
+    """What happens a thousand times is noted once and counted."""
 
-    def note(self, code: str, text: str) -> None:
-        self.notes.setdefault(code, Note(code, text))
+    def note(self, code: str, text: str, subject: str = "") -> None:
+        """Note something, once for each code and subject."""
+        self.notes.setdefault((code, subject), Note(code, text))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,14 +7,16 @@ from collections import Counter
 import drgn
 import numpy as np
 from drgn.helpers.linux.cpumask import for_each_possible_cpu
-from drgn.helpers.linux.mmzone import for_each_online_pgdat
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
+from msatools.kernel.zones import populated_zones
 
 
-def vm_counters(reader: Reader, findings: Findings) -> Counter[str]:
+def vm_counters(
+    reader: Reader, nodes_online: list[drgn.Object], findings: Findings
+) -> Counter[str]:
     """
     Sum all node and zone counters, by the name of their enumerator.
 
@@ -30,15 +32,13 @@ def vm_counters(reader: Reader, findings: Findings) -> Counter[str]:
         reader, "vm_node_stat", nodes
     )
     cpus = list(for_each_possible_cpu(prog))
-    for pgdat in for_each_online_pgdat(prog):
+    for pgdat in nodes_online:
         for cpu in cpus:
             diff = per_cpu_ptr(pgdat.per_cpu_nodestats, cpu).vm_node_stat_diff
             _add(reader, totals, nodes, diff, findings)
-        for zone in pgdat.node_zones:
-            if not zone.present_pages:
-                continue
-            for cpu in cpus:
-                _add(reader, totals, zones, _zone_diff(zone, cpu), findings)
+    for zone in populated_zones(nodes_online):
+        for cpu in cpus:
+            _add(reader, totals, zones, _zone_diff(zone.object, cpu), findings)
     return totals
 
 

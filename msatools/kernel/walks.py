@@ -99,4 +99,5 @@ def tree_records(
 
 def _broken(findings: Findings, name: str, why: str) -> None:
     findings.coverage["lists_broken"] += 1
-    findings.note("list-broken", f"{name} {why}; what comes after is not counted")
+    text = f"{name} {why}; what comes after is not counted"
+    findings.note("list-broken", text, subject=name)

@@ -40,10 +40,12 @@ class Counters:
         return sum(kept) if kept else None
 
 
-def read_counters(reader: Reader, pcp: PcpLists, findings: Findings) -> Counters:
+def read_counters(
+    reader: Reader, nodes: list[drgn.Object], pcp: PcpLists, findings: Findings
+) -> Counters:
     """Read every counter that a check needs."""
     prog = reader.prog
-    values: dict[str, int | None] = dict(vm_counters(reader, findings))
+    values: dict[str, int | None] = dict(vm_counters(reader, nodes, findings))
     stack_kb = values.get("NR_KERNEL_STACK_KB")
     if stack_kb is not None:
         page_kb = prog["PAGE_SIZE"].value_() // 1024
@@ -77,20 +79,30 @@ def _hugetlb_pages(prog: drgn.Program, member: str) -> int:
 
 
 def make_checks(
-    result: ScanResult, owners: Owners, before: Counters, after: Counters
+    result: ScanResult,
+    owners: Owners,
+    before: Counters,
+    after: Counters,
+    coverage: Mapping[str, int],
 ) -> tuple[Check, ...]:
     """
     Compare all sums that have a counter.
 
     :param before: The counters before the scan; on a dump the same object as
         *after*.
+    :param coverage: What could not be read explains a difference, too.
     """
     totals = result.totals()
 
     def pages(*classes: int) -> int:
         return int(sum(totals[c] for c in classes))
 
-    missing = pages(C.EXCLUDED, C.UNREADABLE)
+    losses = _Losses(
+        pages=pages(C.EXCLUDED, C.UNREADABLE),
+        sections=bool(coverage.get("section_table_lost")),
+        cpus=coverage.get("vmstat_cpus_unreadable", 0),
+        owners=sum(coverage.get(key, 0) for key in _OWNER_LOSSES),
+    )
 
     def check(
         name: str, walk: int, *counters: str, reason: Reason | None = None
@@ -106,7 +118,7 @@ def make_checks(
             kernel_pages=kernel,
             difference=difference,
             explained_by=_explain(
-                walk, difference, missing, before.get(*counters), kernel, reason
+                name, walk, kernel, before.get(*counters), reason, losses
             ),
         )
 
@@ -160,20 +172,59 @@ def make_checks(
     )
 
 
+_OWNER_LOSSES = (
+    "files_unreadable",
+    "file_tables_unreadable",
+    "lists_broken",
+    "owners_unreadable",
+    "page_tables_unreadable",
+    "pipes_unreadable",
+    "skbs_unreadable",
+    "sockets_unreadable",
+    "vmalloc_areas_unreadable",
+)
+"""Coverage keys of structures that say what pages are used for."""
+
+_OWNED = ("kernel.percpu", "kernel.slab", "kernel.stacks", "kernel.vmalloc")
+"""Checks whose sum depends on them."""
+
+_MAX_CPU_DELTA = 127
+"""A CPU keeps its part of a counter in a signed byte."""
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """What a damaged or filtered dump lacks."""
+
+    pages: int
+    sections: bool
+    """Whether there may be pages that are not even known to be missing."""
+
+    cpus: int
+    owners: int
+
+
 def _explain(
+    name: str,
     walk: int,
-    difference: int,
-    missing: int,
+    kernel: int,
     before: int | None,
-    after: int,
     reason: Reason | None,
+    losses: _Losses,
 ) -> str | None:
+    difference = walk - kernel
     if not difference:
         return None
     if reason is not None and reason.pages == difference:
         return reason.text
-    if before is not None and min(before, after) <= walk <= max(before, after):
-        return f"went from {before:,} to {after:,} during the scan"
-    if 0 < -difference <= missing:
-        return f"{missing:,} struct pages are not in the dump"
+    if before is not None and min(before, kernel) <= walk <= max(before, kernel):
+        return f"went from {before:,} to {kernel:,} during the scan"
+    if difference < 0 and losses.sections:
+        return "the dump lacks struct pages"
+    if 0 < -difference <= losses.pages:
+        return f"the dump lacks {losses.pages:,} struct pages"
+    if losses.owners and name in _OWNED:
+        return "the dump lacks some of what tells their use"
+    if abs(difference) <= losses.cpus * _MAX_CPU_DELTA:
+        return f"the dump lacks {losses.cpus} per-CPU parts of counters"
     return None

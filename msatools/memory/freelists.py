@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import drgn
 import numpy as np
 from drgn.helpers.linux.cpumask import for_each_possible_cpu
-from drgn.helpers.linux.mmzone import for_each_online_pgdat
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from msatools.kernel.reader import Reader
+from msatools.kernel.zones import Zone
 from msatools.memory.classes import PageClass
 from msatools.memory.scan import ScanResult
 
@@ -42,12 +42,11 @@ class PcpLists:
     """Sets of lists (one a CPU and zone) that could not be read."""
 
 
-def pcp_lists(reader: Reader) -> PcpLists:
+def pcp_lists(reader: Reader, zones: list[Zone]) -> PcpLists:
     """Read the heads of all per-CPU free lists, one read a CPU and zone."""
-    prog = reader.prog
     lists: list[PcpList] = []
     count = unreadable = 0
-    for pcp in _per_cpu_pages(prog):
+    for pcp in _per_cpu_pages(reader.prog, zones):
         try:
             held, heads = _read_heads(reader, pcp)
         except drgn.FaultError:
@@ -58,24 +57,17 @@ def pcp_lists(reader: Reader) -> PcpLists:
     return PcpLists(lists, count, unreadable)
 
 
-def _per_cpu_pages(prog: drgn.Program) -> Iterator[drgn.Object]:
-    """Find each ``struct per_cpu_pages`` of each populated zone."""
+def _per_cpu_pages(prog: drgn.Program, zones: list[Zone]) -> Iterator[drgn.Object]:
+    """Find each ``struct per_cpu_pages`` of each zone."""
     cpus = list(for_each_possible_cpu(prog))
-    for zone in _populated_zones(prog):
+    for zone in zones:
         for cpu in cpus:
             try:
-                yield per_cpu_ptr(zone.per_cpu_pageset, cpu)
+                yield per_cpu_ptr(zone.object.per_cpu_pageset, cpu)
             except AttributeError:
                 # Before Linux kernel commit 28f836b6777b ("mm/page_alloc: split
                 # per cpu page lists and zone stats") (in v5.14).
-                yield per_cpu_ptr(zone.pageset, cpu).pcp.address_of_()
-
-
-def _populated_zones(prog: drgn.Program) -> Iterator[drgn.Object]:
-    for pgdat in for_each_online_pgdat(prog):
-        for zone in pgdat.node_zones:
-            if zone.present_pages:
-                yield zone
+                yield per_cpu_ptr(zone.object.pageset, cpu).pcp.address_of_()
 
 
 def _read_heads(reader: Reader, pcp: drgn.Object) -> tuple[int, list[PcpList]]:

@@ -16,12 +16,16 @@ import drgn
 import numpy as np
 
 from msatools.kernel.reader import Gap, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.vmemmap import vmemmap_base
 from msatools.memory.layout import PageLayout
 
 State = Literal["online", "offline", "device"]
 
 CHUNK_BYTES = 1 << 20
 """Bytes of struct pages a read: what the columns need stays in a core's cache."""
+
+_PROBES = 8
 
 _GAP_BYTES = 4096
 """What a dump leaves out or a live memmap lacks, it lacks by page."""
@@ -53,12 +57,34 @@ class Chunk:
     device: bool
 
 
-def memmap_ranges(reader: Reader, layout: PageLayout) -> list[MemmapRange]:
+def memmap_ranges(
+    reader: Reader, layout: PageLayout, findings: Findings
+) -> list[MemmapRange]:
     """
     Find all struct pages, in pfn order.
 
+    The table of sections lies at the end of memory, which a truncated dump has
+    lost; then the sections are those of which some struct page can be read.
+
     :raises LookupError: if the kernel has no memory sections (no SPARSEMEM)
+    :raises drgn.FaultError: if no struct page can be read
     """
+    try:
+        return _listed_ranges(reader, layout)
+    except drgn.FaultError as error:
+        ranges = _readable_ranges(reader, layout)
+        if not ranges:
+            raise
+        findings.coverage["section_table_lost"] = 1
+        findings.note(
+            "sections-lost",
+            f"the table of memory sections is lost ({error}); sections without any "
+            "readable struct page are not counted",
+        )
+        return ranges
+
+
+def _listed_ranges(reader: Reader, layout: PageLayout) -> list[MemmapRange]:
     pages = pages_per_section(reader.prog)
     flags = _SectionFlags.of(reader.prog)
     usage_size, subsection_map = _subsection_map(reader.prog)
@@ -82,6 +108,28 @@ def memmap_ranges(reader: Reader, layout: PageLayout) -> list[MemmapRange]:
                 state = _state_of_offline(reader, layout, address)
             ranges.append(MemmapRange(nr, state, early, pfn, count, address))
     return ranges
+
+
+def _readable_ranges(reader: Reader, layout: PageLayout) -> list[MemmapRange]:
+    """Find the sections by trying to read struct pages of each that may be."""
+    pages = pages_per_section(reader.prog)
+    memmap = vmemmap_base(reader.prog)
+    last = reader.prog["__highest_present_section_nr"].value_()
+    size = pages * layout.size
+    step = size // _PROBES
+    return [
+        MemmapRange(nr, "online", True, nr * pages, pages, address)
+        for nr, address in enumerate(range(memmap, memmap + (last + 1) * size, size))
+        if any(_readable(reader, address + at) for at in range(0, size, step))
+    ]
+
+
+def _readable(reader: Reader, address: int) -> bool:
+    try:
+        reader.read(address, 8)
+    except drgn.FaultError:
+        return False
+    return True
 
 
 def pages_per_section(prog: drgn.Program) -> int:

@@ -4,15 +4,15 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import drgn
 import numpy as np
-from drgn.helpers.linux.mmzone import for_each_online_pgdat
 from drgn.helpers.linux.timekeeping import ktime_get_coarse_ns
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
+from msatools.kernel.zones import Zone, online_nodes, populated_zones
 from msatools.memory.checks import make_checks, read_counters
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.classify import Block
@@ -74,10 +74,12 @@ def collect_memstat(
     reader, findings = Reader(prog), Findings()
     live = bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
     layout = page_layout(prog)
-    ranges = memmap_ranges(reader, layout)
+    ranges = memmap_ranges(reader, layout, findings)
+    nodes = online_nodes(prog, findings)
+    populated = list(populated_zones(nodes))
     owners = collect_owners(reader, layout, findings)
-    pcp = pcp_lists(reader)
-    counters = read_counters(reader, pcp, findings)
+    pcp = pcp_lists(reader, populated)
+    counters = read_counters(reader, nodes, pcp, findings)
     seen = _SectionZones()
     before_scan = reader.reads
     result = scan(
@@ -90,14 +92,14 @@ def collect_memstat(
     )
     findings.coverage["memmap_reads"] = reader.reads - before_scan
     if live:
-        pcp = pcp_lists(reader)
+        pcp = pcp_lists(reader, populated)
     _, broken = settle_pcp(result, pcp)
     findings.coverage["pcp_lists_broken"] += broken
     findings.coverage["pcp_lists_unreadable"] += pcp.unreadable
     settle_cache(reader, result, findings)
     settle_swapcache(reader, result, findings)
-    after = read_counters(reader, pcp, findings) if live else counters
-    zones = _zones(prog)
+    after = read_counters(reader, nodes, pcp, findings) if live else counters
+    zones = {(zone.node, zone.number): zone for zone in populated}
     _cover(findings, reader, ranges, result)
     return MemstatReport(
         target=target or describe(prog),
@@ -107,9 +109,9 @@ def collect_memstat(
         notes=tuple(findings.notes.values()),
         pages=result.pages(),
         classes=_classes(result, prog["PAGE_SIZE"].value_()),
-        checks=make_checks(result, owners, counters, after),
+        checks=make_checks(result, owners, counters, after, findings.coverage),
         managed_pages=after.get("totalram_pages"),
-        physical_pages=_present_pages(prog),
+        physical_pages=sum(zone.present_pages for zone in populated),
         by={name: _group(result, layout, name, zones) for name in by},
         sections=_sections(prog, ranges, layout, seen, zones) if sections else None,
         vmalloc=_vmalloc_callers(prog, owners) if verbose else None,
@@ -161,40 +163,8 @@ def _now(prog: drgn.Program) -> int | None:
         return None
 
 
-def _present_pages(prog: drgn.Program) -> int | None:
-    try:
-        return sum(
-            int(zone.present_pages)
-            for pgdat in for_each_online_pgdat(prog)
-            for zone in pgdat.node_zones
-        )
-    except (LookupError, drgn.FaultError):
-        return None
-
-
-@dataclass(frozen=True)
-class _Zone:
-    name: str
-    start_pfn: int
-    end_pfn: int
-
-
-_Zones = dict[tuple[int, int], _Zone]
+_Zones = dict[tuple[int, int], Zone]
 """By node and zone number."""
-
-
-def _zones(prog: drgn.Program) -> _Zones:
-    zones: _Zones = {}
-    try:
-        for pgdat in for_each_online_pgdat(prog):
-            for number, zone in enumerate(pgdat.node_zones):
-                name = zone.name.string_().decode(errors="replace")
-                start = zone.zone_start_pfn.value_()
-                end = start + zone.spanned_pages.value_()
-                zones[pgdat.node_id.value_(), number] = _Zone(name, start, end)
-    except (LookupError, drgn.FaultError):
-        pass
-    return zones
 
 
 def _group(

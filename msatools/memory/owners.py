@@ -13,6 +13,7 @@ from msatools.kernel.files import OpenFiles
 from msatools.kernel.pagetables import PageTables
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
+from msatools.kernel.vmemmap import vmemmap_base
 from msatools.memory.classes import PageClass
 from msatools.memory.layout import PageLayout
 from msatools.memory.percpu import percpu_pfns
@@ -60,7 +61,7 @@ class Owners:
 def collect_owners(reader: Reader, layout: PageLayout, findings: Findings) -> Owners:
     """Ask all owners; one that cannot be asked costs a note."""
     owners = Owners()
-    memmap = reader.prog["vmemmap"].value_()
+    memmap = vmemmap_base(reader.prog)
 
     def pfns_of(pages: Iterable[npt.NDArray[np.uint64]]) -> Pfns:
         parts = list(pages)

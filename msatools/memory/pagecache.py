@@ -98,6 +98,13 @@ def _classes_of(
     for i in np.flatnonzero(readable & ~block & (roots != 0)):
         if _is_executed(reader, offsets, int(roots[i]), findings):
             classes[i] = PageClass.EXEC
+    lost = [findings.coverage[k] for k in ("inodes_unreadable", "vmas_unreadable")]
+    if any(lost):
+        findings.note(
+            "files-unclear",
+            f"{lost[0]:,} inodes and {lost[1]:,} mappings of files cannot be read: "
+            "pages counted as file may be exec or block devices",
+        )
     return classes
 
 

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Nodes and zones of physical memory, those of them that the dump has."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import drgn
+from drgn.helpers.linux.mmzone import for_each_online_pgdat
+
+from msatools.kernel.report import Findings
+
+
+@dataclass(frozen=True)
+class Zone:
+    """One populated zone."""
+
+    object: drgn.Object
+    """``struct zone``"""
+
+    node: int
+    number: int
+    """Its place in the node, as page flags have it."""
+
+    name: str
+    start_pfn: int
+    end_pfn: int
+    """Of what it spans, holes included."""
+
+    present_pages: int
+
+
+def online_nodes(prog: drgn.Program, findings: Findings) -> list[drgn.Object]:
+    """Find the ``struct pglist_data`` of each online node that can be read."""
+    nodes = []
+    try:
+        for pgdat in for_each_online_pgdat(prog):
+            try:
+                nodes.append(pgdat[0].read_())
+            except drgn.FaultError as error:
+                findings.coverage["nodes_unreadable"] += 1
+                findings.note("node-unreadable", f"a memory node is lost: {error}")
+    except drgn.FaultError as error:
+        findings.coverage["nodes_unreadable"] += 1
+        findings.note("node-unreadable", f"the list of memory nodes is lost: {error}")
+    return nodes
+
+
+def populated_zones(nodes: list[drgn.Object]) -> Iterator[Zone]:
+    """Pick the zones that have memory."""
+    for pgdat in nodes:
+        for number, zone in enumerate(pgdat.node_zones):
+            present = zone.present_pages.value_()
+            if not present:
+                continue
+            start = zone.zone_start_pfn.value_()
+            yield Zone(
+                object=zone,
+                node=pgdat.node_id.value_(),
+                number=number,
+                name=_name(zone),
+                start_pfn=start,
+                end_pfn=start + zone.spanned_pages.value_(),
+                present_pages=present,
+            )
+
+
+def _name(zone: drgn.Object) -> str:
+    try:
+        name: bytes = zone.name.string_()
+    except drgn.FaultError:
+        return "?"
+    return name.decode(errors="replace")

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The first lines of every report: what was looked at, and how well."""
+
+from collections.abc import Iterator
+
+from msatools.render.blocks import Span, Text, text
+from msatools.target.model import Crash, Target
+
+_KINDS = {"elf": "vmcore", "kdump": "vmcore", "kcore": "live", "qmp": "live guest"}
+
+
+def header(target: Target, *facts: str) -> Iterator[Text]:
+    """Yield the lines at the head of a report.
+
+    :param facts: what the command has to say of its reading, such as ``8 reads``
+    """
+    words = [target.release, _source(target), f"types: {target.types}"]
+    if facts:
+        words.append(", ".join(facts))
+    yield text(Span("  ".join(words), "title"))
+    if target.truncated:
+        yield text(Span("truncated: the file ends before the last of its pages", "bad"))
+    if target.crash is not None:
+        yield text(Span(_crash(target.crash), "bad"))
+
+
+def _source(target: Target) -> str:
+    details = [target.format] if target.format else []
+    if target.dump_level is not None:
+        details.append(f"level {target.dump_level}")
+    return _KINDS[target.kind] + (f" ({', '.join(details)})" if details else "")
+
+
+def _crash(crash: Crash) -> str:
+    words = [f"crashed: {crash.message or 'the kernel log does not tell why'}"]
+    if crash.cpu is not None:
+        words.append(f"CPU {crash.cpu}")
+    if crash.pid is not None:
+        words.append(f"pid {crash.pid} {crash.comm or '-'}")
+    return ", ".join(words)

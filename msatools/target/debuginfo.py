@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Find the debug info of the kernel proper, and make sure that it is its own."""
+
+import os
+
+from drgn import FaultError, MainModule, Program
+
+from msatools.target import elf
+from msatools.target.dumpfile import check_is_file, os_error
+from msatools.target.errors import NoTypesError, TargetError, WrongBuildError
+from msatools.target.reading import reader_of
+
+_DEBUGINFOD = "debuginfod"
+
+
+def load_named(prog: Program, vmlinux: str) -> None:
+    """Load debug info of the kernel proper from the file that the user named.
+
+    drgn passes over a file of another build without a word, and takes any file where
+    the dump holds no build ID (before Linux 5.9): both are caught here.
+
+    :raises WrongBuildError: if the file is of another build
+    :raises NoTypesError: if it holds no debug info
+    :raises TargetError: if it is no ELF file, or cannot be read
+    """
+    main = _main_module(prog)
+    expected, found = main.build_id, _read_build_id(vmlinux)
+    if expected and found != expected:
+        raise _wrong_build(vmlinux, prog, expected, found)
+    try:
+        main.try_file(vmlinux)
+    except Exception as error:
+        raise TargetError(vmlinux, str(error), "name an intact vmlinux") from error
+    if main.wants_debug_file():
+        raise NoTypesError(
+            vmlinux, "it holds no debug info", "name the vmlinux from the debug package"
+        )
+    if not expected and not _is_banner_in_place(prog):
+        raise _wrong_build(vmlinux, prog, None, None)
+
+
+def load_found(prog: Program, name: str, *, debuginfod: bool) -> None:
+    """Load what drgn finds by itself for the kernel proper.
+
+    Modules are left alone: looking for hundreds of them is slow, and no report needs
+    their types.
+
+    :param name: what to call the target in an error
+    :param debuginfod: whether the network may be asked
+    :raises NoTypesError: if nothing is found
+    """
+    finders = [f for f in prog.enabled_debug_info_finders() if f != _DEBUGINFOD]
+    if debuginfod:
+        _check_debuginfod(prog)
+        finders.append(_DEBUGINFOD)
+    prog.set_enabled_debug_info_finders(finders)
+    main = _main_module(prog)
+    prog.load_module_debug_info(main)
+    if main.wants_debug_file():
+        release = release_of(prog)
+        raise NoTypesError(
+            name,
+            f"no debug info found for {release}",
+            f"install it (Debian: linux-image-{release}-dbg, elsewhere the kernel's "
+            "debuginfo package) or name its vmlinux with -s",
+        )
+
+
+def release_of(prog: Program) -> str:
+    """Tell the kernel's release, as VMCOREINFO has it."""
+    release: bytes = prog["UTS_RELEASE"].string_()
+    return release.decode("ascii", "backslashreplace")
+
+
+def _main_module(prog: Program) -> MainModule:
+    try:
+        return prog.main_module()
+    except LookupError:
+        # drgn makes modules as it is asked for them, the kernel proper first.
+        next(iter(prog.loaded_modules()))
+        return prog.main_module()
+
+
+def _read_build_id(path: str) -> bytes | None:
+    try:
+        check_is_file(path, os.stat(path))
+        with open(path, "rb", buffering=0) as file:
+            read = reader_of(file.fileno())
+            return elf.build_id(read, elf.parse(read))
+    except OSError as error:
+        raise os_error(path, error) from error
+    except (EOFError, ValueError) as error:
+        raise TargetError(
+            path, str(error), "name the kernel's vmlinux, an ELF file with debug info"
+        ) from error
+
+
+def _is_banner_in_place(prog: Program) -> bool:
+    """Tell whether the kernel's banner is where the debug info says it is."""
+    try:
+        banner: bytes = prog["linux_banner"].string_()
+    except (LookupError, FaultError):
+        return False
+    return banner.startswith(f"Linux version {release_of(prog)} ".encode())
+
+
+def _wrong_build(
+    path: str, prog: Program, expected: bytes | None, found: bytes | None
+) -> WrongBuildError:
+    ids = ""
+    if expected:
+        has = found.hex() if found else "none"
+        ids = f" (build ID {expected.hex()}, the file's: {has})"
+    return WrongBuildError(
+        path,
+        f"of another build than the target's {release_of(prog)}{ids}",
+        "name the vmlinux of exactly this build",
+    )
+
+
+def _check_debuginfod(prog: Program) -> None:
+    if _DEBUGINFOD not in prog.registered_debug_info_finders():
+        raise TargetError(
+            "--debuginfod", "this drgn cannot do it", "install drgn with debuginfod"
+        )
+    if not os.environ.get("DEBUGINFOD_URLS"):
+        raise TargetError(
+            "--debuginfod", "no server is named", "set DEBUGINFOD_URLS to your server"
+        )

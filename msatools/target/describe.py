@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Say what a program is, whoever opened it."""
+
+from drgn import Program, ProgramFlags
+
+from msatools.target.crash import crash_of
+from msatools.target.debuginfo import release_of
+from msatools.target.dumpfile import DumpFile, read_dump_file
+from msatools.target.errors import NotADumpError, NoTypesError, TargetError
+from msatools.target.model import Kind, Target
+
+
+def describe(prog: Program) -> Target:
+    """Describe a program that drgn's prompt or another tool opened.
+
+    :raises NotADumpError: if it is not a kernel
+    :raises NoTypesError: if it has no types loaded
+    """
+    if not prog.flags & ProgramFlags.IS_LINUX_KERNEL:
+        raise NotADumpError("prog", "not a Linux kernel", "open a kernel or its dump")
+    path = prog.core_dump_path or "qmp"
+    dump = None
+    if not prog.flags & ProgramFlags.IS_LIVE:
+        try:
+            dump = read_dump_file(path)
+        except TargetError:
+            # The file may have been moved since, or opened by another user.
+            dump = None
+    return describe_opened(prog, path, dump)
+
+
+def describe_opened(prog: Program, path: str, dump: DumpFile | None) -> Target:
+    """Describe a program of which it is known what it was opened from.
+
+    :param path: what to call it
+    :param dump: what the dump's headers say, ``None`` where there are none
+    :raises NoTypesError: if it has no types loaded
+    """
+    _check_types(prog, path)
+    assert prog.platform is not None
+    page_size: int = prog["PAGE_SIZE"].value_()
+    return Target(
+        path=path,
+        kind=_kind(prog, dump),
+        live=bool(prog.flags & ProgramFlags.IS_LIVE),
+        release=release_of(prog),
+        arch=prog.platform.arch.name.lower(),
+        page_size=page_size,
+        types="dwarf",
+        dump_level=dump.dump_level if dump else None,
+        truncated=dump.truncated if dump else False,
+        crash=crash_of(prog),
+        format=dump.format if dump else "",
+    )
+
+
+def _kind(prog: Program, dump: DumpFile | None) -> Kind:
+    if dump is not None:
+        return dump.kind
+    if not prog.flags & ProgramFlags.IS_LIVE:
+        return "elf"
+    return "kcore" if prog.flags & ProgramFlags.IS_LOCAL else "qmp"
+
+
+def _check_types(prog: Program, path: str) -> None:
+    try:
+        prog.type("struct page")
+    except LookupError as error:
+        raise NoTypesError(
+            path,
+            "no types of the kernel are loaded",
+            "load its debug info, in drgn's prompt with -s",
+        ) from error

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The headers of an ELF file: is it a core, does it end too early, which build."""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from msatools.target.reading import ReadAt, read_exactly
+
+MAGIC = b"\x7fELF"
+
+_ET_CORE = 4
+_PN_XNUM = 0xFFFF
+_PT_NOTE = 4
+_SHT_NOTE = 7
+_SHT_NOBITS = 8
+_NT_GNU_BUILD_ID = 3
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A program header or section, as far as we look at it."""
+
+    kind: int
+    """``p_type`` or ``sh_type``."""
+
+    offset: int
+    """Where its contents begin in the file, in bytes."""
+
+    size: int
+    """Bytes it takes in the file."""
+
+
+@dataclass(frozen=True)
+class Elf:
+    """The headers of an ELF file."""
+
+    is_core: bool
+    byteorder: str
+    """``<`` or ``>``, as :mod:`struct` writes it."""
+
+    segments: tuple[Extent, ...]
+    sections: tuple[Extent, ...]
+
+    @property
+    def end(self) -> int:
+        """The size the file must have to hold every segment."""
+        return max(
+            (segment.offset + segment.size for segment in self.segments), default=0
+        )
+
+
+def parse(read: ReadAt) -> Elf:
+    """Parse the headers.
+
+    Layouts are those of elf.h's ``Elf32_*`` and ``Elf64_*`` structures.
+
+    :raises ValueError: if this is not an ELF file
+    :raises EOFError: if the file ends within its headers
+    """
+    ident = read_exactly(read, 0, 16)
+    if not ident.startswith(MAGIC):
+        raise ValueError("not an ELF file")
+    try:
+        is_64 = {1: False, 2: True}[ident[4]]
+        byteorder = {1: "<", 2: ">"}[ident[5]]
+    except KeyError:
+        raise ValueError("an ELF file of an unknown class or byte order") from None
+
+    header = struct.Struct(byteorder + ("HHIQQQIHHHHHH" if is_64 else "HHIIIIIHHHHHH"))
+    fields = header.unpack(read_exactly(read, 16, header.size))
+    e_type, _, _, _, phoff, shoff, _, _, phentsize, phnum, shentsize, shnum, _ = fields
+
+    if shoff and (shnum == 0 or phnum == _PN_XNUM):
+        # Counts that do not fit the header are in the first section header.
+        count = struct.Struct(byteorder + ("32xQ4xI" if is_64 else "20xI4xI"))
+        many_sections, many_segments = count.unpack(
+            read_exactly(read, shoff, count.size)
+        )
+        shnum = shnum or many_sections
+        phnum = many_segments if phnum == _PN_XNUM else phnum
+
+    segment = struct.Struct(byteorder + ("I4xQ16xQ" if is_64 else "II8xI"))
+    section = struct.Struct(byteorder + ("4xI16xQQ" if is_64 else "4xI8xII"))
+    return Elf(
+        is_core=e_type == _ET_CORE,
+        byteorder=byteorder,
+        segments=tuple(_table(read, phoff, phentsize, phnum, segment)),
+        sections=tuple(_table(read, shoff, shentsize, shnum, section)),
+    )
+
+
+@dataclass(frozen=True)
+class Note:
+    """An ELF note."""
+
+    name: bytes
+    kind: int
+    """``n_type``, whose meaning depends on the name."""
+
+    description: bytes
+
+
+def notes(read: ReadAt, elf: Elf) -> Iterator[Note]:
+    """Yield the notes of an ELF file.
+
+    :raises EOFError: if the file ends within them
+    """
+    # A separate debug file has its program headers but not what they point at, so
+    # the sections go first.
+    extents = [section for section in elf.sections if section.kind == _SHT_NOTE]
+    extents += [segment for segment in elf.segments if segment.kind == _PT_NOTE]
+    for extent in extents:
+        data = read_exactly(read, extent.offset, extent.size)
+        yield from _parse_notes(data, elf.byteorder)
+
+
+def build_id(read: ReadAt, elf: Elf) -> bytes | None:
+    """Find the GNU build ID, ``None`` if the file has none.
+
+    :raises EOFError: if the file ends within its notes
+    """
+    for note in notes(read, elf):
+        if note.name == b"GNU" and note.kind == _NT_GNU_BUILD_ID:
+            return note.description
+    return None
+
+
+def _table(
+    read: ReadAt, offset: int, entry_size: int, count: int, layout: struct.Struct
+) -> Iterator[Extent]:
+    if not count:
+        return
+    if entry_size < layout.size:
+        raise ValueError("an ELF file whose header entries are too small")
+    data = read_exactly(read, offset, entry_size * count)
+    for index in range(count):
+        kind, start, size = layout.unpack_from(data, index * entry_size)
+        yield Extent(kind, start, 0 if kind == _SHT_NOBITS else size)
+
+
+def _parse_notes(data: bytes, byteorder: str) -> Iterator[Note]:
+    header = struct.Struct(byteorder + "III")
+    position = 0
+    while position + header.size <= len(data):
+        name_size, size, kind = header.unpack_from(data, position)
+        name_at = position + header.size
+        at = name_at + _aligned(name_size)
+        position = at + _aligned(size)
+        name = data[name_at : name_at + name_size].rstrip(b"\0")
+        yield Note(name, kind, data[at : at + size])
+
+
+def _aligned(size: int) -> int:
+    return (size + 3) & ~3

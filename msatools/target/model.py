@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What every report says of the kernel it looked at."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["elf", "kdump", "kcore", "qmp"]
+Types = Literal["dwarf", "btf"]
+
+
+class Address(int):
+    """An address in the kernel looked at; reports show it as ``0x…``."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Crash:
+    """How the kernel died; a field is ``None`` where the dump does not tell."""
+
+    message: str | None
+    """The panic or oops line of the kernel log, control characters kept."""
+
+    cpu: int | None
+    pid: int | None
+    comm: str | None
+
+
+@dataclass(frozen=True)
+class Target:
+    """The kernel looked at, and what it was read from."""
+
+    path: str
+    """The dump's path, ``/proc/kcore``, or the address of a QMP socket."""
+
+    kind: Kind
+    live: bool
+    release: str
+    arch: str
+    page_size: int
+
+    types: Types
+    """What serves types and symbols of the kernel proper."""
+
+    dump_level: int | None
+    """makedumpfile's ``-d`` bit mask; ``None`` where the format does not keep it."""
+
+    truncated: bool
+    """Whether the file ends before its own tables say it should."""
+
+    crash: Crash | None
+
+    format: str = ""
+    """The file format in words, such as ``kdump zlib, flattened``."""

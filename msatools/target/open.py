@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Open what the user named: a dump, the running kernel, or a QEMU guest."""
+
+import os
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import drgn
+from drgn import Architecture, Platform, Program
+
+from msatools.target import debuginfo, qmp
+from msatools.target.describe import describe_opened
+from msatools.target.dumpfile import DumpFile, os_error, read_dump_file
+from msatools.target.errors import (
+    DamagedDumpError,
+    NotADumpError,
+    NotPermittedError,
+    NoTypesError,
+    TargetError,
+)
+from msatools.target.model import Target
+
+KCORE = "/proc/kcore"
+_LOCKDOWN = "/sys/kernel/security/lockdown"
+
+# utsname.machine, where it is not the name of drgn's architecture.
+_ARCHITECTURES = {"i686": "I386", "armv7l": "ARM", "ppc64le": "PPC64"}
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """What the user named. With neither path nor guest: the running kernel."""
+
+    path: str | None = None
+    """A dump, or ``/proc/kcore``."""
+
+    qemu: str | None = None
+    """A QMP socket's path or ``host:port``."""
+
+    vmlinux: str | None = None
+    """Debug info of the kernel proper; ``None`` to take what drgn finds."""
+
+    types: Literal["auto", "dwarf", "btf"] = "auto"
+    debuginfod: bool = False
+    """Whether debug info may be fetched from the network."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a running kernel is named, told without opening it."""
+        return self.path is None or os.path.realpath(self.path) == KCORE
+
+
+class Opened(NamedTuple):
+    """A target that is ready to be asked."""
+
+    prog: Program
+    target: Target
+
+
+def open_target(spec: TargetSpec) -> Opened:
+    """Open a target and load types and symbols of the kernel proper.
+
+    :raises TargetError: if it, or its types, cannot be had; the subclasses in
+        :mod:`msatools.target.errors` tell the reasons apart
+    """
+    if spec.types == "btf":
+        raise NoTypesError(
+            "--types btf",
+            "this version cannot read BTF yet",
+            "leave it out and install or name debug info",
+        )
+    dump = None
+    if spec.qemu is not None:
+        path = spec.qemu
+        prog = _open_guest(path)
+    elif spec.is_live:
+        path = spec.path or KCORE
+        prog = _open_kcore(path)
+    else:
+        assert spec.path is not None
+        path = spec.path
+        dump = read_dump_file(path)
+        prog = _open_dump(path, dump)
+
+    if spec.vmlinux is not None:
+        debuginfo.load_named(prog, spec.vmlinux)
+    else:
+        debuginfo.load_found(prog, path, debuginfod=spec.debuginfod)
+    return Opened(prog, describe_opened(prog, path, dump))
+
+
+def _open_dump(path: str, dump: DumpFile) -> Program:
+    if dump.kind == "kdump" and not drgn._with_libkdumpfile:
+        raise TargetError(
+            path,
+            "this drgn was built without libkdumpfile, which reads kdumps",
+            "install drgn's wheel, or build it with libkdumpfile",
+        )
+    prog = Program(platform=_platform_of(dump))
+    try:
+        prog.set_core_dump(path)
+    except OSError as error:
+        raise os_error(path, error) from error
+    except Exception as error:
+        # drgn raises bare exceptions here; their text is for developers.
+        if dump.truncated:
+            raise DamagedDumpError(
+                path, "cut off before its pages can be found", "copy the dump again"
+            ) from error
+        raise DamagedDumpError(
+            path, f"drgn cannot open it: {error}", "copy or take the dump again"
+        ) from error
+    if not prog.flags & drgn.ProgramFlags.IS_LINUX_KERNEL:
+        raise NotADumpError(path, "not a dump of Linux", "name a vmcore")
+    return prog
+
+
+def _platform_of(dump: DumpFile) -> Platform | None:
+    """Tell the platform where libkdumpfile cannot; ``None`` where drgn will.
+
+    QEMU (seen in 7.2) leaves all of utsname but the machine blank in the kdumps it
+    writes, and libkdumpfile then does not know the architecture.
+    """
+    if dump.machine is None or dump.release is not None:
+        return None
+    name = _ARCHITECTURES.get(dump.machine, dump.machine.upper())
+    try:
+        return Platform(Architecture[name])
+    except KeyError:
+        return None
+
+
+def _open_kcore(path: str) -> Program:
+    prog = Program()
+    try:
+        prog.set_kernel()
+    except FileNotFoundError as error:
+        raise TargetError(
+            path,
+            "no such file",
+            "this kernel or container offers none: name a dump instead",
+        ) from error
+    except PermissionError as error:
+        raise _not_permitted(path) from error
+    except Exception as error:
+        raise TargetError(
+            path, f"drgn cannot open it: {error}", "name a dump instead"
+        ) from error
+    return prog
+
+
+def _not_permitted(path: str) -> NotPermittedError:
+    lockdown = _lockdown()
+    if os.geteuid() != 0:
+        return NotPermittedError(path, "permission denied", "run as root")
+    if lockdown is not None:
+        return NotPermittedError(
+            path,
+            f"the kernel is locked down ({lockdown})",
+            "boot it without lockdown, or name a dump instead",
+        )
+    return NotPermittedError(
+        path,
+        "permission denied, even to root",
+        "run outside of the container, with CAP_SYS_RAWIO",
+    )
+
+
+def _lockdown() -> str | None:
+    """Tell the lockdown mode of the running kernel, ``None`` if it has none."""
+    try:
+        with open(_LOCKDOWN, encoding="ascii") as file:
+            modes = file.read()
+    except OSError:
+        return None
+    # The mode in force stands in brackets: "none integrity [confidentiality]".
+    mode = modes.partition("[")[2].partition("]")[0]
+    return None if mode in ("", "none") else mode
+
+
+def _open_guest(address: str) -> Program:
+    prog = Program()
+    connection = qmp.connect(address)
+    try:
+        # The connection is drgn's from here on, whether it likes it or not.
+        prog.set_qemu_qmp(connection.detach())
+    except Exception as error:
+        raise TargetError(
+            address, f"not a QMP socket: {error}", "name the socket of QEMU's -qmp"
+        ) from error
+    if not prog.flags & drgn.ProgramFlags.IS_LINUX_KERNEL:
+        raise TargetError(
+            address,
+            "the guest does not say where its kernel is",
+            "run QEMU with -device vmcoreinfo and load qemu_fw_cfg in the guest",
+        )
+    return prog
