@@ -223,7 +223,11 @@ def _compound_heads(block: Block) -> None:
     heads = block.flagged(layout.bits["head"])
     heads = heads[heads + 1 < len(block)]
     tail_words = info[tails]
-    if layout.fake_heads and len(heads):
+    if not len(heads):
+        block.tails = tails
+        block.tail_heads = _head_indices(block, tails, tail_words)
+        return
+    if layout.fake_heads:
         # Linux kernel commit e7d324850bfc ("mm: hugetlb: free the 2nd vmemmap
         # page associated with each HugeTLB page") (in v5.18): the tails'
         # struct pages are one page mapped many times, which starts with the
@@ -318,8 +322,9 @@ def _free_blocks(block: Block) -> None:
     if not len(firsts):
         return
     orders = block.column(block.layout.private)[firsts]
-    for order in range(1, int(min(orders.max(), _MAX_ORDER)) + 1):
-        count = 1 << order
+    present = np.bincount(np.minimum(orders, np.uint64(_MAX_ORDER)).view(np.int64))
+    for order in np.flatnonzero(present[1:]) + 1:
+        count = 1 << int(order)
         if len(block) % count or block.pfn % count:
             break
         rows = firsts[orders == order] // count

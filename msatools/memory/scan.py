@@ -254,7 +254,9 @@ def _add_counts(
 
 
 def _apply_owners(block: Block, owned: OwnedPages) -> None:
-    first, last = np.searchsorted(owned.pfns, (block.pfn, block.pfn + len(block)))
+    # Keys of the array's own type, or all of it is converted at each call.
+    ends = np.array((block.pfn, block.pfn + len(block)), np.uint64)
+    first, last = np.searchsorted(owned.pfns, ends)
     if first == last:
         return
     indices = (owned.pfns[first:last] - np.uint64(block.pfn)).astype(np.intp)
@@ -316,20 +318,22 @@ def _add_anon(
 ) -> None:
     codes = block.codes
     anon = (codes == PageClass.ANON) | (codes == PageClass.KSM)
+    shmem = codes == PageClass.SHMEM
+    if not anon.any() and not shmem.any():
+        return
     unmapped = np.flatnonzero(anon & (block.words == NOT_MAPPED))
     heads = block.heads_of(unmapped)
     result.anon_unmapped += len(unmapped) - _mapped_whole(block, heads)
-    swappable = np.flatnonzero(anon | (codes == PageClass.SHMEM))
+    swappable = np.flatnonzero(anon | shmem)
     heads = block.heads_of(swappable)
     swapcache = np.uint64(block.layout.swapcache_bits)
     swapped = block.flags[heads] & swapcache == swapcache
     if not swapped.any():
         return
     swappable, heads = swappable[swapped], heads[swapped]
-    shmem = codes[swappable] == PageClass.SHMEM
-    result.shmem_swapcache += int(np.count_nonzero(shmem))
-    result.anon_swapcache += int(np.count_nonzero(~shmem))
-    nameless = ~shmem & (block.mapping[heads] == 0)
+    result.shmem_swapcache += int(np.count_nonzero(shmem[swappable]))
+    result.anon_swapcache += int(np.count_nonzero(anon[swappable]))
+    nameless = anon[swappable] & (block.mapping[heads] == 0)
     entries = block.column(block.layout.private)[heads[nameless]]
     result.swap_entries.append(entries)
     result.swap_keys.append(_some(keys, swappable[nameless]))

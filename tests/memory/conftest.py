@@ -70,7 +70,7 @@ def pages(report: MemstatReport) -> dict[str, int]:
 def by_pfn(prog: Program) -> PagesByPfn:
     reader, findings = Reader(prog), Findings()
     layout = page_layout(prog)
-    ranges = memmap_ranges(reader, layout)
+    ranges = memmap_ranges(reader, layout, findings)
     end = max(part.pfn + part.pages for part in ranges)
     seen = PagesByPfn(
         np.full(end, 255, np.uint8), np.zeros(end, np.bool_), np.arange(end)
