@@ -9,6 +9,7 @@ intervals, exit status and signals.
 
 import argparse
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -304,16 +305,14 @@ def _run(command: Command[R], argv: Sequence[str]) -> int:
         return EXIT_DONE
     words = parse_words(args.words)
     spec = _target_spec(args, words)
-    incomplete = False
+    seen: _Seen[R] = _Seen()
     try:
         opened = open_target(spec)
-        with _reports(command, opened.prog, opened.target, args, words) as reports:
-            for report in reports:
-                incomplete |= command.problems(report)
+        _report(command, opened.prog, opened.target, args, words, seen)
     except _Stopped:
         if words.interval_s is None:
             raise
-    return EXIT_INCOMPLETE if args.strict and incomplete else EXIT_DONE
+    return EXIT_INCOMPLETE if args.strict and seen.incomplete else EXIT_DONE
 
 
 def run_in_drgn(command: Command[R], prog: Program, argv: Sequence[str]) -> R | None:
@@ -337,28 +336,34 @@ def run_in_drgn(command: Command[R], prog: Program, argv: Sequence[str]) -> R | 
     except UsageError as error:
         raise CommandArgumentError(f"%{command.name}: {escape(str(error))}") from None
 
-    last, incomplete = None, False
+    seen: _Seen[R] = _Seen()
     try:
-        with _reports(command, prog, describe(prog), args, words) as reports:
-            for report in reports:
-                last = report
-                incomplete |= command.problems(report)
+        _report(command, prog, describe(prog), args, words, seen)
     except KeyboardInterrupt:
         if words.interval_s is None:
             raise
-    if args.strict and incomplete:
+    if args.strict and seen.incomplete:
         raise CommandError(f"%{command.name}: the report is not complete")
-    return last
+    return seen.last
 
 
-def _reports(
+@dataclass
+class _Seen(Generic[R]):
+    """What is known of the reports so far, however the run ends."""
+
+    last: R | None = None
+    incomplete: bool = False
+
+
+def _report(
     command: Command[R],
     prog: Program,
     target: Target,
     args: argparse.Namespace,
     words: Words,
-) -> contextlib.closing[Generator[R]]:
-    """Collect and print reports, and yield each when it has been printed."""
+    seen: _Seen[R],
+) -> None:
+    """Collect and print one report, or one after each interval until the end."""
 
     def collect() -> R:
         try:
@@ -367,24 +372,31 @@ def _reports(
         except FaultError as error:
             raise _unreadable(target, error) from error
 
-    def reports() -> Generator[R]:
-        if words.interval_s is None:
-            yield collect()
-        else:
-            yield from sample(collect, command.delta, words.interval_s, words.count)
+    def deliver(report: R) -> None:
+        with _output() as out:
+            if args.json:
+                json.show(report, out)
+            else:
+                if words.interval_s is not None:
+                    show([text(time.strftime("%H:%M:%S"))], out)
+                show(command.blocks(report, args), out)
+        seen.last = report
+        seen.incomplete |= command.problems(report)
 
-    def printed() -> Generator[R]:
-        for report in reports():
-            with _output() as out:
-                if args.json:
-                    json.show(report, out)
-                else:
-                    if words.interval_s is not None:
-                        show([text(time.strftime("%H:%M:%S"))], out)
-                    show(command.blocks(report, args), out)
-            yield report
-
-    return contextlib.closing(printed())
+    if words.interval_s is None:
+        deliver(collect())
+        return
+    with _Keys() as keys:
+        due = time.monotonic()
+        previous = collect()
+        for _ in range(words.count) if words.count else itertools.count():
+            # A report that takes longer than the interval delays those after it.
+            due = max(due + words.interval_s, time.monotonic())
+            if keys.quit_before(due):
+                break
+            current = collect()
+            deliver(command.delta(previous, current))
+            previous = current
 
 
 def _unreadable(target: Target, error: FaultError) -> TargetError:
@@ -400,31 +412,6 @@ def _unreadable(target: Target, error: FaultError) -> TargetError:
     )
 
 
-def sample(
-    collect: Callable[[], R],
-    delta: Callable[[R, R], R],
-    interval_s: float,
-    count: int | None,
-) -> Iterator[R]:
-    """Yield what changed in each interval, until ``count`` or the user's ``q``.
-
-    A report that takes longer than the interval delays those after it; none is
-    skipped.
-    """
-    with _Keys() as keys:
-        due = time.monotonic()
-        previous = collect()
-        taken = 0
-        while count is None or taken < count:
-            due = max(due + interval_s, time.monotonic())
-            if keys.quit_before(due):
-                return
-            current = collect()
-            yield delta(previous, current)
-            previous = current
-            taken += 1
-
-
 class _Keys:
     """The keys pressed on the terminal, if there is one and it is ours."""
 
@@ -435,9 +422,12 @@ class _Keys:
         # A pipe's reader, such as less, may want the keys for itself.
         if _is_terminal(sys.stdin) and _is_terminal(sys.stdout):
             self._fd = sys.stdin.fileno()
-            if os.tcgetpgrp(self._fd) == os.getpgrp():
-                self._saved = termios.tcgetattr(self._fd)
-                tty.setcbreak(self._fd, termios.TCSADRAIN)
+            # It may be the terminal of another session, or we in its background.
+            with contextlib.suppress(OSError, termios.error):
+                if os.tcgetpgrp(self._fd) == os.getpgrp():
+                    saved = termios.tcgetattr(self._fd)
+                    tty.setcbreak(self._fd, termios.TCSADRAIN)
+                    self._saved = saved
         return self
 
     def __exit__(self, *exc_info: object) -> None:

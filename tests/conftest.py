@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Real dumps and guests from the lab, and the commands as users start them."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fixtures import lab
+
+Msa = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session", params=["6.1", "6.12"])
+def run(request: pytest.FixtureRequest) -> lab.Run:
+    """The memory scenario, on each kernel."""
+    return lab.build(f"memory-{request.param}")
+
+
+@pytest.fixture(scope="session")
+def run_612() -> lab.Run:
+    """The memory scenario, where one kernel will do."""
+    return lab.build("memory-6.12")
+
+
+@pytest.fixture(scope="session")
+def live_qmp() -> Iterator[str]:
+    """A QMP socket of a guest that runs."""
+    with lab.live("memory-6.12") as guest:
+        yield str(guest.qmp)
+
+
+@pytest.fixture(scope="session")
+def msa_memstat() -> Path:
+    """The installed console script."""
+    return Path(sys.executable).with_name("msa-memstat")
+
+
+@pytest.fixture
+def msa(msa_memstat: Path) -> Msa:
+    """Run msa-memstat with some words and give what it printed."""
+
+    def run_it(*words: str | Path, **options: object) -> object:
+        return subprocess.run(
+            [msa_memstat, *words],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            **options,
+        )
+
+    return run_it

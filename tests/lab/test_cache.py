@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from fixtures.lab.cache import Cache, content_key, default_limit, default_root
+from fixtures.lab.errors import LabError
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path, limit=1 << 40)
+
+
+def filled(cache: Cache, name: str, size: int, age: float = 0) -> Path:
+    """An entry of *size* bytes, last used *age* seconds ago, held by nobody."""
+
+    def fill(directory: Path) -> None:
+        (directory / "data").write_bytes(b"x" * size)
+
+    entry = cache.entry("run", name, "k", fill)
+    cache.release()
+    os.utime(entry, (time.time() - age,) * 2)
+    return entry
+
+
+def test_key_tells_parts_files_and_their_order_apart(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_text("1")
+    two.write_text("2")
+    keys = [
+        content_key(["a", "b"]),
+        content_key(["ab"]),
+        content_key(["b", "a"]),
+        content_key(["a", "b"], [one]),
+        content_key(["a", "b"], [one, two]),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert content_key(["a", "b"], [two, one]) == keys[-1]
+    two.write_text("3")
+    assert content_key(["a", "b"], [one, two]) != keys[-1]
+
+
+def test_entry_is_filled_once(cache: Cache) -> None:
+    calls: list[Path] = []
+    for _ in range(2):
+        entry = cache.entry("run", "name", "key", calls.append)
+    assert len(calls) == 1
+    assert entry == cache.root / "run" / "name-key"
+    assert cache.find("run", "name", "key") == entry
+    assert cache.find("run", "name", "other") is None
+
+
+def test_failed_fill_leaves_nothing(cache: Cache) -> None:
+    def fill(directory: Path) -> None:
+        (directory / "half").write_text("half")
+        raise LabError("no")
+
+    with pytest.raises(LabError):
+        cache.entry("run", "name", "key", fill)
+    assert cache.entries() == []
+    assert list((cache.root / "tmp").iterdir()) == []
+    cache.entry("run", "name", "key", lambda directory: None)
+
+
+def test_second_builder_waits_for_the_first(cache: Cache) -> None:
+    def fill(directory: Path) -> None:
+        with (cache.root / "fills").open("a") as fills:
+            fills.write("x")
+        time.sleep(0.3)
+
+    def build() -> None:
+        Cache(cache.root, cache.limit).entry("run", "name", "key", fill)
+
+    context = multiprocessing.get_context("fork")
+    builders = [context.Process(target=build) for _ in range(3)]
+    for builder in builders:
+        builder.start()
+    for builder in builders:
+        builder.join(30)
+        assert builder.exitcode == 0
+    assert (cache.root / "fills").read_text() == "x"
+
+
+def test_least_recently_used_go_first(cache: Cache) -> None:
+    old, new, newer = (
+        filled(cache, name, MIB, age)
+        for name, age in (("old", 300), ("new", 200), ("newer", 100))
+    )
+    assert cache.evict(int(2.5 * MIB)) == [old]
+    assert cache.find("run", "new", "k") == new  # used: now the newest
+    cache.release()
+    assert cache.evict(int(1.5 * MIB)) == [newer]
+
+
+def test_what_is_in_use_stays(cache: Cache) -> None:
+    entry = filled(cache, "name", MIB)
+    other = Cache(cache.root, cache.limit)
+    other.find("run", "name", "k")
+    assert cache.evict(0) == []
+    other.release()
+    cache.find("run", "name", "k")
+    assert cache.evict(0) == []  # in use by this very process
+    cache.release()
+    assert cache.evict(0) == [entry]
+    assert not entry.exists()
+
+
+def test_evicted_entry_can_be_built_again(cache: Cache) -> None:
+    entry = filled(cache, "name", MIB)
+    cache.evict(0)
+    assert filled(cache, "name", MIB) == entry
+
+
+def test_sparse_files_count_as_what_they_take(cache: Cache) -> None:
+    cache.entry("run", "name", "key", lambda d: os.truncate(made(d / "hole"), 1 << 30))
+    cache.release()
+    assert cache.evict(MIB) == []
+
+
+def made(path: Path) -> Path:
+    path.touch()
+    return path
+
+
+def test_leftovers_of_dead_builders_are_removed(cache: Cache) -> None:
+    dead = cache.root / "tmp" / "999999999-x"
+    alive = cache.root / "tmp" / f"{os.getpid()}-x"
+    for directory in (dead, alive):
+        directory.mkdir(parents=True)
+    cache.evict()
+    assert not dead.exists()
+    assert alive.exists()
+
+
+def test_root_and_limit_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MSATOOLS_CACHE", "/somewhere")
+    assert default_root() == Path("/somewhere")
+    monkeypatch.delenv("MSATOOLS_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/users")
+    assert default_root() == Path("/users/msatools")
+    monkeypatch.setenv("MSATOOLS_CACHE_GIB", "1.5")
+    assert default_limit() == 3 << 29
+    monkeypatch.setenv("MSATOOLS_CACHE_GIB", "much")
+    with pytest.raises(LabError, match="number of GiB"):
+        default_limit()

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from fixtures.lab import kernels
+from fixtures.lab.cache import Cache
+from fixtures.lab.errors import LabError
+from fixtures.lab.kernels import KERNELS, Installed, Kernel, Release, order_releases
+from fixtures.lab.packages import Archive
+
+IMAGE = "linux-image-6.1.0-{}-cloud-amd64"
+RELEASE = "6.1.0-{}-cloud-amd64"
+
+
+def versions(*revisions: int) -> dict[str, str]:
+    """What the archive has: image and debug package of each revision."""
+    found = {}
+    for revision in revisions:
+        name = IMAGE.format(revision)
+        found[name] = found[f"{name}-dbg"] = f"6.1.{revision}-1"
+    return found
+
+
+def order(meta: list[str], found: dict[str, str]) -> list[str]:
+    return [r.release for r in order_releases(KERNELS["6.1"], meta, found)]
+
+
+def test_newest_first_by_number_not_by_letter() -> None:
+    newest = [RELEASE.format(n) for n in (100, 56, 9)]
+    assert order([], versions(9, 100, 56)) == newest
+
+
+def test_what_the_meta_package_names_leads() -> None:
+    found = versions(55, 56)
+    assert order([IMAGE.format(55)], found)[0] == RELEASE.format(55)
+
+
+def test_release_needs_its_debug_package_at_the_same_version() -> None:
+    found = versions(54, 55, 56)
+    del found[IMAGE.format(56) + "-dbg"]
+    found[IMAGE.format(55)] = "6.1.56-1"
+    assert order([IMAGE.format(56)], found) == [RELEASE.format(54)]
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "linux-image-6.12.117+deb12-cloud-amd64",
+        "linux-image-6.1.0-56-amd64",
+        "linux-image-6.1.0-56-cloud-amd64-dbg",
+        "linux-image-6.1.0-56-cloud-amd64-unsigned",
+        "linux-image-cloud-amd64",
+    ],
+)
+def test_other_kernels_packages_are_not_taken(package: str) -> None:
+    assert KERNELS["6.1"].release_of(package) is None
+
+
+def test_release_names_its_packages() -> None:
+    release = Release("6.12.117+deb12-cloud-amd64", "6.12.117-1~deb12u1")
+    assert str(release.image) == (
+        "linux-image-6.12.117+deb12-cloud-amd64=6.12.117-1~deb12u1"
+    )
+    assert release.debug.name == "linux-image-6.12.117+deb12-cloud-amd64-dbg"
+
+
+class FakeArchive(Archive):
+    """An archive that fetches only what is *there*, whatever its lists say."""
+
+    def __init__(self, cache: Cache, listed: list[int], there: list[int]) -> None:
+        self.cache = cache
+        self.listed = listed
+        self.there = [RELEASE.format(n) for n in there]
+
+    def refresh(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeArchive:
+    archive = FakeArchive(Cache(tmp_path, 1 << 30), [54, 55, 56], [54, 55, 56])
+
+    def unpack(kernel: Kernel, release: Release, _: Archive) -> Installed:
+        if release.release not in archive.there:
+            raise LabError("404")
+        key = kernels._key(release)
+        path = archive.cache.entry("kernel", release.release, key, lambda d: None)
+        return Installed(kernel, release.release, release.version, path)
+
+    def releases(kernel: Kernel, _: Archive) -> list[Release]:
+        found = versions(*archive.listed)
+        return order_releases(kernel, [IMAGE.format(max(archive.listed))], found)
+
+    monkeypatch.setattr(kernels, "_unpack", unpack)
+    monkeypatch.setattr(kernels, "releases", releases)
+    return archive
+
+
+def test_newest_is_installed(archive: FakeArchive) -> None:
+    assert kernels.install("6.1", archive).release == RELEASE.format(56)
+
+
+def test_vanished_release_falls_back_to_the_cached_one(archive: FakeArchive) -> None:
+    archive.listed = [54]
+    kernels.install("6.1", archive)
+    archive.listed = [54, 55, 56]
+    archive.there = [RELEASE.format(55)]
+    assert kernels.install("6.1", archive).release == RELEASE.format(54)
+
+
+def test_vanished_release_falls_back_to_the_next_newest(archive: FakeArchive) -> None:
+    archive.there = [RELEASE.format(55), RELEASE.format(54)]
+    assert kernels.install("6.1", archive).release == RELEASE.format(55)
+
+
+def test_nothing_to_be_had_is_one_clear_error(archive: FakeArchive) -> None:
+    archive.there = []
+    with pytest.raises(LabError, match=r"no kernel 6\.1 .*debug info"):
+        kernels.install("6.1", archive)
+
+
+def test_rows_are_keyed_by_their_name() -> None:
+    for name, kernel in KERNELS.items():
+        assert kernel.name == name
+        assert dataclasses.asdict(kernel)["meta"].startswith("linux-image-")

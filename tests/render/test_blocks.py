@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+import io
+import os
+import pty
+import re
+import time
+
+import pytest
+
+from msatools.render import plain, show
+from msatools.render.blocks import (
+    Block,
+    Column,
+    Span,
+    Table,
+    Text,
+    Tree,
+    escape,
+    text,
+)
+
+EVIL = "a\x1b[31mb\x07\r\nc\x9bd\u202ee\ud800[bold]f[/bold]\\[red]"
+ESCAPED = r"a\x1b[31mb\x07\x0d\x0ac\x9bd\u202ee\ud800[bold]f[/bold]\[red]"
+
+TABLE = Table(
+    columns=(Column("NAME"), Column("PAGES", "right"), Column("WHY")),
+    rows=[
+        ["slab", "3,775", Span("ok", "good")],
+        ["a longer name", Span("1", "warn")],
+        ["", "12,345,678", "because"],
+    ],
+)
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def printed(*blocks: Block) -> str:
+    out = io.StringIO()
+    show(blocks, out)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("raw", "escaped"),
+    [
+        ("", ""),
+        ("plain text, 100 % [x]", "plain text, 100 % [x]"),
+        ("naïve 日本 é", "naïve 日本 é"),
+        (EVIL, ESCAPED),
+        ("\x00\x7f\x80", r"\x00\x7f\x80"),
+        ("\U000e0001", r"\U000e0001"),
+        ("\u2028", r"\u2028"),
+    ],
+)
+def test_escape(raw: str, escaped: str) -> None:
+    assert escape(raw) == escaped
+
+
+def test_table() -> None:
+    assert printed(TABLE) == (
+        "NAME                PAGES  WHY\n"
+        "slab                3,775  ok\n"
+        "a longer name           1\n"
+        "               12,345,678  because\n"
+    )
+
+
+def test_table_without_rows() -> None:
+    assert printed(Table(TABLE.columns, [])) == "NAME  PAGES  WHY\n"
+
+
+def test_text() -> None:
+    assert printed(text("a ", Span("b", "bad")), text(), Text(("c",))) == "a b\n\nc\n"
+
+
+def test_tree() -> None:
+    tree = Tree("root", (Tree("a", (Tree("b"), Tree("c"))), Tree("d", (Tree("e"),))))
+    assert printed(tree) == (
+        "root\n"
+        "|- a\n"
+        "|  |- b\n"
+        "|  `- c\n"
+        "`- d\n"
+        "   `- e\n"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "block", [text(EVIL), Table((Column("X"),), [[EVIL]]), Tree(EVIL, (Tree(EVIL),))]
+)
+def test_data_cannot_reach_the_terminal(
+    block: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for out in (io.StringIO(), FakeTerminal()):
+        show([block], out)
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+        assert ESCAPED in shown
+        assert shown.replace("\n", "").isprintable()
+
+
+def test_terminal_differs_only_in_styles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    # Narrower than the lines: nothing may be cut or folded.
+    monkeypatch.setenv("COLUMNS", "20")
+    blocks = [TABLE, text(Span("x" * 200, "bad")), Tree("a", (Tree("b"),))]
+    out = FakeTerminal()
+    show(blocks, out)
+    assert "\x1b[32mok\x1b[0m" in out.getvalue()
+    assert re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()) == printed(*blocks)
+
+
+@pytest.mark.parametrize(
+    "environ", [{"NO_COLOR": "1", "TERM": "xterm"}, {"NO_COLOR": "", "TERM": "dumb"}]
+)
+def test_terminal_without_colours(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    out = FakeTerminal()
+    show([TABLE], out)
+    assert out.getvalue() == printed(TABLE)
+
+
+def test_long_table_is_quick_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    row = [Span("x", "good"), "1", "2"]
+    table = Table(TABLE.columns, [row] * 100_000)
+    out = FakeTerminal()
+    started = time.monotonic()
+    show([table], out)
+    assert time.monotonic() - started < 5
+    assert re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()) == printed(table)
+
+
+def test_real_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    leader, follower = pty.openpty()
+    with os.fdopen(follower, "w") as out:
+        show([text(Span("alarm", "bad"))], out)
+    assert os.read(leader, 100) == b"\x1b[1;31malarm\x1b[0m\r\n"
+    os.close(leader)
+
+
+def test_layout_keeps_styles() -> None:
+    spans = [span for line in plain.lines(TABLE) for span in line if span.style]
+    assert spans == [
+        Span("NAME", "title"), Span("PAGES", "title"), Span("WHY", "title"),
+        Span("ok", "good"), Span("1", "warn"),
+    ]  # fmt: skip

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from msatools.kernel.report import Note, Report
+from msatools.render.json import dumps, show
+from msatools.target import Crash, Target
+from msatools.target.model import Address
+
+TARGET = Target(
+    path="/tmp/\udcff\x1b[31m.vmcore",
+    kind="kdump",
+    live=False,
+    release="6.12.0",
+    arch="x86_64",
+    page_size=4096,
+    types="dwarf",
+    dump_level=31,
+    truncated=False,
+    crash=Crash("Oops", 1, None, None),
+    format="kdump zlib",
+)
+
+
+@dataclass(frozen=True)
+class Item:
+    name: str
+    where: Address
+    pages: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleReport(Report):
+    schema: ClassVar[str] = "msatools.sample/1"
+
+    items: tuple[Item, ...] = ()
+    sums: Mapping[str, int] | None = None
+    extra: object = None
+
+
+def report(**payload: object) -> SampleReport:
+    return SampleReport(
+        target=TARGET,
+        taken_at_ns=5,
+        interval_ns=None,
+        coverage={"reads": 3},
+        notes=(Note("a-code", "A sentence."),),
+        **payload,  # type: ignore[arg-type]
+    )
+
+
+def test_order_is_the_schema_then_the_models() -> None:
+    assert list(json.loads(dumps(report()))) == [
+        "schema", "target", "taken_at_ns", "interval_ns", "coverage", "notes",
+        "items", "sums", "extra",
+    ]  # fmt: skip
+
+
+def test_target_has_what_the_contract_promises() -> None:
+    target = json.loads(dumps(report()))["target"]
+    assert {
+        "path": TARGET.path,
+        "kind": "kdump",
+        "live": False,
+        "release": "6.12.0",
+        "arch": "x86_64",
+        "page_size": 4096,
+        "types": "dwarf",
+        "dump_level": 31,
+        "truncated": False,
+        "crash": {"message": "Oops", "cpu": 1, "pid": None, "comm": None},
+    }.items() <= target.items()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Address(0xFFFF_8880_0000_0000), '"0xffff888000000000"'),
+        (Address(0), '"0x0"'),
+        ((1, (2, ())), "[1, [2, []]]"),
+        (np.int64(-7), "-7"),
+        (np.uint64(1 << 63), "9223372036854775808"),
+        ({2: np.uint8(1), "a": None}, '{"2": 1, "a": null}'),
+        (frozenset({3, 1}), "[1, 3]"),
+        (True, "true"),
+        (0.5, "0.5"),
+        (Item("\x7f\n", Address(16), 2), None),
+    ],
+)
+def test_values(value: object, expected: str | None) -> None:
+    out = dumps(report(extra=value))
+    if expected is None:
+        expected = r'{"name": "\u007f\n", "where": "0x10", "pages": 2}'
+    assert out.endswith(f'"extra": {expected}}}')
+
+
+def test_what_a_report_cannot_hold() -> None:
+    for value in (object(), float("nan"), float("inf")):
+        with pytest.raises((TypeError, ValueError)):
+            dumps(report(extra=value))
+
+
+def test_one_line_of_ascii_a_report() -> None:
+    out = io.StringIO()
+    show(report(), out)
+    show(replace(report(), interval_ns=7), out)
+    first, second = out.getvalue().splitlines()
+    assert json.loads(first)["interval_ns"] is None
+    assert json.loads(second)["interval_ns"] == 7
+    assert first.isascii()
+    assert first.isprintable()

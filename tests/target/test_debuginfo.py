@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from drgn import Program
+
+from fixtures import lab
+from msatools.target import TargetError, TargetSpec, debuginfo, open_target
+from msatools.target.errors import NoTypesError, WrongBuildError
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The paths that a debuginfod server of our own is asked for."""
+    paths: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("DEBUGINFOD_URLS", f"http://127.0.0.1:{server.server_port}")
+        yield paths
+        server.shutdown()
+
+
+def open_without_build_id(run: lab.Run) -> Program:
+    """Open a dump as if its kernel were older than 5.9, when there was no BUILD-ID."""
+    prog = Program()
+    prog.set_core_dump(run.elf)
+    lines = prog["VMCOREINFO"].string_().splitlines(keepends=True)
+    older = Program(
+        vmcoreinfo=b"".join(line for line in lines if not line.startswith(b"BUILD-ID"))
+    )
+    older.set_core_dump(run.elf)
+    return older
+
+
+def test_vmlinux_of_another_build(run_612: lab.Run) -> None:
+    other = lab.build("memory-6.1").vmlinux
+    with pytest.raises(WrongBuildError, match="another build") as caught:
+        open_target(TargetSpec(path=str(run_612.elf), vmlinux=str(other)))
+    assert caught.value.what == str(other)
+
+
+def test_kernel_without_build_id(run_612: lab.Run) -> None:
+    prog = open_without_build_id(run_612)
+    debuginfo.load_named(prog, str(run_612.vmlinux))
+    assert prog["linux_banner"].string_().startswith(b"Linux version")
+
+
+def test_vmlinux_of_another_build_without_build_id(run_612: lab.Run) -> None:
+    prog = open_without_build_id(run_612)
+    with pytest.raises(WrongBuildError, match="another build"):
+        debuginfo.load_named(prog, str(lab.build("memory-6.1").vmlinux))
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "ends before"),
+        (b"\x7fELF", "ends before"),
+        (b"hello, world\n" * 10, "not an ELF file"),
+    ],
+)
+def test_file_that_is_no_vmlinux(
+    run_612: lab.Run, tmp_path: Path, content: bytes, why: str
+) -> None:
+    path = tmp_path / "vmlinux"
+    path.write_bytes(content)
+    with pytest.raises(TargetError, match=why) as caught:
+        open_target(TargetSpec(path=str(run_612.elf), vmlinux=str(path)))
+    assert caught.value.what == str(path)
+
+
+def test_vmlinux_that_is_not_there(run_612: lab.Run, tmp_path: Path) -> None:
+    for path, why in ((tmp_path, "directory"), (tmp_path / "vmlinux", "no such file")):
+        with pytest.raises(TargetError, match=why):
+            open_target(TargetSpec(path=str(run_612.elf), vmlinux=str(path)))
+
+
+def test_stripped_vmlinux(run_612: lab.Run, tmp_path: Path) -> None:
+    stripped = tmp_path / "vmlinux"
+    data = bytearray(run_612.vmlinux.read_bytes())
+    # Without section headers there is no debug info to be found, and the build ID
+    # still is, through the program headers.
+    data[40:48] = bytes(8)
+    data[58:64] = bytes(6)
+    stripped.write_bytes(data)
+    with pytest.raises(TargetError, match="no debug info"):
+        open_target(TargetSpec(path=str(run_612.elf), vmlinux=str(stripped)))
+
+
+def test_no_debug_info_found(run_612: lab.Run, asked: list[str]) -> None:
+    with pytest.raises(NoTypesError, match="no debug info found") as caught:
+        open_target(TargetSpec(path=str(run_612.elf)))
+    assert f"linux-image-{run_612.release}-dbg" in caught.value.what_to_do
+    assert asked == []
+
+
+def test_debuginfod_is_asked_when_told_to(run_612: lab.Run, asked: list[str]) -> None:
+    with pytest.raises(NoTypesError):
+        open_target(TargetSpec(path=str(run_612.elf), debuginfod=True))
+    assert asked
+    assert all(path.startswith("/buildid/") for path in asked)
+
+
+def test_debuginfod_without_a_server(
+    run_612: lab.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DEBUGINFOD_URLS", raising=False)
+    with pytest.raises(TargetError, match="DEBUGINFOD_URLS"):
+        open_target(TargetSpec(path=str(run_612.elf), debuginfod=True))

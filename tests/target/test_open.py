@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+import gzip
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from drgn import Platform, Program
+
+from fixtures import lab
+from msatools.target import TargetError, TargetSpec, describe, open_target
+from msatools.target.errors import (
+    DamagedDumpError,
+    NotADumpError,
+    NotPermittedError,
+    NoTypesError,
+)
+from tests.target.recompress import recompress
+
+FORMATS = {
+    "elf": ("elf", "ELF", None),
+    "elf-filtered": ("elf", "ELF", None),
+    "kdump-zlib": ("kdump", "kdump zlib", 1),
+    "kdump-lzo": ("kdump", "kdump lzo", 1),
+    "kdump-raw": ("kdump", "kdump uncompressed", 1),
+    "kdump-filtered": ("kdump", "kdump lzo", 31),
+    "flattened": ("kdump", "kdump lzo, flattened", 1),
+    "qemu-kdump-zlib": ("kdump", "kdump zlib, flattened", 1),
+}
+
+
+def spec(run: lab.Run, path: Path) -> TargetSpec:
+    return TargetSpec(path=str(path), vmlinux=str(run.vmlinux))
+
+
+def cut(path: Path, out: Path, size: int) -> Path:
+    with path.open("rb") as file:
+        out.write_bytes(file.read(size))
+    return out
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_formats(run: lab.Run, format: str) -> None:
+    path = run.dump(format)
+    prog, target = open_target(spec(run, path))
+    kind, words, level = FORMATS[format]
+    assert target.path == str(path)
+    assert (target.kind, target.format, target.dump_level) == (kind, words, level)
+    assert not target.live
+    assert not target.truncated
+    assert target.crash is None
+    assert target.release == run.release
+    assert (target.arch, target.page_size, target.types) == ("x86_64", 4096, "dwarf")
+    banner = prog["linux_banner"].string_().decode()
+    assert banner.startswith(f"Linux version {run.release} ")
+
+
+@pytest.mark.parametrize("format", ["snappy", "zstd"])
+def test_formats_that_makedumpfile_may_lack(
+    run_612: lab.Run, tmp_path: Path, format: str
+) -> None:
+    dump = tmp_path / "vmcore"
+    pages = recompress(run_612.dump("kdump-raw"), dump, format, 1000)
+    prog, target = open_target(spec(run_612, dump))
+    assert (target.format, target.truncated) == (f"kdump {format}", False)
+    assert len(pages) == 1000
+    for pfn, page in pages.items():
+        assert prog.read(pfn << 12, len(page), physical=True) == page
+
+
+def test_only_the_kernel_proper_is_loaded(run_612: lab.Run) -> None:
+    assert run_612.elf is not None
+    prog, _ = open_target(spec(run_612, run_612.elf))
+    assert [module.name for module in prog.modules()] == ["kernel"]
+
+
+@pytest.mark.parametrize("format", ["elf", "kdump-lzo", "qemu-kdump-zlib"])
+def test_description_of_a_program_that_drgn_opened(
+    run_612: lab.Run, format: str
+) -> None:
+    ours = open_target(spec(run_612, run_612.dump(format)))
+    prog = Program(Platform(ours.prog.platform.arch))  # type: ignore[union-attr]
+    prog.set_core_dump(run_612.dump(format))
+    with pytest.raises(NoTypesError):
+        describe(prog)
+    prog.load_debug_info([run_612.vmlinux])
+    assert describe(prog) == ours.target
+
+
+def test_a_program_that_is_no_kernel() -> None:
+    prog = Program()
+    prog.set_pid(os.getpid())
+    with pytest.raises(NotADumpError):
+        describe(prog)
+
+
+@pytest.mark.parametrize(
+    ("format", "kept"),
+    [("elf", 0.9), ("kdump-lzo", 0.9), ("kdump-lzo", 0.01)],
+)
+def test_truncated_dump_opens_and_says_so(
+    run_612: lab.Run, tmp_path: Path, format: str, kept: float
+) -> None:
+    whole = run_612.dump(format)
+    size = int(whole.stat().st_size * kept)
+    dump = cut(whole, tmp_path / "vmcore", size)
+    assert open_target(spec(run_612, dump)).target.truncated
+
+
+def test_kdump_cut_off_within_its_bitmaps(run_612: lab.Run, tmp_path: Path) -> None:
+    dump = cut(run_612.dump("kdump-lzo"), tmp_path / "vmcore", 32 << 10)
+    with pytest.raises(DamagedDumpError, match="before its pages"):
+        open_target(spec(run_612, dump))
+
+
+def test_truncated_flattened_dump_cannot_be_opened(
+    run_612: lab.Run, tmp_path: Path
+) -> None:
+    whole = run_612.dump("flattened")
+    dump = cut(whole, tmp_path / "vmcore", whole.stat().st_size - 100)
+    with pytest.raises(DamagedDumpError, match="cut off"):
+        open_target(spec(run_612, dump))
+
+
+@pytest.mark.parametrize("format", ["elf", "kdump-lzo", "flattened"])
+@pytest.mark.parametrize("size", [20, 300])
+def test_dump_cut_off_within_its_header(
+    run_612: lab.Run, tmp_path: Path, format: str, size: int
+) -> None:
+    dump = cut(run_612.dump(format), tmp_path / "vmcore", size)
+    with pytest.raises(DamagedDumpError, match="within its headers"):
+        open_target(spec(run_612, dump))
+
+
+@pytest.mark.parametrize("format", ["elf", "kdump-lzo", "flattened"])
+def test_garbage_after_the_signature(
+    run_612: lab.Run, tmp_path: Path, format: str
+) -> None:
+    dump = cut(run_612.dump(format), tmp_path / "vmcore", 16)
+    with dump.open("ab") as file:
+        file.write(b"\xa5" * 100_000)
+    with pytest.raises(DamagedDumpError):
+        open_target(spec(run_612, dump))
+
+
+def make_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as it:
+        it.bind(str(path))
+
+
+def make_gzip(path: Path) -> None:
+    path.write_bytes(gzip.compress(b"KDUMP   "))
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (make_directory, "a directory"),
+        (make_fifo, "not a regular file"),
+        (make_socket, "a socket"),
+        (make_gzip, "compressed with gzip"),
+        (Path.touch, "empty"),
+        (lambda path: path.write_text("hello, world\n"), "not a dump"),
+        (lambda path: path.write_bytes(b"\x7fE"), "not a dump"),
+    ],
+)
+def test_not_a_dump(tmp_path: Path, make: Callable[[Path], object], why: str) -> None:
+    path = tmp_path / "vmcore"
+    make(path)
+    with pytest.raises(NotADumpError, match=why):
+        open_target(TargetSpec(path=str(path)))
+
+
+def test_vmlinux_named_as_the_dump(run_612: lab.Run) -> None:
+    with pytest.raises(NotADumpError, match="not a core"):
+        open_target(TargetSpec(path=str(run_612.vmlinux)))
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="no such file"):
+        open_target(TargetSpec(path=str(tmp_path / "vmcore")))
+
+
+def test_kcore_that_is_not_there_or_not_allowed() -> None:
+    try:
+        with open("/proc/kcore", "rb"):
+            pytest.skip("this kernel's /proc/kcore can be read")
+    except FileNotFoundError:
+        expected, why = TargetError, "no such file"
+    except PermissionError:
+        expected, why = NotPermittedError, "locked down|permission denied"
+    for path in (None, "/proc/kcore"):
+        with pytest.raises(expected, match=why):
+            open_target(TargetSpec(path=path))
+
+
+def test_types_from_btf_are_not_there_yet(run_612: lab.Run) -> None:
+    with pytest.raises(NoTypesError, match="BTF"):
+        open_target(TargetSpec(path=str(run_612.elf), types="btf"))

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""A terminal with a program in its foreground, and someone at the keys."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import termios
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class Terminal:
+    """Start a program on a terminal; ``seen`` is what it has printed.
+
+    :param is_own: whether it is the terminal of the program's session
+    """
+
+    def __init__(
+        self, words: Sequence[str | Path], *, is_own: bool = True, **environ: str
+    ) -> None:
+        self.fd, follower = pty.openpty()
+        self.seen = ""
+        self._process = subprocess.Popen(
+            ["setsid", *(["--ctty"] if is_own else []), *words],
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+            env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": "", **environ},
+        )
+        os.close(follower)
+
+    def press(self, keys: str) -> None:
+        os.write(self.fd, keys.encode())
+
+    def read_until(self, pattern: str, start: int = 0, timeout: float = 60) -> None:
+        """Read until a pattern is seen after ``start``."""
+        deadline = time.monotonic() + timeout
+        while not re.search(pattern, self.seen[start:]):
+            left = deadline - time.monotonic()
+            assert left > 0, f"no {pattern!r} in {self.seen[start:]!r}"
+            if select.select([self.fd], [], [], left)[0]:
+                self.seen += os.read(self.fd, 65536).decode()
+
+    def end(self) -> int:
+        """Read to the end and give the exit status, a signal's as negative.
+
+        The terminal's ``modes`` are then those that the program left.
+        """
+        while True:
+            try:
+                self.seen += os.read(self.fd, 65536).decode()
+            except OSError:
+                # The program has closed its side.
+                break
+        status = self._process.wait(10)
+        self.modes = termios.tcgetattr(self.fd)
+        os.close(self.fd)
+        return status

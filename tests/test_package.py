@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+BUILD = """\
+import os, sys
+from setuptools import build_meta
+source, out = sys.argv[1:]
+os.chdir(source)
+build_meta.build_sdist(out)
+build_meta.build_wheel(out)
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An sdist, and a wheel built from what the sdist holds."""
+    out = tmp_path_factory.mktemp("dist")
+    source = tmp_path_factory.mktemp("source")
+    for name in ("msatools", "commands", "pyproject.toml", "README.md", "LICENSE"):
+        path = ROOT / name
+        copy = shutil.copytree if path.is_dir() else shutil.copy
+        copy(path, source / name)
+    build(source, out)
+    (sdist,) = out.glob("*.tar.gz")
+    unpacked = tmp_path_factory.mktemp("unpacked")
+    subprocess.run(["tar", "-xf", sdist, "-C", unpacked], check=True)
+    (inner,) = unpacked.iterdir()
+    again = tmp_path_factory.mktemp("again")
+    build(inner, again)
+    (wheel,) = again.glob("*.whl")
+    return sdist, wheel
+
+
+def build(source: Path, out: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-c", BUILD, source, out], check=True, capture_output=True
+    )
+
+
+def modules(folder: str) -> set[str]:
+    """The Python files under a folder of the source, the folder's name included."""
+    return {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")}
+
+
+def python_files(names: Iterable[str]) -> set[str]:
+    return {name for name in names if name.endswith(".py")}
+
+
+def test_wheel_holds_every_module_and_nothing_else(built: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(built[1]) as wheel:
+        names = wheel.namelist()
+    commands = {f"msatools/{name}" for name in modules("commands")}
+    assert python_files(names) == modules("msatools") | commands
+    assert "msatools/py.typed" in names
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"msatools"}
+
+
+def test_sdist_holds_every_module(built: tuple[Path, Path]) -> None:
+    with tarfile.open(built[0]) as sdist:
+        names = [name.partition("/")[2] for name in sdist.getnames()]
+    assert python_files(names) >= modules("msatools") | modules("commands")
+
+
+def test_wheel_runs(built: tuple[Path, Path], tmp_path: Path) -> None:
+    with zipfile.ZipFile(built[1]) as wheel:
+        wheel.extractall(tmp_path)
+    code = (
+        "import msatools.commands.memstat as memstat, msatools.plugin\n"
+        "print(memstat.__file__)\n"
+        "memstat.run_console(memstat.COMMAND, ['--version'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    path, version = done.stdout.splitlines()
+    assert Path(path) == tmp_path / "msatools/commands/memstat.py"
+    assert f"msatools-{version}-" in built[1].name
+
+
+def test_editable_install_leaks_no_package(tmp_path: Path) -> None:
+    code = (
+        "import msatools.commands.memstat, importlib.util\n"
+        "print(importlib.util.find_spec('commands'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "None\n"
