@@ -339,6 +339,9 @@ def run_in_drgn(command: Command[R], prog: Program, argv: Sequence[str]) -> R | 
     seen: _Seen[R] = _Seen()
     try:
         _report(command, prog, describe(prog), args, words, seen)
+    except _OutputClosed:
+        # As with `| head`, which is no reason to lose the report.
+        pass
     except KeyboardInterrupt:
         if words.interval_s is None:
             raise
@@ -373,6 +376,8 @@ def _report(
             raise _unreadable(target, error) from error
 
     def deliver(report: R) -> None:
+        seen.last = report
+        seen.incomplete |= command.problems(report)
         with _output() as out:
             if args.json:
                 json.show(report, out)
@@ -380,8 +385,6 @@ def _report(
                 if words.interval_s is not None:
                     show([text(time.strftime("%H:%M:%S"))], out)
                 show(command.blocks(report, args), out)
-        seen.last = report
-        seen.incomplete |= command.problems(report)
 
     if words.interval_s is None:
         deliver(collect())

@@ -79,6 +79,13 @@ def test_pipe(prog: Program, capfd: pytest.CaptureFixture[str]) -> None:
     assert report.pages > 0
 
 
+def test_pipe_that_nobody_reads(
+    prog: Program, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(prog, "memstat --json | true").pages > 0
+    assert capfd.readouterr() == ("", "")
+
+
 def test_redirections(prog: Program, tmp_path: Path) -> None:
     out = tmp_path / "a b"
     run_command(prog, f"memstat --json > '{out}'")

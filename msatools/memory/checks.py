@@ -34,10 +34,14 @@ class Counters:
 
     values: Mapping[str, int | None]
 
+    def kept(self, *names: str) -> tuple[str, ...]:
+        """Pick those of the counters that this kernel keeps."""
+        return tuple(name for name in names if self.values.get(name) is not None)
+
     def get(self, *names: str) -> int | None:
         """Sum counters; ``None`` unless at least one of them is kept."""
-        kept = [v for v in map(self.values.get, names) if v is not None]
-        return sum(kept) if kept else None
+        kept = self.kept(*names)
+        return sum(self.values[name] or 0 for name in kept) if kept else None
 
 
 def read_counters(
@@ -114,7 +118,7 @@ def make_checks(
         yield Check(
             name=name,
             walk_pages=walk,
-            counter=" + ".join(counters),
+            counter=" + ".join(after.kept(*counters)),
             kernel_pages=kernel,
             difference=difference,
             explained_by=_explain(
@@ -148,7 +152,12 @@ def make_checks(
             "NR_SLAB_UNRECLAIMABLE_B",
         ),
         *check("kernel.page_tables", pages(C.PAGE_TABLES), "NR_PAGETABLE"),
-        *check("kernel.vmalloc", pages(C.VMALLOC, C.STACKS), "nr_vmalloc_pages"),
+        *check(
+            "kernel.vmalloc",
+            pages(C.VMALLOC, C.STACKS),
+            "nr_vmalloc_pages",
+            "NR_VMALLOC",  # in its place since v6.19
+        ),
         *check(
             "kernel.stacks",
             pages(C.STACKS),

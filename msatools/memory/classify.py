@@ -11,7 +11,6 @@ keep other things in that word.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -171,20 +170,23 @@ def _counts(data: bytes | bytearray, layout: PageLayout) -> Words:
 _SWAPBACKED_ONLY = 8
 
 
-@lru_cache(maxsize=2)
-def _mapping_classes(movable: bool) -> Codes:
+def _mapping_classes() -> Codes:
     """
     Tabulate the class by what the mapping word and one flag say.
 
     The key is bits 0-1 of ``mapping``, 4 if it is not zero, 8 for PG_swapbacked.
+    Bit 1 alone marks movable pages of the kernel, up to v6.16.
     """
     table = np.full(16, PageClass.UNATTRIBUTED, np.uint8)
     for swapbacked, cached in ((0, PageClass.FILE), (8, PageClass.SHMEM)):
         table[swapbacked | 4] = cached
         table[swapbacked | 5] = PageClass.ANON
-        table[swapbacked | 6] = PageClass.MOVABLE if movable else PageClass.KSM
+        table[swapbacked | 6] = PageClass.MOVABLE
         table[swapbacked | 7] = PageClass.KSM
     return table
+
+
+_MAPPING_CLASSES = _mapping_classes()
 
 
 def _by_mapping(flags: Words, mapping: Words, layout: PageLayout) -> Codes:
@@ -193,7 +195,7 @@ def _by_mapping(flags: Words, mapping: Words, layout: PageLayout) -> Codes:
     key |= (mapping != 0).view(np.uint8) << np.uint8(2)
     key |= ((flags & swapbacked) != 0).view(np.uint8) << np.uint8(3)
     # take() is twice as fast as an index here.
-    codes: Codes = _mapping_classes(layout.movable_mapping).take(key)
+    codes: Codes = _MAPPING_CLASSES.take(key)
     # Read ahead from swap and not yet mapped, or shmem on its way to or from
     # swap; the swap map will tell which.
     nameless = np.flatnonzero(key == _SWAPBACKED_ONLY)

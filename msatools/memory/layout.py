@@ -82,9 +82,6 @@ class PageLayout:
 
     zone_bits: int
     node_bits: int
-    movable_mapping: bool
-    """Whether bit 1 alone of ``mapping`` marks movable kernel pages."""
-
     fake_heads: bool
     """Whether tails of an optimised hugetlb page can look like heads."""
 
@@ -110,7 +107,7 @@ def page_layout(prog: drgn.Program) -> PageLayout:
         name.removeprefix("PG_"): 1 << value
         for name, value in _enumerators(prog, "enum pageflags").items()
     }
-    types = _page_types(prog)
+    types = _page_types(prog, page)
     zone_bits, node_bits = _zone_bits(prog), _node_bits(prog)
     compound_head, fake_heads = _compound_head(page)
     return PageLayout(
@@ -130,10 +127,6 @@ def page_layout(prog: drgn.Program) -> PageLayout:
         zone_shift=64 - node_bits - zone_bits,
         zone_bits=zone_bits,
         node_bits=node_bits,
-        # Movable pages got page types of their own in Linux kernel commit
-        # 84caf98838a3 ("mm: stop storing migration_ops in page->mapping") and
-        # its neighbours (in v6.17), which took PAGE_MAPPING_MOVABLE away.
-        movable_mapping=not types.has("offline_movable"),
         fake_heads=fake_heads,
     )
 
@@ -215,7 +208,7 @@ _TYPE_CLASSES = {
 }
 
 
-def _page_types(prog: drgn.Program) -> PageTypes:
+def _page_types(prog: drgn.Program, page: drgn.Type) -> PageTypes:
     """Find out how types are encoded, the newest way first."""
     try:
         enumerators = _enumerators(prog, "enum pagetype")
@@ -242,6 +235,11 @@ def _page_types(prog: drgn.Program) -> PageTypes:
     # not name them: Linux kernel commit 6e292b9be7f4 ("mm: split page_type out
     # from _mapcount") (in v4.18). VMCOREINFO has the newer ones as ~bit.
     values = {"buddy": 0x80, "offline": 0x100, "table": 0x200}
+    if page.has_member("mem_cgroup"):
+        # One more bit, which goes with the others, until Linux kernel commit
+        # 18b2db3b0385 ("mm: Convert page kmemcg type to a page memcg flag") (in
+        # v5.11): whether the page is charged to a memory cgroup.
+        values = {"buddy": 0x80, "offline": 0x100, "kmemcg": 0x200, "table": 0x400}
     for name in ("hugetlb", "slab"):
         mapcount_value = vmcoreinfo_number(prog, f"PAGE_{name.upper()}_MAPCOUNT_VALUE")
         if mapcount_value is not None:
@@ -255,14 +253,11 @@ def _cleared_bits(
     """Make the table of types for which a bit of an all-ones word is cleared."""
     classes = np.zeros(mask + 1, np.uint8)
     keys = np.arange(mask + 1)
+    charged = values.get("kmemcg", 0) >> shift & mask
     for name, bit in values.items():
-        if name in _TYPE_CLASSES:
-            cleared = keys & (bit >> shift & mask) == 0
-            classes[cleared] = _TYPE_CLASSES[name]
-    # Two cleared bits are no type; -1 and small negative mapcounts are none.
-    wanted = [bit >> shift & mask for bit in values.values()]
-    single = np.isin(keys, [mask & ~bit for bit in wanted])
-    classes[~single] = PageClass.UNATTRIBUTED
+        # Other pairs of cleared bits are no type, but small negative mapcounts.
+        is_it = keys | charged == mask & ~(bit >> shift)
+        classes[is_it] = _TYPE_CLASSES.get(name, PageClass.UNATTRIBUTED)
     return PageTypes(lowest, shift, mask, classes, frozenset(values))
 
 

@@ -3,6 +3,7 @@
 """Pages of the percpu allocator (mm/percpu.c)."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import drgn
 import numpy as np
@@ -73,7 +74,11 @@ def _chunks(
         lists = prog["pcpu_chunk_lists"]
     except LookupError:
         lists = prog["pcpu_slot"]  # its name before v5.14
-    for slot in range(prog["pcpu_nr_slots"].value_()):
+    count = prog["pcpu_nr_slots"].value_()
+    with suppress(LookupError):
+        # From v5.9 to v5.13 memory cgroups had chunks and lists of their own.
+        count *= prog.constant("PCPU_NR_CHUNK_TYPES").value_()
+    for slot in range(count):
         for _, data in list_records(
             reader,
             lists[slot].address_of_().value_(),

@@ -23,7 +23,8 @@ def pipe_pages(reader: Reader, files: OpenFiles, findings: Findings) -> Addresse
     buffer = prog.type("struct pipe_buffer")
     page, ops = (buffer.member(name).offset // 8 for name in ("page", "ops"))
     anonymous = np.uint64(prog["anon_pipe_buf_ops"].address_)
-    pipes = files.private_data(("pipefifo_fops",))
+    # Pipes without a name have operations of their own since v6.15.
+    pipes = files.private_data(("pipeanon_fops", "pipefifo_fops"))
     records, readable = reader.read_records(pipes, drgn.sizeof(pipe))
     findings.coverage["pipes_unreadable"] += int(np.count_nonzero(~readable))
     # Pages kept for the next write: one, an array of two since v6.15.

@@ -17,13 +17,14 @@ from msatools.target.errors import (
     NotPermittedError,
     NoTypesError,
 )
-from tests.target.recompress import recompress
 
 FORMATS = {
     "elf": ("elf", "ELF", None),
     "elf-filtered": ("elf", "ELF", None),
     "kdump-zlib": ("kdump", "kdump zlib", 1),
     "kdump-lzo": ("kdump", "kdump lzo", 1),
+    "kdump-snappy": ("kdump", "kdump snappy", 1),
+    "kdump-zstd": ("kdump", "kdump zstd", 1),
     "kdump-raw": ("kdump", "kdump uncompressed", 1),
     "kdump-filtered": ("kdump", "kdump lzo", 31),
     "flattened": ("kdump", "kdump lzo, flattened", 1),
@@ -55,19 +56,6 @@ def test_formats(run: lab.Run, format: str) -> None:
     assert (target.arch, target.page_size, target.types) == ("x86_64", 4096, "dwarf")
     banner = prog["linux_banner"].string_().decode()
     assert banner.startswith(f"Linux version {run.release} ")
-
-
-@pytest.mark.parametrize("format", ["snappy", "zstd"])
-def test_formats_that_makedumpfile_may_lack(
-    run_612: lab.Run, tmp_path: Path, format: str
-) -> None:
-    dump = tmp_path / "vmcore"
-    pages = recompress(run_612.dump("kdump-raw"), dump, format, 1000)
-    prog, target = open_target(spec(run_612, dump))
-    assert (target.format, target.truncated) == (f"kdump {format}", False)
-    assert len(pages) == 1000
-    for pfn, page in pages.items():
-        assert prog.read(pfn << 12, len(page), physical=True) == page
 
 
 def test_only_the_kernel_proper_is_loaded(run_612: lab.Run) -> None:
