@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Bulk reads of memory with holes."""
+
+import numpy as np
+import pytest
+from drgn import FaultError
+
+from msatools.kernel.reader import Gap, column, fault_reason
+
+from .memory import BASE, reader_of
+
+DATA = bytes(i * 7 & 0xFF for i in range(1024))
+
+
+def test_one_read_where_nothing_is_missing() -> None:
+    reader = reader_of(DATA)
+    assert reader.read_around_gaps(BASE, len(DATA), 64) == (DATA, [])
+    assert (reader.reads, reader.bytes) == (1, len(DATA))
+
+
+@pytest.mark.parametrize("holes", [{0}, {15}, {3, 4}, {0, 7, 15}, set(range(16))])
+def test_every_hole_is_found_and_nothing_else_lost(holes: set[int]) -> None:
+    reader = reader_of(DATA, holes)
+    data, gaps = reader.read_around_gaps(BASE, len(DATA), 64)
+    assert sorted(gap.offset for gap in gaps) == [64 * hole for hole in sorted(holes)]
+    for block in range(16):
+        here = slice(64 * block, 64 * (block + 1))
+        assert data[here] == (bytes(64) if block in holes else DATA[here])
+    # A binary search: a few reads for each hole, and one for each block at most.
+    assert reader.reads <= 2 * 16
+
+
+def test_range_that_is_no_multiple_of_the_granule() -> None:
+    reader = reader_of(DATA, {1})
+    data, gaps = reader.read_around_gaps(BASE, 200, 64)
+    assert gaps == [Gap(64, 64, "unreadable")]
+    assert bytes(data) == DATA[:64] + bytes(64) + DATA[128:200]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("could not read memory from kdump: Excluded page", "excluded"),
+        ("could not find memory segment", "excluded"),
+        ("short read from memory file", "unreadable"),
+    ],
+)
+def test_reason(text: str, reason: str) -> None:
+    assert fault_reason(FaultError(text, 0)) == reason
+
+
+def test_records_near_each_other_come_with_one_read() -> None:
+    reader = reader_of(DATA)
+    addresses = np.array([BASE, BASE + 100, BASE + 500, BASE + 1000], np.uint64)
+    records, readable = reader.read_records(addresses, 16)
+    assert readable.all()
+    assert [bytes(r) for r in records] == [
+        DATA[a - BASE : a - BASE + 16] for a in addresses.tolist()
+    ]
+    assert reader.reads == 1
+
+
+def test_records_beside_a_hole_are_not_lost() -> None:
+    reader = reader_of(DATA, {2})
+    addresses = np.array([BASE, BASE + 130, BASE + 500], np.uint64)
+    records, readable = reader.read_records(addresses, 16)
+    assert readable.tolist() == [True, False, True]
+    assert bytes(records[1]) == bytes(16)
+    assert bytes(records[2]) == DATA[500:516]
+
+
+def test_no_records() -> None:
+    records, readable = reader_of(DATA).read_records(np.empty(0, np.uint64), 8)
+    assert records.shape == (0, 8)
+    assert len(readable) == 0
+    assert len(column(records, 0)) == 0
+
+
+def test_column() -> None:
+    records = np.frombuffer(DATA[:32], np.uint8).reshape(2, 16)
+    assert column(records, 3, 2).tolist() == [
+        int.from_bytes(DATA[at : at + 2], "little") for at in (3, 19)
+    ]

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The same kernel from every format that a dump can have, whole and damaged."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fixtures import lab
+from msatools.memory.memstat import collect_memstat
+from msatools.memory.model import MemstatReport
+from msatools.target import TargetSpec, open_target
+from tests.conftest import Msa
+
+WHOLE = (
+    "kdump-zlib",
+    "kdump-lzo",
+    "kdump-snappy",
+    "kdump-zstd",
+    "kdump-raw",
+    "flattened",
+    "qemu-kdump-zlib",
+)
+
+
+def collect(run: lab.Run, path: Path) -> MemstatReport:
+    opened = open_target(TargetSpec(path=str(path), vmlinux=str(run.vmlinux)))
+    return collect_memstat(opened.prog, target=opened.target)
+
+
+@pytest.mark.parametrize("format", WHOLE)
+def test_every_format_tells_the_same(
+    run: lab.Run, report: MemstatReport, format: str
+) -> None:
+    found = collect(run, run.dump(format))
+    assert found.classes == report.classes
+    assert found.checks == report.checks
+    assert found.coverage["memmap_reads"] == report.coverage["memmap_reads"]
+
+
+@pytest.mark.parametrize("format", ["elf-filtered", "kdump-filtered"])
+def test_filtered_pages_are_no_loss(
+    run: lab.Run, report: MemstatReport, format: str
+) -> None:
+    """makedumpfile drops the contents of user pages, not their struct pages."""
+    found = collect(run, run.dump(format))
+    if run.release.startswith("6.12."):
+        # makedumpfile 1.7.2 takes slab pages of this kernel for user pages, with
+        # them what tells who owns other pages. It must be said.
+        assert unowned(found) == unowned(report)
+        assert found.classes == report.classes or found.notes
+        assert [c for c in found.checks if c.difference and not c.explained_by] == []
+        return
+    assert found.classes == report.classes
+    assert found.coverage["excluded_pages"] == 0
+
+
+def unowned(report: MemstatReport) -> dict[str, int]:
+    """The classes that struct pages alone tell."""
+    owned = ("file", "exec", "blockdev", "kernel.")
+    return {
+        count.name: count.pages
+        for count in report.classes
+        if not any(word in count.name for word in owned)
+    }
+
+
+@pytest.mark.parametrize("part", [0.7, 0.99])
+def test_truncated_dump_says_what_it_lacks(
+    run: lab.Run, report: MemstatReport, tmp_path: Path, part: float
+) -> None:
+    assert run.elf is not None
+    cut = tmp_path / "vmcore"
+    subprocess.run(["cp", "--sparse=always", run.elf, cut], check=True)
+    os.truncate(cut, int(run.elf.stat().st_size * part))
+    found = collect(run, cut)
+    assert found.target.truncated
+    # Node 1 is lost: its struct pages lie in its own memory.
+    assert found.pages - found.coverage["unreadable_pages"] < report.pages
+    assert "sections-lost" in {note.code for note in found.notes}
+    assert sum(count.pages for count in found.classes) == found.pages
+    have = {count.name: count.pages for count in found.classes}
+    whole_has = {count.name: count.pages for count in report.classes}
+    lost = ("unreadable", "kernel.unattributed", "cache.file", "kernel.large_kmalloc")
+    assert all(have[name] <= whole_has[name] for name in have if name not in lost)
+    assert have["free.buddy"] > 0
+    assert [c for c in found.checks if c.difference and not c.explained_by] == []
+
+
+def test_nothing_is_left(run: lab.Run, msa: Msa, tmp_path: Path) -> None:
+    """A dump cut before the kernel's image gives one clear error."""
+    assert run.elf is not None
+    cut = tmp_path / "vmcore"
+    with run.elf.open("rb") as whole:
+        cut.write_bytes(whole.read(1 << 20))
+    done = msa("-s", run.vmlinux, cut)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"msa-memstat: {cut}: cut off")
+    assert done.stderr.count("\n") == 1
