@@ -15,7 +15,7 @@ DEMO_PATHS := from fixtures import lab; run = lab.build("$(DEMO)"); \
 # msa-memstat's table of a real dump, which the lab makes.
 demo: $(INSTALLED)
 	$(BIN)/python -m fixtures.lab build $(DEMO)
-	set -- $$($(BIN)/python -c '$(DEMO_PATHS)') && $(BIN)/msa-memstat -s "$$1" "$$2"
+	@set -- $$($(BIN)/python -c '$(DEMO_PATHS)') && $(BIN)/msa-memstat -s "$$1" "$$2"
 
 test: lint
 	$(BIN)/python -m pytest
