@@ -52,8 +52,8 @@ def _delta(previous: MemstatReport, current: MemstatReport) -> MemstatReport:
 
 
 def _problems(report: MemstatReport) -> bool:
-    lost = report.coverage["excluded_pages"] + report.coverage["unreadable_pages"]
-    return lost > 0 or any(
+    lost = ("excluded_pages", "unreadable_pages", "section_table_lost")
+    return any(report.coverage[key] for key in lost) or any(
         check.difference and check.explained_by is None for check in report.checks
     )
 

@@ -11,9 +11,6 @@ from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records
 
-_MAX_FDS = 1 << 26
-"""More than fs.nr_open can be: a larger table is damage."""
-
 
 class OpenFiles:
     """
@@ -81,6 +78,4 @@ def _file_addresses(reader: Reader, findings: Findings) -> Addresses:
 def _table(reader: Reader, files: int) -> Addresses:
     table = drgn.Object(reader.prog, "struct files_struct", address=files).fdt
     count = int(table.max_fds)
-    if not 0 < count <= _MAX_FDS:
-        return np.empty(0, np.uint64)
     return reader.words(table.fd.value_(), count)

@@ -8,8 +8,6 @@ that tables occupy, and translation of many addresses with a read a table.
 x86-64 (arch/x86/include/asm/pgtable_types.h).
 """
 
-from collections.abc import Iterator
-
 import drgn
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +25,11 @@ _PRESENT = np.uint64(1)
 _HUGE = np.uint64(1 << 7)
 _ADDRESS = 0x000F_FFFF_FFFF_F000
 _PAGE_SHIFT = 12
+_MAX_PFN = 1 << (52 - _PAGE_SHIFT)
 
 
 class PageTables:
-    """The page tables of an x86-64 kernel, each table read at most once."""
+    """The page tables of an x86-64 kernel."""
 
     def __init__(self, reader: Reader, findings: Findings) -> None:
         prog = reader.prog
@@ -40,6 +39,7 @@ class PageTables:
             _ADDRESS & ~(vmcoreinfo_number(prog, "sme_mask") or 0)
         )
         self._levels = 5 if vmcoreinfo_number(prog, "pgtable_l5_enabled") else 4
+        self._top: Words | None = None
         self._tables: dict[int, Words] = {}
 
     @staticmethod
@@ -101,13 +101,14 @@ class PageTables:
             "the list of top-level page tables",
         )
         memmap, size = vmemmap_base(prog), drgn.sizeof(page)
-        return [(address - memmap) // size for address, _ in records]
+        pfns = ((address - memmap) // size for address, _ in records)
+        return [pfn for pfn in pfns if 0 <= pfn < _MAX_PFN]
 
     def _isolated(self, tops: list[int]) -> bool:
         """
         Tell whether top-level tables are pairs of pages.
 
-        They are with page table isolation, whether in use or, before v6.16,
+        They are with page table isolation, whether in use or, up to v6.14,
         just compiled in. The second page of a pair has no references.
         """
         if not _has_isolation(self._reader.prog):
@@ -124,16 +125,10 @@ class PageTables:
                 continue
         return True
 
-    def pfns(self, address: int, count: int) -> Iterator[int | None]:
-        """Translate *count* consecutive pages of kernel address space."""
-        for page in range(count):
-            yield self._pfn(address + (page << _PAGE_SHIFT))
-
-    def _pfn(self, address: int) -> int | None:
-        table = self._reader.prog["init_mm"].pgd.value_()
+    def pfn(self, address: int) -> int | None:
+        """Translate an address of the kernel; ``None`` if no page is mapped there."""
         try:
-            top = table + 8 * self._index(address, self._levels)
-            entry = int(self._reader.words(top, 1)[0])
+            entry = int(self._kernel_top()[self._index(address, self._levels)])
             for level in range(self._levels - 1, 0, -1):
                 if not entry & 1:
                     return None
@@ -145,6 +140,12 @@ class PageTables:
             self._unreadable()
             return None
         return (entry & int(self._address)) >> _PAGE_SHIFT if entry & 1 else None
+
+    def _kernel_top(self) -> Words:
+        if self._top is None:
+            top = self._reader.prog["init_mm"].pgd.value_()
+            self._top = self._reader.words(top, _ENTRIES)
+        return self._top
 
     @staticmethod
     def _index(address: int, level: int) -> int:
@@ -192,3 +193,9 @@ def _has_isolation(prog: drgn.Program) -> bool:
     except LookupError:
         return False
     return True
+
+
+def pmd_order(prog: drgn.Program) -> int:
+    """Find the order of the huge pages that one entry above a table maps."""
+    # A table fills a page and has entries of 8 bytes.
+    return int(prog["PAGE_SHIFT"].value_()) - 3

@@ -19,6 +19,10 @@ Reason = Literal["excluded", "unreadable"]
 _MAX_GAP = 4096
 _MAX_SPAN = 256 * 1024
 
+_MAX_ADDRESS = (1 << 64) - 1
+MAX_READ = 1 << 28
+"""Larger than any structure or table that a kernel keeps in one piece."""
+
 
 def column(records: npt.NDArray[np.uint8], offset: int, size: int = 8) -> Addresses:
     """Take the unsigned member of *size* bytes at *offset* of each record."""
@@ -57,7 +61,16 @@ class Reader:
         self.bytes = 0
 
     def read(self, address: int, size: int, *, physical: bool = False) -> bytes:
-        """:raises drgn.FaultError: if any byte of the range cannot be read"""
+        """
+        Read *size* bytes.
+
+        Address and size may come from a damaged dump: what cannot be is a fault
+        like any other.
+
+        :raises drgn.FaultError: if any byte of the range cannot be read
+        """
+        if not (0 <= address <= _MAX_ADDRESS and 0 <= size <= MAX_READ):
+            raise drgn.FaultError("no such range of memory", address & _MAX_ADDRESS)
         self.reads += 1
         self.bytes += size
         data: bytes = self.prog.read(address, size, physical)
@@ -101,49 +114,49 @@ class Reader:
         return data, gaps
 
     def read_records(
-        self, addresses: npt.NDArray[np.uint64], size: int
+        self, addresses: Addresses, size: int
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
         """
         Read *size* bytes at each of many addresses, neighbours with one read.
 
-        :param addresses: Ascending and without duplicates.
         :return: The records, shape ``(len(addresses), size)``, and whether each
             could be read; those that could not are zero.
         """
         records = np.zeros((len(addresses), size), np.uint8)
         readable = np.zeros(len(addresses), np.bool_)
+        order = np.argsort(addresses, kind="stable")
+        ascending = addresses[order]
         start = 0
         while start < len(addresses):
-            end = _span_end(addresses, start, size)
-            base = int(addresses[start])
+            end = _span_end(ascending, start, size)
+            base = int(ascending[start])
+            rows = order[start:end]
             try:
-                data = self.read(base, int(addresses[end - 1]) - base + size)
+                data = self.read(base, int(ascending[end - 1]) - base + size)
             except drgn.FaultError:
-                self._read_each(addresses, start, end, records, readable)
+                self._read_each(addresses, rows, records, readable)
             else:
-                offsets = (addresses[start:end] - addresses[start]).astype(np.int64)
+                offsets = (ascending[start:end] - ascending[start]).astype(np.int64)
                 span = np.frombuffer(data, np.uint8)
-                records[start:end] = span[offsets[:, None] + np.arange(size)]
-                readable[start:end] = True
+                records[rows] = span[offsets[:, None] + np.arange(size)]
+                readable[rows] = True
             start = end
         return records, readable
 
     def _read_each(
         self,
-        addresses: npt.NDArray[np.uint64],
-        start: int,
-        end: int,
+        addresses: Addresses,
+        rows: npt.NDArray[np.intp],
         records: npt.NDArray[np.uint8],
         readable: npt.NDArray[np.bool_],
     ) -> None:
-        size = records.shape[1]
-        for i in range(start, end):
+        for row in rows.tolist():
             try:
-                data = self.read(int(addresses[i]), size)
+                data = self.read(int(addresses[row]), records.shape[1])
             except drgn.FaultError:
                 continue
-            records[i] = np.frombuffer(data, np.uint8)
-            readable[i] = True
+            records[row] = np.frombuffer(data, np.uint8)
+            readable[row] = True
 
 
 def _span_end(addresses: npt.NDArray[np.uint64], start: int, size: int) -> int:

@@ -26,12 +26,20 @@ class Findings:
     """What a collector gathers for the notes and the coverage of its report."""
 
     coverage: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
+    """How often something could not be read, by what it was."""
+
     notes: dict[tuple[str, str], Note] = field(default_factory=dict)
     """What happens a thousand times is noted once and counted."""
 
     def note(self, code: str, text: str, subject: str = "") -> None:
         """Note something, once for each code and subject."""
         self.notes.setdefault((code, subject), Note(code, text))
+
+    def lose(self, subject: str, text: str) -> None:
+        """Note once that something is lost, and count how often it was."""
+        self.lost[subject] += 1
+        self.note("lost", text, subject)
 
 
 @dataclass(frozen=True, kw_only=True)

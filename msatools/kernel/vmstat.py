@@ -2,13 +2,14 @@
 
 """The counters of mm/vmstat.c, with the parts that CPUs have not yet passed on."""
 
+import itertools
 from collections import Counter
 
 import drgn
 import numpy as np
-from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
+from msatools.kernel.cpus import possible_cpus
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.zones import populated_zones
@@ -16,30 +17,43 @@ from msatools.kernel.zones import populated_zones
 
 def vm_counters(
     reader: Reader, nodes_online: list[drgn.Object], findings: Findings
-) -> Counter[str]:
+) -> dict[str, int | None]:
     """
     Sum all node and zone counters, by the name of their enumerator.
 
     The kernel adds a CPU's changes to the counters only once they pass a
     threshold; /proc/vmstat and drgn's helpers read the counters alone.
 
-    :return: Pages, but for the few items that count something else.
+    :return: Pages, but for the few items that count something else; ``None`` for
+        a counter that cannot be read.
     """
     prog = reader.prog
     zones = _names(prog, "enum zone_stat_item", "NR_VM_ZONE_STAT_ITEMS")
     nodes = _names(prog, "enum node_stat_item", "NR_VM_NODE_STAT_ITEMS")
-    totals = _global(reader, "vm_zone_stat", zones) + _global(
-        reader, "vm_node_stat", nodes
-    )
-    cpus = list(for_each_possible_cpu(prog))
-    for pgdat in nodes_online:
-        for cpu in cpus:
-            diff = per_cpu_ptr(pgdat.per_cpu_nodestats, cpu).vm_node_stat_diff
-            _add(reader, totals, nodes, diff, findings)
-    for zone in populated_zones(nodes_online):
-        for cpu in cpus:
-            _add(reader, totals, zones, _zone_diff(zone.object, cpu), findings)
-    return totals
+    deltas: Counter[str] = Counter()
+    cpus = possible_cpus(prog, findings)
+    populated = [zone.object for zone in populated_zones(nodes_online)]
+    for names, objects, diff_of in (
+        (nodes, nodes_online, _node_diff),
+        (zones, populated, _zone_diff),
+    ):
+        for held_by, cpu in itertools.product(objects, cpus):
+            try:
+                address = diff_of(held_by, cpu).address_of_().value_()
+                data = reader.read(address, len(names))
+            except drgn.FaultError:
+                findings.coverage["vmstat_cpus_unreadable"] += 1
+                continue
+            for name, delta in zip(names, np.frombuffer(data, "i1"), strict=True):
+                deltas[name] += int(delta)
+    globals_ = {
+        **_global(reader, "vm_zone_stat", zones, findings),
+        **_global(reader, "vm_node_stat", nodes, findings),
+    }
+    return {
+        name: None if value is None else value + deltas[name]
+        for name, value in globals_.items()
+    }
 
 
 def _names(prog: drgn.Program, enum: str, end: str) -> list[str]:
@@ -54,10 +68,19 @@ def _names(prog: drgn.Program, enum: str, end: str) -> list[str]:
     return [names[value] for value in range(count)]
 
 
-def _global(reader: Reader, variable: str, names: list[str]) -> Counter[str]:
-    address = reader.prog[variable].address_
-    values = reader.words(address, len(names)).view(np.int64).tolist()
-    return Counter(dict(zip(names, values, strict=True)))
+def _global(
+    reader: Reader, variable: str, names: list[str], findings: Findings
+) -> dict[str, int | None]:
+    try:
+        words = reader.words(reader.prog[variable].address_, len(names))
+    except drgn.FaultError as error:
+        findings.lose(variable, f"the kernel's counters are lost: {error}")
+        return dict.fromkeys(names)
+    return dict(zip(names, words.view(np.int64).tolist(), strict=True))
+
+
+def _node_diff(pgdat: drgn.Object, cpu: int) -> drgn.Object:
+    return per_cpu_ptr(pgdat.per_cpu_nodestats, cpu).vm_node_stat_diff
 
 
 def _zone_diff(zone: drgn.Object, cpu: int) -> drgn.Object:
@@ -67,20 +90,3 @@ def _zone_diff(zone: drgn.Object, cpu: int) -> drgn.Object:
         # Before Linux kernel commit 28f836b6777b ("mm/page_alloc: split per cpu
         # page lists and zone stats") (in v5.14).
         return per_cpu_ptr(zone.pageset, cpu).vm_stat_diff
-
-
-def _add(
-    reader: Reader,
-    totals: Counter[str],
-    names: list[str],
-    diff: drgn.Object,
-    findings: Findings,
-) -> None:
-    try:
-        data = reader.read(diff.address_of_().value_(), len(names))
-    except drgn.FaultError:
-        findings.coverage["vmstat_cpus_unreadable"] += 1
-        return
-    for name, value in zip(names, np.frombuffer(data, "i1").tolist(), strict=True):
-        if value:
-            totals[name] += value

@@ -99,5 +99,4 @@ def tree_records(
 
 def _broken(findings: Findings, name: str, why: str) -> None:
     findings.coverage["lists_broken"] += 1
-    text = f"{name} {why}; what comes after is not counted"
-    findings.note("list-broken", text, subject=name)
+    findings.lose(name, f"{name} {why}; what comes after is not counted")

@@ -38,11 +38,9 @@ def online_nodes(prog: drgn.Program, findings: Findings) -> list[drgn.Object]:
             try:
                 nodes.append(pgdat[0].read_())
             except drgn.FaultError as error:
-                findings.coverage["nodes_unreadable"] += 1
-                findings.note("node-unreadable", f"a memory node is lost: {error}")
+                findings.lose("nodes", f"a memory node is lost: {error}")
     except drgn.FaultError as error:
-        findings.coverage["nodes_unreadable"] += 1
-        findings.note("node-unreadable", f"the list of memory nodes is lost: {error}")
+        findings.lose("nodes", f"the list of memory nodes is lost: {error}")
     return nodes
 
 

@@ -14,10 +14,13 @@ from msatools.kernel.report import Findings
 from msatools.kernel.vmstat import vm_counters
 from msatools.memory.classes import PageClass as C
 from msatools.memory.freelists import PcpLists
+from msatools.memory.layout import PageLayout
 from msatools.memory.model import Check
 from msatools.memory.owners import Owners
 from msatools.memory.pagecache import blockdev_pages
 from msatools.memory.scan import ScanResult
+
+_MAX_HUGE_ORDER = 30
 
 
 @dataclass(frozen=True)
@@ -30,18 +33,24 @@ class Reason:
 
 @dataclass(frozen=True)
 class Counters:
-    """The kernel's figures at one moment, in pages; ``None`` if not kept."""
+    """The kernel's figures at one moment, in pages."""
 
     values: Mapping[str, int | None]
+    """Those that this kernel keeps; ``None`` for one that could not be read."""
 
     def kept(self, *names: str) -> tuple[str, ...]:
         """Pick those of the counters that this kernel keeps."""
-        return tuple(name for name in names if self.values.get(name) is not None)
+        return tuple(name for name in names if name in self.values)
 
     def get(self, *names: str) -> int | None:
-        """Sum counters; ``None`` unless at least one of them is kept."""
-        kept = self.kept(*names)
-        return sum(self.values[name] or 0 for name in kept) if kept else None
+        """Sum counters, those that this kernel does not keep as nothing."""
+        total = 0
+        for name in self.kept(*names):
+            value = self.values[name]
+            if value is None:
+                return None
+            total += value
+        return total
 
 
 def read_counters(
@@ -49,7 +58,7 @@ def read_counters(
 ) -> Counters:
     """Read every counter that a check needs."""
     prog = reader.prog
-    values: dict[str, int | None] = dict(vm_counters(reader, nodes, findings))
+    values = vm_counters(reader, nodes, findings)
     stack_kb = values.get("NR_KERNEL_STACK_KB")
     if stack_kb is not None:
         page_kb = prog["PAGE_SIZE"].value_() // 1024
@@ -70,16 +79,22 @@ def read_counters(
     for name, source in sources.items():
         try:
             values[name] = source()
-        except (LookupError, AttributeError, drgn.FaultError):
+        except drgn.FaultError as error:
             values[name] = None
+            findings.lose(name, f"the kernel's {name} is lost: {error}")
+        except (LookupError, AttributeError):
+            continue  # not configured, or not in this version
     return Counters(values)
 
 
 def _hugetlb_pages(prog: drgn.Program, member: str) -> int:
-    return sum(
-        hstate.member_(member).value_() << hstate.order.value_()
-        for hstate in for_each_hstate(prog)
-    )
+    total = 0
+    for hstate in for_each_hstate(prog):
+        order = hstate.order.value_()
+        if order > _MAX_HUGE_ORDER:
+            raise drgn.FaultError("a huge page of absurd size", hstate.value_())
+        total += hstate.member_(member).value_() << order
+    return total
 
 
 def make_checks(
@@ -87,153 +102,155 @@ def make_checks(
     owners: Owners,
     before: Counters,
     after: Counters,
-    coverage: Mapping[str, int],
+    layout: PageLayout,
+    findings: Findings,
 ) -> tuple[Check, ...]:
     """
     Compare all sums that have a counter.
 
     :param before: The counters before the scan; on a dump the same object as
         *after*.
-    :param coverage: What could not be read explains a difference, too.
+    :param findings: What could not be read explains a difference, too.
     """
     totals = result.totals()
 
     def pages(*classes: int) -> int:
         return int(sum(totals[c] for c in classes))
 
-    losses = _Losses(
-        pages=pages(C.EXCLUDED, C.UNREADABLE),
-        sections=bool(coverage.get("section_table_lost")),
-        cpus=coverage.get("vmstat_cpus_unreadable", 0),
-        owners=sum(coverage.get(key, 0) for key in _OWNER_LOSSES),
-    )
+    missing = pages(C.EXCLUDED, C.UNREADABLE)
 
     def check(
         name: str, walk: int, *counters: str, reason: Reason | None = None
     ) -> Iterator[Check]:
-        kernel = after.get(*counters)
-        if kernel is None:
+        kept = after.kept(*counters)
+        if not kept:
             return
-        difference = walk - kernel
+        kernel = after.get(*kept)
         yield Check(
             name=name,
             walk_pages=walk,
-            counter=" + ".join(after.kept(*counters)),
+            counter=" + ".join(kept),
             kernel_pages=kernel,
-            difference=difference,
+            difference=None if kernel is None else walk - kernel,
             explained_by=_explain(
-                name, walk, kernel, before.get(*counters), reason, losses
+                name, walk, before.get(*kept), kernel, reason, missing, findings
             ),
         )
 
     stack_pages = len(owners.stacks[0].pages) if owners.stacks else 0
     cache = pages(C.FILE, C.EXEC, C.BLOCKDEV, C.SHMEM)
     examined = result.pages() - pages(C.DEVICE)
+    slab = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B")
+    cached_stacks = Reason(
+        owners.cached_stacks * stack_pages, f"{owners.cached_stacks} cached stacks"
+    )
+    percpu = Reason(
+        -owners.percpu_uncounted,
+        f"{owners.percpu_uncounted:,} in reserved boot memory or without a CPU",
+    )
+    anon = pages(C.ANON, C.KSM) - result.anon_unmapped
+    swapcache = result.anon_swapcache + result.shmem_swapcache
+    hugetlb = pages(C.USER_HUGETLB, C.FREE_HUGETLB)
+    # In the place of nr_vmalloc_pages, newer kernels have NR_VMALLOC.
+    vmalloc = ("nr_vmalloc_pages", "NR_VMALLOC")
     return (
         *check("managed", examined - pages(C.RESERVED, C.OFFLINE), "totalram_pages"),
         *check("free.buddy", pages(C.FREE_BUDDY, C.FREE_UNACCEPTED), "NR_FREE_PAGES"),
         *check("free.pcp", pages(C.FREE_PCP), "pcp->count"),
-        *check(
-            "user.anon", pages(C.ANON, C.KSM) - result.anon_unmapped, "NR_ANON_MAPPED"
-        ),
+        *check("user.anon", anon, "NR_ANON_MAPPED"),
         *check("user.ksm", pages(C.KSM), "ksm_pages_shared"),
-        *check("user.hugetlb", pages(C.USER_HUGETLB, C.FREE_HUGETLB), "nr_huge_pages"),
+        *check("user.hugetlb", hugetlb, "nr_huge_pages"),
         *check("free.hugetlb", pages(C.FREE_HUGETLB), "free_huge_pages"),
         *check("cache", cache + result.anon_swapcache, "NR_FILE_PAGES"),
         *check("cache.shmem", pages(C.SHMEM) - result.shmem_swapcache, "NR_SHMEM"),
         *check("cache.blockdev", pages(C.BLOCKDEV), "bdev nrpages"),
-        *check(
-            "swapcache", result.anon_swapcache + result.shmem_swapcache, "NR_SWAPCACHE"
-        ),
-        *check(
-            "kernel.slab",
-            pages(C.SLAB, C.LARGE_KMALLOC),
-            "NR_SLAB_RECLAIMABLE_B",
-            "NR_SLAB_UNRECLAIMABLE_B",
-        ),
+        *check("swapcache", swapcache, "NR_SWAPCACHE"),
+        *check("kernel.slab", pages(C.SLAB, C.LARGE_KMALLOC), *slab),
         *check("kernel.page_tables", pages(C.PAGE_TABLES), "NR_PAGETABLE"),
-        *check(
-            "kernel.vmalloc",
-            pages(C.VMALLOC, C.STACKS),
-            "nr_vmalloc_pages",
-            "NR_VMALLOC",  # in its place since v6.19
-        ),
+        *check("kernel.vmalloc", pages(C.VMALLOC, C.STACKS), *vmalloc),
         *check(
             "kernel.stacks",
             pages(C.STACKS),
             "NR_KERNEL_STACK_KB",
-            reason=Reason(
-                owners.cached_stacks * stack_pages,
-                f"{owners.cached_stacks} cached stacks",
-            ),
+            reason=cached_stacks,
         ),
-        *check(
-            "kernel.percpu",
-            pages(C.PERCPU),
-            "pcpu_nr_populated",
-            reason=Reason(
-                -owners.percpu_boot_pages,
-                f"{owners.percpu_boot_pages:,} in reserved boot memory",
-            ),
+        *check("kernel.percpu", pages(C.PERCPU), "pcpu_nr_populated", reason=percpu),
+        # Before it was a page type (v6.11) nothing marks the pages of zsmalloc.
+        *(
+            check("kernel.zsmalloc", pages(C.ZSMALLOC), "NR_ZSPAGES")
+            if layout.types.has("zsmalloc")
+            else ()
         ),
-        *check("kernel.zsmalloc", pages(C.ZSMALLOC), "NR_ZSPAGES"),
         *check("hwpoison", pages(C.HWPOISON), "num_poisoned_pages"),
     )
 
 
-_OWNER_LOSSES = (
-    "files_unreadable",
-    "file_tables_unreadable",
-    "lists_broken",
-    "owners_unreadable",
-    "page_tables_unreadable",
-    "pipes_unreadable",
-    "skbs_unreadable",
-    "sockets_unreadable",
-    "vmalloc_areas_unreadable",
-)
-"""Coverage keys of structures that say what pages are used for."""
-
-_OWNED = ("kernel.percpu", "kernel.slab", "kernel.stacks", "kernel.vmalloc")
-"""Checks whose sum depends on them."""
-
 _MAX_CPU_DELTA = 127
 """A CPU keeps its part of a counter in a signed byte."""
 
+_VMALLOC = ("a list of vmalloc areas", "vmalloc", "vmalloc_areas_unreadable")
 
-@dataclass(frozen=True)
-class _Losses:
-    """What a damaged or filtered dump lacks."""
+_LOSSES = {
+    "kernel.vmalloc": _VMALLOC,
+    "kernel.stacks": _VMALLOC,
+    "kernel.percpu": ("a list of percpu chunks", "percpu", "page_tables_unreadable"),
+}
+"""What tells of the pages of a class, as findings name its loss."""
 
-    pages: int
-    sections: bool
-    """Whether there may be pages that are not even known to be missing."""
-
-    cpus: int
-    owners: int
+_SLAB_LOSSES = (
+    "the list of processes",
+    "a socket's queue",
+    "pipes and sockets",
+    "file_tables_unreadable",
+    "files_unreadable",
+    "sockets_unreadable",
+    "skbs_unreadable",
+)
+"""What tells that compound pages are data of sockets and not of kmalloc()."""
 
 
 def _explain(
     name: str,
     walk: int,
-    kernel: int,
     before: int | None,
+    kernel: int | None,
     reason: Reason | None,
-    losses: _Losses,
+    missing: int,
+    findings: Findings,
 ) -> str | None:
-    difference = walk - kernel
-    if not difference:
+    if kernel is None or walk == kernel:
         return None
+    difference = walk - kernel
     if reason is not None and reason.pages == difference:
         return reason.text
     if before is not None and min(before, kernel) <= walk <= max(before, kernel):
         return f"went from {before:,} to {kernel:,} during the scan"
-    if difference < 0 and losses.sections:
+    if difference < 0 and findings.lost["section table"]:
         return "the dump lacks struct pages"
-    if 0 < -difference <= losses.pages:
-        return f"the dump lacks {losses.pages:,} struct pages"
-    if losses.owners and name in _OWNED:
+    if 0 < -difference <= missing:
+        return f"the dump lacks {missing:,} struct pages"
+    tellers: tuple[str, ...] = _LOSSES.get(name, ()) if difference < 0 else ()
+    if name == "kernel.slab" and difference > 0:
+        tellers = _SLAB_LOSSES
+    if any(findings.lost[what] or findings.coverage[what] for what in tellers):
         return "the dump lacks some of what tells their use"
-    if abs(difference) <= losses.cpus * _MAX_CPU_DELTA:
-        return f"the dump lacks {losses.cpus} per-CPU parts of counters"
+    cpus = findings.coverage["vmstat_cpus_unreadable"]
+    if name in _PER_CPU and abs(difference) <= cpus * _MAX_CPU_DELTA:
+        return f"the dump lacks {cpus} per-CPU parts of counters"
     return None
+
+
+_PER_CPU = frozenset(
+    {
+        "free.buddy",
+        "user.anon",
+        "cache",
+        "cache.shmem",
+        "swapcache",
+        "kernel.slab",
+        "kernel.page_tables",
+        "kernel.stacks",
+        "kernel.zsmalloc",
+    }
+)
+"""Checks against counters of which each CPU keeps a part."""

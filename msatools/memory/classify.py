@@ -3,7 +3,7 @@
 """
 From a block of struct pages to one class a page: arrays in, arrays out.
 
-The order of the tests is that of the kernel's own page_to_flags helpers
+The order of the tests is that of the kernel's own stable_page_flags()
 (fs/proc/page.c): what a page's type or flags say outright comes before what
 its ``mapping`` word seems to say, because slab, page tables and free pages
 keep other things in that word.

@@ -7,15 +7,17 @@ The buddy allocator counts them as allocated and marks nothing in their struct
 pages (mm/page_alloc.c); /proc/meminfo has no row for them either.
 """
 
-from collections.abc import Iterator
+import itertools
 from dataclasses import dataclass
 
 import drgn
 import numpy as np
-from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
+from msatools.kernel.cpus import possible_cpus
+from msatools.kernel.pagetables import pmd_order
 from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
 from msatools.kernel.zones import Zone
 from msatools.memory.classes import PageClass
 from msatools.memory.scan import ScanResult
@@ -37,37 +39,35 @@ class PcpLists:
     """All per-CPU lists, and how many pages the kernel says are on them."""
 
     lists: list[PcpList]
-    count: int
-    unreadable: int
-    """Sets of lists (one a CPU and zone) that could not be read."""
+    count: int | None
+    """``None`` if some could not be read."""
 
 
-def pcp_lists(reader: Reader, zones: list[Zone]) -> PcpLists:
+def pcp_lists(reader: Reader, zones: list[Zone], findings: Findings) -> PcpLists:
     """Read the heads of all per-CPU free lists, one read a CPU and zone."""
     lists: list[PcpList] = []
-    count = unreadable = 0
-    for pcp in _per_cpu_pages(reader.prog, zones):
+    count = 0
+    cpus = possible_cpus(reader.prog, findings)
+    for zone, cpu in itertools.product(zones, cpus):
         try:
-            held, heads = _read_heads(reader, pcp)
+            held, heads = _read_heads(reader, _per_cpu_pages(zone.object, cpu))
         except drgn.FaultError:
-            unreadable += 1
+            findings.coverage["pcp_lists_unreadable"] += 1
             continue
         count += held
         lists += heads
-    return PcpLists(lists, count, unreadable)
+    lost = findings.coverage["pcp_lists_unreadable"] or findings.lost["nodes"]
+    return PcpLists(lists, None if lost or not cpus else count)
 
 
-def _per_cpu_pages(prog: drgn.Program, zones: list[Zone]) -> Iterator[drgn.Object]:
-    """Find each ``struct per_cpu_pages`` of each zone."""
-    cpus = list(for_each_possible_cpu(prog))
-    for zone in zones:
-        for cpu in cpus:
-            try:
-                yield per_cpu_ptr(zone.object.per_cpu_pageset, cpu)
-            except AttributeError:
-                # Before Linux kernel commit 28f836b6777b ("mm/page_alloc: split
-                # per cpu page lists and zone stats") (in v5.14).
-                yield per_cpu_ptr(zone.object.pageset, cpu).pcp.address_of_()
+def _per_cpu_pages(zone: drgn.Object, cpu: int) -> drgn.Object:
+    """Find a zone's ``struct per_cpu_pages`` of a CPU."""
+    try:
+        return per_cpu_ptr(zone.per_cpu_pageset, cpu)
+    except AttributeError:
+        # Before Linux kernel commit 28f836b6777b ("mm/page_alloc: split per cpu
+        # page lists and zone stats") (in v5.14).
+        return per_cpu_ptr(zone.pageset, cpu).pcp.address_of_()
 
 
 def _read_heads(reader: Reader, pcp: drgn.Object) -> tuple[int, list[PcpList]]:
@@ -78,25 +78,26 @@ def _read_heads(reader: Reader, pcp: drgn.Object) -> tuple[int, list[PcpList]]:
     held = int(np.frombuffer(data, "<i4", 1, count.offset)[0])
     nexts = np.frombuffer(data, "<u8", 2 * lists.type.length, lists.offset)[::2]
     migrate_types = reader.prog.constant("MIGRATE_PCPTYPES").value_()
+    huge = pmd_order(reader.prog)
     heads = []
     for index, first in enumerate(nexts):
         head = pcp.value_() + lists.offset + 16 * index
         if int(first) not in (head, 0):
-            heads.append(PcpList(head, int(first), _order(index, migrate_types)))
+            heads.append(PcpList(head, int(first), _order(index, migrate_types, huge)))
     return held, heads
 
 
-def _order(index: int, migrate_types: int) -> int:
+def _order(index: int, migrate_types: int, huge: int) -> int:
     """
     Find the order of the pages on list number *index*.
 
     Orders 0 to PAGE_ALLOC_COSTLY_ORDER (3) have a list for each migrate type;
-    the lists after them are for huge pages, of 512 base pages with 8-byte table
-    entries in 4 KiB tables: Linux kernel commit 44042b449872 ("mm/page_alloc:
-    allow high-order pages to be stored on the per-cpu lists") (in v5.14).
+    the lists after them are for huge pages: Linux kernel commit 44042b449872
+    ("mm/page_alloc: allow high-order pages to be stored on the per-cpu lists")
+    (in v5.14).
     """
     order = index // migrate_types
-    return order if order <= 3 else 9
+    return order if order <= 3 else huge
 
 
 def settle_pcp(result: ScanResult, pcp: PcpLists) -> tuple[int, int]:

@@ -82,6 +82,9 @@ class PageLayout:
 
     zone_bits: int
     node_bits: int
+    device_zone: int | None
+    """Number of ZONE_DEVICE, ``None`` without."""
+
     fake_heads: bool
     """Whether tails of an optimised hugetlb page can look like heads."""
 
@@ -127,6 +130,7 @@ def page_layout(prog: drgn.Program) -> PageLayout:
         zone_shift=64 - node_bits - zone_bits,
         zone_bits=zone_bits,
         node_bits=node_bits,
+        device_zone=_device_zone(prog),
         fake_heads=fake_heads,
     )
 
@@ -164,7 +168,7 @@ def _compound_info_has_mask(prog: drgn.Program, page: drgn.Type) -> bool:
 
 
 def _entire_mapcount(prog: drgn.Program, page: drgn.Type) -> int:
-    # In struct folio since v6.2; before, a member of the first tail page.
+    # In struct folio since v6.3; before, a member of the first tail page.
     try:
         in_folio = _offset(prog.type("struct folio"), ("_entire_mapcount",))
     except LookupError:
@@ -183,7 +187,7 @@ def _hugetlb_mark(
             _offset(page, ("flags",)), 8, bits["hugetlb"], bits["hugetlb"]
         )
     # Before, the compound page's destructor, a byte of the first tail page that
-    # struct folio took over in v6.2.
+    # is a member of struct page or, later, of struct folio only.
     try:
         dtor = prog.constant("HUGETLB_PAGE_DTOR").value_()
     except LookupError:
@@ -226,14 +230,18 @@ def _page_types(prog: drgn.Program, page: drgn.Type) -> PageTypes:
         for name, value in values.items():
             classes[value & 0xFF] = _TYPE_CLASSES.get(name, PageClass.UNATTRIBUTED)
         return PageTypes(0xF0000000, 24, 0xFF, classes, frozenset(values))
-    if "PG_buddy" in enumerators:
+    if values.get("buddy", 0) >= 1 << 24:
         # Bits that are cleared, in the top byte: Linux kernel commit 8db00ad56461
         # ("mm: allow reuse of the lower 16 bit of the page type with an actual
         # type") (in v6.11).
         return _cleared_bits(0x80000000, 24, 0xFF, values)
-    # Bits that are cleared, at the bottom, and macros, so that debug info does
-    # not name them: Linux kernel commit 6e292b9be7f4 ("mm: split page_type out
-    # from _mapcount") (in v4.18). VMCOREINFO has the newer ones as ~bit.
+    if "buddy" in values:
+        # Bits that are cleared, at the bottom, in an enum: Linux kernel commit
+        # ff202303c398 ("mm: convert page type macros to enum") (in v6.10).
+        return _cleared_bits(0xF0000000, 0, 0x1FFF, values)
+    # The same as macros, so that debug info does not name them: Linux kernel
+    # commit 6e292b9be7f4 ("mm: split page_type out from _mapcount") (in v4.18).
+    # VMCOREINFO has the newer ones as ~bit.
     values = {"buddy": 0x80, "offline": 0x100, "table": 0x200}
     if page.has_member("mem_cgroup"):
         # One more bit, which goes with the others, until Linux kernel commit
@@ -270,6 +278,14 @@ def _node_bits(prog: drgn.Program) -> int:
         except LookupError:
             return 0  # CONFIG_NUMA=n
     return (int(length or 1) - 1).bit_length()
+
+
+def _device_zone(prog: drgn.Program) -> int | None:
+    try:
+        number: int = prog.constant("ZONE_DEVICE").value_()
+    except LookupError:
+        return None
+    return number
 
 
 def _zone_bits(prog: drgn.Program) -> int:

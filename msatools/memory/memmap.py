@@ -9,6 +9,7 @@ cut into sections (128 MiB on x86-64), each with its own run of struct pages
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +27,11 @@ CHUNK_BYTES = 1 << 20
 """Bytes of struct pages a read: what the columns need stays in a core's cache."""
 
 _PROBES = 8
+"""Struct pages of a section to try where the table of sections is lost."""
+
+_MAX_PROBED_SECTIONS = 1 << 17
+_SUBSECTION_BYTES = 1 << 21  # SUBSECTION_SHIFT
+_MAX_PHYSICAL_BITS = 56
 
 _GAP_BYTES = 4096
 """What a dump leaves out or a live memmap lacks, it lacks by page."""
@@ -54,7 +60,6 @@ class Chunk:
     address: int
     data: bytes | bytearray
     gaps: list[Gap]
-    device: bool
 
 
 def memmap_ranges(
@@ -70,26 +75,30 @@ def memmap_ranges(
     :raises drgn.FaultError: if no struct page can be read
     """
     try:
-        return _listed_ranges(reader, layout)
+        return _listed_ranges(reader, layout, findings)
     except drgn.FaultError as error:
         ranges = _readable_ranges(reader, layout)
         if not ranges:
             raise
-        findings.coverage["section_table_lost"] = 1
-        findings.note(
-            "sections-lost",
-            f"the table of memory sections is lost ({error}); sections without any "
-            "readable struct page are not counted",
-        )
+        _lose_sections(findings, f"the table of memory sections is lost ({error})")
         return ranges
 
 
-def _listed_ranges(reader: Reader, layout: PageLayout) -> list[MemmapRange]:
+def _lose_sections(findings: Findings, what: str) -> None:
+    findings.coverage["section_table_lost"] = 1
+    text = f"{what}; sections without any readable struct page are not counted"
+    findings.lose("section table", text)
+
+
+def _listed_ranges(
+    reader: Reader, layout: PageLayout, findings: Findings
+) -> list[MemmapRange]:
     pages = pages_per_section(reader.prog)
     flags = _SectionFlags.of(reader.prog)
     usage_size, subsection_map = _subsection_map(reader.prog)
+    subsection = _SUBSECTION_BYTES // reader.prog["PAGE_SIZE"].value_()
     ranges: list[MemmapRange] = []
-    for nr, memmap, usage in _sections(reader):
+    for nr, memmap, usage in _sections(reader, findings):
         if not memmap & flags.has_memmap:
             continue
         early = bool(memmap & flags.early)
@@ -97,8 +106,9 @@ def _listed_ranges(reader: Reader, layout: PageLayout) -> list[MemmapRange]:
         if usage_size and not early:
             # Linux kernel commit f46edbd1b151 ("mm/sparsemem: add helpers track
             # active portions of a section at boot") (in v5.3).
-            bitmap = reader.read(usage + subsection_map, usage_size)
-            runs = _runs(bitmap, pages)
+            with suppress(drgn.FaultError):
+                bitmap = reader.read(usage + subsection_map, usage_size)
+                runs = _runs(bitmap, pages, subsection)
         for first, count in runs:
             pfn = nr * pages + first
             # The word is the address that page 0 of all memory would have.
@@ -115,6 +125,7 @@ def _readable_ranges(reader: Reader, layout: PageLayout) -> list[MemmapRange]:
     pages = pages_per_section(reader.prog)
     memmap = vmemmap_base(reader.prog)
     last = reader.prog["__highest_present_section_nr"].value_()
+    last = min(last, _MAX_PROBED_SECTIONS)
     size = pages * layout.size
     step = size // _PROBES
     return [
@@ -162,11 +173,13 @@ class _SectionFlags:
         return cls(bit("HAS_MEM_MAP"), bit("IS_ONLINE"), bit("IS_EARLY"), -(1 << last))
 
 
-def _sections(reader: Reader) -> Iterator[tuple[int, int, int]]:
+def _sections(reader: Reader, findings: Findings) -> Iterator[tuple[int, int, int]]:
     """Read each present section's number, memmap word and usage pointer."""
     prog = reader.prog
     per_root = prog["SECTIONS_PER_ROOT"].value_()
     last = prog["__highest_present_section_nr"].value_()
+    if last >> (_MAX_PHYSICAL_BITS - prog["SECTION_SIZE_BITS"].value_()):
+        raise drgn.FaultError("an absurd number of sections", last)
     type_ = prog.type("struct mem_section")
     size = drgn.sizeof(type_)
     memmap: int = type_.member("section_mem_map").offset // 8
@@ -176,7 +189,11 @@ def _sections(reader: Reader) -> Iterator[tuple[int, int, int]]:
     for root, address in enumerate(_section_roots(reader, last // per_root + 1)):
         if not address:
             continue
-        data = reader.read(address, size * per_root)
+        try:
+            data = reader.read(address, size * per_root)
+        except drgn.FaultError as error:
+            _lose_sections(findings, f"part of the table of sections is lost ({error})")
+            continue
         words = np.frombuffer(data, np.uint64).reshape(per_root, size // 8)
         for i in np.flatnonzero(words[:, memmap]).tolist():
             nr = root * per_root + i
@@ -208,15 +225,14 @@ def _subsection_map(prog: drgn.Program) -> tuple[int, int]:
     return drgn.sizeof(member.type), member.offset
 
 
-def _runs(bitmap: bytes, pages: int) -> list[tuple[int, int]]:
+def _runs(bitmap: bytes, pages: int, each: int) -> list[tuple[int, int]]:
     """
     Turn a section's subsection bitmap into runs of (first page, count).
 
-    >>> _runs(b"\\x06", 4096)
-    [(512, 1024)]
+    :param each: Pages of a subsection; bits beyond the section have no meaning.
     """
     bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
-    each = pages // len(bits)
+    bits = bits[: pages // each]
     edges = np.flatnonzero(np.diff(bits, prepend=0, append=0))
     return [
         (int(start) * each, int(end - start) * each)
@@ -247,4 +263,4 @@ def read_chunks(
             data, gaps = reader.read_around_gaps(
                 address, count * layout.size, _GAP_BYTES
             )
-            yield Chunk(part.pfn + first, address, data, gaps, part.state == "device")
+            yield Chunk(part.pfn + first, address, data, gaps)

@@ -42,6 +42,53 @@ from msatools.target.model import Address, Target
 
 Progress = Callable[[int, int], None]
 
+_COVERAGE = (
+    "sections",
+    "offline_pages",
+    "excluded_pages",
+    "unreadable_pages",
+    "memmap_reads",
+    "reads",
+    "bytes_read",
+    "file_tables_unreadable",
+    "files_unreadable",
+    "inodes_unreadable",
+    "lists_broken",
+    "heads_unreadable",
+    "owners_unreadable",
+    "page_tables_unreadable",
+    "pcp_lists_broken",
+    "pcp_lists_unreadable",
+    "pipes_unreadable",
+    "section_table_lost",
+    "skbs_unreadable",
+    "sockets_unreadable",
+    "vmalloc_areas_unreadable",
+    "vmstat_cpus_unreadable",
+)
+"""All keys of the report's coverage: pages, reads and bytes, then what was lost."""
+
+_LOSSES = {
+    "file_tables_unreadable": "tables of open files cannot be read: pipes and sockets "
+    "are missing",
+    "files_unreadable": "open files cannot be read: pipes and sockets are missing",
+    "heads_unreadable": "heads of compound pages cannot be read: their tails are "
+    "unattributed",
+    "inodes_unreadable": "inodes cannot be read: their pages count as plain files",
+    "page_tables_unreadable": "page tables cannot be read: they, and percpu pages "
+    "that they map, are unattributed",
+    "pcp_lists_broken": "per-CPU free lists break off: what follows is unattributed",
+    "pcp_lists_unreadable": "sets of per-CPU free lists cannot be read: their pages "
+    "are unattributed",
+    "pipes_unreadable": "pipes cannot be read: their pages are unattributed",
+    "skbs_unreadable": "socket buffers cannot be read: their pages are not sockets'",
+    "sockets_unreadable": "sockets cannot be read: their pages are not sockets'",
+    "vmalloc_areas_unreadable": "vmalloc areas cannot be read: their pages are "
+    "unattributed",
+    "vmstat_cpus_unreadable": "per-CPU parts of the kernel's counters cannot be read",
+}
+"""What to note of a loss, after how often it was."""
+
 
 def collect_memstat(
     prog: drgn.Program,
@@ -69,7 +116,8 @@ def collect_memstat(
     :param verbose: Whether to list the callers of vmalloc.
     :param progress: Called now and then with pages done and pages in all.
     :raises LookupError: if the types lack what describes physical memory
-    :raises drgn.FaultError: if the dump lacks the list of memory sections
+    :raises drgn.FaultError: if the dump lacks every struct page
+    :raises TargetError: if the program is not a kernel, or has no types
     """
     reader, findings = Reader(prog), Findings()
     live = bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
@@ -78,7 +126,7 @@ def collect_memstat(
     nodes = online_nodes(prog, findings)
     populated = list(populated_zones(nodes))
     owners = collect_owners(reader, layout, findings)
-    pcp = pcp_lists(reader, populated)
+    pcp = pcp_lists(reader, populated, findings)
     counters = read_counters(reader, nodes, pcp, findings)
     seen = _SectionZones()
     before_scan = reader.reads
@@ -92,26 +140,29 @@ def collect_memstat(
     )
     findings.coverage["memmap_reads"] = reader.reads - before_scan
     if live:
-        pcp = pcp_lists(reader, populated)
+        pcp = pcp_lists(reader, populated, findings)
     _, broken = settle_pcp(result, pcp)
     findings.coverage["pcp_lists_broken"] += broken
-    findings.coverage["pcp_lists_unreadable"] += pcp.unreadable
     settle_cache(reader, result, findings)
     settle_swapcache(reader, result, findings)
     after = read_counters(reader, nodes, pcp, findings) if live else counters
+    findings.coverage["heads_unreadable"] += result.heads_unreadable
     zones = {(zone.node, zone.number): zone for zone in populated}
     _cover(findings, reader, ranges, result)
+    _note_losses(findings)
     return MemstatReport(
         target=target or describe(prog),
         taken_at_ns=_now(prog),
         interval_ns=None,
-        coverage=dict(sorted(findings.coverage.items())),
+        coverage={key: findings.coverage[key] for key in _COVERAGE},
         notes=tuple(findings.notes.values()),
         pages=result.pages(),
         classes=_classes(result, prog["PAGE_SIZE"].value_()),
-        checks=make_checks(result, owners, counters, after, findings.coverage),
+        checks=make_checks(result, owners, counters, after, layout, findings),
         managed_pages=after.get("totalram_pages"),
-        physical_pages=sum(zone.present_pages for zone in populated),
+        physical_pages=None
+        if findings.lost["nodes"]
+        else sum(zone.present_pages for zone in populated),
         by={name: _group(result, layout, name, zones) for name in by},
         sections=_sections(prog, ranges, layout, seen, zones) if sections else None,
         vmalloc=_vmalloc_callers(prog, owners) if verbose else None,
@@ -154,6 +205,13 @@ def _cover(
     findings.coverage["unreadable_pages"] = int(totals[PageClass.UNREADABLE])
     findings.coverage["reads"] = reader.reads
     findings.coverage["bytes_read"] = reader.bytes
+
+
+def _note_losses(findings: Findings) -> None:
+    for key, what in _LOSSES.items():
+        count = findings.coverage[key]
+        if count:
+            findings.note(key.replace("_", "-"), f"{count:,} {what}")
 
 
 def _now(prog: drgn.Program) -> int | None:
@@ -250,12 +308,13 @@ def _section(
     ]
     return Section(
         nr=nr,
-        state=f"{first.state}, {'early' if first.early else 'hotplug'}",
+        state=first.state,
+        early=first.early,
         pfn=first.pfn,
         pages=sum(part.pages for part in parts),
         memmap=Address(first.address),
         memmap_end=Address(last.address + (last.pages - 1) * layout.size),
-        node=places[0][0] if places else None,
+        node=spanning[0].node if spanning else None,
         zones=tuple(dict.fromkeys(zone.name for zone in spanning)),
     )
 

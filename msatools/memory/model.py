@@ -60,7 +60,10 @@ class Section:
 
     nr: int
     state: str
-    """``online``, ``offline`` or ``device``; with ``early`` or ``hotplug``."""
+    """``online``, ``offline`` or ``device``."""
+
+    early: bool
+    """Whether it was there at boot, not hot-plugged."""
 
     pfn: int
     pages: int

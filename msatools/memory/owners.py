@@ -2,7 +2,6 @@
 
 """Pages whose struct page tells nothing: ask those who hold them."""
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import drgn
@@ -10,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.files import OpenFiles
-from msatools.kernel.pagetables import PageTables
-from msatools.kernel.reader import Reader
+from msatools.kernel.pagetables import PageTables, pmd_order
+from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.memory.classes import PageClass
 from msatools.memory.layout import PageLayout
-from msatools.memory.percpu import percpu_pfns
+from msatools.memory.percpu import percpu_pages
 from msatools.memory.pipes import pipe_pages
 from msatools.memory.scan import OwnedPages
 from msatools.memory.sockets import socket_pages
@@ -44,7 +43,12 @@ class Owners:
     cached_stacks: int = 0
     """Stacks of exited tasks that CPUs keep for the next fork."""
 
-    percpu_boot_pages: int = 0
+    percpu_uncounted: int = 0
+    """See :attr:`msatools.memory.percpu.PercpuPages.uncounted`."""
+
+    def claim(self, code: int, pfns: Pfns) -> None:
+        """Claim pages for a class; nonsense from a damaged dump is dropped."""
+        self.owned.append((code, pfns[pfns < np.uint64(1 << 52)]))
 
     def pages(self) -> OwnedPages:
         """Merge all claims, sorted by pfn."""
@@ -61,72 +65,90 @@ class Owners:
 def collect_owners(reader: Reader, layout: PageLayout, findings: Findings) -> Owners:
     """Ask all owners; one that cannot be asked costs a note."""
     owners = Owners()
-    memmap = vmemmap_base(reader.prog)
-
-    def pfns_of(pages: Iterable[npt.NDArray[np.uint64]]) -> Pfns:
-        parts = list(pages)
-        if not parts:
-            return np.empty(0, np.uint64)
-        return (np.concatenate(parts) - np.uint64(memmap)) // np.uint64(layout.size)
-
-    def claim_vmalloc() -> None:
-        owners.areas = vmalloc_areas(reader, findings)
-        owners.stacks = kernel_stacks(reader.prog, owners.areas)
-        owners.cached_stacks = cached_stacks(reader.prog)
-        for code, areas in (
-            (PageClass.STACKS, owners.stacks),
-            (PageClass.VMALLOC, owners.areas),
-        ):
-            owners.owned.append((code, pfns_of(area.pages for area in areas)))
-
-    def claim_tables_and_percpu() -> None:
-        if not PageTables.supported(reader.prog):
-            raise LookupError("page tables of this architecture are not read yet")
-        tables = PageTables(reader, findings)
-        pfns, owners.percpu_boot_pages = percpu_pfns(reader, tables, findings)
-        owners.owned.append((PageClass.PERCPU, np.array(pfns, np.uint64)))
-        own = tables.kernel_tables() | tables.user_top_tables()
-        owners.owned.append(
-            (PageClass.PAGE_TABLES_OWN, np.fromiter(own, np.uint64, len(own)))
-        )
-
-    def claim_files() -> None:
-        files = OpenFiles(reader, findings)
-        pages = pipe_pages(reader, files, findings)
-        owners.owned.append((PageClass.PIPES, pfns_of([pages])))
-        pages = socket_pages(reader, files, findings)
-        owners.owned.append((PageClass.SOCKETS, pfns_of([pages])))
-
-    def claim_huge_zero() -> None:
-        first = _huge_zero_pfn(reader.prog, memmap, layout.size)
-        if first is not None:
-            pfns = np.arange(first, first + 512, dtype=np.uint64)
-            owners.owned.append((PageClass.HUGE_ZERO, pfns))
-
-    claims: dict[str, Callable[[], None]] = {
-        "vmalloc areas": claim_vmalloc,
-        "page tables and percpu memory": claim_tables_and_percpu,
-        "pipes and sockets": claim_files,
-        "the huge zero page": claim_huge_zero,
-    }
-    for what, claim in claims.items():
+    for claim in (
+        _claim_vmalloc,
+        _claim_percpu,
+        _claim_page_tables,
+        _claim_pipes_and_sockets,
+        _claim_huge_zero,
+    ):
         try:
-            claim()
+            claim(owners, reader, layout, findings)
         except (LookupError, AttributeError, drgn.FaultError) as error:
             findings.coverage["owners_unreadable"] += 1
+            what = claim.__name__.removeprefix("_claim_").replace("_", " ")
             findings.note(
-                f"no-{what.split()[-1]}", f"{what} could not be attributed: {error}"
+                "owner-unreadable", f"{what}: cannot be attributed: {error}", what
             )
     return owners
 
 
-def _huge_zero_pfn(prog: drgn.Program, memmap: int, size: int) -> int | None:
+def _claim_vmalloc(
+    owners: Owners, reader: Reader, layout: PageLayout, findings: Findings
+) -> None:
+    owners.areas = vmalloc_areas(reader, findings)
+    owners.stacks = kernel_stacks(reader.prog, owners.areas)
+    owners.cached_stacks = cached_stacks(reader.prog, findings)
+    for code, areas in (
+        (PageClass.STACKS, owners.stacks),
+        (PageClass.VMALLOC, owners.areas),
+    ):
+        pages = [area.pages for area in areas]
+        if pages:
+            owners.claim(code, _pfns(np.concatenate(pages), reader.prog, layout))
+
+
+def _claim_percpu(
+    owners: Owners, reader: Reader, layout: PageLayout, findings: Findings
+) -> None:
+    if PageTables.supported(reader.prog):
+        found = percpu_pages(reader, PageTables(reader, findings), findings)
+        owners.percpu_uncounted = found.uncounted
+        owners.claim(PageClass.PERCPU, np.array(found.pfns, np.uint64))
+
+
+def _claim_page_tables(
+    owners: Owners, reader: Reader, layout: PageLayout, findings: Findings
+) -> None:
+    if not PageTables.supported(reader.prog):
+        findings.note(
+            "no-page-tables",
+            "this architecture's page tables are not read: the kernel's own and "
+            "percpu memory are unattributed",
+        )
+        return
+    tables = PageTables(reader, findings)
+    own = tables.kernel_tables() | tables.user_top_tables()
+    owners.claim(PageClass.PAGE_TABLES_OWN, np.fromiter(own, np.uint64, len(own)))
+
+
+def _claim_pipes_and_sockets(
+    owners: Owners, reader: Reader, layout: PageLayout, findings: Findings
+) -> None:
+    files = OpenFiles(reader, findings)
+    pages = pipe_pages(reader, files, findings)
+    owners.claim(PageClass.PIPES, _pfns(pages, reader.prog, layout))
+    pages = socket_pages(reader, files, findings)
+    owners.claim(PageClass.SOCKETS, _pfns(pages, reader.prog, layout))
+
+
+def _claim_huge_zero(
+    owners: Owners, reader: Reader, layout: PageLayout, findings: Findings
+) -> None:
     # A folio since Linux kernel commit 5691753d73a2 ("mm: convert huge_zero_page
     # to huge_zero_folio") (in v6.10).
     for name in ("huge_zero_folio", "huge_zero_page"):
         try:
-            page = prog[name].value_()
+            page = reader.prog[name].value_()
         except LookupError:
             continue
-        return (page - memmap) // size if page else None
-    return None
+        if page:
+            (first,) = _pfns(np.array([page], np.uint64), reader.prog, layout)
+            pages = np.arange(1 << pmd_order(reader.prog), dtype=np.uint64)
+            owners.claim(PageClass.HUGE_ZERO, first + pages)
+        return
+
+
+def _pfns(pages: Addresses, prog: drgn.Program, layout: PageLayout) -> Pfns:
+    """Turn addresses of struct pages into pfns."""
+    return (pages - np.uint64(vmemmap_base(prog))) // np.uint64(layout.size)

@@ -11,13 +11,11 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Reader, column
 from msatools.kernel.report import Findings
-from msatools.kernel.walks import list_records
+from msatools.kernel.walks import list_records, tree_records
 from msatools.memory.classes import PageClass
 from msatools.memory.scan import ScanResult
 
 _VM_EXEC = 0x4
-_MAX_VMAS = 1 << 20
-"""Of one file: more than the mappings a machine can have at its default limits."""
 
 
 @dataclass(frozen=True)
@@ -92,69 +90,53 @@ def _classes_of(
     roots = column(records, offsets.i_data + offsets.i_mmap)
     # The mapping is its inode's own, but for few file systems.
     for i in np.flatnonzero(readable & (hosts != inodes)):
-        modes[i] = _mode(reader, int(hosts[i]) + offsets.i_mode)
+        try:
+            data = reader.read(int(hosts[i]) + offsets.i_mode, 2)
+        except drgn.FaultError:
+            findings.coverage["inodes_unreadable"] += 1
+            continue
+        modes[i] = int.from_bytes(data, "little")
     block = stat.S_IFMT(0xFFFF) & modes == stat.S_IFBLK
     classes[block] = PageClass.BLOCKDEV
     for i in np.flatnonzero(readable & ~block & (roots != 0)):
-        if _is_executed(reader, offsets, int(roots[i]), findings):
+        root = int(mappings[i]) + offsets.i_mmap
+        if _is_executed(reader, offsets, root, findings):
             classes[i] = PageClass.EXEC
-    lost = [findings.coverage[k] for k in ("inodes_unreadable", "vmas_unreadable")]
-    if any(lost):
-        findings.note(
-            "files-unclear",
-            f"{lost[0]:,} inodes and {lost[1]:,} mappings of files cannot be read: "
-            "pages counted as file may be exec or block devices",
-        )
     return classes
-
-
-def _mode(reader: Reader, address: int) -> int:
-    try:
-        return int.from_bytes(reader.read(address, 2), "little")
-    except drgn.FaultError:
-        return 0
 
 
 def _is_executed(
     reader: Reader, offsets: _Offsets, root: int, findings: Findings
 ) -> bool:
     """Search a file's tree of mappings for one that may be executed."""
-    todo = [root]
-    seen = 0
-    while todo and seen < _MAX_VMAS:
-        node = todo.pop()
-        seen += 1
-        try:
-            data = reader.read(node - offsets.rb, offsets.vma_record)
-        except drgn.FaultError:
-            findings.coverage["vmas_unreadable"] += 1
-            continue
-        flags = int.from_bytes(data[offsets.vm_flags : offsets.vm_flags + 8], "little")
-        if flags & _VM_EXEC:
-            return True
-        # struct rb_node: colour and parent, right, left.
-        right, left = np.frombuffer(data, "<u8", 2, offsets.rb + 8).tolist()
-        todo += [child for child in (right, left) if child]
-    if todo:
-        findings.note("vma-tree-broken", "a file's tree of mappings does not end")
-    return False
+    vmas = tree_records(
+        reader,
+        root,
+        offsets.rb,
+        offsets.vma_record,
+        findings,
+        "a file's tree of mappings",
+    )
+    at = offsets.vm_flags
+    return any(
+        int.from_bytes(data[at : at + 8], "little") & _VM_EXEC for _, data in vmas
+    )
 
 
-def blockdev_pages(reader: Reader, findings: Findings) -> int | None:
+def blockdev_pages(reader: Reader, findings: Findings) -> int:
     """
     Sum the pages that block devices say their caches hold.
 
     This is how the kernel makes ``Buffers`` of /proc/meminfo
     (nr_blockdev_pages() of block/bdev.c).
+
+    :raises LookupError: if the kernel has no block devices
     """
     prog = reader.prog
     inode = prog.type("struct inode")
     nrpages = inode.member("i_data").offset
     nrpages += prog.type("struct address_space").member("nrpages").offset
-    try:
-        inodes = prog["blockdev_superblock"].s_inodes.address_of_().value_()
-    except (LookupError, drgn.FaultError):
-        return None
+    inodes = prog["blockdev_superblock"].s_inodes.address_of_().value_()
     return sum(
         int.from_bytes(data[nrpages : nrpages + 8], "little")
         for _, data in list_records(

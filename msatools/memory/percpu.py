@@ -4,9 +4,11 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 
 import drgn
 import numpy as np
+from drgn.helpers.linux.cpumask import for_each_possible_cpu
 
 from msatools.kernel.pagetables import PageTables
 from msatools.kernel.reader import Reader
@@ -14,17 +16,26 @@ from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records
 
 
-def percpu_pfns(
-    reader: Reader, tables: PageTables, findings: Findings
-) -> tuple[list[int], int]:
-    """
-    Find the pages of all chunks but those of boot memory, which is reserved.
+@dataclass(frozen=True)
+class PercpuPages:
+    """The pages of chunks, and what the kernel's own count has beyond them."""
 
-    :return: Their pfns, and how many pages the boot chunks have.
+    pfns: list[int]
+    uncounted: int
     """
+    Pages that ``pcpu_nr_populated`` times the number of units has too many: the
+    first chunks lie in reserved boot memory, and units are rounded up, so that
+    there can be some without a CPU and without pages.
+    """
+
+
+def percpu_pages(reader: Reader, tables: PageTables, findings: Findings) -> PercpuPages:
+    """Find the pages of all chunks but those of boot memory, which is reserved."""
     prog = reader.prog
-    units = prog["pcpu_nr_units"].value_()
-    offsets = reader.words(prog["pcpu_unit_offsets"].value_(), units).tolist()
+    page_shift = prog["PAGE_SHIFT"].value_()
+    cpus = list(for_each_possible_cpu(prog))
+    offsets = reader.words(prog["pcpu_unit_offsets"].value_(), max(cpus) + 1)
+    units = offsets[cpus].tolist()
     type_ = prog.type("struct pcpu_chunk")
     base_addr, populated, immutable, nr_pages = (
         type_.member(name).offset
@@ -38,20 +49,20 @@ def percpu_pfns(
             continue
         base = int.from_bytes(data[base_addr : base_addr + 8], "little")
         pages = int.from_bytes(data[nr_pages : nr_pages + 4], "little")
-        bits = np.unpackbits(
-            np.frombuffer(data, np.uint8, offset=populated), bitorder="little"
-        )[:pages]
+        bitmap = np.frombuffer(data, np.uint8, offset=populated)
+        bits = np.unpackbits(bitmap, bitorder="little")[:pages]
         for page in np.flatnonzero(bits).tolist():
-            for offset in offsets:
-                pfns += (
-                    pfn
-                    for pfn in tables.pfns(base + offset + (page << 12), 1)
-                    if pfn is not None
-                )
-    return pfns, _boot_pages(prog) * units
+            for unit in units:
+                pfn = tables.pfn(base + unit + (page << page_shift))
+                if pfn is not None:
+                    pfns.append(pfn)
+    boot = _boot_pages(prog, page_shift)
+    spare = prog["pcpu_nr_units"].value_() - len(cpus)
+    held = prog["pcpu_nr_populated"].value_()
+    return PercpuPages(pfns, boot * (len(cpus) + spare) + (held - boot) * spare)
 
 
-def _boot_pages(prog: drgn.Program) -> int:
+def _boot_pages(prog: drgn.Program, page_shift: int) -> int:
     """
     Count the pages of each CPU's first unit.
 
@@ -59,10 +70,10 @@ def _boot_pages(prog: drgn.Program) -> int:
     its end the first chunk for dynamic ones (pcpu_setup_first_chunk()).
     """
     first = prog["pcpu_first_chunk"]
-    end = first.base_addr.value_() + (first.nr_pages.value_() << 12)
+    end = first.base_addr.value_() + (first.nr_pages.value_() << page_shift)
     end -= first.end_offset.value_()
     size: int = end - prog["pcpu_base_addr"].value_()
-    return size >> 12
+    return size >> page_shift
 
 
 def _chunks(
@@ -73,10 +84,10 @@ def _chunks(
     try:
         lists = prog["pcpu_chunk_lists"]
     except LookupError:
-        lists = prog["pcpu_slot"]  # its name before v5.14
+        lists = prog["pcpu_slot"]  # its name up to v5.13
     count = prog["pcpu_nr_slots"].value_()
     with suppress(LookupError):
-        # From v5.9 to v5.13 memory cgroups had chunks and lists of their own.
+        # For some versions memory cgroups had chunks and lists of their own.
         count *= prog.constant("PCPU_NR_CHUNK_TYPES").value_()
     for slot in range(count):
         for _, data in list_records(

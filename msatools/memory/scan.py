@@ -115,6 +115,9 @@ class ScanResult:
 
     swap_keys: list[npt.NDArray[np.int64]] = field(default_factory=list)
 
+    heads_unreadable: int = 0
+    """Heads of compound pages outside their tails' block that are lost."""
+
     def pages(self) -> int:
         return int(sum(counts.sum() for counts in self.counts.values()))
 
@@ -163,14 +166,13 @@ def scan(
         block = classify(
             chunk.data, chunk.pfn, chunk.address, layout, far_heads, chunk.gaps
         )
-        if chunk.device:
-            block.codes[block.codes < PageClass.EXCLUDED] = PageClass.DEVICE
         _add(result, block, owned)
         if observe is not None:
             observe(block)
         done += len(block)
         if progress is not None:
             progress(done, total)
+    result.heads_unreadable = far_heads.unreadable
     return result
 
 
@@ -181,6 +183,7 @@ class _FarHeads:
         self._reader = reader
         self._layout = layout
         self._known: dict[int, FarHead] = {}
+        self.unreadable = 0
 
     def __call__(self, address: int) -> FarHead:
         head = self._known.get(address)
@@ -192,6 +195,7 @@ class _FarHeads:
         try:
             data = self._reader.read(address, 2 * self._layout.size)
         except drgn.FaultError:
+            self.unreadable += 1
             return FarHead(PageClass.UNATTRIBUTED, 0)
         # Should the damage be such that this head names a head of its own, the
         # search ends here.
@@ -205,6 +209,7 @@ def _no_further(address: int) -> FarHead:
 
 def _add(result: ScanResult, block: Block, owned: OwnedPages) -> None:
     keys = node_zone_keys(block)
+    _mark_device(block, keys)
     orphans = np.flatnonzero(block.codes == PageClass.UNATTRIBUTED)
     orphans = orphans[block.unreferenced(orphans)]
     _apply_owners(block, owned)
@@ -219,11 +224,26 @@ def node_zone_keys(block: Block) -> int | npt.NDArray[np.int64]:
     shift = np.uint64(block.layout.zone_shift)
     highest = np.bitwise_or.reduce(block.flags) >> shift
     lowest = np.bitwise_and.reduce(block.flags) >> shift
-    if highest == lowest and block.codes[0] < PageClass.EXCLUDED:
+    missing = block.codes >= PageClass.EXCLUDED
+    if highest == lowest and not missing.any():
         return int(highest)
     keys = (block.flags >> shift).view(np.int64)
-    keys[block.codes >= PageClass.EXCLUDED] = NOWHERE
+    keys[missing] = NOWHERE
     return keys
+
+
+def _mark_device(block: Block, keys: int | npt.NDArray[np.int64]) -> None:
+    """Set the pages of ZONE_DEVICE apart, which can share a section with RAM."""
+    layout = block.layout
+    if layout.device_zone is None:
+        return
+    zones = (1 << layout.zone_bits) - 1
+    if isinstance(keys, int):
+        if keys & zones == layout.device_zone:
+            block.codes[:] = PageClass.DEVICE
+    else:
+        device = (keys != NOWHERE) & (keys & zones == layout.device_zone)
+        block.codes[device] = PageClass.DEVICE
 
 
 def _some(

@@ -7,7 +7,8 @@ Buffers that the slab allocator gave are in the slab classes already; these are
 the page fragments that hang from them, which no counter has.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import drgn
 import numpy as np
@@ -17,8 +18,6 @@ from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records, tree_records
 
-_IPPROTO_TCP = 6
-_MAX_FRAG_LISTS = 1024
 _QUEUES = ("sk_receive_queue", "sk_write_queue", "sk_error_queue")
 
 
@@ -47,10 +46,11 @@ class _Skbs:
         self._reader = reader
         self._findings = findings
         sock = prog.type("struct sock")
-        self._protocol = sock.member("sk_protocol").offset
+        self._prot = drgn.offsetof(sock, "__sk_common.skc_prot")
+        self._tcp = _addresses(prog, ("tcp_prot", "tcpv6_prot"))
         self._queues = [sock.member(name).offset for name in _QUEUES]
         self._rtx = sock.member("tcp_rtx_queue").offset
-        self._sock_size = max(*self._queues, self._rtx, self._protocol) + 16
+        self._sock_size = max(*self._queues, self._rtx, self._prot) + 16
         self._late = prog.type("struct tcp_sock").member("out_of_order_queue").offset
         skb = prog.type("struct sk_buff")
         self._end, self._head = skb.member("end").offset, skb.member("head").offset
@@ -60,7 +60,7 @@ class _Skbs:
         self._frag_list = shared.member("frag_list").offset
         self._frags = shared.member("frags").offset
         self._shared_size = drgn.sizeof(shared)
-        # The first word of each is the page: bv_page, and since v6.10 netmem.
+        # The first word of each is the page: bv_page, and since v6.9 netmem.
         self._frag_words = drgn.sizeof(shared.member("frags").type.type) // 8
 
     def add_queues(self, socks: Addresses) -> None:
@@ -73,8 +73,7 @@ class _Skbs:
             heads = socks + np.uint64(offset)
             for head in heads[(firsts != heads) & (firsts != 0)].tolist():
                 self._add_all(self._list(head))
-        # The low byte is the protocol, of 8 bits in older kernels and 16 now.
-        tcp = column(records, self._protocol, 1) == _IPPROTO_TCP
+        tcp = np.isin(column(records, self._prot), self._tcp)
         for sk in socks[tcp].tolist():
             # Sent and not yet acknowledged; received out of order.
             self._add_all(self._tree(sk + self._rtx))
@@ -100,7 +99,10 @@ class _Skbs:
                 self._findings.coverage["skbs_unreadable"] += 1
 
     def _add(self, skb: bytes) -> None:
-        for _ in range(_MAX_FRAG_LISTS):
+        """Add a buffer's fragments, and those of the buffers chained to it."""
+        todo, seen = [skb], set[int]()
+        while todo:
+            skb = todo.pop()
             head = int.from_bytes(skb[self._head : self._head + 8], "little")
             end = int.from_bytes(skb[self._end : self._end + 4], "little")
             shared = self._reader.read(head + end, self._shared_size)
@@ -110,7 +112,17 @@ class _Skbs:
             # Bit 0 marks memory of a device, which has no struct page.
             self.pages += pages[pages & np.uint64(1) == 0].tolist()
             at = self._frag_list
-            following = int.from_bytes(shared[at : at + 8], "little")
-            if not following:
-                return
-            skb = self._reader.read(following, self._skb_size)
+            chained = int.from_bytes(shared[at : at + 8], "little")
+            while chained and chained not in seen:
+                seen.add(chained)
+                todo.append(self._reader.read(chained, self._skb_size))
+                chained = int.from_bytes(todo[-1][:8], "little")  # skb->next
+
+
+def _addresses(prog: drgn.Program, names: Iterable[str]) -> list[int]:
+    """Find the addresses of those of some variables that this kernel has."""
+    found = []
+    for name in names:
+        with suppress(LookupError):
+            found.append(int(prog[name].address_))
+    return found

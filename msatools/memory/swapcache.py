@@ -16,7 +16,7 @@ _SWAP_TYPE_SHIFT = 58
 
 _SWAP_HAS_CACHE = 0x40
 _SWAP_MAP_SHMEM = 0xBF
-"""The use count of an entry that shmem owns (linux/swap.h, until v7.0)."""
+"""The use count of an entry that shmem owns (linux/swap.h)."""
 
 
 def settle_swapcache(reader: Reader, result: ScanResult, findings: Findings) -> None:
@@ -31,7 +31,10 @@ def settle_swapcache(reader: Reader, result: ScanResult, findings: Findings) -> 
     entries = np.concatenate(result.swap_entries).tolist()
     keys = np.concatenate(result.swap_keys).tolist()
     try:
-        maps = [info.swap_map.value_() for info in for_each_swap_info(reader.prog)]
+        maps = {
+            info.type.value_(): info.swap_map.value_()
+            for info in for_each_swap_info(reader.prog)
+        }
     except (LookupError, AttributeError, drgn.FaultError):
         findings.note(
             "no-swap-map",
@@ -46,12 +49,12 @@ def settle_swapcache(reader: Reader, result: ScanResult, findings: Findings) -> 
             result.shmem_swapcache += 1
 
 
-def _is_shmem(reader: Reader, maps: list[int], entry: int) -> bool:
+def _is_shmem(reader: Reader, maps: dict[int, int], entry: int) -> bool:
     device, offset = entry >> _SWAP_TYPE_SHIFT, entry & ((1 << _SWAP_TYPE_SHIFT) - 1)
-    if device >= len(maps) or not maps[device]:
+    if not maps.get(device):
         return False
     try:
         count = reader.read(maps[device] + offset, 1)[0]
     except drgn.FaultError:
         return False
-    return count & ~_SWAP_HAS_CACHE == _SWAP_MAP_SHMEM & ~_SWAP_HAS_CACHE
+    return count & ~_SWAP_HAS_CACHE == _SWAP_MAP_SHMEM

@@ -15,9 +15,6 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records
 
-_MAX_PAGES = 1 << 32
-"""16 TiB: a larger area is damage."""
-
 
 @dataclass(frozen=True)
 class VmallocArea:
@@ -40,9 +37,10 @@ def vmalloc_areas(reader: Reader, findings: Findings) -> list[VmallocArea]:
     vm_offset = area_type.member("vm").offset
     vm_type = prog.type("struct vm_struct")
     vm_size = drgn.sizeof(vm_type)
-    pages_offset, count_offset, caller_offset = (
-        vm_type.member(name).offset for name in ("pages", "nr_pages", "caller")
+    pages_offset, count_offset, size_offset, caller_offset = (
+        vm_type.member(name).offset for name in ("pages", "nr_pages", "size", "caller")
     )
+    page_size = prog["PAGE_SIZE"].value_()
     areas = []
     for head in _busy_lists(prog):
         for _, area in list_records(
@@ -60,7 +58,11 @@ def vmalloc_areas(reader: Reader, findings: Findings) -> list[VmallocArea]:
                 data = reader.read(vm, vm_size)
                 pages = int.from_bytes(data[pages_offset : pages_offset + 8], "little")
                 count = int.from_bytes(data[count_offset : count_offset + 4], "little")
-                if not pages or not 0 < count < _MAX_PAGES:
+                if not pages or not count:
+                    continue
+                size = int.from_bytes(data[size_offset : size_offset + 8], "little")
+                if count > size // page_size:
+                    findings.coverage["vmalloc_areas_unreadable"] += 1
                     continue
                 addresses = reader.words(pages, count)
             except drgn.FaultError:
@@ -115,7 +117,7 @@ def kernel_stacks(prog: drgn.Program, areas: list[VmallocArea]) -> list[VmallocA
     return [area for area in areas if area.caller in stack_callers]
 
 
-def cached_stacks(prog: drgn.Program) -> int:
+def cached_stacks(prog: drgn.Program, findings: Findings) -> int:
     """Count the stacks of exited tasks that CPUs keep for the next fork."""
     try:
         cached = prog["cached_stacks"].address_of_()
@@ -124,8 +126,11 @@ def cached_stacks(prog: drgn.Program) -> int:
             for cpu in for_each_possible_cpu(prog)
             for stack in per_cpu_ptr(cached, cpu)[0]
         )
-    except (LookupError, drgn.FaultError):
+    except LookupError:
         return 0  # CONFIG_VMAP_STACK=n
+    except drgn.FaultError as error:
+        findings.note("no-cached-stacks", f"stacks that CPUs keep are lost: {error}")
+        return 0
 
 
 def symbol_name(prog: drgn.Program, address: int) -> str:

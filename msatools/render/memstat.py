@@ -75,7 +75,7 @@ _GROUPS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
 
 _REST = (
     _Row("reserved", "Reserved"),
-    _Row("offline", "Balloon and offline", always=False),
+    _Row("offline", "Balloon and offline"),
     _Row("hwpoison", "Hardware-poisoned", always=False),
     _Row("device", "Device memory", always=False),
     _Row("excluded", "Not in the dump", always=False),
@@ -256,7 +256,7 @@ def _sections(sections: Sequence[Section]) -> Table:
         [
             (
                 str(section.nr),
-                section.state,
+                f"{section.state}, {'early' if section.early else 'hotplug'}",
                 f"{section.pfn:#x}-{section.pfn + section.pages - 1:#x}",
                 f"{section.pages:,}",
                 "-" if section.node is None else str(section.node),

@@ -6,17 +6,25 @@ import pytest
 
 from msatools.memory.memmap import _runs
 
+WORD = 8
+"""A bitmap is made of whole longs, whatever the number of its bits."""
+
 
 @pytest.mark.parametrize(
-    ("bitmap", "pages", "runs"),
+    ("bitmap", "pages", "each", "runs"),
     [
-        (b"\x00", 4096, []),
-        (b"\x01", 4096, [(0, 512)]),
-        (b"\x06", 4096, [(512, 1024)]),
-        (b"\x80\x01", 8192, [(3584, 1024)]),
-        (b"\xff" * 8, 32768, [(0, 32768)]),
-        (b"\x05", 4096, [(0, 512), (1024, 512)]),
+        (b"\x00", 32768, 512, []),
+        (b"\x01", 32768, 512, [(0, 512)]),
+        (b"\x06", 32768, 512, [(512, 1024)]),
+        (b"\x80\x01", 32768, 512, [(3584, 1024)]),
+        (b"\xff" * 8, 32768, 512, [(0, 32768)]),
+        (b"\x05", 32768, 512, [(0, 512), (1024, 512)]),
+        # 16 MiB sections of 64 KiB pages: 8 bits of 64 are used.
+        (b"\x02", 256, 32, [(32, 32)]),
+        (b"\xff\xff", 256, 32, [(0, 256)]),
     ],
 )
-def test_runs(bitmap: bytes, pages: int, runs: list[tuple[int, int]]) -> None:
-    assert _runs(bitmap, pages) == runs
+def test_runs(
+    bitmap: bytes, pages: int, each: int, runs: list[tuple[int, int]]
+) -> None:
+    assert _runs(bitmap.ljust(WORD, b"\0"), pages, each) == runs

@@ -3,11 +3,14 @@
 """memstat on real dumps, held against what the guest said of itself."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+from drgn import Program
 
 from fixtures import lab
+from msatools import kernel, memory
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.model import MemstatReport
 
@@ -36,26 +39,28 @@ def test_every_check_is_exact_or_explained(report: MemstatReport) -> None:
     assert differing <= {"kernel.stacks", "kernel.percpu"}
 
 
-def test_free_pages(run: lab.Run, pages: Pages) -> None:
-    assert pages["free.buddy"] == truth.vmstat(run)["nr_free_pages"]
+def test_free_pages(run: lab.Run, prog: Program, pages: Pages) -> None:
+    assert pages["free.buddy"] == truth.vmstat(run, prog)["nr_free_pages"]
     assert pages["free.pcp"] == truth.pcp_pages(run)
 
 
-def test_user_pages(run: lab.Run, report: MemstatReport, pages: Pages) -> None:
+def test_user_pages(
+    run: lab.Run, prog: Program, report: MemstatReport, pages: Pages
+) -> None:
     check = next(check for check in report.checks if check.name == "user.anon")
-    assert check.walk_pages == truth.vmstat(run)["nr_anon_pages"]
+    assert check.walk_pages == truth.vmstat(run, prog)["nr_anon_pages"]
     assert pages["user.ksm"] == int(run.truth("sys/kernel/mm/ksm/pages_shared")) > 0
 
 
-def test_hugetlb_pages(run: lab.Run, pages: Pages) -> None:
+def test_hugetlb_pages(run: lab.Run, prog: Program, pages: Pages) -> None:
     free = truth.hugetlb_pages(run, "free_hugepages")
     assert pages["free.hugetlb"] == free > 0
     used = truth.hugetlb_pages(run, "nr_hugepages") - free
     assert pages["user.hugetlb"] == used > 0
 
 
-def test_cache_pages(run: lab.Run, pages: Pages) -> None:
-    vmstat = truth.vmstat(run)
+def test_cache_pages(run: lab.Run, prog: Program, pages: Pages) -> None:
+    vmstat = truth.vmstat(run, prog)
     swapcache = vmstat["nr_swapcached"]
     cache = sum(pages[f"cache.{name}"] for name in ("file", "exec", "blockdev"))
     assert cache == vmstat["nr_file_pages"] - vmstat["nr_shmem"] - swapcache
@@ -64,16 +69,20 @@ def test_cache_pages(run: lab.Run, pages: Pages) -> None:
     assert pages["cache.exec"] == sum(truth.cached_pages(run, f) for f in executed)
 
 
-def test_shmem_pages(run: lab.Run, report: MemstatReport, pages: Pages) -> None:
-    vmstat = truth.vmstat(run)
+def test_shmem_pages(
+    run: lab.Run, prog: Program, report: MemstatReport, pages: Pages
+) -> None:
+    vmstat = truth.vmstat(run, prog)
     checks = {check.name: check.walk_pages for check in report.checks}
     assert checks["cache.shmem"] == vmstat["nr_shmem"]
     assert checks["swapcache"] == vmstat["nr_swapcached"] > 0
     assert pages["cache.shmem"] > vmstat["nr_shmem"], "some of it is in the swap cache"
 
 
-def test_kernel_pages(run: lab.Run, report: MemstatReport, pages: Pages) -> None:
-    vmstat = truth.vmstat(run)
+def test_kernel_pages(
+    run: lab.Run, prog: Program, report: MemstatReport, pages: Pages
+) -> None:
+    vmstat = truth.vmstat(run, prog)
     slab = vmstat["nr_slab_reclaimable"] + vmstat["nr_slab_unreclaimable"]
     assert pages["kernel.slab"] + pages["kernel.large_kmalloc"] == slab
     assert pages["kernel.page_tables"] == vmstat["nr_page_table_pages"]
@@ -218,7 +227,7 @@ def test_sections(run: lab.Run, report: MemstatReport) -> None:
     for section in report.sections:
         assert section.pages == 32768
         assert section.pfn == section.nr * 32768
-        assert section.state == "online, early"
+        assert (section.state, section.early) == ("online", True)
         assert section.memmap_end == section.memmap + 64 * (section.pages - 1)
         zones = run.truth(f"{root}{section.nr}/valid_zones").decode().split()
         # A block that spans zones says "none".
@@ -228,3 +237,14 @@ def test_sections(run: lab.Run, report: MemstatReport) -> None:
 
 def test_reads_are_two_a_section(report: MemstatReport) -> None:
     assert report.coverage["memmap_reads"] == 2 * report.coverage["sections"]
+
+
+def test_coverage_has_every_key_that_is_ever_counted(report: MemstatReport) -> None:
+    counted: set[str] = set()
+    for path in (
+        *Path(memory.__path__[0]).glob("*.py"),
+        *Path(kernel.__path__[0]).glob("*.py"),
+    ):
+        counted |= set(re.findall(r'coverage\["(\w+)"\]', path.read_text()))
+    assert counted
+    assert counted <= set(report.coverage)
