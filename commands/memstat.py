@@ -52,8 +52,8 @@ def _delta(previous: MemstatReport, current: MemstatReport) -> MemstatReport:
 
 
 def _problems(report: MemstatReport) -> bool:
-    lost = ("excluded_pages", "unreadable_pages", "section_table_lost")
-    return any(report.coverage[key] for key in lost) or any(
+    lost = ("excluded_pages", "_unreadable", "unreadable_pages", "_broken", "_lost")
+    return any(n for key, n in report.coverage.items() if key.endswith(lost)) or any(
         check.difference and check.explained_by is None for check in report.checks
     )
 

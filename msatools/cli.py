@@ -9,9 +9,9 @@ intervals, exit status and signals.
 
 import argparse
 import contextlib
+import io
 import itertools
 import logging
-import math
 import os
 import re
 import select
@@ -152,6 +152,9 @@ _TARGET_EXAMPLES: tuple[tuple[str, str], ...] = (
     ("", "this machine, now"),
 )
 
+_MAX_INTERVAL_S = 1e8
+"""Three years: more than what the system's clocks take."""
+
 _NUMBER = re.compile(
     r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE
 )
@@ -182,7 +185,7 @@ def parse_words(words: Iterable[str]) -> Words:
     if len(numbers) > 2:
         raise UsageError(f"{numbers[2]}: a number too many")
     interval_s = float(numbers[0]) if numbers else None
-    if interval_s is not None and not (interval_s > 0 and math.isfinite(interval_s)):
+    if interval_s is not None and not 0 < interval_s <= _MAX_INTERVAL_S:
         raise UsageError(f"{numbers[0]}: not a positive interval")
     count = None
     if len(numbers) == 2:
@@ -274,8 +277,8 @@ def run_console(command: Command[R], argv: Sequence[str] | None = None) -> int:
         logging.WARNING if debug else logging.CRITICAL + 1
     )
     try:
-        with _stop_on_signals():
-            return _run(command, argv)
+        with _stop_on_signals() as came:
+            return _run(command, argv, came)
     except _Stopped as stopped:
         return _end_by(stopped.number)
     except _OutputClosed:
@@ -296,7 +299,7 @@ def _explain(error: Exception, name: str) -> str:
     return f"unexpected {kind}: {error}; run it with --debug and report this"
 
 
-def _run(command: Command[R], argv: Sequence[str]) -> int:
+def _run(command: Command[R], argv: Sequence[str], came: list[int]) -> int:
     try:
         args = make_parser(command, in_drgn=False).parse_intermixed_args(argv)
     except _Asked as asked:
@@ -308,6 +311,8 @@ def _run(command: Command[R], argv: Sequence[str]) -> int:
     seen: _Seen[R] = _Seen()
     try:
         opened = open_target(spec)
+        if came:
+            raise _Stopped(came[0])
         _report(command, opened.prog, opened.target, args, words, seen)
     except _Stopped:
         if words.interval_s is None:
@@ -374,6 +379,18 @@ def _report(
                 return command.collect(prog, target, args, progress)
         except FaultError as error:
             raise _unreadable(target, error) from error
+        except LookupError as error:
+            raise TargetError(
+                target.path,
+                f"its kernel or its types lack something ({error})",
+                "name the full vmlinux with -s, if you did not",
+            ) from error
+        except OSError as error:
+            if not target.live:
+                raise
+            raise TargetError(
+                target.path, f"the kernel is gone: {error.strerror}", "start it again"
+            ) from error
 
     def deliver(report: R) -> None:
         seen.last = report
@@ -498,6 +515,9 @@ def _output() -> Iterator[TextIO]:
     """Give standard output, whatever it is now, and tell its errors from others."""
     if sys.stdout is None:
         raise _OutputError("standard output: closed; give the command one")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A name in a dump can have letters that the terminal cannot show.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield sys.stdout
         sys.stdout.flush()
@@ -517,8 +537,15 @@ def _abandon_output() -> None:
 
 
 @contextlib.contextmanager
-def _stop_on_signals() -> Iterator[None]:
+def _stop_on_signals() -> Iterator[list[int]]:
+    """Raise :class:`_Stopped` at a signal, and give the list of those that came.
+
+    drgn swallows what is raised while it imports its plugins; the list keeps it.
+    """
+    came: list[int] = []
+
     def stop(number: int, frame: FrameType | None) -> NoReturn:
+        came.append(number)
         raise _Stopped(number)
 
     # What the parent ignores, as nohup does, stays ignored.
@@ -529,7 +556,7 @@ def _stop_on_signals() -> Iterator[None]:
     ]
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
-        yield
+        yield came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -2,7 +2,7 @@
 
 """The open files of all processes, by what kind of file they are."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import drgn
 import numpy as np
@@ -49,20 +49,11 @@ class OpenFiles:
 
 
 def _file_addresses(reader: Reader, findings: Findings) -> Addresses:
-    prog = reader.prog
-    task = prog.type("struct task_struct")
-    files, tasks = task.member("files").offset, task.member("tasks").offset
-    start, end = min(files, tasks), max(files, tasks) + 16
+    task = reader.prog.type("struct task_struct")
+    member = task.member("files").offset
     tables = {
-        int.from_bytes(data[files - start : files - start + 8], "little")
-        for _, data in list_records(
-            reader,
-            prog["init_task"].tasks.address_of_().value_(),
-            tasks - start,
-            end - start,
-            findings,
-            "the list of processes",
-        )
+        int.from_bytes(data[member : member + 8], "little")
+        for data in process_records(reader, member + 8, findings)
     }
     found = [np.empty(0, np.uint64)]
     for table in sorted(tables - {0}):
@@ -73,6 +64,21 @@ def _file_addresses(reader: Reader, findings: Findings) -> Addresses:
     addresses = np.unique(np.concatenate(found))
     used: Addresses = addresses[addresses != 0]
     return used
+
+
+def process_records(reader: Reader, size: int, findings: Findings) -> Iterator[bytes]:
+    """Read the start of each process's first ``struct task_struct``."""
+    prog = reader.prog
+    tasks = prog.type("struct task_struct").member("tasks").offset
+    for _, data in list_records(
+        reader,
+        prog["init_task"].tasks.address_of_().value_(),
+        tasks,
+        max(size, tasks + 16),
+        findings,
+        "the list of processes",
+    ):
+        yield data
 
 
 def _table(reader: Reader, files: int) -> Addresses:

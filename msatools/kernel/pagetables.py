@@ -133,7 +133,10 @@ class PageTables:
                 if not entry & 1:
                     return None
                 if level < 3 and entry & int(_HUGE):
-                    return None
+                    # Maps 2 MiB or 1 GiB at once; bit 12 is a flag then.
+                    within = (1 << 9 * level) - 1
+                    first = (entry & int(self._address)) >> _PAGE_SHIFT & ~within
+                    return first | address >> _PAGE_SHIFT & within
                 entries = self._table(entry & int(self._address))
                 entry = int(entries[self._index(address, level)])
         except drgn.FaultError:

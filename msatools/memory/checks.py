@@ -148,13 +148,20 @@ def make_checks(
         -owners.percpu_uncounted,
         f"{owners.percpu_uncounted:,} in reserved boot memory or without a CPU",
     )
+    # A balloon that deflates by itself when memory runs out stays managed.
+    ballooned = Reason(-pages(C.OFFLINE), "a balloon's pages, still managed")
     anon = pages(C.ANON, C.KSM) - result.anon_unmapped
     swapcache = result.anon_swapcache + result.shmem_swapcache
     hugetlb = pages(C.USER_HUGETLB, C.FREE_HUGETLB)
     # In the place of nr_vmalloc_pages, newer kernels have NR_VMALLOC.
     vmalloc = ("nr_vmalloc_pages", "NR_VMALLOC")
     return (
-        *check("managed", examined - pages(C.RESERVED, C.OFFLINE), "totalram_pages"),
+        *check(
+            "managed",
+            examined - pages(C.RESERVED, C.OFFLINE),
+            "totalram_pages",
+            reason=ballooned,
+        ),
         *check("free.buddy", pages(C.FREE_BUDDY, C.FREE_UNACCEPTED), "NR_FREE_PAGES"),
         *check("free.pcp", pages(C.FREE_PCP), "pcp->count"),
         *check("user.anon", anon, "NR_ANON_MAPPED"),

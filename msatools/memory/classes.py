@@ -39,9 +39,10 @@ class PageClass:
     OFFLINE = 25
     HWPOISON = 26
     DEVICE = 27
+    MEMMAP = 28
     # From here on there is no struct page to tell node and zone by.
-    EXCLUDED = 28
-    UNREADABLE = 29
+    EXCLUDED = 29
+    UNREADABLE = 30
 
 
 CLASSES: dict[int, str] = {
@@ -65,6 +66,7 @@ CLASSES: dict[int, str] = {
     PageClass.PERCPU: "kernel.percpu",
     PageClass.PIPES: "kernel.pipes",
     PageClass.SOCKETS: "kernel.sockets",
+    PageClass.MEMMAP: "kernel.memmap",
     PageClass.HUGE_ZERO: "kernel.huge_zero",
     PageClass.ZSMALLOC: "kernel.zsmalloc",
     PageClass.MOVABLE: "kernel.movable",

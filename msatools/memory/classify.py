@@ -70,6 +70,9 @@ class Block:
     words: npt.NDArray[np.uint32]
     """``_mapcount`` or page type."""
 
+    fakes: Indices
+    """Those of the tails that have a copy of their head's flags."""
+
     notable: Indices
     """Pages with flags that few have: heads, reserved, poisoned, slab."""
 
@@ -142,6 +145,7 @@ def classify(
         tails=np.empty(0, np.intp),
         tail_heads=np.empty(0, np.intp),
         words=counts.astype(np.uint32),
+        fakes=np.empty(0, np.intp),
         notable=np.flatnonzero((flags & np.uint64(_notable(layout))) != 0),
     )
     _reserved(block)
@@ -239,6 +243,7 @@ def _compound_heads(block: Block) -> None:
             layout.size
         )
         fake = (named & np.uint64(1) != 0) & (named != own)
+        block.fakes = heads[fake]
         tails = np.concatenate((tails, heads[fake]))
         tail_words = np.concatenate((tail_words, named[fake]))
         heads = heads[~fake]
@@ -275,7 +280,9 @@ def _reserved(block: Block) -> None:
 
 def _poisoned(block: Block) -> None:
     poisoned = block.flagged(block.layout.bits.get("hwpoison", 0))
-    block.codes[poisoned] = PageClass.HWPOISON
+    if len(poisoned):
+        poisoned = poisoned[~np.isin(poisoned, block.fakes)]
+        block.codes[poisoned] = PageClass.HWPOISON
 
 
 def _missing(block: Block, gaps: list[Gap]) -> None:

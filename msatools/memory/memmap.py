@@ -51,6 +51,10 @@ class MemmapRange:
     address: int
     """Of the first struct page."""
 
+    def address_end(self, size: int) -> int:
+        """Find the end of the last struct page, each having *size* bytes."""
+        return self.address + self.pages * size
+
 
 @dataclass(frozen=True)
 class Chunk:

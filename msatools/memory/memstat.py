@@ -125,7 +125,7 @@ def collect_memstat(
     ranges = memmap_ranges(reader, layout, findings)
     nodes = online_nodes(prog, findings)
     populated = list(populated_zones(nodes))
-    owners = collect_owners(reader, layout, findings)
+    owners = collect_owners(reader, layout, ranges, findings)
     pcp = pcp_lists(reader, populated, findings)
     counters = read_counters(reader, nodes, pcp, findings)
     seen = _SectionZones()

@@ -15,6 +15,7 @@ from msatools.kernel.report import Findings
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.memory.classes import PageClass
 from msatools.memory.layout import PageLayout
+from msatools.memory.memmap import MemmapRange
 from msatools.memory.percpu import percpu_pages
 from msatools.memory.pipes import pipe_pages
 from msatools.memory.scan import OwnedPages
@@ -62,7 +63,12 @@ class Owners:
         return OwnedPages(pfns, codes[first])
 
 
-def collect_owners(reader: Reader, layout: PageLayout, findings: Findings) -> Owners:
+def collect_owners(
+    reader: Reader,
+    layout: PageLayout,
+    ranges: list[MemmapRange],
+    findings: Findings,
+) -> Owners:
     """Ask all owners; one that cannot be asked costs a note."""
     owners = Owners()
     for claim in (
@@ -77,10 +83,35 @@ def collect_owners(reader: Reader, layout: PageLayout, findings: Findings) -> Ow
         except (LookupError, AttributeError, drgn.FaultError) as error:
             findings.coverage["owners_unreadable"] += 1
             what = claim.__name__.removeprefix("_claim_").replace("_", " ")
-            findings.note(
-                "owner-unreadable", f"{what}: cannot be attributed: {error}", what
-            )
+            findings.lose(what, f"{what}: cannot be attributed: {error}")
+    try:
+        _claim_memmap(owners, reader, layout, ranges, findings)
+    except (LookupError, drgn.FaultError) as error:
+        findings.coverage["owners_unreadable"] += 1
+        findings.lose("memmap", f"memmap: cannot be attributed: {error}")
     return owners
+
+
+def _claim_memmap(
+    owners: Owners,
+    reader: Reader,
+    layout: PageLayout,
+    ranges: list[MemmapRange],
+    findings: Findings,
+) -> None:
+    """Claim the struct pages of hot-plugged memory; those of boot are reserved."""
+    plugged = [part for part in ranges if not part.early]
+    if not plugged or not PageTables.supported(reader.prog):
+        return
+    tables = PageTables(reader, findings)
+    step = reader.prog["PAGE_SIZE"].value_()
+    pfns = (
+        tables.pfn(address)
+        for part in plugged
+        for address in range(part.address, part.address_end(layout.size), step)
+    )
+    found = [pfn for pfn in pfns if pfn is not None]
+    owners.claim(PageClass.MEMMAP, np.array(found, np.uint64))
 
 
 def _claim_vmalloc(

@@ -26,6 +26,7 @@ class _Offsets:
     i_data: int
     host: int
     i_mmap: int
+    nrpages: int
     record: int
     """Bytes of ``struct inode`` to read, from its start."""
 
@@ -42,6 +43,7 @@ class _Offsets:
         i_data = inode.member("i_data").offset
         host = mapping.member("host").offset
         i_mmap = mapping.member("i_mmap").offset
+        nrpages = mapping.member("nrpages").offset
         vma = prog.type("struct vm_area_struct")
         rb = vma.member("shared").offset
         vm_flags = vma.member("vm_flags").offset
@@ -50,8 +52,10 @@ class _Offsets:
             i_data=i_data,
             host=host,
             i_mmap=i_mmap,
+            nrpages=nrpages,
             record=max(
-                inode.member("i_mode").offset + 2, i_data + max(host, i_mmap) + 8
+                inode.member("i_mode").offset + 2,
+                i_data + max(host, i_mmap, nrpages) + 8,
             ),
             rb=rb,
             vm_flags=vm_flags,
@@ -61,7 +65,7 @@ class _Offsets:
 
 def settle_cache(reader: Reader, result: ScanResult, findings: Findings) -> None:
     """
-    Move executed files and block devices out of the class of plain files.
+    Move what is not plain files out of the class of plain files.
 
     A file counts as executed, as a whole, while some process maps part of it
     with permission to execute, as Solaris counts "exec and libs". Its mappings
@@ -72,7 +76,7 @@ def settle_cache(reader: Reader, result: ScanResult, findings: Findings) -> None
     unique, inverse = np.unique(mappings, return_inverse=True)
     classes = _classes_of(reader, unique, findings)
     for key in np.unique(keys):
-        for target in (PageClass.EXEC, PageClass.BLOCKDEV):
+        for target in (PageClass.EXEC, PageClass.BLOCKDEV, PageClass.UNATTRIBUTED):
             chosen = (keys == key) & (classes[inverse] == target)
             result.move(int(key), PageClass.FILE, target, int(pages[chosen].sum()))
 
@@ -96,9 +100,13 @@ def _classes_of(
             findings.coverage["inodes_unreadable"] += 1
             continue
         modes[i] = int.from_bytes(data, "little")
+    # perf gives the pages of its ring buffers the mapping of its file, which caches
+    # none: they are the kernel's.
+    counts = column(records, offsets.i_data + offsets.nrpages)
+    classes[readable & (counts == 0)] = PageClass.UNATTRIBUTED
     block = stat.S_IFMT(0xFFFF) & modes == stat.S_IFBLK
-    classes[block] = PageClass.BLOCKDEV
-    for i in np.flatnonzero(readable & ~block & (roots != 0)):
+    classes[block & (counts != 0)] = PageClass.BLOCKDEV
+    for i in np.flatnonzero(readable & ~block & (roots != 0) & (counts != 0)):
         root = int(mappings[i]) + offsets.i_mmap
         if _is_executed(reader, offsets, root, findings):
             classes[i] = PageClass.EXEC

@@ -20,6 +20,7 @@ NOWHERE = -1
 """Node-and-zone key of pages whose struct page is missing."""
 
 _COMPACT_AT = 1 << 20
+_MAX_FAR_HEADS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,10 @@ class _FarHeads:
     def __call__(self, address: int) -> FarHead:
         head = self._known.get(address)
         if head is None:
+            # Each large compound page has one; garbage has one a page.
+            if len(self._known) >= _MAX_FAR_HEADS:
+                self.unreadable += 1
+                return FarHead(PageClass.UNATTRIBUTED, 0)
             head = self._known[address] = self._read(address)
         return head
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 import drgn
 import numpy as np
 
-from msatools.kernel.files import OpenFiles
+from msatools.kernel.files import OpenFiles, process_records
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records, tree_records
@@ -23,7 +23,10 @@ _QUEUES = ("sk_receive_queue", "sk_write_queue", "sk_error_queue")
 
 def socket_pages(reader: Reader, files: OpenFiles, findings: Findings) -> Addresses:
     """
-    Find the addresses of the struct pages of all open sockets' queued fragments.
+    Find the addresses of the struct pages of all open sockets' fragments.
+
+    Those are what is queued in sockets, and what each socket and each process
+    keeps at hand to send from.
 
     :raises LookupError: if the kernel has no sockets or its types lack them
     """
@@ -34,7 +37,16 @@ def socket_pages(reader: Reader, files: OpenFiles, findings: Findings) -> Addres
     findings.coverage["sockets_unreadable"] += int(np.count_nonzero(~readable))
     socks = np.unique(column(records, sk))
     skbs.add_queues(socks[socks != 0])
-    return np.unique(np.array(skbs.pages, np.uint64))
+    pages = np.array([*skbs.pages, *_task_frags(reader, findings)], np.uint64)
+    return np.unique(pages[pages != 0])
+
+
+def _task_frags(reader: Reader, findings: Findings) -> Iterator[int]:
+    """Find the pages that processes keep to send from, threads' left out."""
+    task = reader.prog.type("struct task_struct")
+    page = drgn.offsetof(task, "task_frag.page")
+    for data in process_records(reader, page + 8, findings):
+        yield int.from_bytes(data[page : page + 8], "little")
 
 
 class _Skbs:
@@ -50,7 +62,8 @@ class _Skbs:
         self._tcp = _addresses(prog, ("tcp_prot", "tcpv6_prot"))
         self._queues = [sock.member(name).offset for name in _QUEUES]
         self._rtx = sock.member("tcp_rtx_queue").offset
-        self._sock_size = max(*self._queues, self._rtx, self._prot) + 16
+        self._frag = drgn.offsetof(sock, "sk_frag.page")
+        self._sock_size = max(*self._queues, self._rtx, self._prot, self._frag) + 16
         self._late = prog.type("struct tcp_sock").member("out_of_order_queue").offset
         skb = prog.type("struct sk_buff")
         self._end, self._head = skb.member("end").offset, skb.member("head").offset
@@ -68,6 +81,7 @@ class _Skbs:
         self._findings.coverage["sockets_unreadable"] += int(
             np.count_nonzero(~readable)
         )
+        self.pages += column(records, self._frag).tolist()
         for offset in self._queues:
             firsts = column(records, offset)
             heads = socks + np.uint64(offset)

@@ -65,6 +65,7 @@ _GROUPS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
             _Row("kernel.percpu", "percpu", "pcpu_nr_populated"),
             _Row("kernel.pipes", "pipe buffers", always=False),
             _Row("kernel.sockets", "socket buffers", always=False),
+            _Row("kernel.memmap", "memmap, hot-plugged", always=False),
             _Row("kernel.huge_zero", "huge zero page", always=False),
             _Row("kernel.zsmalloc", "zsmalloc", always=False),
             _Row("kernel.movable", "movable", always=False),
@@ -75,7 +76,7 @@ _GROUPS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
 
 _REST = (
     _Row("reserved", "Reserved"),
-    _Row("offline", "Balloon and offline"),
+    _Row("offline", "Balloon"),
     _Row("hwpoison", "Hardware-poisoned", always=False),
     _Row("device", "Device memory", always=False),
     _Row("excluded", "Not in the dump", always=False),
@@ -108,11 +109,13 @@ def _facts(report: MemstatReport) -> tuple[str, ...]:
     coverage = report.coverage
     lost = coverage["excluded_pages"] + coverage["unreadable_pages"]
     covered = 100 * (report.pages - lost) / report.pages if report.pages else 0
-    shown = "100" if not lost else f"{min(covered, 99.99):.2f}"
+    shown = "100%" if not lost else f"{min(covered, 99.99):.2f}%"
+    if coverage["section_table_lost"]:
+        shown = "not all"
     return (
         f"{report.pages:,} pages",
         f"{coverage['memmap_reads']:,} reads",
-        f"{shown}% covered",
+        f"{shown} covered",
     )
 
 
@@ -148,22 +151,32 @@ class _Lines:
             check = self._checks.get("cache") if title == "Cache" else None
             yield self._line(Span(title, "title"), names, check)
             for row in rows:
-                if row.always or self._pages[row.name]:
+                if row.always or self._pages[row.name] or self._differs(row):
                     yield self._class_line(row, f"  {row.label}")
         managed = [row.name for _, rows in _GROUPS for row in rows]
         label = Span("Managed", "title")
         yield self._line(label, managed, self._checks.get("managed"))
         for row in _REST:
-            if row.always or self._pages[row.name]:
+            if row.always or self._pages[row.name] or self._differs(row):
                 yield self._class_line(row, row.label)
         total = [count.name for count in self._report.classes]
         yield self._line(Span("Total", "title"), total, None)
-        if self._report.physical_pages is not None:
-            yield self._amount(Span("Physical", "title"), self._report.physical_pages)
+        physical = self._report.physical_pages
+        if physical is None:
+            yield (Span("Physical", "title"), "-")
+        else:
+            yield self._amount(Span("Physical", "title"), physical)
+        offline = self._report.coverage["offline_pages"]
+        if offline:
+            yield self._amount("(offline sections, not read)", offline)
         swapped = self._checks.get("swapcache")
         if swapped is not None and (swapped.walk_pages or swapped.difference):
             line = self._amount("(in the swap cache)", swapped.walk_pages)
             yield (*line, swapped.counter, _difference(swapped))
+
+    def _differs(self, row: _Row) -> bool:
+        check = self._checks.get(row.name)
+        return check is not None and check.difference != 0
 
     def _class_line(self, row: _Row, label: str) -> Sequence[Cell]:
         cell: Cell = label
@@ -192,6 +205,8 @@ class _Lines:
 
 
 def _difference(check: Check) -> Cell:
+    if check.difference is None:
+        return Span("- (lost)", "warn")
     if not check.difference:
         return Span("ok", "good")
     amount = f"{check.difference:+,}"
@@ -202,14 +217,17 @@ def _difference(check: Check) -> Cell:
 
 def _verdict(report: MemstatReport) -> Iterator[Cell]:
     checks = report.checks
-    exact = sum(not check.difference for check in checks)
+    exact = sum(check.difference == 0 for check in checks)
+    lost = sum(check.difference is None for check in checks)
     unexplained = sum(
         bool(check.difference) and check.explained_by is None for check in checks
     )
-    explained = len(checks) - exact - unexplained
+    explained = len(checks) - exact - unexplained - lost
     yield f"{len(checks)} checks: {exact} exact"
     if explained:
         yield f", {explained} explained"
+    if lost:
+        yield Span(f", {lost} without the kernel's figure", "warn")
     if unexplained:
         yield Span(f", {unexplained} UNEXPLAINED", "bad")
 

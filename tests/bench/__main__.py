@@ -14,7 +14,6 @@ import itertools
 import os
 import resource
 import statistics
-import struct
 import subprocess
 import sys
 import time
@@ -30,7 +29,6 @@ from drgn.helpers.linux.mm import (
     PageSwapBacked,
     PageTail,
     compound_head,
-    follow_phys,
     for_each_page,
 )
 
@@ -43,6 +41,7 @@ from msatools.memory.memmap import CHUNK_BYTES, MemmapRange, memmap_ranges
 from msatools.memory.owners import collect_owners
 from msatools.memory.scan import OwnedPages, scan
 from msatools.target import TargetSpec, open_target
+from tests.elf import file_offset, load_segments
 
 HELPER_PAGES = 20_000
 KMEM_PAGES = 5_000
@@ -84,13 +83,14 @@ def open_kernel(path: Path, vmlinux: Path) -> Kernel:
     prog = open_target(TargetSpec(path=str(path), vmlinux=str(vmlinux))).prog
     reader, findings = Reader(prog), Findings()
     layout = page_layout(prog)
+    ranges = memmap_ranges(reader, layout, findings)
     return Kernel(
         prog=prog,
         path=path,
         reader=reader,
         layout=layout,
-        ranges=memmap_ranges(reader, layout, findings),
-        owned=collect_owners(reader, layout, findings).pages(),
+        ranges=ranges,
+        owned=collect_owners(reader, layout, ranges, findings).pages(),
     )
 
 
@@ -184,28 +184,9 @@ def file_extents(kernel: Kernel) -> list[tuple[int, int]]:
         for at in range(0, part.pages * kernel.layout.size, CHUNK_BYTES):
             size = min(CHUNK_BYTES, part.pages * kernel.layout.size - at)
             # The boot memmap is mapped by pages of 2 MiB.
-            physical = translate(kernel.prog, part.address + at)
-            for start, length, offset in segments:
-                if start <= physical < start + length:
-                    extents.append((offset + physical - start, size))
+            offset = file_offset(kernel.prog, segments, part.address + at)
+            extents.append((offset, size))
     return extents
-
-
-def translate(prog: Program, address: int) -> int:
-    physical: int = follow_phys(prog["init_mm"].address_of_(), address).value_()
-    return physical
-
-
-def load_segments(path: Path) -> list[tuple[int, int, int]]:
-    """Read an ELF dump's memory segments: physical address, size, file offset."""
-    with path.open("rb") as file:
-        header = file.read(64)
-        (table,) = struct.unpack_from("<Q", header, 32)
-        entry_size, count = struct.unpack_from("<HH", header, 54)
-        file.seek(table)
-        entries = [file.read(entry_size) for _ in range(count)]
-    fields = (struct.unpack("<IIQQQQQQ", entry) for entry in entries)
-    return [(f[4], f[5], f[2]) for f in fields if f[0] == 1]  # PT_LOAD
 
 
 def print_pages(kernel: Kernel, per_page: dict[str, float]) -> None:

@@ -87,7 +87,7 @@ def by_pfn(prog: Program) -> PagesByPfn:
         for name, bit in bits.items():
             seen.flags[name][here] = block.flags & bit != 0
 
-    owners = collect_owners(reader, layout, findings)
+    owners = collect_owners(reader, layout, ranges, findings)
     scan(reader, layout, ranges, owners.pages(), observe=observe)
     assert PageClass.EXCLUDED not in seen.codes
     return seen

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from drgn import Program
 
 from fixtures import lab
 from msatools import kernel, memory
@@ -39,56 +38,67 @@ def test_every_check_is_exact_or_explained(report: MemstatReport) -> None:
     assert differing <= {"kernel.stacks", "kernel.percpu"}
 
 
-def test_free_pages(run: lab.Run, prog: Program, pages: Pages) -> None:
-    assert pages["free.buddy"] == truth.vmstat(run, prog)["nr_free_pages"]
+# Free pages and slab are held against each pfn's flags further down, exactly.
+# /proc/vmstat shows counters without what CPUs hold back of them; a guest at rest
+# mostly holds nothing back, and never more than the thresholds it names.
+
+
+def test_free_pages(run: lab.Run, pages: Pages) -> None:
+    flags = truth.page_flags(run)
+    assert pages["free.buddy"] == np.count_nonzero(truth.having(flags, "BUDDY"))
+    said = truth.vmstat(run)["nr_free_pages"]
+    assert abs(pages["free.buddy"] - said) <= truth.held_back(run)
     assert pages["free.pcp"] == truth.pcp_pages(run)
 
 
-def test_user_pages(
-    run: lab.Run, prog: Program, report: MemstatReport, pages: Pages
-) -> None:
+def test_user_pages(run: lab.Run, report: MemstatReport, pages: Pages) -> None:
     check = next(check for check in report.checks if check.name == "user.anon")
-    assert check.walk_pages == truth.vmstat(run, prog)["nr_anon_pages"]
+    said = truth.vmstat(run)["nr_anon_pages"]
+    assert abs(check.walk_pages - said) <= truth.held_back(run)
     assert pages["user.ksm"] == int(run.truth("sys/kernel/mm/ksm/pages_shared")) > 0
 
 
-def test_hugetlb_pages(run: lab.Run, prog: Program, pages: Pages) -> None:
+def test_hugetlb_pages(run: lab.Run, pages: Pages) -> None:
     free = truth.hugetlb_pages(run, "free_hugepages")
     assert pages["free.hugetlb"] == free > 0
     used = truth.hugetlb_pages(run, "nr_hugepages") - free
     assert pages["user.hugetlb"] == used > 0
 
 
-def test_cache_pages(run: lab.Run, prog: Program, pages: Pages) -> None:
-    vmstat = truth.vmstat(run, prog)
-    swapcache = vmstat["nr_swapcached"]
-    cache = sum(pages[f"cache.{name}"] for name in ("file", "exec", "blockdev"))
-    assert cache == vmstat["nr_file_pages"] - vmstat["nr_shmem"] - swapcache
+def test_cache_pages(run: lab.Run, report: MemstatReport, pages: Pages) -> None:
+    checks = {check.name: check.walk_pages for check in report.checks}
+    said = truth.vmstat(run)["nr_file_pages"]
+    assert abs(checks["cache"] - said) <= truth.held_back(run)
     assert pages["cache.blockdev"] == truth.meminfo_pages(run, "Buffers") > 4000
     executed = truth.executed_files(run) | {"/lab/truth"}
     assert pages["cache.exec"] == sum(truth.cached_pages(run, f) for f in executed)
+    files = set(run.workload["files"]) - executed
+    assert pages["cache.file"] >= sum(truth.cached_pages(run, f) for f in files)
 
 
-def test_shmem_pages(
-    run: lab.Run, prog: Program, report: MemstatReport, pages: Pages
-) -> None:
-    vmstat = truth.vmstat(run, prog)
+def test_shmem_pages(run: lab.Run, report: MemstatReport, pages: Pages) -> None:
+    vmstat, held_back = truth.vmstat(run), truth.held_back(run)
     checks = {check.name: check.walk_pages for check in report.checks}
-    assert checks["cache.shmem"] == vmstat["nr_shmem"]
-    assert checks["swapcache"] == vmstat["nr_swapcached"] > 0
-    assert pages["cache.shmem"] > vmstat["nr_shmem"], "some of it is in the swap cache"
+    assert abs(checks["cache.shmem"] - vmstat["nr_shmem"]) <= held_back
+    assert abs(checks["swapcache"] - vmstat["nr_swapcached"]) <= held_back
+    assert vmstat["nr_swapcached"] > held_back
+    assert pages["cache.shmem"] > vmstat["nr_shmem"] + held_back, "some is in swap"
 
 
-def test_kernel_pages(
-    run: lab.Run, prog: Program, report: MemstatReport, pages: Pages
-) -> None:
-    vmstat = truth.vmstat(run, prog)
+def test_kernel_pages(run: lab.Run, report: MemstatReport, pages: Pages) -> None:
+    vmstat, held_back = truth.vmstat(run), truth.held_back(run)
     slab = vmstat["nr_slab_reclaimable"] + vmstat["nr_slab_unreclaimable"]
-    assert pages["kernel.slab"] + pages["kernel.large_kmalloc"] == slab
-    assert pages["kernel.page_tables"] == vmstat["nr_page_table_pages"]
+    mine = pages["kernel.slab"] + pages["kernel.large_kmalloc"]
+    assert abs(mine - slab) <= 2 * held_back
+    flags = truth.page_flags(run)
+    tables = np.count_nonzero(truth.having(flags, "PGTABLE"))
+    assert pages["kernel.page_tables"] == tables > 0
+    assert abs(tables - vmstat["nr_page_table_pages"]) <= held_back
     checks = {check.name: check for check in report.checks}
-    stacks = checks["kernel.stacks"]
-    assert stacks.kernel_pages == vmstat["nr_kernel_stack"] // 4
+    stacks = checks["kernel.stacks"].kernel_pages
+    assert stacks is not None
+    # This one is held back in KiB.
+    assert abs(stacks * 4 - vmstat["nr_kernel_stack"]) <= held_back
     assert checks["kernel.percpu"].kernel_pages == truth.meminfo_pages(run, "Percpu")
     vmalloc = pages["kernel.vmalloc"] + pages["kernel.stacks"]
     assert vmalloc == truth.meminfo_pages(run, "VmallocUsed")

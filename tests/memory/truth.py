@@ -6,17 +6,8 @@ import re
 
 import numpy as np
 import numpy.typing as npt
-from drgn import Program
-from drgn.helpers.linux.vmstat import (
-    global_node_page_state,
-    global_zone_page_state,
-)
 
 from fixtures.lab import Run
-from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
-from msatools.kernel.vmstat import vm_counters
-from msatools.kernel.zones import online_nodes
 
 # linux/kernel-page-flags.h and fs/proc/page.c.
 KPF = {
@@ -55,43 +46,20 @@ def having(flags: npt.NDArray[np.uint64], name: str) -> npt.NDArray[np.bool_]:
     return flags >> np.uint64(KPF[name]) & np.uint64(1) != 0
 
 
-_COUNTERS = {
-    "nr_free_pages": "NR_FREE_PAGES",
-    "nr_anon_pages": "NR_ANON_MAPPED",
-    "nr_file_pages": "NR_FILE_PAGES",
-    "nr_shmem": "NR_SHMEM",
-    "nr_swapcached": "NR_SWAPCACHE",
-    "nr_slab_reclaimable": "NR_SLAB_RECLAIMABLE_B",
-    "nr_slab_unreclaimable": "NR_SLAB_UNRECLAIMABLE_B",
-    "nr_page_table_pages": "NR_PAGETABLE",
-    "nr_kernel_stack": "NR_KERNEL_STACK_KB",
-}
-
-
-def vmstat(run: Run, prog: Program) -> dict[str, int]:
-    """
-    /proc/vmstat, with what CPUs had not yet added to the counters.
-
-    The file shows the sums alone; each must be the one in the dump, to the page.
-    """
+def vmstat(run: Run) -> dict[str, int]:
     lines = run.truth("proc/vmstat").decode().splitlines()
-    said = {name: int(value) for name, value in map(str.split, lines)}
-    findings = Findings()
-    nodes = online_nodes(prog, findings)
-    whole = vm_counters(Reader(prog), nodes, findings)
-    found = {}
-    for name, counter in _COUNTERS.items():
-        try:
-            alone = global_node_page_state(prog, prog.constant(counter))
-            if counter not in dict(prog.type("enum node_stat_item").enumerators):
-                alone = global_zone_page_state(prog, prog.constant(counter))
-        except LookupError:
-            continue
-        assert said[name] == alone, name
-        value = whole[counter]
-        assert value is not None
-        found[name] = value
-    return found
+    return {name: int(value) for name, value in map(str.split, lines)}
+
+
+def held_back(run: Run) -> int:
+    """
+    Bound the pages by which a counter of /proc/vmstat can be behind.
+
+    The kernel keeps a CPU's part of a counter from the sum that the file shows
+    until it passes a threshold, which the guest gives for each CPU and zone.
+    """
+    text = run.truth("proc/zoneinfo").decode()
+    return sum(map(int, re.findall(r"vm stats threshold: (\d+)", text)))
 
 
 def meminfo_pages(run: Run, name: str) -> int:
