@@ -90,6 +90,8 @@ class Block:
 
     def flagged(self, mask: int) -> Indices:
         """Find the pages with any of some of the notable flags."""
+        if not len(self.notable):
+            return self.notable
         found: Indices = self.notable[self.flags[self.notable] & np.uint64(mask) != 0]
         return found
 
@@ -100,6 +102,11 @@ class Block:
         heads = np.arange(len(self))
         heads[self.tails] = np.clip(self.tail_heads, 0, len(self) - 1)
         return heads[pages]
+
+
+def where(mask: npt.NDArray[Any]) -> Indices:
+    """Find where a mask is true; np.flatnonzero() with a third of its overhead."""
+    return mask.nonzero()[0]
 
 
 def _column(
@@ -146,7 +153,7 @@ def classify(
         tail_heads=np.empty(0, np.intp),
         words=counts.astype(np.uint32),
         fakes=np.empty(0, np.intp),
-        notable=np.flatnonzero((flags & np.uint64(_notable(layout))) != 0),
+        notable=where((flags & np.uint64(_notable(layout))) != 0),
     )
     _reserved(block)
     _by_type(block)
@@ -202,7 +209,7 @@ def _by_mapping(flags: Words, mapping: Words, layout: PageLayout) -> Codes:
     codes: Codes = _MAPPING_CLASSES.take(key)
     # Read ahead from swap and not yet mapped, or shmem on its way to or from
     # swap; the swap map will tell which.
-    nameless = np.flatnonzero(key == _SWAPBACKED_ONLY)
+    nameless = where(key == _SWAPBACKED_ONLY)
     swapcache = np.uint64(layout.swapcache_bits)
     codes[nameless[flags[nameless] & swapcache == swapcache]] = PageClass.ANON
     return codes
@@ -211,7 +218,7 @@ def _by_mapping(flags: Words, mapping: Words, layout: PageLayout) -> Codes:
 def _by_type(block: Block) -> None:
     types, word = block.layout.types, block.words
     # One comparison finds the types: -1, the commonest word, wraps round to 0.
-    typed = np.flatnonzero((word + np.uint32(1)) > np.uint32(types.lowest))
+    typed = where((word + np.uint32(1)) > np.uint32(types.lowest))
     if len(typed):
         keys = word[typed] >> np.uint32(types.shift) & np.uint32(types.mask)
         codes = types.classes[keys]
@@ -224,8 +231,9 @@ def _by_type(block: Block) -> None:
 def _compound_heads(block: Block) -> None:
     """Tell hugetlb and kernel pages apart, and fake heads from true ones."""
     layout = block.layout
-    info = block.column(layout.compound_head).copy()
-    tails = np.flatnonzero((info & np.uint64(1)) != 0)
+    info = block.column(layout.compound_head)
+    # Its low byte tells; the words of tails and heads only are read whole.
+    tails = where(block.column(layout.compound_head, "<u1") & np.uint8(1))
     heads = block.flagged(layout.bits["head"])
     heads = heads[heads + 1 < len(block)]
     tail_words = info[tails]
@@ -292,7 +300,7 @@ def _missing(block: Block, gaps: list[Gap]) -> None:
     A reader that fills filtered pages with zeros gives itself away: a true
     struct page has a ``_mapcount`` of -1, a type or a reference.
     """
-    zero = np.flatnonzero(block.counts == 0)
+    zero = where(block.counts == 0)
     if len(zero):
         zero = zero[(block.flags[zero] | block.mapping[zero]) == 0]
         zero = zero[block.column(block.layout.compound_head)[zero] == 0]
@@ -327,12 +335,12 @@ def _compound_tails(block: Block, far_heads: FarHeads) -> None:
 
 def _free_blocks(block: Block) -> None:
     """Spread the class of a free block's first page over the block."""
-    firsts = np.flatnonzero(block.codes == PageClass.FREE_BUDDY)
+    firsts = where(block.codes == PageClass.FREE_BUDDY)
     if not len(firsts):
         return
     orders = block.column(block.layout.private)[firsts]
     present = np.bincount(np.minimum(orders, np.uint64(_MAX_ORDER)).view(np.int64))
-    for order in np.flatnonzero(present[1:]) + 1:
+    for order in where(present[1:]) + 1:
         count = 1 << int(order)
         if len(block) % count or block.pfn % count:
             break
