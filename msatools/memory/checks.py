@@ -144,10 +144,10 @@ def make_checks(
     cached_stacks = Reason(
         owners.cached_stacks * stack_pages, f"{owners.cached_stacks} cached stacks"
     )
-    percpu = Reason(
-        -owners.percpu_uncounted,
-        f"{owners.percpu_uncounted:,} in reserved boot memory or without a CPU",
-    )
+    text = f"{owners.percpu.uncounted:,} in reserved boot memory"
+    if owners.percpu.spare_units:
+        text += " or of units without a CPU"
+    percpu = Reason(-owners.percpu.uncounted, text)
     # A balloon that deflates by itself when memory runs out stays managed.
     ballooned = Reason(-pages(C.OFFLINE), "a balloon's pages, still managed")
     anon = pages(C.ANON, C.KSM) - result.anon_unmapped

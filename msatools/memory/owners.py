@@ -16,7 +16,7 @@ from msatools.kernel.vmemmap import vmemmap_base
 from msatools.memory.classes import PageClass
 from msatools.memory.layout import PageLayout
 from msatools.memory.memmap import MemmapRange
-from msatools.memory.percpu import percpu_pages
+from msatools.memory.percpu import PercpuPages, percpu_pages
 from msatools.memory.pipes import pipe_pages
 from msatools.memory.scan import OwnedPages
 from msatools.memory.sockets import socket_pages
@@ -44,8 +44,7 @@ class Owners:
     cached_stacks: int = 0
     """Stacks of exited tasks that CPUs keep for the next fork."""
 
-    percpu_uncounted: int = 0
-    """See :attr:`msatools.memory.percpu.PercpuPages.uncounted`."""
+    percpu: PercpuPages = field(default_factory=lambda: PercpuPages([], 0, 0))
 
     def claim(self, code: int, pfns: Pfns) -> None:
         """Claim pages for a class; nonsense from a damaged dump is dropped."""
@@ -134,7 +133,7 @@ def _claim_percpu(
 ) -> None:
     if PageTables.supported(reader.prog):
         found = percpu_pages(reader, PageTables(reader, findings), findings)
-        owners.percpu_uncounted = found.uncounted
+        owners.percpu = found
         owners.claim(PageClass.PERCPU, np.array(found.pfns, np.uint64))
 
 

@@ -28,6 +28,9 @@ class PercpuPages:
     there can be some without a CPU and without pages.
     """
 
+    spare_units: int
+    """Units without a CPU."""
+
 
 def percpu_pages(reader: Reader, tables: PageTables, findings: Findings) -> PercpuPages:
     """Find the pages of all chunks but those of boot memory, which is reserved."""
@@ -59,7 +62,8 @@ def percpu_pages(reader: Reader, tables: PageTables, findings: Findings) -> Perc
     boot = _boot_pages(prog, page_shift)
     spare = prog["pcpu_nr_units"].value_() - len(cpus)
     held = prog["pcpu_nr_populated"].value_()
-    return PercpuPages(pfns, boot * (len(cpus) + spare) + (held - boot) * spare)
+    uncounted = boot * (len(cpus) + spare) + (held - boot) * spare
+    return PercpuPages(pfns, uncounted, spare)
 
 
 def _boot_pages(prog: drgn.Program, page_shift: int) -> int:
