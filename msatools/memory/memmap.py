@@ -79,13 +79,21 @@ def memmap_ranges(
     :raises drgn.FaultError: if no struct page can be read
     """
     try:
-        return _listed_ranges(reader, layout, findings)
+        ranges = _listed_ranges(reader, layout, findings)
     except drgn.FaultError as error:
-        ranges = _readable_ranges(reader, layout)
-        if not ranges:
-            raise
+        ranges = []
         _lose_sections(findings, f"the table of memory sections is lost ({error})")
-        return ranges
+    if findings.lost["section table"]:
+        listed = {part.section for part in ranges}
+        ranges += (
+            part
+            for part in _readable_ranges(reader, layout)
+            if part.section not in listed
+        )
+        ranges.sort(key=lambda part: part.pfn)
+    if not ranges:
+        raise drgn.FaultError("no struct page can be read", vmemmap_base(reader.prog))
+    return ranges
 
 
 def _lose_sections(findings: Findings, what: str) -> None:
