@@ -404,3 +404,47 @@ def test_terminal_modes_are_restored(guest: list[str]) -> None:
     assert before[3] & termios.ICANON
     assert not during[3] & termios.ICANON
     assert terminal.modes == before
+
+
+@pytest.mark.parametrize(
+    ("words", "added"),
+    [
+        ((), set()),
+        (("--by", "node"), {"by"}),
+        (("--sections",), {"sections"}),
+        (("-v",), {"vmalloc"}),
+    ],
+)
+def test_keys_of_json(
+    run_612: lab.Run, msa: Msa, words: tuple[str, ...], added: set[str]
+) -> None:
+    """The keys of the contract, and more for what is asked for."""
+    done = msa("--json", *words, "-s", run_612.vmlinux, str(run_612.elf))
+    report = json.loads(done.stdout)
+    always = {
+        *("schema", "target", "taken_at_ns", "interval_ns", "coverage", "notes"),
+        *("pages", "classes", "checks", "managed_pages", "physical_pages"),
+    }
+    assert set(report) == always | added
+    assert report["schema"] == "msatools.memstat/1"
+    assert set(report["classes"][0]) == {"name", "pages", "bytes"}
+    keys = {"name", "walk_pages", "counter", "kernel_pages", "difference"}
+    assert set(report["checks"][0]) == {*keys, "explained_by"}
+    for section in report.get("sections", ()):
+        assert section["memmap"].startswith("0xffff")
+    for groups in report.get("by", {}).values():
+        assert set(groups[0]) == {"key", "name", "pages", "classes"}
+
+
+def test_strict_tells_a_dump_that_lacks_something(
+    run_612: lab.Run, msa: Msa, tmp_path: Path
+) -> None:
+    words = ("--strict", "-s", run_612.vmlinux)
+    assert msa(*words, str(run_612.elf)).returncode == 0
+    cut = tmp_path / "vmcore"
+    subprocess.run(["cp", "--sparse=always", str(run_612.elf), cut], check=True)
+    os.truncate(cut, cut.stat().st_size - (1 << 19))
+    done = msa(*words, cut)
+    assert done.returncode == 3
+    assert "truncated" in done.stdout
+    assert "100% covered" not in done.stdout

@@ -5,9 +5,18 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import ClassVar
 
 from msatools.target.model import Target
+
+ADDED = MappingProxyType({"added": True})
+"""
+Metadata of a field that is there on request only.
+
+Its ``None`` means that nobody asked, and no key; elsewhere ``None`` means that the
+kernel does not keep it, and null.
+"""
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def collect_memstat(
         physical_pages=None
         if findings.lost["nodes"]
         else sum(zone.present_pages for zone in populated),
-        by={name: _group(result, layout, name, zones) for name in by},
+        by={name: _group(result, layout, name, zones) for name in by} or None,
         sections=_sections(prog, ranges, layout, seen, zones) if sections else None,
         vmalloc=_vmalloc_callers(prog, owners) if verbose else None,
     )

@@ -3,10 +3,10 @@
 """What memstat found."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from msatools.kernel.report import Report
+from msatools.kernel.report import ADDED, Report
 from msatools.target.model import Address
 
 
@@ -20,7 +20,7 @@ class ClassCount:
     pages: int
     bytes: int
 
-    delta_pages: int | None = None
+    delta_pages: int | None = field(default=None, metadata=ADDED)
     """Change over the interval, ``None`` for a one-shot report."""
 
 
@@ -106,6 +106,6 @@ class MemstatReport(Report):
     physical_pages: int | None
     """Pages of RAM that the machine has, as the kernel's zones say (present)."""
 
-    by: Mapping[str, tuple[Group, ...]]
-    sections: tuple[Section, ...] | None
-    vmalloc: tuple[VmallocCaller, ...] | None
+    by: Mapping[str, tuple[Group, ...]] | None = field(default=None, metadata=ADDED)
+    sections: tuple[Section, ...] | None = field(default=None, metadata=ADDED)
+    vmalloc: tuple[VmallocCaller, ...] | None = field(default=None, metadata=ADDED)

@@ -26,6 +26,7 @@ def _object(model: object) -> dict[str, object]:
     return {
         field.name: _value(getattr(model, field.name))
         for field in fields(model)  # type: ignore[arg-type]  # any dataclass
+        if getattr(model, field.name) is not None or not field.metadata.get("added")
     }
 
 

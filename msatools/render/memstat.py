@@ -91,7 +91,7 @@ def blocks(report: MemstatReport) -> Iterator[Block]:
     yield text(*_verdict(report))
     for note in report.notes:
         yield text(Span(f"note: {note.text}", "warn"))
-    for name, groups in report.by.items():
+    for name, groups in (report.by or {}).items():
         yield text()
         yield text(Span(f"Pages by {name}", "title"))
         yield _by(groups)

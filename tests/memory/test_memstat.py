@@ -22,6 +22,7 @@ Pages = dict[str, int]
 def test_classes_sum_to_the_pages_examined(report: MemstatReport, pages: Pages) -> None:
     assert list(pages) == list(CLASSES.values())
     assert sum(pages.values()) == report.pages
+    assert report.by is not None
     for groups in report.by.values():
         for name, count in pages.items():
             assert sum(group.classes[name] for group in groups) == count
