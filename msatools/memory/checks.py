@@ -142,7 +142,8 @@ def make_checks(
     examined = result.pages() - pages(C.DEVICE)
     slab = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B")
     cached_stacks = Reason(
-        owners.cached_stacks * stack_pages, f"{owners.cached_stacks} cached stacks"
+        owners.cached_stacks * stack_pages,
+        f"{owners.cached_stacks} cached stack{'s' * (owners.cached_stacks != 1)}",
     )
     text = f"{owners.percpu.uncounted:,} in reserved boot memory"
     if owners.percpu.spare_units:
@@ -241,6 +242,10 @@ def _explain(
         tellers = _SLAB_LOSSES
     if any(findings.lost[what] or findings.coverage[what] for what in tellers):
         return "the dump lacks some of what tells their use"
+    broken = findings.coverage["pcp_lists_broken"]
+    if name == "free.pcp" and difference < 0 and broken:
+        # On a running kernel they change between the scan and the look at them.
+        return f"{broken} of the lists could not be followed to their end"
     cpus = findings.coverage["vmstat_cpus_unreadable"]
     if name in _PER_CPU and abs(difference) <= cpus * _MAX_CPU_DELTA:
         return f"the dump lacks {cpus} per-CPU parts of counters"
