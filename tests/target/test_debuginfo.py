@@ -14,7 +14,7 @@ from msatools.target.errors import NoTypesError, WrongBuildError
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
     """The paths that a debuginfod server of our own is asked for."""
     paths: list[str] = []
 
@@ -29,6 +29,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("DEBUGINFOD_URLS", f"http://127.0.0.1:{server.server_port}")
+        # The client remembers for ten minutes that a server did not have something.
+        monkeypatch.setenv("DEBUGINFOD_CACHE_PATH", str(tmp_path))
         yield paths
         server.shutdown()
 
