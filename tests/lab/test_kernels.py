@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.lab import kernels
+from fixtures.lab import kernels, packages
 from fixtures.lab.cache import Cache
 from fixtures.lab.errors import LabError
 from fixtures.lab.kernels import KERNELS, Installed, Kernel, Release, order_releases
@@ -73,9 +73,15 @@ class FakeArchive(Archive):
         self.cache = cache
         self.listed = listed
         self.there = [RELEASE.format(n) for n in there]
+        self.tried: list[str] = []
+        self.fresh: list[int] = []
 
     def refresh(self) -> bool:
-        return False
+        self.listed = self.fresh or self.listed
+        return bool(self.fresh)
+
+    def _state(self) -> str:
+        return repr(self.listed)
 
 
 @pytest.fixture
@@ -83,6 +89,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeArchive:
     archive = FakeArchive(Cache(tmp_path, 1 << 30), [54, 55, 56], [54, 55, 56])
 
     def unpack(kernel: Kernel, release: Release, _: Archive) -> Installed:
+        archive.tried.append(release.release)
         if release.release not in archive.there:
             raise LabError("404")
         key = kernels._key(release)
@@ -119,6 +126,58 @@ def test_nothing_to_be_had_is_one_clear_error(archive: FakeArchive) -> None:
     archive.there = []
     with pytest.raises(LabError, match=r"no kernel 6\.1 .*debug info"):
         kernels.install("6.1", archive)
+
+
+def test_what_failed_is_left_alone_until_the_lists_change(
+    archive: FakeArchive,
+) -> None:
+    archive.there = [RELEASE.format(54)]
+    for _ in range(2):
+        assert kernels.install("6.1", archive).release == RELEASE.format(54)
+    assert archive.tried == [RELEASE.format(n) for n in (56, 55, 54)]
+    archive.listed = [54, 55, 56, 57]
+    archive.there.append(RELEASE.format(57))
+    assert kernels.install("6.1", archive).release == RELEASE.format(57)
+
+
+def test_newest_of_renewed_lists_comes_before_a_cached_one(
+    archive: FakeArchive,
+) -> None:
+    archive.listed = [54]
+    kernels.install("6.1", archive)
+    archive.listed, archive.fresh = [54, 56], [54, 57]
+    archive.there = [RELEASE.format(57)]
+    assert kernels.install("6.1", archive).release == RELEASE.format(57)
+
+
+def test_nothing_newer_than_the_cached_one_is_tried_for_a_while(
+    archive: FakeArchive,
+) -> None:
+    archive.listed = [54]
+    kernels.install("6.1", archive)
+    archive.listed, archive.there = [54, 55, 56], []
+    for _ in range(2):
+        assert kernels.install("6.1", archive).release == RELEASE.format(54)
+    assert archive.tried == [RELEASE.format(n) for n in (54, 56)]
+
+
+def test_what_failed_is_tried_again_after_a_while(
+    archive: FakeArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive.there = [RELEASE.format(55)]
+    kernels.install("6.1", archive)
+    archive.there.append(RELEASE.format(56))
+    assert kernels.install("6.1", archive).release == RELEASE.format(55)
+    monkeypatch.setattr(packages, "FORGET_SECONDS", 0)
+    assert kernels.install("6.1", archive).release == RELEASE.format(56)
+
+
+def test_failure_of_all_is_not_remembered(archive: FakeArchive) -> None:
+    archive.there = []
+    with pytest.raises(LabError):
+        kernels.install("6.1", archive)
+    archive.there = [RELEASE.format(56)]
+    assert kernels.install("6.1", archive).release == RELEASE.format(56)
 
 
 def test_rows_are_keyed_by_their_name() -> None:
