@@ -33,6 +33,7 @@ import msatools
 from msatools.kernel.report import Report
 from msatools.render import json, show
 from msatools.render.blocks import Block, escape, text
+from msatools.selfdesc import BtfError
 from msatools.target import Target, TargetError, TargetSpec, describe, open_target
 from msatools.target.errors import DamagedDumpError
 
@@ -131,7 +132,7 @@ _TARGET_OPTIONS = (
         "--types",
         choices=("auto", "dwarf", "btf"),
         default="auto",
-        help="where types come from (auto: debug info if named or found)",
+        help="where types come from (auto: debug info if named or found, else BTF)",
     ),
     argument(
         "--debuginfod",
@@ -247,6 +248,9 @@ def _target_spec(args: argparse.Namespace, words: Words) -> TargetSpec:
     named = [name for name in named if name is not None]
     if len(named) > 1:
         raise UsageError(f"{named[1]}: a second target, after {named[0]}")
+    if args.types == "btf" and (args.vmlinux is not None or args.debuginfod):
+        other = "--debuginfod" if args.vmlinux is None else "-s"
+        raise UsageError(f"{other}: asks for debug info, and --types btf for none")
     spec = TargetSpec(
         path=words.target if words.target is not None else args.core,
         qemu=args.qemu,
@@ -384,6 +388,12 @@ def _report(
                 target.path,
                 f"its kernel or its types lack something ({error})",
                 "name the full vmlinux with -s, if you did not",
+            ) from error
+        except BtfError as error:
+            raise TargetError(
+                target.path,
+                f"the types that the kernel carries are damaged: {error}",
+                "name its vmlinux with -s",
             ) from error
         except OSError as error:
             if not target.live:

@@ -101,7 +101,8 @@ def test_words_that_make_no_sense(words: str) -> None:
     [
         "-5", "nan", "-nan", "a b", "-k vmcore", "-c vmcore -k", "--qemu x vmcore",
         "vmcore 5", "5 vmcore", "-c vmcore 5 2", "5 0", "5 3 1", "--nonsense", "-x",
-        "--types c", "--by cpu", "--by", "-s", "--jso",
+        "--types c", "-s x --types btf", "--debuginfod --types btf", "--by cpu", "--by",
+        "-s", "--jso",
     ],
 )  # fmt: skip
 def test_wrong_usage_is_one_line_and_status_2(msa: Msa, words: str) -> None:
@@ -164,8 +165,7 @@ def test_errors_are_one_line_and_status_1(
         (other,): "not a core",
         (elf, "-s", other): "another build",
         (elf, "-s", "/nonexistent"): "no such file",
-        (elf,): "no debug info found",
-        (elf, "--types", "btf"): "BTF",
+        (elf, "--types", "dwarf"): "no debug info found",
         ("--qemu", "/nonexistent"): "No such file",
     }
     for words, why in lines.items():

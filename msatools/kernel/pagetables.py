@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.kernel.vmcoreinfo import vmcoreinfo_number
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.walks import list_records
+from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
 
 Words = npt.NDArray[np.uint64]
 

@@ -9,8 +9,8 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
-from msatools.kernel.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
 from msatools.memory.classes import PageClass
+from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@
 
 import os
 
-from drgn import FaultError, MainModule, Program
+from drgn import FaultError, Program
 
+from msatools.selfdesc import main_module
 from msatools.target import elf
 from msatools.target.dumpfile import check_is_file, os_error
 from msatools.target.errors import NoTypesError, TargetError, WrongBuildError
@@ -24,7 +25,7 @@ def load_named(prog: Program, vmlinux: str) -> None:
     :raises NoTypesError: if it holds no debug info
     :raises TargetError: if it is no ELF file, or cannot be read
     """
-    main = _main_module(prog)
+    main = main_module(prog)
     expected, found = main.build_id, _read_build_id(vmlinux)
     if expected and found != expected:
         raise _wrong_build(vmlinux, prog, expected, found)
@@ -40,46 +41,36 @@ def load_named(prog: Program, vmlinux: str) -> None:
         raise _wrong_build(vmlinux, prog, None, None)
 
 
-def load_found(prog: Program, name: str, *, debuginfod: bool) -> None:
-    """Load what drgn finds by itself for the kernel proper.
+def load_found(prog: Program, *, debuginfod: bool) -> bool:
+    """Load what drgn finds by itself for the kernel proper, and tell whether it did.
 
     Modules are left alone: looking for hundreds of them is slow, and no report needs
     their types.
 
-    :param name: what to call the target in an error
     :param debuginfod: whether the network may be asked
-    :raises NoTypesError: if nothing is found
     """
     finders = [f for f in prog.enabled_debug_info_finders() if f != _DEBUGINFOD]
     if debuginfod:
         _check_debuginfod(prog)
         finders.append(_DEBUGINFOD)
     prog.set_enabled_debug_info_finders(finders)
-    main = _main_module(prog)
+    main = main_module(prog)
     prog.load_module_debug_info(main)
-    if main.wants_debug_file():
-        release = release_of(prog)
-        raise NoTypesError(
-            name,
-            f"no debug info found for {release}",
-            f"install it (Debian: linux-image-{release}-dbg, elsewhere the kernel's "
-            "debuginfo package) or name its vmlinux with -s",
-        )
+    return not main.wants_debug_file()
+
+
+def how_to_get(prog: Program) -> str:
+    """Tell the user how to come by debug info of the kernel proper."""
+    return (
+        f"install it (Debian: linux-image-{release_of(prog)}-dbg, elsewhere the "
+        "kernel's debuginfo package) or name its vmlinux with -s"
+    )
 
 
 def release_of(prog: Program) -> str:
     """Tell the kernel's release, as VMCOREINFO has it."""
     release: bytes = prog["UTS_RELEASE"].string_()
     return release.decode("ascii", "backslashreplace")
-
-
-def _main_module(prog: Program) -> MainModule:
-    try:
-        return prog.main_module()
-    except LookupError:
-        # drgn makes modules as it is asked for them, the kernel proper first.
-        next(iter(prog.loaded_modules()))
-        return prog.main_module()
 
 
 def _read_build_id(path: str) -> bytes | None:

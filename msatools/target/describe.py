@@ -4,6 +4,7 @@
 
 from drgn import Program, ProgramFlags
 
+from msatools.selfdesc import NotSelfDescribedError, is_served_by_btf, load_btf
 from msatools.target.crash import crash_of
 from msatools.target.debuginfo import release_of
 from msatools.target.dumpfile import DumpFile, read_dump_file
@@ -14,8 +15,10 @@ from msatools.target.model import Kind, Target
 def describe(prog: Program) -> Target:
     """Describe a program that drgn's prompt or another tool opened.
 
+    Where nothing serves its types, its own BTF is made to.
+
     :raises NotADumpError: if it is not a kernel
-    :raises NoTypesError: if it has no types loaded
+    :raises NoTypesError: if it has no types loaded, nor BTF
     """
     if not prog.flags & ProgramFlags.IS_LINUX_KERNEL:
         raise NotADumpError("prog", "not a Linux kernel", "open a kernel or its dump")
@@ -27,6 +30,7 @@ def describe(prog: Program) -> Target:
         except TargetError:
             # The file may have been moved since, or opened by another user.
             dump = None
+    _check_types(prog, path)
     return describe_opened(prog, path, dump)
 
 
@@ -35,9 +39,7 @@ def describe_opened(prog: Program, path: str, dump: DumpFile | None) -> Target:
 
     :param path: what to call it
     :param dump: what the dump's headers say, ``None`` where there are none
-    :raises NoTypesError: if it has no types loaded
     """
-    _check_types(prog, path)
     assert prog.platform is not None
     page_size: int = prog["PAGE_SIZE"].value_()
     return Target(
@@ -47,7 +49,7 @@ def describe_opened(prog: Program, path: str, dump: DumpFile | None) -> Target:
         release=release_of(prog),
         arch=prog.platform.arch.name.lower(),
         page_size=page_size,
-        types="dwarf",
+        types="btf" if is_served_by_btf(prog) else "dwarf",
         dump_level=dump.dump_level if dump else None,
         truncated=dump.truncated if dump else False,
         crash=crash_of(prog),
@@ -66,9 +68,14 @@ def _kind(prog: Program, dump: DumpFile | None) -> Kind:
 def _check_types(prog: Program, path: str) -> None:
     try:
         prog.type("struct page")
-    except LookupError as error:
+        return
+    except LookupError:
+        pass
+    try:
+        load_btf(prog)
+    except NotSelfDescribedError as error:
         raise NoTypesError(
             path,
-            "no types of the kernel are loaded",
+            f"no types of the kernel are loaded, and {error}",
             "load its debug info, in drgn's prompt with -s",
         ) from error

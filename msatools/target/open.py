@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import drgn
-from drgn import Architecture, Platform, Program
+from drgn import Architecture, ModuleFileStatus, Platform, Program
 
+from msatools.selfdesc import NotSelfDescribedError, load_btf, main_module
 from msatools.target import debuginfo, qmp
 from msatools.target.describe import describe_opened
 from msatools.target.dumpfile import DumpFile, os_error, read_dump_file
@@ -42,6 +43,8 @@ class TargetSpec:
     """Debug info of the kernel proper; ``None`` to take what drgn finds."""
 
     types: Literal["auto", "dwarf", "btf"] = "auto"
+    """Where to take types from; ``auto``: debug info that is found, else BTF."""
+
     debuginfod: bool = False
     """Whether debug info may be fetched from the network."""
 
@@ -64,12 +67,6 @@ def open_target(spec: TargetSpec) -> Opened:
     :raises TargetError: if it, or its types, cannot be had; the subclasses in
         :mod:`msatools.target.errors` tell the reasons apart
     """
-    if spec.types == "btf":
-        raise NoTypesError(
-            "--types btf",
-            "this version cannot read BTF yet",
-            "leave it out and install or name debug info",
-        )
     dump = None
     if spec.qemu is not None:
         path = spec.qemu
@@ -83,11 +80,30 @@ def open_target(spec: TargetSpec) -> Opened:
         dump = read_dump_file(path)
         prog = _open_dump(path, dump)
 
+    _load_types(prog, path, spec)
+    return Opened(prog, describe_opened(prog, path, dump))
+
+
+def _load_types(prog: Program, path: str, spec: TargetSpec) -> None:
+    """Load types and symbols of the kernel proper, from one source alone."""
     if spec.vmlinux is not None:
         debuginfo.load_named(prog, spec.vmlinux)
-    else:
-        debuginfo.load_found(prog, path, debuginfod=spec.debuginfod)
-    return Opened(prog, describe_opened(prog, path, dump))
+        return
+    missing = []
+    if spec.types != "btf":
+        if debuginfo.load_found(prog, debuginfod=spec.debuginfod):
+            return
+        missing.append(f"no debug info found for {debuginfo.release_of(prog)}")
+    if spec.types != "dwarf":
+        try:
+            load_btf(prog)
+        except NotSelfDescribedError as error:
+            missing.append(str(error))
+        else:
+            # So that nothing that drgn is asked to load later takes its place.
+            main_module(prog).debug_file_status = ModuleFileStatus.DONT_NEED
+            return
+    raise NoTypesError(path, ", and ".join(missing), debuginfo.how_to_get(prog))
 
 
 def _open_dump(path: str, dump: DumpFile) -> Program:

@@ -104,14 +104,13 @@ def test_stripped_vmlinux(run_612: lab.Run, tmp_path: Path) -> None:
 
 def test_no_debug_info_found(run_612: lab.Run, asked: list[str]) -> None:
     with pytest.raises(NoTypesError, match="no debug info found") as caught:
-        open_target(TargetSpec(path=str(run_612.elf)))
+        open_target(TargetSpec(path=str(run_612.elf), types="dwarf"))
     assert f"linux-image-{run_612.release}-dbg" in caught.value.what_to_do
     assert asked == []
 
 
 def test_debuginfod_is_asked_when_told_to(run_612: lab.Run, asked: list[str]) -> None:
-    with pytest.raises(NoTypesError):
-        open_target(TargetSpec(path=str(run_612.elf), debuginfod=True))
+    open_target(TargetSpec(path=str(run_612.elf), debuginfod=True))
     assert asked
     assert all(path.startswith("/buildid/") for path in asked)
 

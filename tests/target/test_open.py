@@ -4,6 +4,7 @@ import gzip
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from msatools.target.errors import (
     DamagedDumpError,
     NotADumpError,
     NotPermittedError,
-    NoTypesError,
 )
 
 FORMATS = {
@@ -71,8 +71,7 @@ def test_description_of_a_program_that_drgn_opened(
     ours = open_target(spec(run_612, run_612.dump(format)))
     prog = Program(Platform(ours.prog.platform.arch))  # type: ignore[union-attr]
     prog.set_core_dump(run_612.dump(format))
-    with pytest.raises(NoTypesError):
-        describe(prog)
+    assert describe(prog) == replace(ours.target, types="btf")
     prog.load_debug_info([run_612.vmlinux])
     assert describe(prog) == ours.target
 
@@ -190,8 +189,3 @@ def test_kcore_that_is_not_there_or_not_allowed() -> None:
     for path in (None, "/proc/kcore"):
         with pytest.raises(expected, match=why):
             open_target(TargetSpec(path=path))
-
-
-def test_types_from_btf_are_not_there_yet(run_612: lab.Run) -> None:
-    with pytest.raises(NoTypesError, match="BTF"):
-        open_target(TargetSpec(path=str(run_612.elf), types="btf"))

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Types and symbols from the kernel's own memory, where there is no debug info."""
+
+from msatools.selfdesc.btf import BtfError
+from msatools.selfdesc.load import (
+    NotSelfDescribedError,
+    is_served_by_btf,
+    load_btf,
+    main_module,
+)
+
+__all__ = (
+    "BtfError",
+    "NotSelfDescribedError",
+    "is_served_by_btf",
+    "load_btf",
+    "main_module",
+)

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Parse BTF, the type format that a kernel carries in its own memory.
+
+Pure: bytes in, records out. The format is that of the kernel's
+``Documentation/bpf/btf.rst`` and ``include/uapi/linux/btf.h``. Nothing of a blob is
+trusted: what does not fit raises :class:`BtfError`, at the latest when it is asked for.
+"""
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from typing import Literal, NamedTuple
+
+MAGIC = 0xEB9F
+_HEADER = "HBBIIIII"
+_MAX_TYPES = 1 << 24
+"""More than any kernel has (a Debian 6.12 has 107,000)."""
+
+
+class BtfError(ValueError):
+    """The blob is no BTF, or it contradicts itself."""
+
+
+class Kind(IntEnum):
+    """``BTF_KIND_*``."""
+
+    VOID = 0
+    INT = 1
+    PTR = 2
+    ARRAY = 3
+    STRUCT = 4
+    UNION = 5
+    ENUM = 6
+    FWD = 7
+    TYPEDEF = 8
+    VOLATILE = 9
+    CONST = 10
+    RESTRICT = 11
+    FUNC = 12
+    FUNC_PROTO = 13
+    VAR = 14
+    DATASEC = 15
+    FLOAT = 16
+    DECL_TAG = 17
+    TYPE_TAG = 18
+    ENUM64 = 19
+
+
+# Words that follow the three common ones: so many, and so many more for each of vlen.
+_FIXED = {
+    Kind.INT: 1,
+    Kind.ARRAY: 3,
+    Kind.VAR: 1,
+    Kind.DECL_TAG: 1,
+}
+_EACH = {
+    Kind.STRUCT: 3,
+    Kind.UNION: 3,
+    Kind.ENUM: 2,
+    Kind.ENUM64: 3,
+    Kind.FUNC_PROTO: 2,
+    Kind.DATASEC: 3,
+}
+_KINDS = len(Kind)
+_FIXED_WORDS = [3 + _FIXED.get(Kind(kind), 0) for kind in range(_KINDS)]
+_EACH_WORDS = [_EACH.get(Kind(kind), 0) for kind in range(_KINDS)]
+
+
+class Int(NamedTuple):
+    """A BTF_KIND_INT; *bits* and *offset* say more than *size* in bit-fields only."""
+
+    size: int
+    is_signed: bool
+    is_bool: bool
+    offset: int
+    bits: int
+
+
+class Array(NamedTuple):
+    """A BTF_KIND_ARRAY."""
+
+    type_id: int
+    length: int
+
+
+class Member(NamedTuple):
+    """A member of a structure or union."""
+
+    name: str
+    type_id: int
+    bit_offset: int
+    bit_field_size: int
+    """0 for what is not a bit-field."""
+
+
+class Enumerator(NamedTuple):
+    """A constant of an enumeration, with its sign applied."""
+
+    name: str
+    value: int
+
+
+class Parameter(NamedTuple):
+    """A parameter of a function."""
+
+    name: str
+    type_id: int
+
+
+class Btf:
+    """The types of one blob, by ID and by name.
+
+    A module's blob continues the numbers and the strings of the kernel's: such split
+    BTF needs its *base*, and describes only what it adds.
+
+    :param data: the blob
+    :param base: what a module's blob builds upon
+    :raises BtfError: if the blob is damaged as a whole
+    """
+
+    def __init__(self, data: bytes, base: "Btf | None" = None) -> None:
+        self.base = base
+        self.first_id = base.end_id if base else 1
+        self._first_string = base.end_string if base else 0
+        self.byteorder = _byteorder(data)
+        types, self._strings = _sections(data, self.byteorder)
+        self.end_string: int = self._first_string + len(self._strings)
+        self._words = _words(types, self.byteorder)
+        self._positions, self._names, flagged_enums = _walk(self._words)
+        self.end_id: int = self.first_id + len(self._positions)
+        # Enumerations tell their sign since pahole 1.24 (Linux kernel commit
+        # 6089fb325cf7 "bpf: Add btf enum64 support", in v6.0): kernels have so many
+        # signed ones that none flagged means an older pahole.
+        self._enums_tell_sign: bool = flagged_enums or bool(
+            base and base._enums_tell_sign
+        )
+        self._types_by_name: dict[str, list[int]] | None = None
+        self._functions_by_name: dict[str, list[int]] | None = None
+
+    def kind(self, type_id: int) -> Kind:
+        """Tell the kind of a type."""
+        return Kind(self._head(type_id)[1] >> 24 & 0x1F)
+
+    def name(self, type_id: int) -> str:
+        """Tell the name of a type, empty if it has none."""
+        return self._string(self._head(type_id)[0])
+
+    def size(self, type_id: int) -> int:
+        """Tell the size in bytes of an INT, FLOAT, STRUCT, UNION, ENUM or ENUM64."""
+        return self._head(type_id)[2]
+
+    def target(self, type_id: int) -> int:
+        """Tell what a PTR, TYPEDEF, qualifier, TYPE_TAG, FUNC, FUNC_PROTO or VAR is of.
+
+        For FUNC_PROTO, that is what it returns.
+        """
+        return self._checked(self._head(type_id)[2])
+
+    def is_union(self, type_id: int) -> bool:
+        """Tell whether a FWD stands for a union, not for a structure."""
+        return bool(self._head(type_id)[1] >> 31)
+
+    def as_int(self, type_id: int) -> Int:
+        """Decode a BTF_KIND_INT."""
+        (word,) = self._tail(type_id)
+        encoding = word >> 24 & 0xF
+        size = self.size(type_id)
+        bits = word & 0xFF
+        if not 0 < size <= 16 or bits > size * 8:
+            raise BtfError(f"integer type {type_id} has {bits} bits in {size} bytes")
+        return Int(
+            size, bool(encoding & 1), bool(encoding & 4), word >> 16 & 0xFF, bits
+        )
+
+    def as_array(self, type_id: int) -> Array:
+        """Decode a BTF_KIND_ARRAY."""
+        element, _index, length = self._tail(type_id)
+        return Array(self._checked(element), length)
+
+    def members(self, type_id: int) -> Iterator[Member]:
+        """Decode the members of a STRUCT or UNION, in their order."""
+        has_bit_fields = self._head(type_id)[1] >> 31
+        for name, member_type, offset in self._entries(type_id, 3):
+            size = offset >> 24 if has_bit_fields else 0
+            yield Member(
+                self._string(name),
+                self._checked(member_type),
+                offset & 0xFFFFFF if has_bit_fields else offset,
+                size,
+            )
+
+    def is_signed_enum(self, type_id: int) -> bool:
+        """Tell whether the constants of an ENUM or ENUM64 have a sign."""
+        if self._enums_tell_sign or self.kind(type_id) == Kind.ENUM64:
+            return bool(self._head(type_id)[1] >> 31)
+        return any(value >> 31 for _, value in self._entries(type_id, 2))
+
+    def enumerators(self, type_id: int) -> Iterator[Enumerator]:
+        """Decode the constants of an ENUM or ENUM64."""
+        signed = self.is_signed_enum(type_id)
+        if self.kind(type_id) == Kind.ENUM64:
+            for name, low, high in self._entries(type_id, 3):
+                yield Enumerator(
+                    self._string(name), _signed(low | high << 32, 64, signed)
+                )
+        else:
+            for name, value in self._entries(type_id, 2):
+                yield Enumerator(self._string(name), _signed(value, 32, signed))
+
+    def is_value_told(self, type_id: int, value: int) -> bool:
+        """Tell whether a constant is sure to have this value.
+
+        Before there was ENUM64, wider ones were cut to 32 bits without a trace; and
+        before enumerations were flagged, a value with the highest bit set was taken for
+        negative, whatever it was in the source.
+        """
+        if self.kind(type_id) == Kind.ENUM64:
+            return True
+        return self.size(type_id) <= 4 and (self._enums_tell_sign or value >= 0)
+
+    def parameters(self, type_id: int) -> tuple[list[Parameter], bool]:
+        """Decode a FUNC_PROTO: its parameters, and whether any may follow them."""
+        entries = list(self._entries(type_id, 2))
+        is_variadic = bool(entries) and entries[-1] == (0, 0)
+        if is_variadic:
+            entries.pop()
+        return [
+            Parameter(self._string(name), self._checked(parameter_type))
+            for name, parameter_type in entries
+        ], is_variadic
+
+    def find(self, name: str, *kinds: Kind) -> list[int]:
+        """Find what this blob itself has of a name, by ID: all but functions."""
+        if self._types_by_name is None:
+            self._types_by_name = self._index(enumerate(self._names, self.first_id))
+        found = self._types_by_name.get(name, ())
+        return [type_id for type_id in found if self.kind(type_id) in kinds]
+
+    def find_functions(self, name: str) -> list[int]:
+        """Find the FUNCs of a name in this blob itself, by ID."""
+        if self._functions_by_name is None:
+            # They are near half of all types, and seldom asked for.
+            self._functions_by_name = self._index(
+                (type_id, self._head(type_id)[0]) for type_id in self.of_kind(Kind.FUNC)
+            )
+        return self._functions_by_name.get(name, [])
+
+    def of_kind(self, *kinds: Kind) -> Iterator[int]:
+        """List the types of these kinds in this blob itself, by ID."""
+        wanted = {int(kind) for kind in kinds}
+        words = self._words
+        for index, position in enumerate(self._positions):
+            if words[position + 1] >> 24 & 0x1F in wanted:
+                yield self.first_id + index
+
+    def _index(self, named: Iterable[tuple[int, int]]) -> dict[str, list[int]]:
+        """Index IDs by name, of pairs of an ID and where its name is."""
+        ids: dict[str, list[int]] = {}
+        for type_id, offset in named:
+            if offset:
+                ids.setdefault(self._string(offset), []).append(type_id)
+        return ids
+
+    def _head(self, type_id: int) -> tuple[int, int, int]:
+        if type_id < self.first_id and self.base:
+            return self.base._head(type_id)
+        if type_id == 0:
+            return 0, 0, 0
+        position = self._positions[self._position(type_id)]
+        name, info, size = self._words[position : position + 3]
+        return name, info, size
+
+    def _tail(self, type_id: int) -> "array[int]":
+        if type_id < self.first_id and self.base:
+            return self.base._tail(type_id)
+        index = self._position(type_id)
+        start = self._positions[index] + 3
+        end = (
+            self._positions[index + 1]
+            if index + 1 < len(self._positions)
+            else len(self._words)
+        )
+        return self._words[start:end]
+
+    def _entries(self, type_id: int, width: int) -> Iterator[tuple[int, ...]]:
+        tail = iter(self._tail(type_id))
+        return zip(*[tail] * width, strict=True)
+
+    def _position(self, type_id: int) -> int:
+        if not self.first_id <= type_id < self.end_id:
+            raise BtfError(f"there is no type {type_id}")
+        return type_id - self.first_id
+
+    def _checked(self, type_id: int) -> int:
+        if type_id >= self.end_id:
+            raise BtfError(f"there is no type {type_id}")
+        return type_id
+
+    def _string(self, offset: int) -> str:
+        if offset < self._first_string and self.base:
+            return self.base._string(offset)
+        start = offset - self._first_string
+        end = self._strings.find(b"\0", start)
+        if not 0 <= start <= end:
+            raise BtfError(f"there is no string at {offset}")
+        return self._strings[start:end].decode("utf-8", "backslashreplace")
+
+
+def _byteorder(data: bytes) -> Literal["little", "big"]:
+    if int.from_bytes(data[:2], "little") == MAGIC:
+        return "little"
+    if int.from_bytes(data[:2], "big") == MAGIC:
+        return "big"
+    raise BtfError("it does not start as BTF does")
+
+
+def _sections(data: bytes, byteorder: str) -> tuple[memoryview, bytes]:
+    """Cut a blob into its types and its strings."""
+    header = struct.Struct(("<" if byteorder == "little" else ">") + _HEADER)
+    if len(data) < header.size:
+        raise BtfError("its header is cut off")
+    _, version, _, length, types, types_size, strings, strings_size = (
+        header.unpack_from(data)
+    )
+    if version != 1:
+        raise BtfError(f"its version is {version}, and only 1 is known")
+    if length < header.size or types % 4 or types_size % 4:
+        raise BtfError("its header contradicts itself")
+    types += length
+    strings += length
+    if types + types_size > len(data) or strings + strings_size > len(data):
+        raise BtfError("it is cut off")
+    strings_data = data[strings : strings + strings_size]
+    if strings_size and strings_data[-1]:
+        raise BtfError("its last string has no end")
+    return memoryview(data)[types : types + types_size], strings_data
+
+
+def _words(types: memoryview, byteorder: str) -> "array[int]":
+    words = array("I")
+    assert words.itemsize == 4
+    words.frombytes(types)
+    if byteorder != sys.byteorder:
+        words.byteswap()
+    return words
+
+
+def _walk(words: "array[int]") -> tuple["array[int]", "array[int]", bool]:
+    """Find where each type starts, its name's offset, and a flagged enumeration.
+
+    A function's name counts as none: see :meth:`Btf.find_functions`.
+    """
+    positions, names = array("I"), array("I")
+    add_position, add_name = positions.append, names.append
+    flagged_enums = False
+    position, end = 0, len(words)
+    try:
+        while position < end:
+            add_position(position)
+            info = words[position + 1]
+            kind = info >> 24 & 0x1F
+            add_name(words[position] if kind != 12 else 0)
+            if info >> 31 and kind == 6:
+                flagged_enums = True
+            position += _FIXED_WORDS[kind] + _EACH_WORDS[kind] * (info & 0xFFFF)
+    except IndexError:
+        position = end + 1
+    if position != end:
+        raise BtfError(f"type {len(positions)} is cut off, or of a kind not known")
+    if len(positions) > _MAX_TYPES:
+        raise BtfError(f"it has {len(positions)} types")
+    return positions, names, flagged_enums
+
+
+def _signed(value: int, bits: int, is_signed: bool) -> int:
+    return value - (1 << bits) if is_signed and value >> (bits - 1) else value

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Answer drgn's questions for types, objects and symbols without any debug info."""
+
+from drgn import (
+    FindObjectFlags,
+    MainModule,
+    ModuleFileStatus,
+    Object,
+    Program,
+    Symbol,
+    SymbolIndex,
+    Type,
+    TypeKindSet,
+)
+
+from msatools.selfdesc.objects import Objects
+from msatools.selfdesc.types import BtfTypes
+
+NAME = "msatools.btf"
+"""What the finders are registered as, with drgn."""
+
+
+class Finders:
+    """What serves one program for as long as its kernel has no debug info.
+
+    Two sources for one kernel would make two types of each, which do not mix. So when
+    debug info is loaded later, all look-ups from then on are left to it.
+    """
+
+    def __init__(self, main: MainModule, types: BtfTypes, symbols: SymbolIndex) -> None:
+        self.main = main
+        self.types = types
+        self.symbols = symbols
+        self.objects = Objects(types.prog, types, symbols)
+
+    def register(self, prog: Program) -> None:
+        """Set them behind all finders that the program has."""
+        prog.cache[NAME] = self
+        prog.register_type_finder(NAME, self.find_type, enable_index=-1)
+        prog.register_object_finder(NAME, self.find_object, enable_index=-1)
+        prog.register_symbol_finder(NAME, self.find_symbols, enable_index=-1)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the kernel still has no debug info."""
+        return not has_debug_info(self.main)
+
+    def find_type(
+        self, prog: Program, kinds: TypeKindSet, name: str, filename: str | None
+    ) -> Type | None:
+        """Find a type of the kernel proper.
+
+        :raises LookupError: if several types of the name differ
+        """
+        if filename is not None or not self.is_serving:
+            return None
+        return self.types.find(kinds, name)
+
+    def find_object(
+        self, prog: Program, name: str, flags: FindObjectFlags, filename: str | None
+    ) -> Object | None:
+        """Find a constant, function or variable of the kernel proper.
+
+        :raises LookupError: if it is there, but nothing tells for sure what it is
+        """
+        if filename is not None or not self.is_serving:
+            return None
+        return self.objects.find(name, flags)
+
+    def find_symbols(
+        self, prog: Program, name: str | None, address: int | None, one: bool
+    ) -> list[Symbol]:
+        """Find symbols of the kernel proper."""
+        if not self.is_serving or (address is not None and not self._has(address)):
+            return []
+        found: list[Symbol] = self.symbols(prog, name, address, one)
+        return found
+
+    def _has(self, address: int) -> bool:
+        """Tell whether the kernel lies there.
+
+        The symbols of per-CPU variables may not be addresses but offsets from zero
+        on: without this, small numbers would have names.
+        """
+        ranges = self.main.address_ranges or ()
+        return any(start <= address < end for start, end in ranges)
+
+
+def finders_of(prog: Program) -> Finders:
+    """Give what was registered with a program.
+
+    :raises LookupError: if nothing was
+    """
+    found: Finders = prog.cache[NAME]
+    return found
+
+
+def has_debug_info(main: MainModule) -> bool:
+    """Tell whether debug info of the kernel proper is loaded."""
+    return bool(main.debug_file_status == ModuleFileStatus.HAVE)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The tables in which a kernel keeps its symbols, and whether they are sound.
+
+Pure: bytes in, a verdict out. The tables are what the kernel's ``scripts/kallsyms.c``
+writes. Nothing in them is trusted: they may be of a damaged dump.
+"""
+
+import re
+import sys
+from array import array
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from itertools import accumulate
+from operator import ge, le
+
+TOKENS = 256
+NAMES_PER_MARKER = 256
+MAX_SYMBOLS = 1 << 21
+"""More than any kernel has (a Debian 6.12 has 155,000)."""
+
+MAX_ALIGNMENT = 256
+"""The most bytes that any assembler made of the ``.align 8`` between tables."""
+
+INDEX_BYTES = 2 * TOKENS
+_TYPE_CODES = {2: "H", 4: "I", 8: "Q"}
+_TOKEN = re.compile(rb"[!-~]*")
+_TWO_BYTE_LENGTH = 0x80
+
+
+class BadTablesError(ValueError):
+    """The tables contradict themselves or each other."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Where the tables are; 0 for one that this kernel does not have."""
+
+    names: int
+    token_table: int
+    token_index: int
+    num_syms: int
+    offsets: int = 0
+    relative_base: int = 0
+    addresses: int = 0
+
+    def start(self) -> int:
+        """Tell the lowest address of any table."""
+        places: tuple[int, ...] = astuple(self)
+        return min(place for place in places if place)
+
+    def end(self, count: int, word: int) -> int:
+        """Tell how far tables of *count* symbols reach at most; *word*: in bytes."""
+        ends = [self.token_index + INDEX_BYTES, self.num_syms + word]
+        if self.addresses:
+            ends.append(self.addresses + word * count)
+        if self.offsets:
+            ends.append(self.offsets + 4 * count)
+        if self.relative_base:
+            ends.append(self.relative_base + word)
+        return max(ends)
+
+
+@dataclass(frozen=True)
+class Image:
+    """A stretch of the target's memory."""
+
+    base: int
+    data: bytes
+    word: int
+    """What a pointer takes, in bytes."""
+
+    little: bool
+
+    def part(self, address: int, size: int) -> bytes:
+        """Take *size* bytes at *address*.
+
+        :raises BadTablesError: if they are not all in this stretch
+        """
+        start = address - self.base
+        if start < 0 or size < 0 or start + size > len(self.data):
+            raise BadTablesError(f"a table reaches beyond {address:#x}")
+        return self.data[start : start + size]
+
+    def number(self, address: int) -> int:
+        """Take an unsigned number of 32 bits."""
+        value: int = self.numbers(address, 1, 4)[0]
+        return value
+
+    def numbers(self, address: int, count: int, size: int) -> "array[int]":
+        """Take *count* unsigned numbers of *size* bytes each."""
+        values = array(_TYPE_CODES[size], self.part(address, size * count))
+        if self.little != (sys.byteorder == "little"):
+            values.byteswap()
+        return values
+
+    def check_tokens(self, table: int, index: int) -> None:
+        """Check the strings that names are made of.
+
+        :raises BadTablesError: if they are not where the index says
+        """
+        starts = self.numbers(index, TOKENS, 2).tolist()
+        first = table - self.base
+        end = self.data.find(0, first + starts[-1]) if first >= 0 else -1
+        tokens = self.data[first:end].split(b"\0") if end >= 0 else []
+        offsets = accumulate((len(token) + 1 for token in tokens), initial=0)
+        if len(tokens) != TOKENS or list(offsets)[:-1] != starts:
+            raise BadTablesError("parts of names do not lie where they should")
+        if not all(map(_TOKEN.fullmatch, tokens)):
+            raise BadTablesError("names have letters that no symbol has")
+
+    def pack(self, values: list[int], size: int) -> bytes:
+        """Lay out numbers as the target does."""
+        packed = array(_TYPE_CODES[size], values)
+        if self.little != (sys.byteorder == "little"):
+            packed.byteswap()
+        return packed.tobytes()
+
+
+def has_long_names(tables: Tables, image: Image) -> bool:
+    """Check the tables, and tell whether lengths of names may take two bytes.
+
+    They may since Linux kernel commit 73bbb94466fd ("kallsyms: support "big" kernel
+    symbols") (in v6.1). Only the markers tell: each is where a 256th name starts.
+
+    :raises BadTablesError: if anything in them is not as the kernel's build makes it
+    """
+    count = image.number(tables.num_syms)
+    if not 0 < count <= MAX_SYMBOLS:
+        raise BadTablesError(f"there cannot be {count:,} symbols")
+    image.check_tokens(tables.token_table, tables.token_index)
+    _check_order(tables, image, count)
+    names = image.data[tables.names - image.base :]
+    for long in (True, False):
+        if _are_names_sound(names, count, long, image):
+            return long
+    raise BadTablesError("names of symbols do not lie where they should")
+
+
+def _check_order(tables: Tables, image: Image, count: int) -> None:
+    """Check that symbols ascend, as they are sorted when the kernel is built."""
+    orders: list[Callable[[array[int]], bool]]
+    if tables.addresses:
+        values = image.numbers(tables.addresses, count, image.word)
+        orders = [_ascends]
+    else:
+        values = image.numbers(tables.offsets, count, 4)
+        orders = [_ascends, _ascends_around_base, _ascends_from_places]
+    # What is something else is out of order at once.
+    head = values[:NAMES_PER_MARKER]
+    if not any(order(head) and order(values) for order in orders):
+        raise BadTablesError("addresses of symbols do not ascend")
+
+
+def _ascends(values: "array[int] | list[int]") -> bool:
+    return all(map(le, values, values[1:]))
+
+
+def _ascends_around_base(offsets: "array[int]") -> bool:
+    """Tell whether they ascend if negative ones count down from the base.
+
+    The others, per-CPU symbols, are absolute (on x86, v4.6 to v6.14).
+    """
+    signed = array("i", offsets.tobytes())
+    first = next((at for at, value in enumerate(signed) if value < 0), len(signed))
+    relative = signed[first:]
+    return (
+        _ascends(signed[:first])
+        and all(map(ge, relative, relative[1:]))
+        and max(relative, default=-1) < 0
+    )
+
+
+def _ascends_from_places(offsets: "array[int]") -> bool:
+    """Tell whether they ascend if each counts from its own place (since v7.0)."""
+    signed = array("i", offsets.tobytes())
+    return _ascends([4 * at + value for at, value in enumerate(signed)])
+
+
+def _are_names_sound(names: bytes, count: int, long: bool, image: Image) -> bool:
+    try:
+        markers, end = walk(names, count, long)
+    except BadTablesError:
+        return False
+    # Markers follow the names at once in all versions. They were as wide as a pointer
+    # before Linux kernel commit 80ffbaa5b1bd ("kallsyms: reduce size a little on
+    # 64-bit") (in v4.20).
+    return any(
+        names.find(packed, end, end + MAX_ALIGNMENT + len(packed)) >= 0
+        for packed in (image.pack(markers, size) for size in {4, image.word})
+    )
+
+
+def walk(names: bytes, count: int, long: bool) -> tuple[list[int], int]:
+    """Go from name to name.
+
+    :return: where each 256th name starts, and where the last one ends
+    :raises BadTablesError: if there are no so many, or one is empty
+    """
+    markers = []
+    at = 0
+    try:
+        for block in range(0, count, NAMES_PER_MARKER):
+            markers.append(at)
+            for _ in range(min(NAMES_PER_MARKER, count - block)):
+                length = names[at]
+                if length & _TWO_BYTE_LENGTH and long:
+                    at += 1
+                    length = (length & ~_TWO_BYTE_LENGTH) | names[at] << 7
+                if not length:
+                    raise BadTablesError("a symbol has no name")
+                at += 1 + length
+    except IndexError:
+        raise BadTablesError("names of symbols are cut off") from None
+    return markers, at

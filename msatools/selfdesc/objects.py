@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Find the kernel's variables, functions and constants where no debug info names them.
+
+A look-up has three outcomes, which must not be taken for each other: the object; none,
+because this kernel does not have it; and an error, because it is there but nothing
+tells for sure what it is. That is never guessed.
+"""
+
+from drgn import (
+    FindObjectFlags,
+    Object,
+    Program,
+    Symbol,
+    SymbolIndex,
+    SymbolKind,
+    Type,
+    TypeKind,
+    sizeof,
+)
+
+from msatools.selfdesc import declarations
+from msatools.selfdesc.types import AmbiguousError, BtfTypes
+
+_UNKNOWN_ROOM = 0x10000
+"""drgn gives symbols no size that are this far from the next (MAX_SYMBOL_LENGTH)."""
+
+
+class UntypedError(LookupError):
+    """A symbol is there, but nothing tells its type for sure."""
+
+
+class Objects:
+    """The variables, functions and constants of the kernel proper.
+
+    Types come from BTF (constants, per-CPU variables, functions) or else from what is
+    declared in :mod:`msatools.selfdesc.declarations`; addresses from *symbols*.
+    """
+
+    def __init__(self, prog: Program, types: BtfTypes, symbols: SymbolIndex) -> None:
+        self.prog = prog
+        self.types = types
+        self.symbols = symbols
+        self._found: dict[str, Object | None] = {}
+
+    def find(self, name: str, flags: FindObjectFlags) -> Object | None:
+        """Find an object of the kinds wanted, ``None`` if the kernel has none.
+
+        :raises LookupError: if it is there, and nothing tells for sure what it is
+        """
+        found = None
+        if flags & (FindObjectFlags.FUNCTION | FindObjectFlags.VARIABLE):
+            if name not in self._found:
+                self._found[name] = self._at_symbol(name)
+            found = self._found[name]
+            wanted = FindObjectFlags.VARIABLE
+            if found is not None and found.type_.kind == TypeKind.FUNCTION:
+                wanted = FindObjectFlags.FUNCTION
+            if not flags & wanted:
+                found = None
+        if found is None and flags & FindObjectFlags.CONSTANT:
+            found = self.types.find_constant(name)
+        return found
+
+    def _at_symbol(self, name: str) -> Object | None:
+        symbols = self.symbols(self.prog, name, None, False)
+        if not symbols:
+            return None
+        if len({symbol.address for symbol in symbols}) > 1:
+            raise AmbiguousError(f"the kernel has {len(symbols)} symbols {name}")
+        symbol = symbols[0]
+        found = None
+        if symbol.kind != SymbolKind.OBJECT:
+            found = self._prototype(name)
+        if found is None:
+            found = self.types.find_variable(name)
+        if found is None:
+            found = self._declared(name, symbol)
+            self._check_room(name, symbol, found)
+        return Object(self.prog, found, address=symbol.address)
+
+    def _prototype(self, name: str) -> Type | None:
+        if name in declarations.FUNCTIONS:
+            return self.prog.function_type(self.prog.void_type(), [], True)
+        return self.types.find_function(name)
+
+    def _declared(self, name: str, symbol: Symbol) -> Type:
+        declared = declarations.TABLE.get(name)
+        if declared is None:
+            raise UntypedError(
+                f"nothing tells the type of {name}: with BTF alone, name it yourself, "
+                f"as in Object(prog, TYPE, address={symbol.address:#x})"
+            )
+        reasons = []
+        for declaration in declared:
+            try:
+                return declaration.resolve(self.types)
+            except LookupError as error:
+                reasons.append(str(error))
+        raise UntypedError(
+            f"the type declared for {name} does not fit this kernel: "
+            + "; ".join(reasons)
+        )
+
+    def _check_room(self, name: str, symbol: Symbol, variable_type: Type) -> None:
+        if not variable_type.is_complete():
+            return
+        size = sizeof(variable_type)
+        same_place = self.symbols(self.prog, None, symbol.address, False)
+        room = max(
+            (other.size for other in same_place if other.address == symbol.address),
+            default=0,
+        )
+        if size > (room or _UNKNOWN_ROOM):
+            raise UntypedError(
+                f"the type declared for {name} has {size} bytes, "
+                f"and the kernel gives it {room}"
+            )

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Make drgn's types out of BTF, as they are asked for."""
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+from drgn import (
+    Architecture,
+    Object,
+    Program,
+    Qualifiers,
+    Type,
+    TypeEnumerator,
+    TypeKind,
+    TypeMember,
+    TypeParameter,
+    sizeof,
+)
+
+from msatools.selfdesc.btf import Btf, BtfError, Kind, Member
+from msatools.selfdesc.layout import agree, check_contains_not_itself
+
+_KINDS = {
+    TypeKind.INT: (Kind.INT,),
+    TypeKind.BOOL: (Kind.INT,),
+    TypeKind.FLOAT: (Kind.FLOAT,),
+    TypeKind.STRUCT: (Kind.STRUCT,),
+    TypeKind.UNION: (Kind.UNION,),
+    TypeKind.ENUM: (Kind.ENUM, Kind.ENUM64),
+    TypeKind.TYPEDEF: (Kind.TYPEDEF,),
+}
+"""Kinds that have names to find them by. A FWD is a promise, not a type."""
+
+_QUALIFIERS = {
+    Kind.CONST: Qualifiers.CONST,
+    Kind.VOLATILE: Qualifiers.VOLATILE,
+    Kind.RESTRICT: Qualifiers.RESTRICT,
+}
+_SIGNED_CHAR = {Architecture.X86_64, Architecture.I386}
+_MAX_DEPTH = 64
+"""Of declarators within each other; C sources have some five."""
+
+
+class AmbiguousError(LookupError):
+    """Several things have this name, and nothing tells which one is meant."""
+
+
+class BtfTypes:
+    """drgn's types of one blob, each made once.
+
+    Members are made as they are looked at, so that a structure costs nothing of what
+    it points to.
+
+    :param base: what gives the types of the blob that *btf* builds upon, by ID
+    """
+
+    def __init__(
+        self, prog: Program, btf: Btf, base: Callable[[int], Type] | None = None
+    ) -> None:
+        self.prog = prog
+        self.btf = btf
+        self._base = base
+        self._types: dict[int, Type] = {}
+        self._depth = 0
+        self._enumerators: dict[str, list[int]] | None = None
+
+    def find(self, kinds: Collection[TypeKind], name: str) -> Type | None:
+        """Find a type by its name, ``None`` if there is none.
+
+        :raises AmbiguousError: if there are several that differ
+        :raises BtfError: if the blob is damaged there
+        """
+        wanted = {kind for wanted in kinds for kind in _KINDS.get(wanted, ())}
+        ids = self.btf.find(name, *wanted)
+        if TypeKind.BOOL not in kinds or TypeKind.INT not in kinds:
+            ids = [i for i in ids if self._is_wanted_int(i, kinds)]
+        if not ids:
+            return None
+        self._check_unambiguous(name, ids)
+        return self.type(ids[0])
+
+    def find_constant(self, name: str) -> Object | None:
+        """Find an enumerator by its name, ``None`` if there is none.
+
+        :raises AmbiguousError: if there are several with different values
+        """
+        if self._enumerators is None:
+            self._enumerators = self._index_enumerators()
+        ids = self._enumerators.get(name, [])
+        values = {
+            value
+            for type_id in ids
+            for enumerator, value in self.btf.enumerators(type_id)
+            if enumerator == name
+        }
+        if len(values) > 1:
+            raise AmbiguousError(f"BTF has several constants {name}: {sorted(values)}")
+        if not all(self.btf.is_value_told(i, value) for i in ids for value in values):
+            raise AmbiguousError(f"BTF this old does not tell the value of {name}")
+        return Object(self.prog, self.type(ids[0]), values.pop()) if values else None
+
+    def find_function(self, name: str) -> Type | None:
+        """Find a function's prototype by its name, ``None`` if there is none.
+
+        :raises AmbiguousError: if there are several that differ
+        """
+        ids = self.btf.find_functions(name)
+        if not ids:
+            return None
+        self._check_unambiguous(name, ids)
+        return self.type(self.btf.target(ids[0]))
+
+    def find_variable(self, name: str) -> Type | None:
+        """Find a variable's type by its name, ``None`` if BTF does not have it.
+
+        Kernels describe their per-CPU variables.
+
+        :raises AmbiguousError: if there are several of the name, each in its own place
+        """
+        ids = self.btf.find(name, Kind.VAR)
+        if len(ids) > 1:
+            raise AmbiguousError(f"BTF has {len(ids)} variables {name}")
+        return self.type(self.btf.target(ids[0])) if ids else None
+
+    def find_anonymous(self, members: list[str]) -> Type:
+        """Find the structure that has no name but just these members, in this order.
+
+        :raises LookupError: if there is none, or more than one
+        """
+        btf = self.btf
+        ids = [
+            type_id
+            for type_id in btf.of_kind(Kind.STRUCT)
+            if not btf.name(type_id)
+            and [member.name for member in btf.members(type_id)] == members
+        ]
+        if len(ids) != 1:
+            raise LookupError(
+                f"BTF has {len(ids)} structures without a name of {', '.join(members)}"
+            )
+        return self.type(ids[0])
+
+    def type(self, type_id: int) -> Type:
+        """Make the type of an ID.
+
+        :raises BtfError: if the blob is damaged there
+        """
+        made = self._types.get(type_id)
+        if made is None:
+            if self._depth > _MAX_DEPTH:
+                raise BtfError(f"type {type_id} has no end")
+            self._depth += 1
+            try:
+                made = self._make(type_id)
+            finally:
+                self._depth -= 1
+            self._types[type_id] = made
+        return made
+
+    def _make(self, type_id: int) -> Type:
+        prog, btf = self.prog, self.btf
+        if type_id < btf.first_id and self._base is not None:
+            return self._base(type_id)
+        match btf.kind(type_id):
+            case Kind.VOID:
+                return prog.void_type()
+            case Kind.INT:
+                return self._int(type_id)
+            case Kind.FLOAT:
+                return prog.float_type(
+                    btf.name(type_id), btf.size(type_id), btf.byteorder
+                )
+            case Kind.PTR:
+                return prog.pointer_type(self.type(btf.target(type_id)))
+            case Kind.ARRAY:
+                return self._array(type_id)
+            case Kind.STRUCT | Kind.UNION:
+                return self._compound(type_id)
+            case Kind.ENUM | Kind.ENUM64:
+                return self._enum(type_id)
+            case Kind.FWD:
+                make = prog.union_type if btf.is_union(type_id) else prog.struct_type
+                return make(btf.name(type_id) or None)
+            case Kind.TYPEDEF:
+                return prog.typedef_type(
+                    btf.name(type_id), self.type(btf.target(type_id))
+                )
+            case Kind.CONST | Kind.VOLATILE | Kind.RESTRICT as kind:
+                qualified = self.type(btf.target(type_id))
+                return qualified.qualified(qualified.qualifiers | _QUALIFIERS[kind])
+            case Kind.TYPE_TAG:
+                return self.type(btf.target(type_id))
+            case Kind.FUNC_PROTO:
+                return self._prototype(type_id)
+            case kind:
+                raise BtfError(f"{kind.name} {type_id} stands where a type should")
+
+    def _int(self, type_id: int) -> Type:
+        name, described = self.btf.name(type_id), self.btf.as_int(type_id)
+        if described.is_bool:
+            return self.prog.bool_type(name, described.size, self.btf.byteorder)
+        is_signed = described.is_signed
+        if name in ("char", "signed char") and not self._tells_sign_of_char():
+            is_signed = name == "signed char" or self._is_char_signed()
+        return self.prog.int_type(name, described.size, is_signed, self.btf.byteorder)
+
+    def _tells_sign_of_char(self) -> bool:
+        """Tell whether the blob's writer knew that characters may have a sign.
+
+        The pahole that made Debian's 5.10 did not: its "signed char" has none.
+        """
+        btf = self.btf.base or self.btf
+        return all(btf.as_int(i).is_signed for i in btf.find("signed char", Kind.INT))
+
+    def _is_char_signed(self) -> bool:
+        """Tell the sign that a plain char has by the architecture's convention.
+
+        It is asked for kernels that old only; since Linux 6.2 none has a sign (commit
+        3bc753c06dd0 "kbuild: treat char as always unsigned").
+        """
+        platform = self.prog.platform
+        return platform is not None and platform.arch in _SIGNED_CHAR
+
+    def _array(self, type_id: int) -> Type:
+        element, length = self.btf.as_array(type_id)
+        element_type = self.type(element)
+        if length == 0:
+            # BTF does not tell "[]" from "[0]"; compilers write the former's DWARF
+            # for flexible members, which is what nearly all of these are.
+            return self.prog.array_type(element_type)
+        return self.prog.array_type(element_type, length)
+
+    def _compound(self, type_id: int) -> Type:
+        btf = self.btf
+        is_union = btf.kind(type_id) == Kind.UNION
+        make = self.prog.union_type if is_union else self.prog.struct_type
+        size = btf.size(type_id)
+        check_contains_not_itself(btf, type_id)
+        members = []
+        for member in btf.members(type_id):
+            if member.bit_offset > size * 8:
+                raise BtfError(f"{member.name} lies outside of type {type_id}")
+            members.append(self._member(member, size))
+        return make(btf.name(type_id) or None, size, members)
+
+    def _member(self, member: Member, room: int) -> TypeMember:
+        name, type_id, bit_offset, bit_field_size = member
+        if not bit_field_size and self.btf.kind(type_id) == Kind.INT:
+            # Before the bit-field flag (9d5f9f701b18 "bpf: btf: fix struct/union/fwd
+            # types with kind_flag", in 5.0), an integer type told it by itself.
+            described = self.btf.as_int(type_id)
+            if described.bits != described.size * 8:
+                bit_offset += described.offset
+                bit_field_size = described.bits
+        make = partial(self._member_object, type_id, bit_offset, bit_field_size, room)
+        return TypeMember(make, name or None, bit_offset)
+
+    def _member_object(
+        self, type_id: int, bit_offset: int, bit_field_size: int, room: int
+    ) -> Object | Type:
+        member_type = self.type(type_id)
+        if bit_field_size:
+            end = bit_offset + bit_field_size
+        else:
+            end = bit_offset + 8 * _size(member_type)
+        if end > room * 8:
+            raise BtfError(f"a member of type {type_id} reaches out of its structure")
+        if not bit_field_size:
+            return member_type
+        try:
+            return Object(self.prog, member_type, bit_field_size=bit_field_size)
+        except ValueError as error:
+            raise BtfError(f"type {type_id}: {error}") from error
+
+    def _enum(self, type_id: int) -> Type:
+        btf, prog = self.btf, self.prog
+        name, size = btf.name(type_id) or None, btf.size(type_id)
+        enumerators = [TypeEnumerator(*pair) for pair in btf.enumerators(type_id)]
+        if not enumerators:
+            return prog.enum_type(name)
+        is_signed = btf.is_signed_enum(type_id)
+        spelling = {1: "char", 2: "short", 4: "int", 8: "long"}.get(size)
+        if spelling is None:
+            raise BtfError(f"enumeration {type_id} has {size} bytes")
+        # BTF does not name the integer type; its size and sign are what counts.
+        compatible = prog.int_type(
+            spelling if is_signed else f"unsigned {spelling}",
+            size,
+            is_signed,
+            btf.byteorder,
+        )
+        return prog.enum_type(name, compatible, enumerators)
+
+    def _prototype(self, type_id: int) -> Type:
+        parameters, is_variadic = self.btf.parameters(type_id)
+        return self.prog.function_type(
+            self.type(self.btf.target(type_id)),
+            [
+                TypeParameter(partial(self.type, parameter.type_id), parameter.name)
+                for parameter in parameters
+            ],
+            is_variadic,
+        )
+
+    def _is_wanted_int(self, type_id: int, kinds: Collection[TypeKind]) -> bool:
+        if self.btf.kind(type_id) != Kind.INT:
+            return True
+        is_bool = self.btf.as_int(type_id).is_bool
+        return (TypeKind.BOOL if is_bool else TypeKind.INT) in kinds
+
+    def _check_unambiguous(self, name: str, ids: list[int]) -> None:
+        if len(ids) > 1 and not agree(self.btf, ids):
+            raise AmbiguousError(f"BTF has {len(ids)} different types {name}")
+
+    def _index_enumerators(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for type_id in self.btf.of_kind(Kind.ENUM, Kind.ENUM64):
+            for name, _ in self.btf.enumerators(type_id):
+                found.setdefault(name, []).append(type_id)
+        return found
+
+
+def _size(kind_of_type: Type) -> int:
+    """Tell a type's size in bytes, 0 for flexible arrays and other incomplete types."""
+    if not kind_of_type.is_complete():
+        return 0
+    try:
+        size: int = sizeof(kind_of_type)
+    except (TypeError, OverflowError) as error:
+        raise BtfError(str(error)) from error
+    return size

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Reports with no debug info are those with it, number for number."""
+
+import json
+from typing import Any
+
+import pytest
+from drgn import FindObjectFlags, Object, Program
+
+from msatools.memory.memstat import collect_memstat
+from msatools.render.json import dumps
+from msatools.selfdesc.finders import finders_of
+from msatools.selfdesc.objects import Objects
+from tests.selfdesc.conftest import Pair
+
+
+def memstat(prog: Program) -> dict[str, Any]:
+    report = collect_memstat(prog, by=["node", "zone"], sections=True, verbose=True)
+    made: dict[str, Any] = json.loads(dumps(report))
+    return made
+
+
+def assert_same_answers(pair: Pair) -> None:
+    expected, found = memstat(pair.dwarf), memstat(pair.btf)
+    assert (expected["target"].pop("types"), found["target"].pop("types")) == (
+        "dwarf",
+        "btf",
+    )
+    assert found == expected
+    assert len(found["checks"]) > 10
+    assert found["taken_at_ns"] > 0
+
+
+def test_memstat(pair: Pair) -> None:
+    assert_same_answers(pair)
+
+
+def test_memstat_after_a_crash(crash_pair: Pair) -> None:
+    assert_same_answers(crash_pair)
+    assert memstat(crash_pair.btf)["target"]["crash"]["message"]
+
+
+def test_nothing_is_refused_meanwhile(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each name that is asked for is known, or the kernel does not have it."""
+    asked: dict[str, str | None] = {}
+    find = Objects.find
+
+    def recording(self: Objects, name: str, flags: FindObjectFlags) -> Object | None:
+        try:
+            found = find(self, name, flags)
+        except LookupError as error:
+            asked[name] = str(error)
+            raise
+        asked.setdefault(name, None)
+        return found
+
+    monkeypatch.setattr(Objects, "find", recording)
+    assert finders_of(pair.btf).is_serving
+    memstat(pair.btf)
+    assert {"init_task", "mem_section", "node_data"} <= set(asked)
+    assert {name: error for name, error in asked.items() if error} == {}

@@ -1,0 +1,551 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""BTF made by hand: every kind, both byte orders, and blobs that lie."""
+
+import contextlib
+import random
+import struct
+from collections.abc import Callable
+
+import drgn
+import pytest
+from drgn import Architecture, Platform, PlatformFlags, Program, TypeKind, sizeof
+
+from msatools.selfdesc.btf import Btf, BtfError, Kind
+from msatools.selfdesc.layout import agree, strip
+from msatools.selfdesc.types import AmbiguousError, BtfTypes
+from tests.selfdesc.encode import VOID, Writer
+
+SIGNED, BOOL = 1, 4
+ALL = {
+    TypeKind.INT,
+    TypeKind.BOOL,
+    TypeKind.FLOAT,
+    TypeKind.STRUCT,
+    TypeKind.UNION,
+    TypeKind.ENUM,
+    TypeKind.TYPEDEF,
+}
+
+
+def program(order: str = "<") -> Program:
+    flags = PlatformFlags.IS_64_BIT
+    if order == "<":
+        flags |= PlatformFlags.IS_LITTLE_ENDIAN
+    return Program(Platform(Architecture.UNKNOWN, flags))
+
+
+def types(writer: Writer) -> BtfTypes:
+    return BtfTypes(program(writer.order), Btf(writer.blob()))
+
+
+def values(enum: drgn.Type) -> list[tuple[str, int]]:
+    return [(name, value) for name, value in enum.enumerators or ()]
+
+
+@pytest.fixture(params=["<", ">"], ids=["little", "big"])
+def writer(request: pytest.FixtureRequest) -> Writer:
+    return Writer(request.param)
+
+
+def test_int(writer: Writer) -> None:
+    char = writer.int("char", 1, SIGNED)
+    long = writer.int("unsigned long", 8)
+    boolean = writer.int("_Bool", 1, BOOL)
+    wide = writer.int("__int128", 16, SIGNED)
+    made = types(writer)
+    prog, byteorder = made.prog, made.btf.byteorder
+    assert repr(made.type(char)) == repr(prog.int_type("char", 1, True, byteorder))
+    assert repr(made.type(long)) == repr(
+        prog.int_type("unsigned long", 8, False, byteorder)
+    )
+    assert repr(made.type(boolean)) == repr(prog.bool_type("_Bool", 1, byteorder))
+    assert repr(made.type(wide)) == repr(prog.int_type("__int128", 16, True, byteorder))
+    assert repr(made.find({TypeKind.INT}, "char")) == repr(made.type(char))
+    assert made.find({TypeKind.BOOL}, "char") is None
+    assert repr(made.find({TypeKind.BOOL}, "_Bool")) == repr(made.type(boolean))
+    assert made.find({TypeKind.INT}, "_Bool") is None
+    assert made.find(ALL, "int") is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "is_signed"),
+    [(Architecture.X86_64, True), (Architecture.AARCH64, False)],
+)
+def test_sign_of_char_that_is_not_told(
+    architecture: Architecture, is_signed: bool
+) -> None:
+    old, new = Writer(), Writer()
+    for writer, encoding in ((old, 0), (new, SIGNED)):
+        writer.int("char", 1)
+        writer.int("signed char", 1, encoding)
+    for writer, expected in ((old, is_signed), (new, False)):
+        made = BtfTypes(Program(Platform(architecture)), Btf(writer.blob()))
+        assert made.type(1).is_signed == expected
+        assert made.type(2).is_signed
+
+
+def test_float(writer: Writer) -> None:
+    double = writer.float("double", 8)
+    made = types(writer)
+    expected = made.prog.float_type("double", 8, made.btf.byteorder)
+    assert repr(made.type(double)) == repr(expected)
+
+
+def test_declarators(writer: Writer) -> None:
+    integer = writer.int("int", 4, SIGNED)
+    pointer = writer.ptr(integer)
+    void_pointer = writer.ptr(VOID)
+    array = writer.array(pointer, 7)
+    flexible = writer.array(integer, 0)
+    const = writer.const(writer.volatile(integer))
+    restricted = writer.restrict(pointer)
+    alias = writer.typedef("number", const)
+    tagged = writer.ptr(writer.type_tag("user", integer))
+    writer.decl_tag("note", alias)
+    made = types(writer)
+    prog = made.prog
+    plain = made.type(integer)
+    assert repr(made.type(pointer)) == repr(prog.pointer_type(plain))
+    assert repr(made.type(void_pointer)) == repr(prog.pointer_type(prog.void_type()))
+    assert repr(made.type(array)) == repr(prog.array_type(made.type(pointer), 7))
+    assert repr(made.type(flexible)) == repr(prog.array_type(plain))
+    both = drgn.Qualifiers.CONST | drgn.Qualifiers.VOLATILE
+    assert repr(made.type(const)) == repr(plain.qualified(both))
+    assert made.type(restricted).qualifiers == drgn.Qualifiers.RESTRICT
+    assert repr(made.type(alias)) == repr(prog.typedef_type("number", made.type(const)))
+    assert repr(made.type(tagged)) == repr(made.type(pointer))
+
+
+def test_struct_and_union(writer: Writer) -> None:
+    integer = writer.int("int", 4, SIGNED)
+    inner = writer.struct("", 4, [("a", integer, 0), ("b", integer, 0)], union=True)
+    outer = writer.struct("outer", 16, [("first", integer, 0), ("", inner, 64)])
+    itself = writer.next_id + 1
+    node = writer.struct("node", 8, [("next", itself, 0)])
+    assert writer.ptr(node) == itself
+    made = types(writer)
+    found = made.find({TypeKind.STRUCT}, "outer")
+    assert repr(found) == repr(made.type(outer))
+    assert found is not None
+    assert sizeof(found) == 16
+    assert [(m.name, m.offset) for m in found.members] == [("first", 0), (None, 8)]
+    assert found.member("b").offset == 8
+    assert found.members[1].type.kind == TypeKind.UNION
+    node_type = made.type(node)
+    assert repr(node_type.member("next").type.type) == repr(node_type)
+    assert made.find({TypeKind.UNION}, "outer") is None
+
+
+@pytest.mark.parametrize("flag", [True, False], ids=["flagged", "by the type"])
+def test_bit_fields(writer: Writer, flag: bool) -> None:
+    """As struct { unsigned a : 3; unsigned b : 5; unsigned c; }, in both ways."""
+    integer = writer.int("unsigned int", 4)
+    if flag:
+        fields = [("a", integer, 3 << 24), ("b", integer, 5 << 24 | 3)]
+    else:
+        three = writer.int("unsigned int", 4, bits=3)
+        five = writer.int("unsigned int", 4, offset=3, bits=5)
+        fields = [("a", three, 0), ("b", five, 0)]
+    compound = writer.struct("s", 8, [*fields, ("c", integer, 32)], flag=flag)
+    made = types(writer).type(compound)
+    told = [(m.name, m.bit_offset, m.bit_field_size) for m in made.members]
+    assert told == [("a", 0, 3), ("b", 3, 5), ("c", 32, None)]
+
+
+@pytest.mark.parametrize(
+    ("is_new", "expected"), [(True, 0xFFFFFFFF), (False, -1)], ids=["new", "old"]
+)
+def test_enum_without_flag(writer: Writer, is_new: bool, expected: int) -> None:
+    """Only since they are flagged does none mean that a value has no sign."""
+    enum = writer.enum("e", [("ONE", 1), ("ALL", 0xFFFFFFFF)])
+    if is_new:
+        writer.enum("other", [("MINUS", -1)], flag=True)
+    made = types(writer).type(enum)
+    assert values(made) == [("ONE", 1), ("ALL", expected)]
+    assert made.type.is_signed == (not is_new)
+
+
+def test_constant_whose_value_is_not_told(writer: Writer) -> None:
+    writer.enum("e", [("ONE", 1), ("ALL", 0xFFFFFFFF)])
+    writer.enum("cut", [("LOW", 1)], size=8)
+    old = types(writer)
+    one = old.find_constant("ONE")
+    assert one is not None
+    assert one.value_() == 1
+    for name in ("ALL", "LOW"):
+        with pytest.raises(AmbiguousError, match=f"value of {name}"):
+            old.find_constant(name)
+    writer.enum("other", [("MINUS", -1)], flag=True)
+    new = types(writer)
+    known = new.find_constant("ALL")
+    assert known is not None
+    assert known.value_() == 0xFFFFFFFF
+    with pytest.raises(AmbiguousError, match="value of LOW"):
+        new.find_constant("LOW")
+
+
+def test_enums(writer: Writer) -> None:
+    small = writer.enum("small", [("A", 1)], size=1)
+    signed = writer.enum("signed", [("MINUS", -5)], flag=True)
+    wide = writer.enum64("wide", [("BIG", 1 << 40)])
+    negative = writer.enum64("negative", [("LOW", -(1 << 40))], flag=True)
+    later = writer.enum("later", [])
+    made = types(writer)
+    assert sizeof(made.type(small)) == 1
+    assert values(made.type(signed)) == [("MINUS", -5)]
+    assert values(made.type(wide)) == [("BIG", 1 << 40)]
+    assert made.type(wide).type.is_signed is False
+    assert values(made.type(negative)) == [("LOW", -(1 << 40))]
+    assert not made.type(later).is_complete()
+    constant = made.find_constant("BIG")
+    assert constant is not None
+    assert constant.value_() == 1 << 40
+    assert made.find_constant("NONE") is None
+
+
+def test_functions(writer: Writer) -> None:
+    integer = writer.int("int", 4, SIGNED)
+    text = writer.ptr(integer)
+    prototype = writer.proto(integer, [("format", text), ("", 0)])
+    writer.func("printk", prototype)
+    plain = writer.proto(VOID, [("count", integer)])
+    writer.func("plain", plain)
+    made = types(writer)
+    printk = made.find_function("printk")
+    assert printk is not None
+    assert printk.is_variadic
+    assert [p.name for p in printk.parameters] == ["format"]
+    assert repr(printk.parameters[0].type) == repr(made.type(text))
+    assert repr(printk.type) == repr(made.type(integer))
+    found = made.find_function("plain")
+    assert found is not None
+    assert not found.is_variadic
+    assert repr(found.type) == repr(made.prog.void_type())
+    assert made.find_function("int") is None
+
+
+def test_variables(writer: Writer) -> None:
+    integer = writer.int("int", 4, SIGNED)
+    once = writer.var("once", integer)
+    twice = [writer.var("twice", integer), writer.var("twice", integer)]
+    places = [(variable, 8 * n, 4) for n, variable in enumerate([once, *twice])]
+    writer.datasec(".data..percpu", places)
+    made = types(writer)
+    assert repr(made.find_variable("once")) == repr(made.type(integer))
+    assert made.find_variable("never") is None
+    with pytest.raises(AmbiguousError, match="twice"):
+        made.find_variable("twice")
+
+
+def test_fwd_is_no_definition(writer: Writer) -> None:
+    pointer = writer.ptr(writer.fwd("hidden"))
+    union = writer.ptr(writer.fwd("secret", union=True))
+    made = types(writer)
+    assert made.find({TypeKind.STRUCT}, "hidden") is None
+    assert made.type(pointer).type.kind == TypeKind.STRUCT
+    assert made.type(union).type.kind == TypeKind.UNION
+    assert not made.type(pointer).type.is_complete()
+
+
+def test_types_of_one_name_that_agree(writer: Writer) -> None:
+    integer = writer.int("unsigned char", 1)
+    alias = writer.typedef("__u8", integer)
+    writer.typedef("u8", alias)
+    writer.typedef("u8", integer)
+    inner = [writer.struct("", 1, [("x", kind, 0)]) for kind in (integer, alias)]
+    for part in inner:
+        writer.struct("same", 9, [("in", part, 0), ("next", writer.ptr(part), 8)])
+    made = types(writer)
+    assert made.find({TypeKind.TYPEDEF}, "u8") is not None
+    assert made.find({TypeKind.STRUCT}, "same") is not None
+
+
+def test_types_of_one_name_that_differ(writer: Writer) -> None:
+    integer = writer.int("int", 4, SIGNED)
+    unsigned = writer.int("unsigned int", 4)
+    pairs = {
+        "member": [[("a", integer, 0)], [("b", integer, 0)]],
+        "offset": [[("a", integer, 0)], [("a", integer, 32)]],
+        "sign": [[("a", integer, 0)], [("a", unsigned, 0)]],
+        "length": [[("a", writer.array(integer, length), 0)] for length in (1, 2)],
+        "count": [[("a", integer, 0)], [("a", integer, 0), ("b", integer, 32)]],
+        "pointee": [
+            [("a", writer.ptr(writer.fwd(name)), 0)] for name in ("one", "other")
+        ],
+        "function": [
+            [("a", writer.ptr(writer.proto(returns, [])), 0)]
+            for returns in (integer, unsigned)
+        ],
+    }
+    for name, definitions in pairs.items():
+        for members in definitions:
+            writer.struct(name, 8, members)
+    writer.struct("size", 4, [])
+    writer.struct("size", 8, [])
+    writer.enum("enum", [("X", 1)])
+    writer.enum("enum", [("X", 2)])
+    made = types(writer)
+    for name in (*pairs, "size"):
+        with pytest.raises(AmbiguousError, match=name):
+            made.find({TypeKind.STRUCT}, name)
+    with pytest.raises(AmbiguousError, match="constants X"):
+        made.find_constant("X")
+
+
+def test_split_btf(writer: Writer) -> None:
+    integer = writer.int("int", 4, SIGNED)
+    writer.struct("shared", 4, [("x", integer, 0)])
+    module = Writer(writer.order, writer)
+    own = module.struct("own", 12, [("x", integer, 0), ("y", module.ptr(2), 32)])
+    base = types(writer)
+    made = BtfTypes(base.prog, Btf(module.blob(), base.btf), base.type)
+    found = made.find({TypeKind.STRUCT}, "own")
+    assert found is not None
+    assert repr(found) == repr(made.type(own))
+    assert repr(found.member("x").type) == repr(base.type(integer))
+    assert repr(found.member("y").type.type) == repr(base.type(2))
+    # What the kernel itself has is its own to find.
+    assert made.find({TypeKind.STRUCT}, "shared") is None
+    assert made.find_function("own") is None
+
+
+def test_name_within_another_name(writer: Writer) -> None:
+    """Writers of BTF may keep a name as the tail of a longer one."""
+    writer.struct("long_name", 4, [])
+    whole = writer.strings.index(b"long_name")
+    writer.types += writer.words(whole + len("long_"), 4 << 24, 8)
+    found = types(writer).find({TypeKind.STRUCT}, "name")
+    assert found is not None
+    assert sizeof(found) == 8
+
+
+# What no compiler writes
+
+
+def header(writer: Writer, **changes: int) -> bytes:
+    blob = writer.blob()
+    fields = ["magic", "version", "flags", "length", "types", "types_size"]
+    fields += ["strings", "strings_size"]
+    layout = f"{writer.order}HBBIIIII"
+    values = dict(zip(fields, struct.unpack_from(layout, blob), strict=True))
+    values.update(changes)
+    return struct.pack(layout, *values.values()) + blob[24:]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"magic": 0x1234},
+        {"version": 2},
+        {"length": 4},
+        {"length": 0xFFFFFFFF},
+        {"types": 2},
+        {"types": 0xFFFFFFF0},
+        {"types_size": 0xFFFFFFFC},
+        {"types_size": 12},
+        {"strings": 0xFFFFFFFF},
+        {"strings_size": 0xFFFFFFFF},
+        {"strings_size": 3},
+    ],
+    ids=str,
+)
+def test_header_that_lies(writer: Writer, changes: dict[str, int]) -> None:
+    writer.int("int", 4, SIGNED)
+    with pytest.raises(BtfError):
+        Btf(header(writer, **changes))
+
+
+def test_every_cut(writer: Writer) -> None:
+    integer = writer.int("int", 4, SIGNED)
+    writer.struct("s", 4, [("x", integer, 0)])
+    blob = writer.blob()
+    for size in range(len(blob)):
+        with pytest.raises(BtfError):
+            Btf(blob[:size])
+
+
+def test_kind_not_known(writer: Writer) -> None:
+    writer.add(20, "future", 4)
+    with pytest.raises(BtfError, match="not known"):
+        Btf(writer.blob())
+
+
+def circle(writer: Writer, kind: str) -> int:
+    """A type that is made of itself."""
+    here = writer.next_id
+    match kind:
+        case "array":
+            return writer.array(here, 2)
+        case "function":
+            return writer.proto(here, [])
+        case "typedef":
+            return writer.typedef("t", here)
+        case _:
+            made: int = getattr(writer, kind)(here)
+            return made
+
+
+@pytest.mark.parametrize(
+    "kind", ["ptr", "typedef", "const", "volatile", "restrict", "array", "function"]
+)
+def test_circle(writer: Writer, kind: str) -> None:
+    made = types(writer_with := writer)
+    looped = circle(writer_with, kind)
+    made = types(writer_with)
+    with pytest.raises(BtfError, match="has no end"):
+        made.type(looped)
+
+
+def test_circle_is_not_looked_through(writer: Writer) -> None:
+    first = writer.typedef("a", writer.next_id + 1)
+    writer.const(first)
+    with pytest.raises(BtfError, match="has no end"):
+        strip(Btf(writer.blob()), first)
+
+
+def test_member_that_reaches_out(writer: Writer) -> None:
+    integer = writer.int("int", 4, SIGNED)
+    writer.struct("s", 8, [("in", integer, 32), ("out", integer, 33)])
+    made = types(writer).find({TypeKind.STRUCT}, "s")
+    assert made is not None
+    assert repr(made.member("in").type)
+    with pytest.raises(BtfError, match="reaches out"):
+        _ = made.members[1].type
+
+
+@pytest.mark.parametrize("name", ["named", ""])
+def test_structure_within_itself(writer: Writer, name: str) -> None:
+    writer.int("int", 4, SIGNED)
+    direct = writer.struct("direct", 8, [(name, writer.next_id, 0)])
+    first = writer.next_id
+    array = writer.array(writer.typedef("t", first + 2), 1)
+    assert writer.struct("indirect", 8, [(name, array, 0)], union=True) == first + 2
+    made = types(writer)
+    for type_id in (direct, first + 2):
+        with pytest.raises(BtfError, match="contains itself"):
+            made.type(type_id)
+
+
+def test_comparison_that_would_never_end(writer: Writer) -> None:
+    """Structures of pairs of structures of pairs...: all pairs are different types."""
+    integer = writer.int("int", 4, SIGNED)
+    left, right = (writer.struct("", 4, [("x", integer, 0)]) for _ in range(2))
+    for _ in range(60):
+        left, right = (
+            writer.struct("", 4, [("l", left, 0), ("r", right, 0), ("n", side, 0)])
+            for side in (left, right)
+        )
+    with pytest.raises(BtfError, match="has no end"):
+        agree(Btf(writer.blob()), [left, right])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda w: w.ptr(99), "no type 99"),
+        (lambda w: w.array(99, 1), "no type 99"),
+        (lambda w: w.int("i", 4, bits=33), "33 bits"),
+        (lambda w: w.int("i", 0), "0 bytes"),
+        (lambda w: w.int("i", 17), "17 bytes"),
+        (lambda w: w.struct("s", 4, [("x", 1, 33)]), "outside"),
+        (lambda w: w.enum("e", [("A", 1)], size=3), "3 bytes"),
+        (lambda w: w.ptr(w.decl_tag("d", 1)), "DECL_TAG"),
+        (lambda w: w.ptr(w.func("f", 1)), "FUNC"),
+        (lambda w: w.typedef("t", w.datasec("d", [])), "DATASEC"),
+    ],
+)
+def test_type_that_lies(writer: Writer, make: object, words: str) -> None:
+    writer.int("char", 1, SIGNED)
+    assert callable(make)
+    lying = make(writer)
+    made = types(writer)
+    with pytest.raises(BtfError, match=words):
+        made.type(lying)
+
+
+def test_name_out_of_the_strings(writer: Writer) -> None:
+    writer.types += writer.words(9999, 4 << 24, 8)
+    made = types(writer)
+    with pytest.raises(BtfError, match="no string at 9999"):
+        made.type(1)
+    with pytest.raises(BtfError, match="no string at 9999"):
+        made.find({TypeKind.STRUCT}, "s")
+
+
+def test_array_larger_than_memory(writer: Writer) -> None:
+    array = writer.int("char", 1, SIGNED)
+    for _ in range(4):
+        array = writer.array(array, 0xFFFFFFFF)
+    compound = writer.struct("s", 8, [("x", array, 0)])
+    made = types(writer).type(compound)
+    with pytest.raises((BtfError, OverflowError)):
+        _ = made.members[0].type
+
+
+def rich_blob(order: str) -> bytes:
+    writer = Writer(order)
+    integer = writer.int("int", 4, SIGNED)
+    alias = writer.typedef("t", writer.const(integer))
+    pointer = writer.ptr(writer.fwd("f"))
+    union = writer.struct("u", 8, [("p", pointer, 0), ("i", alias, 0)], union=True)
+    fields = [("b", integer, 5 << 24), ("u", union, 64)]
+    compound = writer.struct(
+        "s", 32, [*fields, ("a", writer.array(integer, 4), 128)], flag=True
+    )
+    writer.enum("e", [("A", 1), ("B", -2)], flag=True)
+    writer.enum64("w", [("C", 1 << 33)])
+    prototype = writer.proto(VOID, [("s", writer.ptr(compound)), ("", 0)])
+    writer.func("call", prototype)
+    writer.datasec(".data..percpu", [(writer.var("v", compound), 0, 32)])
+    writer.float("double", 8)
+    writer.ptr(writer.type_tag("rcu", compound))
+    writer.decl_tag("d", compound, 0)
+    return writer.blob()
+
+
+def look_at_all(made: BtfTypes) -> None:
+    """Make every type and look at every part of it, as a curious user would."""
+    for name in ("s", "u", "t", "e", "w", "int", "double"):
+        with contextlib.suppress(BtfError, LookupError):
+            made.find(ALL, name)
+    looks: list[Callable[[str], object]]
+    looks = [made.find_constant, made.find_function, made.find_variable]
+    for look in looks:
+        for name in ("A", "B", "C", "call", "v"):
+            with contextlib.suppress(BtfError, LookupError):
+                look(name)
+    for type_id in range(made.btf.end_id):
+        try:
+            kind = made.btf.kind(type_id)
+            if kind in (Kind.FUNC, Kind.VAR, Kind.DATASEC, Kind.DECL_TAG):
+                continue
+            it = made.type(type_id)
+            if it.kind in (TypeKind.STRUCT, TypeKind.UNION) and it.is_complete():
+                for member in it.members:
+                    end = member.bit_offset + (
+                        member.bit_field_size
+                        or (8 * sizeof(member.type) if member.type.is_complete() else 0)
+                    )
+                    assert end <= it.size * 8
+            with contextlib.suppress(RecursionError):  # drgn's own limit
+                repr(it)
+        except (BtfError, OverflowError):
+            pass
+
+
+@pytest.mark.parametrize("order", ["<", ">"], ids=["little", "big"])
+def test_flipped_bits(order: str) -> None:
+    """Whatever is flipped: an answer or an error, and soon."""
+    blob = rich_blob(order)
+    look_at_all(BtfTypes(program(order), Btf(blob)))
+    chance = random.Random(20)
+    for _ in range(3000):
+        damaged = bytearray(blob)
+        for _ in range(chance.randint(1, 4)):
+            damaged[chance.randrange(len(blob))] ^= 1 << chance.randrange(8)
+        try:
+            btf = Btf(bytes(damaged))
+        except BtfError:
+            continue
+        look_at_all(BtfTypes(program(order), btf))

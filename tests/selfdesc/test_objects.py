@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Variables found by BTF, symbols and declarations, held against DWARF."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import drgn
+import pytest
+from drgn import FindObjectFlags, Program, Type, TypeKind
+
+import msatools
+from msatools.selfdesc import declarations
+from msatools.selfdesc.btf import Kind
+from msatools.selfdesc.declarations import Declaration, parse
+from msatools.selfdesc.finders import finders_of
+from msatools.selfdesc.objects import Objects, UntypedError
+from msatools.selfdesc.types import AmbiguousError
+from tests.selfdesc.conftest import Pair
+
+HELPERS = Path(drgn.__file__).parent
+SOURCES = [
+    *(HELPERS / "helpers" / "linux").glob("*.py"),
+    *(HELPERS / "helpers" / "common").glob("*.py"),
+    *(HELPERS / "commands").rglob("*.py"),
+    *Path(msatools.__file__).parent.rglob("*.py"),
+]
+
+
+def agrees(declared: Type, actual: Type) -> bool:
+    """Tell whether a type is what was declared, but for what makes no difference.
+
+    That is "const", a length that is left open, or another name of the same.
+    """
+    while actual.kind == TypeKind.TYPEDEF and declared.kind != TypeKind.TYPEDEF:
+        actual = actual.type
+    if declared.kind != actual.kind:
+        return False
+    if declared.kind == TypeKind.ARRAY:
+        return declared.length in (None, actual.length) and agrees(
+            declared.type, actual.type
+        )
+    if declared.kind == TypeKind.POINTER:
+        return agrees(declared.type, actual.type)
+    if declared.kind in (TypeKind.STRUCT, TypeKind.UNION, TypeKind.ENUM):
+        if not declared.tag:
+            return [m.name for m in declared.members] == [
+                m.name for m in actual.members
+            ]
+        return bool(declared.tag == actual.tag)
+    return bool(declared.type_name().split()[-1] == actual.type_name().split()[-1])
+
+
+@pytest.mark.parametrize("name", declarations.TABLE)
+def test_declaration_equals_dwarf(pair: Pair, name: str) -> None:
+    """The right place and type, or refused, or not of this kernel at all."""
+    try:
+        expected = pair.dwarf.variable(name)
+    except LookupError:
+        expected = None
+    try:
+        found = pair.btf.variable(name)
+    except AmbiguousError:
+        return
+    except LookupError:
+        found = None
+    if found is None:
+        assert expected is None or expected.address_ is None
+        return
+    assert expected is not None, "declared, but DWARF has no such variable"
+    assert found.address_ == expected.address_
+    assert agrees(found.type_, expected.type_), (found.type_, expected.type_)
+    if found.type_.kind != TypeKind.ARRAY or found.type_.length is not None:
+        assert drgn.sizeof(found) == drgn.sizeof(expected)
+
+
+def test_most_declarations_are_of_use(pair: Pair) -> None:
+    """Few lines are for other kernels."""
+    assert sum(is_found(pair.btf, name) for name in declarations.TABLE) > 0.6 * len(
+        declarations.TABLE
+    )
+
+
+def is_found(prog: Program, name: str) -> bool:
+    try:
+        prog.variable(name)
+    except LookupError:
+        return False
+    return True
+
+
+def test_per_cpu_variables(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come from BTF where it has them, and from the table elsewhere."""
+    types = finders_of(pair.btf).types
+    has_them = any(types.btf.of_kind(Kind.DATASEC))
+    assert has_them == (pair.run.name != "memory-5.10")
+    for name in ("runqueues", "vm_event_states"):
+        expected = pair.dwarf.variable(name)
+        assert (types.find_variable(name) is not None) == has_them
+        for table in (declarations.TABLE, {}) if has_them else (declarations.TABLE,):
+            monkeypatch.setattr(declarations, "TABLE", table)
+            found = find(pair, name)
+            assert found is not None
+            assert found.address_ == expected.address_
+            assert drgn.sizeof(found) == drgn.sizeof(expected)
+
+
+def asked_for(source: Path) -> Iterator[str]:
+    """The names that a module asks a program for, as far as they are literal."""
+    for node in ast.walk(ast.parse(source.read_text())):
+        match node:
+            case ast.Subscript(value=asked, slice=ast.Constant(value=str(name))):
+                pass
+            case ast.Call(
+                func=ast.Attribute(value=asked, attr="variable" | "object"),
+                args=[ast.Constant(value=str(name))],
+            ):
+                pass
+            case _:
+                continue
+        match asked:
+            case ast.Name(id="prog") | ast.Attribute(attr="prog" | "prog_" | "_prog"):
+                yield name
+
+
+def test_every_name_in_use_is_declared(pair: Pair) -> None:
+    """A kernel has it and we know what it is, or it does not have it: nothing else."""
+    names = {name for source in SOURCES for name in asked_for(source)}
+    assert len(names) > 100
+    assert {"init_task", "slab_caches", "PAGE_SIZE", "mem_section"} <= names
+    refused = {}
+    for name in names:
+        try:
+            pair.btf[name]
+        except KeyError:
+            continue  # the kernel has none
+        except LookupError as error:
+            refused[name] = str(error)
+    assert set(refused) <= REFUSED, refused
+
+
+# An array length that configuration decides, in a type that cannot be without; and what
+# changed its type in 5.12, where nothing but BTF of per-CPU variables tells.
+REFUSED = {"cpu_bit_bitmap", "hardirq_stack_ptr"}
+
+
+# What must not be guessed
+
+
+def declare(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.setattr(declarations, "TABLE", parse(line))
+
+
+def fresh(pair: Pair) -> Objects:
+    finders = finders_of(pair.btf)
+    return Objects(pair.btf, finders.types, finders.symbols)
+
+
+def find(pair: Pair, name: str) -> drgn.Object | None:
+    return fresh(pair).find(name, FindObjectFlags.ANY)
+
+
+def test_undeclared(pair: Pair) -> None:
+    with pytest.raises(
+        UntypedError, match="nothing tells the type of saved_command_line"
+    ):
+        find(pair, "saved_command_line_no") or find(pair, "saved_command_line")
+
+
+def test_type_that_is_not_there(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(monkeypatch, "struct no_such | init_task")
+    with pytest.raises(UntypedError, match="no_such"):
+        find(pair, "init_task")
+
+
+def test_type_larger_than_its_room(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(monkeypatch, "struct task_struct | max_pfn")
+    with pytest.raises(UntypedError, match=r"max_pfn has \d+ bytes, .* gives it \d"):
+        find(pair, "max_pfn")
+
+
+def test_ambiguous_symbol(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(monkeypatch, "int | __warned")
+    symbols = finders_of(pair.btf).symbols(pair.btf, None, None, False)
+    names = [symbol.name for symbol in symbols if symbol.kind == drgn.SymbolKind.OBJECT]
+    twice = next(name for name in names if names.count(name) > 1)
+    with pytest.raises(AmbiguousError, match="symbols"):
+        find(pair, twice)
+
+
+def test_first_line_that_holds_is_taken(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (
+        "int | max_pfn | struct no_such",
+        "int | max_pfn | struct page.no_such",
+        "int | max_pfn | NO_SUCH",
+        "int | max_pfn | !struct page.flags",
+        "unsigned long | max_pfn | struct page.flags",
+        "char | max_pfn",
+    )
+    declare(monkeypatch, "\n".join(lines))
+    found = find(pair, "max_pfn")
+    assert found is not None
+    assert found.type_.type_name() == "unsigned long"
+
+
+def test_lengths(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(monkeypatch, "unsigned long [3] | avenrun\nint [NO_SUCH] | max_pfn")
+    found = find(pair, "avenrun")
+    assert found is not None
+    assert len(found) == 3
+    with pytest.raises(UntypedError, match="NO_SUCH"):
+        find(pair, "max_pfn")
+
+
+def test_symbol_of_no_kernel(pair: Pair) -> None:
+    assert find(pair, "no_such_variable") is None
+    with pytest.raises(KeyError):
+        pair.btf["no_such_variable"]
+
+
+def test_small_numbers_are_no_addresses(pair: Pair) -> None:
+    """Per-CPU variables have symbols from zero on, which no pointer means."""
+    for number in (0, 8, 0x10000):
+        with pytest.raises(LookupError):
+            pair.btf.symbol(number)
+    assert (
+        pair.btf.symbol("runqueues").address == pair.dwarf.symbol("runqueues").address
+    )
+
+
+def test_parse() -> None:
+    parsed = parse(
+        "# words\n\n  struct x * const [4][N] | name | struct y.z\nint | name\n"
+    )
+    assert parsed == {
+        "name": (
+            Declaration("name", "struct x * const", ("4", "N"), "struct y.z"),
+            Declaration("name", "int"),
+        )
+    }
+
+
+@pytest.mark.parametrize("line", ["int x", "| x", "int |", "int | x | y | z"])
+def test_line_that_is_none(line: str) -> None:
+    with pytest.raises(ValueError, match="not a declaration"):
+        parse(line)
