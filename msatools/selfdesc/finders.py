@@ -14,6 +14,7 @@ from drgn import (
     TypeKindSet,
 )
 
+from msatools.selfdesc.modules import Modules
 from msatools.selfdesc.objects import Objects
 from msatools.selfdesc.types import BtfTypes
 
@@ -33,6 +34,7 @@ class Finders:
         self.types = types
         self.symbols = symbols
         self.objects = Objects(types.prog, types, symbols)
+        self.modules = Modules(types)
 
     def register(self, prog: Program) -> None:
         """Set them behind all finders that the program has."""
@@ -49,13 +51,16 @@ class Finders:
     def find_type(
         self, prog: Program, kinds: TypeKindSet, name: str, filename: str | None
     ) -> Type | None:
-        """Find a type of the kernel proper.
+        """Find a type of the kernel proper, or of the module that is named as its file.
 
         :raises LookupError: if several types of the name differ
         """
-        if filename is not None or not self.is_serving:
+        if not self.is_serving:
             return None
-        return self.types.find(kinds, name)
+        if filename is None:
+            return self.types.find(kinds, name)
+        module = self.modules.types(filename)
+        return module.find(kinds, name) if module else None
 
     def find_object(
         self, prog: Program, name: str, flags: FindObjectFlags, filename: str | None
@@ -71,10 +76,14 @@ class Finders:
     def find_symbols(
         self, prog: Program, name: str | None, address: int | None, one: bool
     ) -> list[Symbol]:
-        """Find symbols of the kernel proper."""
-        if not self.is_serving or (address is not None and not self._has(address)):
+        """Find symbols of the kernel proper, and then of modules."""
+        if not self.is_serving:
             return []
-        found: list[Symbol] = self.symbols(prog, name, address, one)
+        found: list[Symbol] = []
+        if address is None or self._has(address):
+            found += self.symbols(prog, name, address, one)
+        if not found or (name is None and address is None and not one):
+            found += self.modules.find_symbols(name, address, one)
         return found
 
     def _has(self, address: int) -> bool:

@@ -88,7 +88,8 @@ def _find(prog: Program, stext: int) -> SymbolIndex:
     search = Search(prog, stext, *_word(prog))
     index = place = None
     for tables in search.tables():
-        found_at = tables.token_table, tables.offsets, tables.addresses
+        # One table may be understood in two ways that come to the same.
+        found_at = tables.names, tables.offsets or tables.addresses
         if index is not None and found_at == place:
             continue
         try:
@@ -121,6 +122,8 @@ def _load(prog: Program, tables: Tables, stext: int) -> SymbolIndex:
     """
     word, little = _word(prog)
     start = tables.start()
+    if start < 0:
+        raise BadTablesError("they are said to start before all memory")
     size = tables.end(prog.read_u32(tables.num_syms), word) - start
     if size > _MAX_SPAN or start + size > _ADDRESSES:
         raise BadTablesError(f"they are said to take {size:,} bytes")
@@ -147,8 +150,11 @@ def _load(prog: Program, tables: Tables, stext: int) -> SymbolIndex:
             stext,
         )
     except Exception as error:
-        # drgn raises bare exceptions here, among them that _stext is elsewhere.
+        # drgn raises bare exceptions here.
         raise BadTablesError(str(error)) from error
+    found = index(prog, "_stext", None, True)
+    if not found or found[0].address != stext:
+        raise BadTablesError("VMCOREINFO has another address for _stext")
     return index
 
 

@@ -50,11 +50,15 @@ _STEPS = (1 << 20, 1 << 16, 1 << 12)
 _PAGE = _STEPS[-1]
 _BEFORE_TOKENS = 8 << 20
 """The most bytes from names to tokens; a Debian 6.12 has 2 MiB."""
+_MARKER_BYTES = 2 << 20
+"""The most bytes from markers to tokens: enough for seqs_of_names of 690,000 names."""
+
 _TOKEN_BYTES = 1 << 16
 _BLOCK_BYTES = NAMES_PER_MARKER * 514
 """The most bytes that names between two markers take, each of up to 512 letters."""
 _LEAST_BLOCK = NAMES_PER_MARKER * 2
 _SEQ_BYTES = 3
+_ADDRESSES = 1 << 64
 _MAX_HITS = 16
 _MAX_TABLES = 64
 
@@ -67,7 +71,7 @@ class Search:
         self.word = word
         self.little = little
         self.start = start & -_PAGE
-        self.end = min(self.start + _MAX_SEARCH, 1 << 64)
+        self.end = min(self.start + _MAX_SEARCH, _ADDRESSES)
         """Where to end; may be lowered while it is under way."""
 
     def tables(self) -> Iterator[Tables]:
@@ -118,6 +122,8 @@ class Search:
             before = data is not None
 
     def _read(self, address: int, size: int) -> bytes | None:
+        if address + size > _ADDRESSES:
+            return None
         try:
             data: bytes = self.prog.read(address, size)
         except FaultError:
@@ -205,7 +211,8 @@ def _find_markers(image: Image, tokens: int) -> Iterator[tuple[int, list[int], i
     """
     sizes = {4, image.word}
     at = tokens - image.base
-    while (at := image.data.rfind(bytes(4), 0, at)) >= 0:
+    low = max(0, at - _MARKER_BYTES)
+    while (at := image.data.rfind(bytes(4), low, at)) >= 0:
         for size in sizes:
             # The zeros end here, or within the number after the one that is 0.
             start = (image.base + at + 4) // size * size - size

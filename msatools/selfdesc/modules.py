@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Symbols and types of loadable modules, from what the kernel keeps of each."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from drgn import FaultError, Object, Program, Symbol, SymbolIndex
+from drgn.helpers.linux.kallsyms import module_kallsyms
+from drgn.helpers.linux.list import list_for_each_entry
+from drgn.helpers.linux.module import module_address_regions
+
+from msatools.selfdesc.btf import Btf, BtfError
+from msatools.selfdesc.types import BtfTypes
+
+_MAX_MODULES = 10_000
+"""So that a damaged list has an end; machines have some hundred."""
+
+_MAX_SYMBOLS = 1 << 20
+_MAX_NAMES_BYTES = 1 << 26
+
+
+@dataclass
+class Module:
+    """A loaded module; its symbols are read when one is asked for."""
+
+    name: str
+    module: Object
+    """The ``struct module *``."""
+
+    regions: list[tuple[int, int]]
+    """Where it lies, each from its start to its end."""
+
+    _symbols: SymbolIndex | None = None
+    _names: bytes | None = None
+
+    def contains(self, address: int) -> bool:
+        """Tell whether the module lies there."""
+        return any(start <= address < end for start, end in self.regions)
+
+    def symbols(self) -> SymbolIndex:
+        """Read the module's own symbols; none where they cannot be read."""
+        if self._symbols is None:
+            try:
+                _check_tables(self.module)
+                symbols = module_kallsyms(self.module)
+            except (FaultError, LookupError, ValueError):
+                symbols = []
+            self._symbols = SymbolIndex(s for s in symbols if self.contains(s.address))
+        return self._symbols
+
+    def may_have(self, name: str) -> bool:
+        """Tell whether a symbol may have this name, without reading them all."""
+        if self._names is None:
+            try:
+                _check_tables(self.module)
+                self._names = _string_table(self.module)
+            except (FaultError, LookupError):
+                self._names = b""
+        return b"\0" + name.encode() + b"\0" in self._names
+
+
+class Modules:
+    """The modules that were loaded when it was first asked for one.
+
+    :param kernel: the types of the kernel proper, upon which those of modules build
+    """
+
+    def __init__(self, kernel: BtfTypes) -> None:
+        self.prog = kernel.prog
+        self.kernel = kernel
+        self._modules: list[Module] | None = None
+        self._types: dict[str, BtfTypes | None] = {}
+
+    def __iter__(self) -> Iterator[Module]:
+        if self._modules is None:
+            # Looking up what the walk needs may ask for symbols in turn.
+            self._modules = []
+            self._modules = list(_loaded(self.prog))
+        return iter(self._modules)
+
+    def find_symbols(
+        self, name: str | None, address: int | None, one: bool
+    ) -> list[Symbol]:
+        """Find symbols in modules, as drgn asks for them."""
+        found: list[Symbol] = []
+        for module in self:
+            if address is not None and not module.contains(address):
+                continue
+            if name is not None and not module.may_have(name):
+                continue
+            found += module.symbols()(self.prog, name, address, one)
+            if found and one:
+                return found[:1]
+        return found
+
+    def types(self, name: str) -> BtfTypes | None:
+        """Give the types that a module's BTF adds, ``None`` if it has none.
+
+        :raises BtfError: if its BTF is damaged, or builds upon another kernel's
+        """
+        if name not in self._types:
+            self._types[name] = self._read_types(name)
+        return self._types[name]
+
+    def _read_types(self, name: str) -> BtfTypes | None:
+        for entry in _entries(self.prog, "btf_modules", "struct btf_module", "list"):
+            try:
+                if _name(entry.module) != name:
+                    continue
+                btf = entry.btf
+                base = self.kernel.btf
+                if (btf.start_id, btf.start_str_off) != (base.end_id, base.end_string):
+                    raise BtfError(f"module {name} has BTF for another kernel")
+                data = self.prog.read(btf.data, btf.data_size)
+            except FaultError as error:
+                raise BtfError(f"module {name}: {error}") from error
+            return BtfTypes(self.prog, Btf(data, base), self.kernel.type)
+        return None
+
+
+def _loaded(prog: Program) -> Iterator[Module]:
+    for module in _entries(prog, "modules", "struct module", "list"):
+        try:
+            regions = module_address_regions(module)
+            ends = [(start, start + size) for start, size in regions]
+            yield Module(_name(module), module, ends)
+        except (FaultError, LookupError):
+            continue
+
+
+def _entries(
+    prog: Program, variable: str, entry_type: str, member: str
+) -> Iterator[Object]:
+    """Walk a list of the kernel's, as far as it can be read."""
+    try:
+        head = prog[variable].address_of_()
+        yield from islice(list_for_each_entry(entry_type, head, member), _MAX_MODULES)
+    except (FaultError, LookupError):
+        return
+
+
+def _name(module: Object) -> str:
+    name: bytes = module.name.string_()
+    return name.decode("utf-8", "backslashreplace")
+
+
+def _check_tables(module: Object) -> None:
+    """Refuse symbols by the gigabyte, which damage can promise."""
+    # Before Linux kernel commit 8244062ef1e5 ("modules: fix longstanding
+    # /proc/kallsyms vs module insertion race.") (in v4.5) these were the module's own.
+    table = module.kallsyms
+    count = table.num_symtab.value_()
+    if not 0 < count <= _MAX_SYMBOLS:
+        raise LookupError(f"it has {count} symbols")
+    if table.symtab[count - 1].st_name >= _MAX_NAMES_BYTES:
+        raise LookupError("its last symbol has its name far away")
+
+
+def _string_table(module: Object) -> bytes:
+    """Read the names of a module's symbols, each with a NUL before and after it."""
+    table = module.kallsyms
+    last = table.symtab[table.num_symtab - 1]
+    start = table.strtab.value_()
+    offset = last.st_name.value_()
+    end = offset + len((table.strtab + offset).string_()) + 1
+    names: bytes = module.prog_.read(start, end)
+    return names
