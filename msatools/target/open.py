@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import drgn
-from drgn import Architecture, ModuleFileStatus, Platform, Program
+from drgn import Architecture, FaultError, ModuleFileStatus, Platform, Program
 
 from msatools.selfdesc import NotSelfDescribedError, load_btf, main_module
 from msatools.target import debuginfo, qmp
@@ -23,6 +23,7 @@ from msatools.target.errors import (
 from msatools.target.model import Target
 
 KCORE = "/proc/kcore"
+_USER_ADDRESSES = 1 << 63
 _LOCKDOWN = "/sys/kernel/security/lockdown"
 
 # utsname.machine, where it is not the name of drgn's architecture.
@@ -129,7 +130,24 @@ def _open_dump(path: str, dump: DumpFile) -> Program:
         ) from error
     if not prog.flags & drgn.ProgramFlags.IS_LINUX_KERNEL:
         raise NotADumpError(path, "not a dump of Linux", "name a vmcore")
+    _mask_user_addresses(prog)
     return prog
+
+
+def _mask_user_addresses(prog: Program) -> None:
+    """Let reads below the kernel's half of the addresses fail.
+
+    QEMU's ELF dumps call each physical address a virtual one, too (their segments have
+    p_vaddr 0), so a null pointer would lead to the interrupt table of real mode. In
+    kdumps, it is the memory of the process that ran when the dump was taken.
+    """
+    assert prog.platform is not None
+    if prog.platform.arch in (Architecture.X86_64, Architecture.AARCH64):
+        prog.add_memory_segment(0, _USER_ADDRESSES, _fault)
+
+
+def _fault(address: int, count: int, offset: int, physical: bool) -> bytes:
+    raise FaultError("not an address of the kernel", address)
 
 
 def _platform_of(dump: DumpFile) -> Platform | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from drgn import Platform, Program
+from drgn import FaultError, Platform, Program
 
 from fixtures import lab
 from msatools.target import TargetError, TargetSpec, describe, open_target
@@ -81,6 +81,16 @@ def test_a_program_that_is_no_kernel() -> None:
     prog.set_pid(os.getpid())
     with pytest.raises(NotADumpError):
         describe(prog)
+
+
+@pytest.mark.parametrize("format", ["elf", "kdump-zlib"])
+def test_pointer_to_nowhere(run_612: lab.Run, format: str) -> None:
+    """There is something in both, but nothing of the kernel's."""
+    prog = open_target(spec(run_612, run_612.dump(format))).prog
+    for address in (0, 0x1000, 0x400000):
+        with pytest.raises(FaultError):
+            prog.read(address, 8)
+        assert len(prog.read(address, 8, physical=True)) == 8
 
 
 @pytest.mark.parametrize(

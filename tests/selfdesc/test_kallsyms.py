@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from drgn import FaultError, Object, Program, SymbolIndex
+
+from fixtures import lab
+from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
+from msatools.selfdesc.vmcoreinfo import vmcoreinfo
+from msatools.target import TargetSpec, open_target
+
+from .kallsyms_encode import TEXT, TOKENS_START, Kernel, add, program
+
+SECONDS = 10
+"""Longer than any refusal may take; the longest have a bound on what they look at."""
+
+KERNELS = {
+    "4.6": Kernel(alignment=256, marker_bytes=8, addresses="base"),
+    "4.19": Kernel(marker_bytes=8),
+    "5.10": Kernel(),
+    "5.10 absolute": Kernel(addresses="absolute"),
+    "5.10 relative": Kernel(addresses="base"),
+    "6.1": Kernel(long=True, seqs=True),
+    "6.4 absolute": Kernel(order="last", addresses="absolute", long=True),
+    "6.12": Kernel(order="last", long=True),
+    "6.15": Kernel(order="last", addresses="base", long=True),
+    "7.0": Kernel(order="last", addresses="place", alignment=4, long=True),
+    "4.6 big": Kernel(alignment=8, marker_bytes=8, addresses="base", little=False),
+    "5.10 big": Kernel(addresses="base", little=False),
+    "7.0 big": Kernel(
+        order="last", addresses="place", alignment=4, long=True, little=False
+    ),
+    "4.6 32": Kernel(word=4, alignment=16, addresses="absolute"),
+    "5.10 32": Kernel(word=4, alignment=4, addresses="base"),
+    "5.10 32 big": Kernel(word=4, alignment=4, addresses="base", little=False),
+    "6.12 32": Kernel(word=4, alignment=4, addresses="base", order="last", long=True),
+    "7.0 32": Kernel(word=4, alignment=4, addresses="low", order="last", long=True),
+}
+NAMES = ("names", "num_syms", "token_table", "token_index")
+
+
+def vmcoreinfo_of(kernel: Kernel, *, named: bool) -> str:
+    lines = [f"SYMBOL(_stext)={kernel.text:x}"]
+    if named:
+        lines += [f"SYMBOL(kallsyms_{k})={v:x}" for k, v in kernel.place.items()]
+    return "\n".join(lines) + "\n"
+
+
+def made(
+    kernel: Kernel,
+    damage: Callable[[Kernel, bytearray], None] | None = None,
+    *,
+    named: bool = False,
+) -> Program:
+    """A program of this kernel, between some pages that hold other things."""
+    start = kernel.text + TOKENS_START
+    data = kernel.memory(start)
+    noise = random.Random(1).randbytes(TOKENS_START)
+    if damage:
+        damage(kernel, data)
+    memory = {kernel.text: noise + bytes(data) + noise + bytes(0x4000)}
+    return program(kernel, memory, vmcoreinfo_of(kernel, named=named))
+
+
+def entries(index: SymbolIndex, prog: Program) -> list[tuple[int, str]]:
+    return sorted((s.address, s.name) for s in index(prog, None, None, False))
+
+
+def names_of(kernel: Kernel) -> list[tuple[int, str]]:
+    return sorted((address, name[1:]) for address, name in kernel.symbols)
+
+
+def refused(prog: Program) -> str:
+    start = time.monotonic()
+    with pytest.raises(NoSymbolsError) as error:
+        load_symbols(prog)
+    assert time.monotonic() - start < SECONDS
+    return str(error.value)
+
+
+@pytest.fixture(scope="session")
+def run_510() -> lab.Run:
+    return lab.build("memory-5.10")
+
+
+@pytest.fixture(scope="session", params=["5.10", "6.1", "6.12"])
+def any_run(request: pytest.FixtureRequest) -> lab.Run:
+    return lab.build(f"memory-{request.param}")
+
+
+def opened(run: lab.Run, format: str = "elf") -> Program:
+    prog = Program()
+    prog.set_core_dump(str(run.dump(format)))
+    return prog
+
+
+def hide_names(prog: Program) -> None:
+    """Have VMCOREINFO as kernels before 6.0 do."""
+    text = prog["VMCOREINFO"].string_().decode()
+    lines = [line for line in text.splitlines(keepends=True) if "kallsyms" not in line]
+    note = "".join(lines).encode() + b"\0"
+    type = prog.array_type(prog.int_type("char", 1, True), len(note))
+    found = Object(prog, type, note)
+
+    def find(prog: Program, name: str, *_: object) -> Object | None:
+        return found if name == "VMCOREINFO" else None
+
+    prog.register_object_finder("hidden", find, enable_index=0)
+
+
+@pytest.fixture(scope="session")
+def places(any_run: lab.Run) -> dict[str, int]:
+    """Where the tables are, from debug info's symbols."""
+    spec = TargetSpec(path=str(any_run.elf), vmlinux=str(any_run.vmlinux))
+    prog = open_target(spec).prog
+    names = ("names", "num_syms", "markers", "token_table", "token_index", "offsets")
+    return {name: prog.symbol(f"kallsyms_{name}").address for name in names}
+
+
+def test_symbols_are_those_of_the_vmlinux(any_run: lab.Run) -> None:
+    dwarf = open_target(
+        TargetSpec(path=str(any_run.elf), vmlinux=str(any_run.vmlinux))
+    ).prog
+    prog = opened(any_run)
+    index = load_symbols(prog)
+    found = entries(index, prog)
+    assert len(found) > 80_000
+    elf = {(symbol.address, symbol.name) for symbol in dwarf.symbols()}
+    # drgn takes this one, beyond the kernel's end, for one that does not move.
+    assert {name for _, name in set(found) - elf} == {"__init_scratch_end"}
+    for name in ("init_task", "node_data", "mem_section", "vm_node_stat", "jiffies"):
+        assert index(prog, name, None, True)[0].address == dwarf[name].address_, name
+
+
+@pytest.mark.parametrize("format", ["elf", "kdump-zlib"])
+def test_found_by_shape(run: lab.Run, format: str) -> None:
+    prog = opened(run, format)
+    named = entries(load_symbols(prog), prog)
+    hide_names(prog)
+    assert "SYMBOL(kallsyms_names)" not in vmcoreinfo(prog)
+    assert entries(load_symbols(prog), prog) == named
+
+
+def test_5_10_does_not_name_them(run_510: lab.Run) -> None:
+    assert "SYMBOL(kallsyms_names)" not in vmcoreinfo(opened(run_510))
+
+
+def test_guest_that_runs(live_qmp: str, run_612: lab.Run) -> None:
+    prog = open_target(TargetSpec(qemu=live_qmp, vmlinux=str(run_612.vmlinux))).prog
+    named = entries(load_symbols(prog), prog)
+    assert (prog["init_task"].address_, "init_task") in named
+    hide_names(prog)
+    assert entries(load_symbols(prog), prog) == named
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(
+    "table", ["names", "markers", "token_table", "token_index", "offsets", "num_syms"]
+)
+def test_damage_in_a_dump(
+    any_run: lab.Run, places: dict[str, int], table: str, named: bool
+) -> None:
+    place = places[table]
+    for what in (bytes(64), b"\xff" * 64):
+        prog = opened(any_run)
+        if not named:
+            hide_names(prog)
+        add(prog, place + (0x8000 if table in ("names", "offsets") else 0), what)
+        refused(prog)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_hole_in_a_dump(any_run: lab.Run, places: dict[str, int], named: bool) -> None:
+    for table in ("names", "offsets", "token_table"):
+        prog = opened(any_run)
+        if not named:
+            hide_names(prog)
+
+        def fault(address: int, count: int, offset: int, physical: bool) -> bytes:
+            raise FaultError("gone", address)
+
+        prog.add_memory_segment(places[table] + 0x400 & -4096, 4096, fault)
+        refused(prog)
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_found_in_made_kernel(kernel: Kernel) -> None:
+    # Those that VMCOREINFO names have never had a wide number of symbols.
+    for named in {False, kernel.marker_bytes == 4}:
+        prog = made(kernel, named=named)
+        assert entries(load_symbols(prog), prog) == names_of(kernel)
+
+
+def test_holes_around_the_tables() -> None:
+    kernel = KERNELS["5.10"]
+    start = kernel.text + 0x345_000 + 0x678
+    data = bytes(kernel.memory(start))
+    # Before the tokens there is much more than in this small kernel.
+    page = (start & -4096) - 0x20000
+    lead, tail = bytes(start - page), bytes(-(start + len(data)) % 4096)
+    memory = {kernel.text: bytes(4096), page: lead + data + tail}
+    prog = program(kernel, memory, vmcoreinfo_of(kernel, named=False))
+    assert entries(load_symbols(prog), prog) == names_of(kernel)
+
+
+def test_two_tables() -> None:
+    kernel = KERNELS["5.10"]
+    start = kernel.text + TOKENS_START
+    data = bytes(kernel.memory(start))
+    second = start + len(data) + 0x1000 & -8
+    memory = {kernel.text: bytes(TOKENS_START) + data + bytes(0x100000)}
+    prog = program(kernel, memory, vmcoreinfo_of(kernel, named=False))
+    load_symbols(prog)
+    add(prog, second, bytes(replace(kernel, place={}).memory(second)))
+    assert "two tables" in refused(prog)
+
+
+def test_copies_of_the_letters_elsewhere() -> None:
+    kernel = KERNELS["5.10"]
+    tokens, _ = kernel.tokens()
+    start = kernel.text + TOKENS_START
+    data = tokens * 3 + bytes(-len(tokens) * 3 % 8)
+    tables = bytes(kernel.memory(start + len(data)))
+    memory = {kernel.text: bytes(TOKENS_START) + data + tables + bytes(0x10000)}
+    prog = program(kernel, memory, vmcoreinfo_of(kernel, named=False))
+    assert entries(load_symbols(prog), prog) == names_of(kernel)
+
+
+def test_nothing_but_letters() -> None:
+    kernel = KERNELS["5.10"]
+    tokens, _ = kernel.tokens()
+    memory = {kernel.text: tokens * 20_000}
+    prog = program(kernel, memory, vmcoreinfo_of(kernel, named=False))
+    assert "too many" in refused(prog)
+
+
+@pytest.mark.parametrize("byte", [b"\0", b"\xff", b"0\0"])
+def test_no_tables(byte: bytes) -> None:
+    kernel = Kernel()
+    prog = program(
+        kernel, {kernel.text: byte * (1 << 23)}, vmcoreinfo_of(kernel, named=False)
+    )
+    assert "CONFIG_KALLSYMS)" in refused(prog) or "missing" in refused(prog)
+
+
+def test_no_memory() -> None:
+    kernel = Kernel()
+    prog = program(kernel, {}, vmcoreinfo_of(kernel, named=False))
+    assert "that part of its memory is missing" in refused(prog)
+
+
+@pytest.mark.parametrize("text", [0x1000, (1 << 64) - 0x3000])
+def test_end_of_memory(text: int) -> None:
+    kernel = Kernel(symbols=[(0, "T_stext"), *((0, "tsym_0123456789"),) * 600])
+    data = bytes(kernel.memory(text))
+    # All but the addresses, so that they would be before or after all memory.
+    data = data[kernel.place["num_syms"] - text :].ljust(0x3000, b"\0")
+    prog = program(kernel, {text: data}, f"SYMBOL(_stext)={text:x}\n")
+    refused(prog)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_functions_only(named: bool) -> None:
+    kernel = Kernel(addresses="base")
+    kernel.symbols = [entry for entry in kernel.symbols if entry[1][0] in "tT"]
+    assert "CONFIG_KALLSYMS_ALL" in refused(made(kernel, named=named))
+
+
+def test_no_note() -> None:
+    kernel = Kernel()
+    prog = program(kernel, {kernel.text: bytes(kernel.memory(kernel.text))}, "")
+    assert "VMCOREINFO" in refused(prog)
+
+
+@pytest.mark.parametrize("address", ["x", "1" + 16 * "f", "f" * 16, "1000", "-5"])
+def test_note_that_makes_no_sense(address: str) -> None:
+    kernel = Kernel()
+    # Nothing is before the tables but _stext, so that they are not found either.
+    start = kernel.text + (256 << 20)
+    memory = {start: bytes(kernel.memory(start))}
+    note = vmcoreinfo_of(kernel, named=True)
+    load_symbols(program(kernel, memory, note))
+    for name in ("_stext", *(f"kallsyms_{table}" for table in (*NAMES, "offsets"))):
+        old = next(line for line in note.splitlines() if f"({name})" in line)
+        new = f"SYMBOL({name})={address}"
+        refused(program(kernel, memory, note.replace(old, new)))
+
+
+def put(table: str, what: bytes, at: int, kernel: Kernel, data: bytearray) -> None:
+    start = kernel.place[table] - kernel.text - TOKENS_START + at
+    data[start : start + len(what)] = what
+
+
+def cut(share: float, kernel: Kernel, data: bytearray) -> None:
+    keep = int(len(data) * share)
+    data[keep:] = bytes(len(data) - keep)
+
+
+DAMAGE = {
+    "num_syms absurd": partial(put, "num_syms", b"\xff" * 4, 0),
+    "num_syms zero": partial(put, "num_syms", bytes(4), 0),
+    "num_syms one more": partial(put, "num_syms", b"\x01", 0),
+    "length of a name": partial(put, "names", b"\x05", 0),
+    "no name": partial(put, "names", b"\x00", 0),
+    "markers": partial(put, "markers", b"\x01", 4),
+    "tokens": partial(put, "token_table", b"\0\0\0\0", 8),
+    "control letters": partial(put, "token_table", b"\x07", 1),
+    "letters of UTF-8": partial(put, "token_table", b"\xc3", 1),
+    "index": partial(put, "token_index", b"\xff\xff", 0),
+    "last of the index": partial(put, "token_index", b"\xff\xff", 510),
+    "base": partial(put, "relative_base", b"\x10", 0),
+    "order": partial(put, "offsets", b"\xff\xff\xff\x7f", 800),
+    "half": partial(cut, 0.5),
+    "most": partial(cut, 0.9),
+    "all": partial(cut, 0),
+}
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("kind", ["5.10", "6.12"])
+def test_damage(
+    kind: str, damage: Callable[[Kernel, bytearray], None], named: bool
+) -> None:
+    refused(made(KERNELS[kind], damage, named=named))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_stext_elsewhere(named: bool) -> None:
+    kernel = Kernel()
+    prog = made(kernel, named=named)
+    note = vmcoreinfo_of(kernel, named=named).replace(f"{TEXT:x}", f"{TEXT + 4096:x}")
+    data = prog.read(kernel.text, TOKENS_START + 0x20000)
+    refused(program(kernel, {kernel.text: data}, note))
+
+
+def test_random_damage_is_refused_or_harmless() -> None:
+    generator = random.Random(2)
+    refusals = 0
+    for _ in range(150):
+
+        def damage(kernel: Kernel, data: bytearray) -> None:
+            for _ in range(generator.choice((1, 20))):
+                data[generator.randrange(len(data))] = generator.randrange(256)
+
+        kernel = KERNELS[generator.choice(["5.10", "6.12", "7.0"])]
+        prog = made(kernel, damage, named=generator.choice((True, False)))
+        try:
+            found = entries(load_symbols(prog), prog)
+        except NoSymbolsError:
+            refusals += 1
+        else:
+            assert len(found) == len(kernel.symbols)
+    assert refusals > 75
