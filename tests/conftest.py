@@ -6,12 +6,31 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from fixtures import lab
 
 Msa = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--no-lab",
+        action="store_true",
+        help="skip the tests that need guests, or dumps of them",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--no-lab"):
+        for name in ("build", "live"):
+            setattr(lab, name, no_lab)
+
+
+def no_lab(name: str, *_: object, **__: object) -> NoReturn:
+    pytest.skip(f"needs the lab's {name}, and --no-lab says not to make it")
 
 
 @pytest.fixture(scope="session", params=["6.1", "6.12"])

@@ -5,24 +5,35 @@
 from collections.abc import Iterator
 
 from msatools.render.blocks import Span, Text, text
-from msatools.target.model import Crash, Target
+from msatools.target.model import Crash, Source, Target
 
 _KINDS = {"elf": "vmcore", "kdump": "vmcore", "kcore": "live", "qmp": "live guest"}
 
 
-def header(target: Target, *facts: str) -> Iterator[Text]:
+def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]:
     """Yield the lines at the head of a report.
 
     :param facts: what the command has to say of its reading, such as ``8 reads``
+    :param verbose: whether to tell where the types of each module come from
     """
     words = [target.release, _source(target), f"types: {target.types}"]
     if facts:
         words.append(", ".join(facts))
     yield text(Span("  ".join(words), "title"))
+    if verbose:
+        for source in target.sources:
+            yield text(Span(f"types of {source.module}: {_origin(source)}"))
+        yield text(Span("types of other modules: none loaded"))
     if target.truncated:
         yield text(Span("truncated: the file ends before the last of its pages", "bad"))
     if target.crash is not None:
         yield text(Span(_crash(target.crash), "bad"))
+
+
+def _origin(source: Source) -> str:
+    if source.path is None:
+        return f"{source.types}, from the kernel itself"
+    return f"{source.types}, from {source.path}"
 
 
 def _source(target: Target) -> str:

@@ -86,7 +86,9 @@ _REST = (
 
 def blocks(report: MemstatReport) -> Iterator[Block]:
     """Yield what ``msa-memstat`` shows of a report."""
-    yield from header(report.target, *_facts(report))
+    # Callers of vmalloc are listed if more detail was asked for.
+    verbose = report.vmalloc is not None
+    yield from header(report.target, *_facts(report), verbose=verbose)
     yield _classes(report)
     yield text(*_verdict(report))
     for note in report.notes:

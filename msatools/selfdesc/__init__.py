@@ -8,6 +8,7 @@ from msatools.selfdesc.load import (
     is_served_by_btf,
     load_btf,
     main_module,
+    modules_with_btf,
 )
 
 __all__ = (
@@ -16,4 +17,5 @@ __all__ = (
     "is_served_by_btf",
     "load_btf",
     "main_module",
+    "modules_with_btf",
 )

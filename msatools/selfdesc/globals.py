@@ -52,19 +52,16 @@ struct blk_major_name *[255] | major_names
 
 # drivers/base
 struct kset * | bus_kset
-const struct kobj_type | bus_ktype | !struct class.owner
-struct kobj_type | bus_ktype | struct class.owner
+const struct kobj_type | bus_ktype
 cpumask_t | cache_dev_map
 struct kset * | class_kset
-const struct kobj_type | class_ktype | !struct class.owner
-struct kobj_type | class_ktype | struct class.owner
+const struct kobj_type | class_ktype
 struct hlist_head | clk_orphan_list
 struct hlist_head | clk_root_list
 struct list_head | deferred_probe_active_list
 struct list_head | deferred_probe_pending_list
 struct list_head | deferred_sync
-const struct kobj_type | device_ktype | !struct class.owner
-struct kobj_type | device_ktype | struct class.owner
+const struct kobj_type | device_ktype
 struct kset * | devices_kset
 struct fs_context_operations | devtmpfs_context_ops
 struct list_head | dpm_late_early_list
@@ -72,19 +69,15 @@ struct list_head | dpm_list
 struct list_head | dpm_noirq_list
 struct list_head | dpm_prepared_list
 struct list_head | dpm_suspended_list
-const struct kobj_type | driver_ktype | !struct class.owner
-struct kobj_type | driver_ktype | struct class.owner
+const struct kobj_type | driver_ktype
 struct list_head | input_dev_list
 struct list_head | input_handler_list
 struct xarray | memory_blocks
 struct xarray | memory_groups
-const struct bus_type | memory_subsys | !struct bus_type.p
-struct bus_type | memory_subsys | struct bus_type.p
+const struct bus_type | memory_subsys
 struct kset * | module_kset
-const struct kobj_type | module_ktype | !struct class.owner
-struct kobj_type | module_ktype | struct class.owner
-const struct bus_type | pci_bus_type | !struct bus_type.p
-struct bus_type | pci_bus_type | struct bus_type.p
+const struct kobj_type | module_ktype
+const struct bus_type | pci_bus_type
 struct list_head | pci_root_buses
 struct device | platform_bus
 int | sections_per_block
@@ -331,9 +324,7 @@ const char *const [NR_SOFTIRQS] | softirq_to_name
 struct softirq_action [NR_SOFTIRQS] | softirq_vec
 unsigned int | softlockup_panic
 unsigned long | sysctl_hung_task_timeout_secs
-const struct taint_flag [20] | taint_flags | struct ucounts.rcu
-const struct taint_flag [19] | taint_flags | SECTION_MAP_LAST_BIT
-const struct taint_flag [18] | taint_flags | !SECTION_MAP_LAST_BIT
+const struct taint_flag [] | taint_flags
 unsigned long | tainted_mask
 struct kmem_cache * | task_exec_state_cachep
 struct kmem_cache * | task_struct_cachep
@@ -530,7 +521,6 @@ struct list_head * | tmigr_level_list
 # lib
 struct list_head | module_bug_list
 struct list_head | percpu_counters
-void *[] | stack_pools
 void *[] | stack_slabs
 struct stack_record ** | stack_table | struct stack_record.next
 struct list_head * | stack_table | !struct stack_record.next

@@ -11,7 +11,7 @@ from drgn import (
 )
 
 from msatools.selfdesc.btf import Btf, BtfError
-from msatools.selfdesc.finders import NAME, Finders, has_debug_info
+from msatools.selfdesc.finders import NAME, Finders, finders_of, has_debug_info
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from msatools.selfdesc.types import BtfTypes
 
@@ -50,6 +50,11 @@ def load_btf(prog: Program) -> None:
 def is_served_by_btf(prog: Program) -> bool:
     """Tell whether types of the kernel proper come from BTF."""
     return NAME in prog.enabled_type_finders() and not has_debug_info(main_module(prog))
+
+
+def modules_with_btf(prog: Program) -> list[str]:
+    """Name the modules of which types were asked for, and found in their own BTF."""
+    return finders_of(prog).modules.with_types()
 
 
 def main_module(prog: Program) -> MainModule:

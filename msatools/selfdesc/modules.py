@@ -104,6 +104,10 @@ class Modules:
             self._types[name] = self._read_types(name)
         return self._types[name]
 
+    def with_types(self) -> list[str]:
+        """Name the modules of which types were asked for, and found."""
+        return [name for name, types in self._types.items() if types]
+
     def _read_types(self, name: str) -> BtfTypes | None:
         for entry in _entries(self.prog, "btf_modules", "struct btf_module", "list"):
             try:

@@ -2,14 +2,22 @@
 
 """Say what a program is, whoever opened it."""
 
-from drgn import Program, ProgramFlags
+from collections.abc import Iterator
 
-from msatools.selfdesc import NotSelfDescribedError, is_served_by_btf, load_btf
+from drgn import ModuleFileStatus, Program, ProgramFlags
+
+from msatools.selfdesc import (
+    NotSelfDescribedError,
+    is_served_by_btf,
+    load_btf,
+    main_module,
+    modules_with_btf,
+)
 from msatools.target.crash import crash_of
 from msatools.target.debuginfo import release_of
 from msatools.target.dumpfile import DumpFile, read_dump_file
 from msatools.target.errors import NotADumpError, NoTypesError, TargetError
-from msatools.target.model import Kind, Target
+from msatools.target.model import Kind, Source, Target
 
 
 def describe(prog: Program) -> Target:
@@ -41,6 +49,7 @@ def describe_opened(prog: Program, path: str, dump: DumpFile | None) -> Target:
     :param dump: what the dump's headers say, ``None`` where there are none
     """
     assert prog.platform is not None
+    sources = tuple(_sources(prog))
     page_size: int = prog["PAGE_SIZE"].value_()
     return Target(
         path=path,
@@ -49,11 +58,12 @@ def describe_opened(prog: Program, path: str, dump: DumpFile | None) -> Target:
         release=release_of(prog),
         arch=prog.platform.arch.name.lower(),
         page_size=page_size,
-        types="btf" if is_served_by_btf(prog) else "dwarf",
+        types=sources[0].types,
         dump_level=dump.dump_level if dump else None,
         truncated=dump.truncated if dump else False,
         crash=crash_of(prog),
         format=dump.format if dump else "",
+        sources=sources,
     )
 
 
@@ -63,6 +73,20 @@ def _kind(prog: Program, dump: DumpFile | None) -> Kind:
     if not prog.flags & ProgramFlags.IS_LIVE:
         return "elf"
     return "kcore" if prog.flags & ProgramFlags.IS_LOCAL else "qmp"
+
+
+def _sources(prog: Program) -> Iterator[Source]:
+    """Tell what serves each module that has types, the kernel proper first."""
+    main = main_module(prog)
+    if is_served_by_btf(prog):
+        yield Source("kernel", "btf", None)
+        for name in modules_with_btf(prog):
+            yield Source(name, "btf", None)
+    else:
+        yield Source("kernel", "dwarf", main.debug_file_path)
+    for module in prog.modules():
+        if module != main and module.debug_file_status == ModuleFileStatus.HAVE:
+            yield Source(module.name, "dwarf", module.debug_file_path)
 
 
 def _check_types(prog: Program, path: str) -> None:

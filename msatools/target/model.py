@@ -28,6 +28,39 @@ class Crash:
 
 
 @dataclass(frozen=True)
+class Source:
+    """What serves the types of one module."""
+
+    module: str
+    """The name of a loadable module, or ``kernel``."""
+
+    types: Types
+
+    path: str | None
+    """The file with the debug info; ``None`` for BTF, which the kernel carries."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What can be asked of stack frames, which depends on where types come from."""
+
+    frame_locals: bool
+    """Local variables and parameters."""
+
+    inlined_frames: bool
+    """Functions that the compiler has put into their callers."""
+
+    source_lines: bool
+    """Files and lines."""
+
+
+_CAPABILITIES: dict[Types, Capabilities] = {
+    "dwarf": Capabilities(True, True, True),
+    "btf": Capabilities(False, False, False),
+}
+
+
+@dataclass(frozen=True)
 class Target:
     """The kernel looked at, and what it was read from."""
 
@@ -53,3 +86,11 @@ class Target:
 
     format: str = ""
     """The file format in words, such as ``kdump zlib, flattened``."""
+
+    sources: tuple[Source, ...] = ()
+    """What serves each module that has types, the kernel proper first."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What can be asked of the kernel's stack frames."""
+        return _CAPABILITIES[self.types]

@@ -14,7 +14,6 @@ import itertools
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -41,6 +40,8 @@ from msatools.memory.memmap import CHUNK_BYTES, MemmapRange, memmap_ranges
 from msatools.memory.owners import collect_owners
 from msatools.memory.scan import OwnedPages, scan
 from msatools.target import TargetSpec, open_target
+from tests.bench import startup
+from tests.bench.process import run_process
 from tests.elf import file_offset, load_segments
 
 HELPER_PAGES = 20_000
@@ -76,6 +77,8 @@ def main() -> int:
     print_pages(kernel, per_page)
     print()
     time_processes(run.elf, run.vmlinux, args.rounds)
+    print()
+    startup.compare(args.rounds)
     return 0
 
 
@@ -230,27 +233,6 @@ def time_processes(elf: Path, vmlinux: Path, rounds: int) -> None:
         print(f"{name:34}{median:10.2f}{peak[name] / 1024:12.0f}")
     ours, theirs = (statistics.median(seconds[name]) for name in commands)
     print(f"msa-memstat takes 1/{theirs / ours:.1f} of the time of crash kmem -i")
-
-
-def run_process(command: list[object], text: str) -> int:
-    """Run a command and give its peak memory in KiB."""
-    with subprocess.Popen(
-        [str(word) for word in command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        assert process.stdin
-        assert process.stdout
-        process.stdin.write(text)
-        process.stdin.close()
-        output = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{command[0]} failed:\n{output[-2000:]}")
-    return usage.ru_maxrss
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def error_of(command: dict[str, Any]) -> str:
 
 
 def test_commands_that_succeed(session: Session) -> None:
-    for name in ("text", "json", "interval"):
+    for name in ("text", "json", "interval", "dwarf"):
         command = session.commands[name]
         assert (command["status"], command["stderr"]) == (0, "")
 
@@ -125,7 +125,7 @@ def test_report(session: Session) -> None:
         "kcore",
         True,
     )
-    assert (target["release"], target["types"]) == (session.release, "dwarf")
+    assert (target["release"], target["types"]) == (session.release, "btf")
     assert (target["dump_level"], target["crash"]) == (None, None)
     assert command["start_ns"] < report["taken_at_ns"] < command["end_ns"]
     assert report["interval_ns"] is None
@@ -158,7 +158,8 @@ def test_class_lies_between_the_counters(session: Session, name: str) -> None:
 
 
 def test_checks(session: Session) -> None:
-    for report in (session.report, *session.reports("interval")):
+    reports = (session.report, *session.reports("interval"), *session.reports("dwarf"))
+    for report in reports:
         for check in report["checks"]:
             explained = check["explained_by"] is not None
             assert explained or abs(check["difference"]) <= session.held_back, check
@@ -169,7 +170,7 @@ def test_text(session: Session) -> None:
     assert "\x1b" not in text
     head = text.splitlines()[0]
     total = session.report["pages"]
-    assert head.startswith(f"{session.release}  live  types: dwarf  {total:,} pages, ")
+    assert head.startswith(f"{session.release}  live  types: btf  {total:,} pages, ")
     assert head.endswith(" 100% covered")
     assert re.search(r"^Managed .* totalram_pages +ok$", text, re.MULTILINE)
     assert re.search(rf"^Total +{total:,} ", text, re.MULTILINE)
@@ -197,15 +198,21 @@ def test_not_root(session: Session) -> None:
     assert error.endswith(": /proc/kcore: permission denied; run as root")
 
 
+def test_debug_info_says_the_same(session: Session) -> None:
+    (report,) = session.reports("dwarf")
+    assert report["target"]["types"] == "dwarf"
+    for name in ("pages", "managed_pages"):
+        assert report[name] == session.report[name]
+    assert [c["name"] for c in report["checks"]] == [
+        c["name"] for c in session.report["checks"]
+    ]
+
+
 def test_no_debug_info(session: Session) -> None:
-    error = error_of(session.commands["no-types"])
+    error = error_of(session.commands["no-debug-info"])
     assert f"no debug info found for {session.release}" in error
     assert f"linux-image-{session.release}-dbg" in error
     assert "vmlinux with -s" in error
-
-
-def test_types_from_btf_are_not_there_yet(session: Session) -> None:
-    assert "cannot read BTF yet" in error_of(session.commands["btf"])
 
 
 def test_lockdown() -> None:
