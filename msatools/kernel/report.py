@@ -3,11 +3,15 @@
 """What the reports of all commands have in common."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar
 
+from drgn import Program
+
+from msatools.selfdesc import refusals
 from msatools.target.model import Target
 
 ADDED = MappingProxyType({"added": True})
@@ -49,6 +53,15 @@ class Findings:
         """Note once that something is lost, and count how often it was."""
         self.lost[subject] += 1
         self.note("lost", text, subject)
+
+
+@contextmanager
+def noting_refusals(prog: Program, findings: Findings) -> Iterator[None]:
+    """Note what the kernel has but nothing told the type of meanwhile."""
+    with refusals(prog) as refused:
+        yield
+    for name, why in refused.items():
+        findings.lose(name, f"{name} is left out: {why}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import numpy as np
 from drgn.helpers.linux.timekeeping import ktime_get_coarse_ns
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import Findings, noting_refusals
 from msatools.kernel.zones import Zone, online_nodes, populated_zones
 from msatools.memory.checks import make_checks, read_counters
 from msatools.memory.classes import CLASSES, PageClass
@@ -119,46 +119,49 @@ def collect_memstat(
     :raises drgn.FaultError: if the dump lacks every struct page
     :raises TargetError: if the program is not a kernel, or has no types
     """
+    target = target or describe(prog)
     reader, findings = Reader(prog), Findings()
     live = bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
-    layout = page_layout(prog)
-    ranges = memmap_ranges(reader, layout, findings)
-    nodes = online_nodes(prog, findings)
-    populated = list(populated_zones(nodes))
-    owners = collect_owners(reader, layout, ranges, findings)
-    pcp = pcp_lists(reader, populated, findings)
-    counters = read_counters(reader, nodes, pcp, findings)
-    seen = _SectionZones()
-    before_scan = reader.reads
-    result = scan(
-        reader,
-        layout,
-        [part for part in ranges if part.state != "offline"],
-        owners.pages(),
-        progress,
-        seen.observe if sections else None,
-    )
-    findings.coverage["memmap_reads"] = reader.reads - before_scan
-    if live:
+    with noting_refusals(prog, findings):
+        layout = page_layout(prog)
+        ranges = memmap_ranges(reader, layout, findings)
+        nodes = online_nodes(prog, findings)
+        populated = list(populated_zones(nodes))
+        owners = collect_owners(reader, layout, ranges, findings)
         pcp = pcp_lists(reader, populated, findings)
-    _, broken = settle_pcp(result, pcp)
-    findings.coverage["pcp_lists_broken"] += broken
-    settle_cache(reader, result, findings)
-    settle_swapcache(reader, result, findings)
-    after = read_counters(reader, nodes, pcp, findings) if live else counters
+        counters = read_counters(reader, nodes, pcp, findings)
+        seen = _SectionZones()
+        before_scan = reader.reads
+        result = scan(
+            reader,
+            layout,
+            [part for part in ranges if part.state != "offline"],
+            owners.pages(),
+            progress,
+            seen.observe if sections else None,
+        )
+        findings.coverage["memmap_reads"] = reader.reads - before_scan
+        if live:
+            pcp = pcp_lists(reader, populated, findings)
+        _, broken = settle_pcp(result, pcp)
+        findings.coverage["pcp_lists_broken"] += broken
+        settle_cache(reader, result, findings)
+        settle_swapcache(reader, result, findings)
+        after = read_counters(reader, nodes, pcp, findings) if live else counters
+        checks = make_checks(result, owners, counters, after, layout, findings)
     findings.coverage["heads_unreadable"] += result.heads_unreadable
     zones = {(zone.node, zone.number): zone for zone in populated}
     _cover(findings, reader, ranges, result)
     _note_losses(findings)
     return MemstatReport(
-        target=target or describe(prog),
+        target=target,
         taken_at_ns=_now(prog),
         interval_ns=None,
         coverage={key: findings.coverage[key] for key in _COVERAGE},
         notes=tuple(findings.notes.values()),
         pages=result.pages(),
         classes=_classes(result, prog["PAGE_SIZE"].value_()),
-        checks=make_checks(result, owners, counters, after, layout, findings),
+        checks=checks,
         managed_pages=after.get("totalram_pages"),
         physical_pages=None
         if findings.lost["nodes"]

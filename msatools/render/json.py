@@ -26,7 +26,8 @@ def _object(model: object) -> dict[str, object]:
     return {
         field.name: _value(getattr(model, field.name))
         for field in fields(model)  # type: ignore[arg-type]  # any dataclass
-        if getattr(model, field.name) is not None or not field.metadata.get("added")
+        if not field.metadata.get("unlisted")
+        and (getattr(model, field.name) is not None or not field.metadata.get("added"))
     }
 
 

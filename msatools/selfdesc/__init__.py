@@ -3,6 +3,7 @@
 """Types and symbols from the kernel's own memory, where there is no debug info."""
 
 from msatools.selfdesc.btf import BtfError
+from msatools.selfdesc.finders import refusals
 from msatools.selfdesc.load import (
     NotSelfDescribedError,
     is_served_by_btf,
@@ -18,4 +19,5 @@ __all__ = (
     "load_btf",
     "main_module",
     "modules_with_btf",
+    "refusals",
 )

@@ -2,6 +2,9 @@
 
 """Answer drgn's questions for types, objects and symbols without any debug info."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from drgn import (
     FindObjectFlags,
     MainModule,
@@ -14,6 +17,7 @@ from drgn import (
     TypeKindSet,
 )
 
+from msatools.selfdesc.btf import BtfError
 from msatools.selfdesc.modules import Modules
 from msatools.selfdesc.objects import Objects
 from msatools.selfdesc.types import BtfTypes
@@ -35,6 +39,7 @@ class Finders:
         self.symbols = symbols
         self.objects = Objects(types.prog, types, symbols)
         self.modules = Modules(types)
+        self._witnesses: list[dict[str, str]] = []
 
     def register(self, prog: Program) -> None:
         """Set them behind all finders that the program has."""
@@ -58,7 +63,8 @@ class Finders:
         if not self.is_serving:
             return None
         if filename is None:
-            return self.types.find(kinds, name)
+            with self._witnessed(name):
+                return self.types.find(kinds, name)
         module = self.modules.types(filename)
         return module.find(kinds, name) if module else None
 
@@ -71,7 +77,8 @@ class Finders:
         """
         if filename is not None or not self.is_serving:
             return None
-        return self.objects.find(name, flags)
+        with self._witnessed(name):
+            return self.objects.find(name, flags)
 
     def find_symbols(
         self, prog: Program, name: str | None, address: int | None, one: bool
@@ -86,6 +93,29 @@ class Finders:
             found += self.modules.find_symbols(name, address, one)
         return found
 
+    @contextmanager
+    def refusals(self) -> Iterator[dict[str, str]]:
+        """Learn what is refused meanwhile: names, and why.
+
+        Much code takes a look-up that fails to mean that the kernel does not have the
+        thing, which is not what a refusal says.
+        """
+        refused: dict[str, str] = {}
+        self._witnesses.append(refused)
+        try:
+            yield refused
+        finally:
+            self._witnesses.remove(refused)
+
+    @contextmanager
+    def _witnessed(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (LookupError, BtfError) as error:
+            for refused in self._witnesses:
+                refused[name] = str(error)
+            raise
+
     def _has(self, address: int) -> bool:
         """Tell whether the kernel lies there.
 
@@ -94,6 +124,17 @@ class Finders:
         """
         ranges = self.main.address_ranges or ()
         return any(start <= address < end for start, end in ranges)
+
+
+@contextmanager
+def refusals(prog: Program) -> Iterator[dict[str, str]]:
+    """Learn which names are refused meanwhile and why; none with debug info."""
+    finders: Finders | None = prog.cache.get(NAME)
+    if finders is None:
+        yield {}
+        return
+    with finders.refusals() as refused:
+        yield refused
 
 
 def finders_of(prog: Program) -> Finders:

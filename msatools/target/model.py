@@ -2,11 +2,16 @@
 
 """What every report says of the kernel it looked at."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 Kind = Literal["elf", "kdump", "kcore", "qmp"]
 Types = Literal["dwarf", "btf"]
+
+
+UNLISTED = MappingProxyType({"unlisted": True})
+"""Metadata of a field that people see and JSON does not have."""
 
 
 class Address(int):
@@ -87,7 +92,7 @@ class Target:
     format: str = ""
     """The file format in words, such as ``kdump zlib, flattened``."""
 
-    sources: tuple[Source, ...] = ()
+    sources: tuple[Source, ...] = field(default=(), metadata=UNLISTED)
     """What serves each module that has types, the kernel proper first."""
 
     @property

@@ -8,6 +8,7 @@ import pytest
 from msatools.render import plain
 from msatools.render.header import header
 from msatools.target import Crash, Target
+from msatools.target.model import Source
 
 TARGET = Target(
     path="vmcore",
@@ -24,9 +25,9 @@ TARGET = Target(
 )
 
 
-def lines(target: Target, *facts: str) -> list[str]:
+def lines(target: Target, *facts: str, verbose: bool = False) -> list[str]:
     out = io.StringIO()
-    plain.show(header(target, *facts), out)
+    plain.show(header(target, *facts, verbose=verbose), out)
     return out.getvalue().splitlines()
 
 
@@ -71,3 +72,15 @@ def test_truncation_has_a_line() -> None:
 )
 def test_crash_has_a_line(crash: Crash, expected: str) -> None:
     assert lines(replace(TARGET, crash=crash))[1] == expected
+
+
+def test_sources_of_types() -> None:
+    kernel = Source("kernel", "btf", None)
+    module = Source("lo\x1bop", "dwarf", "/tmp/loop.ko")
+    target = replace(TARGET, types="btf", sources=(kernel, module))
+    assert len(lines(target)) == 1
+    assert lines(target, verbose=True)[1:] == [
+        "types of kernel: btf, from the kernel itself",
+        "types of lo\\x1bop: dwarf, from /tmp/loop.ko",
+        "types of other modules: none loaded",
+    ]

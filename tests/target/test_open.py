@@ -17,6 +17,7 @@ from msatools.target.errors import (
     NotADumpError,
     NotPermittedError,
 )
+from msatools.target.model import Source
 
 FORMATS = {
     "elf": ("elf", "ELF", None),
@@ -71,9 +72,17 @@ def test_description_of_a_program_that_drgn_opened(
     ours = open_target(spec(run_612, run_612.dump(format)))
     prog = Program(Platform(ours.prog.platform.arch))  # type: ignore[union-attr]
     prog.set_core_dump(run_612.dump(format))
-    assert describe(prog) == replace(ours.target, types="btf")
+    (kernel,) = ours.target.sources
+    assert (kernel.module, kernel.types) == ("kernel", "dwarf")
+    assert kernel.path == str(run_612.vmlinux)
+    carried = Source("kernel", "btf", None)
+    assert describe(prog) == replace(ours.target, types="btf", sources=(carried,))
+    assert prog.type("struct loop_device", "loop").tag == "loop_device"
+    assert describe(prog).sources == (carried, Source("loop", "btf", None))
+    assert not describe(prog).capabilities.frame_locals
     prog.load_debug_info([run_612.vmlinux])
     assert describe(prog) == ours.target
+    assert ours.target.capabilities.frame_locals
 
 
 def test_a_program_that_is_no_kernel() -> None:
