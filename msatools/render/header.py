@@ -23,7 +23,7 @@ def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]
     if verbose:
         for source in target.sources:
             yield text(Span(f"types of {source.module}: {_origin(source)}"))
-        yield text(Span("types of other modules: none loaded"))
+        yield text(Span("types of other modules: not asked for"))
     if target.truncated:
         yield text(Span("truncated: the file ends before the last of its pages", "bad"))
     if target.crash is not None:

@@ -6,6 +6,7 @@ from msatools.selfdesc.btf import BtfError
 from msatools.selfdesc.finders import refusals
 from msatools.selfdesc.load import (
     NotSelfDescribedError,
+    create_modules,
     is_served_by_btf,
     load_btf,
     main_module,
@@ -15,6 +16,7 @@ from msatools.selfdesc.load import (
 __all__ = (
     "BtfError",
     "NotSelfDescribedError",
+    "create_modules",
     "is_served_by_btf",
     "load_btf",
     "main_module",

@@ -15,6 +15,9 @@ from enum import IntEnum
 from typing import Literal, NamedTuple
 
 MAGIC = 0xEB9F
+MAX_BYTES = 1 << 28
+"""Far more than any kernel has (a Debian 6.12 has 4.7 million)."""
+
 _HEADER = "HBBIIIII"
 _MAX_TYPES = 1 << 24
 """More than any kernel has (a Debian 6.12 has 107,000)."""
@@ -66,7 +69,12 @@ _EACH = {
 }
 _KINDS = len(Kind)
 _FIXED_WORDS = [3 + _FIXED.get(Kind(kind), 0) for kind in range(_KINDS)]
+_FIXED_WORDS[Kind.VOID] = _MAX_TYPES * 4  # it has no place in a blob
 _EACH_WORDS = [_EACH.get(Kind(kind), 0) for kind in range(_KINDS)]
+# Up to Linux 7.0 there were 5 bits for the kind and 16 for the length; "bpf: Extend BTF
+# UAPI vlen, kinds to use unused bits" (in v7.1) gave both what was zero before.
+_KIND = 0x7F
+_VLEN = 0xFFFFFF
 
 
 class Int(NamedTuple):
@@ -142,7 +150,7 @@ class Btf:
 
     def kind(self, type_id: int) -> Kind:
         """Tell the kind of a type."""
-        return Kind(self._head(type_id)[1] >> 24 & 0x1F)
+        return Kind(self._head(type_id)[1] >> 24 & _KIND)
 
     def name(self, type_id: int) -> str:
         """Tell the name of a type, empty if it has none."""
@@ -253,7 +261,7 @@ class Btf:
         wanted = {int(kind) for kind in kinds}
         words = self._words
         for index, position in enumerate(self._positions):
-            if words[position + 1] >> 24 & 0x1F in wanted:
+            if words[position + 1] >> 24 & _KIND in wanted:
                 yield self.first_id + index
 
     def _index(self, named: Iterable[tuple[int, int]]) -> dict[str, list[int]]:
@@ -356,20 +364,23 @@ def _walk(words: "array[int]") -> tuple["array[int]", "array[int]", bool]:
     positions, names = array("I"), array("I")
     add_position, add_name = positions.append, names.append
     flagged_enums = False
-    position, end = 0, len(words)
+    kind = position = 0
+    end = len(words)
     try:
         while position < end:
             add_position(position)
             info = words[position + 1]
-            kind = info >> 24 & 0x1F
+            kind = info >> 24 & _KIND
             add_name(words[position] if kind != 12 else 0)
             if info >> 31 and kind == 6:
                 flagged_enums = True
-            position += _FIXED_WORDS[kind] + _EACH_WORDS[kind] * (info & 0xFFFF)
+            position += _FIXED_WORDS[kind] + _EACH_WORDS[kind] * (info & _VLEN)
     except IndexError:
-        position = end + 1
+        raise BtfError(
+            f"type {len(positions)} is cut off, or of kind {kind}, which is not known"
+        ) from None
     if position != end:
-        raise BtfError(f"type {len(positions)} is cut off, or of a kind not known")
+        raise BtfError(f"type {len(positions)} is cut off")
     if len(positions) > _MAX_TYPES:
         raise BtfError(f"it has {len(positions)} types")
     return positions, names, flagged_enums

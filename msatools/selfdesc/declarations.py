@@ -5,10 +5,10 @@
 import re
 from dataclasses import dataclass
 
-from drgn import Program, Type
+from drgn import Type
 
 from msatools.selfdesc.globals import VARIABLES
-from msatools.selfdesc.types import BtfTypes
+from msatools.selfdesc.types import KEYWORDS, BtfTypes
 
 
 class NotSoError(LookupError):
@@ -34,41 +34,42 @@ class Declaration:
 
         :raises LookupError: if the kernel does not have what the line is made of
         """
-        prog = types.prog
-        if self.condition and not _holds(prog, self.condition):
+        if self.condition and not _holds(types, self.condition):
             raise NotSoError(f"it is not so that {self.condition}")
         members = re.fullmatch(r"struct \{(.*)\}", self.element)
         if members:
             made = types.find_anonymous(members[1].split())
         else:
-            made = prog.type(self.element)
+            made = types.parse(self.element)
         for length in reversed(self.lengths):
-            made = prog.array_type(made, *_length(prog, length))
+            made = types.prog.array_type(made, *_length(types, length))
         return made
 
 
-def _holds(prog: Program, condition: str) -> bool:
+def _holds(types: BtfTypes, condition: str) -> bool:
+    """Tell whether a condition is met.
+
+    :raises AmbiguousError: if nothing tells: "not there" must not be taken from that
+    """
     negated = condition.startswith("!")
     type_name, _, member = condition.lstrip("!").partition(".")
-    try:
-        if " " not in type_name:
-            prog.constant(type_name)
-        elif member:
-            prog.type(type_name).member(member)
-        else:
-            prog.type(type_name)
-    except LookupError:
-        return negated
-    return not negated
+    if " " not in type_name:
+        return (types.find_constant(type_name) is not None) != negated
+    keyword, _, name = type_name.partition(" ")
+    found = types.find({KEYWORDS[keyword]}, name)
+    is_there = found is not None and (not member or found.has_member(member))
+    return is_there != negated
 
 
-def _length(prog: Program, length: str) -> tuple[int, ...]:
+def _length(types: BtfTypes, length: str) -> tuple[int, ...]:
     if not length:
         return ()
     if length.isdigit():
         return (int(length),)
-    value: int = prog.constant(length).value_()
-    return (value,)
+    constant = types.find_constant(length)
+    if constant is None:
+        raise LookupError(f"BTF has no constant {length}")
+    return (int(constant),)
 
 
 def parse(text: str) -> dict[str, tuple[Declaration, ...]]:

@@ -89,7 +89,7 @@ class Finders:
         found: list[Symbol] = []
         if address is None or self._has(address):
             found += self.symbols(prog, name, address, one)
-        if not found or (name is None and address is None and not one):
+        if not found or (not one and address is None):
             found += self.modules.find_symbols(name, address, one)
         return found
 
@@ -105,7 +105,8 @@ class Finders:
         try:
             yield refused
         finally:
-            self._witnesses.remove(refused)
+            # By identity: two that are empty are equal.
+            self._witnesses = [it for it in self._witnesses if it is not refused]
 
     @contextmanager
     def _witnessed(self, name: str) -> Iterator[None]:

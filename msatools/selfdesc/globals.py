@@ -138,6 +138,7 @@ struct kmem_cache * | fanotify_mnt_event_cachep
 struct kmem_cache * | fanotify_path_event_cachep
 struct kmem_cache * | fanotify_perm_event_cachep
 struct kmem_cache * | fasync_cache
+# A list of its own type until v7.1
 struct hlist_head | file_systems | struct file_system_type.list
 struct file_system_type * | file_systems | struct file_system_type.next
 struct kmem_cache * | filelease_cache
@@ -182,6 +183,7 @@ struct kmem_cache * | mb_entry_cache
 const struct file_operations | memory_fops
 struct kmem_cache * | mnt_cache
 struct xarray | mnt_id_xa
+# A bare tree until v6.18
 struct ns_tree_root | mnt_ns_tree
 struct rb_root | mnt_ns_tree | !struct ns_tree_root
 struct hlist_head * | mount_hashtable
@@ -332,6 +334,7 @@ struct kmem_cache * | taskstats_cache
 struct ns_tree_root | time_ns_tree
 struct smp_hotplug_thread | timer_thread
 unsigned long | total_forks
+# Looked up under RCU since v6.15
 struct hlist_nulls_head [1024] | ucounts_hashtable | struct ucounts.rcu
 struct hlist_head [1024] | ucounts_hashtable | !struct ucounts.rcu
 struct kmem_cache * | uid_cachep
@@ -522,6 +525,7 @@ struct list_head * | tmigr_level_list
 struct list_head | module_bug_list
 struct list_head | percpu_counters
 void *[] | stack_slabs
+# A table of lists since v6.8
 struct stack_record ** | stack_table | struct stack_record.next
 struct list_head * | stack_table | !struct stack_record.next
 struct list_head | uevent_sock_list

@@ -10,50 +10,79 @@ from drgn import (
     SymbolIndex,
 )
 
-from msatools.selfdesc.btf import Btf, BtfError
+from msatools.selfdesc.btf import MAX_BYTES, Btf, BtfError
 from msatools.selfdesc.finders import NAME, Finders, finders_of, has_debug_info
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from msatools.selfdesc.types import BtfTypes
 
 _SYS_BTF = "/sys/kernel/btf/vmlinux"
-_MAX_BTF_BYTES = 1 << 28
-"""Far more than any kernel has (a Debian 6.12 has 4.7 million)."""
+_PLACES = (
+    ("__start_BTF", "__stop_BTF"),
+    # Before "bpf: Support llvm-objcopy for vmlinux BTF" (in v5.7).
+    ("_binary__btf_vmlinux_bin_start", "_binary__btf_vmlinux_bin_end"),
+)
 
 
 class NotSelfDescribedError(LookupError):
     """The kernel does not carry what describes it, or it cannot be read."""
 
 
-def load_btf(prog: Program) -> None:
+def load_btf(prog: Program, *, modules: bool = True) -> None:
     """Take types and symbols of the kernel proper from its own BTF and kallsyms.
 
     They serve what no debug info does: as soon as some is loaded for the kernel, it
-    takes their place. Loading twice does nothing.
+    takes their place. Loading twice does nothing. A name that the kernel has, but of
+    which nothing tells for sure what it is, raises LookupError, also from
+    ``name in prog``.
 
+    :param modules: whether to make modules known, see :func:`create_modules`
     :raises NotSelfDescribedError: if the kernel has no BTF or no symbols, with what is
-        missing in words
+        missing in words; whether or not it has debug info
     """
-    if NAME in prog.registered_type_finders():
+    if NAME not in prog.registered_type_finders():
+        _load_kernel(prog)
+    if modules:
+        create_modules(prog)
+
+
+def create_modules(prog: Program) -> None:
+    """Let drgn know the loaded modules.
+
+    Without that it unwinds stacks that lead through them by guessing. It works with
+    debug info and without; what cannot be read of the list is left out.
+    """
+    try:
+        prog.create_loaded_modules()
+    except (FaultError, LookupError):
         return
+
+
+def _load_kernel(prog: Program) -> None:
     try:
         symbols = load_symbols(prog)
         btf = Btf(_read_btf(prog, symbols))
     except NoSymbolsError as error:
         raise NotSelfDescribedError(str(error)) from error
     except BtfError as error:
-        raise NotSelfDescribedError(f"the kernel's BTF is damaged: {error}") from error
+        raise NotSelfDescribedError(
+            f"the kernel's BTF cannot be used: {error}"
+        ) from error
     main = main_module(prog)
-    _set_range(prog, main, symbols)
+    if main.address_ranges is None:
+        # Without it, drgn unwinds stacks by guessing.
+        main.address_ranges = [_range(prog, symbols)]
     Finders(main, BtfTypes(prog, btf), symbols).register(prog)
 
 
 def is_served_by_btf(prog: Program) -> bool:
-    """Tell whether types of the kernel proper come from BTF."""
-    return NAME in prog.enabled_type_finders() and not has_debug_info(main_module(prog))
+    """Tell whether types of the kernel proper come from BTF, ours or drgn's own."""
+    return not has_debug_info(main_module(prog))
 
 
 def modules_with_btf(prog: Program) -> list[str]:
     """Name the modules of which types were asked for, and found in their own BTF."""
+    if NAME not in prog.cache:
+        return []
     return finders_of(prog).modules.with_types()
 
 
@@ -76,14 +105,18 @@ def _read_btf(prog: Program, symbols: SymbolIndex) -> bytes:
             pass
         except OSError as error:
             raise NotSelfDescribedError(f"{_SYS_BTF}: {error.strerror}") from error
-    start = _address(prog, symbols, "__start_BTF")
-    stop = _address(prog, symbols, "__stop_BTF")
-    if start is None or stop is None or start == stop:
+    for names in _PLACES:
+        start, stop = (_address(prog, symbols, name) for name in names)
+        if start is not None and stop is not None and start != stop:
+            break
+    else:
         raise NotSelfDescribedError(
             "the kernel has no BTF (it was built without CONFIG_DEBUG_INFO_BTF)"
         )
-    if not 0 < stop - start <= _MAX_BTF_BYTES:
-        raise NotSelfDescribedError("the kernel's BTF is damaged: it ends too far away")
+    if not 0 < stop - start <= MAX_BYTES:
+        raise NotSelfDescribedError(
+            "the kernel's BTF cannot be used: it ends too far away"
+        )
     try:
         data: bytes = prog.read(start, stop - start)
     except FaultError as error:
@@ -93,11 +126,12 @@ def _read_btf(prog: Program, symbols: SymbolIndex) -> bytes:
     return data
 
 
-def _set_range(prog: Program, main: MainModule, symbols: SymbolIndex) -> None:
-    """Say where the kernel lies: without that, drgn unwinds stacks by guessing."""
+def _range(prog: Program, symbols: SymbolIndex) -> tuple[int, int]:
+    """Tell where the kernel lies, from its start to its end."""
     start, end = (_address(prog, symbols, name) for name in ("_text", "_end"))
-    if main.address_ranges is None and start is not None and end is not None:
-        main.address_ranges = [(start, end)]
+    if start is None or end is None or not start < end:
+        raise NotSelfDescribedError("the kernel's symbols do not say where it lies")
+    return start, end
 
 
 def _address(prog: Program, symbols: SymbolIndex, name: str) -> int | None:

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from drgn import FaultError, Object, Program, Symbol, SymbolIndex
-from drgn.helpers.linux.kallsyms import module_kallsyms
-from drgn.helpers.linux.list import list_for_each_entry
-from drgn.helpers.linux.module import module_address_regions
 
-from msatools.selfdesc.btf import Btf, BtfError
+from msatools.selfdesc.btf import MAX_BYTES, Btf, BtfError
 from msatools.selfdesc.types import BtfTypes
 
 _MAX_MODULES = 10_000
@@ -42,6 +39,9 @@ class Module:
     def symbols(self) -> SymbolIndex:
         """Read the module's own symbols; none where they cannot be read."""
         if self._symbols is None:
+            # drgn's helpers take long to import, and few need this.
+            from drgn.helpers.linux.kallsyms import module_kallsyms
+
             try:
                 _check_tables(self.module)
                 symbols = module_kallsyms(self.module)
@@ -77,7 +77,11 @@ class Modules:
         if self._modules is None:
             # Looking up what the walk needs may ask for symbols in turn.
             self._modules = []
-            self._modules = list(_loaded(self.prog))
+            found: list[Module] | None = None
+            try:
+                found = list(_loaded(self.prog))
+            finally:
+                self._modules = found
         return iter(self._modules)
 
     def find_symbols(
@@ -117,7 +121,10 @@ class Modules:
                 base = self.kernel.btf
                 if (btf.start_id, btf.start_str_off) != (base.end_id, base.end_string):
                     raise BtfError(f"module {name} has BTF for another kernel")
-                data = self.prog.read(btf.data, btf.data_size)
+                size = btf.data_size.value_()
+                if size > MAX_BYTES:
+                    raise BtfError(f"module {name} has {size} bytes of BTF")
+                data = self.prog.read(btf.data, size)
             except FaultError as error:
                 raise BtfError(f"module {name}: {error}") from error
             return BtfTypes(self.prog, Btf(data, base), self.kernel.type)
@@ -125,6 +132,8 @@ class Modules:
 
 
 def _loaded(prog: Program) -> Iterator[Module]:
+    from drgn.helpers.linux.module import module_address_regions
+
     for module in _entries(prog, "modules", "struct module", "list"):
         try:
             regions = module_address_regions(module)
@@ -138,6 +147,8 @@ def _entries(
     prog: Program, variable: str, entry_type: str, member: str
 ) -> Iterator[Object]:
     """Walk a list of the kernel's, as far as it can be read."""
+    from drgn.helpers.linux.list import list_for_each_entry
+
     try:
         head = prog[variable].address_of_()
         yield from islice(list_for_each_entry(entry_type, head, member), _MAX_MODULES)

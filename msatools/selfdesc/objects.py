@@ -113,6 +113,6 @@ class Objects:
         )
         if size > (room or _UNKNOWN_ROOM):
             raise UntypedError(
-                f"the type declared for {name} has {size} bytes, "
-                f"and the kernel gives it {room}"
+                f"the type declared for {name} has {size} bytes, and the kernel "
+                + (f"gives it {room}" if room else "does not tell how many it has")
             )

@@ -2,6 +2,7 @@
 
 """Make drgn's types out of BTF, as they are asked for."""
 
+import re
 from collections.abc import Callable, Collection
 from functools import partial
 
@@ -38,6 +39,25 @@ _QUALIFIERS = {
     Kind.RESTRICT: Qualifiers.RESTRICT,
 }
 _SIGNED_CHAR = {Architecture.X86_64, Architecture.I386}
+KEYWORDS = {
+    "struct": TypeKind.STRUCT,
+    "union": TypeKind.UNION,
+    "enum": TypeKind.ENUM,
+}
+_DECLARATION = re.compile(
+    r"(?P<const>const )?(?P<name>\w+(?: \w+)*?)(?P<pointers>(?: ?\*(?: ?const)?)*)"
+)
+_POINTER = re.compile(r"\*( ?const)?")
+_SPELLINGS = {
+    "short": ("short int", "short"),
+    "unsigned short": ("short unsigned int", "unsigned short"),
+    "long": ("long int", "long"),
+    "unsigned long": ("long unsigned int", "unsigned long"),
+    "long long": ("long long int", "long long"),
+    "unsigned long long": ("long long unsigned int", "unsigned long long"),
+}
+"""How GCC, and how Clang spell the integer types of C."""
+
 _MAX_DEPTH = 64
 """Of declarators within each other; C sources have some five."""
 
@@ -79,6 +99,41 @@ class BtfTypes:
             return None
         self._check_unambiguous(name, ids)
         return self.type(ids[0])
+
+    def parse(self, text: str) -> Type:
+        """Make the type that a C declaration names, of what this blob has.
+
+        drgn's own ``prog.type()`` knows more of C, and also what other sources told it
+        before this one was there, such as the sign of ``char``.
+
+        :param text: a type, ``const`` or not, with any pointers after it
+        :raises LookupError: if there is none, or more than one
+        """
+        match = _DECLARATION.fullmatch(text)
+        if match is None:
+            raise LookupError(f"not a type that can be declared: {text}")
+        made = self._named(match["name"])
+        if match["const"]:
+            made = made.qualified(Qualifiers.CONST)
+        for pointer in _POINTER.findall(match["pointers"]):
+            made = self.prog.pointer_type(made)
+            if pointer:
+                made = made.qualified(Qualifiers.CONST)
+        return made
+
+    def _named(self, text: str) -> Type:
+        keyword, _, name = text.rpartition(" ")
+        if keyword in KEYWORDS:
+            found = self.find({KEYWORDS[keyword]}, name)
+        elif text == "void":
+            return self.prog.void_type()
+        else:
+            found = self.find({TypeKind.TYPEDEF}, text)
+            for spelling in _SPELLINGS.get(text, (text,)):
+                found = found or self.find({TypeKind.INT, TypeKind.BOOL}, spelling)
+        if found is None:
+            raise LookupError(f"BTF has no type {text}")
+        return found
 
     def find_constant(self, name: str) -> Object | None:
         """Find an enumerator by its name, ``None`` if there is none.
@@ -201,7 +256,8 @@ class BtfTypes:
         if described.is_bool:
             return self.prog.bool_type(name, described.size, self.btf.byteorder)
         is_signed = described.is_signed
-        if name in ("char", "signed char") and not self._tells_sign_of_char():
+        is_char = name in ("char", "signed char")
+        if is_char and not is_signed and not self._tells_sign_of_char():
             is_signed = name == "signed char" or self._is_char_signed()
         return self.prog.int_type(name, described.size, is_signed, self.btf.byteorder)
 
@@ -211,7 +267,8 @@ class BtfTypes:
         The pahole that made Debian's 5.10 did not: its "signed char" has none.
         """
         btf = self.btf.base or self.btf
-        return all(btf.as_int(i).is_signed for i in btf.find("signed char", Kind.INT))
+        ids = btf.find("signed char", Kind.INT)
+        return bool(ids) and all(btf.as_int(type_id).is_signed for type_id in ids)
 
     def _is_char_signed(self) -> bool:
         """Tell the sign that a plain char has by the architecture's convention.

@@ -90,16 +90,24 @@ def _sources(prog: Program) -> Iterator[Source]:
 
 
 def _check_types(prog: Program, path: str) -> None:
-    try:
-        prog.type("struct page")
+    if not is_served_by_btf(prog):
         return
-    except LookupError:
-        pass
     try:
         load_btf(prog)
     except NotSelfDescribedError as error:
+        if _has_types(prog):
+            return
         raise NoTypesError(
             path,
             f"no types of the kernel are loaded, and {error}",
             "load its debug info, in drgn's prompt with -s",
         ) from error
+
+
+def _has_types(prog: Program) -> bool:
+    """Tell whether anything else serves the kernel's types, a plugin perhaps."""
+    try:
+        prog.type("struct page")
+    except LookupError:
+        return False
+    return True

@@ -97,14 +97,17 @@ def _load_types(prog: Program, path: str, spec: TargetSpec) -> None:
         missing.append(f"no debug info found for {debuginfo.release_of(prog)}")
     if spec.types != "dwarf":
         try:
-            load_btf(prog)
+            load_btf(prog, modules=False)
         except NotSelfDescribedError as error:
             missing.append(str(error))
         else:
             # So that nothing that drgn is asked to load later takes its place.
             main_module(prog).debug_file_status = ModuleFileStatus.DONT_NEED
             return
-    raise NoTypesError(path, ", and ".join(missing), debuginfo.how_to_get(prog))
+    what_to_do = debuginfo.how_to_get(prog)
+    if spec.types == "btf":
+        what_to_do = "leave out --types btf and name the kernel's vmlinux with -s"
+    raise NoTypesError(path, ", and ".join(missing), what_to_do)
 
 
 def _open_dump(path: str, dump: DumpFile) -> Program:
@@ -130,11 +133,11 @@ def _open_dump(path: str, dump: DumpFile) -> Program:
         ) from error
     if not prog.flags & drgn.ProgramFlags.IS_LINUX_KERNEL:
         raise NotADumpError(path, "not a dump of Linux", "name a vmcore")
-    _mask_user_addresses(prog)
+    mask_user_addresses(prog)
     return prog
 
 
-def _mask_user_addresses(prog: Program) -> None:
+def mask_user_addresses(prog: Program) -> None:
     """Let reads below the kernel's half of the addresses fail.
 
     QEMU's ELF dumps call each physical address a virtual one, too (their segments have

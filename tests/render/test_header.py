@@ -82,5 +82,5 @@ def test_sources_of_types() -> None:
     assert lines(target, verbose=True)[1:] == [
         "types of kernel: btf, from the kernel itself",
         "types of lo\\x1bop: dwarf, from /tmp/loop.ko",
-        "types of other modules: none loaded",
+        "types of other modules: not asked for",
     ]

@@ -12,6 +12,7 @@ import pytest
 from drgn import Architecture, Platform, PlatformFlags, Program, TypeKind, sizeof
 
 from msatools.selfdesc.btf import Btf, BtfError, Kind
+from msatools.selfdesc.declarations import Declaration
 from msatools.selfdesc.layout import agree, strip
 from msatools.selfdesc.types import AmbiguousError, BtfTypes
 from tests.selfdesc.encode import VOID, Writer
@@ -365,10 +366,73 @@ def test_every_cut(writer: Writer) -> None:
             Btf(blob[:size])
 
 
-def test_kind_not_known(writer: Writer) -> None:
-    writer.add(20, "future", 4)
-    with pytest.raises(BtfError, match="not known"):
+@pytest.mark.parametrize("kind", [20, 33, 127])
+def test_kind_not_known(writer: Writer, kind: int) -> None:
+    writer.add(kind, "future", 4)
+    with pytest.raises(BtfError, match=f"of kind {kind}, which is not known"):
         Btf(writer.blob())
+
+
+def test_types_that_are_zeros(writer: Writer) -> None:
+    writer.types = bytes(24)
+    with pytest.raises(BtfError, match="type 1 is cut off"):
+        Btf(writer.blob())
+
+
+def test_more_members_than_there_were_bits_for(writer: Writer) -> None:
+    """The length has 24 bits since Linux 7.1; there were 16."""
+    values = [(f"V{number}", number) for number in range(70_000)]
+    enum = writer.enum("e", values)
+    after = writer.int("int", 4, SIGNED)
+    made = types(writer)
+    assert len(made.type(enum).enumerators or ()) == 70_000
+    assert made.find({TypeKind.INT}, "int") is made.type(after)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["int", "const int", "int *", "const int **", "const int * const", "struct s *"],
+)
+def test_declared_type(writer: Writer, text: str) -> None:
+    integer = writer.int("int", 4, SIGNED)
+    writer.struct("s", 4, [("x", integer, 0)])
+    made = types(writer).parse(text)
+    assert made.type_name().replace(" ", "") == text.replace(" ", "")
+
+
+def test_declared_types_in_the_spelling_of_either_compiler() -> None:
+    for unsigned_long, long in (
+        ("long unsigned int", "long int"),
+        ("unsigned long", "long"),
+    ):
+        writer = Writer()
+        writer.int(unsigned_long, 8)
+        writer.int(long, 8, SIGNED)
+        made = types(writer)
+        assert not made.parse("unsigned long").is_signed
+        assert made.parse("long").is_signed
+        assert made.parse("void *").type.kind == TypeKind.VOID
+
+
+@pytest.mark.parametrize("text", ["no_such_t", "struct no", "int (*)(void)", "", "*"])
+def test_declared_type_that_is_none(writer: Writer, text: str) -> None:
+    writer.int("int", 4, SIGNED)
+    with pytest.raises(LookupError):
+        types(writer).parse(text)
+
+
+def test_condition_on_what_is_ambiguous() -> None:
+    """Neither "there" nor "not there" can be taken from that."""
+    writer = Writer()
+    writer.int("int", 4, SIGNED)
+    writer.struct("two", 4, [])
+    writer.struct("two", 8, [])
+    for condition in ("struct two.x", "!struct two.x", "!struct two"):
+        declaration = Declaration("name", "int", (), condition)
+        with pytest.raises(AmbiguousError):
+            declaration.resolve(types(writer))
+    declaration = Declaration("name", "int", (), "!struct three")
+    assert declaration.resolve(types(writer)).kind == TypeKind.INT
 
 
 def circle(writer: Writer, kind: str) -> int:

@@ -127,7 +127,7 @@ def test_damaged_btf(prog: Program) -> None:
     start = load_symbols(prog)(prog, "__start_BTF", None, True)[0].address
     overlay(prog, start, b"\0" * 24)
     with pytest.raises(
-        NotSelfDescribedError, match="BTF is damaged: it does not start"
+        NotSelfDescribedError, match="BTF cannot be used: it does not start"
     ):
         load_btf(prog)
     # A failure leaves nothing behind.

@@ -49,7 +49,11 @@ def agrees(declared: Type, actual: Type) -> bool:
                 m.name for m in actual.members
             ]
         return bool(declared.tag == actual.tag)
-    return bool(declared.type_name().split()[-1] == actual.type_name().split()[-1])
+    if declared.kind == TypeKind.INT:
+        return (declared.size, declared.is_signed) == (actual.size, actual.is_signed)
+    if declared.kind == TypeKind.TYPEDEF:
+        return bool(declared.name == actual.name)
+    return True
 
 
 @pytest.mark.parametrize("name", declarations.TABLE)
@@ -61,8 +65,6 @@ def test_declaration_equals_dwarf(pair: Pair, name: str) -> None:
         expected = None
     try:
         found = pair.btf.variable(name)
-    except AmbiguousError:
-        return
     except LookupError:
         found = None
     if found is None:
@@ -180,7 +182,6 @@ def test_type_larger_than_its_room(pair: Pair, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_ambiguous_symbol(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    declare(monkeypatch, "int | __warned")
     symbols = finders_of(pair.btf).symbols(pair.btf, None, None, False)
     names = [symbol.name for symbol in symbols if symbol.kind == drgn.SymbolKind.OBJECT]
     twice = next(name for name in names if names.count(name) > 1)

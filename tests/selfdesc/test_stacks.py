@@ -2,9 +2,10 @@
 
 """Stacks unwound by the kernel's own ORC, held against those by debug info."""
 
-from drgn import Object, Program
+from drgn import Object, Program, SymbolKind
 from drgn.helpers.linux.pid import for_each_task
 
+from msatools.selfdesc import create_modules
 from tests.selfdesc.conftest import Pair
 
 USER_SPACE = 1 << 63
@@ -55,3 +56,24 @@ def test_names_of_frames(pair: Pair) -> None:
     for prog in (pair.dwarf, pair.btf):
         (init,) = (t for t in for_each_task(prog) if t.pid == 1)
         assert "schedule" in [frame.name for frame in prog.stack_trace(init)]
+
+
+def test_from_within_a_module(pair: Pair) -> None:
+    """As if a task had just entered a module's function from where it sleeps."""
+    for prog in (pair.dwarf, pair.btf):
+        create_modules(prog)
+        (task,) = (t for t in for_each_task(prog) if t.pid == 1)
+        frames = [frame for frame in prog.stack_trace(task) if not frame.is_inline]
+        (module,) = (m for m in prog.modules() if m.name == "qemu_fw_cfg")
+        entry = min(
+            symbol.address
+            for symbol in pair.btf.symbols()
+            if symbol.kind == SymbolKind.FUNC
+            and any(
+                start <= symbol.address < end for start, end in module.address_ranges
+            )
+        )
+        registers = {"ip": entry, "sp": frames[1].sp - 8, "cs": 16}
+        found = program_counters(prog, Object(prog, "struct pt_regs", registers))
+        assert found == [entry, *program_counters(prog, task)[1:]]
+        assert len(found) > 3

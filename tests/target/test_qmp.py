@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
+import gc
 import socket
 import threading
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from fixtures import lab
+from msatools.memory.memstat import collect_memstat
+from msatools.selfdesc.finders import finders_of
 from msatools.target import TargetError, TargetSpec, describe, open_target, qmp
 
 
@@ -19,6 +22,19 @@ def test_guest_that_runs(live_qmp: str, run_612: lab.Run) -> None:
     while prog["jiffies"].value_() == before:
         pass
     assert describe(prog).kind == "qmp"
+
+
+def test_guest_that_runs_without_debug_info(live_qmp: str, run_612: lab.Run) -> None:
+    prog, target = open_target(TargetSpec(qemu=live_qmp, types="btf"))
+    assert (target.kind, target.live, target.types) == ("qmp", True, "btf")
+    assert prog["init_task"].comm.string_() == b"swapper/0"
+    assert "loop" in [module.name for module in finders_of(prog).modules]
+    report = collect_memstat(prog, target=target)
+    assert report.coverage["unreadable_pages"] == 0
+    assert report.pages == sum(count.pages for count in report.classes)
+    # The program and what serves it refer to each other, and it holds the socket.
+    del prog
+    gc.collect()
 
 
 def test_socket_held_by_another_client(

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What the demos are asked, and how their answers are compared."""
+
+from pathlib import Path
+
+import pytest
+
+from fixtures.demo import QUESTIONS
+from fixtures.demo.check import DemoError, compare, differences
+from fixtures.demo.questions import command, comparable
+
+COMMANDS = Path(__file__).parents[2] / "commands"
+
+
+def test_every_command_is_asked_with_every_option_of_its_own() -> None:
+    names = {path.stem for path in COMMANDS.glob("[!_]*.py")}
+    asked = [question.split() for question in QUESTIONS]
+    assert {words[0] for words in asked} == names
+    for name in names:
+        used = {word for words in asked if words[0] == name for word in words[1:]}
+        assert [name] in asked
+        options = {option.args[0] for option in command(name).arguments}
+        assert used >= options | {"-v"}
+
+
+def test_how_it_was_read_is_not_compared() -> None:
+    report = {"target": {"path": "x"}, "coverage": {"reads": 1, "lost": 0}, "pages": 2}
+    assert comparable(report) == {"coverage": {"lost": 0}, "pages": 2}
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "places"),
+    [
+        ({"a": 1}, {"a": 1}, []),
+        ({"a": 1}, {"a": 2}, ["/a: 1 became 2"]),
+        ({"a": 1}, {}, ["/a: 1 became '(nothing)'"]),
+        ({}, {"a": None}, ["/a: '(nothing)' became None"]),
+        ({"a": [1, 2]}, {"a": [1, 3]}, ["/a/1: 2 became 3"]),
+        ([1], [1, 2], [": [1] became [1, 2]"]),
+        ([{"a": 0}], [{"a": None}], ["/0/a: 0 became None"]),
+        ({"a": {}}, {"a": []}, ["/a: {} became []"]),
+    ],
+)
+def test_differences(expected: object, found: object, places: list[str]) -> None:
+    assert list(differences(expected, found)) == places
+
+
+def test_message_names_the_first_differences() -> None:
+    compare("it", [1, 2], [1, 2])
+    with pytest.raises(
+        DemoError, match=r"(?s)^it answers.*/0: 0 became 1.*and 5 more$"
+    ):
+        compare("it", [0] * 15, [1] * 15)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Recording from the lab's dump. The cores in the repository are of other boots."""
+
+from pathlib import Path
+
+import pytest
+from drgn import FaultError
+from drgn.helpers.linux.mm import follow_phys
+
+from fixtures import lab
+from fixtures.demo import Demo
+from fixtures.demo.catalog import sha256
+from fixtures.demo.check import DemoError, check
+from fixtures.demo.memory import PAGE
+from fixtures.demo.record import Recorder, read_pages, record, source_in, write_core
+from msatools.target import TargetError, TargetSpec, open_target
+
+
+@pytest.fixture(scope="module")
+def run() -> lab.Run:
+    return lab.build("demo-6.12")
+
+
+@pytest.fixture(scope="module")
+def demo(run: lab.Run, tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """A fresh recording."""
+    demo = Demo("6.12", tmp_path_factory.mktemp("recorded"))
+    record(demo, run)
+    return demo
+
+
+@pytest.fixture(scope="module")
+def recorder(run: lab.Run, demo: Demo) -> Recorder:
+    """The same dump, asked once more."""
+    assert run.elf is not None
+    recorder = Recorder(run.elf)
+    read_pages(recorder, run.vmlinux, demo.answers())
+    return recorder
+
+
+def rewritten(demo: Demo, recorder: Recorder, directory: Path) -> Demo:
+    """The demo with another core."""
+    other = Demo(demo.name, directory)
+    write_core(recorder, other.core)
+    other.answers_file.write_text(demo.answers_file.read_text())
+    facts = demo.facts_file.read_text()
+    sums = demo.facts()["core"]["sha256"], sha256(other.core)
+    other.facts_file.write_text(facts.replace(*sums))
+    return other
+
+
+def test_recording_answers_and_leaves_no_draft(demo: Demo) -> None:
+    check(demo)
+    files = sorted(path.suffix for path in demo.directory.iterdir())
+    assert files == [".json", ".json", ".kdump"]
+
+
+def test_same_dump_gives_same_core(
+    demo: Demo, recorder: Recorder, tmp_path: Path
+) -> None:
+    again = rewritten(demo, recorder, tmp_path)
+    assert len(recorder.frames) == demo.facts()["core"]["pages"]
+    assert again.core.read_bytes() == demo.core.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "symbol", ["init_task", "node_data", "__start_BTF", "__start_orc_unwind"]
+)
+def test_page_that_is_lost_is_noticed(
+    demo: Demo, recorder: Recorder, tmp_path: Path, symbol: str
+) -> None:
+    prog = open_target(TargetSpec(path=str(demo.core), types="btf")).prog
+    place = follow_phys(prog["init_mm"].address_of_(), prog.symbol(symbol).address)
+    lost = int(place) // PAGE
+    recorder.frames.remove(lost)
+    try:
+        other = rewritten(demo, recorder, tmp_path)
+    finally:
+        recorder.frames.add(lost)
+    with pytest.raises((DemoError, FaultError, TargetError)):
+        check(other)
+
+
+def test_other_answer_is_noticed(
+    demo: Demo, recorder: Recorder, tmp_path: Path
+) -> None:
+    other = rewritten(demo, recorder, tmp_path)
+    text = other.answers_file.read_text()
+    pages = other.answers()["memstat"]["pages"]
+    other.answers_file.write_text(text.replace(f'"pages": {pages}', '"pages": 1'))
+    with pytest.raises(DemoError, match=f"/memstat/pages: 1 became {pages}"):
+        check(other)
+
+
+def test_other_core_is_noticed(demo: Demo, recorder: Recorder, tmp_path: Path) -> None:
+    other = rewritten(demo, recorder, tmp_path)
+    with other.core.open("ab") as core:
+        core.write(b"!")
+    with pytest.raises(DemoError, match="not the file that was recorded"):
+        check(other)
+
+
+SIGNED = """\
+Package: linux-image-6.12.1-amd64
+Source: linux-signed-6.12-amd64 (6.12.1+1)
+Built-Using: linux-6.12 (= 6.12.1-1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("about", "source"),
+    [
+        (SIGNED, "linux-6.12 6.12.1-1"),
+        ("Built-Using: gcc-12 (= 12.2), linux (= 6.1.2-1)\n", "linux 6.1.2-1"),
+        ("Source: linux (6.1.3-1)\n", "linux 6.1.3-1"),
+        ("Source: linux\n", "linux 6.1.4-1"),
+    ],
+)
+def test_source_package(about: str, source: str) -> None:
+    assert source_in(about, "6.1.4-1") == source
+
+
+def test_source_that_apt_does_not_tell() -> None:
+    with pytest.raises(DemoError):
+        source_in("Package: linux-image\nSource: elsewhere\n", "1")
