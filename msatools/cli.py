@@ -35,7 +35,7 @@ from msatools.render import json, show
 from msatools.render.blocks import Block, escape, text
 from msatools.selfdesc import BtfError
 from msatools.target import Target, TargetError, TargetSpec, describe, open_target
-from msatools.target.errors import DamagedDumpError
+from msatools.target.errors import DamagedDumpError, damaged_types
 
 R = TypeVar("R", bound=Report)
 
@@ -390,11 +390,7 @@ def _report(
                 "name the full vmlinux with -s, if you did not",
             ) from error
         except BtfError as error:
-            raise TargetError(
-                target.path,
-                f"the types that the kernel carries are damaged: {error}",
-                "name its vmlinux with -s",
-            ) from error
+            raise damaged_types(target.path, error) from error
         except OSError as error:
             if not target.live:
                 raise

@@ -148,6 +148,7 @@ def collect_memstat(
         settle_cache(reader, result, findings)
         settle_swapcache(reader, result, findings)
         after = read_counters(reader, nodes, pcp, findings) if live else counters
+        taken_at_ns = _now(prog)
         checks = make_checks(result, owners, counters, after, layout, findings)
     findings.coverage["heads_unreadable"] += result.heads_unreadable
     zones = {(zone.node, zone.number): zone for zone in populated}
@@ -155,7 +156,7 @@ def collect_memstat(
     _note_losses(findings)
     return MemstatReport(
         target=target,
-        taken_at_ns=_now(prog),
+        taken_at_ns=taken_at_ns,
         interval_ns=None,
         coverage={key: findings.coverage[key] for key in _COVERAGE},
         notes=tuple(findings.notes.values()),

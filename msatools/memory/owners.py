@@ -45,6 +45,13 @@ class Owners:
     """Stacks of exited tasks that CPUs keep for the next fork."""
 
     percpu: PercpuPages = field(default_factory=lambda: PercpuPages([], 0, 0))
+    _files: OpenFiles | None = None
+
+    def files(self, reader: Reader, findings: Findings) -> OpenFiles:
+        """Give the open files, which are looked for once."""
+        if self._files is None:
+            self._files = OpenFiles(reader, findings)
+        return self._files
 
     def claim(self, code: int, pfns: Pfns) -> None:
         """Claim pages for a class; nonsense from a damaged dump is dropped."""
@@ -74,7 +81,8 @@ def collect_owners(
         _claim_vmalloc,
         _claim_percpu,
         _claim_page_tables,
-        _claim_pipes_and_sockets,
+        _claim_pipes,
+        _claim_sockets,
         _claim_huge_zero,
     ):
         try:
@@ -152,13 +160,17 @@ def _claim_page_tables(
     owners.claim(PageClass.PAGE_TABLES_OWN, np.fromiter(own, np.uint64, len(own)))
 
 
-def _claim_pipes_and_sockets(
+def _claim_pipes(
     owners: Owners, reader: Reader, layout: PageLayout, findings: Findings
 ) -> None:
-    files = OpenFiles(reader, findings)
-    pages = pipe_pages(reader, files, findings)
+    pages = pipe_pages(reader, owners.files(reader, findings), findings)
     owners.claim(PageClass.PIPES, _pfns(pages, reader.prog, layout))
-    pages = socket_pages(reader, files, findings)
+
+
+def _claim_sockets(
+    owners: Owners, reader: Reader, layout: PageLayout, findings: Findings
+) -> None:
+    pages = socket_pages(reader, owners.files(reader, findings), findings)
     owners.claim(PageClass.SOCKETS, _pfns(pages, reader.prog, layout))
 
 

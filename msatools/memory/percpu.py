@@ -62,6 +62,8 @@ def percpu_pages(reader: Reader, tables: PageTables, findings: Findings) -> Perc
     boot = _boot_pages(prog, page_shift)
     spare = prog["pcpu_nr_units"].value_() - len(cpus)
     held = prog["pcpu_nr_populated"].value_()
+    if not 0 <= boot <= min(unit_pages, held):
+        raise LookupError(f"the first unit has {boot:,} pages, of {unit_pages:,}")
     uncounted = boot * (len(cpus) + spare) + (held - boot) * spare
     return PercpuPages(pfns, uncounted, spare)
 

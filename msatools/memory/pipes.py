@@ -4,6 +4,7 @@
 
 import drgn
 import numpy as np
+import numpy.typing as npt
 
 from msatools.kernel.files import OpenFiles
 from msatools.kernel.reader import Addresses, Reader, column
@@ -27,12 +28,7 @@ def pipe_pages(reader: Reader, files: OpenFiles, findings: Findings) -> Addresse
     pipes = files.private_data(("pipeanon_fops", "pipefifo_fops"))
     records, readable = reader.read_records(pipes, drgn.sizeof(pipe))
     findings.coverage["pipes_unreadable"] += int(np.count_nonzero(~readable))
-    # Pages kept for the next write: one, an array of two since v6.15.
-    spare = pipe.member("tmp_page")
-    found = [
-        column(records, spare.offset + at)
-        for at in range(0, drgn.sizeof(spare.type), 8)
-    ]
+    found = _spare_pages(pipe, records)
     rings = column(records, pipe.member("ring_size").offset, 4)
     bufs = column(records, pipe.member("bufs").offset)
     for address, ring in zip(bufs.tolist(), rings.tolist(), strict=True):
@@ -49,3 +45,20 @@ def pipe_pages(reader: Reader, files: OpenFiles, findings: Findings) -> Addresse
     pages = np.concatenate(found)
     used: Addresses = pages[pages != 0]
     return used
+
+
+def _spare_pages(pipe: drgn.Type, records: npt.NDArray[np.uint8]) -> list[Addresses]:
+    """Find the pages that pipes keep for the next write."""
+    if not pipe.has_member("prealloc"):
+        # An array of two since v6.15, one before.
+        spare = pipe.member("tmp_page")
+        places = range(spare.offset, spare.offset + drgn.sizeof(spare.type), 8)
+        return [column(records, place) for place in places]
+    # A stack of them since v7.3; what is above its count was taken off.
+    stack = pipe.member("prealloc")
+    pages, count = (stack.type.member(name) for name in ("pages", "count"))
+    counts = column(records, stack.offset + count.offset, drgn.sizeof(count.type))
+    return [
+        column(records, stack.offset + pages.offset + 8 * number)[counts > number]
+        for number in range(drgn.sizeof(pages.type) // 8)
+    ]

@@ -158,6 +158,7 @@ const struct file_operations | hung_up_tty_fops
 struct hlist_bl_head [1024] | in_lookup_hashtable
 struct files_struct | init_files
 struct fs_struct | init_fs
+struct fs_struct * | userspace_init_fs
 struct mnt_namespace | init_mnt_ns
 struct kmem_cache * | inode_cachep
 struct hlist_head * | inode_hashtable
@@ -266,6 +267,7 @@ struct cpumask | __cpu_enabled_mask
 struct cpumask | __cpu_online_mask
 struct cpumask | __cpu_possible_mask
 struct cpumask | __cpu_present_mask
+struct {hashmask hashshift queues} | __futex_data
 struct {queues hashsize} | __futex_data
 struct async_domain | async_dfl_domain
 u32 | audit_enabled
@@ -338,7 +340,7 @@ unsigned long | total_forks
 struct hlist_nulls_head [1024] | ucounts_hashtable | struct ucounts.rcu
 struct hlist_head [1024] | ucounts_hashtable | !struct ucounts.rcu
 struct kmem_cache * | uid_cachep
-struct hlist_head [] | uidhash_table
+struct hlist_head [128] | uidhash_table
 struct hlist_head [64] | unbound_pool_hash
 struct kmem_cache * | user_ns_cachep
 struct ns_tree_root | user_ns_tree
@@ -408,6 +410,7 @@ struct hlist_head | irq_resend_list
 struct msi_domain_ops | msi_domain_ops_default
 struct irq_chip | no_irq_chip
 int | nr_irqs
+unsigned int | total_nr_irqs
 struct timer_list | poll_spurious_irq_timer
 struct proc_dir_entry * | root_irq_dir
 struct maple_tree | sparse_irqs
@@ -429,6 +432,7 @@ struct printk_ringbuffer | printk_rb_static
 # kernel/sched
 struct list_head | asym_cap_list
 struct autogroup | autogroup_default
+u64 | __gtod_offset
 unsigned long [3] | avenrun
 wait_queue_head_t [256] | bit_wait_table
 atomic_long_t [2] | calc_load_nohz
@@ -712,7 +716,8 @@ struct kmem_cache * | zswap_entry_cache
 struct list_lru | zswap_list_lru
 struct mem_cgroup * | zswap_next_shrink
 struct list_head | zswap_pools
-struct xarray *[] | zswap_trees
+struct zswap_tree *[] | zswap_trees | struct zswap_tree
+struct xarray *[] | zswap_trees | !struct zswap_tree
 
 # net
 struct neigh_table | arp_tbl

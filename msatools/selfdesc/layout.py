@@ -110,8 +110,10 @@ class _Comparison:
                     array.type_id, other_array.type_id
                 )
             case Kind.STRUCT | Kind.UNION:
-                return btf.size(one) == btf.size(other) and self._same_members(
-                    one, other
+                return (
+                    btf.name(one) == btf.name(other)
+                    and btf.size(one) == btf.size(other)
+                    and self._same_members(one, other)
                 )
             case Kind.ENUM | Kind.ENUM64:
                 return btf.size(one) == btf.size(other) and list(

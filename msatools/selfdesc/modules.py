@@ -151,7 +151,15 @@ def _entries(
 
     try:
         head = prog[variable].address_of_()
-        yield from islice(list_for_each_entry(entry_type, head, member), _MAX_MODULES)
+        seen: set[int] = set()
+        for entry in islice(
+            list_for_each_entry(entry_type, head, member), _MAX_MODULES
+        ):
+            address = entry.value_()
+            if address in seen:
+                return
+            seen.add(address)
+            yield entry
     except (FaultError, LookupError):
         return
 

@@ -77,6 +77,7 @@ class Objects:
         if found is None:
             found = self._declared(name, symbol)
             self._check_room(name, symbol, found)
+            self._check_alignment(name, symbol, found)
         return Object(self.prog, found, address=symbol.address)
 
     def _prototype(self, name: str) -> Type | None:
@@ -102,6 +103,12 @@ class Objects:
             + "; ".join(reasons)
         )
 
+    def _check_alignment(self, name: str, symbol: Symbol, variable_type: Type) -> None:
+        if symbol.address % _alignment(variable_type):
+            raise UntypedError(
+                f"{name} lies at {symbol.address:#x}, where its declared type cannot"
+            )
+
     def _check_room(self, name: str, symbol: Symbol, variable_type: Type) -> None:
         if not variable_type.is_complete():
             return
@@ -116,3 +123,13 @@ class Objects:
                 f"the type declared for {name} has {size} bytes, and the kernel "
                 + (f"gives it {room}" if room else "does not tell how many it has")
             )
+
+
+def _alignment(some: Type) -> int:
+    """Tell what a type's addresses are multiples of, 1 where nothing tells."""
+    if some.kind in (TypeKind.TYPEDEF, TypeKind.ARRAY):
+        return _alignment(some.type)
+    if some.kind in (TypeKind.STRUCT, TypeKind.UNION):
+        # Members may be packed; BTF does not say.
+        return 1
+    return sizeof(some) if some.is_complete() else 1

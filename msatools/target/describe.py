@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from drgn import ModuleFileStatus, Program, ProgramFlags
 
 from msatools.selfdesc import (
+    BtfError,
     NotSelfDescribedError,
     is_served_by_btf,
     load_btf,
@@ -16,7 +17,12 @@ from msatools.selfdesc import (
 from msatools.target.crash import crash_of
 from msatools.target.debuginfo import release_of
 from msatools.target.dumpfile import DumpFile, read_dump_file
-from msatools.target.errors import NotADumpError, NoTypesError, TargetError
+from msatools.target.errors import (
+    NotADumpError,
+    NoTypesError,
+    TargetError,
+    damaged_types,
+)
 from msatools.target.model import Kind, Source, Target
 
 
@@ -38,8 +44,11 @@ def describe(prog: Program) -> Target:
         except TargetError:
             # The file may have been moved since, or opened by another user.
             dump = None
-    _check_types(prog, path)
-    return describe_opened(prog, path, dump)
+    try:
+        _check_types(prog, path)
+        return describe_opened(prog, path, dump)
+    except BtfError as error:
+        raise damaged_types(path, error) from error
 
 
 def describe_opened(prog: Program, path: str, dump: DumpFile | None) -> Target:
@@ -93,7 +102,7 @@ def _check_types(prog: Program, path: str) -> None:
     if not is_served_by_btf(prog):
         return
     try:
-        load_btf(prog)
+        load_btf(prog, modules=False)
     except NotSelfDescribedError as error:
         if _has_types(prog):
             return

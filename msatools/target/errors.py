@@ -39,3 +39,12 @@ class NoTypesError(TargetError):
 
 class WrongBuildError(TargetError):
     """The debug info named belongs to another build of the kernel."""
+
+
+def damaged_types(what: str, error: Exception) -> NoTypesError:
+    """Say that the types that a kernel carries are damaged."""
+    return NoTypesError(
+        what,
+        f"the types that the kernel carries are damaged: {error}",
+        "name its vmlinux with -s",
+    )

@@ -9,7 +9,12 @@ from typing import Literal, NamedTuple
 import drgn
 from drgn import Architecture, FaultError, ModuleFileStatus, Platform, Program
 
-from msatools.selfdesc import NotSelfDescribedError, load_btf, main_module
+from msatools.selfdesc import (
+    BtfError,
+    NotSelfDescribedError,
+    load_btf,
+    main_module,
+)
 from msatools.target import debuginfo, qmp
 from msatools.target.describe import describe_opened
 from msatools.target.dumpfile import DumpFile, os_error, read_dump_file
@@ -19,6 +24,7 @@ from msatools.target.errors import (
     NotPermittedError,
     NoTypesError,
     TargetError,
+    damaged_types,
 )
 from msatools.target.model import Target
 
@@ -81,8 +87,11 @@ def open_target(spec: TargetSpec) -> Opened:
         dump = read_dump_file(path)
         prog = _open_dump(path, dump)
 
-    _load_types(prog, path, spec)
-    return Opened(prog, describe_opened(prog, path, dump))
+    try:
+        _load_types(prog, path, spec)
+        return Opened(prog, describe_opened(prog, path, dump))
+    except BtfError as error:
+        raise damaged_types(path, error) from error
 
 
 def _load_types(prog: Program, path: str, spec: TargetSpec) -> None:

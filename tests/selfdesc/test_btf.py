@@ -284,10 +284,13 @@ def test_types_of_one_name_that_differ(writer: Writer) -> None:
             writer.struct(name, 8, members)
     writer.struct("size", 4, [])
     writer.struct("size", 8, [])
+    for part in ("one", "other"):
+        inner = writer.struct(part, 4, [("x", integer, 0)])
+        writer.struct("part", 4, [("part", inner, 0)])
     writer.enum("enum", [("X", 1)])
     writer.enum("enum", [("X", 2)])
     made = types(writer)
-    for name in (*pairs, "size"):
+    for name in (*pairs, "size", "part"):
         with pytest.raises(AmbiguousError, match=name):
             made.find({TypeKind.STRUCT}, name)
     with pytest.raises(AmbiguousError, match="constants X"):

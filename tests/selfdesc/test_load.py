@@ -134,6 +134,26 @@ def test_damaged_btf(prog: Program) -> None:
     assert NAME not in prog.registered_type_finders()
 
 
+def test_btf_with_a_name_that_leads_nowhere(
+    run_612: lab.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found out when the first type is asked for by name."""
+    read = load._read_btf
+
+    def damaged(prog: Program, symbols: SymbolIndex) -> bytes:
+        data = bytearray(read(prog, symbols))
+        data[24:28] = b"\xff\xff\xff\x7f"
+        return bytes(data)
+
+    monkeypatch.setattr(load, "_read_btf", damaged)
+    with pytest.raises(NoTypesError, match=r"types .* are damaged: there is no string"):
+        open_target(TargetSpec(path=str(run_612.elf), types="btf"))
+    prog = Program()
+    prog.set_core_dump(run_612.elf)
+    with pytest.raises(NoTypesError, match=r"types .* are damaged: there is no string"):
+        run_command(prog, "memstat")
+
+
 def test_btf_damaged_within(prog: Program) -> None:
     """Types are looked at when they are asked for, so that is when it is found out."""
     start = load_symbols(prog)(prog, "__start_BTF", None, True)[0].address

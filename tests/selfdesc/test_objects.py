@@ -5,10 +5,11 @@
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import drgn
 import pytest
-from drgn import FindObjectFlags, Program, Type, TypeKind
+from drgn import FindObjectFlags, Program, Symbol, Type, TypeKind
 
 import msatools
 from msatools.selfdesc import declarations
@@ -179,6 +180,24 @@ def test_type_larger_than_its_room(pair: Pair, monkeypatch: pytest.MonkeyPatch) 
     declare(monkeypatch, "struct task_struct | max_pfn")
     with pytest.raises(UntypedError, match=r"max_pfn has \d+ bytes, .* gives it \d"):
         find(pair, "max_pfn")
+
+
+def test_place_where_the_type_cannot_be(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A symbol's place that was damaged, as the tables of symbols may be."""
+    objects = fresh(pair)
+    symbols = objects.symbols
+
+    def shifted(*words: Any) -> list[Symbol]:
+        return [
+            Symbol(s.name, s.address + 1, s.size, s.binding, s.kind)
+            for s in symbols(*words)
+        ]
+
+    monkeypatch.setattr(objects, "symbols", shifted)
+    with pytest.raises(UntypedError, match="max_pfn lies at 0x"):
+        objects.find("max_pfn", FindObjectFlags.VARIABLE)
 
 
 def test_ambiguous_symbol(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
