@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Where each thread's life went: user, system, latency, off the CPU, zombie.
+
+Pure: a table of tasks and the clocks in, numbers out. Every kernel keeps at all times
+what this takes (kernel/sched/cputime.c, stats.h), so no part of a life is missing:
+what is neither on the CPU nor waiting for one is off it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.clocks import Clocks, Nanoseconds
+from msatools.tasks.table import TaskTable
+
+PF_KTHREAD = 0x00200000
+EXIT_DEAD = 0x10
+EXIT_ZOMBIE = 0x20
+
+BOUND_NS = 10_000_000
+"""How far sums may miss a lifetime: a tick, by which an idle CPU's clock may lag."""
+
+Booleans = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Microstates:
+    """One value a thread, in nanoseconds; the first five make up the lifetime."""
+
+    user_ns: Nanoseconds
+    system_ns: Nanoseconds
+    latency_ns: Nanoseconds
+    off_cpu_ns: Nanoseconds
+    zombie_ns: Nanoseconds
+    lifetime_ns: Nanoseconds
+    latency_is_bound: bool
+    """Whether latency may have sleep in it: see :func:`microstates`."""
+
+    impossible: Booleans
+    """Whether the kernel's latency was more than there was time for, and is cut."""
+
+    missed_ns: Nanoseconds
+    """How much more was counted than the lifetime, before anything was cut."""
+
+
+def microstates(tasks: TaskTable, clocks: Clocks) -> Microstates:
+    """Decompose each thread's life up to now.
+
+    Time on the CPU is exact, and split as the kernel does: by ticks, which sample user
+    and system mode. Latency is exact up to Linux 6.11; since "sched/fair: Implement
+    delayed dequeue" (in v6.12) a task may sleep on the run queue, which counts as
+    latency when it wakes up: an upper bound.
+    """
+    now_task = clocks.task_clock_ns(tasks["cpu"])
+    dead = tasks["exit_state"] != 0
+    on_cpu = (tasks["on_cpu"] != 0) & ~dead
+    cpu_ns = tasks["sum_exec_ns"].astype(np.int64)
+    exec_start = tasks["exec_start_ns"].astype(np.int64)
+    cpu_ns = cpu_ns + np.where(on_cpu, np.maximum(now_task - exec_start, 0), 0)
+    started = tasks["start_ns"].astype(np.int64) + (clocks.monotonic_offset_ns or 0)
+    lifetime = np.maximum(clocks.local_ns - started, 0)
+    zombie = np.where(dead, np.clip(now_task - exec_start, 0, lifetime), 0)
+    latency = tasks["run_delay_ns"].astype(np.int64) + _open_latency(
+        tasks, clocks, dead
+    )
+
+    left = lifetime - cpu_ns - zombie
+    missed = np.maximum(latency - left, 0)
+    latency = np.clip(latency, 0, np.maximum(left, 0))
+    cpu_ns = np.minimum(cpu_ns, lifetime - zombie)
+    user = _user_share(tasks, cpu_ns)
+    return Microstates(
+        user_ns=user,
+        system_ns=cpu_ns - user,
+        latency_ns=latency,
+        off_cpu_ns=lifetime - zombie - cpu_ns - latency,
+        zombie_ns=zombie,
+        lifetime_ns=lifetime,
+        latency_is_bound=tasks.has("sched_delayed"),
+        impossible=missed > BOUND_NS,
+        missed_ns=missed,
+    )
+
+
+def _open_latency(tasks: TaskTable, clocks: Clocks, dead: Booleans) -> Nanoseconds:
+    """Tell for how long each thread has waited for a CPU by now, if it does."""
+    queued = tasks["last_queued_ns"].astype(np.int64)
+    waits = waits_for_cpu(tasks) & ~dead & (queued != 0)
+    return np.where(waits, np.maximum(clocks.local_ns - queued, 0), 0)
+
+
+def waits_for_cpu(tasks: TaskTable) -> Booleans:
+    """Tell which threads are on a run queue, could run, and do not."""
+    waits: Booleans = (
+        (tasks["state"] == 0) & (tasks["on_rq"] != 0) & (tasks["on_cpu"] == 0)
+    )
+    if tasks.has("sched_delayed"):
+        waits &= tasks["sched_delayed"] == 0
+    return waits
+
+
+def _user_share(tasks: TaskTable, cpu_ns: Nanoseconds) -> Nanoseconds:
+    """Split time on the CPU by ticks, as cputime_adjust() does.
+
+    A thread that no tick has met counts as user, as there. The kernel's own threads
+    have no user mode.
+    """
+    utime = tasks["utime_ns"].astype(np.float64)
+    stime = tasks["stime_ns"].astype(np.float64)
+    ticks = utime + stime
+    share = np.divide(utime, ticks, out=np.ones(len(ticks)), where=ticks != 0)
+    share[(tasks["flags"] & PF_KTHREAD) != 0] = 0
+    return np.minimum((cpu_ns * share).astype(np.int64), cpu_ns)

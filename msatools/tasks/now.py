@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What each thread is doing now, and since when."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.clocks import Clocks, Nanoseconds
+from msatools.kernel.reader import Addresses
+from msatools.tasks.stacks import StackCollector, Stacks
+from msatools.tasks.table import TaskTable
+from msatools.tasks.waits import TaskClass, Wait, classify
+
+STOPPED = 0x4
+TRACED = 0x8
+_USER = 1 << 63
+# What an interrupt enters the kernel by; arch/x86/include/asm/idtentry.h.
+_INTERRUPTS = ("asm_sysvec_", "asm_common_interrupt", "asm_exc_nmi", "asm_spurious")
+
+Booleans = npt.NDArray[np.bool_]
+
+
+class AgeBound(IntEnum):
+    """How well an age is known."""
+
+    EXACT = 0
+    UPPER = 1
+    """The last burst on the CPU counts as well."""
+    ESTIMATE = 2
+    """By the clock of a CPU that may have lagged."""
+
+
+@dataclass(frozen=True)
+class Now:
+    """One value a thread."""
+
+    classes: npt.NDArray[np.uint8]
+    """Of :class:`TaskClass`."""
+
+    age_ns: Nanoseconds
+    """How long it has been so."""
+
+    age_bound: npt.NDArray[np.uint8]
+    """Of :class:`AgeBound`."""
+
+    stacks: Stacks
+    """Of those that sleep; the others have none."""
+
+    waits: tuple[Wait, ...]
+    """What each unique stack tells, in the order of ``stacks.unique``."""
+
+
+def collect_now(
+    collector: StackCollector, prog: drgn.Program, tasks: TaskTable, clocks: Clocks
+) -> Now:
+    """Tell what each thread is doing now.
+
+    :param collector: unwinds the stacks of this kernel
+    """
+    sleeps = _sleeps(tasks)
+    stacks = collector.collect(
+        tasks["address"],
+        np.where(sleeps, tasks["stack"], 0).astype(np.uint64),
+        _pointers(tasks),
+    )
+    waits = tuple(classify(stacks.names(stack)) for stack in stacks.unique)
+    by_stack = np.array([wait.task_class for wait in waits], np.uint8)
+    classes = by_stack[stacks.index]
+    classes[(tasks["state"] & TRACED) != 0] = TaskClass.TRC
+    classes[(tasks["state"] & STOPPED) != 0] = TaskClass.STP
+    classes[tasks["state"] == 0] = TaskClass.LAT
+    for row in np.flatnonzero(_runs(tasks)).tolist():
+        classes[row] = _running(prog, int(tasks["address"][row]))
+    classes[tasks["exit_state"] != 0] = TaskClass.ZMB
+    age, bound = ages(tasks, clocks, classes)
+    return Now(classes, age, bound, stacks, waits)
+
+
+def _runs(tasks: TaskTable) -> Booleans:
+    runs: Booleans = (tasks["on_cpu"] != 0) & (tasks["exit_state"] == 0)
+    return runs
+
+
+def _sleeps(tasks: TaskTable) -> Booleans:
+    """Tell whose stack says what it waits for."""
+    sleeps: Booleans = (tasks["exit_state"] == 0) & (tasks["state"] != 0)
+    return sleeps & ~_runs(tasks)
+
+
+def _pointers(tasks: TaskTable) -> Addresses | None:
+    return tasks["sp"] if tasks.has("sp") else None
+
+
+def _running(prog: drgn.Program, task: int) -> TaskClass:
+    """Tell user mode, kernel and interrupts apart, by the registers in a dump."""
+    if prog.flags & drgn.ProgramFlags.IS_LIVE:
+        return TaskClass.CPU
+    try:
+        trace = prog.stack_trace(drgn.Object(prog, "struct task_struct *", task))
+    except (ValueError, LookupError, drgn.FaultError):
+        return TaskClass.CPU
+    frames = [(frame.pc, frame.name or "") for frame in trace if not frame.is_inline]
+    if not frames:
+        return TaskClass.CPU
+    if frames[0][0] < _USER:
+        return TaskClass.USR
+    kernel = [name for pc, name in frames if pc >= _USER]
+    over_user = any(pc < _USER for pc, _ in frames)
+    if over_user and kernel[-1].startswith(_INTERRUPTS):
+        return TaskClass.INT
+    return TaskClass.SYS
+
+
+def ages(
+    tasks: TaskTable, clocks: Clocks, classes: npt.NDArray[np.uint8]
+) -> tuple[Nanoseconds, npt.NDArray[np.uint8]]:
+    """Tell for how long each thread has been as it is.
+
+    ``exec_start`` is the moment at which a thread was last on the CPU
+    (update_curr()), in the task clock of that CPU: no option is needed for it.
+    """
+    now_task = clocks.task_clock_ns(tasks["cpu"])
+    since = tasks["exec_start_ns"].astype(np.int64)
+    arrival = tasks["last_arrival_ns"].astype(np.int64)
+    age = now_task - since
+    bound = np.full(len(since), AgeBound.EXACT, np.uint8)
+    # A delayed sleeper that was moved to another CPU (v6.12) has lost its stamp.
+    lost = since == 0
+    age[lost] = (clocks.local_ns - arrival)[lost]
+    bound[lost] = AgeBound.UPPER
+    runs = _runs(tasks)
+    age[runs] = (clocks.local_ns - arrival)[runs]
+    queued = tasks["last_queued_ns"].astype(np.int64)
+    waits = (classes == TaskClass.LAT) & (queued != 0)
+    age[waits] = (clocks.local_ns - queued)[waits]
+    for column in ("sleep_start_ns", "block_start_ns"):
+        if tasks.has(column):
+            # With schedstats on; in the clock of its run queue.
+            start = tasks[column].astype(np.int64)
+            kept = (start != 0) & _sleeps(tasks)
+            age[kept] = (clocks.local_ns - start)[kept]
+            bound[kept] = AgeBound.EXACT
+    bound[classes == TaskClass.ZMB] = AgeBound.ESTIMATE
+    return np.maximum(age, 0), bound

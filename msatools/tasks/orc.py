@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+How to leave each frame of the kernel, by the ORC tables that it keeps of its code.
+
+arch/x86/include/asm/orc_types.h; x86-64 with CONFIG_UNWINDER_ORC only. They are in the
+kernel's memory, in dumps as in a kernel that runs, with or without debug info.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.tasks.text import KernelText, Module
+
+_MAX_ENTRIES = 1 << 24
+"""Of a kernel or a module; a Debian 6.12 has 424,000."""
+
+_ENTRY = np.dtype([("sp_offset", "<i2"), ("bp_offset", "<i2"), ("flags", "<u2")])
+
+# The kernel tells formats apart by a hash of the file that defines them: since Linux
+# kernel commit b9f174c811e3 ("x86/unwind/orc: Add ELF section with ORC version
+# identifier") (in v6.4) it keeps that.
+_HASHES = {
+    # ffb1b4a41016 ("x86/unwind/orc: Add 'signal' field to ORC metadata") (in v6.3)
+    "db84aed4103b31dd51e017f8f79783ca985c2c51": "first",
+    # fb799447ae29 ("x86,objtool: Split UNWIND_HINT_EMPTY in two") (in v6.4)
+    "fe5d32bf581bd63b2ca9a5c65ba5a625eab3fe24": "first",
+    # 1735858caa4b ("objtool/x86: Reorder ORC register numbering") (in v7.1)
+    "137c36ad7627c4dd55932176bb0ecdbd5041fc82": "second",
+}
+
+
+class Base(IntEnum):
+    """What an address is reckoned from."""
+
+    NONE = 0
+    SP = 1
+    BP = 2
+    SP_AT = 3
+    """The word at the stack pointer, in code that changes stacks."""
+    BP_AT = 4
+    """The word at an offset from the frame pointer."""
+    CFA = 5
+    """The caller's stack pointer."""
+    OTHER = 6
+    """A register that is not saved across a call."""
+
+
+class Kind(IntEnum):
+    """What lies at the end of a frame."""
+
+    UNKNOWN = 0
+    END = 1
+    """Nothing: the stack starts here."""
+    CALL = 2
+    """The return address."""
+    REGS = 3
+    """A whole ``struct pt_regs``."""
+    REGS_PARTIAL = 4
+    """The last five words of one, which the CPU pushes."""
+
+
+_NUMBERING = {
+    # ORC_REG_*: undefined, prev_sp, dx, di, bp, sp, r10, r13, bp and sp indirect, ax.
+    "first": {0: 0, 1: 5, 2: 6, 3: 6, 4: 2, 5: 1, 6: 6, 7: 6, 8: 4, 9: 3, 10: 6},
+    # Undefined, ax, dx, sp, bp, di, r10, r13, prev_sp, sp and bp indirect.
+    "second": {0: 0, 1: 6, 2: 6, 3: 1, 4: 2, 5: 6, 6: 6, 7: 6, 8: 5, 9: 3, 10: 4},
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How to leave one frame."""
+
+    kind: Kind
+    cfa: Base
+    cfa_offset: int
+    bp: Base
+    """Where the caller's frame pointer was saved; ``NONE`` if it still holds."""
+    bp_offset: int
+    interrupted: bool
+    """Whether the next frame is where it is by an exception, not by a call."""
+
+
+BY_FRAME_POINTER = Rule(Kind.CALL, Base.BP, 16, Base.CFA, -16, False)
+"""
+Where nothing is known: as if the function had set up a frame pointer.
+
+Trampolines and compiled BPF programs do, and so the kernel does the same.
+"""
+
+
+@dataclass(frozen=True)
+class _Field:
+    shift: int
+    mask: int
+
+    def of(self, flags: int) -> int:
+        return flags >> self.shift & self.mask
+
+
+class _Format:
+    """How this kernel writes an entry, by the members of ``struct orc_entry``."""
+
+    def __init__(self, entry: drgn.Type, numbering: str) -> None:
+        if drgn.sizeof(entry) != _ENTRY.itemsize:
+            raise LookupError("its entries have an unknown size")
+        self._sp_reg = _flag(entry, "sp_reg")
+        self._bp_reg = _flag(entry, "bp_reg")
+        self._type = _flag(entry, "type")
+        # Not before Linux kernel commit ffb1b4a41016 (in v6.3).
+        self._signal = _flag(entry, "signal") if entry.has_member("signal") else None
+        # Types of their own have told it since fb799447ae29 (in v6.4).
+        self._end = _flag(entry, "end") if entry.has_member("end") else None
+        self._bases = _NUMBERING[numbering]
+
+    def kind(self, flags: int) -> int:
+        kind = self._type.of(flags)
+        if self._end is None:
+            return kind
+        if self._sp_reg.of(flags) == 0:
+            return Kind.END if self._end.of(flags) else Kind.UNKNOWN
+        return kind + Kind.CALL
+
+    def rule(self, sp_offset: int, bp_offset: int, flags: int) -> Rule:
+        try:
+            kind = Kind(self.kind(flags))
+            cfa = Base(self._bases[self._sp_reg.of(flags)])
+            bp = Base(self._bases[self._bp_reg.of(flags)])
+        except (KeyError, ValueError):
+            return BY_FRAME_POINTER
+        if kind is Kind.UNKNOWN:
+            return BY_FRAME_POINTER
+        if self._signal is None:
+            interrupted = kind in (Kind.REGS, Kind.REGS_PARTIAL)
+        else:
+            interrupted = bool(self._signal.of(flags))
+        return Rule(kind, cfa, sp_offset, bp, bp_offset, interrupted)
+
+
+def _flag(entry: drgn.Type, name: str) -> _Field:
+    member = entry.member(name)
+    size = member.bit_field_size
+    if size is None:
+        raise LookupError(f"its {name} is no bit field")
+    return _Field(member.bit_offset - 32, (1 << size) - 1)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The entries of the kernel or a module; each holds up to the next."""
+
+    pcs: npt.NDArray[np.uint64]
+    entries: npt.NDArray[np.void]
+
+    def find(self, pc: int) -> tuple[int, int, int] | None:
+        row = int(np.searchsorted(self.pcs, np.uint64(pc), "right")) - 1
+        if row < 0:
+            return None
+        sp_offset, bp_offset, flags = self.entries[row].item()
+        return sp_offset, bp_offset, flags
+
+
+class Orc:
+    """
+    The tables of the kernel and, as they are needed, of its modules.
+
+    :raises LookupError: if the kernel has none, or in no known format
+    :raises drgn.FaultError: if they cannot be read
+    """
+
+    def __init__(self, reader: Reader, text: KernelText, findings: Findings) -> None:
+        prog = reader.prog
+        platform = prog.platform
+        if platform is None or platform.arch != drgn.Architecture.X86_64:
+            raise LookupError("only x86-64 has ORC")
+        self._reader = reader
+        self._text = text
+        self._findings = findings
+        start = prog.symbol("__start_orc_unwind_ip").address
+        size = prog.symbol("__stop_orc_unwind_ip").address - start
+        entries = prog.symbol("__start_orc_unwind").address
+        self._format = _Format(prog.type("struct orc_entry"), _numbering(reader))
+        self._kernel = self._read(start, entries, size // 4)
+        self._modules: dict[int, _Table | None] = {}
+
+    def rule(self, pc: int) -> Rule | None:
+        """Find how to leave the frame whose instruction is at *pc*."""
+        table = self._table(pc)
+        found = table.find(pc) if table else None
+        return self._format.rule(*found) if found else None
+
+    def _table(self, pc: int) -> _Table | None:
+        if self._text.in_kernel(pc):
+            return self._kernel
+        module = self._text.module(pc)
+        if module is None:
+            return None
+        if module.address not in self._modules:
+            self._modules[module.address] = self._read_module(module)
+        return self._modules[module.address]
+
+    def _read_module(self, module: Module) -> _Table | None:
+        try:
+            arch = drgn.Object(
+                self._reader.prog, "struct module", address=module.address
+            ).arch.read_()
+            return self._read(
+                arch.orc_unwind_ip.value_(),
+                arch.orc_unwind.value_(),
+                arch.num_orcs.value_(),
+            )
+        except (drgn.FaultError, LookupError) as error:
+            self._findings.lose(
+                f"module {module.name}",
+                f"how to unwind module {module.name} is lost: {error}",
+            )
+            return None
+
+    def _read(self, pcs: int, entries: int, count: int) -> _Table:
+        if not 0 < count <= _MAX_ENTRIES:
+            raise LookupError(f"it has {count:,} ORC entries")
+        # Each place is kept as its distance from where that is kept.
+        distances = np.frombuffer(self._reader.read(pcs, 4 * count), "<i4")
+        places = np.uint64(pcs) + 4 * np.arange(count, dtype=np.uint64)
+        places += distances.astype(np.uint64)
+        table = np.frombuffer(
+            self._reader.read(entries, _ENTRY.itemsize * count), _ENTRY
+        )
+        # Sorted at build time for the kernel (since v5.6), on loading for a module.
+        if np.any(places[1:] < places[:-1]):
+            order = np.lexsort((self._knows(table), places))
+            places, table = places[order], table[order]
+        return _Table(places, table)
+
+    def _knows(self, table: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+        """
+        Tell entries from terminators.
+
+        Of two in one place, one may be the end of the object file before.
+        """
+        flags, inverse = np.unique(table["flags"], return_inverse=True)
+        known = [self._format.kind(each) != Kind.UNKNOWN for each in flags.tolist()]
+        knows: npt.NDArray[np.bool_] = np.array(known, np.bool_)[inverse]
+        return knows
+
+
+def _numbering(reader: Reader) -> str:
+    try:
+        start = reader.prog.symbol("__start_orc_header").address
+        end = reader.prog.symbol("__stop_orc_header").address
+    except LookupError:
+        return "first"
+    found = reader.read(start, end - start).hex() if end - start == 20 else ""
+    if found not in _HASHES:
+        raise LookupError("its ORC is in a format newer than this program")
+    return _HASHES[found]

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The part in use of the stacks of tasks that do not run, one read each."""
+
+from dataclasses import dataclass
+from itertools import islice
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+from drgn.helpers.linux.list import list_for_each_entry
+
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+
+_WORD = 8
+_MAX_STACK_BYTES = 1 << 18
+"""Larger than any stack: 16 KiB on x86-64, 64 KiB with KASAN."""
+
+Rows = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class StackMemory:
+    """The words from each task's saved stack pointer to the end of its stack."""
+
+    words: Addresses
+    """Of all stacks, one after the other."""
+
+    first: Rows
+    """Where in ``words`` each stack starts."""
+
+    base: Addresses
+    """The address of each stack's first word: the saved stack pointer."""
+
+    size: Addresses
+    """Bytes of each that were read; 0 if there is no stack, or it is lost."""
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def stack(self, row: int) -> Addresses:
+        """Give the words of one stack."""
+        first = int(self.first[row])
+        return self.words[first : first + int(self.size[row]) // _WORD]
+
+    def read(
+        self, rows: Rows, addresses: Addresses
+    ) -> tuple[Addresses, npt.NDArray[np.bool_]]:
+        """
+        Read a word of each of some stacks.
+
+        :return: The words, and whether each lies in its stack; 0 if not.
+        """
+        offsets = addresses - self.base[rows]  # huge if it lies below
+        there = (offsets < self.size[rows]) & (offsets % _WORD == 0)
+        places = self.first[rows] + (offsets // _WORD).astype(np.intp)
+        found = np.zeros(len(rows), np.uint64)
+        found[there] = self.words[places[there]]
+        return found, there
+
+
+def stack_bytes(prog: drgn.Program) -> int:
+    """Find the size of a kernel stack, THREAD_SIZE."""
+    try:
+        size = _mapped_size(prog) or _first_stack_size(prog)
+    except drgn.FaultError:
+        size = _first_stack_size(prog)
+    if not 0 < size <= _MAX_STACK_BYTES or size % 4096:
+        # As without KASAN, on x86-64 and arm64.
+        size = 4 * 4096
+    return size
+
+
+def _mapped_size(prog: drgn.Program) -> int:
+    """Take the size of a stack that is mapped (CONFIG_VMAP_STACK)."""
+    if not prog.type("struct task_struct").has_member("stack_vm_area"):
+        return 0
+    tasks = prog["init_task"].tasks.address_of_()
+    for task in islice(list_for_each_entry("struct task_struct", tasks, "tasks"), 64):
+        if area := task.stack_vm_area.read_():
+            return int(area.nr_pages.value_() * prog["PAGE_SIZE"].value_())
+    return 0
+
+
+def _first_stack_size(prog: drgn.Program) -> int:
+    """Take the size of the first task's stack; the symbols are gone by v6.12."""
+    try:
+        end = prog.symbol("__end_init_task").address
+        start = prog.symbol("__start_init_task").address
+    except LookupError:
+        return 0
+    return int(end - start)
+
+
+def read_stacks(
+    reader: Reader,
+    stacks: Addresses,
+    pointers: Addresses,
+    stack_size: int,
+    findings: Findings,
+) -> StackMemory:
+    """
+    Read from each saved stack pointer to the end of its stack.
+
+    :param stacks: ``task_struct.stack``, the lowest address; 0 if it has none.
+    :param pointers: ``task_struct.thread.sp``.
+    """
+    used = stacks + np.uint64(stack_size) - pointers
+    sane = (stacks != 0) & (used <= stack_size) & (used > 0)
+    sane &= (pointers % _WORD == 0) & (stacks % _WORD == 0)
+    findings.coverage["stack_pointers_bad"] += int(np.sum((stacks != 0) & ~sane))
+    size = np.where(sane, used, 0).astype(np.uint64)
+    parts: list[bytes] = []
+    rows = np.flatnonzero(sane)
+    wanted = rows.tolist(), pointers[rows].tolist(), size[rows].tolist()
+    for row, pointer, length in zip(*wanted, strict=True):
+        try:
+            parts.append(reader.read(pointer, length))
+        except drgn.FaultError as error:
+            size[row] = 0
+            findings.coverage["stacks_unreadable"] += 1
+            findings.lose("stacks", f"a stack cannot be read: {error}")
+    words = np.frombuffer(b"".join(parts), "<u8")
+    ends = np.cumsum(size // _WORD).astype(np.intp)
+    first = np.concatenate([np.zeros(1, np.intp), ends[:-1]]) if len(ends) else ends
+    return StackMemory(words, first, pointers, size)

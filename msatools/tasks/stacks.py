@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+The stacks of many tasks that do not run: who called whom, down to the wait.
+
+On x86-64 the kernel's own ORC tables tell where each frame ends. All stacks are read
+with one read each and unwound together, so that a stack costs some microseconds, and
+is exact with debug info and without. Elsewhere, and where ORC does not do, drgn
+unwinds one stack after the other.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.tasks.orc import Orc
+from msatools.tasks.stackmemory import StackMemory, read_stacks, stack_bytes
+from msatools.tasks.text import KernelText
+from msatools.tasks.unwind import End, Frames, Unwinder
+
+_AT_ONCE = 4096
+"""Stacks in memory at a time: some MiB, 64 MiB if all are full."""
+
+MAX_ASKED = 256
+"""Stacks that drgn is asked for where ORC does most: it takes milliseconds for each."""
+
+_USER = 1 << 63
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One way for a task to have come to its wait; tasks share it."""
+
+    addresses: tuple[int, ...]
+    """Of each frame, innermost (``__schedule``) first; frames of user mode are not."""
+
+    interrupted: tuple[int, ...] = ()
+    """Which frames were left by an exception; the others' are return addresses."""
+
+    end: End = End.ENTRY
+    guessed: bool = False
+    """Whether some frame's code is known to no table, and its caller is a guess."""
+
+    def instructions(self) -> Iterator[int]:
+        """
+        Give an address within the instruction that each frame is at.
+
+        A return address may be the start of the next function.
+        """
+        for place, address in enumerate(self.addresses):
+            yield address if place in self.interrupted else address - 1
+
+
+NO_STACK = Stack((), end=End.NONE)
+
+
+@dataclass
+class Stacks:
+    """The stacks of some tasks, by their place in what was asked for."""
+
+    text: KernelText
+    unique: list[Stack] = field(default_factory=lambda: [NO_STACK])
+    """All stacks that occur; the first is that of who has none."""
+
+    index: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    """Which of them is each task's."""
+
+    asked: int = 0
+    """Stacks that drgn unwound."""
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, row: int) -> Stack:
+        return self.unique[int(self.index[row])]
+
+    def names(self, stack: Stack) -> tuple[str, ...]:
+        """Name the functions of a stack, innermost first; an address if it has none."""
+        return tuple(
+            self.text.name(place) or f"{place:#x}" for place in stack.instructions()
+        )
+
+
+class StackCollector:
+    """Collects stacks of one kernel; what it learns about the kernel's code is kept."""
+
+    def __init__(self, reader: Reader, findings: Findings) -> None:
+        self.text = KernelText(reader, findings)
+        self.stack_bytes = stack_bytes(reader.prog)
+        self._reader = reader
+        self._findings = findings
+        self._unwinder = self._make_unwinder()
+
+    @property
+    def has_orc(self) -> bool:
+        """Whether stacks cost microseconds, not milliseconds."""
+        return self._unwinder is not None
+
+    def collect(
+        self, tasks: Addresses, stacks: Addresses, pointers: Addresses | None
+    ) -> Stacks:
+        """
+        Unwind the stacks of some tasks, which do not run.
+
+        Who runs has saved nothing that holds: leave it out, or give it no stack. What
+        changes meanwhile, on a live kernel, gives a stack that ends too early or is
+        none that ever was; that it did not change is for the caller to see.
+
+        :param tasks: Addresses of ``struct task_struct``.
+        :param stacks: ``task_struct.stack``; 0 if it has none, as zombies do.
+        :param pointers: ``task_struct.thread.sp``, of x86-64; elsewhere ``None``.
+        """
+        found = Stacks(self.text, index=np.zeros(len(tasks), np.int32))
+        places: dict[Stack, int] = {NO_STACK: 0}
+        if self._unwinder is None or pointers is None:
+            self._ask(found, places, tasks, np.flatnonzero(stacks), None)
+        else:
+            for start in range(0, len(tasks), _AT_ONCE):
+                part = slice(start, start + _AT_ONCE)
+                memory = self.read(stacks[part], pointers[part])
+                frames = self._unwinder.unwind(memory)
+                _intern(frames, found, places, start)
+                unsupported = np.flatnonzero(frames.ends == End.UNSUPPORTED)
+                self._ask(found, places, tasks, start + unsupported, MAX_ASKED)
+        self._count(found)
+        return found
+
+    def read(self, stacks: Addresses, pointers: Addresses) -> StackMemory:
+        """Read the part in use of some stacks, for who looks for things there."""
+        return read_stacks(
+            self._reader, stacks, pointers, self.stack_bytes, self._findings
+        )
+
+    def _make_unwinder(self) -> Unwinder | None:
+        prog = self._reader.prog
+        try:
+            orc = Orc(self._reader, self.text, self._findings)
+            return Unwinder(prog, orc)
+        except drgn.FaultError as error:
+            self._findings.lose("orc", f"how to unwind stacks fast is lost: {error}")
+        except LookupError as error:
+            self._findings.note(
+                "stacks-slow", f"stacks take milliseconds each: {error}"
+            )
+        return None
+
+    def _ask(
+        self,
+        found: Stacks,
+        places: dict[Stack, int],
+        tasks: Addresses,
+        rows: npt.NDArray[np.intp],
+        limit: int | None,
+    ) -> None:
+        """Have drgn unwind some stacks, up to *limit* in all."""
+        for row in rows.tolist():
+            if limit is not None and found.asked >= limit:
+                return
+            found.asked += 1
+            stack = _ask_drgn(self._reader.prog, int(tasks[row]))
+            found.index[row] = _place(found, places, stack)
+
+    def _count(self, found: Stacks) -> None:
+        coverage = self._findings.coverage
+        counts = np.bincount(found.index, minlength=len(found.unique)).tolist()
+        for stack, count in zip(found.unique, counts, strict=True):
+            coverage["stacks"] += count if stack.end is not End.NONE else 0
+            if stack.end in (End.LOST, End.UNSUPPORTED):
+                coverage["stacks_incomplete"] += count
+            if stack.guessed:
+                coverage["stacks_guessed"] += count
+        coverage["stacks_by_drgn"] += found.asked
+
+
+def _intern(
+    frames: Frames, found: Stacks, places: dict[Stack, int], start: int
+) -> None:
+    """Find which stacks are the same, and place them."""
+    count = len(frames.ends)
+    bits = np.packbits(frames.interrupted, axis=1)
+    tail = np.stack([frames.ends, frames.guessed.astype(np.uint8)], 1)
+    pcs = np.ascontiguousarray(frames.pcs).view(np.uint8).reshape(count, -1)
+    table = np.concatenate([pcs, bits, tail], axis=1)
+    width, data = table.shape[1], table.tobytes()
+    known: dict[bytes, int] = {}
+    for row in range(count):
+        key = data[row * width : (row + 1) * width]
+        place = known.get(key)
+        if place is None:
+            stack = _stack(frames, row)
+            place = known[key] = _place(found, places, stack)
+        found.index[start + row] = place
+
+
+def _stack(frames: Frames, row: int) -> Stack:
+    end = End(int(frames.ends[row]))
+    if end is End.NONE:
+        return NO_STACK
+    pcs = frames.pcs[row]
+    return Stack(
+        tuple(pcs[pcs != 0].tolist()),
+        tuple(np.flatnonzero(frames.interrupted[row]).tolist()),
+        end,
+        bool(frames.guessed[row]),
+    )
+
+
+def _place(found: Stacks, places: dict[Stack, int], stack: Stack) -> int:
+    place = places.setdefault(stack, len(found.unique))
+    if place == len(found.unique):
+        found.unique.append(stack)
+    return place
+
+
+def _ask_drgn(prog: drgn.Program, task: int) -> Stack:
+    """Have drgn unwind one stack; what it makes of user mode is left out."""
+    try:
+        trace = prog.stack_trace(drgn.Object(prog, "struct task_struct *", value=task))
+    except (drgn.FaultError, LookupError, ValueError, NotImplementedError):
+        return Stack((), end=End.LOST)
+    addresses: list[int] = []
+    interrupted: list[int] = []
+    end = End.START
+    for frame in trace:
+        if frame.is_inline:
+            continue
+        if frame.pc < _USER:
+            end = End.ENTRY
+            break
+        if frame.interrupted:
+            interrupted.append(len(addresses))
+        addresses.append(frame.pc)
+    return Stack(tuple(addresses), tuple(interrupted), end)

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The ``struct task_struct`` of every thread, one read each, as a table.
+
+kernel/sched and include/linux/sched.h. A member that this kernel does not have is a
+column that :meth:`TaskTable.has` denies, not a column of zeros.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+
+Records = npt.NDArray[np.void]
+"""A structured array, one record a thread."""
+
+MAX_TASKS = 1 << 23
+"""Twice PID_MAX_LIMIT (include/linux/threads.h): a longer walk is lost."""
+
+_BATCH = 512
+_POINTER = struct.Struct("<Q")
+
+# Columns, their numpy types, and the members that they are, the newest first.
+_COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "pid": ("i4", ("pid",)),
+    "tgid": ("i4", ("tgid",)),
+    "flags": ("u4", ("flags",)),
+    # Linux kernel commit 2f064a59a11f ("sched: Change task_struct::state") (in v5.14)
+    # made an unsigned int of the long; the low half holds all bits there are.
+    "state": ("u4", ("__state", "state")),
+    "exit_state": ("i4", ("exit_state",)),
+    "exit_code": ("i4", ("exit_code",)),
+    "jobctl": ("u8", ("jobctl",)),
+    "ptrace": ("u4", ("ptrace",)),
+    "prio": ("i4", ("prio",)),
+    "static_prio": ("i4", ("static_prio",)),
+    "rt_priority": ("u4", ("rt_priority",)),
+    "policy": ("u4", ("policy",)),
+    # Linux kernel commit bcf9033e5449 ("sched: move CPU field back into thread_info if
+    # THREAD_INFO_IN_TASK=y") (in v5.16)
+    "cpu": ("u4", ("thread_info.cpu", "cpu")),
+    "on_cpu": ("i4", ("on_cpu",)),
+    "on_rq": ("i4", ("on_rq",)),
+    # Linux kernel commit 152e11f6df29 ("sched/fair: Implement delayed dequeue") (in
+    # v6.12): such a task is on a run queue, and sleeps.
+    "sched_delayed": ("u1", ("se.sched_delayed",)),
+    "utime_ns": ("u8", ("utime",)),
+    "stime_ns": ("u8", ("stime",)),
+    "gtime_ns": ("u8", ("gtime",)),
+    "sum_exec_ns": ("u8", ("se.sum_exec_runtime",)),
+    "exec_start_ns": ("u8", ("se.exec_start",)),
+    "run_delay_ns": ("u8", ("sched_info.run_delay",)),
+    "pcount": ("u8", ("sched_info.pcount",)),
+    "last_arrival_ns": ("u8", ("sched_info.last_arrival",)),
+    "last_queued_ns": ("u8", ("sched_info.last_queued",)),
+    "nvcsw": ("u8", ("nvcsw",)),
+    "nivcsw": ("u8", ("nivcsw",)),
+    "min_flt": ("u8", ("min_flt",)),
+    "maj_flt": ("u8", ("maj_flt",)),
+    "start_ns": ("u8", ("start_time",)),
+    # Linux kernel commit ceeadb83aea2 ("sched: Make struct sched_statistics independent
+    # of fair sched class") (in v5.16)
+    "sum_sleep_ns": (
+        "u8",
+        ("stats.sum_sleep_runtime", "se.statistics.sum_sleep_runtime"),
+    ),
+    "sum_block_ns": (
+        "u8",
+        ("stats.sum_block_runtime", "se.statistics.sum_block_runtime"),
+    ),
+    "iowait_sum_ns": ("u8", ("stats.iowait_sum", "se.statistics.iowait_sum")),
+    "sleep_start_ns": ("u8", ("stats.sleep_start", "se.statistics.sleep_start")),
+    "block_start_ns": ("u8", ("stats.block_start", "se.statistics.block_start")),
+    # "hung_task: Show the blocker task if the task is hung on mutex" (in v6.16)
+    "blocker": ("u8", ("blocker",)),
+    "mm": ("u8", ("mm",)),
+    "signal": ("u8", ("signal",)),
+    "stack": ("u8", ("stack",)),
+    "sp": ("u8", ("thread.sp", "thread.cpu_context.sp")),
+    "cred": ("u8", ("cred",)),
+    "real_parent": ("u8", ("real_parent",)),
+    "parent": ("u8", ("parent",)),
+    "group_leader": ("u8", ("group_leader",)),
+    "cgroups": ("u8", ("cgroups",)),
+    "delays": ("u8", ("delays",)),
+    "comm": ("S16", ("comm",)),
+}
+
+
+@dataclass(frozen=True)
+class TaskTable:
+    """What each thread's ``struct task_struct`` says."""
+
+    records: Records
+    """Columns as above and ``address``; threads of a process follow its leader."""
+
+    columns: frozenset[str]
+    """The columns that this kernel has."""
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, column: str) -> npt.NDArray[Any]:
+        """Give a column.
+
+        :raises KeyError: if the kernel does not keep it
+        """
+        if column not in self.columns:
+            raise KeyError(column)
+        return self.records[column]
+
+    def has(self, column: str) -> bool:
+        """Tell whether the kernel keeps a column."""
+        return column in self.columns
+
+    def only(self, wanted: npt.NDArray[np.bool_]) -> "TaskTable":
+        """Give the table of some of its threads."""
+        return TaskTable(self.records[wanted], self.columns)
+
+    @property
+    def leaders(self) -> npt.NDArray[np.bool_]:
+        """Whether each thread is the first of its process."""
+        leads: npt.NDArray[np.bool_] = self.records["pid"] == self.records["tgid"]
+        return leads
+
+
+class TaskReader:
+    """Reads tasks of one kernel, by what its ``struct task_struct`` looks like."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        prog = reader.prog
+        task = prog.type("struct task_struct")
+        self._offsets = {
+            name: offset
+            for name, (_, members) in _COLUMNS.items()
+            if (offset := _offset(task, members)) is not None
+        }
+        self._tasks = drgn.offsetof(task, "tasks.next")
+        self._thread_node = drgn.offsetof(task, "thread_node.next")
+        signal = prog.type("struct signal_struct")
+        self._thread_head = drgn.offsetof(signal, "thread_head")
+        sizes = {name: np.dtype(_COLUMNS[name][0]).itemsize for name in self._offsets}
+        self.size = max(
+            self._tasks + 8,
+            self._thread_node + 8,
+            *(offset + sizes[name] for name, offset in self._offsets.items()),
+        )
+        """Bytes of each task that are read."""
+        self._raw = np.dtype(
+            {
+                "names": list(self._offsets),
+                "formats": [f"<{_COLUMNS[name][0]}" for name in self._offsets],
+                "offsets": list(self._offsets.values()),
+                "itemsize": self.size,
+            }
+        )
+        self._compact = np.dtype(
+            [("address", "u8"), *((name, _COLUMNS[name][0]) for name in self._offsets)]
+        )
+
+    def read_all(self, findings: Findings) -> TaskTable:
+        """Read every thread but the idle ones.
+
+        A list that breaks off costs a note and what comes after.
+        """
+        return self._table(self._walk(findings))
+
+    def read(self, addresses: Sequence[int], findings: Findings) -> TaskTable:
+        """Read the tasks at some addresses; those that cannot be read are left out."""
+        return self._table(self._read_each(addresses, findings))
+
+    def _read_each(
+        self, addresses: Sequence[int], findings: Findings
+    ) -> Iterator[tuple[int, bytes]]:
+        for address in addresses:
+            try:
+                yield address, self._reader.read(address, self.size)
+            except drgn.FaultError as error:
+                findings.coverage["tasks_unreadable"] += 1
+                findings.lose("tasks", f"a task cannot be read: {error}")
+
+    def _walk(self, findings: Findings) -> Iterator[tuple[int, bytes]]:
+        """Read the first thread of each process, and after each its other threads."""
+        prog = self._reader.prog
+        init = prog["init_task"].address_
+        head = init + self._tasks
+        what = "the list of processes"
+        seen = {init}
+        for leader, data in self._list(head, self._tasks, seen, what, findings):
+            yield leader, data
+            (signal,) = _POINTER.unpack_from(data, self._offsets["signal"])
+            threads = signal + self._thread_head
+            (following,) = _POINTER.unpack_from(data, self._thread_node)
+            if following == threads:
+                continue
+            name = "the list of a process's threads"
+            for thread in self._list(
+                threads, self._thread_node, seen, name, findings, following
+            ):
+                if thread[0] != leader:
+                    yield thread
+
+    def _list(
+        self,
+        head: int,
+        offset: int,
+        seen: set[int],
+        name: str,
+        findings: Findings,
+        node: int | None = None,
+    ) -> Iterator[tuple[int, bytes]]:
+        """Read the tasks on a list, from its first or from *node* on."""
+        try:
+            if node is None:
+                (node,) = _POINTER.unpack(self._reader.read(head, 8))
+            while node != head:
+                address = node - offset
+                if not node or address in seen or len(seen) > MAX_TASKS:
+                    raise drgn.FaultError("it leads nowhere", node)
+                seen.add(address)
+                data = self._reader.read(address, self.size)
+                yield address, data
+                (node,) = _POINTER.unpack_from(data, offset)
+        except drgn.FaultError as error:
+            findings.coverage["lists_broken"] += 1
+            findings.lose("tasks", f"{name} breaks off: {error}")
+
+    def _table(self, tasks: Iterator[tuple[int, bytes]]) -> TaskTable:
+        parts = [np.empty(0, self._compact)]
+        addresses: list[int] = []
+        batch: list[bytes] = []
+        for address, data in tasks:
+            addresses.append(address)
+            batch.append(data)
+            if len(batch) == _BATCH:
+                parts.append(self._compacted(addresses, batch))
+                addresses, batch = [], []
+        parts.append(self._compacted(addresses, batch))
+        return TaskTable(np.concatenate(parts), frozenset(("address", *self._offsets)))
+
+    def _compacted(self, addresses: list[int], batch: list[bytes]) -> Records:
+        raw = np.frombuffer(b"".join(batch), self._raw)
+        records = np.empty(len(batch), self._compact)
+        records["address"] = addresses
+        for name in self._offsets:
+            records[name] = raw[name]
+        return records
+
+
+def _offset(task: drgn.Type, members: tuple[str, ...]) -> int | None:
+    for member in members:
+        try:
+            offset: int = drgn.offsetof(task, member)
+        except LookupError:
+            continue
+        return offset
+    return None

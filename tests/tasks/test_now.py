@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What every task of known class is doing, and since when."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from fixtures import lab
+from msatools.kernel.clocks import Clocks, read_clocks
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.tasks.now import AgeBound, Now, ages, collect_now
+from msatools.tasks.stacks import StackCollector
+from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.waits import TaskClass
+from tests.tasks.conftest import TYPES, open_dump
+
+SLACK_NS = 10_000_000
+"""More than a tick, by which the clock of an idle CPU may lag."""
+
+VARIANTS = ("tasks-6.1", "tasks-6.12", "tasks-on-6.1", "tasks-midway-6.12")
+"""Statistics off, on from boot, and switched on midway."""
+
+
+@dataclass
+class Dump:
+    run: lab.Run
+    table: TaskTable
+    clocks: Clocks
+    now: Now
+    findings: Findings
+
+    def row(self, name: str) -> int:
+        (row,) = np.flatnonzero(
+            self.table["pid"] == self.run.workload["tasks"][name]["tid"]
+        )
+        return int(row)
+
+
+def look(name: str, types: str) -> Dump:
+    prog = open_dump(name, types)
+    reader, findings = Reader(prog), Findings()
+    table = TaskReader(reader).read_all(findings)
+    clocks = read_clocks(prog, findings)
+    now = collect_now(StackCollector(reader, findings), prog, table, clocks)
+    return Dump(lab.build(name), table, clocks, now, findings)
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def dump(request: pytest.FixtureRequest) -> Dump:
+    return look(request.param, "btf")
+
+
+def test_class_of_every_named_task(dump: Dump) -> None:
+    wrong = {}
+    named = dump.run.workload["tasks"]
+    for name, task in named.items():
+        row = dump.row(name)
+        found = TaskClass(dump.now.classes[row]).name
+        if found not in (task["class"], *task.get("also", ())):
+            wrong[name] = found, dump.now.stacks.names(dump.now.stacks[row])
+    assert wrong == {}
+    assert len(named) > 180
+    assert len({task["class"] for task in named.values()}) > 20
+
+
+def test_class_of_kernel_threads(dump: Dump) -> None:
+    """Those that were idle and have not run since wait for work."""
+    rows = {tid: row for row, tid in enumerate(dump.table["pid"].tolist())}
+    compared = 0
+    for thread in dump.run.workload["kernel_threads"]:
+        tid = thread["tid"]
+        if thread["class"] is None or tid not in rows:
+            continue
+        sched = dump.run.truth(f"proc/{tid}/task/{tid}/schedstat").split()
+        if int(sched[2]) == dump.table["pcount"][rows[tid]]:
+            compared += 1
+            assert dump.now.classes[rows[tid]] == TaskClass.KTW, thread
+    assert compared > 40
+
+
+def test_age_of_every_steady_task(dump: Dump) -> None:
+    """The wait began after it was announced, and before it was seen to have begun."""
+    end = dump.clocks.monotonic_ns
+    assert end is not None
+    compared = 0
+    for name, task in dump.run.workload["tasks"].items():
+        if not task["steady"] or not task.get("start_ns"):
+            continue
+        row = dump.row(name)
+        began = end - int(dump.now.age_ns[row])
+        latest = task["in_place_ns"] + SLACK_NS
+        if dump.now.age_bound[row] == AgeBound.UPPER:
+            # Its stamp is lost (6.12): what counts is when it came to the CPU.
+            assert began <= latest, name
+            continue
+        compared += 1
+        assert task["start_ns"] - SLACK_NS <= began <= latest, name
+    assert compared > 150
+
+
+def test_ages_agree_with_the_statistics(dump: Dump) -> None:
+    """Where the kernel keeps when a sleep began, exec_start says the same."""
+    if dump.run.truth("proc/sys/kernel/sched_schedstats").strip() != b"1":
+        assert not dump.table["sleep_start_ns"].any()
+        return
+    without = TaskTable(
+        dump.table.records,
+        dump.table.columns - {"sleep_start_ns", "block_start_ns"},
+    )
+    age, bound = ages(without, dump.clocks, dump.now.classes)
+    slept = (dump.table["sleep_start_ns"] != 0) | (dump.table["block_start_ns"] != 0)
+    slept &= (bound == AgeBound.EXACT) & (dump.table["exit_state"] == 0)
+    slept &= (dump.table["state"] != 0) & (dump.table["on_cpu"] == 0)
+    assert np.count_nonzero(slept) > 100
+    assert np.abs(age - dump.now.age_ns)[slept].max() <= SLACK_NS
+
+
+@pytest.mark.parametrize("name", VARIANTS[:2])
+def test_debug_info_says_the_same(name: str) -> None:
+    one, other = (look(name, types) for types in TYPES)
+    assert (one.table.records == other.table.records).all()
+    assert np.array_equal(one.now.classes, other.now.classes)
+    assert np.array_equal(one.now.age_ns, other.now.age_ns)
+
+
+def test_cost(dump: Dump) -> None:
+    """drgn unwinds nothing but what was on a CPU."""
+    assert dump.now.stacks.asked == 0
+    assert not dump.findings.coverage["stacks_incomplete"]

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Stacks of all tasks at once, held against those that drgn unwinds one by one."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from drgn import FaultError, Object, Program
+
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.tasks import stacks
+from msatools.tasks.orc import Base, Kind, Orc, Rule
+from msatools.tasks.stacks import NO_STACK, StackCollector, Stacks
+from msatools.tasks.unwind import MAX_FRAMES, End
+
+from .conftest import BUSY, IDLE, Tasks, open_dump, tasks_of
+
+USER_SPACE = 1 << 63
+NEWEST = "memory-6.12"
+STACK_BYTES = 16384
+BORDERS = {"io_schedule_timeout": "__sched_text_start"}
+
+
+def collect(tasks: Tasks, findings: Findings | None = None) -> Stacks:
+    collector = StackCollector(Reader(tasks.prog), findings or Findings())
+    return collector.collect(tasks.tasks, tasks.stacks, tasks.pointers)
+
+
+def by_drgn(task: Object) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """
+    Unwind one stack, without inlined calls and user mode.
+
+    :return: The pc of each frame, and which frames an exception left.
+    """
+    addresses: list[int] = []
+    interrupted = []
+    for frame in task.prog_.stack_trace(task):
+        if frame.pc < USER_SPACE:
+            break
+        if not frame.is_inline:
+            if frame.interrupted:
+                interrupted.append(len(addresses))
+            addresses.append(frame.pc)
+    return tuple(addresses), tuple(interrupted)
+
+
+def test_every_stack_is_drgns(tasks: Tasks) -> None:
+    found = collect(tasks)
+    assert len(found) == len(tasks.objects) > 50
+    deep = 0
+    for row, task in enumerate(tasks.objects):
+        if not tasks.stacks[row]:
+            assert found[row] == NO_STACK
+            continue
+        addresses, interrupted = by_drgn(task)
+        assert found[row].addresses == addresses, task.comm
+        assert found[row].interrupted == interrupted, task.comm
+        deep += len(addresses) > 3
+    assert found.asked == 0
+    assert deep > 50
+
+
+def test_exceptions_in_the_kernel(busy: Tasks) -> None:
+    """The kernel itself may touch what is not there, and wait for it."""
+    found = collect(busy)
+    names = {
+        found.names(stack)[place]
+        for stack in found.unique
+        for place in stack.interrupted
+    }
+    assert names
+    assert not any(name.startswith("0x") for name in names)
+
+
+def test_all_end_where_they_began(tasks: Tasks) -> None:
+    found = collect(tasks)
+    for row, task in enumerate(tasks.objects):
+        stack, names = found[row], found.names(found[row])
+        if stack == NO_STACK:
+            continue
+        assert names[0] == "__schedule"
+        if stack.end == End.START:
+            assert names[-1] in ("ret_from_fork", "ret_from_fork_asm")
+        else:
+            assert stack.end == End.ENTRY
+            assert task.mm
+            assert names[-1].startswith(("entry_SYSCALL_64", "asm_"))
+        assert not stack.guessed
+
+
+def test_names_are_drgns(tasks_btf: Tasks) -> None:
+    """Those of the same symbols, where no inlined calls are known."""
+    found = collect(tasks_btf)
+    for row, task in enumerate(tasks_btf.objects):
+        if tasks_btf.stacks[row]:
+            names = tuple(
+                frame.symbol().name
+                for frame in task.prog_.stack_trace(task)
+                if frame.pc >= USER_SPACE
+            )
+            ours = found.names(found[row])
+            # Where the text has a part of its own, drgn may name that.
+            assert names in (ours, tuple(map(BORDERS.get, ours, ours)))
+
+
+@pytest.mark.parametrize("name", IDLE + BUSY)
+def test_names_are_the_same_with_debug_info(name: str) -> None:
+    btf, dwarf = (collect(tasks_of(name, types)) for types in ("btf", "dwarf"))
+    assert [btf.names(stack) for stack in btf.unique] == [
+        dwarf.names(stack) for stack in dwarf.unique
+    ]
+
+
+def test_one_read_a_stack_and_one_object_a_kind(tasks_btf: Tasks) -> None:
+    reader, findings = Reader(tasks_btf.prog), Findings()
+    collector = StackCollector(reader, findings)
+    assert collector.has_orc
+    reads, size = reader.reads, reader.bytes
+    columns = (tasks_btf.tasks, tasks_btf.stacks, tasks_btf.pointers)
+    found = collector.collect(*(np.tile(column, 9) for column in columns))
+    rows = len(tasks_btf.tasks)
+    there = tasks_btf.stacks != 0
+    count = int(np.count_nonzero(there))
+    assert len(found) == 9 * rows
+    assert reader.reads - reads == 9 * count
+    used = tasks_btf.stacks + np.uint64(STACK_BYTES) - tasks_btf.pointers
+    assert reader.bytes - size == 9 * int(used[there].sum())
+    assert len(found.unique) < rows
+    assert len(set(found.unique)) == len(found.unique)
+    assert np.array_equal(found.index, np.tile(found.index[:rows], 9))
+    assert findings.coverage["stacks"] == 9 * count
+    assert findings.notes == {}
+
+
+def test_blocks_are_one_table(
+    tasks_btf: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = collect(tasks_btf)
+    monkeypatch.setattr(stacks, "_AT_ONCE", 7)
+    parts = collect(tasks_btf)
+    assert [parts[row] for row in range(len(parts))] == [
+        whole[row] for row in range(len(whole))
+    ]
+    assert len(parts.unique) == len(whole.unique)
+
+
+def test_size_of_a_stack(tasks: Tasks) -> None:
+    assert StackCollector(Reader(tasks.prog), Findings()).stack_bytes == STACK_BYTES
+
+
+def test_who_has_no_stack_is_not_looked_at(tasks_btf: Tasks) -> None:
+    findings = Findings()
+    none = np.zeros(len(tasks_btf.tasks), np.uint64)
+    found = collect(replace(tasks_btf, stacks=none), findings)
+    assert found.unique == [NO_STACK]
+    assert not found.index.any()
+    assert findings.coverage["stack_pointers_bad"] == 0
+    assert found.names(found[0]) == ()
+
+
+def test_no_tasks(tasks_btf: Tasks) -> None:
+    empty = np.empty(0, np.uint64)
+    found = collect(replace(tasks_btf, tasks=empty, stacks=empty, pointers=empty))
+    assert len(found) == 0
+
+
+@pytest.mark.parametrize("offset", [-8, STACK_BYTES, STACK_BYTES + 8, 4, 1 << 40])
+def test_pointer_out_of_its_stack(offset: int) -> None:
+    tasks = tasks_of(NEWEST, "btf")
+    expected = collect(tasks)
+    tasks.pointers[3] = np.uint64((int(tasks.stacks[3]) + offset) % (1 << 64))
+    findings = Findings()
+    found = collect(tasks, findings)
+    assert found[3] == NO_STACK
+    assert findings.coverage["stack_pointers_bad"] == 1
+    others = [row for row in range(len(found)) if row != 3]
+    assert [found[row] for row in others] == [expected[row] for row in others]
+
+
+def test_stack_that_is_missing() -> None:
+    tasks = tasks_of(NEWEST, "btf")
+    expected = collect(tasks)
+
+    def fault(address: int, count: int, offset: int, physical: bool) -> bytes:
+        raise FaultError("gone", address)
+
+    tasks.prog.add_memory_segment(int(tasks.stacks[3]), STACK_BYTES, fault)
+    findings = Findings()
+    found = collect(tasks, findings)
+    assert found[3] == NO_STACK
+    assert findings.coverage["stacks_unreadable"] == 1
+    assert findings.lost == {"stacks": 1}
+    others = [row for row in range(len(found)) if row != 3]
+    assert [found[row] for row in others] == [expected[row] for row in others]
+
+
+def overwrite(prog: Program, address: int, data: bytes) -> None:
+    def read(at: int, count: int, offset: int, physical: bool) -> bytes:
+        return data[offset : offset + count]
+
+    prog.add_memory_segment(address, len(data), read)
+
+
+def test_stack_that_breaks_off() -> None:
+    """What was there before the damage is kept, and counted as incomplete."""
+    tasks = tasks_of(NEWEST, "btf")
+    expected = collect(tasks)[3].addresses
+    pointer, end = int(tasks.pointers[3]), int(tasks.stacks[3]) + STACK_BYTES
+    data = bytearray(tasks.prog.read(pointer, end - pointer))
+    third = data.index(expected[2].to_bytes(8, "little"))
+    data[third : third + 8] = bytes(8)
+    overwrite(tasks.prog, pointer, bytes(data))
+    findings = Findings()
+    stack = collect(tasks, findings)[3]
+    assert stack.addresses == expected[:2]
+    assert stack.end is End.LOST
+    assert findings.coverage["stacks_incomplete"] == 1
+
+
+@pytest.mark.parametrize("name", ["memory-5.10", NEWEST])
+def test_stacks_of_rubbish(name: str) -> None:
+    """Stacks torn in every way: code, their own addresses, flags, anything."""
+    tasks = tasks_of(name, "btf")
+    chance = random.Random(0)
+    text = tasks.prog.symbol("_stext").address
+    end = tasks.prog.symbol("_etext").address
+    true = sorted({a for stack in collect(tasks).unique for a in stack.addresses})
+    for row, stack in enumerate(tasks.stacks.tolist()):
+        choices = (
+            lambda: chance.choice(true),
+            lambda: chance.randrange(text, end),
+            lambda stack=stack: stack + 8 * chance.randrange(STACK_BYTES // 8),
+            lambda: chance.getrandbits(64),
+            lambda: chance.getrandbits(8),
+            # A module's place, or a compiled BPF program's.
+            lambda: 0xFFFF_FFFF_C000_0000 + chance.getrandbits(24),
+        )
+        words = [chance.choice(choices)() for _ in range(STACK_BYTES // 8)]
+        overwrite(tasks.prog, stack, np.array(words, "<u8").tobytes())
+        offset = 8 * chance.randrange(STACK_BYTES // 8)
+        tasks.pointers[row] = np.uint64(stack + offset)
+        if row == 10:
+            # Bound to loop, if anything could.
+            loop = np.full(STACK_BYTES // 8, true[0], "<u8")
+            overwrite(tasks.prog, stack, loop.tobytes())
+    findings = Findings()
+    found = collect(tasks, findings)
+    assert findings.coverage["stacks_incomplete"] > len(found) / 2
+    assert found.asked <= stacks.MAX_ASKED
+    for stack in found.unique:
+        assert len(stack.addresses) <= MAX_FRAMES
+        assert len(found.names(stack)) == len(stack.addresses)
+
+
+def test_without_orc_drgn_is_asked(
+    tasks_btf: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As elsewhere than on x86-64."""
+    expected = collect(tasks_btf)
+
+    def none(*_: object) -> Orc:
+        raise LookupError("there is none here")
+
+    monkeypatch.setattr(stacks, "Orc", none)
+    findings = Findings()
+    found = collect(tasks_btf, findings)
+    assert [found[row] for row in range(len(found))] == [
+        expected[row] for row in range(len(expected))
+    ]
+    assert found.asked == np.count_nonzero(tasks_btf.stacks)
+    assert [note.code for note in findings.notes.values()] == ["stacks-slow"]
+
+
+def test_drgn_is_asked_for_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a register is needed that no sleeping task has."""
+    tasks = tasks_of(NEWEST, "btf")
+    expected = collect(tasks)
+    needs = Rule(Kind.CALL, Base.OTHER, 0, Base.NONE, 0, False)
+    monkeypatch.setattr(Orc, "rule", lambda self, pc: needs)
+    monkeypatch.setattr(stacks, "MAX_ASKED", 10)
+    findings = Findings()
+    found = collect(tasks, findings)
+    assert found.asked == findings.coverage["stacks_by_drgn"] == 10
+    assert [found[row] for row in range(10)] == [expected[row] for row in range(10)]
+    assert found[10].end is End.UNSUPPORTED
+    assert found[10].addresses == expected[10].addresses[:1]
+    assert findings.coverage["stacks_incomplete"] == len(found) - 10
+
+
+@pytest.mark.parametrize("types", ["btf", "dwarf"])
+def test_functions_of_modules(types: str) -> None:
+    """By their modules' own ORC and symbols, which debug info of the kernel lacks."""
+    name, address = a_function_of_a_module(open_dump(NEWEST, "btf"))
+    prog, findings = open_dump(NEWEST, types), Findings()
+    reader = Reader(prog)
+    text = StackCollector(reader, findings).text
+    orc = Orc(reader, text, findings)
+    assert text.name(address) == name
+    assert text.name(address - (1 << 30)) is None
+    # Where a function starts, its return address is what the stack pointer is at.
+    rule = orc.rule(address)
+    assert rule is not None
+    assert (rule.kind, rule.cfa, rule.cfa_offset) == (Kind.CALL, Base.SP, 8)
+    reads = reader.reads
+    assert orc.rule(address + 1) is not None
+    assert reader.reads == reads
+    assert findings.notes == {}
+
+
+def a_function_of_a_module(prog: Program) -> tuple[str, int]:
+    (symbol,) = prog.symbols("fw_cfg_sysfs_remove")
+    return symbol.name, symbol.address
+
+
+def test_damaged_module_costs_a_note() -> None:
+    prog, findings = open_dump(NEWEST, "btf"), Findings()
+    _, address = a_function_of_a_module(prog)
+    reader = Reader(prog)
+    text = StackCollector(reader, findings).text
+    orc = Orc(reader, text, findings)
+    module = text.module(address)
+    assert module is not None
+    arch = Object(prog, "struct module", address=module.address).arch
+    overwrite(prog, arch.num_orcs.address_, (1 << 31).to_bytes(4, "little"))
+    assert orc.rule(address) is None
+    assert findings.lost == {f"module {module.name}": 1}

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The table of tasks, held against what each guest's /proc said of them."""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from fixtures import lab
+from msatools.kernel.clocks import read_clocks
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.prstat.microstates import BOUND_NS, microstates
+from msatools.target import TargetSpec, open_target
+from msatools.tasks.table import TaskReader, TaskTable
+
+STATES = {"S": 1, "D": 2, "T": 4, "t": 8, "I": 0x402, "Z": 0}
+STAT_FIELDS = {"min_flt": 10, "maj_flt": 12}
+"""Where /proc/PID/stat has them, the process ID being field 1."""
+
+
+@pytest.fixture(scope="module", params=["6.1", "6.12"])
+def run(request: pytest.FixtureRequest) -> lab.Run:
+    return lab.build(f"tasks-{request.param}")
+
+
+@pytest.fixture(scope="module")
+def opened(run: lab.Run) -> tuple[Reader, Findings, TaskTable]:
+    prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
+    reader, findings = Reader(prog), Findings()
+    return reader, findings, TaskReader(reader).read_all(findings)
+
+
+@pytest.fixture(scope="module")
+def table(opened: tuple[Reader, Findings, TaskTable]) -> TaskTable:
+    return opened[2]
+
+
+def threads(run: lab.Run) -> Iterator[tuple[int, int]]:
+    """The processes and threads that the guest listed, but the one that did so."""
+    recorder = {
+        task["tid"] for task in run.workload["tasks"].values() if task["class"] is None
+    }
+    for name in run.truth_names():
+        match = re.fullmatch(r"proc/(\d+)/task/(\d+)/schedstat", name)
+        if match and int(match[2]) not in recorder:
+            yield int(match[1]), int(match[2])
+
+
+def stat(run: lab.Run, pid: int, tid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat: the name is number 2."""
+    text = run.truth(f"proc/{pid}/task/{tid}/stat")
+    before, _, rest = text.partition(b" (")
+    name, _, after = rest.rpartition(b") ")
+    return [b"", before, name, *after.split()]
+
+
+def row(table: TaskTable, tid: int) -> np.void:
+    (found,) = np.flatnonzero(table["pid"] == tid)
+    record: np.void = table.records[found]
+    return record
+
+
+def test_every_thread_once(run: lab.Run, table: TaskTable) -> None:
+    listed = {tid for _, tid in threads(run)}
+    found = table["pid"].tolist()
+    assert len(found) == len(set(found))
+    assert len(listed) > 2200
+    assert listed <= set(found)
+    # The one that recorded, and what the kernel started since.
+    assert len(set(found) - listed) < 10
+
+
+def test_reads(opened: tuple[Reader, Findings, TaskTable]) -> None:
+    """One a thread, but for each list of threads that has its end read first."""
+    reader, findings, table = opened
+    assert reader.reads <= len(table) + 1
+    assert findings.notes == {}
+
+
+def test_columns_that_stand_still(run: lab.Run, table: TaskTable) -> None:
+    """All that a task has counted, of all that did not run meanwhile."""
+    compared = 0
+    for pid, tid in threads(run):
+        fields, record = stat(run, pid, tid), row(table, tid)
+        sched = run.truth(f"proc/{pid}/task/{tid}/schedstat").split()
+        state = fields[3].decode()
+        assert record["tgid"] == pid
+        if state not in STATES or int(sched[2]) != record["pcount"]:
+            continue
+        compared += 1
+        # What a worker works on follows its name in /proc.
+        assert fields[2].startswith(record["comm"].partition(b"\0")[0]), tid
+        if state == "Z":
+            assert record["exit_state"] == 0x20
+        else:
+            assert record["state"] & 0x40F == STATES[state], tid
+        assert record["run_delay_ns"] == int(sched[1])
+        assert record["sum_exec_ns"] == int(sched[0])
+        for column, field in STAT_FIELDS.items():
+            assert record[column] == int(fields[field]), (tid, column)
+        assert record["prio"] - 100 == int(fields[18])
+        assert record["static_prio"] - 120 == int(fields[19])
+        assert record["policy"] == int(fields[41])
+    assert compared > 2000
+
+
+def test_switches(run: lab.Run, table: TaskTable) -> None:
+    names = set(run.truth_names())
+    compared = 0
+    for pid, tid in threads(run):
+        name = f"proc/{pid}/task/{tid}/status"
+        sched = run.truth(f"proc/{pid}/task/{tid}/schedstat").split()
+        record = row(table, tid)
+        if name not in names or int(sched[2]) != record["pcount"]:
+            continue
+        text = run.truth(name).decode("utf-8", "replace")
+        compared += 1
+        for column, key in (("nvcsw", "voluntary"), ("nivcsw", "nonvoluntary")):
+            listed = re.search(rf"^{key}_ctxt_switches:\t(\d+)$", text, re.MULTILINE)
+            assert listed
+            assert record[column] == int(listed[1]), (tid, column)
+    assert compared > 200
+
+
+def test_clock_is_that_of_the_guest(
+    run: lab.Run, opened: tuple[Reader, Findings, TaskTable]
+) -> None:
+    """The dump was taken after the guest wrote down what time it was."""
+    reader, findings, _ = opened
+    now = read_clocks(reader.prog, findings).monotonic_ns
+    assert now is not None
+    assert 0 < now - run.workload["times"]["monotonic_ns"] < 60 * 10**9
+
+
+def test_lives_add_up(run: lab.Run, opened: tuple[Reader, Findings, TaskTable]) -> None:
+    reader, findings, table = opened
+    made = microstates(table, read_clocks(reader.prog, findings))
+    parts = (made.user_ns, made.system_ns, made.latency_ns, made.off_cpu_ns)
+    assert (sum((*parts, made.zombie_ns)) == made.lifetime_ns).all()
+    assert min(int(part.min()) for part in parts) >= 0
+    if not made.latency_is_bound:
+        assert int(made.missed_ns.max()) <= BOUND_NS
+
+
+def test_hogs_that_share_a_cpu(
+    run: lab.Run, opened: tuple[Reader, Findings, TaskTable]
+) -> None:
+    """Three that never sleep: a third each on the CPU, all the rest waiting for it."""
+    reader, findings, table = opened
+    made = microstates(table, read_clocks(reader.prog, findings))
+    for name in ("hog-pinned-0", "hog-pinned-1", "hog-pinned-2"):
+        (at,) = np.flatnonzero(table["pid"] == run.workload["tasks"][name]["tid"])
+        ran = int(made.user_ns[at] + made.system_ns[at])
+        waited = int(made.latency_ns[at])
+        assert made.off_cpu_ns[at] < 1_000_000
+        # Others ran there a little, too, and the three did not start at once.
+        assert ran / (ran + waited) == pytest.approx(1 / 3, abs=0.03)
