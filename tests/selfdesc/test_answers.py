@@ -55,10 +55,8 @@ def test_what_is_refused_is_noted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -
     assert any("anon_pipe_buf_ops is left out: nothing tells" in t for t in texts)
 
 
-def test_nothing_is_refused_meanwhile(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each name that is asked for is known, or the kernel does not have it."""
+def names_asked_for(prog: Program, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Make a report, see what names it asks for, and that none of them is refused."""
     asked: dict[str, str | None] = {}
     find = Objects.find
 
@@ -72,7 +70,21 @@ def test_nothing_is_refused_meanwhile(
         return found
 
     monkeypatch.setattr(Objects, "find", recording)
-    assert finders_of(pair.btf).is_serving
-    memstat(pair.btf)
-    assert {"init_task", "mem_section", "node_data"} <= set(asked)
+    assert finders_of(prog).is_serving
+    memstat(prog)
     assert {name: error for name, error in asked.items() if error} == {}
+    return set(asked)
+
+
+def test_nothing_is_refused_meanwhile(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each name that is asked for is known, or the kernel does not have it."""
+    names = names_asked_for(pair.btf, monkeypatch)
+    assert {"init_task", "mem_section", "node_data"} <= names
+
+
+def test_nothing_is_refused_after_a_crash(
+    crash_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "panic_cpu" in names_asked_for(crash_pair.btf, monkeypatch)
