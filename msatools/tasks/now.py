@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.kernel.reader import Addresses
+from msatools.tasks.classes import TaskClass
 from msatools.tasks.stacks import StackCollector, Stacks
 from msatools.tasks.table import TaskTable
-from msatools.tasks.waits import TaskClass, Wait, classify
+from msatools.tasks.waits import Wait, classify
 
 STOPPED = 0x4
 TRACED = 0x8

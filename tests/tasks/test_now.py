@@ -11,10 +11,10 @@ from fixtures import lab
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
+from msatools.tasks.classes import TaskClass
 from msatools.tasks.now import AgeBound, Now, ages, collect_now
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.tasks.waits import TaskClass
 from tests.tasks.conftest import TYPES, open_dump
 
 SLACK_NS = 10_000_000

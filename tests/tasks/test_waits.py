@@ -9,9 +9,10 @@ import pytest
 from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.tasks import waits
+from msatools.tasks import functions
+from msatools.tasks.classes import TaskClass
 from msatools.tasks.stacks import StackCollector
-from msatools.tasks.waits import TaskClass, classify
+from msatools.tasks.waits import classify
 
 from .conftest import Tasks
 
@@ -165,11 +166,9 @@ def test_caller(stack: str, caller: str | None, call: str | None) -> None:
     assert (found.caller, found.call) == (caller, call)
 
 
-@pytest.mark.parametrize(
-    "table", ["_WAITS", "_SLEEPERS", "_SUBSYSTEMS", "_WAYS", "_CALLS"]
-)
+@pytest.mark.parametrize("table", ["WAITS", "SLEEPERS", "SUBSYSTEMS", "WAYS", "CALLS"])
 def test_no_name_has_two_classes(table: str) -> None:
-    names = Counter(" ".join(getattr(waits, table).values()).split())
+    names = Counter(" ".join(getattr(functions, table).values()).split())
     assert [name for name, count in names.items() if count > 1] == []
 
 

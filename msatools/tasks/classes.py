@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The classes of what a task is doing now."""
+
+from enum import IntEnum
+
+
+class TaskClass(IntEnum):
+    """What a task is doing now; names are what people and programs see."""
+
+    CPU = 0
+    """It runs; only a live kernel does not tell where."""
+    USR = 1
+    """It runs in user mode."""
+    SYS = 2
+    """It runs in the kernel."""
+    INT = 3
+    """Its CPU handles an interrupt."""
+    LAT = 4
+    """It waits for a CPU."""
+    LCK = 5
+    """A futex."""
+    KLK = 6
+    """A lock, or another thread's work, within the kernel."""
+    FLK = 7
+    """A lock on a file."""
+    POL = 8
+    """Events: poll, select, epoll; a virtual CPU that is halted."""
+    FLT = 9
+    """A page fault."""
+    SWP = 10
+    """A page that was swapped out."""
+    RCL = 11
+    """Memory to be reclaimed, or its memory cgroup."""
+    DSK = 12
+    """A disk, a file system, also one on the network, or another device."""
+    PIP = 13
+    """Data of a pipe or of a file like one."""
+    NET = 14
+    """A socket."""
+    TMR = 15
+    """Time."""
+    WAI = 16
+    """Another process."""
+    SIG = 17
+    """A signal."""
+    IPC = 18
+    """A message queue or semaphore of System V or POSIX, or Binder."""
+    TTY = 19
+    """A terminal."""
+    URG = 20
+    """io_uring."""
+    KTW = 21
+    """A kernel thread that waits for work."""
+    STP = 22
+    """It is stopped or frozen."""
+    TRC = 23
+    """Its tracer."""
+    ZMB = 24
+    """It is dead."""
+    OTH = 25
+    """Something else."""
