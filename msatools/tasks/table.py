@@ -84,7 +84,8 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "signal": ("u8", ("signal",)),
     "stack": ("u8", ("stack",)),
     "sp": ("u8", ("thread.sp", "thread.cpu_context.sp")),
-    "cred": ("u8", ("cred",)),
+    # What /proc shows, also while a task acts with the rights of another.
+    "cred": ("u8", ("real_cred",)),
     "real_parent": ("u8", ("real_parent",)),
     "parent": ("u8", ("parent",)),
     "group_leader": ("u8", ("group_leader",)),

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The paths of control groups of the default hierarchy, as /proc/PID/cgroup has them.
+
+kernel/cgroup/cgroup.c and fs/kernfs: a group is a directory of kernfs, which knows its
+name and parent.
+"""
+
+import drgn
+import numpy as np
+
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import read_structs
+
+MAX_DEPTH = 2048
+"""A path has PATH_MAX bytes at most: more directories than that are a loop."""
+
+_PAGE = 4096
+_NAME_MAX = 255
+_DELETED = " (deleted)"
+
+_CGROUP = {"node": ("u8", ("kn",)), "flags": ("u4", ("self.flags",))}
+_NODE = {
+    # Linux kernel commit 633488947ef6 ("kernfs: Use RCU to access
+    # kernfs_node::parent.") (in v6.15)
+    "parent": ("u8", ("__parent", "parent")),
+    "name": ("u8", ("name",)),
+}
+
+Nodes = dict[int, tuple[int, str]]
+"""By address: the parent's address and the name."""
+
+
+def cgroup_paths(
+    reader: Reader, cgroups: Addresses, findings: Findings
+) -> list[str | None]:
+    """Tell the path of each ``struct cgroup``; ``None`` if a part cannot be read.
+
+    A group that has been removed is marked as the kernel does. Bytes that are no UTF-8
+    are escaped.
+    """
+    groups = read_structs(reader, "struct cgroup", _CGROUP, cgroups, findings)
+    starts = groups["node"].astype(np.uint64)
+    nodes = _read_nodes(reader, starts, findings)
+    online = reader.prog.constant("CSS_ONLINE").value_()
+    paths: list[str | None] = []
+    for readable, start, flags in zip(
+        groups.readable.tolist(), starts.tolist(), groups["flags"].tolist(), strict=True
+    ):
+        path = _path(nodes, start) if readable else None
+        if readable and path is None:
+            findings.lose("cgroup paths", "the path of a control group is lost")
+        if path is not None and not flags & online:
+            path += _DELETED
+        paths.append(path)
+    return paths
+
+
+def _read_nodes(reader: Reader, starts: Addresses, findings: Findings) -> Nodes:
+    """Read directories and all above them, a level at a time."""
+    nodes: Nodes = {}
+    level = np.unique(starts[starts != 0])
+    for _ in range(MAX_DEPTH):
+        if not len(level):
+            break
+        found = read_structs(reader, "struct kernfs_node", _NODE, level, findings)
+        parents = found["parent"].astype(np.uint64)
+        for row in np.flatnonzero(found.readable).tolist():
+            name = _name(reader, int(found["name"][row]), findings)
+            if name is not None:
+                nodes[int(level[row])] = int(parents[row]), name
+        above = np.unique(parents[found.readable & (parents != 0)])
+        known = np.fromiter(nodes, np.uint64, len(nodes))
+        level = above[~np.isin(above, known)]
+    return nodes
+
+
+def _path(nodes: Nodes, node: int) -> str | None:
+    names: list[str] = []
+    while node in nodes and len(names) < MAX_DEPTH:
+        node, name = nodes[node]
+        if not node:
+            return "/" + "/".join(reversed(names))
+        names.append(name)
+    return None
+
+
+def _name(reader: Reader, address: int, findings: Findings) -> str | None:
+    """Read a name, which may end at the end of what there is to read."""
+    data = b""
+    try:
+        while b"\0" not in data and len(data) <= _NAME_MAX:
+            at = address + len(data)
+            data += reader.read(at, min(_NAME_MAX + 1, _PAGE - at % _PAGE))
+    except drgn.FaultError as error:
+        findings.coverage["cgroup_names_unreadable"] += 1
+        findings.lose("cgroup names", f"a control group's name is lost: {error}")
+        return None
+    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")

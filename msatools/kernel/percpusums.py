@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The parts that CPUs have of many ``struct percpu_counter`` (lib/percpu_counter.c)."""
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+from drgn.helpers.linux.percpu import per_cpu_ptr
+
+from msatools.kernel.cpus import possible_cpus
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import lose_many
+
+_PAGE = 4096
+_BLOCK_SHIFT = 16
+_WORD = (1 << 64) - 1
+
+
+def sum_parts(
+    reader: Reader, parts: Addresses, findings: Findings
+) -> npt.NDArray[np.int64]:
+    """Sum over all CPUs what each has of some counters.
+
+    Per CPU, the parts of all counters lie in a few blocks of the same shape, so that
+    it takes some reads a CPU, not some a counter. A CPU that goes offline hands its
+    parts over and leaves zeros. A part that cannot be read is counted, and zero.
+
+    :param parts: Values of the member ``counters``: pointers to per-CPU ``s32``; NULL
+        has no parts.
+    """
+    has = parts != 0
+    unique, index = np.unique(parts[has], return_inverse=True)
+    sums = np.zeros(len(unique), np.int64)
+    starts = np.flatnonzero(np.diff(unique >> np.uint64(_BLOCK_SHIFT)) != 0) + 1
+    blocks = [
+        (int(block[0]), (block - block[0]).astype(np.int64), rows)
+        for rows in np.split(np.arange(len(unique)), starts)
+        if len(block := unique[rows])
+    ]
+    lost = 0
+    for offset in _offsets(reader.prog, findings):
+        for first, places, rows in blocks:
+            address = (first + offset) & _WORD
+            before = address % _PAGE
+            size = before + int(places[-1]) + 4
+            data, gaps = reader.read_around_gaps(address - before, size, _PAGE)
+            at = before + places
+            span = np.frombuffer(data, np.uint8)
+            sums[rows] += span[at[:, None] + np.arange(4)].view("<i4")[:, 0]
+            for gap in gaps:
+                gone = (at >= gap.offset) & (at < gap.offset + gap.size)
+                lost += int(np.count_nonzero(gone))
+    lose_many(findings, "struct percpu_counter", lost)
+    summed = np.zeros(len(parts), np.int64)
+    summed[has] = sums[index]
+    return summed
+
+
+def _offsets(prog: drgn.Program, findings: Findings) -> list[int]:
+    """Tell by how much each CPU's variables are away from per-CPU pointers."""
+    offsets = []
+    null = drgn.Object(prog, prog.pointer_type(prog.type("int")), 0)
+    for cpu in possible_cpus(prog, findings):
+        try:
+            offsets.append(per_cpu_ptr(null, cpu).value_())
+        except drgn.FaultError as error:
+            findings.lose("cpus", f"CPU {cpu}'s part of counters is lost: {error}")
+    return offsets

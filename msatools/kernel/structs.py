@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Members of many structures of one type, read in bulk."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+
+Booleans = npt.NDArray[np.bool_]
+Members = Mapping[str, tuple[str, tuple[str, ...]]]
+"""Columns, their numpy types, and the members that they are, the newest first."""
+
+
+@dataclass(frozen=True)
+class Structs:
+    """One row for each address that was asked for."""
+
+    columns: Mapping[str, npt.NDArray[Any]]
+    """By name; zero where not readable, missing where the kernel has no member."""
+
+    readable: Booleans
+
+    def __getitem__(self, column: str) -> npt.NDArray[Any]:
+        """Give a column.
+
+        :raises KeyError: if the kernel does not keep it
+        """
+        return self.columns[column]
+
+    def has(self, column: str) -> bool:
+        """Tell whether the kernel keeps a column."""
+        return column in self.columns
+
+
+def read_structs(
+    reader: Reader,
+    type_name: str,
+    members: Members,
+    addresses: Addresses,
+    findings: Findings,
+) -> Structs:
+    """Read members of the structures at *addresses*, each structure once.
+
+    Those that cannot be read are counted by the name of their type; NULL is not
+    readable, and no loss.
+
+    :raises LookupError: if nothing tells the type
+    """
+    type_ = reader.prog.type(type_name)
+    offsets = {
+        name: offset
+        for name, (_, candidates) in members.items()
+        if (offset := _offset(type_, candidates)) is not None
+    }
+    if not offsets:
+        return Structs({}, np.zeros(len(addresses), np.bool_))
+    formats = {name: np.dtype(members[name][0]).newbyteorder("<") for name in offsets}
+    base = min(offsets.values())
+    size = max(offsets[name] + formats[name].itemsize for name in offsets) - base
+    layout = np.dtype(
+        {
+            "names": list(offsets),
+            "formats": list(formats.values()),
+            "offsets": [offset - base for offset in offsets.values()],
+            "itemsize": size,
+        }
+    )
+    unique, index = np.unique(addresses, return_inverse=True)
+    records, readable = reader.read_records(unique + np.uint64(base), size)
+    # What lies at a member's offset from nowhere is none.
+    null = unique == 0
+    readable &= ~null
+    records[null] = 0
+    lose_many(findings, type_name, int(np.count_nonzero(~readable & ~null)))
+    rows = records.view(layout)[:, 0]
+    columns = {name: rows[name][index] for name in offsets}
+    return Structs(columns, readable[index])
+
+
+def lose_many(findings: Findings, type_name: str, count: int) -> None:
+    """Count structures that could not be read, and note once that some could not."""
+    if not count:
+        return
+    subject = type_name.removeprefix("struct ")
+    findings.coverage[f"{subject}_unreadable"] += count
+    findings.lose(subject, f"some {type_name} cannot be read")
+    findings.lost[subject] += count - 1
+
+
+def _offset(type_: drgn.Type, candidates: tuple[str, ...]) -> int | None:
+    for member in candidates:
+        try:
+            offset: int = drgn.offsetof(type_, member)
+        except (LookupError, TypeError):
+            # No such member, or one that is no structure or array in this kernel.
+            continue
+        return offset
+    return None

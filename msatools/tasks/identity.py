@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Whose each thread is: its user and its parent, as the initial namespaces see."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import read_structs
+from msatools.tasks.table import TaskTable
+
+UNKNOWN = -1
+
+Numbers = npt.NDArray[np.int64]
+
+_CRED = {"uid": ("u4", ("uid.val",)), "euid": ("u4", ("euid.val",))}
+_TASK = {"tgid": ("i4", ("tgid",))}
+
+
+@dataclass(frozen=True)
+class Identities:
+    """One value a thread; :data:`UNKNOWN` if unreadable."""
+
+    uid: Numbers
+    """The real user (``cred->uid``)."""
+
+    euid: Numbers
+    """The effective user."""
+
+    ppid: Numbers
+    """The parent process; 0 for those that the kernel itself started."""
+
+
+def read_identities(reader: Reader, tasks: TaskTable, findings: Findings) -> Identities:
+    """Read the user and the parent of each thread."""
+    creds = read_structs(
+        reader, "struct cred", _CRED, tasks["cred"].astype(np.uint64), findings
+    )
+    return Identities(
+        uid=np.where(creds.readable, creds["uid"].astype(np.int64), UNKNOWN),
+        euid=np.where(creds.readable, creds["euid"].astype(np.int64), UNKNOWN),
+        ppid=_parents(reader, tasks, findings),
+    )
+
+
+def _parents(reader: Reader, tasks: TaskTable, findings: Findings) -> Numbers:
+    """Tell parents' process IDs: mostly they are in the table, but for an idle task."""
+    parents: Addresses = tasks["real_parent"].astype(np.uint64)
+    addresses = tasks["address"]
+    order = np.argsort(addresses, kind="stable")
+    place = np.searchsorted(addresses, parents, sorter=order)
+    row = order[np.minimum(place, len(order) - 1)]
+    ppid: Numbers = tasks["tgid"][row].astype(np.int64)
+    elsewhere = addresses[row] != parents
+    others = read_structs(
+        reader, "struct task_struct", _TASK, parents[elsewhere], findings
+    )
+    ppid[elsewhere] = np.where(others.readable, others["tgid"], UNKNOWN)
+    return ppid

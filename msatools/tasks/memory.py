@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""How much memory each thread's address space has (``struct mm_struct``)."""
+
+from dataclasses import dataclass
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.percpusums import sum_parts
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import (
+    Booleans,
+    Members,
+    Structs,
+    lose_many,
+    read_structs,
+)
+from msatools.tasks.table import TaskTable
+
+PF_KTHREAD = 0x00200000
+
+Bytes = npt.NDArray[np.int64]
+_Pages = npt.NDArray[np.int64]
+
+_RESIDENT = ("MM_FILEPAGES", "MM_ANONPAGES", "MM_SHMEMPAGES")
+
+
+@dataclass(frozen=True)
+class TaskMemory:
+    """One value a thread, the same for all threads that share an address space."""
+
+    has_mm: Booleans
+    """Whether it has an address space: kernel threads and the dead have none, even if
+    other threads of the process live."""
+
+    known: Booleans
+    """Whether the address space could be read; sizes are zero if not."""
+
+    rss_known: Booleans
+    """The same of resident sizes, which a later kernel may keep in another way."""
+
+    size_bytes: Bytes
+    """All of its mappings: VmSize of /proc/PID/status."""
+
+    rss_bytes: Bytes
+    """Its resident pages, exactly: with what CPUs and tasks have not passed on yet.
+
+    VmRSS of /proc/PID/status and statm since Linux kernel commit 82241a83cd15 ("mm: fix
+    the inaccurate memory statistics issue for users") (in v6.16, and in stable ones).
+    """
+
+    rss_counted_bytes: Bytes
+    """The same without: what /proc/PID/stat has, and all others before that commit."""
+
+
+def read_memory(reader: Reader, tasks: TaskTable, findings: Findings) -> TaskMemory:
+    """Read each address space once.
+
+    A part of a counter that cannot be read costs a note, and is not in the sum.
+    """
+    prog = reader.prog
+    of_task: Addresses = tasks["mm"].astype(np.uint64)
+    mms, index = np.unique(of_task, return_inverse=True)
+    numbers = {name: prog.constant(name).value_() for name in _RESIDENT}
+    spaces = read_structs(reader, "struct mm_struct", _members(numbers), mms, findings)
+    has_rss = all(spaces.has(name) for name in _RESIDENT)
+    counted = exact = np.zeros(len(mms), np.int64)
+    if has_rss:
+        counted, exact = _resident(reader, tasks, spaces, index, numbers, findings)
+    elif len(mms):
+        findings.lose("rss_stat", "resident sizes are kept in a way that is not known")
+    # A kernel thread may borrow an address space (kthread_use_mm()).
+    has_mm = (of_task != 0) & ((tasks["flags"] & PF_KTHREAD) == 0)
+    known = has_mm & spaces.readable[index]
+    shift = prog["PAGE_SHIFT"].value_()
+
+    def bytes_of(pages: _Pages) -> Bytes:
+        return np.where(known, pages[index] << shift, 0)
+
+    return TaskMemory(
+        has_mm=has_mm,
+        known=known,
+        rss_known=known & has_rss,
+        size_bytes=bytes_of(spaces["total_vm"].astype(np.int64)),
+        rss_bytes=bytes_of(exact),
+        rss_counted_bytes=bytes_of(counted),
+    )
+
+
+def _members(numbers: dict[str, int]) -> Members:
+    counters = {
+        # Linux kernel commit f1a7941243c1 ("mm: convert mm's rss stats into
+        # percpu_counter") (in v6.2)
+        name: ("i8", (f"rss_stat[{number}].count", f"rss_stat.count[{number}]"))
+        for name, number in numbers.items()
+    }
+    parts = {
+        f"{name}.parts": ("u8", (f"rss_stat[{number}].counters",))
+        for name, number in numbers.items()
+    }
+    return {"total_vm": ("u8", ("total_vm",)), **counters, **parts}
+
+
+def _resident(
+    reader: Reader,
+    tasks: TaskTable,
+    spaces: Structs,
+    index: npt.NDArray[np.intp],
+    numbers: dict[str, int],
+    findings: Findings,
+) -> tuple[_Pages, _Pages]:
+    """Tell resident pages by the counters alone, and with all that belongs to them.
+
+    A single counter can be below zero, which the kernel takes for zero.
+
+    :param index: Where in *spaces* each task's address space is.
+    """
+    counters = np.stack([spaces[name].astype(np.int64) for name in _RESIDENT])
+    counted: _Pages = np.maximum(counters, 0).sum(axis=0)
+    if spaces.has("MM_FILEPAGES.parts"):
+        parts = np.stack([spaces[f"{name}.parts"] for name in _RESIDENT])
+        sums = sum_parts(reader, parts.ravel().astype(np.uint64), findings)
+        counters += sums.reshape(counters.shape)
+    else:
+        _add_cached(reader, tasks, counters, index, numbers, findings)
+    exact: _Pages = np.maximum(counters, 0).sum(axis=0)
+    return counted, exact
+
+
+def _add_cached(
+    reader: Reader,
+    tasks: TaskTable,
+    counters: _Pages,
+    index: npt.NDArray[np.intp],
+    numbers: dict[str, int],
+    findings: Findings,
+) -> None:
+    """Add what tasks have counted and not passed on (SPLIT_RSS_COUNTING, up to v6.1).
+
+    They do so every 64 faults; the kernel itself does not add it up anywhere.
+    """
+    type_ = reader.prog.type("struct task_struct")
+    if not type_.has_member("rss_stat"):
+        return
+    first = drgn.offsetof(type_, "rss_stat.count[0]")
+    size = 4 * (max(numbers.values()) + 1)
+    rows, words = [], []
+    users = np.flatnonzero(tasks["mm"])
+    # Tasks are too far from each other to come with one read.
+    for row, address in zip(
+        users.tolist(), tasks["address"][users].tolist(), strict=True
+    ):
+        try:
+            words.append(reader.read(address + first, size))
+        except drgn.FaultError:
+            continue
+        rows.append(row)
+    lose_many(findings, "struct task_struct", len(users) - len(rows))
+    cached = np.frombuffer(b"".join(words), "<i4").reshape(len(rows), size // 4)
+    for counter, name in zip(counters, _RESIDENT, strict=True):
+        np.add.at(counter, index[rows], cached[:, numbers[name]])

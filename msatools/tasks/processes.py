@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What a process has counted beside its living threads (``struct signal_struct``).
+
+include/linux/sched/signal.h: a thread that ends adds its counts to its process
+(__exit_signal()); a process that is waited for adds its own, and those of its children,
+to its parent (wait_task_zombie()).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.clocks import Nanoseconds
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import Booleans, Structs, read_structs
+from msatools.tasks.table import TaskTable
+
+Counts = npt.NDArray[np.int64]
+
+_SUMS = {
+    **dict.fromkeys(("utime", "stime", "gtime"), "u8"),
+    **dict.fromkeys(("nvcsw", "nivcsw", "min_flt", "maj_flt"), "u8"),
+}
+_MEMBERS = {
+    "nr_threads": ("i4", ("nr_threads",)),
+    "group_exit_code": ("i4", ("group_exit_code",)),
+    "sum_exec": ("u8", ("sum_sched_runtime",)),
+    **{name: (format_, (name,)) for name, format_ in _SUMS.items()},
+    **{f"c{name}": (format_, (f"c{name}",)) for name, format_ in _SUMS.items()},
+}
+
+
+@dataclass(frozen=True)
+class Sums:
+    """One value a thread of the table, the same for all threads of a process."""
+
+    utime_ns: Nanoseconds
+    stime_ns: Nanoseconds
+    gtime_ns: Nanoseconds
+    """Running a guest, which is in ``utime_ns`` as well."""
+
+    nvcsw: Counts
+    nivcsw: Counts
+    min_flt: Counts
+    maj_flt: Counts
+
+
+@dataclass(frozen=True)
+class Processes:
+    """One value a thread of the table, the same for all threads of a process."""
+
+    known: Booleans
+    """Whether the process could be read; all else is zero if not."""
+
+    nr_threads: Counts
+    """Threads that have not been reaped, a dead leader among them."""
+
+    group_exit_code: Counts
+    """What the whole process ends with, or was stopped by: as wait() encodes it."""
+
+    dead: Sums
+    """Of threads that have ended; their user and system time in ticks, unscaled."""
+
+    dead_sum_exec_ns: Nanoseconds
+    """Time on the CPU of threads that have ended, exactly."""
+
+    reaped: Sums
+    """Of children that were waited for, and theirs; scaled to their time on the CPU."""
+
+
+def read_processes(reader: Reader, tasks: TaskTable, findings: Findings) -> Processes:
+    """Read each process once."""
+    signals = read_structs(
+        reader,
+        "struct signal_struct",
+        _MEMBERS,
+        tasks["signal"].astype(np.uint64),
+        findings,
+    )
+    return Processes(
+        known=signals.readable,
+        nr_threads=signals["nr_threads"].astype(np.int64),
+        group_exit_code=signals["group_exit_code"].astype(np.int64),
+        dead=_sums(signals, ""),
+        dead_sum_exec_ns=signals["sum_exec"].astype(np.int64),
+        reaped=_sums(signals, "c"),
+    )
+
+
+def _sums(signals: Structs, prefix: str) -> Sums:
+    column = {name: signals[prefix + name].astype(np.int64) for name in _SUMS}
+    return Sums(
+        utime_ns=column["utime"],
+        stime_ns=column["stime"],
+        gtime_ns=column["gtime"],
+        nvcsw=column["nvcsw"],
+        nivcsw=column["nivcsw"],
+        min_flt=column["min_flt"],
+        maj_flt=column["maj_flt"],
+    )

@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What belongs to processes, held against what each guest's /proc said of them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fixtures import lab
+from msatools.kernel.cgroups import _path
+from msatools.kernel.percpusums import sum_parts
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.tasks.cgroups import TaskCgroups, read_cgroups
+from msatools.tasks.delays import Delays, read_delays
+from msatools.tasks.identity import Identities, read_identities
+from msatools.tasks.memory import TaskMemory, read_memory
+from msatools.tasks.processes import Processes, read_processes
+from msatools.tasks.table import TaskReader, TaskTable
+from tests.tasks.conftest import open_dump
+
+TICK_NS = 10_000_000
+"""Of /proc's times: USER_HZ is 100."""
+
+
+@dataclass
+class Read:
+    """All that is read of one dump."""
+
+    run: lab.Run
+    reader: Reader
+    findings: Findings
+    table: TaskTable
+    identities: Identities
+    processes: Processes
+    memory: TaskMemory
+    cgroups: TaskCgroups
+    delays: Delays
+
+    @cached_property
+    def recorded(self) -> frozenset[str]:
+        return frozenset(self.run.truth_names())
+
+    def row(self, tid: int) -> int:
+        (found,) = np.flatnonzero(self.table["pid"] == tid)
+        return int(found)
+
+    def rows(self, pid: int) -> Any:
+        return np.flatnonzero(self.table["tgid"] == pid)
+
+    def task(self, name: str) -> dict[str, Any]:
+        task: dict[str, Any] = self.run.workload["tasks"][name]
+        return task
+
+
+def read(name: str, types: str = "btf") -> Read:
+    reader, findings = Reader(open_dump(name, types)), Findings()
+    table = TaskReader(reader).read_all(findings)
+    found = parts_of(reader, table, findings)
+    return Read(lab.build(name), reader, findings, table, *found)
+
+
+def parts_of(reader: Reader, table: TaskTable, findings: Findings) -> list[Any]:
+    parts = (read_identities, read_processes, read_memory, read_cgroups, read_delays)
+    return [part(reader, table, findings) for part in parts]
+
+
+@pytest.fixture(scope="module", params=["tasks-6.1", "tasks-6.12", "tasks-on-6.1"])
+def dump(request: pytest.FixtureRequest) -> Read:
+    return read(request.param)
+
+
+def stat(text: bytes) -> list[str]:
+    """The fields of a stat file: the process ID is number 1."""
+    return ["", "", "", *text.rpartition(b") ")[2].decode().split()]
+
+
+def status(text: bytes) -> dict[str, list[str]]:
+    lines = (
+        line.partition(":") for line in text.decode("utf-8", "replace").split("\n")
+    )
+    return {key: value.split() for key, _, value in lines}
+
+
+def names(dump: Read, pattern: str) -> Iterator[tuple[str, int]]:
+    """The files that were recorded, and the last number in their names."""
+    for name in dump.run.truth_names():
+        if re.fullmatch(pattern, name):
+            yield name, int(re.findall(r"/(\d+)/", name)[-1])
+
+
+def stands_still(dump: Read, pid: int) -> bool:
+    """Whether no thread of a process has run since its files were read."""
+    for row in dump.rows(pid):
+        name = f"proc/{pid}/task/{dump.table['pid'][row]}/schedstat"
+        if name not in dump.recorded:
+            return False
+        if int(dump.run.truth(name).split()[2]) != dump.table["pcount"][row]:
+            return False
+    return True
+
+
+def still(dump: Read, file: str) -> Iterator[tuple[bytes, int]]:
+    """A file of each process that stands still, and the process's first row.
+
+    Not of those that are known to go on: they may have run between the reading of
+    their files.
+    """
+    tasks = dump.run.workload["tasks"].values()
+    goes_on = {task["pid"] for task in tasks if not task["steady"]}
+    for name, pid in names(dump, rf"proc/\d+/{file}"):
+        if pid not in goes_on and stands_still(dump, pid):
+            yield dump.run.truth(name), int(dump.rows(pid)[0])
+
+
+def test_nothing_is_lost(dump: Read) -> None:
+    assert not dump.findings.notes
+    assert not dump.findings.coverage
+    assert dump.processes.known.all()
+    assert (dump.memory.known == dump.memory.has_mm).all()
+    assert (dump.memory.rss_known == dump.memory.has_mm).all()
+
+
+def test_parents(dump: Read) -> None:
+    compared = 0
+    for name, tid in names(dump, r"proc/\d+/task/\d+/stat"):
+        compared += 1
+        ppid = dump.identities.ppid[dump.row(tid)]
+        assert ppid == int(stat(dump.run.truth(name))[4]), name
+    assert compared > 2000
+    assert dump.identities.ppid[dump.row(1)] == dump.identities.ppid[dump.row(2)] == 0
+
+
+def test_users(dump: Read) -> None:
+    seen = set()
+    for name, tid in names(dump, r"proc/\d+/task/\d+/status"):
+        listed = status(dump.run.truth(name))
+        row = dump.row(tid)
+        uids = int(dump.identities.uid[row]), int(dump.identities.euid[row])
+        assert uids == tuple(map(int, listed["Uid"][:2])), name
+        seen.add(uids)
+    assert {(0, 0), (1000, 1000), (1000, 1001), (65534, 65534)} <= seen
+
+
+def test_threads(dump: Read) -> None:
+    compared = []
+    for name, pid in names(dump, r"proc/\d+/stat"):
+        count = dump.processes.nr_threads[dump.rows(pid)]
+        assert (count == int(stat(dump.run.truth(name))[20])).all()
+        compared.append(int(count[0]))
+    assert len(compared) > 150
+    assert max(compared) > 1000
+
+
+def test_times_on_the_cpu(dump: Read) -> None:
+    """Living and dead threads together: all that a process used.
+
+    The kernel scales the ticks of user and system mode so that they add up to the time
+    on the CPU (cputime_adjust()): their sum can be compared, and lacks up to a tick
+    each, which is what is cut off. It never shows less than it has shown before.
+    """
+    compared = used = 0
+    for text, row in still(dump, "stat"):
+        listed = stat(text)
+        threads = dump.table["sum_exec_ns"][dump.rows(int(dump.table["tgid"][row]))]
+        total = int(threads.sum()) + int(dump.processes.dead_sum_exec_ns[row])
+        shown = (int(listed[14]) + int(listed[15])) * TICK_NS
+        assert 0 <= total - shown < 2 * TICK_NS, text
+        compared += 1
+        used += shown > 0
+    assert compared > 150
+    assert used > 50
+
+
+def test_dead_threads(dump: Read) -> None:
+    task = dump.task("dead-threads")
+    row = dump.row(task["pid"])
+    used = sum(task["used_ns"])
+    # Its threads also began and ended.
+    assert 0 < dump.processes.dead_sum_exec_ns[row] - used < used
+    dead = dump.processes.dead
+    # Ticks that met it; each is a sample.
+    assert 0 < dead.utime_ns[row] + dead.stime_ns[row] < 3 * used
+    assert dead.nvcsw[row] + dead.nivcsw[row] >= len(task["used_ns"])
+
+
+def test_faults_of_processes(dump: Read) -> None:
+    """With those of threads that have ended."""
+    compared = with_dead = 0
+    for text, row in still(dump, "stat"):
+        listed = stat(text)
+        rows = dump.rows(int(dump.table["tgid"][row]))
+        for column, field in (("min_flt", 10), ("maj_flt", 12)):
+            dead = int(getattr(dump.processes.dead, column)[row])
+            assert dump.table[column][rows].sum() + dead == int(listed[field])
+            with_dead += dead > 0
+        compared += 1
+    assert compared > 150
+    assert with_dead
+
+
+def test_children_that_were_reaped(dump: Read) -> None:
+    """The kernel scales these as it adds them up: they are shown as they are kept."""
+    fields = {"min_flt": (11, 1), "maj_flt": (13, 1)}
+    fields |= {"utime_ns": (16, TICK_NS), "stime_ns": (17, TICK_NS)}
+    fields |= {"gtime_ns": (44, TICK_NS)}
+    seen = set()
+    for text, row in still(dump, "stat"):
+        listed = stat(text)
+        for column, (field, unit) in fields.items():
+            value = int(getattr(dump.processes.reaped, column)[row])
+            assert value // unit == int(listed[field]), (column, text)
+            seen |= {column} if value else set()
+    assert seen >= {"min_flt", "utime_ns", "stime_ns"}
+
+
+def test_children_that_used_time(dump: Read) -> None:
+    task = dump.task("reaped")
+    row = dump.row(task["pid"])
+    reaped = dump.processes.reaped
+    for column, seconds in zip(
+        (reaped.utime_ns, reaped.stime_ns), task["reaped_s"], strict=True
+    ):
+        # getrusage() cuts off what is below a microsecond.
+        assert int(column[row]) // 1000 == round(seconds * 1e6)
+    assert reaped.nvcsw[row] + reaped.nivcsw[row] >= len(task["children_s"])
+
+
+def test_exit_codes_of_processes(dump: Read) -> None:
+    for name in ("zombie", "zombie-killed", "zombie-terminated"):
+        task = dump.task(name)
+        code = dump.processes.group_exit_code[dump.row(task["pid"])]
+        assert code == task["exit_code"], name
+
+
+def test_sizes(dump: Read) -> None:
+    """VmSize, and pages that the counters have alone, as stat tells them."""
+    users = kernel = 0
+    page = dump.reader.prog["PAGE_SIZE"].value_()
+    for text, row in still(dump, "stat"):
+        listed = stat(text)
+        assert dump.memory.size_bytes[row] == int(listed[23])
+        assert dump.memory.rss_counted_bytes[row] == int(listed[24]) * page
+        users += bool(dump.memory.has_mm[row])
+        kernel += not dump.memory.has_mm[row]
+    assert users > 100
+    assert kernel > 50
+
+
+def test_resident(dump: Read) -> None:
+    """VmRSS is exact where the commit that made it so was taken, as in 6.12.117."""
+    exact = dump.run.kernel.kernel.name == "6.12"
+    memory = dump.memory
+    shown = memory.rss_bytes if exact else memory.rss_counted_bytes
+    compared = 0
+    for text, row in still(dump, "status"):
+        listed = status(text)
+        assert ("VmRSS" in listed) == memory.has_mm[row]
+        if "VmRSS" in listed:
+            assert shown[row] == int(listed["VmRSS"][0]) << 10, text
+            compared += memory.rss_bytes[row] != memory.rss_counted_bytes[row]
+    assert compared > 100
+
+
+@pytest.mark.parametrize("name", ["memory-5.10", "memory-6.1", "memory-6.12"])
+def test_resident_by_page_tables(name: str) -> None:
+    """Rss of smaps_rollup counts what is mapped, page by page: the exact sum is it."""
+    dump = read(name)
+    compared = counted_less = 0
+    for file, pid in names(dump, r"proc/\d+/smaps_rollup"):
+        text = dump.run.truth(file)
+        listed = re.search(rb"^Rss: +(\d+) kB$", text, re.MULTILINE)
+        assert listed
+        row = dump.row(pid)
+        assert dump.memory.rss_bytes[row] == int(listed[1]) << 10, text
+        counted_less += dump.memory.rss_counted_bytes[row] < dump.memory.rss_bytes[row]
+        compared += 1
+    assert compared > 20
+    assert counted_less > 10
+
+
+def test_cgroups(dump: Read) -> None:
+    paths = set()
+    for name, tid in names(dump, r"proc/(\d+/task/)?\d+/cgroup"):
+        path = dump.cgroups.path(dump.row(tid))
+        assert f"0::{path}\n".encode() == dump.run.truth(name), name
+        paths.add(path)
+    groups = {f"/{name}" for name in dump.run.workload["cgroups"]}
+    assert len(paths) > 5
+    assert paths <= groups | {"/"}
+    assert set(dump.cgroups.paths) == paths
+
+
+def test_delays(dump: Read) -> None:
+    """As taskstats had them, of tasks that did not go on."""
+    steady = {t["tid"] for t in dump.run.workload["tasks"].values() if t["steady"]}
+    totals = dict.fromkeys(dump.delays.delay_ns, 0)
+    compared = 0
+    for tid, told in dump.run.workload["taskstats"].items():
+        assert totals.keys() == {n[:-3] for n in told if n.endswith("_ns")} - {"cpu"}
+        if int(tid) not in steady:
+            continue
+        compared += 1
+        row = dump.row(int(tid))
+        for kind, delay in dump.delays.delay_ns.items():
+            assert delay[row] == told[f"{kind}_ns"], (tid, kind)
+            assert dump.delays.count[kind][row] == told[f"{kind}_count"], (tid, kind)
+            totals[kind] += int(delay[row])
+    assert compared > 150
+    on = dump.run.name == "tasks-on-6.1"
+    assert (dump.delays.has == on).all()
+    for kind in ("blkio", "swapin", "freepages", "wpcopy"):
+        assert (totals[kind] > 0) == on, kind
+
+
+def test_delays_switched_on_midway() -> None:
+    """Those have them that were forked since."""
+    dump = read("tasks-midway-6.1")
+    later = dump.table["start_ns"] > dump.run.workload["times"]["switched_on_ns"]
+    assert 10 < np.count_nonzero(later) < len(later) - 10
+    assert (dump.delays.has == later).all()
+
+
+def test_kinds_of_types_agree() -> None:
+    """On a kernel that keeps resident sizes in the old way, too."""
+    by_btf, by_dwarf = read("memory-5.10", "btf"), read("memory-5.10", "dwarf")
+    for part in ("identities", "processes", "memory", "cgroups", "delays"):
+        one, other = getattr(by_btf, part), getattr(by_dwarf, part)
+        np.testing.assert_equal(asdict(one), asdict(other))
+    assert not by_btf.findings.notes
+    assert by_btf.memory.known.sum() > 30
+
+
+NOWHERE = 0xFFFF_DEAD_0000_0000
+COLUMNS = ("cred", "real_parent", "signal", "mm", "cgroups", "delays")
+
+
+def test_pointers_to_nowhere() -> None:
+    """Each is counted once, however many tasks have it, and no other row suffers."""
+    good = read("tasks-on-6.1")
+    records = good.table.records.copy()
+    for column in COLUMNS:
+        records[column][5:8] = NOWHERE
+    table, findings = TaskTable(records, good.table.columns), Findings()
+    found = Read(
+        good.run, good.reader, findings, table, *parts_of(good.reader, table, findings)
+    )
+    assert (found.identities.uid[5:8] == -1).all()
+    assert (found.identities.euid[5:8] == -1).all()
+    assert (found.identities.ppid[5:8] == -1).all()
+    assert not found.processes.known[5:8].any()
+    assert not found.memory.known[5:8].any()
+    assert not found.delays.has[5:8].any()
+    assert found.cgroups.path(6) is None
+    types = ("cred", "task_struct", "signal_struct", "mm_struct", "css_set")
+    lost = dict.fromkeys((*types, "task_delay_info"), 1)
+    assert findings.lost == lost
+    assert findings.coverage == {f"{name}_unreadable": 1 for name in lost}
+    assert len(findings.notes) == len(lost)
+    rest = np.ones(len(table), np.bool_)
+    rest[5:8] = False
+    assert (found.identities.ppid == good.identities.ppid)[rest].all()
+    assert (found.memory.rss_bytes == good.memory.rss_bytes)[rest].all()
+    assert (found.processes.known & found.delays.has)[rest].all()
+    assert all(
+        found.cgroups.path(row) == good.cgroups.path(row)
+        for row in np.flatnonzero(rest).tolist()
+    )
+
+
+def test_no_tasks() -> None:
+    good = read("memory-5.10")
+    nobody = good.table.only(np.zeros(len(good.table), np.bool_))
+    findings = Findings()
+    identities, processes, memory, cgroups, delays = parts_of(
+        good.reader, nobody, findings
+    )
+    lengths = map(
+        len,
+        (identities.ppid, processes.known, memory.known, cgroups.index, delays.has),
+    )
+    assert set(lengths) == {0}
+    assert not findings.notes
+
+
+def test_parts_of_counters_that_cannot_be_read() -> None:
+    reader, findings = Reader(open_dump("tasks-6.12", "btf")), Findings()
+    sums = sum_parts(reader, np.array([NOWHERE, 0, NOWHERE], np.uint64), findings)
+    assert sums.tolist() == [0, 0, 0]
+    assert findings.lost == {"percpu_counter": 2}  # one a CPU
+
+
+def test_directories_in_a_loop() -> None:
+    nodes = {1: (0, ""), 2: (1, "a"), 3: (2, "b"), 4: (5, "c"), 5: (4, "d"), 6: (7, "")}
+    paths = [_path(nodes, node) for node in (1, 2, 3, 4, 6, 0)]
+    assert paths == ["/", "/a", "/a/b", None, None, None]
