@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from drgn import Program
 from drgn.commands import argument
 
-from msatools.cli import Command, Progress, run_console
+from msatools.cli import Command, Compared, Progress, Session, run_console
 from msatools.memory.model import MemstatReport
 from msatools.render.blocks import Block
 from msatools.target import Target
@@ -24,31 +24,28 @@ def _groups(word: str) -> list[str]:
     return groups
 
 
-def _collect(
-    prog: Program, target: Target, args: argparse.Namespace, progress: Progress
-) -> MemstatReport:
-    from msatools.memory.memstat import collect_memstat
+def _start(
+    prog: Program, target: Target, args: argparse.Namespace
+) -> Session[MemstatReport]:
+    from msatools.memory.memstat import collect_memstat, delta
 
-    return collect_memstat(
-        prog,
-        target=target,
-        by=tuple(dict.fromkeys(args.by)),
-        sections=args.sections,
-        verbose=args.verbose,
-        progress=progress,
-    )
+    def collect(progress: Progress) -> MemstatReport:
+        return collect_memstat(
+            prog,
+            target=target,
+            by=tuple(dict.fromkeys(args.by)),
+            sections=args.sections,
+            verbose=args.verbose,
+            progress=progress,
+        )
+
+    return Compared(collect, delta)
 
 
 def _blocks(report: MemstatReport, args: argparse.Namespace) -> Iterable[Block]:
     from msatools.render.memstat import blocks
 
     return blocks(report)
-
-
-def _delta(previous: MemstatReport, current: MemstatReport) -> MemstatReport:
-    from msatools.memory.memstat import delta
-
-    return delta(previous, current)
 
 
 _LOST = ("excluded_pages", "unreadable_pages", "_unreadable", "_broken", "_lost")
@@ -85,9 +82,8 @@ COMMAND = Command(
         ("--by node", "node by node as well"),
         ("--json", "for programs"),
     ),
-    collect=_collect,
+    start=_start,
     blocks=_blocks,
-    delta=_delta,
     problems=_problems,
 )
 

@@ -308,6 +308,38 @@ def test_collection_slower_than_the_interval(guest: list[str]) -> None:
     assert len(done.stdout.splitlines()) == 2
 
 
+def samples_of(*words: str) -> list[int]:
+    done = run_probe(*words, "--json")
+    assert done.returncode == 0
+    return [json.loads(line)["samples"] for line in done.stdout.splitlines()]
+
+
+def test_samples_within_an_interval(guest: list[str]) -> None:
+    """One in each tenth of a second; the last may be past the end, or just not."""
+    assert samples_of(*guest, "0.5", "2") == [0, 0]
+    found = samples_of(*guest, "1", "2", "--period", "0.1")
+    assert all(9 <= count <= 10 for count in found), found
+
+
+def test_samples_that_take_long(guest: list[str]) -> None:
+    """They are one after the other, and none is made up for."""
+    found = samples_of(
+        *guest, "1", "2", "--period", "0.01", "--sample-take", "0.3"
+    )  # fmt: skip
+    assert found[0] == 4
+    assert 2 <= found[1] <= 4
+
+
+def test_lost_samples_cost_a_note(guest: list[str]) -> None:
+    words = (*guest, "0.5", "1", "--period", "0.1", "--sample-fault")
+    done = run_probe(*words, "--json")
+    assert done.returncode == 0
+    report = json.loads(done.stdout)
+    (note,) = report["notes"]
+    assert note["code"] == "samples-lost"
+    assert note["text"].startswith(f"{report['samples']} samples ")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_shot_ends_by_the_signal(dump: list[str], number: int) -> None:
     process = start_probe(*dump, "--take", "30")
@@ -386,6 +418,18 @@ def test_keys_that_end_an_interval_run(guest: list[str], key: str, status: int) 
     terminal.press(key)
     assert terminal.end() == status
     assert "Traceback" not in terminal.seen
+
+
+@pytest.mark.parametrize(
+    "words", [("--take", "0.5"), ("--period", "0.01", "--sample-take", "0.5")]
+)
+def test_key_pressed_while_it_is_busy(guest: list[str], words: tuple[str, ...]) -> None:
+    """Collecting or sampling takes longer than there is between."""
+    terminal = Terminal([*PROBE, *guest, "0.1", "--lines", "1", *words])
+    terminal.read_until("line 0")
+    terminal.press("q")
+    assert terminal.end() == 0
+    assert terminal.seen.count("line 0") <= 2
 
 
 def test_terminal_of_another_session(guest: list[str]) -> None:

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The words that commands take: their options, the target, interval and count."""
+
+import argparse
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from drgn.commands import argument
+
+import msatools
+from msatools.command import Command
+from msatools.target import TargetSpec
+
+
+class UsageError(Exception):
+    """The words of a command line make no sense together."""
+
+
+class Asked(Exception):
+    """The user asked for the help or the version, which is the argument."""
+
+
+class _Help(argparse.Action):
+    # argparse's own prints at once, and hides what becomes of it.
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        raise Asked(parser.format_help())
+
+
+class _Version(argparse.Action):
+    def __call__(self, *_: Any) -> NoReturn:
+        raise Asked(f"{msatools.__version__}\n")
+
+
+_OPTIONS = (
+    argument("-v", dest="verbose", action="store_true", help="show more detail"),
+    argument("--json", action="store_true", help="print JSON, one object a sample"),
+    argument(
+        "--strict",
+        action="store_true",
+        help="fail (status 3) if anything was missing, or a check failed",
+    ),
+    argument("-h", "--help", action=_Help, nargs=0, help="print this help"),
+)
+
+_TARGET_OPTIONS = (
+    argument("-k", dest="kernel", action="store_true", help="the running kernel"),
+    argument("-c", dest="core", metavar="PATH", help="a dump, or /proc/kcore"),
+    argument("--qemu", metavar="ADDR", help="a QEMU guest, by its QMP socket"),
+    argument("-s", dest="vmlinux", metavar="VMLINUX", help="the kernel's debug info"),
+    argument(
+        "--types",
+        choices=("auto", "dwarf", "btf"),
+        default="auto",
+        help="where types come from (auto: debug info if named or found, else BTF)",
+    ),
+    argument(
+        "--debuginfod",
+        action="store_true",
+        help="let debug info be fetched from DEBUGINFOD_URLS",
+    ),
+    argument("--debug", action="store_true", help="show tracebacks of errors"),
+    argument("--version", action=_Version, nargs=0, help="print the version"),
+)
+
+_EXAMPLES: tuple[tuple[str, str], ...] = (
+    ("5 12", "what changes, each 5 s for a minute"),
+)
+
+_TARGET_EXAMPLES: tuple[tuple[str, str], ...] = (
+    ("vmcore", "a kernel that died"),
+    ("-s vmlinux vmcore", "the same, its debug info not being installed"),
+    ("", "this machine, now"),
+)
+
+_MAX_INTERVAL_S = 1e8
+"""Three years: more than what the system's clocks take."""
+
+_NUMBER = re.compile(
+    r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Words:
+    """What the words that belong to no option say."""
+
+    target: str | None = None
+    interval_s: float | None = None
+    count: int | None = None
+
+
+def parse_words(words: Iterable[str]) -> Words:
+    """Tell target, interval and count apart.
+
+    :raises UsageError: if there are too many of one, or a number makes no sense
+    """
+    target, numbers = None, []
+    for word in words:
+        if _NUMBER.fullmatch(word):
+            numbers.append(word)
+        elif target is None:
+            target = word
+        else:
+            raise UsageError(f"{word}: a second target, after {target}")
+    if len(numbers) > 2:
+        raise UsageError(f"{numbers[2]}: a number too many")
+    interval_s = float(numbers[0]) if numbers else None
+    if interval_s is not None and not 0 < interval_s <= _MAX_INTERVAL_S:
+        raise UsageError(f"{numbers[0]}: not a positive interval")
+    count = None
+    if len(numbers) == 2:
+        if not re.fullmatch(r"\+?0*[1-9]\d*", numbers[1]):
+            raise UsageError(f"{numbers[1]}: not a positive count")
+        count = int(numbers[1])
+    return Words(target, interval_s, count)
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str, **kwargs: Any) -> None:
+        super().__init__(prog, **{**kwargs, "max_help_position": 22, "width": 78})
+
+    def add_usage(
+        self, usage: Any, actions: Any, groups: Any, prefix: Any = None
+    ) -> None:
+        super().add_usage(usage, actions, groups, "USAGE: ")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that leaves it to the caller how to end."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentParser:
+    """Make the parser of a command; inside drgn it takes no target."""
+    name = f"%{command.name}" if in_drgn else f"msa-{command.name}"
+    operands = "[INTERVAL [COUNT]]" if in_drgn else "[TARGET] [INTERVAL [COUNT]]"
+    examples = () if in_drgn else _TARGET_EXAMPLES
+    examples += command.examples + _EXAMPLES
+    width = max(len(words) for words, _ in examples)
+    parser = _Parser(
+        prog=name,
+        usage=f"%(prog)s [OPTION...] {operands}",
+        description=command.summary,
+        epilog="EXAMPLES:\n"
+        + "\n".join(f"  %(prog)s {words:{width}}  {what}" for words, what in examples),
+        formatter_class=_Formatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    options = parser.add_argument_group("OPTIONS")
+    for option in (*command.arguments, *_OPTIONS):
+        if isinstance(option, argument):
+            options.add_argument(*option.args, **option.kwargs)
+            continue
+        exclusive = options.add_mutually_exclusive_group(required=option.required)
+        for choice in option.arguments:
+            exclusive.add_argument(*choice.args, **choice.kwargs)
+    if not in_drgn:
+        target = parser.add_argument_group(
+            "TARGET", "a dump, or one of these (with none: the running kernel)"
+        )
+        for option in _TARGET_OPTIONS:
+            target.add_argument(*option.args, **option.kwargs)
+    return parser
+
+
+def target_spec(args: argparse.Namespace, words: Words) -> TargetSpec:
+    """Tell the target that a shell's words name.
+
+    :raises UsageError: if they name two, or one that the other words do not fit
+    """
+    named = [words.target, args.core, args.qemu, "-k" if args.kernel else None]
+    named = [name for name in named if name is not None]
+    if len(named) > 1:
+        raise UsageError(f"{named[1]}: a second target, after {named[0]}")
+    if args.types == "btf" and (args.vmlinux is not None or args.debuginfod):
+        other = "--debuginfod" if args.vmlinux is None else "-s"
+        raise UsageError(f"{other}: asks for debug info, and --types btf for none")
+    spec = TargetSpec(
+        path=words.target if words.target is not None else args.core,
+        qemu=args.qemu,
+        vmlinux=args.vmlinux,
+        types=args.types,
+        debuginfod=args.debuginfod,
+    )
+    if words.interval_s is not None and not spec.is_live:
+        raise UsageError(f"{spec.path}: a dump does not change in an interval")
+    return spec

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Standard output and the terminal: what is printed there, and what can go wrong."""
+
+import contextlib
+import io
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import TextIO
+
+from msatools.command import Progress
+
+
+class OutputError(Exception):
+    """What was to be printed could not be."""
+
+
+class OutputClosed(Exception):
+    """Nobody reads what is printed any more."""
+
+
+@contextlib.contextmanager
+def output() -> Iterator[TextIO]:
+    """Give standard output, whatever it is now, and tell its errors from others.
+
+    :raises OutputError: if what was printed could not be
+    :raises OutputClosed: if nobody reads it any more
+    """
+    if sys.stdout is None:
+        raise OutputError("standard output: closed; give the command one")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A name in a dump can have letters that the terminal cannot show.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        yield sys.stdout
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        _abandon_output()
+        raise OutputClosed from error
+    except OSError as error:
+        _abandon_output()
+        why = error.strerror or str(error)
+        raise OutputError(f"standard output: {why}; print it elsewhere") from error
+
+
+def _abandon_output() -> None:
+    """Let Python's last flush at exit, of what could not be written, succeed."""
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), sys.stdout.fileno())
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Tell whether a stream is an open terminal."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        # It was closed.
+        return False
+
+
+class ProgressLine:
+    """How far a long collection is, on a terminal, erased in the end."""
+
+    _PATIENCE_S = 1.0
+    _REDRAW_S = 0.1
+
+    def __init__(self, name: str, out: TextIO) -> None:
+        self._name = name
+        self._out = out
+        self._next = time.monotonic() + self._PATIENCE_S
+        self._is_shown = False
+        self._is_wanted = is_terminal(out)
+
+    def __enter__(self) -> Progress:
+        return self._update
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._is_shown:
+            self._write("\r\x1b[K")
+
+    def _update(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if not self._is_wanted or now < self._next:
+            return
+        self._next = now + self._REDRAW_S
+        self._is_shown = True
+        self._write(f"\r{self._name}: {100 * done // max(total, 1)} %\x1b[K")
+
+    def _write(self, line: str) -> None:
+        self._out.write(line)
+        self._out.flush()
