@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""One look at what tasks wait on: a task's case, and what all cases may ask."""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypedDict
+
+import numpy as np
+
+from msatools.kernel.clocks import Clocks
+from msatools.kernel.reader import Addresses
+from msatools.kernel.report import Findings
+from msatools.locks.futexes import Futexes, Key, Waiter
+from msatools.locks.kernellocks import MAX_WAITERS, KernelLocks
+from msatools.locks.layout import KERNEL, Layout
+from msatools.locks.ownstack import OwnStack
+from msatools.locks.sockets import Endpoints
+from msatools.locks.storage import Inode, Storage
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.descriptors import Descriptors
+from msatools.tasks.paths import Paths, Place
+from msatools.tasks.table import TaskTable
+from msatools.tasks.waits import Wait
+
+FEW_READS = 12
+"""Other waiters, children or the like that are looked at for a single task."""
+
+MAX_CANDIDATES = 24
+"""Words of a stack that are tried, where only trying tells what they point at."""
+
+_NEVER = (1 << 63) - 1
+"""``KTIME_MAX``: a timer that is not to end."""
+
+
+class Ends(TypedDict, total=False):
+    """When a wait ends by itself: fields of ``On``."""
+
+    expires_ns: int
+    left_ns: int
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """What a file descriptor of a task is."""
+
+    fd: int
+    address: int
+    inode: int
+    mapping: int
+    """The ``struct address_space`` of its data."""
+
+    private: int
+    place: Place
+
+
+@dataclass
+class Case:
+    """A task, and what is at hand to tell what it waits on."""
+
+    row: int
+    """In the table of tasks."""
+
+    address: int
+    mm: int
+    task_class: TaskClass
+    wait: Wait
+    names: tuple[str, ...]
+    """The functions on its stack, innermost first, as the compiler named them."""
+
+    call: str | None
+    """Its system call, if its arguments are known."""
+
+    arguments: list[int]
+    """Of the call; all zero where they are not known."""
+
+    plain: bool
+    """Whether the arguments are those that the call's manual has: 32-bit code may have
+    called by a number that stands for several."""
+
+    stack: OwnStack
+    file: OpenFile | None = None
+    """What the call is about, if its first argument is a file descriptor."""
+
+    def is_in(self, *functions: str) -> bool:
+        """Tell whether a function is on the stack; what the compiler adds is none."""
+        return any(name.partition(".")[0] in functions for name in self.names)
+
+    @property
+    def fd(self) -> int | None:
+        """The first argument, as a file descriptor."""
+        return self.arguments[0] & 0x7FFF_FFFF if self.call else None
+
+
+class Look:
+    """What has been learned in one look at the tasks."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        tasks: TaskTable,
+        findings: Findings,
+        clocks: Clocks,
+        alone: bool,
+    ) -> None:
+        self.layout = layout
+        self.reader = layout.reader
+        self.tasks = tasks
+        self.findings = findings
+        self.alone = alone
+        """Whether just one task is looked at: others are not, then, but for a few."""
+
+        self.limit = FEW_READS if alone else MAX_WAITERS
+        self.storage = Storage(layout, findings)
+        self.locks = KernelLocks(layout, self.storage, findings)
+        self.descriptors = Descriptors(self.reader, findings)
+        self.paths = Paths(self.reader, findings)
+        self.endpoints: dict[int, Endpoints | None] = {}
+        """By ``struct socket``."""
+
+        self._monotonic_ns = clocks.monotonic_ns
+        self._clock_offsets: dict[int, int] = {}
+
+    @cached_property
+    def futexes(self) -> Futexes:
+        """Reads waiters on futexes."""
+        return Futexes(self.layout, self.findings)
+
+    @cached_property
+    def waiters(self) -> tuple[dict[int, list[Waiter]], Counter[Key]]:
+        """All waiters on futexes, by task, and how many each futex has."""
+        mms = sorted(set(self.tasks["mm"].tolist()) - {0})
+        by_task: dict[int, list[Waiter]] = {}
+        counts: Counter[Key] = Counter()
+        for waiter in self.futexes.all(mms):
+            by_task.setdefault(waiter.task, []).append(waiter)
+            counts[waiter.key] += 1
+        return by_task, counts
+
+    @cached_property
+    def _rows(self) -> dict[int, int]:
+        addresses = self.tasks["address"].tolist()
+        return {address: row for row, address in enumerate(addresses)}
+
+    def pid(self, task: int, leader: bool = False) -> int | None:
+        """Tell the ID of the thread at an address, or of its process.
+
+        :raises drgn.FaultError: if it cannot be read
+        """
+        name = "tgid" if leader else "pid"
+        row = self._rows.get(task)
+        if row is not None:
+            return int(self.tasks[name][row])
+        if task < KERNEL:
+            return None
+        return self.layout.member(task, "task_struct", name, size=4)
+
+    def ends(self, case: Case) -> Ends:
+        """Tell when a wait ends by itself, by the timer on its stack."""
+        timer = case.stack.timer()
+        return Ends() if timer is None else self.at(timer.expires_ns, timer.base)
+
+    def at(self, expires_ns: int, base: int) -> Ends:
+        """Tell when a timer ends.
+
+        :param base: Its ``struct hrtimer_clock_base``.
+        """
+        if expires_ns >= _NEVER:
+            return Ends()
+        offset = self._clock_offsets.get(base)
+        if offset is None:
+            # From CLOCK_MONOTONIC to the timer's own; it may be negative.
+            value = self.layout.member(base, "hrtimer_clock_base", "offset")
+            offset = value - (1 << 64) if value >> 63 else value
+            self._clock_offsets[base] = offset
+        expires = expires_ns - offset
+        if self._monotonic_ns is None:
+            return Ends(expires_ns=expires)
+        return Ends(expires_ns=expires, left_ns=expires - self._monotonic_ns)
+
+    def table(self, case: Case) -> Addresses:
+        """Read the ``struct file`` of all descriptors of a task."""
+        tables = self.descriptors.tables(np.array([case.address], np.uint64))
+        return self.descriptors.all_files(tables, 0)
+
+    def fd_of(self, case: Case, private: int) -> int | None:
+        """Find the descriptor of a file that stands for an object of the kernel."""
+        table = self.table(case)
+        numbers = np.flatnonzero(table)
+        found = self.descriptors.read_files(table[numbers])["private"]
+        fits = numbers[found == np.uint64(private)].tolist()
+        return int(fits[0]) if fits else None
+
+    def path_at(self, place: Place) -> str | None:
+        """Tell the path of a place."""
+        return self.paths.tell([place])[0]
+
+    def path_of_file(self, file: int) -> str | None:
+        """Tell the path of the ``struct file`` at an address."""
+        found = self.descriptors.read_files(np.array([file], np.uint64))
+        if not found.readable[0]:
+            return None
+        return self.path_at((int(found["mount"][0]), int(found["dentry"][0])))
+
+    def path_of(self, inode: Inode) -> str | None:
+        """Tell a path of an inode: its first name, below the first mount.
+
+        :raises drgn.FaultError: if it cannot be read
+        """
+        first = self.layout.member(inode.address, "inode", "i_dentry")
+        if first < KERNEL:
+            return None
+        dentry = first - self.layout.offset("dentry", "d_u.d_alias", "d_alias")
+        mount = self.paths.mount_of(inode.super_block)
+        return self.path_at((mount, dentry)) if mount else None
+
+    def is_data_of(self, file: OpenFile | None, inode: Inode) -> bool:
+        """Tell whether the data of an open file is that of an inode.
+
+        :raises drgn.FaultError: if it cannot be read
+        """
+        if file is None or file.mapping < KERNEL:
+            return False
+        host = self.layout.member(file.mapping, "address_space", "host")
+        return host == inode.address
+
+
+def signals_of(mask: int) -> tuple[int, ...]:
+    """Give the numbers of the signals in a set."""
+    return tuple(number for number in range(1, 65) if mask >> (number - 1) & 1)

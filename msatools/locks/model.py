@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What a task waits on, and crowds that wait on one thing.
+
+Plain data: a renderer prints it, JSON serialises it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from msatools.kernel.report import ADDED
+from msatools.target.model import Address
+
+Mode = Literal["read", "write"]
+Confidence = Literal["one dump", "confirmed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class On:
+    """What a task waits on. A field that is ``None`` does not apply, or is unknown."""
+
+    kind: str
+    """``cpu`` (of who runs or could), ``futex``, ``lock`` (of the kernel), ``file``,
+    ``disk`` (a file's or device's data), ``page`` (the same, on a page fault or from
+    swap), ``device``, ``journal``, ``socket``, ``pipe``, ``eventfd``, ``timerfd``,
+    ``inotify`` and the like,
+    ``signals``, ``poll``, ``epoll``, ``child``, ``timer``, ``tracer``, ``stop``,
+    ``flock``, ``posix_lock``, ``msgqueue``, ``semaphore``, ``mqueue``, ``tty``,
+    ``io_uring``, ``aio``, ``userfaultfd`` or ``cgroup``."""
+
+    type: str | None = field(default=None, metadata=ADDED)
+    """Of a lock: a lock type of contract ``locks``; of a futex that inherits priority
+    ``pi_futex``; of a socket ``tcp``, ``unix stream`` and the like."""
+
+    address: Address | None = field(default=None, metadata=ADDED)
+    """Of a futex or a fault in the task's memory; of a lock in the kernel's."""
+
+    addresses: tuple[Address, ...] | None = field(default=None, metadata=ADDED)
+    """Of several futexes that are waited for at once."""
+
+    waiters: int | None = field(default=None, metadata=ADDED)
+    """How many wait for the same futex or lock, this task included."""
+
+    shared: bool | None = field(default=None, metadata=ADDED)
+    """Whether other processes may use the futex."""
+
+    owner: int | None = field(default=None, metadata=ADDED)
+    """The thread or process that holds it; only where the kernel knows exactly."""
+
+    mode: Mode | None = field(default=None, metadata=ADDED)
+    """How a lock is wanted."""
+
+    name: str | None = field(default=None, metadata=ADDED)
+    """Of a lock: the member or variable that it is."""
+
+    path: str | None = field(default=None, metadata=ADDED)
+    """Of a file, or of a control group."""
+
+    device: str | None = field(default=None, metadata=ADDED)
+    """Name and numbers of the block device, as ``vda 254:0``."""
+
+    inode: int | None = field(default=None, metadata=ADDED)
+    fd: int | None = field(default=None, metadata=ADDED)
+
+    fds: tuple[int, ...] | None = field(default=None, metadata=ADDED)
+    """Of a poll, if there are few."""
+
+    count: int | None = field(default=None, metadata=ADDED)
+    """How many files are polled."""
+
+    text: bool | None = field(default=None, metadata=ADDED)
+    """Of a page: whether it is of code."""
+
+    pid: int | None = field(default=None, metadata=ADDED)
+    """A child (none given: any), a tracer, who commits a journal, whose memory."""
+
+    pgid: int | None = field(default=None, metadata=ADDED)
+    """A group of children."""
+
+    signals: tuple[int, ...] | None = field(default=None, metadata=ADDED)
+    """What ends the wait; of a stop, what began it."""
+
+    cpu: int | None = field(default=None, metadata=ADDED)
+    """Of who runs or could: on which, or for which it waits."""
+
+    id: int | None = field(default=None, metadata=ADDED)
+    """Of a System V queue or set of semaphores."""
+
+    local: str | None = field(default=None, metadata=ADDED)
+    peer: str | None = field(default=None, metadata=ADDED)
+
+    expires_ns: int | None = field(default=None, metadata=ADDED)
+    """When the wait ends by itself, in CLOCK_MONOTONIC."""
+
+    left_ns: int | None = field(default=None, metadata=ADDED)
+    """How long that is from now; below zero if it is overdue."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Herd:
+    """Many tasks that wait on one thing and are woken together, mostly in vain."""
+
+    lock: str
+    """What they wait on, unique within the report: ``futex 150:0x4c1608``, with the
+    process, or ``socket:[1480]``."""
+
+    waiters: int
+
+    owner: int | None
+    """Only where the kernel knows it."""
+
+    kind: str
+    address: Address | None
+    pids: tuple[int, ...]
+    """The processes of the waiters, ascending."""
+
+    min_age_ns: int
+    max_age_ns: int
+
+    nvcsw_median: int
+    """Of how often each waiter has gone to sleep."""
+
+    confidence: Confidence

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Data that tasks wait on: of files and devices, by a call or by a fault."""
+
+import stat
+
+import numpy as np
+
+from msatools.locks.layout import KERNEL
+from msatools.locks.look import Case, Look, OpenFile
+from msatools.locks.model import On
+from msatools.locks.storage import Inode
+from msatools.target.model import Address
+from msatools.tasks.cgroups import read_cgroups
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.table import TaskTable
+
+_EXECUTABLE = 0x4
+"""``VM_EXEC``."""
+
+
+def fault(look: Look, case: Case) -> On | None:
+    """Tell the page that is waited for in a page fault."""
+    found = case.stack.fault(case.mm)
+    if found is None:
+        return _data(look, case, "page")
+    what, mapping = found
+    address = Address(what.address)
+    if case.is_in("handle_userfault"):
+        context = look.layout.member(
+            what.vma, "vm_area_struct", "vm_userfaultfd_ctx.ctx"
+        )
+        fd = look.fd_of(case, context)
+        return On(kind="userfaultfd", address=address, fd=fd)
+    text = bool(mapping["vm_flags"] & _EXECUTABLE)
+    if case.task_class is TaskClass.SWP:
+        folio = _folio(look, case)
+        device = look.storage.swap_of_folio(folio) if folio else None
+        return On(kind="page", address=address, text=text, device=device)
+    file = mapping["vm_file"]
+    if not file:
+        return On(kind="page", address=address, text=text)
+    inode = look.storage.inode(look.layout.member(file, "file", "f_inode"))
+    return On(
+        kind="page",
+        address=address,
+        text=text,
+        path=look.path_of_file(file),
+        inode=inode.number,
+        device=look.storage.device_of(inode),
+    )
+
+
+def _folio(look: Look, case: Case) -> int | None:
+    """Find the page that a task waits for."""
+    wakes = look.layout.symbol("wake_page_function")
+    within = look.layout.offset("wait_page_queue", "wait")
+    for entry in case.stack.wait_entries():
+        if entry.function == wakes:
+            # "mm/filemap: Add folio_wait_bit()" and the like (in v5.16)
+            member = look.layout.offset("wait_page_queue", "folio", "page")
+            return case.stack.word(entry.address - within + member)
+    return None
+
+
+def _data(look: Look, case: Case, kind: str = "disk") -> On | None:
+    """Tell what data is waited for, by the page or buffer that a task waits for."""
+    folio = _folio(look, case)
+    if folio:
+        inode = look.storage.host_of_folio(folio)
+        if inode is not None:
+            return _on_inode(look, kind, inode, case.file)
+        device = look.storage.swap_of_folio(folio)
+        return On(kind=kind, device=device) if device else None
+    wakes = look.layout.symbol("wake_bit_function")
+    within = look.layout.offset("wait_bit_queue_entry", "wq_entry")
+    for entry in case.stack.wait_entries():
+        if entry.function != wakes:
+            continue
+        key = look.layout.offset("wait_bit_queue_entry", "key.flags")
+        flags = case.stack.word(entry.address - within + key)
+        if flags is None or flags < KERNEL:
+            continue
+        device = look.storage.device_of_buffer(flags)
+        if device is not None:
+            return On(kind=kind, device=device)
+        state = flags - look.layout.offset("inode", "i_state")
+        if look.storage.is_inode(state):
+            return _on_inode(look, kind, look.storage.inode(state), None)
+    return None
+
+
+def _on_inode(look: Look, kind: str, inode: Inode, file: OpenFile | None) -> On:
+    """Tell whose data is waited for; the number of a device's own inode is no use."""
+    device = look.storage.device_of(inode)
+    opened = file if look.is_data_of(file, inode) else None
+    is_device = stat.S_ISBLK(inode.mode)
+    if opened:
+        path = look.path_at(opened.place)
+    else:
+        path = None if is_device else look.path_of(inode)
+    return On(
+        kind=kind,
+        path=path,
+        inode=None if is_device else inode.number,
+        device=device,
+        fd=opened.fd if opened else None,
+    )
+
+
+def disk(look: Look, case: Case) -> On | None:
+    """Tell what is waited for of a disk or a file system."""
+    if case.is_in("read_events", "do_io_getevents"):
+        return On(kind="aio", address=Address(case.arguments[0]))
+    if case.is_in("jbd2_log_wait_commit"):
+        return _journal(look, case)
+    on = _data(look, case)
+    if on is not None or case.file is None:
+        return on
+    mapping = case.file.mapping
+    host = look.layout.member(mapping, "address_space", "host")
+    inode = look.storage.inode(host)
+    if not (stat.S_ISBLK(inode.mode) or stat.S_ISREG(inode.mode)):
+        return None
+    return _on_inode(look, "disk", inode, case.file)
+
+
+def _journal(look: Look, case: Case) -> On | None:
+    """Tell a journal whose thread is to commit: on whose queue the task is."""
+    done = look.layout.offset("journal_s", "j_wait_done_commit")
+    for entry in case.stack.wait_entries():
+        queue = look.locks.head_of_queue(entry, case.stack, look.limit)
+        if queue is None:
+            continue
+        names = ("j_task", "j_dev")
+        thread, device = look.layout.members(queue[0] - done, "journal_s", *names)
+        if min(thread, device) < KERNEL:
+            continue
+        path = look.path_at(case.file.place) if case.file else None
+        return On(
+            kind="journal",
+            pid=look.pid(thread),
+            device=look.storage.device(device),
+            path=path,
+            waiters=queue[1],
+        )
+    return None
+
+
+def reclaim(look: Look, case: Case) -> On | None:
+    """Tell the control group that has more memory than it should; else nothing does.
+
+    It is the task's own; that the limit may be of one above is not told.
+    """
+    over = ("mem_cgroup_handle_over_high", "__mem_cgroup_handle_over_high")
+    if not case.is_in(*over):
+        return None
+    rows = np.array([case.row], np.intp)
+    part = TaskTable(look.tasks.records[rows], look.tasks.columns)
+    path = read_cgroups(look.reader, part, look.findings).path(0)
+    return On(kind="cgroup", path=path) if path else None

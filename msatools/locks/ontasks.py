@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Tasks, signals, messages and times that tasks wait on."""
+
+from msatools.locks.look import FEW_READS, Case, Look, signals_of
+from msatools.locks.model import On
+from msatools.locks.onfiles import by_file
+
+_MAX_CHILDREN = 4096
+_STOP_SIGNAL = 0xFFFF
+"""``JOBCTL_STOP_SIGMASK``."""
+
+
+def timer(look: Look, case: Case) -> On | None:
+    """Tell when a sleep ends."""
+    if case.file is not None:
+        return by_file(look, case)
+    ends = look.ends(case)
+    return On(kind="timer", **ends) if ends else None
+
+
+def child(look: Look, case: Case) -> On | None:
+    """Tell the child that is waited for."""
+    if case.is_in("do_wait"):
+        return _waited(look, case)
+    if case.is_in("wait_for_vfork_done", "kernel_clone", "_do_fork"):
+        return _vforked(look, case)
+    return None
+
+
+def _waited(look: Look, case: Case) -> On | None:
+    """A child that a task waits for, as it asked for it."""
+    wakes = look.layout.symbol("child_wait_callback")
+    within = look.layout.offset("wait_opts", "child_wait")
+    for entry in case.stack.wait_entries():
+        if entry.function != wakes:
+            continue
+        options = entry.address - within
+        at = look.layout.offset
+        kind = case.stack.half(options + at("wait_opts", "wo_type"))
+        pid = case.stack.word(options + at("wait_opts", "wo_pid"))
+        if not pid:
+            return On(kind="child")
+        number = look.layout.member(pid, "pid", "numbers[0].nr", size=4)
+        kinds = ("PIDTYPE_PID", "PIDTYPE_TGID")
+        single = [look.reader.prog.constant(name).value_() for name in kinds]
+        if kind in single:
+            return On(kind="child", pid=number)
+        return On(kind="child", pgid=number)
+    return None
+
+
+def _vforked(look: Look, case: Case) -> On | None:
+    """A child that has yet to execute a program: it has a pointer to our stack."""
+    head = case.address + look.layout.offset("task_struct", "children")
+    sibling = look.layout.offset("task_struct", "sibling")
+    node = look.layout.word(head)
+    for _ in range(FEW_READS if look.alone else _MAX_CHILDREN):
+        if node in (head, 0):
+            break
+        task = node - sibling
+        done = look.layout.member(task, "task_struct", "vfork_done")
+        if done in case.stack:
+            return On(kind="child", pid=look.pid(task, leader=True))
+        node = look.layout.word(node)
+    return None
+
+
+def signal(look: Look, case: Case) -> On | None:
+    """Tell which signals are waited for; none are named where any will do."""
+    if case.file is not None:
+        return by_file(look, case)
+    blocked = "blocked.sig[0]"
+    if case.is_in("do_sigtimedwait"):
+        # Those that it waits for it does not block meanwhile.
+        names = (blocked, "real_blocked.sig[0]")
+        now, before = look.layout.members(case.address, "task_struct", *names)
+        signals = signals_of(before & ~now)
+        return On(kind="signals", signals=signals or None, **look.ends(case))
+    if case.is_in("sigsuspend", "__do_sys_rt_sigsuspend"):
+        mask = look.layout.member(case.address, "task_struct", blocked)
+        return On(kind="signals", signals=signals_of(~mask) if mask else None)
+    return On(kind="signals")
+
+
+def message(look: Look, case: Case) -> On | None:
+    """Tell the queue, or the set of semaphores."""
+    ends = look.ends(case)
+    number = case.arguments[0] & 0x7FFF_FFFF if case.plain else None
+    if case.is_in("do_msgrcv", "do_msgsnd"):
+        return On(kind="msgqueue", id=number)
+    if case.is_in("do_semtimedop", "__do_semtimedop"):
+        return On(kind="semaphore", id=number, **ends)
+    if case.call in ("mq_timedsend", "mq_timedreceive"):
+        path = look.path_at(case.file.place) if case.file else None
+        return On(kind="mqueue", fd=case.fd, path=path, **ends)
+    return None
+
+
+def stopped(look: Look, case: Case) -> On:
+    """Tell the signal that stopped it."""
+    number = int(look.tasks["jobctl"][case.row]) & _STOP_SIGNAL
+    return On(kind="stop", signals=(number,) if number else None)
+
+
+def traced(look: Look, case: Case) -> On | None:
+    """Tell its tracer."""
+    if not int(look.tasks["ptrace"][case.row]):
+        return None
+    pid = look.pid(int(look.tasks["parent"][case.row]), leader=True)
+    return On(kind="tracer", pid=pid)

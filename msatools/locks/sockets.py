@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What sockets are, and between whom.
+
+include/net/sock.h, inet_sock.h and af_unix.h; many sockets are read at once.
+"""
+
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import drgn
+import numpy as np
+
+from msatools.kernel.reader import Addresses
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import read_structs
+from msatools.locks.layout import KERNEL, Layout
+
+_SOCKET = {"sock": ("u8", ("sk",)), "type": ("u2", ("type",))}
+_COMMON = "__sk_common."
+_SOCK = {
+    "family": ("u2", (f"{_COMMON}skc_family",)),
+    "protocol": ("u2", ("sk_protocol",)),
+    "peer": ("u4", (f"{_COMMON}skc_daddr",)),
+    "local": ("u4", (f"{_COMMON}skc_rcv_saddr",)),
+    "peer_port": ("u2", (f"{_COMMON}skc_dport",)),
+    "port": ("u2", (f"{_COMMON}skc_num",)),
+    "peer6": ("V16", (f"{_COMMON}skc_v6_daddr",)),
+    "local6": ("V16", (f"{_COMMON}skc_v6_rcv_saddr",)),
+}
+_UNIX, _INET, _INET6 = 1, 2, 10
+_FAMILIES = {16: "netlink", 17: "packet", 40: "vsock", 31: "bluetooth", 38: "alg"}
+_PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp", 132: "sctp", 262: "mptcp"}
+_TYPES = {1: "stream", 2: "dgram", 3: "raw", 5: "seqpacket"}
+_MAX_PATH = 108
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """A socket."""
+
+    type: str
+    local: str | None
+    peer: str | None
+
+
+class Sockets:
+    """Tells what sockets are."""
+
+    def __init__(self, layout: Layout, findings: Findings) -> None:
+        self._layout = layout
+        self._findings = findings
+
+    def read(self, sockets: Addresses) -> list[Endpoints | None]:
+        """Read each ``struct socket``; ``None`` for one that cannot be read."""
+        reader, findings = self._layout.reader, self._findings
+        outer = read_structs(reader, "struct socket", _SOCKET, sockets, findings)
+        socks = outer["sock"].astype(np.uint64)
+        inner = read_structs(reader, "struct sock", _SOCK, socks, findings)
+        found: list[Endpoints | None] = []
+        for row, address in enumerate(socks.tolist()):
+            if not (outer.readable[row] and inner.readable[row]):
+                found.append(None)
+                continue
+            values = {name: inner[name][row] for name in inner.columns}
+            found.append(self._tell(address, int(outer["type"][row]), values))
+        return found
+
+    def _tell(self, sock: int, kind: int, values: dict[str, Any]) -> Endpoints:
+        family = int(values["family"])
+        form = _TYPES.get(kind, str(kind))
+        if family == _UNIX:
+            return self._unix(sock, form)
+        if family not in (_INET, _INET6):
+            return Endpoints(_FAMILIES.get(family, f"family {family}"), None, None)
+        number = int(values["protocol"])
+        # A raw socket may have any protocol's number.
+        name = _PROTOCOLS.get(number, form) if form != "raw" else form
+        local, peer = values["local"], values["peer"]
+        ends = [_ipv4(local), _ipv4(peer)]
+        if family == _INET6:
+            name += "6"
+            ends = [_ipv6(values.get("local6")), _ipv6(values.get("peer6"))]
+        ports = int(values["port"]), socket.ntohs(int(values["peer_port"]))
+        texts = [
+            f"{end}:{port}" if end is not None and port else None
+            for end, port in zip(ends, ports, strict=True)
+        ]
+        return Endpoints(name, texts[0], texts[1])
+
+    def _unix(self, sock: int, form: str) -> Endpoints:
+        local = self._unix_name(sock)
+        peer = None
+        try:
+            other = self._layout.member(sock, "unix_sock", "peer")
+            peer = self._unix_name(other) if other >= KERNEL else None
+        except (drgn.FaultError, LookupError):
+            pass
+        return Endpoints(f"unix {form}", local, peer)
+
+    def _unix_name(self, sock: int) -> str | None:
+        """Read the name that a socket is bound to; an abstract one begins with @."""
+        try:
+            address = self._layout.member(sock, "unix_sock", "addr")
+            if address < KERNEL:
+                return None
+            length = self._layout.member(address, "unix_address", "len", size=4)
+            place = self._layout.offset("unix_address", "name")
+            size = min(max(length - 2, 0), _MAX_PATH)
+            # After the family, struct sockaddr_un has the path.
+            data = self._layout.reader.read(address + place + 2, size)
+        except (drgn.FaultError, LookupError):
+            return None
+        name, _, abstract = data.partition(b"\0")
+        data = name if name or not abstract else b"@" + abstract
+        return data.decode("utf-8", "backslashreplace") or None
+
+
+def _ipv4(value: Any) -> str | None:
+    return socket.inet_ntoa(struct.pack("<I", int(value)))
+
+
+def _ipv6(value: Any) -> str | None:
+    if not isinstance(value, np.void):
+        return None
+    return f"[{socket.inet_ntop(socket.AF_INET6, value.tobytes())}]"

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The paths of directory entries, many at once, as /proc/PID/fd has them.
+
+fs/d_path.c: from an entry up to the root of its mount, then on from where that is
+mounted, up to the root that all is mounted on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import drgn
+import numpy as np
+
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import read_structs
+
+Place = tuple[int, int]
+"""The addresses of a ``struct vfsmount`` and a ``struct dentry``, a ``struct path``."""
+
+MAX_DEPTH = 2048
+"""A path has PATH_MAX bytes at most: more directories than that are a loop."""
+
+_PAGE = 4096
+_NAME_MAX = 255
+_INLINE = 40
+_DELETED = " (deleted)"
+
+_DENTRY = {
+    "parent": ("u8", ("d_parent",)),
+    "name": ("u8", ("d_name.name",)),
+    "length": ("u4", ("d_name.len",)),
+    "unhashed": ("u8", ("d_hash.pprev",)),
+    # Short names lie in the entry. "dcache: back
+    # inline names with a struct-wrapped array of unsigned long" (in v6.14)
+    "inline": (f"S{_INLINE}", ("d_shortname", "d_iname")),
+}
+_MOUNT = {
+    "root": ("u8", ("mnt.mnt_root",)),
+    "parent": ("u8", ("mnt_parent",)),
+    "mountpoint": ("u8", ("mnt_mountpoint",)),
+}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    parent: int
+    name: bytes
+    unhashed: bool
+
+
+@dataclass
+class Paths:
+    """Tells paths of one kernel; what it has read it keeps."""
+
+    reader: Reader
+    findings: Findings
+    _entries: dict[int, _Entry | None] = field(default_factory=dict)
+    _mounts: dict[int, tuple[int, int, int] | None] = field(default_factory=dict)
+
+    def tell(self, places: Sequence[Place]) -> list[str | None]:
+        """Tell the path of each place; ``None`` if a part cannot be read.
+
+        What has been deleted is marked as the kernel does. An entry that is in no
+        tree, such as a socket's, has just a name.
+        """
+        mount = self.reader.prog.type("struct mount")
+        within = drgn.offsetof(mount, "mnt")
+        walks = [
+            _Walk(vfsmount - within if vfsmount else 0, dentry)
+            for vfsmount, dentry in places
+        ]
+        for _ in range(MAX_DEPTH):
+            going = [walk for walk in walks if not walk.ended]
+            if not going:
+                break
+            self._read(going)
+            for walk in going:
+                walk.step(self._entries.get(walk.entry), self._mounts.get(walk.mount))
+        return [walk.path() for walk in walks]
+
+    def mount_of(self, super_block: int) -> int:
+        """Find a mount of a file system, the first made; 0 if it has none."""
+        prog = self.reader.prog
+        mounts = drgn.offsetof(prog.type("struct super_block"), "s_mounts")
+        mount = prog.type("struct mount")
+        node = drgn.offsetof(mount, "mnt_instance")
+        try:
+            first = int(self.reader.words(super_block + mounts, 1)[0])
+        except drgn.FaultError:
+            return 0
+        if first in (0, super_block + mounts):
+            return 0
+        vfsmount: int = first - node + drgn.offsetof(mount, "mnt")
+        return vfsmount
+
+    def _read(self, walks: list["_Walk"]) -> None:
+        """Read the next entry and mount of each walk, each once."""
+        mounts = {walk.mount for walk in walks} - self._mounts.keys() - {0}
+        if mounts:
+            addresses = _addresses(mounts)
+            found = read_structs(
+                self.reader, "struct mount", _MOUNT, addresses, self.findings
+            )
+            for row, address in enumerate(addresses.tolist()):
+                self._mounts[address] = (
+                    (
+                        int(found["root"][row]),
+                        int(found["parent"][row]),
+                        int(found["mountpoint"][row]),
+                    )
+                    if found.readable[row]
+                    else None
+                )
+        entries = {walk.entry for walk in walks} - self._entries.keys() - {0}
+        if entries:
+            self._read_entries(_addresses(entries))
+
+    def _read_entries(self, addresses: Addresses) -> None:
+        found = read_structs(
+            self.reader, "struct dentry", _DENTRY, addresses, self.findings
+        )
+        type_ = self.reader.prog.type("struct dentry")
+        inline = drgn.offsetof(type_, _inline_member(type_))
+        for row, address in enumerate(addresses.tolist()):
+            if not found.readable[row]:
+                self._entries[address] = None
+                continue
+            length = min(int(found["length"][row]), _NAME_MAX)
+            at = int(found["name"][row])
+            short = at == address + inline and length < _INLINE
+            name = bytes(found["inline"][row])[:length] if short else b""
+            if not short:
+                try:
+                    name = self.reader.read(at, length)
+                except drgn.FaultError as error:
+                    self.findings.lose("paths", f"a file's name is lost: {error}")
+                    self._entries[address] = None
+                    continue
+            self._entries[address] = _Entry(
+                int(found["parent"][row]), name, not found["unhashed"][row]
+            )
+
+
+class _Walk:
+    """On the way up from one place."""
+
+    def __init__(self, mount: int, entry: int) -> None:
+        self.mount = mount
+        self.entry = entry
+        self.ended = not entry
+        self._names: list[bytes] = []
+        self._lost = not entry
+        self._rooted = False
+        self._deleted: bool | None = None
+
+    def step(self, entry: _Entry | None, mount: tuple[int, int, int] | None) -> None:
+        if entry is None or (self.mount and mount is None):
+            self.ended = self._lost = True
+            return
+        is_root = entry.parent == self.entry
+        if self._deleted is None:
+            # The root of a file system is in no hash table, and not deleted.
+            self._deleted = entry.unhashed and not is_root
+        if mount is not None and mount[0] == self.entry:
+            _, parent, mountpoint = mount
+            if parent == self.mount:
+                self.ended = self._rooted = True
+            else:
+                self.mount, self.entry = parent, mountpoint
+            return
+        if is_root:
+            if not self._names and entry.name != b"/":
+                self._names.append(entry.name)
+            else:
+                self._rooted = True
+            self.ended = True
+            return
+        self._names.append(entry.name)
+        self.entry = entry.parent
+
+    def path(self) -> str | None:
+        if self._lost or not self.ended:
+            return None
+        path = b"/".join(reversed(self._names))
+        text = ("/" if self._rooted else "") + path.decode("utf-8", "backslashreplace")
+        return text + _DELETED if self._deleted and self._rooted else text
+
+
+def _inline_member(type_: drgn.Type) -> str:
+    return "d_shortname" if type_.has_member("d_shortname") else "d_iname"
+
+
+def _addresses(values: set[int]) -> Addresses:
+    return np.array(sorted(values), np.uint64)

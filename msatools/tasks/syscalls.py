@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The system call that each task is in, by the registers that user mode left.
+
+They lie at the top of a task's stack (``task_pt_regs()``), as asm/ptrace.h of x86 and
+arm64 has them. What /proc/PID/syscall shows comes from there, too.
+"""
+
+from dataclasses import dataclass
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.reader import Addresses, Reader, column
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import Booleans, lose_many
+from msatools.tasks.table import TaskTable
+
+PF_KTHREAD = 0x00200000
+NO_CALL = -1
+"""An exception brought it into the kernel, not a system call."""
+
+Numbers = npt.NDArray[np.int64]
+
+_USER_CS, _USER_CS32 = 0x33, 0x23
+_X86_ARGUMENTS = ("di", "si", "dx", "r10", "r8", "r9")
+_X86_ARGUMENTS32 = ("bx", "cx", "dx", "si", "di", "bp")
+# "x86/fred: Reserve space for the FRED stack frame"
+# (in v6.9) leaves these bytes free above the registers, if FRED is compiled in.
+_X86_PADDINGS = (0, 16)
+
+# arch/x86/entry/syscalls/syscall_64.tbl: calls that can wait, the names of which the
+# compiler may have left out of the stack.
+_X86_NAMES = {
+    **dict(enumerate(("read", "write", "open", "close"))),
+    7: "poll",
+    16: "ioctl",
+    **dict(enumerate(("pread64", "pwrite64", "readv", "writev"), 17)),
+    23: "select",
+    34: "pause",
+    35: "nanosleep",
+    40: "sendfile",
+    **dict(enumerate(("connect", "accept", "sendto", "recvfrom", "sendmsg"), 42)),
+    **dict(enumerate(("recvmsg", "shutdown"), 47)),
+    **dict(enumerate(("clone", "fork", "vfork", "execve"), 56)),
+    61: "wait4",
+    65: "semop",
+    **dict(enumerate(("msgsnd", "msgrcv"), 69)),
+    **dict(enumerate(("fcntl", "flock", "fsync", "fdatasync"), 72)),
+    **dict(enumerate(("truncate", "ftruncate", "getdents"), 76)),
+    128: "rt_sigtimedwait",
+    130: "rt_sigsuspend",
+    187: "readahead",
+    202: "futex",
+    208: "io_getevents",
+    217: "getdents64",
+    220: "semtimedop",
+    230: "clock_nanosleep",
+    232: "epoll_wait",
+    **dict(enumerate(("mq_timedsend", "mq_timedreceive"), 242)),
+    247: "waitid",
+    **dict(enumerate(("openat", "mkdirat"), 257)),
+    **dict(enumerate(("pselect6", "ppoll"), 270)),
+    **dict(enumerate(("splice", "tee", "sync_file_range"), 275)),
+    281: "epoll_pwait",
+    285: "fallocate",
+    288: "accept4",
+    **dict(enumerate(("preadv", "pwritev"), 295)),
+    299: "recvmmsg",
+    307: "sendmmsg",
+    326: "copy_file_range",
+    **dict(enumerate(("preadv2", "pwritev2"), 327)),
+    333: "io_pgetevents",
+    426: "io_uring_enter",
+    435: "clone3",
+    441: "epoll_pwait2",
+    449: "futex_waitv",
+    **dict(enumerate(("futex_wait", "futex_requeue"), 455)),
+}
+
+
+@dataclass(frozen=True)
+class Syscalls:
+    """One value a thread."""
+
+    known: Booleans
+    """Whether user mode left its registers; a thread of the kernel has none."""
+
+    number: Numbers
+    """Of the system call; :data:`NO_CALL` if it is in none."""
+
+    arguments: Addresses
+    """Shape (threads, 6)."""
+
+    sp: Addresses
+    """The stack pointer of user mode."""
+
+    ip: Addresses
+    """Where user mode goes on."""
+
+    compat: Booleans
+    """Whether 32-bit code called: its numbers are of another table."""
+
+    names: dict[int, str]
+    """Of calls that can wait, by number, as far as they are known."""
+
+    def name(self, row: int) -> str | None:
+        """Name a thread's system call."""
+        if not self.known[row] or self.compat[row]:
+            return None
+        return self.names.get(int(self.number[row]))
+
+
+def read_syscalls(
+    reader: Reader, tasks: TaskTable, stack_bytes: int, findings: Findings
+) -> Syscalls:
+    """
+    Read the registers that user mode left, one read a thread.
+
+    They are those of the last entry into the kernel; a thread that runs in user mode
+    now has others. On an architecture that is not known nothing is known.
+
+    :param stack_bytes: the size of a stack, as ``stackmemory.stack_bytes()`` tells it
+    """
+    platform = reader.prog.platform
+    arch = platform.arch if platform is not None else drgn.Architecture.UNKNOWN
+    if arch == drgn.Architecture.X86_64:
+        return _x86(reader, tasks, stack_bytes, findings)
+    if arch == drgn.Architecture.AARCH64:
+        return _arm64(reader, tasks, stack_bytes, findings)
+    nothing = np.zeros((len(tasks), 0), np.uint8)
+    return _unknown(nothing)
+
+
+def _top(
+    reader: Reader, tasks: TaskTable, stack_bytes: int, size: int, findings: Findings
+) -> tuple[npt.NDArray[np.uint8], Booleans]:
+    """Read the last *size* bytes of each stack of a task that can have left some."""
+    stacks = tasks["stack"].astype(np.uint64)
+    wanted = (stacks != 0) & ((tasks["flags"] & PF_KTHREAD) == 0)
+    wanted &= tasks["exit_state"] == 0
+    records = np.zeros((len(tasks), size), np.uint8)
+    readable = np.zeros(len(tasks), np.bool_)
+    rows = np.flatnonzero(wanted)
+    ends = stacks[rows] + np.uint64(stack_bytes - size)
+    records[rows], readable[rows] = reader.read_records(ends, size)
+    lose_many(findings, "struct pt_regs", len(rows) - int(readable.sum()))
+    return records, readable
+
+
+def _x86(
+    reader: Reader, tasks: TaskTable, stack_bytes: int, findings: Findings
+) -> Syscalls:
+    regs = reader.prog.type("struct pt_regs")
+    size = drgn.sizeof(regs)
+    records, readable = _top(
+        reader, tasks, stack_bytes, size + max(_X86_PADDINGS), findings
+    )
+    segment = drgn.offsetof(regs, "cs")
+
+    def of_user(padding: int) -> Booleans:
+        start = max(_X86_PADDINGS) - padding
+        values = column(records, start + segment, 2)
+        found: Booleans = readable & np.isin(values, (_USER_CS, _USER_CS32))
+        return found
+
+    padding = max(_X86_PADDINGS, key=lambda bytes_: int(of_user(bytes_).sum()))
+    known = of_user(padding)
+    start = max(_X86_PADDINGS) - padding
+    compat = known & (column(records, start + segment, 2) == _USER_CS32)
+
+    def values(name: str) -> Addresses:
+        return column(records, start + drgn.offsetof(regs, name))
+
+    arguments = np.stack([values(name) for name in _X86_ARGUMENTS], 1)
+    narrow = np.stack([values(name) for name in _X86_ARGUMENTS32], 1)
+    arguments[compat] = narrow[compat] & np.uint64(0xFFFF_FFFF)
+    number = values("orig_ax").astype(np.int64)
+    return Syscalls(
+        known=known,
+        number=np.where(known, number, NO_CALL),
+        arguments=arguments,
+        sp=values("sp"),
+        ip=values("ip"),
+        compat=compat,
+        names=_X86_NAMES,
+    )
+
+
+def _arm64(
+    reader: Reader, tasks: TaskTable, stack_bytes: int, findings: Findings
+) -> Syscalls:
+    regs = reader.prog.type("struct pt_regs")
+    size = drgn.sizeof(regs)
+    records, readable = _top(reader, tasks, stack_bytes, size, findings)
+
+    def values(name: str, width: int = 8) -> Addresses:
+        return column(records, drgn.offsetof(regs, name), width)
+
+    # The first argument's register has the result when the call returns.
+    registers = [values("orig_x0"), *(values(f"regs[{n}]") for n in range(1, 6))]
+    number = values("syscallno", 4).astype(np.uint32).astype(np.int32)
+    # PSTATE's mode: EL0, of 64 bits or 32.
+    mode = values("pstate") & np.uint64(0x1F)
+    known = readable & ((mode == 0) | (mode == 0x10))
+    return Syscalls(
+        known=known,
+        number=np.where(known, number.astype(np.int64), NO_CALL),
+        arguments=np.stack(registers, 1),
+        sp=values("sp"),
+        ip=values("pc"),
+        compat=known & (mode == 0x10),
+        names={},
+    )
+
+
+def _unknown(nothing: npt.NDArray[np.uint8]) -> Syscalls:
+    count = len(nothing)
+    zeros = np.zeros(count, np.uint64)
+    return Syscalls(
+        known=np.zeros(count, np.bool_),
+        number=np.full(count, NO_CALL, np.int64),
+        arguments=np.zeros((count, 6), np.uint64),
+        sp=zeros,
+        ip=zeros,
+        compat=np.zeros(count, np.bool_),
+        names={},
+    )

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What every task of which it is known waits on."""
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+from drgn import FaultError, Program
+
+from msatools.locks.explain import explain
+from msatools.locks.model import On
+from msatools.tasks.classes import TaskClass
+from tests.locks.conftest import Seen, look_at, seen
+from tests.tasks.conftest import open_dump
+
+DUMPS = ("tasks-6.1", "tasks-6.12", "tasks-on-6.1")
+
+MAX_READS = 40
+"""That it may take to tell what one task waits on."""
+
+# What the guest says and we do not, and why.
+UNTOLD = {
+    # Who reads now is written nowhere: a rwsem names one that has or had it.
+    "readers": ("directory-make", "directory-rename", "directory-read", "unmap"),
+    # A reader that waits behind a writer: that is the graph's to tell.
+    "behind": ("cmdline-read",),
+    # Where it was before it was moved, and where it is to be moved.
+    "first": ("futex-requeue",),
+    "target": ("futex-requeue-pi",),
+    # A buffer knows its device, not the directory that it is read for.
+    "inode": ("directory-lookup",),
+    # The lock is what it waits for; the fault that came before is another thing.
+    "address": ("frozen-fault",),
+}
+LOCKS = ("mutex", "rwsem", "percpu_rwsem")
+
+
+@pytest.fixture(scope="module", params=DUMPS)
+def dump(request: pytest.FixtureRequest) -> Seen:
+    return seen(request.param)
+
+
+def expected(name: str, on: dict[str, Any]) -> dict[str, Any]:
+    """Say what the guest says of a task as we do."""
+    told = {key: value for key, value in on.items() if name not in UNTOLD.get(key, ())}
+    kind = told["kind"]
+    if kind in LOCKS:
+        told |= {"kind": "lock", "type": kind}
+    elif kind == "pi_futex":
+        told |= {"kind": "futex", "type": kind}
+    elif kind == "fds":
+        told |= {"kind": "poll", "count": len(told["fds"])}
+    elif kind == "disk":
+        faults = "address" in told
+        told |= {"kind": "page" if faults else "disk"}
+        told["device"] = f"{told.pop('name')} {told['device']}"
+    elif kind == "journal":
+        told["pid"] = told.pop("thread")
+    elif kind == "child" and told["pid"] == -1:
+        told["pid"] = None
+    elif kind == "cgroup":
+        told["path"] = f"/{told['path']}"
+    if "mm_of" in told:
+        told["pid"] = told.pop("mm_of")
+    if "until_s" in told:
+        told["expires_ns"] = told.pop("until_s") * 10**9
+    return told
+
+
+def said(on: On | None, names: dict[str, Any]) -> dict[str, Any]:
+    def plain(value: Any) -> Any:
+        return list(value) if isinstance(value, tuple) else value
+
+    return {name: plain(getattr(on, name, None)) for name in names}
+
+
+def test_what_every_named_task_waits_on(dump: Seen) -> None:
+    wrong, compared = {}, 0
+    for name, task in dump.named().items():
+        row = dump.row(name)
+        if task["on"] is None or task["on"]["kind"] == "cpu":
+            continue
+        if dump.now.classes[row] != TaskClass[task["class"]]:
+            assert not task["steady"], name
+            continue
+        compared += 1
+        should = expected(name, task["on"])
+        found = said(dump.ons[row], should)
+        if found != should:
+            wrong[name] = found, should
+    assert wrong == {}
+    assert compared > 80
+
+
+def test_all_that_is_not_told_was_asked_for(dump: Seen) -> None:
+    """What the list above excuses is still there to be excused."""
+    for key, names in UNTOLD.items():
+        for name in names:
+            assert key in dump.named()[name]["on"], (key, name)
+
+
+def test_times_that_end_waits(dump: Seen) -> None:
+    """Each sleeps for an hour; it said so just before."""
+    hour, compared = 3600 * 10**9, 0
+    now = dump.clocks.monotonic_ns
+    assert now is not None
+    timed = ("futex-timed", "nanosleep", "usleep", "sigtimedwait", "poll-timed")
+    for name in (*timed, "fifo", "threads-07", "timerfd-read"):
+        on, task = dump.ons[dump.row(name)], dump.named()[name]
+        assert on is not None, name
+        assert on.expires_ns is not None, name
+        # A timer of a descriptor is set before it is announced.
+        first = task["start_ns"] - (10**9 if name == "timerfd-read" else 0)
+        assert first <= on.expires_ns - hour <= task["in_place_ns"], name
+        assert on.left_ns == on.expires_ns - now
+        compared += 1
+    assert compared == 8
+    assert all(
+        on.expires_ns is None
+        for name in ("futex-wait", "poll", "uring-wait", "sigwaitinfo")
+        if (on := dump.ons[dump.row(name)])
+    )
+
+
+def test_waiters_of_one_lock_are_counted(dump: Seen) -> None:
+    for name in ("directory-make", "directory-rename", "directory-read"):
+        on = dump.ons[dump.row(name)]
+        assert on is not None
+        assert on.waiters == 3
+    for server in dump.run.workload["servers"].values():
+        first = server["condition"]
+        ons = [dump.ons[dump.rows[tid]] for tid in server["workers"]]
+        places = [on.address for on in ons if on and on.address]
+        assert len(places) == len(ons) == 1000
+        assert all(0 <= place - first < server["condition_bytes"] for place in places)
+        for place in set(places):
+            counts = {on.waiters for on in ons if on and on.address == place}
+            assert counts == {places.count(place)}
+
+
+def test_sockets_have_their_addresses(dump: Seen) -> None:
+    """As /proc/net/tcp has them, by the inode."""
+    lines = dump.run.truth("proc/net/tcp").decode().splitlines()[1:]
+    known = {}
+    for line in lines:
+        values = line.split()
+        known[int(values[9])] = tuple(map(end, values[1:3]))
+    compared = 0
+    for name in ("tcp-accept", "tcp-receive", "tcp-send", "server-signal"):
+        on = dump.ons[dump.row(name)]
+        assert on is not None
+        assert on.type == "tcp"
+        assert (on.local, on.peer) == known[on.inode or 0]
+        compared += 1
+    assert compared == 4
+    unix = dump.ons[dump.row("unix-accept")]
+    assert unix is not None
+    assert (unix.type, unix.local) == ("unix stream", "/run/unix-accept")
+
+
+def end(text: str) -> str | None:
+    address, port = text.split(":")
+    if not int(port, 16):
+        return None
+    octets = reversed(bytes.fromhex(address))
+    return f"{'.'.join(map(str, octets))}:{int(port, 16)}"
+
+
+def test_paths(dump: Seen) -> None:
+    for name, path in {
+        "file-read": "/mnt/slow/read",
+        "execute": "/mnt/slow/program",
+        "fault-text": "/mnt/slow/fault-text",
+        "directory-read": "/mnt/slow/busy",
+        "flock": "/run/flock",
+        "fifo-open": "/run/fifo",
+        "mq-send": "/send",
+        "rename-mutex": "/mnt/slow",
+    }.items():
+        on = dump.ons[dump.row(name)]
+        assert on is not None
+        assert on.path == path
+
+
+def test_who_does_not_wait_waits_on_nothing(dump: Seen) -> None:
+    running = np.isin(
+        dump.now.classes, (TaskClass.USR, TaskClass.SYS, TaskClass.LAT, TaskClass.ZMB)
+    )
+    rows = np.flatnonzero(running).tolist()
+    assert len(rows) > 8
+    assert all(dump.ons[row] is None for row in rows)
+
+
+def test_stopped_by_a_signal(dump: Seen) -> None:
+    on = dump.ons[dump.row("stopped")]
+    assert on == On(kind="stop", signals=(19,))
+
+
+def test_rows_are_answered_in_their_order(dump: Seen) -> None:
+    rows = np.array([dump.row(name) for name in ("wait4", "pipe-read", "futex-wait")])
+    found = explain(
+        dump.reader, dump.table, dump.now, dump.clocks, dump.findings, rows=rows
+    )
+    assert [on.kind for on in found if on] == ["child", "pipe", "futex"]
+    assert found == [dump.ons[row] for row in rows.tolist()]
+
+
+def test_nothing_is_lost(dump: Seen) -> None:
+    assert not dump.findings.lost
+    assert not dump.findings.notes
+
+
+def test_reads_grow_with_tasks(dump: Seen) -> None:
+    """Its stack, its registers and its waiter; some need more."""
+    asleep = sum(on is not None for on in dump.ons)
+    assert asleep > 2000
+    assert dump.reads < 4 * asleep
+
+
+def test_one_task_is_told_without_the_others(dump: Seen) -> None:
+    different, most = {}, 0
+    names = [name for name, task in dump.named().items() if task["on"]]
+    for name in names:
+        row = dump.row(name)
+        on, reads, _ = dump.alone(row)
+        most = max(most, reads)
+        if without_now(on) != without_now(dump.ons[row]):
+            different[name] = on, dump.ons[row]
+    assert different == {}
+    assert most <= MAX_READS
+    assert len(names) > 80
+
+
+def test_one_of_a_thousand_waiters(dump: Seen) -> None:
+    worker = dump.rows[dump.run.workload["servers"]["server-broadcast"]["workers"][500]]
+    on, reads, findings = dump.alone(worker)
+    other = dump.ons[worker]
+    assert on is not None
+    assert other is not None
+    assert (on.address, on.waiters, other.waiters) == (other.address, None, 1000)
+    assert [code for code, _ in findings.notes] == ["waiters-not-counted"]
+    assert reads <= MAX_READS
+
+
+def without_now(on: On | None) -> dict[str, Any]:
+    names = {field.name: None for field in fields(On) if field.name != "left_ns"}
+    return said(on, names)
+
+
+@pytest.mark.parametrize("name", DUMPS[:2])
+def test_debug_info_says_the_same(name: str) -> None:
+    assert seen(name, "dwarf").ons == seen(name, "btf").ons
+
+
+def lose(prog: Program, address: int) -> None:
+    """Make the page of an address unreadable."""
+
+    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
+        raise FaultError("lost in this test", address)
+
+    prog.add_memory_segment(address & -4096, 4096, read)
+
+
+def test_what_is_lost_is_counted_and_costs_no_more() -> None:
+    whole = seen(DUMPS[1])
+    prog = open_dump(DUMPS[1], "btf")
+    gone = ("pipe-read", "file-read", "directory-make", "wait4")
+    for name in gone:
+        row = whole.row(name)
+        lose(prog, int(whole.table["sp"][row]))
+    damaged = look_at(prog, DUMPS[1])
+    table = damaged.table["pid"]
+    assert (table == whole.table["pid"]).all()
+    lost = {name for name in gone if damaged.ons[damaged.row(name)] is None}
+    assert lost == set(gone)
+    others = set(whole.named()) - set(gone) - {"directory-rename", "directory-read"}
+    for name in others:
+        on, before = damaged.ons[damaged.row(name)], whole.ons[whole.row(name)]
+        assert without_now(on) == without_now(before), name
+
+
+def test_a_lost_table_of_futexes_leaves_the_stack() -> None:
+    """Then a waiter that lies on its own stack cannot be shown to wait."""
+    whole = seen(DUMPS[1])
+    prog = open_dump(DUMPS[1], "btf")
+    table = prog["__futex_data"]
+    size = table.hashsize.value_() * table.queues[0].type_.size
+    start = table.queues.value_()
+    for page in range(start & -4096, start + size, 4096):
+        lose(prog, page)
+    damaged = look_at(prog, DUMPS[1])
+    assert damaged.findings.coverage["futex_chains_broken"] > 0
+    assert "futexes" in damaged.findings.lost
+    assert damaged.ons[damaged.row("futex-wait")] is None
+    pipe = damaged.row("pipe-read")
+    assert damaged.ons[pipe] == whole.ons[whole.row("pipe-read")]

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What a task waits on, in a few words."""
+
+import pytest
+
+from msatools.locks.model import On
+from msatools.render.on import on_text
+from msatools.target.model import Address
+
+SECOND = 10**9
+FILE = "/data/program"
+
+TEXTS = {
+    "futex 0x4c80f0 (50 waiters)": On(
+        kind="futex", address=Address(0x4C80F0), waiters=50, shared=False
+    ),
+    "futex 0x4c80f4": On(kind="futex", address=Address(0x4C80F4), waiters=1),
+    "futex 0x10 owner 7": On(kind="futex", address=Address(16), owner=7, waiters=1),
+    "futex inode 5": On(kind="futex", inode=5, shared=True),
+    "3 futexes": On(kind="futex", addresses=(Address(4),) * 3, count=3),
+    "mutex s_vfs_rename_mutex /mnt owner 9 (1,200 waiters)": On(
+        kind="lock",
+        type="mutex",
+        name="s_vfs_rename_mutex",
+        path="/mnt",
+        owner=9,
+        waiters=1200,
+        address=Address(1 << 63),
+    ),
+    "mutex pipe:[12] owner 9": On(
+        kind="lock", type="mutex", name="pipe", inode=12, owner=9
+    ),
+    "rwsem mmap_lock of 12": On(kind="lock", type="rwsem", name="mmap_lock", pid=12),
+    "semaphore 0xff00": On(kind="lock", type="semaphore", address=Address(0xFF00)),
+    "rwsem": On(kind="lock", type="rwsem"),
+    "/data/program vda": On(kind="page", path=FILE, device="vda 254:0", inode=3),
+    "/data/program 254:0": On(kind="disk", path=FILE, device="254:0"),
+    "0x7f0000 dm-2": On(kind="page", address=Address(0x7F0000), device="dm-2 254:2"),
+    "inode 3 vda": On(kind="disk", inode=3, device="vda 254:0"),
+    "page": On(kind="page"),
+    "journal vda by 40": On(kind="journal", pid=40, device="vda 254:0", waiters=1),
+    "socket:[1234] tcp 127.0.0.1:7001": On(
+        kind="socket", inode=1234, type="tcp", local="127.0.0.1:7001"
+    ),
+    "socket:[1] tcp6 [::1]:1 -> [::1]:2": On(
+        kind="socket", inode=1, type="tcp6", local="[::1]:1", peer="[::1]:2"
+    ),
+    "socket:[2]": On(kind="socket", inode=2),
+    "pipe:[123]": On(kind="pipe", inode=123, fd=3),
+    "/run/fifo": On(kind="pipe", inode=123, path="/run/fifo"),
+    "eventfd fd 4": On(kind="eventfd", fd=4),
+    "timerfd fd 4 until +3.2s": On(kind="timerfd", fd=4, left_ns=3_200_000_000),
+    "12 fds": On(kind="poll", count=12),
+    "12 fds until +1.0s": On(kind="poll", count=12, left_ns=SECOND),
+    "fd 5": On(kind="poll", count=1, fds=(5,)),
+    "1 fd": On(kind="poll", count=1),
+    "until +1.0s": On(kind="poll", count=0, fds=(), left_ns=SECOND),
+    "no fds": On(kind="poll", count=0, fds=()),
+    "poll": On(kind="poll"),
+    "epoll fd 6": On(kind="epoll", fd=6),
+    "pid 12": On(kind="child", pid=12),
+    "children of group 12": On(kind="child", pgid=12),
+    "any child": On(kind="child"),
+    "until +3.2s": On(kind="timer", expires_ns=5 * SECOND, left_ns=3_200_000_000),
+    "until -17ms": On(kind="timer", left_ns=-17_000_000),
+    "a timer": On(kind="timer", expires_ns=SECOND),
+    "SIGUSR1": On(kind="signals", signals=(10,)),
+    "62 signals": On(kind="signals", signals=tuple(range(1, 63))),
+    "any signal": On(kind="signals"),
+    "by SIGSTOP": On(kind="stop", signals=(19,)),
+    "stopped": On(kind="stop"),
+    "tracer 12": On(kind="tracer", pid=12),
+    "flock /run/lock owner 3": On(kind="flock", path="/run/lock", owner=3, inode=2),
+    "posix_lock inode 2": On(kind="posix_lock", inode=2),
+    "msgqueue 0": On(kind="msgqueue", id=0),
+    "semaphore 3 until +1.0s": On(kind="semaphore", id=3, left_ns=SECOND),
+    "mqueue /receive": On(kind="mqueue", fd=1, path="/receive"),
+    "/dev/pts/0": On(kind="tty", path="/dev/pts/0", fd=0),
+    "tty fd 0": On(kind="tty", fd=0),
+    "io_uring fd 9": On(kind="io_uring", fd=9),
+    "aio 0x1000": On(kind="aio", address=Address(0x1000)),
+    "userfaultfd fd 9 0x1000": On(kind="userfaultfd", fd=9, address=Address(0x1000)),
+    "cgroup /high": On(kind="cgroup", path="/high"),
+    "cpu3": On(kind="cpu", cpu=3),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text(text: str) -> None:
+    assert on_text(TEXTS[text]) == text
+
+
+def test_a_kind_that_is_new_has_a_text() -> None:
+    assert on_text(On(kind="fanotify", fd=3)) == "fanotify fd 3"
