@@ -27,37 +27,62 @@ class ProbeReport(Report):
 
     jiffies: int
     delta_jiffies: int | None = None
+    samples: int | None = None
 
 
-def collect(
-    prog: Program, target: Target, args: argparse.Namespace, progress: Progress
-) -> ProbeReport:
-    print("collecting", file=sys.stderr, flush=True)
-    until = time.monotonic() + args.take
-    while time.monotonic() < until:
-        progress(1, 3)
-        time.sleep(0.05)
-    if args.fail:
-        raise RuntimeError("it failed\x1b[31m\nbadly")
-    if args.fault:
-        prog.read(0xFFFF_8000_0000_0000 - 1, 1)
-    return ProbeReport(
-        target=target,
-        taken_at_ns=None,
-        interval_ns=None,
-        coverage={"lost": args.lost},
-        notes=(),
-        jiffies=prog["jiffies"].value_(),
-    )
+class Probe:
+    """A run, which counts the samples in each interval."""
+
+    def __init__(self, prog: Program, target: Target, args: argparse.Namespace) -> None:
+        self._prog = prog
+        self._target = target
+        self._args = args
+        self._jiffies = 0
+        self._samples = 0
+        self.period_s: float | None = args.period
+
+    def report(self, progress: Progress) -> ProbeReport:
+        print("collecting", file=sys.stderr, flush=True)
+        until = time.monotonic() + self._args.take
+        while time.monotonic() < until:
+            progress(1, 3)
+            time.sleep(0.05)
+        if self._args.fail:
+            raise RuntimeError("it failed\x1b[31m\nbadly")
+        if self._args.fault:
+            read_nothing(self._prog)
+        return ProbeReport(
+            target=self._target,
+            taken_at_ns=None,
+            interval_ns=None,
+            coverage={"lost": self._args.lost},
+            notes=(),
+            jiffies=self._prog["jiffies"].value_(),
+        )
+
+    def begin(self, progress: Progress) -> None:
+        self._jiffies = self.report(progress).jiffies
+
+    def sample(self) -> None:
+        self._samples += 1
+        time.sleep(self._args.sample_take)
+        if self._args.sample_fault:
+            read_nothing(self._prog)
+
+    def advance(self, progress: Progress) -> ProbeReport:
+        report = self.report(progress)
+        before, samples = self._jiffies, self._samples
+        self._jiffies, self._samples = report.jiffies, 0
+        return replace(report, delta_jiffies=report.jiffies - before, samples=samples)
+
+
+def read_nothing(prog: Program) -> None:
+    prog.read(0xFFFF_8000_0000_0000 - 1, 1)
 
 
 def blocks(report: ProbeReport, args: argparse.Namespace) -> Iterable[Block]:
     for line in range(args.lines):
         yield text(f"line {line} jiffies {report.jiffies}")
-
-
-def delta(previous: ProbeReport, current: ProbeReport) -> ProbeReport:
-    return replace(current, delta_jiffies=current.jiffies - previous.jiffies)
 
 
 COMMAND = Command(
@@ -69,11 +94,13 @@ COMMAND = Command(
         argument("--lost", type=int, default=0, help="things to lose"),
         argument("--fail", action="store_true", help="raise an exception"),
         argument("--fault", action="store_true", help="read what is not there"),
+        argument("--period", type=float, help="seconds from sample to sample"),
+        argument("--sample-take", type=float, default=0.0, help="seconds each takes"),
+        argument("--sample-fault", action="store_true", help="fail in each of them"),
     ),
     examples=(("--lines 3", "three lines"),),
-    collect=collect,
+    start=Probe,
     blocks=blocks,
-    delta=delta,
     problems=lambda report: report.coverage["lost"] > 0,
 )
 

@@ -3,7 +3,7 @@
 """A report's model as JSON, whatever the model."""
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from typing import SupportsIndex, TextIO
 
@@ -14,21 +14,48 @@ from msatools.target.model import Address
 def show(report: Report, out: TextIO) -> None:
     """Print a report as one line of JSON."""
     # Not through rich, which would fold it.
-    out.write(dumps(report) + "\n")
+    for piece in _pieces(report):
+        out.write(piece)
+    out.write("\n")
 
 
 def dumps(report: Report) -> str:
     """Serialise a report: its schema, then the model's fields in their order."""
-    return json.dumps({"schema": report.schema, **_object(report)}, allow_nan=False)
+    return "".join(_pieces(report))
+
+
+def _pieces(report: Report) -> Iterator[str]:
+    """Serialise a report bit by bit: it may have a hundred thousand rows."""
+    yield f'{{"schema": {_text(report.schema)}'
+    for key, value in _fields(report):
+        yield f", {_text(key)}: "
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            yield "["
+            for place, item in enumerate(value):
+                yield (", " if place else "") + _text(_value(item))
+            yield "]"
+        else:
+            yield _text(_value(value))
+    yield "}"
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, allow_nan=False)
+
+
+def _fields(model: object) -> Iterator[tuple[str, object]]:
+    """Give the keys of a model, and what they are to have."""
+    for field in fields(model):  # type: ignore[arg-type]  # any dataclass
+        value = getattr(model, field.name)
+        if field.metadata.get("unlisted"):
+            continue
+        if value is not None or not field.metadata.get("added"):
+            # Some keys are words of Python's own.
+            yield field.metadata.get("key", field.name), value
 
 
 def _object(model: object) -> dict[str, object]:
-    return {
-        field.name: _value(getattr(model, field.name))
-        for field in fields(model)  # type: ignore[arg-type]  # any dataclass
-        if not field.metadata.get("unlisted")
-        and (getattr(model, field.name) is not None or not field.metadata.get("added"))
-    }
+    return {key: _value(value) for key, value in _fields(model)}
 
 
 def _value(value: object) -> object:

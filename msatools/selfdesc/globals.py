@@ -269,6 +269,8 @@ struct cpumask | __cpu_possible_mask
 struct cpumask | __cpu_present_mask
 struct {hashmask hashshift queues} | __futex_data
 struct {queues hashsize} | __futex_data
+u32 | __futex_mask
+struct futex_hash_bucket ** | __futex_queues
 struct async_domain | async_dfl_domain
 u32 | audit_enabled
 struct ns_tree_root | cgroup_ns_tree

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.tasks.text import KernelText, Module
+from msatools.tasks.modules import Module
+from msatools.tasks.text import KernelText, kernel_symbol
 
 _MAX_ENTRIES = 1 << 24
 """Of a kernel or a module; a Debian 6.12 has 424,000."""
@@ -183,9 +184,9 @@ class Orc:
         self._reader = reader
         self._text = text
         self._findings = findings
-        start = prog.symbol("__start_orc_unwind_ip").address
-        size = prog.symbol("__stop_orc_unwind_ip").address - start
-        entries = prog.symbol("__start_orc_unwind").address
+        start = kernel_symbol(prog, "__start_orc_unwind_ip")
+        size = kernel_symbol(prog, "__stop_orc_unwind_ip") - start
+        entries = kernel_symbol(prog, "__start_orc_unwind")
         self._format = _Format(prog.type("struct orc_entry"), _numbering(reader))
         self._kernel = self._read(start, entries, size // 4)
         self._modules: dict[int, _Table | None] = {}
@@ -253,8 +254,8 @@ class Orc:
 
 def _numbering(reader: Reader) -> str:
     try:
-        start = reader.prog.symbol("__start_orc_header").address
-        end = reader.prog.symbol("__stop_orc_header").address
+        start = kernel_symbol(reader.prog, "__start_orc_header")
+        end = kernel_symbol(reader.prog, "__stop_orc_header")
     except LookupError:
         return "first"
     found = reader.read(start, end - start).hex() if end - start == 20 else ""

@@ -12,6 +12,7 @@ from drgn.helpers.linux.list import list_for_each_entry
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
+from msatools.tasks.text import kernel_symbol
 
 _WORD = 8
 _MAX_STACK_BYTES = 1 << 18
@@ -86,11 +87,11 @@ def _mapped_size(prog: drgn.Program) -> int:
 def _first_stack_size(prog: drgn.Program) -> int:
     """Take the size of the first task's stack; the symbols are gone by v6.12."""
     try:
-        end = prog.symbol("__end_init_task").address
-        start = prog.symbol("__start_init_task").address
+        end = kernel_symbol(prog, "__end_init_task")
+        start = kernel_symbol(prog, "__start_init_task")
     except LookupError:
         return 0
-    return int(end - start)
+    return end - start
 
 
 def read_stacks(

@@ -21,10 +21,10 @@ from msatools.kernel.report import Findings
 from msatools.tasks.orc import Orc
 from msatools.tasks.stackmemory import StackMemory, read_stacks, stack_bytes
 from msatools.tasks.text import KernelText
-from msatools.tasks.unwind import End, Frames, Unwinder
+from msatools.tasks.unwind import End, Frames, Unwinder, thread_start
 
-_AT_ONCE = 4096
-"""Stacks in memory at a time: some MiB, 64 MiB if all are full."""
+_AT_ONCE = 1024
+"""Stacks in memory at a time: some 100 KiB, 16 MiB if all are full."""
 
 MAX_ASKED = 256
 """Stacks that drgn is asked for where ORC does most: it takes milliseconds for each."""
@@ -140,7 +140,7 @@ class StackCollector:
         prog = self._reader.prog
         try:
             orc = Orc(self._reader, self.text, self._findings)
-            return Unwinder(prog, orc)
+            return Unwinder(prog, orc, thread_start(prog))
         except drgn.FaultError as error:
             self._findings.lose("orc", f"how to unwind stacks fast is lost: {error}")
         except LookupError as error:

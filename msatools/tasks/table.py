@@ -9,6 +9,7 @@ column that :meth:`TaskTable.has` denies, not a column of zeros.
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import drgn
@@ -24,7 +25,9 @@ Records = npt.NDArray[np.void]
 MAX_TASKS = 1 << 23
 """Twice PID_MAX_LIMIT (include/linux/threads.h): a longer walk is lost."""
 
-_BATCH = 512
+_BATCH = 256
+"""Tasks in memory as they are in the kernel: some 5 KiB each."""
+
 _POINTER = struct.Struct("<Q")
 
 # Columns, their numpy types, and the members that they are, the newest first.
@@ -178,6 +181,32 @@ class TaskReader:
         """Read the tasks at some addresses; those that cannot be read are left out."""
         return self._table(self._read_each(addresses, findings))
 
+    def read_processes(self, addresses: Sequence[int], findings: Findings) -> TaskTable:
+        """Read all threads of the processes that the threads at some addresses are of.
+
+        Each process comes once.
+        """
+        return self._table(self._walk_processes(addresses, findings))
+
+    def _walk_processes(
+        self, addresses: Sequence[int], findings: Findings
+    ) -> Iterator[tuple[int, bytes]]:
+        seen: set[int] = set()
+        for address, data in self._read_each(addresses, findings):
+            if address in seen:
+                continue
+            (leader,) = _POINTER.unpack_from(data, self._offsets["group_leader"])
+            if leader in seen:
+                continue
+            if leader != address:
+                for _, data in self._read_each([leader], findings):
+                    break
+                else:
+                    continue
+            seen.add(leader)
+            yield leader, data
+            yield from self._other_threads(leader, data, seen, findings)
+
     def _read_each(
         self, addresses: Sequence[int], findings: Findings
     ) -> Iterator[tuple[int, bytes]]:
@@ -197,17 +226,23 @@ class TaskReader:
         seen = {init}
         for leader, data in self._list(head, self._tasks, seen, what, findings):
             yield leader, data
-            (signal,) = _POINTER.unpack_from(data, self._offsets["signal"])
-            threads = signal + self._thread_head
-            (following,) = _POINTER.unpack_from(data, self._thread_node)
-            if following == threads:
-                continue
-            name = "the list of a process's threads"
-            for thread in self._list(
-                threads, self._thread_node, seen, name, findings, following
-            ):
-                if thread[0] != leader:
-                    yield thread
+            yield from self._other_threads(leader, data, seen, findings)
+
+    def _other_threads(
+        self, leader: int, data: bytes, seen: set[int], findings: Findings
+    ) -> Iterator[tuple[int, bytes]]:
+        """Read the threads that follow the first one of a process."""
+        (signal,) = _POINTER.unpack_from(data, self._offsets["signal"])
+        threads = signal + self._thread_head
+        (following,) = _POINTER.unpack_from(data, self._thread_node)
+        if following == threads:
+            return
+        name = "the list of a process's threads"
+        for thread in self._list(
+            threads, self._thread_node, seen, name, findings, following
+        ):
+            if thread[0] != leader:
+                yield thread
 
     def _list(
         self,
@@ -235,22 +270,17 @@ class TaskReader:
             findings.lose("tasks", f"{name} breaks off: {error}")
 
     def _table(self, tasks: Iterator[tuple[int, bytes]]) -> TaskTable:
-        parts = [np.empty(0, self._compact)]
-        addresses: list[int] = []
-        batch: list[bytes] = []
-        for address, data in tasks:
-            addresses.append(address)
-            batch.append(data)
-            if len(batch) == _BATCH:
-                parts.append(self._compacted(addresses, batch))
-                addresses, batch = [], []
-        parts.append(self._compacted(addresses, batch))
-        return TaskTable(np.concatenate(parts), frozenset(("address", *self._offsets)))
+        # It grows in place: parts that are put together take the memory twice.
+        table = bytearray()
+        while batch := list(islice(tasks, _BATCH)):
+            table += self._compacted(batch).tobytes()
+        records = np.frombuffer(table, self._compact)
+        return TaskTable(records, frozenset(("address", *self._offsets)))
 
-    def _compacted(self, addresses: list[int], batch: list[bytes]) -> Records:
-        raw = np.frombuffer(b"".join(batch), self._raw)
+    def _compacted(self, batch: list[tuple[int, bytes]]) -> Records:
+        raw = np.frombuffer(b"".join([data for _, data in batch]), self._raw)
         records = np.empty(len(batch), self._compact)
-        records["address"] = addresses
+        records["address"] = [address for address, _ in batch]
         for name in self._offsets:
             records[name] = raw[name]
         return records

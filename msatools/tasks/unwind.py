@@ -12,6 +12,7 @@ import numpy.typing as npt
 from msatools.kernel.reader import Addresses
 from msatools.tasks.orc import BY_FRAME_POINTER, Base, Kind, Orc
 from msatools.tasks.stackmemory import Rows, StackMemory
+from msatools.tasks.text import kernel_symbol
 
 MAX_FRAMES = 512
 """More than fit a stack of 16 KiB but in theory; one this deep is lost."""
@@ -89,10 +90,11 @@ class Unwinder:
     """
     Unwinds stacks of tasks that do not run.
 
+    :param newborn: where a task goes when it is switched to for the first time
     :raises LookupError: if this kernel saves registers in an unknown way
     """
 
-    def __init__(self, prog: drgn.Program, orc: Orc) -> None:
+    def __init__(self, prog: drgn.Program, orc: Orc, newborn: int) -> None:
         # Since Linux kernel commit 0100301bfdf5 ("sched/x86: Rewrite the switch_to()
         # code") (in v4.9).
         saved = prog.type("struct inactive_task_frame")
@@ -100,7 +102,7 @@ class Unwinder:
         self._saved_bp = np.uint64(saved.member("bp").offset)
         self._saved_ip = np.uint64(saved.member("ret_addr").offset)
         self._saved_size = np.uint64(drgn.sizeof(saved))
-        self._newborn = np.uint64(_thread_start(prog))
+        self._newborn = np.uint64(newborn)
         self._known: dict[int, int] = {}
         self._rules: list[tuple[int, ...]] = []
         self._table = np.empty((0, 7), np.int64)
@@ -221,10 +223,14 @@ class Unwinder:
         return row
 
 
-def _thread_start(prog: drgn.Program) -> int:
-    """Find where a task goes when it is switched to for the first time."""
+def thread_start(prog: drgn.Program) -> int:
+    """
+    Find where a task goes when it is switched to for the first time.
+
+    :raises LookupError: if this kernel has no such place
+    """
     try:
         # ret_from_fork() itself is in C by v6.12; it was all there was in v6.1.
-        return int(prog.symbol("ret_from_fork_asm").address)
+        return kernel_symbol(prog, "ret_from_fork_asm")
     except LookupError:
-        return int(prog.symbol("ret_from_fork").address)
+        return kernel_symbol(prog, "ret_from_fork")

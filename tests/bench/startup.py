@@ -8,7 +8,6 @@ Each process opens a dump, asks for a type's size and lists all tasks, then ends
 import itertools
 import statistics
 import sys
-import time
 
 from fixtures import lab
 from tests.bench.process import run_process
@@ -39,9 +38,9 @@ def compare(rounds: int) -> None:
         seconds: dict[str, list[float]] = {source: [] for source in commands}
         peaks: dict[str, list[int]] = {source: [] for source in commands}
         for _, (source, command) in itertools.product(range(rounds), commands.items()):
-            start = time.perf_counter()
-            peaks[source].append(run_process(command))
-            seconds[source].append(time.perf_counter() - start)
+            usage = run_process(command)
+            peaks[source].append(usage.peak_kib)
+            seconds[source].append(usage.seconds)
         for source in commands:
             took, peak = statistics.median(seconds[source]), max(peaks[source])
             print(f"{kernel + ', ' + source:34}{took:10.2f}{peak / 1024:12.0f}")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from drgn import FaultError
 
 from fixtures import lab
 from msatools.kernel.clocks import read_clocks
@@ -158,3 +159,48 @@ def test_hogs_that_share_a_cpu(
         assert made.off_cpu_ns[at] < 1_000_000
         # Others ran there a little, too, and the three did not start at once.
         assert ran / (ran + waited) == pytest.approx(1 / 3, abs=0.03)
+
+
+@pytest.mark.parametrize("which", ["leader", "thread"])
+def test_process_of_one_thread(
+    opened: tuple[Reader, Findings, TaskTable], run: lab.Run, which: str
+) -> None:
+    reader, _, table = opened
+    findings = Findings()
+    server = run.workload["servers"]["server-signal"]
+    pid = server["pid"] if which == "leader" else server["workers"][7]
+    expected = table.only(table["tgid"] == server["pid"])
+    assert len(expected) == 1 + len(server["workers"])
+    address = int(row(table, pid)["address"])
+    twice = [address, int(expected["address"][3])]
+    reads = reader.reads
+    found = TaskReader(reader).read_processes(twice, findings)
+    assert np.array_equal(found.records, expected.records)
+    assert reader.reads - reads <= len(expected) + 2
+    assert not findings.notes
+
+
+def test_processes_come_in_the_order_asked(
+    opened: tuple[Reader, Findings, TaskTable],
+) -> None:
+    reader, _, table = opened
+    alone = table.only(table.leaders)["address"][[5, 3, 9]]
+    found = TaskReader(reader).read_processes(alone.tolist(), Findings())
+    assert found["address"][found.leaders].tolist() == alone.tolist()
+
+
+def test_process_whose_leader_is_lost(run: lab.Run) -> None:
+    prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
+    reader, findings = Reader(prog), Findings()
+    tasks = TaskReader(reader)
+    table = tasks.read_all(findings)
+    server = run.workload["servers"]["server-signal"]
+    leader = int(row(table, server["pid"])["address"])
+    worker = int(row(table, server["workers"][0])["address"])
+
+    def fault(address: int, count: int, offset: int, physical: bool) -> bytes:
+        raise FaultError("gone", address)
+
+    prog.add_memory_segment(leader, tasks.size, fault)
+    assert len(tasks.read_processes([worker], findings)) == 0
+    assert findings.coverage["tasks_unreadable"] == 1

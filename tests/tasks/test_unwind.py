@@ -37,11 +37,9 @@ def unwinder(rules: dict[int, Rule]) -> Unwinder:
     names = ("r15", "r14", "r13", "r12", "bx", "bp", "ret_addr")
     members = [TypeMember(u64, name, 64 * i) for i, name in enumerate(names)]
     saved = types.struct_type("inactive_task_frame", 56, members)
-    prog: Any = SimpleNamespace(
-        type=lambda name: saved, symbol=lambda name: SimpleNamespace(address=NEWBORN)
-    )
+    prog: Any = SimpleNamespace(type=lambda name: saved)
     orc: Any = SimpleNamespace(rule=lambda pc: rules.get(pc - TEXT))
-    return Unwinder(prog, orc)
+    return Unwinder(prog, orc, NEWBORN)
 
 
 def unwind(rules: dict[int, Rule], *stacks: list[int]) -> Frames:

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""msa-prstat: what every process and thread is doing, and where its time went."""
+
+import argparse
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from drgn import Program
+from drgn.commands import argument, mutually_exclusive_group
+
+from msatools.cli import Command, run_console
+from msatools.command import Session
+from msatools.render.blocks import Block
+from msatools.target import Target
+from msatools.values import cpu_list, name_list, number_list, positive_number
+
+if TYPE_CHECKING:
+    from msatools.prstat.model import PrstatReport
+    from msatools.prstat.prstat import Options
+
+_MAX_HZ = 1000
+
+
+def _parsed_by(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Have argparse say what a parser says."""
+
+    def convert(word: str) -> Any:
+        try:
+            return parse(word)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+@_parsed_by
+def _sort_keys(word: str) -> Any:
+    from msatools.prstat.select import parse_sort
+
+    return [parse_sort(name) for name in word.split(",")]
+
+
+@_parsed_by
+def _ages(word: str) -> Any:
+    from msatools.prstat.select import parse_ages
+
+    return parse_ages(word)
+
+
+@_parsed_by
+def _states(word: str) -> Any:
+    from msatools.tasks.states import LETTERS
+
+    letters = frozenset(word.replace(",", ""))
+    if not letters or letters - frozenset(LETTERS):
+        raise ValueError(f"states are some of {', '.join(LETTERS)}: not {word!r}")
+    return letters
+
+
+@_parsed_by
+def _classes(word: str) -> Any:
+    from msatools.tasks.classes import TaskClass
+
+    names = word.upper().split(",")
+    unknown = [name for name in names if name not in TaskClass.__members__]
+    if unknown:
+        known = ", ".join(TaskClass.__members__)
+        raise ValueError(f"no class {unknown[0]!r}; there are {known}")
+    return frozenset(TaskClass[name] for name in names)
+
+
+@_parsed_by
+def _columns(word: str) -> Any:
+    from msatools.render.prstat_columns import COLUMNS
+
+    return _known(word, COLUMNS)
+
+
+@_parsed_by
+def _fields(word: str) -> Any:
+    from msatools.prstat.why import FIELDS
+
+    return _known(word, FIELDS)
+
+
+def _known(word: str, known: tuple[str, ...]) -> list[str]:
+    names = word.upper().split(",")
+    for name in names:
+        if name not in known:
+            raise ValueError(f"no column {name!r}; there are {', '.join(known)}")
+    return names
+
+
+@_parsed_by
+def _frequency(word: str) -> Any:
+    hz = float(word)
+    if not 0 < hz <= _MAX_HZ:
+        raise ValueError(f"not a frequency up to {_MAX_HZ} Hz: {word!r}")
+    return hz
+
+
+def _options(args: argparse.Namespace) -> "Options":
+    from msatools.prstat.prstat import Options
+    from msatools.prstat.select import Selection, parse_sort
+
+    return Options(
+        per_thread=args.threads,
+        selection=Selection(
+            pids=args.pids,
+            uids=args.uids,
+            kernel=args.kernel_threads,
+            cpus=args.cpus,
+            states=args.states_wanted,
+            classes=args.classes,
+            ages=tuple(args.ages),
+        ),
+        sort=tuple(args.sort or [parse_sort("CPU")]),
+        rows=args.rows,
+        children=args.children,
+        states=args.view == "states",
+        load=args.view == "load",
+        users=args.users,
+        cgroups=args.cgroups,
+        stacks=args.view == "stacks" or args.folded is not None,
+        functions=tuple(args.functions),
+        modules=tuple(args.modules),
+        why=tuple(args.why),
+        hz=args.hz,
+    )
+
+
+def _start(
+    prog: Program, target: Target, args: argparse.Namespace
+) -> "Session[PrstatReport]":
+    from msatools.prstat.prstat import Prstat
+
+    return Prstat(prog, target, _options(args))
+
+
+def _blocks(report: "PrstatReport", args: argparse.Namespace) -> Iterable[Block]:
+    from msatools.render.prstat import blocks, folded
+
+    if args.folded is not None:
+        return folded(report, args.folded)
+    return blocks(
+        report,
+        microstates=args.microstates,
+        columns=tuple(args.columns) or None,
+        verbose=args.verbose,
+    )
+
+
+_LOST = ("_unreadable", "_broken", "_lost", "_incomplete")
+
+
+def _problems(report: "PrstatReport") -> bool:
+    # Tasks of a running kernel come and go while they are read.
+    return not report.target.live and any(
+        count and key.endswith(_LOST) for key, count in report.coverage.items()
+    )
+
+
+def _view(name: str, help: str) -> argument:
+    made: argument = argument(
+        f"--{name}", dest="view", action="store_const", const=name, help=help
+    )
+    return made
+
+
+COMMAND = Command(
+    name="prstat",
+    summary="show what every process and thread is doing, and where its time went",
+    arguments=(
+        argument(
+            "-m",
+            dest="microstates",
+            action="store_true",
+            help="microstates: shares of user, system, latency, off the CPU",
+        ),
+        argument(
+            "-L", dest="threads", action="store_true", help="threads, not processes"
+        ),
+        argument("-a", dest="users", action="store_true", help="sum up by user, too"),
+        argument(
+            "-Z",
+            dest="cgroups",
+            action="store_true",
+            help="sum up by control group or container, too",
+        ),
+        argument(
+            "-p",
+            dest="pids",
+            type=number_list,
+            metavar="PID,...",
+            help="these alone, looked up directly",
+        ),
+        argument(
+            "-u",
+            dest="uids",
+            type=number_list,
+            metavar="UID,...",
+            help="of these users",
+        ),
+        argument(
+            "-P",
+            dest="cpus",
+            type=cpu_list,
+            metavar="CPU-LIST",
+            help="on these CPUs, such as 0-3,8",
+        ),
+        mutually_exclusive_group(
+            argument(
+                "--kernel-threads",
+                dest="kernel_threads",
+                action="store_const",
+                const=True,
+                help="the kernel's own threads alone",
+            ),
+            argument(
+                "--user-tasks",
+                dest="kernel_threads",
+                action="store_const",
+                const=False,
+                help="all others",
+            ),
+        ),
+        argument(
+            "--state",
+            dest="states_wanted",
+            type=_states,
+            metavar="LETTERS",
+            help="in these states, such as DZ",
+        ),
+        argument(
+            "--class",
+            dest="classes",
+            type=_classes,
+            metavar="CLASS,...",
+            help="whose NOW is one of these, such as LCK,KLK",
+        ),
+        argument(
+            "--age",
+            dest="ages",
+            type=_ages,
+            action="append",
+            default=[],
+            metavar="AGE",
+            help="whose FOR is so, such as '>30s' or '<5m'",
+        ),
+        argument(
+            "--sort",
+            type=_sort_keys,
+            metavar="KEY,...",
+            help="order by columns; +KEY least first, -KEY (--sort=-KEY) largest first",
+        ),
+        argument(
+            "-n", dest="rows", type=positive_number, metavar="COUNT", help="first rows"
+        ),
+        argument(
+            "-o",
+            dest="columns",
+            type=_columns,
+            action="extend",
+            default=[],
+            metavar="COL,...",
+            help="these columns (OFF/VCX: mean time off the CPU per switch)",
+        ),
+        argument(
+            "--children",
+            action="store_true",
+            help="what children used that were waited for",
+        ),
+        mutually_exclusive_group(
+            _view("states", "all timers of Gelato and Solaris, summed up"),
+            _view("load", "why the load is what it is"),
+            _view("stacks", "threads that sleep, grouped by stack"),
+            argument(
+                "--folded",
+                choices=("age", "count"),
+                help="stacks for flame graphs, by age (in us) or number of waits",
+            ),
+        ),
+        argument(
+            "--function",
+            dest="functions",
+            type=name_list,
+            action="extend",
+            default=[],
+            metavar="NAME,...",
+            help="stacks with one of these functions",
+        ),
+        argument(
+            "--module",
+            dest="modules",
+            type=name_list,
+            action="extend",
+            default=[],
+            metavar="NAME,...",
+            help="stacks with a function of one of these modules",
+        ),
+        argument(
+            "--why",
+            type=_fields,
+            action="extend",
+            default=[],
+            metavar="COL,...",
+            help="say what columns are, and how well they are known",
+        ),
+        argument(
+            "-F",
+            dest="hz",
+            type=_frequency,
+            default=0,
+            metavar="HZ",
+            help="look this often within an interval, for what was waited for",
+        ),
+    ),
+    examples=(
+        ("-mL", "every thread's microstates"),
+        ("-mL --class LCK --age '>10s'", "who waits for locks in user space"),
+        ("-p 147", "one process"),
+        ("--load", "what makes the load"),
+        ("--stacks --state D", "where tasks hang"),
+        ("--folded age", "input of flame graph tools"),
+    ),
+    start=_start,
+    blocks=_blocks,
+    problems=_problems,
+)
+
+
+def main() -> int:
+    """Run msa-prstat."""
+    return run_console(COMMAND)

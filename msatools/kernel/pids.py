@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Tasks by their PID, without a walk over all tasks.
+
+kernel/pid.c: since Linux kernel commit 95846ecf9dac ("pid: replace pid bitmap
+implementation with IDR API") (in v4.15) a namespace keeps its ``struct pid`` in an IDR,
+which is an XArray (lib/idr.c, lib/xarray.c): a tree whose nodes have a slot for each
+value of some bits of the number. Some seven reads find a task, however many there are.
+"""
+
+from collections.abc import Iterable
+
+import drgn
+import numpy as np
+
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+
+PID_MAX_LIMIT = 1 << 22
+"""include/linux/threads.h: no PID is as large."""
+
+_POINTER_BYTES = 8
+# include/linux/xarray.h: an entry with these low bits is one of the tree's own, a node
+# if it is no small number (xa_is_node()).
+_INTERNAL_MASK = 3
+_INTERNAL = 2
+_MAX_NUMBER = 4096
+
+
+def find_tasks(
+    reader: Reader, pids: Iterable[int], findings: Findings
+) -> dict[int, int]:
+    """Find the threads that have some PIDs in the initial PID namespace.
+
+    What is damaged on the way to a thread costs a note.
+
+    :return: Addresses of ``struct task_struct`` by PID; no entry where no thread, be it
+        a zombie, has the PID.
+    """
+    tree = _Tree(reader)
+    found = {}
+    for pid in dict.fromkeys(pids):
+        try:
+            task = tree.task(pid)
+        except drgn.FaultError as error:
+            findings.coverage["pids_unreadable"] += 1
+            findings.lose("pids", f"the task with a PID cannot be looked up: {error}")
+            continue
+        if task is not None:
+            found[pid] = task
+    return found
+
+
+class _Tree:
+    """The initial namespace's ``struct pid`` by number; nodes are read once."""
+
+    def __init__(self, reader: Reader) -> None:
+        prog = reader.prog
+        namespace = prog["init_pid_ns"]
+        self._head = namespace.address_ + drgn.offsetof(
+            namespace.type_, "idr.idr_rt.xa_head"
+        )
+        node = prog.type("struct xa_node")
+        self._shift = drgn.offsetof(node, "shift")
+        self._slots = drgn.offsetof(node, "slots")
+        count = node.member("slots").type.length
+        assert count
+        self._count = count
+        self._bits = count.bit_length() - 1
+        pid = prog.type("struct pid")
+        # The first of each: the thread itself, and the initial namespace.
+        self._task = drgn.offsetof(pid, "tasks[0].first")
+        self._number = drgn.offsetof(pid, "numbers[0].nr")
+        task = prog.type("struct task_struct")
+        self._link = drgn.offsetof(task, "pid_links[0]")
+        self._task_pid = drgn.offsetof(task, "pid")
+        self._reader = reader
+        self._root: int | None = None
+        self._nodes: dict[int, tuple[int, Addresses]] = {}
+
+    def task(self, pid: int) -> int | None:
+        """Find the thread with a PID.
+
+        :raises drgn.FaultError: if something on the way is damaged
+        """
+        if not 0 < pid < PID_MAX_LIMIT:
+            return None
+        entry = self._entry(pid)
+        if not entry:
+            return None
+        end = max(self._task + _POINTER_BYTES, self._number + 4)
+        data = self._reader.read(entry, end)
+        if _number(data, self._number, 4) != pid:
+            raise drgn.FaultError("no struct pid of that number", entry)
+        link = _number(data, self._task, _POINTER_BYTES)
+        if not link:  # it has been reaped, or is only a process group's or session's
+            return None
+        task = link - self._link
+        own = self._reader.read(task + self._task_pid, 4)
+        if _number(own, 0, 4) != pid:
+            raise drgn.FaultError("no task of that PID", task)
+        return task
+
+    def _entry(self, pid: int) -> int:
+        """Find the ``struct pid``; 0 if there is none."""
+        if self._root is None:
+            self._root = _number(self._reader.read(self._head, 8), 0, 8)
+        entry, above = self._root, None
+        while entry & _INTERNAL_MASK == _INTERNAL:
+            if entry <= _MAX_NUMBER:  # a slot that is being changed
+                return 0
+            shift, slots = self._node(entry - _INTERNAL)
+            # Each level is for fewer bits, so this ends.
+            if shift % self._bits or (above is not None and shift != above):
+                raise drgn.FaultError("a node of another level", entry)
+            if above is None and pid >> shift >= self._count:
+                return 0
+            entry = int(slots[pid >> shift & (self._count - 1)])
+            if shift == 0:
+                break
+            above = shift - self._bits
+        else:
+            # A tree without nodes has number 0 alone, a slot above the last level none.
+            return 0
+        return 0 if entry & _INTERNAL_MASK else entry
+
+    def _node(self, address: int) -> tuple[int, Addresses]:
+        if address not in self._nodes:
+            end = self._slots + _POINTER_BYTES * self._count
+            data = self._reader.read(address, end)
+            slots = np.frombuffer(data, "<u8", self._count, self._slots)
+            self._nodes[address] = data[self._shift], slots
+        return self._nodes[address]
+
+
+def _number(data: bytes, offset: int, size: int) -> int:
+    return int.from_bytes(data[offset : offset + size], "little")

@@ -1,0 +1,491 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What each thread did in an interval, and what it waited for.
+
+Pure: looks at all threads in, numbers out. Time on the CPU, waiting for one and off it
+is what the kernel has counted between the first look and the last: the parts make up
+the interval. What a thread waited for is counted by nobody; it follows from three
+things:
+
+- a thread that sleeps in two looks and has not been switched in between has slept
+  all the while, and in one place;
+- a sleep that is seen began at ``exec_start``;
+- the kernel counts sleeps (``nvcsw``): where no other sleep was between two looks,
+  all time off the CPU was the two that were seen.
+
+All this is exact. Only where sleeps began and ended between two looks is their time
+spread over what the thread was seen at before and after: an estimate, with its error.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.clocks import Clocks, Nanoseconds
+from msatools.prstat.microstates import BOUND_NS, PF_KTHREAD, Booleans, Microstates
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.now import AgeBound, Now
+from msatools.tasks.processes import Processes, Sums
+from msatools.tasks.table import TaskTable
+
+NOBODY = -1
+NCLASSES = len(TaskClass)
+
+Rows = npt.NDArray[np.intp]
+Counts = npt.NDArray[np.int64]
+Values = npt.NDArray[Any]
+
+_UNTOLD = NCLASSES
+"""The column, after those of the classes, of what no look tells."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """All threads at one moment."""
+
+    tasks: TaskTable
+    clocks: Clocks
+    states: Microstates
+    now: Now
+    told: Booleans
+    """Whether the class of each is known; not if it went on while it was looked at."""
+
+
+@dataclass(frozen=True)
+class OffCpu:
+    """What each thread's time off the CPU was spent on."""
+
+    ns: npt.NDArray[np.int64]
+    """Shape (threads, NCLASSES)."""
+
+    error_ns: npt.NDArray[np.int64]
+    """One standard error of each; 0 if exact. It is for what was seen at all."""
+
+    untold_ns: Nanoseconds
+    """What no look tells: nothing was sampled, or no sleep was counted (interrupts,
+    a hypervisor)."""
+
+    exact: Booleans
+    """Whether no part is an estimate or untold."""
+
+    def by_class(self, row: int) -> dict[TaskClass | None, tuple[int, int]]:
+        """Give a thread's times and their errors, the longest first; None is untold."""
+        (columns,) = np.nonzero(self.ns[row])
+        found: dict[TaskClass | None, tuple[int, int]] = {
+            TaskClass(column): (
+                int(self.ns[row, column]),
+                int(self.error_ns[row, column]),
+            )
+            for column in columns.tolist()
+        }
+        if self.untold_ns[row]:
+            found[None] = int(self.untold_ns[row]), 0
+        return dict(sorted(found.items(), key=lambda item: -item[1][0]))
+
+
+@dataclass(frozen=True)
+class Deltas:
+    """One value for each thread of the last look."""
+
+    interval_ns: int
+    """By the local clock of the kernel that was looked at."""
+
+    samples: int
+    """Snapshots within the interval."""
+
+    born: Booleans
+    """Whether the first look had it not."""
+
+    lives: Microstates
+    """Of the interval: ``lifetime_ns`` is as much of it as the thread has lived in.
+
+    ``impossible`` and ``missed_ns`` are where the kernel counted more latency than
+    there was time for: from v6.12 on, sleep that counts as latency at the wake-up. The
+    more looks there are, the more of it shows.
+    """
+
+    nvcsw: Counts
+    nivcsw: Counts
+    min_flt: Counts
+    maj_flt: Counts
+    off: OffCpu
+    gone: int
+    """Threads of one look that were not in the next."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What threads that have ended add to their process within an interval.
+
+    One value for each thread of the last look, the same for all of a process.
+    """
+
+    user_ns: Nanoseconds
+    system_ns: Nanoseconds
+    nvcsw: Counts
+    nivcsw: Counts
+    min_flt: Counts
+    maj_flt: Counts
+
+
+def asleep(tasks: TaskTable) -> Booleans:
+    """Tell which threads are neither on a CPU nor waiting for one, nor dead."""
+    sleeps: Booleans = (tasks["state"] != 0) & (tasks["on_cpu"] == 0)
+    sleeps &= tasks["exit_state"] == 0
+    return sleeps
+
+
+def match(before: TaskTable, after: TaskTable) -> Rows:
+    """Find each thread of one table in an earlier one: its row, or :data:`NOBODY`."""
+    count = len(before)
+    if count == 0:
+        return np.full(len(after), NOBODY, np.intp)
+    old, new = before["address"], after["address"]
+    if np.array_equal(old, new):
+        row = np.arange(count)
+    else:
+        order = np.argsort(old, kind="stable")
+        place = np.searchsorted(old, new, sorter=order)
+        row = order[np.minimum(place, count - 1)]
+    same = (before["pid"][row] == after["pid"]) & (
+        before["start_ns"][row] == after["start_ns"]
+    )
+    # A thread that calls exec() takes the leader's place (de_thread()).
+    follows = ~before.leaders[row] & after.leaders
+    same |= follows & (before["tgid"][row] == after["tgid"])
+    return np.where(same & (old[row] == new), row, NOBODY)
+
+
+class Interval:
+    """An interval that is under way: what is known of each thread since its start."""
+
+    def __init__(self, first: Look, bound_ns: int = BOUND_NS) -> None:
+        """
+        :param bound_ns: How far clocks may be apart: see
+            :func:`~msatools.prstat.microstates.bound_of`.
+        """
+        count = len(first.tasks)
+        self._first = first
+        self._last = first
+        self._bound_ns = bound_ns
+        self._added = 0
+        self._gone = 0
+        self._row: Rows = np.arange(count)
+        """Of each thread in the first look."""
+        self._latency = np.zeros(count, np.int64)
+        self._missed = np.zeros(count, np.int64)
+        self._known = np.zeros((count, NCLASSES + 1), np.int64)
+        self._guessed = np.zeros((count, NCLASSES + 1), np.float64)
+        self._squares = np.zeros(count, np.float64)
+        """Sum of the squares of the times that were guessed at once."""
+
+    def add(self, look: Look) -> None:
+        """Go on to the next look; the last one ends the interval."""
+        row = match(self._last.tasks, look.tasks)
+        self._gone += len(self._last.tasks) - int(np.count_nonzero(row != NOBODY))
+        self._follow(row)
+        gap = _Gap(self._last, look, row)
+        self._latency += gap.latency
+        self._missed += gap.missed
+        rows = np.arange(len(row))
+        for classes, times in gap.known:
+            self._known[rows, classes] += times
+        for classes, times in gap.guessed:
+            self._guessed[rows, classes] += times
+        self._squares += gap.squares
+        self._last = look
+        self._added += 1
+
+    def end(self) -> Deltas:
+        """Tell what each thread of the last look did since the first."""
+        first, last, row = self._first, self._last, self._row
+        interval = max(last.clocks.local_ns - first.clocks.local_ns, 0)
+        born = row == NOBODY
+        part = np.where(born, np.minimum(last.states.lifetime_ns, interval), interval)
+
+        def grown(before: Values, after: Values) -> Counts:
+            return np.maximum(_grown(before, after, row), 0)
+
+        cpu = np.minimum(grown(_cpu(first), _cpu(last)), part)
+        zombie = grown(first.states.zombie_ns, last.states.zombie_ns)
+        zombie = np.minimum(zombie, part - cpu)
+        latency = np.minimum(self._latency, part - cpu - zombie)
+        off_cpu = part - cpu - zombie - latency
+        counted = {
+            name: grown(first.tasks[name], last.tasks[name])
+            for name in (*("utime_ns", "stime_ns"), *_COUNTED)
+        }
+        kernel = (last.tasks["flags"] & PF_KTHREAD) != 0
+        user = _user(
+            cpu,
+            counted["utime_ns"],
+            counted["stime_ns"],
+            _life_share(last.states),
+            kernel,
+        )
+        return Deltas(
+            interval_ns=interval,
+            samples=max(self._added - 1, 0),
+            born=born,
+            lives=Microstates(
+                user_ns=user,
+                system_ns=cpu - user,
+                latency_ns=latency,
+                off_cpu_ns=off_cpu,
+                zombie_ns=zombie,
+                lifetime_ns=part,
+                latency_is_bound=last.states.latency_is_bound,
+                impossible=self._missed > self._bound_ns,
+                missed_ns=self._missed,
+            ),
+            off=self._off(off_cpu),
+            gone=self._gone,
+            **{name: counted[name] for name in _COUNTED},
+        )
+
+    def _follow(self, row: Rows) -> None:
+        """Have what is known in the order of the next look's threads."""
+        if np.array_equal(row, np.arange(len(self._row))):
+            return
+        born = row == NOBODY
+        self._row = np.where(born, NOBODY, _taken(self._row, row))
+        self._latency = _taken(self._latency, row)
+        self._missed = _taken(self._missed, row)
+        self._known = _taken(self._known, row)
+        self._guessed = _taken(self._guessed, row)
+        self._squares = _taken(self._squares, row)
+
+    def _off(self, off_cpu: Nanoseconds) -> OffCpu:
+        known = self._known[:, :_UNTOLD].astype(np.float64)
+        guessed = self._guessed[:, :_UNTOLD].copy()
+        untold = self._known[:, _UNTOLD].astype(np.float64)
+        lost = self._guessed[:, _UNTOLD].copy()
+        if self._added < 2:
+            lost += guessed.sum(1)
+            guessed[:] = 0
+        # What was met in no sleep has the shares of what was, at other times.
+        total = guessed.sum(1)
+        spread = np.where(total > 0, lost, 0)
+        guessed *= (1 + _ratio(spread, total))[:, None]
+        untold += lost - spread
+        error = _errors(guessed, self._squares)
+
+        # What is left are clocks, or interrupts or a hypervisor, of which no sleep was
+        # counted.
+        told = known.sum(1) + guessed.sum(1)
+        slack = off_cpu - told - untold
+        untold += np.where((slack > self._bound_ns) | (told == 0), slack, 0)
+        untold = np.clip(untold, 0, off_cpu)
+        factor = _ratio(off_cpu - untold, told)
+        ns = np.rint((known + guessed) * factor[:, None]).astype(np.int64)
+        # Rounding belongs to the longest.
+        rows, longest = np.arange(len(ns)), ns.argmax(1) if len(ns) else 0
+        has = told > 0
+        whole = np.where(has, np.rint(untold).astype(np.int64), off_cpu)
+        ns[rows, longest] += np.where(has, off_cpu - whole - ns.sum(1), 0)
+        return OffCpu(
+            ns=ns,
+            error_ns=np.ceil(error * factor[:, None]).astype(np.int64),
+            untold_ns=whole,
+            exact=(guessed.sum(1) == 0) & (whole == 0),
+        )
+
+
+_COUNTED = ("nvcsw", "nivcsw", "min_flt", "maj_flt")
+
+
+class _Gap:
+    """What happened between two looks: one value a thread of the second."""
+
+    def __init__(self, before: Look, after: Look, row: Rows) -> None:
+        self._row = row
+        was = row != NOBODY
+        age = after.now.age_ns
+        gap = max(after.clocks.local_ns - before.clocks.local_ns, 0)
+        part = np.where(was, gap, np.minimum(after.states.lifetime_ns, gap))
+        slept, sleeps = was & _taken(asleep(before.tasks), row), asleep(after.tasks)
+        dead = after.tasks["exit_state"] != 0
+        was_dead = was & _taken(before.tasks["exit_state"] != 0, row)
+        switches = self._grown(before.tasks["nvcsw"], after.tasks["nvcsw"])
+        preempted = self._grown(before.tasks["nivcsw"], after.tasks["nivcsw"])
+        still = slept & sleeps & (switches == 0) & (preempted == 0)
+
+        # The last switch of who dies is a voluntary one, too, and no sleep.
+        begun = np.maximum(switches - (dead & ~was_dead), 0)
+        dated = after.now.age_bound == AgeBound.EXACT
+        began = sleeps & ~still
+        busy = np.clip(self._grown(_cpu(before), _cpu(after)), 0, part)
+        busy += np.clip(
+            self._grown(before.states.zombie_ns, after.states.zombie_ns), 0, part - busy
+        )
+        tail = np.where(began & dated, np.minimum(age, part - busy), 0)
+        waited = np.maximum(self._grown(_latency(before), _latency(after)), 0)
+        self.latency = np.where(still, 0, np.minimum(waited, part - busy - tail))
+        self.missed = waited - self.latency
+        off = part - busy - self.latency
+
+        old = _taken(_column(before), row)
+        new = _column(after)
+        unseen = begun - (began & dated)
+        only_new = began & ~dated & (begun <= 1) & ~slept
+        only_old = slept & (unseen <= 0) & ~still
+        guess = ~still & ~only_new & (unseen > 0)
+        rest = np.where(still, 0, off - tail)
+        self.known = (
+            (new, np.where(still, off, tail)),
+            (new, np.where(only_new, rest, 0)),
+            (old, np.where(only_old, rest, 0)),
+        )
+        rest = np.where(guess, rest, 0).astype(np.float64)
+        met_old, met_new = slept & (old != _UNTOLD), sleeps & (new != _UNTOLD)
+        half = np.where(met_old & met_new, rest / 2, 0)
+        self.guessed = (
+            (np.where(met_old, old, _UNTOLD), np.where(met_old, rest - half, 0)),
+            (np.where(met_new, new, _UNTOLD), np.where(met_old, half, rest)),
+        )
+        self.squares = rest**2
+
+    def _grown(self, before: Values, after: Values) -> Counts:
+        return _grown(before, after, self._row)
+
+
+def ended(
+    first: Look,
+    first_processes: Processes,
+    last: Look,
+    last_processes: Processes,
+) -> Ended:
+    """Tell what threads that ended within an interval did in it.
+
+    What they had done before the first look is not in it. A process of which no
+    thread is left is in no row: what it did is in what its parent has waited for.
+    """
+    signals, process = np.unique(last.tasks["signal"], return_inverse=True)
+    old = _processes(signals, first.tasks["signal"])
+    left = np.ones(len(first.tasks), np.bool_)
+    row = match(first.tasks, last.tasks)
+    left[row[row != NOBODY]] = False
+    left &= old != NOBODY
+
+    def grown(
+        before: Values,
+        after: Values,
+        own: Values,
+    ) -> Counts:
+        total = np.zeros(len(signals), np.int64)
+        total[process] = after
+        # All threads of a process have its value.
+        start = np.zeros(len(signals), np.int64)
+        start[old[old != NOBODY]] = before[old != NOBODY]
+        np.add.at(start, old[left], own[left].astype(np.int64))
+        known = np.zeros(len(signals), np.bool_)
+        known[process] = last_processes.known
+        return np.where(known, np.maximum(total - start, 0), 0)[process]
+
+    def sums(name: str) -> Counts:
+        before, after = (
+            _sum(first_processes.dead, name),
+            _sum(last_processes.dead, name),
+        )
+        return grown(before, after, first.tasks[name])
+
+    cpu = grown(
+        first_processes.dead_sum_exec_ns, last_processes.dead_sum_exec_ns, _cpu(first)
+    )
+    share = np.ones(len(cpu))
+    kernel = (last.tasks["flags"] & PF_KTHREAD) != 0
+    user = _user(cpu, sums("utime_ns"), sums("stime_ns"), share, kernel)
+    return Ended(
+        user_ns=user,
+        system_ns=cpu - user,
+        nvcsw=sums("nvcsw"),
+        nivcsw=sums("nivcsw"),
+        min_flt=sums("min_flt"),
+        maj_flt=sums("maj_flt"),
+    )
+
+
+def _processes(
+    signals: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.intp]:
+    if not len(signals):
+        return np.full(len(wanted), NOBODY, np.intp)
+    place = np.minimum(np.searchsorted(signals, wanted), len(signals) - 1)
+    return np.where(signals[place] == wanted, place, NOBODY)
+
+
+def _sum(sums: Sums, name: str) -> Counts:
+    values: Counts = getattr(sums, name)
+    return values
+
+
+def _taken(values: Values, row: Rows) -> Values:
+    """Take each thread's value from an earlier look; zero for who was not there."""
+    if not len(values):
+        return np.zeros((len(row), *values.shape[1:]), values.dtype)
+    taken = values[row]
+    taken[row == NOBODY] = 0
+    return taken
+
+
+def _grown(before: Values, after: Values, row: Rows) -> Counts:
+    grown: Counts = after.astype(np.int64) - _taken(before.astype(np.int64), row)
+    return grown
+
+
+def _cpu(look: Look) -> Nanoseconds:
+    return look.states.user_ns + look.states.system_ns
+
+
+def _latency(look: Look) -> Nanoseconds:
+    """Give what the kernel has counted, before it was cut to a thread's life."""
+    return look.states.latency_ns + look.states.missed_ns
+
+
+def _column(look: Look) -> npt.NDArray[np.intp]:
+    return np.where(look.told, look.now.classes, _UNTOLD).astype(np.intp)
+
+
+def _user(
+    cpu: Nanoseconds,
+    utime: Nanoseconds,
+    stime: Nanoseconds,
+    otherwise: npt.NDArray[np.float64],
+    kernel: Booleans,
+) -> Nanoseconds:
+    """Split time on the CPU by the ticks that met it, if any did."""
+    ticks = (utime + stime).astype(np.float64)
+    share = np.where(ticks > 0, _ratio(utime, ticks), otherwise)
+    share[kernel] = 0
+    return np.minimum((cpu * share).astype(np.int64), cpu)
+
+
+def _life_share(states: Microstates) -> npt.NDArray[np.float64]:
+    """Tell how much of all its time on the CPU a thread was in user mode."""
+    cpu = states.user_ns + states.system_ns
+    return np.where(cpu > 0, _ratio(states.user_ns, cpu), 1.0)
+
+
+def _ratio(value: Values, of: Values) -> npt.NDArray[np.float64]:
+    found = np.zeros(len(of))
+    np.divide(value, of, out=found, where=of != 0)
+    return found
+
+
+def _errors(
+    guessed: npt.NDArray[np.float64], squares: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Tell the standard errors of times that were spread by samples.
+
+    Each gap between looks counts as a sample of the weight of its time. Few samples
+    that agree are no certainty: the shares are those of two samples more, one of them
+    of the class (Agresti and Coull, 1998).
+    """
+    total = guessed.sum(1)
+    samples = _ratio(total**2, squares)[:, None]
+    share = guessed * _ratio(np.ones(len(total)), total)[:, None]
+    share = (share * samples + 1) / (samples + 2)
+    error = total[:, None] * np.sqrt(share * (1 - share) / (samples + 2))
+    return np.where(guessed > 0, error, 0)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Why the load is what it is: the threads that it counts, and what they do.
+
+kernel/sched/loadavg.c: the averages are of the number of threads that run or could,
+and of those in uninterruptible sleep.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import drgn
+import numpy as np
+
+from msatools.kernel.report import Findings
+from msatools.locks.model import On
+from msatools.prstat.model import Load, LoadGroup
+from msatools.prstat.rows import comm_text
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.now import Now
+from msatools.tasks.states import loads
+from msatools.tasks.table import TaskTable
+
+_FSHIFT = 11
+"""Bits of the averages after the point (include/linux/sched/loadavg.h)."""
+
+_RUNNABLE = (TaskClass.CPU, TaskClass.USR, TaskClass.SYS, TaskClass.INT, TaskClass.LAT)
+
+
+def load_averages(prog: drgn.Program, findings: Findings) -> tuple[float, ...] | None:
+    """Read the load averages over 1, 5 and 15 minutes."""
+    try:
+        values = prog["avenrun"].value_()
+    except (drgn.FaultError, LookupError) as error:
+        findings.lose("load averages", f"the load averages are lost: {error}")
+        return None
+    return tuple(value / (1 << _FSHIFT) for value in values)
+
+
+def collect_load(tasks: TaskTable, now: Now, ons: Mapping[int, On | None]) -> Load:
+    """Group the threads that make the load by what they do."""
+    runs = np.isin(now.classes, _RUNNABLE)
+    blocked = loads(tasks) & ~runs & (tasks["exit_state"] == 0)
+    groups: dict[tuple[str, int, str, str | None, On | None], list[int]] = defaultdict(
+        list
+    )
+    for row in np.flatnonzero(runs | blocked).tolist():
+        wait = now.waits[int(now.stacks.index[row])]
+        # Who runs is one load, on whichever CPU it is.
+        on = None if runs[row] else ons.get(row)
+        key = (
+            "R" if runs[row] else "D",
+            int(now.classes[row]),
+            comm_text(tasks["comm"][row]),
+            None if runs[row] else wait.caller,
+            on,
+        )
+        groups[key].append(row)
+    found = [
+        LoadGroup(
+            state=state,
+            task_class=TaskClass(task_class).name,
+            comm=comm,
+            on=on,
+            function=function,
+            pids=tuple(sorted(tasks["pid"][rows].tolist())),
+            max_age_ns=int(now.age_ns[rows].max()),
+        )
+        for (state, task_class, comm, function, on), rows in groups.items()
+    ]
+    found.sort(key=lambda group: (-len(group.pids), -group.max_age_ns))
+    return Load(
+        runnable=int(np.count_nonzero(runs)),
+        uninterruptible=int(np.count_nonzero(blocked)),
+        groups=tuple(found),
+    )

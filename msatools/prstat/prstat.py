@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What every process or thread of a kernel is doing, and where its time went."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+from drgn.helpers.linux.cpumask import num_online_cpus
+from drgn.helpers.linux.mm import totalram_pages
+
+from msatools.kernel.accounting import Accounting, read_accounting
+from msatools.kernel.pids import find_tasks
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings, noting_refusals
+from msatools.locks.explain import Explainer
+from msatools.locks.herds import find_herds
+from msatools.locks.model import Herd, On
+from msatools.prstat.breakdown import breakdown, sleeps
+from msatools.prstat.groups import by_cgroup, by_user
+from msatools.prstat.interval import Deltas, Ended, Interval, Look, ended
+from msatools.prstat.load import collect_load, load_averages
+from msatools.prstat.microstates import PF_KTHREAD, bound_of
+from msatools.prstat.model import PrstatReport, Totals
+from msatools.prstat.rows import (
+    Rows,
+    Spent,
+    Threads,
+    process_rows,
+    thread_rows,
+    totals,
+)
+from msatools.prstat.sampler import Sampler
+from msatools.prstat.select import Selection, SortKey, order, selected
+from msatools.prstat.stackgroups import stack_groups
+from msatools.prstat.states import states
+from msatools.prstat.why import why
+from msatools.target.describe import describe
+from msatools.target.errors import TargetError
+from msatools.target.model import Target
+from msatools.tasks.cgroups import read_cgroups
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.delays import read_delays
+from msatools.tasks.identity import read_identities
+from msatools.tasks.iowait import read_in_iowait
+from msatools.tasks.memory import read_memory
+from msatools.tasks.processes import Processes, read_processes
+from msatools.tasks.states import LETTERS, letters
+from msatools.tasks.table import TaskTable
+
+Progress = Callable[[int, int], None]
+Booleans = npt.NDArray[np.bool_]
+
+_COVERAGE = (
+    *("tasks", "tasks_unreadable", "lists_broken", "stacks", "stacks_incomplete"),
+    *("stacks_guessed", "stacks_by_drgn", "latency_impossible", "breakdown_impossible"),
+    *("reads", "bytes_read"),
+)
+"""Keys that are always in the report's coverage."""
+
+_ON_CPU = (TaskClass.CPU, TaskClass.USR, TaskClass.SYS, TaskClass.INT, TaskClass.LAT)
+_STEPS = 8
+
+
+class NoSuchPidError(TargetError):
+    """A PID that was named is not there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a report is to have."""
+
+    per_thread: bool = False
+    selection: Selection = field(default_factory=Selection)
+    sort: tuple[SortKey, ...] = (SortKey("CPU", largest_first=True),)
+    rows: int | None = None
+    """How many rows, ``None`` for all."""
+
+    children: bool = False
+    states: bool = False
+    load: bool = False
+    users: bool = False
+    cgroups: bool = False
+    stacks: bool = False
+    functions: tuple[str, ...] = ()
+    """Stacks with one of these."""
+
+    modules: tuple[str, ...] = ()
+    """Stacks with a function of one of these."""
+
+    why: tuple[str, ...] = ()
+    """Columns to explain."""
+
+    hz: float = 0
+    """Samples a second within an interval."""
+
+
+def collect_prstat(
+    prog: drgn.Program,
+    *,
+    target: Target | None = None,
+    options: Options | None = None,
+    progress: Progress | None = None,
+) -> PrstatReport:
+    """
+    Read all tasks of a kernel, and tell what they do and did.
+
+    >>> report = collect_prstat(prog)
+    >>> report.tasks[0].comm
+    'hog'
+
+    Nothing is written, and nothing but *prog* is read.
+
+    :param prog: A Linux kernel with types, live or dead.
+    :param target: What to say of the target; found out if not given.
+    :param progress: Called now and then with steps done and steps in all.
+    :raises NoSuchPidError: if a PID that the options name is not there
+    :raises LookupError: if the types lack what describes tasks
+    :raises drgn.FaultError: if the dump lacks every task
+    :raises TargetError: if the program is not a kernel, or has no types
+    """
+    session = Prstat(prog, target or describe(prog), options or Options())
+    return session.report(progress or (lambda done, total: None))
+
+
+class Prstat:
+    """A run of reports on one kernel: see :class:`msatools.command.Session`."""
+
+    def __init__(self, prog: drgn.Program, target: Target, options: Options) -> None:
+        self._prog = prog
+        self._target = target
+        self._options = options
+        self._reader = Reader(prog)
+        self._findings = Findings()
+        with noting_refusals(prog, self._findings):
+            bound_ns = bound_of(read_accounting(prog, self._findings))
+            self._sampler = Sampler(
+                self._reader,
+                self._findings,
+                hz=options.hz,
+                bound_ns=bound_ns,
+                read=self._read,
+            )
+            self._explainer = Explainer(self._reader)
+        self._lasting = _copy(self._findings)
+        self._interval: Interval | None = None
+        self._began: tuple[Look, Processes] | None = None
+
+    @property
+    def period_s(self) -> float | None:
+        """How long after one sample the next is due."""
+        return self._sampler.period_s
+
+    def report(self, progress: Progress) -> PrstatReport:
+        """Report each task's life, and what it is doing."""
+        with self._noting():
+            progress(0, _STEPS)
+            look = self._look()
+            processes = read_processes(self._reader, look.tasks, self._findings)
+            progress(1, _STEPS)
+            spent = totals(look.tasks, look.states, processes)
+            return self._report(look, processes, spent, None, progress)
+
+    def begin(self, progress: Progress) -> None:
+        """Look at all tasks: an interval begins."""
+        with self._noting():
+            look = self._look()
+            self._begin(look, read_processes(self._reader, look.tasks, self._findings))
+
+    def sample(self) -> None:
+        """Look at all tasks in the midst of an interval."""
+        assert self._interval is not None, "no interval has begun"
+        self._interval.add(self._sampler.look())
+
+    def advance(self, progress: Progress) -> PrstatReport:
+        """Report what tasks did in the interval that ends now."""
+        assert self._interval is not None, "no interval has begun"
+        assert self._began is not None
+        with self._noting():
+            look = self._sampler.look()
+            processes = read_processes(self._reader, look.tasks, self._findings)
+            self._interval.add(look)
+            deltas = self._interval.end()
+            spent = _spent(deltas, ended(*self._began, look, processes))
+            if deltas.gone:
+                self._findings.coverage["tasks_gone"] += deltas.gone
+            report = self._report(look, processes, spent, deltas, progress)
+            self._begin(look, processes)
+            return report
+
+    def _begin(self, look: Look, processes: Processes) -> None:
+        self._interval = Interval(look)
+        self._began = look, processes
+
+    def _look(self) -> Look:
+        look = self._sampler.look()
+        wanted = self._options.selection.pids or ()
+        missing = [pid for pid in wanted if pid not in look.tasks["pid"]]
+        if missing:
+            names = ", ".join(map(str, missing))
+            raise NoSuchPidError(
+                f"pid {names}",
+                "no such task" if len(missing) == 1 else "no such tasks",
+                "list them all without -p",
+            )
+        return look
+
+    def _read(self, findings: Findings) -> TaskTable:
+        """Read all threads, or those of the processes that were named."""
+        reader = self._sampler.task_reader
+        pids = self._options.selection.pids
+        if pids is None:
+            tasks = reader.read_all(findings)
+        else:
+            found = find_tasks(self._reader, pids, findings)
+            read = reader.read if self._options.per_thread else reader.read_processes
+            tasks = read(list(found.values()), findings)
+        kernel = self._options.selection.kernel
+        if kernel is not None:
+            tasks = tasks.only(((tasks["flags"] & PF_KTHREAD) != 0) == kernel)
+        return tasks
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Gather the findings of one report apart from those of others before."""
+        made = _copy(self._lasting)
+        findings, reader = self._findings, self._reader
+        findings.coverage, findings.lost = made.coverage, made.lost
+        findings.notes = made.notes
+        reader.reads = reader.bytes = 0
+        with noting_refusals(self._prog, findings):
+            yield
+
+    def _report(
+        self,
+        look: Look,
+        processes: Processes,
+        spent: Spent,
+        deltas: Deltas | None,
+        progress: Progress,
+    ) -> PrstatReport:
+        prog, reader, findings = self._prog, self._reader, self._findings
+        options, tasks, now = self._options, look.tasks, look.now
+        accounting = read_accounting(prog, findings)
+        slept = sleeps(tasks, accounting, now, read_in_iowait(reader, tasks, findings))
+        split = breakdown(
+            tasks,
+            look.clocks,
+            look.states,
+            slept,
+            read_delays(reader, tasks, findings),
+            accounting,
+        )
+        progress(2, _STEPS)
+        threads = Threads(
+            tasks=tasks,
+            now=now,
+            identities=read_identities(reader, tasks, findings),
+            processes=processes,
+            memory=read_memory(reader, tasks, findings),
+            cgroups=read_cgroups(reader, tasks, findings),
+            breakdown=None if deltas else split,
+        )
+        progress(4, _STEPS)
+        make = thread_rows if options.per_thread else process_rows
+        rows = make(threads, spent, with_children=options.children)
+        rows = rows.take(selected(rows, options.selection))
+        wanted = _threads_of(rows, len(tasks))
+        ons, herds = self._waits(look, wanted)
+        progress(6, _STEPS)
+        rows = rows.with_ons(ons)
+        shown = rows.take(order(rows, options.sort)[: options.rows])
+        self._count(look, spent, split.impossible)
+        return PrstatReport(
+            target=self._target,
+            taken_at_ns=look.clocks.monotonic_ns,
+            interval_ns=deltas.interval_ns if deltas else None,
+            coverage=self._coverage(),
+            notes=tuple(findings.notes.values()),
+            bound_ns=bound_of(accounting),
+            accounting=accounting,
+            totals=self._totals(look, wanted, accounting),
+            tasks=shown,
+            per_thread=options.per_thread,
+            herds=herds,
+            states=states(tasks, look.states, split, accounting, now, wanted)
+            if options.states
+            else None,
+            load=collect_load(tasks, now, ons) if options.load else None,
+            users=by_user(rows) if options.users else None,
+            cgroups=by_cgroup(rows) if options.cgroups else None,
+            stacks=stack_groups(
+                tasks,
+                now,
+                wanted,
+                functions=options.functions,
+                modules=options.modules,
+            )
+            if options.stacks
+            else None,
+            why=tuple(
+                why(name, accounting, look.states.latency_is_bound)
+                for name in options.why
+            )
+            if options.why
+            else None,
+        )
+
+    def _waits(
+        self, look: Look, wanted: Booleans
+    ) -> tuple[dict[int, On | None], tuple[Herd, ...]]:
+        """Tell what each wanted thread waits on, and which of them are herds."""
+        tasks, now = look.tasks, look.now
+        runs = np.isin(now.classes, _ON_CPU)
+        ons: dict[int, On | None] = {
+            row: On(kind="cpu", cpu=int(tasks["cpu"][row]))
+            for row in np.flatnonzero(wanted & runs).tolist()
+        }
+        asleep = wanted & ~runs & (now.classes != TaskClass.ZMB)
+        places = np.flatnonzero(asleep)
+        found = self._explainer.explain(
+            tasks, now, look.clocks, self._findings, rows=places
+        )
+        ons.update(zip(places.tolist(), found, strict=True))
+        return ons, find_herds(tasks, now, ons, look.clocks)
+
+    def _count(self, look: Look, spent: Spent, split_impossible: Booleans) -> None:
+        """Count, and note, counters of the kernel that cannot be."""
+        findings = self._findings
+        impossible = int(np.count_nonzero(spent.lives.impossible))
+        findings.coverage["tasks"] = len(look.tasks)
+        findings.coverage["reads"] = self._reader.reads
+        findings.coverage["bytes_read"] = self._reader.bytes
+        findings.coverage["latency_impossible"] = impossible
+        if impossible:
+            findings.note(
+                "latency-impossible",
+                f"{impossible} threads have more latency counted than there was time "
+                "for (sleep on the run queue counts, since 6.12): it is cut",
+            )
+        count = int(np.count_nonzero(split_impossible))
+        findings.coverage["breakdown_impossible"] = count
+        if count:
+            findings.note(
+                "breakdown-impossible",
+                f"{count} threads have counters of sleeps or delays that are more than "
+                "the time they are part of: those are left out",
+            )
+
+    def _coverage(self) -> Mapping[str, int]:
+        coverage = self._findings.coverage
+        return {name: coverage[name] for name in _COVERAGE} | {
+            name: count for name, count in sorted(coverage.items()) if count
+        }
+
+    def _totals(self, look: Look, wanted: Booleans, accounting: Accounting) -> Totals:
+        tasks, now = look.tasks.only(wanted), look.now.classes[wanted]
+        by_letter = Counter(letters(tasks).tolist())
+        by_class = Counter(now.tolist())
+        return Totals(
+            processes=len(np.unique(tasks["tgid"])),
+            threads=len(tasks),
+            states={name: by_letter[name] for name in LETTERS if by_letter[name]},
+            classes={c.name: by_class[c] for c in TaskClass if by_class[c]},
+            load_averages=load_averages(self._prog, self._findings),
+            cpus=num_online_cpus(self._prog),
+            ram_bytes=self._ram_bytes(),
+        )
+
+    def _ram_bytes(self) -> int | None:
+        try:
+            pages = int(totalram_pages(self._prog))
+        except (drgn.FaultError, LookupError):
+            return None
+        return pages * self._target.page_size
+
+
+def _copy(findings: Findings) -> Findings:
+    return Findings(
+        Counter(findings.coverage), Counter(findings.lost), dict(findings.notes)
+    )
+
+
+def _threads_of(rows: Rows, count: int) -> Booleans:
+    """Tell which threads the rows are made of."""
+    bounds = rows.columns["threads_of"]
+    edges = np.zeros(count + 1, np.int64)
+    np.add.at(edges, bounds[:, 0], 1)
+    np.add.at(edges, bounds[:, 1], -1)
+    inside: Booleans = np.cumsum(edges)[:count] > 0
+    return inside
+
+
+def _spent(deltas: Deltas, dead: Ended) -> Spent:
+    """Put what threads did in an interval in place of their lives."""
+    return Spent(
+        lives=deltas.lives,
+        nvcsw=deltas.nvcsw,
+        nivcsw=deltas.nivcsw,
+        min_flt=deltas.min_flt,
+        maj_flt=deltas.maj_flt,
+        dead=dead,
+        off_cpu=deltas.off,
+    )

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Threads and processes as rows: columns of numbers, from which each row is made.
+
+Pure. There may be a hundred thousand rows of which twenty are shown.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.clocks import Nanoseconds
+from msatools.locks.model import On
+from msatools.prstat.breakdown import Breakdown, Column
+from msatools.prstat.interval import Ended
+from msatools.prstat.interval import OffCpu as ByClass
+from msatools.prstat.microstates import PF_KTHREAD, Booleans, Microstates
+from msatools.prstat.model import Children, OffCpu, Split, TaskRow
+from msatools.tasks.cgroups import TaskCgroups
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.identity import Identities
+from msatools.tasks.memory import TaskMemory
+from msatools.tasks.now import AgeBound, Now
+from msatools.tasks.processes import Processes, Sums
+from msatools.tasks.states import letters
+from msatools.tasks.table import TaskTable
+
+UNKNOWN = -(1 << 63)
+"""In a column of numbers: what is not known."""
+
+MAX_RT_PRIO = 100
+DEFAULT_PRIO = 120
+
+Numbers = npt.NDArray[np.int64]
+Columns = dict[str, npt.NDArray[Any]]
+
+_NUMBERS = (
+    *("pid", "tgid", "ppid", "uid", "threads", "pri", "nice", "cpu"),
+    *("size_bytes", "rss_bytes", "class_age_ns", "lifetime_ns", "user_ns"),
+    *("system_ns", "latency_ns", "off_cpu_ns", "zombie_ns"),
+    *("nvcsw", "nivcsw", "min_flt", "maj_flt"),
+)
+_BOUNDS = {bound.value: bound.name.lower() for bound in AgeBound}
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What each thread did over its life or an interval; one value a thread."""
+
+    lives: Microstates
+    nvcsw: Numbers
+    nivcsw: Numbers
+    min_flt: Numbers
+    maj_flt: Numbers
+
+    dead: Ended
+    """What threads did that have ended, by thread of their process."""
+
+    off_cpu: ByClass | None = None
+    """Of an interval only."""
+
+
+@dataclass(frozen=True)
+class Threads:
+    """All that was found out of some threads."""
+
+    tasks: TaskTable
+    now: Now
+    identities: Identities
+    processes: Processes
+    memory: TaskMemory
+    cgroups: TaskCgroups
+    breakdown: Breakdown | None
+    """``None`` of an interval."""
+
+
+class Rows(Sequence[TaskRow]):
+    """Rows, each made when it is asked for."""
+
+    def __init__(
+        self,
+        columns: Columns,
+        paths: Sequence[str],
+        ons: Mapping[int, On | None],
+        threads: Threads,
+        spent: Spent,
+        with_children: bool = False,
+    ) -> None:
+        """
+        :param columns: One value a row each; ``thread`` is which thread of the table
+            tells what the row is doing now.
+        :param paths: Of control groups, by the number in the column.
+        :param ons: What threads wait on, as far as that was asked for.
+        """
+        self.columns = columns
+        self._paths = paths
+        self._ons = ons
+        self._threads = threads
+        self._spent = spent
+        self._with_children = with_children
+
+    def __len__(self) -> int:
+        return len(self.columns["pid"])
+
+    @overload
+    def __getitem__(self, place: int) -> TaskRow: ...
+    @overload
+    def __getitem__(self, place: slice) -> "Rows": ...
+    def __getitem__(self, place: int | slice) -> "TaskRow | Rows":
+        if isinstance(place, slice):
+            return self.take(np.arange(len(self))[place])
+        if not -len(self) <= place < len(self):
+            raise IndexError(place)
+        return self._row(place)
+
+    def __iter__(self) -> Iterator[TaskRow]:
+        return map(self._row, range(len(self)))
+
+    def take(self, places: npt.NDArray[Any]) -> "Rows":
+        """Give some rows: by their places, or by whether each is wanted."""
+        columns = {name: values[places] for name, values in self.columns.items()}
+        return Rows(
+            columns,
+            self._paths,
+            self._ons,
+            self._threads,
+            self._spent,
+            self._with_children,
+        )
+
+    def with_ons(self, ons: Mapping[int, On | None]) -> "Rows":
+        """Give the same rows, and what their threads wait on."""
+        return Rows(
+            self.columns,
+            self._paths,
+            ons,
+            self._threads,
+            self._spent,
+            self._with_children,
+        )
+
+    def path(self, number: int) -> str | None:
+        """Tell the path of a control group."""
+        return self._paths[number] if number >= 0 else None
+
+    def _row(self, place: int) -> TaskRow:
+        columns = self.columns
+        numbers: dict[str, Any] = {
+            name: _number(columns[name][place]) for name in _NUMBERS
+        }
+        thread = int(columns["thread"][place])
+        return TaskRow(
+            **numbers,
+            comm=comm_text(columns["comm"][place]),
+            cgroup=self.path(int(columns["cgroup"][place])),
+            kthread=bool(columns["kthread"][place]),
+            state=str(columns["state"][place]),
+            task_class=TaskClass(columns["class"][place]).name,
+            class_age_bound=_BOUNDS[int(columns["class_age_bound"][place])],
+            on=self._ons.get(thread),
+            latency_bound="upper" if columns["latency_is_upper"][place] else "exact",
+            breakdown=self._split(columns["threads_of"][place]),
+            off_cpu=self._off_cpu(thread, place),
+            children=self._children(thread) if self._with_children else None,
+        )
+
+    def _split(self, bounds: tuple[int, int]) -> Split | None:
+        """Sum up the split of the threads of a row; ``None`` if one is not known."""
+        made = self._threads.breakdown
+        first, end = int(bounds[0]), int(bounds[1])
+        if made is None:
+            return None
+        known = bool(made.known[first:end].all())
+        part = slice(first, end)
+        delays = {kind: _sum(column, part) for kind, column in made.delays.items()}
+        if not known and all(value is None for value in delays.values()):
+            return None
+        coverage = float(np.nanmean(made.coverage[first:end])) if known else None
+        return Split(
+            iowait_ns=_sum(made.sleeps.iowait, part),
+            blocked_ns=_sum(made.sleeps.blocked, part),
+            sleep_ns=_sum(made.sleeps.sleep, part),
+            stopped_ns=_sum(made.stopped, part),
+            delays=delays,
+            coverage=coverage,
+        )
+
+    def _off_cpu(self, thread: int, place: int) -> tuple[OffCpu, ...] | None:
+        if self._spent.off_cpu is None or not self.columns["is_thread"][place]:
+            return None
+        return tuple(
+            OffCpu(None if task_class is None else task_class.name, ns, error_ns)
+            for task_class, (ns, error_ns) in self._spent.off_cpu.by_class(
+                thread
+            ).items()
+        )
+
+    def _children(self, thread: int) -> Children | None:
+        processes = self._threads.processes
+        if not processes.known[thread]:
+            return None
+        reaped = processes.reaped
+        return Children(
+            user_ns=int(reaped.utime_ns[thread]),
+            system_ns=int(reaped.stime_ns[thread]),
+            nvcsw=int(reaped.nvcsw[thread]),
+            nivcsw=int(reaped.nivcsw[thread]),
+            min_flt=int(reaped.min_flt[thread]),
+            maj_flt=int(reaped.maj_flt[thread]),
+        )
+
+
+def totals(tasks: TaskTable, lives: Microstates, processes: Processes) -> Spent:
+    """Tell what each thread has done since its start."""
+    dead = processes.dead
+    user, system = split_by_ticks(processes.dead_sum_exec_ns, dead)
+    return Spent(
+        lives=lives,
+        nvcsw=tasks["nvcsw"].astype(np.int64),
+        nivcsw=tasks["nivcsw"].astype(np.int64),
+        min_flt=tasks["min_flt"].astype(np.int64),
+        maj_flt=tasks["maj_flt"].astype(np.int64),
+        dead=Ended(user, system, dead.nvcsw, dead.nivcsw, dead.min_flt, dead.maj_flt),
+    )
+
+
+def split_by_ticks(cpu_ns: Nanoseconds, ticks: Sums) -> tuple[Nanoseconds, Nanoseconds]:
+    """Split time on the CPU into that of user and system mode."""
+    both = (ticks.utime_ns + ticks.stime_ns).astype(np.float64)
+    share = np.divide(ticks.utime_ns, both, out=np.ones(len(both)), where=both != 0)
+    user = np.minimum((cpu_ns * share).astype(np.int64), cpu_ns)
+    return user, cpu_ns - user
+
+
+def thread_rows(threads: Threads, spent: Spent, *, with_children: bool = False) -> Rows:
+    """Make a row of each thread."""
+    places = np.arange(len(threads.tasks))
+    columns = _thread_columns(threads, spent)
+    columns["threads_of"] = np.stack([places, places + 1], axis=1)
+    columns["is_thread"] = np.ones(len(places), np.bool_)
+    return Rows(columns, threads.cgroups.paths, {}, threads, spent, with_children)
+
+
+def process_rows(
+    threads: Threads, spent: Spent, *, with_children: bool = False
+) -> Rows:
+    """Make a row of each process.
+
+    Time on the CPU, switches and faults are summed over its threads, also those that
+    have ended; latency and time off the CPU over those that live. What it is doing
+    now is what its leader does, or its oldest thread if the leader is dead.
+    """
+    tasks = threads.tasks
+    of_thread = _thread_columns(threads, spent)
+    if not len(tasks):
+        return thread_rows(threads, spent, with_children=with_children)
+    starts = np.flatnonzero(np.diff(tasks["tgid"], prepend=tasks["tgid"][0] - 1))
+    ends = np.append(starts[1:], len(tasks))
+    shown = _representatives(tasks, starts)
+
+    columns = {name: values[shown] for name, values in of_thread.items()}
+    for name in ("comm", "ppid", "uid", "cgroup", "kthread", "threads", "lifetime_ns"):
+        columns[name] = of_thread[name][starts]
+    columns["pid"] = columns["tgid"]
+    for name in ("latency_ns", "off_cpu_ns", "user_ns", "system_ns", "zombie_ns"):
+        columns[name] = np.add.reduceat(of_thread[name], starts)
+    lives = columns["class"] != TaskClass.ZMB
+    columns["zombie_ns"][lives] = 0
+    columns["latency_is_upper"] = np.logical_or.reduceat(
+        of_thread["latency_is_upper"], starts
+    )
+    for name in ("nvcsw", "nivcsw", "min_flt", "maj_flt"):
+        columns[name] = np.add.reduceat(of_thread[name], starts)
+    for name in _DEAD:
+        columns[name] = columns[name] + getattr(spent.dead, name)[starts]
+    columns["threads_of"] = np.stack([starts, ends], axis=1)
+    columns["is_thread"] = ends - starts == 1
+    return Rows(columns, threads.cgroups.paths, {}, threads, spent, with_children)
+
+
+_DEAD = ("user_ns", "system_ns", "nvcsw", "nivcsw", "min_flt", "maj_flt")
+
+
+def _representatives(tasks: TaskTable, starts: npt.NDArray[np.intp]) -> Numbers:
+    """Find the thread that tells what each process is doing."""
+    shown = starts.astype(np.int64)
+    dead = tasks["exit_state"] != 0
+    ends = np.append(starts[1:], len(tasks))
+    for place in np.flatnonzero(dead[starts] & (ends - starts > 1)).tolist():
+        threads = np.arange(starts[place], ends[place])
+        alive = threads[~dead[threads]]
+        if len(alive):
+            shown[place] = alive[np.argmin(tasks["start_ns"][alive])]
+    return shown
+
+
+def _thread_columns(threads: Threads, spent: Spent) -> Columns:
+    tasks, lives = threads.tasks, spent.lives
+    identities, memory, processes = (
+        threads.identities,
+        threads.memory,
+        threads.processes,
+    )
+    has_no_mm = ~memory.has_mm
+    return {
+        "thread": np.arange(len(tasks)),
+        "pid": tasks["pid"].astype(np.int64),
+        "tgid": tasks["tgid"].astype(np.int64),
+        "ppid": _known(identities.ppid, identities.ppid >= 0),
+        "uid": _known(identities.uid, identities.uid >= 0),
+        "comm": tasks["comm"],
+        "cgroup": threads.cgroups.index,
+        "kthread": (tasks["flags"] & PF_KTHREAD) != 0,
+        "threads": _known(processes.nr_threads, processes.known),
+        "state": letters(tasks),
+        "pri": tasks["prio"].astype(np.int64) - MAX_RT_PRIO,
+        "nice": tasks["static_prio"].astype(np.int64) - DEFAULT_PRIO,
+        "cpu": tasks["cpu"].astype(np.int64),
+        "size_bytes": _known(memory.size_bytes, has_no_mm | memory.known),
+        "rss_bytes": _known(memory.rss_bytes, has_no_mm | memory.rss_known),
+        "class": threads.now.classes,
+        "class_age_ns": threads.now.age_ns,
+        "class_age_bound": threads.now.age_bound,
+        "lifetime_ns": lives.lifetime_ns,
+        "user_ns": lives.user_ns,
+        "system_ns": lives.system_ns,
+        "latency_ns": lives.latency_ns,
+        "latency_is_upper": (lives.latency_ns > 0) & lives.latency_is_bound,
+        "off_cpu_ns": lives.off_cpu_ns,
+        "zombie_ns": lives.zombie_ns,
+        "nvcsw": spent.nvcsw,
+        "nivcsw": spent.nivcsw,
+        "min_flt": spent.min_flt,
+        "maj_flt": spent.maj_flt,
+    }
+
+
+def _sum(column: Column, threads: slice) -> int | None:
+    return int(column.ns[threads].sum()) if column.known[threads].all() else None
+
+
+def _known(values: Numbers, known: Booleans) -> Numbers:
+    return np.where(known, values, UNKNOWN)
+
+
+def _number(value: Any) -> int | None:
+    number = int(value)
+    return None if number == UNKNOWN else number
+
+
+def comm_text(value: bytes) -> str:
+    """Make text of a name; bytes that are no UTF-8 are escaped."""
+    return bytes(value).partition(b"\0")[0].decode("utf-8", "backslashreplace")

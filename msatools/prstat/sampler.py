@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Looks at all threads, again and again, each for as little as can be.
+
+A look reads every ``struct task_struct``. A thread that slept and was not switched
+since the last look sleeps on in the same place: its stack is not read again.
+"""
+
+import time
+from collections.abc import Callable
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.clocks import read_clocks
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.prstat.interval import NOBODY, Look, Rows, asleep, match
+from msatools.prstat.microstates import BOUND_NS, Booleans, microstates
+from msatools.tasks.now import Now, ages, collect_now
+from msatools.tasks.stackmemory import StackMemory
+from msatools.tasks.stacks import NO_STACK, Stack, StackCollector, Stacks
+from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.unwind import End
+from msatools.tasks.waits import Wait, classify
+
+MAX_SHARE = 0.25
+"""Of one CPU, which looks may take: where they cost more, there are fewer."""
+
+_WALKS = 3
+"""How often a list is followed on a running kernel that changes it meanwhile."""
+
+_AT_ONCE = 16
+"""Tasks read before their stacks are: some 100 us pass in between."""
+
+_SPARE_STACKS = 1024
+"""Stacks that no thread has any more, before they are forgotten."""
+
+Places = npt.NDArray[np.int32]
+
+_WHOLE = (End.ENTRY, End.START)
+
+
+class Sampler:
+    """Looks at the threads of one kernel; at a dump, one look will do.
+
+    :param hz: How many are wanted a second within an interval; 0 for none.
+    :param bound_ns: How far this kernel's clocks may be apart.
+    :param read: What reads the threads: all of them, if not told otherwise.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        findings: Findings,
+        *,
+        hz: float = 0,
+        bound_ns: int = BOUND_NS,
+        read: Callable[[Findings], TaskTable] | None = None,
+    ) -> None:
+        self._prog = reader.prog
+        self._live = bool(reader.prog.flags & drgn.ProgramFlags.IS_LIVE)
+        self._findings = findings
+        self.task_reader = TaskReader(reader)
+        self._read = read or self.task_reader.read_all
+        self.collector = _Collector(reader, findings)
+        self._hz = hz
+        self._bound_ns = bound_ns
+        self._cost_s = 0.0
+        self._last: Look | None = None
+        self._settled: Booleans = np.zeros(0, np.bool_)
+        self._stacks = _Stacks()
+        # The first time it takes long, which is not to pass between tasks and clocks.
+        read_clocks(self._prog, Findings())
+
+    @property
+    def period_s(self) -> float | None:
+        """How long after one look the next is due; more where they cost much."""
+        if self._hz <= 0:
+            return None
+        return max(1 / self._hz, self._cost_s / MAX_SHARE)
+
+    def look(self) -> Look:
+        """Read all threads, and unwind the stacks of those that were switched."""
+        began_s = time.process_time()
+        tasks = self._walk()
+        row = self._unswitched(tasks)
+        settled = np.ones(len(tasks), np.bool_)
+        if self._live:
+            tasks, row, settled = self._refresh(tasks, row)
+        clocks = read_clocks(self._prog, self._findings)
+        changed = row == NOBODY
+        part = tasks.only(changed)
+        seen = collect_now(self.collector, self._prog, part, clocks)
+        self.collector.release()
+        told = settled | ~asleep(tasks)
+        told[changed] |= _is_whole(seen.stacks)
+        self._findings.coverage["classes_untold"] += int(np.count_nonzero(~told))
+
+        classes = np.zeros(len(tasks), np.uint8)
+        index: Places = np.zeros(len(tasks), np.int32)
+        if self._last is not None:
+            classes[~changed] = self._last.now.classes[row[~changed]]
+            index[~changed] = self._last.now.stacks.index[row[~changed]]
+        classes[changed] = seen.classes
+        index[changed] = self._stacks.place(seen)[seen.stacks.index]
+        index = self._stacks.forget(index)
+        age, bound = ages(tasks, clocks, classes)
+        unique, waits = self._stacks.all()
+        stacks = Stacks(self.collector.text, unique, index, seen.stacks.asked)
+        look = Look(
+            tasks,
+            clocks,
+            microstates(tasks, clocks, self._bound_ns),
+            Now(classes, age, bound, stacks, waits),
+            told,
+        )
+        if self._last is not None:
+            # The first costs more than those that follow.
+            self._cost_s = time.process_time() - began_s
+        self._last, self._settled = look, settled & asleep(tasks)
+        return look
+
+    def _walk(self) -> TaskTable:
+        """Read every thread; a list that changed while it was followed once more."""
+        for left in reversed(range(_WALKS)):
+            found = Findings()
+            tasks = self._read(found)
+            if not (self._live and left and found.coverage["lists_broken"]):
+                break
+            self._findings.coverage["walks_retried"] += 1
+        self._findings.coverage.update(found.coverage)
+        self._findings.lost.update(found.lost)
+        for key, note in found.notes.items():
+            self._findings.notes.setdefault(key, note)
+        return tasks
+
+    def _unswitched(self, tasks: TaskTable) -> Rows:
+        """Find who sleeps where it did: the rows in the last look."""
+        if self._last is None or not len(self._last.tasks):
+            return np.full(len(tasks), NOBODY, np.intp)
+        last = self._last.tasks
+        row = match(last, tasks)
+        there = (row != NOBODY) & self._settled[row]
+        there[there] = _same(
+            TaskTable(last.records[row[there]], last.columns), tasks.only(there)
+        )
+        return np.where(there, row, NOBODY)
+
+    def _refresh(self, tasks: TaskTable, row: Rows) -> tuple[TaskTable, Rows, Booleans]:
+        """Read again whose stacks are wanted, a few at a time, and hold their stacks.
+
+        :return: The threads without those that have ended, their rows in the last look,
+            and who slept on while its stack was read.
+        """
+        wanted = np.flatnonzero((row == NOBODY) & asleep(tasks))
+        stays = np.ones(len(tasks), np.bool_)
+        settled = row != NOBODY
+        for start in range(0, len(wanted), _AT_ONCE):
+            rows = wanted[start : start + _AT_ONCE]
+            fresh, there = self._read_again(tasks, rows)
+            self.collector.hold(fresh.only(asleep(fresh)))
+            stays[rows[~there]] = False
+            rows = rows[there]
+            tasks.records[rows] = fresh.records
+            again, there = self._read_again(tasks, rows)
+            settled[rows[there]] = _same(fresh.only(there), again)
+        self._findings.coverage["tasks_gone"] += int(np.count_nonzero(~stays))
+        return tasks.only(stays), row[stays], settled[stays]
+
+    def _read_again(self, tasks: TaskTable, rows: Rows) -> tuple[TaskTable, Booleans]:
+        """Read some threads again; tell of which of *rows*, in order, they are.
+
+        Memory of a thread that has ended may be another's.
+        """
+        # That a thread has ended meanwhile is no loss.
+        fresh = self.task_reader.read(tasks["address"][rows].tolist(), Findings())
+        there = np.isin(tasks["address"][rows], fresh["address"])
+        own = np.ones(len(fresh), np.bool_)
+        for column in ("pid", "tgid", "start_ns"):
+            own &= fresh[column] == tasks[column][rows[there]]
+        there[there] = own
+        return fresh.only(own), there
+
+
+def _same(before: TaskTable, after: TaskTable) -> Booleans:
+    """Tell which threads sleep on where they slept; the tables have the same ones."""
+    same = asleep(before) & asleep(after)
+    for column in ("state", "nvcsw", "nivcsw"):
+        same &= before[column] == after[column]
+    return same
+
+
+class _Collector(StackCollector):
+    """Collects stacks from memory that may have been read before.
+
+    On a running kernel a stack has to be read right after the task's own record, while
+    unwinding takes longer and is best done of many at once.
+    """
+
+    def __init__(self, reader: Reader, findings: Findings) -> None:
+        super().__init__(reader, findings)
+        self._held: dict[int, Addresses] = {}
+
+    def hold(self, tasks: TaskTable) -> None:
+        """Read the stacks of some threads that sleep, to be unwound later."""
+        if self.has_orc and tasks.has("sp"):
+            memory = super().read(tasks["stack"], tasks["sp"])
+            for row, stack in enumerate(tasks["stack"].tolist()):
+                self._held[stack] = memory.stack(row)
+
+    def release(self) -> None:
+        self._held = {}
+
+    def read(self, stacks: Addresses, pointers: Addresses) -> StackMemory:
+        if not self._held:
+            return super().read(stacks, pointers)
+        nothing = np.empty(0, np.uint64)
+        words = [self._held.get(stack, nothing) for stack in stacks.tolist()]
+        lengths = np.array([len(part) for part in words], np.intp)
+        return StackMemory(
+            words=np.concatenate([nothing, *words]),
+            first=np.cumsum(lengths) - lengths,
+            base=pointers,
+            size=8 * lengths.astype(np.uint64),
+        )
+
+
+class _Stacks:
+    """All stacks that were seen, and what each tells."""
+
+    def __init__(self) -> None:
+        self._places: dict[Stack, int] = {NO_STACK: 0}
+        self._waits: list[Wait] = [classify(())]
+
+    def all(self) -> tuple[list[Stack], tuple[Wait, ...]]:
+        return list(self._places), tuple(self._waits)
+
+    def place(self, seen: Now) -> Places:
+        """Give the places of the stacks that were seen."""
+        places = np.zeros(len(seen.stacks.unique), np.int32)
+        pairs = zip(seen.stacks.unique, seen.waits, strict=True)
+        for at, (stack, wait) in enumerate(pairs):
+            places[at] = self._places.setdefault(stack, len(self._places))
+            if places[at] == len(self._waits):
+                self._waits.append(wait)
+        return places
+
+    def forget(self, index: Places) -> Places:
+        """Forget stacks that no thread has, if they are many; give the new places."""
+        if len(self._waits) <= _SPARE_STACKS:
+            return index
+        used, index_of_used = np.unique(np.append(index, 0), return_inverse=True)
+        if len(self._waits) - len(used) <= _SPARE_STACKS:
+            return index
+        stacks = list(self._places)
+        self._waits = [self._waits[place] for place in used.tolist()]
+        self._places = {stacks[place]: at for at, place in enumerate(used.tolist())}
+        return index_of_used[:-1].astype(np.int32)
+
+
+def _is_whole(stacks: Stacks) -> Booleans:
+    """Tell whose stack ends as they do; one that changed while it was read may not."""
+    whole = np.array([stack.end in _WHOLE for stack in stacks.unique], np.bool_)
+    return whole[stacks.index]

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Which rows are wanted, and in which order. Pure."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.prstat.rows import Columns, Rows
+from msatools.tasks.classes import TaskClass
+
+Booleans = npt.NDArray[np.bool_]
+Places = npt.NDArray[np.intp]
+
+_UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9}
+_UNITS |= {"h": 3600 * 10**9, "d": 86400 * 10**9}
+_AGE = re.compile(r"([<>]?)=?\s*(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|ms|s|m|h|d)?")
+
+
+@dataclass(frozen=True)
+class Ages:
+    """From when to when something has lasted."""
+
+    least_ns: int = 0
+    most_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What rows are wanted; ``None`` is all of them."""
+
+    pids: tuple[int, ...] | None = None
+    uids: tuple[int, ...] | None = None
+    kernel: bool | None = None
+    """Whether threads of the kernel are, or all others."""
+
+    cpus: frozenset[int] | None = None
+    states: frozenset[str] | None = None
+    classes: frozenset[TaskClass] | None = None
+    ages: tuple[Ages, ...] = ()
+    """All of these."""
+
+
+@dataclass(frozen=True)
+class SortKey:
+    """A column to sort by."""
+
+    name: str
+    """One of :data:`KEYS`."""
+
+    largest_first: bool
+
+
+def parse_ages(word: str) -> Ages:
+    """
+    Understand ``>30s``, ``<5m`` and ``1.5h``; without a unit it is seconds.
+
+    :raises ValueError: if it is nothing of the kind
+    """
+    matched = _AGE.fullmatch(word.strip())
+    if matched is None:
+        raise ValueError(f"not an age such as >30s: {word!r}")
+    sign, number, unit = matched.groups()
+    age_ns = round(float(number) * _UNITS[unit or "s"])
+    return Ages(most_ns=age_ns) if sign == "<" else Ages(least_ns=age_ns)
+
+
+def parse_sort(word: str) -> SortKey:
+    """
+    Understand the name of a column, with ``+`` before it for the least first and
+    ``-`` for the largest.
+
+    :raises ValueError: if there is no such column
+    """
+    name = word.lstrip("+-").upper()
+    if name not in KEYS or len(word) - len(name) > 1:
+        raise ValueError(f"cannot sort by {word!r}; there are {', '.join(KEYS)}")
+    sign = word[: len(word) - len(name)]
+    largest_first = sign == "-" or (not sign and name not in _LEAST_FIRST)
+    return SortKey(name, largest_first)
+
+
+def selected(rows: Rows, wanted: Selection) -> Booleans:
+    """Tell which rows are wanted, but for their PIDs."""
+    columns = rows.columns
+    keep = np.ones(len(rows), np.bool_)
+    if wanted.uids is not None:
+        keep &= np.isin(columns["uid"], wanted.uids)
+    if wanted.kernel is not None:
+        keep &= columns["kthread"] == wanted.kernel
+    if wanted.cpus is not None:
+        keep &= np.isin(columns["cpu"], list(wanted.cpus))
+    if wanted.states is not None:
+        keep &= np.isin(columns["state"], list(wanted.states))
+    if wanted.classes is not None:
+        keep &= np.isin(columns["class"], list(wanted.classes))
+    for ages in wanted.ages:
+        keep &= columns["class_age_ns"] >= ages.least_ns
+        if ages.most_ns is not None:
+            keep &= columns["class_age_ns"] <= ages.most_ns
+    return keep
+
+
+def order(rows: Rows, keys: Sequence[SortKey]) -> Places:
+    """Tell the places of rows in their order; what is equal goes by PID."""
+    found: Places = np.argsort(rows.columns["pid"], kind="stable")
+    for key in reversed(keys):
+        values = KEYS[key.name](rows)[found]
+        _, ranks = np.unique(values, return_inverse=True)
+        ranks = -ranks if key.largest_first else ranks
+        found = found[np.argsort(ranks, kind="stable")]
+    return found
+
+
+def cpu_ns(columns: Columns) -> npt.NDArray[np.int64]:
+    """Tell each row's time on the CPU."""
+    time: npt.NDArray[np.int64] = columns["user_ns"] + columns["system_ns"]
+    return time
+
+
+def _share(values: npt.NDArray[Any], columns: Columns) -> npt.NDArray[np.float64]:
+    lifetime = columns["lifetime_ns"]
+    found = np.zeros(len(lifetime))
+    np.divide(values, lifetime, out=found, where=lifetime > 0)
+    return found
+
+
+def _column(name: str) -> Callable[[Rows], npt.NDArray[Any]]:
+    return lambda rows: rows.columns[name]
+
+
+def _share_of(name: str) -> Callable[[Rows], npt.NDArray[Any]]:
+    return lambda rows: _share(rows.columns[name], rows.columns)
+
+
+def _off_per_switch(rows: Rows) -> npt.NDArray[Any]:
+    off, switches = rows.columns["off_cpu_ns"], rows.columns["nvcsw"]
+    return np.divide(off, switches, out=np.zeros(len(off)), where=switches > 0)
+
+
+def _cgroups(rows: Rows) -> npt.NDArray[Any]:
+    numbers = rows.columns["cgroup"]
+    return np.array([rows.path(number) or "" for number in numbers.tolist()], np.str_)
+
+
+KEYS: Mapping[str, Callable[[Rows], npt.NDArray[Any]]] = {
+    "PID": _column("pid"),
+    "TGID": _column("tgid"),
+    "PPID": _column("ppid"),
+    "USER": _column("uid"),
+    "SIZE": _column("size_bytes"),
+    "RSS": _column("rss_bytes"),
+    "STATE": _column("state"),
+    "PRI": _column("pri"),
+    "NICE": _column("nice"),
+    "PSR": _column("cpu"),
+    "TIME": lambda rows: cpu_ns(rows.columns),
+    "CPU": lambda rows: _share(cpu_ns(rows.columns), rows.columns),
+    "NLWP": _column("threads"),
+    "COMMAND": _column("comm"),
+    "CGROUP": _cgroups,
+    "NOW": _column("class"),
+    "FOR": _column("class_age_ns"),
+    "USR": _share_of("user_ns"),
+    "SYS": _share_of("system_ns"),
+    "LAT": _share_of("latency_ns"),
+    "OFF": _share_of("off_cpu_ns"),
+    "ZMB": _share_of("zombie_ns"),
+    "VCX": _column("nvcsw"),
+    "ICX": _column("nivcsw"),
+    "MIN": _column("min_flt"),
+    "MAJ": _column("maj_flt"),
+    "OFF/VCX": _off_per_switch,
+    "LIFE": _column("lifetime_ns"),
+}
+"""What there is to sort by, as the columns are called."""
+
+_LEAST_FIRST = frozenset(
+    ("PID", "TGID", "PPID", "USER", "STATE", "PSR", "COMMAND", "CGROUP", "NOW")
+)

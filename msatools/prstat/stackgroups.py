@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Threads that sleep grouped by how they came to their wait, as mdb's ``::stacks``."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.prstat.model import StackGroup
+from msatools.prstat.rows import comm_text
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.now import Now
+from msatools.tasks.stacks import Stack, Stacks
+from msatools.tasks.table import TaskTable
+
+
+def stack_groups(
+    tasks: TaskTable,
+    now: Now,
+    wanted: npt.NDArray[np.bool_],
+    *,
+    functions: Iterable[str] = (),
+    modules: Iterable[str] = (),
+) -> tuple[StackGroup, ...]:
+    """Group the wanted threads that have a stack; the largest groups are first.
+
+    :param functions: One of which must be on the stack, if there are any.
+    :param modules: One of which must have a function there, if there are any.
+    """
+    functions, modules = frozenset(functions), frozenset(modules)
+    frames: dict[int, tuple[str, ...]] = {}
+    groups: dict[tuple[tuple[str, ...], int], list[int]] = defaultdict(list)
+    for row in np.flatnonzero(wanted & (now.stacks.index != 0)).tolist():
+        place = int(now.stacks.index[row])
+        if place not in frames:
+            stack = now.stacks.unique[place]
+            found = _frames(now.stacks, stack)
+            keep = _has(found, functions, modules)
+            frames[place] = tuple(map(_frame, found)) if keep else ()
+        if frames[place]:
+            groups[frames[place], int(now.classes[row])].append(row)
+    made = [
+        StackGroup(
+            frames=stack_frames,
+            task_class=TaskClass(task_class).name,
+            pids=tuple(tasks["pid"][rows].tolist()),
+            min_age_ns=int(now.age_ns[rows].min()),
+            max_age_ns=int(now.age_ns[rows].max()),
+            ages_ns=tuple(now.age_ns[rows].tolist()),
+            comms=tuple(map(comm_text, tasks["comm"][rows])),
+        )
+        for (stack_frames, task_class), rows in groups.items()
+    ]
+    return tuple(sorted(made, key=lambda group: (-len(group.pids), group.pids)))
+
+
+def _frames(stacks: Stacks, stack: Stack) -> list[tuple[str, str | None]]:
+    """Name the functions of a stack, and the modules that they are in."""
+    text = stacks.text
+    found = []
+    for name, address in zip(stacks.names(stack), stack.instructions(), strict=True):
+        module = None if text.in_kernel(address) else text.module(address)
+        found.append((name, module.name if module else None))
+    return found
+
+
+def _has(
+    frames: list[tuple[str, str | None]],
+    functions: frozenset[str],
+    modules: frozenset[str],
+) -> bool:
+    names = {name.partition(".")[0] for name, _ in frames}
+    names |= {name for name, _ in frames}
+    return (not functions or bool(functions & names)) and (
+        not modules or any(module in modules for _, module in frames)
+    )
+
+
+def _frame(frame: tuple[str, str | None]) -> str:
+    name, module = frame
+    return name if module is None else f"{name} [{module}]"

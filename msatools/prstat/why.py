@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What each column is, where the kernel keeps it, and how well it is known."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msatools.kernel.accounting import Accounting
+from msatools.prstat.model import Why
+
+_TICKS = (
+    "The kernel counts time on the CPU exactly (se.sum_exec_runtime) and lets the tick "
+    "sample the mode (utime, stime); shares are those of the ticks, as in ps."
+)
+_LATENCY = (
+    "Time on a run queue without the CPU: sched_info.run_delay, and the wait that "
+    "lasts (last_queued)."
+)
+_OFF = (
+    "Lifetime less time on the CPU, latency and time as a zombie: asleep, stopped, or "
+    "throttled."
+)
+
+
+@dataclass(frozen=True)
+class _Field:
+    bound: str
+    text: str
+
+
+_FIELDS: Mapping[str, _Field] = {
+    "PID": _Field("exact", "The process; with -L the thread (task_struct.pid)."),
+    "TGID": _Field("exact", "The process that the thread is of (task_struct.tgid)."),
+    "PPID": _Field("exact", "The parent process (real_parent), as /proc/PID/stat."),
+    "USER": _Field(
+        "exact",
+        "The real user (real_cred->uid); by name on the machine itself only, as a dump "
+        "has no /etc/passwd.",
+    ),
+    "SIZE": _Field("exact", "All mappings (mm->total_vm), as VmSize."),
+    "RSS": _Field(
+        "exact",
+        "Resident pages (mm->rss_stat) with the parts that CPUs and threads have not "
+        "passed on: VmRSS of /proc before v6.16 lacks those.",
+    ),
+    "STATE": _Field("exact", "As in /proc (__state, exit_state)."),
+    "PRI": _Field("exact", "As in /proc/PID/stat (prio - 100); 20 is nice 0."),
+    "NICE": _Field("exact", "static_prio - 120."),
+    "PSR": _Field("exact", "The CPU that it is on, or was on last."),
+    "TIME": _Field(
+        "exact",
+        "Time on the CPU (se.sum_exec_runtime, and the burst that lasts), of a process "
+        "with that of threads that have ended (signal->sum_sched_runtime).",
+    ),
+    "CPU": _Field("exact", "TIME as a share of one CPU, over LIFE or the interval."),
+    "NLWP": _Field("exact", "Threads of the process (signal->nr_threads)."),
+    "COMMAND": _Field("exact", "task_struct.comm: at most 15 bytes."),
+    "CGROUP": _Field("exact", "The control group of cgroup v2, as /proc/PID/cgroup."),
+    "NOW": _Field(
+        "exact",
+        "What it is doing: by its state, and while it sleeps by the kernel functions "
+        "on its stack; on a CPU in a dump by the registers.",
+    ),
+    "FOR": _Field(
+        "exact",
+        "Since when NOW is so: the time it last left the CPU (se.exec_start), or came "
+        "to the run queue. < where that stamp is lost, and the last time that it came "
+        "to the CPU serves; ~ of zombies, by a clock that may have lagged.",
+    ),
+    "ON": _Field(
+        "exact",
+        "What it waits on, by its system call's arguments, its stack, and the kernel's "
+        "tables. - where nothing tells for certain.",
+    ),
+    "USR": _Field("estimate", f"Time in user mode. {_TICKS}"),
+    "SYS": _Field("estimate", f"Time in the kernel. {_TICKS}"),
+    "LAT": _Field("exact", _LATENCY),
+    "OFF": _Field("exact", _OFF),
+    "ZMB": _Field("estimate", "Time since it died (exec_start)."),
+    "IOW": _Field("exact", "Uninterruptible sleep for I/O (stats.iowait_sum)."),
+    "BLK": _Field(
+        "exact", "Other uninterruptible sleep (stats.sum_block_runtime - iowait_sum)."
+    ),
+    "SLP": _Field(
+        "exact", "Interruptible sleep (stats.sum_sleep_runtime - sum_block_runtime)."
+    ),
+    "STP": _Field(
+        "exact",
+        "Stopped, traced or frozen: what sleeps do not explain. - where statistics do "
+        "not cover the whole life.",
+    ),
+    "COV": _Field("exact", "The share of OFF that the statistics of sleeps have seen."),
+    "BIO": _Field("exact", "Delay by block I/O (delays->blkio_delay)."),
+    "SWP": _Field("exact", "Delay by swap-in (delays->swapin_delay)."),
+    "RCL": _Field("exact", "Delay by reclaim (delays->freepages_delay)."),
+    "THR": _Field("exact", "Delay by thrashing (delays->thrashing_delay)."),
+    "CMP": _Field("exact", "Delay by compaction (delays->compact_delay)."),
+    "COW": _Field("exact", "Delay by copy-on-write (delays->wpcopy_delay)."),
+    "IRQ": _Field("exact", "Delay by interrupts (delays->irq_delay)."),
+    "VCX": _Field("exact", "Voluntary context switches (nvcsw)."),
+    "ICX": _Field("exact", "Involuntary context switches (nivcsw)."),
+    "MIN": _Field("exact", "Page faults without I/O (min_flt)."),
+    "MAJ": _Field("exact", "Page faults with I/O (maj_flt)."),
+    "SCL": _Field("not kept", "Linux does not count system calls by task."),
+    "SIG": _Field("not kept", "Linux does not count signals received."),
+    "TRP": _Field(
+        "not kept", "Linux keeps no time in traps: it is within USR and SYS."
+    ),
+    "OFF/VCX": _Field(
+        "exact",
+        "Mean time off the CPU per voluntary switch: OFF's time by VCX. Small, with "
+        "NOW at LCK, is a lock that is passed around, or a herd.",
+    ),
+    "LIFE": _Field("exact", "Time since the start (start_time), or of the interval."),
+    "CUSR": _Field(
+        "estimate", "User time of children that were waited for (signal->cutime)."
+    ),
+    "CSYS": _Field("estimate", "System time of those children (signal->cstime)."),
+    "CVCX": _Field("exact", "Voluntary switches of those children (signal->cnvcsw)."),
+    "CICX": _Field("exact", "Involuntary ones (signal->cnivcsw)."),
+    "CMIN": _Field("exact", "Page faults of those children without I/O."),
+    "CMAJ": _Field("exact", "Page faults of those children with I/O."),
+}
+
+FIELDS = tuple(_FIELDS)
+"""All columns that there are."""
+
+_SLEEPS = frozenset(("IOW", "BLK", "SLP", "STP", "COV"))
+_DELAYS = frozenset(("BIO", "SWP", "RCL", "THR", "CMP", "COW", "IRQ"))
+
+
+def why(name: str, accounting: Accounting, latency_is_bound: bool) -> Why:
+    """
+    Explain a column, as it is on one kernel.
+
+    :raises KeyError: if there is none of the name
+    """
+    field = _FIELDS[name]
+    bound, text = field.bound, field.text
+    if name == "LAT" and latency_is_bound:
+        bound = "upper"
+        text += (
+            " This kernel lets tasks sleep on the run queue (delayed dequeue, v6.12), "
+            "which counts as latency when they wake up."
+        )
+    elif name == "OFF" and latency_is_bound:
+        bound = "lower"
+        text += " As LAT is an upper bound here, this is a lower one."
+    elif name in ("USR", "SYS") and accounting.precise_cputime:
+        text += " On nohz_full CPUs of this kernel the split is exact."
+    elif name in _SLEEPS and not accounting.schedstats:
+        bound = "not kept"
+        text += (
+            " schedstats are off: sysctl kernel.sched_schedstats=1 has them kept from "
+            "then on."
+        )
+    elif name in _DELAYS and not accounting.delayacct:
+        bound = "not kept"
+        text += (
+            " Delay accounting is off: sysctl kernel.task_delayacct=1 has it kept for "
+            "tasks that start from then on."
+        )
+    elif name == "IRQ" and not accounting.irq_time:
+        bound = "not kept"
+        text += " This kernel does not keep time of interrupts apart."
+    return Why(name, bound, text)

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The columns of prstat's tables: how each cell is written, how well it is known."""
+
+import pwd
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from msatools.prstat.model import Children, PrstatReport, Split, TaskRow
+from msatools.render.blocks import Cell, Column, Span
+from msatools.render.on import on_text
+from msatools.render.units import clock, count, duration, short_size
+
+NOT_KEPT = "-"
+ESTIMATE = "~"
+UPPER = "<"
+LOWER = ">"
+
+_ON_WIDTH = 36
+_AGE_MARKS = {"exact": "", "upper": UPPER, "estimate": ESTIMATE}
+DELAY_OF = {
+    "BIO": "blkio",
+    "SWP": "swapin",
+    "RCL": "freepages",
+    "THR": "thrashing",
+    "CMP": "compact",
+    "COW": "wpcopy",
+    "IRQ": "irq",
+}
+"""Columns of delays, and what the kernel calls each."""
+_BAD_STATES = frozenset("DZ")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What cells depend on beside their row."""
+
+    names: bool
+    """Whether users have names here: on the machine itself."""
+
+    per_thread: bool
+    precise_cputime: bool
+    full: bool
+    """Whether long cells are not cut."""
+
+
+def context(report: PrstatReport, full: bool) -> Context:
+    """Tell what the cells of a report depend on."""
+    return Context(
+        names=report.target.kind == "kcore",
+        per_thread=report.per_thread,
+        precise_cputime=report.accounting.precise_cputime,
+        full=full,
+    )
+
+
+Write = Callable[[TaskRow, Context], Cell]
+
+
+def share(ns: int, of_ns: int) -> str:
+    """
+    Write a share in percent, of one CPU.
+
+    >>> share(237, 1000), share(1, 10**6), share(3, 1)
+    ('23.7', '0.0', '300')
+    """
+    if of_ns <= 0:
+        return NOT_KEPT
+    percent = 100 * ns / of_ns
+    return f"{percent:.1f}" if percent < 99.95 else count(round(percent))
+
+
+def user(uid: int | None, names: bool) -> str:
+    """Name a user, where users have names."""
+    if uid is None:
+        return NOT_KEPT
+    return _user_name(uid) if names else str(uid)
+
+
+@lru_cache(maxsize=1024)
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return str(uid)
+
+
+def make_columns(names: tuple[str, ...], report: PrstatReport) -> tuple[Column, ...]:
+    """Give the headers of some columns."""
+    return tuple(
+        Column(_header(name, report), "left" if name in _LEFT else "right")
+        for name in names
+    )
+
+
+def _header(name: str, report: PrstatReport) -> str:
+    if name == "PID" and report.per_thread:
+        return "PID/TID"
+    if name == "PROCESS/NLWP" and report.per_thread:
+        return "THREAD"
+    return name
+
+
+def write(name: str, row: TaskRow, about: Context) -> Cell:
+    """Write one cell."""
+    return _WRITERS[name](row, about)
+
+
+def _pid(row: TaskRow, about: Context) -> str:
+    if about.per_thread and row.pid != row.tgid:
+        return f"{row.tgid}/{row.pid}"
+    return str(row.pid)
+
+
+def _number(value: int | None) -> str:
+    return NOT_KEPT if value is None else str(value)
+
+
+def _size(value: int | None) -> str:
+    return NOT_KEPT if value is None else short_size(value)
+
+
+def _marked(mark: str, text: str) -> str:
+    # A bound or estimate of what is nothing at this precision is exact.
+    return text if text in ("0.0", NOT_KEPT) else mark + text
+
+
+def _cpu_split(ns: int, row: TaskRow, about: Context) -> str:
+    exact = row.kthread or about.precise_cputime
+    return _marked("" if exact else ESTIMATE, share(ns, row.lifetime_ns))
+
+
+def _latency(row: TaskRow, _: Context) -> str:
+    mark = UPPER if row.latency_bound == "upper" else ""
+    return _marked(mark, share(row.latency_ns, row.lifetime_ns))
+
+
+def _off(row: TaskRow, _: Context) -> str:
+    text = share(row.off_cpu_ns, row.lifetime_ns)
+    is_lower = row.latency_bound == "upper"
+    # What is all there can be, at this precision, is no bound.
+    is_whole = share(row.latency_ns, row.lifetime_ns) == "0.0"
+    return (LOWER if is_lower and not is_whole else "") + text
+
+
+def _state(row: TaskRow, _: Context) -> Cell:
+    return Span(row.state, "warn") if row.state in _BAD_STATES else row.state
+
+
+def _age(row: TaskRow, _: Context) -> str:
+    return _AGE_MARKS[row.class_age_bound] + duration(row.class_age_ns)
+
+
+def _on(row: TaskRow, about: Context) -> str:
+    if row.on is None:
+        return NOT_KEPT
+    text = on_text(row.on)
+    if about.full or len(text) <= _ON_WIDTH:
+        return text
+    half = (_ON_WIDTH - 3) // 2
+    return f"{text[:half]}...{text[-half:]}"
+
+
+def _command(row: TaskRow, about: Context) -> str:
+    if about.per_thread or row.threads is None:
+        return row.comm
+    return f"{row.comm}/{row.threads}"
+
+
+def _off_per_switch(row: TaskRow, _: Context) -> str:
+    if not row.nvcsw:
+        return NOT_KEPT
+    mark = LOWER if row.latency_bound == "upper" else ""
+    return mark + duration(row.off_cpu_ns // row.nvcsw)
+
+
+def _off_by_class(row: TaskRow, _: Context) -> str:
+    if row.off_cpu is None:
+        return NOT_KEPT
+    parts = []
+    for part in row.off_cpu:
+        text = share(part.ns, row.lifetime_ns)
+        if text == "0.0":
+            continue
+        error = share(part.error_ns, row.lifetime_ns)
+        name = part.task_class or "?"
+        parts.append(f"{name} {text}" if error == "0.0" else f"{name} ~{text}+-{error}")
+    return ", ".join(parts) or NOT_KEPT
+
+
+def _split(get: Callable[[Split], int | None]) -> Write:
+    def write_split(row: TaskRow, _: Context) -> str:
+        value = None if row.breakdown is None else get(row.breakdown)
+        return NOT_KEPT if value is None else share(value, row.lifetime_ns)
+
+    return write_split
+
+
+def _delay(kind: str) -> Write:
+    def write_delay(row: TaskRow, _: Context) -> str:
+        value = None if row.breakdown is None else row.breakdown.delays.get(kind)
+        return NOT_KEPT if value is None else share(value, row.lifetime_ns)
+
+    return write_delay
+
+
+def _coverage(row: TaskRow, _: Context) -> str:
+    if row.breakdown is None or row.breakdown.coverage is None:
+        return NOT_KEPT
+    return f"{100 * row.breakdown.coverage:.0f}"
+
+
+def _child(get: Callable[[Children], str]) -> Write:
+    def write_child(row: TaskRow, _: Context) -> str:
+        return NOT_KEPT if row.children is None else get(row.children)
+
+    return write_child
+
+
+_WRITERS: Mapping[str, Write] = {
+    "PID": _pid,
+    "TGID": lambda row, about: str(row.tgid),
+    "PPID": lambda row, about: _number(row.ppid),
+    "USER": lambda row, about: user(row.uid, about.names),
+    "SIZE": lambda row, about: _size(row.size_bytes),
+    "RSS": lambda row, about: _size(row.rss_bytes),
+    "STATE": _state,
+    "PRI": lambda row, about: str(row.pri),
+    "NICE": lambda row, about: str(row.nice),
+    "PSR": lambda row, about: str(row.cpu),
+    "TIME": lambda row, about: clock(row.user_ns + row.system_ns),
+    "CPU": lambda row, about: share(row.user_ns + row.system_ns, row.lifetime_ns),
+    "NLWP": lambda row, about: _number(row.threads),
+    "COMMAND": lambda row, about: row.comm,
+    "PROCESS/NLWP": _command,
+    "CGROUP": lambda row, about: row.cgroup or NOT_KEPT,
+    "NOW": lambda row, about: row.task_class,
+    "FOR": _age,
+    "ON": _on,
+    "USR": lambda row, about: _cpu_split(row.user_ns, row, about),
+    "SYS": lambda row, about: _cpu_split(row.system_ns, row, about),
+    "LAT": _latency,
+    "OFF": _off,
+    "OFF-BY": _off_by_class,
+    "ZMB": lambda row, about: _marked(ESTIMATE, share(row.zombie_ns, row.lifetime_ns)),
+    "IOW": _split(lambda split: split.iowait_ns),
+    "BLK": _split(lambda split: split.blocked_ns),
+    "SLP": _split(lambda split: split.sleep_ns),
+    "STP": _split(lambda split: split.stopped_ns),
+    "COV": _coverage,
+    **{name: _delay(kind) for name, kind in DELAY_OF.items()},
+    "VCX": lambda row, about: count(row.nvcsw),
+    "ICX": lambda row, about: count(row.nivcsw),
+    "MIN": lambda row, about: count(row.min_flt),
+    "MAJ": lambda row, about: count(row.maj_flt),
+    "SCL": lambda row, about: NOT_KEPT,
+    "SIG": lambda row, about: NOT_KEPT,
+    "TRP": lambda row, about: NOT_KEPT,
+    "OFF/VCX": _off_per_switch,
+    "LIFE": lambda row, about: duration(row.lifetime_ns),
+    "CUSR": _child(lambda children: clock(children.user_ns)),
+    "CSYS": _child(lambda children: clock(children.system_ns)),
+    "CVCX": _child(lambda children: count(children.nvcsw)),
+    "CICX": _child(lambda children: count(children.nivcsw)),
+    "CMIN": _child(lambda children: count(children.min_flt)),
+    "CMAJ": _child(lambda children: count(children.maj_flt)),
+}
+
+COLUMNS = tuple(_WRITERS)
+"""All columns that there are."""
+
+_LEFT = frozenset(
+    ("USER", "STATE", "COMMAND", "PROCESS/NLWP", "CGROUP", "NOW", "ON", "OFF-BY")
+)

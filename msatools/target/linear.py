@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What a kernel maps in one piece, read without its page tables.
+
+QEMU's dumps and kdumps know physical addresses only, so that drgn walks the kernel's
+page tables for each read: four reads more, or five. On x86-64 (Documentation/arch/x86/
+x86_64/mm.rst) all memory is mapped in one piece at ``page_offset_base``, and the
+kernel's own code and data in another; almost all that is ever read lies there.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import drgn
+from drgn import Architecture, FaultError, Program
+from drgn.helpers.linux.mm import follow_phys
+
+from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
+
+_START_KERNEL_MAP = 0xFFFF_FFFF_8000_0000
+_PAGE_SHIFT = 12
+_MAX_BYTES = 1 << 52
+"""Physical addresses have 52 bits at most."""
+
+# The parts of the kernel's image that stay (arch/x86/kernel/vmlinux.lds.S): what is
+# between is freed after boot.
+_IMAGE = (
+    ("_stext", "_etext"),
+    ("__start_rodata", "__end_rodata"),
+    ("_sdata", "__init_begin"),
+    ("__bss_start", "__bss_stop"),
+)
+
+
+class Piece(NamedTuple):
+    """A range of virtual addresses that is one range of physical ones."""
+
+    start: int
+    size: int
+    physical: int
+
+
+def map_linear(prog: Program) -> list[Piece]:
+    """Have drgn read what is mapped in one piece from physical memory.
+
+    A piece of which either end is not where the page tables have it is left to them,
+    as all is on other architectures.
+
+    :return: The pieces.
+    """
+    platform = prog.platform
+    if platform is None or platform.arch != Architecture.X86_64:
+        return []
+    pieces = [piece for piece in _candidates(prog) if _is_so(prog, piece)]
+    for piece in pieces:
+        prog.add_memory_segment(piece.start, piece.size, _reading(prog, piece))
+    return pieces
+
+
+def _candidates(prog: Program) -> Iterator[Piece]:
+    try:
+        # Without CONFIG_DYNAMIC_MEMORY_LAYOUT it is a constant, and no variable.
+        start = prog["page_offset_base"].value_()
+        yield Piece(start, prog["max_pfn"].value_() << _PAGE_SHIFT, 0)
+    except (LookupError, FaultError):
+        pass
+    base = vmcoreinfo_number(prog, "phys_base")
+    if base is None:
+        return
+    for first, last in _IMAGE:
+        try:
+            start, end = prog.symbol(first).address, prog.symbol(last).address
+        except LookupError:
+            continue
+        yield Piece(start, end - start, start - _START_KERNEL_MAP + base)
+
+
+def _is_so(prog: Program, piece: Piece) -> bool:
+    if not 0 < piece.size <= _MAX_BYTES:
+        return False
+    try:
+        space = prog["init_mm"].address_of_()
+        return all(
+            follow_phys(space, piece.start + offset).value_() == piece.physical + offset
+            for offset in (0, piece.size - 1)
+        )
+    except (LookupError, FaultError, NotImplementedError):
+        return False
+
+
+def _reading(prog: Program, piece: Piece) -> Callable[[int, int, int, bool], bytes]:
+    read, base = prog.read, piece.physical
+
+    def read_physical(address: int, count: int, offset: int, physical: bool) -> bytes:
+        try:
+            data: bytes = read(base + offset, count, True)
+        except drgn.FaultError as error:
+            # Of the address that was asked for, as without this.
+            raise drgn.FaultError(str(error), address) from error
+        return data
+
+    return read_physical

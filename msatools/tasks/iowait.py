@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Which threads' sleep the kernel counts as waiting for input or output."""
+
+import numpy as np
+
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import Booleans, lose_many
+from msatools.tasks.table import TaskTable
+
+UNINTERRUPTIBLE = 0x2
+
+
+def read_in_iowait(reader: Reader, tasks: TaskTable, findings: Findings) -> Booleans:
+    """Read ``in_iowait`` (io_schedule_prepare()) of those that sleep uninterruptibly.
+
+    All others are not looked at, and do not wait so; nor does a thread that cannot be
+    read, which is counted.
+    """
+    member = reader.prog.type("struct task_struct").member("in_iowait")
+    byte, bit = divmod(member.bit_offset, 8)
+    waits: Booleans = (tasks["state"] & UNINTERRUPTIBLE) != 0
+    waits &= tasks["exit_state"] == 0
+    addresses = tasks["address"][waits].astype(np.uint64) + np.uint64(byte)
+    records, readable = reader.read_records(addresses, 1)
+    lose_many(findings, "struct task_struct", int(np.count_nonzero(~readable)))
+    waits[waits] = (records[:, 0] >> bit & 1) != 0
+    return waits

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The state of each thread by one letter, as /proc has it (fs/proc/array.c)."""
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.tasks.table import TaskTable
+
+LETTERS = "RSDTtZXIP"
+
+Letters = npt.NDArray[np.str_]
+
+_INTERRUPTIBLE = 0x1
+_UNINTERRUPTIBLE = 0x2
+_STOPPED = 0x4
+_TRACED = 0x8
+_DEAD = 0x10
+_ZOMBIE = 0x20
+_PARKED = 0x40
+_NOLOAD = 0x400
+_RTLOCK_WAIT = 0x1000
+_FROZEN = 0x8000
+
+# Later ones go before earlier ones, as in __task_state_index().
+_BY_BIT = (
+    (_INTERRUPTIBLE, "S"),
+    (_UNINTERRUPTIBLE, "D"),
+    (_STOPPED, "T"),
+    (_TRACED, "t"),
+    (_DEAD, "X"),
+    (_ZOMBIE, "Z"),
+    (_PARKED, "P"),
+)
+
+
+def letters(tasks: TaskTable) -> Letters:
+    """Tell the state of each thread: one of :data:`LETTERS`.
+
+    Frozen tasks and those that wait for a lock of an RT kernel are ``D``, as they are
+    since v6.6 (and R before, which was a mistake).
+    """
+    state = tasks["state"].astype(np.uint32)
+    state = state | tasks["exit_state"].astype(np.uint32)
+    state = np.where(state & (_RTLOCK_WAIT | _FROZEN), _UNINTERRUPTIBLE, state)
+    found: Letters = np.full(len(tasks), "R", "U1")
+    for bit, letter in _BY_BIT:
+        found[(state & bit) != 0] = letter
+    idle = _UNINTERRUPTIBLE | _NOLOAD
+    found[(state & idle) == idle] = "I"
+    return found
+
+
+def loads(tasks: TaskTable) -> npt.NDArray[np.bool_]:
+    """Tell which threads sleep and count in the load average.
+
+    task_contributes_to_load(): uninterruptible, but for those that are frozen or that
+    only wait for work.
+    """
+    state = tasks["state"]
+    counted: npt.NDArray[np.bool_] = (state & _UNINTERRUPTIBLE) != 0
+    counted &= (state & (_NOLOAD | _FROZEN)) == 0
+    return counted

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Tasks by PID: in real dumps held against a walk of all, and in trees made by hand."""
+
+import struct
+from collections.abc import Mapping
+
+import drgn
+import pytest
+from drgn import Architecture, FaultError, Object, Platform, Program, TypeMember
+
+from fixtures import lab
+from msatools.kernel.pids import PID_MAX_LIMIT, find_tasks
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.target import TargetSpec, open_target
+from msatools.tasks.table import TaskReader
+
+DUMPS = ("memory-5.10", "memory-6.1", "tasks-6.1", "tasks-6.12", "manytasks-6.1")
+
+
+@pytest.mark.parametrize("types", ["btf", "dwarf"])
+@pytest.mark.parametrize("name", DUMPS)
+def test_every_thread_is_found(name: str, types: str) -> None:
+    run = lab.build(name)
+    vmlinux = str(run.vmlinux) if types == "dwarf" else None
+    spec = TargetSpec(path=str(run.elf), types=types, vmlinux=vmlinux)
+    reader, findings = Reader(open_target(spec).prog), Findings()
+    tasks = TaskReader(reader).read_all(findings)
+    there = dict(zip(tasks["pid"].tolist(), tasks["address"].tolist(), strict=True))
+    assert len(there) == len(tasks) > 100
+    # All numbers in between, process groups without a leader among them, have no task.
+    pids = [*range(-1, max(pid for pid in there if pid < 100_000) + 64), *there]
+    assert find_tasks(reader, pids, findings) == there
+    assert not findings.notes
+    for pid in (1, max(there)):
+        reads = reader.reads
+        assert find_tasks(reader, [pid], findings) == {pid: there[pid]}
+        assert reader.reads - reads <= 7
+
+
+# A node's slots are 16 bytes from its start, and it has 64.
+HEAD, ROOT, MIDDLE, LEAF, PID, TASK = (0x10_0000 + 0x1000 * i for i in range(6))
+NUMBER = 70 << 6 | 5
+
+
+def types() -> Program:
+    prog = Program(Platform(Architecture.X86_64))
+    byte = prog.int_type("unsigned char", 1, False)
+    number = prog.int_type("int", 4, True)
+    pointer = prog.pointer_type(prog.void_type())
+
+    def struct_of(name: str, size: int, **members: tuple[drgn.Type, int]) -> drgn.Type:
+        made = [TypeMember(kind, key, 8 * at) for key, (kind, at) in members.items()]
+        return prog.struct_type(name, size, made)
+
+    head = struct_of("hlist_head", 8, first=(pointer, 0))
+    links = struct_of("hlist_node", 16, next=(pointer, 0))
+    upid = struct_of("upid", 16, nr=(number, 0))
+    tree = struct_of("xarray", 16, xa_head=(pointer, 8))
+    idr = struct_of("idr", 24, idr_rt=(tree, 0))
+    space = struct_of("pid_namespace", 32, idr=(idr, 8))
+    made = [
+        struct_of(
+            "xa_node", 528, shift=(byte, 0), slots=(prog.array_type(pointer, 64), 16)
+        ),
+        struct_of(
+            "pid",
+            128,
+            tasks=(prog.array_type(head, 4), 16),
+            numbers=(prog.array_type(upid, 1), 96),
+        ),
+        struct_of(
+            "task_struct",
+            256,
+            pid=(number, 8),
+            pid_links=(prog.array_type(links, 4), 64),
+        ),
+    ]
+    named = {type_.tag: type_ for type_ in made}
+    prog.register_type_finder(
+        "made", lambda prog, kinds, name, file: named.get(name), enable_index=0
+    )
+    prog.register_object_finder(
+        "made",
+        lambda prog, name, flags, file: (
+            Object(prog, space, address=HEAD) if name == "init_pid_ns" else None
+        ),
+        enable_index=0,
+    )
+    return prog
+
+
+def node(shift: int, **slots: int) -> bytes:
+    words = [0] * 64
+    for place, word in slots.items():
+        words[int(place[1:])] = word
+    return struct.pack("<B15x64Q", shift, *words)
+
+
+WHOLE = {
+    HEAD: struct.pack("<4Q", 0, 0, ROOT | 2, 0),
+    ROOT: node(12, _1=MIDDLE | 2),
+    MIDDLE: node(6, _6=LEAF | 2),
+    LEAF: node(0, _5=PID),
+    PID: struct.pack("<16xQ72xi28x", TASK + 64, NUMBER),
+    TASK: struct.pack("<8xi244x", NUMBER),
+}
+
+
+def look(
+    pid: int, changed: Mapping[int, bytes | None] | None = None
+) -> tuple[dict[int, int], Findings, int]:
+    """Look a PID up in a tree of which some parts are others, or missing."""
+    prog = types()
+    for start, data in {**WHOLE, **(changed or {})}.items():
+        if data is not None:
+
+            def read(
+                at: int, count: int, offset: int, physical: bool, data: bytes = data
+            ) -> bytes:
+                return data[offset : offset + count]
+
+            prog.add_memory_segment(start, len(data), read)
+    reader, findings = Reader(prog), Findings()
+    found = find_tasks(reader, [pid], findings)
+    assert found or bool(findings.notes) == bool(findings.coverage["pids_unreadable"])
+    return found, findings, reader.reads
+
+
+def test_whole_tree() -> None:
+    found, findings, reads = look(NUMBER)
+    assert found == {NUMBER: TASK}
+    assert not findings.notes
+    assert reads == 6
+
+
+@pytest.mark.parametrize(
+    "pid",
+    [NUMBER + 1, NUMBER + 64, NUMBER - 4096, 64**3 + NUMBER, 1, 0, -1, PID_MAX_LIMIT],
+)
+def test_number_that_no_task_has(pid: int) -> None:
+    found, findings, _ = look(pid)
+    assert found == {}
+    assert not findings.notes
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {HEAD: struct.pack("<4Q", 0, 0, 0, 0)},  # none at all
+        {HEAD: struct.pack("<4Q", 0, 0, PID, 0)},  # number 0 alone
+        {HEAD: struct.pack("<4Q", 0, 0, 256 << 2 | 2, 0)},  # one that changes
+        {MIDDLE: node(6, _6=256 << 2 | 2)},
+        {MIDDLE: node(6, _6=PID)},
+        {LEAF: node(0, _5=PID | 1)},
+        {LEAF: node(0, _5=256 << 2 | 2)},
+        # The number of a process group or session only.
+        {PID: struct.pack("<16xQ72xi28x", 0, NUMBER)},
+    ],
+)
+def test_tree_without_the_task(changed: dict[int, bytes]) -> None:
+    found, findings, _ = look(NUMBER, changed)
+    assert found == {}
+    assert not findings.notes
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({part: None} for part in WHOLE),
+        {MIDDLE: node(6, _6=MIDDLE | 2)},  # a loop
+        {ROOT: node(12, _1=ROOT | 2)},
+        {LEAF: node(6, _5=PID)},
+        {MIDDLE: node(7, _6=LEAF | 2)},
+        {ROOT: node(255, _0=MIDDLE | 2)},
+        {PID: struct.pack("<16xQ72xi28x", TASK + 64, NUMBER + 1)},
+        {PID: struct.pack("<16xQ72xi28x", 8, NUMBER)},
+        {TASK: struct.pack("<8xi244x", NUMBER + 1)},
+    ],
+)
+def test_damage_costs_a_note(changed: dict[int, bytes | None]) -> None:
+    found, findings, reads = look(NUMBER, changed)
+    assert found == {}
+    assert findings.coverage["pids_unreadable"] == 1
+    assert findings.lost == {"pids": 1}
+    assert reads <= 6
+
+
+def test_others_are_found_past_damage() -> None:
+    run = lab.build("memory-6.1")
+    prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
+    reader, findings = Reader(prog), Findings()
+    whole = find_tasks(reader, [1, 2, 3], findings)
+
+    def fault(address: int, count: int, offset: int, physical: bool) -> bytes:
+        raise FaultError("gone", address)
+
+    prog.add_memory_segment(whole[2], 16384, fault)
+    assert find_tasks(reader, [1, 2, 3], findings).keys() >= {1}
+    assert 2 not in find_tasks(reader, [1, 2, 3], findings)
+    assert findings.coverage["pids_unreadable"] >= 1

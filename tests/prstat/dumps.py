@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The lives of all threads in one of the lab's dumps of tasks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+
+from fixtures import lab
+from msatools.kernel.accounting import Accounting, read_accounting
+from msatools.kernel.clocks import Clocks, Nanoseconds, read_clocks
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.prstat.breakdown import Breakdown, Sleeps, breakdown, sleeps
+from msatools.prstat.microstates import (
+    PF_KTHREAD,
+    Booleans,
+    Microstates,
+    bound_of,
+    microstates,
+    without_sleep,
+)
+from msatools.tasks.delays import Delays, read_delays
+from msatools.tasks.iowait import read_in_iowait
+from msatools.tasks.now import Now, collect_now
+from msatools.tasks.stacks import StackCollector
+from msatools.tasks.table import TaskReader, TaskTable
+from tests.tasks.conftest import open_dump
+
+OFF = ("tasks-6.1", "tasks-6.12")
+ON = ("tasks-on-6.1", "tasks-on-6.12")
+MIDWAY = ("tasks-midway-6.1", "tasks-midway-6.12")
+ALL = (*OFF, *ON, *MIDWAY)
+
+
+@dataclass
+class Dump:
+    run: lab.Run
+    table: TaskTable
+    clocks: Clocks
+    accounting: Accounting
+    now: Now
+    in_iowait: Booleans
+    delays: Delays
+    slept: Sleeps
+    as_kept: Microstates
+    """As the kernel keeps them, with sleep that counts as latency."""
+
+    lives: Microstates
+    parts: Breakdown
+    findings: Findings
+
+    @property
+    def bound_ns(self) -> int:
+        return bound_of(self.accounting)
+
+    @property
+    def tasks(self) -> dict[str, dict[str, Any]]:
+        named: dict[str, dict[str, Any]] = self.run.workload["tasks"]
+        return named
+
+    def row(self, name: str) -> int:
+        return self.rows[self.tasks[name]["tid"]]
+
+    @cached_property
+    def rows(self) -> dict[int, int]:
+        return {tid: row for row, tid in enumerate(self.table["pid"].tolist())}
+
+    def named(self, *names: str) -> Booleans:
+        mask = np.zeros(len(self.table), np.bool_)
+        mask[[self.row(name) for name in names]] = True
+        return mask
+
+    @property
+    def kernels_own(self) -> Booleans:
+        own: Booleans = (self.table["flags"] & PF_KTHREAD) != 0
+        return own
+
+    @property
+    def cpu_ns(self) -> Nanoseconds:
+        return self.lives.user_ns + self.lives.system_ns
+
+    @property
+    def stopped(self) -> Booleans:
+        """Who is or was stopped or traced."""
+        return self.named("stopped", "stopped-thread", "traced", "has-stopped")
+
+    def still(self) -> Iterator[tuple[int, str]]:
+        """Threads that last ran before the guest read what it says of them.
+
+        Rows, and where their files lie.
+        """
+        offset = self.clocks.monotonic_offset_ns
+        assert offset is not None
+        recorded_ns = self.run.workload["times"]["monotonic_ns"] + offset
+        ran_ns = self.table["exec_start_ns"].astype(np.int64)
+        for name in self.run.truth_names():
+            if not name.endswith("/schedstat") or "/task/" not in name:
+                continue
+            row = self.rows.get(int(name.split("/")[3]))
+            if row is not None and 0 < ran_ns[row] < recorded_ns - self.bound_ns:
+                yield row, name.rpartition("/")[0]
+
+
+@cache
+def look(name: str) -> Dump:
+    prog = open_dump(name, "btf")
+    reader, findings = Reader(prog), Findings()
+    table = TaskReader(reader).read_all(findings)
+    clocks = read_clocks(prog, findings)
+    accounting = read_accounting(prog, findings)
+    now = collect_now(StackCollector(reader, findings), prog, table, clocks)
+    in_iowait = read_in_iowait(reader, table, findings)
+    delays = read_delays(reader, table, findings)
+    slept = sleeps(table, accounting, now, in_iowait)
+    as_kept = microstates(table, clocks, bound_of(accounting))
+    lives = without_sleep(as_kept, slept.total_ns)
+    parts = breakdown(table, clocks, lives, slept, delays, accounting)
+    return Dump(
+        run=lab.build(name),
+        table=table,
+        clocks=clocks,
+        accounting=accounting,
+        now=now,
+        in_iowait=in_iowait,
+        delays=delays,
+        slept=slept,
+        as_kept=as_kept,
+        lives=lives,
+        parts=parts,
+        findings=findings,
+    )

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What accounting is on, held against what each guest's /proc said."""
+
+import pytest
+from drgn import FaultError, Program
+
+from fixtures import lab
+from msatools.kernel.accounting import Accounting, read_accounting
+from msatools.kernel.report import Findings
+from tests.prstat.dumps import ALL, OFF
+from tests.tasks.conftest import TYPES, open_dump
+
+
+def accounting(name: str, types: str) -> Accounting:
+    findings = Findings()
+    found = read_accounting(open_dump(name, types), findings)
+    assert not findings.notes
+    return found
+
+
+@pytest.mark.parametrize("types", TYPES)
+@pytest.mark.parametrize("name", ALL)
+def test_as_proc_says(name: str, types: str) -> None:
+    found, run = accounting(name, types), lab.build(name)
+    for kept, file in (
+        (found.schedstats, "sched_schedstats"),
+        (found.delayacct, "task_delayacct"),
+    ):
+        assert kept == (int(run.truth(f"proc/sys/kernel/{file}")) != 0)
+        assert kept == (name not in OFF)
+    # Debian's kernels are built without, and these were booted without nohz_full.
+    assert not found.irq_time
+    assert not found.precise_cputime
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_stable_clock(name: str) -> None:
+    """Where the kernel takes the time from something else, its clock is not stable."""
+    found = accounting(name, "btf")
+    source = open_dump(name, "dwarf")["curr_clocksource"].name.string_()
+    assert found.stable_clock == (source == b"tsc")
+
+
+@pytest.mark.parametrize("types", TYPES)
+def test_kernel_without_switch(types: str) -> None:
+    """5.10 has no sysctl for delay accounting, which is on if nobody says otherwise."""
+    found, run = accounting("memory-5.10", types), lab.build("memory-5.10")
+    assert found.schedstats is False
+    assert found.delayacct is True
+    assert b"nodelayacct" not in run.truth("proc/cmdline")
+
+
+class Memory:
+    """A kernel of which only switches are known."""
+
+    def __init__(self, **values: int | None) -> None:
+        self.values = values
+
+    def type(self, name: str) -> "Memory":
+        assert name == "struct rq"
+        return self
+
+    def has_member(self, name: str) -> bool:
+        return name == "prev_irq_time" and "sched_clock_irqtime" in self.values
+
+    def symbol(self, name: str) -> "Symbol":
+        if name not in self.values:
+            raise LookupError(name)
+        return Symbol(list(self.values).index(name))
+
+    def read(self, address: int, size: int) -> bytes:
+        value = list(self.values.values())[address]
+        if value is None:
+            raise FaultError("not there", address)
+        return value.to_bytes(size, "little")
+
+
+class Symbol:
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+
+def of(**values: int | None) -> tuple[Accounting, Findings]:
+    findings = Findings()
+    prog: Program = Memory(**values)  # type: ignore[assignment]
+    return read_accounting(prog, findings), findings
+
+
+def test_kernel_that_has_none_of_it() -> None:
+    found, findings = of()
+    assert found == Accounting(None, None, False, False, True)
+    assert not findings.notes
+
+
+def test_all_on() -> None:
+    """A static key counts who wants it on."""
+    found, _ = of(
+        sched_schedstats=1,
+        delayacct_on=1,
+        sched_clock_irqtime=1,
+        context_tracking_key=3,
+        __sched_clock_stable=1,
+    )
+    assert found == Accounting(True, True, True, True, True)
+
+
+def test_old_name() -> None:
+    assert of(context_tracking_enabled=1)[0].precise_cputime
+    assert not of(context_tracking_key=0, context_tracking_enabled=1)[0].precise_cputime
+
+
+def test_unreadable() -> None:
+    found, findings = of(sched_schedstats=None, delayacct_on=0)
+    assert found.schedstats is None
+    assert found.delayacct is False
+    assert findings.lost == {"accounting": 1}

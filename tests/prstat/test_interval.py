@@ -1,0 +1,575 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Intervals made by hand: what threads did is known, and snapshots are made of it."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from msatools.kernel.clocks import Clocks
+from msatools.prstat.interval import Deltas, Interval, Look, ended
+from msatools.prstat.microstates import (
+    BOUND_NS,
+    EXIT_ZOMBIE,
+    PF_KTHREAD,
+    microstates,
+)
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.now import AgeBound, Now
+from msatools.tasks.processes import Processes, Sums
+from msatools.tasks.stacks import Stacks
+from msatools.tasks.table import TaskTable
+
+MS = 1_000_000
+SECOND = 1000 * MS
+BEGIN = 100 * SECOND
+
+LCK, TMR, POL, DSK = TaskClass.LCK, TaskClass.TMR, TaskClass.POL, TaskClass.DSK
+COLUMNS = {
+    **dict.fromkeys(("address", "signal", "start_ns", "sum_exec_ns"), "u8"),
+    **dict.fromkeys(("exec_start_ns", "run_delay_ns", "last_queued_ns"), "u8"),
+    **dict.fromkeys(("utime_ns", "stime_ns", "nvcsw", "nivcsw"), "u8"),
+    **dict.fromkeys(("min_flt", "maj_flt"), "u8"),
+    **dict.fromkeys(("cpu", "state", "flags"), "u4"),
+    **dict.fromkeys(("pid", "tgid", "exit_state", "on_cpu", "on_rq"), "i4"),
+    "sched_delayed": "u1",
+}
+
+
+@dataclass
+class Thread:
+    """A thread that does as it is told, and is counted as the kernel counts it."""
+
+    pid: int
+    at_ns: int = BEGIN
+    columns: dict[str, int] = field(default_factory=dict)
+    task_class: TaskClass = POL
+    told: bool = True
+
+    def __post_init__(self) -> None:
+        self.columns = {
+            **dict.fromkeys(COLUMNS, 0),
+            **dict.fromkeys(("pid", "tgid"), self.pid),
+            **dict.fromkeys(("state", "utime_ns", "stime_ns"), 1),
+            **dict.fromkeys(("start_ns", "sum_exec_ns"), SECOND),
+            **dict.fromkeys(("nvcsw", "nivcsw"), 1000),
+            "address": 4096 * self.pid,
+            "signal": 512 * self.pid,
+            "exec_start_ns": BEGIN - SECOND,
+            **self.columns,
+        }
+
+    def sleeps(self, ms: float, task_class: TaskClass | None = None) -> "Thread":
+        """Sleep: a new sleep if a class is given, else the same goes on."""
+        if task_class is not None:
+            self._leaves("nvcsw", 1)
+            self.task_class = task_class
+        return self._goes(ms)
+
+    def runs(self, ms: float) -> "Thread":
+        self._goes(ms)
+        ns = round(ms * MS)
+        self.columns["sum_exec_ns"] += ns
+        self.columns |= {"state": 0, "on_cpu": 1, "on_rq": 1, "last_queued_ns": 0}
+        self.columns["exec_start_ns"] = self.at_ns
+        self.task_class = TaskClass.CPU
+        return self
+
+    def waits(self, ms: float) -> "Thread":
+        """Be preempted, or woken up, and wait for a CPU."""
+        if self.columns["on_cpu"]:
+            self._leaves("nivcsw", 0)
+        self.columns |= {"state": 0, "on_rq": 1, "last_queued_ns": self.at_ns}
+        self.task_class = TaskClass.LAT
+        return self._goes(ms)
+
+    def gets_cpu(self) -> "Thread":
+        """End a wait for a CPU: what it took is counted."""
+        waited = self.at_ns - self.columns["last_queued_ns"]
+        self.columns["run_delay_ns"] += waited
+        return self.runs(0)
+
+    def dies(self) -> "Thread":
+        self._leaves("nvcsw", 0)
+        self.columns |= {"exit_state": EXIT_ZOMBIE, "state": 0x80}
+        self.task_class = TaskClass.ZMB
+        return self
+
+    def _leaves(self, counter: str, state: int) -> None:
+        self.columns[counter] += 1
+        self.columns |= {"state": state, "on_cpu": 0, "on_rq": 0}
+        self.columns["exec_start_ns"] = self.at_ns
+
+    def _goes(self, ms: float) -> "Thread":
+        self.at_ns += round(ms * MS)
+        return self
+
+
+def snapshot(*threads: Thread) -> Look:
+    """All threads, which have to have come to the same moment."""
+    (at_ns,) = {thread.at_ns for thread in threads}
+    records = np.zeros(len(threads), list(COLUMNS.items()))
+    for row, thread in enumerate(threads):
+        for name, value in thread.columns.items():
+            records[name][row] = value
+    tasks = TaskTable(records, frozenset(COLUMNS))
+    clocks = Clocks(at_ns, 0, np.zeros(1, np.int64))
+    age = at_ns - tasks["exec_start_ns"].astype(np.int64)
+    classes = np.array([thread.task_class for thread in threads], np.uint8)
+    bound = np.full(len(threads), AgeBound.EXACT, np.uint8)
+    bound[tasks["exec_start_ns"] == 0] = AgeBound.UPPER
+    # Who has no stack is never asked for one here.
+    stacks: Any = Stacks.__new__(Stacks)
+    return Look(
+        tasks,
+        clocks,
+        microstates(tasks, clocks),
+        Now(classes, age, bound, stacks, ()),
+        np.array([thread.told for thread in threads]),
+    )
+
+
+def parts(made: Deltas, row: int = 0) -> list[float]:
+    """User, system, latency, off the CPU, zombie, in ms; they must be all there is."""
+    lives = made.lives
+    arrays = (lives.user_ns, lives.system_ns, lives.latency_ns, lives.off_cpu_ns)
+    found = [int(values[row]) for values in (*arrays, lives.zombie_ns)]
+    assert sum(found) == lives.lifetime_ns[row]
+    assert min(found) >= 0
+    off = made.off
+    assert off.ns[row].sum() + off.untold_ns[row] == lives.off_cpu_ns[row]
+    assert off.ns[row].min() >= 0
+    return [value / MS for value in found]
+
+
+def off(made: Deltas, row: int = 0) -> dict[str | None, float]:
+    """Time off the CPU by class, in ms."""
+    found = made.off.by_class(row)
+    return {key and key.name: ns / MS for key, (ns, _) in found.items()}
+
+
+def exactly(made: Deltas, row: int = 0) -> dict[str | None, float]:
+    """The same, where nothing of it is an estimate."""
+    assert made.off.exact[row]
+    assert not made.off.error_ns[row].any()
+    return off(made, row)
+
+
+def interval(thread: Thread, *steps: Any) -> Deltas:
+    """An interval of one thread; a snapshot after each step."""
+    under_way = Interval(snapshot(thread))
+    for step in steps:
+        step(thread)
+        under_way.add(snapshot(thread))
+    return under_way.end()
+
+
+def test_who_never_switches() -> None:
+    made = interval(Thread(1), lambda t: t.sleeps(400), lambda t: t.sleeps(600))
+    assert made.interval_ns == SECOND
+    assert made.samples == 1
+    assert parts(made) == [0, 0, 0, 1000, 0]
+    assert exactly(made) == {"POL": 1000}
+    assert made.nvcsw[0] == 0
+
+
+def test_one_sleep_after_another() -> None:
+    """Both are known, also without samples: one was seen to begin, one to last."""
+    made = interval(Thread(1), lambda t: t.sleeps(100).runs(50).sleeps(850, TMR))
+    assert parts(made) == [25, 25, 0, 950, 0]
+    assert exactly(made) == {"TMR": 850, "POL": 100}
+    assert (made.nvcsw[0], made.nivcsw[0]) == (1, 0)
+
+
+def test_sleep_that_began_with_the_interval() -> None:
+    made = interval(Thread(1).runs(5), lambda t: t.runs(10).sleeps(90, DSK))
+    assert parts(made) == [5, 5, 0, 90, 0]
+    assert exactly(made) == {"DSK": 90}
+
+
+def test_sleep_that_ended_in_it() -> None:
+    made = interval(Thread(1), lambda t: t.sleeps(90).runs(10))
+    assert exactly(made) == {"POL": 90}
+
+
+def test_sleeps_that_nothing_saw() -> None:
+    """Without samples there is nothing to tell them by."""
+
+    def step(thread: Thread) -> None:
+        thread.sleeps(100).runs(10).sleeps(200, DSK).runs(10).sleeps(300, TMR)
+
+    made = interval(Thread(1), step)
+    assert off(made) == {"TMR": 300, None: 300}
+    assert not made.off.exact[0]
+
+
+def test_estimate() -> None:
+    """Seven futexes to three timers, too short to be seen but at the samples."""
+    random = np.random.default_rng(1)
+    thread = Thread(1)
+    under_way = Interval(snapshot(thread))
+    for _ in range(200):
+        for _ in range(int(random.integers(3, 12))):
+            is_lock = random.random() < 0.7
+            thread.runs(0.5).sleeps(1 + random.random(), LCK if is_lock else TMR)
+        under_way.add(snapshot(thread))
+    made = under_way.end()
+    found = made.off.by_class(0)
+    total = int(made.lives.off_cpu_ns[0])
+    for task_class, share in ((LCK, 0.7), (TMR, 0.3)):
+        ns, error = found[task_class]
+        assert abs(ns - share * total) < 3 * error
+        # That of 199 samples, less what is exact.
+        assert 0.5 < error / (total * (0.7 * 0.3 / 199) ** 0.5) < 1.1
+    assert not made.off.exact[0]
+
+
+def test_errors_are_what_estimates_miss() -> None:
+    """Of many threads, two in three miss by less than the error, and none by much."""
+    random = np.random.default_rng(2)
+    threads = [Thread(pid, task_class=LCK) for pid in range(1, 201)]
+    locked = np.zeros(len(threads))
+    under_way = Interval(snapshot(*threads))
+    for _ in range(20):
+        for row, thread in enumerate(threads):
+            for _ in range(9):
+                is_lock = bool(random.random() < 0.6)
+                thread.runs(0.5).sleeps(10, LCK if is_lock else TMR)
+                locked[row] += 10 * MS * is_lock
+        under_way.add(snapshot(*threads))
+    made = under_way.end().off
+    missed = np.abs(made.ns[:, LCK] - locked) / made.error_ns[:, LCK]
+    assert 0.6 < np.mean(missed < 1) < 0.75
+    assert np.mean(missed < 3) > 0.97
+
+
+def test_few_samples_that_agree_are_no_certainty() -> None:
+    def step(thread: Thread) -> None:
+        thread.runs(1).sleeps(40, DSK).runs(1).sleeps(58, POL)
+
+    made = interval(Thread(1), *([step] * 5))
+    ((_, (ns, error)),) = made.off.by_class(0).items()
+    assert ns == 490 * MS
+    # Half of it is what was seen; the other half was DSK in truth.
+    assert 0.1 < error / (200 * MS) < 0.5
+
+
+def test_samples_while_it_runs_tell_nothing() -> None:
+    """What it slept in between has the shares of what was seen at other times."""
+
+    def unseen(thread: Thread) -> None:
+        thread.runs(1).sleeps(40, DSK).runs(1)
+
+    def seen(thread: Thread) -> None:
+        thread.sleeps(30, DSK).runs(1).sleeps(20, DSK)
+
+    made = interval(Thread(1).runs(1), unseen, seen, unseen)
+    assert set(off(made)) == {"DSK"}
+    assert not made.off.exact[0]
+    assert set(off(interval(Thread(1).runs(1), unseen, unseen))) == {None}
+
+
+def test_class_that_is_not_told() -> None:
+    thread = Thread(1)
+
+    def step(thread: Thread) -> None:
+        thread.runs(1).sleeps(99, DSK)
+        thread.told = False
+
+    assert off(interval(thread, step)) == {None: 99}
+
+
+def test_class_told_later() -> None:
+    """The stack could not be read the first time, and it sleeps on."""
+
+    def first(thread: Thread) -> None:
+        thread.told = False
+        thread.sleeps(50)
+
+    def second(thread: Thread) -> None:
+        thread.told = True
+        thread.sleeps(50)
+
+    assert off(interval(Thread(1), first, second)) == {None: 50, "POL": 50}
+
+
+def test_stamp_that_is_lost() -> None:
+    """A delayed sleeper that was moved to another CPU (6.12): its age is not known."""
+
+    def moved(thread: Thread) -> None:
+        thread.columns["exec_start_ns"] = 0
+
+    def alone(thread: Thread) -> None:
+        thread.runs(10).sleeps(90, DSK)
+        moved(thread)
+
+    assert exactly(interval(Thread(1).runs(1), alone)) == {"DSK": 90}
+    # After another sleep it is not known which of the two took how long.
+    made = interval(Thread(1), alone, lambda t: t.sleeps(100))
+    assert off(made) == {"DSK": 145, "POL": 45}
+    assert not made.off.exact[0]
+
+
+def test_latency() -> None:
+    def step(thread: Thread) -> None:
+        thread.sleeps(100).waits(30).gets_cpu().runs(20).waits(50)
+
+    made = interval(Thread(1), step)
+    assert parts(made) == [10, 10, 80, 100, 0]
+    assert exactly(made) == {"POL": 100}
+    assert (made.nvcsw[0], made.nivcsw[0]) == (0, 1)
+    assert not made.lives.impossible[0]
+
+
+def test_open_latency_is_clipped() -> None:
+    """What it had waited before the interval does not count, nor as less after."""
+    thread = Thread(1).runs(1).waits(500)
+    made = interval(thread, lambda t: t._goes(70).gets_cpu().runs(30))
+    assert parts(made)[2:4] == [70, 0]
+
+
+def test_sleep_that_counts_as_latency() -> None:
+    """6.12: at the wake-up, more latency than there was time for since."""
+
+    def step(thread: Thread) -> None:
+        thread.sleeps(900).waits(2).gets_cpu()
+        thread.columns["run_delay_ns"] += 5000 * MS
+        thread.runs(8).sleeps(90, TMR)
+
+    alone = interval(Thread(1), step)
+    # The part that no snapshot tells from latency.
+    assert parts(alone) == [4, 4, 902, 90, 0]
+    assert alone.lives.impossible[0]
+    assert alone.lives.missed_ns[0] == 4100 * MS
+    # A sample sees that it slept until then.
+    made = interval(Thread(1), lambda t: t.sleeps(0), lambda t: t.sleeps(890), step)
+    assert made.interval_ns == 1890 * MS
+    assert parts(made)[2] == 902
+    assert exactly(made) == {"POL": 890, "TMR": 90}
+
+
+def test_user_and_system_by_the_ticks_of_the_interval() -> None:
+    def step(thread: Thread) -> None:
+        thread.runs(100)
+        thread.columns["utime_ns"] += 3
+        thread.columns["stime_ns"] += 1
+
+    columns = {"utime_ns": 1, "stime_ns": 1000}
+    assert parts(interval(Thread(1, columns=columns), step))[:2] == [75, 25]
+
+
+def test_user_and_system_where_no_tick_met_it() -> None:
+    columns = {"utime_ns": 1, "stime_ns": 3}
+    made = interval(Thread(1, columns=columns), lambda t: t.runs(100))
+    assert parts(made)[:2] == [25, 75]
+    columns |= {"flags": PF_KTHREAD, "utime_ns": 9}
+    made = interval(Thread(1, columns=columns), lambda t: t.runs(100))
+    assert parts(made)[:2] == [0, 100]
+
+
+def test_zombie() -> None:
+    """The switch of its death is no sleep."""
+    made = interval(Thread(1), lambda t: t.sleeps(50).runs(10).dies()._goes(40))
+    assert parts(made) == [5, 5, 0, 50, 40]
+    assert exactly(made) == {"POL": 50}
+    made = interval(Thread(1).dies(), lambda t: t._goes(70))
+    assert parts(made) == [0, 0, 0, 0, 70]
+
+
+def newborn(pid: int, at_ns: int, **columns: int) -> Thread:
+    counted = dict.fromkeys(("sum_exec_ns", "nvcsw", "nivcsw"), 0)
+    columns = {"start_ns": at_ns, "exec_start_ns": at_ns, **counted, **columns}
+    return Thread(pid, at_ns, columns, TaskClass.CPU)
+
+
+def test_born_within_the_interval() -> None:
+    old = Thread(1)
+    under_way = Interval(snapshot(old))
+    old.sleeps(100)
+    under_way.add(snapshot(old))
+    new = newborn(2, old.sleeps(0).at_ns).runs(10).sleeps(20, TMR)
+    under_way.add(snapshot(new, old.sleeps(30)))
+    new.sleeps(70)
+    under_way.add(snapshot(old.sleeps(70), new))
+    made = under_way.end()
+    assert made.born.tolist() == [False, True]
+    assert parts(made, 0) == [0, 0, 0, 200, 0]
+    assert parts(made, 1) == [5, 5, 0, 90, 0]
+    assert exactly(made, 0) == {"POL": 200}
+    assert exactly(made, 1) == {"TMR": 90}
+    assert made.nvcsw.tolist() == [0, 1]
+
+
+def test_gone_within_the_interval() -> None:
+    one, other = Thread(1), Thread(2)
+    under_way = Interval(snapshot(one, other))
+    one.sleeps(50, LCK)
+    under_way.add(snapshot(one, other.sleeps(50)))
+    under_way.add(snapshot(other.sleeps(50)))
+    made = under_way.end()
+    assert made.gone == 1
+    assert exactly(made) == {"POL": 100}
+
+
+def test_address_that_another_thread_has_now() -> None:
+    old = Thread(1)
+    under_way = Interval(snapshot(old))
+    new = newborn(2, BEGIN + 10 * MS, address=old.columns["address"])
+    under_way.add(snapshot(new.runs(10)))
+    made = under_way.end()
+    assert (made.gone, made.born.tolist()) == (1, [True])
+    assert parts(made) == [5, 5, 0, 0, 0]
+
+
+def test_thread_that_takes_the_place_of_its_leader() -> None:
+    """exec(): it gets the leader's number and start; what it has counted is its own."""
+    thread = Thread(7, columns={"tgid": 3, "start_ns": 2 * SECOND})
+    under_way = Interval(snapshot(thread))
+    thread.columns |= {"pid": 3, "start_ns": SECOND}
+    under_way.add(snapshot(thread.sleeps(100)))
+    made = under_way.end()
+    assert made.gone == 0
+    assert parts(made) == [0, 0, 0, 100, 0]
+
+
+def test_no_thread_at_all() -> None:
+    one = snapshot(Thread(1))
+    tasks = one.tasks.only(np.zeros(1, np.bool_))
+    none = replace(
+        one,
+        tasks=tasks,
+        states=microstates(tasks, one.clocks),
+        now=replace(
+            one.now,
+            classes=one.now.classes[:0],
+            age_ns=one.now.age_ns[:0],
+            age_bound=one.now.age_bound[:0],
+        ),
+        told=one.told[:0],
+    )
+    under_way = Interval(none)
+    under_way.add(one)
+    assert under_way.end().born.tolist() == [True]
+    under_way.add(none)
+    assert len(under_way.end().lives.user_ns) == 0
+
+
+def test_clock_that_lags() -> None:
+    """A thread has run for a little more than there was time: clocks are apart."""
+    made = interval(Thread(1).runs(1), lambda t: t.runs(100)._goes(-BOUND_NS / MS))
+    assert parts(made)[2:] == [0, 0, 0]
+
+
+def test_interrupts_are_untold() -> None:
+    """Neither on the CPU, nor waiting for it, nor asleep."""
+    made = interval(Thread(1).runs(1), lambda t: t.runs(60)._goes(40).runs(0))
+    assert off(made) == {None: 40}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_the_parts_add_up(seed: int) -> None:
+    """And nothing that is said to be exact is not."""
+    random = np.random.default_rng(seed)
+    threads = [Thread(pid) for pid in range(1, 30)]
+    slept: dict[int, dict[str, float]] = {thread.pid: {} for thread in threads}
+    ran, waited = (dict.fromkeys(slept, 0.0) for _ in range(2))
+    under_way = Interval(snapshot(*threads))
+    pace = 10 ** random.uniform(0, 2.5, len(threads))
+    for _ in range(12):
+        end = threads[0].at_ns + 100 * MS
+        for thread, mean in zip(threads, pace, strict=True):
+            while (left := (end - thread.at_ns) / MS) > 0:
+                ms = min(left, round(random.exponential(mean), 3) + 0.001)
+                what = int(random.integers(4))
+                if thread.columns["state"] == 1 and what > 0:
+                    key = thread.task_class.name
+                    slept[thread.pid][key] = slept[thread.pid].get(key, 0) + ms
+                    thread.sleeps(ms)
+                elif what == 0 and thread.task_class == TaskClass.LAT:
+                    thread.gets_cpu()
+                elif what == 0:
+                    waited[thread.pid] += ms
+                    thread.waits(ms)
+                elif thread.task_class == TaskClass.CPU:
+                    if what == 1:
+                        ran[thread.pid] += ms
+                        thread.runs(ms)
+                    else:
+                        thread.sleeps(0, (LCK, DSK)[what - 2])
+                elif thread.task_class == TaskClass.LAT:
+                    thread.gets_cpu()
+        under_way.add(snapshot(*threads))
+    made = under_way.end()
+    exact = 0
+    for row, thread in enumerate(threads):
+        found = parts(made, row)
+        assert sum(found[:2]) == pytest.approx(ran[thread.pid], abs=0.01)
+        assert found[2] == pytest.approx(waited[thread.pid], abs=0.01)
+        if made.off.exact[row]:
+            exact += 1
+            expected = {k: v for k, v in slept[thread.pid].items() if v > 0.01}
+            told = {k: v for k, v in off(made, row).items() if v > 0.01}
+            assert told == pytest.approx(expected, abs=0.05)
+    assert exact > 0
+
+
+# Threads that ended
+
+
+def processes(count: int, **dead: list[int]) -> Processes:
+    def sums(values: dict[str, list[int]]) -> Sums:
+        names = (
+            *("utime_ns", "stime_ns", "gtime_ns"),
+            *("nvcsw", "nivcsw", "min_flt", "maj_flt"),
+        )
+        return Sums(**{name: np.array(values.get(name, [0] * count)) for name in names})
+
+    zeros = np.zeros(count, np.int64)
+    return Processes(
+        known=np.ones(count, np.bool_),
+        nr_threads=zeros,
+        group_exit_code=zeros,
+        dead=sums(dead),
+        dead_sum_exec_ns=np.array(dead.get("sum_exec", [0] * count)),
+        reaped=sums({}),
+    )
+
+
+def test_threads_that_ended() -> None:
+    """What a thread had done before the interval is not what it did in it."""
+    leader = Thread(1)
+    ends = Thread(2, columns={"tgid": 1, "signal": 512, "nvcsw": 40})
+    other = Thread(3)
+    first = snapshot(leader, ends, other)
+    last = snapshot(leader.sleeps(1000), other.sleeps(1000))
+    made = ended(
+        first,
+        processes(3, sum_exec=[7, 7, 0], nvcsw=[5, 5, 0], utime_ns=[4, 4, 0]),
+        last,
+        # What it had, 300 ms and 3 switches more; and another that was born and ended.
+        processes(
+            2,
+            sum_exec=[7 + SECOND + 300 * MS + 50 * MS, 0],
+            nvcsw=[5 + 40 + 3 + 1, 0],
+            utime_ns=[4 + 1 + 3, 0],
+            stime_ns=[1 + 1, 0],
+        ),
+    )
+    assert made.nvcsw.tolist() == [4, 0]
+    assert (made.user_ns + made.system_ns).tolist() == [350 * MS, 0]
+    assert made.user_ns[0] == pytest.approx(350 * MS * 3 / 4, abs=1)
+
+
+def test_process_that_is_new() -> None:
+    first = snapshot(Thread(1))
+    new = newborn(2, BEGIN + MS)
+    last = snapshot(Thread(1).sleeps(1000), new.runs(999))
+    made = ended(
+        first,
+        processes(1, sum_exec=[9]),
+        last,
+        processes(2, sum_exec=[9, 5 * MS]),
+    )
+    assert (made.user_ns + made.system_ns).tolist() == [0, 5 * MS]

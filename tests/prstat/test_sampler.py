@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Looks at a real kernel's threads: what the last look told is not read again."""
+
+import drgn
+import numpy as np
+import pytest
+
+from msatools.kernel.clocks import read_clocks
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.prstat import sampler as module
+from msatools.prstat.interval import Interval
+from msatools.prstat.sampler import MAX_SHARE, Sampler
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.now import collect_now
+from msatools.tasks.table import TaskTable
+from tests.tasks.conftest import open_dump
+
+
+@pytest.fixture(scope="module", params=["tasks-6.1", "tasks-6.12"])
+def prog(request: pytest.FixtureRequest) -> drgn.Program:
+    return open_dump(request.param, "btf")
+
+
+class Stepped:
+    """A dump whose tasks one can alter between two looks, as if they had gone on."""
+
+    def __init__(self, prog: drgn.Program) -> None:
+        self.reader = Reader(prog)
+        self.findings = Findings()
+        self.sampler = Sampler(self.reader, self.findings, hz=10, read=self._read)
+        self.table = self.sampler.task_reader.read_all(Findings())
+
+    def _read(self, findings: Findings) -> TaskTable:
+        return TaskTable(self.table.records.copy(), self.table.columns)
+
+
+def test_first_look_is_what_the_collector_finds(prog: drgn.Program) -> None:
+    reader, findings = Reader(prog), Findings()
+    sampler = Sampler(reader, findings)
+    look = sampler.look()
+    expected = collect_now(
+        sampler.collector, prog, look.tasks, read_clocks(prog, Findings())
+    )
+    assert (look.now.classes == expected.classes).all()
+    assert (look.now.age_ns == expected.age_ns).all()
+    assert (look.now.age_bound == expected.age_bound).all()
+    for row in range(0, len(look.tasks), 7):
+        assert look.now.stacks[row] == expected.stacks[row]
+        place, other = look.now.stacks.index[row], expected.stacks.index[row]
+        assert look.now.waits[place] == expected.waits[other]
+    assert look.told.all()
+    assert sampler.period_s is None
+
+
+def test_who_was_not_switched_is_not_unwound_again(prog: drgn.Program) -> None:
+    stepped = Stepped(prog)
+    first = stepped.sampler.look()
+    reads, unwound = stepped.reader.reads, stepped.findings.coverage["stacks"]
+    assert unwound > 2000
+    second = stepped.sampler.look()
+    assert stepped.findings.coverage["stacks"] == unwound
+    assert stepped.reader.reads - reads < 10
+    assert (second.now.classes == first.now.classes).all()
+    for row in range(0, len(first.tasks), 7):
+        assert second.now.stacks[row] == first.now.stacks[row]
+
+
+def test_who_was_switched_is(prog: drgn.Program) -> None:
+    """In any of the ways in which it shows."""
+    stepped = Stepped(prog)
+    first = stepped.sampler.look()
+    waits = np.flatnonzero(first.now.classes == TaskClass.TMR)
+    assert len(waits) >= 4
+    records = stepped.table.records
+    records["nvcsw"][waits[0]] += 1
+    records["nivcsw"][waits[1]] += 1
+    records["state"][waits[2]] = 0
+    records["start_ns"][waits[3]] += 1
+    unwound = stepped.findings.coverage["stacks"]
+    second = stepped.sampler.look()
+    assert stepped.findings.coverage["stacks"] == unwound + 3
+    assert second.now.classes[waits[2]] == TaskClass.LAT
+    for row in waits[[0, 1, 3]].tolist():
+        assert second.now.stacks[row] == first.now.stacks[row]
+
+
+def test_threads_that_come_and_go(prog: drgn.Program) -> None:
+    stepped = Stepped(prog)
+    everyone = stepped.table
+    order = np.random.default_rng(1).permutation(len(everyone))
+    stepped.table = TaskTable(everyone.records[order[100:]], everyone.columns)
+    first = stepped.sampler.look()
+    stepped.table = TaskTable(everyone.records[order[:-100]], everyone.columns)
+    second = stepped.sampler.look()
+    expected = Sampler(stepped.reader, Findings()).look().now.classes[order[:-100]]
+    assert (second.now.classes == expected).all()
+    interval = Interval(first)
+    interval.add(second)
+    made = interval.end()
+    assert made.gone == 100
+    assert np.flatnonzero(made.born).tolist() == list(range(100))
+    # No time has passed between the two.
+    assert not made.lives.lifetime_ns.any()
+
+
+def test_stacks_that_nobody_has_are_forgotten(
+    prog: drgn.Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SPARE_STACKS", 5)
+    stepped = Stepped(prog)
+    everyone = stepped.table
+    first = stepped.sampler.look()
+    few = np.zeros(len(everyone), np.bool_)
+    few[::40] = True
+    stepped.table = everyone.only(few)
+    look = stepped.sampler.look()
+    assert len(look.now.waits) == len(look.now.stacks.unique)
+    assert len(look.now.waits) == len({*look.now.stacks.index.tolist(), 0})
+    assert len(look.now.waits) < len(first.now.waits)
+    for row, old in enumerate(np.flatnonzero(few).tolist()):
+        assert look.now.stacks[row] == first.now.stacks[old]
+        wait = look.now.waits[look.now.stacks.index[row]]
+        assert wait == first.now.waits[first.now.stacks.index[old]]
+
+
+class Racing(Stepped):
+    """The same as if it were alive: tasks move on while they are looked at."""
+
+    def __init__(self, prog: drgn.Program, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(prog)
+        monkeypatch.setattr(self.sampler, "_live", True)
+        monkeypatch.setattr(self.sampler.task_reader, "read", self._read_some)
+        self.row = int(np.flatnonzero(self.table["comm"] == b"nanosleep")[0])
+        """A thread that sleeps, as good as any."""
+
+        self._address = int(self.table["address"][self.row])
+        self._rows = {int(at): n for n, at in enumerate(self.table["address"])}
+        self._readings: list[np.void] = []
+
+    def then(self, **columns: int) -> "Racing":
+        """When the thread is read again, once, some columns have changed."""
+        record = self.table.records[self.row].copy()
+        for name, value in columns.items():
+            record[name] = value
+        self._readings.append(record)
+        return self
+
+    def _read_some(self, addresses: list[int], findings: Findings) -> TaskTable:
+        records = self.table.records[[self._rows[at] for at in addresses]]
+        if self._address in addresses and self._readings:
+            records[addresses.index(self._address)] = self._readings.pop(0)
+        return TaskTable(records, self.table.columns)
+
+    @property
+    def unwound(self) -> int:
+        return self.findings.coverage["stacks"]
+
+
+@pytest.fixture
+def racing(prog: drgn.Program, monkeypatch: pytest.MonkeyPatch) -> Racing:
+    return Racing(prog, monkeypatch)
+
+
+def test_live_look_is_the_same_if_nothing_moves(
+    racing: Racing, prog: drgn.Program
+) -> None:
+    look = racing.sampler.look()
+    expected = Stepped(prog).sampler.look()
+    assert (look.now.classes == expected.now.classes).all()
+    assert look.told.all()
+    for row in range(0, len(look.tasks), 7):
+        assert look.now.stacks[row] == expected.now.stacks[row]
+    unwound = racing.unwound
+    racing.sampler.look()
+    assert racing.unwound == unwound
+
+
+def test_task_that_is_reused_while_it_is_read(racing: Racing) -> None:
+    pid = racing.table["pid"][racing.row]
+    racing.then(pid=4_000_000, start_ns=1)
+    look = racing.sampler.look()
+    assert len(look.tasks) == len(racing.table) - 1
+    assert pid not in look.tasks["pid"]
+    assert racing.findings.coverage["tasks_gone"] == 1
+
+
+def test_task_that_wakes_up_while_it_is_read(racing: Racing) -> None:
+    """What was read last is what counts, and is of one moment."""
+    racing.then(state=0, on_rq=1, run_delay_ns=77)
+    look = racing.sampler.look()
+    assert look.now.classes[racing.row] == TaskClass.LAT
+    assert look.tasks["run_delay_ns"][racing.row] == 77
+
+
+def test_task_that_goes_on_after_its_stack_was_read(racing: Racing) -> None:
+    """Its stack is whole, and tells; but it is not taken to be there still."""
+    switches = int(racing.table["nvcsw"][racing.row])
+    racing.then().then(nvcsw=switches + 1)
+    assert racing.sampler.look().told[racing.row]
+    unwound = racing.unwound
+    racing.sampler.look()
+    assert racing.unwound == unwound + 1
+    racing.sampler.look()
+    assert racing.unwound == unwound + 1
+
+
+def test_stack_that_is_torn_tells_nothing(racing: Racing) -> None:
+    """It ends too early, and the task has gone on."""
+    pointer, switches = (
+        int(racing.table[name][racing.row]) for name in ("sp", "nvcsw")
+    )
+    racing.then(sp=pointer + 8).then(nvcsw=switches + 1)
+    assert not racing.sampler.look().told[racing.row]
+    assert racing.findings.coverage["classes_untold"] == 1
+
+
+def test_list_that_changes_while_it_is_followed(
+    racing: Racing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [racing.table.only(racing.table["pid"] < 50)] * 2
+
+    def read(findings: Findings) -> TaskTable:
+        if left:
+            findings.lose("tasks", "it breaks off")
+            findings.coverage["lists_broken"] += 1
+            return left.pop()
+        return racing.table
+
+    monkeypatch.setattr(racing.sampler, "_read", read)
+    assert len(racing.sampler.look().tasks) == len(racing.table)
+    assert racing.findings.coverage["walks_retried"] == 2
+    assert racing.findings.notes == {}
+    # One that never holds still costs what is missing, and a note.
+    left = [racing.table.only(racing.table["pid"] < 50)] * 9
+    assert len(racing.sampler.look().tasks) == len(left[0])
+    assert racing.findings.lost["tasks"] == 1
+
+
+def test_period(prog: drgn.Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As asked for; where a look costs more than its share, longer."""
+    stepped = Stepped(prog)
+    stepped.sampler.look()
+    assert stepped.sampler.period_s == 0.1
+    times = iter([100.0, 100.01, 200.0, 201.0])
+    monkeypatch.setattr(module.time, "process_time", lambda: next(times))
+    stepped.sampler.look()
+    assert stepped.sampler.period_s == 0.1
+    stepped.sampler.look()
+    assert stepped.sampler.period_s == 1 / MAX_SHARE

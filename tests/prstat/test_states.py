@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The states of Gelato and Solaris: by hand, and of all threads in the lab's dumps."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from msatools.prstat.microstates import EXIT_ZOMBIE, Booleans
+from msatools.prstat.states import StateTime, states
+from msatools.tasks.classes import TaskClass
+from tests.prstat.dumps import ALL, OFF, ON, Dump, look
+from tests.prstat.made import BLOCKED, MS, NOW, SECOND, Made, Thread
+from tests.prstat.made import OFF as NO_STATISTICS
+from tests.prstat.made import ON as STATISTICS
+
+GELATO = (
+    *("ONCPU_USR", "ONCPU_SYS", "ONCPU_TRAP", "INTERRUPTED"),
+    *("ONACTIVEQUEUE", "ONEXPIREDQUEUE"),
+    *("PAGING_SLEEP", "FUTEX_SLEEP", "POLL_SLEEP"),
+    *("INTERRUPTIBLE_SLEEP", "UNINTERRUPTIBLE_SLEEP", "STOPPED", "ZOMBIE"),
+)
+SOLARIS = (
+    *("USER", "SYSTEM", "TRAP", "TFAULT", "DFAULT", "KFAULT"),
+    *("USER_LOCK", "SLEEP", "WAIT_CPU", "STOPPED"),
+)
+States = dict[str, StateTime]
+
+
+def of(made: Made | Dump, family: str, **options: Booleans) -> States:
+    table = made.table if isinstance(made, Dump) else made.tasks
+    found = states(table, made.lives, made.parts, made.accounting, made.now, **options)
+    assert tuple(s.name for s in found) == GELATO + SOLARIS
+    for state in found:
+        assert (state.ns is None) == (state.bound == "none")
+        assert (state.now_ns is None) == (state.now_threads is None)
+        assert state.reason
+        assert "\n" not in state.reason
+    return {state.name: state for state in found if state.family == family}
+
+
+def sleeper(task_class: TaskClass, **more: object) -> Thread:
+    """Ran for two seconds, waited for one, slept for three, and sleeps since four."""
+    past = {"sum_exec_ns": 2 * SECOND, "run_delay_ns": SECOND}
+    slept = {"sum_sleep_ns": 3 * SECOND, "sum_block_ns": SECOND}
+    start = NOW - 4 * SECOND
+    stamp = {"sleep_start_ns": start, "exec_start_ns": start}
+    kind = {"task_class": task_class, "age_ns": 4 * SECOND}
+    return {**past, **slept, **stamp, **kind, **more}
+
+
+def test_what_is_kept() -> None:
+    """Of one that sleeps on a futex, and has the statistics on."""
+    made = Made(sleeper(TaskClass.LCK))
+    gelato = of(made, "gelato")
+    kept = {name: s.ns // MS for name, s in gelato.items() if s.ns is not None}
+    assert kept == {
+        "ONCPU_USR": 1000,
+        "ONCPU_SYS": 1000,
+        "ONACTIVEQUEUE": 1000,
+        "INTERRUPTIBLE_SLEEP": 6000,
+        "UNINTERRUPTIBLE_SLEEP": 1000,
+        "STOPPED": 0,
+        "ZOMBIE": 0,
+    }
+    assert sum(kept.values()) == made.lives.lifetime_ns[0] // MS
+    solaris = of(made, "solaris")
+    kept = {name: s.ns // MS for name, s in solaris.items() if s.ns is not None}
+    assert kept == {
+        "USER": 1000,
+        "SYSTEM": 1000,
+        "SLEEP": 7000,
+        "WAIT_CPU": 1000,
+        "STOPPED": 0,
+    }
+    exact = {name for name, state in gelato.items() if state.bound == "exact"}
+    sleeps = {"INTERRUPTIBLE_SLEEP", "UNINTERRUPTIBLE_SLEEP"}
+    assert exact == {"ONACTIVEQUEUE", "STOPPED", *sleeps}
+    assert solaris["SLEEP"].bound == "upper"
+
+
+@pytest.mark.parametrize(
+    ("task_class", "more", "gelato", "solaris"),
+    [
+        (TaskClass.USR, {}, "ONCPU_USR", "USER"),
+        (TaskClass.SYS, {}, "ONCPU_SYS", "SYSTEM"),
+        (TaskClass.INT, {}, "INTERRUPTED", "SYSTEM"),
+        (TaskClass.LAT, {}, "ONACTIVEQUEUE", "WAIT_CPU"),
+        (TaskClass.FLT, {"state": BLOCKED}, "PAGING_SLEEP", "DFAULT"),
+        (TaskClass.SWP, {"state": BLOCKED}, "PAGING_SLEEP", "DFAULT"),
+        (TaskClass.LCK, {}, "FUTEX_SLEEP", "USER_LOCK"),
+        (TaskClass.POL, {}, "POLL_SLEEP", "SLEEP"),
+        (TaskClass.TMR, {}, "INTERRUPTIBLE_SLEEP", "SLEEP"),
+        (TaskClass.DSK, {"state": BLOCKED}, "UNINTERRUPTIBLE_SLEEP", "SLEEP"),
+        (TaskClass.KTW, {"state": 0x402}, "UNINTERRUPTIBLE_SLEEP", "SLEEP"),
+        (TaskClass.STP, {"state": 4}, "STOPPED", "STOPPED"),
+        (TaskClass.TRC, {"state": 8}, "STOPPED", "STOPPED"),
+        (TaskClass.ZMB, {"exit_state": EXIT_ZOMBIE}, "ZOMBIE", None),
+    ],
+)
+def test_where_a_thread_is_now(
+    task_class: TaskClass, more: dict[str, int], gelato: str, solaris: str | None
+) -> None:
+    made = Made(sleeper(task_class, **more), accounting=NO_STATISTICS)
+    for family, name in (("gelato", gelato), ("solaris", solaris)):
+        found = of(made, family)
+        here = {n: s.now_ns for n, s in found.items() if s.now_threads}
+        assert here == ({name: 4 * SECOND} if name else {})
+        unknown = {n for n, s in found.items() if s.now_threads is None}
+        never = {"ONCPU_TRAP", "ONEXPIREDQUEUE"}
+        assert unknown == (
+            never if family == "gelato" else {"TRAP", "TFAULT", "KFAULT"}
+        )
+
+
+def test_live_kernels_do_not_tell_the_mode() -> None:
+    made = Made(sleeper(TaskClass.CPU), sleeper(TaskClass.LCK))
+    found = of(made, "gelato")
+    for name in ("ONCPU_USR", "ONCPU_SYS", "INTERRUPTED"):
+        assert found[name].now_threads is None
+    assert found["FUTEX_SLEEP"].now_threads == 1
+    assert found["INTERRUPTIBLE_SLEEP"].now_threads == 0
+    others = of(made, "gelato", selected=np.array([False, True]))
+    assert others["ONCPU_USR"].now_threads == 0
+
+
+def test_faults_on_text() -> None:
+    made = Made(sleeper(TaskClass.FLT), sleeper(TaskClass.FLT), sleeper(TaskClass.LCK))
+    found = of(made, "solaris", text_faults=np.array([True, False, False]))
+    assert (found["TFAULT"].now_threads, found["DFAULT"].now_threads) == (1, 1)
+
+
+def test_selection() -> None:
+    made = Made(sleeper(TaskClass.LCK), sleeper(TaskClass.LCK, sum_exec_ns=3 * SECOND))
+    one, both = (
+        of(made, "solaris", selected=np.array(selected))
+        for selected in ([True, False], [True, True])
+    )
+    assert [s["USER"].ns for s in (one, both)] == [SECOND, 5 * SECOND // 2]
+    assert [s["USER_LOCK"].now_threads for s in (one, both)] == [1, 2]
+
+
+def test_without_statistics() -> None:
+    made = Made(sleeper(TaskClass.LCK, sum_sleep_ns=0), accounting=NO_STATISTICS)
+    gelato, solaris = of(made, "gelato"), of(made, "solaris")
+    for name in ("INTERRUPTIBLE_SLEEP", "UNINTERRUPTIBLE_SLEEP", "STOPPED"):
+        assert gelato[name].ns is None
+        assert "schedstats" in gelato[name].reason
+    assert solaris["SLEEP"].ns == 7 * SECOND
+
+
+def test_statistics_that_lack_some() -> None:
+    """On since midway: three seconds may have been sleep, or not."""
+    made = Made(sleeper(TaskClass.LCK, sum_sleep_ns=0, sum_block_ns=0))
+    gelato = of(made, "gelato")
+    assert gelato["INTERRUPTIBLE_SLEEP"].ns == 4 * SECOND
+    assert gelato["INTERRUPTIBLE_SLEEP"].bound == "lower"
+    assert gelato["STOPPED"].ns == 3 * SECOND
+    assert gelato["STOPPED"].bound == "upper"
+    known_of_one = Made(
+        sleeper(TaskClass.LCK),
+        {"sum_sleep_ns": 99 * SECOND},
+    )
+    gelato = of(known_of_one, "gelato")
+    assert gelato["INTERRUPTIBLE_SLEEP"].ns == 6 * SECOND
+    assert gelato["INTERRUPTIBLE_SLEEP"].bound == "lower"
+    assert gelato["STOPPED"].ns is None
+
+
+def test_delayed_sleepers() -> None:
+    made = Made(sleeper(TaskClass.LCK), without=())
+    bounds = {name: state.bound for name, state in of(made, "gelato").items()}
+    assert bounds["ONACTIVEQUEUE"] == "upper"
+    assert bounds["INTERRUPTIBLE_SLEEP"] == "lower"
+    assert of(made, "solaris")["SLEEP"].bound == "estimate"
+
+
+def test_interrupts_and_paging() -> None:
+    keeps = replace(STATISTICS, irq_time=True)
+    delays = {"irq": SECOND, "swapin": SECOND // 2}
+    made = Made(
+        sleeper(TaskClass.LCK, sum_exec_ns=SECOND, delays=delays), accounting=keeps
+    )
+    found = of(made, "gelato")
+    assert (found["INTERRUPTED"].ns, found["INTERRUPTED"].bound) == (SECOND, "exact")
+    assert (found["PAGING_SLEEP"].ns, found["PAGING_SLEEP"].bound) == (
+        SECOND // 2,
+        "estimate",
+    )
+    assert of(made, "solaris")["SLEEP"].ns == 7 * SECOND
+    some = Made(sleeper(TaskClass.LCK, delays=delays), sleeper(TaskClass.LCK))
+    assert of(some, "gelato")["PAGING_SLEEP"].bound == "lower"
+    assert of(some, "gelato")["INTERRUPTED"].ns is None
+    assert "IRQ_TIME" in of(some, "gelato")["INTERRUPTED"].reason
+    none = Made(sleeper(TaskClass.LCK), accounting=keeps)
+    assert "delay accounting" in of(none, "gelato")["INTERRUPTED"].reason
+
+
+def test_precise_split_says_where() -> None:
+    precise = replace(STATISTICS, precise_cputime=True)
+    made = Made(sleeper(TaskClass.LCK), accounting=precise)
+    assert "nohz_full" in of(made, "solaris")["USER"].reason
+
+
+# --- of all threads in the dumps
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_thread_is_in_one_state(name: str) -> None:
+    dump = look(name)
+    gelato, solaris = of(dump, "gelato"), of(dump, "solaris")
+    assert sum(s.now_threads or 0 for s in gelato.values()) == len(dump.table)
+    assert sum(s.now_ns or 0 for s in gelato.values()) == dump.now.age_ns.sum()
+    dead = gelato["ZOMBIE"].now_threads or 0
+    assert dead >= 4
+    assert sum(s.now_threads or 0 for s in solaris.values()) == len(dump.table) - dead
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_known_tasks_are_where_they_said(name: str) -> None:
+    """The one that waits for a disk interruptibly is left out."""
+    dump = look(name)
+    for task_class, state in {
+        "LCK": "FUTEX_SLEEP",
+        "POL": "POLL_SLEEP",
+        "FLT": "PAGING_SLEEP",
+        "SWP": "PAGING_SLEEP",
+        "STP": "STOPPED",
+        "TRC": "STOPPED",
+        "ZMB": "ZOMBIE",
+        "TMR": "INTERRUPTIBLE_SLEEP",
+        "DSK": "UNINTERRUPTIBLE_SLEEP",
+    }.items():
+        named = [
+            name
+            for name, task in dump.tasks.items()
+            if task["class"] == task_class and task["steady"] and name != "aio-wait"
+        ]
+        assert named
+        found = of(dump, "gelato", selected=dump.named(*named))[state]
+        assert found.now_threads == len(named), task_class
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_parts_are_all_of_it(name: str) -> None:
+    """What is kept at all times makes up the lives."""
+    dump = look(name)
+    gelato, solaris = of(dump, "gelato"), of(dump, "solaris")
+    total = int(dump.lives.lifetime_ns.sum())
+    sleep = [solaris["SLEEP"].ns]
+    if solaris["STOPPED"].bound == "exact":
+        sleep.append(solaris["STOPPED"].ns)
+    always = ("ONCPU_USR", "ONCPU_SYS", "ONACTIVEQUEUE", "ZOMBIE")
+    assert sum(gelato[n].ns or 0 for n in always) + sum(n or 0 for n in sleep) == total
+    kept = {"INTERRUPTIBLE_SLEEP", "UNINTERRUPTIBLE_SLEEP", "STOPPED"}
+    assert all((gelato[n].ns is None) == (name in OFF) for n in kept)
+
+
+@pytest.mark.parametrize("name", ON)
+def test_sleeps_of_processes(name: str) -> None:
+    """Of user threads nothing is missing on 6.1; 6.12 may lack delayed sleep."""
+    dump = look(name)
+    gelato = of(dump, "gelato", selected=~dump.kernels_own)
+    whole = not dump.lives.latency_is_bound
+    assert gelato["INTERRUPTIBLE_SLEEP"].bound == ("exact" if whole else "lower")
+    assert gelato["STOPPED"].bound == ("exact" if whole else "upper")
+    three = ("INTERRUPTIBLE_SLEEP", "UNINTERRUPTIBLE_SLEEP", "STOPPED")
+    off_cpu = int(dump.lives.off_cpu_ns[~dump.kernels_own].sum())
+    made_up = sum(gelato[state].ns or 0 for state in three)
+    assert made_up == pytest.approx(off_cpu, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ON)
+def test_tasks_that_stopped(name: str) -> None:
+    dump = look(name)
+    stopped = of(dump, "gelato", selected=dump.named("has-stopped"))["STOPPED"]
+    assert stopped.now_threads == 0
+    assert stopped.ns is not None
+    assert 500 * MS <= stopped.ns <= dump.tasks["has-stopped"]["stopped_ns"]

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What it takes to read tasks: ``python -m tests.tasks.probe DUMP [PID]``.
+
+Reads all that is kept of one process, or of all, with a marker for
+:mod:`tests.strace` before each part.
+"""
+
+import sys
+import time
+
+from msatools.kernel.clocks import read_clocks
+from msatools.kernel.pids import find_tasks
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.prstat.microstates import microstates
+from msatools.target import TargetSpec, open_target
+from msatools.target.linear import map_linear
+from msatools.tasks.cgroups import read_cgroups
+from msatools.tasks.delays import read_delays
+from msatools.tasks.identity import read_identities
+from msatools.tasks.memory import read_memory
+from msatools.tasks.now import collect_now
+from msatools.tasks.processes import read_processes
+from msatools.tasks.stacks import StackCollector
+from msatools.tasks.table import TaskReader, TaskTable
+from tests.strace import MARKER
+
+PARTS = {
+    "processes": read_processes,
+    "identities": read_identities,
+    "memory": read_memory,
+    "cgroups": read_cgroups,
+    "delays": read_delays,
+}
+
+
+def main(path: str, pid: int | None) -> None:
+    prog = open_target(TargetSpec(path=path, types="btf")).prog
+    map_linear(prog)
+    start = time.perf_counter()
+    reader, findings = Reader(prog), Findings()
+    tasks = read_tasks(reader, pid, findings)
+    mark("clocks")
+    clocks = read_clocks(prog, findings)
+    mark("stacks")
+    collector = StackCollector(reader, findings)
+    mark("now")
+    now = collect_now(collector, prog, tasks, clocks)
+    kept: list[object] = []
+    for name, read in PARTS.items():
+        mark(name)
+        kept.append(read(reader, tasks, findings))
+    mark("microstates")
+    kept.append(microstates(tasks, clocks))
+    took = time.perf_counter() - start
+    assert not findings.lost, findings.notes
+    print(f"{len(tasks)} tasks, {len(now.stacks.unique)} stacks, {1e3 * took:.1f} ms")
+
+
+def read_tasks(reader: Reader, pid: int | None, findings: Findings) -> TaskTable:
+    mark("tasks")
+    tasks = TaskReader(reader)
+    if pid is None:
+        return tasks.read_all(findings)
+    found = find_tasks(reader, [pid], findings)
+    return tasks.read_processes(list(found.values()), findings)
+
+
+def mark(part: str) -> None:
+    print(f"{MARKER}{part}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else None)

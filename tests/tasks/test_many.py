@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""20,000 zombies and 20,000 threads: what one of them costs, and whether all are right."""
+
+import random
+import sys
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from drgn import Object
+
+from fixtures import lab
+from msatools.kernel.clocks import read_clocks
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.now import Now, collect_now
+from msatools.tasks.stacks import MAX_ASKED, StackCollector
+from msatools.tasks.table import TaskReader, TaskTable
+from tests.strace import reads_of
+from tests.tasks.conftest import open_dump
+from tests.tasks.test_stacks import by_drgn
+
+MANY = 20_000
+SAMPLE = 250
+MOST_READS = 60
+"""Of the 100 that one PID may cost in all: what it waits on takes some, too."""
+
+KERNELS = ["6.1", pytest.param("6.12", marks=pytest.mark.long)]
+
+
+@dataclass
+class Dump:
+    run: lab.Run
+    reader: Reader
+    table: TaskTable
+    now: Now
+    findings: Findings
+
+    def counts(self, pids: list[int]) -> Counter[str]:
+        """The classes of some threads."""
+        classes = self.now.classes[np.isin(self.table["pid"], pids)]
+        return Counter(TaskClass(number).name for number in classes.tolist())
+
+
+@pytest.fixture(scope="module", params=KERNELS)
+def run(request: pytest.FixtureRequest) -> lab.Run:
+    return lab.build(f"manytasks-{request.param}")
+
+
+@pytest.fixture(scope="module")
+def dump(run: lab.Run) -> Dump:
+    prog = open_dump(run.name, "btf")
+    reader, findings = Reader(prog), Findings()
+    table = TaskReader(reader).read_all(findings)
+    collector = StackCollector(reader, findings)
+    now = collect_now(collector, prog, table, read_clocks(prog, findings))
+    return Dump(run, reader, table, now, findings)
+
+
+def test_all_are_there(dump: Dump) -> None:
+    workload = dump.run.workload
+    zombies = workload["farm"]["zombies"]
+    crowds = workload["crowds"].values()
+    assert len(zombies) == sum(len(crowd["tids"]) for crowd in crowds) == MANY
+    # What records the truth was not there when they were counted.
+    assert len(dump.table) == workload["tasks"] + 3
+    assert not dump.findings.notes
+
+
+def test_every_class_is_right(dump: Dump) -> None:
+    workload = dump.run.workload
+    assert dump.counts(workload["farm"]["zombies"]) == {"ZMB": MANY}
+    for kind, crowd in workload["crowds"].items():
+        expected = Counter({crowd["class"]: len(crowd["tids"])})
+        if kind == "inode":
+            # One holds the lock that the others wait for.
+            expected += Counter({"FLT": 1})
+            expected[crowd["class"]] -= 1
+        assert dump.counts(crowd["tids"]) == expected, kind
+
+
+def test_stacks_are_drgns(dump: Dump) -> None:
+    """Of some, by chance: drgn takes milliseconds for each."""
+    stacks = dump.now.stacks
+    rows = np.flatnonzero(stacks.index).tolist()
+    for row in random.sample(rows, SAMPLE):
+        task = Object(
+            dump.reader.prog,
+            "struct task_struct *",
+            value=int(dump.table["address"][row]),
+        )
+        stack = stacks[row]
+        assert (stack.addresses, stack.interrupted) == by_drgn(task), task.pid
+    assert len(rows) > MANY
+    assert len(stacks.unique) < 100
+    assert stacks.asked <= MAX_ASKED
+
+
+@pytest.mark.parametrize("what", ["zombie", "parent", "distant", "init", "kthreadd"])
+def test_reads_of_one_pid(run: lab.Run, what: str) -> None:
+    workload = run.workload
+    pid = {
+        "zombie": workload["farm"]["zombies"][MANY // 2],
+        "parent": workload["farm"]["pid"],
+        "distant": workload["distant"]["pid"],
+        "init": 1,
+        "kthreadd": 2,
+    }[what]
+    assert run.elf
+    probe = [sys.executable, "-m", "tests.tasks.probe", run.elf, str(pid)]
+    counts = reads_of(probe, run.elf)
+    assert counts.pop("") > 0
+    assert counts["tasks"] > 0
+    assert sum(counts.values()) <= MOST_READS, counts
+    if what == "zombie":
+        assert "now" not in counts  # there is nothing to unwind
+
+
+def test_reads_of_a_process_grow_with_its_threads_only(run: lab.Run) -> None:
+    """Not with the threads of others."""
+    crowd = run.workload["crowds"]["futex"]
+    assert run.elf
+    probe = [sys.executable, "-m", "tests.tasks.probe", run.elf, str(crowd["pid"])]
+    counts = reads_of(probe, run.elf)
+    counts.pop("")
+    # Each its record and its counts of memory; its stack, by four tables.
+    assert sum(counts.values()) <= MOST_READS + 7 * len(crowd["tids"])

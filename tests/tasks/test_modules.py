@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Modules by address, held against drgn's walk of all of them."""
+
+import drgn
+import pytest
+from drgn.helpers.linux.kallsyms import module_kallsyms
+from drgn.helpers.linux.list import list_for_each_entry
+from drgn.helpers.linux.module import module_address_regions
+
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.tasks import modules
+from msatools.tasks.modules import Module, Modules, read_symbols
+
+from .conftest import IDLE, TYPES, open_dump
+
+NEWEST = "memory-6.12"
+
+
+def by_drgn(prog: drgn.Program) -> dict[str, drgn.Object]:
+    loaded = list_for_each_entry("struct module", prog["modules"].address_of_(), "list")
+    return {module.name.string_().decode(): module for module in loaded}
+
+
+@pytest.fixture(scope="module", params=IDLE)
+def prog(request: pytest.FixtureRequest) -> drgn.Program:
+    return open_dump(request.param, "btf")
+
+
+def by_list(
+    prog: drgn.Program, monkeypatch: pytest.MonkeyPatch, findings: Findings
+) -> Modules:
+    """As where the kernel keeps no tree of modules."""
+
+    def none(_: Reader) -> None:
+        raise LookupError("there is none here")
+
+    monkeypatch.setattr(modules, "_Tree", none)
+    return Modules(Reader(prog), findings)
+
+
+@pytest.mark.parametrize("walk", ["tree", "list"])
+def test_every_module_is_found(
+    prog: drgn.Program, walk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings = Findings()
+    found = Modules(Reader(prog), findings)
+    if walk == "list":
+        found = by_list(prog, monkeypatch, findings)
+    expected = by_drgn(prog)
+    assert expected
+    for name, module in expected.items():
+        regions = [
+            (start, start + size)
+            for start, size in module_address_regions(module)
+            if size
+        ]
+        for start, end in regions:
+            for address in (start, end - 1):
+                one = found.find(address)
+                assert one == Module(module.value_(), name, tuple(regions))
+            assert found.find(end + (1 << 30)) is None
+    assert found.find(0) is None
+    assert not findings.notes
+
+
+def test_symbols_are_drgns(prog: drgn.Program) -> None:
+    reader = Reader(prog)
+    found = Modules(reader, Findings())
+    for name, module in by_drgn(prog).items():
+        start, _ = module_address_regions(module)[0]
+        ours = found.find(start)
+        assert ours
+        symbols = read_symbols(reader, ours)
+        expected = {
+            s for s in map(facts, module_kallsyms(module)) if ours.contains(s[1])
+        }
+        assert set(map(facts, symbols(prog, None, None, False))) == expected, name
+        assert expected
+
+
+def facts(symbol: drgn.Symbol) -> tuple[object, ...]:
+    return symbol.name, symbol.address, symbol.size, symbol.kind, symbol.binding
+
+
+@pytest.mark.parametrize("types", TYPES)
+def test_few_reads(types: str) -> None:
+    prog = open_dump(NEWEST, types)
+    reader = Reader(prog)
+    (start, _), *_ = module_address_regions(next(iter(by_drgn(prog).values())))
+    found = Modules(reader, Findings())
+    assert found.find(start)
+    reads = reader.reads
+    # The sequence, the root, at most all nodes, and the module.
+    assert reads <= 3 + 7 * len(by_drgn(prog))
+    assert found.find(start + 1) is found.find(start)
+    assert reader.reads == reads
+
+
+def test_tree_that_is_damaged_ends() -> None:
+    """A node that is its own child."""
+    prog = open_dump(NEWEST, "btf")
+    node = prog.type("struct rb_node")
+    for which in (0, 1):
+        root = prog["mod_tree"].root.tree[which].rb_node.value_()
+        for member in ("rb_left", "rb_right"):
+            place = root + drgn.offsetof(node, member)
+            overwrite(prog, place, root.to_bytes(8, "little"))
+    findings = Findings()
+    assert Modules(Reader(prog), findings).find(1) is None
+    assert findings.lost == {"modules": 1}
+
+
+def overwrite(prog: drgn.Program, address: int, data: bytes) -> None:
+    def read(at: int, count: int, offset: int, physical: bool) -> bytes:
+        return data[offset : offset + count]
+
+    prog.add_memory_segment(address, len(data), read)
