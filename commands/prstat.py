@@ -147,6 +147,7 @@ def _blocks(report: "PrstatReport", args: argparse.Namespace) -> Iterable[Block]
         report,
         microstates=args.microstates,
         columns=tuple(args.columns) or None,
+        rows=args.rows,
         verbose=args.verbose,
     )
 

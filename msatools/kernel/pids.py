@@ -72,7 +72,7 @@ class _Tree:
         self._task = drgn.offsetof(pid, "tasks[0].first")
         self._number = drgn.offsetof(pid, "numbers[0].nr")
         task = prog.type("struct task_struct")
-        self._link = drgn.offsetof(task, "pid_links[0]")
+        self._link: int = drgn.offsetof(task, "pid_links[0]")
         self._task_pid = drgn.offsetof(task, "pid")
         self._reader = reader
         self._root: int | None = None

@@ -25,6 +25,8 @@ _FLAGS = 0b111
 _WRITER = 1
 """Of the count of a rwsem: a writer has it, which its owner then names."""
 
+_BLOCKER_KIND = 0b11
+
 # By what is on the stack: the lock's type, its waiter's, and how it is wanted.
 _BY_FUNCTION: tuple[tuple[str, tuple[str, str, Mode | None]], ...] = (
     ("rwsem_down_read", ("rwsem", "rwsem_waiter", "read")),
@@ -113,6 +115,19 @@ class KernelLocks:
                 found = self._by_waiter(type_, waiter, stack, limit)
                 return replace(found, mode=mode)
         return None
+
+    def by_blocker(self, lock: KernelLock, blocker: int) -> KernelLock:
+        """
+        Tell a lock that a task's own record names, where its ring does not.
+
+        :param blocker: ``task_struct.blocker``, which has the lock's kind in its last
+            bits: a mutex, a semaphore, a rwsem for a reader and one for a writer.
+        """
+        types = ("mutex", "semaphore", "rwsem", "rwsem")
+        type_, address = types[blocker & _BLOCKER_KIND], blocker & ~_BLOCKER_KIND
+        if lock.address is not None or not address or lock.type != type_:
+            return lock
+        return replace(lock, address=address, owner=self._owner(type_, address))
 
     def head_of_queue(
         self, entry: WaitEntry, stack: OwnStack, limit: int = MAX_WAITERS

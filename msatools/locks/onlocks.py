@@ -19,6 +19,8 @@ def kernel_lock(look: Look, case: Case) -> On | None:
     lock = look.locks.find(case.names, case.stack, look.limit)
     if lock is None:
         return None
+    if look.tasks.has("blocker"):
+        lock = look.locks.by_blocker(lock, int(look.tasks["blocker"][case.row]))
     on = On(
         kind="lock",
         type=lock.type,

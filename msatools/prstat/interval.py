@@ -13,8 +13,9 @@ things:
 - the kernel counts sleeps (``nvcsw``): where no other sleep was between two looks,
   all time off the CPU was the two that were seen.
 
-All this is exact. Only where sleeps began and ended between two looks is their time
-spread over what the thread was seen at before and after: an estimate, with its error.
+All this is exact. Where sleeps began and ended between two looks, their time is spread
+so that the whole has the shares of what the looks met, each for half the time before it
+and after it, but no class less than what is exact: an estimate, with its error.
 """
 
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ NCLASSES = len(TaskClass)
 
 Rows = npt.NDArray[np.intp]
 Counts = npt.NDArray[np.int64]
+Times = npt.NDArray[np.float64]
+"""Shape (threads, classes)."""
+
 Values = npt.NDArray[Any]
 
 _UNTOLD = NCLASSES
@@ -177,9 +181,12 @@ class Interval:
         self._latency = np.zeros(count, np.int64)
         self._missed = np.zeros(count, np.int64)
         self._known = np.zeros((count, NCLASSES + 1), np.int64)
-        self._guessed = np.zeros((count, NCLASSES + 1), np.float64)
+        self._met = np.zeros((count, NCLASSES + 1), np.float64)
+        """What looks met, each for half the time off the CPU before it and after it."""
+        self._unseen = np.zeros(count, np.int64)
         self._squares = np.zeros(count, np.float64)
-        """Sum of the squares of the times that were guessed at once."""
+        """Sums of the times between two looks in which sleeps were not seen, and of
+        their squares."""
 
     def add(self, look: Look) -> None:
         """Go on to the next look; the last one ends the interval."""
@@ -192,9 +199,10 @@ class Interval:
         rows = np.arange(len(row))
         for classes, times in gap.known:
             self._known[rows, classes] += times
-        for classes, times in gap.guessed:
-            self._guessed[rows, classes] += times
-        self._squares += gap.squares
+        for classes, times in gap.met:
+            self._met[rows, classes] += times
+        self._unseen += gap.unseen
+        self._squares += gap.unseen.astype(np.float64) ** 2
         self._last = look
         self._added += 1
 
@@ -254,23 +262,22 @@ class Interval:
         self._latency = _taken(self._latency, row)
         self._missed = _taken(self._missed, row)
         self._known = _taken(self._known, row)
-        self._guessed = _taken(self._guessed, row)
+        self._met = _taken(self._met, row)
+        self._unseen = _taken(self._unseen, row)
         self._squares = _taken(self._squares, row)
 
     def _off(self, off_cpu: Nanoseconds) -> OffCpu:
         known = self._known[:, :_UNTOLD].astype(np.float64)
-        guessed = self._guessed[:, :_UNTOLD].copy()
         untold = self._known[:, _UNTOLD].astype(np.float64)
-        lost = self._guessed[:, _UNTOLD].copy()
-        if self._added < 2:
-            lost += guessed.sum(1)
-            guessed[:] = 0
-        # What was met in no sleep has the shares of what was, at other times.
-        total = guessed.sum(1)
-        spread = np.where(total > 0, lost, 0)
-        guessed *= (1 + _ratio(spread, total))[:, None]
-        untold += lost - spread
-        error = _errors(guessed, self._squares)
+        unseen = self._unseen.astype(np.float64)
+        # Of what was met, that which is not known already happened unseen.
+        met = self._met[:, :_UNTOLD] if self._added > 1 else np.zeros(known.shape)
+        shares = met * _ratio(known.sum(1) + unseen, met.sum(1))[:, None]
+        shares = np.maximum(shares - known, 0)
+        total = shares.sum(1)
+        guessed = shares * _ratio(unseen, total)[:, None]
+        untold += np.where(total > 0, 0, unseen)
+        error = _errors(known, met, guessed, self._squares)
 
         # What is left are clocks, or interrupts or a hypervisor, of which no sleep was
         # counted.
@@ -338,14 +345,13 @@ class _Gap:
             (new, np.where(only_new, rest, 0)),
             (old, np.where(only_old, rest, 0)),
         )
-        rest = np.where(guess, rest, 0).astype(np.float64)
+        self.unseen = np.where(guess, rest, 0)
         met_old, met_new = slept & (old != _UNTOLD), sleeps & (new != _UNTOLD)
-        half = np.where(met_old & met_new, rest / 2, 0)
-        self.guessed = (
-            (np.where(met_old, old, _UNTOLD), np.where(met_old, rest - half, 0)),
-            (np.where(met_new, new, _UNTOLD), np.where(met_old, half, rest)),
+        half = np.where(met_old & met_new, off / 2, off)
+        self.met = (
+            (old, np.where(met_old, half, 0)),
+            (new, np.where(met_new, half, 0)),
         )
-        self.squares = rest**2
 
     def _grown(self, before: Values, after: Values) -> Counts:
         return _grown(before, after, self._row)
@@ -475,17 +481,29 @@ def _ratio(value: Values, of: Values) -> npt.NDArray[np.float64]:
 
 
 def _errors(
-    guessed: npt.NDArray[np.float64], squares: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    """Tell the standard errors of times that were spread by samples.
+    known: Times, met: Times, guessed: Times, squares: npt.NDArray[np.float64]
+) -> Times:
+    """Tell the standard errors of times of which a part was guessed.
 
-    Each gap between looks counts as a sample of the weight of its time. Few samples
-    that agree are no certainty: the shares are those of two samples more, one of them
-    of the class (Agresti and Coull, 1998).
+    The whole has the error of shares of so many samples; but what was guessed cannot
+    miss by more than it is. The gaps between looks in which sleeps were not seen count
+    as samples of that part, by the weight of their times. Few that agree are no
+    certainty: shares are those of two samples more, one of them of the class (Agresti
+    and Coull, 1998).
     """
-    total = guessed.sum(1)
-    samples = _ratio(total**2, squares)[:, None]
-    share = guessed * _ratio(np.ones(len(total)), total)[:, None]
-    share = (share * samples + 1) / (samples + 2)
-    error = total[:, None] * np.sqrt(share * (1 - share) / (samples + 2))
-    return np.where(guessed > 0, error, 0)
+    part = guessed.sum(1)
+    whole = known.sum(1) + part
+    samples = _ratio(part**2, squares)
+    of_part = _deviation(guessed, samples)
+    samples *= _ratio(whole, part)
+    of_whole = _deviation(met, samples) / np.sqrt(samples + 2)[:, None]
+    error = np.minimum(whole[:, None] * of_whole, part[:, None] * of_part)
+    return np.where((part[:, None] > 0) & (known + met > 0), error, 0)
+
+
+def _deviation(times: Times, samples: npt.NDArray[np.float64]) -> Times:
+    """Tell by how much the share of each class deviates from one sample to another."""
+    share = times * _ratio(np.ones(len(times)), times.sum(1))[:, None]
+    share = (share * samples[:, None] + 1) / (samples[:, None] + 2)
+    deviation: Times = np.sqrt(share * (1 - share))
+    return deviation

@@ -24,7 +24,7 @@ from msatools.prstat.breakdown import breakdown, sleeps
 from msatools.prstat.groups import by_cgroup, by_user
 from msatools.prstat.interval import Deltas, Ended, Interval, Look, ended
 from msatools.prstat.load import collect_load, load_averages
-from msatools.prstat.microstates import PF_KTHREAD, bound_of
+from msatools.prstat.microstates import bound_of, without_sleep
 from msatools.prstat.model import PrstatReport, Totals
 from msatools.prstat.rows import (
     Rows,
@@ -162,8 +162,7 @@ class Prstat:
             look = self._look()
             processes = read_processes(self._reader, look.tasks, self._findings)
             progress(1, _STEPS)
-            spent = totals(look.tasks, look.states, processes)
-            return self._report(look, processes, spent, None, progress)
+            return self._report(look, processes, progress)
 
     def begin(self, progress: Progress) -> None:
         """Look at all tasks: an interval begins."""
@@ -185,10 +184,9 @@ class Prstat:
             processes = read_processes(self._reader, look.tasks, self._findings)
             self._interval.add(look)
             deltas = self._interval.end()
-            spent = _spent(deltas, ended(*self._began, look, processes))
-            if deltas.gone:
-                self._findings.coverage["tasks_gone"] += deltas.gone
-            report = self._report(look, processes, spent, deltas, progress)
+            dead = ended(*self._began, look, processes)
+            self._findings.coverage["tasks_gone"] += deltas.gone
+            report = self._report(look, processes, progress, deltas, dead)
             self._begin(look, processes)
             return report
 
@@ -214,15 +212,11 @@ class Prstat:
         reader = self._sampler.task_reader
         pids = self._options.selection.pids
         if pids is None:
-            tasks = reader.read_all(findings)
-        else:
-            found = find_tasks(self._reader, pids, findings)
-            read = reader.read if self._options.per_thread else reader.read_processes
-            tasks = read(list(found.values()), findings)
-        kernel = self._options.selection.kernel
-        if kernel is not None:
-            tasks = tasks.only(((tasks["flags"] & PF_KTHREAD) != 0) == kernel)
-        return tasks
+            return reader.read_all(findings)
+        found = list(find_tasks(self._reader, pids, findings).values())
+        if self._options.per_thread:
+            return reader.read(found, findings)
+        return reader.read_processes(found, findings)
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
@@ -239,18 +233,19 @@ class Prstat:
         self,
         look: Look,
         processes: Processes,
-        spent: Spent,
-        deltas: Deltas | None,
         progress: Progress,
+        deltas: Deltas | None = None,
+        dead: Ended | None = None,
     ) -> PrstatReport:
         prog, reader, findings = self._prog, self._reader, self._findings
         options, tasks, now = self._options, look.tasks, look.now
         accounting = read_accounting(prog, findings)
         slept = sleeps(tasks, accounting, now, read_in_iowait(reader, tasks, findings))
+        lives = without_sleep(look.states, slept.total_ns)
         split = breakdown(
             tasks,
             look.clocks,
-            look.states,
+            lives,
             slept,
             read_delays(reader, tasks, findings),
             accounting,
@@ -266,6 +261,10 @@ class Prstat:
             breakdown=None if deltas else split,
         )
         progress(4, _STEPS)
+        if deltas is None or dead is None:
+            spent = totals(tasks, lives, processes)
+        else:
+            spent = _spent(deltas, dead)
         make = thread_rows if options.per_thread else process_rows
         rows = make(threads, spent, with_children=options.children)
         rows = rows.take(selected(rows, options.selection))
@@ -287,7 +286,9 @@ class Prstat:
             tasks=shown,
             per_thread=options.per_thread,
             herds=herds,
-            states=states(tasks, look.states, split, accounting, now, wanted)
+            states=states(
+                tasks, lives, split, accounting, now, wanted, _text_faults(ons, tasks)
+            )
             if options.states
             else None,
             load=collect_load(tasks, now, ons) if options.load else None,
@@ -383,6 +384,13 @@ def _copy(findings: Findings) -> Findings:
     return Findings(
         Counter(findings.coverage), Counter(findings.lost), dict(findings.notes)
     )
+
+
+def _text_faults(ons: Mapping[int, On | None], tasks: TaskTable) -> Booleans:
+    """Tell whose page fault is on code."""
+    found = np.zeros(len(tasks), np.bool_)
+    found[[row for row, on in ons.items() if on is not None and on.text]] = True
+    return found
 
 
 def _threads_of(rows: Rows, count: int) -> Booleans:

@@ -7,7 +7,7 @@ since the last look sleeps on in the same place: its stack is not read again.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import drgn
 import numpy as np
@@ -31,8 +31,12 @@ MAX_SHARE = 0.25
 _WALKS = 3
 """How often a list is followed on a running kernel that changes it meanwhile."""
 
-_AT_ONCE = 16
-"""Tasks read before their stacks are: some 100 us pass in between."""
+_MANY, _FEW = 256, 4
+"""Tasks that are read before their stacks: so many where no haste is needed, for each
+call has its cost; few of those that have been on a CPU lately."""
+
+_QUIET_NS = 1_000_000_000
+"""How long ago that is."""
 
 _SPARE_STACKS = 1024
 """Stacks that no thread has any more, before they are forgotten."""
@@ -119,7 +123,7 @@ class Sampler:
         if self._last is not None:
             # The first costs more than those that follow.
             self._cost_s = time.process_time() - began_s
-        self._last, self._settled = look, settled & asleep(tasks)
+        self._last, self._settled = look, settled & _rests(tasks)
         return look
 
     def _walk(self) -> TaskTable:
@@ -154,15 +158,14 @@ class Sampler:
         :return: The threads without those that have ended, their rows in the last look,
             and who slept on while its stack was read.
         """
-        wanted = np.flatnonzero((row == NOBODY) & asleep(tasks))
+        dead = tasks["exit_state"] != 0
         stays = np.ones(len(tasks), np.bool_)
-        settled = row != NOBODY
-        for start in range(0, len(wanted), _AT_ONCE):
-            rows = wanted[start : start + _AT_ONCE]
-            fresh, there = self._read_again(tasks, rows)
+        settled = (row != NOBODY) | dead
+        for part in _batches(tasks, np.flatnonzero(~settled)):
+            fresh, there = self._read_again(tasks, part)
             self.collector.hold(fresh.only(asleep(fresh)))
-            stays[rows[~there]] = False
-            rows = rows[there]
+            stays[part[~there]] = False
+            rows = part[there]
             tasks.records[rows] = fresh.records
             again, there = self._read_again(tasks, rows)
             settled[rows[there]] = _same(fresh.only(there), again)
@@ -184,10 +187,33 @@ class Sampler:
         return fresh.only(own), there
 
 
+def _batches(tasks: TaskTable, rows: Rows) -> Iterator[Rows]:
+    """Split threads into those to be read at once, those that rest longest first.
+
+    Who runs, or waits for a CPU, comes last: what it has taken is counted up to the
+    moment of the clocks, which are read next.
+    """
+    last_ran = tasks["exec_start_ns"][rows].astype(np.int64)
+    last_ran[~asleep(tasks)[rows]] = np.iinfo(np.int64).max
+    order = np.argsort(last_ran, kind="stable")
+    rows, last_ran = rows[order], last_ran[order]
+    newest = int(tasks["exec_start_ns"].max(initial=0))
+    quiet = int(np.searchsorted(last_ran, newest - _QUIET_NS))
+    for start in range(0, quiet, _MANY):
+        yield rows[start : min(start + _MANY, quiet)]
+    for start in range(quiet, len(rows), _FEW):
+        yield rows[start : start + _FEW]
+
+
+def _rests(tasks: TaskTable) -> Booleans:
+    """Tell who sleeps or is dead."""
+    return asleep(tasks) | (tasks["exit_state"] != 0)
+
+
 def _same(before: TaskTable, after: TaskTable) -> Booleans:
-    """Tell which threads sleep on where they slept; the tables have the same ones."""
-    same = asleep(before) & asleep(after)
-    for column in ("state", "nvcsw", "nivcsw"):
+    """Tell which threads rest on where they did; the tables have the same ones."""
+    same = _rests(before) & _rests(after)
+    for column in ("state", "exit_state", "nvcsw", "nivcsw"):
         same &= before[column] == after[column]
     return same
 

@@ -4,8 +4,8 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import fields, is_dataclass
-from typing import SupportsIndex, TextIO
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, SupportsIndex, TextIO
 
 from msatools.kernel.report import Report
 from msatools.target.model import Address
@@ -43,15 +43,44 @@ def _text(value: object) -> str:
     return json.dumps(value, allow_nan=False)
 
 
+@dataclass(frozen=True)
+class _Field:
+    """A field of a model that reports show."""
+
+    name: str
+    key: str
+    on_request: bool
+
+
+_LISTED: dict[type, tuple[_Field, ...]] = {}
+"""By model, as rows of one model are many."""
+
+
+def _listed(model: type[Any]) -> tuple[_Field, ...]:
+    if model not in _LISTED:
+        _LISTED[model] = tuple(_list(model))
+    return _LISTED[model]
+
+
+def _list(model: type[Any]) -> Iterator[_Field]:
+    return (
+        # Some keys are words of Python's own.
+        _Field(
+            field.name,
+            field.metadata.get("key", field.name),
+            bool(field.metadata.get("added")),
+        )
+        for field in fields(model)
+        if not field.metadata.get("unlisted")
+    )
+
+
 def _fields(model: object) -> Iterator[tuple[str, object]]:
     """Give the keys of a model, and what they are to have."""
-    for field in fields(model):  # type: ignore[arg-type]  # any dataclass
+    for field in _listed(type(model)):
         value = getattr(model, field.name)
-        if field.metadata.get("unlisted"):
-            continue
-        if value is not None or not field.metadata.get("added"):
-            # Some keys are words of Python's own.
-            yield field.metadata.get("key", field.name), value
+        if value is not None or not field.on_request:
+            yield field.key, value
 
 
 def _object(model: object) -> dict[str, object]:
@@ -59,13 +88,10 @@ def _object(model: object) -> dict[str, object]:
 
 
 def _value(value: object) -> object:
-    if value is None or isinstance(value, (str, bool, float)):
-        return value
     if isinstance(value, Address):
         return hex(value)
-    if isinstance(value, SupportsIndex):
-        # Integers, numpy's too.
-        return value.__index__()
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
     if isinstance(value, Mapping):
         return {str(key): _value(item) for key, item in value.items()}
     if isinstance(value, Sequence):
@@ -74,4 +100,7 @@ def _value(value: object) -> object:
         return sorted(_value(item) for item in value)  # type: ignore[type-var]
     if is_dataclass(value):
         return _object(value)
+    if isinstance(value, SupportsIndex):
+        # numpy's integers.
+        return value.__index__()
     raise TypeError(f"a report cannot hold a {type(value).__name__}")

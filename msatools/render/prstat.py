@@ -42,6 +42,7 @@ DELAYS = ("BIO", "SWP", "RCL", "THR", "CMP", "COW", "IRQ")
 DOINGS = ("NOW", "FOR", "ON", "VCX", "ICX", "MIN", "MAJ", "SCL", "SIG", "TRP")
 CHILDREN = ("PID", "CUSR", "CSYS", "CVCX", "CICX", "CMIN", "CMAJ", "PROCESS/NLWP")
 
+INTERVAL_ROWS = 20
 _MAX_PIDS = 8
 _MARKS = {
     "exact": "",
@@ -63,12 +64,15 @@ def blocks(
     *,
     microstates: bool = False,
     columns: tuple[str, ...] | None = None,
+    rows: int | None = None,
     verbose: bool = False,
 ) -> Iterator[Block]:
     """Yield what ``msa-prstat`` shows of a report.
 
     :param microstates: Whether to show where time went (``-m``).
     :param columns: Those to show, if others than usual.
+    :param rows: How many rows were asked for; else an interval shows the first
+        :data:`INTERVAL_ROWS`.
     """
     if report.why is not None:
         yield from _why(report.why)
@@ -83,7 +87,13 @@ def blocks(
     else:
         names = columns or _names(report, microstates)
         about = context(report, verbose)
-        yield Table(make_columns(names, report), _Cells(report.tasks, names, about))
+        shown = report.tasks
+        if rows is None and report.interval_ns is not None:
+            shown = shown[:INTERVAL_ROWS]
+        yield Table(make_columns(names, report), _Cells(shown, names, about))
+        if len(shown) < len(report.tasks):
+            left = len(report.tasks) - len(shown)
+            yield text(Span(f"({left:,} more rows: -n COUNT shows them)", "dim"))
     if report.users is not None:
         yield _groups(report, report.users, "USER")
     if report.cgroups is not None:
@@ -283,7 +293,7 @@ def _states(report: PrstatReport) -> Table:
         Column("FROM"),
         Column("TIME", "right"),
         Column("NOW", "right"),
-        Column("FOR", "right"),
+        Column("FOR, SUMMED", "right"),
         Column("WHERE IT COMES FROM, OR WHY THERE IS NONE"),
     )
     return Table(columns, rows)

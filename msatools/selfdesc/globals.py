@@ -26,6 +26,7 @@ int | crashing_cpu
 gate_desc [256] | idt_table
 unsigned long | page_offset_base
 struct list_head | pgd_list
+unsigned long | vmalloc_base
 unsigned long | vmemmap_base
 
 # block

@@ -85,14 +85,16 @@ class Modules:
             return None
         try:
             place = self._tree.find(address)
-            module = self._record.read(self._reader, place) if place else None
+            if place is None:
+                return None
+            found = self._record.read(self._reader, place)
         except drgn.FaultError as error:
             self._findings.lose("modules", f"a module is lost: {error}")
             return None
-        if module is None or not module.contains(address):
+        if not found.contains(address):
             return None
-        self._known.append(module)
-        return module
+        self._known.append(found)
+        return found
 
     def _prepare(self) -> None:
         prog = self._reader.prog

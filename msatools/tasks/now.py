@@ -138,11 +138,13 @@ def ages(
     queued = tasks["last_queued_ns"].astype(np.int64)
     waits = (classes == TaskClass.LAT) & (queued != 0)
     age[waits] = (clocks.local_ns - queued)[waits]
+    # A delayed sleeper gets its stamp only when it leaves the run queue at last.
+    stamped = lost if tasks.has("sched_delayed") else _sleeps(tasks)
     for column in ("sleep_start_ns", "block_start_ns"):
         if tasks.has(column):
             # With schedstats on; in the clock of its run queue.
             start = tasks[column].astype(np.int64)
-            kept = (start != 0) & _sleeps(tasks)
+            kept = (start != 0) & stamped & _sleeps(tasks)
             age[kept] = (clocks.local_ns - start)[kept]
             bound[kept] = AgeBound.EXACT
     bound[classes == TaskClass.ZMB] = AgeBound.ESTIMATE

@@ -199,10 +199,10 @@ class TaskReader:
             if leader in seen:
                 continue
             if leader != address:
-                for _, data in self._read_each([leader], findings):
-                    break
-                else:
+                first = next(self._read_each([leader], findings), None)
+                if first is None:
                     continue
+                _, data = first
             seen.add(leader)
             yield leader, data
             yield from self._other_threads(leader, data, seen, findings)

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Waiters on futexes: those of the lab's kernels, and tables of other kernels."""
+
+import struct
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from drgn import (
+    Architecture,
+    Object,
+    Platform,
+    Program,
+    Type,
+    TypeKind,
+    TypeKindSet,
+    TypeMember,
+)
+
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.locks.futexes import Futexes, Key, Waiter
+from msatools.locks.layout import Layout
+from tests.locks.conftest import Seen, seen
+
+DUMPS = ("tasks-6.1", "tasks-6.12")
+
+
+@pytest.fixture(scope="module", params=DUMPS)
+def dump(request: pytest.FixtureRequest) -> Seen:
+    return seen(request.param)
+
+
+def read(dump: Seen) -> list[Waiter]:
+    findings = Findings()
+    mms = set(dump.table["mm"].tolist()) - {0}
+    found = list(Futexes(Layout(dump.reader), findings).all(mms))
+    assert not findings.lost
+    return found
+
+
+def test_all_waiters_are_found_and_no_more(dump: Seen) -> None:
+    """Those of the servers, and those that are named; one waits on three at once."""
+    expected: Counter[int] = Counter()
+    for server in dump.run.workload["servers"].values():
+        expected.update(server["workers"])
+    for task in dump.named().values():
+        if task["class"] == "LCK":
+            expected[task["tid"]] = len(task["on"].get("addresses", [0]))
+    addresses = dump.table["address"].tolist()
+    pids = dict(zip(addresses, dump.table["pid"].tolist(), strict=True))
+    found = Counter(pids[waiter.task] for waiter in read(dump))
+    assert found == expected
+    assert found.total() > 2005
+
+
+def test_keys(dump: Seen) -> None:
+    waiters = {waiter.task: waiter for waiter in read(dump)}
+    for name in ("futex-wait", "futex-bitset", "futex-pi", "futex-requeue"):
+        row = dump.row(name)
+        waiter = waiters[int(dump.table["address"][row])]
+        assert waiter.key.address == dump.named()[name]["on"]["address"]
+        assert waiter.key.object == dump.table["mm"][row]
+        assert not waiter.key.shared
+        assert bool(waiter.pi_state) == (name == "futex-pi")
+        assert waiter.bitset == (0xF0 if name == "futex-bitset" else 0xFFFF_FFFF)
+    shared = waiters[int(dump.table["address"][dump.row("futex-shared")])].key
+    assert shared.shared
+    assert shared.of_inode
+    assert (shared.address, shared.file_offset) == (None, 0)
+
+
+def test_one_chain_has_those_of_its_bucket(dump: Seen) -> None:
+    waiters = read(dump)
+    futexes = Futexes(Layout(dump.reader), Findings())
+    lock, count = Counter(waiter.lock for waiter in waiters).most_common(1)[0]
+    assert count >= 996
+    chain = list(futexes.chain(lock))
+    assert chain == [waiter for waiter in waiters if waiter.lock == lock]
+    assert list(futexes.chain(lock, 5)) == chain[:5]
+
+
+# --- tables that kernels of the lab do not have
+
+BASE = 0xFFFF_8880_0000_0000
+SIZE = 0x10000
+TABLES = (BASE + 0x1000, BASE + 0x2000)
+VARIABLE = BASE + 0x800
+MM, PRIVATE = BASE + 0x400, BASE + 0x3000
+BUCKET, WAITER = 32, 128
+CHAIN, LOCK = 16, 4
+NODE, TASK, LOCK_PTR, KEY = 24, 40, 48, 72
+
+
+class Kernel:
+    """A kernel that has nothing but futexes, in memory that can be written."""
+
+    def __init__(self) -> None:
+        self.memory = bytearray(SIZE)
+        self.prog = Program(Platform(Architecture.X86_64))
+        self.types: dict[str, Type] = {}
+        self.variables: dict[str, Callable[[], Object]] = {}
+        self.prog.add_memory_segment(BASE, SIZE, self._read)
+        self.prog.register_type_finder("made", self._type, enable_index=0)
+        self.prog.register_object_finder("made", self._object, enable_index=0)
+        self._add_types()
+
+    def _read(self, address: int, count: int, offset: int, physical: bool) -> bytes:
+        return bytes(self.memory[offset : offset + count])
+
+    def _type(
+        self, prog: Program, kinds: TypeKindSet, name: str, filename: str | None
+    ) -> Type | None:
+        return self.types.get(name) if TypeKind.STRUCT in kinds else None
+
+    def _object(
+        self, prog: Program, name: str, flags: object, filename: str | None
+    ) -> Object | None:
+        made = self.variables.get(name)
+        return made() if made else None
+
+    def struct(self, name: str, size: int, **members: tuple[Type, int]) -> Type:
+        made = self.prog.struct_type(
+            name,
+            size,
+            [TypeMember(type_, key, 8 * at) for key, (type_, at) in members.items()],
+        )
+        self.types[name] = made
+        return made
+
+    def _add_types(self) -> None:
+        prog = self.prog
+        self.word = prog.int_type("unsigned long", 8, False)
+        self.half = prog.int_type("unsigned int", 4, False)
+        pointer = prog.pointer_type(prog.void_type())
+        heads = self.struct("list_head", 16, next=(pointer, 0), prev=(pointer, 8))
+        chain = self.struct("plist_head", 16, node_list=(heads, 0))
+        node = self.struct("plist_node", 40, node_list=(heads, NODE))
+        self.bucket = self.struct(
+            "futex_hash_bucket", BUCKET, lock=(self.half, LOCK), chain=(chain, CHAIN)
+        )
+        key = self.struct("futex_key", 24, word=(self.word, 8))
+        self.struct(
+            "futex_q",
+            WAITER,
+            list=(node, 0),
+            task=(pointer, TASK),
+            lock_ptr=(pointer, LOCK_PTR),
+            key=(key, KEY),
+            pi_state=(pointer, 96),
+            bitset=(self.half, 120),
+        )
+        self.struct("mm_struct", 64)
+
+    def write(self, address: int, *words: int) -> None:
+        data = struct.pack(f"<{len(words)}Q", *words)
+        self.memory[address - BASE : address - BASE + len(data)] = data
+
+    def empty(self, table: int, buckets: int) -> None:
+        for number in range(buckets):
+            head = table + number * BUCKET + CHAIN
+            self.write(head, head, head)
+
+    def queue(self, table: int, number: int, *waiters: int) -> None:
+        """Put waiters on a bucket's chain; each is its own task, on its own word."""
+        bucket = table + number * BUCKET
+        ring = [bucket + CHAIN, *(waiter + NODE for waiter in waiters)]
+        for place, node in enumerate(ring):
+            self.write(node, ring[(place + 1) % len(ring)], ring[place - 1])
+        for waiter in waiters:
+            self.write(waiter + TASK, waiter + 1, bucket + LOCK)
+            self.write(waiter + KEY, MM, 0x7000, 0x10)
+
+    def all(self, *mms: int) -> tuple[list[int], Findings]:
+        findings = Findings()
+        futexes = Futexes(Layout(Reader(self.prog)), findings)
+        return [waiter.address for waiter in futexes.all(mms)], findings
+
+    def pointers(self, count: int) -> Type:
+        return self.prog.array_type(self.prog.pointer_type(self.bucket), count)
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    made = Kernel()
+    for table in TABLES:
+        made.empty(table, 4)
+    made.queue(TABLES[0], 1, BASE + 0x8000, BASE + 0x8100)
+    made.queue(TABLES[1], 3, BASE + 0x8200)
+    return made
+
+
+WAITERS = [BASE + 0x8000, BASE + 0x8100, BASE + 0x8200]
+
+
+def one_table(kernel: Kernel) -> None:
+    """Up to 6.15."""
+    pointer = kernel.prog.pointer_type(kernel.bucket)
+    data = kernel.struct("", 16, queues=(pointer, 0), hashsize=(kernel.word, 8))
+    kernel.write(VARIABLE, TABLES[0], 4)
+    kernel.variables["__futex_data"] = lambda: Object(
+        kernel.prog, data, address=VARIABLE
+    )
+
+
+def by_node(kernel: Kernel) -> None:
+    """From 6.16 on: two nodes, and one that is not there."""
+    data = kernel.struct(
+        "",
+        48,
+        hashmask=(kernel.word, 0),
+        hashshift=(kernel.half, 8),
+        queues=(kernel.pointers(4), 16),
+    )
+    kernel.write(VARIABLE, 3, 2, TABLES[0], 0, TABLES[1], 0xDEAD)
+    kernel.variables["__futex_data"] = lambda: Object(
+        kernel.prog, data, address=VARIABLE
+    )
+    nodes(kernel)
+
+
+def by_runtime_constants(kernel: Kernel) -> None:
+    """Then without a structure."""
+    pointer = kernel.prog.pointer_type(kernel.prog.pointer_type(kernel.bucket))
+    kernel.write(VARIABLE, TABLES[0], 0, TABLES[1])
+    kernel.variables["__futex_queues"] = lambda: Object(
+        kernel.prog, pointer, value=VARIABLE
+    )
+    kernel.variables["__futex_mask"] = lambda: Object(kernel.prog, kernel.half, value=3)
+    nodes(kernel)
+
+
+def nodes(kernel: Kernel) -> None:
+    kernel.variables["nr_node_ids"] = lambda: Object(kernel.prog, kernel.half, value=3)
+
+
+@pytest.mark.parametrize(
+    ("make", "count"), [(one_table, 2), (by_node, 3), (by_runtime_constants, 3)]
+)
+def test_common_tables(
+    kernel: Kernel, make: Callable[[Kernel], None], count: int
+) -> None:
+    make(kernel)
+    found, findings = kernel.all()
+    assert found == WAITERS[:count]
+    assert not findings.lost
+
+
+def hash_member(kernel: Kernel) -> Type:
+    pointer = kernel.prog.pointer_type(kernel.prog.void_type())
+    return kernel.struct("mm_struct", 64, futex_phash=(pointer, 16))
+
+
+def hash_in_data(kernel: Kernel) -> Type:
+    pointer = kernel.prog.pointer_type(kernel.prog.void_type())
+    data = kernel.struct("futex_mm_data", 16, phash=(pointer, 8))
+    return kernel.struct("mm_struct", 64, futex=(data, 8))
+
+
+def hash_in_structure(kernel: Kernel) -> Type:
+    pointer = kernel.prog.pointer_type(kernel.prog.void_type())
+    phash = kernel.struct("futex_mm_phash", 16, hash=(pointer, 8))
+    data = kernel.struct("futex_mm_data", 16, phash=(phash, 0))
+    return kernel.struct("mm_struct", 64, futex=(data, 8))
+
+
+@pytest.mark.parametrize("make", [hash_member, hash_in_data, hash_in_structure])
+def test_private_tables(kernel: Kernel, make: Callable[[Kernel], Type]) -> None:
+    """From 6.16 on an address space may have a table of its own."""
+    one_table(kernel)
+    make(kernel)
+    buckets = kernel.prog.array_type(kernel.bucket)
+    kernel.struct(
+        "futex_private_hash", 64, hash_mask=(kernel.half, 4), queues=(buckets, 64)
+    )
+    own = BASE + 0x8300
+    kernel.write(MM + 16, PRIVATE)
+    kernel.write(PRIVATE, 1 << 32)
+    kernel.empty(PRIVATE + 64, 2)
+    kernel.queue(PRIVATE + 64, 1, own)
+    found, findings = kernel.all(MM, MM + 0x100)
+    assert found == [*WAITERS[:2], own]
+    assert not findings.lost
+
+
+def test_a_key(kernel: Kernel) -> None:
+    one_table(kernel)
+    futexes = Futexes(Layout(Reader(kernel.prog)), Findings())
+    waiter = futexes.read(WAITERS[0])
+    assert waiter.key == Key(MM, 0x7000, 0x10)
+    assert waiter.key.address == 0x7010
+    assert waiter.task == WAITERS[0] + 1
+    by_memory = waiter.key._replace(offset=0x12)
+    assert (by_memory.shared, by_memory.address) == (True, 0x7010)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        pytest.param(0, id="nowhere"),
+        pytest.param(WAITERS[0] + NODE, id="to one it had before"),
+        pytest.param(WAITERS[1] + NODE, id="to itself"),
+        pytest.param(WAITERS[2] + NODE, id="to another bucket"),
+        pytest.param(BASE + SIZE, id="out of memory"),
+    ],
+)
+def test_a_chain_that_is_damaged(kernel: Kernel, node: int) -> None:
+    """It goes wrong at its second waiter."""
+    one_table(kernel)
+    kernel.write(WAITERS[1] + NODE, node)
+    found, findings = kernel.all()
+    assert found == WAITERS[:2]
+    assert findings.coverage["futex_chains_broken"] == 1
+    assert findings.lost["futexes"] == 1
+
+
+def test_a_table_that_is_not_there(kernel: Kernel) -> None:
+    found, findings = kernel.all()
+    assert found == []
+    assert findings.lost["futexes"] == 1
+    one_table(kernel)
+    kernel.write(VARIABLE, TABLES[0], 1 << 60)
+    found, findings = kernel.all()
+    assert found == []
+    assert findings.lost["futexes"] == 1
+
+
+def test_a_table_of_which_a_part_is_lost(kernel: Kernel) -> None:
+    """The first page is there, with two waiters; the next is not."""
+    one_table(kernel)
+    start = BASE + SIZE - 4096
+    kernel.empty(start, 128)
+    kernel.queue(start, 5, *WAITERS[:2])
+    kernel.write(VARIABLE, start, 256)
+    found, findings = kernel.all()
+    assert found == WAITERS[:2]
+    assert findings.lost["futexes"] == 1

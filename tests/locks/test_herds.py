@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Which crowds are herds: of every dump, and of crowds made up."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from msatools.locks.herds import MIN_WAITERS, TURN_NS, confirm, find_herds
+from msatools.locks.model import Herd, On
+from msatools.tasks.now import Now
+from msatools.tasks.table import TaskTable
+from tests.locks.conftest import Seen, rows_of, seen
+
+DUMPS = (
+    *("tasks-6.1", "tasks-6.12", "tasks-on-6.1", "tasks-on-6.12"),
+    *("tasks-midway-6.1", "tasks-midway-6.12"),
+)
+SECOND = 10**9
+
+
+def herds_of(dump: Seen) -> tuple[Herd, ...]:
+    return find_herds(dump.table, dump.now, dict(enumerate(dump.ons)), dump.clocks)
+
+
+@pytest.mark.parametrize("name", DUMPS)
+def test_the_server_that_broadcasts_has_the_only_herd(name: str) -> None:
+    dump = seen(name)
+    (herd,) = herds_of(dump)
+    server = dump.run.workload["servers"]["server-broadcast"]
+    assert herd.waiters == len(server["workers"]) == 1000
+    assert herd.pids == (server["pid"],)
+    assert herd.address is not None
+    assert 0 <= herd.address - server["condition"] < server["condition_bytes"]
+    assert herd.lock == f"futex {server['pid']}:{herd.address:#x}"
+    assert (herd.kind, herd.owner, herd.confidence) == ("futex", None, "one dump")
+    now = dump.clocks.monotonic_ns
+    assert now is not None
+    slack = 10_000_000  # a tick, by which the clock of an idle CPU may lag
+    assert herd.max_age_ns <= now - server["last_request_ns"] + slack
+    assert herd.min_age_ns >= now - server["at_rest_ns"] - slack
+    assert herd.nvcsw_median >= server["requests"]
+
+
+def workers(dump: Seen, count: int) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    server = dump.run.workload["servers"]["server-broadcast"]
+    return rows_of(dump, server["workers"][:count])
+
+
+def crowd(
+    dump: Seen,
+    count: int,
+    *,
+    apart_ns: int,
+    asleep_ns: int,
+    life_ns: int,
+    switches: int,
+    on: On | None = None,
+) -> tuple[Herd, ...]:
+    """Have some workers wait as told: what *find_herds* makes of them."""
+    rows = workers(dump, count)
+    now_ns = dump.clocks.monotonic_ns or 0
+    records = dump.table.records.copy()
+    records["start_ns"][rows] = now_ns - life_ns
+    records["nvcsw"][rows] = switches
+    ages = dump.now.age_ns.copy()
+    ages[rows] = asleep_ns + np.linspace(0, apart_ns, count).astype(np.int64)
+    ons = {row: on or dump.ons[row] for row in rows.tolist()}
+    table = TaskTable(records, dump.table.columns)
+    now = replace(dump.now, age_ns=ages)
+    assert isinstance(now, Now)
+    return find_herds(table, now, ons, dump.clocks)
+
+
+HERD = {
+    "apart_ns": 300 * TURN_NS // 2,
+    "asleep_ns": 2 * SECOND,
+    "life_ns": 20 * SECOND,
+    "switches": 400,
+}
+
+
+@pytest.fixture(scope="module")
+def dump() -> Seen:
+    return seen(DUMPS[0])
+
+
+def test_a_crowd_that_is_a_herd(dump: Seen) -> None:
+    (herd,) = crowd(dump, 300, **HERD)
+    assert (herd.waiters, herd.nvcsw_median) == (300, 400)
+    assert herd.max_age_ns - herd.min_age_ns == HERD["apart_ns"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"switches": 2}, id="hardly ever slept before"),
+        pytest.param({"apart_ns": 600 * TURN_NS}, id="went to sleep one by one"),
+        pytest.param({"life_ns": 2 * SECOND}, id="wait since they were made"),
+        pytest.param({"count": MIN_WAITERS - 1, "apart_ns": 0}, id="are few"),
+    ],
+)
+def test_a_crowd_that_is_none(dump: Seen, change: dict[str, int]) -> None:
+    values = {"count": 300, **HERD, **change}
+    assert crowd(dump, values.pop("count"), **values) == ()
+
+
+def test_the_fewest_that_are_a_herd(dump: Seen) -> None:
+    (herd,) = crowd(dump, MIN_WAITERS, **{**HERD, "apart_ns": 0})
+    assert herd.waiters == MIN_WAITERS
+
+
+@pytest.mark.parametrize(
+    ("on", "lock"),
+    [
+        (On(kind="socket", inode=7), "socket:[7]"),
+        (On(kind="semaphore", id=3), "semaphore 3"),
+        (On(kind="flock", inode=3, device="vda 254:0"), "flock 3 of vda 254:0"),
+    ],
+)
+def test_a_herd_of_another_queue(dump: Seen, on: On, lock: str) -> None:
+    (herd,) = crowd(dump, 300, on=on, **HERD)
+    assert herd.lock == lock
+    assert herd.address is None
+
+
+@pytest.mark.parametrize(
+    "on", [On(kind="timer"), On(kind="futex"), On(kind="poll", count=3), On(kind="tty")]
+)
+def test_what_is_no_one_thing_has_no_herd(dump: Seen, on: On) -> None:
+    assert crowd(dump, 300, on=on, **HERD) == ()
+
+
+def test_confirmed_if_all_but_a_few_were_woken(dump: Seen) -> None:
+    (herd,) = herds_of(dump)
+    before = dump.table["nvcsw"][workers(dump, 1000)]
+    after = before + np.uint64(1)
+    assert confirm(herd, before, after).confidence == "confirmed"
+    after[:50] = before[:50]
+    assert confirm(herd, before, after).confidence == "confirmed"
+    after[50] = before[50]
+    assert confirm(herd, before, after).confidence == "one dump"
+    assert confirm(herd, before[:0], after[:0]) == herd

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""System calls and their arguments, against /proc/PID/task/TID/syscall."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from fixtures import lab
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.tasks.stackmemory import stack_bytes
+from msatools.tasks.syscalls import NO_CALL, Syscalls, read_syscalls
+from msatools.tasks.table import TaskReader, TaskTable
+from tests.tasks.conftest import BUSY, TYPES, open_dump
+
+PF_KTHREAD = 0x00200000
+
+
+@dataclass
+class Read:
+    run: lab.Run
+    table: TaskTable
+    calls: Syscalls
+    reads: int
+    findings: Findings
+
+    def shown(self, row: int) -> list[str]:
+        """Write it as the kernel does (proc_pid_syscall())."""
+        words = [self.calls.sp[row], self.calls.ip[row]]
+        number = int(self.calls.number[row])
+        if number != NO_CALL:
+            words = [*self.calls.arguments[row], *words]
+        return [str(number), *(hex(word) for word in words)]
+
+
+def read(name: str, types: str) -> Read:
+    reader, findings = Reader(open_dump(name, types)), Findings()
+    table = TaskReader(reader).read_all(findings)
+    size = stack_bytes(reader.prog)
+    before = reader.reads
+    calls = read_syscalls(reader, table, size, findings)
+    return Read(lab.build(name), table, calls, reader.reads - before, findings)
+
+
+@pytest.fixture(scope="module", params=BUSY)
+def dump(request: pytest.FixtureRequest) -> Read:
+    return read(request.param, "btf")
+
+
+def test_every_task_is_in_the_call_that_proc_says(dump: Read) -> None:
+    recorded = set(dump.run.truth_names())
+    calls, exceptions = 0, 0
+    pairs = zip(dump.table["pid"].tolist(), dump.table["tgid"].tolist(), strict=True)
+    for row, (tid, pid) in enumerate(pairs):
+        path = f"proc/{pid}/task/{tid}/syscall"
+        if path not in recorded or not dump.calls.known[row]:
+            continue
+        truth = dump.run.truth(path).decode().split()
+        if truth == ["running"]:
+            continue
+        assert dump.shown(row) == truth, tid
+        calls += truth[0] != str(NO_CALL)
+        exceptions += truth[0] == str(NO_CALL)
+    assert calls > 150
+    assert exceptions > 4
+
+
+def test_threads_of_the_kernel_have_none(dump: Read) -> None:
+    """Nor have the dead; all others have been in user mode."""
+    kernel = (dump.table["flags"] & PF_KTHREAD) != 0
+    dead = dump.table["exit_state"] != 0
+    assert np.array_equal(dump.calls.known, ~kernel & ~dead)
+    assert np.count_nonzero(kernel) > 40
+    assert (dump.calls.number[kernel | dead] == NO_CALL).all()
+
+
+def test_one_read_a_task(dump: Read) -> None:
+    assert dump.reads <= np.count_nonzero(dump.calls.known)
+    assert not dump.findings.lost
+
+
+def test_names_of_calls(dump: Read) -> None:
+    """Also of those that the compiler has put into their callers."""
+    tasks = dump.run.workload["tasks"]
+    rows = {tid: row for row, tid in enumerate(dump.table["pid"].tolist())}
+    for name, call in {
+        "futex-wait": "futex",
+        "futex-waitv": "futex_waitv",
+        "msgrcv": "msgrcv",
+        "disk-direct-read": "preadv2",
+        "mq-send": "mq_timedsend",
+        "pause": "pause",
+        "file-fsync": "fsync",
+        "ofd-lock": "fcntl",
+        "uring-wait": "io_uring_enter",
+        "directory-read": "getdents64",
+    }.items():
+        assert dump.calls.name(rows[tasks[name]["tid"]]) == call
+    assert dump.calls.name(rows[tasks["fault-data"]["tid"]]) is None
+
+
+@pytest.mark.parametrize("name", BUSY)
+def test_debug_info_says_the_same(name: str) -> None:
+    one, other = (read(name, types).calls for types in TYPES)
+    assert np.array_equal(one.number, other.number)
+    assert np.array_equal(one.arguments, other.arguments)
+    assert np.array_equal(one.sp, other.sp)
+    assert np.array_equal(one.ip, other.ip)
