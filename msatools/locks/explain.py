@@ -24,7 +24,7 @@ from msatools.locks.sockets import Sockets
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.now import Now
 from msatools.tasks.stackmemory import Rows, read_stacks, stack_bytes
-from msatools.tasks.syscalls import Syscalls, read_syscalls
+from msatools.tasks.syscalls import Syscalls, syscalls_of
 from msatools.tasks.table import TaskTable
 
 _AT_ONCE = 4096
@@ -137,13 +137,13 @@ def _tell(look: Look, case: Case) -> On | None:
 def _cases(look: Look, now: Now, rows: Rows, stack_size: int) -> list[Case]:
     """Read what tells of each of some tasks: its stack, and its call's arguments."""
     part = TaskTable(look.tasks.records[rows], look.tasks.columns)
-    calls = read_syscalls(look.reader, part, stack_size, look.findings)
     pointers = part["sp"] if part.has("sp") else np.zeros(len(part), np.uint64)
     stacks = part["stack"].astype(np.uint64)
     # What cannot be read was counted when the stacks were unwound.
     memory = read_stacks(
         look.reader, stacks, pointers.astype(np.uint64), stack_size, Findings()
     )
+    calls = syscalls_of(look.reader.prog, part, memory)
     names: dict[int, tuple[str, ...]] = {}
     for index in np.unique(now.stacks.index[rows]).tolist():
         names[index] = now.stacks.names(now.stacks.unique[index])
@@ -161,15 +161,13 @@ def _cases(look: Look, now: Now, rows: Rows, stack_size: int) -> list[Case]:
     cases = []
     for place, column in enumerate(columns):
         row, address, mm, task_class, index, arguments, compat, base = column
-        wait = now.waits[index]
         stack = OwnStack(look.layout, address, base, memory.stack(place))
-        call = _call(calls, place, wait.call)
+        call = _call(calls, place, now.waits[index].call)
         case = Case(
             row=row,
             address=address,
             mm=mm,
             task_class=TaskClass(task_class),
-            wait=wait,
             names=names[index],
             call=call,
             arguments=arguments,
@@ -213,12 +211,16 @@ def _add_files(look: Look, cases: list[Case]) -> None:
     opened = [(case, case.file) for case in chosen if case.file]
     look.storage.read_inodes({file.inode for _, file in opened})
     _add_sockets(look, [file for _, file in opened])
-    plain = [file.place for case, file in opened if _has_path(look, file)]
-    look.paths.tell(list(dict.fromkeys(plain)))
+    look.paths.tell([file.place for case, file in opened if _has_path(look, case)])
 
 
-def _has_path(look: Look, file: OpenFile) -> bool:
-    return not (stat.S_ISSOCK(mode := _mode(look, file)) or stat.S_ISFIFO(mode))
+def _has_path(look: Look, case: Case) -> bool:
+    """Tell whether a file's path will be asked for."""
+    # What a lock is in is mostly told by the lock.
+    if case.file is None or case.task_class is TaskClass.KLK:
+        return False
+    mode = _mode(look, case.file)
+    return not (stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode))
 
 
 def _add_sockets(look: Look, files: list[OpenFile]) -> None:

@@ -51,7 +51,8 @@ class _Thing:
     process: int | None
     """Whose; ``None`` if the number is not of a process."""
 
-    device: str | None = None
+    whole: str | None = None
+    """What it is in, if it is in something that has to be named, too."""
 
     def __str__(self) -> str:
         shape = f"{self.number:#x}" if self.kind in ("futex", "lock") else self.number
@@ -59,7 +60,7 @@ class _Thing:
             return f"{self.kind} {self.process}:{shape}"
         if self.kind in ("pipe", "socket"):
             return f"{self.kind}:[{shape}]"
-        of = f" of {self.device}" if self.device else ""
+        of = f" of {self.whole}" if self.whole else ""
         return f"{self.kind} {shape}{of}"
 
 
@@ -109,12 +110,14 @@ _ALL_WAYS = frozenset({"futex", "lock"})
 def _thing(on: On, process: int) -> _Thing | None:
     """Tell what a task waits on so that two of them can be told to be the same."""
     if on.kind in ("futex", "lock"):
-        if on.inode is not None and on.kind == "futex":
-            return _Thing(on.kind, on.inode, None, "a file")
         if on.address is None:
             return None
-        of_process = process if on.kind == "futex" else None
-        return _Thing(on.kind, int(on.address), of_process)
+        if on.kind == "lock":
+            return _Thing(on.kind, int(on.address), None)
+        if on.inode is None:
+            return _Thing(on.kind, int(on.address), process)
+        # Of a file that several have mapped: mostly, as they were forked, alike.
+        return _Thing(on.kind, int(on.address), None, f"inode {on.inode}")
     if on.kind in _OF_PROCESS:
         # Threads share descriptors; processes may have the same one by other numbers.
         return None if on.fd is None else _Thing(on.kind, on.fd, process)

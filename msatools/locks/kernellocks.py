@@ -84,6 +84,9 @@ class _Ring:
     whole: bool = False
     """Whether these are all nodes; if not, they are the nearest."""
 
+    cut: bool = False
+    """Whether more was not looked at."""
+
     head: int | None = None
 
 
@@ -208,6 +211,12 @@ class KernelLocks:
         if ring.head is None:
             ring.head = self._head(ring, node, head_at, stack)
         if ring.head is None:
+            if ring.cut:
+                self._findings.note(
+                    "lock-not-found",
+                    f"more than {limit} wait for one lock, which is not told; a look "
+                    "at all tasks tells it",
+                )
             return None
         if not ring.whole:
             self._findings.note(
@@ -232,9 +241,10 @@ class KernelLocks:
     def _walk(self, node: int, limit: int) -> "_Ring":
         """Follow a ring forwards, and where that is too long backwards as well."""
         ring = _Ring({node})
-        for direction in (0, 8):
+        back = limit // 3
+        for direction, steps in ((0, limit - back), (8, back)):
             at = node
-            for _ in range(limit):
+            for _ in range(steps):
                 try:
                     at = self._layout.word(at + direction)
                 except drgn.FaultError as error:
@@ -246,8 +256,11 @@ class KernelLocks:
                     ring.whole = True
                     return ring
                 if at in ring.nodes or at < KERNEL:
-                    break
+                    # Backwards it comes to where the way forwards has ended.
+                    ring.whole = bool(direction) and at in ring.nodes
+                    return ring
                 ring.nodes.add(at)
+        ring.cut = True
         return ring
 
     def _owner(self, type_: str, lock: int) -> int | None:

@@ -12,6 +12,7 @@ import numpy as np
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.reader import Addresses
 from msatools.kernel.report import Findings
+from msatools.kernel.structs import Structs
 from msatools.locks.futexes import Futexes, Key, Waiter
 from msatools.locks.kernellocks import MAX_WAITERS, KernelLocks
 from msatools.locks.layout import KERNEL, Layout
@@ -22,7 +23,6 @@ from msatools.tasks.classes import TaskClass
 from msatools.tasks.descriptors import Descriptors
 from msatools.tasks.paths import Paths, Place
 from msatools.tasks.table import TaskTable
-from msatools.tasks.waits import Wait
 
 FEW_READS = 12
 """Other waiters, children or the like that are looked at for a single task."""
@@ -65,7 +65,6 @@ class Case:
     address: int
     mm: int
     task_class: TaskClass
-    wait: Wait
     names: tuple[str, ...]
     """The functions on its stack, innermost first, as the compiler named them."""
 
@@ -120,6 +119,8 @@ class Look:
         """By ``struct socket``."""
 
         self._monotonic_ns = clocks.monotonic_ns
+        self._tables: dict[int, OpenFiles] = {}
+        self._file_paths: dict[int, str | None] = {}
         self._clock_offsets: dict[int, int] = {}
 
     @cached_property
@@ -179,29 +180,32 @@ class Look:
             return Ends(expires_ns=expires)
         return Ends(expires_ns=expires, left_ns=expires - self._monotonic_ns)
 
-    def table(self, case: Case) -> Addresses:
-        """Read the ``struct file`` of all descriptors of a task."""
-        tables = self.descriptors.tables(np.array([case.address], np.uint64))
-        return self.descriptors.all_files(tables, 0)
+    def files(self, case: Case) -> "OpenFiles":
+        """Read all open files of a task; those that tasks share are read once.
 
-    def fd_of(self, case: Case, private: int) -> int | None:
-        """Find the descriptor of a file that stands for an object of the kernel."""
-        table = self.table(case)
-        numbers = np.flatnonzero(table)
-        found = self.descriptors.read_files(table[numbers])["private"]
-        fits = numbers[found == np.uint64(private)].tolist()
-        return int(fits[0]) if fits else None
+        :raises drgn.FaultError: if it cannot be read
+        """
+        shared = self.layout.member(case.address, "task_struct", "files")
+        if shared not in self._tables:
+            tables = self.descriptors.tables(np.array([case.address], np.uint64))
+            files = self.descriptors.all_files(tables, 0)
+            self._tables[shared] = OpenFiles(self.descriptors, files)
+        return self._tables[shared]
 
     def path_at(self, place: Place) -> str | None:
         """Tell the path of a place."""
         return self.paths.tell([place])[0]
 
     def path_of_file(self, file: int) -> str | None:
-        """Tell the path of the ``struct file`` at an address."""
-        found = self.descriptors.read_files(np.array([file], np.uint64))
-        if not found.readable[0]:
-            return None
-        return self.path_at((int(found["mount"][0]), int(found["dentry"][0])))
+        """Tell the path of the ``struct file`` at an address.
+
+        :raises drgn.FaultError: if it cannot be read
+        """
+        if file not in self._file_paths:
+            names = ("f_path.mnt", "f_path.dentry")
+            mount, dentry = self.layout.members(file, "file", *names)
+            self._file_paths[file] = self.path_at((mount, dentry))
+        return self._file_paths[file]
 
     def path_of(self, inode: Inode) -> str | None:
         """Tell a path of an inode: its first name, below the first mount.
@@ -224,6 +228,41 @@ class Look:
             return False
         host = self.layout.member(file.mapping, "address_space", "host")
         return host == inode.address
+
+
+class OpenFiles:
+    """The open files of one table, and the descriptors that they have."""
+
+    def __init__(self, descriptors: Descriptors, table: Addresses) -> None:
+        self._descriptors = descriptors
+        numbers = np.flatnonzero(table)
+        self._numbers: list[int] = numbers.tolist()
+        self._files: Addresses = table[numbers]
+
+    @cached_property
+    def _read(self) -> Structs:
+        return self._descriptors.read_files(self._files)
+
+    @cached_property
+    def numbers(self) -> dict[int, list[int]]:
+        """The descriptors by ``struct file``."""
+        found: dict[int, list[int]] = {}
+        for number, file in zip(self._numbers, self._files.tolist(), strict=True):
+            found.setdefault(file, []).append(number)
+        return found
+
+    @cached_property
+    def by_private(self) -> dict[int, int]:
+        """The first descriptor by what its file stands for."""
+        values = self._read["private"].tolist()
+        pairs = zip(values, self._numbers, strict=True)
+        return dict(reversed(list(pairs)))
+
+    def with_operations(self, operations: int | None) -> list[tuple[int, int]]:
+        """Give descriptor and ``private_data`` of files with some operations."""
+        fits = np.flatnonzero(self._read["operations"] == np.uint64(operations or 0))
+        private = self._read["private"]
+        return [(self._numbers[row], int(private[row])) for row in fits.tolist()]
 
 
 def signals_of(mask: int) -> tuple[int, ...]:

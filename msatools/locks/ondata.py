@@ -30,7 +30,7 @@ def fault(look: Look, case: Case) -> On | None:
         context = look.layout.member(
             what.vma, "vm_area_struct", "vm_userfaultfd_ctx.ctx"
         )
-        fd = look.fd_of(case, context)
+        fd = look.files(case).by_private.get(context)
         return On(kind="userfaultfd", address=address, fd=fd)
     text = bool(mapping["vm_flags"] & _EXECUTABLE)
     if case.task_class is TaskClass.SWP:

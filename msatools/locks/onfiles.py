@@ -7,7 +7,6 @@ import stat
 from dataclasses import replace
 
 import drgn
-import numpy as np
 
 from msatools.locks.layout import KERNEL
 from msatools.locks.look import MAX_CANDIDATES, Case, Look, OpenFile, signals_of
@@ -118,13 +117,11 @@ def poll(look: Look, case: Case) -> On | None:
 
 def _numbers(look: Look, case: Case, files: list[int]) -> tuple[int, ...] | None:
     """Find the descriptors of some files; ``None`` if that leaves a doubt."""
-    table = look.table(case)
-    found: dict[int, list[int]] = {file: [] for file in files}
-    for number in np.flatnonzero(np.isin(table, files)).tolist():
-        found[int(table[number])].append(number)
-    if any(len(numbers) != 1 for numbers in found.values()):
+    known = look.files(case).numbers
+    found = [known.get(file, []) for file in files]
+    if any(len(numbers) != 1 for numbers in found):
         return None
-    return tuple(numbers[0] for numbers in found.values())
+    return tuple(numbers[0] for numbers in found)
 
 
 def io_uring(look: Look, case: Case) -> On | None:
@@ -138,17 +135,13 @@ def io_uring(look: Look, case: Case) -> On | None:
 
 def _polling_thread(look: Look, case: Case) -> On:
     """A thread that takes requests from a ring: the ring knows it."""
-    table = look.table(case)
-    numbers = np.flatnonzero(table)
     rings = look.layout.symbol("io_uring_fops")
-    found = look.descriptors.read_files(table[numbers])
-    for place in np.flatnonzero(found["operations"] == rings).tolist():
-        ring = int(found["private"][place])
+    for number, ring in look.files(case).with_operations(rings):
         try:
             queue = look.layout.member(ring, "io_ring_ctx", "sq_data")
             thread = look.layout.member(queue, "io_sq_data", "thread")
         except drgn.FaultError:
             continue
         if thread == case.address:
-            return On(kind="io_uring", fd=int(numbers[place]))
+            return On(kind="io_uring", fd=number)
     return On(kind="io_uring")

@@ -49,6 +49,8 @@ class Storage:
         self._findings = findings
         self._devices: dict[int, str | None] = {}
         self._inodes: dict[int, Inode] = {}
+        # "mm: Introduce struct folio" (in v5.16)
+        self._page = "folio" if layout.has("folio", "mapping") else "page"
 
     def inode(self, address: int) -> Inode:
         """Read an inode.
@@ -136,7 +138,7 @@ class Storage:
 
         :raises drgn.FaultError: if it cannot be read
         """
-        mapping = self._layout.member(folio, "page", "mapping")
+        mapping = self._layout.member(folio, self._page, "mapping")
         if mapping < KERNEL or mapping & _MAPPING_FLAGS:
             return None
         host = self._layout.member(mapping, "address_space", "host")
@@ -147,7 +149,7 @@ class Storage:
 
         :raises drgn.FaultError: if it cannot be read
         """
-        mapping, entry = self._layout.members(folio, "page", "mapping", "private")
+        mapping, entry = self._layout.members(folio, self._page, "mapping", "private")
         if mapping and not mapping & _ANONYMOUS:
             return None
         number = entry >> _SWAP_TYPE_SHIFT
@@ -172,7 +174,7 @@ class Storage:
         following, page, device = self._layout.members(address, "buffer_head", *names)
         if min(following, page, device) < KERNEL:
             return None
-        first = self._layout.member(page, "page", "private")
+        first = self._layout.member(page, self._page, "private")
         for _ in range(_MAX_RING):
             if first == address:
                 return self.device(device)

@@ -58,6 +58,8 @@ class Paths:
     findings: Findings
     _entries: dict[int, _Entry | None] = field(default_factory=dict)
     _mounts: dict[int, tuple[int, int, int] | None] = field(default_factory=dict)
+    _told: dict[Place, str | None] = field(default_factory=dict)
+    _of_super_block: dict[int, int] = field(default_factory=dict)
 
     def tell(self, places: Sequence[Place]) -> list[str | None]:
         """Tell the path of each place; ``None`` if a part cannot be read.
@@ -65,11 +67,16 @@ class Paths:
         What has been deleted is marked as the kernel does. An entry that is in no
         tree, such as a socket's, has just a name.
         """
+        new = [place for place in dict.fromkeys(places) if place not in self._told]
+        if new:
+            self._told.update(zip(new, self._walk(new), strict=True))
+        return [self._told[place] for place in places]
+
+    def _walk(self, places: list[Place]) -> list[str | None]:
         mount = self.reader.prog.type("struct mount")
         within = drgn.offsetof(mount, "mnt")
         walks = [
-            _Walk(vfsmount - within if vfsmount else 0, dentry)
-            for vfsmount, dentry in places
+            _Walk(max(vfsmount - within, 0), dentry) for vfsmount, dentry in places
         ]
         for _ in range(MAX_DEPTH):
             going = [walk for walk in walks if not walk.ended]
@@ -82,6 +89,11 @@ class Paths:
 
     def mount_of(self, super_block: int) -> int:
         """Find a mount of a file system, the first made; 0 if it has none."""
+        if super_block not in self._of_super_block:
+            self._of_super_block[super_block] = self._find_mount(super_block)
+        return self._of_super_block[super_block]
+
+    def _find_mount(self, super_block: int) -> int:
         prog = self.reader.prog
         mounts = drgn.offsetof(prog.type("struct super_block"), "s_mounts")
         mount = prog.type("struct mount")
@@ -90,7 +102,7 @@ class Paths:
             first = int(self.reader.words(super_block + mounts, 1)[0])
         except drgn.FaultError:
             return 0
-        if first in (0, super_block + mounts):
+        if first == super_block + mounts or first < node:
             return 0
         vfsmount: int = first - node + drgn.offsetof(mount, "mnt")
         return vfsmount
@@ -149,21 +161,20 @@ class _Walk:
     def __init__(self, mount: int, entry: int) -> None:
         self.mount = mount
         self.entry = entry
-        self.ended = not entry
+        self.ended = self._lost = not (mount and entry)
         self._names: list[bytes] = []
-        self._lost = not entry
         self._rooted = False
         self._deleted: bool | None = None
 
     def step(self, entry: _Entry | None, mount: tuple[int, int, int] | None) -> None:
-        if entry is None or (self.mount and mount is None):
+        if entry is None or mount is None:
             self.ended = self._lost = True
             return
         is_root = entry.parent == self.entry
         if self._deleted is None:
             # The root of a file system is in no hash table, and not deleted.
             self._deleted = entry.unhashed and not is_root
-        if mount is not None and mount[0] == self.entry:
+        if mount[0] == self.entry:
             _, parent, mountpoint = mount
             if parent == self.mount:
                 self.ended = self._rooted = True

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import Booleans, lose_many
+from msatools.tasks.stackmemory import StackMemory
 from msatools.tasks.table import TaskTable
 
 PF_KTHREAD = 0x00200000
@@ -123,40 +124,69 @@ def read_syscalls(
 
     :param stack_bytes: the size of a stack, as ``stackmemory.stack_bytes()`` tells it
     """
-    platform = reader.prog.platform
-    arch = platform.arch if platform is not None else drgn.Architecture.UNKNOWN
-    if arch == drgn.Architecture.X86_64:
-        return _x86(reader, tasks, stack_bytes, findings)
-    if arch == drgn.Architecture.AARCH64:
-        return _arm64(reader, tasks, stack_bytes, findings)
-    nothing = np.zeros((len(tasks), 0), np.uint8)
-    return _unknown(nothing)
-
-
-def _top(
-    reader: Reader, tasks: TaskTable, stack_bytes: int, size: int, findings: Findings
-) -> tuple[npt.NDArray[np.uint8], Booleans]:
-    """Read the last *size* bytes of each stack of a task that can have left some."""
-    stacks = tasks["stack"].astype(np.uint64)
-    wanted = (stacks != 0) & ((tasks["flags"] & PF_KTHREAD) == 0)
-    wanted &= tasks["exit_state"] == 0
+    size = _bytes_at_top(reader.prog)
+    wanted = _have_been_in_user_mode(tasks)
     records = np.zeros((len(tasks), size), np.uint8)
     readable = np.zeros(len(tasks), np.bool_)
-    rows = np.flatnonzero(wanted)
-    ends = stacks[rows] + np.uint64(stack_bytes - size)
-    records[rows], readable[rows] = reader.read_records(ends, size)
-    lose_many(findings, "struct pt_regs", len(rows) - int(readable.sum()))
-    return records, readable
+    if size:
+        rows = np.flatnonzero(wanted)
+        ends = tasks["stack"][rows].astype(np.uint64) + np.uint64(stack_bytes - size)
+        records[rows], readable[rows] = reader.read_records(ends, size)
+        lose_many(findings, "struct pt_regs", len(rows) - int(readable.sum()))
+    return _tell(reader.prog, records, readable)
+
+
+def syscalls_of(prog: drgn.Program, tasks: TaskTable, memory: StackMemory) -> Syscalls:
+    """
+    Tell the same of threads whose stacks have been read, without a read.
+
+    :param memory: The stacks of *tasks*, in their order.
+    """
+    size = _bytes_at_top(prog)
+    readable = _have_been_in_user_mode(tasks) & (memory.size >= size)
+    records = np.zeros((len(tasks), size), np.uint8)
+    if size and readable.any():
+        rows = np.flatnonzero(readable)
+        ends = memory.first[rows] + (memory.size[rows] // 8).astype(np.intp)
+        words = memory.words[ends[:, None] - size // 8 + np.arange(size // 8)]
+        records[rows] = words.view(np.uint8)
+    return _tell(prog, records, readable)
+
+
+def _architecture(prog: drgn.Program) -> drgn.Architecture:
+    platform = prog.platform
+    return drgn.Architecture.UNKNOWN if platform is None else platform.arch
+
+
+def _bytes_at_top(prog: drgn.Program) -> int:
+    """Tell how much of the end of a stack has registers."""
+    arch = _architecture(prog)
+    if arch not in (drgn.Architecture.X86_64, drgn.Architecture.AARCH64):
+        return 0
+    size: int = drgn.sizeof(prog.type("struct pt_regs"))
+    return size + max(_X86_PADDINGS) if arch == drgn.Architecture.X86_64 else size
+
+
+def _have_been_in_user_mode(tasks: TaskTable) -> Booleans:
+    alive: Booleans = (tasks["stack"] != 0) & (tasks["exit_state"] == 0)
+    alive &= (tasks["flags"] & PF_KTHREAD) == 0
+    return alive
+
+
+def _tell(
+    prog: drgn.Program, records: npt.NDArray[np.uint8], readable: Booleans
+) -> Syscalls:
+    arch = _architecture(prog)
+    if arch == drgn.Architecture.X86_64:
+        return _x86(prog.type("struct pt_regs"), records, readable)
+    if arch == drgn.Architecture.AARCH64:
+        return _arm64(prog.type("struct pt_regs"), records, readable)
+    return _unknown(len(records))
 
 
 def _x86(
-    reader: Reader, tasks: TaskTable, stack_bytes: int, findings: Findings
+    regs: drgn.Type, records: npt.NDArray[np.uint8], readable: Booleans
 ) -> Syscalls:
-    regs = reader.prog.type("struct pt_regs")
-    size = drgn.sizeof(regs)
-    records, readable = _top(
-        reader, tasks, stack_bytes, size + max(_X86_PADDINGS), findings
-    )
     segment = drgn.offsetof(regs, "cs")
 
     def of_user(padding: int) -> Booleans:
@@ -165,7 +195,7 @@ def _x86(
         found: Booleans = readable & np.isin(values, (_USER_CS, _USER_CS32))
         return found
 
-    padding = max(_X86_PADDINGS, key=lambda bytes_: int(of_user(bytes_).sum()))
+    padding = max(_X86_PADDINGS, key=lambda free: int(of_user(free).sum()))
     known = of_user(padding)
     start = max(_X86_PADDINGS) - padding
     compat = known & (column(records, start + segment, 2) == _USER_CS32)
@@ -176,10 +206,9 @@ def _x86(
     arguments = np.stack([values(name) for name in _X86_ARGUMENTS], 1)
     narrow = np.stack([values(name) for name in _X86_ARGUMENTS32], 1)
     arguments[compat] = narrow[compat] & np.uint64(0xFFFF_FFFF)
-    number = values("orig_ax").astype(np.int64)
     return Syscalls(
         known=known,
-        number=np.where(known, number, NO_CALL),
+        number=np.where(known, values("orig_ax").astype(np.int64), NO_CALL),
         arguments=arguments,
         sp=values("sp"),
         ip=values("ip"),
@@ -189,12 +218,8 @@ def _x86(
 
 
 def _arm64(
-    reader: Reader, tasks: TaskTable, stack_bytes: int, findings: Findings
+    regs: drgn.Type, records: npt.NDArray[np.uint8], readable: Booleans
 ) -> Syscalls:
-    regs = reader.prog.type("struct pt_regs")
-    size = drgn.sizeof(regs)
-    records, readable = _top(reader, tasks, stack_bytes, size, findings)
-
     def values(name: str, width: int = 8) -> Addresses:
         return column(records, drgn.offsetof(regs, name), width)
 
@@ -215,8 +240,7 @@ def _arm64(
     )
 
 
-def _unknown(nothing: npt.NDArray[np.uint8]) -> Syscalls:
-    count = len(nothing)
+def _unknown(count: int) -> Syscalls:
     zeros = np.zeros(count, np.uint64)
     return Syscalls(
         known=np.zeros(count, np.bool_),

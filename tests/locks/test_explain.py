@@ -13,7 +13,11 @@ from numpy.lib.recfunctions import append_fields
 from msatools.kernel.report import Findings
 from msatools.locks import kernellocks
 from msatools.locks.explain import explain
+from msatools.locks.kernellocks import KernelLocks
+from msatools.locks.layout import Layout
 from msatools.locks.model import On
+from msatools.locks.ownstack import OwnStack
+from msatools.locks.storage import Storage
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import TaskTable
 from tests.locks.conftest import Seen, look_at, seen
@@ -327,3 +331,30 @@ def test_a_lock_whose_waiters_are_on_no_list(
         assert on == replace(known, waiters=None)
     assert found[2] == On(kind="lock", type="mutex")
     assert not findings.lost
+
+
+def test_a_long_ring_of_waiters_is_cut(dump: Seen) -> None:
+    """Three wait for the lock; who may look at one only must not tell another."""
+    row = dump.row("directory-rename")
+    layout, findings = Layout(dump.reader), Findings()
+    locks = KernelLocks(layout, Storage(layout, findings), findings)
+    names = dump.now.stacks.names(dump.now.stacks[row])
+    stacks, pointers = (
+        dump.table[name][row : row + 1].astype(np.uint64) for name in ("stack", "sp")
+    )
+    memory = dump.collector.read(stacks, pointers)
+    base, address = int(memory.base[0]), int(dump.table["address"][row])
+    stack = OwnStack(layout, address, base, memory.stack(0))
+    whole = locks.find(names, stack)
+    assert whole is not None
+    assert whole.waiters == 3
+    locks = KernelLocks(layout, Storage(layout, findings), findings)
+    assert locks.find(names, stack, limit=4) == whole
+    locks = KernelLocks(layout, Storage(layout, findings), findings)
+    cut = locks.find(names, stack, limit=1)
+    assert cut in (
+        replace(whole, waiters=None),
+        replace(whole, address=None, owner=None, waiters=None),
+    )
+    code = "lock-not-found" if cut and cut.address is None else "waiters-not-counted"
+    assert [found for found, _ in findings.notes] == [code]

@@ -9,6 +9,7 @@ import pytest
 
 from msatools.locks.herds import MIN_WAITERS, TURN_NS, confirm, find_herds
 from msatools.locks.model import Herd, On
+from msatools.target.model import Address
 from msatools.tasks.now import Now
 from msatools.tasks.table import TaskTable
 from tests.locks.conftest import Seen, rows_of, seen
@@ -116,13 +117,15 @@ def test_the_fewest_that_are_a_herd(dump: Seen) -> None:
     [
         (On(kind="socket", inode=7), "socket:[7]"),
         (On(kind="semaphore", id=3), "semaphore 3"),
+        (On(kind="lock", type="mutex", address=Address(0xFF10)), "lock 0xff10"),
+        (On(kind="futex", address=Address(16), inode=3), "futex 0x10 of inode 3"),
         (On(kind="flock", inode=3, device="vda 254:0"), "flock 3 of vda 254:0"),
     ],
 )
 def test_a_herd_of_another_queue(dump: Seen, on: On, lock: str) -> None:
     (herd,) = crowd(dump, 300, on=on, **HERD)
     assert herd.lock == lock
-    assert herd.address is None
+    assert herd.address == on.address
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 """System calls and their arguments, against /proc/PID/task/TID/syscall."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ import pytest
 from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.tasks.stackmemory import stack_bytes
-from msatools.tasks.syscalls import NO_CALL, Syscalls, read_syscalls
+from msatools.tasks.stackmemory import read_stacks, stack_bytes
+from msatools.tasks.syscalls import NO_CALL, Syscalls, read_syscalls, syscalls_of
 from msatools.tasks.table import TaskReader, TaskTable
 from tests.tasks.conftest import BUSY, TYPES, open_dump
 
@@ -79,6 +79,21 @@ def test_threads_of_the_kernel_have_none(dump: Read) -> None:
 def test_one_read_a_task(dump: Read) -> None:
     assert dump.reads <= np.count_nonzero(dump.calls.known)
     assert not dump.findings.lost
+
+
+def test_stacks_that_have_been_read_say_the_same(dump: Read) -> None:
+    reader, findings = Reader(open_dump(dump.run.name, "btf")), Findings()
+    asleep = dump.table.only((dump.table["state"] != 0) & (dump.table["on_cpu"] == 0))
+    size = stack_bytes(reader.prog)
+    stacks, pointers = (asleep[name].astype(np.uint64) for name in ("stack", "sp"))
+    memory = read_stacks(reader, stacks, pointers, size, findings)
+    before = reader.reads
+    calls = syscalls_of(reader.prog, asleep, memory)
+    assert reader.reads == before
+    again = read_syscalls(reader, asleep, size, findings)
+    assert np.count_nonzero(calls.known) > 2000
+    for one, other in zip(astuple(calls), astuple(again), strict=True):
+        assert np.array_equal(one, other)
 
 
 def test_names_of_calls(dump: Read) -> None:
