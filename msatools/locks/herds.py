@@ -65,12 +65,17 @@ class _Thing:
 
 
 def find_herds(
-    tasks: TaskTable, now: Now, ons: Mapping[int, On | None], clocks: Clocks
+    tasks: TaskTable,
+    now: Now,
+    ons: Mapping[int, On | None],
+    clocks: Clocks,
+    slept: npt.NDArray[np.int64] | None = None,
 ) -> tuple[Herd, ...]:
     """
     Find herds among some threads, the largest first.
 
     :param ons: What threads wait on, by their row in *tasks*.
+    :param slept: How often each thread has gone to sleep within an interval.
     """
     crowds: dict[tuple[_Thing, int], list[int]] = {}
     for row, on in ons.items():
@@ -79,27 +84,26 @@ def find_herds(
             # On one queue: who waits in another way does not wait for the same.
             way = int(now.stacks.index[row]) if thing.kind not in _ALL_WAYS else 0
             crowds.setdefault((thing, way), []).append(row)
-    herds = [
-        _herd(tasks, now, thing, np.array(rows), ons[rows[0]])
-        for (thing, _), rows in crowds.items()
-        if len(rows) >= MIN_WAITERS and _thunders(tasks, now, np.array(rows), clocks)
-    ]
+    herds = []
+    for (thing, _), members in crowds.items():
+        rows = np.array(members)
+        if len(rows) < MIN_WAITERS or not _thunders(tasks, now, rows, clocks):
+            continue
+        herd = _herd(tasks, now, thing, rows, ons[members[0]])
+        herds.append(herd if slept is None else confirm(herd, slept[rows]))
     return tuple(sorted(herds, key=lambda herd: (-herd.waiters, herd.lock)))
 
 
-def confirm(
-    herd: Herd, before: npt.NDArray[np.uint64], after: npt.NDArray[np.uint64]
-) -> Herd:
+def confirm(herd: Herd, slept: npt.NDArray[np.int64]) -> Herd:
     """
-    Tell whether a herd thundered between two samples.
+    Tell whether a herd thundered within an interval.
 
-    It did if all but a few of those that wait have been asleep more than once since.
+    It did if all but a few of those that wait have gone to sleep meanwhile.
 
-    :param before: Voluntary switches (``nvcsw``) of its waiters, as they were.
-    :param after: The same later, in the same order.
+    :param slept: How often each of its waiters did (by ``nvcsw``).
     """
-    woken = np.count_nonzero(after > before)
-    if len(before) and woken >= (1 - _STRAGGLERS) * len(before):
+    woken = np.count_nonzero(slept)
+    if len(slept) and woken >= (1 - _STRAGGLERS) * len(slept):
         return replace(herd, confidence="confirmed")
     return herd
 

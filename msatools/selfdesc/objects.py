@@ -69,11 +69,10 @@ class Objects:
         if len({symbol.address for symbol in symbols}) > 1:
             raise AmbiguousError(f"the kernel has {len(symbols)} symbols {name}")
         symbol = symbols[0]
-        found = None
-        if symbol.kind != SymbolKind.OBJECT:
+        # Variables are few in BTF; to look for a function, all are indexed.
+        found = self.types.find_variable(name)
+        if found is None and symbol.kind != SymbolKind.OBJECT:
             found = self._prototype(name)
-        if found is None:
-            found = self.types.find_variable(name)
         if found is None:
             found = self._declared(name, symbol)
             self._check_room(name, symbol, found)

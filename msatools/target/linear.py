@@ -16,6 +16,7 @@ from drgn import Architecture, FaultError, Program
 from drgn.helpers.linux.mm import follow_phys
 
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
+from msatools.target.vmalloc import map_vmalloc
 
 _START_KERNEL_MAP = 0xFFFF_FFFF_8000_0000
 _PAGE_SHIFT = 12
@@ -38,6 +39,12 @@ class Piece(NamedTuple):
     start: int
     size: int
     physical: int
+
+
+def map_kernel(prog: Program) -> None:
+    """Have drgn walk the page tables of a dump or a guest as seldom as can be."""
+    map_vmalloc(prog)
+    map_linear(prog)
 
 
 def map_linear(prog: Program) -> list[Piece]:

@@ -26,6 +26,7 @@ from msatools.target.errors import (
     TargetError,
     damaged_types,
 )
+from msatools.target.linear import map_kernel
 from msatools.target.model import Target
 
 KCORE = "/proc/kcore"
@@ -89,6 +90,8 @@ def open_target(spec: TargetSpec) -> Opened:
 
     try:
         _load_types(prog, path, spec)
+        if dump is not None:
+            map_kernel(prog)
         return Opened(prog, describe_opened(prog, path, dump))
     except BtfError as error:
         raise damaged_types(path, error) from error

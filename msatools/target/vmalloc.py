@@ -8,6 +8,7 @@ tables of four levels (Documentation/arch/x86/x86_64/mm.rst).
 """
 
 import struct
+from contextlib import suppress
 
 from drgn import Architecture, FaultError, Program, ProgramFlags
 from drgn.helpers.linux.mm import follow_phys
@@ -28,7 +29,7 @@ _INDEX = 511
 _PRESENT = 1
 _LARGE = 1 << 7
 _FRAME = 0x000F_FFFF_FFFF_F000
-_ENTRIES = struct.Struct("<512Q")
+_ENTRY = struct.Struct("<Q")
 
 
 def map_vmalloc(prog: Program) -> bool:
@@ -44,11 +45,9 @@ def map_vmalloc(prog: Program) -> bool:
     if tables is None:
         return False
     ranges = [(_MODULES, _MODULES_END - _MODULES)]
-    try:
+    with suppress(LookupError, FaultError):
         # Without CONFIG_DYNAMIC_MEMORY_LAYOUT it is a constant, and no variable.
         ranges.append((prog["vmalloc_base"].value_(), _VMALLOC_BYTES))
-    except (LookupError, FaultError):
-        pass
     for start, size in ranges:
         prog.add_memory_segment(start, size, tables.read)
     return True
@@ -87,7 +86,7 @@ class _Tables:
         self._read = prog.read
         self._root = root
         self._frame = _FRAME & ~encrypted
-        self._tables: dict[int, tuple[int, ...]] = {}
+        self._tables: dict[int, bytes] = {}
 
     def read(self, address: int, count: int, offset: int, physical: bool) -> bytes:
         """Read memory; neighbours in physical memory, too, with one read."""
@@ -123,7 +122,7 @@ class _Tables:
         table = self._root
         for shift in _LEVELS:
             entries = self._tables.get(table) or self._table(table)
-            entry = entries[address >> shift & _INDEX]
+            (entry,) = _ENTRY.unpack_from(entries, (address >> shift & _INDEX) << 3)
             if not entry & _PRESENT:
                 break
             table = entry & self._frame
@@ -132,7 +131,7 @@ class _Tables:
                 return (table >> shift << shift) + within, (1 << shift) - within
         raise FaultError("address is not mapped", address)
 
-    def _table(self, place: int) -> tuple[int, ...]:
-        entries = _ENTRIES.unpack(self._read(place, _PAGE, True))
+    def _table(self, place: int) -> bytes:
+        entries: bytes = self._read(place, _PAGE, True)
         self._tables[place] = entries
         return entries

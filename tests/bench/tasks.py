@@ -22,7 +22,6 @@ from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.target import TargetSpec, open_target
-from msatools.target.linear import map_linear
 from msatools.tasks import table
 from msatools.tasks.now import Now, collect_now
 from msatools.tasks.stacks import StackCollector
@@ -41,7 +40,6 @@ class Tasks:
 
     def __init__(self, path: Path) -> None:
         self.prog = open_target(TargetSpec(path=str(path), types="btf")).prog
-        map_linear(self.prog)
         self.reader, self.findings = Reader(self.prog), Findings()
         self.tasks = TaskReader(self.reader)
         self.clocks: Clocks = read_clocks(self.prog, self.findings)

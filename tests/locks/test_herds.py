@@ -137,11 +137,17 @@ def test_what_is_no_one_thing_has_no_herd(dump: Seen, on: On) -> None:
 
 def test_confirmed_if_all_but_a_few_were_woken(dump: Seen) -> None:
     (herd,) = herds_of(dump)
-    before = dump.table["nvcsw"][workers(dump, 1000)]
-    after = before + np.uint64(1)
-    assert confirm(herd, before, after).confidence == "confirmed"
-    after[:50] = before[:50]
-    assert confirm(herd, before, after).confidence == "confirmed"
-    after[50] = before[50]
-    assert confirm(herd, before, after).confidence == "one dump"
-    assert confirm(herd, before[:0], after[:0]) == herd
+    slept = np.ones(1000, np.int64)
+    assert confirm(herd, slept).confidence == "confirmed"
+    slept[:50] = 0
+    assert confirm(herd, slept).confidence == "confirmed"
+    slept[50] = 0
+    assert confirm(herd, slept).confidence == "one dump"
+    assert confirm(herd, slept[:0]) == herd
+
+
+def test_herd_within_an_interval(dump: Seen) -> None:
+    slept = dump.table["nvcsw"].astype(np.int64)
+    arguments = dump.table, dump.now, dict(enumerate(dump.ons)), dump.clocks
+    assert find_herds(*arguments, slept)[0].confidence == "confirmed"
+    assert find_herds(*arguments, 0 * slept)[0].confidence == "one dump"

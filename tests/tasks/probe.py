@@ -15,7 +15,6 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.prstat.microstates import microstates
 from msatools.target import TargetSpec, open_target
-from msatools.target.linear import map_linear
 from msatools.tasks.cgroups import read_cgroups
 from msatools.tasks.delays import read_delays
 from msatools.tasks.identity import read_identities
@@ -37,7 +36,6 @@ PARTS = {
 
 def main(path: str, pid: int | None) -> None:
     prog = open_target(TargetSpec(path=path, types="btf")).prog
-    map_linear(prog)
     start = time.perf_counter()
     reader, findings = Reader(prog), Findings()
     tasks = read_tasks(reader, pid, findings)

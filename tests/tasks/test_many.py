@@ -26,7 +26,7 @@ from tests.tasks.test_stacks import by_drgn
 
 MANY = 20_000
 SAMPLE = 250
-MOST_READS = 60
+MOST_READS = 50
 """Of the 100 that one PID may cost in all: what it waits on takes some, too."""
 
 KERNELS = ["6.1", pytest.param("6.12", marks=pytest.mark.long)]
@@ -127,5 +127,5 @@ def test_reads_of_a_process_grow_with_its_threads_only(run: lab.Run) -> None:
     probe = [sys.executable, "-m", "tests.tasks.probe", run.elf, str(crowd["pid"])]
     counts = reads_of(probe, run.elf)
     counts.pop("")
-    # Each its record and its counts of memory; its stack, by four tables.
-    assert sum(counts.values()) <= MOST_READS + 7 * len(crowd["tids"])
+    # Each its record, its stack, and what it has counted of memory (up to v6.1).
+    assert sum(counts.values()) <= MOST_READS + 4 * len(crowd["tids"])

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What vmalloc() mapped, by tables that were read before and by drgn's walk."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+from drgn import FaultError, Program
+from drgn.helpers.linux.list import list_for_each_entry
+from drgn.helpers.linux.mm import follow_phys
+
+from fixtures import lab
+from msatools.target import vmalloc
+from msatools.target.vmalloc import map_vmalloc
+from tests.target.plain import open_plain
+
+STACK_BYTES = 16384
+PAGE = 4096
+
+
+def open_dump(name: str) -> Program:
+    elf = lab.build(name).elf
+    assert elf
+    return open_plain(elf)
+
+
+def read(prog: Program, address: int, size: int) -> bytes | None:
+    try:
+        data: bytes = prog.read(address, size)
+    except FaultError:
+        return None
+    return data
+
+
+def stacks(prog: Program) -> Iterator[int]:
+    tasks = prog["init_task"].tasks.address_of_()
+    for task in list_for_each_entry("struct task_struct", tasks, "tasks"):
+        if stack := task.stack.value_():
+            yield stack
+
+
+def modules(prog: Program) -> Iterator[int]:
+    loaded = prog["modules"].address_of_()
+    for module in list_for_each_entry("struct module", loaded, "list"):
+        yield module.value_()
+
+
+@pytest.mark.parametrize("name", ["memory-5.10", "memory-6.1", "memory-6.12"])
+def test_all_is_read_as_drgn_reads_it(name: str) -> None:
+    plain, mapped = open_dump(name), open_dump(name)
+    assert map_vmalloc(mapped)
+    # Whole, in part, across pages, and with the guard page before it.
+    parts = [
+        (stack + offset, size)
+        for stack in stacks(plain)
+        for offset, size in ((0, STACK_BYTES), (5000, 9000), (16, 8), (-PAGE, 2 * PAGE))
+    ]
+    parts += [(module, 512) for module in modules(plain)]
+    parts += [(plain.symbol("_stext").address - 64, 5 << 20)]
+    missing = 0
+    for address, size in parts:
+        expected = read(plain, address, size)
+        assert read(mapped, address, size) == expected, hex(address)
+        missing += expected is None
+    assert 50 < missing < len(parts) / 2
+
+
+def test_tables_are_read_once() -> None:
+    plain, mapped = open_dump("memory-6.12"), open_dump("memory-6.12")
+    assert map_vmalloc(mapped)
+    stack = next(stacks(plain))
+    data = read(plain, stack, 64)
+    assert data
+    assert read(mapped, stack, 64) == data
+    root = follow_phys(plain["init_mm"].address_of_(), plain["init_mm"].pgd).value_()
+
+    def fault(address: int, count: int, offset: int, physical: bool) -> bytes:
+        raise FaultError("gone", address)
+
+    for prog in (plain, mapped):
+        prog.add_memory_segment(root, PAGE, fault, True)
+    assert read(plain, stack, 64) is None
+    assert read(mapped, stack, 64) == data
+
+
+def test_fault_is_of_the_address_asked() -> None:
+    prog = open_dump("memory-6.12")
+    assert map_vmalloc(prog)
+    guard = next(stacks(prog)) - PAGE
+    with pytest.raises(FaultError) as caught:
+        prog.read(guard, 8)
+    assert caught.value.address == guard
+
+
+@pytest.mark.parametrize("what", ["root", "levels", "live"])
+def test_tables_that_are_not_known(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prog = open_dump("memory-6.12")
+    lines = vmalloc.vmcoreinfo(prog)
+    if what == "root":
+        wrong = hex(int(lines["SYMBOL(swapper_pg_dir)"], 16) + PAGE)
+        lines = {**lines, "SYMBOL(swapper_pg_dir)": wrong}
+    monkeypatch.setattr(vmalloc, "vmcoreinfo", lambda prog: lines)
+    if what == "levels":
+        number = vmalloc.vmcoreinfo_number
+        five = {"pgtable_l5_enabled": 1}
+        monkeypatch.setattr(
+            vmalloc,
+            "vmcoreinfo_number",
+            lambda prog, name: five.get(name, number(prog, name)),
+        )
+    if what == "live":
+        monkeypatch.setattr(
+            vmalloc, "ProgramFlags", SimpleNamespace(IS_LIVE=prog.flags)
+        )
+    assert not map_vmalloc(prog)
