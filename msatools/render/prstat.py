@@ -161,6 +161,8 @@ def _names(report: PrstatReport, microstates: bool) -> tuple[str, ...]:
     if not microstates:
         return DEFAULT
     names: tuple[str, ...] = MICROSTATES
+    if "ZMB" in report.totals.classes:
+        names += ("ZMB",)
     if report.interval_ns is not None:
         names += ("OFF-BY",)
     elif report.accounting.schedstats:
