@@ -3,6 +3,7 @@
 """msa-prstat: what every process and thread is doing, and where its time went."""
 
 import argparse
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -94,16 +95,18 @@ def _known(word: str, known: tuple[str, ...]) -> list[str]:
 
 @_parsed_by
 def _frequency(word: str) -> Any:
-    hz = float(word)
-    if not 0 < hz <= _MAX_HZ:
-        raise ValueError(f"not a frequency up to {_MAX_HZ} Hz: {word!r}")
-    return hz
+    with contextlib.suppress(ValueError):
+        hz = float(word)
+        if 0 < hz <= _MAX_HZ:
+            return hz
+    raise ValueError(f"not a frequency up to {_MAX_HZ} Hz: {word!r}")
 
 
 def _options(args: argparse.Namespace) -> "Options":
     from msatools.prstat.prstat import Options
     from msatools.prstat.select import Selection, parse_sort
 
+    by_frames = args.view is None and bool(args.functions or args.modules)
     return Options(
         per_thread=args.threads,
         selection=Selection(
@@ -122,7 +125,7 @@ def _options(args: argparse.Namespace) -> "Options":
         load=args.view == "load",
         users=args.users,
         cgroups=args.cgroups,
-        stacks=args.view == "stacks" or args.folded is not None,
+        stacks=args.view == "stacks" or args.folded is not None or by_frames,
         functions=tuple(args.functions),
         modules=tuple(args.modules),
         why=tuple(args.why),

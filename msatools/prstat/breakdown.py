@@ -32,6 +32,7 @@ from msatools.prstat.microstates import (
 from msatools.tasks.delays import Delays
 from msatools.tasks.iowait import UNINTERRUPTIBLE
 from msatools.tasks.now import Now
+from msatools.tasks.states import asleep
 from msatools.tasks.table import TaskTable
 
 INTERRUPTIBLE = 0x1
@@ -131,8 +132,8 @@ def sleeps(
     total, block, iowait = (tasks[column].astype(np.int64) for column in _SUMS)
     # Switched off since: what they counted until then is true, and not all.
     known = (total != 0) | bool(accounting.schedstats)
-    blocks = _asleep(tasks) & ((tasks["state"] & UNINTERRUPTIBLE) != 0)
-    rests = _asleep(tasks) & ((tasks["state"] & INTERRUPTIBLE) != 0) & ~blocks
+    blocks = asleep(tasks) & ((tasks["state"] & UNINTERRUPTIBLE) != 0)
+    rests = asleep(tasks) & ((tasks["state"] & INTERRUPTIBLE) != 0) & ~blocks
     return Sleeps(
         sleep=_where(total - block + np.where(rests, now.age_ns, 0), known),
         blocked=_where(
@@ -175,12 +176,6 @@ def breakdown(
         known=slept.known,
         impossible=overrun | too_long,
     )
-
-
-def _asleep(tasks: TaskTable) -> Booleans:
-    asleep: Booleans = (tasks["state"] != 0) & (tasks["exit_state"] == 0)
-    asleep &= tasks["on_cpu"] == 0
-    return asleep
 
 
 def _where(ns: Nanoseconds, known: Booleans) -> Column:
@@ -255,10 +250,10 @@ def _covered_since_start(
     covered = np.zeros(len(tasks), np.bool_)
     if not accounting.schedstats or clocks.monotonic_offset_ns is None:
         return covered
-    asleep = _asleep(tasks)
-    stamps = np.concatenate([tasks[column][asleep] for column in _STAMPS])
+    sleeps = asleep(tasks)
+    stamps = np.concatenate([tasks[column][sleeps] for column in _STAMPS])
     # Older than when it was last on the CPU: from when they were on before.
-    last_ran = np.tile(tasks["exec_start_ns"][asleep], len(_STAMPS)).astype(np.int64)
+    last_ran = np.tile(tasks["exec_start_ns"][sleeps], len(_STAMPS)).astype(np.int64)
     stamps = stamps.astype(np.int64)
     valid = stamps[(stamps != 0) & (stamps >= last_ran - bound_of(accounting))]
     if not len(valid):

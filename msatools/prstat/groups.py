@@ -50,7 +50,13 @@ def container(path: str) -> str:
 def _groups(rows: Rows, keys: list[str]) -> tuple[Group, ...]:
     names, group = np.unique(np.array(keys, np.str_), return_inverse=True)
     columns = rows.columns
-    first, end = columns["threads_of"].T if len(rows) else (np.zeros(0), np.zeros(0))
+    first, end = columns["threads_of"].reshape(-1, 2).T
+    # Of threads that each have a row, one stands for what is their process's.
+    _, firsts, process = np.unique(
+        columns["tgid"], return_index=True, return_inverse=True
+    )
+    once = np.zeros(len(rows), np.int64)
+    once[firsts] = 1
     lifetime = columns["lifetime_ns"]
     share = np.zeros(len(rows))
     np.divide(cpu_ns(columns), lifetime, out=share, where=lifetime > 0)
@@ -61,11 +67,16 @@ def _groups(rows: Rows, keys: list[str]) -> tuple[Group, ...]:
         return sums
 
     def known(name: str) -> npt.NDArray[Any]:
-        return total(np.where(columns[name] == UNKNOWN, 0, columns[name]))
+        # A dead leader has no memory any more, but its process may.
+        most = np.zeros(len(firsts), np.int64)
+        np.maximum.at(most, process, columns[name])
+        of_first = np.zeros(len(rows), np.int64)
+        of_first[firsts] = most
+        return total(of_first)
 
     sums = zip(
         names.tolist(),
-        total(np.ones(len(rows), np.int64)).tolist(),
+        total(once).tolist(),
         total((end - first).astype(np.int64)).tolist(),
         known("size_bytes").tolist(),
         known("rss_bytes").tolist(),

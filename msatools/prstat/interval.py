@@ -29,6 +29,7 @@ from msatools.prstat.microstates import BOUND_NS, PF_KTHREAD, Booleans, Microsta
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.now import AgeBound, Now
 from msatools.tasks.processes import Processes, Sums
+from msatools.tasks.states import asleep
 from msatools.tasks.table import TaskTable
 
 NOBODY = -1
@@ -134,13 +135,6 @@ class Ended:
     maj_flt: Counts
 
 
-def asleep(tasks: TaskTable) -> Booleans:
-    """Tell which threads are neither on a CPU nor waiting for one, nor dead."""
-    sleeps: Booleans = (tasks["state"] != 0) & (tasks["on_cpu"] == 0)
-    sleeps &= tasks["exit_state"] == 0
-    return sleeps
-
-
 def match(before: TaskTable, after: TaskTable) -> Rows:
     """Find each thread of one table in an earlier one: its row, or :data:`NOBODY`."""
     count = len(before)
@@ -219,7 +213,7 @@ class Interval:
         cpu = np.minimum(grown(_cpu(first), _cpu(last)), part)
         zombie = grown(first.states.zombie_ns, last.states.zombie_ns)
         zombie = np.minimum(zombie, part - cpu)
-        latency = np.minimum(self._latency, part - cpu - zombie)
+        latency = np.clip(self._latency, 0, part - cpu - zombie)
         off_cpu = part - cpu - zombie - latency
         counted = {
             name: grown(first.tasks[name], last.tasks[name])
@@ -327,11 +321,13 @@ class _Gap:
         busy += np.clip(
             self._grown(before.states.zombie_ns, after.states.zombie_ns), 0, part - busy
         )
-        tail = np.where(began & dated, np.minimum(age, part - busy), 0)
-        waited = np.maximum(self._grown(_latency(before), _latency(after)), 0)
-        self.latency = np.where(still, 0, np.minimum(waited, part - busy - tail))
+        tail = np.where(began & dated, np.minimum(age, part), 0)
+        # It shrinks if a wait ended after the task was read and before the clocks were.
+        waited = self._grown(_latency(before), _latency(after))
+        room = np.maximum(part - busy - tail, 0)
+        self.latency = np.where(still, 0, np.minimum(waited, room))
         self.missed = waited - self.latency
-        off = part - busy - self.latency
+        off = part - busy - np.maximum(self.latency, 0)
 
         old = _taken(_column(before), row)
         new = _column(after)
@@ -339,7 +335,7 @@ class _Gap:
         only_new = began & ~dated & (begun <= 1) & ~slept
         only_old = slept & (unseen <= 0) & ~still
         guess = ~still & ~only_new & (unseen > 0)
-        rest = np.where(still, 0, off - tail)
+        rest = np.where(still, 0, np.maximum(off - tail, 0))
         self.known = (
             (new, np.where(still, off, tail)),
             (new, np.where(only_new, rest, 0)),

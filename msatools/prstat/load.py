@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import drgn
 import numpy as np
+import numpy.typing as npt
 
 from msatools.kernel.report import Findings
 from msatools.locks.model import On
@@ -37,10 +38,15 @@ def load_averages(prog: drgn.Program, findings: Findings) -> tuple[float, ...] |
     return tuple(value / (1 << _FSHIFT) for value in values)
 
 
-def collect_load(tasks: TaskTable, now: Now, ons: Mapping[int, On | None]) -> Load:
-    """Group the threads that make the load by what they do."""
-    runs = np.isin(now.classes, _RUNNABLE)
-    blocked = loads(tasks) & ~runs & (tasks["exit_state"] == 0)
+def collect_load(
+    tasks: TaskTable,
+    now: Now,
+    ons: Mapping[int, On | None],
+    wanted: npt.NDArray[np.bool_],
+) -> Load:
+    """Group those wanted threads that make the load by what they do."""
+    runs = np.isin(now.classes, _RUNNABLE) & wanted
+    blocked = loads(tasks) & ~runs & (tasks["exit_state"] == 0) & wanted
     groups: dict[tuple[str, int, str, str | None, On | None], list[int]] = defaultdict(
         list
     )

@@ -24,7 +24,7 @@ from msatools.prstat.breakdown import breakdown, sleeps
 from msatools.prstat.groups import by_cgroup, by_user
 from msatools.prstat.interval import Deltas, Ended, Interval, Look, ended
 from msatools.prstat.load import collect_load, load_averages
-from msatools.prstat.microstates import bound_of, without_sleep
+from msatools.prstat.microstates import Microstates, bound_of, without_sleep
 from msatools.prstat.model import PrstatReport, Totals
 from msatools.prstat.rows import (
     Rows,
@@ -98,6 +98,14 @@ class Options:
     hz: float = 0
     """Samples a second within an interval."""
 
+    @property
+    def by_thread(self) -> bool:
+        """Whether rows, and what is selected, are threads; else they are processes.
+
+        What is shown of stacks, of the load and of states is shown of threads.
+        """
+        return self.per_thread or self.stacks or self.load or self.states
+
 
 def collect_prstat(
     prog: drgn.Program,
@@ -137,12 +145,12 @@ class Prstat:
         self._reader = Reader(prog)
         self._findings = Findings()
         with noting_refusals(prog, self._findings):
-            bound_ns = bound_of(read_accounting(prog, self._findings))
+            self._bound_ns = bound_of(read_accounting(prog, self._findings))
             self._sampler = Sampler(
                 self._reader,
                 self._findings,
                 hz=options.hz,
-                bound_ns=bound_ns,
+                bound_ns=self._bound_ns,
                 read=self._read,
             )
             self._explainer = Explainer(self._reader)
@@ -186,12 +194,13 @@ class Prstat:
             deltas = self._interval.end()
             dead = ended(*self._began, look, processes)
             self._findings.coverage["tasks_gone"] += deltas.gone
+            self._findings.coverage["samples"] = deltas.samples
             report = self._report(look, processes, progress, deltas, dead)
             self._begin(look, processes)
             return report
 
     def _begin(self, look: Look, processes: Processes) -> None:
-        self._interval = Interval(look)
+        self._interval = Interval(look, self._bound_ns)
         self._began = look, processes
 
     def _look(self) -> Look:
@@ -214,9 +223,14 @@ class Prstat:
         if pids is None:
             return reader.read_all(findings)
         found = list(find_tasks(self._reader, pids, findings).values())
-        if self._options.per_thread:
-            return reader.read(found, findings)
-        return reader.read_processes(found, findings)
+        if not self._options.by_thread:
+            return reader.read_processes(found, findings)
+        # The first thread of a process stands for all of them, as in prstat -L -p.
+        named = reader.read(found, findings)
+        leaders = named["address"][named.leaders].tolist()
+        whole = reader.read_processes(leaders, findings)
+        others = named.only(~np.isin(named["tgid"], whole["tgid"]))
+        return TaskTable(np.concatenate([whole.records, others.records]), whole.columns)
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
@@ -265,11 +279,11 @@ class Prstat:
             spent = totals(tasks, lives, processes)
         else:
             spent = _spent(deltas, dead)
-        make = thread_rows if options.per_thread else process_rows
+        make = thread_rows if options.by_thread else process_rows
         rows = make(threads, spent, with_children=options.children)
         rows = rows.take(selected(rows, options.selection))
         wanted = _threads_of(rows, len(tasks))
-        ons, herds = self._waits(look, wanted)
+        ons, herds = self._waits(look, wanted, deltas)
         progress(6, _STEPS)
         rows = rows.with_ons(ons)
         shown = rows.take(order(rows, options.sort)[: options.rows])
@@ -280,18 +294,18 @@ class Prstat:
             interval_ns=deltas.interval_ns if deltas else None,
             coverage=self._coverage(),
             notes=tuple(findings.notes.values()),
-            bound_ns=bound_of(accounting),
+            bound_ns=self._bound_ns,
             accounting=accounting,
             totals=self._totals(look, wanted, accounting),
             tasks=shown,
-            per_thread=options.per_thread,
+            per_thread=options.by_thread,
             herds=herds,
             states=states(
                 tasks, lives, split, accounting, now, wanted, _text_faults(ons, tasks)
             )
             if options.states
             else None,
-            load=collect_load(tasks, now, ons) if options.load else None,
+            load=collect_load(tasks, now, ons, wanted) if options.load else None,
             users=by_user(rows) if options.users else None,
             cgroups=by_cgroup(rows) if options.cgroups else None,
             stacks=stack_groups(
@@ -312,7 +326,7 @@ class Prstat:
         )
 
     def _waits(
-        self, look: Look, wanted: Booleans
+        self, look: Look, wanted: Booleans, deltas: Deltas | None
     ) -> tuple[dict[int, On | None], tuple[Herd, ...]]:
         """Tell what each wanted thread waits on, and which of them are herds."""
         tasks, now = look.tasks, look.now
@@ -327,7 +341,8 @@ class Prstat:
             tasks, now, look.clocks, self._findings, rows=places
         )
         ons.update(zip(places.tolist(), found, strict=True))
-        return ons, find_herds(tasks, now, ons, look.clocks)
+        slept = deltas.nvcsw if deltas else None
+        return ons, find_herds(tasks, now, ons, look.clocks, slept)
 
     def _count(self, look: Look, spent: Spent, split_impossible: Booleans) -> None:
         """Count, and note, counters of the kernel that cannot be."""
@@ -341,7 +356,7 @@ class Prstat:
             findings.note(
                 "latency-impossible",
                 f"{impossible} threads have more latency counted than there was time "
-                "for (sleep on the run queue counts, since 6.12): it is cut",
+                f"for ({_why_impossible(spent.lives)}): it is cut",
             )
         count = int(np.count_nonzero(split_impossible))
         findings.coverage["breakdown_impossible"] = count
@@ -378,6 +393,15 @@ class Prstat:
         except (drgn.FaultError, LookupError):
             return None
         return pages * self._target.page_size
+
+
+def _why_impossible(lives: Microstates) -> str:
+    """Say how the kernel may count more latency than there was time for."""
+    if lives.latency_is_bound:
+        return "sleep on the run queue counts, since 6.12"
+    # A thread may even have run before it was made, by the clock of the CPU it ran on.
+    most_ms = lives.missed_ns.max() / 1e6
+    return f"the clocks of the CPUs have been {most_ms:.0f} ms apart, or more"
 
 
 def _copy(findings: Findings) -> Findings:

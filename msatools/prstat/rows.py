@@ -178,7 +178,7 @@ class Rows(Sequence[TaskRow]):
         delays = {kind: _sum(column, part) for kind, column in made.delays.items()}
         if not known and all(value is None for value in delays.values()):
             return None
-        coverage = float(np.nanmean(made.coverage[first:end])) if known else None
+        coverage = self._coverage(part) if known else None
         return Split(
             iowait_ns=_sum(made.sleeps.iowait, part),
             blocked_ns=_sum(made.sleeps.blocked, part),
@@ -187,6 +187,14 @@ class Rows(Sequence[TaskRow]):
             delays=delays,
             coverage=coverage,
         )
+
+    def _coverage(self, threads: slice) -> float:
+        """Tell the share of the time off the CPU of some threads that is explained."""
+        assert self._threads.breakdown is not None
+        shares = self._threads.breakdown.coverage[threads]
+        off_cpu = self._spent.lives.off_cpu_ns[threads]
+        whole = off_cpu.sum()
+        return float((shares * off_cpu).sum() / whole if whole else shares.mean())
 
     def _off_cpu(self, thread: int, place: int) -> tuple[OffCpu, ...] | None:
         if self._spent.off_cpu is None or not self.columns["is_thread"][place]:

@@ -6,6 +6,7 @@ A look reads every ``struct task_struct``. A thread that slept and was not switc
 since the last look sleeps on in the same place: its stack is not read again.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 
@@ -16,12 +17,13 @@ import numpy.typing as npt
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
-from msatools.prstat.interval import NOBODY, Look, Rows, asleep, match
+from msatools.prstat.interval import NOBODY, Counts, Look, Rows, match
 from msatools.prstat.microstates import BOUND_NS, Booleans, microstates
 from msatools.tasks.now import Now, ages, collect_now
 from msatools.tasks.stackmemory import StackMemory
 from msatools.tasks.stacks import NO_STACK, Stack, StackCollector, Stacks
-from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.states import asleep
+from msatools.tasks.table import Records, TaskReader, TaskTable
 from msatools.tasks.unwind import End
 from msatools.tasks.waits import Wait, classify
 
@@ -31,8 +33,8 @@ MAX_SHARE = 0.25
 _WALKS = 3
 """How often a list is followed on a running kernel that changes it meanwhile."""
 
-_MANY, _FEW = 256, 4
-"""Tasks that are read before their stacks: so many where no haste is needed, for each
+_MANY, _FEW = 256, 16
+"""Tasks that are read after their stacks: so many where no haste is needed, for each
 call has its cost; few of those that have been on a CPU lately."""
 
 _QUIET_NS = 1_000_000_000
@@ -158,17 +160,16 @@ class Sampler:
         :return: The threads without those that have ended, their rows in the last look,
             and who slept on while its stack was read.
         """
-        dead = tasks["exit_state"] != 0
         stays = np.ones(len(tasks), np.bool_)
-        settled = (row != NOBODY) | dead
+        settled = (row != NOBODY) | (tasks["exit_state"] != 0)
         for part in _batches(tasks, np.flatnonzero(~settled)):
+            switches = self.collector.hold(tasks.records[part])
             fresh, there = self._read_again(tasks, part)
-            self.collector.hold(fresh.only(asleep(fresh)))
             stays[part[~there]] = False
             rows = part[there]
             tasks.records[rows] = fresh.records
-            again, there = self._read_again(tasks, rows)
-            settled[rows[there]] = _same(fresh.only(there), again)
+            settled[rows] = asleep(fresh) & (switches[there] == _switches(fresh))
+        settled |= tasks["exit_state"] != 0
         self._findings.coverage["tasks_gone"] += int(np.count_nonzero(~stays))
         return tasks.only(stays), row[stays], settled[stays]
 
@@ -207,7 +208,13 @@ def _batches(tasks: TaskTable, rows: Rows) -> Iterator[Rows]:
 
 def _rests(tasks: TaskTable) -> Booleans:
     """Tell who sleeps or is dead."""
-    return asleep(tasks) | (tasks["exit_state"] != 0)
+    rests: Booleans = asleep(tasks) | (tasks["exit_state"] != 0)
+    return rests
+
+
+def _switches(tasks: TaskTable) -> Counts:
+    switches: Counts = (tasks["nvcsw"] + tasks["nivcsw"]).astype(np.int64)
+    return switches
 
 
 def _same(before: TaskTable, after: TaskTable) -> Booleans:
@@ -221,20 +228,40 @@ def _same(before: TaskTable, after: TaskTable) -> Booleans:
 class _Collector(StackCollector):
     """Collects stacks from memory that may have been read before.
 
-    On a running kernel a stack has to be read right after the task's own record, while
+    On a running kernel a stack has to be read right after where it ends, while
     unwinding takes longer and is best done of many at once.
     """
 
     def __init__(self, reader: Reader, findings: Findings) -> None:
         super().__init__(reader, findings)
-        self._held: dict[int, Addresses] = {}
+        self._memory = reader
+        self._held: dict[int, tuple[int, Addresses]] = {}
+        """By the start of a stack: the stack pointer and the words from there on."""
 
-    def hold(self, tasks: TaskTable) -> None:
-        """Read the stacks of some threads that sleep, to be unwound later."""
-        if self.has_orc and tasks.has("sp"):
-            memory = super().read(tasks["stack"], tasks["sp"])
-            for row, stack in enumerate(tasks["stack"].tolist()):
-                self._held[stack] = memory.stack(row)
+        task = reader.prog.type("struct task_struct")
+        self._counts = drgn.offsetof(task, "nvcsw"), drgn.offsetof(task, "nivcsw")
+        self._pointer = drgn.offsetof(task, "thread.sp") if self.has_orc else None
+
+    def hold(self, tasks: Records) -> Counts:
+        """Read the stacks of some threads, to be unwound later.
+
+        :return: How often each had been switched just before; -1 if unreadable.
+        """
+        switches = np.full(len(tasks), -1, np.int64)
+        wanted = tasks["address"].tolist(), tasks["stack"].tolist()
+        for row, (address, stack) in enumerate(zip(*wanted, strict=True)):
+            with contextlib.suppress(drgn.FaultError):
+                switches[row] = sum(self._word(address + at) for at in self._counts)
+                if self._pointer is not None:
+                    pointer = self._word(address + self._pointer)
+                    size = stack + self.stack_bytes - pointer
+                    if stack and not pointer % 8 and 0 < size <= self.stack_bytes:
+                        words = self._memory.words(pointer, size // 8)
+                        self._held[stack] = pointer, words
+        return switches
+
+    def _word(self, address: int) -> int:
+        return int.from_bytes(self._memory.read(address, 8), "little")
 
     def release(self) -> None:
         self._held = {}
@@ -242,13 +269,13 @@ class _Collector(StackCollector):
     def read(self, stacks: Addresses, pointers: Addresses) -> StackMemory:
         if not self._held:
             return super().read(stacks, pointers)
-        nothing = np.empty(0, np.uint64)
-        words = [self._held.get(stack, nothing) for stack in stacks.tolist()]
-        lengths = np.array([len(part) for part in words], np.intp)
+        nothing = 0, np.empty(0, np.uint64)
+        held = [self._held.get(stack, nothing) for stack in stacks.tolist()]
+        lengths = np.array([len(words) for _, words in held], np.intp)
         return StackMemory(
-            words=np.concatenate([nothing, *words]),
+            words=np.concatenate([nothing[1], *(words for _, words in held)]),
             first=np.cumsum(lengths) - lengths,
-            base=pointers,
+            base=np.array([pointer for pointer, _ in held], np.uint64),
             size=8 * lengths.astype(np.uint64),
         )
 

@@ -55,6 +55,7 @@ _FIELDS: Mapping[str, _Field] = {
     "CPU": _Field("exact", "TIME as a share of one CPU, over LIFE or the interval."),
     "NLWP": _Field("exact", "Threads of the process (signal->nr_threads)."),
     "COMMAND": _Field("exact", "task_struct.comm: at most 15 bytes."),
+    "PROCESS/NLWP": _Field("exact", "COMMAND and NLWP; with -L, COMMAND."),
     "CGROUP": _Field("exact", "The control group of cgroup v2, as /proc/PID/cgroup."),
     "NOW": _Field(
         "exact",
@@ -77,7 +78,11 @@ _FIELDS: Mapping[str, _Field] = {
     "LAT": _Field("exact", _LATENCY),
     "OFF": _Field("exact", _OFF),
     "ZMB": _Field("estimate", "Time since it died (exec_start)."),
-    "IOW": _Field("exact", "Uninterruptible sleep for I/O (stats.iowait_sum)."),
+    "IOW": _Field(
+        "exact",
+        "Uninterruptible sleep for I/O (stats.iowait_sum), and what lasts. > where "
+        "statistics have not seen all of OFF (COV); BLK and SLP, too.",
+    ),
     "BLK": _Field(
         "exact", "Other uninterruptible sleep (stats.sum_block_runtime - iowait_sum)."
     ),
@@ -106,6 +111,11 @@ _FIELDS: Mapping[str, _Field] = {
     "TRP": _Field(
         "not kept", "Linux keeps no time in traps: it is within USR and SYS."
     ),
+    "OFF-BY": _Field(
+        "estimate",
+        "What it waited for within an interval, by class, as shares of it: exact where "
+        "looks tell it all, else ~ with its standard error; ? is what no look tells.",
+    ),
     "OFF/VCX": _Field(
         "exact",
         "Mean time off the CPU per voluntary switch: OFF's time by VCX. Small, with "
@@ -126,6 +136,7 @@ FIELDS = tuple(_FIELDS)
 """All columns that there are."""
 
 _SLEEPS = frozenset(("IOW", "BLK", "SLP", "STP", "COV"))
+_COUNTED = frozenset(("IOW", "BLK", "SLP"))
 _DELAYS = frozenset(("BIO", "SWP", "RCL", "THR", "CMP", "COW", "IRQ"))
 
 
@@ -143,7 +154,7 @@ def why(name: str, accounting: Accounting, latency_is_bound: bool) -> Why:
             " This kernel lets tasks sleep on the run queue (delayed dequeue, v6.12), "
             "which counts as latency when they wake up."
         )
-    elif name == "OFF" and latency_is_bound:
+    elif name in ("OFF", "OFF/VCX") and latency_is_bound:
         bound = "lower"
         text += " As LAT is an upper bound here, this is a lower one."
     elif name in ("USR", "SYS") and accounting.precise_cputime:
@@ -153,6 +164,12 @@ def why(name: str, accounting: Accounting, latency_is_bound: bool) -> Why:
         text += (
             " schedstats are off: sysctl kernel.sched_schedstats=1 has them kept from "
             "then on."
+        )
+    elif name in _COUNTED and latency_is_bound:
+        bound = "lower"
+        text += (
+            " Sleep on the run queue (delayed dequeue, v6.12) is not in it: COV tells "
+            "how much is."
         )
     elif name in _DELAYS and not accounting.delayacct:
         bound = "not kept"

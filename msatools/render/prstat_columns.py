@@ -4,9 +4,10 @@
 
 import pwd
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from msatools.locks.model import On
 from msatools.prstat.model import Children, PrstatReport, Split, TaskRow
 from msatools.render.blocks import Cell, Column, Span
 from msatools.render.on import on_text
@@ -17,7 +18,7 @@ ESTIMATE = "~"
 UPPER = "<"
 LOWER = ">"
 
-_ON_WIDTH = 36
+_PATH_WIDTH = 28
 _AGE_MARKS = {"exact": "", "upper": UPPER, "estimate": ESTIMATE}
 DELAY_OF = {
     "BIO": "blkio",
@@ -155,11 +156,18 @@ def _age(row: TaskRow, _: Context) -> str:
 def _on(row: TaskRow, about: Context) -> str:
     if row.on is None:
         return NOT_KEPT
-    text = on_text(row.on)
-    if about.full or len(text) <= _ON_WIDTH:
-        return text
-    half = (_ON_WIDTH - 3) // 2
-    return f"{text[:half]}...{text[-half:]}"
+    return on_text(row.on if about.full else _with_short_paths(row.on))
+
+
+def _with_short_paths(on: On) -> On:
+    """Cut the beginning of long paths, a socket's too: all else has a limit."""
+    paths = {"path": on.path, "local": on.local, "peer": on.peer}
+    short = {
+        name: f"...{path[3 - _PATH_WIDTH :]}"
+        for name, path in paths.items()
+        if path and len(path) > _PATH_WIDTH
+    }
+    return replace(on, **short) if short else on  # type: ignore[arg-type]
 
 
 def _command(row: TaskRow, about: Context) -> str:
@@ -189,12 +197,20 @@ def _off_by_class(row: TaskRow, _: Context) -> str:
     return ", ".join(parts) or NOT_KEPT
 
 
-def _split(get: Callable[[Split], int | None]) -> Write:
-    def write_split(row: TaskRow, _: Context) -> str:
+def _sleep(get: Callable[[Split], int | None]) -> Write:
+    def write_sleep(row: TaskRow, about: Context) -> str:
         value = None if row.breakdown is None else get(row.breakdown)
-        return NOT_KEPT if value is None else share(value, row.lifetime_ns)
+        if value is None:
+            return NOT_KEPT
+        is_whole = _coverage(row, about) in ("100", NOT_KEPT)
+        return ("" if is_whole else LOWER) + share(value, row.lifetime_ns)
 
-    return write_split
+    return write_sleep
+
+
+def _stopped(row: TaskRow, _: Context) -> str:
+    value = None if row.breakdown is None else row.breakdown.stopped_ns
+    return NOT_KEPT if value is None else share(value, row.lifetime_ns)
 
 
 def _delay(kind: str) -> Write:
@@ -207,6 +223,9 @@ def _delay(kind: str) -> Write:
 
 def _coverage(row: TaskRow, _: Context) -> str:
     if row.breakdown is None or row.breakdown.coverage is None:
+        return NOT_KEPT
+    if share(row.off_cpu_ns, row.lifetime_ns) == "0.0":
+        # There is nothing to cover.
         return NOT_KEPT
     return f"{100 * row.breakdown.coverage:.0f}"
 
@@ -244,10 +263,10 @@ _WRITERS: Mapping[str, Write] = {
     "OFF": _off,
     "OFF-BY": _off_by_class,
     "ZMB": lambda row, about: _marked(ESTIMATE, share(row.zombie_ns, row.lifetime_ns)),
-    "IOW": _split(lambda split: split.iowait_ns),
-    "BLK": _split(lambda split: split.blocked_ns),
-    "SLP": _split(lambda split: split.sleep_ns),
-    "STP": _split(lambda split: split.stopped_ns),
+    "IOW": _sleep(lambda split: split.iowait_ns),
+    "BLK": _sleep(lambda split: split.blocked_ns),
+    "SLP": _sleep(lambda split: split.sleep_ns),
+    "STP": _stopped,
     "COV": _coverage,
     **{name: _delay(kind) for name, kind in DELAY_OF.items()},
     "VCX": lambda row, about: count(row.nvcsw),

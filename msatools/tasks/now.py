@@ -13,6 +13,7 @@ from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.kernel.reader import Addresses
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stacks import StackCollector, Stacks
+from msatools.tasks.states import asleep
 from msatools.tasks.table import TaskTable
 from msatools.tasks.waits import Wait, classify
 
@@ -62,7 +63,7 @@ def collect_now(
 
     :param collector: unwinds the stacks of this kernel
     """
-    sleeps = _sleeps(tasks)
+    sleeps = asleep(tasks)
     stacks = collector.collect(
         tasks["address"],
         np.where(sleeps, tasks["stack"], 0).astype(np.uint64),
@@ -84,12 +85,6 @@ def collect_now(
 def _runs(tasks: TaskTable) -> Booleans:
     runs: Booleans = (tasks["on_cpu"] != 0) & (tasks["exit_state"] == 0)
     return runs
-
-
-def _sleeps(tasks: TaskTable) -> Booleans:
-    """Tell whose stack says what it waits for."""
-    sleeps: Booleans = (tasks["exit_state"] == 0) & (tasks["state"] != 0)
-    return sleeps & ~_runs(tasks)
 
 
 def _pointers(tasks: TaskTable) -> Addresses | None:
@@ -139,12 +134,12 @@ def ages(
     waits = (classes == TaskClass.LAT) & (queued != 0)
     age[waits] = (clocks.local_ns - queued)[waits]
     # A delayed sleeper gets its stamp only when it leaves the run queue at last.
-    stamped = lost if tasks.has("sched_delayed") else _sleeps(tasks)
+    stamped = lost if tasks.has("sched_delayed") else asleep(tasks)
     for column in ("sleep_start_ns", "block_start_ns"):
         if tasks.has(column):
             # With schedstats on; in the clock of its run queue.
             start = tasks[column].astype(np.int64)
-            kept = (start != 0) & stamped & _sleeps(tasks)
+            kept = (start != 0) & stamped & asleep(tasks)
             age[kept] = (clocks.local_ns - start)[kept]
             bound[kept] = AgeBound.EXACT
     bound[classes == TaskClass.ZMB] = AgeBound.ESTIMATE

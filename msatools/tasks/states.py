@@ -51,6 +51,16 @@ def letters(tasks: TaskTable) -> Letters:
     return found
 
 
+def asleep(tasks: TaskTable) -> npt.NDArray[np.bool_]:
+    """Tell which threads are neither on a CPU nor waiting for one, nor dead.
+
+    Who is stopped or traced is asleep, too.
+    """
+    sleeps: npt.NDArray[np.bool_] = (tasks["state"] != 0) & (tasks["on_cpu"] == 0)
+    sleeps &= tasks["exit_state"] == 0
+    return sleeps
+
+
 def loads(tasks: TaskTable) -> npt.NDArray[np.bool_]:
     """Tell which threads sleep and count in the load average.
 

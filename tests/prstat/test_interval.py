@@ -330,6 +330,22 @@ def test_open_latency_is_clipped() -> None:
     assert parts(made)[2:4] == [70, 0]
 
 
+def test_wait_that_ended_before_the_clocks_were_read() -> None:
+    """The first look took it to wait for 30 ms; in truth it ran for 25 of them."""
+
+    def first(thread: Thread) -> None:
+        thread.sleeps(70).waits(30)
+
+    def second(thread: Thread) -> None:
+        thread.columns["run_delay_ns"] += 5 * MS
+        thread.columns["sum_exec_ns"] += 25 * MS
+        thread.runs(1).sleeps(99, TMR)
+
+    made = interval(Thread(1), first, second)
+    assert parts(made)[2] == 5
+    assert exactly(made) == {"TMR": 99, "POL": 70}
+
+
 def test_sleep_that_counts_as_latency() -> None:
     """6.12: at the wake-up, more latency than there was time for since."""
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from msatools.kernel.clocks import read_clocks
-from msatools.kernel.reader import Reader
+from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.prstat import sampler as module
 from msatools.prstat.interval import Interval
@@ -197,7 +197,7 @@ def test_task_that_wakes_up_while_it_is_read(racing: Racing) -> None:
 def test_task_that_goes_on_after_its_stack_was_read(racing: Racing) -> None:
     """Its stack is whole, and tells; but it is not taken to be there still."""
     switches = int(racing.table["nvcsw"][racing.row])
-    racing.then().then(nvcsw=switches + 1)
+    racing.then(nvcsw=switches + 1)
     assert racing.sampler.look().told[racing.row]
     unwound = racing.unwound
     racing.sampler.look()
@@ -206,13 +206,26 @@ def test_task_that_goes_on_after_its_stack_was_read(racing: Racing) -> None:
     assert racing.unwound == unwound + 1
 
 
-def test_stack_that_is_torn_tells_nothing(racing: Racing) -> None:
+def test_stack_that_is_torn_tells_nothing(
+    racing: Racing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It ends too early, and the task has gone on."""
-    pointer, switches = (
-        int(racing.table[name][racing.row]) for name in ("sp", "nvcsw")
+    stack, switches = (
+        int(racing.table[name][racing.row]) for name in ("stack", "nvcsw")
     )
-    racing.then(sp=pointer + 8).then(nvcsw=switches + 1)
-    assert not racing.sampler.look().told[racing.row]
+    words = racing.reader.words
+
+    def torn(address: int, count: int) -> Addresses:
+        found = words(address, count)
+        if stack < address < stack + racing.sampler.collector.stack_bytes:
+            found = found.copy()
+            found[len(found) // 2 :] = 0
+        return found
+
+    monkeypatch.setattr(racing.reader, "words", torn)
+    racing.then(nvcsw=switches + 1)
+    look = racing.sampler.look()
+    assert not look.told[racing.row]
     assert racing.findings.coverage["classes_untold"] == 1
 
 

@@ -79,7 +79,7 @@ class Session:
 def load(name: str) -> Session:
     run = lab.build(name)
     results = json.loads((run.directory / RESULTS).read_text())
-    return Session(run.release, **results)
+    return Session(run.release, results["commands"], results["readings"])
 
 
 def counters(reading: dict[str, Any]) -> dict[str, int]:

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What msa-prstat prints of the lab's dumps, and what each guest's /proc said."""
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+from drgn import Program
+from msatools.commands.prstat import COMMAND
+
+from fixtures import lab
+from msatools.cli import run_console, run_in_drgn
+from tests.tasks.conftest import open_dump
+
+MS = 1_000_000
+SECOND = 1000 * MS
+PAGE = 4096
+TICK_NS = 10 * MS
+"""Of /proc's times: USER_HZ is 100."""
+
+Task = dict[str, Any]
+"""A row of a report's ``tasks``."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a run of the command ended, and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+def prstat(*words: str) -> Ran:
+    """Run the command with some words."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = run_console(COMMAND, words)
+    return Ran(status, out.getvalue(), err.getvalue())
+
+
+def dump(name: str) -> str:
+    run = lab.build(name)
+    return str(run.dump("elf" if run.elf else "vmcore"))
+
+
+@cache
+def opened(name: str, types: str) -> Program:
+    return open_dump(name, types)
+
+
+@cache
+def on_dump(name: str, *words: str, types: str = "btf") -> str:
+    """Give what ``%prstat`` prints of one of the lab's dumps."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        run_in_drgn(COMMAND, opened(name, types), words)
+    return out.getvalue()
+
+
+def text(name: str, *words: str) -> list[str]:
+    return on_dump(name, *words).splitlines()
+
+
+def report(name: str, *words: str, types: str = "btf") -> Any:
+    """Give a report's JSON; it is to be left as it is."""
+    return _parsed(on_dump(name, "--json", *words, types=types))
+
+
+@cache
+def _parsed(out: str) -> Any:
+    (line,) = out.splitlines()
+    return json.loads(line)
+
+
+def table(lines: list[str], first: str) -> list[dict[str, str]]:
+    """Give the rows of the table whose first column is called so.
+
+    Cells of the last column may have spaces, and those of ON.
+    """
+    (at,) = (n for n, line in enumerate(lines) if line.split()[:1] == [first])
+    head, rows = lines[at], []
+    names = head.split()
+    for line in lines[at + 1 :]:
+        if line.startswith(("Total:", "NPROC")):
+            break
+        cells: list[str] = []
+        rest, left = line, len(names)
+        if "ON" in names:
+            start, end = head.index(" ON ") + 1, head.index(" VCX ") + len(" VCX")
+            cells = [*line[:start].split(), *line[start:end].rsplit(None, 1)]
+            rest, left = line[end:], len(names) - len(cells)
+        cells += rest.split(None, left - 1)
+        rows.append(dict(zip(names, cells, strict=False)))
+    return rows
+
+
+class Said:
+    """What a guest said of its tasks, with its kernel stopped."""
+
+    def __init__(self, name: str) -> None:
+        self.run = lab.build(name)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.run.truth_names())
+
+    @property
+    def listed(self) -> str:
+        """All names of files, a line each."""
+        return "\n".join(sorted(self.names))
+
+    @property
+    def tasks(self) -> dict[str, Task]:
+        named: dict[str, Task] = self.run.workload["tasks"]
+        return named
+
+    def has(self, name: str) -> bool:
+        return name in self.names
+
+    def stat(self, place: str) -> list[str]:
+        """The fields of a stat file: the process ID is number 1."""
+        after = self.run.truth(f"{place}/stat").rpartition(b") ")[2]
+        return ["", "", "", *after.decode().split()]
+
+    def status(self, place: str) -> dict[str, list[str]]:
+        whole = self.run.truth(f"{place}/status").decode("utf-8", "replace")
+        lines = (line.partition(":") for line in whole.split("\n"))
+        return {key: value.split() for key, _, value in lines}
+
+    def schedstat(self, place: str) -> list[int]:
+        return list(map(int, self.run.truth(f"{place}/schedstat").split()))
+
+
+@cache
+def said(name: str) -> Said:
+    return Said(name)
+
+
+def by_pid(found: Any) -> dict[int, Task]:
+    return {task["pid"]: task for task in found["tasks"]}
+
+
+def still(name: str, found: Any) -> Iterator[tuple[Task, str]]:
+    """Threads whose present wait began before the guest read what it says of them.
+
+    Rows, and where their files lie. What the dump's clocks may be apart is allowed for.
+    """
+    truth = said(name)
+    recorded_ns = truth.run.workload["times"]["monotonic_ns"]
+    for task in found["tasks"]:
+        began_ns = found["taken_at_ns"] - task["class_age_ns"]
+        place = f"proc/{task['tgid']}/task/{task['pid']}"
+        if task["class_age_bound"] == "upper" or not truth.has(f"{place}/stat"):
+            continue
+        if began_ns < recorded_ns - found["bound_ns"] and task["state"] != "R":
+            yield task, place
+
+
+def still_processes(name: str, found: Any, threads: Any) -> Iterator[tuple[Task, str]]:
+    """The same of processes: those none of whose threads has run since."""
+    resting = {task["pid"] for task, _ in still(name, threads)}
+    moving = {task["tgid"] for task in threads["tasks"] if task["pid"] not in resting}
+    for task in found["tasks"]:
+        if task["pid"] not in moving:
+            yield task, f"proc/{task['pid']}"

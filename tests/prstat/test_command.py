@@ -1,0 +1,713 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""msa-prstat as people call it: what it selects, shows and refuses."""
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from drgn import FaultError, Program
+from drgn.commands import CommandArgumentError, CommandError, run_command
+from msatools.commands.prstat import COMMAND
+
+from fixtures import lab
+from msatools.target import TargetSpec, open_target
+from tests.prstat.dumps import ALL, OFF, ON
+from tests.prstat.reports import (
+    SECOND,
+    Task,
+    by_pid,
+    dump,
+    on_dump,
+    prstat,
+    report,
+    said,
+    still,
+    table,
+    text,
+)
+
+OLD, NEW = OFF
+HOGS = tuple(f"hog-{n}" for n in ("pinned-0", "pinned-1", "pinned-2", "user", "yield"))
+
+
+@pytest.fixture(params=OFF)
+def name(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+def tasks(*words: str) -> list[Task]:
+    found: list[Task] = report(*words)["tasks"]
+    return found
+
+
+def pids(*words: str) -> set[int]:
+    return {task["pid"] for task in tasks(*words)}
+
+
+def tid(dump_name: str, task: str) -> int:
+    found: int = said(dump_name).tasks[task]["tid"]
+    return found
+
+
+# --- selection
+
+
+SELECTIONS: dict[str, Any] = {
+    "-u 1000,65534": lambda task: task["uid"] in (1000, 65534),
+    "-P 1": lambda task: task["cpu"] == 1,
+    "-P 0-3": lambda task: True,
+    "--state DZ": lambda task: task["state"] in "DZ",
+    "--state t,T": lambda task: task["state"] in "tT",
+    "--class KLK,net": lambda task: task["class"] in ("KLK", "NET"),
+    "--age >10s": lambda task: task["class_age_ns"] >= 10 * SECOND,
+    "--age <5s": lambda task: task["class_age_ns"] <= 5 * SECOND,
+    "--kernel-threads": lambda task: task["kthread"],
+    "--user-tasks": lambda task: not task["kthread"],
+    "--state S --class TMR --user-tasks": lambda task: (
+        task["state"] == "S" and task["class"] == "TMR" and not task["kthread"]
+    ),
+    "--age >2s --age <12s": lambda task: (
+        2 * SECOND <= task["class_age_ns"] <= 12 * SECOND
+    ),
+}
+
+
+@pytest.mark.parametrize("words", SELECTIONS)
+@pytest.mark.parametrize("rows", [("-L",), ()], ids=["threads", "processes"])
+def test_selection(name: str, rows: tuple[str, ...], words: str) -> None:
+    """Those that fit and no others, as they are among all; totals are of them."""
+    everything, found = report(name, *rows), report(name, *rows, *words.split())
+    wanted = [task for task in everything["tasks"] if SELECTIONS[words](task)]
+    assert by_pid(found) == by_pid({"tasks": wanted})
+    assert len(found["tasks"]) == len(wanted) > 0
+    if rows:
+        assert found["totals"]["threads"] == len(wanted)
+    else:
+        assert found["totals"]["processes"] == len(wanted)
+
+
+def test_users_are_the_real_ones(name: str) -> None:
+    told = said(name).tasks
+    own = {task["pid"] for task in told.values() if task.get("uid") == 1000}
+    own |= {task["pid"] for task in told.values() if task.get("real_uid") == 1000}
+    assert pids(name, "-u", "1000") == own
+
+
+def test_first_rows(name: str) -> None:
+    whole = report(name, "-L")
+    found = report(name, "-L", "-n", "7")
+    assert found["tasks"] == whole["tasks"][:7]
+    assert found["totals"] == whole["totals"]
+    assert report(name, "-L", "-n", "999999")["tasks"] == whole["tasks"]
+
+
+KEYS: dict[str, Any] = {
+    "FOR": lambda task: task["class_age_ns"],
+    "VCX": lambda task: task["nvcsw"],
+    "OFF": lambda task: task["off_cpu_ns"] / task["lifetime_ns"],
+    "LAT": lambda task: task["latency_ns"] / task["lifetime_ns"],
+    "CPU": lambda task: (task["user_ns"] + task["system_ns"]) / task["lifetime_ns"],
+    "OFF/VCX": lambda task: task["nvcsw"] and task["off_cpu_ns"] / task["nvcsw"],
+    "COMMAND": lambda task: task["comm"],
+    "CGROUP": lambda task: task["cgroup"],
+    "PID": lambda task: task["pid"],
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_order(key: str) -> None:
+    # Not by text: bytes that are no UTF-8.
+    strange = {tid(OLD, "comm-not-utf8")}
+    least, largest = (
+        [KEYS[key](task) for task in found if task["pid"] not in strange]
+        for found in (tasks(OLD, "-L", f"--sort={sign}{key}") for sign in "+-")
+    )
+    assert least == sorted(least)
+    assert largest == sorted(largest, reverse=True)
+    assert len(set(least)) > 2
+
+
+def test_usual_order(name: str) -> None:
+    """By CPU; what is equal by PID, whichever the order; names from a to z."""
+    keys = [(-KEYS["CPU"](task), task["pid"]) for task in tasks(name)]
+    assert keys == sorted(keys)
+    keys = [(task["state"], task["pid"]) for task in tasks(name, "--sort", "state")]
+    assert keys == sorted(keys)
+    found = tasks(name, "-L", "--sort", "STATE,-MAJ")
+    keys = [(task["state"], -task["maj_flt"], task["pid"]) for task in found]
+    assert keys == sorted(keys)
+
+
+# --- PIDs
+
+
+def test_one_process(name: str) -> None:
+    """With its threads summed up, as among all; found without the others."""
+    server = said(name).run.workload["servers"]["server-broadcast"]
+    found = report(name, "-p", str(server["pid"]))
+    assert found["tasks"] == [by_pid(report(name))[server["pid"]]]
+    assert found["totals"]["threads"] == len(server["workers"]) + 1
+    assert len(found["herds"]) == 1
+    alone = report(name, "-p", str(tid(name, "pause")))
+    assert alone["totals"]["threads"] == alone["coverage"]["tasks"] == 1
+    assert alone["coverage"]["reads"] < 100
+
+
+def test_threads_of_a_process(name: str) -> None:
+    """-L -p names all threads of a process by its PID, and one by its own."""
+    process, rows = said(name).tasks["threads"]["pid"], by_pid(report(name, "-L"))
+    found = by_pid(report(name, "-L", "-p", str(process)))
+    assert found == {n: task for n, task in rows.items() if task["tgid"] == process}
+    assert len(found) == 51
+    thread = tid(name, "threads-07")
+    assert pids(name, "-L", "-p", f"{thread}") == {thread}
+    assert pids(name, "-L", "-p", f"{thread},{process}") == set(found)
+    pause = tid(name, "pause")
+    assert pids(name, "-L", "-p", f"{thread},{pause}") == {thread, pause}
+
+
+def test_several_pids(name: str) -> None:
+    """A thread stands for its process, which comes once."""
+    thread, process = tid(name, "threads-07"), said(name).tasks["threads"]["pid"]
+    words = f"{thread},{process},1,{tid(name, 'zombie')},{thread}"
+    assert pids(name, "-p", words) == {process, 1, tid(name, "zombie")}
+    assert pids(name, "-p", words, "--state", "Z") == {tid(name, "zombie")}
+
+
+def test_process_by_name_that_leads_no_more(name: str) -> None:
+    told = said(name).tasks["leaderless"]
+    both = {task["pid"] for task in tasks(name, "-L", "-p", str(told["pid"]))}
+    assert both == {told["pid"], told["tid"]}
+    (process,) = tasks(name, "-p", str(told["tid"]))
+    assert (process["pid"], process["class"]) == (told["pid"], "SIG")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [("-p 99999", "pid 99999"), ("-L -p 1,99998,99999", "pid 99998, 99999")],
+)
+def test_pid_that_is_not_there(words: str, named: str) -> None:
+    ran = prstat("--types", "btf", *words.split(), dump(NEW))
+    assert (ran.status, ran.out) == (1, "")
+    assert re.fullmatch(rf"msa-prstat: {named}: no such tasks?; [^\n]+\n", ran.err)
+
+
+# --- wrong usage
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--states --load", "not allowed with"),
+        ("--stacks --folded age", "not allowed with"),
+        ("--kernel-threads --user-tasks", "not allowed with"),
+        ("--age soon", "not an age such as >30s: 'soon'"),
+        ("--age=-5s", "not an age such as >30s"),
+        ("-P 3-1", "not a list of CPUs: '3-1'"),
+        ("-P all", "not a number: 'all'"),
+        ("--state Q", "states are some of R, S, D"),
+        ("--state ,", "states are some of R, S, D"),
+        ("--class FUT", "no class 'FUT'; there are CPU, USR"),
+        ("--sort NOTHING", "cannot sort by 'NOTHING'; there are PID"),
+        ("--sort +-PID", "cannot sort by '+-PID'"),
+        ("-o PID,WHAT", "no column 'WHAT'; there are PID"),
+        ("--why WHAT", "no column 'WHAT'; there are PID"),
+        ("-n 0", "not a positive number: '0'"),
+        ("-n many", "not a number: 'many'"),
+        ("-p init", "not a number: 'init'"),
+        ("-u root", "not a number: 'root'"),
+        ("--folded size", "invalid choice"),
+        ("-F 0", "not a frequency up to 1000 Hz: '0'"),
+        ("-F nan", "not a frequency"),
+        ("-F fast", "not a frequency up to 1000 Hz: 'fast'"),
+        ("-F 1001", "not a frequency"),
+    ],
+)
+def test_wrong_usage(words: str, told: str) -> None:
+    """One line that says what would have been right; nothing is opened."""
+    ran = prstat(*words.split(), "no-such-dump")
+    assert (ran.status, ran.out) == (2, "")
+    assert re.fullmatch(r"msa-prstat: [^\n]+; see msa-prstat --help\n", ran.err)
+    assert told in ran.err
+
+
+def test_interval_of_a_dump() -> None:
+    ran = prstat(dump(NEW), "5")
+    assert ran.status == 2
+    assert "a dump does not change" in ran.err
+
+
+def test_help() -> None:
+    ran = prstat("--help")
+    assert ran.status == 0
+    for option in ("-m", "-L", "-a", "-Z", "-p PID", "-u UID", "-P CPU-LIST", "-F HZ"):
+        assert option in ran.out
+    assert "--class LCK --age '>10s'" in ran.out
+
+
+# --- what is shown
+
+
+def number(cell: str) -> float:
+    return float(cell.lstrip("~<>"))
+
+
+@pytest.mark.parametrize("dump_name", [*OFF, *ON])
+def test_shares_make_up_a_life(dump_name: str) -> None:
+    """Each is rounded to a tenth, or to one if it is all."""
+    rows = table(text(dump_name, "-mL", "--state", "RSDTtI"), "PID/TID")
+    assert len(rows) > 2200
+    for row in rows:
+        shares = [row[name] for name in ("USR", "SYS", "LAT", "OFF")]
+        assert abs(sum(map(number, shares)) - 100) <= 0.2001, row
+        assert row["SCL"] == row["SIG"] == row["TRP"] == "-"
+
+
+@pytest.mark.parametrize("dump_name", OFF)
+def test_marks(dump_name: str) -> None:
+    """Cells say whether they are estimates or bounds, where they are."""
+    rows = {
+        int(row["PID/TID"].rpartition("/")[2]): row
+        for row in table(text(dump_name, "-mL"), "PID/TID")
+    }
+    hog, thread = rows[tid(dump_name, "hog-pinned-0")], rows[2]
+    assert thread["THREAD"] == "kthreadd"
+    assert hog["USR"].startswith("~")
+    assert not thread["SYS"].startswith("~")
+    assert hog["LAT"].startswith("<") == (dump_name == NEW)
+    assert hog["OFF"].startswith(">") == (dump_name == NEW)
+    assert rows[tid(dump_name, "zombie")]["FOR"].startswith("~")
+    bounds = {task["pid"]: task for task in tasks(dump_name, "-L")}
+    marks = {"exact": "", "upper": "<", "estimate": "~"}
+    for pid, row in rows.items():
+        mark = marks[bounds[pid]["class_age_bound"]]
+        assert re.match(rf"{mark}\d", row["FOR"]), row
+        for name in ("USR", "SYS", "LAT"):
+            # Nothing, at this precision, is exact.
+            assert row[name] not in ("~0.0", "<0.0")
+
+
+def test_split_is_shown_where_it_is_kept() -> None:
+    off, on = (text(name, "-mL", "-n", "1")[1].split() for name in (OLD, ON[0]))
+    added = ["IOW", "BLK", "SLP", "STP", "COV"]
+    assert [name for name in on if name not in off][:5] == added
+    assert set(on) - set(off) - set(added) == {"BIO", "SWP", "RCL", "THR", "CMP", "COW"}
+    newer = text(ON[1], "-mL", "-n", "1")[1].split()
+    assert set(newer) - set(on) == {"IRQ"}
+
+
+@pytest.mark.parametrize("dump_name", ALL[2:])
+def test_split_makes_up_off(dump_name: str) -> None:
+    """Where all of it is covered; else what is known is a lower bound."""
+    whole = partly = none = 0
+    for row in table(text(dump_name, "-mL", "--state", "SDI"), "PID/TID"):
+        kinds = [row[name] for name in ("IOW", "BLK", "SLP")]
+        if row["COV"] == "-":
+            assert number(row["OFF"]) == 0
+            none += 1
+        elif row["COV"] == "100":
+            stopped = 0 if row["STP"] == "-" else number(row["STP"])
+            lacks = number(row["OFF"]) - sum(map(number, kinds)) - stopped
+            # The share is rounded, too: up to half a hundredth of OFF.
+            assert -0.3 <= lacks <= 0.005 * number(row["OFF"]) + 0.3, row
+            assert not any(kind.startswith(">") for kind in kinds), row
+            whole += 1
+        else:
+            assert all(kind.startswith(">") for kind in kinds), row
+            partly += 1
+    assert whole > 900
+    if dump_name not in ON:
+        assert partly > 800
+
+
+def test_hogs_have_no_coverage() -> None:
+    """There is nothing to cover."""
+    rows = table(text(ON[0], "-mL", "--state", "R"), "PID/TID")
+    hogs = [row for row in rows if row["OFF"] == "0.0"]
+    assert len(hogs) >= 3
+    assert {row["COV"] for row in hogs} == {"-"}
+
+
+def test_columns_of_ones_own(name: str) -> None:
+    words = ("-L", "-o", "tgid,PID", "-o", "ppid,Psr,TIME,OFF/VCX,LIFE", "-p", "1")
+    head, row = text(name, *words)[1:3]
+    names = ["TGID", "PID/TID", "PPID", "PSR", "TIME", "OFF/VCX", "LIFE"]
+    assert head.split() == names
+    (one,) = tasks(name, "-p", "1")
+    cells = dict(zip(names, row.split(), strict=True))
+    assert (cells["TGID"], cells["PID/TID"], cells["PPID"]) == ("1", "1", "0")
+    assert cells["PSR"] == str(one["cpu"])
+    mean_ms = one["off_cpu_ns"] / one["nvcsw"] / 1e6
+    mark = ">" if name == NEW else ""
+    assert cells["OFF/VCX"] == f"{mark}{mean_ms:.0f}ms"
+    assert cells["LIFE"] == f"{one['lifetime_ns'] / 1e9:.1f}s"
+
+
+def test_usual_view(name: str) -> None:
+    lines = text(name)
+    assert lines[1].split() == [
+        *("PID", "USER", "SIZE", "RSS", "STATE", "PRI", "NICE", "TIME", "CPU", "NOW"),
+        *("FOR", "PROCESS/NLWP"),
+    ]
+    rows = {row["PID"]: row for row in table(lines, "PID")}
+    assert len(rows) == len(tasks(name))
+    server = said(name).run.workload["servers"]["server-signal"]
+    row = rows[str(server["pid"])]
+    assert row["PROCESS/NLWP"] == f"server/{len(server['workers']) + 1}"
+    assert (row["USER"], row["STATE"], row["NOW"]) == ("0", "S", "NET")
+    assert rows[str(tid(name, "user-1000"))]["USER"] == "1000"
+    assert rows["2"]["SIZE"] == rows["2"]["RSS"] == "0K"
+
+
+def test_total_line(name: str) -> None:
+    totals = report(name)["totals"]
+    (line,) = (line for line in text(name) if line.startswith("Total:"))
+    states = ", ".join(f"{count:,} {key}" for key, count in totals["states"].items())
+    averages = ", ".join(f"{value:.2f}" for value in totals["load_averages"])
+    assert line == (
+        f"Total: {totals['processes']} processes, {totals['threads']:,} threads "
+        f"({states}), load averages: {averages}"
+    )
+
+
+def test_herd_line(name: str) -> None:
+    server = said(name).run.workload["servers"]["server-broadcast"]
+    (line,) = (line for line in text(name) if line.startswith("HERD"))
+    assert line.startswith(f"HERD futex {server['pid']}:0x")
+    assert f": {len(server['workers']):,} waiters woken together" in line
+
+
+def test_nothing_from_a_dump_is_printed_raw(name: str) -> None:
+    """Tasks have names with escapes and markup."""
+    views = ["-mL", "-a", "-Z", "--stacks -v", "--folded count", "--load", "--children"]
+    for words in ("", *views):
+        out = on_dump(name, *words.split())
+        assert all(line.isprintable() for line in out.splitlines()), words
+        assert "\x1b" not in out
+        assert "\r" not in out
+    listed = on_dump(name, "-L")
+    assert "a\\x1b[31m\\x0d\\x0ab\\x7f\\x09c" in listed
+    assert "[bold]) R 1 (x" in listed
+    raw = on_dump(name, "-L", "--json")
+    assert raw.rstrip("\n").isprintable()
+    assert raw.isascii()
+
+
+# --- why
+
+
+def test_why_of_every_column(name: str) -> None:
+    from msatools.prstat.why import FIELDS
+    from msatools.render.prstat_columns import COLUMNS
+
+    assert set(FIELDS) == set(COLUMNS)
+    found = report(name, "--why", ",".join(FIELDS))["why"]
+    assert [why["field"] for why in found] == list(FIELDS)
+    bounds = {why["field"]: why["bound"] for why in found}
+    assert set(bounds.values()) <= {"exact", "estimate", "upper", "lower", "not kept"}
+    assert all(len(why["text"]) > 10 for why in found)
+    is_new = name == NEW
+    assert bounds["LAT"] == ("upper" if is_new else "exact")
+    assert bounds["OFF"] == bounds["OFF/VCX"] == ("lower" if is_new else "exact")
+    for field in ("SCL", "SIG", "TRP", "SLP", "BLK", "IOW", "STP", "COV", "BIO", "COW"):
+        assert bounds[field] == "not kept", field
+    assert bounds["USR"] == bounds["SYS"] == "estimate"
+
+
+def test_why_with_statistics() -> None:
+    for dump_name, kept in zip(ON, ("exact", "lower"), strict=True):
+        found = report(dump_name, "--why", "IOW,BLK,SLP,BIO,IRQ")["why"]
+        bounds = {why["field"]: why["bound"] for why in found}
+        assert {bounds[field] for field in ("IOW", "BLK", "SLP")} == {kept}
+        assert bounds["BIO"] == "exact"
+        # No kernel of a distribution has IRQ_TIME_ACCOUNTING switched on here.
+        assert bounds["IRQ"] == "not kept"
+
+
+def test_why_is_short(name: str) -> None:
+    lines = text(name, "--why", "lat,SCL")
+    assert lines[0] == ("LAT  < upper bound" if name == NEW else "LAT  exact")
+    assert "run_delay" in lines[1]
+    assert lines[2:] == [
+        "SCL  - not kept",
+        "  Linux does not count system calls by task.",
+    ]
+
+
+# --- load
+
+
+def test_load_is_made_of_r_and_d(name: str) -> None:
+    """The same threads that /proc shows as R and D."""
+    found = report(name, "--load", "-L")
+    load, groups = found["load"], found["load"]["groups"]
+    states = Counter(task["state"] for task in found["tasks"])
+    assert load["runnable"] == states["R"] == sum_of(groups, "R")
+    assert load["uninterruptible"] == states["D"] == sum_of(groups, "D")
+    listed: dict[str, set[int]] = {"R": set(), "D": set()}
+    resting = {task["pid"] for task, _ in still(name, found)}
+    for task in found["tasks"]:
+        place = f"proc/{task['tgid']}/task/{task['pid']}"
+        if said(name).has(f"{place}/stat"):
+            state = said(name).stat(place)[3]
+            if state == "R" or task["pid"] in resting:
+                listed.setdefault(state, set()).add(task["pid"])
+    assert pids_of(groups, "D") >= listed["D"]
+    assert len(listed["D"]) > 20
+    hogs = {tid(name, hog) for hog in HOGS}
+    assert pids_of(groups, "R") >= listed["R"] >= hogs
+
+
+def sum_of(groups: list[Any], state: str) -> int:
+    return sum(len(group["pids"]) for group in groups if group["state"] == state)
+
+
+def pids_of(groups: list[Any], state: str) -> set[int]:
+    return {pid for g in groups if g["state"] == state for pid in g["pids"]}
+
+
+def test_load_says_what_is_waited_for(name: str) -> None:
+    rows = report(name, "-L")
+    for group in report(name, "--load")["load"]["groups"]:
+        members = [by_pid(rows)[pid] for pid in group["pids"]]
+        assert {task["comm"] for task in members} == {group["comm"]}
+        assert {task["class"] for task in members} == {group["class"]}
+        assert group["max_age_ns"] == max(task["class_age_ns"] for task in members)
+        if group["state"] == "D":
+            assert {json.dumps(task["on"]) for task in members} == {
+                json.dumps(group["on"])
+            }
+            assert group["function"]
+    lines = text(name, "--load")
+    averages = report(name)["totals"]["load_averages"]
+    assert lines[1].startswith(f"Load averages {averages[0]:.2f} ")
+    assert lines[2].split() == [
+        *("COUNT", "STATE", "NOW", "OLDEST", "COMMAND", "ON", "FUNCTION", "PIDS")
+    ]
+    assert any("s_vfs_rename_mutex" in line for line in lines)
+
+
+def test_load_of_some(name: str) -> None:
+    groups = report(name, "--load", "--class", "KLK")["load"]["groups"]
+    assert {group["class"] for group in groups} == {"KLK"}
+    assert sum_of(groups, "D") == len(tasks(name, "-L", "--class", "KLK"))
+
+
+# --- users and control groups
+
+
+@pytest.mark.parametrize("option", ["-a", "-Z"])
+@pytest.mark.parametrize("words", [(), ("-L",), ("-n", "3")], ids=str)
+def test_groups_sum_to_the_whole(
+    name: str, option: str, words: tuple[str, ...]
+) -> None:
+    found = report(name, option, *words)
+    groups = found["users" if option == "-a" else "cgroups"]
+    assert sum(group["processes"] for group in groups) == found["totals"]["processes"]
+    assert sum(group["threads"] for group in groups) == found["totals"]["threads"]
+    for key, values in (("size_bytes", "size_bytes"), ("rss_bytes", "rss_bytes")):
+        assert sum(g[key] for g in groups) == sum(t[values] for t in tasks(name))
+    rows = tasks(name, *(word for word in words if word == "-L"))
+    used = sum(task["user_ns"] + task["system_ns"] for task in rows)
+    assert sum(group["cpu_ns"] for group in groups) == used
+    field = "uid" if option == "-a" else "cgroup"
+    counts = Counter(str(task[field]) for task in tasks(name))
+    assert {group["key"]: group["processes"] for group in groups} == counts
+
+
+def test_groups_as_text(name: str) -> None:
+    lines = text(name, "-Z", "-n", "1")
+    (head,) = (line for line in lines if line.startswith("NPROC"))
+    assert head.split() == [
+        *("NPROC", "NLWP", "SIZE", "RSS", "MEMORY", "TIME", "CPU", "CGROUP")
+    ]
+    (row,) = (line.split() for line in lines if line.endswith(" /service/web"))
+    assert row[:2] == ["1", "1"]
+    both = text(name, "-a", "-Z", "-n", "1")
+    assert sum(line.startswith("NPROC") for line in both) == 2
+
+
+# --- states
+
+
+def test_states(name: str) -> None:
+    found = report(name, "--states")["states"]
+    names = [(state["family"], state["name"]) for state in found]
+    gelato = [n for family, n in names if family == "gelato"]
+    assert len(gelato) == 13
+    lines = "\n".join(text(name, "--states"))
+    assert all(re.search(rf"^{n} ", lines, re.MULTILINE) for _, n in names)
+
+
+# --- stacks
+
+
+def drgns_names(prog: Program, pid: int) -> list[str]:
+    return [frame.name or "" for frame in prog.stack_trace(pid)]
+
+
+def test_stacks_are_drgns(name: str) -> None:
+    path = dump(name)
+    prog = open_target(TargetSpec(path=path, types="btf")).prog
+    groups = report(name, "--stacks")["stacks"]
+    of = {pid: group for group in groups for pid in group["pids"]}
+    for task in ("pause", "poll", "disk-read", "directory-rename", "futex-waitv"):
+        pid = tid(name, task)
+        ours = [frame.partition(" [")[0] for frame in of[pid]["frames"]]
+        theirs = drgns_names(prog, pid)
+        # What drgn finds beyond the entry of a system call is no frame.
+        assert ours == theirs[: len(ours)], task
+        assert ours[-1].startswith("entry_SYSCALL_64"), task
+        assert of[pid]["class"] == said(name).tasks[task]["class"]
+
+
+def test_stacks_of_all_that_sleep(name: str) -> None:
+    found = report(name, "--stacks", "-L")
+    rows, seen = by_pid(found), []
+    for group in found["stacks"]:
+        assert set(group) == {"frames", "class", "pids", "min_age_ns", "max_age_ns"}
+        ages = [rows[pid]["class_age_ns"] for pid in group["pids"]]
+        assert (group["min_age_ns"], group["max_age_ns"]) == (min(ages), max(ages))
+        assert {rows[pid]["class"] for pid in group["pids"]} == {group["class"]}
+        seen += group["pids"]
+    asleep = [t["pid"] for t in found["tasks"] if t["state"] not in "RZX"]
+    assert sorted(seen) == sorted(asleep)
+    sizes = [len(group["pids"]) for group in found["stacks"]]
+    assert sizes == sorted(sizes, reverse=True)
+    keys = [(tuple(g["frames"]), g["class"]) for g in found["stacks"]]
+    assert len(keys) == len(set(keys))
+
+
+def test_stacks_with_a_function(name: str) -> None:
+    found = report(name, "--stacks", "--function", "do_nanosleep,pipe_read")["stacks"]
+    assert found
+    for group in found:
+        assert {"do_nanosleep", "pipe_read"} & set(group["frames"])
+    several = report(name, "--function", "do_nanosleep", "--function", "pipe_read")
+    assert several["stacks"] == found
+    assert report(name, "--function", "no_such_function")["stacks"] == []
+
+
+def test_stacks_by_state(name: str) -> None:
+    """Threads are selected, whatever the leader of their process does."""
+    found = report(name, "--stacks", "--state", "D")["stacks"]
+    pids = {pid for group in found for pid in group["pids"]}
+    asleep = tasks(name, "-L", "--state", "D")
+    assert pids == {task["pid"] for task in asleep}
+    assert any(task["pid"] != task["tgid"] for task in asleep)
+
+
+@pytest.mark.parametrize("weight", ["count", "age"])
+def test_folded(name: str, weight: str) -> None:
+    """What flame graph tools read: names joined by semicolons, a space, a number."""
+    lines = on_dump(name, "--folded", weight).splitlines()
+    found, total = report(name, "--stacks", "-L"), 0
+    by_stack: Counter[tuple[str, ...]] = Counter()
+    for line in lines:
+        matched = re.fullmatch(r"([^; ]*);([^;].*[^;]) (\d+)", line)
+        assert matched, line
+        total += int(matched[3])
+        by_stack[tuple(reversed(matched[2].split(";")))] += int(matched[3])
+    assert len(lines) == len({line.rpartition(" ")[0] for line in lines})
+    rows = by_pid(found)
+    expected: Counter[tuple[str, ...]] = Counter()
+    for group in found["stacks"]:
+        ages = [rows[pid]["class_age_ns"] // 1000 for pid in group["pids"]]
+        expected[tuple(group["frames"])] += sum(ages) if weight == "age" else len(ages)
+    assert by_stack == expected
+    assert total == sum(expected.values()) > 2000
+
+
+def test_stacks_as_text(name: str) -> None:
+    lines = text(name, "--stacks", "--class", "KLK")
+    heads = [line for line in lines if re.match(r"\d+ threads?  KLK  ", line)]
+    assert len(heads) == len(report(name, "--stacks", "--class", "KLK")["stacks"])
+    assert f"  rename-mutex: {tid(name, 'rename-mutex')}" in "\n".join(heads)
+
+
+# --- strict, processes of their own, drgn
+
+
+def test_strict_without_loss(name: str) -> None:
+    assert prstat("--types", "btf", "--strict", "-p", "1", dump(name)).status == 0
+
+
+def test_strict_with_a_task_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    """The report is made of the others; what is lost is counted and noted."""
+    prog = open_target(TargetSpec(path=dump(NEW), types="btf")).prog
+    from drgn.helpers.linux.pid import find_task
+
+    address = find_task(prog, tid(NEW, "pause")).value_()
+
+    def lost(address: int, count: int, offset: int, physical: bool) -> bytes:
+        raise FaultError("lost in this test", address)
+
+    prog.add_memory_segment(address & -4096, 4096, lost)
+    with pytest.raises(CommandError, match="the report is not complete"):
+        run_command(prog, "prstat --json --strict")
+    found = json.loads(capsys.readouterr().out)
+    coverage = found["coverage"]
+    assert coverage["tasks_unreadable"] + coverage["lists_broken"] > 0
+    assert {note["code"] for note in found["notes"]} >= {"lost"}
+    assert found["tasks"]
+
+
+def test_in_drgn(capsys: pytest.CaptureFixture[str]) -> None:
+    prog = open_target(TargetSpec(path=dump(NEW), types="btf")).prog
+    found = run_command(prog, "prstat -mL -n 5")
+    assert capsys.readouterr().out.splitlines() == text(NEW, "-mL", "-n", "5")
+    assert [row.pid for row in found.tasks] == [t["pid"] for t in tasks(NEW, "-L")[:5]]
+    with pytest.raises(CommandArgumentError, match=r"^%prstat: .*not an age"):
+        run_command(prog, "prstat --age soon")
+    with pytest.raises(CommandArgumentError, match="a dump does not change"):
+        run_command(prog, "prstat 5")
+    with pytest.raises(Exception, match="pid 99999: no such task"):
+        run_command(prog, "prstat -p 99999")
+
+
+@pytest.fixture(scope="module")
+def msa_prstat() -> Path:
+    """The installed console script."""
+    return Path(sys.executable).with_name("msa-prstat")
+
+
+def test_as_a_process(msa_prstat: Path) -> None:
+    words = [msa_prstat, "--types", "btf", "-mL", "-n", "3", dump(OLD)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == text(OLD, "-mL", "-n", "3")
+    assert done.stderr == ""
+    missing = [*words[:3], "-p", "99999", dump(OLD)]
+    done = subprocess.run(missing, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+
+
+def test_pipe_that_is_closed(msa_prstat: Path) -> None:
+    words = f"{msa_prstat} --types btf -L {dump(OLD)} | head -n 1"
+    done = subprocess.run(words, shell=True, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("6.1.0-")
+    assert done.stderr == ""
+
+
+def test_problems_of_a_running_kernel_are_none() -> None:
+    """Tasks come and go while they are read."""
+    from dataclasses import replace
+
+    from msatools.prstat.prstat import Options, collect_prstat
+    from msatools.prstat.select import Selection
+
+    prog = open_target(TargetSpec(path=dump(NEW), types="btf")).prog
+    found = collect_prstat(prog, options=Options(selection=Selection(pids=(1,))))
+    assert not COMMAND.problems(found)
+    damaged = replace(found, coverage={**found.coverage, "tasks_unreadable": 1})
+    assert COMMAND.problems(damaged)
+    live = replace(damaged, target=replace(found.target, live=True))
+    assert not COMMAND.problems(live)
+    assert lab.build(NEW).name == NEW
