@@ -112,7 +112,7 @@ def parse_words(words: Iterable[str]) -> Words:
         raise UsageError(f"{numbers[0]}: not a positive interval")
     count = None
     if len(numbers) == 2:
-        if not re.fullmatch(r"\+?0*[1-9]\d*", numbers[1]):
+        if not re.fullmatch(r"\+?0{0,9}[1-9]\d{0,17}", numbers[1]):
             raise UsageError(f"{numbers[1]}: not a positive count")
         count = int(numbers[1])
     return Words(target, interval_s, count)

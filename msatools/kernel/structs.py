@@ -57,7 +57,7 @@ def read_structs(
     offsets = {
         name: offset
         for name, (_, candidates) in members.items()
-        if (offset := _offset(type_, candidates)) is not None
+        if (offset := find_offset(type_, candidates)) is not None
     }
     if not offsets:
         return Structs({}, np.zeros(len(addresses), np.bool_))
@@ -94,7 +94,8 @@ def lose_many(findings: Findings, type_name: str, count: int) -> None:
     findings.lost[subject] += count - 1
 
 
-def _offset(type_: drgn.Type, candidates: tuple[str, ...]) -> int | None:
+def find_offset(type_: drgn.Type, candidates: tuple[str, ...]) -> int | None:
+    """Find where a member is, by the first of some names that there is."""
     for member in candidates:
         try:
             offset: int = drgn.offsetof(type_, member)

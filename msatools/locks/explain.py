@@ -27,7 +27,8 @@ from msatools.tasks.stackmemory import Rows, read_stacks, stack_bytes
 from msatools.tasks.syscalls import Syscalls, syscalls_of
 from msatools.tasks.table import TaskTable
 
-_AT_ONCE = 4096
+_AT_ONCE = 256
+"""Tasks whose stacks are in memory at a time."""
 """Stacks in memory at a time."""
 
 _FD_CALLS = """
@@ -108,6 +109,7 @@ class Explainer:
         chosen = np.arange(len(tasks)) if rows is None else rows
         look = Look(self._layout, tasks, findings, clocks, alone=len(chosen) == 1)
         found: list[On | None] = [None] * len(chosen)
+        alike: dict[On | None, On | None] = {}
         waits = np.isin(now.classes[chosen], [int(known) for known in _BY_CLASS])
         asleep = np.flatnonzero(waits)
         for start in range(0, len(asleep), _AT_ONCE):
@@ -115,7 +117,9 @@ class Explainer:
             cases = _cases(look, now, chosen[part], self._stack_bytes)
             _add_files(look, cases)
             for place, case in zip(part.tolist(), cases, strict=True):
-                found[place] = _tell(look, case)
+                on = _tell(look, case)
+                # Crowds wait on one thing: it takes room once.
+                found[place] = alike.setdefault(on, on)
         return found
 
 

@@ -21,7 +21,9 @@ from msatools.locks.layout import Layout
 MAX_WAITERS = 1 << 22
 """On one chain: all tasks that there can be."""
 
-_MAX_BUCKETS = 1 << 24
+_MAX_BUCKETS = 1 << 22
+"""Twice 256 for each of 8,192 CPUs (futex_init()), the most that x86 can have."""
+
 _INODE, _MM_SHARED = 1, 2
 """Bits of a key's offset (``FUT_OFF_INODE``, ``FUT_OFF_MMSHARED``)."""
 
@@ -134,7 +136,9 @@ class Futexes:
             waiter = self.waiter(base + start, data[start : start + self._size])
             following, before = struct.unpack_from("<QQ", data, start + self._node)
             linked = min(following, before, waiter.lock) >= 1 << 63
-            if linked and waiter.key.word % 4 == 0 and waiter.key.offset < _PAGE:
+            # Of a file it is a page's number, else its address.
+            aligned = waiter.key.of_inode or waiter.key.word % _PAGE == 0
+            if linked and aligned and waiter.key.offset < _PAGE:
                 yield waiter
 
     def chain(self, lock: int, limit: int = MAX_WAITERS) -> Iterator[Waiter]:

@@ -8,6 +8,7 @@ from functools import lru_cache
 import drgn
 
 from msatools.kernel.reader import Reader
+from msatools.kernel.structs import find_offset
 from msatools.tasks.text import kernel_symbol
 
 KERNEL = 1 << 63
@@ -89,16 +90,9 @@ class Layout:
 
     def _find_offset(self, type_name: str, members: tuple[str, ...]) -> int | None:
         try:
-            type_ = self._type(type_name)
+            return find_offset(self._type(type_name), members)
         except LookupError:
             return None
-        for member in members:
-            try:
-                offset: int = drgn.offsetof(type_, member)
-            except (LookupError, TypeError):
-                continue
-            return offset
-        return None
 
     def _find_size(self, type_name: str) -> int:
         size: int = drgn.sizeof(self._type(type_name))

@@ -15,7 +15,7 @@ Mode = Literal["read", "write"]
 Confidence = Literal["one dump", "confirmed"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class On:
     """What a task waits on. A field that is ``None`` does not apply, or is unknown."""
 

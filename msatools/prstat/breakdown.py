@@ -30,12 +30,10 @@ from msatools.prstat.microstates import (
     bound_of,
 )
 from msatools.tasks.delays import Delays
-from msatools.tasks.iowait import UNINTERRUPTIBLE
 from msatools.tasks.now import Now
-from msatools.tasks.states import asleep
+from msatools.tasks.states import INTERRUPTIBLE, UNINTERRUPTIBLE, asleep
 from msatools.tasks.table import TaskTable
 
-INTERRUPTIBLE = 0x1
 SCHED_DEADLINE = 6
 _SUMS = ("sum_sleep_ns", "sum_block_ns", "iowait_sum_ns")
 _STAMPS = ("sleep_start_ns", "block_start_ns")
@@ -80,6 +78,13 @@ class Sleeps:
     def known(self) -> Booleans:
         """Whether the statistics tell anything of each thread."""
         return self.sleep.known
+
+    @property
+    def below_zero(self) -> Booleans:
+        """Whether one kind is more than what it is a part of: in a damaged dump."""
+        kinds = (self.sleep.ns, self.blocked.ns, self.iowait.ns)
+        below: Booleans = np.stack(kinds).min(axis=0) < 0
+        return below
 
     def where(self, known: Booleans) -> "Sleeps":
         """Forget those of all other threads."""
@@ -159,7 +164,7 @@ def breakdown(
     interrupted = _interrupted(lives, delays, accounting)
     off_cpu = lives.off_cpu_ns - interrupted.ns
     left = off_cpu - slept.total_ns
-    overrun = slept.known & (left < -bound)
+    overrun = slept.known & ((left < -bound) | slept.below_zero)
     slept = slept.where(~overrun)
     unexplained = np.where(slept.known, left, 0)
     delayed, too_long = _delays(lives, delays, slept, unexplained, bound)
@@ -179,6 +184,9 @@ def breakdown(
 
 
 def _where(ns: Nanoseconds, known: Booleans) -> Column:
+    if not known.any():
+        # Nothing takes no room: most kernels keep none of this.
+        return Column(np.broadcast_to(np.int64(0), known.shape), known)
     return Column(np.where(known, ns, 0), known)
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks, Nanoseconds
-from msatools.prstat.microstates import BOUND_NS, PF_KTHREAD, Booleans, Microstates
+from msatools.prstat.microstates import BOUND_NS, Booleans, Microstates, user_time
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.now import AgeBound, Now
 from msatools.tasks.processes import Processes, Sums
@@ -170,8 +170,6 @@ class Interval:
         self._bound_ns = bound_ns
         self._added = 0
         self._gone = 0
-        self._row: Rows = np.arange(count)
-        """Of each thread in the first look."""
         self._latency = np.zeros(count, np.int64)
         self._missed = np.zeros(count, np.int64)
         self._known = np.zeros((count, NCLASSES + 1), np.int64)
@@ -187,7 +185,7 @@ class Interval:
         row = match(self._last.tasks, look.tasks)
         self._gone += len(self._last.tasks) - int(np.count_nonzero(row != NOBODY))
         self._follow(row)
-        gap = _Gap(self._last, look, row)
+        gap = _Gap(self._last, look, row, self._bound_ns)
         self._latency += gap.latency
         self._missed += gap.missed
         rows = np.arange(len(row))
@@ -202,13 +200,15 @@ class Interval:
 
     def end(self) -> Deltas:
         """Tell what each thread of the last look did since the first."""
-        first, last, row = self._first, self._last, self._row
+        first, last = self._first, self._last
+        # A look in between may have missed a thread.
+        row = match(first.tasks, last.tasks)
         interval = max(last.clocks.local_ns - first.clocks.local_ns, 0)
         born = row == NOBODY
-        part = np.where(born, np.minimum(last.states.lifetime_ns, interval), interval)
+        part, missed = _lived(last, born, interval, self._bound_ns)
 
         def grown(before: Values, after: Values) -> Counts:
-            return np.maximum(_grown(before, after, row), 0)
+            return np.where(missed, 0, np.maximum(_grown(before, after, row), 0))
 
         cpu = np.minimum(grown(_cpu(first), _cpu(last)), part)
         zombie = grown(first.states.zombie_ns, last.states.zombie_ns)
@@ -219,13 +219,12 @@ class Interval:
             name: grown(first.tasks[name], last.tasks[name])
             for name in (*("utime_ns", "stime_ns"), *_COUNTED)
         }
-        kernel = (last.tasks["flags"] & PF_KTHREAD) != 0
-        user = _user(
+        user = user_time(
             cpu,
             counted["utime_ns"],
             counted["stime_ns"],
+            last.tasks["flags"],
             _life_share(last.states),
-            kernel,
         )
         return Deltas(
             interval_ns=interval,
@@ -249,10 +248,8 @@ class Interval:
 
     def _follow(self, row: Rows) -> None:
         """Have what is known in the order of the next look's threads."""
-        if np.array_equal(row, np.arange(len(self._row))):
+        if np.array_equal(row, np.arange(len(self._latency))):
             return
-        born = row == NOBODY
-        self._row = np.where(born, NOBODY, _taken(self._row, row))
         self._latency = _taken(self._latency, row)
         self._missed = _taken(self._missed, row)
         self._known = _taken(self._known, row)
@@ -300,12 +297,12 @@ _COUNTED = ("nvcsw", "nivcsw", "min_flt", "maj_flt")
 class _Gap:
     """What happened between two looks: one value a thread of the second."""
 
-    def __init__(self, before: Look, after: Look, row: Rows) -> None:
+    def __init__(self, before: Look, after: Look, row: Rows, bound_ns: int) -> None:
         self._row = row
         was = row != NOBODY
         age = after.now.age_ns
         gap = max(after.clocks.local_ns - before.clocks.local_ns, 0)
-        part = np.where(was, gap, np.minimum(after.states.lifetime_ns, gap))
+        part, missed = _lived(after, ~was, gap, bound_ns)
         slept, sleeps = was & _taken(asleep(before.tasks), row), asleep(after.tasks)
         dead = after.tasks["exit_state"] != 0
         was_dead = was & _taken(before.tasks["exit_state"] != 0, row)
@@ -326,7 +323,7 @@ class _Gap:
         waited = self._grown(_latency(before), _latency(after))
         room = np.maximum(part - busy - tail, 0)
         self.latency = np.where(still, 0, np.minimum(waited, room))
-        self.missed = waited - self.latency
+        self.missed = np.where(missed, 0, waited - self.latency)
         off = part - busy - np.maximum(self.latency, 0)
 
         old = _taken(_column(before), row)
@@ -351,6 +348,22 @@ class _Gap:
 
     def _grown(self, before: Values, after: Values) -> Counts:
         return _grown(before, after, self._row)
+
+
+def _lived(
+    look: Look, new: Booleans, interval_ns: int, bound_ns: int
+) -> tuple[Nanoseconds, Booleans]:
+    """Tell how much of an interval each thread of its last look has lived in.
+
+    :param new: Whom the first look had not. Who is older than the interval was missed:
+        lists of a running kernel change while they are followed. Of what such a thread
+        did in the interval nothing is known.
+    :return: The times, zero for those that were missed; and who was.
+    """
+    lifetime = look.states.lifetime_ns
+    missed = new & (lifetime > interval_ns + bound_ns)
+    lived = np.where(new, np.minimum(lifetime, interval_ns), interval_ns)
+    return np.where(missed, 0, lived), missed
 
 
 def ended(
@@ -396,9 +409,7 @@ def ended(
     cpu = grown(
         first_processes.dead_sum_exec_ns, last_processes.dead_sum_exec_ns, _cpu(first)
     )
-    share = np.ones(len(cpu))
-    kernel = (last.tasks["flags"] & PF_KTHREAD) != 0
-    user = _user(cpu, sums("utime_ns"), sums("stime_ns"), share, kernel)
+    user = user_time(cpu, sums("utime_ns"), sums("stime_ns"), last.tasks["flags"])
     return Ended(
         user_ns=user,
         system_ns=cpu - user,
@@ -448,20 +459,6 @@ def _latency(look: Look) -> Nanoseconds:
 
 def _column(look: Look) -> npt.NDArray[np.intp]:
     return np.where(look.told, look.now.classes, _UNTOLD).astype(np.intp)
-
-
-def _user(
-    cpu: Nanoseconds,
-    utime: Nanoseconds,
-    stime: Nanoseconds,
-    otherwise: npt.NDArray[np.float64],
-    kernel: Booleans,
-) -> Nanoseconds:
-    """Split time on the CPU by the ticks that met it, if any did."""
-    ticks = (utime + stime).astype(np.float64)
-    share = np.where(ticks > 0, _ratio(utime, ticks), otherwise)
-    share[kernel] = 0
-    return np.minimum((cpu * share).astype(np.int64), cpu)
 
 
 def _life_share(states: Microstates) -> npt.NDArray[np.float64]:

@@ -8,6 +8,7 @@ what is neither on the CPU nor waiting for one is off it.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,6 @@ from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.tasks.table import TaskTable
 
 PF_KTHREAD = 0x00200000
-EXIT_DEAD = 0x10
 EXIT_ZOMBIE = 0x20
 
 BOUND_NS = 10_000_000
@@ -86,7 +86,7 @@ def microstates(
     missed = np.maximum(latency - left, 0)
     latency = np.clip(latency, 0, np.maximum(left, 0))
     cpu_ns = np.minimum(cpu_ns, lifetime - zombie)
-    user = _user_share(tasks, cpu_ns)
+    user = user_time(cpu_ns, tasks["utime_ns"], tasks["stime_ns"], tasks["flags"])
     return Microstates(
         user_ns=user,
         system_ns=cpu_ns - user,
@@ -135,15 +135,23 @@ def waits_for_cpu(tasks: TaskTable) -> Booleans:
     return waits
 
 
-def _user_share(tasks: TaskTable, cpu_ns: Nanoseconds) -> Nanoseconds:
-    """Split time on the CPU by ticks, as cputime_adjust() does.
+def user_time(
+    cpu_ns: Nanoseconds,
+    utime_ns: npt.NDArray[Any],
+    stime_ns: npt.NDArray[Any],
+    flags: npt.NDArray[np.uint32],
+    otherwise: npt.NDArray[np.float64] | float = 1.0,
+) -> Nanoseconds:
+    """Tell how much time on the CPU was in user mode, by ticks (cputime_adjust()).
 
-    A thread that no tick has met counts as user, as there. The kernel's own threads
-    have no user mode.
+    The kernel's own threads have no user mode.
+
+    :param flags: Of ``task_struct``.
+    :param otherwise: The share of a thread that no tick has met: all, as there.
     """
-    utime = tasks["utime_ns"].astype(np.float64)
-    stime = tasks["stime_ns"].astype(np.float64)
-    ticks = utime + stime
-    share = np.divide(utime, ticks, out=np.ones(len(ticks)), where=ticks != 0)
-    share[(tasks["flags"] & PF_KTHREAD) != 0] = 0
+    utime = utime_ns.astype(np.float64)
+    ticks = utime + stime_ns
+    share = np.zeros(len(ticks)) + otherwise
+    np.divide(utime, ticks, out=share, where=ticks > 0)
+    share[(flags & PF_KTHREAD) != 0] = 0
     return np.minimum((cpu_ns * share).astype(np.int64), cpu_ns)

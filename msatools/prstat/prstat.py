@@ -48,7 +48,7 @@ from msatools.tasks.delays import read_delays
 from msatools.tasks.identity import read_identities
 from msatools.tasks.iowait import read_in_iowait
 from msatools.tasks.memory import read_memory
-from msatools.tasks.processes import Processes, read_processes
+from msatools.tasks.processes import Processes, read_processes, read_reaped
 from msatools.tasks.states import LETTERS, letters
 from msatools.tasks.table import TaskTable
 
@@ -273,6 +273,7 @@ class Prstat:
             memory=read_memory(reader, tasks, findings),
             cgroups=read_cgroups(reader, tasks, findings),
             breakdown=None if deltas else split,
+            reaped=read_reaped(reader, tasks, findings) if options.children else None,
         )
         progress(4, _STEPS)
         if deltas is None or dead is None:
@@ -280,8 +281,9 @@ class Prstat:
         else:
             spent = _spent(deltas, dead)
         make = thread_rows if options.by_thread else process_rows
-        rows = make(threads, spent, with_children=options.children)
-        rows = rows.take(selected(rows, options.selection))
+        rows = make(threads, spent)
+        chosen = selected(rows, options.selection)
+        rows = rows if chosen.all() else rows.take(chosen)
         wanted = _threads_of(rows, len(tasks))
         ons, herds = self._waits(look, wanted, deltas)
         progress(6, _STEPS)
@@ -296,7 +298,7 @@ class Prstat:
             notes=tuple(findings.notes.values()),
             bound_ns=self._bound_ns,
             accounting=accounting,
-            totals=self._totals(look, wanted, accounting),
+            totals=self._totals(look, wanted),
             tasks=shown,
             per_thread=options.by_thread,
             herds=herds,
@@ -373,13 +375,12 @@ class Prstat:
             name: count for name, count in sorted(coverage.items()) if count
         }
 
-    def _totals(self, look: Look, wanted: Booleans, accounting: Accounting) -> Totals:
-        tasks, now = look.tasks.only(wanted), look.now.classes[wanted]
-        by_letter = Counter(letters(tasks).tolist())
-        by_class = Counter(now.tolist())
+    def _totals(self, look: Look, wanted: Booleans) -> Totals:
+        by_letter = Counter(letters(look.tasks)[wanted].tolist())
+        by_class = Counter(look.now.classes[wanted].tolist())
         return Totals(
-            processes=len(np.unique(tasks["tgid"])),
-            threads=len(tasks),
+            processes=len(np.unique(look.tasks["tgid"][wanted])),
+            threads=int(np.count_nonzero(wanted)),
             states={name: by_letter[name] for name in LETTERS if by_letter[name]},
             classes={c.name: by_class[c] for c in TaskClass if by_class[c]},
             load_averages=load_averages(self._prog, self._findings),

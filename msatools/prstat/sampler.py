@@ -95,7 +95,7 @@ class Sampler:
         settled = np.ones(len(tasks), np.bool_)
         if self._live:
             tasks, row, settled = self._refresh(tasks, row)
-        clocks = read_clocks(self._prog, self._findings)
+        clocks = self._clocks(tasks)
         changed = row == NOBODY
         part = tasks.only(changed)
         seen = collect_now(self.collector, self._prog, part, clocks)
@@ -127,6 +127,19 @@ class Sampler:
             self._cost_s = time.process_time() - began_s
         self._last, self._settled = look, settled & _rests(tasks)
         return look
+
+    def _clocks(self, tasks: TaskTable) -> Clocks:
+        clocks = read_clocks(self._prog, self._findings)
+        lost = self._findings.lost["run queues"]
+        if lost:
+            self._findings.coverage["run_queues_unreadable"] = lost
+        if len(clocks.behind_ns) or not len(tasks):
+            return clocks
+        self._findings.note(
+            "clocks-lost",
+            "no CPU's clock can be read: now is when a thread last came to a CPU",
+        )
+        return replace(clocks, local_ns=int(tasks["last_arrival_ns"].max()))
 
     def _walk(self) -> TaskTable:
         """Read every thread; a list that changed while it was followed once more."""

@@ -18,6 +18,9 @@ Places = npt.NDArray[np.intp]
 
 _UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9}
 _UNITS |= {"h": 3600 * 10**9, "d": 86400 * 10**9}
+_FOREVER_NS = 1 << 62
+"""146 years."""
+
 _AGE = re.compile(r"([<>]?)=?\s*(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|ms|s|m|h|d)?")
 
 
@@ -65,7 +68,7 @@ def parse_ages(word: str) -> Ages:
     if matched is None:
         raise ValueError(f"not an age such as >30s: {word!r}")
     sign, number, unit = matched.groups()
-    age_ns = round(float(number) * _UNITS[unit or "s"])
+    age_ns = round(min(float(number) * _UNITS[unit or "s"], _FOREVER_NS))
     return Ages(most_ns=age_ns) if sign == "<" else Ages(least_ns=age_ns)
 
 

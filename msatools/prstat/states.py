@@ -18,8 +18,8 @@ from msatools.kernel.clocks import Nanoseconds
 from msatools.prstat.breakdown import Breakdown, Column
 from msatools.prstat.microstates import Booleans, Microstates, bound_of
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.iowait import UNINTERRUPTIBLE
 from msatools.tasks.now import Now
+from msatools.tasks.states import UNINTERRUPTIBLE
 from msatools.tasks.table import TaskTable
 
 Family = Literal["gelato", "solaris"]

@@ -39,8 +39,12 @@ def _pieces(report: Report) -> Iterator[str]:
     yield "}"
 
 
+_ENCODER = json.JSONEncoder(allow_nan=False)
+_PLAIN = frozenset((str, int, bool, float, type(None)))
+
+
 def _text(value: object) -> str:
-    return json.dumps(value, allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,9 @@ def _object(model: object) -> dict[str, object]:
 
 
 def _value(value: object) -> object:
+    if type(value) in _PLAIN:
+        # Most are.
+        return value
     if isinstance(value, Address):
         return hex(value)
     if value is None or isinstance(value, (str, bool, int, float)):

@@ -53,40 +53,49 @@ def _span(cell: Cell) -> Span:
 
 
 def _table(table: Table) -> Iterator[Line]:
-    widths = [len(column.header) for column in table.columns]
+    columns = table.columns
+    widths = [len(column.header) for column in columns]
     rows = []
     for row in table.rows:
-        spans = [_span(cell) for cell in row]
-        for i, span in enumerate(spans):
-            widths[i] = max(widths[i], len(span.text))
-        rows.append(_pack(spans))
-    header = [Span(column.header, "title") for column in table.columns]
-    yield tuple(_row(table.columns, widths, header))
-    for packed in rows:
-        yield tuple(_row(table.columns, widths, _unpack(packed)))
+        texts = _texts(row)
+        # A row may end early.
+        widths[: len(texts)] = map(max, widths, map(len, texts))
+        rows.append(_pack(row, texts))
+    header = [Span(column.header, "title") for column in columns]
+    yield tuple(_row(columns, widths, header))
+    pattern = _GAP.join(map(_field, columns, widths))
+    for joined, styles in rows:
+        texts = joined.split(_SEPARATOR)
+        if styles is None:
+            # Most rows, of which there may be very many.
+            missing = [""] * (len(columns) - len(texts))
+            yield (Span(pattern.format(*texts, *missing)),)
+        else:
+            yield tuple(_row(columns, widths, list(map(Span, texts, styles))))
 
 
 _SEPARATOR = "\x1f"
 _Packed = tuple[str, tuple[Style | None, ...] | None]
 
 
-def _pack(spans: Sequence[Span]) -> _Packed:
+def _texts(row: Sequence[Cell]) -> list[str]:
+    texts = [cell if isinstance(cell, str) else cell.text for cell in row]
+    return texts if "".join(texts).isprintable() else list(map(escape, texts))
+
+
+def _pack(row: Sequence[Cell], texts: Sequence[str]) -> _Packed:
     """Keep a row in little room until all widths are known.
 
     Of a table with 40,000 rows the spans take 100 MB, their texts a tenth. What is
     escaped has no separators in it.
     """
-    styles = tuple(span.style for span in spans)
-    texts = _SEPARATOR.join(span.text for span in spans)
-    return texts, styles if any(styles) else None
+    styles = tuple(None if isinstance(cell, str) else cell.style for cell in row)
+    return _SEPARATOR.join(texts), styles if any(styles) else None
 
 
-def _unpack(packed: _Packed) -> Sequence[Span]:
-    texts, styles = packed
-    if styles is None:
-        return [Span(text) for text in texts.split(_SEPARATOR)]
-    pairs = zip(texts.split(_SEPARATOR), styles, strict=True)
-    return [Span(text, style) for text, style in pairs]
+def _field(column: Column, width: int) -> str:
+    """Give the part of a pattern for str.format() that a column takes."""
+    return f"{{:{'>' if column.align == 'right' else '<'}{width}}}"
 
 
 def _row(

@@ -30,7 +30,7 @@ def short_size(amount: int) -> str:
     for unit, letter in ((1024**4, "T"), (1024**3, "G"), (1024**2, "M")):
         if amount >= unit:
             value = amount / unit
-            return f"{value:.0f}{letter}" if value >= 100 else f"{value:.1f}{letter}"
+            return f"{value:.0f}{letter}" if value >= 99.95 else f"{value:.1f}{letter}"
     return f"{amount // 1024}K"
 
 

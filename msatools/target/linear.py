@@ -16,9 +16,8 @@ from drgn import Architecture, FaultError, Program
 from drgn.helpers.linux.mm import follow_phys
 
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
-from msatools.target.vmalloc import map_vmalloc
+from msatools.target.vmalloc import START_KERNEL_MAP, map_vmalloc
 
-_START_KERNEL_MAP = 0xFFFF_FFFF_8000_0000
 _PAGE_SHIFT = 12
 _MAX_BYTES = 1 << 52
 """Physical addresses have 52 bits at most."""
@@ -79,7 +78,7 @@ def _candidates(prog: Program) -> Iterator[Piece]:
             start, end = prog.symbol(first).address, prog.symbol(last).address
         except LookupError:
             continue
-        yield Piece(start, end - start, start - _START_KERNEL_MAP + base)
+        yield Piece(start, end - start, start - START_KERNEL_MAP + base)
 
 
 def _is_so(prog: Program, piece: Piece) -> bool:

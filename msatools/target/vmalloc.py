@@ -15,7 +15,9 @@ from drgn.helpers.linux.mm import follow_phys
 
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
 
-_START_KERNEL_MAP = 0xFFFF_FFFF_8000_0000
+START_KERNEL_MAP = 0xFFFF_FFFF_8000_0000
+"""Where the kernel's image is mapped (__START_KERNEL_map)."""
+
 _VMALLOC_BYTES = (32 << 40) - 1
 _MODULES = 0xFFFF_FFFF_A000_0000
 _MODULES_END = 0xFFFF_FFFF_FF00_0000
@@ -63,14 +65,14 @@ def _tables(prog: Program) -> "_Tables | None":
     base = vmcoreinfo_number(prog, "phys_base")
     if root is None or base is None:
         return None
-    encrypted = _number(prog, "sme_mask")
-    tables = _Tables(prog, int(root, 16) - _START_KERNEL_MAP + base, encrypted)
     try:
+        address = int(root, 16)
+        encrypted = _number(prog, "sme_mask")
+        tables = _Tables(prog, address - START_KERNEL_MAP + base, encrypted)
         # Where the kernel says that its tables are, they may not be.
         space = prog["init_mm"].address_of_()
-        address = int(root, 16)
         right = tables.translate(address)[0] == follow_phys(space, address).value_()
-    except (LookupError, FaultError, NotImplementedError):
+    except (LookupError, FaultError, NotImplementedError, ValueError, OverflowError):
         return None
     return tables if right else None
 

@@ -12,7 +12,7 @@ from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import Booleans, read_structs
-from msatools.tasks.table import TaskTable
+from msatools.tasks.table import TaskTable, cut
 
 # In the order in which the kernel has come to have them; it keeps those of its time.
 KINDS = ("blkio", "swapin", "freepages", "thrashing", "compact", "wpcopy", "irq")
@@ -52,6 +52,6 @@ def read_delays(reader: Reader, tasks: TaskTable, findings: Findings) -> Delays:
     kept = [kind for kind in KINDS if infos.has(f"{kind}_ns")]
     return Delays(
         has=infos.readable,
-        delay_ns={kind: infos[f"{kind}_ns"].astype(np.int64) for kind in kept},
+        delay_ns={kind: cut(infos[f"{kind}_ns"], findings) for kind in kept},
         count={kind: infos[f"{kind}_count"].astype(np.int64) for kind in kept},
     )

@@ -7,9 +7,8 @@ import numpy as np
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import Booleans, lose_many
+from msatools.tasks.states import UNINTERRUPTIBLE
 from msatools.tasks.table import TaskTable
-
-UNINTERRUPTIBLE = 0x2
 
 
 def read_in_iowait(reader: Reader, tasks: TaskTable, findings: Findings) -> Booleans:

@@ -25,6 +25,9 @@ PF_KTHREAD = 0x00200000
 Bytes = npt.NDArray[np.int64]
 _Pages = npt.NDArray[np.int64]
 
+_MOST_PAGES = 1 << 45
+"""More than an address space of 57 bits has."""
+
 _RESIDENT = ("MM_FILEPAGES", "MM_ANONPAGES", "MM_SHMEMPAGES")
 
 
@@ -74,7 +77,9 @@ def read_memory(reader: Reader, tasks: TaskTable, findings: Findings) -> TaskMem
         findings.lose("rss_stat", "resident sizes are kept in a way that is not known")
     # A kernel thread may borrow an address space (kthread_use_mm()).
     has_mm = (of_task != 0) & ((tasks["flags"] & PF_KTHREAD) == 0)
-    known = has_mm & spaces.readable[index]
+    possible = np.max(np.stack((spaces["total_vm"], exact)), axis=0) <= _MOST_PAGES
+    lose_many(findings, "struct mm_struct", int(np.count_nonzero(~possible)))
+    known = has_mm & (spaces.readable & possible)[index]
     shift = prog["PAGE_SHIFT"].value_()
 
     def bytes_of(pages: _Pages) -> Bytes:
@@ -119,15 +124,20 @@ def _resident(
     :param index: Where in *spaces* each task's address space is.
     """
     counters = np.stack([spaces[name].astype(np.int64) for name in _RESIDENT])
-    counted: _Pages = np.maximum(counters, 0).sum(axis=0)
+    counted = _sum(counters)
     if spaces.has("MM_FILEPAGES.parts"):
         parts = np.stack([spaces[f"{name}.parts"] for name in _RESIDENT])
         sums = sum_parts(reader, parts.ravel().astype(np.uint64), findings)
         counters += sums.reshape(counters.shape)
     else:
         _add_cached(reader, tasks, counters, index, numbers, findings)
-    exact: _Pages = np.maximum(counters, 0).sum(axis=0)
-    return counted, exact
+    return counted, _sum(counters)
+
+
+def _sum(counters: _Pages) -> _Pages:
+    """Add up counters; those of a damaged dump are cut, so that the sum is not."""
+    total: _Pages = np.clip(counters, 0, 2 * _MOST_PAGES).sum(axis=0)
+    return total
 
 
 def _add_cached(

@@ -217,11 +217,12 @@ def read_symbols(reader: Reader, module: Module) -> drgn.SymbolIndex:
     """
     Read the symbols that lie in a module.
 
-    :raises LookupError: if there cannot be as many as it says
+    :raises LookupError: if the kernel keeps none (CONFIG_KALLSYMS), or there cannot be
+        as many as it says
     :raises drgn.FaultError: if they cannot be read
     """
     entry = drgn.Object(reader.prog, "struct module *", value=module.address)
-    table = entry.kallsyms.read_()[0].read_()
+    table = entry.member_("kallsyms").read_()[0].read_()
     count = table.num_symtab.value_()
     if not 0 < count <= _MAX_SYMBOLS:
         raise LookupError(f"it has {count:,}")

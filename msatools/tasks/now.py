@@ -13,12 +13,10 @@ from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.kernel.reader import Addresses
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stacks import StackCollector, Stacks
-from msatools.tasks.states import asleep
+from msatools.tasks.states import STOPPED, TRACED, asleep
 from msatools.tasks.table import TaskTable
 from msatools.tasks.waits import Wait, classify
 
-STOPPED = 0x4
-TRACED = 0x8
 _USER = 1 << 63
 # What an interrupt enters the kernel by; arch/x86/include/asm/idtentry.h.
 _INTERRUPTS = ("asm_sysvec_", "asm_common_interrupt", "asm_exc_nmi", "asm_spurious")
@@ -143,4 +141,8 @@ def ages(
             age[kept] = (clocks.local_ns - start)[kept]
             bound[kept] = AgeBound.EXACT
     bound[classes == TaskClass.ZMB] = AgeBound.ESTIMATE
+    if clocks.monotonic_offset_ns is not None:
+        # Clocks may be apart, and stamps of a damaged dump anything.
+        started = tasks["start_ns"].astype(np.int64) + clocks.monotonic_offset_ns
+        age = np.minimum(age, clocks.local_ns - started)
     return np.maximum(age, 0), bound

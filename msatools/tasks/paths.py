@@ -31,7 +31,7 @@ _DENTRY = {
     "parent": ("u8", ("d_parent",)),
     "name": ("u8", ("d_name.name",)),
     "length": ("u4", ("d_name.len",)),
-    "unhashed": ("u8", ("d_hash.pprev",)),
+    "hashed": ("u8", ("d_hash.pprev",)),
     # Short names lie in the entry. "dcache: back
     # inline names with a struct-wrapped array of unsigned long" (in v6.14)
     "inline": (f"S{_INLINE}", ("d_shortname", "d_iname")),
@@ -97,12 +97,18 @@ class Paths:
         prog = self.reader.prog
         mounts = drgn.offsetof(prog.type("struct super_block"), "s_mounts")
         mount = prog.type("struct mount")
-        node = drgn.offsetof(mount, "mnt_instance")
         try:
             first = int(self.reader.words(super_block + mounts, 1)[0])
         except drgn.FaultError:
             return 0
-        if first == super_block + mounts or first < node:
+        # Linux kernel commit 09a1b33c080f ("preparations to taking MNT_WRITE_HOLD out
+        # of ->mnt_flags") (in v6.18) has a pointer to the first mount, no list head.
+        node = 0
+        if mount.has_member("mnt_instance"):
+            node = drgn.offsetof(mount, "mnt_instance")
+            if first == super_block + mounts:
+                return 0
+        if first <= node:
             return 0
         vfsmount: int = first - node + drgn.offsetof(mount, "mnt")
         return vfsmount
@@ -151,7 +157,7 @@ class Paths:
                     self._entries[address] = None
                     continue
             self._entries[address] = _Entry(
-                int(found["parent"][row]), name, not found["unhashed"][row]
+                int(found["parent"][row]), name, not found["hashed"][row]
             )
 
 

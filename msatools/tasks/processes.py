@@ -16,7 +16,7 @@ from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import Booleans, Structs, read_structs
-from msatools.tasks.table import TaskTable
+from msatools.tasks.table import TaskTable, cut
 
 Counts = npt.NDArray[np.int64]
 
@@ -29,8 +29,8 @@ _MEMBERS = {
     "group_exit_code": ("i4", ("group_exit_code",)),
     "sum_exec": ("u8", ("sum_sched_runtime",)),
     **{name: (format_, (name,)) for name, format_ in _SUMS.items()},
-    **{f"c{name}": (format_, (f"c{name}",)) for name, format_ in _SUMS.items()},
 }
+_REAPED = {f"c{name}": (format_, (f"c{name}",)) for name, format_ in _SUMS.items()}
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,6 @@ class Processes:
     dead_sum_exec_ns: Nanoseconds
     """Time on the CPU of threads that have ended, exactly."""
 
-    reaped: Sums
-    """Of children that were waited for, and theirs; scaled to their time on the CPU."""
-
 
 def read_processes(reader: Reader, tasks: TaskTable, findings: Findings) -> Processes:
     """Read each process once."""
@@ -82,16 +79,31 @@ def read_processes(reader: Reader, tasks: TaskTable, findings: Findings) -> Proc
     )
     return Processes(
         known=signals.readable,
-        nr_threads=signals["nr_threads"].astype(np.int64),
+        nr_threads=signals["nr_threads"].astype(np.int64).clip(0),
         group_exit_code=signals["group_exit_code"].astype(np.int64),
-        dead=_sums(signals, ""),
-        dead_sum_exec_ns=signals["sum_exec"].astype(np.int64),
-        reaped=_sums(signals, "c"),
+        dead=_sums(signals, "", findings),
+        dead_sum_exec_ns=cut(signals["sum_exec"], findings),
     )
 
 
-def _sums(signals: Structs, prefix: str) -> Sums:
-    column = {name: signals[prefix + name].astype(np.int64) for name in _SUMS}
+def read_reaped(reader: Reader, tasks: TaskTable, findings: Findings) -> Sums:
+    """Read what children have used that were waited for, and theirs.
+
+    Times are scaled to their time on the CPU. All is zero if unreadable, which
+    :func:`read_processes` counts.
+    """
+    signals = read_structs(
+        reader,
+        "struct signal_struct",
+        _REAPED,
+        tasks["signal"].astype(np.uint64),
+        Findings(),
+    )
+    return _sums(signals, "c", findings)
+
+
+def _sums(signals: Structs, prefix: str, findings: Findings) -> Sums:
+    column = {name: cut(signals[prefix + name], findings) for name in _SUMS}
     return Sums(
         utime_ns=column["utime"],
         stime_ns=column["stime"],

@@ -11,10 +11,11 @@ LETTERS = "RSDTtZXIP"
 
 Letters = npt.NDArray[np.str_]
 
-_INTERRUPTIBLE = 0x1
-_UNINTERRUPTIBLE = 0x2
-_STOPPED = 0x4
-_TRACED = 0x8
+# Bits of task_struct.__state and exit_state (include/linux/sched.h).
+INTERRUPTIBLE = 0x1
+UNINTERRUPTIBLE = 0x2
+STOPPED = 0x4
+TRACED = 0x8
 _DEAD = 0x10
 _ZOMBIE = 0x20
 _PARKED = 0x40
@@ -24,10 +25,10 @@ _FROZEN = 0x8000
 
 # Later ones go before earlier ones, as in __task_state_index().
 _BY_BIT = (
-    (_INTERRUPTIBLE, "S"),
-    (_UNINTERRUPTIBLE, "D"),
-    (_STOPPED, "T"),
-    (_TRACED, "t"),
+    (INTERRUPTIBLE, "S"),
+    (UNINTERRUPTIBLE, "D"),
+    (STOPPED, "T"),
+    (TRACED, "t"),
     (_DEAD, "X"),
     (_ZOMBIE, "Z"),
     (_PARKED, "P"),
@@ -42,11 +43,11 @@ def letters(tasks: TaskTable) -> Letters:
     """
     state = tasks["state"].astype(np.uint32)
     state = state | tasks["exit_state"].astype(np.uint32)
-    state = np.where(state & (_RTLOCK_WAIT | _FROZEN), _UNINTERRUPTIBLE, state)
+    state = np.where(state & (_RTLOCK_WAIT | _FROZEN), UNINTERRUPTIBLE, state)
     found: Letters = np.full(len(tasks), "R", "U1")
     for bit, letter in _BY_BIT:
         found[(state & bit) != 0] = letter
-    idle = _UNINTERRUPTIBLE | _NOLOAD
+    idle = UNINTERRUPTIBLE | _NOLOAD
     found[(state & idle) == idle] = "I"
     return found
 
@@ -68,6 +69,6 @@ def loads(tasks: TaskTable) -> npt.NDArray[np.bool_]:
     only wait for work.
     """
     state = tasks["state"]
-    counted: npt.NDArray[np.bool_] = (state & _UNINTERRUPTIBLE) != 0
+    counted: npt.NDArray[np.bool_] = (state & UNINTERRUPTIBLE) != 0
     counted &= (state & (_NOLOAD | _FROZEN)) == 0
     return counted

@@ -25,6 +25,14 @@ Records = npt.NDArray[np.void]
 MAX_TASKS = 1 << 23
 """Twice PID_MAX_LIMIT (include/linux/threads.h): a longer walk is lost."""
 
+PID_MAX_LIMIT = 1 << 22
+"""include/linux/threads.h"""
+
+_MOST = 1 << 60
+"""More than any time or count that a kernel comes to: 36 years in nanoseconds."""
+
+_COUNTS = ("pcount", "nvcsw", "nivcsw", "min_flt", "maj_flt")
+
 _BATCH = 256
 """Tasks in memory as they are in the kernel: some 5 KiB each."""
 
@@ -142,26 +150,26 @@ class TaskReader:
         self._reader = reader
         prog = reader.prog
         task = prog.type("struct task_struct")
-        self._offsets = {
-            name: offset
-            for name, (_, members) in _COLUMNS.items()
-            if (offset := _offset(task, members)) is not None
+        found = {
+            name: place
+            for name, (format_, members) in _COLUMNS.items()
+            if (place := _place(task, members, np.dtype(format_))) is not None
         }
+        self._offsets = {name: offset for name, (offset, _) in found.items()}
         self._tasks = drgn.offsetof(task, "tasks.next")
         self._thread_node = drgn.offsetof(task, "thread_node.next")
         signal = prog.type("struct signal_struct")
         self._thread_head = drgn.offsetof(signal, "thread_head")
-        sizes = {name: np.dtype(_COLUMNS[name][0]).itemsize for name in self._offsets}
         self.size = max(
             self._tasks + 8,
             self._thread_node + 8,
-            *(offset + sizes[name] for name, offset in self._offsets.items()),
+            *(offset + format_.itemsize for offset, format_ in found.values()),
         )
         """Bytes of each task that are read."""
         self._raw = np.dtype(
             {
                 "names": list(self._offsets),
-                "formats": [f"<{_COLUMNS[name][0]}" for name in self._offsets],
+                "formats": [format_ for _, format_ in found.values()],
                 "offsets": list(self._offsets.values()),
                 "itemsize": self.size,
             }
@@ -175,18 +183,18 @@ class TaskReader:
 
         A list that breaks off costs a note and what comes after.
         """
-        return self._table(self._walk(findings))
+        return self._table(self._walk(findings), findings)
 
     def read(self, addresses: Sequence[int], findings: Findings) -> TaskTable:
         """Read the tasks at some addresses; those that cannot be read are left out."""
-        return self._table(self._read_each(addresses, findings))
+        return self._table(self._read_each(addresses, findings), findings)
 
     def read_processes(self, addresses: Sequence[int], findings: Findings) -> TaskTable:
         """Read all threads of the processes that the threads at some addresses are of.
 
         Each process comes once.
         """
-        return self._table(self._walk_processes(addresses, findings))
+        return self._table(self._walk_processes(addresses, findings), findings)
 
     def _walk_processes(
         self, addresses: Sequence[int], findings: Findings
@@ -269,11 +277,13 @@ class TaskReader:
             findings.coverage["lists_broken"] += 1
             findings.lose("tasks", f"{name} breaks off: {error}")
 
-    def _table(self, tasks: Iterator[tuple[int, bytes]]) -> TaskTable:
+    def _table(
+        self, tasks: Iterator[tuple[int, bytes]], findings: Findings
+    ) -> TaskTable:
         # It grows in place: parts that are put together take the memory twice.
         table = bytearray()
         while batch := list(islice(tasks, _BATCH)):
-            table += self._compacted(batch).tobytes()
+            table += believable(self._compacted(batch), findings).tobytes()
         records = np.frombuffer(table, self._compact)
         return TaskTable(records, frozenset(("address", *self._offsets)))
 
@@ -286,11 +296,54 @@ class TaskReader:
         return records
 
 
-def _offset(task: drgn.Type, members: tuple[str, ...]) -> int | None:
+def believable(records: Records, findings: Findings) -> Records:
+    """Leave out what is no task at all, and cut what it cannot have counted.
+
+    Both are counted: such records are of a damaged dump.
+    """
+    ids = records["pid"], records["tgid"]
+    are_tasks = np.all([(each > 0) & (each <= PID_MAX_LIMIT) for each in ids], axis=0)
+    lost = len(records) - int(np.count_nonzero(are_tasks))
+    if lost:
+        findings.coverage["tasks_unreadable"] += lost
+        findings.lose("task records", "what a list of tasks leads to is no task")
+        records = records[are_tasks]
+    for name in records.dtype.names or ():
+        if name in _COUNTS or name.endswith("_ns"):
+            records[name] = cut(records[name], findings)
+    return records
+
+
+def cut(numbers: npt.NDArray[Any], findings: Findings) -> npt.NDArray[np.int64]:
+    """Cut times or counts that are more than can be, which is counted."""
+    wrong = int(np.count_nonzero(numbers > _MOST))
+    if wrong:
+        findings.coverage["counts_broken"] += wrong
+        findings.lose("counts", "some times or counts cannot be, and are cut")
+    possible: npt.NDArray[np.int64] = np.minimum(numbers, _MOST).astype(np.int64)
+    return possible
+
+
+def _place(
+    task: drgn.Type, members: tuple[str, ...], column: np.dtype[Any]
+) -> tuple[int, np.dtype[Any]] | None:
+    """Find a member, and tell the format of as much of it as the column takes.
+
+    Members get smaller: ``on_cpu`` and ``on_rq`` are a byte each in v7.2.
+    """
     for member in members:
         try:
             offset: int = drgn.offsetof(task, member)
         except LookupError:
             continue
-        return offset
+        size = min(drgn.sizeof(_type_of(task, member)), column.itemsize)
+        return offset, np.dtype(f"<{column.kind}{size}")
     return None
+
+
+def _type_of(type_: drgn.Type, member: str) -> drgn.Type:
+    for name in member.split("."):
+        while type_.kind == drgn.TypeKind.TYPEDEF:
+            type_ = type_.type
+        type_ = type_.member(name).type
+    return type_

@@ -6,6 +6,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from drgn import (
     Architecture,
@@ -293,6 +294,27 @@ def test_a_key(kernel: Kernel) -> None:
     assert waiter.task == WAITERS[0] + 1
     by_memory = waiter.key._replace(offset=0x12)
     assert (by_memory.shared, by_memory.address) == (True, 0x7010)
+
+
+@pytest.mark.parametrize(
+    ("key", "is_one"),
+    [
+        pytest.param((MM, 0x7000, 0x10), True, id="of an address"),
+        pytest.param((12345, 3, 0x11), True, id="of a file, in any page"),
+        pytest.param((MM, 0x7001, 0x10), False, id="within a page"),
+        pytest.param((MM, 0x7000, 0x1010), False, id="past its page"),
+    ],
+)
+def test_waiters_on_a_stack(
+    kernel: Kernel, key: tuple[int, int, int], is_one: bool
+) -> None:
+    one_table(kernel)
+    first = WAITERS[0]
+    kernel.write(first + KEY, *key)
+    words = np.frombuffer(kernel.memory, "<u8")[(first - BASE) // 8 :]
+    futexes = Futexes(Layout(Reader(kernel.prog)), Findings())
+    found = [waiter.address for waiter in futexes.on_stack(first, words, first + 1)]
+    assert found == [first] * is_one
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What one PID costs where 40,000 others are, as the kernel counts reads of the dump."""
+"""What one PID costs where 40,000 others are: reads of the dump, as strace counts."""
 
 import sys
 from pathlib import Path

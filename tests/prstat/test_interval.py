@@ -429,6 +429,38 @@ def test_gone_within_the_interval() -> None:
     assert exactly(made) == {"POL": 100}
 
 
+def busy() -> Thread:
+    """A thread that has run for half of its 99 s, and waited for a CPU for 20."""
+    columns = {"sum_exec_ns": 50 * SECOND, "run_delay_ns": 20 * SECOND}
+    return Thread(2, columns=columns)
+
+
+def test_thread_that_a_look_in_between_has_missed() -> None:
+    """Its life before is not of the interval."""
+    one, other = Thread(1), busy()
+    under_way = Interval(snapshot(one, other))
+    for threads in ([one], [one, other]):
+        one.sleeps(50)
+        other.sleeps(50)
+        under_way.add(snapshot(*threads))
+    made = under_way.end()
+    assert parts(made, 1) == [0, 0, 0, 100, 0]
+    assert off(made, 1) == {None: 100}
+    assert not made.lives.impossible.any()
+    assert not made.nvcsw.any()
+
+
+def test_thread_that_the_first_look_has_missed() -> None:
+    """What it did in the interval is not known."""
+    one, other = Thread(1), busy()
+    under_way = Interval(snapshot(one))
+    under_way.add(snapshot(one.sleeps(50), other.sleeps(50)))
+    made = under_way.end()
+    assert parts(made, 1) == [0, 0, 0, 0, 0]
+    assert not made.lives.impossible.any()
+    assert not made.nvcsw.any()
+
+
 def test_address_that_another_thread_has_now() -> None:
     old = Thread(1)
     under_way = Interval(snapshot(old))
@@ -549,7 +581,6 @@ def processes(count: int, **dead: list[int]) -> Processes:
         group_exit_code=zeros,
         dead=sums(dead),
         dead_sum_exec_ns=np.array(dead.get("sum_exec", [0] * count)),
-        reaped=sums({}),
     )
 
 

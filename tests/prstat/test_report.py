@@ -3,11 +3,15 @@
 """The JSON of msa-prstat on each kernel's dumps, held against its guest's /proc."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from msatools.prstat.prstat import _why_impossible
 from tests.prstat.dumps import ALL, OFF, ON
+from tests.prstat.maderows import MadeThreads
 from tests.prstat.reports import (
     MS,
     PAGE,
@@ -454,3 +458,17 @@ def test_ages_with_statistics(threads: Any) -> None:
         assert None not in kinds
         assert sum(kinds) >= task["class_age_ns"] - MS
     assert len(asleep) > 2000 or threads["accounting"]["schedstats"] is False
+
+
+@pytest.mark.parametrize(
+    ("is_bound", "told"),
+    [
+        (True, "sleep on the run queue counts, since 6.12"),
+        (False, "the clocks of the CPUs have been 128 ms apart, or more"),
+    ],
+)
+def test_why_latency_is_impossible(is_bound: bool, told: str) -> None:
+    """Only a kernel that delays dequeues counts sleep; else it is the clocks."""
+    made = MadeThreads({"pid": 1}, {"pid": 2}, latency_is_bound=is_bound)
+    lives = replace(made.lives, missed_ns=np.array([127_537_310, 5]))
+    assert _why_impossible(lives) == told

@@ -93,13 +93,16 @@ def test_fault_is_of_the_address_asked() -> None:
     assert caught.value.address == guard
 
 
-@pytest.mark.parametrize("what", ["root", "levels", "live"])
+@pytest.mark.parametrize("what", ["root", "nowhere", "no number", "levels", "live"])
 def test_tables_that_are_not_known(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prog = open_dump("memory-6.12")
     lines = vmalloc.vmcoreinfo(prog)
     if what == "root":
         wrong = hex(int(lines["SYMBOL(swapper_pg_dir)"], 16) + PAGE)
         lines = {**lines, "SYMBOL(swapper_pg_dir)": wrong}
+    elif what in ("nowhere", "no number"):
+        damaged = {"nowhere": "8", "no number": "ffff$"}[what]
+        lines = {**lines, "SYMBOL(swapper_pg_dir)": damaged}
     monkeypatch.setattr(vmalloc, "vmcoreinfo", lambda prog: lines)
     if what == "levels":
         number = vmalloc.vmcoreinfo_number

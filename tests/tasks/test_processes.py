@@ -20,7 +20,7 @@ from msatools.tasks.cgroups import TaskCgroups, read_cgroups
 from msatools.tasks.delays import Delays, read_delays
 from msatools.tasks.identity import Identities, read_identities
 from msatools.tasks.memory import TaskMemory, read_memory
-from msatools.tasks.processes import Processes, read_processes
+from msatools.tasks.processes import Processes, Sums, read_processes, read_reaped
 from msatools.tasks.table import TaskReader, TaskTable
 from tests.tasks.conftest import open_dump
 
@@ -41,6 +41,7 @@ class Read:
     memory: TaskMemory
     cgroups: TaskCgroups
     delays: Delays
+    reaped: Sums
 
     @cached_property
     def recorded(self) -> frozenset[str]:
@@ -67,6 +68,7 @@ def read(name: str, types: str = "btf") -> Read:
 
 def parts_of(reader: Reader, table: TaskTable, findings: Findings) -> list[Any]:
     parts = (read_identities, read_processes, read_memory, read_cgroups, read_delays)
+    parts += (read_reaped,)
     return [part(reader, table, findings) for part in parts]
 
 
@@ -213,7 +215,7 @@ def test_children_that_were_reaped(dump: Read) -> None:
     for text, row in still(dump, "stat"):
         listed = stat(text)
         for column, (field, unit) in fields.items():
-            value = int(getattr(dump.processes.reaped, column)[row])
+            value = int(getattr(dump.reaped, column)[row])
             assert value // unit == int(listed[field]), (column, text)
             seen |= {column} if value else set()
     assert seen >= {"min_flt", "utime_ns", "stime_ns"}
@@ -222,7 +224,7 @@ def test_children_that_were_reaped(dump: Read) -> None:
 def test_children_that_used_time(dump: Read) -> None:
     task = dump.task("reaped")
     row = dump.row(task["pid"])
-    reaped = dump.processes.reaped
+    reaped = dump.reaped
     for column, seconds in zip(
         (reaped.utime_ns, reaped.stime_ns), task["reaped_s"], strict=True
     ):
@@ -377,7 +379,7 @@ def test_no_tasks() -> None:
     good = read("memory-5.10")
     nobody = good.table.only(np.zeros(len(good.table), np.bool_))
     findings = Findings()
-    identities, processes, memory, cgroups, delays = parts_of(
+    identities, processes, memory, cgroups, delays, _ = parts_of(
         good.reader, nobody, findings
     )
     lengths = map(

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Rows of threads made by hand: each started ten seconds ago and sleeps."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.prstat.breakdown import Breakdown, Column, Sleeps
+from msatools.prstat.interval import Ended
+from msatools.prstat.microstates import Microstates
+from msatools.prstat.rows import Rows, Spent, Threads, process_rows, thread_rows
+from msatools.tasks.cgroups import TaskCgroups
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.identity import Identities
+from msatools.tasks.memory import TaskMemory
+from msatools.tasks.now import AgeBound, Now
+from msatools.tasks.processes import Processes, Sums
+from msatools.tasks.table import TaskTable
+
+SECOND = 10**9
+MIB = 1 << 20
+LIFE = 10 * SECOND
+
+Thread = Mapping[str, Any]
+"""Of the columns below; ``dead`` and ``reaped`` are by name of a sum."""
+
+_TABLE = {
+    **dict.fromkeys(("pid", "tgid", "state", "exit_state", "prio"), "i8"),
+    **dict.fromkeys(("static_prio", "cpu", "flags", "start_ns"), "i8"),
+    **dict.fromkeys(("nvcsw", "nivcsw", "min_flt", "maj_flt"), "i8"),
+    "comm": "S16",
+}
+_DEFAULTS: dict[str, Any] = {
+    "state": 1,
+    "prio": 120,
+    "static_prio": 120,
+    "comm": b"task",
+    "threads": 1,
+    "lifetime_ns": LIFE,
+    "class": TaskClass.OTH,
+    "has_mm": True,
+    "cgroup": 0,
+    "size_bytes": 8 * MIB,
+    "rss_bytes": 4 * MIB,
+    "known": True,
+    "mm_known": True,
+    "dead": {},
+    "reaped": {},
+    "age_bound": AgeBound.EXACT,
+    "covered": 1.0,
+}
+_SUMS = ("utime_ns", "stime_ns", "gtime_ns", "nvcsw", "nivcsw", "min_flt", "maj_flt")
+
+
+class MadeThreads:
+    """Some threads, those of a process one after another, and all their values."""
+
+    def __init__(
+        self,
+        *given: Thread,
+        paths: Sequence[str] = ("/", "/a", "/b"),
+        latency_is_bound: bool = False,
+        split: bool = False,
+        reaped: bool = False,
+    ) -> None:
+        self._given = [{"tgid": thread["pid"], **thread} for thread in given]
+        records = np.zeros(len(given), list(_TABLE.items()))
+        for name in _TABLE:
+            records[name] = self._values(name)
+        self.tasks = TaskTable(records, frozenset(_TABLE))
+        self.lives = self._lives(latency_is_bound)
+        self.threads = Threads(
+            tasks=self.tasks,
+            now=self._now(),
+            identities=Identities(
+                uid=self._column("uid"),
+                euid=self._column("uid"),
+                ppid=self._column("ppid"),
+            ),
+            processes=self._processes(),
+            memory=TaskMemory(
+                has_mm=self._column("has_mm", np.bool_),
+                known=self._column("mm_known", np.bool_),
+                rss_known=self._column("mm_known", np.bool_),
+                size_bytes=self._column("size_bytes"),
+                rss_bytes=self._column("rss_bytes"),
+                rss_counted_bytes=self._column("rss_bytes"),
+            ),
+            cgroups=TaskCgroups(tuple(paths), self._column("cgroup", np.int32)),
+            breakdown=self._breakdown() if split else None,
+            reaped=self._sums("reaped") if reaped else None,
+        )
+        self.spent = Spent(
+            lives=self.lives,
+            nvcsw=self._column("nvcsw"),
+            nivcsw=self._column("nivcsw"),
+            min_flt=self._column("min_flt"),
+            maj_flt=self._column("maj_flt"),
+            dead=Ended(
+                user_ns=self._sums("dead").utime_ns,
+                system_ns=self._sums("dead").stime_ns,
+                nvcsw=self._sums("dead").nvcsw,
+                nivcsw=self._sums("dead").nivcsw,
+                min_flt=self._sums("dead").min_flt,
+                maj_flt=self._sums("dead").maj_flt,
+            ),
+        )
+
+    def by_thread(self) -> Rows:
+        return thread_rows(self.threads, self.spent)
+
+    def by_process(self) -> Rows:
+        return process_rows(self.threads, self.spent)
+
+    def _values(self, name: str) -> list[Any]:
+        return [thread.get(name, _DEFAULTS.get(name, 0)) for thread in self._given]
+
+    def _column(self, name: str, kind: Any = np.int64) -> npt.NDArray[Any]:
+        return np.array(self._values(name), kind)
+
+    def _lives(self, latency_is_bound: bool) -> Microstates:
+        parts = [
+            self._column(name)
+            for name in ("user_ns", "system_ns", "latency_ns", "zombie_ns")
+        ]
+        lifetime = self._column("lifetime_ns")
+        user, system, latency, zombie = parts
+        none = np.zeros(len(lifetime), np.int64)
+        return Microstates(
+            user_ns=user,
+            system_ns=system,
+            latency_ns=latency,
+            off_cpu_ns=lifetime - sum(parts),
+            zombie_ns=zombie,
+            lifetime_ns=lifetime,
+            latency_is_bound=latency_is_bound,
+            impossible=none.astype(np.bool_),
+            missed_ns=none,
+        )
+
+    def _now(self) -> Now:
+        stacks: Any = None
+        return Now(
+            classes=self._column("class", np.uint8),
+            age_ns=self._column("age_ns"),
+            age_bound=self._column("age_bound", np.uint8),
+            stacks=stacks,
+            waits=(),
+        )
+
+    def _sums(self, which: str) -> Sums:
+        given = self._values(which)
+        return Sums(
+            *(np.array([sums.get(name, 0) for sums in given]) for name in _SUMS)
+        )
+
+    def _processes(self) -> Processes:
+        dead = self._sums("dead")
+        return Processes(
+            known=self._column("known", np.bool_),
+            nr_threads=self._column("threads"),
+            group_exit_code=self._column("exit_code"),
+            dead=dead,
+            dead_sum_exec_ns=dead.utime_ns + dead.stime_ns,
+        )
+
+    def _breakdown(self) -> Breakdown:
+        """Covered to a share: all of that sleep; the rest is not known."""
+        shares = np.array(self._values("covered"), np.float64)
+        known = ~np.isnan(shares)
+        slept = np.where(known, np.nan_to_num(shares) * self.lives.off_cpu_ns, 0)
+        none = np.zeros(len(shares), np.int64)
+        unknown = Column(none, np.zeros(len(shares), np.bool_))
+        nothing = Column(none, known)
+        return Breakdown(
+            sleeps=Sleeps(Column(slept.astype(np.int64), known), nothing, nothing),
+            stopped=unknown,
+            interrupted=unknown,
+            delays={"blkio": Column(none + 7, self._column("delays", np.bool_))},
+            unexplained_ns=none,
+            coverage=shares,
+            known=known,
+            impossible=unknown.known,
+        )

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Which threads make the load, of threads made by hand."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from drgn import FaultError
+
+from msatools.kernel.report import Findings
+from msatools.locks.model import On
+from msatools.prstat.load import collect_load, load_averages
+from msatools.prstat.model import Load
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.now import Now
+from msatools.tasks.table import TaskTable
+from msatools.tasks.waits import Wait
+
+SLEEPS, BLOCKED, NOLOAD, FROZEN = 1, 2, 0x402, 0x8002
+DISK = On(kind="disk", device="vda 254:0")
+
+
+def load_of(
+    *threads: dict[str, Any],
+    ons: dict[int, On | None] | None = None,
+    wanted: list[bool] | None = None,
+) -> Load:
+    """Threads that sleep uninterruptibly for a disk, if they say no other."""
+    names = {"pid": "i4", "state": "u4", "exit_state": "i4", "comm": "S16"}
+    records = np.zeros(len(threads), list(names.items()))
+    defaults = {"state": BLOCKED, "comm": b"cat"}
+    for name in names:
+        records[name] = [thread.get(name, defaults.get(name, 0)) for thread in threads]
+    classes = [thread.get("class", TaskClass.DSK) for thread in threads]
+    ages = [thread.get("age_ns", 0) for thread in threads]
+    stacks: Any = SimpleNamespace(index=[thread.get("stack", 1) for thread in threads])
+    waits = tuple(
+        Wait(TaskClass.DSK, "io_schedule", caller, "read")
+        for caller in (None, "ext4_read", "ext4_write")
+    )
+    now = Now(
+        classes=np.array(classes, np.uint8),
+        age_ns=np.array(ages, np.int64),
+        age_bound=np.zeros(len(threads), np.uint8),
+        stacks=stacks,
+        waits=waits,
+    )
+    return collect_load(
+        TaskTable(records, frozenset(names)),
+        now,
+        ons or {},
+        np.array([True] * len(threads) if wanted is None else wanted, np.bool_),
+    )
+
+
+def test_who_counts() -> None:
+    """Neither who sleeps, nor idle workers, nor frozen ones, nor the dead."""
+    found = load_of(
+        {"pid": 1},
+        {"pid": 2, "state": SLEEPS},
+        {"pid": 3, "state": NOLOAD},
+        {"pid": 4, "state": FROZEN},
+        {"pid": 5, "exit_state": 0x20, "class": TaskClass.ZMB},
+        {"pid": 6, "state": 0, "class": TaskClass.LAT},
+        {"pid": 7, "state": 0, "class": TaskClass.USR},
+        # It is about to sleep, but still on the CPU.
+        {"pid": 8, "class": TaskClass.SYS},
+    )
+    assert (found.runnable, found.uninterruptible) == (3, 1)
+    assert sorted(pid for group in found.groups for pid in group.pids) == [1, 6, 7, 8]
+    states = {pid: group.state for group in found.groups for pid in group.pids}
+    assert states == {1: "D", 6: "R", 7: "R", 8: "R"}
+
+
+def test_groups() -> None:
+    """By what they are, want and wait on; the largest first, then the oldest."""
+    found = load_of(
+        {"pid": 1, "age_ns": 5},
+        {"pid": 9, "age_ns": 7},
+        {"pid": 3, "age_ns": 6},
+        {"pid": 4, "stack": 2, "age_ns": 50},
+        {"pid": 5, "comm": b"dd", "age_ns": 40},
+        ons={0: DISK, 1: DISK, 2: DISK, 3: DISK, 4: None},
+    )
+    shown = [
+        (group.pids, group.comm, group.function, group.on, group.max_age_ns)
+        for group in found.groups
+    ]
+    assert shown == [
+        ((1, 3, 9), "cat", "ext4_read", DISK, 7),
+        ((4,), "cat", "ext4_write", DISK, 50),
+        ((5,), "dd", "ext4_read", None, 40),
+    ]
+    assert {group.task_class for group in found.groups} == {"DSK"}
+
+
+def test_who_runs_is_one_load_on_any_cpu() -> None:
+    runs = {"state": 0, "class": TaskClass.LAT}
+    ons: dict[int, On | None] = {n: On(kind="cpu", cpu=n) for n in range(2)}
+    (group,) = load_of({"pid": 1, **runs}, {"pid": 2, **runs}, ons=ons).groups
+    assert (group.pids, group.on, group.function) == ((1, 2), None, None)
+
+
+def test_load_of_those_that_are_wanted() -> None:
+    runs = {"state": 0, "class": TaskClass.SYS}
+    threads = ({"pid": 1}, {"pid": 2}, {"pid": 3, **runs}, {"pid": 4, **runs})
+    found = load_of(*threads, wanted=[True, False, False, True])
+    assert (found.runnable, found.uninterruptible) == (1, 1)
+    assert sorted(group.pids for group in found.groups) == [(1,), (4,)]
+
+
+def test_no_load() -> None:
+    assert load_of() == Load(0, 0, ())
+    assert load_of({"pid": 1, "state": SLEEPS}) == Load(0, 0, ())
+
+
+def test_averages() -> None:
+    prog: Any = {"avenrun": SimpleNamespace(value_=lambda: [2048, 1024, 1])}
+    assert load_averages(prog, Findings()) == (1.0, 0.5, 1 / 2048)
+
+
+@pytest.mark.parametrize("error", [FaultError("lost", 0), LookupError("none")])
+def test_averages_that_are_lost(error: Exception) -> None:
+    class Prog:
+        def __getitem__(self, name: str) -> Any:
+            raise error
+
+    prog: Any = Prog()
+    findings = Findings()
+    assert load_averages(prog, findings) is None
+    assert findings.lost == {"load averages": 1}

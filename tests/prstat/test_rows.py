@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Rows of threads and processes, of threads made by hand."""
+
+from math import nan
+
+import numpy as np
+import pytest
+
+from msatools.locks.model import On
+from msatools.prstat.microstates import EXIT_ZOMBIE, PF_KTHREAD
+from msatools.prstat.model import Children, TaskRow
+from msatools.prstat.rows import comm_text, split_by_ticks
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.now import AgeBound
+from msatools.tasks.processes import Sums
+from tests.prstat.maderows import LIFE, MIB, SECOND, MadeThreads
+
+PARTS = ("user_ns", "system_ns", "latency_ns", "off_cpu_ns", "zombie_ns")
+SERVER = (
+    {"pid": 10, "comm": b"server", "threads": 3, "user_ns": SECOND, "nvcsw": 1},
+    {"pid": 12, "tgid": 10, "system_ns": 2 * SECOND, "nvcsw": 20, "latency_ns": 5},
+    {"pid": 11, "tgid": 10, "lifetime_ns": SECOND, "nvcsw": 300, "maj_flt": 4},
+)
+
+
+def life_of(row: TaskRow) -> int:
+    return sum(int(getattr(row, part)) for part in PARTS)
+
+
+def test_thread() -> None:
+    made = MadeThreads(
+        {
+            "pid": 7,
+            "tgid": 5,
+            "ppid": 1,
+            "uid": 1000,
+            "comm": b"one",
+            "cpu": 3,
+            "prio": 98,
+            "static_prio": 110,
+            "state": 2,
+            "cgroup": 1,
+            "threads": 4,
+            "class": TaskClass.DSK,
+            "age_ns": SECOND,
+            "age_bound": AgeBound.UPPER,
+            "user_ns": 3,
+            "system_ns": 4,
+            "latency_ns": 5,
+            "nivcsw": 6,
+        }
+    )
+    (row,) = made.by_thread()
+    assert row == TaskRow(
+        pid=7,
+        tgid=5,
+        ppid=1,
+        uid=1000,
+        comm="one",
+        cgroup="/a",
+        kthread=False,
+        threads=4,
+        state="D",
+        pri=-2,
+        nice=-10,
+        cpu=3,
+        size_bytes=8 * MIB,
+        rss_bytes=4 * MIB,
+        task_class="DSK",
+        class_age_ns=SECOND,
+        class_age_bound="upper",
+        on=None,
+        lifetime_ns=LIFE,
+        user_ns=3,
+        system_ns=4,
+        latency_ns=5,
+        latency_bound="exact",
+        off_cpu_ns=LIFE - 12,
+        zombie_ns=0,
+        breakdown=None,
+        nvcsw=0,
+        nivcsw=6,
+        min_flt=0,
+        maj_flt=0,
+    )
+
+
+def test_what_is_not_known() -> None:
+    made = MadeThreads(
+        {"pid": 1, "uid": -1, "ppid": -1, "known": False, "mm_known": False},
+        {"pid": 2, "cgroup": -1, "has_mm": False, "size_bytes": 0, "rss_bytes": 0},
+        reaped=True,
+    )
+    unknown, none = made.by_thread()
+    assert (unknown.uid, unknown.ppid, unknown.threads) == (None, None, None)
+    assert (unknown.size_bytes, unknown.rss_bytes) == (None, None)
+    assert unknown.children is None
+    # Who has no memory has none of it, which is known; root is 0.
+    assert (none.size_bytes, none.rss_bytes, none.uid, none.cgroup) == (0, 0, 0, None)
+
+
+def test_latency_that_is_a_bound() -> None:
+    threads = ({"pid": 1, "latency_ns": 1}, {"pid": 2})
+    some, none = MadeThreads(*threads, latency_is_bound=True).by_thread()
+    assert (some.latency_bound, none.latency_bound) == ("upper", "exact")
+    some, none = MadeThreads(*threads).by_thread()
+    assert (some.latency_bound, none.latency_bound) == ("exact", "exact")
+
+
+def test_process() -> None:
+    """Sums of its threads, what else there is from the first."""
+    one, other = MadeThreads(*SERVER, {"pid": 20, "nvcsw": 5}).by_process()
+    assert (one.pid, one.tgid, one.comm, one.threads) == (10, 10, "server", 3)
+    assert (one.user_ns, one.system_ns, one.latency_ns) == (SECOND, 2 * SECOND, 5)
+    assert (one.nvcsw, one.maj_flt) == (321, 4)
+    assert one.off_cpu_ns == (LIFE - SECOND) + (LIFE - 2 * SECOND - 5) + SECOND
+    assert one.lifetime_ns == LIFE
+    assert (other.pid, other.nvcsw, life_of(other)) == (20, 5, LIFE)
+
+
+def test_process_with_threads_that_have_ended() -> None:
+    dead = {
+        "utime_ns": 10,
+        "stime_ns": 20,
+        "nvcsw": 1000,
+        "nivcsw": 7,
+        "min_flt": 3,
+        "maj_flt": 2,
+    }
+    made = MadeThreads(*({**thread, "dead": dead} for thread in SERVER))
+    (row,) = made.by_process()
+    assert (row.user_ns, row.system_ns) == (SECOND + 10, 2 * SECOND + 20)
+    assert (row.nvcsw, row.nivcsw) == (1321, 7)
+    assert (row.min_flt, row.maj_flt) == (3, 6)
+    # Of threads alone, those have no part.
+    assert [thread.nvcsw for thread in made.by_thread()] == [1, 20, 300]
+
+
+def test_process_whose_leader_is_dead() -> None:
+    leader = {"exit_state": EXIT_ZOMBIE, "has_mm": False, "size_bytes": 0}
+    leader |= {"class": TaskClass.ZMB, "zombie_ns": SECOND, "rss_bytes": 0}
+    made = MadeThreads(
+        {**SERVER[0], **leader},
+        {**SERVER[1], "start_ns": 90, "class": TaskClass.POL},
+        {**SERVER[2], "start_ns": 80, "class": TaskClass.LCK, "age_ns": 5},
+    )
+    (row,) = made.by_process()
+    # The oldest by its start, not by its number.
+    assert (row.task_class, row.class_age_ns, row.state) == ("LCK", 5, "S")
+    assert (row.pid, row.comm) == (10, "server")
+    assert row.size_bytes == 8 * MIB
+    assert row.zombie_ns == 0
+    assert row.user_ns == SECOND
+
+
+def test_dead_process() -> None:
+    """Also one whose threads are all dead."""
+    dead = {"exit_state": EXIT_ZOMBIE, "class": TaskClass.ZMB, "zombie_ns": SECOND}
+    threads = [{**thread, **dead} for thread in ({"pid": 1}, *SERVER)]
+    rows = MadeThreads(*threads).by_process()
+    assert [row.task_class for row in rows] == ["ZMB", "ZMB"]
+    assert [row.state for row in rows] == ["Z", "Z"]
+    assert rows[0].zombie_ns == SECOND
+    assert life_of(rows[0]) == LIFE
+
+
+def test_children() -> None:
+    reaped = {"utime_ns": 1, "stime_ns": 2, "nvcsw": 3, "nivcsw": 4}
+    thread = {"pid": 1, "reaped": {**reaped, "min_flt": 5, "maj_flt": 6}}
+    assert MadeThreads(thread).by_process()[0].children is None
+    (row,) = MadeThreads(thread, reaped=True).by_process()
+    assert row.children == Children(1, 2, 3, 4, 5, 6)
+
+
+def test_split_of_threads() -> None:
+    made = MadeThreads(
+        {"pid": 1, "delays": True},
+        {"pid": 2, "covered": nan},
+        {"pid": 3, "covered": nan, "delays": True},
+        {"pid": 4, "covered": 0.5},
+        split=True,
+    )
+    whole, none, delays, half = (row.breakdown for row in made.by_thread())
+    assert none is None
+    assert whole
+    assert (whole.sleep_ns, whole.coverage, whole.delays) == (LIFE, 1.0, {"blkio": 7})
+    assert delays
+    assert (delays.sleep_ns, delays.coverage, delays.delays) == (
+        None,
+        None,
+        {"blkio": 7},
+    )
+    assert half
+    assert (half.sleep_ns, half.coverage, half.stopped_ns) == (LIFE // 2, 0.5, None)
+    assert half.delays == {"blkio": None}
+
+
+def test_split_of_a_process() -> None:
+    """Known if that of all its threads is; covered by how much of its time is."""
+    long, short = SERVER[0], {**SERVER[2], "lifetime_ns": SECOND, "covered": 0.0}
+    (row,) = MadeThreads(long, short, split=True).by_process()
+    assert row.breakdown
+    assert row.breakdown.sleep_ns == 9 * SECOND
+    # Nine seconds of ten, not half.
+    assert row.breakdown.coverage == pytest.approx(0.9)
+    (row,) = MadeThreads(long, {**short, "covered": nan}, split=True).by_process()
+    assert row.breakdown is None
+    busy = {"pid": 1, "user_ns": LIFE}
+    (row,) = MadeThreads(busy, split=True).by_process()
+    assert row.breakdown
+    assert row.breakdown.coverage == 1.0
+
+
+def test_sequence() -> None:
+    rows = MadeThreads(*({"pid": pid} for pid in (5, 6, 7))).by_thread()
+    assert [row.pid for row in rows] == [5, 6, 7]
+    assert [rows[at].pid for at in (0, 2, -1)] == [5, 7, 7]
+    assert [row.pid for row in rows[1:]] == [6, 7]
+    assert [row.pid for row in rows[::-1]] == [7, 6, 5]
+    assert list(rows) == [rows[at] for at in range(3)]
+    for place in (3, -4):
+        with pytest.raises(IndexError):
+            rows[place]
+    ons = {1: On(kind="pipe", inode=3)}
+    taken = rows.with_ons(ons).take(np.array([2, 1]))
+    assert [(row.pid, row.on) for row in taken] == [(7, None), (6, ons[1])]
+
+
+def test_many_rows_are_as_each() -> None:
+    """Iteration makes rows in bulk."""
+    threads = [{"pid": n, "uid": -(n % 2), "nvcsw": n * n} for n in range(1, 3001)]
+    rows = MadeThreads(*threads, split=True).by_thread()
+    assert list(rows) == [rows[at] for at in range(len(rows))]
+    assert [row.nvcsw for row in rows] == [n * n for n in range(1, 3001)]
+    # Python's own numbers, which JSON takes.
+    assert {type(row.nvcsw) for row in rows} == {int}
+
+
+def test_no_rows() -> None:
+    made = MadeThreads()
+    assert list(made.by_thread()) == list(made.by_process()) == []
+
+
+def test_threads_of_the_kernel() -> None:
+    rows = MadeThreads({"pid": 2, "flags": PF_KTHREAD}, {"pid": 3}).by_thread()
+    assert [row.kthread for row in rows] == [True, False]
+
+
+def test_ticks() -> None:
+    def sums(user: int, system: int) -> Sums:
+        none = np.zeros(1, np.int64)
+        return Sums(np.array([user]), np.array([system]), none, none, none, none, none)
+
+    for user, system, share in ((3, 1, 750), (0, 0, 1000), (0, 5, 0), (5, 0, 1000)):
+        mine, kernels = split_by_ticks(np.array([1000]), sums(user, system))
+        assert (mine[0], kernels[0]) == (share, 1000 - share)
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (b"cat", "cat"),
+        (b"cat\0dog", "cat"),
+        (b"", ""),
+        (b"\xff\xc3(", "\\xff\\xc3("),
+        ("é".encode(), "é"),
+        (b"a\x1b[31m", "a\x1b[31m"),
+    ],
+)
+def test_names(raw: bytes, text: str) -> None:
+    assert comm_text(raw) == text

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Which rows are wanted, and in which order."""
+
+from typing import Any
+
+import pytest
+
+from msatools.prstat.microstates import PF_KTHREAD
+from msatools.prstat.rows import Rows
+from msatools.prstat.select import (
+    KEYS,
+    Ages,
+    Selection,
+    SortKey,
+    order,
+    parse_ages,
+    parse_sort,
+    selected,
+)
+from msatools.render.prstat_columns import COLUMNS
+from msatools.tasks.classes import TaskClass
+from tests.prstat.maderows import MIB, SECOND, MadeThreads
+
+THREADS = (
+    {"pid": 3, "uid": 0, "cpu": 0, "class": TaskClass.LCK, "age_ns": 5 * SECOND},
+    {"pid": 1, "uid": 7, "cpu": 1, "flags": PF_KTHREAD, "state": 2, "comm": b"b"},
+    {"pid": 2, "uid": -1, "cpu": 2, "class": TaskClass.LCK, "user_ns": 9, "nvcsw": 1},
+)
+
+
+@pytest.fixture
+def rows() -> Rows:
+    return MadeThreads(*THREADS).by_thread()
+
+
+@pytest.mark.parametrize(
+    ("word", "ages"),
+    [
+        (">30s", Ages(30 * SECOND)),
+        (">=30s", Ages(30 * SECOND)),
+        ("30", Ages(30 * SECOND)),
+        (" > 1.5m ", Ages(90 * SECOND)),
+        ("<5m", Ages(0, 300 * SECOND)),
+        ("<=.5s", Ages(0, SECOND // 2)),
+        ("10ms", Ages(10_000_000)),
+        ("7us", Ages(7000)),
+        ("8ns", Ages(8)),
+        ("2h", Ages(7200 * SECOND)),
+        ("<1d", Ages(0, 86400 * SECOND)),
+        ("0", Ages(0)),
+    ],
+)
+def test_ages(word: str, ages: Ages) -> None:
+    assert parse_ages(word) == ages
+
+
+@pytest.mark.parametrize(
+    "word", ["", "s", "-5s", ">", "5x", "1e3", "inf", "nan", ">>5", "5 5", "5s-9s", "."]
+)
+def test_no_ages(word: str) -> None:
+    with pytest.raises(ValueError, match="not an age such as >30s"):
+        parse_ages(word)
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("CPU", SortKey("CPU", largest_first=True)),
+        ("for", SortKey("FOR", largest_first=True)),
+        ("+Cpu", SortKey("CPU", largest_first=False)),
+        ("-cpu", SortKey("CPU", largest_first=True)),
+        ("pid", SortKey("PID", largest_first=False)),
+        ("-PID", SortKey("PID", largest_first=True)),
+        ("off/vcx", SortKey("OFF/VCX", largest_first=True)),
+    ],
+)
+def test_sort(word: str, key: SortKey) -> None:
+    assert parse_sort(word) == key
+
+
+@pytest.mark.parametrize("word", ["", "+", "--CPU", "+-CPU", "CPU-", "ON", "C PU"])
+def test_no_sort(word: str) -> None:
+    with pytest.raises(ValueError, match=r"cannot sort by .*; there are PID, "):
+        parse_sort(word)
+
+
+def test_keys_are_columns(rows: Rows) -> None:
+    assert set(KEYS) <= set(COLUMNS)
+    for key in KEYS.values():
+        assert len(key(rows)) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "pids"),
+    [
+        ({}, [3, 1, 2]),
+        ({"uids": (7, 0)}, [3, 1]),
+        ({"uids": ()}, []),
+        ({"kernel": True}, [1]),
+        ({"kernel": False}, [3, 2]),
+        ({"cpus": frozenset((1, 2, 9))}, [1, 2]),
+        ({"states": frozenset("D")}, [1]),
+        ({"states": frozenset("SD")}, [3, 1, 2]),
+        ({"classes": frozenset((TaskClass.LCK, TaskClass.NET))}, [3, 2]),
+        ({"ages": (Ages(SECOND),)}, [3]),
+        ({"ages": (Ages(0, SECOND),)}, [1, 2]),
+        ({"ages": (Ages(5 * SECOND, 5 * SECOND),)}, [3]),
+        ({"ages": (Ages(SECOND), Ages(0, 4 * SECOND))}, []),
+        ({"classes": frozenset((TaskClass.LCK,)), "cpus": frozenset((2,))}, [2]),
+    ],
+)
+def test_selected(rows: Rows, wanted: dict[str, Any], pids: list[int]) -> None:
+    found = rows.take(selected(rows, Selection(**wanted)))
+    assert [row.pid for row in found] == pids
+
+
+def pids(rows: Rows, *words: str) -> list[int]:
+    return [row.pid for row in rows.take(order(rows, list(map(parse_sort, words))))]
+
+
+def test_order(rows: Rows) -> None:
+    assert pids(rows) == [1, 2, 3]
+    assert pids(rows, "FOR") == [3, 1, 2]
+    assert pids(rows, "+FOR") == [1, 2, 3]
+    assert pids(rows, "CPU") == [2, 1, 3]
+    assert pids(rows, "-PID") == [3, 2, 1]
+    assert pids(rows, "COMMAND") == [1, 2, 3]
+    # By the first; what is equal by the next, then by PID.
+    assert pids(rows, "NOW", "-PSR") == [2, 3, 1]
+    assert pids(rows, "NOW", "+PSR") == [3, 2, 1]
+    assert pids(rows, "STATE", "-PID") == [1, 3, 2]
+
+
+def test_order_of_what_is_not_known(rows: Rows) -> None:
+    """It is less than all else."""
+    assert pids(rows, "USER") == [2, 3, 1]
+    assert pids(rows, "-USER") == [1, 3, 2]
+
+
+def test_order_by_share() -> None:
+    """Not by time: who is young and busy comes first."""
+    old = {"pid": 1, "user_ns": 3 * SECOND}
+    young = {"pid": 2, "user_ns": SECOND, "lifetime_ns": SECOND}
+    new = {"pid": 3, "lifetime_ns": 0}
+    rows = MadeThreads(old, young, new).by_thread()
+    assert pids(rows, "CPU") == [2, 1, 3]
+    assert pids(rows, "TIME") == [1, 2, 3]
+
+
+def test_order_of_large_numbers() -> None:
+    """No number is cut to fit."""
+    sizes = [(1 << 62) + n for n in (2, 1, 3)] + [MIB]
+    rows = MadeThreads(
+        *({"pid": n, "size_bytes": size} for n, size in enumerate(sizes, 1))
+    ).by_thread()
+    assert pids(rows, "SIZE") == [3, 1, 2, 4]
+
+
+def test_order_by_control_group() -> None:
+    threads = [{"pid": n, "cgroup": at} for n, at in enumerate((2, 0, -1, 1), 1)]
+    rows = MadeThreads(*threads, paths=("/z", "/a", "/m")).by_thread()
+    assert pids(rows, "CGROUP") == [3, 4, 1, 2]
+
+
+def test_order_by_mean_time_off_the_cpu() -> None:
+    """Who never slept has none."""
+    threads = [{"pid": n, "nvcsw": count} for n, count in ((1, 0), (2, 10), (3, 2))]
+    rows = MadeThreads(*threads).by_thread()
+    assert pids(rows, "OFF/VCX") == [3, 2, 1]
+
+
+def test_order_of_none() -> None:
+    assert pids(MadeThreads().by_thread(), "CPU", "CGROUP") == []

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Threads grouped by stacks that are made by hand."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from msatools.prstat.model import StackGroup
+from msatools.prstat.stackgroups import stack_groups
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.now import Now
+from msatools.tasks.stacks import NO_STACK, Stack, Stacks
+from msatools.tasks.table import TaskTable
+
+NAMES = {1: "schedule", 2: "io_schedule", 3: "wait.part.0", 4: "commit", 5: "entry"}
+MODULES = {4: "jbd2"}
+LCK, DSK = TaskClass.LCK, TaskClass.DSK
+
+
+class Text:
+    def in_kernel(self, address: int) -> bool:
+        return address not in MODULES
+
+    def module(self, address: int) -> Any:
+        name = MODULES.get(address)
+        return SimpleNamespace(name=name) if name else None
+
+    def name(self, address: int) -> str | None:
+        return NAMES.get(address)
+
+
+@dataclass
+class Thread:
+    pid: int
+    stack: int
+    age_ns: int = 0
+    task_class: TaskClass = DSK
+    comm: bytes = b"cat"
+    wanted: bool = True
+
+
+STACKS = [
+    NO_STACK,
+    # Return addresses are after the call.
+    *(Stack(tuple(at + 1 for at in found)) for found in ((1, 2, 5), (1, 4, 5), (1, 3))),
+    Stack((2, 100)),
+]
+
+
+def groups(*threads: Thread, **filters: list[str]) -> tuple[StackGroup, ...]:
+    records = np.zeros(len(threads), [("pid", "i4"), ("comm", "S16")])
+    records["pid"] = [thread.pid for thread in threads]
+    records["comm"] = [thread.comm for thread in threads]
+    text: Any = Text()
+    index = np.array([thread.stack for thread in threads], np.int32)
+    now = Now(
+        classes=np.array([thread.task_class for thread in threads], np.uint8),
+        age_ns=np.array([thread.age_ns for thread in threads], np.int64),
+        age_bound=np.zeros(len(threads), np.uint8),
+        stacks=Stacks(text, STACKS, index),
+        waits=(),
+    )
+    wanted = np.array([thread.wanted for thread in threads], np.bool_)
+    table = TaskTable(records, frozenset(("pid", "comm")))
+    return stack_groups(table, now, wanted, **filters)
+
+
+def test_group() -> None:
+    found = groups(
+        Thread(9, 1, 50, comm=b"dd"), Thread(3, 1, 20), Thread(5, 1, 70), Thread(7, 0)
+    )
+    assert found == (
+        StackGroup(
+            frames=("schedule", "io_schedule", "entry"),
+            task_class="DSK",
+            pids=(9, 3, 5),
+            min_age_ns=20,
+            max_age_ns=70,
+            ages_ns=(50, 20, 70),
+            comms=("dd", "cat", "cat"),
+        ),
+    )
+
+
+def test_largest_first() -> None:
+    threads = [Thread(5, 1), Thread(2, 2), Thread(1, 3), Thread(4, 3)]
+    assert [group.pids for group in groups(*threads)] == [(1, 4), (2,), (5,)]
+
+
+def test_one_stack_of_two_classes() -> None:
+    """Who is stopped has come there the same way."""
+    found = groups(Thread(1, 1), Thread(2, 1, task_class=TaskClass.STP))
+    assert [(group.task_class, group.pids) for group in found] == [
+        ("DSK", (1,)),
+        ("STP", (2,)),
+    ]
+
+
+def test_only_those_that_are_wanted() -> None:
+    found = groups(Thread(1, 1), Thread(2, 1, wanted=False), Thread(3, 2, wanted=False))
+    assert [group.pids for group in found] == [(1,)]
+
+
+def test_module_and_address() -> None:
+    """A frame of a module says so; one that nothing names is its address."""
+    named, unnamed = groups(Thread(1, 2), Thread(2, 4))
+    assert named.frames == ("schedule", "commit [jbd2]", "entry")
+    assert unnamed.frames == ("schedule", "0x63")
+
+
+@pytest.mark.parametrize(
+    ("filters", "pids"),
+    [
+        ({"functions": ["io_schedule"]}, [1]),
+        ({"functions": ["io_schedule", "commit"]}, [1, 2]),
+        # The compiler's parts of functions go by the function's name, too.
+        ({"functions": ["wait"]}, [3]),
+        ({"functions": ["wait.part.0"]}, [3]),
+        ({"functions": ["io"]}, []),
+        ({"modules": ["jbd2"]}, [2]),
+        ({"modules": ["ext4", "jbd2"]}, [2]),
+        ({"modules": ["ext4"]}, []),
+        ({"functions": ["io_schedule"], "modules": ["jbd2"]}, []),
+        ({"functions": ["entry"], "modules": ["jbd2"]}, [2]),
+    ],
+)
+def test_filters(filters: dict[str, list[str]], pids: list[int]) -> None:
+    found = groups(Thread(1, 1), Thread(2, 2), Thread(3, 3), **filters)
+    assert sorted(pid for group in found for pid in group.pids) == pids
+
+
+def test_nobody() -> None:
+    assert groups() == groups(Thread(1, 0)) == ()

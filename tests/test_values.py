@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What options take."""
+
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from msatools.values import cpu_list, name_list, number_list, positive_number
+
+
+@pytest.mark.parametrize(
+    ("parse", "word", "value"),
+    [
+        (number_list, "1", (1,)),
+        (number_list, "30,1,2,1", (30, 1, 2)),
+        (number_list, "0", (0,)),
+        (name_list, "a,b", ["a", "b"]),
+        (name_list, ",a,,", ["a"]),
+        (positive_number, "17", 17),
+        (cpu_list, "0", {0}),
+        (cpu_list, "0-3,8", {0, 1, 2, 3, 8}),
+        (cpu_list, "5-5,4-6", {4, 5, 6}),
+        (cpu_list, "65535", {65535}),
+    ],
+)
+def test_values(parse: Callable[[str], Any], word: str, value: object) -> None:
+    assert parse(word) == value
+
+
+@pytest.mark.parametrize(
+    ("parse", "words"),
+    [
+        (number_list, ("", "x", "1,", ",1", "-1", "1-2", "1.5", "+1", " 1", "²", "٣")),
+        (positive_number, ("0", "00", "-1", "", "1,2", "1e3")),
+        (cpu_list, ("", "3-1", "1-", "-1", "0-65536", "65536", "a", "1-2-3", "0,,1")),
+    ],
+)
+def test_no_values(parse: Callable[[str], Any], words: tuple[str, ...]) -> None:
+    for word in words:
+        with pytest.raises(ArgumentTypeError, match=r"^not a ") as caught:
+            parse(word)
+        assert "\n" not in str(caught.value)
+
+
+def test_no_list_of_cpus_is_long() -> None:
+    """Nobody waits while a wrong one is written out."""
+    with pytest.raises(ArgumentTypeError, match="not a list of CPUs"):
+        cpu_list("0-99999999999999")
