@@ -226,7 +226,7 @@ COMMAND = Command(
                 dest="kernel_threads",
                 action="store_const",
                 const=False,
-                help="all others",
+                help="all but the kernel's own threads",
             ),
         ),
         argument(
@@ -241,7 +241,7 @@ COMMAND = Command(
             dest="classes",
             type=_classes,
             metavar="CLASS,...",
-            help="whose NOW is one of these, such as LCK,KLK",
+            help="doing one of these (NOW), such as LCK,KLK",
         ),
         argument(
             "--age",
@@ -250,7 +250,7 @@ COMMAND = Command(
             action="append",
             default=[],
             metavar="AGE",
-            help="whose FOR is so, such as '>30s' or '<5m'",
+            help="for so long (FOR), such as '>30s' or '<5m'",
         ),
         argument(
             "--sort",
@@ -259,7 +259,11 @@ COMMAND = Command(
             help="order by columns; +KEY least first, -KEY (--sort=-KEY) largest first",
         ),
         argument(
-            "-n", dest="rows", type=positive_number, metavar="COUNT", help="first rows"
+            "-n",
+            dest="rows",
+            type=positive_number,
+            metavar="COUNT",
+            help="at most so many rows or groups",
         ),
         argument(
             "-o",
@@ -292,7 +296,7 @@ COMMAND = Command(
             action="extend",
             default=[],
             metavar="NAME,...",
-            help="stacks with one of these functions",
+            help="--stacks, of those with one of these functions",
         ),
         argument(
             "--module",
@@ -301,7 +305,7 @@ COMMAND = Command(
             action="extend",
             default=[],
             metavar="NAME,...",
-            help="stacks with a function of one of these modules",
+            help="--stacks, of those with a function of one of these modules",
         ),
         argument(
             "--why",
@@ -309,7 +313,7 @@ COMMAND = Command(
             action="extend",
             default=[],
             metavar="COL,...",
-            help="say what columns are, and how well they are known",
+            help="explain columns, and how well each is known here",
         ),
         argument(
             "-F",
@@ -317,7 +321,7 @@ COMMAND = Command(
             type=_frequency,
             default=0,
             metavar="HZ",
-            help="look this often within an interval, for what was waited for",
+            help="with INTERVAL: sample this often what tasks wait for",
         ),
     ),
     examples=(

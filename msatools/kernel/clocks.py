@@ -23,6 +23,9 @@ from msatools.kernel.report import Findings
 
 Nanoseconds = npt.NDArray[np.int64]
 
+_MOST_NS = 1 << 60
+"""36 years, more than any machine is up: a clock that says so is damaged."""
+
 
 @dataclass(frozen=True)
 class Clocks:
@@ -61,20 +64,24 @@ def read_clocks(prog: drgn.Program, findings: Findings) -> Clocks:
     for cpu in for_each_online_cpu(prog):
         try:
             queue = per_cpu(prog["runqueues"], cpu)
-            clocks[cpu] = queue.clock.value_(), queue.clock_task.value_()
+            times = queue.clock.value_(), queue.clock_task.value_()
+            if max(times) > _MOST_NS:
+                raise drgn.FaultError("no such time", queue.address_)
+            clocks[cpu] = times
         except drgn.FaultError as error:
+            findings.coverage["run_queues_unreadable"] += 1
             findings.lose("run queues", f"CPU {cpu}'s run queue is lost: {error}")
     behind = np.zeros(max(clocks, default=-1) + 1, np.int64)
     for cpu, (clock, clock_task) in clocks.items():
         behind[cpu] = clock - clock_task
     return Clocks(
         local_ns=max((clock for clock, _ in clocks.values()), default=0),
-        monotonic_offset_ns=_monotonic_offset(prog),
+        monotonic_offset_ns=_monotonic_offset(prog, findings),
         behind_ns=behind,
     )
 
 
-def _monotonic_offset(prog: drgn.Program) -> int | None:
+def _monotonic_offset(prog: drgn.Program, findings: Findings) -> int | None:
     """Tell by how much the local clock is ahead of CLOCK_MONOTONIC.
 
     Where the local clock may be unstable (x86), the kernel keeps the difference of the
@@ -85,4 +92,8 @@ def _monotonic_offset(prog: drgn.Program) -> int | None:
     except (LookupError, drgn.FaultError):
         return None
     # An unsigned member for a difference with a sign.
-    return int(np.uint64(offset).astype(np.int64))
+    difference = int(np.uint64(offset).astype(np.int64))
+    if abs(difference) > _MOST_NS:
+        findings.lose("clocks", "how CLOCK_MONOTONIC differs from the others is lost")
+        return None
+    return difference

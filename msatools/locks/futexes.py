@@ -181,7 +181,11 @@ class Futexes:
 
         :param mms: Addresses of ``struct mm_struct``.
         """
-        tables = [*self._common_tables(), *self._private_tables(mms)]
+        tables = self._private_tables(mms)
+        try:
+            tables = [*self._common_tables(), *tables]
+        except drgn.FaultError as error:
+            self._broken(f"the hash tables of waiters are lost: {error}")
         for start, count in tables:
             yield from self._table(start, count)
 
@@ -206,7 +210,10 @@ class Futexes:
             )
 
     def _common_tables(self) -> list[tuple[int, int]]:
-        """Find the tables that all processes share: their buckets, and how many."""
+        """Find the tables that all processes share: their buckets, and how many.
+
+        :raises drgn.FaultError: if what tells cannot be read
+        """
         prog = self._reader.prog
         try:
             # "futex: Use runtime constants for __futex_hash() hot path" (after v7.1)
@@ -236,11 +243,7 @@ class Futexes:
             count = int(prog["nr_node_ids"].value_())
         except LookupError:
             count = 1
-        try:
-            tables = self._reader.words(place, min(max(count, 1), 1024))
-        except drgn.FaultError as error:
-            self._broken(f"the hash tables of waiters are lost: {error}")
-            return []
+        tables = self._reader.words(place, min(max(count, 1), 1024))
         return [table for table in tables.tolist() if table]
 
     def _private_tables(self, mms: Iterable[int]) -> list[tuple[int, int]]:

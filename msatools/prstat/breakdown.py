@@ -23,16 +23,11 @@ import numpy.typing as npt
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Clocks, Nanoseconds
-from msatools.prstat.microstates import (
-    PF_KTHREAD,
-    Booleans,
-    Microstates,
-    bound_of,
-)
+from msatools.prstat.microstates import Booleans, Microstates, bound_of
 from msatools.tasks.delays import Delays
 from msatools.tasks.now import Now
 from msatools.tasks.states import INTERRUPTIBLE, UNINTERRUPTIBLE, asleep
-from msatools.tasks.table import TaskTable
+from msatools.tasks.table import PF_KTHREAD, TaskTable
 
 SCHED_DEADLINE = 6
 _SUMS = ("sum_sleep_ns", "sum_block_ns", "iowait_sum_ns")

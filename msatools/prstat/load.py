@@ -17,15 +17,13 @@ from msatools.kernel.report import Findings
 from msatools.locks.model import On
 from msatools.prstat.model import Load, LoadGroup
 from msatools.prstat.rows import comm_text
-from msatools.tasks.classes import TaskClass
+from msatools.tasks.classes import RUNNABLE, TaskClass
 from msatools.tasks.now import Now
 from msatools.tasks.states import loads
 from msatools.tasks.table import TaskTable
 
 _FSHIFT = 11
 """Bits of the averages after the point (include/linux/sched/loadavg.h)."""
-
-_RUNNABLE = (TaskClass.CPU, TaskClass.USR, TaskClass.SYS, TaskClass.INT, TaskClass.LAT)
 
 
 def load_averages(prog: drgn.Program, findings: Findings) -> tuple[float, ...] | None:
@@ -45,7 +43,7 @@ def collect_load(
     wanted: npt.NDArray[np.bool_],
 ) -> Load:
     """Group those wanted threads that make the load by what they do."""
-    runs = np.isin(now.classes, _RUNNABLE) & wanted
+    runs = np.isin(now.classes, RUNNABLE) & wanted
     blocked = loads(tasks) & ~runs & (tasks["exit_state"] == 0) & wanted
     groups: dict[tuple[str, int, str, str | None, On | None], list[int]] = defaultdict(
         list

@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Clocks, Nanoseconds
-from msatools.tasks.table import TaskTable
+from msatools.tasks.table import PF_KTHREAD, TaskTable
 
-PF_KTHREAD = 0x00200000
 EXIT_ZOMBIE = 0x20
 
 BOUND_NS = 10_000_000

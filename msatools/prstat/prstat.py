@@ -13,7 +13,7 @@ import numpy.typing as npt
 from drgn.helpers.linux.cpumask import num_online_cpus
 from drgn.helpers.linux.mm import totalram_pages
 
-from msatools.kernel.accounting import Accounting, read_accounting
+from msatools.kernel.accounting import read_accounting
 from msatools.kernel.pids import find_tasks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings, noting_refusals
@@ -43,7 +43,7 @@ from msatools.target.describe import describe
 from msatools.target.errors import TargetError
 from msatools.target.model import Target
 from msatools.tasks.cgroups import read_cgroups
-from msatools.tasks.classes import TaskClass
+from msatools.tasks.classes import RUNNABLE, TaskClass
 from msatools.tasks.delays import read_delays
 from msatools.tasks.identity import read_identities
 from msatools.tasks.iowait import read_in_iowait
@@ -62,7 +62,6 @@ _COVERAGE = (
 )
 """Keys that are always in the report's coverage."""
 
-_ON_CPU = (TaskClass.CPU, TaskClass.USR, TaskClass.SYS, TaskClass.INT, TaskClass.LAT)
 _STEPS = 8
 
 
@@ -211,10 +210,16 @@ class Prstat:
             names = ", ".join(map(str, missing))
             raise NoSuchPidError(
                 f"pid {names}",
-                "no such task" if len(missing) == 1 else "no such tasks",
+                self._why_missing(len(missing)),
                 "list them all without -p",
             )
         return look
+
+    def _why_missing(self, count: int) -> str:
+        lost = ("pids_unreadable", "tasks_unreadable", "lists_broken")
+        if any(self._findings.coverage[key] for key in lost):
+            return "not found, and a part of what tells is damaged"
+        return "no such task" if count == 1 else "no such tasks"
 
     def _read(self, findings: Findings) -> TaskTable:
         """Read all threads, or those of the processes that were named."""
@@ -332,7 +337,7 @@ class Prstat:
     ) -> tuple[dict[int, On | None], tuple[Herd, ...]]:
         """Tell what each wanted thread waits on, and which of them are herds."""
         tasks, now = look.tasks, look.now
-        runs = np.isin(now.classes, _ON_CPU)
+        runs = np.isin(now.classes, RUNNABLE)
         ons: dict[int, On | None] = {
             row: On(kind="cpu", cpu=int(tasks["cpu"][row]))
             for row in np.flatnonzero(wanted & runs).tolist()

@@ -18,12 +18,7 @@ from msatools.locks.model import On
 from msatools.prstat.breakdown import Breakdown, Column
 from msatools.prstat.interval import Ended
 from msatools.prstat.interval import OffCpu as ByClass
-from msatools.prstat.microstates import (
-    PF_KTHREAD,
-    Booleans,
-    Microstates,
-    user_time,
-)
+from msatools.prstat.microstates import Booleans, Microstates, user_time
 from msatools.prstat.model import Children, OffCpu, Split, TaskRow
 from msatools.tasks.cgroups import TaskCgroups
 from msatools.tasks.classes import TaskClass
@@ -32,7 +27,7 @@ from msatools.tasks.memory import TaskMemory
 from msatools.tasks.now import AgeBound, Now
 from msatools.tasks.processes import Processes, Sums
 from msatools.tasks.states import letters
-from msatools.tasks.table import TaskTable
+from msatools.tasks.table import PF_KTHREAD, TaskTable
 
 UNKNOWN = -(1 << 63)
 """In a column of numbers: what is not known."""
@@ -287,8 +282,11 @@ def process_rows(threads: Threads, spent: Spent) -> Rows:
     for name in ("comm", "ppid", "uid", "cgroup", "kthread", "threads", "lifetime_ns"):
         columns[name] = of_thread[name][starts]
     columns["pid"] = columns["tgid"]
-    for name in ("latency_ns", "off_cpu_ns", "user_ns", "system_ns", "zombie_ns"):
+    for name in ("user_ns", "system_ns", "zombie_ns"):
         columns[name] = np.add.reduceat(of_thread[name], starts)
+    counts = _lives_in_its_process(tasks, starts, ends)
+    for name in ("latency_ns", "off_cpu_ns"):
+        columns[name] = np.add.reduceat(np.where(counts, of_thread[name], 0), starts)
     lives = columns["class"] != TaskClass.ZMB
     columns["zombie_ns"][lives] = 0
     columns["latency_is_upper"] = np.logical_or.reduceat(
@@ -304,6 +302,16 @@ def process_rows(threads: Threads, spent: Spent) -> Rows:
 
 
 _DEAD = ("user_ns", "system_ns", "nvcsw", "nivcsw", "min_flt", "maj_flt")
+
+
+def _lives_in_its_process(
+    tasks: TaskTable, starts: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]
+) -> Booleans:
+    """Tell which threads live; where none of a process does, all of them count."""
+    lives: Booleans = tasks["exit_state"] == 0
+    process_lives = np.logical_or.reduceat(lives, starts)
+    counts: Booleans = lives | ~np.repeat(process_lives, ends - starts)
+    return counts
 
 
 def _representatives(tasks: TaskTable, starts: npt.NDArray[np.intp]) -> Numbers:

@@ -9,12 +9,13 @@ since the last look sleeps on in the same place: its stack is not read again.
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import drgn
 import numpy as np
 import numpy.typing as npt
 
-from msatools.kernel.clocks import read_clocks
+from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.prstat.interval import NOBODY, Counts, Look, Rows, match

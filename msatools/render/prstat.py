@@ -71,19 +71,21 @@ def blocks(
 
     :param microstates: Whether to show where time went (``-m``).
     :param columns: Those to show, if others than usual.
-    :param rows: How many rows were asked for; else an interval shows the first
-        :data:`INTERVAL_ROWS`.
+    :param rows: How many rows, or groups, were asked for; else an interval shows the
+        first :data:`INTERVAL_ROWS` rows.
     """
     if report.why is not None:
         yield from _why(report.why)
         return
     yield from header(report.target, *_facts(report), verbose=verbose)
     if report.load is not None:
-        yield from _load(report, report.load)
+        yield from _load(report, report.load, rows)
+        yield from _more(len(report.load.groups), rows)
     elif report.states is not None:
         yield _states(report)
     elif report.stacks is not None:
-        yield from _stacks(report.stacks, verbose)
+        yield from _stacks(report.stacks[:rows], verbose)
+        yield from _more(len(report.stacks), rows)
     else:
         names = columns or _names(report, microstates)
         about = context(report, verbose)
@@ -252,7 +254,12 @@ def _groups(report: PrstatReport, groups: Sequence[Group], title: str) -> Table:
     return Table((*columns, Column(title)), rows)
 
 
-def _load(report: PrstatReport, load: Load) -> Iterator[Block]:
+def _more(groups: int, shown: int | None) -> Iterator[Text]:
+    if shown is not None and groups > shown:
+        yield text(Span(f"({groups - shown:,} more groups)", "dim"))
+
+
+def _load(report: PrstatReport, load: Load, limit: int | None) -> Iterator[Block]:
     averages = report.totals.load_averages
     shown = " ".join(f"{v:.2f}" for v in averages) if averages else NOT_KEPT
     yield text(
@@ -271,7 +278,7 @@ def _load(report: PrstatReport, load: Load) -> Iterator[Block]:
             group.function or NOT_KEPT,
             _pids(group.pids),
         )
-        for group in load.groups
+        for group in load.groups[:limit]
     ]
     columns = (
         Column("COUNT", "right"),

@@ -60,3 +60,10 @@ class TaskClass(IntEnum):
     """It is dead."""
     OTH = 25
     """Something else."""
+
+
+RUNNABLE = (
+    *(TaskClass.CPU, TaskClass.USR, TaskClass.SYS, TaskClass.INT),
+    TaskClass.LAT,
+)
+"""Those of threads that run or could."""

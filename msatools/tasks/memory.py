@@ -18,9 +18,7 @@ from msatools.kernel.structs import (
     lose_many,
     read_structs,
 )
-from msatools.tasks.table import TaskTable
-
-PF_KTHREAD = 0x00200000
+from msatools.tasks.table import PF_KTHREAD, TaskTable
 
 Bytes = npt.NDArray[np.int64]
 _Pages = npt.NDArray[np.int64]

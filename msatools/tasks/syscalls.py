@@ -16,9 +16,8 @@ from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import Booleans, lose_many
 from msatools.tasks.stackmemory import StackMemory
-from msatools.tasks.table import TaskTable
+from msatools.tasks.table import PF_KTHREAD, TaskTable
 
-PF_KTHREAD = 0x00200000
 NO_CALL = -1
 """An exception brought it into the kernel, not a system call."""
 

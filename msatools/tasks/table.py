@@ -16,6 +16,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 
@@ -25,8 +26,8 @@ Records = npt.NDArray[np.void]
 MAX_TASKS = 1 << 23
 """Twice PID_MAX_LIMIT (include/linux/threads.h): a longer walk is lost."""
 
-PID_MAX_LIMIT = 1 << 22
-"""include/linux/threads.h"""
+PF_KTHREAD = 0x00200000
+"""Of ``flags``: a thread of the kernel itself."""
 
 _MOST = 1 << 60
 """More than any time or count that a kernel comes to: 36 years in nanoseconds."""

@@ -6,6 +6,7 @@ drgn is as it comes, with debug info, and asked for a part of the tasks only: it
 the same time for each. What either learns of the kernel once is not counted.
 """
 
+import itertools
 import random
 import statistics
 import sys
@@ -26,7 +27,7 @@ from msatools.tasks import table
 from msatools.tasks.now import Now, collect_now
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
-from tests.bench.process import run_process
+from tests.bench.process import Usage, run_process
 from tests.bench.timing import medians
 
 KERNELS = ("6.1", "6.12")
@@ -120,7 +121,7 @@ def compare(rounds: int) -> None:
         assert run.elf
         compare_one(run.release, run.elf, run.vmlinux, rounds)
         print()
-        peak_memory(run.elf, run.workload["farm"]["pid"], rounds)
+        compare_processes(run.elf, run.workload["farm"]["pid"], rounds)
         print()
 
 
@@ -164,15 +165,18 @@ def compare_one(release: str, path: Path, vmlinux: Path, rounds: int) -> None:
     )
 
 
-def peak_memory(path: Path, pid: int, rounds: int) -> None:
-    """Print how much more memory all tasks take than one."""
-    probe = [sys.executable, "-m", "tests.tasks.probe", path]
-    one, every = (
-        statistics.median(run_process(command).peak_kib for _ in range(rounds))
-        for command in ([*probe, pid], probe)
-    )
-    print(f"{'PEAK MEMORY':44}{'MiB':>10}")
-    print(f"{'one process':44}{one / 1024:10.1f}")
-    print(f"{'all tasks':44}{every / 1024:10.1f}")
-    more = every - one
-    print(f"{more / 40_000:.2f} KiB more for each of 40,000 tasks")
+def compare_processes(path: Path, pid: int, rounds: int) -> None:
+    """Print what the whole command takes, for one process and for all."""
+    prstat = [Path(sys.executable).with_name("msa-prstat"), "--types", "btf", path]
+    commands = {"-p PID": [*prstat, "-p", pid], "-n 20": [*prstat, "-n", "20"]}
+    used: dict[str, list[Usage]] = {name: [] for name in commands}
+    for _, (name, command) in itertools.product(range(rounds), commands.items()):
+        used[name].append(run_process(command))
+    print(f"{'WHOLE PROCESS':34}{'seconds':>10}{'peak MiB':>12}")
+    peaks = []
+    for name, usages in used.items():
+        seconds = statistics.median(usage.seconds for usage in usages)
+        peaks.append(statistics.median(usage.peak_kib for usage in usages))
+        print(f"{f'msa-prstat {name}':34}{seconds:10.2f}{peaks[-1] / 1024:12.0f}")
+    one, every = peaks
+    print(f"{(every - one) / 40_000:.2f} KiB more for each of 40,000 tasks")

@@ -348,6 +348,17 @@ def test_a_table_that_is_not_there(kernel: Kernel) -> None:
     assert findings.lost["futexes"] == 1
 
 
+def test_a_variable_that_is_lost(kernel: Kernel) -> None:
+    one_table(kernel)
+    made = kernel.variables["__futex_data"]()
+    kernel.variables["__futex_data"] = lambda: Object(
+        kernel.prog, made.type_, address=BASE + SIZE
+    )
+    found, findings = kernel.all()
+    assert found == []
+    assert findings.lost["futexes"] == 1
+
+
 def test_a_table_of_which_a_part_is_lost(kernel: Kernel) -> None:
     """The first page is there, with two waiters; the next is not."""
     one_table(kernel)

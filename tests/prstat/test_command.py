@@ -625,6 +625,21 @@ def test_folded(name: str, weight: str) -> None:
     assert total == sum(expected.values()) > 2000
 
 
+@pytest.mark.parametrize("view", ["stacks", "load"])
+def test_some_groups(view: str, name: str) -> None:
+    """The largest, and how many are left; JSON has all."""
+    found = report(name, f"--{view}", "-n", "2")[view]
+    count = len(found if view == "stacks" else found["groups"])
+    lines, whole = text(name, f"--{view}", "-n", "2"), text(name, f"--{view}")
+    left = lines.index(f"({count - 2:,} more groups)")
+    # Columns are as wide as what is in them.
+    words = [line.split() for line in lines]
+    assert words[:left] == [line.split() for line in whole[:left]]
+    assert words[left + 1 :] == [
+        line.split() for line in whole[-len(lines) + left + 1 :]
+    ]
+
+
 def test_stacks_as_text(name: str) -> None:
     lines = text(name, "--stacks", "--class", "KLK")
     heads = [line for line in lines if re.match(r"\d+ threads?  KLK  ", line)]

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Clocks of a kernel's CPUs, some of which are damaged."""
+
+import pytest
+from drgn import Program
+from drgn.helpers.linux.percpu import per_cpu
+
+from msatools.kernel.clocks import read_clocks
+from msatools.kernel.report import Findings
+from tests.tasks.conftest import open_dump
+
+NAME = "tasks-6.12"
+IMPOSSIBLE = [(1 << 60) + 1, 1 << 63, (1 << 64) - 1]
+
+
+def write(prog: Program, address: int, value: int) -> None:
+    data = value.to_bytes(8, "little")
+
+    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
+        return data[offset : offset + count]
+
+    prog.add_memory_segment(address, len(data), read)
+
+
+@pytest.mark.parametrize("value", IMPOSSIBLE)
+@pytest.mark.parametrize("member", ["clock", "clock_task"])
+@pytest.mark.parametrize("cpu", [0, 1])
+def test_run_queue_that_is_damaged(cpu: int, member: str, value: int) -> None:
+    """The clocks are those of the other."""
+    prog, findings = open_dump(NAME, "btf"), Findings()
+    other = per_cpu(prog["runqueues"], 1 - cpu)
+    queue = per_cpu(prog["runqueues"], cpu)
+    write(prog, queue.member_(member).address_, value)
+    clocks = read_clocks(prog, findings)
+    assert clocks.local_ns == other.clock.value_()
+    assert findings.lost["run queues"] == 1
+    assert findings.coverage["run_queues_unreadable"] == 1
+
+
+@pytest.mark.parametrize("value", IMPOSSIBLE[:2])
+def test_offset_that_is_damaged(value: int) -> None:
+    prog, findings = open_dump(NAME, "btf"), Findings()
+    write(prog, prog["__gtod_offset"].address_, value)
+    assert read_clocks(prog, findings).monotonic_ns is None
+    assert findings.lost["clocks"] == 1
+
+
+def test_offset_below_zero() -> None:
+    prog, findings = open_dump(NAME, "btf"), Findings()
+    write(prog, prog["__gtod_offset"].address_, (1 << 64) - 5)
+    assert read_clocks(prog, findings).monotonic_offset_ns == -5
+    assert not findings.lost
