@@ -158,11 +158,24 @@ def _blocks(report: "PrstatReport", args: argparse.Namespace) -> Iterable[Block]
 _LOST = ("_unreadable", "_broken", "_lost", "_incomplete")
 
 
+# Of a running kernel, what belongs to tasks goes with them while it is read.
+_LOST_LIVE = ("tasks_unreadable", "lists_broken", "run_queues_unreadable")
+
+
 def _problems(report: "PrstatReport") -> bool:
-    # Tasks of a running kernel come and go while they are read.
-    return not report.target.live and any(
-        count and key.endswith(_LOST) for key, count in report.coverage.items()
-    )
+    lost = _LOST_LIVE if report.target.live else _LOST
+    return any(count and key.endswith(lost) for key, count in report.coverage.items())
+
+
+def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
+    view = args.view or ("folded" if args.folded is not None else None)
+    if args.hz and not has_interval:
+        return "-F: samples are within an interval, and none is named"
+    if (args.functions or args.modules) and view in ("load", "states"):
+        return f"--function, --module: --{view} has no stacks"
+    if view and (args.microstates or args.columns):
+        return f"-m, -o: --{view} has columns of its own"
+    return None
 
 
 def _view(name: str, help: str) -> argument:
@@ -335,6 +348,7 @@ COMMAND = Command(
     start=_start,
     blocks=_blocks,
     problems=_problems,
+    complaint=_complaint,
 )
 
 

@@ -7,6 +7,7 @@ renders its reports. All that commands have in common is here and in what this c
 the words they take, the target, intervals, exit status and signals.
 """
 
+import argparse
 import contextlib
 import logging
 import signal
@@ -106,6 +107,7 @@ def _run(command: Command[R], argv: Sequence[str], came: list[int]) -> int:
         return EXIT_DONE
     words = parse_words(args.words)
     spec = target_spec(args, words)
+    _check(command, args, words)
     seen: _Seen[R] = _Seen()
     try:
         opened = open_target(spec)
@@ -116,6 +118,12 @@ def _run(command: Command[R], argv: Sequence[str], came: list[int]) -> int:
         if words.interval_s is None:
             raise
     return EXIT_INCOMPLETE if args.strict and seen.incomplete else EXIT_DONE
+
+
+def _check(command: Command[R], args: argparse.Namespace, words: Words) -> None:
+    complaint = command.complaint(args, words.interval_s is not None)
+    if complaint is not None:
+        raise UsageError(complaint)
 
 
 def run_in_drgn(command: Command[R], prog: Program, argv: Sequence[str]) -> R | None:
@@ -133,6 +141,7 @@ def run_in_drgn(command: Command[R], prog: Program, argv: Sequence[str]) -> R | 
             raise UsageError(f"{words.target}: the target is drgn's own")
         if words.interval_s is not None and not prog.flags & ProgramFlags.IS_LIVE:
             raise UsageError("prog: a dump does not change in an interval")
+        _check(command, args, words)
     except Asked as asked:
         sys.stdout.write(str(asked))
         return None

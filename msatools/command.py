@@ -99,3 +99,6 @@ class Command(Generic[R]):
 
     problems: Callable[[R], bool]
     """Whether something was missing or unreadable, or a check failed."""
+
+    complaint: Callable[[argparse.Namespace, bool], str | None] = lambda *_: None
+    """``complaint(args, has_interval)``: what makes no sense together, if something."""

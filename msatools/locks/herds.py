@@ -18,7 +18,7 @@ after lives of some ten seconds, and have slept 4 to 9 times. Those of one that 
 one at a time sleep since they were made, or are as far apart as its requests.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,18 +67,18 @@ class _Thing:
 def find_herds(
     tasks: TaskTable,
     now: Now,
-    ons: Mapping[int, On | None],
+    ons: Sequence[On | None],
     clocks: Clocks,
     slept: npt.NDArray[np.int64] | None = None,
 ) -> tuple[Herd, ...]:
     """
     Find herds among some threads, the largest first.
 
-    :param ons: What threads wait on, by their row in *tasks*.
+    :param ons: What each thread waits on, as far as that was asked for.
     :param slept: How often each thread has gone to sleep within an interval.
     """
     crowds: dict[tuple[_Thing, int], list[int]] = {}
-    for row, on in ons.items():
+    for row, on in enumerate(ons):
         thing = None if on is None else _thing(on, int(tasks["tgid"][row]))
         if thing is not None:
             # On one queue: who waits in another way does not wait for the same.

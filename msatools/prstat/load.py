@@ -7,7 +7,7 @@ and of those in uninterruptible sleep.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import drgn
 import numpy as np
@@ -39,7 +39,7 @@ def load_averages(prog: drgn.Program, findings: Findings) -> tuple[float, ...] |
 def collect_load(
     tasks: TaskTable,
     now: Now,
-    ons: Mapping[int, On | None],
+    ons: Sequence[On | None],
     wanted: npt.NDArray[np.bool_],
 ) -> Load:
     """Group those wanted threads that make the load by what they do."""
@@ -51,7 +51,7 @@ def collect_load(
     for row in np.flatnonzero(runs | blocked).tolist():
         wait = now.waits[int(now.stacks.index[row])]
         # Who runs is one load, on whichever CPU it is.
-        on = None if runs[row] else ons.get(row)
+        on = None if runs[row] else ons[row]
         key = (
             "R" if runs[row] else "D",
             int(now.classes[row]),

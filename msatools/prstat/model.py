@@ -111,6 +111,9 @@ class TaskRow:
     signals: None = None
     """Nor these."""
 
+    sleeps: int = field(default=0, metadata=UNLISTED)
+    """Voluntary switches of those threads whose time off the CPU this is."""
+
     off_cpu: tuple[OffCpu, ...] | None = field(default=None, metadata=ADDED)
     children: Children | None = field(default=None, metadata=ADDED)
 

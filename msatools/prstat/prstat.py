@@ -3,7 +3,7 @@
 """What every process or thread of a kernel is doing, and where its time went."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -308,7 +308,7 @@ class Prstat:
             per_thread=options.by_thread,
             herds=herds,
             states=states(
-                tasks, lives, split, accounting, now, wanted, _text_faults(ons, tasks)
+                tasks, lives, split, accounting, now, wanted, _text_faults(ons)
             )
             if options.states
             else None,
@@ -334,20 +334,19 @@ class Prstat:
 
     def _waits(
         self, look: Look, wanted: Booleans, deltas: Deltas | None
-    ) -> tuple[dict[int, On | None], tuple[Herd, ...]]:
+    ) -> tuple[list[On | None], tuple[Herd, ...]]:
         """Tell what each wanted thread waits on, and which of them are herds."""
         tasks, now = look.tasks, look.now
         runs = np.isin(now.classes, RUNNABLE)
-        ons: dict[int, On | None] = {
-            row: On(kind="cpu", cpu=int(tasks["cpu"][row]))
-            for row in np.flatnonzero(wanted & runs).tolist()
-        }
-        asleep = wanted & ~runs & (now.classes != TaskClass.ZMB)
-        places = np.flatnonzero(asleep)
+        ons: list[On | None] = [None] * len(tasks)
+        for row in np.flatnonzero(wanted & runs).tolist():
+            ons[row] = On(kind="cpu", cpu=int(tasks["cpu"][row]))
+        places = np.flatnonzero(wanted & ~runs & (now.classes != TaskClass.ZMB))
         found = self._explainer.explain(
             tasks, now, look.clocks, self._findings, rows=places
         )
-        ons.update(zip(places.tolist(), found, strict=True))
+        for row, on in zip(places.tolist(), found, strict=True):
+            ons[row] = on
         slept = deltas.nvcsw if deltas else None
         return ons, find_herds(tasks, now, ons, look.clocks, slept)
 
@@ -416,11 +415,9 @@ def _copy(findings: Findings) -> Findings:
     )
 
 
-def _text_faults(ons: Mapping[int, On | None], tasks: TaskTable) -> Booleans:
+def _text_faults(ons: Sequence[On | None]) -> Booleans:
     """Tell whose page fault is on code."""
-    found = np.zeros(len(tasks), np.bool_)
-    found[[row for row, on in ons.items() if on is not None and on.text]] = True
-    return found
+    return np.array([on is not None and bool(on.text) for on in ons], np.bool_)
 
 
 def _threads_of(rows: Rows, count: int) -> Booleans:

@@ -5,7 +5,7 @@
 Pure. There may be a hundred thousand rows of which twenty are shown.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
@@ -42,7 +42,7 @@ _NUMBERS = (
     *("pid", "tgid", "ppid", "uid", "threads", "pri", "nice", "cpu"),
     *("size_bytes", "rss_bytes", "class_age_ns", "lifetime_ns", "user_ns"),
     *("system_ns", "latency_ns", "off_cpu_ns", "zombie_ns"),
-    *("nvcsw", "nivcsw", "min_flt", "maj_flt"),
+    *("nvcsw", "nivcsw", "min_flt", "maj_flt", "sleeps"),
 )
 _CLASSES = {known.value: known.name for known in TaskClass}
 _AT_ONCE = 1024
@@ -90,7 +90,7 @@ class Rows(Sequence[TaskRow]):
         self,
         columns: Columns,
         paths: Sequence[str],
-        ons: Mapping[int, On | None],
+        ons: Sequence[On | None],
         threads: Threads,
         spent: Spent,
     ) -> None:
@@ -98,7 +98,7 @@ class Rows(Sequence[TaskRow]):
         :param columns: One value a row each; ``thread`` is which thread of the table
             tells what the row is doing now.
         :param paths: Of control groups, by the number in the column.
-        :param ons: What threads wait on, as far as that was asked for.
+        :param ons: What each thread waits on; none if that was not asked for.
         """
         self.columns = columns
         self._paths = paths
@@ -136,7 +136,7 @@ class Rows(Sequence[TaskRow]):
             self._spent,
         )
 
-    def with_ons(self, ons: Mapping[int, On | None]) -> "Rows":
+    def with_ons(self, ons: Sequence[On | None]) -> "Rows":
         """Give the same rows, and what their threads wait on."""
         return Rows(
             self.columns,
@@ -165,7 +165,7 @@ class Rows(Sequence[TaskRow]):
                 state=columns["state"][at],
                 task_class=_CLASSES[columns["class"][at]],
                 class_age_bound=_BOUNDS[columns["class_age_bound"][at]],
-                on=self._ons.get(thread),
+                on=self._ons[thread] if self._ons else None,
                 latency_bound="upper" if columns["latency_is_upper"][at] else "exact",
                 breakdown=self._split(*columns["threads_of"][at]),
                 off_cpu=self._off_cpu(thread) if columns["is_thread"][at] else None,
@@ -260,7 +260,7 @@ def thread_rows(threads: Threads, spent: Spent) -> Rows:
     columns = _thread_columns(threads, spent)
     columns["threads_of"] = np.stack([places, places + 1], axis=1)
     columns["is_thread"] = np.ones(len(places), np.bool_)
-    return Rows(columns, threads.cgroups.paths, {}, threads, spent)
+    return Rows(columns, threads.cgroups.paths, (), threads, spent)
 
 
 def process_rows(threads: Threads, spent: Spent) -> Rows:
@@ -285,7 +285,7 @@ def process_rows(threads: Threads, spent: Spent) -> Rows:
     for name in ("user_ns", "system_ns", "zombie_ns"):
         columns[name] = np.add.reduceat(of_thread[name], starts)
     counts = _lives_in_its_process(tasks, starts, ends)
-    for name in ("latency_ns", "off_cpu_ns"):
+    for name in ("latency_ns", "off_cpu_ns", "sleeps"):
         columns[name] = np.add.reduceat(np.where(counts, of_thread[name], 0), starts)
     lives = columns["class"] != TaskClass.ZMB
     columns["zombie_ns"][lives] = 0
@@ -298,7 +298,7 @@ def process_rows(threads: Threads, spent: Spent) -> Rows:
         columns[name] = columns[name] + getattr(spent.dead, name)[starts]
     columns["threads_of"] = np.stack([starts, ends], axis=1)
     columns["is_thread"] = ends - starts == 1
-    return Rows(columns, threads.cgroups.paths, {}, threads, spent)
+    return Rows(columns, threads.cgroups.paths, (), threads, spent)
 
 
 _DEAD = ("user_ns", "system_ns", "nvcsw", "nivcsw", "min_flt", "maj_flt")
@@ -362,6 +362,7 @@ def _thread_columns(threads: Threads, spent: Spent) -> Columns:
         "off_cpu_ns": lives.off_cpu_ns,
         "zombie_ns": lives.zombie_ns,
         "nvcsw": spent.nvcsw,
+        "sleeps": spent.nvcsw,
         "nivcsw": spent.nivcsw,
         "min_flt": spent.min_flt,
         "maj_flt": spent.maj_flt,

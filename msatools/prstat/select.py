@@ -141,7 +141,7 @@ def _share_of(name: str) -> Callable[[Rows], npt.NDArray[Any]]:
 
 
 def _off_per_switch(rows: Rows) -> npt.NDArray[Any]:
-    off, switches = rows.columns["off_cpu_ns"], rows.columns["nvcsw"]
+    off, switches = rows.columns["off_cpu_ns"], rows.columns["sleeps"]
     return np.divide(off, switches, out=np.zeros(len(off)), where=switches > 0)
 
 

@@ -177,10 +177,10 @@ def _command(row: TaskRow, about: Context) -> str:
 
 
 def _off_per_switch(row: TaskRow, _: Context) -> str:
-    if not row.nvcsw:
+    if not row.sleeps:
         return NOT_KEPT
     mark = LOWER if row.latency_bound == "upper" else ""
-    return mark + duration(row.off_cpu_ns // row.nvcsw)
+    return mark + duration(row.off_cpu_ns // row.sleeps)
 
 
 def _off_by_class(row: TaskRow, _: Context) -> str:

@@ -131,8 +131,11 @@ def ages(
     queued = tasks["last_queued_ns"].astype(np.int64)
     waits = (classes == TaskClass.LAT) & (queued != 0)
     age[waits] = (clocks.local_ns - queued)[waits]
+    # Of who slept on the run queue, it may be from before that sleep.
+    delays = tasks.has("sched_delayed")
+    bound[waits] = AgeBound.UPPER if delays else AgeBound.EXACT
     # A delayed sleeper gets its stamp only when it leaves the run queue at last.
-    stamped = lost if tasks.has("sched_delayed") else asleep(tasks)
+    stamped = lost if delays else asleep(tasks)
     for column in ("sleep_start_ns", "block_start_ns"):
         if tasks.has(column):
             # With schedstats on; in the clock of its run queue.

@@ -22,7 +22,7 @@ SECOND = 10**9
 
 
 def herds_of(dump: Seen) -> tuple[Herd, ...]:
-    return find_herds(dump.table, dump.now, dict(enumerate(dump.ons)), dump.clocks)
+    return find_herds(dump.table, dump.now, dump.ons, dump.clocks)
 
 
 @pytest.mark.parametrize("name", DUMPS)
@@ -67,7 +67,8 @@ def crowd(
     records["nvcsw"][rows] = switches
     ages = dump.now.age_ns.copy()
     ages[rows] = asleep_ns + np.linspace(0, apart_ns, count).astype(np.int64)
-    ons = {row: on or dump.ons[row] for row in rows.tolist()}
+    waiters = set(rows.tolist())
+    ons = [(on or was) if row in waiters else None for row, was in enumerate(dump.ons)]
     table = TaskTable(records, dump.table.columns)
     now = replace(dump.now, age_ns=ages)
     assert isinstance(now, Now)
@@ -148,6 +149,6 @@ def test_confirmed_if_all_but_a_few_were_woken(dump: Seen) -> None:
 
 def test_herd_within_an_interval(dump: Seen) -> None:
     slept = dump.table["nvcsw"].astype(np.int64)
-    arguments = dump.table, dump.now, dict(enumerate(dump.ons)), dump.clocks
+    arguments = dump.table, dump.now, dump.ons, dump.clocks
     assert find_herds(*arguments, slept)[0].confidence == "confirmed"
     assert find_herds(*arguments, 0 * slept)[0].confidence == "one dump"

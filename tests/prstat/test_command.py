@@ -15,7 +15,6 @@ from drgn import FaultError, Program
 from drgn.commands import CommandArgumentError, CommandError, run_command
 from msatools.commands.prstat import COMMAND
 
-from fixtures import lab
 from msatools.target import TargetSpec, open_target
 from tests.prstat.dumps import ALL, OFF, ON
 from tests.prstat.reports import (
@@ -228,6 +227,11 @@ def test_pid_that_is_not_there(words: str, named: str) -> None:
         ("-F nan", "not a frequency"),
         ("-F fast", "not a frequency up to 1000 Hz: 'fast'"),
         ("-F 1001", "not a frequency"),
+        ("-F 20", "samples are within an interval, and none is named"),
+        ("--load --function schedule", "--load has no stacks"),
+        ("--states --module ext4", "--states has no stacks"),
+        ("--stacks -m", "--stacks has columns of its own"),
+        ("--folded age -o PID", "--folded has columns of its own"),
     ],
 )
 def test_wrong_usage(words: str, told: str) -> None:
@@ -711,8 +715,8 @@ def test_pipe_that_is_closed(msa_prstat: Path) -> None:
     assert done.stderr == ""
 
 
-def test_problems_of_a_running_kernel_are_none() -> None:
-    """Tasks come and go while they are read."""
+def test_problems_of_a_running_kernel() -> None:
+    """What belongs to tasks goes with them while it is read; tasks are lost if lost."""
     from dataclasses import replace
 
     from msatools.prstat.prstat import Options, collect_prstat
@@ -721,8 +725,8 @@ def test_problems_of_a_running_kernel_are_none() -> None:
     prog = open_target(TargetSpec(path=dump(NEW), types="btf")).prog
     found = collect_prstat(prog, options=Options(selection=Selection(pids=(1,))))
     assert not COMMAND.problems(found)
-    damaged = replace(found, coverage={**found.coverage, "tasks_unreadable": 1})
-    assert COMMAND.problems(damaged)
-    live = replace(damaged, target=replace(found.target, live=True))
-    assert not COMMAND.problems(live)
-    assert lab.build(NEW).name == NEW
+    live = replace(found.target, live=True)
+    for key, is_problem in (("tasks_unreadable", True), ("cred_unreadable", False)):
+        damaged = replace(found, coverage={**found.coverage, key: 1})
+        assert COMMAND.problems(damaged)
+        assert COMMAND.problems(replace(damaged, target=live)) == is_problem

@@ -50,7 +50,7 @@ def load_of(
     return collect_load(
         TaskTable(records, frozenset(names)),
         now,
-        ons or {},
+        [(ons or {}).get(row) for row in range(len(threads))],
         np.array([True] * len(threads) if wanted is None else wanted, np.bool_),
     )
 

@@ -222,7 +222,7 @@ def test_sequence() -> None:
     for place in (3, -4):
         with pytest.raises(IndexError):
             rows[place]
-    ons = {1: On(kind="pipe", inode=3)}
+    ons = [None, On(kind="pipe", inode=3), None]
     taken = rows.with_ons(ons).take(np.array([2, 1]))
     assert [(row.pid, row.on) for row in taken] == [(7, None), (6, ons[1])]
 

@@ -62,6 +62,7 @@ ROW = TaskRow(
     zombie_ns=0,
     breakdown=None,
     nvcsw=5,
+    sleeps=5,
     nivcsw=4125,
     min_flt=0,
     maj_flt=1,
@@ -170,7 +171,7 @@ def test_every_column_of_what_is_not_known() -> None:
     nothing = dict.fromkeys(
         ("ppid", "uid", "cgroup", "threads", "size_bytes", "rss_bytes")
     )
-    row = {**nothing, "lifetime_ns": 0, "nvcsw": 0}
+    row = {**nothing, "lifetime_ns": 0, "sleeps": 0}
     dashes = {name for name in COLUMNS if cell(name, **row) == "-"}
     assert dashes == {
         *("PPID", "USER", "CGROUP", "NLWP", "SIZE", "RSS", "ON"),
