@@ -90,16 +90,19 @@ def _pointers(tasks: TaskTable) -> Addresses | None:
 
 
 def _running(prog: drgn.Program, task: int) -> TaskClass:
-    """Tell user mode, kernel and interrupts apart, by the registers in a dump."""
+    """Tell user mode, kernel and interrupts apart, by the registers in a dump.
+
+    Where the dump lacks them, nothing tells.
+    """
     if prog.flags & drgn.ProgramFlags.IS_LIVE:
         return TaskClass.CPU
     try:
         trace = prog.stack_trace(drgn.Object(prog, "struct task_struct *", task))
     except (ValueError, LookupError, drgn.FaultError):
-        return TaskClass.CPU
+        return TaskClass.OTH
     frames = [(frame.pc, frame.name or "") for frame in trace if not frame.is_inline]
     if not frames:
-        return TaskClass.CPU
+        return TaskClass.OTH
     if frames[0][0] < _USER:
         return TaskClass.USR
     kernel = [name for pc, name in frames if pc >= _USER]
