@@ -18,7 +18,7 @@ from msatools.values import cpu_list, name_list, number_list, positive_number
 
 if TYPE_CHECKING:
     from msatools.prstat.model import PrstatReport
-    from msatools.prstat.prstat import Options
+    from msatools.prstat.options import Options
 
 _MAX_HZ = 1000
 
@@ -103,7 +103,7 @@ def _frequency(word: str) -> Any:
 
 
 def _options(args: argparse.Namespace) -> "Options":
-    from msatools.prstat.prstat import Options
+    from msatools.prstat.options import Options
     from msatools.prstat.select import Selection, parse_sort
 
     by_frames = args.view is None and bool(args.functions or args.modules)

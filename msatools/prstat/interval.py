@@ -19,43 +19,32 @@ and after it, but no class less than what is exact: an estimate, with its error.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from msatools.kernel.clocks import Clocks, Nanoseconds
+from msatools.kernel.clocks import Nanoseconds
+from msatools.prstat.looks import (
+    NOBODY,
+    Counts,
+    Look,
+    Rows,
+    Values,
+    cpu_of,
+    match,
+)
 from msatools.prstat.microstates import BOUND_NS, Booleans, Microstates, user_time
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.now import AgeBound, Now
-from msatools.tasks.processes import Processes, Sums
+from msatools.tasks.now import AgeBound
 from msatools.tasks.states import asleep
-from msatools.tasks.table import TaskTable
 
-NOBODY = -1
 NCLASSES = len(TaskClass)
 
-Rows = npt.NDArray[np.intp]
-Counts = npt.NDArray[np.int64]
 Times = npt.NDArray[np.float64]
 """Shape (threads, classes)."""
 
-Values = npt.NDArray[Any]
-
 _UNTOLD = NCLASSES
 """The column, after those of the classes, of what no look tells."""
-
-
-@dataclass(frozen=True)
-class Look:
-    """All threads at one moment."""
-
-    tasks: TaskTable
-    clocks: Clocks
-    states: Microstates
-    now: Now
-    told: Booleans
-    """Whether the class of each is known; not if it went on while it was looked at."""
 
 
 @dataclass(frozen=True)
@@ -120,42 +109,6 @@ class Deltas:
     """Threads of one look that were not in the next."""
 
 
-@dataclass(frozen=True)
-class Ended:
-    """What threads that have ended add to their process within an interval.
-
-    One value for each thread of the last look, the same for all of a process.
-    """
-
-    user_ns: Nanoseconds
-    system_ns: Nanoseconds
-    nvcsw: Counts
-    nivcsw: Counts
-    min_flt: Counts
-    maj_flt: Counts
-
-
-def match(before: TaskTable, after: TaskTable) -> Rows:
-    """Find each thread of one table in an earlier one: its row, or :data:`NOBODY`."""
-    count = len(before)
-    if count == 0:
-        return np.full(len(after), NOBODY, np.intp)
-    old, new = before["address"], after["address"]
-    if np.array_equal(old, new):
-        row = np.arange(count)
-    else:
-        order = np.argsort(old, kind="stable")
-        place = np.searchsorted(old, new, sorter=order)
-        row = order[np.minimum(place, count - 1)]
-    same = (before["pid"][row] == after["pid"]) & (
-        before["start_ns"][row] == after["start_ns"]
-    )
-    # A thread that calls exec() takes the leader's place (de_thread()).
-    follows = ~before.leaders[row] & after.leaders
-    same |= follows & (before["tgid"][row] == after["tgid"])
-    return np.where(same & (old[row] == new), row, NOBODY)
-
-
 class Interval:
     """An interval that is under way: what is known of each thread since its start."""
 
@@ -210,7 +163,7 @@ class Interval:
         def grown(before: Values, after: Values) -> Counts:
             return np.where(missed, 0, np.maximum(_grown(before, after, row), 0))
 
-        cpu = np.minimum(grown(_cpu(first), _cpu(last)), part)
+        cpu = np.minimum(grown(cpu_of(first), cpu_of(last)), part)
         zombie = grown(first.states.zombie_ns, last.states.zombie_ns)
         zombie = np.minimum(zombie, part - cpu)
         latency = np.clip(self._latency, 0, part - cpu - zombie)
@@ -314,7 +267,7 @@ class _Gap:
         begun = np.maximum(switches - (dead & ~was_dead), 0)
         dated = after.now.age_bound == AgeBound.EXACT
         began = sleeps & ~still
-        busy = np.clip(self._grown(_cpu(before), _cpu(after)), 0, part)
+        busy = np.clip(self._grown(cpu_of(before), cpu_of(after)), 0, part)
         busy += np.clip(
             self._grown(before.states.zombie_ns, after.states.zombie_ns), 0, part - busy
         )
@@ -366,74 +319,6 @@ def _lived(
     return np.where(missed, 0, lived), missed
 
 
-def ended(
-    first: Look,
-    first_processes: Processes,
-    last: Look,
-    last_processes: Processes,
-) -> Ended:
-    """Tell what threads that ended within an interval did in it.
-
-    What they had done before the first look is not in it. A process of which no
-    thread is left is in no row: what it did is in what its parent has waited for.
-    """
-    signals, process = np.unique(last.tasks["signal"], return_inverse=True)
-    old = _processes(signals, first.tasks["signal"])
-    left = np.ones(len(first.tasks), np.bool_)
-    row = match(first.tasks, last.tasks)
-    left[row[row != NOBODY]] = False
-    left &= old != NOBODY
-
-    def grown(
-        before: Values,
-        after: Values,
-        own: Values,
-    ) -> Counts:
-        total = np.zeros(len(signals), np.int64)
-        total[process] = after
-        # All threads of a process have its value.
-        start = np.zeros(len(signals), np.int64)
-        start[old[old != NOBODY]] = before[old != NOBODY]
-        np.add.at(start, old[left], own[left].astype(np.int64))
-        known = np.zeros(len(signals), np.bool_)
-        known[process] = last_processes.known
-        return np.where(known, np.maximum(total - start, 0), 0)[process]
-
-    def sums(name: str) -> Counts:
-        before, after = (
-            _sum(first_processes.dead, name),
-            _sum(last_processes.dead, name),
-        )
-        return grown(before, after, first.tasks[name])
-
-    cpu = grown(
-        first_processes.dead_sum_exec_ns, last_processes.dead_sum_exec_ns, _cpu(first)
-    )
-    user = user_time(cpu, sums("utime_ns"), sums("stime_ns"), last.tasks["flags"])
-    return Ended(
-        user_ns=user,
-        system_ns=cpu - user,
-        nvcsw=sums("nvcsw"),
-        nivcsw=sums("nivcsw"),
-        min_flt=sums("min_flt"),
-        maj_flt=sums("maj_flt"),
-    )
-
-
-def _processes(
-    signals: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.intp]:
-    if not len(signals):
-        return np.full(len(wanted), NOBODY, np.intp)
-    place = np.minimum(np.searchsorted(signals, wanted), len(signals) - 1)
-    return np.where(signals[place] == wanted, place, NOBODY)
-
-
-def _sum(sums: Sums, name: str) -> Counts:
-    values: Counts = getattr(sums, name)
-    return values
-
-
 def _taken(values: Values, row: Rows) -> Values:
     """Take each thread's value from an earlier look; zero for who was not there."""
     if not len(values):
@@ -446,10 +331,6 @@ def _taken(values: Values, row: Rows) -> Values:
 def _grown(before: Values, after: Values, row: Rows) -> Counts:
     grown: Counts = after.astype(np.int64) - _taken(before.astype(np.int64), row)
     return grown
-
-
-def _cpu(look: Look) -> Nanoseconds:
-    return look.states.user_ns + look.states.system_ns
 
 
 def _latency(look: Look) -> Nanoseconds:

@@ -5,7 +5,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import drgn
 import numpy as np
@@ -13,19 +13,22 @@ import numpy.typing as npt
 from drgn.helpers.linux.cpumask import num_online_cpus
 from drgn.helpers.linux.mm import totalram_pages
 
-from msatools.kernel.accounting import read_accounting
+from msatools.kernel.accounting import Accounting, read_accounting
 from msatools.kernel.pids import find_tasks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings, noting_refusals
 from msatools.locks.explain import Explainer
 from msatools.locks.herds import find_herds
 from msatools.locks.model import Herd, On
-from msatools.prstat.breakdown import breakdown, sleeps
+from msatools.prstat.breakdown import Breakdown, breakdown, sleeps
+from msatools.prstat.ended import Ended, ended
 from msatools.prstat.groups import by_cgroup, by_user
-from msatools.prstat.interval import Deltas, Ended, Interval, Look, ended
+from msatools.prstat.interval import Deltas, Interval
 from msatools.prstat.load import collect_load, load_averages
+from msatools.prstat.looks import Look
 from msatools.prstat.microstates import Microstates, bound_of, without_sleep
 from msatools.prstat.model import PrstatReport, Totals
+from msatools.prstat.options import Options
 from msatools.prstat.rows import (
     Rows,
     Spent,
@@ -35,7 +38,7 @@ from msatools.prstat.rows import (
     totals,
 )
 from msatools.prstat.sampler import Sampler
-from msatools.prstat.select import Selection, SortKey, order, selected
+from msatools.prstat.select import order, selected
 from msatools.prstat.stackgroups import stack_groups
 from msatools.prstat.states import states
 from msatools.prstat.why import why
@@ -69,43 +72,6 @@ class NoSuchPidError(TargetError):
     """A PID that was named is not there."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a report is to have."""
-
-    per_thread: bool = False
-    selection: Selection = field(default_factory=Selection)
-    sort: tuple[SortKey, ...] = (SortKey("CPU", largest_first=True),)
-    rows: int | None = None
-    """How many rows, ``None`` for all."""
-
-    children: bool = False
-    states: bool = False
-    load: bool = False
-    users: bool = False
-    cgroups: bool = False
-    stacks: bool = False
-    functions: tuple[str, ...] = ()
-    """Stacks with one of these."""
-
-    modules: tuple[str, ...] = ()
-    """Stacks with a function of one of these."""
-
-    why: tuple[str, ...] = ()
-    """Columns to explain."""
-
-    hz: float = 0
-    """Samples a second within an interval."""
-
-    @property
-    def by_thread(self) -> bool:
-        """Whether rows, and what is selected, are threads; else they are processes.
-
-        What is shown of stacks, of the load and of states is shown of threads.
-        """
-        return self.per_thread or self.stacks or self.load or self.states
-
-
 def collect_prstat(
     prog: drgn.Program,
     *,
@@ -132,6 +98,15 @@ def collect_prstat(
     """
     session = Prstat(prog, target or describe(prog), options or Options())
     return session.report(progress or (lambda done, total: None))
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What the kernel has kept of lives beyond the least, which it may not have."""
+
+    accounting: Accounting
+    lives: Microstates
+    split: Breakdown
 
 
 class Prstat:
@@ -256,37 +231,16 @@ class Prstat:
         deltas: Deltas | None = None,
         dead: Ended | None = None,
     ) -> PrstatReport:
-        prog, reader, findings = self._prog, self._reader, self._findings
-        options, tasks, now = self._options, look.tasks, look.now
-        accounting = read_accounting(prog, findings)
-        slept = sleeps(tasks, accounting, now, read_in_iowait(reader, tasks, findings))
-        lives = without_sleep(look.states, slept.total_ns)
-        split = breakdown(
-            tasks,
-            look.clocks,
-            lives,
-            slept,
-            read_delays(reader, tasks, findings),
-            accounting,
-        )
+        options, tasks = self._options, look.tasks
+        kept = self._kept(look)
         progress(2, _STEPS)
-        threads = Threads(
-            tasks=tasks,
-            now=now,
-            identities=read_identities(reader, tasks, findings),
-            processes=processes,
-            memory=read_memory(reader, tasks, findings),
-            cgroups=read_cgroups(reader, tasks, findings),
-            breakdown=None if deltas else split,
-            reaped=read_reaped(reader, tasks, findings) if options.children else None,
-        )
+        threads = self._threads(look, processes, None if deltas else kept.split)
         progress(4, _STEPS)
         if deltas is None or dead is None:
-            spent = totals(tasks, lives, processes)
+            spent = totals(tasks, kept.lives, processes)
         else:
             spent = _spent(deltas, dead)
-        make = thread_rows if options.by_thread else process_rows
-        rows = make(threads, spent)
+        rows = (thread_rows if options.by_thread else process_rows)(threads, spent)
         chosen = selected(rows, options.selection)
         rows = rows if chosen.all() else rows.take(chosen)
         wanted = _threads_of(rows, len(tasks))
@@ -294,43 +248,81 @@ class Prstat:
         progress(6, _STEPS)
         rows = rows.with_ons(ons)
         shown = rows.take(order(rows, options.sort)[: options.rows])
-        self._count(look, spent, split.impossible)
-        return PrstatReport(
+        summed = self._totals(look, wanted)
+        self._count(look, spent, kept.split.impossible)
+        report = PrstatReport(
             target=self._target,
             taken_at_ns=look.clocks.monotonic_ns,
             interval_ns=deltas.interval_ns if deltas else None,
             coverage=self._coverage(),
-            notes=tuple(findings.notes.values()),
+            notes=tuple(self._findings.notes.values()),
             bound_ns=self._bound_ns,
-            accounting=accounting,
-            totals=self._totals(look, wanted),
+            accounting=kept.accounting,
+            totals=summed,
             tasks=shown,
             per_thread=options.by_thread,
             herds=herds,
-            states=states(
-                tasks, lives, split, accounting, now, wanted, _text_faults(ons)
-            )
-            if options.states
-            else None,
-            load=collect_load(tasks, now, ons, wanted) if options.load else None,
-            users=by_user(rows) if options.users else None,
-            cgroups=by_cgroup(rows) if options.cgroups else None,
-            stacks=stack_groups(
-                tasks,
-                now,
-                wanted,
-                functions=options.functions,
-                modules=options.modules,
-            )
-            if options.stacks
-            else None,
-            why=tuple(
-                why(name, accounting, look.states.latency_is_bound)
-                for name in options.why
-            )
-            if options.why
-            else None,
         )
+        return self._with_views(report, look, kept, rows, wanted, ons)
+
+    def _kept(self, look: Look) -> _Kept:
+        """Tell what of each thread's life the kernel has kept beyond the least."""
+        reader, findings, tasks = self._reader, self._findings, look.tasks
+        accounting = read_accounting(self._prog, findings)
+        in_iowait = read_in_iowait(reader, tasks, findings)
+        slept = sleeps(tasks, accounting, look.now, in_iowait)
+        lives = without_sleep(look.states, slept.total_ns)
+        delays = read_delays(reader, tasks, findings)
+        split = breakdown(tasks, look.clocks, lives, slept, delays, accounting)
+        return _Kept(accounting, lives, split)
+
+    def _threads(
+        self, look: Look, processes: Processes, split: Breakdown | None
+    ) -> Threads:
+        """Read what threads have beside their own records."""
+        reader, findings, tasks = self._reader, self._findings, look.tasks
+        children = self._options.children
+        return Threads(
+            tasks=tasks,
+            now=look.now,
+            identities=read_identities(reader, tasks, findings),
+            processes=processes,
+            memory=read_memory(reader, tasks, findings),
+            cgroups=read_cgroups(reader, tasks, findings),
+            breakdown=split,
+            reaped=read_reaped(reader, tasks, findings) if children else None,
+        )
+
+    def _with_views(
+        self,
+        report: PrstatReport,
+        look: Look,
+        kept: _Kept,
+        rows: Rows,
+        wanted: Booleans,
+        ons: Sequence[On | None],
+    ) -> PrstatReport:
+        """Add what was asked for beside the rows."""
+        options, tasks, now = self._options, look.tasks, look.now
+        lives, split, accounting = kept.lives, kept.split, kept.accounting
+        if options.states:
+            faults = _text_faults(ons)
+            told = states(tasks, lives, split, accounting, now, wanted, faults)
+            report = replace(report, states=told)
+        if options.load:
+            report = replace(report, load=collect_load(tasks, now, ons, wanted))
+        if options.users:
+            report = replace(report, users=by_user(rows))
+        if options.cgroups:
+            report = replace(report, cgroups=by_cgroup(rows))
+        if options.stacks:
+            asked = {"functions": options.functions, "modules": options.modules}
+            report = replace(report, stacks=stack_groups(tasks, now, wanted, **asked))
+        if options.why:
+            is_bound = lives.latency_is_bound
+            reasons = tuple(why(name, accounting, is_bound) for name in options.why)
+            report = replace(report, why=reasons)
+        return report
 
     def _waits(
         self, look: Look, wanted: Booleans, deltas: Deltas | None

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from msatools.kernel.clocks import Nanoseconds
 from msatools.locks.model import On
 from msatools.prstat.breakdown import Breakdown, Column
-from msatools.prstat.interval import Ended
+from msatools.prstat.ended import Ended
 from msatools.prstat.interval import OffCpu as ByClass
 from msatools.prstat.microstates import Booleans, Microstates, user_time
 from msatools.prstat.model import Children, OffCpu, Split, TaskRow

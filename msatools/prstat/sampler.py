@@ -18,7 +18,7 @@ import numpy.typing as npt
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
-from msatools.prstat.interval import NOBODY, Counts, Look, Rows, match
+from msatools.prstat.looks import NOBODY, Counts, Look, Rows, match
 from msatools.prstat.microstates import BOUND_NS, Booleans, microstates
 from msatools.tasks.now import Now, ages, collect_now
 from msatools.tasks.stackmemory import StackMemory

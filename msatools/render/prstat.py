@@ -43,6 +43,10 @@ DOINGS = ("NOW", "FOR", "ON", "VCX", "ICX", "MIN", "MAJ", "SCL", "SIG", "TRP")
 CHILDREN = ("PID", "CUSR", "CSYS", "CVCX", "CICX", "CMIN", "CMAJ", "PROCESS/NLWP")
 
 INTERVAL_ROWS = 20
+_LEGEND = (
+    "~ estimate  < at most  > at least  - not kept (SCL, SIG and TRP by no Linux); "
+    "--why COL says more"
+)
 _MAX_PIDS = 8
 _MARKS = {
     "exact": "",
@@ -96,6 +100,8 @@ def blocks(
         if len(shown) < len(report.tasks):
             left = len(report.tasks) - len(shown)
             yield text(Span(f"({left:,} more rows: -n COUNT shows them)", "dim"))
+        if microstates and columns is None:
+            yield text(Span(_LEGEND, "dim"))
     if report.users is not None:
         yield _groups(report, report.users, "USER")
     if report.cgroups is not None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.prstat.breakdown import Breakdown, Column, Sleeps
-from msatools.prstat.interval import Ended
+from msatools.prstat.ended import Ended
 from msatools.prstat.microstates import Microstates
 from msatools.prstat.rows import Rows, Spent, Threads, process_rows, thread_rows
 from msatools.tasks.cgroups import TaskCgroups

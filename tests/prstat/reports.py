@@ -87,7 +87,7 @@ def table(lines: list[str], first: str) -> list[dict[str, str]]:
     head, rows = lines[at], []
     names = head.split()
     for line in lines[at + 1 :]:
-        if line.startswith(("Total:", "NPROC")):
+        if line.startswith(("Total:", "NPROC", "~ ")):
             break
         cells: list[str] = []
         rest, left = line, len(names)

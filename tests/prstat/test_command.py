@@ -719,7 +719,8 @@ def test_problems_of_a_running_kernel() -> None:
     """What belongs to tasks goes with them while it is read; tasks are lost if lost."""
     from dataclasses import replace
 
-    from msatools.prstat.prstat import Options, collect_prstat
+    from msatools.prstat.options import Options
+    from msatools.prstat.prstat import collect_prstat
     from msatools.prstat.select import Selection
 
     prog = open_target(TargetSpec(path=dump(NEW), types="btf")).prog

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from msatools.kernel.clocks import Clocks
-from msatools.prstat.interval import Deltas, Interval, Look, ended
+from msatools.prstat.ended import ended
+from msatools.prstat.interval import Deltas, Interval
+from msatools.prstat.looks import Look
 from msatools.prstat.microstates import (
     BOUND_NS,
     EXIT_ZOMBIE,

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What threads did in an interval in which they ended. Pure."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.clocks import Nanoseconds
+from msatools.prstat.looks import NOBODY, Counts, Look, Values, cpu_of, match
+from msatools.prstat.microstates import Booleans, user_time
+from msatools.tasks.processes import Processes
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What threads that have ended add to their process within an interval.
+
+    One value for each thread of the last look, the same for all of a process.
+    """
+
+    user_ns: Nanoseconds
+    system_ns: Nanoseconds
+    nvcsw: Counts
+    nivcsw: Counts
+    min_flt: Counts
+    maj_flt: Counts
+
+
+def ended(
+    first: Look,
+    first_processes: Processes,
+    last: Look,
+    last_processes: Processes,
+) -> Ended:
+    """Tell what threads that ended within an interval did in it.
+
+    What they had done before the first look is not in it. A process of which no
+    thread is left is in no row: what it did is in what its parent has waited for.
+    """
+    growth = _Growth(first, last, last_processes.known)
+    cpu = growth.of(
+        first_processes.dead_sum_exec_ns, last_processes.dead_sum_exec_ns, cpu_of(first)
+    )
+
+    def grown(name: str) -> Counts:
+        before: Counts = getattr(first_processes.dead, name)
+        after: Counts = getattr(last_processes.dead, name)
+        return growth.of(before, after, first.tasks[name])
+
+    user = user_time(cpu, grown("utime_ns"), grown("stime_ns"), last.tasks["flags"])
+    return Ended(
+        user_ns=user,
+        system_ns=cpu - user,
+        nvcsw=grown("nvcsw"),
+        nivcsw=grown("nivcsw"),
+        min_flt=grown("min_flt"),
+        maj_flt=grown("maj_flt"),
+    )
+
+
+class _Growth:
+    """By how much the sums of processes have grown that their dead threads left."""
+
+    def __init__(self, first: Look, last: Look, known: Booleans) -> None:
+        self._signals, self._process = np.unique(
+            last.tasks["signal"], return_inverse=True
+        )
+        self._old = _processes(self._signals, first.tasks["signal"])
+        row = match(first.tasks, last.tasks)
+        self._left = self._old != NOBODY
+        self._left[row[row != NOBODY]] = False
+        self._known = np.zeros(len(self._signals), np.bool_)
+        self._known[self._process] = known
+
+    def of(self, before: Values, after: Values, own: Values) -> Counts:
+        """
+        Tell the growth of each process, for each thread of the last look.
+
+        :param before: The sum of each thread's process, at the first look.
+        :param after: The same at the last.
+        :param own: What each thread had done at the first look.
+        """
+        total = np.zeros(len(self._signals), np.int64)
+        total[self._process] = after
+        # All threads of a process have its value.
+        start = np.zeros(len(self._signals), np.int64)
+        there = self._old != NOBODY
+        start[self._old[there]] = before[there]
+        left = self._left
+        np.add.at(start, self._old[left], own[left].astype(np.int64))
+        grown = np.where(self._known, np.maximum(total - start, 0), 0)
+        of_threads: Counts = grown[self._process]
+        return of_threads
+
+
+def _processes(
+    signals: npt.NDArray[np.uint64], wanted: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.intp]:
+    if not len(signals):
+        return np.full(len(wanted), NOBODY, np.intp)
+    place = np.minimum(np.searchsorted(signals, wanted), len(signals) - 1)
+    return np.where(signals[place] == wanted, place, NOBODY)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What can be asked of prstat."""
+
+from dataclasses import dataclass, field
+
+from msatools.prstat.select import Selection, SortKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a report is to have."""
+
+    per_thread: bool = False
+    selection: Selection = field(default_factory=Selection)
+    sort: tuple[SortKey, ...] = (SortKey("CPU", largest_first=True),)
+    rows: int | None = None
+    """How many rows, ``None`` for all."""
+
+    children: bool = False
+    states: bool = False
+    load: bool = False
+    users: bool = False
+    cgroups: bool = False
+    stacks: bool = False
+    functions: tuple[str, ...] = ()
+    """Stacks with one of these."""
+
+    modules: tuple[str, ...] = ()
+    """Stacks with a function of one of these."""
+
+    why: tuple[str, ...] = ()
+    """Columns to explain."""
+
+    hz: float = 0
+    """Samples a second within an interval."""
+
+    @property
+    def by_thread(self) -> bool:
+        """Whether rows, and what is selected, are threads; else they are processes.
+
+        What is shown of stacks, of the load and of states is shown of threads.
+        """
+        return self.per_thread or self.stacks or self.load or self.states
