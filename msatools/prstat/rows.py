@@ -103,7 +103,7 @@ class Rows(Sequence[TaskRow]):
         self.columns = columns
         self._paths = paths
         self._ons = ons
-        self._threads = threads
+        self.threads = threads
         self._spent = spent
 
     def __len__(self) -> int:
@@ -132,7 +132,7 @@ class Rows(Sequence[TaskRow]):
             columns,
             self._paths,
             self._ons,
-            self._threads,
+            self.threads,
             self._spent,
         )
 
@@ -142,7 +142,7 @@ class Rows(Sequence[TaskRow]):
             self.columns,
             self._paths,
             ons,
-            self._threads,
+            self.threads,
             self._spent,
         )
 
@@ -175,7 +175,7 @@ class Rows(Sequence[TaskRow]):
     @cached_property
     def _has_split(self) -> bool:
         """Whether the split of any thread is known."""
-        made = self._threads.breakdown
+        made = self.threads.breakdown
         if made is None:
             return False
         kept = (made.known, *(column.known for column in made.delays.values()))
@@ -183,7 +183,7 @@ class Rows(Sequence[TaskRow]):
 
     def _split(self, first: int, end: int) -> Split | None:
         """Sum up the split of the threads of a row; ``None`` if one is not known."""
-        made = self._threads.breakdown
+        made = self.threads.breakdown
         if made is None or not self._has_split:
             return None
         known = bool(made.known[first:end].all())
@@ -203,8 +203,8 @@ class Rows(Sequence[TaskRow]):
 
     def _coverage(self, threads: slice) -> float:
         """Tell the share of the time off the CPU of some threads that is explained."""
-        assert self._threads.breakdown is not None
-        shares = self._threads.breakdown.coverage[threads]
+        assert self.threads.breakdown is not None
+        shares = self.threads.breakdown.coverage[threads]
         off_cpu = self._spent.lives.off_cpu_ns[threads]
         whole = off_cpu.sum()
         return float((shares * off_cpu).sum() / whole if whole else shares.mean())
@@ -220,8 +220,8 @@ class Rows(Sequence[TaskRow]):
         )
 
     def _children(self, thread: int) -> Children | None:
-        reaped = self._threads.reaped
-        if reaped is None or not self._threads.processes.known[thread]:
+        reaped = self.threads.reaped
+        if reaped is None or not self.threads.processes.known[thread]:
             return None
         return Children(
             user_ns=int(reaped.utime_ns[thread]),

@@ -10,11 +10,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msatools.prstat.breakdown import Breakdown, Column
 from msatools.prstat.rows import Columns, Rows
 from msatools.tasks.classes import TaskClass
 
 Booleans = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
+_Key = Callable[[Rows], npt.NDArray[Any]]
+
+DELAY_OF = {
+    "BIO": "blkio",
+    "SWP": "swapin",
+    "RCL": "freepages",
+    "THR": "thrashing",
+    "CMP": "compact",
+    "COW": "wpcopy",
+    "IRQ": "irq",
+}
+"""Columns of delays, and what the kernel calls each."""
 
 _UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9}
 _UNITS |= {"h": 3600 * 10**9, "d": 86400 * 10**9}
@@ -132,11 +145,11 @@ def _share(values: npt.NDArray[Any], columns: Columns) -> npt.NDArray[np.float64
     return found
 
 
-def _column(name: str) -> Callable[[Rows], npt.NDArray[Any]]:
+def _column(name: str) -> _Key:
     return lambda rows: rows.columns[name]
 
 
-def _share_of(name: str) -> Callable[[Rows], npt.NDArray[Any]]:
+def _share_of(name: str) -> _Key:
     return lambda rows: _share(rows.columns[name], rows.columns)
 
 
@@ -145,12 +158,46 @@ def _off_per_switch(rows: Rows) -> npt.NDArray[Any]:
     return np.divide(off, switches, out=np.zeros(len(off)), where=switches > 0)
 
 
+def _split(tell: Callable[[Breakdown], Column | None]) -> _Key:
+    """Sort by a share that was split off; those of which it is not known are last."""
+
+    def shares(rows: Rows) -> npt.NDArray[Any]:
+        split = rows.threads.breakdown
+        column = None if split is None else tell(split)
+        if column is None:
+            return np.zeros(len(rows))
+        first, end = rows.columns["threads_of"].T
+        sums = np.append(0, np.cumsum(column.ns))
+        known = np.append(0, np.cumsum(column.known))
+        found = _share(sums[end] - sums[first], rows.columns)
+        return np.where(known[end] - known[first] == end - first, found, -1)
+
+    return shares
+
+
+def _delay(kind: str) -> _Key:
+    return _split(lambda split: split.delays.get(kind))
+
+
+def _child(name: str) -> _Key:
+    """Sort by what children used, if that was read."""
+
+    def used(rows: Rows) -> npt.NDArray[Any]:
+        reaped = rows.threads.reaped
+        if reaped is None:
+            return np.zeros(len(rows))
+        values: npt.NDArray[Any] = getattr(reaped, name)[rows.columns["thread"]]
+        return values
+
+    return used
+
+
 def _cgroups(rows: Rows) -> npt.NDArray[Any]:
     numbers = rows.columns["cgroup"]
     return np.array([rows.path(number) or "" for number in numbers.tolist()], np.str_)
 
 
-KEYS: Mapping[str, Callable[[Rows], npt.NDArray[Any]]] = {
+KEYS: Mapping[str, _Key] = {
     "PID": _column("pid"),
     "TGID": _column("tgid"),
     "PPID": _column("ppid"),
@@ -173,12 +220,23 @@ KEYS: Mapping[str, Callable[[Rows], npt.NDArray[Any]]] = {
     "LAT": _share_of("latency_ns"),
     "OFF": _share_of("off_cpu_ns"),
     "ZMB": _share_of("zombie_ns"),
+    "IOW": _split(lambda split: split.sleeps.iowait),
+    "BLK": _split(lambda split: split.sleeps.blocked),
+    "SLP": _split(lambda split: split.sleeps.sleep),
+    "STP": _split(lambda split: split.stopped),
+    **{name: _delay(kind) for name, kind in DELAY_OF.items()},
     "VCX": _column("nvcsw"),
     "ICX": _column("nivcsw"),
     "MIN": _column("min_flt"),
     "MAJ": _column("maj_flt"),
     "OFF/VCX": _off_per_switch,
     "LIFE": _column("lifetime_ns"),
+    "CUSR": _child("utime_ns"),
+    "CSYS": _child("stime_ns"),
+    "CVCX": _child("nvcsw"),
+    "CICX": _child("nivcsw"),
+    "CMIN": _child("min_flt"),
+    "CMAJ": _child("maj_flt"),
 }
 """What there is to sort by, as the columns are called."""
 

@@ -14,12 +14,12 @@ from msatools.prstat.model import (
     TaskRow,
     Why,
 )
+from msatools.prstat.select import DELAY_OF
 from msatools.prstat.states import StateTime
 from msatools.render.blocks import Block, Cell, Column, Span, Table, Text, text
 from msatools.render.header import header
 from msatools.render.on import on_text
 from msatools.render.prstat_columns import (
-    DELAY_OF,
     ESTIMATE,
     LOWER,
     NOT_KEPT,

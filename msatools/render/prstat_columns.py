@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from msatools.locks.model import On
 from msatools.prstat.model import Children, PrstatReport, Split, TaskRow
+from msatools.prstat.select import DELAY_OF
 from msatools.render.blocks import Cell, Column, Span
 from msatools.render.on import on_text
 from msatools.render.units import clock, count, duration, short_size
@@ -20,16 +21,6 @@ LOWER = ">"
 
 _PATH_WIDTH = 28
 _AGE_MARKS = {"exact": "", "upper": UPPER, "estimate": ESTIMATE}
-DELAY_OF = {
-    "BIO": "blkio",
-    "SWP": "swapin",
-    "RCL": "freepages",
-    "THR": "thrashing",
-    "CMP": "compact",
-    "COW": "wpcopy",
-    "IRQ": "irq",
-}
-"""Columns of delays, and what the kernel calls each."""
 _BAD_STATES = frozenset("DZ")
 
 

@@ -133,6 +133,38 @@ def test_order(key: str) -> None:
     assert len(set(least)) > 2
 
 
+SPLIT: dict[str, Any] = {
+    "IOW": lambda split: split["iowait_ns"],
+    "SLP": lambda split: split["sleep_ns"],
+    "STP": lambda split: split["stopped_ns"],
+    "BIO": lambda split: split["delays"]["blkio"],
+}
+
+
+@pytest.mark.parametrize("key", SPLIT)
+@pytest.mark.parametrize("dump", ON)
+@pytest.mark.parametrize("view", [["-L"], []], ids=["threads", "processes"])
+def test_order_by_what_off_was(dump: str, key: str, view: list[str]) -> None:
+    """What is not known comes after all that is."""
+    found = tasks(dump, *view, "--sort", key)
+    shares = [
+        value / task["lifetime_ns"]
+        if (value := SPLIT[key](task["breakdown"])) is not None
+        else -1
+        for task in found
+    ]
+    assert shares == sorted(shares, reverse=True)
+    # On 6.12 nobody's time stopped is known, where there was any.
+    assert len(set(shares)) > (1 if key == "STP" else 2)
+
+
+def test_order_by_what_children_used() -> None:
+    found = tasks(OLD, "--children", "--sort", "CSYS")
+    used = [task["children"]["system_ns"] for task in found]
+    assert used == sorted(used, reverse=True)
+    assert len(set(used)) > 2
+
+
 def test_usual_order(name: str) -> None:
     """By CPU; what is equal by PID, whichever the order; names from a to z."""
     keys = [(-KEYS["CPU"](task), task["pid"]) for task in tasks(name)]
