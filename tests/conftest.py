@@ -2,6 +2,7 @@
 
 """Real dumps and guests from the lab, and the commands as users start them."""
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -46,10 +47,18 @@ def run_612() -> lab.Run:
 
 
 @pytest.fixture(scope="session")
-def live_qmp() -> Iterator[str]:
-    """A QMP socket of a guest that runs."""
+def live_guest() -> Iterator[lab.Live]:
+    """A guest that runs."""
     with lab.live("memory-6.12") as guest:
-        yield str(guest.qmp)
+        yield guest
+
+
+@pytest.fixture
+def live_qmp(live_guest: lab.Live) -> str:
+    """A QMP socket of a guest that runs, which one client at a time can have."""
+    # A program of a test before may be garbage, and still hold the socket.
+    gc.collect()
+    return str(live_guest.qmp)
 
 
 @pytest.fixture(scope="session")
