@@ -48,6 +48,7 @@ _LEGEND = (
     "--why COL says more"
 )
 _MAX_PIDS = 8
+_SEEN = {"one dump": "by one look", "confirmed": "all slept again in the interval"}
 _MARKS = {
     "exact": "",
     "estimate": ESTIMATE,
@@ -227,11 +228,11 @@ def _ages(least_ns: int, most_ns: int) -> str:
 
 def _herd(herd: Herd) -> str:
     owner = NOT_KEPT if herd.owner is None else str(herd.owner)
-    how = "in this dump alone" if herd.confidence == "one dump" else herd.confidence
+    how = _SEEN[herd.confidence]
     return (
         f"HERD {herd.lock}: {herd.waiters:,} waiters woken together, asleep for "
         f"{_ages(herd.min_age_ns, herd.max_age_ns)} after {herd.nvcsw_median:,} "
-        f"sleeps each (median); owner {owner}; seen {how}"
+        f"sleeps each (median); owner {owner}; {how}"
     )
 
 

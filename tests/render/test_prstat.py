@@ -385,7 +385,7 @@ def test_herds_and_notes() -> None:
     lines = printed(replace(REPORT, herds=(herd,), notes=(note,)))
     assert lines[-2:] == [
         "HERD futex 10:0x10: 1,000 waiters woken together, asleep for 20ms..30ms after "
-        "6 sleeps each (median); owner -; seen in this dump alone",
+        "6 sleeps each (median); owner -; by one look",
         "note: something\\x1b is lost",
     ]
 
