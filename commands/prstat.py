@@ -156,8 +156,6 @@ def _blocks(report: "PrstatReport", args: argparse.Namespace) -> Iterable[Block]
 
 
 _LOST = ("_unreadable", "_broken", "_lost", "_incomplete")
-
-
 # Of a running kernel, what belongs to tasks goes with them while it is read.
 _LOST_LIVE = ("tasks_unreadable", "lists_broken", "run_queues_unreadable")
 

@@ -3,8 +3,7 @@
 """What every process or thread of a kernel is doing, and where its time went."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import drgn
@@ -139,7 +138,8 @@ class Prstat:
 
     def report(self, progress: Progress) -> PrstatReport:
         """Report each task's life, and what it is doing."""
-        with self._noting():
+        self._forget()
+        with noting_refusals(self._prog, self._findings):
             progress(0, _STEPS)
             look = self._look()
             processes = read_processes(self._reader, look.tasks, self._findings)
@@ -148,7 +148,8 @@ class Prstat:
 
     def begin(self, progress: Progress) -> None:
         """Look at all tasks: an interval begins."""
-        with self._noting():
+        self._forget()
+        with noting_refusals(self._prog, self._findings):
             look = self._look()
             self._begin(look, read_processes(self._reader, look.tasks, self._findings))
 
@@ -161,7 +162,7 @@ class Prstat:
         """Report what tasks did in the interval that ends now."""
         assert self._interval is not None, "no interval has begun"
         assert self._began is not None
-        with self._noting():
+        with noting_refusals(self._prog, self._findings):
             look = self._sampler.look()
             processes = read_processes(self._reader, look.tasks, self._findings)
             self._interval.add(look)
@@ -170,8 +171,10 @@ class Prstat:
             self._findings.coverage["tasks_gone"] += deltas.gone
             self._findings.coverage["samples"] = deltas.samples
             report = self._report(look, processes, progress, deltas, dead)
-            self._begin(look, processes)
-            return report
+        self._begin(look, processes)
+        # What the looks within an interval lose belongs to its report.
+        self._forget()
+        return report
 
     def _begin(self, look: Look, processes: Processes) -> None:
         self._interval = Interval(look, self._bound_ns)
@@ -212,16 +215,13 @@ class Prstat:
         others = named.only(~np.isin(named["tgid"], whole["tgid"]))
         return TaskTable(np.concatenate([whole.records, others.records]), whole.columns)
 
-    @contextmanager
-    def _noting(self) -> Iterator[None]:
+    def _forget(self) -> None:
         """Gather the findings of one report apart from those of others before."""
         made = _copy(self._lasting)
         findings, reader = self._findings, self._reader
         findings.coverage, findings.lost = made.coverage, made.lost
         findings.notes = made.notes
         reader.reads = reader.bytes = 0
-        with noting_refusals(self._prog, findings):
-            yield
 
     def _report(
         self,
