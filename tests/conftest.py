@@ -3,6 +3,7 @@
 """Real dumps and guests from the lab, and the commands as users start them."""
 
 import gc
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell in the background has it ignored, and so would what tests start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--no-lab"):
         for name in ("build", "live"):
             setattr(lab, name, no_lab)

@@ -6,7 +6,6 @@ By what its stack tells it waits for, the arguments of its system call, and what
 left on its stack. What none of them tells exactly is not told.
 """
 
-import stat
 from collections.abc import Callable
 
 import drgn
@@ -16,28 +15,14 @@ from msatools.kernel.clocks import Clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.locks import ondata, onfiles, onfutexes, onlocks, ontasks
+from msatools.locks.cases import read_cases
 from msatools.locks.layout import Layout
-from msatools.locks.look import Case, Look, OpenFile
+from msatools.locks.look import Case, Look
 from msatools.locks.model import On
-from msatools.locks.ownstack import OwnStack
-from msatools.locks.sockets import Sockets
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.now import Now
-from msatools.tasks.stackmemory import Rows, read_stacks, stack_bytes
-from msatools.tasks.syscalls import Syscalls, syscalls_of
+from msatools.tasks.stackmemory import Rows, stack_bytes
 from msatools.tasks.table import TaskTable
-
-_AT_ONCE = 256
-"""Tasks whose stacks are in memory at a time."""
-"""Stacks in memory at a time."""
-
-_FD_CALLS = """
-    read write pread64 pwrite64 readv writev preadv pwritev preadv2 pwritev2 ioctl
-    connect accept accept4 sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg send recv
-    flock fcntl fsync fdatasync ftruncate fallocate getdents getdents64 sync_file_range
-    mq_timedsend mq_timedreceive readahead splice tee copy_file_range syncfs
-"""
-_FIRST_IS_FD = frozenset(_FD_CALLS.split())
 
 _BY_CLASS: dict[TaskClass, Callable[[Look, Case], On | None]] = {
     TaskClass.LCK: onfutexes.futex,
@@ -59,12 +44,6 @@ _BY_CLASS: dict[TaskClass, Callable[[Look, Case], On | None]] = {
     TaskClass.STP: ontasks.stopped,
     TaskClass.TRC: ontasks.traced,
 }
-_ABOUT_FILES = frozenset(
-    {
-        *(TaskClass.KLK, TaskClass.FLK, TaskClass.DSK, TaskClass.PIP, TaskClass.NET),
-        *(TaskClass.TTY, TaskClass.TMR, TaskClass.SIG, TaskClass.IPC),
-    }
-)
 
 
 def explain(
@@ -112,20 +91,19 @@ class Explainer:
         alike: dict[On | None, On | None] = {}
         waits = np.isin(now.classes[chosen], [int(known) for known in _BY_CLASS])
         asleep = np.flatnonzero(waits)
-        for start in range(0, len(asleep), _AT_ONCE):
-            part = asleep[start : start + _AT_ONCE]
-            cases = _cases(look, now, chosen[part], self._stack_bytes)
-            _add_files(look, cases)
-            for place, case in zip(part.tolist(), cases, strict=True):
-                on = _tell(look, case)
-                # Crowds wait on one thing: it takes room once.
-                found[place] = alike.setdefault(on, on)
+        cases = read_cases(look, now, chosen[asleep], self._stack_bytes)
+        for place, case in zip(asleep.tolist(), cases, strict=True):
+            on = tell(look, case)
+            # Crowds wait on one thing: it takes room once.
+            found[place] = alike.setdefault(on, on)
         return found
 
 
-def _tell(look: Look, case: Case) -> On | None:
+def tell(look: Look, case: Case) -> On | None:
+    """Tell what one task waits on; what cannot be read costs a note."""
+    by_class = _BY_CLASS.get(case.task_class)
     try:
-        return _BY_CLASS[case.task_class](look, case)
+        return by_class(look, case) if by_class else None
     except drgn.FaultError as error:
         look.findings.coverage["waits_unreadable"] += 1
         look.findings.lose("waits", f"what a task waits on is lost: {error}")
@@ -136,108 +114,3 @@ def _tell(look: Look, case: Case) -> On | None:
             case.task_class.name,
         )
     return None
-
-
-def _cases(look: Look, now: Now, rows: Rows, stack_size: int) -> list[Case]:
-    """Read what tells of each of some tasks: its stack, and its call's arguments."""
-    part = TaskTable(look.tasks.records[rows], look.tasks.columns)
-    pointers = part["sp"] if part.has("sp") else np.zeros(len(part), np.uint64)
-    stacks = part["stack"].astype(np.uint64)
-    # What cannot be read was counted when the stacks were unwound.
-    memory = read_stacks(
-        look.reader, stacks, pointers.astype(np.uint64), stack_size, Findings()
-    )
-    calls = syscalls_of(look.reader.prog, part, memory)
-    names: dict[int, tuple[str, ...]] = {}
-    for index in np.unique(now.stacks.index[rows]).tolist():
-        names[index] = now.stacks.names(now.stacks.unique[index])
-    columns = zip(
-        rows.tolist(),
-        part["address"].tolist(),
-        part["mm"].tolist(),
-        now.classes[rows].tolist(),
-        now.stacks.index[rows].tolist(),
-        calls.arguments.tolist(),
-        calls.compat.tolist(),
-        memory.base.tolist(),
-        strict=True,
-    )
-    cases = []
-    for place, column in enumerate(columns):
-        row, address, mm, task_class, index, arguments, compat, base = column
-        stack = OwnStack(look.layout, address, base, memory.stack(place))
-        call = _call(calls, place, now.waits[index].call)
-        case = Case(
-            row=row,
-            address=address,
-            mm=mm,
-            task_class=TaskClass(task_class),
-            names=names[index],
-            call=call,
-            arguments=arguments,
-            plain=bool(calls.known[place]) and not compat,
-            stack=stack,
-        )
-        cases.append(case)
-    return cases
-
-
-def _call(calls: Syscalls, place: int, on_stack: str | None) -> str | None:
-    """Name a task's call, if its arguments are known."""
-    if not calls.known[place] or calls.number[place] < 0:
-        return None
-    return calls.name(place) or on_stack
-
-
-def _add_files(look: Look, cases: list[Case]) -> None:
-    """Look up what the system calls of some tasks are about, all at once."""
-    chosen = [
-        case
-        for case in cases
-        if case.call in _FIRST_IS_FD and case.task_class in _ABOUT_FILES
-    ]
-    if not chosen:
-        return
-    numbers = np.array([case.fd for case in chosen], np.int64)
-    tasks = np.array([case.address for case in chosen], np.uint64)
-    files = look.descriptors.lookup(look.descriptors.tables(tasks), numbers)
-    found = look.descriptors.read_files(files)
-    for row, case in enumerate(chosen):
-        if found.readable[row]:
-            case.file = OpenFile(
-                fd=int(numbers[row]),
-                address=int(files[row]),
-                inode=int(found["inode"][row]),
-                mapping=int(found["mapping"][row]),
-                private=int(found["private"][row]),
-                place=(int(found["mount"][row]), int(found["dentry"][row])),
-            )
-    opened = [(case, case.file) for case in chosen if case.file]
-    look.storage.read_inodes({file.inode for _, file in opened})
-    _add_sockets(look, [file for _, file in opened])
-    look.paths.tell([file.place for case, file in opened if _has_path(look, case)])
-
-
-def _has_path(look: Look, case: Case) -> bool:
-    """Tell whether a file's path will be asked for."""
-    # What a lock is in is mostly told by the lock.
-    if case.file is None or case.task_class is TaskClass.KLK:
-        return False
-    mode = _mode(look, case.file)
-    return not (stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode))
-
-
-def _add_sockets(look: Look, files: list[OpenFile]) -> None:
-    sockets = {file.private for file in files if stat.S_ISSOCK(_mode(look, file))}
-    sockets -= look.endpoints.keys()
-    if sockets:
-        addresses = np.array(sorted(sockets), np.uint64)
-        read = Sockets(look.layout, look.findings).read(addresses)
-        look.endpoints.update(zip(addresses.tolist(), read, strict=True))
-
-
-def _mode(look: Look, file: OpenFile) -> int:
-    try:
-        return look.storage.inode(file.inode).mode
-    except drgn.FaultError:
-        return 0

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+Who waits for whom: edges in; cycles, roots and chains out.
+
+Pure. A task that waits for a lock waits for all that have it: each is an edge. What
+waits for nothing in turn is a root: a task that has what others wait for, or something
+that is no task, such as a device or a lock that nobody is known to have. Tasks that
+wait for each other are one root together: their strongly connected component (Tarjan,
+Depth-first search and linear graph algorithms, 1972).
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import TopologicalSorter
+
+from msatools.locks.lock import Lock, OwnerConfidence
+
+Thing = Hashable
+"""What is waited for and is no task."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One task waits for another."""
+
+    waiter: int
+    lock: Lock
+    owner: int
+    confidence: OwnerConfidence
+
+    firm: bool = True
+    """Whether it is sure enough to make a deadlock of: other edges never close one."""
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """Tasks that wait for each other."""
+
+    edges: tuple[Edge, ...]
+    """Each one's owner is the waiter of the next, the last one's that of the first."""
+
+    tasks: frozenset[int]
+    """All that wait for each other; a cycle through some may be shorter."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether there is no doubt of it."""
+        return all(edge.confidence == "exact" for edge in self.edges)
+
+
+@dataclass(frozen=True)
+class Root:
+    """What others wait for in the end."""
+
+    tasks: frozenset[int]
+    """One, or those of a cycle; none if it is a thing."""
+
+    thing: Thing | None
+
+    direct: tuple[int, ...]
+    """Tasks that wait for it directly; those of a cycle are not among them."""
+
+    blocked: frozenset[int]
+    """All that wait behind it; not its own tasks."""
+
+    chain: tuple[int, ...]
+    """The longest way to it: the task at its end first, the root's own last."""
+
+
+class Graph:
+    """A graph of waits; tasks by number, such as their row in a table."""
+
+    def __init__(
+        self,
+        edges: Iterable[Edge],
+        things: Mapping[int, Thing],
+        age_ns: Callable[[int], int],
+    ) -> None:
+        """
+        :param things: What each task waits for that is no task, or whose owner nobody
+            knows. For a task that has edges as well it counts if none of them is left.
+        :param age_ns: How long a task has waited; of chains as long as each other the
+            one that began first is told.
+        """
+        self._age_ns = age_ns
+        self.edges = _without_loose_cycles(list(edges))
+        self._after: dict[int, list[Edge]] = {}
+        self._before: dict[int, list[int]] = {}
+        for edge in self.edges:
+            self._after.setdefault(edge.waiter, []).append(edge)
+            self._before.setdefault(edge.owner, []).append(edge.waiter)
+        self._behind: dict[Thing, list[int]] = {}
+        for task, thing in things.items():
+            if task not in self._after:
+                self._behind.setdefault(thing, []).append(task)
+        self._things = things
+
+    def edges_of(self, task: int) -> Sequence[Edge]:
+        """Give the edges that lead on from a task."""
+        return self._after.get(task, ())
+
+    @cached_property
+    def _components(self) -> list[frozenset[int]]:
+        return _components(self._owners)
+
+    @property
+    def _owners(self) -> dict[int, list[int]]:
+        return {
+            task: [edge.owner for edge in edges] for task, edges in self._after.items()
+        }
+
+    @cached_property
+    def cycles(self) -> tuple[Cycle, ...]:
+        """All sets of tasks that wait for each other, those without a doubt first.
+
+        Of a set in which some wait for each other without a doubt, and others perhaps,
+        only the former is told: nothing can end that.
+        """
+        exact = [edge for edge in self.edges if edge.confidence == "exact"]
+        sure = list(_cycles(exact))
+        certain = frozenset[int]().union(*(cycle.tasks for cycle in sure))
+        others = _cycles(self.edges)
+        return (*sure, *(cycle for cycle in others if not cycle.tasks & certain))
+
+    @cached_property
+    def roots(self) -> tuple[Root, ...]:
+        """All roots, in no order."""
+        found = []
+        for component in self._components:
+            ends = not any(
+                edge.owner not in component
+                for task in component
+                for edge in self.edges_of(task)
+            )
+            waits = any(task in self._waiting_for_thing for task in component)
+            if ends and not waits:
+                found.append(self._root(component, None))
+        found += [self._root(frozenset(), thing) for thing in self._behind]
+        return tuple(root for root in found if root.blocked or self.is_cycle(root))
+
+    def is_cycle(self, root: Root) -> bool:
+        """Tell whether a root's tasks wait for each other, or for themselves."""
+        return any(
+            edge.owner in root.tasks
+            for task in root.tasks
+            for edge in self.edges_of(task)
+        )
+
+    @cached_property
+    def _waiting_for_thing(self) -> frozenset[int]:
+        return frozenset(task for tasks in self._behind.values() for task in tasks)
+
+    def blocked_by(self, tasks: Iterable[int]) -> frozenset[int]:
+        """Give all that wait behind some tasks, without those tasks themselves."""
+        start = set(tasks)
+        found = set(start)
+        todo = list(start)
+        while todo:
+            for waiter in self._before.get(todo.pop(), ()):
+                if waiter not in found:
+                    found.add(waiter)
+                    todo.append(waiter)
+        return frozenset(found - start)
+
+    def way(self, task: int) -> list[Edge]:
+        """Give the edges from a task to its root: the surest of each task, unless that
+        leads back to where it has been."""
+        order = ("exact", "likely", "evidence")
+        seen = {task}
+        edges: list[Edge] = []
+        while True:
+            onward = [edge for edge in self.edges_of(task) if edge.owner not in seen]
+            if not onward:
+                return edges
+            edge = min(onward, key=lambda edge: order.index(edge.confidence))
+            edges.append(edge)
+            task = edge.owner
+            seen.add(task)
+
+    def thing_of(self, task: int) -> Thing | None:
+        """Tell what a task waits for that is no task, if it waits for such."""
+        return self._things.get(task) if task in self._waiting_for_thing else None
+
+    def _root(self, component: frozenset[int], thing: Thing | None) -> Root:
+        if thing is not None:
+            waiting = self._behind[thing]
+            blocked = frozenset(waiting) | self.blocked_by(waiting)
+            return Root(component, thing, tuple(waiting), blocked, self._chain(waiting))
+        direct = dict.fromkeys(
+            waiter
+            for task in sorted(component)
+            for waiter in self._before.get(task, ())
+            if waiter not in component
+        )
+        own = tuple(component) if len(component) == 1 else ()
+        chain = (*self._chain(list(direct)), *own)
+        blocked = self.blocked_by(component)
+        return Root(component, None, tuple(direct), blocked, chain)
+
+    def _chain(self, waiting: Sequence[int]) -> tuple[int, ...]:
+        """Give the longest chain that ends in one of some tasks."""
+        chain: list[int] = []
+        while waiting:
+            task = max(waiting, key=self._rank)
+            chain.append(task)
+            inside = self._component_of[task]
+            waiting = [
+                waiter
+                for member in inside
+                for waiter in self._before.get(member, ())
+                if waiter not in inside
+            ]
+        return tuple(reversed(chain))
+
+    def _rank(self, task: int) -> tuple[int, int]:
+        return self._heights[self._component_of[task]], self._age_ns(task)
+
+    @cached_property
+    def _component_of(self) -> dict[int, frozenset[int]]:
+        found = {task: frozenset((task,)) for task in self._things}
+        for component in self._components:
+            found.update(dict.fromkeys(component, component))
+        return found
+
+    @cached_property
+    def _heights(self) -> dict[frozenset[int], int]:
+        """How many wait in a row behind each component."""
+        of = self._component_of
+        behind: dict[frozenset[int], set[frozenset[int]]] = {
+            component: set() for component in of.values()
+        }
+        for edge in self.edges:
+            waiter, owner = of[edge.waiter], of[edge.owner]
+            if waiter != owner:
+                behind[owner].add(waiter)
+        heights: dict[frozenset[int], int] = {}
+        for component in TopologicalSorter(behind).static_order():
+            below = (heights[waiter] for waiter in behind[component])
+            heights[component] = len(component) + max(below, default=0)
+        return heights
+
+
+def _without_loose_cycles(edges: list[Edge]) -> list[Edge]:
+    """Leave out edges that are not firm and would close a cycle.
+
+    Those whose evidence says that tasks wait for each other contradict it: a task that
+    no longer has a lock may still have its address on the stack.
+    """
+    firm = [edge for edge in edges if edge.firm]
+    if len(firm) == len(edges):
+        return edges
+    inside = _component_numbers(edges)
+    return [
+        edge for edge in edges if edge.firm or inside[edge.waiter] != inside[edge.owner]
+    ]
+
+
+def _component_numbers(edges: Iterable[Edge]) -> dict[int, int]:
+    owners: dict[int, list[int]] = {}
+    for edge in edges:
+        owners.setdefault(edge.waiter, []).append(edge.owner)
+    components = enumerate(_components(owners))
+    return {task: number for number, tasks in components for task in tasks}
+
+
+def _cycles(edges: Iterable[Edge]) -> Iterator[Cycle]:
+    """Give a shortest cycle of each component that has one."""
+    after: dict[int, list[Edge]] = {}
+    for edge in edges:
+        after.setdefault(edge.waiter, []).append(edge)
+    owners = {task: [edge.owner for edge in edges] for task, edges in after.items()}
+    for tasks in _components(owners):
+        start = min(tasks)
+        if len(tasks) > 1 or start in owners.get(start, ()):
+            yield Cycle(_shortest(after, start, tasks), tasks)
+
+
+def _shortest(
+    after: Mapping[int, Sequence[Edge]], start: int, within: frozenset[int]
+) -> tuple[Edge, ...]:
+    """Find a shortest way from a task back to itself."""
+    came: dict[int, Edge] = {}
+    todo = deque([start])
+    while start not in came:
+        task = todo.popleft()
+        for edge in after.get(task, ()):
+            if edge.owner in within and edge.owner not in came:
+                came[edge.owner] = edge
+                todo.append(edge.owner)
+    edges = [came[start]]
+    while edges[-1].waiter != start:
+        edges.append(came[edges[-1].waiter])
+    return tuple(reversed(edges))
+
+
+def _components(after: Mapping[int, Sequence[int]]) -> list[frozenset[int]]:
+    """Find the strongly connected components, without recursion."""
+    number: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stack: list[int] = []
+    on_stack: set[int] = set()
+    found: list[frozenset[int]] = []
+    for first in after:
+        if first in number:
+            continue
+        work = [(first, iter(after.get(first, ())))]
+        number[first] = low[first] = len(number)
+        stack.append(first)
+        on_stack.add(first)
+        while work:
+            task, onward = work[-1]
+            for owner in onward:
+                if owner not in number:
+                    number[owner] = low[owner] = len(number)
+                    stack.append(owner)
+                    on_stack.add(owner)
+                    work.append((owner, iter(after.get(owner, ()))))
+                    break
+                if owner in on_stack:
+                    low[task] = min(low[task], number[owner])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[task])
+                if low[task] == number[task]:
+                    found.append(frozenset(_popped(stack, on_stack, task)))
+    return found
+
+
+def _popped(stack: list[int], on_stack: set[int], last: int) -> Iterator[int]:
+    while True:
+        task = stack.pop()
+        on_stack.remove(task)
+        yield task
+        if task == last:
+            return

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""A lock as it is found, before anybody asks what it is called or who has it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from msatools.locks.futexes import Key
+from msatools.locks.model import Mode
+
+LockType = Literal[
+    "mutex",
+    "ww_mutex",
+    "rwsem",
+    "semaphore",
+    "rt_mutex",
+    "percpu_rwsem",
+    "spinlock",
+    "futex",
+    "pi_futex",
+    "completion",
+    "folio",
+    "bit_wait",
+    "wait_queue",
+    "posix_lock",
+    "flock",
+]
+"""Of contract ``locks``."""
+
+OwnerConfidence = Literal["exact", "likely", "evidence"]
+"""``exact``: the lock itself says so, in a field that is right whenever it is set;
+``likely``: a hint that may be old (the last reader, the C library's word);
+``evidence``: its stack has the lock's address, and it does not wait for the lock."""
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A lock that tasks wait for; two are equal if they are the same lock."""
+
+    type: LockType
+
+    address: int | None
+    """Of the kernel's structure; of a folio wait the ``struct folio``, of a bit wait
+    the word that has the bit, of a lock on a file the ``struct file_lock`` that is in
+    the way. Of a futex where it is in the address space; ``None`` for one in a file."""
+
+    key: Key | int | None = None
+    """What else tells it from others: a futex's key, a bit's number."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one task waits for."""
+
+    lock: Lock
+    mode: Mode | None = None
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A task in a lock's queue."""
+
+    task: int
+    """The address of its ``struct task_struct``."""
+
+    mode: Mode | None = None
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A task that has a lock, or probably has it."""
+
+    task: int
+    """The address of its ``struct task_struct``, which a task was seen at."""
+
+    confidence: OwnerConfidence

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What msa-locks reports: who waits for what, who has it, what is at the root of it.
+
+Plain data: a renderer prints it, JSON serialises it.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from msatools.kernel.report import ADDED, Report
+from msatools.locks.lock import LockType, OwnerConfidence
+from msatools.locks.model import Herd, Mode, On
+from msatools.target.model import Address
+
+RootKind = Literal["task", "external", "cycle"]
+DeadlockConfidence = Literal["exact", "possible"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait:
+    """A task that is blocked: in uninterruptible sleep, or on a lock."""
+
+    pid: int
+    """Of the thread."""
+
+    tgid: int
+    comm: str
+    state: str
+    """As in /proc."""
+
+    age_ns: int
+    age_bound: str
+    """``exact``, ``upper`` or ``estimate``."""
+
+    mode: Mode | None
+    """How it wants the lock; ``None`` where there is one way only."""
+
+    lock: str | None
+    """The ID of the lock; ``None`` if it waits for none, or for one that is not to be
+    found."""
+
+    task_class: str = field(metadata={"key": "class"})
+
+    caller: str | None
+    """The function that wanted what is waited for."""
+
+    call: str | None
+    """The system call that it is in."""
+
+    any_of: tuple[str, ...] | None = field(default=None, metadata=ADDED)
+    """The IDs of locks of which any one will do."""
+
+    on: On | None = field(default=None, metadata=ADDED)
+    """What it waits on where that is no lock."""
+
+    why: str | None = field(default=None, metadata=ADDED)
+    """Why no lock is told, where there is one."""
+
+    stack: tuple[str, ...] | None = field(default=None, metadata=ADDED)
+    """Functions, innermost first, if asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Owner:
+    """A task that has a lock, or probably has it."""
+
+    pid: int
+    confidence: OwnerConfidence
+    comm: str
+    seen: bool
+    """Whether its stack has the lock's address."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockRow:
+    """A lock that tasks wait for."""
+
+    id: str
+    """Unique within the report: its type and where it is, with the process of a private
+    futex: ``mutex 0xffff888003b4e0c0``, ``futex 150:0x4c1608``."""
+
+    type: LockType
+    address: Address | None
+    name: str | None
+    """What it is called, and what it lies in: ``i_rwsem of /mnt/d``,
+    ``mm_struct(486 mmap-P).mmap_lock``, ``kmalloc-64+0x10``."""
+
+    owners: tuple[Owner, ...]
+    waiters: tuple[int, ...]
+    """In the order of its queue, where it has one."""
+
+    max_age_ns: int
+    """The longest wait."""
+
+    readers: int | None = field(default=None, metadata=ADDED)
+    """How many have it for reading, where it counts them."""
+
+    path: str | None = field(default=None, metadata=ADDED)
+    inode: int | None = field(default=None, metadata=ADDED)
+    device: str | None = field(default=None, metadata=ADDED)
+    pid: int | None = field(default=None, metadata=ADDED)
+    """The process whose memory it is in, or whose address space it guards."""
+
+    cache: str | None = field(default=None, metadata=ADDED)
+    """The slab cache that it lies in."""
+
+    delta_waiters: int | None = field(default=None, metadata=ADDED)
+    """More waiters than when the interval began."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Root:
+    """What others wait for in the end."""
+
+    kind: RootKind
+    """A task that has what others wait for; something outside of all tasks (a device, a
+    server, a frozen file system, a lock that nobody is known to have); or a cycle."""
+
+    pid: int | None
+    """The task; of something external the task that serves it, if one is known."""
+
+    reason: str
+    """What it is doing in place of giving way, in a few words."""
+
+    blocked_d: int
+    """How many wait behind it, near or far, in uninterruptible sleep."""
+
+    blocked_s: int
+
+    comm: str | None
+    state: str | None
+    age_ns: int | None
+    """How long the task has been as it is."""
+
+    waiters: tuple[int, ...]
+    """Those that wait for it directly; the tasks of a cycle."""
+
+    chain: tuple[int, ...]
+    """The longest way to it: the task at its end first, the root's own task last."""
+
+    max_age_ns: int
+    """The longest wait behind it."""
+
+    lock: str | None = field(default=None, metadata=ADDED)
+    """The ID of a lock that nobody is known to have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deadlock:
+    """Tasks that wait for each other."""
+
+    confidence: DeadlockConfidence
+    """``exact`` only if every lock's owner is."""
+
+    pids: tuple[int, ...]
+    """In the order of the waits: each waits for the next, the last for the first."""
+
+    locks: tuple[str, ...]
+    """The IDs: what the first waits for, what the second waits for, and so on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inversion:
+    """A task that keeps a more urgent one waiting, and does not get to run itself."""
+
+    lock: str
+    owner: int
+    waiter: int
+    owner_pri: int
+    """As in /proc and ps: 0 to 39 for ordinary tasks, below 0 for real time."""
+
+    waiter_pri: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What has changed within an interval, by thread ID."""
+
+    begun: tuple[int, ...]
+    """Blocked now, and not when it began."""
+
+    ended: tuple[int, ...]
+    moved: tuple[int, ...]
+    """Blocked at both ends, but has been awake in between."""
+
+    stuck: tuple[int, ...]
+    """In the same wait all the time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocksReport(Report):
+    """Who waits for whom."""
+
+    schema: ClassVar[str] = "msatools.locks/1"
+
+    waits: tuple[Wait, ...]
+    """The longest first."""
+
+    locks: tuple[LockRow, ...]
+    """The one with the most waiters first."""
+
+    roots: tuple[Root, ...]
+    """What blocks most first."""
+
+    deadlocks: tuple[Deadlock, ...]
+    herds: tuple[Herd, ...]
+    inversions: tuple[Inversion, ...]
+    changes: Changes | None = field(default=None, metadata=ADDED)
