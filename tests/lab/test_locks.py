@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures import lab
+from fixtures.lab import locks
+from fixtures.lab.cache import Cache
+from fixtures.lab.guest import cases, fuse, lockcases
+from fixtures.lab.guest.locks import locks_of, roots_of
+from fixtures.lab.image import GUEST
+
+SECONDS = 10
+NOT_HERE = {"pi", "inversion", "shared-file"}
+"""Kinds that need root, or /data as guests have it."""
+LOCK_TYPES = {
+    *("mutex", "rwsem", "percpu_rwsem", "futex", "pi_futex", "completion", "folio"),
+    *("bit_wait", "wait_queue", "posix_lock", "flock"),
+}
+"""Those in contract.md that stock kernels can be made to wait for."""
+# A lock type to a function on its waiters' stacks. Of mutexes and rwsems there is none:
+# /proc/PID/stack leaves out the functions of the scheduler, __mutex_lock and its like.
+SLEEPS_IN = {
+    "completion": "kernel_clone",
+    "percpu_rwsem": "percpu_rwsem_wait",
+    "folio": "folio_wait_bit_common",
+    "bit_wait": "ext4_block_write_begin|wait_on_bit|bit_wait",
+    "wait_queue": "request_wait_answer",
+    "posix_lock": "fcntl_setlk",
+    "flock": "locks_lock_inode_wait",
+    "futex": "futex_wait",
+    "pi_futex": "futex_lock_pi|rt_mutex_schedule",
+}
+FUTEX, FUTEX_WAITV, LOCK_PI = 202, 449, 6
+COMMAND = 0x7F
+"""Of a futex's operation, that which is not flags."""
+BOTH = ["6.1", pytest.param("6.12", marks=pytest.mark.long)]
+
+Task = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return locks.program(Cache(tmp_path_factory.mktemp("cache"), 1 << 30))
+
+
+@pytest.fixture
+def start(program: Path) -> Iterator[Any]:
+    """Runs a kind of the program here; what its tasks have said, by name."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(kind: str) -> dict[str, Task]:
+        reading, writing = os.pipe()
+        words = [str(program), str(writing), kind]
+        started.append(
+            subprocess.Popen(words, pass_fds=[writing], start_new_session=True)
+        )
+        os.close(writing)
+        said: dict[str, Task] = {}
+        with open(reading, "rb") as pipe:
+            for _ in range(lockcases.KINDS[kind]):
+                task = json.loads(pipe.readline())
+                said[task["name"]] = task
+        return said
+
+    yield run
+    for process in started:
+        os.killpg(process.pid, 9)
+        process.wait()
+
+
+@pytest.fixture(scope="module", params=BOTH)
+def run(request: pytest.FixtureRequest) -> lab.Run:
+    return lab.build(f"locks-{request.param}")
+
+
+def by_tid(run: lab.Run) -> dict[int, Task]:
+    return {task["tid"]: task for task in run.workload["tasks"].values()}
+
+
+def seen(run: lab.Run, task: Task, name: str) -> str:
+    """A file of the task in /proc, as it was at rest."""
+    return run.truth(f"proc/{task['pid']}/task/{task['tid']}/{name}").decode()
+
+
+# --- the program, and what is made of what tasks say
+
+
+def test_program_knows_every_kind() -> None:
+    table = re.search(r"kinds\[\] = \{(.*?)\n\};", locks.PROGRAM.read_text(), re.S)
+    assert table
+    known = re.findall(r'\{ "([a-z-]+)"', table[1])
+    assert known == [*lockcases.KINDS, *lockcases.INVERSION]
+
+
+@pytest.mark.parametrize("kind", [k for k in lockcases.KINDS if k not in NOT_HERE])
+def test_tasks_wait_where_they_say(kind: str, start: Any) -> None:
+    said = start(kind)
+    assert len(said) == lockcases.KINDS[kind]
+    until = time.monotonic() + SECONDS
+    for task in said.values():
+        states = cases.LOOKS[task["class"]][0]
+        while cases.state_of(task["pid"], task["tid"]) not in states:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+def test_owners_are_who_took_the_locks(start: Any) -> None:
+    said = start("normal")
+    (lock,) = locks_of(said)
+    owner = said.pop("normal-owner")["tid"]
+    assert lock["owners"] == [{"pid": owner, "confidence": "likely"}]
+    order = [said[f"normal-{number}"]["tid"] for number in (1, 2, 3)]
+    assert [waiter["pid"] for waiter in lock["waiters"]] == order
+
+
+def test_unknown_kind(program: Path) -> None:
+    done = subprocess.run([program, "1", "nothing"], check=False, capture_output=True)
+    assert done.returncode == 2
+
+
+def task(tid: int, group: str = "LCK", /, **on: Any) -> Task:
+    return {"pid": tid, "tid": tid, "class": group, "on": on or None, "start_ns": tid}
+
+
+def owned(name: str, *owners: int) -> dict[str, Any]:
+    known = [{"pid": pid, "confidence": "exact"} for pid in owners]
+    return {"lock": name, "kind": "mutex", "owners": known}
+
+
+def roots(*tasks: Task) -> list[dict[str, Any]]:
+    named = {str(task["tid"]): task for task in tasks}
+    return roots_of(named, locks_of(named))
+
+
+def test_root_of_a_chain_is_its_end() -> None:
+    (root,) = roots(task(1, "TMR"), task(2, **owned("a", 1)), task(3, **owned("b", 2)))
+    assert (root["kind"], root["pid"], root["blocks"]) == ("task", 1, [2, 3])
+
+
+def test_root_of_a_ring_is_the_ring() -> None:
+    (root,) = roots(
+        task(1, **owned("b", 2)), task(2, **owned("a", 1)), task(3, **owned("b", 2))
+    )
+    assert (root["kind"], root["pids"], root["blocks"]) == ("cycle", [1, 2], [3])
+
+
+def test_server_that_waits_is_not_the_root() -> None:
+    folio = {"lock": "f", "kind": "folio", "fuse_server": 2, "mount": "/m"}
+    (root,) = roots(task(1, "DSK", **folio), task(2, **owned("a", 3)), task(3, "TMR"))
+    assert (root["kind"], root["pid"], root["blocks"]) == ("task", 3, [1, 2])
+    (root,) = roots(task(1, "DSK", **folio), task(2, "TMR"))
+    assert (root["kind"], root["pid"], root["blocks"]) == ("external", 2, [1])
+
+
+def test_structs_of_fuse_have_their_sizes() -> None:
+    sizes = {fuse.REQUEST: 40, fuse.REPLY: 16, fuse.INITIAL: 64, fuse.ATTRIBUTES: 88}
+    assert {layout: layout.size for layout in sizes} == sizes
+    assert fuse.ENTRY.size + fuse.ATTRIBUTES.size == 128
+
+
+def test_all_that_the_guest_imports_is_in_its_image() -> None:
+    there = {"lab", "quiesce", "locks", *locks.MODULES}
+    for part in there:
+        text = (GUEST / f"{part}.py").read_text()
+        for names in re.findall(r"^from \. import (.*)$", text, re.MULTILINE):
+            assert {name.split(" ")[0] for name in names.split(", ")} <= there
+        assert set(re.findall(r"^from \.(\w+) import", text, re.MULTILINE)) <= there
+
+
+# --- the truth of a dump
+
+
+def test_nothing_was_left_out(run: lab.Run) -> None:
+    assert run.workload["skipped"] == {}
+    assert {lock["type"] for lock in run.workload["locks"]} == LOCK_TYPES
+    names = [lock["name"] for lock in run.workload["locks"]]
+    assert len(set(names)) == len(names)
+
+
+def test_no_one_else_waits_for_good(run: lab.Run) -> None:
+    named = by_tid(run)
+    for path in run.truth_names():
+        if found := re.fullmatch(r"proc/\d+/task/(\d+)/stat", path):
+            state = run.truth(path).decode(errors="replace").rpartition(") ")[2][0]
+            assert state != "D" or int(found[1]) in named, path
+
+
+def test_waiters_are_where_their_lock_has_them(run: lab.Run) -> None:
+    tasks = by_tid(run)
+    for lock in run.workload["locks"]:
+        for waiter in lock["waiters"]:
+            task = tasks[waiter["pid"]]
+            assert seen(run, task, "stat").rpartition(") ")[2][0] in "DS"
+            if lock["type"] in SLEEPS_IN and not task["on"].get("more"):
+                assert re.search(SLEEPS_IN[lock["type"]], seen(run, task, "stack"))
+            assert waiter["mode"] == task.get("mode")
+
+
+def test_futexes_have_the_addresses_that_calls_were_made_with(run: lab.Run) -> None:
+    tasks = by_tid(run)
+    for lock in run.workload["locks"]:
+        if lock["type"] not in ("futex", "pi_futex"):
+            assert lock["address"] is None
+            continue
+        for waiter in lock["waiters"]:
+            call, address, operation = [
+                int(word, 0)
+                for word in seen(run, tasks[waiter["pid"]], "syscall").split()[:3]
+            ]
+            if call == FUTEX_WAITV:
+                continue
+            assert (call, address) == (FUTEX, int(lock["address"], 0))
+            is_pi = operation & COMMAND == LOCK_PI
+            assert is_pi == (lock["type"] == "pi_futex")
+
+
+def test_file_locks_are_those_of_the_kernel(run: lab.Run) -> None:
+    """Who waits for whom there is the order here."""
+    found: dict[int, list[int]] = {}
+    for line in run.truth("proc/locks").decode().splitlines():
+        words = line.replace("->", "").split()
+        inode = int(words[5].split(":")[2])
+        found.setdefault(inode, []).append(int(words[4]))
+    of_files = [
+        lock
+        for lock in run.workload["locks"]
+        if lock["type"] in ("posix_lock", "flock")
+    ]
+    assert len(of_files) == len(found)
+    for lock in of_files:
+        locker = lock.get("locker", lock["owners"][0]["pid"])
+        expected = [locker, *(waiter["pid"] for waiter in lock["waiters"])]
+        if lock["name"] == "ofd":
+            expected = [-1, -1]  # such a lock is no process's
+        assert found[lock["inode"]] == expected
+
+
+def test_priorities_make_the_order(run: lab.Run) -> None:
+    tasks = by_tid(run)
+    (lock,) = [lock for lock in run.workload["locks"] if lock["name"] == "pi"]
+    ranks = [tasks[waiter["pid"]]["rt_priority"] for waiter in lock["waiters"]]
+    assert ranks == [30, 20, 10]
+
+
+def test_inverted_owner_is_ready_to_run(run: lab.Run) -> None:
+    (lock,) = [lock for lock in run.workload["locks"] if lock.get("inversion")]
+    tasks = by_tid(run)
+    owner = seen(run, tasks[lock["holders"][0]], "stat").rpartition(") ")[2].split()
+    waiter = seen(run, tasks[lock["waiters"][0]["pid"]], "stat").rpartition(") ")[2]
+    # Fields 3, 19 and 39: the state, the nice value and the CPU; 40 is rt_priority.
+    assert (owner[0], owner[16], owner[36]) == ("R", "19", "1")
+    assert waiter.split()[37] == "50"
+
+
+def test_dead_owners_are_dead(run: lab.Run) -> None:
+    stale = {
+        lock["name"]: lock["stale_owner"]
+        for lock in run.workload["locks"]
+        if "stale_owner" in lock
+    }
+    there = by_tid(run)
+    assert stale["stale"] not in there
+    assert there[stale["reused"]]["class"] == "FLK"
+
+
+def test_only_one_deadlock(run: lab.Run) -> None:
+    locks_there = run.workload["locks"]
+    assert {lock["name"] for lock in locks_there if lock["deadlock"]} == {
+        "abba-a",
+        "abba-b",
+    }
+    rings = [root for root in run.workload["roots"] if root["kind"] == "cycle"]
+    tasks = run.workload["tasks"]
+    pair = sorted(tasks[name]["tid"] for name in ("abba-1", "abba-2"))
+    assert [ring["pids"] for ring in rings] == [pair]
+
+
+def test_roots_block_whom_they_should(run: lab.Run) -> None:
+    tasks = run.workload["tasks"]
+    blocks = {root["pid"]: set(root["blocks"]) for root in run.workload["roots"]}
+    served = blocks[tasks["fuse-server"]["tid"]]
+    for name in ("mmap-behind", "acct-2", "ring-last-reader", "mkdir-list", "pipe"):
+        assert tasks[name]["tid"] in served
+    assert blocks[tasks["fuse-busy-server"]["tid"]] == {tasks["fuse-busy"]["tid"]}
+    locked = {tasks[name]["tid"] for name in ("fuse-locked", "fuse-locked-server")}
+    assert blocks[tasks["fuse-mutex-owner"]["tid"]] == locked
