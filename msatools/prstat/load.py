@@ -16,8 +16,8 @@ import numpy.typing as npt
 from msatools.kernel.report import Findings
 from msatools.locks.model import On
 from msatools.prstat.model import Load, LoadGroup
-from msatools.prstat.rows import comm_text
 from msatools.tasks.classes import RUNNABLE, TaskClass
+from msatools.tasks.identity import comm_text
 from msatools.tasks.now import Now
 from msatools.tasks.states import loads
 from msatools.tasks.table import TaskTable

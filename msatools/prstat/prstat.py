@@ -16,9 +16,9 @@ from msatools.kernel.accounting import Accounting, read_accounting
 from msatools.kernel.pids import find_tasks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings, noting_refusals
-from msatools.locks.explain import Explainer
 from msatools.locks.herds import find_herds
 from msatools.locks.model import Herd, On
+from msatools.locks.on.explain import Explainer
 from msatools.prstat.breakdown import Breakdown, breakdown, sleeps
 from msatools.prstat.ended import Ended, ended
 from msatools.prstat.groups import by_cgroup, by_user

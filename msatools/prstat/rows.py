@@ -22,7 +22,7 @@ from msatools.prstat.microstates import Booleans, Microstates, user_time
 from msatools.prstat.model import Children, OffCpu, Split, TaskRow
 from msatools.tasks.cgroups import TaskCgroups
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.identity import Identities
+from msatools.tasks.identity import Identities, comm_text
 from msatools.tasks.memory import TaskMemory
 from msatools.tasks.now import AgeBound, Now
 from msatools.tasks.processes import Processes, Sums
@@ -382,8 +382,3 @@ def _known(values: Numbers, known: Booleans) -> Numbers:
 
 def _number(value: int) -> int | None:
     return None if value == UNKNOWN else value
-
-
-def comm_text(value: bytes) -> str:
-    """Make text of a name; bytes that are no UTF-8 are escaped."""
-    return bytes(value).partition(b"\0")[0].decode("utf-8", "backslashreplace")

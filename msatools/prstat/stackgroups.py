@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.prstat.model import StackGroup
-from msatools.prstat.rows import comm_text
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.identity import comm_text
 from msatools.tasks.now import Now
 from msatools.tasks.stacks import Stack, Stacks
 from msatools.tasks.table import TaskTable

@@ -60,3 +60,8 @@ def _parents(reader: Reader, tasks: TaskTable, findings: Findings) -> Numbers:
     )
     ppid[elsewhere] = np.where(others.readable, others["tgid"], UNKNOWN)
     return ppid
+
+
+def comm_text(value: bytes) -> str:
+    """Make text of a task's name; bytes that are no UTF-8 are escaped."""
+    return bytes(value).partition(b"\0")[0].decode("utf-8", "backslashreplace")

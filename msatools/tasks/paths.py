@@ -6,8 +6,9 @@ fs/d_path.c: from an entry up to the root of its mount, then on from where that 
 mounted, up to the root that all is mounted on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import drgn
 import numpy as np
@@ -21,6 +22,12 @@ Place = tuple[int, int]
 
 MAX_DEPTH = 2048
 """A path has PATH_MAX bytes at most: more directories than that are a loop."""
+
+_MAX_MOUNTS = 64
+"""Of a file system that are looked at: the first that programs see comes early."""
+
+_ERRORS = (1 << 64) - 4095
+"""Pointers from here on are the numbers of errors (MAX_ERRNO)."""
 
 _PAGE = 4096
 _NAME_MAX = 255
@@ -88,30 +95,66 @@ class Paths:
         return [walk.path() for walk in walks]
 
     def mount_of(self, super_block: int) -> int:
-        """Find a mount of a file system, the first made; 0 if it has none."""
+        """Find a mount of a file system; 0 if it has none.
+
+        It is the first made that the first process sees, or else that any does: of
+        some file systems the kernel has one for itself, at another path or none.
+        """
         if super_block not in self._of_super_block:
             self._of_super_block[super_block] = self._find_mount(super_block)
         return self._of_super_block[super_block]
 
     def _find_mount(self, super_block: int) -> int:
-        prog = self.reader.prog
-        mounts = drgn.offsetof(prog.type("struct super_block"), "s_mounts")
-        mount = prog.type("struct mount")
+        within = drgn.offsetof(self.reader.prog.type("struct mount"), "mnt")
+        best = hidden = 0
+        for mount, space in self._mounts_of(super_block):
+            if space == self._first_space:
+                best = mount
+                break
+            # None, or MNT_NS_INTERNAL, an error's number.
+            if 0 < space < _ERRORS:
+                best = best or mount
+            else:
+                hidden = hidden or mount
+        found = best or hidden
+        vfsmount: int = found + within if found else 0
+        return vfsmount
+
+    @cached_property
+    def _first_space(self) -> int:
+        """The first process's ``struct mnt_namespace``."""
         try:
-            first = int(self.reader.words(super_block + mounts, 1)[0])
-        except drgn.FaultError:
+            space: int = self.reader.prog["init_task"].nsproxy.mnt_ns.value_()
+        except (drgn.FaultError, LookupError):
             return 0
+        return space
+
+    def _mounts_of(self, super_block: int) -> Iterator[tuple[int, int]]:
+        """Give the ``struct mount`` of a file system, the first made first.
+
+        :return: Of each its address, and the ``struct mnt_namespace`` that it is in.
+        """
+        prog = self.reader.prog
+        head = super_block + drgn.offsetof(prog.type("struct super_block"), "s_mounts")
+        type_ = prog.type("struct mount")
         # Linux kernel commit 09a1b33c080f ("preparations to taking MNT_WRITE_HOLD out
         # of ->mnt_flags") (in v6.18) has a pointer to the first mount, no list head.
-        node = 0
-        if mount.has_member("mnt_instance"):
-            node = drgn.offsetof(mount, "mnt_instance")
-            if first == super_block + mounts:
-                return 0
-        if first <= node:
-            return 0
-        vfsmount: int = first - node + drgn.offsetof(mount, "mnt")
-        return vfsmount
+        listed = type_.has_member("mnt_instance")
+        node = drgn.offsetof(type_, "mnt_instance") if listed else 0
+        member = "mnt_instance" if listed else "mnt_next_for_sb"
+        members = [drgn.offsetof(type_, name) for name in (member, "mnt_ns")]
+        start, end = min(members), max(members) + 8
+        try:
+            following = int(self.reader.words(head, 1)[0])
+            for _ in range(_MAX_MOUNTS):
+                if following == head or following <= node:
+                    return
+                mount = following - node
+                words = self.reader.words(mount + start, (end - start) // 8)
+                following, space = (int(words[(at - start) // 8]) for at in members)
+                yield mount, space
+        except drgn.FaultError:
+            return
 
     def _read(self, walks: list["_Walk"]) -> None:
         """Read the next entry and mount of each walk, each once."""

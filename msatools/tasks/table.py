@@ -92,6 +92,10 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "block_start_ns": ("u8", ("stats.block_start", "se.statistics.block_start")),
     # "hung_task: Show the blocker task if the task is hung on mutex" (in v6.16)
     "blocker": ("u8", ("blocker",)),
+    # A mutex since "locking/mutex: Rework task_struct::blocked_on" (in v6.17); before,
+    # with CONFIG_DEBUG_MUTEXES, a waiter for one.
+    "blocked_on": ("u8", ("blocked_on",)),
+    "pi_blocked_on": ("u8", ("pi_blocked_on",)),
     "mm": ("u8", ("mm",)),
     "signal": ("u8", ("signal",)),
     "stack": ("u8", ("stack",)),

@@ -10,8 +10,9 @@ import pytest
 from msatools.locks.model import On
 from msatools.prstat.microstates import EXIT_ZOMBIE, PF_KTHREAD
 from msatools.prstat.model import Children, TaskRow
-from msatools.prstat.rows import comm_text, split_by_ticks
+from msatools.prstat.rows import split_by_ticks
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.identity import comm_text
 from msatools.tasks.now import AgeBound
 from msatools.tasks.processes import Sums
 from tests.prstat.maderows import LIFE, MIB, SECOND, MadeThreads
