@@ -137,8 +137,8 @@ class Graph:
             )
             waits = any(task in self._waiting_for_thing for task in component)
             if ends and not waits:
-                found.append(self._root(component, None))
-        found += [self._root(frozenset(), thing) for thing in self._behind]
+                found.append(self._root(component))
+        found += [self.root_before(*each) for each in self._behind.items()]
         return tuple(root for root in found if root.blocked or self.is_cycle(root))
 
     def is_cycle(self, root: Root) -> bool:
@@ -152,6 +152,16 @@ class Graph:
     @cached_property
     def _waiting_for_thing(self) -> frozenset[int]:
         return frozenset(task for tasks in self._behind.values() for task in tasks)
+
+    def root_of(self, task: int) -> Root:
+        """Give a task as a root, whatever it waits for itself."""
+        return self._root(frozenset((task,)))
+
+    def root_before(self, thing: Thing, direct: Sequence[int]) -> Root:
+        """Give a thing as the root of some of those that wait for it."""
+        blocked = frozenset(direct) | self.blocked_by(direct)
+        chain = self._chain(direct)
+        return Root(frozenset(), thing, tuple(direct), blocked, chain)
 
     def blocked_by(self, tasks: Iterable[int]) -> frozenset[int]:
         """Give all that wait behind some tasks, without those tasks themselves."""
@@ -184,11 +194,7 @@ class Graph:
         """Tell what a task waits for that is no task, if it waits for such."""
         return self._things.get(task) if task in self._waiting_for_thing else None
 
-    def _root(self, component: frozenset[int], thing: Thing | None) -> Root:
-        if thing is not None:
-            waiting = self._behind[thing]
-            blocked = frozenset(waiting) | self.blocked_by(waiting)
-            return Root(component, thing, tuple(waiting), blocked, self._chain(waiting))
+    def _root(self, component: frozenset[int]) -> Root:
         direct = dict.fromkeys(
             waiter
             for task in sorted(component)

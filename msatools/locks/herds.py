@@ -94,6 +94,29 @@ def find_herds(
     return tuple(sorted(herds, key=lambda herd: (-herd.waiters, herd.lock)))
 
 
+def crowd_of(
+    lock: str,
+    on: On,
+    tasks: TaskTable,
+    now: Now,
+    rows: npt.NDArray[np.intp],
+    clocks: Clocks,
+    slept: npt.NDArray[np.int64] | None = None,
+) -> Herd:
+    """
+    Tell of the tasks that wait for one lock whether they are a herd, or just many.
+
+    :param lock: What the report calls it.
+    :param on: What they wait on.
+    :param slept: How often each of them has gone to sleep within an interval.
+    """
+    thing = _Thing(on.kind, int(on.address or 0), None)
+    herd = replace(_herd(tasks, now, thing, rows, on), lock=lock)
+    if not _thunders(tasks, now, rows, clocks):
+        return replace(herd, confidence="none")
+    return herd if slept is None else confirm(herd, slept)
+
+
 def confirm(herd: Herd, slept: npt.NDArray[np.int64]) -> Herd:
     """
     Tell whether a herd thundered within an interval.

@@ -13,12 +13,19 @@ from msatools.kernel.clocks import Clocks
 from msatools.kernel.reader import Addresses
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import Structs
-from msatools.locks.futexes import Futexes, Key, Waiter
-from msatools.locks.kernellocks import MAX_WAITERS, KernelLocks
+from msatools.locks.events.kthreads import KernelThreads
+from msatools.locks.events.queues import Queues
+from msatools.locks.events.work import Workqueues
 from msatools.locks.layout import KERNEL, Layout
+from msatools.locks.names.places import Places
+from msatools.locks.on.sockets import Endpoints
+from msatools.locks.outside.fuse import Fuse
+from msatools.locks.outside.mapper import Mapper
 from msatools.locks.ownstack import OwnStack
-from msatools.locks.sockets import Endpoints
+from msatools.locks.sleeping.kernellocks import MAX_WAITERS, KernelLocks
 from msatools.locks.storage import Inode, Storage
+from msatools.locks.user.futexes import Futexes, Key, Waiter
+from msatools.locks.user.usermemory import UserMemory
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.descriptors import Descriptors
 from msatools.tasks.paths import Paths, Place
@@ -112,9 +119,14 @@ class Look:
 
         self.limit = FEW_READS if alone else MAX_WAITERS
         self.storage = Storage(layout, findings)
-        self.locks = KernelLocks(layout, self.storage, findings)
+        self.locks = KernelLocks(layout, findings)
+        self.queues = Queues(layout, findings, self.limit)
+        self.kthreads = KernelThreads(layout, findings)
+        self.workqueues = Workqueues(layout, self.kthreads, findings)
         self.descriptors = Descriptors(self.reader, findings)
         self.paths = Paths(self.reader, findings)
+        self.fuse = Fuse(layout, findings, tasks, self.descriptors, self.queues)
+        self.mapper = Mapper(layout, findings)
         self.endpoints: dict[int, Endpoints | None] = {}
         """By ``struct socket``."""
 
@@ -124,20 +136,40 @@ class Look:
         self._clock_offsets: dict[int, int] = {}
 
     @cached_property
+    def places(self) -> Places:
+        """Finds what locks are in."""
+        return Places(self.layout, self.storage, self.findings, self.tasks)
+
+    @cached_property
     def futexes(self) -> Futexes:
         """Reads waiters on futexes."""
         return Futexes(self.layout, self.findings)
 
     @cached_property
+    def _all_waiters(self) -> list[Waiter]:
+        mms = sorted(set(self.tasks["mm"].tolist()) - {0})
+        return list(self.futexes.all(mms))
+
+    @cached_property
     def waiters(self) -> tuple[dict[int, list[Waiter]], Counter[Key]]:
         """All waiters on futexes, by task, and how many each futex has."""
-        mms = sorted(set(self.tasks["mm"].tolist()) - {0})
         by_task: dict[int, list[Waiter]] = {}
-        counts: Counter[Key] = Counter()
-        for waiter in self.futexes.all(mms):
+        for waiter in self._all_waiters:
             by_task.setdefault(waiter.task, []).append(waiter)
-            counts[waiter.key] += 1
-        return by_task, counts
+        return by_task, Counter(waiter.key for waiter in self._all_waiters)
+
+    @cached_property
+    def futex_queues(self) -> dict[Key, list[Waiter]]:
+        """All waiters on futexes, by futex, in the order of their chain."""
+        by_key: dict[Key, list[Waiter]] = {}
+        for waiter in self._all_waiters:
+            by_key.setdefault(waiter.key, []).append(waiter)
+        return by_key
+
+    @cached_property
+    def user_memory(self) -> UserMemory:
+        """Reads memory of processes."""
+        return UserMemory(self.layout, self.findings)
 
     @cached_property
     def _rows(self) -> dict[int, int]:

@@ -12,7 +12,8 @@ from msatools.kernel.report import ADDED
 from msatools.target.model import Address
 
 Mode = Literal["read", "write"]
-Confidence = Literal["one dump", "confirmed"]
+Confidence = Literal["none", "one dump", "confirmed"]
+"""That they are woken together: nothing tells so, one dump does, an interval does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

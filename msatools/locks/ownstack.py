@@ -203,11 +203,12 @@ class OwnStack:
             table = following
         return files
 
-    def fault(self, mm: int) -> tuple[Fault, dict[str, int]] | None:
+    def fault(self, mm: int, remote: bool) -> tuple[Fault, dict[str, int]] | None:
         """
         Find what page fault a task is in, and the mapping that it is in.
 
         :param mm: Its ``struct mm_struct``.
+        :param remote: Whether the fault is in the memory of another.
         :return: The fault, and members of its ``struct vm_area_struct``.
         """
         at = self._layout.offset
@@ -229,7 +230,7 @@ class OwnStack:
             first = members["vm_pgoff"]
             inside = members["vm_start"] <= address < members["vm_end"]
             if (
-                members["vm_mm"] == mm
+                (members["vm_mm"] == mm) is not remote
                 and inside
                 and page == first + (address - members["vm_start"]) // 4096
             ):

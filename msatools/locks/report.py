@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from msatools.kernel.report import ADDED, Report
 from msatools.locks.lock import LockType, OwnerConfidence
 from msatools.locks.model import Herd, Mode, On
-from msatools.target.model import Address
+from msatools.target.model import UNLISTED, Address
 
 RootKind = Literal["task", "external", "cycle"]
 DeadlockConfidence = Literal["exact", "possible"]
@@ -47,6 +47,12 @@ class Wait:
 
     call: str | None
     """The system call that it is in."""
+
+    start_ns: int = field(default=0, metadata=UNLISTED)
+    """When the thread was started, in CLOCK_MONOTONIC."""
+
+    switches: int = field(default=0, metadata=UNLISTED)
+    """How often it has been switched."""
 
     any_of: tuple[str, ...] | None = field(default=None, metadata=ADDED)
     """The IDs of locks of which any one will do."""
@@ -144,6 +150,9 @@ class Root:
 
     lock: str | None = field(default=None, metadata=ADDED)
     """The ID of a lock that nobody is known to have."""
+
+    stack: tuple[str, ...] | None = field(default=None, metadata=ADDED)
+    """The task's functions, innermost first, if asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

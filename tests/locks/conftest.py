@@ -13,8 +13,8 @@ from fixtures import lab
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.locks.explain import explain
 from msatools.locks.model import On
+from msatools.locks.on.explain import explain
 from msatools.tasks.now import Now, collect_now
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable

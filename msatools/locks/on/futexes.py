@@ -3,14 +3,15 @@
 """Futexes that tasks wait on."""
 
 from collections import Counter
+from typing import NamedTuple
 
 import drgn
 from drgn.helpers.linux.mm import vma_find
 
-from msatools.locks.futexes import Key, Waiter
 from msatools.locks.layout import KERNEL
 from msatools.locks.look import FEW_READS, MAX_CANDIDATES, Case, Look
 from msatools.locks.model import On
+from msatools.locks.user.futexes import Key, Waiter
 from msatools.target.model import Address
 
 _MAX_VECTOR = 128
@@ -19,21 +20,12 @@ _MAX_VECTOR = 128
 
 def futex(look: Look, case: Case) -> On | None:
     """Tell one or more futexes."""
-    if look.alone:
-        waiters, counts = _own_futexes(look, case)
-    else:
-        by_task, counts = look.waiters
-        waiters = by_task.get(case.address, [])
-        if not waiters:
-            # Its chain is broken, or it has come since.
-            waiters, _ = _own_futexes(look, case)
+    waiters, counts = waiters_of(look, case)
     if not waiters:
         return None
     ends = look.ends(case)
     if len(waiters) > 1:
-        # As they were asked for: it is an array.
-        by_place = sorted(waiters, key=lambda waiter: waiter.address)
-        places = [waiter.key.address for waiter in by_place]
+        places = [waiter.key.address for waiter in waiters]
         told = tuple(Address(place) for place in places if place is not None)
         return On(
             kind="futex",
@@ -42,6 +34,12 @@ def futex(look: Look, case: Case) -> On | None:
             **ends,
         )
     (waiter,) = waiters
+    if counts is None and case.call != "futex_waitv":
+        look.findings.note(
+            "waiters-not-counted",
+            f"{FEW_READS} or more wait in the bucket of one futex; they were not "
+            "counted",
+        )
     key = waiter.key
     address, inode = key.address, None
     if key.of_inode:
@@ -59,6 +57,23 @@ def futex(look: Look, case: Case) -> On | None:
     )
 
 
+def waiters_of(look: Look, case: Case) -> tuple[list[Waiter], Counter[Key] | None]:
+    """Find what a task waits on, and how many wait on each futex.
+
+    :return: One waiter, or those of ``futex_waitv()`` as they were asked for; none if
+        they are not to be found. No counts if there were too many to look at.
+    """
+    if look.alone:
+        return _own_futexes(look, case)
+    by_task, counts = look.waiters
+    waiters = by_task.get(case.address, [])
+    if not waiters:
+        # Its chain is broken, or it has come since.
+        waiters, _ = _own_futexes(look, case)
+    # Of several it is an array.
+    return sorted(waiters, key=lambda waiter: waiter.address), counts
+
+
 def _own_futexes(look: Look, case: Case) -> tuple[list[Waiter], Counter[Key] | None]:
     """Find what one task waits on without a look at all who wait."""
     stack = case.stack
@@ -69,11 +84,6 @@ def _own_futexes(look: Look, case: Case) -> tuple[list[Waiter], Counter[Key] | N
             if any(other.address == waiter.address for other in others):
                 return [waiter], counts
             continue
-        look.findings.note(
-            "waiters-not-counted",
-            f"{FEW_READS} or more wait in the bucket of one futex; they were not "
-            "counted",
-        )
         if _is_queued(look, waiter):
             return [waiter], None
     if case.call == "futex_waitv":
@@ -124,28 +134,41 @@ def _in_file(look: Look, case: Case, key: Key) -> tuple[int | None, int | None]:
     if case.call not in ("futex", "futex_wait"):
         return None, None
     address = case.arguments[0]
-    vma = _mapping_at(look, case.mm, address)
-    if vma is None:
+    mapping = mapping_at(look, case.mm, address)
+    if mapping is None or not mapping.file:
         return None, None
-    start, page, file = vma
-    offset = page * 4096 + address - start
-    if not file or offset != key.file_offset:
+    if mapping.file_offset(address) != key.file_offset:
         return None, None
-    inode = look.layout.member(file, "file", "f_inode")
+    inode = look.layout.member(mapping.file, "file", "f_inode")
     number = look.layout.member(inode, "inode", "i_sequence")
     if number != key.object:
         return None, None
     return address, look.storage.inode(inode).number
 
 
-def _mapping_at(look: Look, mm: int, address: int) -> tuple[int, int, int] | None:
-    """Find a mapping's start, its page in the file, and the file."""
+class Mapping(NamedTuple):
+    """A part of an address space, a ``struct vm_area_struct``."""
+
+    start: int
+    end: int
+    page: int
+    """Where in the file it starts, in pages."""
+
+    file: int
+    """The ``struct file``; 0 if it is of none."""
+
+    def file_offset(self, address: int) -> int:
+        """Tell where in the file an address is."""
+        return self.page * 4096 + address - self.start
+
+
+def mapping_at(look: Look, mm: int, address: int) -> Mapping | None:
+    """Find what is mapped at an address."""
     if not mm:
         return None
     space = drgn.Object(look.reader.prog, "struct mm_struct *", value=mm)
     vma = vma_find(space, address)
     if not vma:
         return None
-    names = ("vm_start", "vm_pgoff", "vm_file")
-    start, page, file = look.layout.members(vma.value_(), "vm_area_struct", *names)
-    return start, page, file
+    names = ("vm_start", "vm_end", "vm_pgoff", "vm_file")
+    return Mapping(*look.layout.members(vma.value_(), "vm_area_struct", *names))

@@ -14,35 +14,36 @@ import numpy as np
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.locks import ondata, onfiles, onfutexes, onlocks, ontasks
 from msatools.locks.cases import read_cases
 from msatools.locks.layout import Layout
 from msatools.locks.look import Case, Look
 from msatools.locks.model import On
+from msatools.locks.on import data, files, futexes, kernellocks, others
+from msatools.locks.user import filelocks
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.now import Now
 from msatools.tasks.stackmemory import Rows, stack_bytes
 from msatools.tasks.table import TaskTable
 
 _BY_CLASS: dict[TaskClass, Callable[[Look, Case], On | None]] = {
-    TaskClass.LCK: onfutexes.futex,
-    TaskClass.KLK: onlocks.kernel_lock,
-    TaskClass.FLK: onlocks.file_lock,
-    TaskClass.POL: onfiles.poll,
-    TaskClass.FLT: ondata.fault,
-    TaskClass.SWP: ondata.fault,
-    TaskClass.RCL: ondata.reclaim,
-    TaskClass.DSK: ondata.disk,
-    TaskClass.PIP: onfiles.by_file,
-    TaskClass.NET: onfiles.by_file,
-    TaskClass.TTY: onfiles.by_file,
-    TaskClass.TMR: ontasks.timer,
-    TaskClass.WAI: ontasks.child,
-    TaskClass.SIG: ontasks.signal,
-    TaskClass.IPC: ontasks.message,
-    TaskClass.URG: onfiles.io_uring,
-    TaskClass.STP: ontasks.stopped,
-    TaskClass.TRC: ontasks.traced,
+    TaskClass.LCK: futexes.futex,
+    TaskClass.KLK: kernellocks.kernel_lock,
+    TaskClass.FLK: filelocks.file_lock,
+    TaskClass.POL: files.poll,
+    TaskClass.FLT: data.fault,
+    TaskClass.SWP: data.fault,
+    TaskClass.RCL: data.reclaim,
+    TaskClass.DSK: data.disk,
+    TaskClass.PIP: files.by_file,
+    TaskClass.NET: files.by_file,
+    TaskClass.TTY: files.by_file,
+    TaskClass.TMR: others.timer,
+    TaskClass.WAI: others.child,
+    TaskClass.SIG: others.signal,
+    TaskClass.IPC: others.message,
+    TaskClass.URG: files.io_uring,
+    TaskClass.STP: others.stopped,
+    TaskClass.TRC: others.traced,
 }
 
 

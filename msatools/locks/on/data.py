@@ -3,12 +3,16 @@
 """Data that tasks wait on: of files and devices, by a call or by a fault."""
 
 import stat
+from dataclasses import replace
 
 import numpy as np
 
+from msatools.locks.events.bitwaits import bit_of, inode_of
+from msatools.locks.events.folios import folio_of
 from msatools.locks.layout import KERNEL
 from msatools.locks.look import Case, Look, OpenFile
 from msatools.locks.model import On
+from msatools.locks.ownstack import Fault
 from msatools.locks.storage import Inode
 from msatools.target.model import Address
 from msatools.tasks.cgroups import read_cgroups
@@ -18,13 +22,24 @@ from msatools.tasks.table import TaskTable
 _EXECUTABLE = 0x4
 """``VM_EXEC``."""
 
+_REMOTE = ("get_user_pages_remote", "__get_user_pages_remote", "__access_remote_vm")
+"""What reaches for the memory of others (mm/gup.c, mm/memory.c)."""
+
 
 def fault(look: Look, case: Case) -> On | None:
     """Tell the page that is waited for in a page fault."""
-    found = case.stack.fault(case.mm)
+    # Whose memory it is may be its own, too.
+    remote = case.is_in(*_REMOTE) and case.stack.fault(case.mm, remote=True)
+    found = remote or case.stack.fault(case.mm, remote=False)
     if found is None:
         return _data(look, case, "page")
     what, mapping = found
+    owner = look.places.owner_of_mm(mapping["vm_mm"]) if remote else None
+    on = _fault(look, case, what, mapping)
+    return replace(on, pid=look.pid(owner, leader=True)) if owner else on
+
+
+def _fault(look: Look, case: Case, what: Fault, mapping: dict[str, int]) -> On:
     address = Address(what.address)
     if case.is_in("handle_userfault"):
         context = look.layout.member(
@@ -53,14 +68,8 @@ def fault(look: Look, case: Case) -> On | None:
 
 def _folio(look: Look, case: Case) -> int | None:
     """Find the page that a task waits for."""
-    wakes = look.layout.symbol("wake_page_function")
-    within = look.layout.offset("wait_page_queue", "wait")
-    for entry in case.stack.wait_entries():
-        if entry.function == wakes:
-            # "mm/filemap: Add folio_wait_bit()" and the like (in v5.16)
-            member = look.layout.offset("wait_page_queue", "folio", "page")
-            return case.stack.word(entry.address - within + member)
-    return None
+    folios = (folio_of(look, case, entry) for entry in case.stack.wait_entries())
+    return next(filter(None, folios), None)
 
 
 def _data(look: Look, case: Case, kind: str = "disk") -> On | None:
@@ -72,21 +81,16 @@ def _data(look: Look, case: Case, kind: str = "disk") -> On | None:
             return _on_inode(look, kind, inode, case.file)
         device = look.storage.swap_of_folio(folio)
         return On(kind=kind, device=device) if device else None
-    wakes = look.layout.symbol("wake_bit_function")
-    within = look.layout.offset("wait_bit_queue_entry", "wq_entry")
     for entry in case.stack.wait_entries():
-        if entry.function != wakes:
+        wait = bit_of(look, case, entry)
+        if wait is None:
             continue
-        key = look.layout.offset("wait_bit_queue_entry", "key.flags")
-        flags = case.stack.word(entry.address - within + key)
-        if flags is None or flags < KERNEL:
-            continue
-        device = look.storage.device_of_buffer(flags)
+        inode = inode_of(look, wait)
+        if inode is not None:
+            return _on_inode(look, kind, inode, None)
+        device = None if wait.variable else look.storage.device_of_buffer(wait.word)
         if device is not None:
             return On(kind=kind, device=device)
-        state = flags - look.layout.offset("inode", "i_state")
-        if look.storage.is_inode(state):
-            return _on_inode(look, kind, look.storage.inode(state), None)
     return None
 
 
@@ -129,7 +133,7 @@ def _journal(look: Look, case: Case) -> On | None:
     """Tell a journal whose thread is to commit: on whose queue the task is."""
     done = look.layout.offset("journal_s", "j_wait_done_commit")
     for entry in case.stack.wait_entries():
-        queue = look.locks.head_of_queue(entry, case.stack, look.limit)
+        queue = look.queues.head_of(entry)
         if queue is None:
             continue
         names = ("j_task", "j_dev")

@@ -121,6 +121,13 @@ class Futexes:
         """
         return self.waiter(address, self._reader.read(address, self._size))
 
+    def key(self, address: int) -> Key:
+        """Read the ``union futex_key`` at an address.
+
+        :raises drgn.FaultError: if it cannot be read
+        """
+        return Key(*_KEY.unpack(self._reader.read(address, _KEY.size)))
+
     def on_stack(self, base: int, words: Addresses, task: int) -> Iterator[Waiter]:
         """Find what looks like a waiter of a task on its own stack, innermost first.
 

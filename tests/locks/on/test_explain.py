@@ -11,13 +11,12 @@ from drgn import FaultError, Program
 from numpy.lib.recfunctions import append_fields
 
 from msatools.kernel.report import Findings
-from msatools.locks import kernellocks
-from msatools.locks.explain import explain
-from msatools.locks.kernellocks import KernelLocks
 from msatools.locks.layout import Layout
 from msatools.locks.model import On
+from msatools.locks.on.explain import explain
 from msatools.locks.ownstack import OwnStack
-from msatools.locks.storage import Storage
+from msatools.locks.sleeping import locksorts
+from msatools.locks.sleeping.kernellocks import KernelLocks
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import TaskTable
 from tests.locks.conftest import Seen, look_at, seen
@@ -310,8 +309,8 @@ def test_a_lock_whose_waiters_are_on_no_list(
     dump: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As from 7.1 on: where the task's record names it, that is enough."""
-    monkeypatch.setitem(kernellocks._LOCKS, "mutex", ("mutex", "first_waiter"))
-    monkeypatch.setitem(kernellocks._LOCKS, "rwsem", ("rw_semaphore", "first_waiter"))
+    monkeypatch.setitem(locksorts.LISTS, "mutex", ("mutex", "first_waiter"))
+    monkeypatch.setitem(locksorts.LISTS, "rwsem", ("rw_semaphore", "first_waiter"))
     records, kinds = dump.table.records, {"rename-mutex": 0, "directory-make": 3}
     blockers = np.zeros(len(records), np.uint64)
     names = [name for name in records.dtype.names or () if name != "blocker"]
@@ -337,7 +336,7 @@ def test_a_long_ring_of_waiters_is_cut(dump: Seen) -> None:
     """Three wait for the lock; who may look at one only must not tell another."""
     row = dump.row("directory-rename")
     layout, findings = Layout(dump.reader), Findings()
-    locks = KernelLocks(layout, Storage(layout, findings), findings)
+    locks = KernelLocks(layout, findings)
     names = dump.now.stacks.names(dump.now.stacks[row])
     stacks, pointers = (
         dump.table[name][row : row + 1].astype(np.uint64) for name in ("stack", "sp")
@@ -348,9 +347,9 @@ def test_a_long_ring_of_waiters_is_cut(dump: Seen) -> None:
     whole = locks.find(names, stack)
     assert whole is not None
     assert whole.waiters == 3
-    locks = KernelLocks(layout, Storage(layout, findings), findings)
+    locks = KernelLocks(layout, findings)
     assert locks.find(names, stack, limit=4) == whole
-    locks = KernelLocks(layout, Storage(layout, findings), findings)
+    locks = KernelLocks(layout, findings)
     cut = locks.find(names, stack, limit=1)
     assert cut in (
         replace(whole, waiters=None),
@@ -358,3 +357,14 @@ def test_a_long_ring_of_waiters_is_cut(dump: Seen) -> None:
     )
     code = "lock-not-found" if cut and cut.address is None else "waiters-not-counted"
     assert [found for found, _ in findings.notes] == [code]
+
+
+@pytest.mark.parametrize("kernel", ["6.1", "6.12"])
+def test_fault_in_the_memory_of_another(kernel: str) -> None:
+    """Not in what lies at some address of its own."""
+    dump = seen(f"locks-{kernel}")
+    on = dump.ons[dump.row("mmap-reader")]
+    assert on is not None
+    assert on.path == "/mnt/fuse/mapped"
+    truth = {lock["name"]: lock for lock in dump.run.workload["locks"]}
+    assert on.pid == truth["mmap"]["pid"]

@@ -2,11 +2,11 @@
 
 """Tasks, signals, messages and times that tasks wait on."""
 
-from msatools.locks.look import FEW_READS, Case, Look, signals_of
+from msatools.locks.events.completions import vforked
+from msatools.locks.look import Case, Look, signals_of
 from msatools.locks.model import On
-from msatools.locks.onfiles import by_file
+from msatools.locks.on.files import by_file
 
-_MAX_CHILDREN = 4096
 _STOP_SIGNAL = 0xFFFF
 """``JOBCTL_STOP_SIGMASK``."""
 
@@ -52,19 +52,8 @@ def _waited(look: Look, case: Case) -> On | None:
 
 def _vforked(look: Look, case: Case) -> On | None:
     """A child that has yet to execute a program: it has a pointer to our stack."""
-    head = case.address + look.layout.offset("task_struct", "children")
-    sibling = look.layout.offset("task_struct", "sibling")
-    # From the end of the list on, where the youngest is.
-    node = look.layout.word(head + 8)
-    for _ in range(FEW_READS if look.alone else _MAX_CHILDREN):
-        if node in (head, 0):
-            break
-        task = node - sibling
-        done = look.layout.member(task, "task_struct", "vfork_done")
-        if done in case.stack:
-            return On(kind="child", pid=look.pid(task, leader=True))
-        node = look.layout.word(node + 8)
-    return None
+    task = vforked(look, case.address, lambda done: done in case.stack)
+    return On(kind="child", pid=look.pid(task, leader=True)) if task else None
 
 
 def signal(look: Look, case: Case) -> On | None:

@@ -75,7 +75,7 @@ def _anonymous(look: Look, file: OpenFile, name: str) -> On:
 def _partner(look: Look, case: Case) -> On | None:
     """A pipe with a name, on the way to be opened: nobody has the other end."""
     for entry in case.stack.wait_entries():
-        queue = look.locks.head_of_queue(entry, case.stack, look.limit)
+        queue = look.queues.head_of(entry)
         if queue is None:
             continue
         pipes = [

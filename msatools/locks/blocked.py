@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Which tasks are blocked, and on what."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import drgn
+import numpy as np
+
+from msatools.locks.cases import read_cases
+from msatools.locks.kinds import requests_of, what_of
+from msatools.locks.lock import Request
+from msatools.locks.look import Case, Look
+from msatools.locks.model import On
+from msatools.locks.on.explain import tell
+from msatools.locks.outside.externals import External, external
+from msatools.locks.user.userlocks import futex_requests
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.now import Now
+from msatools.tasks.stackmemory import Rows
+from msatools.tasks.states import letters
+from msatools.tasks.table import TaskTable
+
+_LOCKS = (TaskClass.LCK, TaskClass.KLK, TaskClass.FLK)
+_IN_LOCKS = (*_LOCKS, TaskClass.FLT, TaskClass.SWP)
+"""What a task may wait for in interruptible sleep, and others have to give it."""
+
+_FROZEN = (TaskClass.STP, TaskClass.TRC, TaskClass.ZMB)
+_ASKS_SERVER = frozenset(("request_wait_answer",))
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A task that is blocked, and on what."""
+
+    row: int
+    requests: tuple[Request, ...]
+    """Locks of which any one will do; most wait for one, some for none."""
+
+    external: External | None = None
+    """What it waits for that is no task, nor a lock that one has."""
+
+    what: str | None = None
+    """What a lock without an owner stands for, such as work that is to be done."""
+
+    on: On | None = None
+    """What it waits on, if that is no lock."""
+
+    why: str | None = None
+    """Why no lock is told, where it waits for one."""
+
+
+def blocked_rows(tasks: TaskTable, now: Now) -> Rows:
+    """Find the tasks that are blocked: in uninterruptible sleep, or on a lock.
+
+    Those that only wait for work are not, nor are those that are stopped or frozen.
+    """
+    blocked = (letters(tasks) == "D") | np.isin(now.classes, _IN_LOCKS)
+    blocked |= _asks_server(now)[now.stacks.index]
+    blocked &= ~np.isin(now.classes, _FROZEN)
+    return np.flatnonzero(blocked)
+
+
+def _asks_server(now: Now) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Tell which stacks are those of who waits for a file system in user space.
+
+    That is interruptible sleep at first (fs/fuse/dev.c).
+    """
+    names = (now.stacks.names(stack) for stack in now.stacks.unique)
+    return np.array([not _ASKS_SERVER.isdisjoint(each) for each in names], np.bool_)
+
+
+def find_blocked(
+    look: Look, now: Now, rows: Rows, stack_size: int
+) -> Iterator[Blocked]:
+    """Tell what each of some blocked tasks waits for."""
+    told: list[int] = []
+    if not look.alone:
+        # Most of a crowd: the tables of waiters tell it, no stack is needed.
+        for each in _on_futexes(look, rows[now.classes[rows] == TaskClass.LCK]):
+            told.append(each.row)
+            yield each
+    alike: dict[On | None, On | None] = {}
+    others = rows[~np.isin(rows, told)]
+    for case in read_cases(look, now, others, stack_size):
+        yield _blocked(look, case, alike)
+
+
+def _on_futexes(look: Look, rows: Rows) -> Iterator[Blocked]:
+    """Tell which futexes some tasks wait on; those that are not found are left out."""
+    addresses = look.tasks["address"][rows].tolist()
+    for row, address in zip(rows.tolist(), addresses, strict=True):
+        try:
+            requests = tuple(futex_requests(look, address))
+        except LookupError:
+            return  # each is told why, by its case
+        if requests:
+            yield Blocked(row, requests)
+
+
+def _blocked(look: Look, case: Case, alike: dict[On | None, On | None]) -> Blocked:
+    requests: tuple[Request, ...] = ()
+    what = outside = why = None
+    try:
+        requests = tuple(requests_of(look, case))
+        what = what_of(look, case, requests)
+    except drgn.FaultError as error:
+        look.findings.coverage["locks_unreadable"] += 1
+        look.findings.lose("locks", f"what a task waits for is lost: {error}")
+        why = "it cannot be read"
+    except LookupError as error:
+        look.findings.note(
+            "lock-unknown",
+            f"locks of class {case.task_class.name} are not told: {error}",
+            case.task_class.name,
+        )
+        why = "nothing tells the types"
+    on = None
+    if not requests:
+        on = tell(look, case)
+        if why is None and case.task_class in _LOCKS:
+            why = "it is not to be found"
+    try:
+        outside = external(look, case, requests)
+    except (drgn.FaultError, LookupError) as error:
+        look.findings.lose("servers", f"who serves a wait is lost: {error}")
+    return Blocked(case.row, requests, outside, what, alike.setdefault(on, on), why)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Waits for a bit of any word, or for a variable (kernel/sched/wait_bit.c).
+
+Nothing says who is to change it.
+"""
+
+from dataclasses import dataclass
+
+from msatools.locks.events.queues import Key
+from msatools.locks.layout import KERNEL
+from msatools.locks.lock import Lock, Queued, Request
+from msatools.locks.look import Case, Look
+from msatools.locks.ownstack import WaitEntry
+from msatools.locks.storage import Inode
+
+_VARIABLE = -1
+"""The bit of who waits for a variable."""
+
+_STATE_BITS = 3
+"""Of an inode's state that are waited for, all below this."""
+
+_BIT = (1 << 32) - 1
+
+
+@dataclass(frozen=True)
+class BitWait:
+    """What an entry of a wait queue stands for."""
+
+    word: int
+    """The address of the word, or of the variable: any within what it is of."""
+
+    bit: int
+    """Of the word; -1 if it is a variable that is waited for."""
+
+    @property
+    def variable(self) -> bool:
+        """Whether it is a variable that is waited for."""
+        return self.bit == _VARIABLE
+
+
+def bit_of(look: Look, case: Case, entry: WaitEntry) -> BitWait | None:
+    """Tell the word that an entry on a task's stack waits for, if it does for one."""
+    if entry.function not in _wakers(look):
+        return None
+    key = _key(look)
+    start = entry.address - key.wait
+    word, bit = case.stack.word(start + key.of), case.stack.half(start + key.bit)
+    if word is None or bit is None or word < KERNEL:
+        return None
+    return BitWait(word, _VARIABLE if bit == _BIT else bit)
+
+
+def inode_of(look: Look, wait: BitWait) -> Inode | None:
+    """
+    Tell the inode whose state a task waits for; ``None`` if it is none.
+
+    :raises drgn.FaultError: if it cannot be read
+    """
+    # "inode: port __I_NEW to var event" and the like (in v6.12): each bit of the state
+    # is a variable, the byte of the state with the bit's number stands for it.
+    bits = range(_STATE_BITS) if wait.variable else range(1)
+    state = look.layout.offset("inode", "i_state")
+    for bit in bits:
+        inode = wait.word - bit - state
+        if inode % 8 == 0 and look.storage.is_inode(inode):
+            return look.storage.inode(inode)
+    return None
+
+
+def request(look: Look, case: Case) -> Request | None:
+    """
+    Tell the word that a task waits for, and which of its bits.
+
+    The lock's address is the word's, its key the bit's number.
+
+    :raises drgn.FaultError: if it cannot be read
+    """
+    found = look.queues.innermost(case.stack)
+    wait = bit_of(look, case, found[0]) if found else None
+    if found is None or wait is None:
+        return None
+    lock = Lock("bit_wait", wait.word, wait.bit)
+    look.queues.buckets[lock] = found[1].head
+    return Request(lock)
+
+
+def queue(look: Look, lock: Lock) -> list[Queued] | None:
+    """
+    Tell who waits for a bit that :func:`request` has told, in order.
+
+    Waiters for other words may be on the same queue: they are left out.
+    """
+    return look.queues.bucket(lock, _key(look), _wakers(look))
+
+
+def _key(look: Look) -> Key:
+    at, entry = look.layout.offset, "wait_bit_queue_entry"
+    return Key(at(entry, "wq_entry"), at(entry, "key.flags"), at(entry, "key.bit_nr"))
+
+
+def _wakers(look: Look) -> list[int]:
+    names = ("wake_bit_function", "var_wake_function")
+    found = (look.layout.symbol(name) for name in names)
+    return [function for function in found if function is not None]

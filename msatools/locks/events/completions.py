@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Completions: what tasks wait for until it is done (kernel/sched/completion.c).
+
+A completion does not say who is to do it. Some lie in a structure that does: a kernel
+thread's own, what a vforked child points to, a piece of work that is put behind the
+work that is waited for.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import drgn
+
+from msatools.kernel.walks import list_records
+from msatools.locks.events.work import Work
+from msatools.locks.lock import Holder, Lock, Queued, Request
+from msatools.locks.look import FEW_READS, MAX_CANDIDATES, Case, Look
+
+_WAITS = ("wait_for_completion", "__wait_for_common", "wait_for_common")
+_WAYS = (
+    *("__schedule", "schedule", "preempt_schedule", "io_schedule", "__switch_to"),
+    *("do_wait_for_common", "blk_wait_io"),
+    *_WAITS,
+)
+"""How one waits: who calls them tells what for."""
+
+_MAX_CHILDREN = 4096
+
+# By who waits, innermost of those that are no way to wait.
+_BY_CALLER = {
+    name: text
+    for text, names in {
+        "RCU grace period": """
+            __wait_rcu_gp synchronize_rcu synchronize_rcu_normal rcu_sync_enter
+            synchronize_rcu_expedited exp_funnel_lock synchronize_rcu_mult
+            synchronize_rcu_tasks synchronize_rcu_tasks_generic
+            synchronize_rcu_tasks_rude synchronize_rcu_tasks_trace
+        """,
+        "SRCU grace period": "__synchronize_srcu synchronize_srcu",
+        "RCU callbacks": """
+            rcu_barrier srcu_barrier rcu_barrier_tasks rcu_barrier_tasks_generic
+            rcu_barrier_tasks_rude rcu_barrier_tasks_trace
+        """,
+        "module load": """
+            load_module idempotent_init_module idempotent_wait_for_completion
+            module_patient_check_exists add_unformed_module
+        """,
+        "CPU stopper": """
+            stop_one_cpu stop_two_cpus __stop_cpus stop_cpus stop_machine_cpuslocked
+            affine_move_task
+        """,
+        "CPU hotplug": "cpuhp_kick_ap cpuhp_kick_ap_work wait_for_ap_thread",
+        "user-mode helper": "call_usermodehelper_exec call_usermodehelper",
+        "block I/O": "submit_bio_wait blk_execute_rq bio_await bio_await_chain",
+        "look-up of a name": "d_alloc_parallel d_wait_lookup",
+        "core dump": "coredump_wait do_coredump vfs_coredump coredump_task_exit",
+    }.items()
+    for name in names.split()
+}
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a structure around a completion tells."""
+
+    what: str
+    holders: tuple[Holder, ...] = ()
+
+
+def is_waiting(case: Case) -> bool:
+    """Tell whether a task waits for a completion."""
+    return any(name.startswith(_WAITS) for name in case.names)
+
+
+def request(look: Look, case: Case) -> Request | None:
+    """
+    Tell the ``struct completion`` that a task waits for.
+
+    :raises drgn.FaultError: if it cannot be read
+    """
+    if not is_waiting(case):
+        return None
+    if not look.layout.has("completion", "wait.task_list"):
+        # "completion: Use simple wait queues" (in v5.7): before, it has one of those
+        # that anybody may use.
+        return None
+    found = look.queues.simple(case.stack)
+    if found is None:
+        return None
+    within = look.layout.offset("completion", "wait.task_list")
+    return Request(Lock("completion", found.head - within))
+
+
+def queue(look: Look, lock: Lock) -> list[Queued] | None:
+    """Tell who waits for a completion, in order."""
+    within = look.layout.offset("completion", "wait.task_list")
+    found = look.queues.of_simple_head((lock.address or 0) + within)
+    if found is None or found.waiters is None:
+        return None
+    return look.queues.tasks(found.waiters)
+
+
+def holders(look: Look, lock: Lock) -> list[Holder]:
+    """Tell who is to complete it, if it lies in what says so."""
+    told = _told(look, lock)
+    return list(told.holders) if told else []
+
+
+def what(look: Look, case: Case, lock: Lock) -> str | None:
+    """Say in a few words what a task waits for; ``None`` if nothing tells."""
+    told = _told(look, lock)
+    if told is not None:
+        return told.what
+    return by_caller(case)
+
+
+def by_caller(case: Case) -> str | None:
+    """Say what a task waits for, by the function that waits."""
+    return _BY_CALLER.get(_caller(case))
+
+
+def _caller(case: Case) -> str:
+    """Name the innermost function that is no way to wait."""
+    names = (name.partition(".")[0] for name in case.names)
+    return next((name for name in names if not name.startswith(_WAYS)), "")
+
+
+def _told(look: Look, lock: Lock) -> _Told | None:
+    address = lock.address or 0
+    told = _thread(look, address)
+    if told is not None:
+        return told
+    for queued in queue(look, lock) or ():
+        if not look.queues.is_on_stack(address, queued.task):
+            continue
+        for ask in (_child, _work, _queue_of_work, _thread_work, _creation):
+            try:
+                told = ask(look, queued.task, address)
+            except LookupError:
+                # The kernel has no such thing, or nothing tells its type.
+                continue
+            except drgn.FaultError as error:
+                look.findings.lose(
+                    "completions", f"who is to complete one is lost: {error}"
+                )
+                continue
+            if told is not None:
+                return told
+        break
+    return None
+
+
+def _thread(look: Look, address: int) -> _Told | None:
+    """A thread of the kernel that is to stop or to park."""
+    for member, doing in (("exited", "stop"), ("parked", "park")):
+        if not look.layout.has("kthread", member):
+            continue
+        kthread = address - look.layout.offset("kthread", member)
+        task = look.kthreads.by_kthread.get(kthread)
+        if task is not None:
+            pid = look.pid(task)
+            return _Told(f"thread {pid} to {doing}", (Holder(task, "exact"),))
+    return None
+
+
+def _child(look: Look, waiter: int, address: int) -> _Told | None:
+    """A child that has yet to execute a program, or to end."""
+    child = vforked(look, waiter, lambda done: done == address)
+    if child is None:
+        return None
+    pid = look.pid(child, leader=True)
+    return _Told(f"child {pid} to exec", (Holder(child, "exact"),))
+
+
+def vforked(look: Look, parent: int, is_it: Callable[[int], bool]) -> int | None:
+    """
+    Find the child for which a task that has vforked waits.
+
+    :param is_it: Tells the completion that it waits for; the child points at it.
+    :return: The address of its ``struct task_struct``.
+    :raises drgn.FaultError: if a child cannot be read
+    """
+    head = parent + look.layout.offset("task_struct", "children")
+    sibling = look.layout.offset("task_struct", "sibling")
+    # From the end of the list on, where the youngest is.
+    node = look.layout.word(head + 8)
+    for _ in range(FEW_READS if look.alone else _MAX_CHILDREN):
+        if node in (head, 0):
+            break
+        task = node - sibling
+        if is_it(look.layout.member(task, "task_struct", "vfork_done")):
+            return task
+        node = look.layout.word(node + 8)
+    return None
+
+
+def _work(look: Look, waiter: int, address: int) -> _Told | None:
+    """Work that is put behind what is waited for: flush_work() and the like."""
+    if not look.layout.has("wq_barrier", "done"):
+        return None
+    barrier = address - look.layout.offset("wq_barrier", "done")
+    if look.layout.member(barrier, "wq_barrier", "task") != waiter:
+        return None
+    work = look.workqueues.behind(barrier)
+    if work is None:
+        return None
+    if work.worker is None:
+        return _Told(f"work {_named(work)}, not begun")
+    pid = look.pid(work.worker)
+    return _Told(
+        f"work {_named(work)} of thread {pid}", (Holder(work.worker, "exact"),)
+    )
+
+
+def _queue_of_work(look: Look, waiter: int, address: int) -> _Told | None:
+    """All work of a queue up to now: flush_workqueue()."""
+    if not look.layout.has("wq_flusher", "done"):
+        return None
+    flusher = address - look.layout.offset("wq_flusher", "done")
+    flushed = look.workqueues.flushed.get(flusher)
+    if flushed is None:
+        return None
+    workers = look.workqueues.workers(flushed)
+    holders = tuple(Holder(worker, "exact") for worker in workers)
+    return _Told(f"workqueue {flushed.name}", holders)
+
+
+def _named(work: Work) -> str:
+    return work.function or "of unknown name"
+
+
+def _thread_work(look: Look, waiter: int, address: int) -> _Told | None:
+    """Work of a thread that has its own: kthread_flush_work() and the like."""
+    if not look.layout.has("kthread_flush_work", "done"):
+        return None
+    flush = address - look.layout.offset("kthread_flush_work", "done")
+    flushes = look.layout.symbol("kthread_flush_work_fn")
+    function = look.layout.member(flush, "kthread_flush_work", "work.func")
+    if flushes is None or function != flushes:
+        return None
+    worker = look.layout.member(flush, "kthread_flush_work", "work.worker")
+    task = look.layout.member(worker, "kthread_worker", "task")
+    if task not in look.kthreads.by_kthread.values():
+        return None
+    return _Told(f"work of thread {look.pid(task)}", (Holder(task, "exact"),))
+
+
+def _creation(look: Look, waiter: int, address: int) -> _Told | None:
+    """A thread of the kernel that is to be made: kthreadd does it."""
+    maker, requests = look.kthreads.maker, look.layout.symbol("kthread_create_list")
+    if maker is None or requests is None:
+        return None
+    what = "kthreadd to make a thread"
+    info = "kthread_create_info"
+    done = look.layout.offset(info, "done")
+    size = look.layout.size(info)
+    node = look.layout.offset(info, "list")
+    name = "threads to be made"
+    for _, data in list_records(look.reader, requests, node, size, look.findings, name):
+        if int.from_bytes(data[done : done + 8], "little") == address:
+            return _Told(what, (Holder(maker, "exact"),))
+    if look.kthreads.is_making(address, MAX_CANDIDATES, look.queues.stack_bytes):
+        return _Told(what, (Holder(maker, "likely"),))
+    return None

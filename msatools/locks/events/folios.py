@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Waits for a bit of a page: until it is unlocked, or written back (mm/filemap.c).
+
+Nothing says who is to change the bit.
+"""
+
+from msatools.locks.events.queues import Key
+from msatools.locks.lock import Lock, Queued, Request
+from msatools.locks.look import Case, Look
+from msatools.locks.ownstack import WaitEntry
+
+_PAGE = ("folio", "page")
+"""Of ``struct wait_page_queue``: "mm/filemap: Add folio_wait_bit()" and the like (in
+v5.16)."""
+
+
+def folio_of(look: Look, case: Case, entry: WaitEntry) -> int | None:
+    """Tell the page that an entry on a task's stack waits for, if it does for one."""
+    if entry.function != look.layout.symbol("wake_page_function"):
+        return None
+    key = _key(look)
+    return case.stack.word(entry.address - key.wait + key.of)
+
+
+def request(look: Look, case: Case) -> Request | None:
+    """
+    Tell the page that a task waits for, and which of its bits.
+
+    The lock's address is the ``struct folio``'s, its key the bit's number.
+
+    :raises drgn.FaultError: if it cannot be read
+    """
+    found = look.queues.innermost(case.stack)
+    folio = folio_of(look, case, found[0]) if found else None
+    if found is None or not folio:
+        return None
+    entry, queue = found
+    key = _key(look)
+    bit = case.stack.half(entry.address - key.wait + key.bit)
+    if bit is None:
+        return None
+    lock = Lock("folio", folio, bit)
+    look.queues.buckets[lock] = queue.head
+    return Request(lock)
+
+
+def queue(look: Look, lock: Lock) -> list[Queued] | None:
+    """
+    Tell who waits for a bit of a page that :func:`request` has told, in order.
+
+    Waiters for other pages may be on the same queue: they are left out.
+    """
+    wakes = look.layout.symbol("wake_page_function")
+    return look.queues.bucket(lock, _key(look), [wakes])
+
+
+def what(look: Look, case: Case, lock: Lock) -> str | None:
+    """Name the bit that is waited for, as ``locked`` or ``writeback``."""
+    try:
+        flags = look.reader.prog.type("enum pageflags").enumerators
+    except LookupError:
+        return None
+    # Other names of the same bit come later.
+    names = [flag.name for flag in flags or () if flag.value == lock.key]
+    return names[0].removeprefix("PG_") if names else None
+
+
+def _key(look: Look) -> Key:
+    at, entry = look.layout.offset, "wait_page_queue"
+    return Key(at(entry, "wait"), at(entry, *_PAGE), at(entry, "bit_nr"))

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Threads of the kernel, by what the kernel keeps of each (kernel/kthread.c)."""
+
+from functools import cached_property
+
+import drgn
+import numpy as np
+
+from msatools.kernel.report import Findings
+from msatools.kernel.walks import list_records
+from msatools.locks.layout import CODE, KERNEL, Layout
+
+_KTHREAD = ("worker_private", "set_child_tid")
+"""The pointer to a thread's ``struct kthread``: "kthread: Generalize pf_io_worker so it
+can point to struct kthread" (in v5.17)."""
+
+
+class KernelThreads:
+    """The threads that kthreadd has made."""
+
+    def __init__(self, layout: Layout, findings: Findings) -> None:
+        self._layout = layout
+        self._findings = findings
+
+    @cached_property
+    def maker(self) -> int | None:
+        """The task of kthreadd, which makes all others."""
+        variable = self._layout.symbol("kthreadd_task")
+        try:
+            task = self._layout.word(variable) if variable else 0
+        except drgn.FaultError as error:
+            self._findings.lose("kernel threads", f"kthreadd is lost: {error}")
+            return None
+        return task if task >= KERNEL else None
+
+    @cached_property
+    def by_kthread(self) -> dict[int, int]:
+        """The tasks by ``struct kthread``."""
+        if self.maker is None:
+            return {}
+        at = self._layout.offset
+        sibling = at("task_struct", "sibling")
+        kthread = at("task_struct", *_KTHREAD)
+        size = max(sibling, kthread) + 8
+        head = self.maker + at("task_struct", "children")
+        children = list_records(
+            self._layout.reader, head, sibling, size, self._findings, "kernel threads"
+        )
+        found = {
+            int.from_bytes(data[kthread : kthread + 8], "little"): task
+            for task, data in children
+        }
+        found.pop(0, None)
+        return found
+
+    def data_of(self, task: int) -> int | None:
+        """Tell what the main function of a thread was given; ``None`` if it is none.
+
+        :raises drgn.FaultError: if it cannot be read
+        """
+        kthread = self._layout.member(task, "task_struct", *_KTHREAD)
+        # Of a process the members may be anything: its own word does not count.
+        if self.by_kthread.get(kthread) != task:
+            return None
+        return self._layout.member(kthread, "kthread", "data")
+
+    def is_making(self, completion: int, limit: int, stack_bytes: int) -> bool:
+        """
+        Tell whether kthreadd is at a request: its stack has a pointer to that.
+
+        :param completion: That the request is to complete.
+        :param limit: How many pointers are tried.
+        :param stack_bytes: The size of a kernel stack.
+        """
+        if self.maker is None:
+            return False
+        try:
+            stack = self._layout.member(self.maker, "task_struct", "stack")
+            pointer = self._layout.member(self.maker, "task_struct", "thread.sp")
+            used = stack + stack_bytes - pointer
+            if not 0 < used <= stack_bytes:
+                return False
+            words = self._layout.reader.words(pointer, used // 8)
+        except drgn.FaultError:
+            return False
+        data = words[(words >= np.uint64(KERNEL)) & (words < np.uint64(CODE))]
+        for request in list(dict.fromkeys(data.tolist()))[:limit]:
+            try:
+                done = self._layout.member(request, "kthread_create_info", "done")
+            except drgn.FaultError:
+                continue
+            if done == completion:
+                return True
+        return False

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Wait queues that tasks wait on for something of their owner's (linux/wait.h)."""
+
+import drgn
+import numpy as np
+
+from msatools.locks.layout import KERNEL
+from msatools.locks.lock import Holder, Lock, Queued, Request
+from msatools.locks.look import Case, Look
+
+_OTHERS = (
+    "wake_page_function",
+    "wake_bit_function",
+    "var_wake_function",
+    "percpu_rwsem_wake_function",
+    "child_wait_callback",
+    "pollwake",
+    "ep_autoremove_wake_function",
+)
+"""What wakes those that wait for what has a type of its own, or for no lock."""
+
+_LOOKUPS = ("d_alloc_parallel", "d_wait_lookup")
+
+
+def request(look: Look, case: Case) -> Request | None:
+    """
+    Tell the ``struct wait_queue_head`` that a task waits on.
+
+    :raises drgn.FaultError: if it cannot be read
+    """
+    found = look.queues.innermost(case.stack)
+    if found is None:
+        return None
+    entry, queue = found
+    if entry.function in {look.layout.symbol(name) for name in _OTHERS}:
+        return None
+    head = look.layout.offset("wait_queue_head", "head")
+    lock = Lock("wait_queue", queue.head - head)
+    if case.is_in(*_LOOKUPS):
+        look.queues.lookups.add(lock)
+    return Request(lock)
+
+
+def queue(look: Look, lock: Lock) -> list[Queued] | None:
+    """Tell who waits on a queue, in order; those that poll it are left out."""
+    address = lock.address or 0
+    found = look.queues.of_head(address + look.layout.offset("wait_queue_head", "head"))
+    if found is None or found.waiters is None:
+        return None
+    return look.queues.tasks(found.waiters)
+
+
+def holders(look: Look, lock: Lock) -> list[Holder]:
+    """
+    Tell who is to wake a queue, where it says so.
+
+    That is the thread that commits a journal, and who looks up a name that others want
+    too: it has the queue on its own stack. Of other queues nobody knows.
+
+    :raises drgn.FaultError: if it cannot be read
+    """
+    if lock in look.queues.lookups:
+        return _looks_up(look, lock.address or 0)
+    return _commits(look, lock.address or 0)
+
+
+def _looks_up(look: Look, head: int) -> list[Holder]:
+    """Find whose stack a queue is on."""
+    stacks = look.tasks["stack"].astype(np.uint64)
+    # Where it is below a stack this is huge.
+    inside = np.uint64(head) - stacks < np.uint64(look.queues.stack_bytes)
+    tasks = look.tasks["address"][inside & (stacks != 0)].tolist()
+    return [Holder(task, "exact") for task in tasks]
+
+
+def _commits(look: Look, head: int) -> list[Holder]:
+    """Find the thread of a journal of which all wait until it has committed."""
+    if not look.layout.has("journal_s", "j_task"):
+        return []
+    for member in ("j_wait_done_commit", "j_wait_transaction_locked"):
+        journal = head - look.layout.offset("journal_s", member)
+        try:
+            task = look.layout.member(journal, "journal_s", "j_task")
+            if task < KERNEL or look.kthreads.data_of(task) != journal:
+                continue
+            barriers = look.layout.member(
+                journal, "journal_s", "j_barrier_count", size=4
+            )
+        except drgn.FaultError:
+            continue
+        # With a barrier, those who want to write wait for who has put it up.
+        if member == "j_wait_done_commit" or not barriers:
+            return [Holder(task, "exact")]
+    return []

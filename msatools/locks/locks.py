@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Who waits for whom, on one kernel: reports one after the other."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.clocks import read_clocks
+from msatools.kernel.pids import find_tasks
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings, noting_refusals
+from msatools.locks.changes import changes
+from msatools.locks.layout import Layout
+from msatools.locks.look import Look
+from msatools.locks.options import LocksOptions
+from msatools.locks.report import LocksReport
+from msatools.locks.scene import Scene, find_owners, make_scene, missing_owners
+from msatools.locks.telling import Teller
+from msatools.target.describe import describe
+from msatools.target.errors import TargetError
+from msatools.target.model import Target
+from msatools.tasks.now import collect_now
+from msatools.tasks.stackmemory import stack_bytes
+from msatools.tasks.stacks import StackCollector
+from msatools.tasks.table import TaskReader, TaskTable
+
+Progress = Callable[[int, int], None]
+
+_COVERAGE = (
+    *("tasks", "tasks_scanned", "zombies", "tasks_unreadable", "lists_broken"),
+    *("stacks", "stacks_incomplete", "blocked", "locks_unknown", "stacks_searched"),
+    *("reads", "bytes_read"),
+)
+"""Keys that are always in the report's coverage."""
+
+_STEPS = 6
+_MAX_ROUNDS = 64
+"""How far a chain of owners is followed, where each is looked up by itself."""
+
+
+class NoSuchPidError(TargetError):
+    """A PID that was named is not there."""
+
+
+def collect_locks(
+    prog: drgn.Program,
+    *,
+    target: Target | None = None,
+    options: LocksOptions | None = None,
+    progress: Progress | None = None,
+) -> LocksReport:
+    """
+    Find all blocked tasks of a kernel, what they wait for and who has that.
+
+    >>> report = collect_locks(prog)
+    >>> report.roots[0].pid, report.roots[0].reason
+    (487, 'FUSE server 480 (/mnt/d)')
+
+    Nothing is written, and nothing but *prog* is read.
+
+    :param prog: A Linux kernel with types, live or dead.
+    :param target: What to say of the target; found out if not given.
+    :param progress: Called now and then with steps done and steps in all.
+    :raises NoSuchPidError: if a PID that the options name is not there
+    :raises LookupError: if the types lack what describes tasks
+    :raises drgn.FaultError: if the dump lacks every task
+    :raises TargetError: if the program is not a kernel, or has no types
+    """
+    session = Locks(prog, target or describe(prog), options or LocksOptions())
+    return session.report(progress or (lambda done, total: None))
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What an interval began with."""
+
+    report: LocksReport
+    slept: Mapping[tuple[int, int], int]
+    """How often each thread, by its ID and when it started, had gone to sleep."""
+
+
+class Locks:
+    """A run of reports on one kernel: see :class:`msatools.command.Session`."""
+
+    period_s = None
+
+    def __init__(
+        self, prog: drgn.Program, target: Target, options: LocksOptions
+    ) -> None:
+        self._prog = prog
+        self._target = target
+        self._options = options
+        self._reader = Reader(prog)
+        self._layout = Layout(self._reader)
+        self._findings = Findings()
+        with noting_refusals(prog, self._findings):
+            self._task_reader = TaskReader(self._reader)
+            self._collector = StackCollector(self._reader, self._findings)
+            self._stack_bytes = stack_bytes(prog)
+            # The first time it takes long, which is not to pass between tasks and
+            # clocks.
+            read_clocks(prog, Findings())
+        self._lasting = replace(
+            self._findings,
+            coverage=self._findings.coverage.copy(),
+            lost=self._findings.lost.copy(),
+            notes=dict(self._findings.notes),
+        )
+        self._before: _Before | None = None
+
+    def report(self, progress: Progress) -> LocksReport:
+        """Report who waits for whom now."""
+        return self._collect(progress)[0]
+
+    def begin(self, progress: Progress) -> None:
+        """Look at all tasks: an interval begins."""
+        self._before = _before(*self._collect(progress))
+
+    def sample(self) -> None:
+        """There is nothing to look at within an interval."""
+        raise NotImplementedError("it has no period")
+
+    def advance(self, progress: Progress) -> LocksReport:
+        """Report who waits for whom now, and what has changed since the last look."""
+        assert self._before is not None, "no interval has begun"
+        before = self._before
+        report, scene = self._collect(progress, before)
+        self._before = _before(report, scene)
+        return changes(before.report, report)
+
+    def _collect(
+        self, progress: Progress, before: _Before | None = None
+    ) -> tuple[LocksReport, Scene]:
+        self._forget()
+        findings = self._findings
+        with noting_refusals(self._prog, findings):
+            progress(0, _STEPS)
+            tasks = self._read()
+            progress(1, _STEPS)
+            scene = self._scene(tasks)
+            progress(3, _STEPS)
+            search = self._options.pids is None
+            find_owners(scene, self._reader, self._stack_bytes, findings, search)
+            progress(4, _STEPS)
+            teller = Teller(scene, self._options, self._stack_bytes)
+            slept = None if before is None else _slept(scene.tasks, before)
+            told = teller.tell(slept)
+            self._count(scene)
+        taken_at_ns = scene.clocks.monotonic_ns
+        then_ns = before.report.taken_at_ns if before else None
+        interval_ns = None
+        if taken_at_ns is not None and then_ns is not None:
+            interval_ns = taken_at_ns - then_ns
+        report = LocksReport(
+            target=self._target,
+            taken_at_ns=taken_at_ns,
+            interval_ns=interval_ns,
+            coverage={
+                **dict.fromkeys(_COVERAGE, 0),
+                **{key: count for key, count in findings.coverage.items() if count},
+            },
+            notes=tuple(findings.notes.values()),
+            waits=told.waits,
+            locks=told.locks,
+            roots=told.roots,
+            deadlocks=told.deadlocks,
+            herds=told.herds,
+            inversions=told.inversions,
+        )
+        return report, scene
+
+    def _read(self) -> TaskTable:
+        """Read all threads, or those that were named."""
+        pids = self._options.pids
+        if pids is None:
+            return self._task_reader.read_all(self._findings)
+        found = find_tasks(self._reader, pids, self._findings)
+        missing = [pid for pid in pids if pid not in found]
+        if missing:
+            lost = self._findings.coverage["pids_unreadable"]
+            why = (
+                "not found, and a part of what tells is damaged" if lost else "no such"
+            )
+            raise NoSuchPidError(
+                f"pid {', '.join(map(str, missing))}",
+                why if lost else f"no such task{'s' if len(missing) > 1 else ''}",
+                "list them all without -p",
+            )
+        return self._task_reader.read(list(found.values()), self._findings)
+
+    def _scene(self, tasks: TaskTable) -> Scene:
+        """Find who waits for what; of named tasks also what its owners wait for."""
+        for _ in range(_MAX_ROUNDS):
+            scene = self._look(tasks)
+            missing = missing_owners(scene) if self._options.pids is not None else ()
+            if not missing:
+                break
+            more = self._task_reader.read(missing, self._findings)
+            if not len(more):
+                break
+            records = np.concatenate([tasks.records, more.records])
+            tasks = TaskTable(records, tasks.columns)
+        return scene
+
+    def _look(self, tasks: TaskTable) -> Scene:
+        findings = self._findings
+        clocks = read_clocks(self._prog, findings)
+        now = collect_now(self._collector, self._prog, tasks, clocks)
+        alone = self._options.pids is not None
+        look = Look(self._layout, tasks, findings, clocks, alone=alone)
+        scene = make_scene(look, now, clocks, self._stack_bytes)
+        return scene if not _is_live(self._prog) else self._unswitched(scene)
+
+    def _unswitched(self, scene: Scene) -> Scene:
+        """Leave out who has not stayed blocked while it was looked at."""
+        rows = np.array(sorted(scene.blocked), np.intp)
+        tasks = scene.tasks
+        again = self._task_reader.read(tasks["address"][rows].tolist(), Findings())
+        same = _same(tasks.only(np.isin(np.arange(len(tasks)), rows)), again)
+        gone = set(rows.tolist()) - {scene.rows[address] for address in same}
+        self._findings.coverage["waits_ended"] += len(gone)
+        return scene.without(gone)
+
+    def _forget(self) -> None:
+        """Gather the findings of one report apart from those of others before."""
+        made, findings = self._lasting, self._findings
+        findings.coverage = made.coverage.copy()
+        findings.lost = made.lost.copy()
+        findings.notes = dict(made.notes)
+        self._reader.reads = self._reader.bytes = 0
+
+    def _count(self, scene: Scene) -> None:
+        coverage = self._findings.coverage
+        dead = int(np.count_nonzero(scene.tasks["exit_state"]))
+        coverage["tasks"] = len(scene.tasks)
+        coverage["zombies"] = dead
+        coverage["tasks_scanned"] = len(scene.tasks) - dead
+        coverage["blocked"] = len(scene.blocked)
+        unknown = [each for each in scene.blocked.values() if each.why]
+        coverage["locks_unknown"] = len(unknown)
+        coverage["reads"] = self._reader.reads
+        coverage["bytes_read"] = self._reader.bytes
+
+
+def _before(report: LocksReport, scene: Scene) -> _Before:
+    tasks = scene.tasks
+    threads = zip(tasks["pid"].tolist(), tasks["start_ns"].tolist(), strict=True)
+    slept = dict(zip(threads, tasks["nvcsw"].tolist(), strict=True))
+    return _Before(report, slept)
+
+
+def _slept(tasks: TaskTable, before: _Before) -> npt.NDArray[np.int64]:
+    """Tell how often each task has gone to sleep since; one that is new, never."""
+    threads = zip(tasks["pid"].tolist(), tasks["start_ns"].tolist(), strict=True)
+    now: list[int] = tasks["nvcsw"].tolist()
+    then = [before.slept.get(thread) for thread in threads]
+    pairs = zip(now, then, strict=True)
+    return np.array([0 if b is None else a - b for a, b in pairs], np.int64)
+
+
+def _is_live(prog: drgn.Program) -> bool:
+    return bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
+
+
+def _same(before: TaskTable, after: TaskTable) -> list[int]:
+    """Give the addresses of tasks that were not switched between two looks."""
+    columns = ("pid", "start_ns", "nvcsw", "nivcsw", "state")
+    both = set(_rows(before, columns)) & set(_rows(after, columns))
+    return [address for address, *_ in both]
+
+
+def _rows(tasks: TaskTable, columns: tuple[str, ...]) -> Iterable[tuple[int, ...]]:
+    values = (tasks[column].tolist() for column in ("address", *columns))
+    return zip(*values, strict=True)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What futexes lie in: user memory is called by what is mapped there."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from msatools.locks.layout import KERNEL
+from msatools.locks.lock import Lock
+from msatools.locks.look import Case, Look
+from msatools.locks.names.described import Name, of_file, of_path, process_of
+from msatools.locks.on.futexes import Mapping, mapping_at
+from msatools.locks.user.futexes import Key
+
+
+class FutexNames:
+    """Names futexes; a process may wait on many that lie in one mapping."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._pids: dict[int, int | None] = {}
+        self._mappings: dict[int, list[tuple[Mapping, Name]]] = {}
+        """By address space: those that futexes were found in, without an offset."""
+
+    def name(self, lock: Lock, cases: Sequence[Case]) -> Name:
+        """
+        Tell what a futex lies in.
+
+        :param cases: Some of the tasks that wait for it: only they tell where it is.
+        :raises drgn.FaultError: if what tells cannot be read
+        """
+        mms = list(dict.fromkeys(case.mm for case in cases if case.mm))
+        if not isinstance(lock.key, Key) or not mms:
+            return Name()
+        if lock.key.of_inode:
+            return self._in_file(lock.key, mms)
+        if lock.address is None:
+            return Name()
+        return self._in_memory(lock.address, mms[0])
+
+    def _in_file(self, key: Key, mms: Sequence[int]) -> Name:
+        offset = key.file_offset or 0
+        for mm in mms:
+            for shared in self._look.user_memory.shared_files(mm):
+                end = shared.first + shared.end - shared.start
+                if shared.sequence == key.object and shared.first <= offset < end:
+                    inode = self._look.storage.inode(shared.inode)
+                    path = self._look.path_of(inode)
+                    return _at(of_path(self._look, inode, path), offset)
+        return Name()
+
+    def _in_memory(self, address: int, mm: int) -> Name:
+        known = self._mappings.setdefault(mm, [])
+        inside = (each for each in known if each[0].start <= address < each[0].end)
+        found = next(inside, None)
+        if found is None:
+            mapping = mapping_at(self._look, mm, address)
+            if mapping is None:
+                return Name(pid=self._pid(mm))
+            found = mapping, self._of_mapping(mapping, mm)
+            known.append(found)
+        mapping, name = found
+        if mapping.file >= KERNEL:
+            return _at(name, mapping.file_offset(address))
+        return name
+
+    def _of_mapping(self, mapping: Mapping, mm: int) -> Name:
+        look, pid = self._look, self._pid(mm)
+        if mapping.file >= KERNEL:
+            return replace(of_file(look, mapping.file), pid=pid)
+        members = ("start_brk", "brk", "start_stack")
+        first, last, stack = look.layout.members(mm, "mm_struct", *members)
+        if mapping.start < last and first < mapping.end:
+            return Name(name="[heap]", pid=pid)
+        on_stack = mapping.start <= stack < mapping.end
+        return Name(name="[stack]" if on_stack else "anon", pid=pid)
+
+    def _pid(self, mm: int) -> int | None:
+        if mm not in self._pids:
+            process = process_of(self._look, mm)
+            self._pids[mm] = process[0] if process else None
+        return self._pids[mm]
+
+
+def _at(name: Name, offset: int) -> Name:
+    return replace(name, name=f"{name.name}+{offset:#x}")

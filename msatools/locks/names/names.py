@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What a lock is called, and what it lies in."""
+
+import stat
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import drgn
+import numpy as np
+
+from msatools.kernel.reader import Addresses
+from msatools.locks.layout import KERNEL
+from msatools.locks.lock import Lock
+from msatools.locks.look import FEW_READS, MAX_CANDIDATES, Case, Look
+from msatools.locks.names.described import (
+    Name,
+    describe,
+    of_file,
+    of_inode,
+    process_of,
+    short,
+)
+from msatools.locks.names.futexnames import FutexNames
+from msatools.locks.names.places import Place
+from msatools.locks.names.slabs import SlabObject
+
+__all__ = ["Name", "Names", "find_place"]
+
+_ANONYMOUS = 0b1
+_MAPPING_FLAGS = 0b11
+"""Of ``folio.mapping``: an anonymous page's leads to its ``struct anon_vma``."""
+
+
+class Names:
+    """Names the locks of one look; each is looked at once."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._names: dict[Lock, Name] = {}
+        self._futexes = FutexNames(look)
+
+    def name(self, lock: Lock, cases: Sequence[Case]) -> Name:
+        """
+        Tell what a lock is called, and what it lies in.
+
+        :param cases: Some of the tasks that wait for it; none if it is not known of
+            any. Some locks are known only by what those that want them are about.
+        """
+        if lock not in self._names:
+            try:
+                self._names[lock] = self._tell(lock, cases[:FEW_READS])
+            except (drgn.FaultError, LookupError) as error:
+                self._look.findings.lose(
+                    "names of locks", f"what a lock lies in is lost: {error}"
+                )
+                self._names[lock] = Name()
+        return self._names[lock]
+
+    def _tell(self, lock: Lock, cases: Sequence[Case]) -> Name:
+        look, address = self._look, lock.address
+        if lock.type in ("futex", "pi_futex"):
+            return self._futexes.name(lock, cases)
+        if address is None:
+            return Name()
+        if lock.type == "folio":
+            return _folio(look, address, cases)
+        if lock.type in ("posix_lock", "flock"):
+            return _file_lock(look, address)
+        found = self._on_stack(address)
+        if found is not None:
+            return found
+        piece = look.places.slab(address)
+        cache = piece.cache if piece else None
+        place = find_place(look, lock.type, address, cases)
+        if place is not None:
+            return replace(self._described(place), cache=cache)
+        if lock.type == "bit_wait":
+            found = _word(look, address, piece)
+            if found is not None:
+                return replace(found, cache=cache)
+        if lock.type == "wait_queue":
+            found = _request(look, cases)
+            if found is not None:
+                return replace(found, cache=cache)
+        if piece is None:
+            return Name()
+        name = Name(name=f"{piece.cache}+{address - piece.start:#x}", cache=cache)
+        within = look.places.inode_within(piece)
+        if within is None:
+            return name
+        return of_inode(look, within, str(name.name), cache=cache)
+
+    def _described(self, place: Place) -> Name:
+        """Tell what a lock is in; at least its own name, if the rest is lost."""
+        try:
+            return describe(self._look, place)
+        except (drgn.FaultError, LookupError) as error:
+            self._look.findings.lose(
+                "names of locks", f"what a lock lies in is lost in part: {error}"
+            )
+            return Name(name=place.name)
+
+    @cached_property
+    def _stacks(self) -> tuple[Addresses, Addresses]:
+        """Where stacks begin, ascending, and the rows of their tasks."""
+        starts = self._look.tasks["stack"].astype(np.uint64)
+        order = np.argsort(starts).astype(np.uint64)
+        return starts[order], order
+
+    def _on_stack(self, address: int) -> Name | None:
+        """Tell the task on whose stack a lock is."""
+        starts, rows = self._stacks
+        place = int(np.searchsorted(starts, np.uint64(address), "right")) - 1
+        if place < 0 or not starts[place]:
+            return None
+        if address - int(starts[place]) >= self._look.queues.stack_bytes:
+            return None
+        pid = int(self._look.tasks["pid"][rows[place]])
+        return Name(name=f"on the stack of {pid}", pid=pid)
+
+
+_OF_PIPE = {"mutex": ("mutex",), "wait_queue": ("rd_wait", "wr_wait")}
+
+_FD_ARGUMENT = {"splice": 2, "tee": 1, "vmsplice": 0, "sendfile": 0, "sendfile64": 0}
+"""Which argument of calls is a file that may be a pipe, if not the one known."""
+
+
+def find_place(
+    look: Look, type_: str, address: int, cases: Sequence[Case]
+) -> Place | None:
+    """
+    Find what a lock is in.
+
+    :param type_: A lock type of contract ``locks``.
+    :param cases: Some of the tasks that wait for it.
+    :raises drgn.FaultError: if what tells cannot be read
+    """
+    found = look.places.find(type_, address)
+    if found is not None:
+        return found
+    for case in cases:
+        found = _pipe(look, type_, address, case) or _mapping(
+            look, type_, address, case
+        )
+        if found is not None:
+            return found
+    return None
+
+
+def _mapping(look: Look, type_: str, address: int, case: Case) -> Place | None:
+    """Find the lock of one mapping of the task's own memory, which it has found.
+
+    They are apart from the mappings: "mm: separate vma->lock from vm_area_struct" (in
+    v6.4), up to v6.14.
+    """
+    if type_ != "rwsem" or not look.layout.has("vma_lock", "lock"):
+        return None
+    own = address - look.layout.offset("vma_lock", "lock")
+    for pointer in case.stack.data_pointers()[:MAX_CANDIDATES]:
+        try:
+            held, mm = look.layout.members(
+                pointer, "vm_area_struct", "vm_lock", "vm_mm"
+            )
+        except drgn.FaultError:
+            continue
+        if held == own and mm == case.mm:
+            return Place("vm_lock", "vm_area_struct", pointer)
+    return None
+
+
+def _pipe(look: Look, type_: str, address: int, case: Case) -> Place | None:
+    """Find a pipe that the task's call is about: pipes do not know their inodes."""
+    pipes = {
+        address - look.layout.offset("pipe_inode_info", member): member
+        for member in _OF_PIPE.get(type_, ())
+        if look.layout.has("pipe_inode_info", member)
+    }
+    if not pipes:
+        return None
+    for inode in _about(look, case):
+        try:
+            pipe = look.layout.member(inode, "inode", "i_pipe")
+            if pipe in pipes and look.storage.is_inode(inode):
+                return Place(pipes[pipe], "pipe_inode_info", inode)
+        except drgn.FaultError:
+            continue
+    return None
+
+
+def _about(look: Look, case: Case) -> list[int]:
+    """Give what may be the inodes of what a call is about."""
+    inodes = [case.file.inode] if case.file else []
+    number = _FD_ARGUMENT.get(case.call or "")
+    if number is not None:
+        tables = look.descriptors.tables(np.array([case.address], np.uint64))
+        descriptor = np.array([case.arguments[number] & 0x7FFF_FFFF], np.int64)
+        file = int(look.descriptors.lookup(tables, descriptor)[0])
+        if file:
+            inodes.append(look.layout.member(file, "file", "f_inode"))
+    if case.is_in("fifo_open", "wait_for_partner"):
+        inodes += case.stack.data_pointers()[:MAX_CANDIDATES]
+    return inodes
+
+
+def _folio(look: Look, address: int, cases: Sequence[Case]) -> Name:
+    """A page: of a file, or of processes' own memory."""
+    # "mm: Introduce struct folio" (in v5.16)
+    type_name = "folio" if look.layout.has("folio", "mapping") else "page"
+    mapping, index = look.layout.members(address, type_name, "mapping", "index")
+    host = look.storage.host_of_folio(address)
+    if host is not None:
+        return of_inode(look, host.address, f"folio {index}")
+    device = look.storage.swap_of_folio(address)
+    anonymous = mapping & _MAPPING_FLAGS == _ANONYMOUS
+    # One that is on the way in from swap is in no mapping yet.
+    if not anonymous and device is None:
+        return Name(name="folio")
+    # One of those that have it; it is that of who waits for its own memory.
+    mms = {case.mm for case in cases if case.mm}
+    mm = mms.pop() if len(mms) == 1 else None
+    if mm is None and anonymous:
+        mm = look.places.mm_of_anon_vma(mapping & ~_MAPPING_FLAGS)
+    process = process_of(look, mm) if mm else None
+    if process is None:
+        return Name(name="anon folio", device=device)
+    return Name(name=f"anon folio of {process[0]}", pid=process[0], device=device)
+
+
+def _word(look: Look, address: int, piece: SlabObject | None) -> Name | None:
+    """A word with a bit that is waited for: a buffer's, or the state of an inode."""
+    try:
+        device = look.storage.device_of_buffer(address)
+        if device is None and piece is not None and piece.cache == "buffer_head":
+            # A journal's own copy, of which no page knows.
+            part = look.layout.member(address, "buffer_head", "b_bdev")
+            if look.places.is_a("block_device", part):
+                device = look.storage.device(part)
+    except drgn.FaultError:
+        device = None
+    if device is not None:
+        return _buffer(look, address, device)
+    # "inode: port __I_SYNC to var event" and the like (in v6.12) wait for a byte of it.
+    state = look.layout.offset("inode", "i_state")
+    for inode in range(address - state, address - state - 8, -1):
+        if look.storage.is_inode(inode):
+            return of_inode(look, inode, "i_state")
+    return None
+
+
+def _request(look: Look, cases: Sequence[Case]) -> Name | None:
+    """A request to a server of FUSE: it is called by the file system."""
+    for case in cases:
+        mount = look.fuse.client(case.names, case.stack)
+        if mount is not None:
+            place = Place("FUSE request", "super_block", mount.super_block)
+            return describe(look, place)
+    return None
+
+
+def _buffer(look: Look, address: int, device: str) -> Name:
+    """A buffer: a block of a device, and where it is a file's data, of that."""
+    names = ("b_blocknr", ("b_folio", "b_page"))
+    block, folio = look.layout.members(address, "buffer_head", *names)
+    found = Name(name=f"buffer {block} of {short(device)}", device=device)
+    try:
+        host = look.storage.host_of_folio(folio) if folio >= KERNEL else None
+    except drgn.FaultError:
+        host = None
+    if host is None or not stat.S_ISREG(host.mode):
+        return found
+    of_file = of_inode(look, host.address, f"{found.name}, data")
+    return replace(of_file, device=device)
+
+
+def _file_lock(look: Look, lock: int) -> Name:
+    """A lock on a file, or on a part of it: its name is the file's."""
+    # "filelock: split common fields into struct file_lock_core" (in v6.9)
+    new = look.layout.has("file_lock", "c.flc_file")
+    part, member = ("file_lock_core", "flc_file") if new else ("file_lock", "fl_file")
+    file = look.layout.member(lock, part, member)
+    if file < KERNEL:
+        return Name()
+    return of_file(look, file)

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What structure of the kernel a lock lies in, by its address alone.
+
+For each lock there are a few structures that have one of its type. One is there if
+something else points back at it as only that does: an inode's own data at the inode, a
+root directory at its file system.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import drgn
+import numpy as np
+
+from msatools.kernel.report import Findings
+from msatools.locks.layout import KERNEL, Layout
+from msatools.locks.names.slabs import SlabObject, Slabs
+from msatools.locks.names.variables import Variables
+from msatools.locks.storage import Storage
+from msatools.tasks.table import TaskTable
+
+FREEZE_LEVELS = ("write", "page fault", "internal")
+"""What each lock of a file system keeps out while it is frozen (SB_FREEZE_LEVELS)."""
+
+_MAX_NODES = 1024
+"""MAX_NUMNODES that x86 can have."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a lock is in."""
+
+    name: str
+    """The member or variable that it is."""
+
+    type_name: str | None = None
+    """The structure that it is a member of; ``None`` for a variable."""
+
+    address: int = 0
+    """Of the structure."""
+
+    level: int | None = None
+    """Of a lock that a frozen file system has: which."""
+
+
+_Members = tuple[tuple[str, tuple[str, ...]], ...]
+
+_MUTEXES: _Members = (
+    ("super_block", ("s_vfs_rename_mutex", "s_sync_lock")),
+    ("file", ("f_pos_lock",)),
+    ("seq_file", ("lock",)),
+    ("kernfs_open_file", ("mutex", "prealloc_mutex")),
+    ("signal_struct", ("cred_guard_mutex",)),
+    ("device", ("mutex",)),
+    # "block: move the bd_mutex to struct gendisk" (in v5.14)
+    ("gendisk", ("open_mutex",)),
+    ("block_device", ("bd_fsfreeze_mutex", "bd_holder_lock", "bd_mutex")),
+    (
+        "request_queue",
+        (
+            *("sysfs_lock", "limits_lock", "elevator_lock", "mq_freeze_lock"),
+            *("sysfs_dir_lock", "debugfs_mutex", "rq_qos_mutex"),
+        ),
+    ),
+    ("journal_s", ("j_barrier", "j_checkpoint_mutex", "j_abort_mutex")),
+    (
+        "tty_struct",
+        ("atomic_write_lock", "legacy_mutex", "throttle_mutex", "winsize_mutex"),
+    ),
+    ("unix_sock", ("iolock", "bindlock")),
+    ("eventpoll", ("mtx",)),
+)
+_RWSEMS: _Members = (
+    # "mm: Protect operations adding pages to page cache with invalidate_lock" (v5.15)
+    ("inode", ("i_rwsem", "i_data.i_mmap_rwsem", "i_data.invalidate_lock")),
+    # "mmap locking API: rename mmap_sem to mmap_lock" (in v5.8)
+    ("mm_struct", ("mmap_lock", "mmap_sem")),
+    ("super_block", ("s_umount", "s_dquot.dqio_sem")),
+    # "exec: Transform exec_update_mutex into a rw_semaphore" (in v5.11)
+    ("signal_struct", ("exec_update_lock",)),
+    ("anon_vma", ("rwsem",)),
+    # "kernfs: Introduce separate rwsem to protect inode attributes." (in v6.4) and
+    # the like: one lock became some.
+    (
+        "kernfs_root",
+        ("kernfs_rwsem", "kernfs_iattr_rwsem", "kernfs_supers_rwsem"),
+    ),
+    ("tty_struct", ("termios_rwsem", "ldisc_sem")),
+)
+_QUEUES: _Members = (
+    ("sock", ("sk_lock.wq",)),
+    ("socket", ("wq.wait",)),
+    ("request_queue", ("mq_freeze_wq",)),
+    (
+        "journal_s",
+        (
+            *("j_wait_transaction_locked", "j_wait_done_commit", "j_wait_commit"),
+            *("j_wait_updates", "j_wait_reserved", "j_fc_wait"),
+        ),
+    ),
+    ("signal_struct", ("wait_chldexit",)),
+    ("tty_struct", ("read_wait", "write_wait")),
+    ("eventpoll", ("wq", "poll_wait")),
+    ("backing_dev_info", ("wb_waitq",)),
+    ("unix_sock", ("peer_wq.wait",)),
+    (
+        "pglist_data",
+        (
+            *("pfmemalloc_wait", "kswapd_wait", "kcompactd_wait"),
+            # "mm/vmscan: throttle reclaim until some writeback completes if congested"
+            # (in v5.16), and other reasons since.
+            *(f"reclaim_wait[{reason}]" for reason in range(4)),
+        ),
+    ),
+)
+_SPINLOCKS: _Members = (
+    ("inode", ("i_lock",)),
+    ("super_block", ("s_inode_list_lock",)),
+    ("mm_struct", ("page_table_lock",)),
+    ("sock", ("sk_lock.slock",)),
+    ("request_queue", ("queue_lock",)),
+)
+_BY_TYPE: dict[str, _Members] = {
+    "mutex": _MUTEXES,
+    "rwsem": _RWSEMS,
+    # With CONFIG_PREEMPT_RT it is what they are made of.
+    "rt_mutex": (*_MUTEXES, *_RWSEMS),
+    "wait_queue": _QUEUES,
+    "completion": (("device", ("power.completion",)),),
+    "spinlock": _SPINLOCKS,
+}
+
+_Path = tuple[str, ...]
+"""Structures, each with the member of it that leads on."""
+
+# What a pointer of which comes back to it.
+_ROUND: dict[str, _Path] = {
+    "seq_file": ("seq_file", "file", "file", "private_data"),
+    "eventpoll": ("eventpoll", "file", "file", "private_data"),
+    "kernfs_open_file": ("kernfs_open_file", "seq_file", "seq_file", "private"),
+    "kernfs_root": ("kernfs_root", "kn", "kernfs_node", "dir.root"),
+    "device": ("device", "p", "device_private", "device"),
+    "gendisk": ("gendisk", "part0", "block_device", "bd_disk"),
+    "request_queue": ("request_queue", "disk", "gendisk", "queue"),
+    "sock": ("sock", "sk_socket", "socket", "sk"),
+    "unix_sock": ("sock", "sk_socket", "socket", "sk"),
+    "socket": ("socket", "sk", "sock", "sk_socket"),
+    "backing_dev_info": ("backing_dev_info", "wb.bdi"),
+}
+# What leads to the same thing in two ways.
+_TWICE: dict[str, tuple[_Path, _Path]] = {
+    "file": (
+        ("file", "f_inode"),
+        ("file", "f_path.dentry", "dentry", "d_inode"),
+    ),
+    "block_device": (
+        ("block_device", "bd_queue"),
+        ("block_device", "bd_disk", "gendisk", "queue"),
+    ),
+    "journal_s": (
+        ("journal_s", "j_dev"),
+        ("journal_s", "j_sb_buffer", "buffer_head", "b_bdev"),
+    ),
+    "tty_struct": (
+        ("tty_struct", "ops"),
+        ("tty_struct", "driver", "tty_driver", "ops"),
+    ),
+}
+
+
+class Places:
+    """Finds what locks are in; each lock is looked at once."""
+
+    def __init__(
+        self, layout: Layout, storage: Storage, findings: Findings, tasks: TaskTable
+    ) -> None:
+        self._layout = layout
+        self._storage = storage
+        self._slabs = Slabs(layout)
+        self._variables = Variables(layout, findings)
+        self._mms: frozenset[int] = frozenset(np.unique(tasks["mm"]).tolist()) - {0}
+        self._found: dict[tuple[str, int], Place | None] = {}
+        self._objects: dict[int, SlabObject | None] = {}
+        self._tests: dict[str, Callable[[int], bool]] = {
+            "inode": storage.is_inode,
+            "super_block": storage.is_super_block,
+            "mm_struct": self._is_mm,
+            "signal_struct": self._is_signal,
+            "anon_vma": self._is_anon_vma,
+            "pglist_data": self._is_node,
+        }
+
+    def find(self, type_: str, address: int) -> Place | None:
+        """
+        Find what a lock is in, if it is one of those that are known.
+
+        :param type_: A lock type of contract ``locks``.
+        """
+        key = type_, address
+        if key not in self._found:
+            variable = self._variables.name(address)
+            self._found[key] = (
+                Place(variable) if variable else self._in_structure(type_, address)
+            )
+        return self._found[key]
+
+    def slab(self, address: int) -> SlabObject | None:
+        """Find the piece of memory that an address lies in; ``None`` if nothing tells.
+
+        What the memory map has to say of a page may be missing.
+        """
+        if address not in self._objects:
+            try:
+                self._objects[address] = self._slabs.find(address)
+            except (drgn.FaultError, LookupError, ValueError):
+                self._objects[address] = None
+        return self._objects[address]
+
+    def inode_within(self, piece: SlabObject) -> int | None:
+        """Find the inode that is a part of a larger structure, as each file system has.
+
+        It is where the pointer to its data leads into itself.
+
+        :raises drgn.FaultError: if it cannot be read
+        """
+        mapping = self._layout.offset("inode", "i_mapping")
+        data = self._layout.offset("inode", "i_data")
+        words = self._layout.reader.words(piece.start, piece.size // 8)
+        places = piece.start + 8 * np.arange(len(words), dtype=np.uint64)
+        inodes = places - np.uint64(mapping)
+        for row in np.flatnonzero(words == inodes + np.uint64(data)).tolist():
+            if self._storage.is_inode(int(inodes[row])):
+                return int(inodes[row])
+        return None
+
+    def _in_structure(self, type_: str, address: int) -> Place | None:
+        if type_ == "percpu_rwsem":
+            return self._frozen(address)
+        piece = self.slab(address)
+        for type_name, members in _BY_TYPE.get(type_, ()):
+            for member in members:
+                if not self._layout.has(type_name, member):
+                    continue
+                start = address - self._layout.offset(type_name, member)
+                if piece is not None and not self._fits(start, type_name, piece):
+                    continue
+                if self.is_a(type_name, start):
+                    name = member.rpartition(".")[2] if "i_data" in member else member
+                    return Place(name, type_name, start)
+        return None
+
+    def _fits(self, start: int, type_name: str, piece: SlabObject) -> bool:
+        end = start + self._layout.size(type_name)
+        return piece.start <= start and end <= piece.end
+
+    def is_a(self, type_name: str, address: int) -> bool:
+        """Tell whether a structure of a type is at an address."""
+        try:
+            if type_name in _ROUND:
+                return self.follow(address, *_ROUND[type_name]) == address
+            if type_name in _TWICE:
+                one, other = _TWICE[type_name]
+                end = self.follow(address, *one)
+                return end is not None and self.follow(address, *other) == end
+            return self._tests[type_name](address)
+        except (drgn.FaultError, LookupError):
+            return False
+
+    def _frozen(self, address: int) -> Place | None:
+        """Tell the file system that a lock keeps writers out of while it is frozen."""
+        size = self._layout.size("percpu_rw_semaphore")
+        first = self._layout.offset("super_block", "s_writers.rw_sem")
+        for level in range(len(FREEZE_LEVELS)):
+            start = address - first - level * size
+            if self.is_a("super_block", start):
+                return Place("s_writers", "super_block", start, level)
+        return None
+
+    def _is_mm(self, address: int) -> bool:
+        return address in self._mms or self.owner_of_mm(address) is not None
+
+    def owner_of_mm(self, mm: int) -> int | None:
+        """Find the ``struct task_struct`` that an address space belongs to."""
+        try:
+            owner = self._layout.member(mm, "mm_struct", "owner")
+            if owner >= KERNEL:
+                own = self._layout.member(owner, "task_struct", "mm")
+                return owner if own == mm else None
+        except (drgn.FaultError, LookupError):  # without CONFIG_MEMCG: no owner
+            pass
+        return None
+
+    def task_of_signal(self, signal: int) -> int | None:
+        """Find the first ``struct task_struct`` of the process that has signals.
+
+        :raises drgn.FaultError: if it cannot be read
+        """
+        node = self._layout.member(signal, "signal_struct", "thread_head")
+        task = node - self._layout.offset("task_struct", "thread_node")
+        known = self.follow(task, "task_struct", "signal") == signal
+        return task if known else None
+
+    def mm_of_anon_vma(self, anon_vma: int) -> int | None:
+        """Find the ``struct mm_struct`` of a mapping that anonymous memory is in.
+
+        :raises drgn.FaultError: if it cannot be read
+        """
+        node = self._layout.member(anon_vma, "anon_vma", "rb_root.rb_root.rb_node")
+        chain = node - self._layout.offset("anon_vma_chain", "rb")
+        if self.follow(chain, "anon_vma_chain", "anon_vma") != anon_vma:
+            return None
+        vma = self._layout.member(chain, "anon_vma_chain", "vma")
+        return self.follow(vma, "vm_area_struct", "vm_mm")
+
+    def follow(self, address: int, *path: str) -> int | None:
+        """Read pointer after pointer: of structures, each with a member of it.
+
+        :return: ``None`` if one leads nowhere.
+        :raises drgn.FaultError: if one cannot be read
+        :raises LookupError: if nothing tells a type, or it has no such member
+        """
+        for type_name, member in zip(path[::2], path[1::2], strict=True):
+            if address < KERNEL:
+                return None
+            address = self._layout.member(address, type_name, member)
+        return address if address >= KERNEL else None
+
+    def _is_signal(self, address: int) -> bool:
+        return self.task_of_signal(address) is not None
+
+    def _is_anon_vma(self, address: int) -> bool:
+        root = self.follow(address, "anon_vma", "root")
+        if root is None or self.follow(root, "anon_vma", "root") != root:
+            return False
+        return self.mm_of_anon_vma(address) is not None
+
+    def _is_node(self, address: int) -> bool:
+        return address in self._nodes
+
+    @cached_property
+    def _nodes(self) -> frozenset[int]:
+        """The data of memory nodes; without CONFIG_NUMA it is a variable."""
+        try:
+            table = self._layout.reader.prog["node_data"].address_
+            count = int(self._layout.reader.prog["nr_node_ids"].value_())
+            words = self._layout.reader.words(table, min(max(count, 1), _MAX_NODES))
+        except (drgn.FaultError, LookupError):
+            return frozenset()
+        return frozenset(words.tolist()) - {0}

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Which object of the slab allocator an address lies in (mm/slub.c, mm/slab.c).
+
+drgn's own look-up tells as well whether the object is in use, for which it reads the
+free objects of every CPU. What tasks wait for is in use.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import drgn
+from drgn.helpers.linux.mm import PageSlab, compound_head, pfn_to_virt
+
+from msatools.kernel.vmemmap import vmemmap_base
+from msatools.locks.layout import KERNEL, Layout
+
+_PAGE = 4096
+_MAX_NAME = 128
+"""Bytes; longer names were those of memory control groups' own caches, up to v5.8."""
+
+_MAX_OBJECT = 1 << 23
+"""Bytes: KMALLOC_MAX_CACHE_SIZE is far below."""
+
+
+@dataclass(frozen=True)
+class SlabObject:
+    """A piece of memory that a cache has given out."""
+
+    cache: str
+    """Caches of like objects may be merged: then it has the first one's name."""
+
+    start: int
+    size: int
+    """In bytes, with all that the allocator has put around it."""
+
+    @property
+    def end(self) -> int:
+        """The address behind it."""
+        return self.start + self.size
+
+
+@dataclass(frozen=True)
+class _Cache:
+    name: str
+    size: int
+    padding: int
+    """Before the first object's start."""
+
+
+class Slabs:
+    """Looks objects up; what it has read of caches it keeps."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._prog = layout.reader.prog
+        self._cache = lru_cache(maxsize=None)(self._read_cache)
+
+    def find(self, address: int) -> SlabObject | None:
+        """Find the object that an address lies in; ``None`` if in none.
+
+        :raises drgn.FaultError: if what tells cannot be read
+        :raises LookupError: if nothing tells the types
+        """
+        if address < KERNEL:
+            return None
+        page = self._page(address)
+        if page is None or not PageSlab(page):
+            return None
+        slab = page.value_()
+        cache = self._cache(self._layout.member(slab, self._slab, "slab_cache"))
+        if cache is None:
+            return None
+        # CONFIG_SLAB (up to v6.7) keeps where the first object is.
+        if self._layout.has(self._slab, "s_mem"):
+            first = self._layout.member(slab, self._slab, "s_mem")
+        else:
+            start, _ = self._memory
+            first = start + (slab - self._pages) // self._page_size * _PAGE
+        first += cache.padding
+        if address < first:
+            return None
+        number = (address - first) // cache.size
+        return SlabObject(cache.name, first + number * cache.size, cache.size)
+
+    def _page(self, address: int) -> drgn.Object | None:
+        """Find the first ``struct page`` of the piece of memory that an address is in.
+
+        drgn would look up anew where all memory is for each address.
+        """
+        start, end = self._memory
+        if not start <= address < end:
+            return None
+        number = (address - start) // _PAGE
+        page = self._pages + number * self._page_size
+        return compound_head(drgn.Object(self._prog, self._pointer, value=page))
+
+    @cached_property
+    def _memory(self) -> tuple[int, int]:
+        """Where all memory is mapped, from page number 0 on, and where that ends."""
+        last = self._prog["max_low_pfn"]
+        start, end = (pfn_to_virt(self._prog, pfn).value_() for pfn in (0, last))
+        return start, end + _PAGE
+
+    @cached_property
+    def _pages(self) -> int:
+        return vmemmap_base(self._prog)
+
+    @cached_property
+    def _page_size(self) -> int:
+        return self._layout.size("page")
+
+    @cached_property
+    def _pointer(self) -> drgn.Type:
+        return self._prog.type("struct page *")
+
+    @cached_property
+    def _slab(self) -> str:
+        # Linux kernel commit d122019bf061 ("mm: Split slab into its own type") (in
+        # v5.17)
+        return "slab" if self._layout.has("slab", "slab_cache") else "page"
+
+    def _read_cache(self, address: int) -> _Cache | None:
+        if address < KERNEL:
+            return None
+        # With CONFIG_SLUB_DEBUG, and with CONFIG_DEBUG_SLAB.
+        padding = ("red_left_pad", "obj_offset")
+        names: list[str | tuple[str, ...]] = ["name", "size"]
+        if self._layout.has("kmem_cache", *padding):
+            names.append(padding)
+        name, *numbers = self._layout.members(address, "kmem_cache", *names)
+        size, before, *_ = *(number & 0xFFFF_FFFF for number in numbers), 0
+        if not 0 < size <= _MAX_OBJECT:
+            return None
+        return _Cache(self._string(name), size, before)
+
+    def _string(self, address: int) -> str:
+        try:
+            data = self._layout.reader.read(address, _MAX_NAME)
+        except drgn.FaultError:
+            # It may lie at the end of what is in the dump.
+            data = self._layout.reader.read(address, -address % 4096 or 1)
+        return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Which global variable an address lies in: of the kernel, of a module, of a CPU."""
+
+from functools import cached_property
+
+import drgn
+import numpy as np
+
+from msatools.kernel.report import Findings
+from msatools.locks.layout import CODE, Layout
+from msatools.selfdesc.finders import finders_of
+from msatools.selfdesc.load import is_served_by_btf
+from msatools.tasks.modules import Modules, read_symbols
+
+_MAX_CPUS = 8192
+"""NR_CPUS that x86 can have."""
+
+
+class Variables:
+    """Names variables; modules are looked at when the first address asks."""
+
+    def __init__(self, layout: Layout, findings: Findings) -> None:
+        self._layout = layout
+        self._prog = layout.reader.prog
+        self._findings = findings
+        self._modules = Modules(layout.reader, findings)
+        self._of_module: dict[int, drgn.SymbolIndex] = {}
+
+    def name(self, address: int) -> str | None:
+        """Name the variable there, as ``cgroup_mutex`` or ``shrinker_idr+0x8``.
+
+        One of a CPU's has its number as well: ``runqueues of cpu1``.
+        """
+        start, end = self._image
+        if start <= address < end:
+            return _name(self._in_kernel(address), address)
+        if (place := self._in_cpu(address)) is not None:
+            cpu, offset = place
+            name = _name(self._static(offset), offset)
+            return f"{name} of cpu{cpu}" if name else None
+        # Where code is, is all that belongs to it.
+        return _name(self._in_module(address), address) if address >= CODE else None
+
+    @cached_property
+    def _image(self) -> tuple[int, int]:
+        start, end = self._layout.symbol("_text"), self._layout.symbol("_end")
+        return (0, 0) if start is None or end is None else (start, end)
+
+    def _in_kernel(self, address: int) -> list[drgn.Symbol]:
+        if is_served_by_btf(self._prog):
+            finder = finders_of(self._prog).symbols
+            return list(finder(self._prog, None, address, False))
+        return list(self._prog.symbols(address))
+
+    def _in_module(self, address: int) -> list[drgn.Symbol]:
+        module = self._modules.find(address)
+        if module is None:
+            return []
+        index = self._of_module.get(module.address)
+        if index is None:
+            try:
+                index = read_symbols(self._layout.reader, module)
+            except (drgn.FaultError, LookupError, ValueError) as error:
+                self._findings.lose(
+                    f"symbols of {module.name}",
+                    f"the symbols of module {module.name} are lost: {error}",
+                )
+                index = drgn.SymbolIndex([])
+            self._of_module[module.address] = index
+        return list(index(self._prog, None, address, False))
+
+    @cached_property
+    def _cpus(self) -> tuple[int, int, np.ndarray[tuple[int], np.dtype[np.uint64]]]:
+        """Where variables of CPUs are linked, to where, and how far each CPU's are."""
+        none = 0, 0, np.empty(0, np.uint64)
+        names = ("__per_cpu_start", "__per_cpu_end", "__per_cpu_offset")
+        start, end, offsets = map(self._layout.symbol, names)
+        if start is None or end is None or offsets is None:
+            return none
+        try:
+            count = int(self._prog["nr_cpu_ids"].value_())
+            count = min(max(count, 1), _MAX_CPUS)
+            return start, end, self._layout.reader.words(offsets, count)
+        except (drgn.FaultError, LookupError):
+            return none
+
+    def _in_cpu(self, address: int) -> tuple[int, int] | None:
+        start, end, offsets = self._cpus
+        linked = np.uint64(address) - offsets
+        found = np.flatnonzero((linked >= start) & (linked < end) & (offsets != 0))
+        if not len(found):
+            return None
+        return int(found[0]), int(linked[found[0]])
+
+    def _static(self, offset: int) -> list[drgn.Symbol]:
+        """Find variables of CPUs by where they are linked: small numbers, or not.
+
+        "x86/percpu/64: Use relative percpu offsets" (in v6.15) has them with the
+        kernel's other data.
+        """
+        if is_served_by_btf(self._prog):
+            finder = finders_of(self._prog).symbols
+            return list(finder(self._prog, None, offset, False))
+        return list(self._linked(self._prog, None, offset, False))
+
+    @cached_property
+    def _linked(self) -> drgn.SymbolIndex:
+        """All variables of CPUs; drgn finds no symbol at a place that is in no module.
+
+        It takes some 100 ms, once.
+        """
+        start, end, _ = self._cpus
+        return drgn.SymbolIndex(
+            symbol for symbol in self._prog.symbols() if start <= symbol.address < end
+        )
+
+
+def _name(symbols: list[drgn.Symbol], address: int) -> str | None:
+    """Name the variable, the innermost; of several names, one that is global."""
+    data = [symbol for symbol in symbols if symbol.kind != drgn.SymbolKind.FUNC]
+    if not data:
+        return None
+    best = max(data, key=_fitness)
+    offset = address - best.address
+    return f"{best.name}+{offset:#x}" if offset else str(best.name)
+
+
+def _fitness(symbol: drgn.Symbol) -> tuple[int, bool, int, str]:
+    is_global = symbol.binding == drgn.SymbolBinding.GLOBAL
+    return symbol.address, is_global, -len(symbol.name), symbol.name

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What can be asked of msa-locks."""
+
+from dataclasses import dataclass
+
+from msatools.locks.lock import LockType
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocksOptions:
+    """What a report is to have; ``None`` is all.
+
+    Who waits for whom is found out of all tasks (with *pids* of these and what they
+    wait for). Then those waits are kept that fit, with what is on their ways to the
+    roots.
+    """
+
+    pids: tuple[int, ...] | None = None
+    """These threads, looked up directly, and all that they wait for."""
+
+    types: frozenset[LockType] | None = None
+    """Waits for such locks."""
+
+    states: frozenset[str] | None = None
+    """Letters, as in /proc."""
+
+    min_wait_ns: int = 0
+    """Waits that are at least as long."""
+
+    stack: bool = False
+    """Whether to tell the stacks of tasks that wait, and of roots."""

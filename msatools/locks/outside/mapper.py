@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Disks of the device mapper that take no I/O (drivers/md/dm.c)."""
+
+from functools import cached_property
+
+import drgn
+from drgn.helpers.linux.block import for_each_disk
+
+from msatools.kernel.report import Findings
+from msatools.locks.layout import KERNEL, Layout
+
+_MAX_DISKS = 1 << 16
+_SUSPENDED = 0b11
+"""``DMF_BLOCK_IO_FOR_SUSPEND`` and ``DMF_SUSPENDED``, bits 0 and 1."""
+
+
+class Mapper:
+    """The disks of the device mapper at one look."""
+
+    def __init__(self, layout: Layout, findings: Findings) -> None:
+        self._layout = layout
+        self._findings = findings
+
+    @cached_property
+    def suspended(self) -> frozenset[str]:
+        """Those that are suspended, by their numbers, as ``254:0``."""
+        found = set()
+        try:
+            for count, disk in enumerate(for_each_disk(self._layout.reader.prog)):
+                if count >= _MAX_DISKS:
+                    break
+                if self._is_suspended(disk):
+                    found.add(f"{int(disk.major)}:{int(disk.first_minor)}")
+        except (drgn.FaultError, LookupError) as error:
+            self._findings.lose("disks", f"the list of disks is lost: {error}")
+        return frozenset(found)
+
+    def _is_suspended(self, disk: drgn.Object) -> bool:
+        """
+        Tell whether a disk is a ``struct mapped_device`` that is suspended.
+
+        Its type is a module's (dm-core.h). Before its flags it has two mutexes, a list
+        head and a pointer; after them a mutex, two integers and the request queue,
+        which has to be the disk's. It is so in all kernels that we know, v6.1 on.
+        """
+        if not disk.disk_name.string_().startswith(b"dm-"):
+            return False
+        mutex = self._layout.size("mutex")
+        flags = int(disk.private_data) + 2 * mutex + 24
+        if flags < KERNEL:
+            return False
+        if self._layout.word(flags + 8 + mutex + 8) != int(disk.queue):
+            return False
+        return bool(self._layout.word(flags) & _SUSPENDED)

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What a task that others wait for does in place of giving way, in a few words."""
+
+import signal
+from collections.abc import Callable
+
+import drgn
+
+from msatools.locks.look import Case, Look
+from msatools.locks.model import On
+from msatools.locks.outside.externals import External
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.now import Now
+
+_EXITING = 0x4
+"""``PF_EXITING`` of ``task_struct.flags``."""
+
+_EXIT_DEAD = 0x10
+"""Of ``task_struct.exit_state``: it is being reaped."""
+
+_STOP_SIGNAL = 0xFFFF
+"""``JOBCTL_STOP_SIGMASK``."""
+
+_FREEZER_V2 = ("do_freezer_trap", "cgroup_enter_frozen")
+_FREEZER = "__refrigerator"
+_KERNEL = 1 << 63
+
+_OF_DATA = frozenset({TaskClass.DSK, TaskClass.FLT, TaskClass.SWP})
+"""Whose data is waited for says more than what is waited for of it."""
+
+
+def reason(
+    look: Look, row: int, now: Now, case: Case | None, on: On | None, what: str | None
+) -> str:
+    """
+    Tell what a task is doing, without for how long.
+
+    :param case: Of the task, if it sleeps.
+    :param on: What it waits on, as far as that is known.
+    :param what: What the lock that it waits for stands for, if the lock has no owner.
+    """
+    task_class = TaskClass(int(now.classes[row]))
+    if task_class is TaskClass.ZMB:
+        return _dead(look, row)
+    if task_class in _AWAKE:
+        return _awake(look, row, task_class)
+    told = _asleep(look, row, now, case, on, what, task_class)
+    exits = int(look.tasks["flags"][row]) & _EXITING
+    return f"exiting, {told}" if exits else told
+
+
+def external_reason(external: External, doing: str | None) -> str:
+    """
+    Tell what something outside of all tasks is, and what who serves it is doing.
+
+    :param doing: That of ``external.pid``; it is said where the text lacks it.
+    """
+    exact = all(server.confidence == "exact" for server in external.servers)
+    if external.pid is None or doing is None or exact:
+        return external.text
+    return f"{external.text}, {doing}"
+
+
+def _dead(look: Look, row: int) -> str:
+    reaped = int(look.tasks["exit_state"][row]) & _EXIT_DEAD
+    return "dead, being reaped" if reaped else "dead, not reaped"
+
+
+_AWAKE = frozenset(
+    {TaskClass.CPU, TaskClass.USR, TaskClass.SYS, TaskClass.INT, TaskClass.LAT}
+)
+
+
+def _awake(look: Look, row: int, task_class: TaskClass) -> str:
+    cpu = int(look.tasks["cpu"][row])
+    if task_class is TaskClass.LAT:
+        return f"waits for CPU {cpu}"
+    where = {
+        TaskClass.USR: " in user mode",
+        TaskClass.INT: " in an interrupt",
+        TaskClass.SYS: _running_in(look, row),
+    }
+    return f"runs on CPU {cpu}{where.get(task_class, '')}"
+
+
+def _running_in(look: Look, row: int) -> str:
+    """Name the function that a task is in, by the registers in a dump."""
+    prog = look.reader.prog
+    address = int(look.tasks["address"][row])
+    task = drgn.Object(prog, "struct task_struct *", address)
+    try:
+        trace = prog.stack_trace(task)
+    except (ValueError, LookupError, drgn.FaultError):
+        return ""
+    names = (frame.name for frame in trace if frame.pc >= _KERNEL)
+    name = next((name for name in names if name), None)
+    return f" in {name}" if name else ""
+
+
+def _asleep(
+    look: Look,
+    row: int,
+    now: Now,
+    case: Case | None,
+    on: On | None,
+    what: str | None,
+    task_class: TaskClass,
+) -> str:
+    if task_class is TaskClass.STP:
+        return _stopped(look, row, case)
+    if task_class is TaskClass.TRC:
+        tracer = on.pid if on else None
+        return "stopped by a tracer" if tracer is None else f"traced by {tracer}"
+    if what is not None and task_class is TaskClass.LCK:
+        return what  # of a futex a whole sentence
+    tell = _BY_CLASS.get(task_class)
+    told = tell(on) if tell else None
+    if what is not None and (told is None or task_class not in _OF_DATA):
+        return f"waits for {what}"
+    if told is not None:
+        return told
+    where = _where(now, row, case)
+    thing = _thing(on) if on is not None else None
+    if where is None:
+        return f"waits for {thing}" if thing else "asleep"
+    return f"asleep in {where} of {thing}" if thing else f"asleep in {where}"
+
+
+def _stopped(look: Look, row: int, case: Case | None) -> str:
+    if case is not None and case.is_in(*_FREEZER_V2):
+        return "frozen by its control group"
+    if case is not None and case.is_in(_FREEZER):
+        return "frozen"
+    number = int(look.tasks["jobctl"][row]) & _STOP_SIGNAL
+    return f"stopped by {_signal(number)}" if number else "stopped"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _where(now: Now, row: int, case: Case | None) -> str | None:
+    """Name the call that a task sleeps in, or else the function."""
+    if case is not None and case.call is not None:
+        return case.call
+    wait = now.waits[int(now.stacks.index[row])]
+    return wait.call or wait.caller or wait.function
+
+
+def _data(on: On | None) -> str | None:
+    """Tell whose data is waited for."""
+    if on is None:
+        return None
+    if on.kind == "userfaultfd":
+        return "waits for a page of a userfaultfd"
+    if on.kind == "journal":
+        thread = f" by {on.pid}" if on.pid else ""
+        return f"waits for a commit of {on.device or 'a journal'}{thread}"
+    if on.device is not None:
+        return f"I/O on {on.device}"
+    if on.path is not None:
+        return f"I/O on {on.path}"
+    return "waits for a page of memory" if on.kind == "page" else None
+
+
+def _swap(on: On | None) -> str:
+    return f"swap on {on.device}" if on and on.device else "waits for swap"
+
+
+def _memory(on: On | None) -> str:
+    where = f" of control group {on.path}" if on and on.path else ""
+    return f"waits for memory{where}"
+
+
+def _lock(on: On | None) -> str | None:
+    if on is None or on.kind != "lock":
+        return None
+    name = on.name or (None if on.address is None else f"{on.address:#x}")
+    words = (on.type, name, on.path)
+    return "waits for " + " ".join(word for word in words if word)
+
+
+def _futex(on: On | None) -> str:
+    if on is not None and on.addresses:
+        return f"waits for any of {len(on.addresses)} futexes"
+    if on is None or on.address is None:
+        return "waits for a futex"
+    return f"waits for futex {on.address:#x}"
+
+
+def _file_lock(on: On | None) -> str:
+    if on is None:
+        return "waits for a lock of a file"
+    return f"waits for {on.kind} {on.path or ''}".rstrip()
+
+
+def _child(on: On | None) -> str | None:
+    if on is None or on.kind != "child":
+        return None
+    if on.pid is not None:
+        return f"waits for child {on.pid}"
+    group = "" if on.pgid is None else f" of group {on.pgid}"
+    return f"waits for a child{group}"
+
+
+_BY_CLASS: dict[TaskClass, Callable[[On | None], str | None]] = {
+    TaskClass.LCK: _futex,
+    TaskClass.KLK: _lock,
+    TaskClass.FLK: _file_lock,
+    TaskClass.DSK: _data,
+    TaskClass.FLT: _data,
+    TaskClass.SWP: _swap,
+    TaskClass.RCL: _memory,
+    TaskClass.WAI: _child,
+}
+
+
+def _thing(on: On) -> str | None:
+    """Name the file that a call is about, if it is about one."""
+    if on.kind in ("pipe", "socket") and on.path is None:
+        return None if on.inode is None else f"{on.kind}:[{on.inode}]"
+    if on.path is not None:
+        return on.path
+    if on.kind in _NO_FILES or on.fd is None:
+        return None
+    return on.kind if on.kind not in ("file", "device", "disk") else f"fd {on.fd}"
+
+
+_NO_FILES = frozenset({"timer", "signals", "poll", "epoll", "futex", "lock"})

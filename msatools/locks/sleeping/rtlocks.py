@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Locks that lend the priority of who waits: ``rt_mutex``, and those made of one.
+
+kernel/locking/rtmutex.c, rwbase_rt.c. A task's record names its waiter, and that the
+lock. With CONFIG_PREEMPT_RT mutexes, rwsems and spinlocks are made of such locks.
+"""
+
+from itertools import islice
+
+import drgn
+
+from msatools.locks.lock import Lock, LockType, Queued
+from msatools.locks.look import Case, Look
+from msatools.locks.model import Mode
+from msatools.locks.sleeping.kernellocks import MAX_WORDS, KernelLock, known_to
+
+_PI_FUTEX = ("futex_lock_pi", "futex_wait_requeue_pi")
+"""They wait for an rt_mutex as well, which stands for a futex."""
+
+# By what is on the stack, with CONFIG_PREEMPT_RT.
+_BY_FUNCTION: tuple[tuple[str, LockType, Mode | None], ...] = (
+    ("rt_spin_", "rt_mutex", None),
+    ("rt_read_", "rt_mutex", None),
+    ("rt_write_", "rt_mutex", None),
+    ("down_read", "rwsem", "read"),
+    ("__down_read", "rwsem", "read"),
+    ("down_write", "rwsem", "write"),
+    ("__down_write", "rwsem", "write"),
+    ("_down_write_nest_lock", "rwsem", "write"),
+    ("ww_mutex_lock", "ww_mutex", None),
+    ("__ww_mutex_lock", "ww_mutex", None),
+    ("mutex_lock", "mutex", None),
+    ("__mutex_lock", "mutex", None),
+    ("_mutex_lock", "mutex", None),
+)
+# Where those have theirs: "locking/rwsem: Add rtmutex based R/W semaphore
+# implementation" and the like (in v5.15)
+_WITHIN: dict[LockType, tuple[str, str]] = {
+    "rwsem": ("rw_semaphore", "rwbase.rtmutex"),
+    "mutex": ("mutex", "rtmutex"),
+    "ww_mutex": ("ww_mutex", "base.rtmutex"),
+}
+_READER_BIAS = 1 << 31
+_WRITER_BIAS = 1 << 30
+"""Of ``rwbase_rt.readers``: readers may come; a writer is inside."""
+
+
+def find(look: Look, case: Case) -> KernelLock | None:
+    """
+    Find such a lock that a task waits for; ``None`` if it waits for none.
+
+    A futex that lends priority is none.
+
+    :raises drgn.FaultError: if what tells cannot be read
+    :raises LookupError: if nothing tells the types
+    """
+    if case.is_in(*_PI_FUTEX) or not look.tasks.has("pi_blocked_on"):
+        return None
+    waiter = int(look.tasks["pi_blocked_on"][case.row])
+    if not waiter:
+        return _of_writer(look, case)
+    task, inner = look.layout.members(waiter, "rt_mutex_waiter", "task", "lock")
+    if task != case.address:
+        return None
+    type_, mode = _kind(look, case)
+    address = inner - _offset(look, type_)
+    lock = Lock(type_, address)
+    waiters = queue(look, lock)
+    if not look.locks.is_queued(type_, address, task):
+        return None
+    count = None if waiters is None else len(waiters)
+    return KernelLock(type_, address, mode, count, owner(look, lock))
+
+
+def is_made_of(look: Look, type_: LockType) -> bool:
+    """Tell whether locks of a type are made of an ``rt_mutex``."""
+    return type_ == "rt_mutex" or (
+        type_ in _WITHIN and look.layout.has(*_WITHIN[type_])
+    )
+
+
+def queue(look: Look, lock: Lock) -> list[Queued] | None:
+    """
+    Tell who waits for a lock, the most urgent first; ``None`` if that is lost.
+
+    How they want a rwsem is not told, but for the writer that waits for readers: it
+    comes first.
+
+    :raises drgn.FaultError: if the lock cannot be read
+    """
+    queues, key = look.locks.queues, (lock.type, lock.address or 0)
+    if key not in queues:
+        queues[key] = _read_queue(look, lock)
+    return queues[key]
+
+
+def _read_queue(look: Look, lock: Lock) -> list[Queued] | None:
+    found = look.locks.rt_mutex(_inner(look, lock))
+    if found.waiters is None:
+        return None
+    told = [Queued(task) for task in found.waiters]
+    if lock.type == "rwsem" and found.owner and _is_shut(look, lock):
+        told.insert(0, Queued(found.owner, "write"))
+    return told
+
+
+def owner(look: Look, lock: Lock) -> int | None:
+    """
+    Tell who has a lock; of a rwsem a writer, also one that waits for readers.
+
+    :raises drgn.FaultError: if the lock cannot be read
+    """
+    return look.locks.rt_mutex(_inner(look, lock)).owner or None
+
+
+def readers(look: Look, lock: Lock) -> int | None:
+    """
+    Tell how many have a rwsem for reading.
+
+    :raises drgn.FaultError: if the lock cannot be read
+    """
+    if lock.type != "rwsem":
+        return None
+    return _count(look, lock) & ~_READER_BIAS & ~_WRITER_BIAS
+
+
+def _count(look: Look, lock: Lock) -> int:
+    address = lock.address or 0
+    return look.layout.member(address, "rw_semaphore", "rwbase.readers", size=4)
+
+
+def _is_shut(look: Look, lock: Lock) -> bool:
+    """Tell whether the owner waits for readers to leave: no others may come."""
+    return 0 < _count(look, lock) < _WRITER_BIAS
+
+
+def _of_writer(look: Look, case: Case) -> KernelLock | None:
+    """Find the rwsem that a writer has shut, and now waits for readers to leave."""
+    if not is_made_of(look, "rwsem") or _kind(look, case) != ("rwsem", "write"):
+        return None
+    for word in islice(known_to(case.stack), MAX_WORDS):
+        lock = Lock("rwsem", word)
+        try:
+            task = look.layout.member(word, "rw_semaphore", "rwbase.rtmutex.owner")
+            if task & ~1 == case.address and _is_shut(look, lock):
+                waiters = queue(look, lock)
+                count = None if waiters is None else len(waiters)
+                return KernelLock("rwsem", word, "write", count, None)
+        except drgn.FaultError:
+            continue
+    return None
+
+
+def _kind(look: Look, case: Case) -> tuple[LockType, Mode | None]:
+    """Tell what a task waits for, by the innermost function that tells it."""
+    for name in case.names:
+        for prefix, type_, mode in _BY_FUNCTION:
+            if name.startswith(prefix):
+                return (type_, mode) if is_made_of(look, type_) else ("rt_mutex", None)
+    return "rt_mutex", None
+
+
+def _offset(look: Look, type_: LockType) -> int:
+    return look.layout.offset(*_WITHIN[type_]) if type_ in _WITHIN else 0
+
+
+def _inner(look: Look, lock: Lock) -> int:
+    return (lock.address or 0) + _offset(look, lock.type)

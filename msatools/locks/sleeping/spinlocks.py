@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Spinlocks that CPUs wait for, in a dump.
+
+kernel/locking/qspinlock.c and qrwlock.c: nothing but the registers and the stack of a
+CPU says which lock it spins for, and the lock does not say who has it. So both are told
+by evidence, and only if there is no doubt. While a kernel runs, CPUs have no registers
+that could be read.
+"""
+
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import drgn
+import numpy as np
+from drgn.helpers.linux.cpumask import for_each_online_cpu
+from drgn.helpers.linux.percpu import per_cpu
+from drgn.helpers.linux.sched import cpu_curr
+
+from msatools.locks.layout import KERNEL
+from msatools.locks.lock import Holder, Lock, Request
+from msatools.locks.look import Look
+from msatools.locks.model import Mode
+
+_SPINS = frozenset(
+    {
+        "native_queued_spin_lock_slowpath",
+        "queued_spin_lock_slowpath",
+        "__pv_queued_spin_lock_slowpath",
+    }
+)
+_MODES: dict[str, Mode] = {
+    "queued_read_lock_slowpath": "read",
+    "queued_write_lock_slowpath": "write",
+}
+_REGISTERS = ("rdi", "rbx", "rbp", "rsi", *(f"r{number}" for number in range(8, 16)))
+_TOP_BYTES = 512
+"""Of the stack above the function that spins, where it has saved registers."""
+
+_MAX_STACK = 1 << 16
+_BEHIND = 256
+"""Bytes that are read above the last frame on a stack of interrupts."""
+
+_LOWEST = 0xFF00 << 48
+"""Where the kernel's addresses begin, with page tables of five levels (x86-64)."""
+
+_LOCKED = (1, 3)
+"""``_Q_LOCKED_VAL``, and ``_Q_SLOW_VAL`` (qspinlock_paravirt.h)."""
+
+_TAIL_SHIFT = 16
+"""``_Q_TAIL_OFFSET``, with fewer than 16,384 CPUs (CONFIG_NR_CPUS)."""
+
+_HALF = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Spin:
+    """A task whose CPU spins for a lock."""
+
+    row: int
+    """In the table of tasks."""
+
+    request: Request
+    holders: tuple[Holder, ...]
+    """Who seems to have it."""
+
+
+@dataclass(frozen=True)
+class _Cpu:
+    """What a CPU was doing when the dump was made."""
+
+    number: int
+    task: int
+    frames: list[drgn.StackFrame]
+    """Without those of inline functions and of user mode."""
+
+    spinning: int | None
+    """Which of the frames is that of a function that waits for a spinlock."""
+
+
+def spins(look: Look, stack_size: int) -> list[Spin]:
+    """
+    Tell which tasks spin, for which lock, and who seems to have that.
+
+    The type of a lock for readers and writers is ``spinlock``, too, with a mode.
+
+    :param stack_size: Bytes of a kernel stack.
+    :return: Nothing of a kernel that runs.
+    """
+    prog = look.reader.prog
+    if prog.flags & drgn.ProgramFlags.IS_LIVE:
+        return []
+    cpus = list(_cpus(look))
+    spinning = {cpu.number for cpu in cpus if cpu.spinning is not None}
+    wanted = {
+        cpu.number: request
+        for cpu in cpus
+        if cpu.spinning is not None
+        and (request := _request(look, cpu, cpu.spinning, spinning)) is not None
+    }
+    seen = {
+        cpu.number: _words(look, cpu, stack_size)
+        for cpu in cpus
+        # Whose lock is not known may have any of the others.
+        if wanted and (cpu.number in wanted or cpu.spinning is None)
+    }
+    rows = {address: row for row, address in enumerate(look.tasks["address"].tolist())}
+    found = []
+    for cpu in cpus:
+        request = wanted.get(cpu.number)
+        if request is None or cpu.task not in rows:
+            continue
+        holders = [
+            Holder(other.task, "evidence")
+            for other in cpus
+            if not _waits_for(wanted.get(other.number), request.lock)
+            and request.lock.address in seen.get(other.number, ())
+        ]
+        # Many may read at once, but just one has any other lock.
+        sure = len(holders) == 1 or request.mode is not None
+        found.append(Spin(rows[cpu.task], request, tuple(holders if sure else ())))
+    return found
+
+
+def _waits_for(request: Request | None, lock: Lock) -> bool:
+    return request is not None and request.lock == lock
+
+
+def _cpus(look: Look) -> Iterator[_Cpu]:
+    prog = look.reader.prog
+    for number in for_each_online_cpu(prog):
+        try:
+            task = cpu_curr(prog, number)
+            trace = prog.stack_trace(task)
+            frames = [
+                frame for frame in trace if not frame.is_inline and frame.pc >= KERNEL
+            ]
+        except (drgn.FaultError, LookupError, ValueError) as error:
+            look.findings.coverage["cpus_unreadable"] += 1
+            look.findings.lose("CPUs", f"what a CPU was doing is lost: {error}")
+            continue
+        names = [_name(frame) for frame in frames]
+        places = [
+            place
+            for place, name in enumerate(names)
+            if name in _SPINS or name in _MODES
+        ]
+        yield _Cpu(number, task.value_(), frames, places[0] if places else None)
+
+
+def _name(frame: drgn.StackFrame) -> str:
+    return (frame.name or "").partition(".")[0]
+
+
+def _request(look: Look, cpu: _Cpu, place: int, spinning: set[int]) -> Request | None:
+    """Tell the lock that a CPU spins for, if its registers or its stack tell one."""
+    frame, within = cpu.frames[place], 0
+    name = _name(frame)
+    above = _name(cpu.frames[place + 1]) if place + 1 < len(cpu.frames) else ""
+    mode = _MODES.get(name) or _MODES.get(above)
+    queue = look.layout.offset("qrwlock", "wait_lock") if mode else 0
+    if name in _SPINS:
+        # The next in line for such a lock spins for it, the others for that place.
+        within = queue
+    registers = frame.registers()
+    told = [registers[name] for name in _REGISTERS if name in registers]
+    address = _only(look, told, queue - within, spinning)
+    if address is None:
+        pointer = _pointer(frame)
+        stack = _read(look, pointer, pointer + _TOP_BYTES)
+        address = _only(look, stack, queue - within, spinning)
+    return (
+        None if address is None else Request(Lock("spinlock", address - within), mode)
+    )
+
+
+def _only(look: Look, words: list[int], queue: int, spinning: set[int]) -> int | None:
+    """Choose the one word that is the address of a lock, the most frequent of them.
+
+    :param queue: Where in what is pointed at the queue is.
+    """
+    counts = Counter(
+        word
+        for word in words
+        if word >= _LOWEST
+        and word % 4 == 0
+        and _is_wanted(look, word + queue, spinning)
+    )
+    (first, second) = [*counts.most_common(2), (0, 0), (0, 0)][:2]
+    return first[0] if first[1] > second[1] else None
+
+
+def _is_wanted(look: Look, address: int, spinning: set[int]) -> bool:
+    """Tell whether what is at an address may be a qspinlock that CPUs wait for."""
+    try:
+        (value,) = _HALF.unpack(look.reader.read(address, _HALF.size))
+        if not may_be_wanted(value):
+            return False
+        tail = value >> _TAIL_SHIFT
+        return not tail or _is_queued(look, tail, spinning)
+    except drgn.FaultError:
+        return False
+
+
+def may_be_wanted(value: int) -> bool:
+    """
+    Tell whether a word may be a qspinlock that is not free.
+
+    Under a hypervisor CPUs spin without a queue (virt_spin_lock()), and so does the
+    next in line.
+    """
+    locked, pending = value & 0xFF, value >> 8 & 0xFF
+    if pending > 1:
+        return False
+    return locked in _LOCKED or (not locked and value >> _TAIL_SHIFT != 0)
+
+
+def _is_queued(look: Look, tail: int, spinning: set[int]) -> bool:
+    """Tell whether the CPU at the end of a queue spins, at such a depth."""
+    cpu, depth = (tail >> 2) - 1, tail & 3
+    if cpu not in spinning:
+        return False
+    try:
+        nodes = look.reader.prog["qnodes"]
+    except LookupError:
+        return True
+    return bool(per_cpu(nodes, cpu)[0].mcs.count.value_() > depth)
+
+
+def _words(look: Look, cpu: _Cpu, stack_size: int) -> frozenset[int]:
+    """Read the registers of a CPU, and what it has on its stacks."""
+    if not cpu.frames:
+        return frozenset()  # it was in user mode: it has no spinlock
+    found = set(cpu.frames[0].registers().values())
+    try:
+        start = look.layout.member(cpu.task, "task_struct", "stack")
+    except drgn.FaultError:
+        return frozenset(found)
+    end = start + stack_size
+    pointers = [pointer for frame in cpu.frames if (pointer := _pointer(frame))]
+    own = [pointer for pointer in pointers if start <= pointer < end]
+    others = [pointer for pointer in pointers if not start <= pointer < end]
+    if own:
+        found.update(_read(look, min(own), end))
+    if others:
+        found.update(_read(look, min(others), max(others) + _BEHIND))
+    return frozenset(found)
+
+
+def _pointer(frame: drgn.StackFrame) -> int:
+    """Give a frame's stack pointer; 0 if it is not known, or none of the kernel's."""
+    try:
+        pointer: int = frame.sp
+    except LookupError:
+        return 0
+    return pointer if pointer >= _LOWEST else 0
+
+
+def _read(look: Look, start: int, end: int) -> list[int]:
+    """Read words; as many as there are before a part that cannot be read."""
+    size = end - start
+    if not start or not 0 < size <= _MAX_STACK or start % 8:
+        return []
+    data, gaps = look.reader.read_around_gaps(start, size, 8)
+    readable = min((gap.offset for gap in gaps), default=size)
+    words: list[int] = np.frombuffer(data, "<u8", readable // 8).tolist()
+    return words

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""A scene in words: the rows of the report, ranked and named."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.locks.cases import read_cases
+from msatools.locks.graph import Graph
+from msatools.locks.graph import Root as Sink
+from msatools.locks.herds import MIN_WAITERS, crowd_of
+from msatools.locks.kinds import what_of
+from msatools.locks.lock import Lock
+from msatools.locks.look import Case
+from msatools.locks.model import Herd, On
+from msatools.locks.names.names import Name, Names
+from msatools.locks.on.explain import tell
+from msatools.locks.options import LocksOptions
+from msatools.locks.outside.externals import External
+from msatools.locks.reasons import external_reason, reason
+from msatools.locks.report import Deadlock, Inversion, LockRow, Owner, Root, Wait
+from msatools.locks.scene import Scene, Unknown, Wanted
+from msatools.target.model import Address
+from msatools.tasks.classes import RUNNABLE, TaskClass
+from msatools.tasks.identity import comm_text
+from msatools.tasks.now import AgeBound
+from msatools.tasks.states import letters
+
+_FUTEXES = ("futex", "pi_futex")
+_INHERITS = frozenset(("pi_futex", "rt_mutex"))
+"""Locks whose owners run as urgently as those that wait."""
+
+_WITHOUT_STACK = (*RUNNABLE, TaskClass.ZMB)
+
+_PRIO_OF_PROC = 100
+"""What /proc takes off a task's priority (MAX_RT_PRIO)."""
+
+_D_WEIGHT = 10
+"""How much more a task in uninterruptible sleep counts: nothing can end it."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """The rows of a report."""
+
+    waits: tuple[Wait, ...]
+    locks: tuple[LockRow, ...]
+    roots: tuple[Root, ...]
+    deadlocks: tuple[Deadlock, ...]
+    herds: tuple[Herd, ...]
+    inversions: tuple[Inversion, ...]
+
+
+class Teller:
+    """Tells one scene."""
+
+    def __init__(self, scene: Scene, options: LocksOptions, stack_size: int) -> None:
+        self._scene = scene
+        self._options = options
+        self._stack_size = stack_size
+        self._graph: Graph = scene.graph
+        self._letters: list[str] = letters(scene.tasks).tolist()
+        self._pids: list[int] = scene.tasks["pid"].tolist()
+        self._ages: list[int] = scene.now.age_ns.tolist()
+        self._names = Names(scene.look)
+        self._ids: dict[Lock, str] = {}
+        self._named: dict[Lock, Name] = {}
+
+    def tell(self, slept: npt.NDArray[np.int64] | None = None) -> Told:
+        """
+        Make all rows.
+
+        :param slept: How often each task has gone to sleep within an interval.
+        """
+        rows = self._wanted_rows()
+        locks = [
+            want
+            for want in self._scene.wanted.values()
+            if not rows.isdisjoint(want.rows)
+        ]
+        self._name(locks)
+        by_crowd = sorted(
+            locks, key=lambda want: (-len(want.rows), self._ids[want.lock])
+        )
+        by_age = sorted(rows, key=lambda row: (-self._ages[row], self._pids[row]))
+        roots = [root for sink in self._graph.roots for root in self._roots(sink, rows)]
+        return Told(
+            waits=tuple(self._wait(row) for row in by_age),
+            locks=tuple(self._lock(want) for want in by_crowd),
+            roots=tuple(sorted(roots, key=_weight)),
+            deadlocks=tuple(self._deadlocks()),
+            herds=tuple(self._herds(by_crowd, slept)),
+            inversions=tuple(self._inversions(by_crowd)),
+        )
+
+    # --- which
+
+    def _wanted_rows(self) -> set[int]:
+        """Choose the waits that fit the options, and those on their ways to a root."""
+        chosen = {row for row in self._scene.blocked if self._fits(row)}
+        todo = list(chosen)
+        while todo:
+            for edge in self._graph.edges_of(todo.pop()):
+                if edge.owner in self._scene.blocked and edge.owner not in chosen:
+                    chosen.add(edge.owner)
+                    todo.append(edge.owner)
+        return chosen
+
+    def _fits(self, row: int) -> bool:
+        options, blocked = self._options, self._scene.blocked[row]
+        if options.pids is not None and self._pids[row] not in options.pids:
+            return False
+        if options.states is not None and self._letters[row] not in options.states:
+            return False
+        types = {request.lock.type for request in blocked.requests}
+        if options.types is not None and types.isdisjoint(options.types):
+            return False
+        return self._ages[row] >= options.min_wait_ns
+
+    # --- waits
+
+    def _wait(self, row: int) -> Wait:
+        scene, now = self._scene, self._scene.now
+        tasks, blocked = scene.tasks, scene.blocked[row]
+        index = int(now.stacks.index[row])
+        wait = now.waits[index]
+        task_class = TaskClass(int(now.classes[row]))
+        single = len(blocked.requests) == 1
+        ids = tuple(self._ids[request.lock] for request in blocked.requests)
+        return Wait(
+            pid=self._pids[row],
+            tgid=int(tasks["tgid"][row]),
+            comm=comm_text(tasks["comm"][row]),
+            state=self._letters[row],
+            age_ns=self._ages[row],
+            age_bound=AgeBound(int(now.age_bound[row])).name.lower(),
+            mode=blocked.requests[0].mode if single else None,
+            lock=ids[0] if single else None,
+            task_class=task_class.name,
+            # Of a futex it is whoever made the call, in user space.
+            caller=None if task_class is TaskClass.LCK else wait.caller,
+            call=wait.call,
+            start_ns=int(tasks["start_ns"][row]),
+            switches=int(tasks["nvcsw"][row]) + int(tasks["nivcsw"][row]),
+            any_of=ids if len(ids) > 1 else None,
+            on=blocked.on,
+            why=blocked.why,
+            stack=self._stack(row),
+        )
+
+    def _stack(self, row: int) -> tuple[str, ...] | None:
+        if not self._options.stack:
+            return None
+        stacks = self._scene.now.stacks
+        return stacks.names(stacks[row])
+
+    # --- locks
+
+    def _name(self, locks: Iterable[Wanted]) -> None:
+        """Name locks, by one of those that wait for each."""
+        wanted = list(locks)
+        firsts = np.array(sorted({want.rows[0] for want in wanted}), np.intp)
+        cases = {case.row: case for case in self._cases(firsts)}
+        taken: set[str] = set()
+        for want in wanted:
+            name = self._names.name(want.lock, [cases[want.rows[0]]])
+            self._named[want.lock] = name
+            own_id = self._id(want, name)
+            if own_id in taken:
+                own_id += f" ({len(taken)})"
+            taken.add(own_id)
+            self._ids[want.lock] = own_id
+
+    def _cases(self, rows: npt.NDArray[np.intp]) -> Iterable[Case]:
+        scene = self._scene
+        return read_cases(scene.look, scene.now, rows, self._stack_size)
+
+    def _id(self, want: Wanted, name: Name) -> str:
+        lock = want.lock
+        if lock.type not in _FUTEXES:
+            bit = f" bit {lock.key}" if lock.type == "bit_wait" else ""
+            return f"{lock.type} {lock.address or 0:#x}{bit}"
+        if lock.address is not None:
+            tgid = int(self._scene.tasks["tgid"][want.rows[0]])
+            return f"{lock.type} {tgid}:{lock.address:#x}"
+        key = lock.key
+        assert key is not None
+        assert not isinstance(key, int)
+        inode = name.inode if name.inode is not None else f"{key.object:#x}"
+        return f"{lock.type} inode {inode}+{key.file_offset or 0:#x}"
+
+    def _lock(self, want: Wanted) -> LockRow:
+        name = self._named[want.lock]
+        address = want.lock.address
+        return LockRow(
+            id=self._ids[want.lock],
+            type=want.lock.type,
+            address=None if address is None else Address(address),
+            name=name.name,
+            owners=tuple(
+                Owner(
+                    pid=self._pids[own.row],
+                    confidence=own.confidence,
+                    comm=comm_text(self._scene.tasks["comm"][own.row]),
+                    seen=own.seen,
+                )
+                for own in want.owners
+            ),
+            waiters=tuple(self._waiters(want)),
+            max_age_ns=max(self._ages[row] for row in want.rows),
+            readers=want.readers,
+            path=name.path,
+            inode=name.inode,
+            device=name.device,
+            pid=name.pid,
+            cache=name.cache,
+        )
+
+    def _waiters(self, want: Wanted) -> list[int]:
+        """Give those that wait in the order of the queue; else who came first first."""
+        by_age = sorted(want.rows, key=lambda row: (-self._ages[row], self._pids[row]))
+        pids = [self._pids[row] for row in by_age]
+        queued = [self._scene.pid(each.task) for each in want.queue or ()]
+        told = [pid for pid in queued if pid is not None]
+        return list(dict.fromkeys([*told, *pids]))
+
+    # --- roots
+
+    def _roots(self, sink: Sink, rows: set[int]) -> Iterable[Root]:
+        """Tell a root; it may be several: see :meth:`_tasks_before`."""
+        if sink.blocked.isdisjoint(rows) and sink.tasks.isdisjoint(rows):
+            return
+        if sink.thing is None:
+            yield self._of_tasks(sink)
+            return
+        keeping = self._keeping(sink)
+        for row in keeping:
+            yield self._of_tasks(self._graph.root_of(row))
+        others = [row for row in sink.direct if row not in keeping]
+        if others and not _is_futex(sink.thing):
+            yield self._of_thing(self._graph.root_before(sink.thing, others))
+
+    def _keeping(self, sink: Sink) -> list[int]:
+        """Choose tasks to be told as roots in place of the thing that they wait for.
+
+        That is where one alone waits for it, and keeps others waiting; and all that do
+        where it says little: of a futex that nobody has, for which the others are idle,
+        or where nothing is known but in which function they sleep.
+        """
+        keeping = [row for row in sink.direct if self._graph.blocked_by([row])]
+        apart = _is_futex(sink.thing) or isinstance(sink.thing, Unknown)
+        return keeping if len(sink.direct) == 1 or apart else []
+
+    def _of_tasks(self, sink: Sink) -> Root:
+        made = self._root(sink)
+        if len(sink.tasks) > 1 or self._graph.is_cycle(sink):
+            waiters = tuple(sorted(self._pids[row] for row in sink.tasks))
+            text = (
+                "they wait for each other" if len(waiters) > 1 else "waits for itself"
+            )
+            return replace(made, kind="cycle", reason=text, waiters=waiters)
+        (row,) = sink.tasks
+        return replace(
+            made,
+            pid=self._pids[row],
+            reason=self._reason(row),
+            comm=comm_text(self._scene.tasks["comm"][row]),
+            state=self._letters[row],
+            age_ns=self._ages[row],
+            stack=self._stack(row),
+        )
+
+    def _of_thing(self, sink: Sink) -> Root:
+        made = replace(self._root(sink), kind="external")
+        thing = sink.thing
+        first = self._scene.blocked[sink.direct[0]]
+        if isinstance(thing, Lock):
+            name = self._named[thing].name or thing.type
+            text = first.what or f"{name}: nobody is known to have it"
+            if thing.type in ("folio", "bit_wait"):
+                text = f"{name}, {first.what}" if first.what else name
+            return replace(made, reason=text, lock=self._ids[thing])
+        if isinstance(thing, Unknown):
+            return replace(made, reason=thing.text)
+        external = first.external
+        assert external is not None
+        return replace(made, reason=self._external(external), pid=external.pid)
+
+    def _root(self, sink: Sink) -> Root:
+        of_d = sum(self._letters[row] == "D" for row in sink.blocked)
+        return Root(
+            kind="task",
+            pid=None,
+            reason="",
+            blocked_d=of_d,
+            blocked_s=len(sink.blocked) - of_d,
+            comm=None,
+            state=None,
+            age_ns=None,
+            waiters=tuple(self._pids[row] for row in sink.direct),
+            chain=tuple(self._pids[row] for row in sink.chain),
+            max_age_ns=max((self._ages[row] for row in sink.blocked), default=0),
+        )
+
+    def _reason(self, row: int) -> str:
+        """Tell what a task is doing in place of giving way."""
+        scene = self._scene
+        blocked = scene.blocked.get(row)
+        if blocked is not None and blocked.external is not None:
+            return self._external(blocked.external)
+        if scene.now.classes[row] in _WITHOUT_STACK:
+            return reason(scene.look, row, scene.now, None, None, None)
+        (case,) = self._cases(np.array([row], np.intp))
+        on, what = tell(scene.look, case), None
+        if blocked is not None:
+            what = blocked.what or what_of(scene.look, case, blocked.requests)
+        return reason(scene.look, row, scene.now, case, on, what)
+
+    def _external(self, external: External) -> str:
+        """Tell what serves a wait, and what that is doing."""
+        servers = [self._scene.rows.get(each.task) for each in external.servers]
+        known = [row for row in servers if row is not None]
+        doing = self._reason(known[0]) if len(known) == 1 else None
+        return external_reason(external, doing)
+
+    # --- the rest
+
+    def _deadlocks(self) -> Iterable[Deadlock]:
+        for cycle in self._graph.cycles:
+            edges = cycle.edges
+            if any(edge.lock not in self._ids for edge in edges):
+                continue  # not among what was asked for
+            yield Deadlock(
+                confidence="exact" if cycle.exact else "possible",
+                pids=tuple(self._pids[edge.waiter] for edge in edges),
+                locks=tuple(self._ids[edge.lock] for edge in edges),
+            )
+
+    def _herds(
+        self, locks: Iterable[Wanted], slept: npt.NDArray[np.int64] | None
+    ) -> Iterable[Herd]:
+        scene = self._scene
+        for want in locks:
+            if len(want.rows) < MIN_WAITERS:
+                continue
+            rows = np.array(want.rows, np.intp)
+            exact = [own.row for own in want.owners if own.confidence == "exact"]
+            address = want.lock.address
+            on = On(
+                kind="futex" if want.lock.type in _FUTEXES else "lock",
+                address=None if address is None else Address(address),
+                owner=self._pids[exact[0]] if exact else None,
+            )
+            yield crowd_of(
+                self._ids[want.lock],
+                on,
+                scene.tasks,
+                scene.now,
+                rows,
+                scene.clocks,
+                None if slept is None else slept[rows],
+            )
+
+    def _inversions(self, locks: Iterable[Wanted]) -> Iterable[Inversion]:
+        """Find owners that could run, do not, and are less urgent than who waits."""
+        tasks = self._scene.tasks
+        prio: list[int] = tasks["prio"].tolist()
+        for want in locks:
+            if want.lock.type in _INHERITS:
+                continue
+            waiter = min(want.rows, key=lambda row: prio[row])
+            for own in want.owners:
+                runnable = tasks["state"][own.row] == 0 and not tasks["on_cpu"][own.row]
+                if runnable and prio[own.row] > prio[waiter]:
+                    yield Inversion(
+                        lock=self._ids[want.lock],
+                        owner=self._pids[own.row],
+                        waiter=self._pids[waiter],
+                        owner_pri=prio[own.row] - _PRIO_OF_PROC,
+                        waiter_pri=prio[waiter] - _PRIO_OF_PROC,
+                    )
+
+
+def _is_futex(thing: object) -> bool:
+    return isinstance(thing, Lock) and thing.type in _FUTEXES
+
+
+def _weight(root: Root) -> tuple[int, int, int]:
+    """Rank roots: what blocks most first, of equal ones the longest wait."""
+    return (
+        -(_D_WEIGHT * root.blocked_d + root.blocked_s),
+        -root.max_age_ns,
+        root.pid or 0,
+    )

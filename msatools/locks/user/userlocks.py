@@ -1,0 +1,485 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Locks of user space: which futex a task waits on, who else does, and who has it.
+
+The kernel knows who waits on which futex. Who has it only the process knows, but for
+those that inherit priority. What the C library writes next to a futex is a hint: it is
+taken for what it says only if all that is there fits
+(:mod:`msatools.locks.user.nptl`), and if whom it names is a thread that can have it.
+"""
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import drgn
+import numpy as np
+from drgn.helpers.linux.pid import find_task
+
+from msatools.kernel.pids import PID_MAX_LIMIT
+from msatools.kernel.report import Findings
+from msatools.kernel.walks import tree_records
+from msatools.locks.layout import KERNEL
+from msatools.locks.lock import Holder, Lock, LockType, OwnerConfidence, Queued, Request
+from msatools.locks.look import Case, Look
+from msatools.locks.model import Mode
+from msatools.locks.on.futexes import waiters_of
+from msatools.locks.user import nptl
+from msatools.locks.user.futexes import Key, Waiter
+from msatools.locks.user.usermemory import UserMemory
+from msatools.tasks.stackmemory import stack_bytes
+from msatools.tasks.syscalls import read_syscalls
+
+PARKED = "parked on a futex of its own stack: nobody wakes it"
+
+_FEW_WAITERS = 8
+"""Of a futex in a file, whose mappings are looked at until one has it."""
+
+_MAX_PROCESSES = 4096
+"""That map a file, of which one may have a futex in it."""
+
+_PARKED_BYTES = 256
+"""Above the stack pointer, within which a function's own variables are."""
+
+_PAGE = 4096
+
+# A futex's operation, without what it says of clocks and of who may use it.
+_COMMAND = 0x7F
+_WAIT_BITSET = 9
+_ALL_BITS = 0xFFFF_FFFF
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What is known of a futex that is waited on."""
+
+    owner: int | None = None
+    """The address of a ``struct task_struct``."""
+
+    confidence: OwnerConfidence = "likely"
+    mode: Mode | None = None
+    readers: int | None = None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a futex is in the memory of one who waits on it."""
+
+    task: int
+    mm: int
+    address: int
+    inode: int
+    """Of the file that it is in; 0 if it is in none."""
+
+
+@dataclass(frozen=True)
+class _Users:
+    """Who maps a file."""
+
+    mms: frozenset[int]
+    spaces: frozenset[int]
+    """Their PID namespaces, as far as they are known."""
+
+
+class _Futexes:
+    """What has been learned of futexes in one look."""
+
+    def __init__(self, look: Look) -> None:
+        self.seen: dict[tuple[LockType, object], Waiter] = {}
+        """A waiter of each futex that somebody was found to wait on, by its key."""
+
+        self.said: dict[Key, _Said] = {}
+        self.requests: dict[tuple[LockType, Key], Request] = {}
+        self.users: dict[int, _Users] = {}
+        """By ``struct inode``."""
+
+        self.tasks: dict[tuple[int, int], int | None] = {}
+        """By PID namespace and ID."""
+
+        self.by_pid: dict[int, int] = dict(
+            zip(look.tasks["pid"].tolist(), look.tasks["address"].tolist(), strict=True)
+        )
+        self.mms: dict[int, int] = dict(
+            zip(look.tasks["address"].tolist(), look.tasks["mm"].tolist(), strict=True)
+        )
+
+
+_LEARNED: WeakKeyDictionary[Look, _Futexes] = WeakKeyDictionary()
+
+
+def _learned(look: Look) -> _Futexes:
+    found = _LEARNED.get(look)
+    if found is None:
+        found = _LEARNED[look] = _Futexes(look)
+    return found
+
+
+def requests(look: Look, case: Case) -> list[Request]:
+    """
+    Tell which futexes a task waits on.
+
+    :return: One; several if it waits for any of them; none if they are not found.
+    """
+    waiters, _ = waiters_of(look, case)
+    return [_request(look, waiter) for waiter in waiters]
+
+
+def futex_requests(look: Look, task: int) -> list[Request]:
+    """Tell the same of the ``struct task_struct`` at an address, by the hash tables.
+
+    All waiters are read the first time; then each costs next to nothing.
+    """
+    by_task, _ = look.waiters
+    waiters = sorted(by_task.get(task, ()), key=lambda waiter: waiter.address)
+    return [_request(look, waiter) for waiter in waiters]
+
+
+def queue(look: Look, lock: Lock) -> list[Queued] | None:
+    """Tell who waits on a futex, the next to be woken up first.
+
+    Those of a futex that inherits priority are in the order of its ``rt_mutex``. Who
+    waits for one of several futexes is on the queue of each.
+    """
+    waiters = _waiters(look, lock)
+    if not waiters:
+        return None
+    mode = None if lock.type == "pi_futex" else _said(look, waiters[0]).mode
+    tasks = list(dict.fromkeys(waiter.task for waiter in waiters))
+    if lock.type == "pi_futex":
+        tasks = _by_urgency(look, waiters[0].pi_state, tasks)
+    return [Queued(task, mode) for task in tasks]
+
+
+def holders(look: Look, lock: Lock) -> list[Holder]:
+    """Tell who has a futex.
+
+    ``exact`` of one that inherits priority: the kernel has to know; and of a thread
+    that is waited for to end. All else is ``likely`` at best: the C library's word.
+    """
+    waiter = _learned(look).seen.get((lock.type, lock.key))
+    if waiter is None:
+        return []
+    if lock.type == "pi_futex":
+        return _pi_owner(look, waiter)
+    said = _said(look, waiter)
+    return [] if said.owner is None else [Holder(said.owner, said.confidence)]
+
+
+def readers(look: Look, lock: Lock) -> int | None:
+    """Count who has a futex for reading; ``None`` if it counts no readers."""
+    waiter = _learned(look).seen.get((lock.type, lock.key))
+    if waiter is None or lock.type == "pi_futex":
+        return None
+    return _said(look, waiter).readers
+
+
+def what(look: Look, case: Case, request: Request) -> str | None:
+    """Tell what a futex without an owner stands for: see :func:`parked`."""
+    return parked(look, case.address, request)
+
+
+def parked(look: Look, task: int, request: Request) -> str | None:
+    """
+    Tell whether a task waits for ever on a word that nobody else knows.
+
+    glibc has a thread do so for which a futex that inherits priority would close a
+    circle, and which the kernel therefore refused (EDEADLK); the word is a variable of
+    the function that waits. There is no other trace of it, so all has to fit: how it
+    waits, and that it owns a futex which others wait for.
+
+    :param task: The address of its ``struct task_struct``, one of ``look.tasks``.
+    """
+    lock = request.lock
+    if lock.type != "futex" or lock.address is None:
+        return None
+    waiters = _waiters(look, lock)
+    if len(waiters) != 1 or not _owns_wanted_futex(look, task):
+        return None
+    row = look.tasks.only(look.tasks["address"] == np.uint64(task))
+    if not len(row):
+        return None
+    prog = look.reader.prog
+    call = read_syscalls(look.reader, row, stack_bytes(prog), Findings())
+    if not call.known[0] or call.compat[0] or call.name(0) != "futex":
+        return None
+    address, operation, value, timeout, _, bits = call.arguments[0].tolist()
+    above = address - int(call.sp[0])
+    plain = operation & _COMMAND == _WAIT_BITSET and bits & _ALL_BITS == _ALL_BITS
+    # Half of a word may be left of what was there before.
+    fits = plain and not value & _ALL_BITS and not timeout
+    if fits and address == lock.address and 0 <= above < _PARKED_BYTES:
+        return PARKED
+    return None
+
+
+def _request(look: Look, waiter: Waiter) -> Request:
+    learned = _learned(look)
+    type_: LockType = "pi_futex" if waiter.pi_state else "futex"
+    found = learned.requests.get((type_, waiter.key))
+    if found is None:
+        learned.seen[type_, waiter.key] = waiter
+        lock = Lock(type_, waiter.key.address, waiter.key)
+        mode = None if waiter.pi_state else _said(look, waiter).mode
+        found = learned.requests[type_, waiter.key] = Request(lock, mode)
+    return found
+
+
+def _waiters(look: Look, lock: Lock) -> list[Waiter]:
+    """Give who waits on a futex that somebody was found to wait on."""
+    key = lock.key
+    if not isinstance(key, Key):
+        return []
+    if not look.alone:
+        found = look.futex_queues.get(key, [])
+    else:
+        first = _learned(look).seen.get((lock.type, key))
+        chain = look.futexes.chain(first.lock) if first else ()
+        found = [waiter for waiter in chain if waiter.key == key]
+    # Who is to get one that inherits priority later, waits for another thing yet.
+    return [w for w in found if bool(w.pi_state) == (lock.type == "pi_futex")]
+
+
+def _by_urgency(look: Look, pi_state: int, tasks: list[int]) -> list[int]:
+    try:
+        mutex = pi_state + look.layout.offset("futex_pi_state", "pi_mutex")
+        order = look.locks.rt_mutex(mutex).waiters or ()
+    except drgn.FaultError as error:
+        look.findings.lose("waiters", f"the queue of a futex is lost: {error}")
+        order = ()
+    queued = set(tasks)
+    first = [task for task in order if task in queued]
+    # One may be about to go to sleep, or to be gone.
+    return list(dict.fromkeys([*first, *tasks]))
+
+
+def _pi_owner(look: Look, waiter: Waiter) -> list[Holder]:
+    """Tell who has a futex that inherits priority.
+
+    The owner that is recorded may be about to be changed, while another takes the
+    kernel's own lock.
+    """
+    layout, state = look.layout, waiter.pi_state
+    owner, taken = layout.members(state, "futex_pi_state", "owner", "pi_mutex.owner")
+    key = look.futexes.key(state + layout.offset("futex_pi_state", "key"))
+    # It may have been freed, and be of another futex now.
+    if key != waiter.key or owner < KERNEL or not look.pid(owner):
+        return []
+    agree = taken & ~1 in (0, owner)
+    return [Holder(owner, "exact" if agree else "likely")]
+
+
+def _owns_wanted_futex(look: Look, task: int) -> bool:
+    """Tell whether others wait for a futex that inherits priority, and a task has."""
+    head = task + look.layout.offset("task_struct", "pi_state_list")
+    try:
+        return look.layout.word(head) not in (0, head)
+    except drgn.FaultError:
+        return False
+
+
+# --- what the memory of processes says
+
+
+def _said(look: Look, waiter: Waiter) -> _Said:
+    """Read what there is at a futex, once."""
+    said = _learned(look).said
+    key = waiter.key
+    if key not in said:
+        try:
+            said[key] = _read_futex(look, waiter)
+        except (drgn.FaultError, LookupError) as error:
+            look.findings.lose("futex owners", f"who has a futex is lost: {error}")
+            said[key] = _Said()
+    return said[key]
+
+
+@dataclass(frozen=True)
+class _Words:
+    """The memory around a futex: what is on its page comes with one read."""
+
+    memory: UserMemory
+    mm: int
+    start: int
+    data: bytes
+
+    @classmethod
+    def around(cls, look: Look, place: _Place) -> "_Words | None":
+        """Read it; ``None`` if the futex is not in the dump."""
+        page = place.address & -_PAGE
+        start = max(place.address - nptl.RWLOCK_BYTES, page)
+        end = min(place.address + nptl.RWLOCK_BYTES, page + _PAGE)
+        data = look.user_memory.read(place.mm, start, end - start)
+        return None if data is None else cls(look.user_memory, place.mm, start, data)
+
+    def read(self, address: int, size: int) -> bytes | None:
+        """Read some bytes; ``None`` if they are not in the dump."""
+        first = address - self.start
+        if first >= 0 and first + size <= len(self.data):
+            return self.data[first : first + size]
+        return self.memory.read(self.mm, address, size)
+
+
+def _read_futex(look: Look, waiter: Waiter) -> _Said:
+    """Tell what is at a futex.
+
+    :raises drgn.FaultError: if what leads to it, or to its owner, is damaged
+    """
+    place = _place(look, waiter)
+    words = _Words.around(look, place) if place else None
+    if place is None or words is None:
+        look.findings.coverage["futexes_unreadable"] += 1
+        return _Said()
+    return (
+        _thread(look, place, words)
+        or _mutex(look, place, words, waiter.key)
+        or _rwlock(look, place, words, waiter.key)
+        or _Said()
+    )
+
+
+def _thread(look: Look, place: _Place, words: _Words) -> _Said | None:
+    """Tell a thread that is waited for to end: the kernel clears the word then."""
+    word = int.from_bytes(words.read(place.address, 4) or b"", "little")
+    if not 0 < word < PID_MAX_LIMIT or place.inode:
+        return None
+    task = _owner(look, place, word)
+    if task is None:
+        return None
+    clears = look.layout.member(task, "task_struct", "clear_child_tid")
+    return _Said(task, "exact") if clears == place.address else None
+
+
+def _mutex(look: Look, place: _Place, words: _Words, key: Key) -> _Said | None:
+    if place.address % 8:
+        return None
+    data = words.read(place.address, nptl.MUTEX_BYTES)
+    mutex = nptl.mutex(data, key.shared) if data else None
+    if mutex is None:
+        return None
+    task = _owner(look, place, mutex.owner)
+    if task is None or (task in _tasks_on(look, key) and not mutex.blocks_owner):
+        return None
+    return _Said(task)
+
+
+def _rwlock(look: Look, place: _Place, words: _Words, key: Key) -> _Said | None:
+    starts = [nptl.rwlock_start(place.address)]
+    if not place.address % 8:
+        # Readers may wait on its first word.
+        starts.append(place.address)
+    for start in starts:
+        data = words.read(start, nptl.RWLOCK_BYTES)
+        at = place.address - start
+        lock = nptl.rwlock(data, at, key.shared) if data else None
+        if lock is None:
+            continue
+        if lock.writer is None:
+            return _Said(mode=lock.mode, readers=lock.readers)
+        task = _owner(look, place, lock.writer)
+        # Who has it for writing is refused it once more.
+        if task is not None and task not in _tasks_on(look, key):
+            return _Said(task, mode=lock.mode, readers=lock.readers)
+    return None
+
+
+def _tasks_on(look: Look, key: Key) -> set[int]:
+    lock = Lock("futex", key.address, key)
+    return {waiter.task for waiter in _waiters(look, lock)}
+
+
+# --- where a futex is, and who can have it
+
+
+def _place(look: Look, waiter: Waiter) -> _Place | None:
+    """Find a futex in the memory of one who waits on it."""
+    key = waiter.key
+    if key.address is not None:
+        mm = _mm(look, waiter.task)
+        return _Place(waiter.task, mm, key.address, 0) if mm else None
+    others = _waiters(look, Lock("futex", None, key))[:_FEW_WAITERS]
+    for task in dict.fromkeys([waiter.task, *(other.task for other in others)]):
+        mm = _mm(look, task)
+        for file in look.user_memory.shared_files(mm) if mm else ():
+            address = file.start + (key.file_offset or 0) - file.first
+            if file.sequence == key.object and file.start <= address < file.end:
+                return _Place(task, mm, address, file.inode)
+    return None
+
+
+def _mm(look: Look, task: int) -> int:
+    """Tell a task's address space; 0 if it has none."""
+    known = _learned(look).mms.get(task)
+    return look.layout.member(task, "task_struct", "mm") if known is None else known
+
+
+def _owner(look: Look, place: _Place, tid: int) -> int | None:
+    """Find the thread with an ID that can have a futex; ``None`` unless it is one.
+
+    The ID is as its process sees it. Of a futex in a file it may be one of another
+    process, which may see other IDs than who waits.
+    """
+    mms, spaces = {place.mm}, {_namespace(look, place.task)}
+    if place.inode:
+        users = _users(look, place.inode)
+        mms, spaces = mms | users.mms, spaces | users.spaces
+    tasks = {_task(look, space, tid) for space in spaces - {0}} - {None}
+    fits = [task for task in tasks if task is not None and _mm(look, task) in mms]
+    return fits[0] if len(fits) == 1 else None
+
+
+def _users(look: Look, inode: int) -> _Users:
+    """Find who maps a file.
+
+    :raises drgn.FaultError: if they are too many, or it cannot be read
+    """
+    known = _learned(look).users
+    if inode not in known:
+        mms = frozenset(_mapped_by(look, inode))
+        owners = (look.places.owner_of_mm(mm) for mm in mms)
+        spaces = frozenset(_namespace(look, owner) for owner in owners if owner)
+        known[inode] = _Users(mms, spaces)
+    return known[inode]
+
+
+def _mapped_by(look: Look, inode: int) -> set[int]:
+    """Find the address spaces that map a file."""
+    layout = look.layout
+    mapping = layout.member(inode, "inode", "i_mapping")
+    root = mapping + layout.offset("address_space", "i_mmap.rb_root", "i_mmap")
+    node, mm = (
+        layout.offset("vm_area_struct", member) for member in ("shared.rb", "vm_mm")
+    )
+    size = max(node + layout.size("rb_node"), mm + 8)
+    name = "the mappings of a file with futexes"
+    found: set[int] = set()
+    records = tree_records(look.reader, root, node, size, look.findings, name)
+    for count, (_, data) in enumerate(records):
+        if count >= _MAX_PROCESSES:
+            raise drgn.FaultError("too many processes map it", inode)
+        found.add(int.from_bytes(data[mm : mm + 8], "little"))
+    return found
+
+
+def _namespace(look: Look, task: int) -> int:
+    """Find the PID namespace by which a task knows itself; 0 if it is dead."""
+    layout = look.layout
+    pid = layout.member(task, "task_struct", "thread_pid")
+    if pid < KERNEL:
+        return 0
+    level = layout.member(pid, "pid", "level", size=4)
+    number = pid + layout.offset("pid", "numbers[0].ns") + level * layout.size("upid")
+    return layout.word(number)
+
+
+def _task(look: Look, space: int, tid: int) -> int | None:
+    """Find the thread with an ID in a PID namespace."""
+    learned = _learned(look)
+    if (space, tid) in learned.tasks:
+        return learned.tasks[space, tid]
+    prog = look.reader.prog
+    initial = space == look.layout.symbol("init_pid_ns")
+    task = learned.by_pid.get(tid) if initial else None
+    if task is None:
+        namespace = drgn.Object(prog, "struct pid_namespace *", value=space)
+        task = int(find_task(namespace, tid).value_()) or None
+    learned.tasks[space, tid] = task
+    return task

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The memory of processes, where the dump has it."""
+
+from dataclasses import dataclass
+from itertools import islice
+
+import drgn
+from drgn.helpers.linux.mm import access_remote_vm, for_each_vma, vma_find
+from drgn.helpers.linux.xarray import xa_load
+
+from msatools.kernel.reader import fault_reason
+from msatools.kernel.report import Findings
+from msatools.kernel.vmemmap import vmemmap_base
+from msatools.locks.layout import KERNEL, Layout
+
+_PAGE = 4096
+_SHARED = 1 << 3
+_HUGETLB = 1 << 22
+"""Of ``vm_flags``; pages of such files are counted in another way."""
+
+_MAX_MAPPINGS = 1 << 20
+"""Sixteen times what one address space may have by default (vm.max_map_count)."""
+
+_TRIES = 64
+"""Pages that are filtered out before it is believed that all are."""
+
+
+@dataclass(frozen=True)
+class SharedFile:
+    """A file that an address space maps, and shares with others."""
+
+    start: int
+    end: int
+    first: int
+    """Where in the file it starts."""
+
+    inode: int
+    sequence: int
+    """The inode's, which futexes are known by; 0 if none was ever used."""
+
+
+class UserMemory:
+    """Reads memory of processes; that there is none at all is noted."""
+
+    def __init__(self, layout: Layout, findings: Findings) -> None:
+        self._layout = layout
+        self._prog = layout.reader.prog
+        self._findings = findings
+        self._filtered = 0
+        self._any = False
+        self._shared: dict[int, list[SharedFile]] = {}
+
+    def read(self, mm: int, address: int, size: int) -> bytes | None:
+        """Read some bytes of the address space of a ``struct mm_struct``.
+
+        ``None`` if any of them is not in the dump.
+        """
+        if not self._any and self._filtered >= _TRIES:
+            return None
+        try:
+            data = self._read(mm, address, size)
+        except drgn.FaultError as error:
+            if fault_reason(error) == "excluded":
+                self._filtered += 1
+                self._findings.note(
+                    "user-memory-filtered",
+                    "user memory is not in the dump: owners of futexes are not told",
+                )
+            return None
+        except NotImplementedError as error:
+            self._findings.note(
+                "user-memory-unknown", f"user memory is not read: {error}"
+            )
+            return None
+        self._any = True
+        return data
+
+    def shared_files(self, mm: int) -> list[SharedFile]:
+        """List the files that an address space shares with others."""
+        found = self._shared.get(mm)
+        if found is None:
+            self._shared[mm] = found = []
+            try:
+                vmas = for_each_vma(self._space(mm))
+                for vma in islice(vmas, _MAX_MAPPINGS):
+                    file = self._shared_file(vma.value_())
+                    if file is not None:
+                        found.append(file)
+            except drgn.FaultError as error:
+                self._findings.lose("mappings", f"mappings are lost: {error}")
+        return found
+
+    def _space(self, mm: int) -> drgn.Object:
+        return drgn.Object(self._prog, "struct mm_struct *", value=mm)
+
+    def _shared_file(self, vma: int) -> SharedFile | None:
+        names = ("vm_start", "vm_end", "vm_pgoff", "vm_file", "vm_flags")
+        start, end, page, file, flags = self._layout.members(
+            vma, "vm_area_struct", *names
+        )
+        if file < KERNEL or not flags & _SHARED:
+            return None
+        inode = self._layout.member(file, "file", "f_inode")
+        # "futex: Fix inode life-time issue" (in v5.6)
+        sequence = self._layout.member(inode, "inode", "i_sequence")
+        return SharedFile(start, end, page * _PAGE, inode, sequence)
+
+    def _read(self, mm: int, address: int, size: int) -> bytes:
+        space = self._space(mm)
+        parts = []
+        while size:
+            part = min(size, _PAGE - address % _PAGE)
+            try:
+                data: bytes = access_remote_vm(space, address, part)
+            except drgn.FaultError as error:
+                # What the page's own read could not get the file has not either.
+                if "not mapped" not in str(error):
+                    raise
+                data = self._of_file(space, address, part, error)
+            parts.append(data)
+            address += part
+            size -= part
+        return b"".join(parts)
+
+    def _of_file(
+        self, space: drgn.Object, address: int, size: int, error: drgn.FaultError
+    ) -> bytes:
+        """Read what the process shares, but has not touched itself.
+
+        :raises drgn.FaultError: if it is not there: *error* or another
+        """
+        vma = vma_find(space, address)
+        if not vma:
+            raise error
+        names = ("vm_start", "vm_pgoff", "vm_file", "vm_flags")
+        start, first, file, flags = self._layout.members(
+            vma.value_(), "vm_area_struct", *names
+        )
+        # What is private may have been changed, and swapped out since.
+        if file < KERNEL or not flags & _SHARED or flags & _HUGETLB:
+            raise error
+        index = first + (address - start) // _PAGE
+        mapping = self._layout.member(file, "file", "f_mapping")
+        pages = drgn.Object(self._prog, "struct address_space", address=mapping).i_pages
+        folio = int(xa_load(pages.address_of_(), index).value_())
+        # Of a page that was swapped out or reclaimed a number is left.
+        if folio < KERNEL or folio & 0b11:
+            raise error
+        return self._page(folio, index, address % _PAGE, size)
+
+    def _page(self, folio: int, index: int, offset: int, size: int) -> bytes:
+        # "mm: Introduce struct folio" (in v5.16); before, an entry is the page itself.
+        whole = self._layout.has("folio", "index")
+        page = self._layout.size("page")
+        number = (folio - vmemmap_base(self._prog)) // page
+        if whole:
+            number += index - self._layout.member(folio, "folio", "index")
+        return self._layout.reader.read(number * _PAGE + offset, size, physical=True)

@@ -1,0 +1,506 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Locks with a list and locks that point at their first waiter, made of bytes."""
+
+from typing import NamedTuple
+
+import pytest
+
+from msatools.locks.lock import Holder, Lock, LockType, Queued, Request
+from msatools.locks.model import Mode
+from msatools.locks.sleeping import lockwords, sleeplocks
+from msatools.locks.sleeping.kernellocks import KernelLock, KernelLocks
+from msatools.locks.sleeping.locksorts import Record
+from tests.locks.sleeping.madekernel import (
+    BASE,
+    LOCK,
+    OTHER_LOCK,
+    SIZE,
+    STACKS,
+    TASKS,
+    WAITERS,
+    MadeKernel,
+    per_task,
+)
+
+TASK_AT, TYPE_AT = 16, 24
+WRITE, READ = 0, 1
+OWNER = TASKS[7]
+WAITING = 1
+"""Of a mutex: somebody waits. Of a rwsem it is the next bit."""
+
+
+class Kind(NamedTuple):
+    """A type of lock, and how one is when it is waited for."""
+
+    type: LockType
+    function: str
+    mode: Mode | None
+    list_at: int
+    words: tuple[int, ...]
+    """What it begins with."""
+
+    blocker: int
+    """Last bits of ``task_struct.blocker``."""
+
+    owner: int | None
+
+
+KINDS = [
+    Kind("mutex", "__mutex_lock.constprop.0", None, 16, (OWNER | WAITING,), 0, OWNER),
+    Kind("ww_mutex", "__ww_mutex_lock", None, 16, (OWNER | WAITING,), 0, OWNER),
+    Kind("rwsem", "rwsem_down_read_slowpath", "read", 24, (3, OWNER), 2, OWNER),
+    Kind("rwsem", "rwsem_down_write_slowpath", "write", 24, (3, OWNER), 3, OWNER),
+    Kind("semaphore", "__down_common", None, 8, (0,), 1, None),
+]
+MUTEX = KINDS[0]
+
+
+class Locks(MadeKernel):
+    """A kernel with the locks of up to v7.0, or those of v7.1."""
+
+    def __init__(self, *, first: bool = False) -> None:
+        super().__init__()
+        self.first = first
+        name = "first_waiter" if first else "wait_list"
+        part = self.pointer if first else self.heads
+        self.struct(
+            "mutex",
+            32,
+            owner=(self.atomic, 0),
+            wait_lock=(self.half, 8),
+            **{name: (part, 16)},
+        )
+        self.struct(
+            "rw_semaphore",
+            40,
+            count=(self.atomic, 0),
+            owner=(self.atomic, 8),
+            wait_lock=(self.half, 20),
+            **{name: (part, 24)},
+        )
+        self.struct(
+            "semaphore",
+            24,
+            lock=(self.half, 0),
+            count=(self.half, 4),
+            **{name: (part, 8)},
+        )
+        for waiter in ("mutex_waiter", "semaphore_waiter", "rwsem_waiter"):
+            kind = {"type": (self.half, TYPE_AT)} if waiter == "rwsem_waiter" else {}
+            self.struct(
+                waiter, 48, list=(self.heads, 0), task=(self.pointer, TASK_AT), **kind
+            )
+
+    def wait(self, kind: Kind, *numbers: int, lock: int = LOCK) -> None:
+        """Have tasks wait for a lock, in this order; each knows it."""
+        nodes = [WAITERS[number] for number in numbers]
+        self.write(lock, *kind.words)
+        if self.first:
+            self.link(*nodes)
+            self.write(lock + kind.list_at, nodes[0])
+        else:
+            self.link(lock + kind.list_at, *nodes)
+        for number in numbers:
+            self.write(WAITERS[number] + TASK_AT, TASKS[number])
+            self.write_half(WAITERS[number] + TYPE_AT, kind.mode == "read")
+            # What it was called with is further out, what it calls further in.
+            self.know(number, lock)
+
+    def know(self, number: int, *addresses: int) -> None:
+        """Put addresses on a stack, below the waiter."""
+        self.write(STACKS[number] + 0x40, *addresses, *([0] * (8 - len(addresses))))
+
+    def find(
+        self, kind: Kind, number: int, record: Record | None = None, limit: int = 100
+    ) -> KernelLock | None:
+        names = ("__schedule", "schedule", kind.function, "wants_it")
+        return self.locks().find(names, self.stack(number), limit, record)
+
+
+@pytest.fixture(params=[False, True], ids=["list", "first-waiter"])
+def kernel(request: pytest.FixtureRequest) -> Locks:
+    return Locks(first=request.param)
+
+
+kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.function)
+
+
+@kinds
+@pytest.mark.parametrize("numbers", [(2,), (2, 0), (3, 1, 0, 2)])
+def test_waiters(kernel: Locks, kind: Kind, numbers: tuple[int, ...]) -> None:
+    kernel.wait(kind, *numbers)
+    for number in numbers:
+        found = kernel.find(kind, number)
+        assert found == KernelLock(kind.type, LOCK, kind.mode, len(numbers), kind.owner)
+    queue = [Queued(TASKS[number], kind.mode) for number in numbers]
+    queue = queue if kind.type == "rwsem" else [Queued(each.task) for each in queue]
+    assert kernel.locks().queue(kind.type, LOCK) == queue
+    locks = kernel.locks()
+    names = ("schedule", kind.function)
+    for number in reversed(numbers):
+        locks.find(names, kernel.stack(number))
+    assert locks.queue(kind.type, LOCK) == queue
+    assert not kernel.findings.lost
+
+
+def test_readers_and_writers_of_one_queue(kernel: Locks) -> None:
+    read, write = KINDS[2], KINDS[3]
+    kernel.wait(read, 0, 1, 2)
+    kernel.write_half(WAITERS[1] + TYPE_AT, WRITE)
+    queue = kernel.locks().queue("rwsem", LOCK)
+    modes: list[Mode] = ["read", "write", "read"]
+    assert queue == [
+        Queued(task, mode) for task, mode in zip(TASKS, modes, strict=False)
+    ]
+    found = kernel.find(write, 1)
+    assert found is not None
+    assert found.mode == "write"
+
+
+@kinds
+def test_the_head_is_told_though_a_task_follows_the_lock(kind: Kind) -> None:
+    kernel = Locks()
+    kernel.wait(kind, 0, 1)
+    kernel.write(LOCK + kind.list_at + TASK_AT, TASKS[5])
+    found = kernel.find(kind, 0)
+    assert found is not None
+    assert (found.address, found.waiters) == (LOCK, 2)
+
+
+@kinds
+def test_a_lock_that_is_a_variable(kind: Kind) -> None:
+    """Where the kernel's image is, not where its other memory is."""
+    kernel = Locks()
+    kernel.wait(kind, 0, 1)
+    image = 0xFFFF_FFFF_8200_0000
+    kernel.prog.add_memory_segment(
+        image,
+        SIZE,
+        lambda address, count, offset, physical: bytes(
+            kernel.memory[offset : offset + count]
+        ),
+    )
+    lock = image + LOCK - BASE
+    kernel.link(lock + kind.list_at - image + BASE, WAITERS[0], WAITERS[1])
+    kernel.write(WAITERS[0] + 8, lock + kind.list_at)
+    kernel.write(WAITERS[1], lock + kind.list_at)
+    kernel.write(LOCK + kind.list_at + TASK_AT, TASKS[5])
+    kernel.know(0, lock)
+    found = kernel.find(kind, 0)
+    assert found is not None
+    assert (found.address, found.waiters) == (lock, 2)
+
+
+@kinds
+def test_a_lock_that_says_nobody_waits_is_none(kernel: Locks, kind: Kind) -> None:
+    kernel.wait(kind, 0, 1)
+    free = (1 << 32,) if kind.type == "semaphore" else (0, 0)
+    kernel.write(LOCK, *free)
+    assert kernel.find(kind, 0) == KernelLock(kind.type, None, kind.mode, None, None)
+
+
+@kinds
+def test_a_waiter_that_is_left_over(kernel: Locks, kind: Kind) -> None:
+    """It points at itself, or at where others wait now."""
+    kernel.wait(kind, 0, 1)
+    kernel.write(WAITERS[2] + TASK_AT, TASKS[2])
+    kernel.know(2, LOCK)
+    nothing = KernelLock(kind.type, None, kind.mode, None, None)
+    for following, before in (
+        (WAITERS[2], WAITERS[2]),
+        (WAITERS[0], WAITERS[1]),
+        (0, 0),
+        (WAITERS[0] + 4, WAITERS[1]),
+        (BASE + SIZE, BASE + SIZE),
+    ):
+        kernel.write(WAITERS[2], following, before)
+        assert kernel.find(kind, 2) == nothing
+    assert not kernel.findings.lost
+
+
+@kinds
+def test_the_waiter_behind_is_no_lock(kind: Kind) -> None:
+    """Its pointers are on the stack as well, and lead back."""
+    kernel = Locks(first=True)
+    kernel.wait(kind, 0, 1, 2)
+    kernel.know(0, WAITERS[1], WAITERS[2], LOCK)
+    found = kernel.find(kind, 0)
+    assert found is not None
+    assert found.address == LOCK
+    kernel.know(0, WAITERS[1], WAITERS[2])
+    assert kernel.find(kind, 0) == KernelLock(kind.type, None, kind.mode, None, None)
+
+
+def test_two_that_may_be_the_lock_are_none() -> None:
+    kernel = Locks(first=True)
+    kernel.wait(MUTEX, 0, 1)
+    kernel.write(OTHER_LOCK, *MUTEX.words)
+    kernel.write(OTHER_LOCK + MUTEX.list_at, WAITERS[1])
+    kernel.know(0, OTHER_LOCK, LOCK)
+    assert kernel.find(MUTEX, 0) == KernelLock("mutex", None, None, None, None)
+
+
+# --- what a task's own record says
+
+
+@kinds
+def test_blocker(kind: Kind) -> None:
+    """It names the lock where nothing on the stack does."""
+    kernel = Locks(first=True)
+    kernel.wait(kind, 1, 0)
+    kernel.know(0)
+    nothing = KernelLock(kind.type, None, kind.mode, None, None)
+    assert kernel.find(kind, 0) == nothing
+    found = kernel.find(kind, 0, Record(blocker=LOCK | kind.blocker))
+    assert found == KernelLock(kind.type, LOCK, kind.mode, 2, kind.owner)
+    for other in set(range(4)) - {kind.blocker}:
+        assert kernel.find(kind, 0, Record(blocker=LOCK | other)) == nothing
+
+
+@kinds
+def test_a_blocker_of_before(kernel: Locks, kind: Kind) -> None:
+    """It names a lock that the task does not wait for any more."""
+    kernel.wait(kind, 2, lock=OTHER_LOCK)
+    kernel.wait(kind, 0, 1)
+    found = kernel.find(kind, 0, Record(blocker=OTHER_LOCK | kind.blocker))
+    assert found is not None
+    assert (found.address, found.waiters) == (LOCK, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2], ids=lambda kind: kind.type)
+def test_blocked_on_a_mutex(kind: Kind) -> None:
+    kernel = Locks(first=True)
+    mutex = kernel.prog.pointer_type(kernel.types["mutex"])
+    kernel.add_task_type(blocked_on=(mutex, 64))
+    kernel.wait(kind, 1, 0)
+    kernel.know(0)
+    found = kernel.find(kind, 0, Record(blocked_on=LOCK))
+    assert found == KernelLock(kind.type, LOCK, None, 2, OWNER)
+    nothing = KernelLock(kind.type, None, None, None, None)
+    waking = (1 << 64) - 1
+    assert kernel.find(kind, 0, Record(blocked_on=waking)) == nothing
+    rwsem = kernel.find(KINDS[2], 0, Record(blocked_on=LOCK))
+    assert rwsem == KernelLock("rwsem", None, "read", None, None)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2], ids=lambda kind: kind.type)
+def test_blocked_on_a_waiter(kernel: Locks, kind: Kind) -> None:
+    """It tells which of those that look like one is the waiter."""
+    waiter = kernel.prog.pointer_type(kernel.types["mutex_waiter"])
+    kernel.add_task_type(blocked_on=(waiter, 64))
+    kernel.wait(kind, 1, 0)
+    left_over = STACKS[0] + 0x100
+    kernel.write(OTHER_LOCK, *kind.words)
+    if kernel.first:
+        kernel.link(left_over)
+        kernel.write(OTHER_LOCK + kind.list_at, left_over)
+    else:
+        kernel.link(OTHER_LOCK + kind.list_at, left_over)
+    kernel.write(left_over + TASK_AT, TASKS[0])
+    kernel.know(0, LOCK, OTHER_LOCK)
+    for start, lock in ((WAITERS[0], LOCK), (left_over, OTHER_LOCK)):
+        found = kernel.find(kind, 0, Record(blocked_on=start))
+        assert found is not None
+        assert found.address == lock
+
+
+def test_records_come_from_the_table_of_tasks() -> None:
+    kernel = Locks(first=True)
+    kernel.wait(KINDS[3], 0)
+    kernel.know(0)
+    kernel.columns["blocker"] = per_task({0: LOCK | 3})
+    lock = Lock("rwsem", LOCK)
+    look, case = kernel.look(), kernel.case(0, KINDS[3].function)
+    assert sleeplocks.request(look, case) == Request(lock, "write")
+    assert sleeplocks.queue(look, lock) == [Queued(TASKS[0], "write")]
+    assert sleeplocks.holders(look, lock) == [Holder(OWNER, "exact")]
+
+
+# --- lists that are damaged, or long
+
+
+@kinds
+def test_a_queue_with_one_that_is_no_waiter(kernel: Locks, kind: Kind) -> None:
+    """One is about to be woken, or it is damage: nobody is told."""
+    kernel.wait(kind, 0, 1, 2)
+    kernel.write(WAITERS[1] + TASK_AT, 0)
+    assert kernel.locks().queue(kind.type, LOCK) is None
+    assert kernel.findings.lost["waiters"] == 1
+
+
+@kinds
+@pytest.mark.parametrize(
+    "node",
+    [
+        pytest.param(0, id="nowhere"),
+        pytest.param(WAITERS[0], id="back"),
+        pytest.param(WAITERS[1], id="to itself"),
+        pytest.param(BASE + SIZE, id="out of memory"),
+        pytest.param(WAITERS[4], id="to another"),
+    ],
+)
+def test_a_queue_that_is_damaged(kernel: Locks, kind: Kind, node: int) -> None:
+    kernel.wait(kind, 0, 1, 2)
+    kernel.write(WAITERS[1], node)
+    assert kernel.locks().queue(kind.type, LOCK) is None
+    assert kernel.findings.lost["waiters"] >= 1
+    assert kernel.locks().queue(kind.type, BASE + SIZE) is None
+
+
+@kinds
+def test_a_queue_that_ends_too_early(kernel: Locks, kind: Kind) -> None:
+    """Its last waiter leads back to the start, which knows another as the last."""
+    kernel.wait(kind, 0, 1, 2)
+    start = WAITERS[0] if kernel.first else LOCK + kind.list_at
+    kernel.write(WAITERS[1], start)
+    assert kernel.locks().queue(kind.type, LOCK) is None
+    assert kernel.findings.lost["waiters"] == 1
+
+
+@kinds
+def test_a_long_queue_for_who_may_look_at_few(kernel: Locks, kind: Kind) -> None:
+    kernel.wait(kind, 0, 1, 2, 3, 4, 5)
+    # From here it sees two behind and one before: the lock is not among them.
+    found = kernel.find(kind, 3, limit=3)
+    assert found == KernelLock(kind.type, None, kind.mode, None, None)
+    assert {code for code, _ in kernel.findings.notes} == {"lock-not-found"}
+    kernel.findings.notes.clear()
+    found = kernel.find(kind, 0, limit=3)
+    assert found == KernelLock(kind.type, LOCK, kind.mode, None, kind.owner)
+    assert kernel.locks().queue(kind.type, LOCK, 3) is None
+    assert {code for code, _ in kernel.findings.notes} == {"waiters-not-counted"}
+    assert len(kernel.locks().queue(kind.type, LOCK, 6) or ()) == 6
+    assert not kernel.findings.lost
+
+
+def test_a_long_ring_is_followed_once() -> None:
+    """Also where its lock is not to be found: that would take a herd for ever."""
+    for known in (True, False):
+        kernel = Locks(first=True)
+        kernel.wait(MUTEX, 0, 1)
+        nodes = [BASE + 0x8000 + 0x30 * number for number in range(300)]
+        for node in nodes:
+            kernel.write(node + TASK_AT, TASKS[5])
+        kernel.link(*WAITERS[:2], *nodes)
+        kernel.know(0, LOCK) if known else kernel.know(0)
+        kernel.know(1)
+        layout = kernel.layout
+        locks = KernelLocks(layout, kernel.findings)
+        for number, fewest in ((0, 300), (1, 0)):
+            before = layout.reader.reads
+            found = locks.find((MUTEX.function,), kernel.stack(number))
+            assert found is not None
+            assert found.address == (LOCK if known else None)
+            reads = layout.reader.reads - before
+            assert fewest <= reads < fewest + 20
+
+
+# --- what the words of a lock say
+
+
+@pytest.mark.parametrize(
+    ("word", "owner"),
+    [
+        (0, None),
+        (OWNER, OWNER),
+        (OWNER | 1, OWNER),
+        (OWNER | 3, OWNER),
+        pytest.param(1, None, id="just released"),
+        pytest.param(OWNER | 5, None, id="handed over, not yet taken"),
+        pytest.param(OWNER | 4, None, id="handed over, the last"),
+    ],
+)
+def test_owner_of_a_mutex(kernel: Locks, word: int, owner: int | None) -> None:
+    kernel.write(LOCK, word)
+    assert lockwords.owner(kernel.layout, "mutex", LOCK) == owner
+    assert lockwords.owner(kernel.layout, "ww_mutex", LOCK) == owner
+    assert lockwords.last_owner(kernel.layout, "mutex", LOCK) is None
+
+
+FAIL = 1 << 63
+
+
+@pytest.mark.parametrize(
+    ("count", "word", "owner", "last", "readers"),
+    [
+        pytest.param(0, 0, None, None, 0, id="new"),
+        pytest.param(1, OWNER, OWNER, None, 0, id="a writer"),
+        pytest.param(3, OWNER, OWNER, None, 0, id="a writer, others wait"),
+        pytest.param(7, OWNER, OWNER, None, 0, id="a writer, one is next"),
+        pytest.param(1, OWNER | 1, None, None, 0, id="a writer, after a reader"),
+        pytest.param(1, OWNER | 3, None, None, 0, id="the same, nobody spins"),
+        pytest.param(1, 0, None, None, 0, id="a writer that has not said so"),
+        pytest.param(1, OWNER | 2, OWNER, None, 0, id="a writer, nobody spins"),
+        pytest.param(1, OWNER | 4, OWNER, None, 0, id="the same, v5.3 to v5.10"),
+        pytest.param(0, OWNER | 1, None, None, 0, id="a reader that has left"),
+        pytest.param(2, OWNER | 1, None, None, 0, id="the same, one waits"),
+        pytest.param(0x100, OWNER | 1, None, OWNER, 1, id="a reader"),
+        pytest.param(0x302, OWNER | 1, None, OWNER, 3, id="readers, one waits"),
+        pytest.param(0x102, OWNER | 7, None, OWNER, 1, id="all flags"),
+        pytest.param(0x102, OWNER, None, OWNER, 1, id="a writer turned reader"),
+        pytest.param(0x102, 1, None, None, 1, id="a reader of no name"),
+        pytest.param(FAIL | 0x100, OWNER | 1, None, OWNER, 1, id="too many readers"),
+        pytest.param(0x101, OWNER, OWNER, None, 0, id="one that will not come in"),
+    ],
+)
+def test_words_of_a_rwsem(
+    kernel: Locks,
+    count: int,
+    word: int,
+    owner: int | None,
+    last: int | None,
+    readers: int,
+) -> None:
+    kernel.write(LOCK, count, word)
+    layout = kernel.layout
+    assert lockwords.owner(layout, "rwsem", LOCK) == owner
+    assert lockwords.last_owner(layout, "rwsem", LOCK) == last
+    assert lockwords.readers(layout, LOCK) == readers
+    held = [Holder(owner, "exact")] if owner else []
+    held = [Holder(last, "likely")] if last else held
+    kernel.link(LOCK + 24)
+    if kernel.first:
+        kernel.write(LOCK + 24, 0)
+    assert sleeplocks.holders(kernel.look(), Lock("rwsem", LOCK)) == held
+
+
+def test_a_rwsem_of_before_5_3(kernel: Locks) -> None:
+    """Its count is another, and its owner a pointer: nothing is told of it."""
+    old = {"count": (kernel.atomic, 0), "owner": (kernel.pointer, 8)}
+    kernel.struct("rw_semaphore", 40, **old, wait_list=(kernel.heads, 24))
+    kernel.write(LOCK, 0x101, OWNER)
+    layout = kernel.layout
+    assert lockwords.owner(layout, "rwsem", LOCK) is None
+    assert lockwords.last_owner(layout, "rwsem", LOCK) is None
+    assert lockwords.readers(layout, LOCK) is None
+
+
+def test_the_last_reader_that_waits_itself_is_not_told(kernel: Locks) -> None:
+    read = KINDS[2]
+    kernel.wait(read, 0, 1)
+    kernel.write(LOCK, 0x102, TASKS[1] | 1)
+    lock = Lock("rwsem", LOCK)
+    assert sleeplocks.holders(kernel.look(), lock) == []
+    kernel.write(LOCK, 0x102, TASKS[2] | 1)
+    assert sleeplocks.holders(kernel.look(), lock) == [Holder(TASKS[2], "likely")]
+
+
+def test_who_has_a_semaphore(kernel: Locks) -> None:
+    lock = Lock("semaphore", LOCK)
+    kernel.wait(KINDS[4], 0)
+    assert sleeplocks.holders(kernel.look(), lock) == []
+    members = {"count": (kernel.half, 4), "last_holder": (kernel.word, 32)}
+    place = "first_waiter" if kernel.first else "wait_list"
+    part = kernel.pointer if kernel.first else kernel.heads
+    kernel.struct("semaphore", 40, **members, **{place: (part, 8)})
+    kernel.write(LOCK + 32, OWNER)
+    assert sleeplocks.holders(kernel.look(), lock) == [Holder(OWNER, "likely")]
+    kernel.write(LOCK + 32, 0)
+    assert sleeplocks.holders(kernel.look(), lock) == []
+
+
+@pytest.mark.parametrize("word", [BASE + 0x3000, OWNER + 8, 0x1000], ids=hex)
+def test_an_owner_that_is_no_task(kernel: Locks, word: int) -> None:
+    kernel.write(LOCK, word)
+    assert sleeplocks.holders(kernel.look(), Lock("mutex", LOCK)) == []

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Locks that lend priority, and those that CONFIG_PREEMPT_RT makes of them."""
+
+import pytest
+
+from msatools.locks.lock import Holder, Lock, LockType, Queued, Request
+from msatools.locks.model import Mode
+from msatools.locks.sleeping import sleeplocks
+from msatools.locks.sleeping.kernellocks import KernelLock
+from tests.locks.sleeping.madekernel import (
+    LOCK,
+    OTHER_LOCK,
+    STACKS,
+    TASKS,
+    WAITERS,
+    MadeKernel,
+    per_task,
+)
+
+ROOT_AT, OWNER_AT = 8, 24
+TASK_AT, LOCK_AT = 48, 56
+RIGHT, LEFT = 8, 16
+INNER_AT = 8
+"""Of the rt_mutex in a rwsem, after the count of readers."""
+
+OWNER = TASKS[7]
+READER_BIAS, WRITER_BIAS = 1 << 31, 1 << 30
+
+
+class RtKernel(MadeKernel):
+    def __init__(self, *, rt: bool) -> None:
+        super().__init__()
+        node = self.struct(
+            "rb_node",
+            24,
+            rb_right=(self.pointer, RIGHT),
+            rb_left=(self.pointer, LEFT),
+        )
+        root = self.struct("rb_root", 8, rb_node=(self.pointer, 0))
+        cached = self.struct("rb_root_cached", 16, rb_root=(root, 0))
+        base = self.struct(
+            "rt_mutex_base",
+            32,
+            waiters=(cached, ROOT_AT),
+            owner=(self.pointer, OWNER_AT),
+        )
+        mutex = self.struct("rt_mutex", 32, rtmutex=(base, 0))
+        self.struct(
+            "rt_mutex_waiter",
+            64,
+            tree_entry=(node, 0),
+            task=(self.pointer, TASK_AT),
+            lock=(self.pointer, LOCK_AT),
+        )
+        if rt:
+            rwbase = self.struct(
+                "rwbase_rt", 40, readers=(self.half, 0), rtmutex=(base, INNER_AT)
+            )
+            self.struct("rw_semaphore", 40, rwbase=(rwbase, 0))
+            self.struct("mutex", 32, rtmutex=(base, 0))
+            self.struct("ww_mutex", 40, base=(mutex, 0))
+        else:
+            words = {"owner": (self.atomic, 0), "wait_list": (self.heads, 16)}
+            self.struct("mutex", 32, **words)
+
+    def wait(self, *numbers: int, inner: int = LOCK, owner: int = OWNER | 1) -> None:
+        """Have three tasks wait for a lock, in this order."""
+        left, middle, right = (WAITERS[number] for number in numbers)
+        self.write(inner + ROOT_AT, middle, left)
+        self.write(inner + OWNER_AT, owner)
+        self.write(middle + RIGHT, right, left)
+        for number in numbers:
+            self.write(WAITERS[number] + TASK_AT, TASKS[number], inner)
+        self.columns["pi_blocked_on"] = per_task({n: WAITERS[n] for n in numbers})
+
+
+@pytest.fixture
+def kernel() -> RtKernel:
+    return RtKernel(rt=False)
+
+
+def test_an_rt_mutex(kernel: RtKernel) -> None:
+    kernel.wait(2, 0, 1)
+    look, lock = kernel.look(), Lock("rt_mutex", LOCK)
+    for number in (0, 1, 2):
+        # A mutex further out does not wait: it is no rt_mutex here.
+        case = kernel.case(number, "rt_mutex_slowlock", "i2c_transfer", "__mutex_lock")
+        assert sleeplocks.request(look, case) == Request(lock)
+        found = sleeplocks.find(look, case)
+        assert found is not None
+        assert (found.waiters, found.owner) == (3, OWNER)
+    queue = [Queued(TASKS[number]) for number in (2, 0, 1)]
+    assert sleeplocks.queue(look, lock) == queue
+    assert sleeplocks.holders(look, lock) == [Holder(OWNER, "exact")]
+    assert sleeplocks.readers(look, lock) is None
+
+
+@pytest.mark.parametrize("word", [0, 1], ids=["free", "handed on"])
+def test_an_rt_mutex_that_nobody_has(kernel: RtKernel, word: int) -> None:
+    kernel.wait(2, 0, 1, owner=word)
+    assert sleeplocks.holders(kernel.look(), Lock("rt_mutex", LOCK)) == []
+
+
+@pytest.mark.parametrize("function", ["futex_lock_pi", "futex_wait_requeue_pi"])
+def test_a_futex_is_told_elsewhere(kernel: RtKernel, function: str) -> None:
+    kernel.wait(2, 0, 1)
+    case = kernel.case(0, "rt_mutex_wait_proxy_lock", f"{function}.constprop.0")
+    assert sleeplocks.request(kernel.look(), case) is None
+
+
+def test_a_waiter_that_is_another_or_out_of_the_queue(kernel: RtKernel) -> None:
+    """On a kernel that runs, a task's record may be older than the rest."""
+    kernel.wait(2, 0, 1)
+    case = kernel.case(0, "rt_mutex_slowlock")
+    kernel.columns["pi_blocked_on"] = per_task({0: WAITERS[1]})
+    assert sleeplocks.request(kernel.look(), case) is None
+    kernel.columns["pi_blocked_on"] = per_task({0: WAITERS[0]})
+    assert sleeplocks.request(kernel.look(), case) is not None
+    kernel.write(LOCK + ROOT_AT, WAITERS[1])
+    assert sleeplocks.request(kernel.look(), case) is None
+
+
+RT = [
+    ("mutex", 0, None, ("mutex_lock",)),
+    (
+        "mutex",
+        0,
+        None,
+        ("__mutex_lock.isra.0", "mutex_lock_killable"),
+    ),
+    ("ww_mutex", 0, None, ("__ww_mutex_lock.constprop.0", "ww_mutex_lock")),
+    ("rwsem", INNER_AT, "read", ("__rwbase_read_lock", "down_read", "mutex_lock")),
+    ("rwsem", INNER_AT, "write", ("rwbase_write_lock", "down_write_killable")),
+    ("rt_mutex", 0, None, ("rtlock_slowlock_locked", "rt_spin_lock", "mutex_lock")),
+    ("rt_mutex", 0, None, ("__rwbase_read_lock", "rt_read_lock", "down_read")),
+    ("rt_mutex", 0, None, ("rt_mutex_lock",)),
+]
+
+
+@pytest.mark.parametrize(("type_", "inner_at", "mode", "names"), RT)
+def test_locks_of_preempt_rt(
+    type_: LockType, inner_at: int, mode: Mode | None, names: tuple[str, ...]
+) -> None:
+    """Told by the innermost function that tells it."""
+    kernel = RtKernel(rt=True)
+    kernel.wait(2, 0, 1, inner=LOCK + inner_at)
+    kernel.write_half(LOCK, WRITER_BIAS) if inner_at else None
+    look, case = kernel.look(), kernel.case(0, "rt_mutex_slowlock", *names)
+    lock = Lock(type_, LOCK)
+    assert sleeplocks.request(look, case) == Request(lock, mode)
+    queue = [Queued(TASKS[number]) for number in (2, 0, 1)]
+    assert sleeplocks.queue(look, lock) == queue
+    assert sleeplocks.holders(look, lock) == [Holder(OWNER, "exact")]
+    assert sleeplocks.readers(look, lock) == (0 if type_ == "rwsem" else None)
+
+
+def test_what_spins_is_not_told() -> None:
+    """Nothing tells of waiters such as other kernels have."""
+    kernel = RtKernel(rt=True)
+    case = kernel.case(0, "__mutex_lock.isra.0", "mutex_lock")
+    found = sleeplocks.find(kernel.look(), case)
+    assert found == KernelLock("mutex", None, None, None, None)
+
+
+def test_a_writer_that_waits_for_readers() -> None:
+    """It has the lock against others, and is on no queue itself."""
+    kernel = RtKernel(rt=True)
+    kernel.wait(2, 0, 1, inner=LOCK + INNER_AT, owner=TASKS[3] | 1)
+    kernel.write_half(LOCK, 2)
+    kernel.write(STACKS[3] + 0x40, OTHER_LOCK, LOCK)
+    look, lock = kernel.look(), Lock("rwsem", LOCK)
+    case = kernel.case(3, "rwbase_write_lock", "down_write", "wants_it")
+    assert sleeplocks.request(look, case) == Request(lock, "write")
+    queue = [Queued(TASKS[3], "write"), *(Queued(TASKS[n]) for n in (2, 0, 1))]
+    assert sleeplocks.queue(look, lock) == queue
+    assert sleeplocks.holders(look, lock) == [Holder(TASKS[3], "exact")]
+    assert sleeplocks.readers(look, lock) == 2
+    # Once they have left it is inside, and waits for something else; a reader that
+    # comes in by the queue has the inner lock for a moment, too.
+    for count in (WRITER_BIAS, READER_BIAS + 2):
+        kernel.write_half(LOCK, count)
+        assert sleeplocks.request(kernel.look(), case) is None
+        assert sleeplocks.queue(kernel.look(), lock) == queue[1:]
+
+
+@pytest.mark.parametrize(
+    ("count", "readers"),
+    [(READER_BIAS, 0), (READER_BIAS + 3, 3), (2, 2), (0, 0), (WRITER_BIAS, 0)],
+)
+def test_readers_of_preempt_rt(count: int, readers: int) -> None:
+    kernel = RtKernel(rt=True)
+    kernel.write_half(LOCK, count)
+    assert sleeplocks.readers(kernel.look(), Lock("rwsem", LOCK)) == readers

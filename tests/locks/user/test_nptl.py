@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What this machine's C library writes into its locks, and what is read of it."""
+
+import ctypes
+import mmap
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from msatools.locks.user import nptl
+from msatools.locks.user.nptl import (
+    MUTEX_BYTES,
+    RWLOCK_BYTES,
+    Mutex,
+    Rwlock,
+    rwlock_start,
+)
+
+FUTEX = 202
+PAGE = 4096
+WAIT_SECONDS = 30
+NORMAL, RECURSIVE, ERRORCHECK, ADAPTIVE = range(4)
+PREFER_WRITER_NONRECURSIVE = 2
+NOBODY = 4_000_000
+"""A number that a thread might have."""
+
+libc = ctypes.CDLL(None)
+
+
+@dataclass
+class Waiter:
+    thread: threading.Thread
+    futex: int
+    """Where it waits."""
+
+
+class Memory:
+    """A page that this process has locks in."""
+
+    def __init__(self) -> None:
+        self._page = mmap.mmap(-1, PAGE)
+        self._at = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
+        self.lock = ctypes.c_void_p(self._at + 1024)
+        self.place = self._at + 1024
+
+    def read(self, address: int, size: int) -> bytes:
+        return ctypes.string_at(address, size)
+
+    def fill(self, start: int, size: int, value: int) -> None:
+        data = struct.pack("<I", value) * (size // 4)
+        ctypes.memmove(self.place + start, data, size)
+
+    def wait(self, call: Callable[[], object]) -> Waiter:
+        """Start a thread that waits on a futex of this page."""
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        end = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < end:
+            path = Path(f"/proc/self/task/{thread.native_id}/syscall")
+            number, *arguments = path.read_text().split()
+            if number == str(FUTEX):
+                address = int(arguments[0], 16)
+                if self._at <= address < self._at + PAGE:
+                    return Waiter(thread, address)
+            time.sleep(0.001)
+        raise AssertionError("it does not wait")
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+@dataclass(frozen=True)
+class Kind:
+    type: int = NORMAL
+    shared: bool = False
+    robust: bool = False
+
+
+KINDS = {
+    "normal": Kind(),
+    "recursive": Kind(RECURSIVE),
+    "error-check": Kind(ERRORCHECK),
+    "adaptive": Kind(ADAPTIVE),
+    "shared": Kind(shared=True),
+    "shared-recursive": Kind(RECURSIVE, shared=True),
+    "robust": Kind(robust=True),
+    "robust-recursive": Kind(RECURSIVE, robust=True),
+    "robust-shared": Kind(shared=True, robust=True),
+}
+
+
+def make_mutex(memory: Memory, kind: Kind) -> None:
+    attributes = ctypes.create_string_buffer(64)
+    assert not libc.pthread_mutexattr_init(attributes)
+    assert not libc.pthread_mutexattr_settype(attributes, kind.type)
+    assert not libc.pthread_mutexattr_setpshared(attributes, int(kind.shared))
+    assert not libc.pthread_mutexattr_setrobust(attributes, int(kind.robust))
+    assert not libc.pthread_mutex_init(memory.lock, attributes)
+
+
+def held_mutex(memory: Memory, kind: Kind) -> bytes:
+    """A mutex that this thread has, and another waits for."""
+
+    def take() -> None:
+        libc.pthread_mutex_lock(memory.lock)
+        libc.pthread_mutex_unlock(memory.lock)
+
+    make_mutex(memory, kind)
+    assert not libc.pthread_mutex_lock(memory.lock)
+    waiter = memory.wait(take)
+    data = memory.read(waiter.futex, MUTEX_BYTES)
+    assert waiter.futex == memory.place
+    assert not libc.pthread_mutex_unlock(memory.lock)
+    waiter.thread.join(WAIT_SECONDS)
+    return data
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_mutexes(memory: Memory, kind: Kind) -> None:
+    data = held_mutex(memory, kind)
+    # The kernel's wake-up of a robust one is for all who may share it.
+    shared = kind.shared or kind.robust
+    blocks = kind.type in (NORMAL, ADAPTIVE)
+    assert nptl.mutex(data, shared) == Mutex(threading.get_native_id(), blocks)
+    assert nptl.mutex(data, not shared) is None
+
+
+def test_mutex_that_nobody_has(memory: Memory) -> None:
+    for kind in KINDS.values():
+        make_mutex(memory, kind)
+        data = memory.read(memory.place, MUTEX_BYTES)
+        assert nptl.mutex(data, True) is None
+        assert nptl.mutex(data, False) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        pytest.param(0, 0, id="not locked"),
+        pytest.param(0, 3, id="another number"),
+        pytest.param(0, 1 << 31 | 2, id="as a robust one"),
+        pytest.param(1, 1, id="counted, and not recursive"),
+        pytest.param(2, 0, id="no owner"),
+        pytest.param(2, 1 << 22, id="no thread's ID"),
+        pytest.param(3, 0, id="no user"),
+        pytest.param(4, RECURSIVE, id="recursive, and not counted"),
+        pytest.param(4, 32, id="one that inherits priority"),
+        pytest.param(4, 64, id="one that protects"),
+        pytest.param(4, 128, id="shared"),
+        pytest.param(4, 1 << 10, id="no kind"),
+        pytest.param(4, NOBODY, id="another thread's ID"),
+        pytest.param(6, 8, id="linked"),
+        pytest.param(8, 8, id="linked to the next"),
+    ],
+)
+def test_words_that_do_not_fit_a_mutex(memory: Memory, word: int, value: int) -> None:
+    data = bytearray(held_mutex(memory, KINDS["normal"]))
+    assert nptl.mutex(bytes(data), False)
+    struct.pack_into("<I", data, 4 * word, value)
+    assert nptl.mutex(bytes(data), False) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        pytest.param(0, NOBODY | 1 << 31, id="of two owners"),
+        pytest.param(1, 0, id="not counted"),
+        pytest.param(4, 0, id="not robust"),
+    ],
+)
+def test_words_that_do_not_fit_a_robust_mutex(
+    memory: Memory, word: int, value: int
+) -> None:
+    data = bytearray(held_mutex(memory, KINDS["robust"]))
+    assert nptl.mutex(bytes(data), True)
+    struct.pack_into("<I", data, 4 * word, value)
+    assert nptl.mutex(bytes(data), True) is None
+
+
+def test_robust_mutex_whose_owner_died(memory: Memory) -> None:
+    data = bytearray(held_mutex(memory, KINDS["robust"]))
+    (word,) = struct.unpack_from("<I", data)
+    struct.pack_into("<I", data, 0, word | 1 << 30)
+    assert nptl.mutex(bytes(data), True) is None
+    struct.pack_into("<I", data, 0, word & ~(1 << 31))
+    assert nptl.mutex(bytes(data), True) is None
+
+
+# --- read-write locks
+
+
+def make_rwlock(memory: Memory, shared: bool, prefers: int = 0) -> None:
+    attributes = ctypes.create_string_buffer(64)
+    assert not libc.pthread_rwlockattr_init(attributes)
+    assert not libc.pthread_rwlockattr_setpshared(attributes, int(shared))
+    assert not libc.pthread_rwlockattr_setkind_np(attributes, prefers)
+    assert not libc.pthread_rwlock_init(memory.lock, attributes)
+
+
+def taking(memory: Memory, how: str) -> Callable[[], None]:
+    def take() -> None:
+        getattr(libc, f"pthread_rwlock_{how}lock")(memory.lock)
+        libc.pthread_rwlock_unlock(memory.lock)
+
+    return take
+
+
+def told(memory: Memory, futex: int, shared: bool = False) -> Rwlock | None:
+    data = memory.read(memory.place, RWLOCK_BYTES)
+    return nptl.rwlock(data, futex - memory.place, shared)
+
+
+def let_go(memory: Memory, *waiters: Waiter) -> None:
+    assert not libc.pthread_rwlock_unlock(memory.lock)
+    for waiter in waiters:
+        waiter.thread.join(WAIT_SECONDS)
+        assert not waiter.thread.is_alive()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_rwlock_that_is_written(memory: Memory, shared: bool) -> None:
+    make_rwlock(memory, shared)
+    libc.pthread_rwlock_wrlock(memory.lock)
+    reader = memory.wait(taking(memory, "rd"))
+    writer = memory.wait(taking(memory, "wr"))
+    own = threading.get_native_id()
+    found = [told(memory, waiter.futex, shared) for waiter in (reader, writer)]
+    assert found == [Rwlock(own, 0, "read"), Rwlock(own, 0, "write")]
+    for waiter in (reader, writer):
+        assert rwlock_start(waiter.futex) == memory.place
+        assert told(memory, waiter.futex, not shared) is None
+        data = memory.read(waiter.futex, MUTEX_BYTES)
+        assert nptl.mutex(data, shared) is None
+    let_go(memory, reader, writer)
+
+
+def test_rwlock_that_is_read(memory: Memory) -> None:
+    make_rwlock(memory, False)
+    libc.pthread_rwlock_rdlock(memory.lock)
+    libc.pthread_rwlock_rdlock(memory.lock)
+    first = memory.wait(taking(memory, "wr"))
+    second = memory.wait(taking(memory, "wr"))
+    assert first.futex != second.futex
+    for waiter in (first, second):
+        assert told(memory, waiter.futex) == Rwlock(None, 2, "write")
+    libc.pthread_rwlock_unlock(memory.lock)
+    let_go(memory, first, second)
+
+
+def test_reader_behind_a_writer(memory: Memory) -> None:
+    make_rwlock(memory, False, PREFER_WRITER_NONRECURSIVE)
+    libc.pthread_rwlock_rdlock(memory.lock)
+    # The second one queues behind the first, and then readers behind both.
+    writers = [memory.wait(taking(memory, "wr")) for _ in range(2)]
+    reader = memory.wait(taking(memory, "rd"))
+    assert reader.futex == memory.place
+    assert told(memory, reader.futex) == Rwlock(None, 1, "read")
+    let_go(memory, *writers, reader)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        pytest.param(0, 0, id="not locked"),
+        pytest.param(0, 1, id="no writer in a write phase"),
+        pytest.param(0, 1 << 3 | 2, id="a read phase, and a writer"),
+        pytest.param(2, 0, id="a phase that is none"),
+        pytest.param(2, 4, id="no such value"),
+        pytest.param(3, 0, id="no writer has been let in"),
+        pytest.param(4, 1, id="padding"),
+        pytest.param(6, 0, id="the writer has gone"),
+        pytest.param(6, 1 << 22, id="no thread's ID"),
+        pytest.param(7, 1, id="shared"),
+        pytest.param(9, 1, id="more padding"),
+        pytest.param(12, 3, id="no such preference"),
+        pytest.param(13, 1, id="its end"),
+    ],
+)
+def test_words_that_do_not_fit_a_rwlock(memory: Memory, word: int, value: int) -> None:
+    make_rwlock(memory, False)
+    libc.pthread_rwlock_wrlock(memory.lock)
+    waiter = memory.wait(taking(memory, "rd"))
+    data = bytearray(memory.read(memory.place, RWLOCK_BYTES))
+    at = waiter.futex - memory.place
+    assert nptl.rwlock(bytes(data), at, False)
+    struct.pack_into("<I", data, 4 * word, value)
+    assert nptl.rwlock(bytes(data), at, False) is None
+    let_go(memory, waiter)
+
+
+# --- what nobody has
+
+
+def nothing_is_told(memory: Memory, futex: int) -> None:
+    """Nor when all that comes after is what a thread's ID may be."""
+    for shared in (False, True):
+        assert nptl.mutex(memory.read(futex, MUTEX_BYTES), shared) is None
+        for start in {rwlock_start(futex), futex}:
+            data = memory.read(start, RWLOCK_BYTES)
+            assert nptl.rwlock(data, futex - start, shared) is None
+
+
+def test_condition_variables(memory: Memory) -> None:
+    mutex = ctypes.create_string_buffer(MUTEX_BYTES)
+    assert not libc.pthread_mutex_init(mutex, None)
+    assert not libc.pthread_cond_init(memory.lock, None)
+
+    def wait() -> None:
+        libc.pthread_mutex_lock(mutex)
+        libc.pthread_cond_wait(memory.lock, mutex)
+        libc.pthread_mutex_unlock(mutex)
+
+    waiter = memory.wait(wait)
+    for value in (0, 1, 2, threading.get_native_id()):
+        memory.fill(48, 256, value)
+        nothing_is_told(memory, waiter.futex)
+    assert not libc.pthread_cond_signal(memory.lock)
+    waiter.thread.join(WAIT_SECONDS)
+    assert not waiter.thread.is_alive()
+
+
+def test_semaphores(memory: Memory) -> None:
+    assert not libc.sem_init(memory.lock, 0, 0)
+    waiter = memory.wait(lambda: libc.sem_wait(memory.lock))
+    for value in (0, 1, 2, threading.get_native_id()):
+        memory.fill(32, 256, value)
+        nothing_is_told(memory, waiter.futex)
+    assert not libc.sem_post(memory.lock)
+    waiter.thread.join(WAIT_SECONDS)
+    assert not waiter.thread.is_alive()
+
+
+def test_barriers(memory: Memory) -> None:
+    assert not libc.pthread_barrier_init(memory.lock, None, 2)
+    waiter = memory.wait(lambda: libc.pthread_barrier_wait(memory.lock))
+    for value in (0, 1, 2, threading.get_native_id()):
+        memory.fill(32, 256, value)
+        nothing_is_told(memory, waiter.futex)
+    libc.pthread_barrier_wait(memory.lock)
+    waiter.thread.join(WAIT_SECONDS)
+    assert not waiter.thread.is_alive()
