@@ -3,9 +3,17 @@
 """What the options of several commands take: numbers, and lists of them."""
 
 import argparse
+import re
 
 _MAX_CPUS = 1 << 16
 """More than any kernel can have (NR_CPUS)."""
+
+_UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9}
+_UNITS |= {"h": 3600 * 10**9, "d": 86400 * 10**9}
+_FOREVER_NS = 1 << 62
+"""146 years."""
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ns|us|ms|s|m|h|d)?")
 
 
 def number_list(word: str) -> tuple[int, ...]:
@@ -33,6 +41,35 @@ def positive_number(word: str) -> int:
     if not number:
         raise argparse.ArgumentTypeError(f"not a positive number: {word!r}")
     return number
+
+
+def duration_ns(word: str) -> int:
+    """
+    Understand ``30``, which is seconds, ``1.5h`` or ``500ms``, as nanoseconds.
+
+    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    """
+    matched = _DURATION.fullmatch(word)
+    if matched is None:
+        raise argparse.ArgumentTypeError(f"not a duration such as 30 or 5m: {word!r}")
+    number, unit = matched.groups()
+    return round(min(float(number) * _UNITS[unit or "s"], _FOREVER_NS))
+
+
+def state_letters(word: str) -> frozenset[str]:
+    """
+    Understand ``DZ`` or ``D,Z``: states as in /proc.
+
+    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    """
+    from msatools.tasks.states import LETTERS
+
+    letters = frozenset(word.replace(",", ""))
+    if not letters or letters - frozenset(LETTERS):
+        raise argparse.ArgumentTypeError(
+            f"states are some of {', '.join(LETTERS)}: not {word!r}"
+        )
+    return letters
 
 
 def cpu_list(word: str) -> frozenset[int]:

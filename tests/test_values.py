@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from msatools.values import cpu_list, name_list, number_list, positive_number
+from msatools.values import (
+    cpu_list,
+    duration_ns,
+    name_list,
+    number_list,
+    positive_number,
+    state_letters,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +31,16 @@ from msatools.values import cpu_list, name_list, number_list, positive_number
         (cpu_list, "0-3,8", {0, 1, 2, 3, 8}),
         (cpu_list, "5-5,4-6", {4, 5, 6}),
         (cpu_list, "65535", {65535}),
+        (duration_ns, "30", 30 * 10**9),
+        (duration_ns, "1.5", 1_500_000_000),
+        (duration_ns, ".5s", 500_000_000),
+        (duration_ns, "20ms", 20_000_000),
+        (duration_ns, "7 us", 7_000),
+        (duration_ns, "5m", 300 * 10**9),
+        (duration_ns, "2d", 172_800 * 10**9),
+        (duration_ns, "9" * 400, 1 << 62),
+        (state_letters, "D", {"D"}),
+        (state_letters, "t,T", {"t", "T"}),
     ],
 )
 def test_values(parse: Callable[[str], Any], word: str, value: object) -> None:
@@ -35,6 +52,7 @@ def test_values(parse: Callable[[str], Any], word: str, value: object) -> None:
     [
         (number_list, ("", "x", "1,", ",1", "-1", "1-2", "1.5", "+1", " 1", "²", "٣")),
         (positive_number, ("0", "00", "-1", "", "1,2", "1e3")),
+        (duration_ns, ("", "x", "-1", "1x", "1e3", "nan", "inf", "<5m", "1s\n", "٣")),
         (cpu_list, ("", "3-1", "1-", "-1", "0-65536", "65536", "a", "1-2-3", "0,,1")),
     ],
 )
@@ -43,6 +61,12 @@ def test_no_values(parse: Callable[[str], Any], words: tuple[str, ...]) -> None:
         with pytest.raises(ArgumentTypeError, match=r"^not a ") as caught:
             parse(word)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["", ",", "Q", "DQ", "d"])
+def test_no_states(word: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"^states are some of R, S, D"):
+        state_letters(word)
 
 
 def test_no_list_of_cpus_is_long() -> None:

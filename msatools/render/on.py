@@ -87,7 +87,8 @@ def _data(on: On) -> str:
     if where is None and on.inode is not None:
         where = f"inode {on.inode}"
     # Of memory that is in no file, the address is all that can be said.
-    known = _joined(where or _place(on), _device(on))
+    whose = None if on.pid is None else f"of {on.pid}"
+    known = _joined(where or _place(on), _device(on), whose)
     return known or on.kind
 
 

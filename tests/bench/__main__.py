@@ -9,15 +9,22 @@ turn, and what counts are the ratios of the medians.
 import argparse
 import resource
 import sys
+from pathlib import Path
 
 from fixtures import lab
-from tests.bench import pages, processes, startup, tasks
+from tests.bench import locks, pages, processes, startup, tasks
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--scenario", default="bench-6.1")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--drgn-tools",
+        type=Path,
+        metavar="DIRECTORY",
+        help="the source of drgn-tools, to be compared with msa-locks",
+    )
     args = parser.parse_args()
     run = lab.build(args.scenario)
     assert run.elf is not None
@@ -28,6 +35,8 @@ def main() -> int:
     startup.compare(args.rounds)
     print()
     tasks.compare(args.rounds)
+    print()
+    locks.compare(args.rounds, args.drgn_tools)
     return 0
 
 

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""msa-locks: who waits for whom, and who is to blame."""
+
+import argparse
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from drgn import Program
+from drgn.commands import argument, mutually_exclusive_group
+
+from msatools.cli import Command, run_console
+from msatools.command import Session
+from msatools.render.blocks import Block
+from msatools.target import Target
+from msatools.values import duration_ns, number_list, positive_number, state_letters
+
+if TYPE_CHECKING:
+    from msatools.locks.options import LocksOptions
+    from msatools.locks.report import LocksReport
+
+
+def _types(word: str) -> Any:
+    from typing import get_args
+
+    from msatools.locks.lock import LockType
+
+    known = get_args(LockType)
+    names = word.lower().split(",")
+    for name in names:
+        if name not in known:
+            raise argparse.ArgumentTypeError(
+                f"no type {name!r}; there are {', '.join(known)}"
+            )
+    return frozenset(names)
+
+
+def _options(args: argparse.Namespace) -> "LocksOptions":
+    from msatools.locks.options import LocksOptions
+
+    return LocksOptions(
+        pids=args.pids,
+        types=args.types_wanted,
+        states=args.states_wanted,
+        min_wait_ns=args.min_wait_ns,
+        stack=args.stack,
+    )
+
+
+def _start(
+    prog: Program, target: Target, args: argparse.Namespace
+) -> "Session[LocksReport]":
+    from msatools.locks.locks import Locks
+
+    return Locks(prog, target, _options(args))
+
+
+def _blocks(report: "LocksReport", args: argparse.Namespace) -> Iterable[Block]:
+    if args.view == "dot":
+        from msatools.render.dot import digraph
+
+        return digraph(report, verbose=args.verbose)
+    from msatools.render.locks import blocks
+
+    return blocks(
+        report,
+        view=args.view or args.by or "root",
+        rows=args.rows,
+        verbose=args.verbose,
+        some=_some(args),
+    )
+
+
+def _some(args: argparse.Namespace) -> bool:
+    """Tell whether some waits were asked for, and not all."""
+    asked = (args.pids, args.types_wanted, args.states_wanted, args.min_wait_ns)
+    return any(asked)
+
+
+_LOST = ("_unreadable", "_broken", "_lost", "_incomplete")
+# Of a running kernel, what belongs to tasks goes with them while it is read.
+_LOST_LIVE = ("tasks_unreadable", "lists_broken", "run_queues_unreadable")
+
+
+def _problems(report: "LocksReport") -> bool:
+    lost = _LOST_LIVE if report.target.live else _LOST
+    return any(count and key.endswith(lost) for key, count in report.coverage.items())
+
+
+def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
+    if args.view != "dot":
+        return None
+    if args.json:
+        return "--dot: another form than --json"
+    if has_interval:
+        return "--dot: a graph is of one moment, and an interval is named"
+    if args.rows or args.stack:
+        return "-n, --stack: --dot has neither rows nor stacks"
+    return None
+
+
+def _view(name: str, help: str) -> argument:
+    made: argument = argument(
+        f"--{name}", dest="view", action="store_const", const=name, help=help
+    )
+    return made
+
+
+COMMAND = Command(
+    name="locks",
+    summary="show who waits for whom, and who is to blame",
+    arguments=(
+        argument(
+            "-p",
+            dest="pids",
+            type=number_list,
+            metavar="PID,...",
+            help="these alone, looked up directly, and all that they wait for",
+        ),
+        argument(
+            "--type",
+            dest="types_wanted",
+            type=_types,
+            metavar="TYPE,...",
+            help="waits for such locks, such as mutex,rwsem",
+        ),
+        argument(
+            "--state",
+            dest="states_wanted",
+            type=state_letters,
+            metavar="LETTERS",
+            help="waits in these states, such as D",
+        ),
+        argument(
+            "--min-wait",
+            dest="min_wait_ns",
+            type=duration_ns,
+            default=0,
+            metavar="S",
+            help="waits of at least so many seconds, or 500ms, 5m, 2h",
+        ),
+        mutually_exclusive_group(
+            argument(
+                "--by",
+                choices=("root", "lock", "task"),
+                help="what comes first: who is to blame (default), locks, waiters",
+            ),
+            _view("chains", "each blocked task's way to its root"),
+            _view("holders", "tasks that others wait for, and how many"),
+            _view("dot", "the graph, for Graphviz (locks with few waiters: -v all)"),
+        ),
+        argument(
+            "--stack", action="store_true", help="stacks of those that wait, of roots"
+        ),
+        argument(
+            "-n",
+            dest="rows",
+            type=positive_number,
+            metavar="COUNT",
+            help="show at most so many roots, rows or chains (JSON has all)",
+        ),
+    ),
+    examples=(
+        ("--chains --state D", "what each hung task waits for in the end"),
+        ("--by lock --type futex", "the locks of user space"),
+        ("--holders --min-wait 30", "who keeps others waiting for long"),
+        ("-p 147 --stack", "one task, and those in its way"),
+        ("--dot | dot -Tsvg", "a picture"),
+    ),
+    start=_start,
+    blocks=_blocks,
+    problems=_problems,
+    complaint=_complaint,
+)
+
+
+def main() -> int:
+    """Run msa-locks."""
+    return run_console(COMMAND)

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The graph of waits in Graphviz's language, read back by a small parser of it."""
+
+import io
+import re
+from dataclasses import dataclass, field
+
+import pytest
+
+from msatools.locks.report import LocksReport
+from msatools.render import show
+from msatools.render.dot import digraph, quoted
+from tests.locks.madelocks import deadlock, lock, owner, report, root, wait
+
+HOSTILE = (
+    'a"b',
+    "back\\slash",
+    "\\",
+    "\\N\\G\\l",
+    "new\nline\r",
+    "\x1b[31m\x00\x7f",
+    "<b>html</b>",
+    "<",
+    "&lt;&#60;",
+    '"]; evil [label="',
+    "} digraph {",
+    "// # /* */",
+    "\u202eright to left\ud800",
+    "",
+    "…ü",
+)
+
+STRING = r'"(?:[^"\\\n]|\\.)*"'
+NODE = r"[tlr][0-9]+(?:more)?"
+LINE = re.compile(rf"  ({NODE})(?: -> ({NODE}))?(?: \[(.*)\])?;")
+ATTRIBUTE = re.compile(rf"([a-z]+)=({STRING})(?:, |$)")
+
+
+@dataclass
+class Parsed:
+    nodes: dict[str, dict[str, str]] = field(default_factory=dict)
+    edges: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
+
+
+def lines(made: LocksReport, *, verbose: bool = False) -> list[str]:
+    out = io.StringIO()
+    show(digraph(made, verbose=verbose), out)
+    return out.getvalue().split("\n")
+
+
+def parse(made: LocksReport, *, verbose: bool = False) -> Parsed:
+    """Read a graph; what is no sentence of the language fails."""
+    first, direction, shape, *rest = lines(made, verbose=verbose)
+    assert first == "digraph waits {"
+    assert (direction, shape) == ("  rankdir=LR;", "  node [shape=box];")
+    assert rest[-2:] == ["}", ""]
+    parsed = Parsed()
+    for text in rest[:-2]:
+        matched = LINE.fullmatch(text)
+        assert matched, text
+        name, to, inside = matched.groups()
+        given = {}
+        while inside:
+            each = ATTRIBUTE.match(inside)
+            assert each, inside
+            given[each[1]] = unquoted(each[2])
+            inside = inside[each.end() :]
+        if to is None:
+            assert name not in parsed.nodes
+            parsed.nodes[name] = given
+        else:
+            parsed.edges[name, to] = given
+    for edge in parsed.edges:
+        assert set(edge) <= parsed.nodes.keys(), edge
+    return parsed
+
+
+def unquoted(string: str) -> str:
+    """Read a string as Graphviz shows it: first its escapes, then its entities."""
+    known = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
+    text = re.sub(r"\\.", lambda found: known[found[0]], string[1:-1], flags=re.DOTALL)
+    return re.sub("&[a-z]*;?", lambda found: {"&amp;": "&"}[found[0]], text)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_strings_stay_what_they_are(text: str) -> None:
+    string = quoted(text, "next")
+    assert re.fullmatch(STRING, string)
+    assert string.isprintable()
+    shown, _, after = unquoted(string).partition("\n")
+    assert after == "next"
+    if text.isprintable():
+        assert shown == text
+    else:
+        assert shown.isprintable()
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_names(text: str) -> None:
+    """They change no node, edge or attribute, wherever they are."""
+
+    def made(name: str) -> LocksReport:
+        return report(
+            [wait(2, "mutex 1", comm=name, caller=name, call=name, why=name)],
+            [
+                lock("mutex 1", (2,), [owner("=1", name)], name=name),
+                lock(f"mutex {name}", (2,)),
+            ],
+            [
+                root(1, (1, 0), comm=name, reason=name),
+                root(7, (1, 0), kind="external", comm=name, reason=name, waiters=(2,)),
+            ],
+        )
+
+    plain, hostile = parse(made("name")), parse(made(text))
+    assert hostile.edges == plain.edges
+    assert {name: given.keys() for name, given in hostile.nodes.items()} == {
+        name: given.keys() for name, given in plain.nodes.items()
+    }
+
+
+def test_confidence() -> None:
+    made = report(
+        [wait(9, "rwsem 1", mode="read")], [lock("rwsem 1", (9,), "=1 ~2 ?3")]
+    )
+    parsed = parse(made)
+    styles = {to: parsed.edges["l0", to]["style"] for to in ("t1", "t2", "t3")}
+    assert styles == {"t1": "solid", "t2": "dashed", "t3": "dotted"}
+    assert parsed.edges["t9", "l0"] == {"label": "read"}
+    assert parsed.nodes["l0"]["shape"] == "ellipse"
+    assert "shape" not in parsed.nodes["t9"]
+
+
+def test_labels() -> None:
+    task = wait(9, "rwsem 1", comm="cat", caller="vfs_read", call="read")
+    one = lock("rwsem 1", (9,), [owner("=1", "boss")], name="i_rwsem of /a", readers=2)
+    boss = root(1, (1, 0), comm="boss", state="D", reason="vda 254:0")
+    parsed = parse(report([task], [one], [boss]))
+    assert parsed.nodes["t9"]["label"] == "9 cat\nD 9.0s\nvfs_read, read()"
+    assert parsed.nodes["l0"]["label"] == "rwsem i_rwsem of /a\n2 readers"
+    assert parsed.nodes["t1"]["label"] == "1 boss\nD 1.0s\nvda 254:0"
+    assert parsed.nodes["t1"]["penwidth"] == "2"
+
+
+def test_deadlock_is_red() -> None:
+    made = report(
+        [wait(1, "mutex a"), wait(2, "mutex b"), wait(3, "mutex a")],
+        [lock("mutex a", (1, 3), "=2"), lock("mutex b", (2,), "=1")],
+        deadlocks=[deadlock("1 2", ["mutex a", "mutex b"])],
+    )
+    parsed = parse(made)
+    red_nodes = {name for name, given in parsed.nodes.items() if "color" in given}
+    red_edges = {edge for edge, given in parsed.edges.items() if "color" in given}
+    assert red_nodes == {"t1", "t2", "l0", "l1"}
+    assert red_edges == {("t1", "l0"), ("l0", "t2"), ("t2", "l1"), ("l1", "t1")}
+    assert ("t3", "l0") in parsed.edges
+
+
+def test_outside() -> None:
+    lonely = lock("mutex 1", (2, 3))
+    on_lock = root(None, (0, 2), kind="external", reason="nobody", lock="mutex 1")
+    served = root(
+        7, (1, 0), kind="external", comm="srv", reason="FUSE", waiters=(5,), state=None
+    )
+    made = report([wait(2), wait(3), wait(5)], [lonely], [on_lock, served])
+    parsed = parse(made)
+    assert parsed.nodes["r0"] == {"shape": "octagon", "label": "nobody"}
+    assert parsed.nodes["r1"] == {"shape": "octagon", "label": "FUSE\n7 srv"}
+    assert {("l0", "r0"), ("t5", "r1")} <= parsed.edges.keys()
+
+
+def test_crowds_are_cut_but_for_those_who_hold() -> None:
+    crowd = tuple(range(100, 400))
+    made = report(
+        [wait(pid, "mutex a") for pid in crowd] + [wait(1, "mutex b")],
+        [lock("mutex a", crowd, "=9"), lock("mutex b", (1,), "=399")],
+    )
+    few, everyone = parse(made), parse(made, verbose=True)
+    shown = {int(name[1:]) for name, to in few.edges if to == "l0" and name[0] == "t"}
+    assert shown == {100, 101, 102, 103, 104, 105, 399}
+    assert few.nodes["l0more"] == {"label": "293 more"}
+    assert ("l0more", "l0") in few.edges
+    assert "l0more" not in everyone.nodes
+    assert sum(to == "l0" for _, to in everyone.edges) == 300
+
+
+def test_idle_tasks_are_left_out() -> None:
+    """They are many, and have nothing to do with the others."""
+    pool = lock("futex 9:0x10", (2, 3))
+    nobody = root(None, (0, 2), kind="external", lock="futex 9:0x10", waiters=(2, 3))
+    made = report([wait(2, state="S"), wait(3, state="S")], [pool], [nobody])
+    assert parse(made) == Parsed()
+    assert ("t2", "l0") in parse(made, verbose=True).edges
+    held = lock("mutex 1", (4,), "=3")
+    more = report([*made.waits, wait(4, "mutex 1")], [pool, held], [nobody])
+    assert {("t3", "l0"), ("l1", "t3")} <= parse(more).edges.keys()
+
+
+def test_nothing() -> None:
+    assert parse(report()) == Parsed()

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""A report of locks, followed from waiter to owner and back."""
+
+import random
+import time
+
+import pytest
+
+from msatools.locks.report import LocksReport
+from msatools.render.waitgraph import WaitGraph
+from tests.locks.madelocks import lock, report, root, wait
+
+
+def graph(*locks: str) -> WaitGraph:
+    """Make a graph of ``2,3>1``: 2 and 3 wait for a lock that 1 has."""
+    return WaitGraph(made(*locks))
+
+
+def made(*locks: str) -> LocksReport:
+    rows, waits = [], []
+    for number, text in enumerate(locks):
+        waiters, _, owners = text.partition(">")
+        pids = [int(pid) for pid in waiters.split(",")]
+        marked = " ".join(
+            word if word[0] in "=~?" else f"={word}"
+            for word in owners.split(",")
+            if word
+        )
+        rows.append(lock(f"mutex {number}", pids, marked))
+        waits += [wait(pid, f"mutex {number}") for pid in pids]
+    return report(waits, rows)
+
+
+def way(made: WaitGraph, pid: int) -> list[int | None]:
+    return [step.owner and step.owner.pid for step in made.way(pid)]
+
+
+def test_way() -> None:
+    chain = graph("3>2", "2>1")
+    assert way(chain, 3) == [2, 1]
+    assert way(chain, 1) == []
+    assert way(chain, 99) == []
+    assert way(graph("3>2", "2>"), 3) == [2, None]
+
+
+def test_way_takes_the_surest_owner() -> None:
+    steps = list(graph("3>?9,~8,=7,=6").way(3))
+    assert [(step.owner and step.owner.pid, step.others) for step in steps] == [(7, 3)]
+
+
+def test_way_of_a_cycle_ends_where_it_has_been() -> None:
+    assert way(graph("1>2", "2>3", "3>1"), 1) == [2, 3, 1]
+    assert way(graph("9>1", "1>2", "2>1"), 9) == [1, 2, 1]
+    assert way(graph("1>1"), 1) == [1]
+
+
+def test_behind() -> None:
+    assert graph("2,3>1", "4>3", "5,6>4").behind == {1: 5, 3: 3, 4: 2}
+
+
+def test_behind_counts_each_once() -> None:
+    """Whoever waits for two readers, and the readers for one."""
+    assert graph("5>2,3", "2,3>1").behind == {2: 1, 3: 1, 1: 3}
+
+
+def test_behind_in_a_cycle_does_not_count_itself() -> None:
+    assert graph("1>2", "2>1", "3>1").behind == {2: 2, 1: 2}
+    assert graph("1>1").behind == {1: 0}
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_behind_by_asking_who_reaches_whom(seed: int) -> None:
+    chance = random.Random(seed)
+    pids = list(range(1, 9))
+    locks = []
+    for pid in chance.sample(pids, chance.randrange(1, 8)):
+        owners = chance.sample(pids, chance.randrange(3))
+        locks.append(f"{pid}>{','.join(map(str, owners))}")
+    found = graph(*locks)
+    after = {
+        int(text.partition(">")[0]): [
+            int(p) for p in text.partition(">")[2].split(",") if p
+        ]
+        for text in locks
+    }
+
+    def reached(pid: int) -> set[int]:
+        seen: set[int] = set()
+        todo = list(after.get(pid, ()))
+        while todo:
+            if (other := todo.pop()) not in seen:
+                seen.add(other)
+                todo += after.get(other, ())
+        return seen
+
+    owners = {pid for each in after.values() for pid in each}
+    assert found.behind == {
+        owner: sum(owner in reached(pid) for pid in after if pid != owner)
+        for owner in owners
+    }
+
+
+def test_long_chain_and_large_crowd() -> None:
+    """No recursion, and nothing that grows with the square of their number."""
+    start = time.monotonic()
+    found = graph(*(f"{n + 1}>{n}" for n in range(1, 5000)))
+    assert found.behind[1] == 4999
+    crowd = graph(",".join(map(str, range(2, 20_000))) + ">1")
+    assert crowd.behind == {1: 19_998}
+    assert crowd.reached([root(1, (0, 0))]) == set(range(1, 20_000))
+    # A second here, with much to spare; by the square it would be minutes.
+    assert time.monotonic() - start < 20
+
+
+def test_reached() -> None:
+    found = graph("2,3>1", "4>3", "6>5", "8>")
+    assert found.reached([root(1, (0, 0))]) == {1, 2, 3, 4}
+    assert found.reached([root(5, (0, 0)), root(1, (0, 0))]) == {1, 2, 3, 4, 5, 6}
+    outside = root(77, (0, 0), kind="external", lock="mutex 3")
+    assert found.reached([outside]) == {8}
+    assert found.reached([root(None, (0, 0), kind="external", waiters=(6,))]) == {6}
+    assert found.reached([root(None, (0, 0), kind="cycle", waiters=(3,))]) == {3, 4}
+
+
+def test_names() -> None:
+    made = report(
+        [wait(2, "mutex 0")],
+        [lock("mutex 0", (2, 3), "=1")],
+        [root(5, (0, 0), comm="served")],
+    )
+    found = WaitGraph(made)
+    assert [found.comm(pid) for pid in (1, 2, 3, 5)] == [
+        "task-1", "task-2", None, "served",
+    ]  # fmt: skip
+
+
+def test_any_of_several() -> None:
+    locks = [lock("futex 1", (2,)), lock("futex 2", (2,))]
+    task = wait(2, any_of=("futex 1", "futex 2", "futex 3"))
+    found = WaitGraph(report([task], locks))
+    assert found.wanted(task) == locks
+    assert found.step(2) is None
