@@ -50,6 +50,9 @@ class Blocked:
     why: str | None = None
     """Why no lock is told, where it waits for one."""
 
+    caller: str | None = None
+    """The function that wanted what is waited for, of a task that does not sleep."""
+
 
 def blocked_rows(tasks: TaskTable, now: Now) -> Rows:
     """Find the tasks that are blocked: in uninterruptible sleep, or on a lock.

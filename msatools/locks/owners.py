@@ -46,7 +46,12 @@ def owners(
     :param waiting: Rows of tasks that wait for it.
     """
     told = [
-        Owned(row, confidence, row in seen, confidence == "exact" or not readers)
+        Owned(
+            row,
+            confidence,
+            seen=row in seen or confidence == "evidence",
+            firm=confidence == "exact" or not readers,
+        )
         for row, confidence in named
         # A writer may have shut out others, and wait for readers to leave.
         if not (readers and row in waiting)

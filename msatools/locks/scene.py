@@ -130,7 +130,7 @@ def make_scene(look: Look, now: Now, clocks: Clocks, stack_size: int) -> Scene:
     blocked = {each.row: each for each in find_blocked(look, now, rows, stack_size)}
     spinning = {spin.row: spin for spin in spins(look, stack_size)}
     for row, spin in spinning.items():
-        blocked[row] = Blocked(row, (spin.request,))
+        blocked[row] = Blocked(row, (spin.request,), caller=spin.caller)
     wanted: dict[Lock, Wanted] = {}
     for row, each in blocked.items():
         for request in each.requests:

@@ -141,7 +141,8 @@ class Teller:
             lock=ids[0] if single else None,
             task_class=task_class.name,
             # Of a futex it is whoever made the call, in user space.
-            caller=None if task_class is TaskClass.LCK else wait.caller,
+            caller=blocked.caller
+            or (None if task_class is TaskClass.LCK else wait.caller),
             call=wait.call,
             start_ns=int(tasks["start_ns"][row]),
             switches=int(tasks["nvcsw"][row]) + int(tasks["nivcsw"][row]),

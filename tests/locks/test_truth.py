@@ -266,3 +266,22 @@ def same(dump: Told) -> object:
         *(report.waits, report.locks, report.roots, report.deadlocks, report.herds),
         *(report.inversions, report.notes, dict(report.coverage)),
     )
+
+
+@pytest.mark.parametrize("name", ["lockspin-6.1", "lockspin-6.12"])
+def test_spinlocks_of_cpus(name: str) -> None:
+    """By the registers and stacks in the dump; the owner is evidence."""
+    dump = told(name)
+    for truth in dump.truths.values():
+        lock = dump.of(truth)
+        assert lock.type == "spinlock"
+        assert lock.name == truth["symbol"]
+        (owner,) = lock.owners
+        assert [owner.pid] == [each["pid"] for each in truth["owners"]]
+        assert owner.confidence == "evidence"
+        assert owner.seen
+        waiters = {waiter["pid"] for waiter in truth["waiters"]}
+        assert set(lock.waiters) == waiters
+        callers = {dump.waits[pid].caller for pid in waiters}
+        assert all(caller and caller.startswith("lm_") for caller in callers)
+    assert dump.report.deadlocks == ()

@@ -35,6 +35,7 @@ _MODES: dict[str, Mode] = {
     "queued_read_lock_slowpath": "read",
     "queued_write_lock_slowpath": "write",
 }
+_TAKES = ("_raw_", "do_raw_", "queued_", "native_queued_", "__pv_queued_")
 _REGISTERS = ("rdi", "rbx", "rbp", "rsi", *(f"r{number}" for number in range(8, 16)))
 _TOP_BYTES = 512
 """Of the stack above the function that spins, where it has saved registers."""
@@ -65,6 +66,9 @@ class Spin:
     request: Request
     holders: tuple[Holder, ...]
     """Who seems to have it."""
+
+    caller: str | None
+    """The function that wanted it."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,9 @@ def spins(look: Look, stack_size: int) -> list[Spin]:
         ]
         # Many may read at once, but just one has any other lock.
         sure = len(holders) == 1 or request.mode is not None
-        found.append(Spin(rows[cpu.task], request, tuple(holders if sure else ())))
+        found.append(
+            Spin(rows[cpu.task], request, tuple(holders if sure else ()), _caller(cpu))
+        )
     return found
 
 
@@ -148,6 +154,13 @@ def _cpus(look: Look) -> Iterator[_Cpu]:
             if name in _SPINS or name in _MODES
         ]
         yield _Cpu(number, task.value_(), frames, places[0] if places else None)
+
+
+def _caller(cpu: _Cpu) -> str | None:
+    """Name the first function above those that take a spinlock."""
+    above = cpu.frames[(cpu.spinning or 0) + 1 :]
+    names = (_name(frame) for frame in above)
+    return next((name for name in names if not name.startswith(_TAKES)), None)
 
 
 def _name(frame: drgn.StackFrame) -> str:
