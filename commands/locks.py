@@ -150,7 +150,7 @@ COMMAND = Command(
             _view("dot", "the graph, for Graphviz (locks with few waiters: -v all)"),
         ),
         argument(
-            "--stack", action="store_true", help="stacks of those that wait, of roots"
+            "--stack", action="store_true", help="the stacks of waiters and roots"
         ),
         argument(
             "-n",

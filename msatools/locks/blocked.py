@@ -2,7 +2,7 @@
 
 """Which tasks are blocked, and on what."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import drgn
@@ -104,10 +104,9 @@ def _on_futexes(look: Look, rows: Rows) -> Iterator[Blocked]:
 
 def _blocked(look: Look, case: Case, alike: dict[On | None, On | None]) -> Blocked:
     requests: tuple[Request, ...] = ()
-    what = outside = why = None
+    outside = why = None
     try:
         requests = tuple(requests_of(look, case))
-        what = what_of(look, case, requests)
     except drgn.FaultError as error:
         look.findings.coverage["locks_unreadable"] += 1
         look.findings.lose("locks", f"what a task waits for is lost: {error}")
@@ -128,4 +127,14 @@ def _blocked(look: Look, case: Case, alike: dict[On | None, On | None]) -> Block
         outside = external(look, case, requests)
     except (drgn.FaultError, LookupError) as error:
         look.findings.lose("servers", f"who serves a wait is lost: {error}")
+    what = stands_for(look, case, requests)
     return Blocked(case.row, requests, outside, what, alike.setdefault(on, on), why)
+
+
+def stands_for(look: Look, case: Case, requests: Sequence[Request]) -> str | None:
+    """Say what a lock that nobody has stands for; a part that is lost is noted."""
+    try:
+        return what_of(look, case, requests)
+    except (drgn.FaultError, LookupError) as error:
+        look.findings.lose("lock meanings", f"what a lock stands for is lost: {error}")
+    return None

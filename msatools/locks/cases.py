@@ -10,8 +10,8 @@ import numpy as np
 
 from msatools.kernel.report import Findings
 from msatools.locks.look import Case, Look, OpenFile
-from msatools.locks.on.sockets import Sockets
 from msatools.locks.ownstack import OwnStack
+from msatools.locks.sockets import Sockets
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.now import Now
 from msatools.tasks.stackmemory import Rows, read_stacks

@@ -53,7 +53,8 @@ def seen_on_stacks(
             memory.words[places].tolist(), owners.tolist(), strict=True
         ):
             found[address].add(row)
-    findings.coverage["stacks_searched"] += len(rows)
+    searched = int(np.count_nonzero(stacks[rows]))
+    findings.coverage["stacks_searched"] += searched
     return {address: sorted(seen) for address, seen in found.items()}
 
 

@@ -163,6 +163,10 @@ class Graph:
         chain = self._chain(direct)
         return Root(frozenset(), thing, tuple(direct), blocked, chain)
 
+    def keeps_waiting(self, task: int) -> bool:
+        """Tell whether another waits for what a task has."""
+        return any(waiter != task for waiter in self._before.get(task, ()))
+
     def blocked_by(self, tasks: Iterable[int]) -> frozenset[int]:
         """Give all that wait behind some tasks, without those tasks themselves."""
         start = set(tasks)

@@ -11,9 +11,6 @@ from msatools.locks.sleeping import sleeplocks
 from msatools.locks.user import filelocks, userlocks
 from msatools.tasks.classes import TaskClass
 
-_SLEEP_LOCKS = frozenset(
-    {"mutex", "ww_mutex", "rwsem", "semaphore", "rt_mutex", "percpu_rwsem"}
-)
 _FUTEXES = frozenset({"futex", "pi_futex"})
 _FILE_LOCKS = frozenset({"posix_lock", "flock"})
 
@@ -44,7 +41,7 @@ def queue_of(look: Look, lock: Lock) -> Sequence[Queued] | None:
         return userlocks.queue(look, lock)
     if lock.type in _FILE_LOCKS:
         return filelocks.queue(look, lock)
-    if lock.type in _SLEEP_LOCKS:
+    if lock.type in sleeplocks.TYPES:
         return sleeplocks.queue(look, lock)
     return events.queue(look, lock)
 
@@ -59,7 +56,7 @@ def holders_of(look: Look, lock: Lock) -> Sequence[Holder]:
         return userlocks.holders(look, lock)
     if lock.type in _FILE_LOCKS:
         return filelocks.holders(look, lock)
-    if lock.type in _SLEEP_LOCKS:
+    if lock.type in sleeplocks.TYPES:
         return sleeplocks.holders(look, lock)
     return events.holders(look, lock)
 
@@ -72,7 +69,7 @@ def readers_of(look: Look, lock: Lock) -> int | None:
     """
     if lock.type in _FUTEXES:
         return userlocks.readers(look, lock)
-    return sleeplocks.readers(look, lock) if lock.type in _SLEEP_LOCKS else None
+    return sleeplocks.readers(look, lock) if lock.type in sleeplocks.TYPES else None
 
 
 def what_of(look: Look, case: Case, requests: Sequence[Request]) -> str | None:
@@ -86,6 +83,6 @@ def what_of(look: Look, case: Case, requests: Sequence[Request]) -> str | None:
     (request,) = requests
     if request.lock.type in _FUTEXES:
         return userlocks.what(look, case, request)
-    if request.lock.type in _FILE_LOCKS | _SLEEP_LOCKS:
+    if request.lock.type in _FILE_LOCKS | sleeplocks.TYPES:
         return None
     return events.what(look, case, request.lock)

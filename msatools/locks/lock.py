@@ -5,8 +5,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from msatools.locks.futexkey import Key
 from msatools.locks.model import Mode
-from msatools.locks.user.futexes import Key
 
 LockType = Literal[
     "mutex",

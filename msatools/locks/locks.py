@@ -2,7 +2,7 @@
 
 """Who waits for whom, on one kernel: reports one after the other."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import drgn
@@ -19,6 +19,14 @@ from msatools.locks.look import Look
 from msatools.locks.options import LocksOptions
 from msatools.locks.report import LocksReport
 from msatools.locks.scene import Scene, find_owners, make_scene, missing_owners
+from msatools.locks.sleeping.kernellocks import MAX_WAITERS
+from msatools.locks.steady import (
+    concerned,
+    held,
+    in_circles,
+    unconfirmed,
+    without_edges,
+)
 from msatools.locks.telling import Teller
 from msatools.target.describe import describe
 from msatools.target.errors import TargetError
@@ -143,8 +151,11 @@ class Locks:
             progress(1, _STEPS)
             scene = self._scene(tasks)
             progress(3, _STEPS)
-            search = self._options.pids is None
-            find_owners(scene, self._reader, self._stack_bytes, findings, search)
+            find_owners(
+                scene, self._reader, self._stack_bytes, findings, not self._alone
+            )
+            if self._prog.flags & drgn.ProgramFlags.IS_LIVE:
+                scene = self._confirmed(self._held(scene))
             progress(4, _STEPS)
             teller = Teller(scene, self._options, self._stack_bytes)
             slept = None if before is None else _slept(scene.tasks, before)
@@ -196,42 +207,68 @@ class Locks:
         """Find who waits for what; of named tasks also what its owners wait for."""
         for _ in range(_MAX_ROUNDS):
             scene = self._look(tasks)
-            missing = missing_owners(scene) if self._options.pids is not None else ()
+            missing = missing_owners(scene) if self._alone else ()
             if not missing:
                 break
-            more = self._task_reader.read(missing, self._findings)
+            more = self._are_tasks(self._task_reader.read(missing, self._findings))
             if not len(more):
                 break
+            # All is told anew of the tasks of this look and of the one before.
+            self._forget(reads=False)
             records = np.concatenate([tasks.records, more.records])
             tasks = TaskTable(records, tasks.columns)
         return scene
 
+    def _are_tasks(self, tasks: TaskTable) -> TaskTable:
+        """Leave out what is no task any more, but was one when a lock named it."""
+        known = find_tasks(self._reader, tasks["pid"].tolist(), Findings())
+        return tasks.only(np.isin(tasks["address"], list(known.values())))
+
+    @property
+    def _alone(self) -> bool:
+        return self._options.pids is not None
+
     def _look(self, tasks: TaskTable) -> Scene:
-        findings = self._findings
+        return self._look_at(tasks, self._findings, self._alone)
+
+    def _look_at(self, tasks: TaskTable, findings: Findings, alone: bool) -> Scene:
         clocks = read_clocks(self._prog, findings)
         now = collect_now(self._collector, self._prog, tasks, clocks)
-        alone = self._options.pids is not None
-        look = Look(self._layout, tasks, findings, clocks, alone=alone)
-        scene = make_scene(look, now, clocks, self._stack_bytes)
-        return scene if not _is_live(self._prog) else self._unswitched(scene)
+        # Who waits for a lock is told in full, also where but one was asked for.
+        limit = MAX_WAITERS
+        look = Look(self._layout, tasks, findings, clocks, alone=alone, limit=limit)
+        return make_scene(look, now, clocks, self._stack_bytes)
 
-    def _unswitched(self, scene: Scene) -> Scene:
-        """Leave out who has not stayed blocked while it was looked at."""
-        rows = np.array(sorted(scene.blocked), np.intp)
-        tasks = scene.tasks
-        again = self._task_reader.read(tasks["address"][rows].tolist(), Findings())
-        same = _same(tasks.only(np.isin(np.arange(len(tasks)), rows)), again)
-        gone = set(rows.tolist()) - {scene.rows[address] for address in same}
-        self._findings.coverage["waits_ended"] += len(gone)
-        return scene.without(gone)
+    def _held(self, scene: Scene) -> Scene:
+        """Leave out what has changed while it was looked at."""
+        again = self._task_reader.read(concerned(scene), Findings())
+        kept = held(scene, again, alone=self._alone)
+        ended = len(scene.blocked) - len(kept.blocked)
+        self._findings.coverage["waits_ended"] += ended
+        return kept
 
-    def _forget(self) -> None:
+    def _confirmed(self, scene: Scene) -> Scene:
+        """Leave out circles of waits that are not there at a second look."""
+        circles = in_circles(scene)
+        if not circles:
+            return scene
+        aside = Findings()
+        tasks = self._task_reader.read(circles, aside)
+        second = self._look_at(tasks, aside, alone=True)
+        find_owners(second, self._reader, self._stack_bytes, aside, search=True)
+        wrong = unconfirmed(scene, second)
+        self._findings.coverage["owners_unconfirmed"] += len(wrong)
+        # Asleep from before the first look until after the second.
+        return self._held(without_edges(scene, wrong))
+
+    def _forget(self, *, reads: bool = True) -> None:
         """Gather the findings of one report apart from those of others before."""
         made, findings = self._lasting, self._findings
         findings.coverage = made.coverage.copy()
         findings.lost = made.lost.copy()
         findings.notes = dict(made.notes)
-        self._reader.reads = self._reader.bytes = 0
+        if reads:
+            self._reader.reads = self._reader.bytes = 0
 
     def _count(self, scene: Scene) -> None:
         coverage = self._findings.coverage
@@ -260,19 +297,3 @@ def _slept(tasks: TaskTable, before: _Before) -> npt.NDArray[np.int64]:
     then = [before.slept.get(thread) for thread in threads]
     pairs = zip(now, then, strict=True)
     return np.array([0 if b is None else a - b for a, b in pairs], np.int64)
-
-
-def _is_live(prog: drgn.Program) -> bool:
-    return bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
-
-
-def _same(before: TaskTable, after: TaskTable) -> list[int]:
-    """Give the addresses of tasks that were not switched between two looks."""
-    columns = ("pid", "start_ns", "nvcsw", "nivcsw", "state")
-    both = set(_rows(before, columns)) & set(_rows(after, columns))
-    return [address for address, *_ in both]
-
-
-def _rows(tasks: TaskTable, columns: tuple[str, ...]) -> Iterable[tuple[int, ...]]:
-    values = (tasks[column].tolist() for column in ("address", *columns))
-    return zip(*values, strict=True)

@@ -16,20 +16,22 @@ from msatools.kernel.structs import Structs
 from msatools.locks.events.kthreads import KernelThreads
 from msatools.locks.events.queues import Queues
 from msatools.locks.events.work import Workqueues
+from msatools.locks.futexkey import Key
 from msatools.locks.layout import KERNEL, Layout
 from msatools.locks.names.places import Places
-from msatools.locks.on.sockets import Endpoints
 from msatools.locks.outside.fuse import Fuse
 from msatools.locks.outside.mapper import Mapper
 from msatools.locks.ownstack import OwnStack
 from msatools.locks.sleeping.kernellocks import MAX_WAITERS, KernelLocks
+from msatools.locks.sockets import Endpoints
 from msatools.locks.storage import Inode, Storage
-from msatools.locks.user.futexes import Futexes, Key, Waiter
+from msatools.locks.user.futexes import Futexes, Waiter
 from msatools.locks.user.usermemory import UserMemory
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.descriptors import Descriptors
 from msatools.tasks.paths import Paths, Place
 from msatools.tasks.table import TaskTable
+from msatools.tasks.waitopts import WaitOptsReader
 
 FEW_READS = 12
 """Other waiters, children or the like that are looked at for a single task."""
@@ -109,6 +111,7 @@ class Look:
         findings: Findings,
         clocks: Clocks,
         alone: bool,
+        limit: int | None = None,
     ) -> None:
         self.layout = layout
         self.reader = layout.reader
@@ -117,7 +120,9 @@ class Look:
         self.alone = alone
         """Whether just one task is looked at: others are not, then, but for a few."""
 
-        self.limit = FEW_READS if alone else MAX_WAITERS
+        self.limit = limit or (FEW_READS if alone else MAX_WAITERS)
+        """How many in one queue are looked at."""
+
         self.storage = Storage(layout, findings)
         self.locks = KernelLocks(layout, findings)
         self.queues = Queues(layout, findings, self.limit)
@@ -139,6 +144,11 @@ class Look:
     def places(self) -> Places:
         """Finds what locks are in."""
         return Places(self.layout, self.storage, self.findings, self.tasks)
+
+    @cached_property
+    def wait_opts(self) -> WaitOptsReader:
+        """Reads what is waited for by wait()."""
+        return WaitOptsReader(self.reader)
 
     @cached_property
     def futexes(self) -> Futexes:

@@ -10,6 +10,9 @@ from msatools.locks.lock import Lock, OwnerConfidence
 BY_STACK = frozenset({"rwsem", "semaphore", "percpu_rwsem"})
 """Types of locks that do not name all who have them: stacks are searched."""
 
+MAX_TOLD = 32
+"""Tasks that are told by what is on their stacks: a waiter waits for each of them."""
+
 
 @dataclass(frozen=True)
 class Owned:
@@ -30,6 +33,8 @@ def owners(
     readers: int | None,
     seen: Collection[int],
     waiting: Collection[int],
+    *,
+    searched: bool = True,
 ) -> tuple[Owned, ...]:
     """
     Tell who has a lock.
@@ -42,8 +47,9 @@ def owners(
 
     :param named: Rows of tasks that the lock itself names.
     :param readers: How many have it for reading; ``None`` if it does not count them.
-    :param seen: Rows of tasks whose stacks have its address; empty if not looked for.
+    :param seen: Rows of tasks whose stacks have its address.
     :param waiting: Rows of tasks that wait for it.
+    :param searched: Whether all stacks were looked at, not those of named tasks alone.
     """
     told = [
         Owned(
@@ -58,12 +64,16 @@ def owners(
     ]
     if lock.type not in BY_STACK or any(own.confidence == "exact" for own in told):
         return tuple(told)
+    if not searched:
+        # The last reader may have left, and nobody looked who else there is.
+        return tuple(own for own in told if own.seen)
     known = {own.row for own in told}
     others = sorted(set(seen) - set(waiting) - known)
     if lock.type == "semaphore":
         # It does not count how many have it.
         alone = not told and len(others) == 1
-        return (*told, *(Owned(row, "evidence", True, alone) for row in others))
+        found = [Owned(row, "evidence", True, alone) for row in others]
+        return (*told, *found[:MAX_TOLD])
     most = 1 if readers is None else readers
     if lock.type == "percpu_rwsem" and not readers:
         most = 1  # a writer is in
@@ -76,4 +86,4 @@ def owners(
     confirmed = [Owned(own.row, own.confidence, True, True) for own in last]
     unseen = [own for own in told if not own.seen]
     found = [Owned(row, "evidence", True, True) for row in others]
-    return (*confirmed, *unseen, *found)
+    return (*confirmed, *unseen, *found[:MAX_TOLD])

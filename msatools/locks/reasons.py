@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import drgn
 
+from msatools.locks.layout import KERNEL
 from msatools.locks.look import Case, Look
 from msatools.locks.model import On
 from msatools.locks.outside.externals import External
@@ -24,7 +25,6 @@ _STOP_SIGNAL = 0xFFFF
 
 _FREEZER_V2 = ("do_freezer_trap", "cgroup_enter_frozen")
 _FREEZER = "__refrigerator"
-_KERNEL = 1 << 63
 
 _OF_DATA = frozenset({TaskClass.DSK, TaskClass.FLT, TaskClass.SWP})
 """Whose data is waited for says more than what is waited for of it."""
@@ -93,7 +93,7 @@ def _running_in(look: Look, row: int) -> str:
         trace = prog.stack_trace(task)
     except (ValueError, LookupError, drgn.FaultError):
         return ""
-    names = (frame.name for frame in trace if frame.pc >= _KERNEL)
+    names = (frame.name for frame in trace if frame.pc >= KERNEL)
     name = next((name for name in names if name), None)
     return f" in {name}" if name else ""
 

@@ -61,6 +61,10 @@ class Scene:
 
     wanted: dict[Lock, Wanted]
 
+    moved: frozenset[int] = frozenset()
+    """Rows of owners that have run meanwhile: what was read of their stacks is of two
+    moments."""
+
     def without(self, rows: set[int]) -> "Scene":
         """Give the scene without what some tasks wait for."""
         blocked = {row: each for row, each in self.blocked.items() if row not in rows}
@@ -192,6 +196,7 @@ def find_owners(
             want.readers,
             seen.get(lock.address or 0, ()) if lock in of_kernel else (),
             queued.union(want.rows),
+            searched=search,
         )
         want.owners += tuple(_servers(scene, want))
 
@@ -206,7 +211,7 @@ def _servers(scene: Scene, want: Wanted) -> Iterator[Owned]:
         external = scene.blocked[row].external
         for server in external.servers if external else ():
             at = scene.rows.get(server.task)
-            if at is not None and at in scene.blocked and at not in told | {row}:
+            if at is not None and at in scene.blocked and at not in told and at != row:
                 told.add(at)
                 yield Owned(at, server.confidence, seen=False, firm=True)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from msatools.locks.blocked import stands_for
 from msatools.locks.cases import read_cases
-from msatools.locks.graph import Graph
+from msatools.locks.graph import Cycle, Graph
 from msatools.locks.graph import Root as Sink
 from msatools.locks.herds import MIN_WAITERS, crowd_of
-from msatools.locks.kinds import what_of
 from msatools.locks.lock import Lock
 from msatools.locks.look import Case
 from msatools.locks.model import Herd, On
@@ -251,9 +251,10 @@ class Teller:
         where it says little: of a futex that nobody has, for which the others are idle,
         or where nothing is known but in which function they sleep.
         """
-        keeping = [row for row in sink.direct if self._graph.blocked_by([row])]
         apart = _is_futex(sink.thing) or isinstance(sink.thing, Unknown)
-        return keeping if len(sink.direct) == 1 or apart else []
+        if len(sink.direct) > 1 and not apart:
+            return []
+        return [row for row in sink.direct if self._graph.keeps_waiting(row)]
 
     def _of_tasks(self, sink: Sink) -> Root:
         made = self._root(sink)
@@ -314,10 +315,12 @@ class Teller:
             return self._external(blocked.external)
         if scene.now.classes[row] in _WITHOUT_STACK:
             return reason(scene.look, row, scene.now, None, None, None)
+        if row in scene.moved:
+            return "has run while it was looked at"
         (case,) = self._cases(np.array([row], np.intp))
         on, what = tell(scene.look, case), None
         if blocked is not None:
-            what = blocked.what or what_of(scene.look, case, blocked.requests)
+            what = blocked.what or stands_for(scene.look, case, blocked.requests)
         return reason(scene.look, row, scene.now, case, on, what)
 
     def _external(self, external: External) -> str:
@@ -335,10 +338,28 @@ class Teller:
             if any(edge.lock not in self._ids for edge in edges):
                 continue  # not among what was asked for
             yield Deadlock(
-                confidence="exact" if cycle.exact else "possible",
+                confidence="exact" if self._is_certain(cycle) else "possible",
                 pids=tuple(self._pids[edge.waiter] for edge in edges),
                 locks=tuple(self._ids[edge.lock] for edge in edges),
             )
+
+    def _is_certain(self, cycle: Cycle) -> bool:
+        """Tell whether nothing can end a deadlock.
+
+        A wait with a timer ends by itself. A lock of a process may be given back by
+        another thread of it than the one that is told.
+        """
+        tasks = self._scene.tasks
+        for edge in cycle.edges:
+            if edge.confidence != "exact":
+                return False
+            own = (tasks["tgid"] == tasks["tgid"][edge.owner]) & (
+                tasks["exit_state"] == 0
+            )
+            if edge.lock.type == "posix_lock" and np.count_nonzero(own) > 1:
+                return False
+        rows = np.array(sorted(edge.waiter for edge in cycle.edges), np.intp)
+        return all(case.stack.timer() is None for case in self._cases(rows))
 
     def _herds(
         self, locks: Iterable[Wanted], slept: npt.NDArray[np.int64] | None

@@ -101,10 +101,7 @@ class _Graph:
             mode = {"label": wait.mode} if wait is not None and wait.mode else {}
             red = _red((pid, lock.id) in self._red_waits)
             yield f"{self._node(pid)} -> {name}{_attributes(mode, red)}"
-        if len(shown) < len(lock.waiters):
-            left = f"{len(lock.waiters) - len(shown):,} more"
-            yield f"{name}more{_attributes({'label': left})}"
-            yield f"{name}more -> {name}"
+        yield from _others(name, len(lock.waiters) - len(shown))
 
     def _shown(self, lock: LockRow) -> Sequence[int]:
         """Give the waiters that have a node: all for whom others wait, few others."""
@@ -130,6 +127,7 @@ class _Graph:
         waiters = root.waiters if self._verbose else root.waiters[:_LEAVES]
         for waiter in waiters:
             yield f"{self._node(waiter)} -> {name}"
+        yield from _others(name, len(root.waiters) - len(waiters))
 
     def _node(self, pid: int) -> str:
         self._tasks[pid] = None
@@ -155,6 +153,13 @@ class _Graph:
             label.append(plural(lock.readers, "reader"))
         shape = {"shape": "ellipse"}
         return self._locks[lock.id] + _attributes(shape, red, label=label)
+
+
+def _others(name: str, left: int) -> Iterator[str]:
+    """Yield one node for those that wait as well."""
+    if left > 0:
+        yield f"{name}more{_attributes({'label': f'{left:,} more'})}"
+        yield f"{name}more -> {name}"
 
 
 @dataclass(frozen=True)

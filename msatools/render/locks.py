@@ -171,13 +171,14 @@ def _herd(herd: Herd, graph: WaitGraph, verbose: bool) -> str:
 def _inversion(inversion: Inversion, graph: WaitGraph) -> str:
     lock = graph.locks.get(inversion.lock)
     name = inversion.lock if lock is None else lock_text(lock)
+    mark = _mark(lock, inversion.owner)
     owner, waiter = (
         task_text(graph, inversion.owner),
         task_text(graph, inversion.waiter),
     )
     return (
-        f"INVERSION  {owner} (priority {inversion.owner_pri}) has {name}, waits for a "
-        f"CPU, and keeps {waiter} (priority {inversion.waiter_pri}) waiting"
+        f"INVERSION  {mark}{owner} (priority {inversion.owner_pri}) has {name}, waits "
+        f"for a CPU, and keeps {waiter} (priority {inversion.waiter_pri}) waiting"
     )
 
 

@@ -49,6 +49,7 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "state": ("u4", ("__state", "state")),
     "exit_state": ("i4", ("exit_state",)),
     "exit_code": ("i4", ("exit_code",)),
+    "exit_signal": ("i4", ("exit_signal",)),
     "jobctl": ("u8", ("jobctl",)),
     "ptrace": ("u4", ("ptrace",)),
     "prio": ("i4", ("prio",)),
@@ -105,8 +106,12 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "real_parent": ("u8", ("real_parent",)),
     "parent": ("u8", ("parent",)),
     "group_leader": ("u8", ("group_leader",)),
+    # Linux kernel commit 2c4704756cab ("pids: Move the pgrp and session pid pointers
+    # from task_struct to signal_struct") (in v4.19)
+    "thread_pid": ("u8", ("thread_pid", "pids[0].pid")),
     "cgroups": ("u8", ("cgroups",)),
     "delays": ("u8", ("delays",)),
+    "files": ("u8", ("files",)),
     "comm": ("S16", ("comm",)),
 }
 

@@ -3,7 +3,7 @@
 """Who has a lock: what it says of itself, and what stacks say."""
 
 from msatools.locks.lock import Lock, OwnerConfidence
-from msatools.locks.owners import Owned, owners
+from msatools.locks.owners import MAX_TOLD, Owned, owners
 
 RWSEM = Lock("rwsem", 0xFFFF888000001000)
 MUTEX = Lock("mutex", 0xFFFF888000001000)
@@ -66,6 +66,18 @@ def test_writer_that_waits_for_readers() -> None:
     assert told(lock, [(1, "exact")], 0, waiting=(1,)) == (
         Owned(1, "exact", False, True),
     )
+
+
+def test_last_reader_where_others_were_not_looked_at() -> None:
+    """It is told only if its own stack says so, too."""
+    named: list[tuple[int, OwnerConfidence]] = [(1, "likely")]
+    assert owners(RWSEM, named, 1, (), (), searched=False) == ()
+    found = owners(RWSEM, named, 1, (1,), (), searched=False)
+    assert [own.row for own in found] == [1]
+
+
+def test_a_thousand_readers() -> None:
+    assert len(told(readers=1000, seen=tuple(range(1000)))) == MAX_TOLD
 
 
 def test_semaphore() -> None:

@@ -43,11 +43,12 @@ def test_exact_owners_have_what_they_are_said_to_have(race: lab.Live) -> None:
         assert report.deadlocks == ()
         records = dict(record(data, layout, n) for n in range(layout["count"]))
         for lock in report.locks:
-            holder = records.get(lock.address or 0)
+            holder, readers = records.get(lock.address or 0, (None, 0))
             exact = [own.pid for own in lock.owners if own.confidence == "exact"]
             if holder is None or not exact:
                 continue
             assert len(exact) == 1
+            assert not readers, lock
             seen[f"{lock.type} told"] += 1
             if holder:
                 assert exact == [holder], (lock, holder)
@@ -59,12 +60,14 @@ def test_exact_owners_have_what_they_are_said_to_have(race: lab.Live) -> None:
         assert seen[f"{type_} known"] > 0, seen
 
 
-def record(data: bytes, layout: dict[str, Any], number: int) -> tuple[int, int]:
-    """A lock's address, and the thread that has it; 0 where that is not recorded."""
+def record(
+    data: bytes, layout: dict[str, Any], number: int
+) -> tuple[int, tuple[int, int]]:
+    """A lock's address; the thread that has it, 0 if none is recorded; its readers."""
     start = number * layout["stride"]
 
     def field(name: str) -> int:
         offset, size = layout["fields"][name]
         return int.from_bytes(data[start + offset : start + offset + size], "little")
 
-    return field("lock"), field("pid")
+    return field("lock"), (field("pid"), field("readers"))

@@ -5,8 +5,13 @@
 from itertools import pairwise
 
 import pytest
+from drgn import FaultError
 
+from msatools.locks.locks import collect_locks
+from msatools.locks.options import LocksOptions
+from msatools.target.describe import describe
 from tests.locks.reports import MODULE, STOCK, Told, told
+from tests.tasks.conftest import open_dump
 
 ALL = (*STOCK, *MODULE)
 
@@ -160,10 +165,10 @@ def test_roots(stock: Told) -> None:
     }
     found = stock.report.roots
     for truth in stock.run.workload["roots"]:
-        blocked = len(truth["blocks"])
-        if truth["kind"] == "task" and truth["pid"] not in known:
+        blocked, kind = len(truth["blocks"]), truth["kind"]
+        if kind == "task" and truth["pid"] not in known:
             continue  # readers of an rwlock in user space: nothing names them
-        if truth["kind"] == "cycle":
+        if kind == "cycle":
             (root,) = [root for root in found if root.kind == "cycle"]
             assert sorted(root.waiters) == sorted(truth["pids"])
             continue
@@ -171,13 +176,14 @@ def test_roots(stock: Told) -> None:
         (root,) = [
             root
             for root in found
-            if root.blocked_d + root.blocked_s in (blocked, blocked - 1)
+            # What one alone waits for is told as that task, which is not behind itself.
+            if root.blocked_d + root.blocked_s == blocked - (root.kind != kind)
             and pids & {root.pid, *root.waiters}
         ]
         if truth["pid"] is not None:
             assert root.pid == truth["pid"] or str(truth["pid"]) in root.reason
         if blocked > 1:
-            assert root.kind == truth["kind"], truth
+            assert root.kind == kind, truth
             assert root.blocked_d + root.blocked_s == blocked
 
 
@@ -249,9 +255,30 @@ def test_waits_are_as_old_as_was_logged(module: Told) -> None:
         for waiter in truth["waiters"]:
             logged_ns = taken_at_ns - waiter["start_ns"]
             age_ns = module.waits[waiter["pid"]].age_ns
-            # A tick, by which clocks of CPUs may be apart, and 100 ms on 6.1, whose
-            # guests have clocks that are not in step; it then waits for its turn.
-            assert -10_000_000 < logged_ns - age_ns < 110_000_000, name
+            if waiter["comm"] == "lm-pcpur-w1":
+                continue  # it sleeps for a grace period of RCU before it waits
+            # A tick, by which clocks of CPUs may be apart; the rest is its way there.
+            assert -10_000_000 < logged_ns - age_ns < 20_000_000, name
+
+
+@pytest.mark.parametrize(
+    "error", [LookupError("no such member"), FaultError("not there", 0)], ids=str
+)
+def test_what_a_lock_stands_for_may_be_lost(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs a note, but neither the lock nor the report."""
+
+    def fails(*given: object) -> str | None:
+        raise error
+
+    whole = told("locks-6.12").report
+    monkeypatch.setattr("msatools.locks.blocked.what_of", fails)
+    report = collect_locks(open_dump("locks-6.12", "btf"))
+    assert report.locks == whole.locks
+    assert [wait.why for wait in report.waits] == [wait.why for wait in whole.waits]
+    (note,) = report.notes
+    assert note.text.startswith("what a lock stands for is lost")
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -285,3 +312,40 @@ def test_spinlocks_of_cpus(name: str) -> None:
         callers = {dump.waits[pid].caller for pid in waiters}
         assert all(caller and caller.startswith("lm_") for caller in callers)
     assert dump.report.deadlocks == ()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_one_task_that_was_asked_for(name: str) -> None:
+    """It has the lock that it has among all, and no owner that it has not."""
+    dump = told(name)
+    prog = open_dump(name, "btf")
+    target = describe(prog)
+    # One waiter of each lock: the last of its queue, behind all others.
+    for truth in dump.truths.values():
+        pid = truth["waiters"][-1]["pid"]
+        report = collect_locks(prog, target=target, options=LocksOptions(pids=(pid,)))
+        alone = Told(dump.run, report)
+        assert alone.ids(pid) == dump.ids(pid), truth["name"]
+        for id_ in alone.ids(pid):
+            ours, whole = alone.locks[id_], dump.locks[id_]
+            assert ours.waiters == whole.waiters, truth["name"]
+            owners = {owner.pid for owner in ours.owners}
+            assert owners <= {owner.pid for owner in whole.owners}, truth["name"]
+            exact = {own.pid for own in whole.owners if own.confidence == "exact"}
+            assert owners >= exact, truth["name"]
+
+
+def test_one_task_of_a_crowd() -> None:
+    """It is found with some reads for each that waits; the lock names its owner."""
+    dump = told("manytasks-6.12")
+    (crowd,) = [herd for herd in dump.report.herds if "rwsem" in herd.lock]
+    lock = dump.locks[crowd.lock]
+    assert len(lock.waiters) > 800
+    options = LocksOptions(pids=(lock.waiters[400],))
+    report = collect_locks(open_dump("manytasks-6.12", "btf"), options=options)
+    assert [(own.pid, own.confidence) for own in report.locks[0].owners] == [
+        (own.pid, own.confidence) for own in lock.owners
+    ]
+    assert report.locks[0].waiters == lock.waiters
+    assert report.coverage["stacks"] < 8
+    assert report.coverage["reads"] < 4 * len(lock.waiters)

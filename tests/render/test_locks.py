@@ -545,7 +545,7 @@ def test_inversions() -> None:
         lock="mutex 0x1", owner=164, waiter=163, owner_pri=39, waiter_pri=-2
     )
     assert (
-        "INVERSION  164 abba-b (priority 39) has mutex lm_a, waits for a CPU, "
+        "INVERSION  =164 abba-b (priority 39) has mutex lm_a, waits for a CPU, "
         "and keeps 163 abba-a (priority -2) waiting"
     ) in printed(replace(CYCLE, inversions=(found,)))
 

@@ -9,6 +9,7 @@ work that is waited for.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import drgn
 
@@ -126,7 +127,18 @@ def _caller(case: Case) -> str:
     return next((name for name in names if not name.startswith(_WAYS)), "")
 
 
+_TOLD: WeakKeyDictionary[Look, dict[Lock, _Told | None]] = WeakKeyDictionary()
+"""By completion: many may wait for one."""
+
+
 def _told(look: Look, lock: Lock) -> _Told | None:
+    known = _TOLD.setdefault(look, {})
+    if lock not in known:
+        known[lock] = _read(look, lock)
+    return known[lock]
+
+
+def _read(look: Look, lock: Lock) -> _Told | None:
     address = lock.address or 0
     told = _thread(look, address)
     if told is not None:

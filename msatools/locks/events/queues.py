@@ -31,6 +31,9 @@ _HALF = (1 << 32) - 1
 _TRIES = 3
 """Walks of a ring that changes meanwhile."""
 
+_MANY = 256
+"""On a ring that is not to be followed again, whoever asks."""
+
 _Test = Callable[[Entry], bool]
 
 
@@ -224,7 +227,7 @@ class Queues:
                 break
         else:
             self._findings.lose("waiters", "a queue of waiters is lost")
-            return None, {node}
+            return None, ring.nodes if len(ring.entries) > _MANY else {node}
         heads = [entry.node for entry in ring.entries if not waits(entry)]
         if ring.whole and len(heads) == 1:
             return Queue(heads[0], tuple(ring.after(heads[0]))), ring.nodes

@@ -21,7 +21,7 @@ _MAX_WORK = 1 << 16
 """On one list."""
 
 _NAME_BYTES = 32
-"""``WQ_NAME_LEN``; it was 24 before v6.10."""
+"""``WQ_NAME_LEN``, which was 24 before 2024."""
 
 
 @dataclass(frozen=True)

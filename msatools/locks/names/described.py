@@ -12,10 +12,9 @@ import numpy as np
 
 from msatools.locks.layout import KERNEL
 from msatools.locks.look import Look
-from msatools.locks.names.places import FREEZE_LEVELS, Place
+from msatools.locks.names.places import FREEZE_COMPLETE, FREEZE_LEVELS, Place
 from msatools.locks.storage import Inode
 
-_FREEZE_COMPLETE = 4
 _NAME_BYTES = 64
 _NO_PATH = re.compile(r"pipe:|socket:|anon_inode:|\[")
 """How what has a name but no path is shown."""
@@ -155,7 +154,7 @@ def _super_block(look: Look, place: Place) -> Name:
             place.address, "super_block", "s_writers.frozen", size=2
         )
         if frozen:
-            how = "frozen" if frozen == _FREEZE_COMPLETE else "freezing"
+            how = "frozen" if frozen == FREEZE_COMPLETE else "freezing"
             name = f"{how} {text}"
         name += f" ({FREEZE_LEVELS[place.level]})"
     return Name(

@@ -5,12 +5,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msatools.locks.futexkey import Key
 from msatools.locks.layout import KERNEL
 from msatools.locks.lock import Lock
 from msatools.locks.look import Case, Look
 from msatools.locks.names.described import Name, of_file, of_path, process_of
-from msatools.locks.on.futexes import Mapping, mapping_at
-from msatools.locks.user.futexes import Key
+from msatools.locks.user.usermemory import Mapping, mapping_at
 
 
 class FutexNames:
@@ -54,7 +54,7 @@ class FutexNames:
         inside = (each for each in known if each[0].start <= address < each[0].end)
         found = next(inside, None)
         if found is None:
-            mapping = mapping_at(self._look, mm, address)
+            mapping = mapping_at(self._look.layout, mm, address)
             if mapping is None:
                 return Name(pid=self._pid(mm))
             found = mapping, self._of_mapping(mapping, mm)

@@ -24,6 +24,9 @@ from msatools.tasks.table import TaskTable
 FREEZE_LEVELS = ("write", "page fault", "internal")
 """What each lock of a file system keeps out while it is frozen (SB_FREEZE_LEVELS)."""
 
+FREEZE_COMPLETE = 4
+"""SB_FREEZE_COMPLETE, of ``super_block.s_writers.frozen``."""
+
 _MAX_NODES = 1024
 """MAX_NUMNODES that x86 can have."""
 

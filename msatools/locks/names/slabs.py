@@ -71,8 +71,9 @@ class Slabs:
         cache = self._cache(self._layout.member(slab, self._slab, "slab_cache"))
         if cache is None:
             return None
-        # CONFIG_SLAB (up to v6.7) keeps where the first object is.
-        if self._layout.has(self._slab, "s_mem"):
+        # CONFIG_SLAB (up to v6.7) keeps where the first object is. Other kernels, too,
+        # have the member in struct page, but with something else in it.
+        if self._layout.has("kmem_cache", "colour_off"):
             first = self._layout.member(slab, self._slab, "s_mem")
         else:
             start, _ = self._memory

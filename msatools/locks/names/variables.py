@@ -50,7 +50,14 @@ class Variables:
     def _in_kernel(self, address: int) -> list[drgn.Symbol]:
         if is_served_by_btf(self._prog):
             finder = finders_of(self._prog).symbols
-            return list(finder(self._prog, None, address, False))
+            found = list(finder(self._prog, None, address, False))
+            if any(map(_is_key, found)):
+                # The kernel's own table has no sizes: the last one at an address
+                # takes all the room up to the next.
+                places = {symbol.address for symbol in found}
+                known = finder(self._prog, None, None, False)
+                found = [symbol for symbol in known if symbol.address in places]
+            return found
         return list(self._prog.symbols(address))
 
     def _in_module(self, address: int) -> list[drgn.Symbol]:
@@ -126,6 +133,13 @@ def _name(symbols: list[drgn.Symbol], address: int) -> str | None:
     return f"{best.name}+{offset:#x}" if offset else str(best.name)
 
 
-def _fitness(symbol: drgn.Symbol) -> tuple[int, bool, int, str]:
+def _fitness(symbol: drgn.Symbol) -> tuple[int, bool, bool, int, str]:
     is_global = symbol.binding == drgn.SymbolBinding.GLOBAL
-    return symbol.address, is_global, -len(symbol.name), symbol.name
+    names = -len(symbol.name), symbol.name
+    return symbol.address, not _is_key(symbol), is_global, *names
+
+
+def _is_key(symbol: drgn.Symbol) -> bool:
+    """Tell a key of lockdep: without that it takes no room, where another lies."""
+    name: str = symbol.name
+    return name == "__key" or name.startswith("__key.")

@@ -31,22 +31,17 @@ def child(look: Look, case: Case) -> On | None:
 def _waited(look: Look, case: Case) -> On | None:
     """A child that a task waits for, as it asked for it."""
     wakes = look.layout.symbol("child_wait_callback")
-    within = look.layout.offset("wait_opts", "child_wait")
     for entry in case.stack.wait_entries():
         if entry.function != wakes:
             continue
-        options = entry.address - within
-        at = look.layout.offset
-        kind = case.stack.half(options + at("wait_opts", "wo_type"))
-        pid = case.stack.word(options + at("wait_opts", "wo_pid"))
-        if not pid:
+        wait = look.wait_opts.of_entry(entry.address)
+        if wait.kind == "any":
             return On(kind="child")
-        number = look.layout.member(pid, "pid", "numbers[0].nr", size=4)
-        kinds = ("PIDTYPE_PID", "PIDTYPE_TGID")
-        single = [look.reader.prog.constant(name).value_() for name in kinds]
-        if kind in single:
-            return On(kind="child", pid=number)
-        return On(kind="child", pgid=number)
+        if wait.number is None:
+            return None
+        if wait.kind == "pid":
+            return On(kind="child", pid=wait.number)
+        return On(kind="child", pgid=wait.number)
     return None
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 from msatools.locks.layout import KERNEL
 from msatools.locks.lock import Holder, Lock, LockType, Request
 from msatools.locks.look import Case, Look
+from msatools.locks.names.places import FREEZE_COMPLETE
 from msatools.locks.on import data
 from msatools.locks.outside.fuse import FuseMount
 from msatools.tasks.classes import TaskClass
@@ -46,12 +47,6 @@ _CLIENTS = {
     "AFS": ("afs_",),
 }
 """How the functions begin that wait for those servers."""
-
-_FREEZE_LEVELS = 3
-"""SB_FREEZE_LEVELS: write, page fault, internal."""
-
-_FROZEN = 4
-"""SB_FREEZE_COMPLETE."""
 
 _COMM_BYTES = 16
 """TASK_COMM_LEN."""
@@ -125,26 +120,22 @@ def _frozen(look: Look, lock: Lock) -> External | None:
 
     Who froze it is written nowhere: FIFREEZE leaves no trace of its caller.
     """
-    size = look.layout.size("percpu_rw_semaphore")
-    first = look.layout.offset("super_block", "s_writers.rw_sem")
-    for level in range(_FREEZE_LEVELS):
-        super_block = (lock.address or 0) - first - level * size
-        if not look.storage.is_super_block(super_block):
-            continue
-        frozen = look.layout.member(
-            super_block, "super_block", "s_writers.frozen", size=2
-        )
-        if frozen != _FROZEN:
-            # A task is about to freeze it, or to thaw it.
-            return None
-        path = _path(look, super_block)
-        return External(
-            kind="frozen",
-            identity=("super_block", super_block),
-            text=f"frozen file system {path}" if path else "a frozen file system",
-            path=path,
-        )
-    return None
+    place = look.places.find(lock.type, lock.address or 0)
+    if place is None or place.type_name != "super_block":
+        return None
+    super_block = place.address
+    # Two bytes in v6.7 and newer, before that four; they are small numbers.
+    frozen = look.layout.member(super_block, "super_block", "s_writers.frozen", size=2)
+    if frozen != FREEZE_COMPLETE:
+        # A task is about to freeze it, or to thaw it.
+        return None
+    path = _path(look, super_block)
+    return External(
+        kind="frozen",
+        identity=("super_block", super_block),
+        text=f"frozen file system {path}" if path else "a frozen file system",
+        path=path,
+    )
 
 
 def _served(look: Look, mount: FuseMount) -> External:

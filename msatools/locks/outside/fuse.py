@@ -8,6 +8,7 @@ most dumps. So a structure is told by the slab object that it is in, and by a po
 that it has: to a file system's ``s_fs_info``, which the super block names.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,6 +62,10 @@ class FuseMount:
     connection: int
     """Its ``struct fuse_conn``, which it may share with submounts."""
 
+    parts: frozenset[int]
+    """The structures that have the connection's queues, and that what is of it points
+    at: itself, and by v7.2 its ``struct fuse_chan``."""
+
     type: str
     """Of its file system: a virtiofs has no server in this kernel."""
 
@@ -88,6 +93,7 @@ class Fuse:
         self._queues = queues
         self._slabs = Slabs(layout)
         self._servers: dict[int, list[Holder]] = {}
+        self._connected: dict[int, frozenset[int]] = {}
 
     @cached_property
     def mounts(self) -> dict[int, FuseMount]:
@@ -100,7 +106,7 @@ class Fuse:
                     found[super_block] = mount
         except (drgn.FaultError, LookupError) as error:
             self._findings.lose(
-                "super blocks", f"the list of file systems is lost: {error}"
+                "super blocks", f"file systems are lost in part: {error}"
             )
         return found
 
@@ -142,26 +148,27 @@ class Fuse:
         """
         connection = mount.connection
         if connection not in self._servers:
-            found = self._readers(connection)
+            found = self._readers(mount.parts)
             if not found and not alone:
                 tasks = self._openers.get(connection, [])
                 found = [Holder(task, "likely") for task in tasks]
             self._servers[connection] = found
         return self._servers[connection]
 
-    def _super_blocks(self) -> list[int]:
+    def _super_blocks(self) -> Iterator[int]:
         head = self._layout.symbol("super_blocks")
         if head is None:
             raise LookupError("there is no super_blocks")
         within = self._layout.offset("super_block", "s_list")
-        found: list[int] = []
         node = self._layout.word(head)
-        while node != head:
-            if node < KERNEL or len(found) >= _MAX_SUPER_BLOCKS:
-                raise drgn.FaultError("it leads nowhere", node)
-            found.append(node - within)
+        for _ in range(_MAX_SUPER_BLOCKS):
+            if node == head:
+                return
+            if node < KERNEL:
+                break
+            yield node - within
             node = self._layout.word(node)
-        return found
+        raise drgn.FaultError("their list leads nowhere", node)
 
     def _mount(self, super_block: int) -> FuseMount | None:
         kind = self.type_of(super_block)
@@ -169,10 +176,31 @@ class Fuse:
         if kind not in _TYPES or info < KERNEL:
             return None
         # "fuse: split fuse_mount off of fuse_conn" (in v5.10): its first members are
-        # the connection and the super block. Before, this is the connection itself.
-        connection, owner = self._layout.reader.words(info, 2).tolist()
-        split = owner == super_block and connection >= KERNEL
-        return FuseMount(super_block, info, connection if split else info, kind)
+        # the connection and the super block (v5.10 has a count in between). Before,
+        # this is the connection itself.
+        connection, *more = self._layout.reader.words(info, 3).tolist()
+        split = super_block in more and connection >= KERNEL
+        connection = connection if split else info
+        return FuseMount(super_block, info, connection, self._parts(connection), kind)
+
+    def _parts(self, connection: int) -> frozenset[int]:
+        """Find the structures that make up a connection.
+
+        What it points at is a part of it if that points back with its second word.
+        """
+        if connection not in self._connected:
+            parts = {connection}
+            found = self._object(connection)
+            words = found[1].tolist() if found is not None else []
+            for word in set(words) - {0, connection}:
+                try:
+                    part = self._object(word) if word >= _LOWEST else None
+                except drgn.FaultError:
+                    continue
+                if part is not None and part[0] == word and part[1][1] == connection:
+                    parts.add(word)
+            self._connected[connection] = frozenset(parts)
+        return self._connected[connection]
 
     def _object(self, address: int) -> tuple[int, Addresses] | None:
         """Read the slab object that an address is in: its start, and its words."""
@@ -191,29 +219,32 @@ class Fuse:
         of = [
             mount
             for mount in self.mounts.values()
-            if {mount.info, mount.super_block} & pointers or mount.connection == start
+            if ({mount.info, mount.super_block} | mount.parts - {mount.connection})
+            & pointers
+            or start in mount.parts
         ]
         # Submounts share a connection.
         return of[0] if len({mount.connection for mount in of}) == 1 else None
 
-    def _readers(self, connection: int) -> list[Holder]:
-        """Find who waits for requests: on a queue that lies in the connection."""
+    def _readers(self, parts: frozenset[int]) -> list[Holder]:
+        """Find who waits for requests: on a queue that lies in a connection."""
         readers: dict[int, Holder] = {}
-        try:
-            found = self._object(connection)
-        except drgn.FaultError as error:
-            self._lose(error)
-            return []
-        if found is None or found[0] != connection:
-            return []
-        for head in _lists(*found):
+        for part in sorted(parts):
             try:
-                sleepers = self._woken(head)
+                found = self._object(part)
             except drgn.FaultError as error:
                 self._lose(error)
                 continue
-            for holder in sleepers:
-                readers.setdefault(holder.task, holder)
+            if found is None or found[0] != part:
+                continue
+            for head in _lists(*found):
+                try:
+                    sleepers = self._woken(head)
+                except drgn.FaultError as error:
+                    self._lose(error)
+                    continue
+                for holder in sleepers:
+                    readers.setdefault(holder.task, holder)
         return list(readers.values())
 
     def _lose(self, error: drgn.FaultError) -> None:
@@ -291,7 +322,11 @@ class Fuse:
             read["inode"].astype(np.uint64),
             self._findings,
         )
-        known = {mount.connection for mount in self.mounts.values()}
+        known = {
+            part: mount.connection
+            for mount in self.mounts.values()
+            for part in mount.parts
+        }
         found: set[int] = set()
         # What stands for the file is its struct fuse_dev; nothing before it is mounted.
         for private in read["private"][inodes["device"] == _DEVICE].tolist():
@@ -301,7 +336,8 @@ class Fuse:
                 self._lose(error)
                 continue
             if device is not None:
-                found |= known & {word & ~_FLAGS for word in device[1].tolist()}
+                words = {word & ~_FLAGS for word in device[1].tolist()}
+                found |= {known[part] for part in known.keys() & words}
         return found
 
 

@@ -3,6 +3,7 @@
 """Disks of the device mapper that take no I/O (drivers/md/dm.c)."""
 
 from functools import cached_property
+from itertools import islice
 
 import drgn
 from drgn.helpers.linux.block import for_each_disk
@@ -27,14 +28,22 @@ class Mapper:
         """Those that are suspended, by their numbers, as ``254:0``."""
         found = set()
         try:
-            for count, disk in enumerate(for_each_disk(self._layout.reader.prog)):
-                if count >= _MAX_DISKS:
-                    break
-                if self._is_suspended(disk):
-                    found.add(f"{int(disk.major)}:{int(disk.first_minor)}")
+            for disk in islice(for_each_disk(self._layout.reader.prog), _MAX_DISKS):
+                numbers = self._suspended(disk)
+                if numbers is not None:
+                    found.add(numbers)
         except (drgn.FaultError, LookupError) as error:
             self._findings.lose("disks", f"the list of disks is lost: {error}")
         return frozenset(found)
+
+    def _suspended(self, disk: drgn.Object) -> str | None:
+        """Give a disk's numbers if it is suspended."""
+        try:
+            if self._is_suspended(disk):
+                return f"{int(disk.major)}:{int(disk.first_minor)}"
+        except drgn.FaultError as error:
+            self._findings.lose("disks", f"a disk is lost: {error}")
+        return None
 
     def _is_suspended(self, disk: drgn.Object) -> bool:
         """

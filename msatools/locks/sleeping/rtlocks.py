@@ -6,7 +6,7 @@ kernel/locking/rtmutex.c, rwbase_rt.c. A task's record names its waiter, and tha
 lock. With CONFIG_PREEMPT_RT mutexes, rwsems and spinlocks are made of such locks.
 """
 
-from itertools import islice
+from itertools import islice, pairwise
 
 import drgn
 
@@ -28,6 +28,10 @@ _BY_FUNCTION: tuple[tuple[str, LockType, Mode | None], ...] = (
     ("down_write", "rwsem", "write"),
     ("__down_write", "rwsem", "write"),
     ("_down_write_nest_lock", "rwsem", "write"),
+    ("rwbase_read_", "rwsem", "read"),
+    ("__rwbase_read_", "rwsem", "read"),
+    ("rwbase_write_", "rwsem", "write"),
+    ("__ww_rt_mutex_lock", "ww_mutex", None),
     ("ww_mutex_lock", "ww_mutex", None),
     ("__ww_mutex_lock", "ww_mutex", None),
     ("mutex_lock", "mutex", None),
@@ -154,7 +158,10 @@ def _of_writer(look: Look, case: Case) -> KernelLock | None:
 
 def _kind(look: Look, case: Case) -> tuple[LockType, Mode | None]:
     """Tell what a task waits for, by the innermost function that tells it."""
-    for name in case.names:
+    for name, caller in pairwise([*case.names, ""]):
+        # An rwlock is made as a rwsem is, by functions of the same names.
+        if "rwbase_" in name and caller.startswith(("rt_read_", "rt_write_")):
+            continue
         for prefix, type_, mode in _BY_FUNCTION:
             if name.startswith(prefix):
                 return (type_, mode) if is_made_of(look, type_) else ("rt_mutex", None)

@@ -16,8 +16,6 @@ import drgn
 import numpy as np
 
 from msatools.kernel.pids import find_tasks
-from msatools.kernel.reader import Addresses
-from msatools.kernel.structs import read_structs
 from msatools.locks.layout import KERNEL, Layout
 from msatools.locks.lock import Holder, Lock, LockType, Queued, Request
 from msatools.locks.look import Case, Look
@@ -29,8 +27,6 @@ from msatools.tasks.table import TaskReader, TaskTable
 _POSIX, _FLOCK, _OFD = 1 << 0, 1 << 1, 1 << 10
 _MODES: dict[int, Mode] = {0: "read", 1: "write"}
 """``F_RDLCK`` and ``F_WRLCK``."""
-
-_FILES = {"files": ("u8", ("files",))}
 
 
 @dataclass(frozen=True)
@@ -165,16 +161,17 @@ class _Learned:
         :param pid: The process that should: of a look at few tasks it is looked at
             first, and all others only if it has not.
         """
-        near = _by_files(self, self._process(pid)) if self._alone else self._all
+        near = _by_files(self._process(pid)) if self._alone else self._all
         return near.get(files) or self._all.get(files, [])
 
     def tasks_with_file(self, file: int, pid: int) -> list[int]:
-        """Find who has a ``struct file`` open: see :meth:`tasks_with_files`."""
-        if self._alone:
-            near = self._open(_by_files(self, self._process(pid)))
-            if file in near:
-                return near[file]
-        return self._all_open.get(file, [])
+        """Find who has a ``struct file`` open.
+
+        :param pid: The process that should: all others are looked at only if it has
+            not, as that takes their tables of open files.
+        """
+        near = self._open(_by_files(self._process(pid)))
+        return near[file] if file in near else self._all_open.get(file, [])
 
     def _process(self, pid: int) -> TaskTable:
         found = find_tasks(self._reader, [pid], self._findings)
@@ -186,19 +183,11 @@ class _Learned:
         tasks = self._tasks
         if self._alone:
             tasks = TaskReader(self._reader).read_all(self._findings)
-        return _by_files(self, tasks.only(tasks["exit_state"] == 0))
+        return _by_files(tasks.only(tasks["exit_state"] == 0))
 
     @cached_property
     def _all_open(self) -> dict[int, list[int]]:
         return self._open(self._all)
-
-    def read_files(self, tasks: Addresses) -> list[int]:
-        """Read each task's ``struct files_struct``; 0 if it has none."""
-        found = read_structs(
-            self._reader, "struct task_struct", _FILES, tasks, self._findings
-        )
-        files: list[int] = found["files"].tolist()
-        return files
 
     def _open(self, by_files: dict[int, list[int]]) -> dict[int, list[int]]:
         """Find who has each file open."""
@@ -216,11 +205,10 @@ class _Learned:
 _LEARNED: WeakKeyDictionary[Look, _Learned] = WeakKeyDictionary()
 
 
-def _by_files(learned: _Learned, tasks: TaskTable) -> dict[int, list[int]]:
+def _by_files(tasks: TaskTable) -> dict[int, list[int]]:
     """Group tasks by their ``struct files_struct``: of each process one, the first."""
-    addresses = tasks["address"].astype(np.uint64)
-    files = learned.read_files(addresses)
-    columns = zip(addresses.tolist(), tasks["tgid"].tolist(), files, strict=True)
+    names = ("address", "tgid", "files")
+    columns = zip(*(tasks[name].tolist() for name in names), strict=True)
     found: dict[int, dict[int, int]] = {}
     for address, process, table in columns:
         if table:

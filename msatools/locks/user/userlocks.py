@@ -18,13 +18,14 @@ from drgn.helpers.linux.pid import find_task
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import tree_records
+from msatools.locks.futexkey import Key
 from msatools.locks.layout import KERNEL
 from msatools.locks.lock import Holder, Lock, LockType, OwnerConfidence, Queued, Request
 from msatools.locks.look import Case, Look
 from msatools.locks.model import Mode
-from msatools.locks.on.futexes import waiters_of
 from msatools.locks.user import nptl
-from msatools.locks.user.futexes import Key, Waiter
+from msatools.locks.user.futexes import Waiter
+from msatools.locks.user.futexwaits import waiters_of
 from msatools.locks.user.usermemory import UserMemory
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.syscalls import read_syscalls
@@ -269,7 +270,10 @@ def _pi_owner(look: Look, waiter: Waiter) -> list[Holder]:
 
 def _owns_wanted_futex(look: Look, task: int) -> bool:
     """Tell whether others wait for a futex that inherits priority, and a task has."""
-    head = task + look.layout.offset("task_struct", "pi_state_list")
+    # "futex: Move futex related task_struct data into a struct" (in v7.1)
+    head = task + look.layout.offset(
+        "task_struct", "futex.pi_state_list", "pi_state_list"
+    )
     try:
         return look.layout.word(head) not in (0, head)
     except drgn.FaultError:
@@ -326,7 +330,7 @@ def _read_futex(look: Look, waiter: Waiter) -> _Said:
     place = _place(look, waiter)
     words = _Words.around(look, place) if place else None
     if place is None or words is None:
-        look.findings.coverage["futexes_unreadable"] += 1
+        look.findings.coverage["futexes_not_read"] += 1
         return _Said()
     return (
         _thread(look, place, words)

@@ -4,6 +4,7 @@
 
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import drgn
 from drgn.helpers.linux.mm import access_remote_vm, for_each_vma, vma_find
@@ -38,6 +39,34 @@ class SharedFile:
     inode: int
     sequence: int
     """The inode's, which futexes are known by; 0 if none was ever used."""
+
+
+class Mapping(NamedTuple):
+    """A part of an address space, a ``struct vm_area_struct``."""
+
+    start: int
+    end: int
+    page: int
+    """Where in the file it starts, in pages."""
+
+    file: int
+    """The ``struct file``; 0 if it is of none."""
+
+    def file_offset(self, address: int) -> int:
+        """Tell where in the file an address is."""
+        return self.page * _PAGE + address - self.start
+
+
+def mapping_at(layout: Layout, mm: int, address: int) -> Mapping | None:
+    """Find what is mapped at an address."""
+    if not mm:
+        return None
+    space = drgn.Object(layout.reader.prog, "struct mm_struct *", value=mm)
+    vma = vma_find(space, address)
+    if not vma:
+        return None
+    names = ("vm_start", "vm_end", "vm_pgoff", "vm_file")
+    return Mapping(*layout.members(vma.value_(), "vm_area_struct", *names))
 
 
 class UserMemory:

@@ -11,6 +11,7 @@ from msatools.locks.events.queues import Queues
 from msatools.locks.lock import Lock
 from tests.locks.events.test_completions import ALL_KINDS, lose
 from tests.locks.events.waits import MODULE, TASKS, check_locks, look_for, waits
+from tests.locks.sleeping.madekernel import BASE, SIZE, MadeKernel
 from tests.tasks.conftest import open_dump
 
 
@@ -81,3 +82,24 @@ def test_a_long_queue_is_cut(name: str) -> None:
     # One has the head next to it, the other has not.
     assert heads == {lock.address}
     assert codes == {"waiters-not-counted", "lock-not-found"}
+
+
+def test_a_long_queue_that_is_lost_is_followed_once() -> None:
+    """Each of its waiters would follow it as far as it goes."""
+    kernel = MadeKernel()
+    kernel.struct(
+        "wait_queue_entry",
+        40,
+        flags=(kernel.half, 0),
+        private=(kernel.pointer, 8),
+        func=(kernel.pointer, 16),
+        entry=(kernel.heads, 24),
+    )
+    nodes = [BASE + 0x8000 + 40 * number + 24 for number in range(300)]
+    kernel.link(*nodes)
+    kernel.write(nodes[-1], BASE + SIZE)  # where nothing is
+    layout = kernel.layout
+    queues = Queues(layout, kernel.findings, 1000)
+    assert {queues.of_head(node) for node in nodes} == {None}
+    assert layout.reader.reads < 5 * len(nodes)
+    assert kernel.findings.lost

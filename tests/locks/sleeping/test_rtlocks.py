@@ -135,6 +135,11 @@ RT = [
     ("rt_mutex", 0, None, ("rtlock_slowlock_locked", "rt_spin_lock", "mutex_lock")),
     ("rt_mutex", 0, None, ("__rwbase_read_lock", "rt_read_lock", "down_read")),
     ("rt_mutex", 0, None, ("rt_mutex_lock",)),
+    # As on 6.1's, where the functions with other names end in a jump.
+    ("rwsem", INNER_AT, "read", ("__rwbase_read_lock", "wants_it", "mutex_lock")),
+    ("rwsem", INNER_AT, "write", ("rwbase_write_lock", "wants_it", "rt_write_lock")),
+    ("ww_mutex", 0, None, ("__ww_rt_mutex_lock.constprop.0", "wants_it")),
+    ("rt_mutex", 0, None, ("rwbase_write_lock", "rt_write_lock", "down_read")),
 ]
 
 

@@ -21,8 +21,9 @@ from drgn import (
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
+from msatools.locks.futexkey import Key
 from msatools.locks.layout import Layout
-from msatools.locks.user.futexes import Futexes, Key, Waiter
+from msatools.locks.user.futexes import Futexes, Waiter
 from tests.locks.conftest import Seen, seen
 
 DUMPS = ("tasks-6.1", "tasks-6.12")

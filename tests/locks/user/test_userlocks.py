@@ -17,11 +17,12 @@ from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.locks.cases import read_cases
+from msatools.locks.futexkey import Key
 from msatools.locks.layout import Layout
 from msatools.locks.lock import Request
 from msatools.locks.look import Case, Look
 from msatools.locks.user import nptl, userlocks
-from msatools.locks.user.futexes import Key, Waiter
+from msatools.locks.user.futexes import Waiter
 from msatools.target import TargetSpec, open_target
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.table import TaskReader
@@ -251,7 +252,7 @@ def test_a_dump_without_user_memory(kernel: str) -> None:
     found, count = everything(look)
     assert found == {"exact": 1}
     assert count > 10
-    assert look.findings.coverage["futexes_unreadable"] == count - 1
+    assert look.findings.coverage["futexes_not_read"] == count - 1
     codes = [code for code, _ in look.findings.notes]
     assert codes.count(FILTERED) == 1
 
@@ -276,7 +277,7 @@ def test_damage_costs_a_note(member: str) -> None:
     assert whole["likely"] > found["likely"] > 5
     assert found["exact"] == whole["exact"]
     findings = look.findings
-    assert findings.lost or findings.coverage["futexes_unreadable"]
+    assert findings.lost or findings.coverage["futexes_not_read"]
 
 
 def pi_futex(look: Look) -> Request:

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What the kernel knows a futex by: ``union futex_key`` (include/linux/futex.h)."""
+
+from typing import NamedTuple
+
+_INODE, _MM_SHARED = 1, 2
+"""Bits of a key's offset (``FUT_OFF_INODE``, ``FUT_OFF_MMSHARED``)."""
+
+_PAGE = 4096
+
+
+class Key(NamedTuple):
+    """What the kernel knows a futex by; two waiters' are equal if it is the same."""
+
+    object: int
+    """Of an address space its ``struct mm_struct`` (or, newer, its number); of a
+    mapped file ``inode.i_sequence``."""
+
+    word: int
+    """The page's address, or its number in the file."""
+
+    offset: int
+    """Within the page, and how it is shared."""
+
+    @property
+    def of_inode(self) -> bool:
+        """Whether the key is that of a file, not of an address."""
+        return bool(self.offset & _INODE)
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may use it."""
+        return bool(self.offset & (_INODE | _MM_SHARED))
+
+    @property
+    def address(self) -> int | None:
+        """Where it is in the address space; ``None`` for a place in a file."""
+        return None if self.of_inode else self.word + (self.offset & ~_MM_SHARED)
+
+    @property
+    def file_offset(self) -> int | None:
+        """Where it is in the file; ``None`` if it is in none."""
+        return self.word * _PAGE + (self.offset & ~_INODE) if self.of_inode else None

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Which futexes one task waits on."""
+
+from collections import Counter
+
+import drgn
+
+from msatools.locks.futexkey import Key
+from msatools.locks.layout import KERNEL
+from msatools.locks.look import FEW_READS, MAX_CANDIDATES, Case, Look
+from msatools.locks.user.futexes import Waiter
+
+_MAX_VECTOR = 128
+"""``FUTEX_WAITV_MAX``."""
+
+
+def waiters_of(look: Look, case: Case) -> tuple[list[Waiter], Counter[Key] | None]:
+    """Find what a task waits on, and how many wait on each futex.
+
+    :return: One waiter, or those of ``futex_waitv()`` as they were asked for; none if
+        they are not to be found. No counts if there were too many to look at.
+    """
+    if look.alone:
+        return _own_futexes(look, case)
+    by_task, counts = look.waiters
+    waiters = by_task.get(case.address, [])
+    if not waiters:
+        # Its chain is broken, or it has come since.
+        waiters, _ = _own_futexes(look, case)
+    # Of several it is an array.
+    return sorted(waiters, key=lambda waiter: waiter.address), counts
+
+
+def _own_futexes(look: Look, case: Case) -> tuple[list[Waiter], Counter[Key] | None]:
+    """Find what one task waits on without a look at all who wait."""
+    stack = case.stack
+    for waiter in look.futexes.on_stack(stack.base, stack.words, case.address):
+        others = list(look.futexes.chain(waiter.lock, FEW_READS))
+        counts = Counter(other.key for other in others)
+        if len(others) < FEW_READS:
+            if any(other.address == waiter.address for other in others):
+                return [waiter], counts
+            continue
+        if _is_queued(look, waiter):
+            return [waiter], None
+    if case.call == "futex_waitv":
+        return _vector(look, case), None
+    return [], None
+
+
+def _is_queued(look: Look, waiter: Waiter) -> bool:
+    """Tell whether the neighbours of a waiter know it."""
+    node = waiter.address + look.layout.offset("futex_q", "list.node_list")
+    following, before = look.layout.word(node), look.layout.word(node + 8)
+    return look.layout.word(following + 8) == node and look.layout.word(before) == node
+
+
+def _vector(look: Look, case: Case) -> list[Waiter]:
+    """Find the waiters of ``futex_waitv()``, an array that is on the heap."""
+    count = case.arguments[1]
+    if not 0 < count <= _MAX_VECTOR:
+        return []
+    size = look.layout.size("futex_vector")
+    first = look.layout.offset("futex_vector", "q")
+    for pointer in case.stack.data_pointers()[:MAX_CANDIDATES]:
+        try:
+            head = look.futexes.read(pointer + first)
+            if head.task != case.address or head.lock < KERNEL:
+                continue
+            places = range(pointer + first, pointer + first + count * size, size)
+            waiters = [look.futexes.read(place) for place in places]
+        except drgn.FaultError:
+            continue
+        if all(w.task == case.address and w.lock >= KERNEL for w in waiters):
+            return waiters
+    return []
