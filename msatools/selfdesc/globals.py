@@ -13,12 +13,14 @@ The tests hold every line against DWARF on each kernel of the lab.
 
 VARIABLES = """
 # Per-CPU variables, for kernels whose BTF lacks them (Debian's 5.10)
+struct rcu_data | rcu_data
 struct rq | runqueues
 struct vm_event_state | vm_event_states
 struct vm_struct *[2] | cached_stacks
 struct timer_base [] | timer_bases
 struct hrtimer_cpu_base | hrtimer_bases
 struct exception_stacks | exception_stacks
+struct qnode [4] | qnodes
 
 # arch/x86
 struct cpuinfo_x86 | boot_cpu_data
@@ -274,6 +276,7 @@ u32 | __futex_mask
 struct futex_hash_bucket ** | __futex_queues
 struct async_domain | async_dfl_domain
 u32 | audit_enabled
+struct pid * | cad_pid
 struct ns_tree_root | cgroup_ns_tree
 const unsigned long [] | cpu_all_bits
 int | cpu_hotplug_disabled
@@ -318,6 +321,7 @@ struct kmem_cache * | nsproxy_cachep
 atomic_t | panic_cpu
 int | panic_on_oops
 int | panic_timeout
+struct kmem_cache *[32] | pid_cache
 int | pid_max
 struct kmem_cache * | pid_ns_cachep
 struct ns_tree_root | pid_ns_tree
