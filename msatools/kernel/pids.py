@@ -19,6 +19,9 @@ from msatools.kernel.report import Findings
 PID_MAX_LIMIT = 1 << 22
 """include/linux/threads.h: no PID is as large."""
 
+_MAX_SHIFT = 64
+"""No node of a tree is for so many bits."""
+
 _POINTER_BYTES = 8
 # include/linux/xarray.h: an entry with these low bits is one of the tree's own, a node
 # if it is no small number (xa_is_node()).
@@ -37,7 +40,7 @@ def find_tasks(
     :return: Addresses of ``struct task_struct`` by PID; no entry where no thread, be it
         a zombie, has the PID.
     """
-    tree = _Tree(reader)
+    tree = PidTree(reader, reader.prog["init_pid_ns"])
     found = {}
     for pid in dict.fromkeys(pids):
         try:
@@ -51,12 +54,12 @@ def find_tasks(
     return found
 
 
-class _Tree:
-    """The initial namespace's ``struct pid`` by number; nodes are read once."""
+class PidTree:
+    """A namespace's ``struct pid`` by number; nodes are read once."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, namespace: drgn.Object) -> None:
+        """Look at a ``struct pid_namespace``."""
         prog = reader.prog
-        namespace = prog["init_pid_ns"]
         self._head = namespace.address_ + drgn.offsetof(
             namespace.type_, "idr.idr_rt.xa_head"
         )
@@ -79,7 +82,7 @@ class _Tree:
         self._nodes: dict[int, tuple[int, Addresses]] = {}
 
     def task(self, pid: int) -> int | None:
-        """Find the thread with a PID.
+        """Find the thread with a PID, of the initial namespace.
 
         :raises drgn.FaultError: if something on the way is damaged
         """
@@ -101,11 +104,40 @@ class _Tree:
             raise drgn.FaultError("no task of that PID", task)
         return task
 
-    def _entry(self, pid: int) -> int:
-        """Find the ``struct pid``; 0 if there is none."""
+    def count_below(self, end: int) -> int:
+        """Count the numbers below *end* that are taken.
+
+        :raises drgn.FaultError: if a part of the tree is damaged
+        """
+        taken, todo = 0, [(self._top(), 0, _MAX_SHIFT)]
+        while todo:
+            entry, first, most = todo.pop()
+            # A tree without nodes has number 0 alone, which is nobody's.
+            if entry & _INTERNAL_MASK != _INTERNAL or entry <= _MAX_NUMBER:
+                continue
+            shift, slots = self._node(entry - _INTERNAL)
+            # Each level is for fewer bits, so this ends.
+            if shift % self._bits or shift >= most:
+                raise drgn.FaultError("a node of another level", entry)
+            slots = slots[: -(-(end - first) >> shift)]
+            if not shift:
+                taken += int(np.count_nonzero(slots & np.uint64(_INTERNAL_MASK) == 0))
+                taken -= int(np.count_nonzero(slots == 0))
+                continue
+            todo += (
+                (int(slots[number]), first + (number << shift), shift)
+                for number in np.flatnonzero(slots).tolist()
+            )
+        return taken
+
+    def _top(self) -> int:
         if self._root is None:
             self._root = _number(self._reader.read(self._head, 8), 0, 8)
-        entry, above = self._root, None
+        return self._root
+
+    def _entry(self, pid: int) -> int:
+        """Find the ``struct pid``; 0 if there is none."""
+        entry, above = self._top(), None
         while entry & _INTERNAL_MASK == _INTERNAL:
             if entry <= _MAX_NUMBER:  # a slot that is being changed
                 return 0

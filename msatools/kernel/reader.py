@@ -2,6 +2,7 @@
 
 """Reading memory in bulk, counting what it costs and surviving what is missing."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -127,8 +128,7 @@ class Reader:
         order = np.argsort(addresses, kind="stable")
         ascending = addresses[order]
         start = 0
-        while start < len(addresses):
-            end = _span_end(ascending, start, size)
+        for end in _span_ends(ascending, size):
             base = int(ascending[start])
             rows = order[start:end]
             try:
@@ -159,14 +159,13 @@ class Reader:
             readable[row] = True
 
 
-def _span_end(addresses: npt.NDArray[np.uint64], start: int, size: int) -> int:
-    """Find the end of the run of addresses from *start* that one read covers."""
-    limit = int(addresses[start]) + _MAX_SPAN
-    end = start + 1
-    while (
-        end < len(addresses)
-        and int(addresses[end]) - int(addresses[end - 1]) <= size + _MAX_GAP
-        and int(addresses[end]) + size <= limit
-    ):
-        end += 1
-    return end
+def _span_ends(addresses: npt.NDArray[np.uint64], size: int) -> Iterator[int]:
+    """Find the ends of the runs of ascending addresses that one read each covers."""
+    far = np.diff(addresses) > np.uint64(size + _MAX_GAP)
+    start = 0
+    for run in [*(np.flatnonzero(far) + 1).tolist(), len(addresses)]:
+        while start < run:
+            last = min(int(addresses[start]) + max(_MAX_SPAN - size, 0), _MAX_ADDRESS)
+            part = addresses[start:run]
+            start += int(np.searchsorted(part, np.uint64(last), side="right"))
+            yield start

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""msa-zombies: why the dead are not reaped, and what they use up."""
+
+import argparse
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from drgn import Program
+from drgn.commands import argument, mutually_exclusive_group
+
+from msatools.cli import Command, run_console
+from msatools.command import Session
+from msatools.render.blocks import Block
+from msatools.target import Target
+from msatools.values import number_list, positive_number
+
+if TYPE_CHECKING:
+    from msatools.zombies.model import ZombiesReport
+    from msatools.zombies.options import ZombiesOptions
+
+
+def _verdicts(word: str) -> Any:
+    from typing import get_args
+
+    from msatools.zombies.model import Verdict
+
+    known = get_args(Verdict)
+    names = word.lower().split(",")
+    for name in names:
+        if name not in known:
+            raise argparse.ArgumentTypeError(
+                f"no verdict {name!r}; there are {', '.join(known)}"
+            )
+    return frozenset(names)
+
+
+def _options(args: argparse.Namespace) -> "ZombiesOptions":
+    from msatools.zombies.options import ZombiesOptions
+
+    return ZombiesOptions(
+        pids=args.pids,
+        parents=args.parents,
+        namespaces=args.namespaces,
+        uids=args.uids,
+        verdicts=args.verdicts,
+        heirs=args.view == "tree",
+        leaks=args.view == "leaks",
+        cost=args.cost,
+    )
+
+
+def _start(
+    prog: Program, target: Target, args: argparse.Namespace
+) -> "Session[ZombiesReport]":
+    from msatools.zombies.zombies import Zombies
+
+    return Zombies(prog, target, _options(args))
+
+
+def _blocks(report: "ZombiesReport", args: argparse.Namespace) -> Iterable[Block]:
+    from msatools.render.zombies import blocks
+
+    return blocks(
+        report,
+        view=args.view or args.by or "parent",
+        rows=args.rows,
+        verbose=args.verbose,
+        some=any(_asked(args)),
+    )
+
+
+def _asked(args: argparse.Namespace) -> tuple[Any, ...]:
+    """Give what selects some zombies."""
+    return args.parents, args.namespaces, args.uids, args.verdicts
+
+
+_LOST = ("_unreadable", "_broken", "_lost", "_incomplete")
+# Of a running kernel, what belongs to tasks goes with them while it is read.
+_LOST_LIVE = ("tasks_unreadable", "lists_broken", "run_queues_unreadable")
+
+
+def _problems(report: "ZombiesReport") -> bool:
+    lost = _LOST_LIVE if report.target.live else _LOST
+    return any(count and key.endswith(lost) for key, count in report.coverage.items())
+
+
+def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
+    if args.pids is not None:
+        if any(_asked(args)):
+            return "-p: named tasks, and --parent, --ns, -u and --verdict select of all"
+        if args.view or args.by or args.rows:
+            return "-p: named tasks; --by, --tree, --leaks and -n are of all"
+    if args.view == "leaks" and any(_asked(args)):
+        return "--leaks: struct pids; --parent, --ns, -u, --verdict are of zombies"
+    return None
+
+
+def _view(name: str, help: str) -> argument:
+    made: argument = argument(
+        f"--{name}", dest="view", action="store_const", const=name, help=help
+    )
+    return made
+
+
+COMMAND = Command(
+    name="zombies",
+    summary="show why the dead are not reaped, and what they use up",
+    arguments=(
+        argument(
+            "-p",
+            dest="pids",
+            type=number_list,
+            metavar="PID,...",
+            help="these alone, dead or alive, looked up directly",
+        ),
+        argument(
+            "--parent",
+            dest="parents",
+            type=number_list,
+            metavar="PID,...",
+            help="children of these processes",
+        ),
+        argument(
+            "--ns",
+            dest="namespaces",
+            type=number_list,
+            metavar="INODE,...",
+            help="those of these PID namespaces, by inode number",
+        ),
+        argument(
+            "-u",
+            dest="uids",
+            type=number_list,
+            metavar="UID,...",
+            help="of these users",
+        ),
+        argument(
+            "--verdict",
+            dest="verdicts",
+            type=_verdicts,
+            metavar="VERDICT,...",
+            help="those that are not reaped for this reason, such as never-waits",
+        ),
+        mutually_exclusive_group(
+            argument(
+                "--by",
+                choices=("parent", "verdict", "cgroup", "user", "namespace"),
+                help="what they are grouped by: parent and verdict (default), or other",
+            ),
+            _view("tree", "who would inherit them if their parent died"),
+            _view("leaks", "struct pids that somebody unknown refers to"),
+        ),
+        argument(
+            "-n",
+            dest="rows",
+            type=positive_number,
+            metavar="COUNT",
+            help="show at most so many groups or rows (JSON has all)",
+        ),
+        argument(
+            "--cost",
+            action="store_true",
+            help="say how many reads of the kernel's memory it took",
+        ),
+    ),
+    examples=(
+        ("-p 4711 --cost", "one task, in a hundred reads or less"),
+        ("--parent 147 -v", "each dead child of a process, and all evidence"),
+        ("--by cgroup", "which container they are in"),
+        ("--verdict parent-blocked", "those whose parent hangs"),
+        ("--tree", "who would inherit them"),
+    ),
+    start=_start,
+    blocks=_blocks,
+    problems=_problems,
+    complaint=_complaint,
+)
+
+
+def main() -> int:
+    """Run msa-zombies."""
+    return run_console(COMMAND)

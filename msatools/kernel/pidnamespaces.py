@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""PID namespaces: how many numbers each has given out (kernel/pid_namespace.c)."""
+
+from dataclasses import dataclass
+
+import drgn
+import numpy as np
+
+from msatools.kernel.pids import PidTree
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import Structs, read_structs
+
+MAX_LEVEL = 32
+"""``MAX_PID_NS_LEVEL`` (include/linux/pid_namespace.h)."""
+
+RESERVED_PIDS = 300
+"""include/linux/pid.h: a namespace that has got so far gives no lower number out."""
+
+_ADDING = 1 << 31
+"""``PIDNS_ADDING``, a flag of the count: the namespace has a first process."""
+
+_NAMESPACE = {
+    "inode": ("u4", ("ns.inum",)),
+    "level": ("u4", ("level",)),
+    "parent": ("u8", ("parent",)),
+    "init": ("u8", ("child_reaper",)),
+    # Linux kernel commit e8cfbc245e24 ("pid: remove pidhash") (in v4.15)
+    "taken": ("u4", ("pid_allocated", "nr_hashed")),
+    # Linux kernel commit 7863dcc72d0f ("pid: allow pid_max to be set per pid
+    # namespace") (in v6.14)
+    "most": ("i4", ("pid_max",)),
+}
+
+_PID = {"level": ("u4", ("level",)), "space": ("u8", ("numbers[0].ns",))}
+_UPID = {"space": ("u8", ("ns",))}
+
+
+@dataclass(frozen=True)
+class PidNamespace:
+    """A ``struct pid_namespace``."""
+
+    address: int
+    inode: int
+    level: int
+    """How many are above it."""
+
+    parent: int
+    """The one above; 0 if none is."""
+
+    init: int
+    """The ``struct task_struct`` that gets the orphans."""
+
+    taken: int
+    """Numbers that are given out, to threads, process groups and sessions."""
+
+    most: int | None
+    """What all numbers are below; ``None`` if it cannot be read."""
+
+
+def read_namespaces(
+    reader: Reader, addresses: Addresses, findings: Findings
+) -> dict[int, PidNamespace]:
+    """Read some ``struct pid_namespace`` and all above them, by address.
+
+    Those that cannot be read are left out, and counted.
+    """
+    found: dict[int, PidNamespace] = {}
+    level = np.unique(addresses)
+    for _ in range(MAX_LEVEL + 1):
+        level = level[(level != 0) & ~np.isin(level, list(found))]
+        if not len(level):
+            break
+        read = read_structs(reader, "struct pid_namespace", _NAMESPACE, level, findings)
+        shared = None if read.has("most") else _pid_max(reader.prog, findings)
+        for row in np.flatnonzero(read.readable).tolist():
+            found[int(level[row])] = _namespace(int(level[row]), read, row, shared)
+        level = np.unique(read["parent"].astype(np.uint64))
+    return found
+
+
+def _namespace(
+    address: int, read: Structs, row: int, shared: int | None
+) -> PidNamespace:
+    return PidNamespace(
+        address=address,
+        inode=int(read["inode"][row]),
+        level=int(read["level"][row]),
+        parent=int(read["parent"][row]),
+        init=int(read["init"][row]),
+        taken=int(read["taken"][row]) & ~_ADDING,
+        most=int(read["most"][row]) if read.has("most") else shared,
+    )
+
+
+def _pid_max(prog: drgn.Program, findings: Findings) -> int | None:
+    """Read what holds for all namespaces alike."""
+    try:
+        most: int = prog["pid_max"].value_()
+    except (drgn.FaultError, LookupError) as error:
+        findings.lose("pid_max", f"pid_max cannot be read: {error}")
+        return None
+    return most
+
+
+def reserved_taken(
+    reader: Reader, namespace: PidNamespace, findings: Findings
+) -> int | None:
+    """Count the numbers below :data:`RESERVED_PIDS` that are given out."""
+    type_ = reader.prog.type("struct pid_namespace")
+    at = drgn.Object(reader.prog, type_, address=namespace.address)
+    try:
+        return PidTree(reader, at).count_below(RESERVED_PIDS)
+    except drgn.FaultError as error:
+        findings.coverage["pids_unreadable"] += 1
+        findings.lose("pid numbers", f"numbers that are taken are lost: {error}")
+        return None
+
+
+def innermost_spaces(reader: Reader, pids: Addresses, findings: Findings) -> Addresses:
+    """Find the ``struct pid_namespace`` that each ``struct pid`` was made in.
+
+    :return: Their addresses; 0 where that cannot be read.
+    """
+    read = read_structs(reader, "struct pid", _PID, pids, findings)
+    levels = read["level"].astype(np.uint64)
+    spaces: Addresses = read["space"].astype(np.uint64)
+    nested = np.flatnonzero(read.readable & (levels > 0) & (levels <= MAX_LEVEL))
+    # Each level has a number (struct upid) of its own.
+    first = np.uint64(drgn.offsetof(reader.prog.type("struct pid"), "numbers"))
+    size = np.uint64(drgn.sizeof(reader.prog.type("struct upid")))
+    places = pids[nested] + first + levels[nested] * size
+    deepest = read_structs(reader, "struct upid", _UPID, places, findings)
+    spaces[nested] = deepest["space"]
+    spaces[levels > MAX_LEVEL] = 0
+    return spaces

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Which tasks are dead and not reaped, and what the kernel still has of each.
+
+kernel/exit.c. A leader stays for its parent. Another thread is let go of at once, but
+for one that is traced, which stays for its tracer.
+"""
+
+from dataclasses import dataclass, fields
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.clocks import Clocks, Nanoseconds
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import Booleans, read_structs
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.now import ages
+from msatools.tasks.stackmemory import Rows
+from msatools.tasks.table import TaskTable
+
+UNKNOWN = -1
+
+Numbers = npt.NDArray[np.int64]
+
+# Of task_struct.exit_state (include/linux/sched.h); both while a tracer reaps it.
+_DEAD = 0x10
+_ZOMBIE = 0x20
+
+_GROUP_EXIT = 0x4
+"""``SIGNAL_GROUP_EXIT`` of ``signal_struct.flags``."""
+
+_PROCESS = {
+    "live": ("i4", ("live.counter",)),
+    "nr_threads": ("i4", ("nr_threads",)),
+    "flags": ("u4", ("flags",)),
+    "exit_code": ("i4", ("group_exit_code",)),
+}
+_PID = {"level": ("u4", ("level",)), "space": ("u8", ("numbers[0].ns",))}
+_NUMBER = {"nr": ("i4", ("nr",)), "space": ("u8", ("ns",))}
+_SPACE = {"inode": ("u4", ("ns.inum",))}
+
+_MAX_LEVEL = 32
+"""``MAX_PID_NS_LEVEL`` (include/linux/pid_namespace.h)."""
+
+
+@dataclass(frozen=True)
+class Dead:
+    """One value a task that is dead and not reaped, in the order of the table."""
+
+    row: Rows
+    """In the table of tasks."""
+
+    leads: Booleans
+    """Whether it is the first thread of its process, and so the process itself."""
+
+    reaped: Booleans
+    """Whether it is being reaped right now."""
+
+    exit_code: Numbers
+    """As wait() would give it."""
+
+    exit_signal: Numbers
+    """What it sends to its parent; -1 of a thread that does not lead."""
+
+    ptraced: Booleans
+    real_parent: Addresses
+    """The ``struct task_struct`` of the thread that is to wait for it."""
+
+    parent: Addresses
+    """That of its tracer if it is traced, else the same."""
+
+    process: Addresses
+    """Its ``struct signal_struct``."""
+
+    thread_pid: Addresses
+    """Its ``struct pid``; 0 if it has lost it."""
+
+    threads: Numbers
+    """Threads of its process that live; :data:`UNKNOWN` if unreadable."""
+
+    others: Numbers
+    """Threads of its process that have not been reaped, itself aside; the same."""
+
+    namespace: Numbers
+    """The inode of its PID namespace; :data:`UNKNOWN` if unreadable."""
+
+    ns_pid: Numbers
+    """Its PID there; 0 in the initial namespace."""
+
+    age_ns: Nanoseconds
+    age_bound: npt.NDArray[np.uint8]
+    """Of :class:`msatools.tasks.now.AgeBound`."""
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def only(self, wanted: Booleans | Rows) -> "Dead":
+        """Give some of them."""
+        return Dead(*(getattr(self, column.name)[wanted] for column in fields(self)))
+
+
+def zombie_rows(tasks: TaskTable) -> Rows:
+    """Find who is dead and not reaped, or just being reaped."""
+    exits = tasks["exit_state"]
+    stays = (exits == _ZOMBIE) & (tasks["ptrace"] != 0)
+    return np.flatnonzero((exits != 0) & (tasks.leaders | stays))
+
+
+def read_dead(
+    reader: Reader, tasks: TaskTable, clocks: Clocks, findings: Findings
+) -> Dead:
+    """Read what there is of each dead task; four bulk reads, however many there are.
+
+    What cannot be read is counted, and unknown.
+    """
+    row = zombie_rows(tasks)
+    part = TaskTable(tasks.records[row], tasks.columns)
+    process = part["signal"].astype(np.uint64)
+    counts = read_structs(reader, "struct signal_struct", _PROCESS, process, findings)
+    whole = counts.readable & ((counts["flags"] & _GROUP_EXIT) != 0)
+    thread_pid = part["thread_pid"].astype(np.uint64)
+    namespace, ns_pid = read_numbers(reader, thread_pid, findings)
+    age_ns, age_bound = ages(part, clocks, np.full(len(row), TaskClass.ZMB, np.uint8))
+    known = counts.readable
+    return Dead(
+        row=row,
+        leads=part.leaders,
+        reaped=(part["exit_state"] & _DEAD) != 0,
+        # wait_task_zombie()
+        exit_code=np.where(whole, counts["exit_code"], part["exit_code"]).astype("i8"),
+        exit_signal=part["exit_signal"].astype(np.int64),
+        ptraced=part["ptrace"] != 0,
+        real_parent=part["real_parent"].astype(np.uint64),
+        parent=part["parent"].astype(np.uint64),
+        process=process,
+        thread_pid=thread_pid,
+        threads=np.where(known, counts["live"], UNKNOWN).astype(np.int64),
+        others=np.where(known, counts["nr_threads"] - 1, UNKNOWN).astype(np.int64),
+        namespace=namespace,
+        ns_pid=ns_pid,
+        age_ns=age_ns,
+        age_bound=age_bound,
+    )
+
+
+def read_numbers(
+    reader: Reader, pids: Addresses, findings: Findings
+) -> tuple[Numbers, Numbers]:
+    """Tell the namespace of each ``struct pid``, and its number there.
+
+    :return: The inodes, :data:`UNKNOWN` if unreadable; and the numbers, 0 in the
+        initial namespace.
+    """
+    first = read_structs(reader, "struct pid", _PID, pids, findings)
+    levels = first["level"].astype(np.int64)
+    space = first["space"].astype(np.uint64)
+    numbers = np.zeros(len(pids), np.int64)
+    nested = np.flatnonzero(first.readable & (levels > 0) & (levels <= _MAX_LEVEL))
+    if len(nested):
+        places = _number_places(reader, pids[nested], levels[nested])
+        deepest = read_structs(reader, "struct upid", _NUMBER, places, findings)
+        space[nested] = deepest["space"]
+        numbers[nested] = deepest["nr"]
+    space[levels > _MAX_LEVEL] = 0
+    inodes = read_structs(reader, "struct pid_namespace", _SPACE, space, findings)
+    found = np.where(inodes.readable, inodes["inode"].astype(np.int64), UNKNOWN)
+    return found, numbers
+
+
+def _number_places(reader: Reader, pids: Addresses, levels: Numbers) -> Addresses:
+    """Tell where each ``struct pid`` keeps its number at a level (``struct upid``)."""
+    start = drgn.offsetof(reader.prog.type("struct pid"), "numbers")
+    size = drgn.sizeof(reader.prog.type("struct upid"))
+    places: Addresses = pids + (
+        np.uint64(start) + levels.astype("u8") * np.uint64(size)
+    )
+    return places

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The limits that zombies count against, and how near each is.
+
+kernel/fork.c, kernel/pid.c, kernel/cgroup/pids.c, kernel/ucount.c: a zombie is a thread
+of the system, has a number in its PID namespace and in each above, is charged to its
+control group and to each above, and is a process of its user.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import drgn
+import numpy as np
+
+from msatools.kernel.cgroups import MAX_DEPTH, cgroup_paths
+from msatools.kernel.pidnamespaces import (
+    MAX_LEVEL,
+    RESERVED_PIDS,
+    innermost_spaces,
+    read_namespaces,
+    reserved_taken,
+)
+from msatools.kernel.pids import PID_MAX_LIMIT
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import Members, read_structs
+from msatools.tasks.stackmemory import Rows
+from msatools.tasks.table import TaskTable
+from msatools.zombies.model import Limit
+from msatools.zombies.userlimits import user_limits
+
+_GROUP = {
+    "used": ("i8", ("counter.counter",)),
+    "most": ("i8", ("limit.counter", "limit")),
+    "cgroup": ("u8", ("css.cgroup",)),
+    "parent": ("u8", ("css.parent",)),
+}
+
+
+def collect_limits(
+    reader: Reader, tasks: TaskTable, zombies: Rows, findings: Findings
+) -> tuple[Limit, ...]:
+    """Tell all limits that some dead tasks count against, the nearest first.
+
+    :param tasks: All tasks.
+    :param zombies: Rows of the dead in the table.
+    """
+    return _nearest_first(
+        [
+            _system_limit(reader.prog, len(zombies), findings),
+            *_namespace_limits(reader, tasks, zombies, findings),
+            *_group_limits(reader, tasks, zombies, findings),
+            *user_limits(reader, tasks, zombies, findings),
+        ]
+    )
+
+
+def left(
+    before: Iterable[Limit], after: Iterable[Limit], interval_ns: int
+) -> tuple[Limit, ...]:
+    """Tell when each limit will be hit if all goes on as within an interval. Pure.
+
+    That is ``None`` for those that do not fill, or were not there before.
+
+    :return: The limits after it, the one that is hit first first.
+    """
+    known = {(limit.name, limit.scope): limit for limit in before}
+    found = []
+    for limit in after:
+        earlier = known.get((limit.name, limit.scope))
+        left_ns = None if earlier is None else _left_ns(earlier, limit, interval_ns)
+        found.append(replace(limit, left_ns=left_ns))
+    return _nearest_first(found)
+
+
+def _left_ns(before: Limit, after: Limit, interval_ns: int) -> int | None:
+    room = _room(after)
+    if room is None or after.used is None or before.used is None:
+        return None
+    if not room:
+        return 0
+    grown = after.used - before.used
+    if grown <= 0 or interval_ns <= 0:
+        return None
+    return room * interval_ns // grown
+
+
+def _room(limit: Limit) -> int | None:
+    """Tell how many more there may be; ``None`` if there is no limit."""
+    if limit.used is None or limit.max is None:
+        return None
+    return max(limit.max - limit.used, 0)
+
+
+def _nearest_first(limits: Sequence[Limit]) -> tuple[Limit, ...]:
+    """Sort limits by when they will be hit, else by how much is left."""
+
+    def key(limit: Limit) -> tuple[bool, int, bool, int, str, str]:
+        room = _room(limit)
+        soon = limit.left_ns
+        far = soon is None, soon or 0, room is None, room or 0
+        return *far, limit.name, limit.scope
+
+    ordered = sorted(limits, key=key)
+    return tuple(
+        replace(limit, first=not number and _room(limit) is not None)
+        for number, limit in enumerate(ordered)
+    )
+
+
+def _system_limit(prog: drgn.Program, zombies: int, findings: Findings) -> Limit:
+    return Limit(
+        name="threads-max",
+        scope="system",
+        used=_variable(prog, "nr_threads", findings),
+        max=_variable(prog, "max_threads", findings),
+        zombies=zombies,
+        first=False,
+    )
+
+
+def _variable(prog: drgn.Program, name: str, findings: Findings) -> int | None:
+    try:
+        value: int = prog[name].value_()
+    except (drgn.FaultError, LookupError) as error:
+        findings.lose(name, f"{name} cannot be read: {error}")
+        return None
+    return value
+
+
+def _namespace_limits(
+    reader: Reader, tasks: TaskTable, zombies: Rows, findings: Findings
+) -> Iterator[Limit]:
+    """Tell what numbers there are left in each PID namespace, and in those above.
+
+    All numbers count against ``pid_max``; those that are left to give out begin at
+    :data:`RESERVED_PIDS`, once the others were given out.
+    """
+    pids = tasks["thread_pid"][zombies].astype(np.uint64)
+    innermost = innermost_spaces(reader, pids, findings)
+    spaces = read_namespaces(reader, innermost, findings)
+    dead: Counter[int] = Counter()
+    for address, count in _counted(innermost):
+        for _ in range(MAX_LEVEL + 1):
+            if address not in spaces:
+                break
+            dead[address] += count
+            address = spaces[address].parent
+    for address, space in spaces.items():
+        scope, used, most = f"pid_ns {space.inode}", space.taken, space.most
+        count = dead[address]
+        yield _limit("pid_max", scope, used, most, count)
+        low = reserved_taken(reader, space, findings)
+        room = None if most is None else max(most - RESERVED_PIDS, 0)
+        high = None if low is None else max(used - low, 0)
+        yield _limit("pids left", scope, high, room, count)
+
+
+def _limit(
+    name: str, scope: str, used: int | None, most: int | None, zombies: int
+) -> Limit:
+    return Limit(
+        name=name, scope=scope, used=used, max=most, zombies=zombies, first=False
+    )
+
+
+def _counted(addresses: Addresses) -> Iterator[tuple[int, int]]:
+    """Give each address with how often it is there; not NULL."""
+    each, counts = np.unique(addresses, return_counts=True)
+    for address, count in zip(each.tolist(), counts.tolist(), strict=True):
+        if address:
+            yield address, count
+
+
+def _group_limits(
+    reader: Reader, tasks: TaskTable, zombies: Rows, findings: Findings
+) -> Iterator[Limit]:
+    """Tell the limits of control groups and of those above, but for the first one,
+    which has none."""
+    try:
+        number = reader.prog.constant("pids_cgrp_id").value_()
+    except LookupError:
+        # CONFIG_CGROUP_PIDS
+        text = "this kernel has no limits on the tasks of control groups"
+        findings.note("no-pids-controller", text)
+        return
+    of_task = tasks["cgroups"][zombies].astype(np.uint64)
+    states: Members = {"state": ("u8", (f"subsys[{number}]",))}
+    sets = read_structs(reader, "struct css_set", states, of_task, findings)
+    dead = Counter(dict(_counted(sets["state"].astype(np.uint64))))
+    type_ = "struct pids_cgroup"
+    found: dict[int, tuple[int, int, int]] = {}
+    level = np.fromiter(dead, np.uint64, len(dead))
+    parents: dict[int, int] = {}
+    for _ in range(MAX_DEPTH):
+        level = level[(level != 0) & ~np.isin(level, list(parents))]
+        if not len(level):
+            break
+        read = read_structs(reader, type_, _GROUP, level, findings)
+        for row in np.flatnonzero(read.readable).tolist():
+            address = int(level[row])
+            parents[address] = int(read["parent"][row])
+            columns = ("used", "most", "cgroup")
+            used, most, cgroup = (int(read[name][row]) for name in columns)
+            found[address] = used, most, cgroup
+        level = np.unique(read["parent"].astype(np.uint64))
+    below = _with_below(dead, parents)
+    groups = [address for address, parent in parents.items() if parent]
+    cgroups = np.array([found[address][2] for address in groups], np.uint64)
+    paths = cgroup_paths(reader, cgroups, findings)
+    for address, path in zip(groups, paths, strict=True):
+        used, most, _ = found[address]
+        # PIDS_MAX is one more than there can be.
+        limit = most if most <= PID_MAX_LIMIT else None
+        scope = path or f"control group {address:#x}"
+        yield _limit("pids.max", scope, used, limit, below[address])
+
+
+def _with_below(own: Counter[int], parents: dict[int, int]) -> Counter[int]:
+    """Add to each what all below it have."""
+    total: Counter[int] = Counter()
+    for address, count in own.items():
+        for _ in range(MAX_DEPTH):
+            if address not in parents:
+                break
+            total[address] += count
+            address = parents[address]
+    return total

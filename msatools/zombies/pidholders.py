@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Who refers to ``struct pid``, as far as what they are tells it.
+
+A reference is counted for each; a holder is a word in memory with the address.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+
+import drgn
+import numpy as np
+from drgn.helpers.linux.percpu import per_cpu_ptr
+
+from msatools.kernel.cpus import possible_cpus
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import Structs, find_offset, read_structs
+from msatools.kernel.walks import list_records
+from msatools.tasks.descriptors import Descriptors
+from msatools.tasks.table import TaskTable
+from msatools.tasks.text import kernel_symbol
+
+CALLBACKS = "callbacks of RCU"
+
+_WORD = 8
+_MAX_CALLBACKS = 1 << 20
+
+_FILE = {
+    "operations": ("u8", ("f_op",)),
+    "private": ("u8", ("private_data",)),
+    # A structure of its own since Linux kernel commit 1934b212615d ("file: reclaim 24
+    # bytes from f_owner") (in v6.12)
+    "owner": ("u8", ("f_owner.pid",)),
+    "owned": ("u8", ("f_owner",)),
+}
+
+
+@dataclass(frozen=True)
+class Holders:
+    """Holders of one kind."""
+
+    kind: str
+    pids: Addresses
+    """What each refers to: a ``struct pid``, NULL, or what is not one at all."""
+
+    places: Addresses
+    """Where each has that; empty if that does not matter."""
+
+
+_NOWHERE = np.empty(0, np.uint64)
+
+
+class PidHolders:
+    """Looks for holders of one kind after the other."""
+
+    def __init__(
+        self, reader: Reader, tasks: TaskTable, pids: Addresses, findings: Findings
+    ) -> None:
+        """Look for the holders of some ``struct pid``."""
+        self._reader = reader
+        self._pids = pids
+        self._prog = reader.prog
+        self._tasks = tasks
+        self._findings = findings
+        self.lost: set[str] = set()
+        """The kinds that could not be looked at."""
+
+    def all(self) -> Iterator[Holders]:
+        """Give all kinds; one that cannot be looked at costs a note."""
+        kinds = {
+            "inodes of /proc": self._proc_inodes,
+            "pidfds": self._pidfds,
+            "owners of files": self._file_owners,
+            "peers of sockets": self._socket_peers,
+            "terminals": self._terminals,
+            CALLBACKS: self._callbacks,
+            "cad_pid": self._ctrl_alt_del,
+        }
+        for kind, look in kinds.items():
+            try:
+                yield from look()
+            except (drgn.FaultError, LookupError) as error:
+                self.lost.add(kind)
+                text = f"what holds struct pid is not looked at all: {kind}: {error}"
+                self._findings.lose(f"holders, {kind}", text)
+
+    def _proc_inodes(self) -> Iterator[Holders]:
+        """What is open below /proc, and what the kernel keeps cached of it."""
+        type_ = self._prog.type("struct proc_inode")
+        offset = drgn.offsetof(type_, "pid")
+        inode = drgn.offsetof(type_, "vfs_inode")
+        node = inode + drgn.offsetof(self._prog.type("struct inode"), "i_sb_list")
+        size = max(node + 2 * _WORD, offset + _WORD)
+        pids, places = [], []
+        for head in self._inode_lists(kernel_symbol(self._prog, "proc_sops")):
+            for address, data in list_records(
+                self._reader, head, node, size, self._findings, "the list of inodes"
+            ):
+                pids.append(_word(data, offset))
+                places.append(address + offset)
+        found = np.array(pids, np.uint64), np.array(places, np.uint64)
+        yield Holders("inode of /proc", *found)
+
+    def _pidfds(self) -> Iterator[Holders]:
+        """Files that stand for processes, open or on their way through a socket.
+
+        Linux kernel commit cb12fd8e0dab ("pidfd: add pidfs") (in v6.9) made an inode of
+        each ``struct pid`` that such files are open of; it is in no list, but the
+        ``struct pid`` knows it. Without it, each file has a reference.
+        """
+        files, read = self._files
+        operations = self._operations("pidfs_file_operations", "pidfd_fops")
+        own = np.isin(read["operations"], operations)
+        private = drgn.offsetof(self._prog.type("struct file"), "private_data")
+        pids = read["private"][own].astype(np.uint64)
+        yield Holders("pidfd", pids, files[own] + np.uint64(private))
+        known = "struct pid", {"dentry": ("u8", ("stashed",))}
+        stashed = read_structs(self._reader, *known, self._pids, self._findings)
+        if stashed.has("dentry"):
+            dentries = stashed["dentry"].astype(np.uint64)
+            inodes = self._members("struct dentry", "d_inode", dentries, "").pids
+            yield self._members("struct inode", "i_private", inodes, "pidfd")
+
+    def _inode_lists(self, operations: int) -> Iterator[int]:
+        """Find the lists of inodes of the file systems of a type."""
+        block = self._prog.type("struct super_block")
+        node, own, inodes = (
+            drgn.offsetof(block, member) for member in ("s_list", "s_op", "s_inodes")
+        )
+        for address, data in list_records(
+            self._reader,
+            self._prog["super_blocks"].address_,
+            node,
+            max(node + 2 * _WORD, own + _WORD),
+            self._findings,
+            "the list of file systems",
+        ):
+            if _word(data, own) == operations:
+                yield address + inodes
+
+    def _file_owners(self) -> Iterator[Holders]:
+        """Those who are to be sent SIGIO (fs/fcntl.c)."""
+        files, read = self._files
+        type_ = self._prog.type("struct file")
+        if read.has("owner"):
+            offset = np.uint64(drgn.offsetof(type_, "f_owner.pid"))
+            pids = read["owner"].astype(np.uint64)
+            yield Holders("owner of a file", pids, files + offset)
+        else:
+            owners = read["owned"].astype(np.uint64)
+            yield self._members("struct fown_struct", "pid", owners, "owner of a file")
+
+    def _socket_peers(self) -> Iterator[Holders]:
+        _, read = self._files
+        sockets = np.isin(read["operations"], self._operations("socket_file_ops"))
+        addresses = read["private"][sockets].astype(np.uint64)
+        socks = self._members("struct socket", "sk", np.unique(addresses), "").pids
+        yield self._members("struct sock", "sk_peer_pid", socks, "peer of a socket")
+
+    def _terminals(self) -> Iterator[Holders]:
+        """Of processes; a group in front, a session, and a group for the time after."""
+        signals = np.unique(self._tasks["signal"]).astype(np.uint64)
+        ttys = np.unique(self._members("struct signal_struct", "tty", signals, "").pids)
+        # Linux kernel commit 64d608db38ff ("tty: cumulate and document
+        # tty_struct::ctrl* members") (in v5.13)
+        for member in ("session", "pgrp"):
+            names = f"ctrl.{member}", member
+            yield self._members("struct tty_struct", names, ttys, "terminal")
+        yield self._members("struct signal_struct", "tty_old_pgrp", signals, "terminal")
+
+    def _callbacks(self) -> Iterator[Holders]:
+        """Those that let go of a ``struct pid`` and have not run yet (free_pid())."""
+        within = drgn.offsetof(self._prog.type("struct pid"), "rcu")
+        pids: list[int] = []
+        data = self._prog["rcu_data"].address_of_()
+        for cpu in possible_cpus(self._prog, self._findings):
+            own = per_cpu_ptr(data, cpu)
+            heads = [own.cblist.head]
+            if own.type_.type.has_member("nocb_bypass"):
+                heads.append(own.nocb_bypass.head)
+            for head in heads:
+                node = head.value_()
+                while node:
+                    if len(pids) >= _MAX_CALLBACKS:
+                        raise LookupError("there are too many")
+                    pids.append(node - within)
+                    node = int(self._reader.words(node, 1)[0])
+        found = np.array(pids, np.uint64)
+        yield Holders("callback of RCU", found, _NOWHERE)
+
+    def _ctrl_alt_del(self) -> Iterator[Holders]:
+        """Who is sent SIGINT for Ctrl-Alt-Del (kernel/reboot.c)."""
+        pid = np.array([self._prog["cad_pid"].value_()], np.uint64)
+        yield Holders("cad_pid", pid, _NOWHERE)
+
+    def _members(
+        self,
+        type_name: str,
+        members: str | tuple[str, ...],
+        addresses: Addresses,
+        kind: str,
+    ) -> Holders:
+        """Read a pointer of some structures."""
+        names = (members,) if isinstance(members, str) else members
+        addresses = np.unique(addresses[addresses != 0])
+        offset = find_offset(self._prog.type(type_name), names)
+        if offset is None:
+            raise LookupError(f"{type_name} has no {names[0]}")
+        wanted = {"value": ("u8", names)}
+        read = read_structs(self._reader, type_name, wanted, addresses, self._findings)
+        values = read["value"].astype(np.uint64)
+        return Holders(kind, values, addresses + np.uint64(offset))
+
+    @cached_property
+    def _files(self) -> tuple[Addresses, Structs]:
+        """All open files."""
+        descriptors = Descriptors(self._reader, self._findings)
+        _, first = np.unique(self._tasks["files"], return_index=True)
+        with_files = first[self._tasks["files"][first] != 0]
+        tables = descriptors.tables(
+            self._tasks["address"][with_files].astype(np.uint64)
+        )
+        found = [descriptors.all_files(tables, row) for row in range(len(with_files))]
+        files = np.unique(np.concatenate([_NOWHERE, *found]))
+        files = files[files != 0]
+        read = read_structs(self._reader, "struct file", _FILE, files, self._findings)
+        return files, read
+
+    def _operations(self, *names: str) -> Addresses:
+        """Find some ``struct file_operations``, of those that the kernel has."""
+        found = []
+        for name in names:
+            with suppress(LookupError):
+                found.append(kernel_symbol(self._prog, name))
+        return np.array(found, np.uint64)
+
+
+def _word(data: bytes, offset: int) -> int:
+    return int.from_bytes(data[offset : offset + _WORD], "little")

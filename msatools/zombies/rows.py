@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The dead one by one, and in groups of one parent and one verdict."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.tasks.cgroups import TaskCgroups
+from msatools.tasks.identity import Identities, comm_text
+from msatools.tasks.now import AgeBound
+from msatools.tasks.stackmemory import Rows
+from msatools.tasks.table import TaskTable
+from msatools.zombies.dead import UNKNOWN, Dead
+from msatools.zombies.endings import ending
+from msatools.zombies.evidence import advice, evidence
+from msatools.zombies.model import Group, Heir, ParentThread, Zombie
+from msatools.zombies.parents import NONE, Parents
+from msatools.zombies.verdicts import VERDICTS
+
+
+@dataclass(frozen=True)
+class Found:
+    """All that is known of some dead tasks; columns in their order."""
+
+    tasks: TaskTable
+    dead: Dead
+    parents: Parents
+    verdicts: npt.NDArray[np.uint8]
+    identities: Identities
+    """By row of the table, as the next."""
+
+    cgroups: TaskCgroups
+
+    def parent(self, place: int) -> int:
+        """Tell the process that is to wait for one; 0 if that is not known."""
+        at = int(self.parents.index[place])
+        return 0 if at == NONE else self.parents.facts[at].pid
+
+
+class ZombieRows(Sequence[Zombie]):
+    """Rows of dead tasks, made when they are asked for: there may be very many."""
+
+    def __init__(self, found: Found, places: Rows) -> None:
+        self._found = found
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[Zombie]:
+        return map(self._row, self._places.tolist())
+
+    @overload
+    def __getitem__(self, index: int) -> Zombie: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "ZombieRows": ...
+
+    def __getitem__(self, index: int | slice) -> "Zombie | ZombieRows":
+        """Give a row, or the rows of a part."""
+        if isinstance(index, slice):
+            return ZombieRows(self._found, self._places[index])
+        return self._row(int(self._places[index]))
+
+    def _row(self, place: int) -> Zombie:
+        found, dead = self._found, self._found.dead
+        row = int(dead.row[place])
+        at = int(found.parents.index[place])
+        facts = None if at == NONE else found.parents.facts[at]
+        tracer = int(found.parents.tracer[place])
+        return Zombie(
+            pid=int(found.tasks["pid"][row]),
+            comm=comm_text(found.tasks["comm"][row]),
+            ppid=0 if facts is None else facts.pid,
+            parent_comm=None if facts is None else facts.comm,
+            uid=_known(found.identities.uid[row]),
+            cgroup=found.cgroups.path(row),
+            exit_code=int(dead.exit_code[place]),
+            age_ns=int(dead.age_ns[place]),
+            age_bound=AgeBound(int(dead.age_bound[place])).name.lower(),
+            verdict=VERDICTS[found.verdicts[place]],
+            namespace=_known(dead.namespace[place]),
+            ns_pid=int(dead.ns_pid[place]) or None,
+            threads=max(int(dead.threads[place]), 0),
+            tracer=tracer if tracer > 0 else None,
+        )
+
+
+def groups(
+    found: Found,
+    places: Rows,
+    doing: Sequence[tuple[ParentThread, ...]],
+    heirs: Mapping[int, Heir],
+) -> tuple[Group, ...]:
+    """
+    Group some dead tasks by parent and verdict, the largest group first.
+
+    :param places: Which of them.
+    :param doing: What threads of each parent are doing.
+    :param heirs: By parent who would inherit.
+    """
+    keys = found.parents.index[places] * len(VERDICTS) + found.verdicts[places]
+    order = np.argsort(keys, kind="stable")
+    starts = np.flatnonzero(np.diff(keys[order], prepend=keys[order][:1] - 1))
+    made = [
+        _group(found, places[part], doing, heirs)
+        for part in np.split(order, starts[1:])
+        if len(part)
+    ]
+    return tuple(sorted(made, key=lambda group: (-group.count, group.ppid)))
+
+
+def _group(
+    found: Found,
+    places: Rows,
+    doing: Sequence[tuple[ParentThread, ...]],
+    heirs: Mapping[int, Heir],
+) -> Group:
+    dead, first = found.dead, int(places[0])
+    rows = dead.row[places]
+    at = int(found.parents.index[first])
+    facts = None if at == NONE else found.parents.facts[at]
+    verdict = VERDICTS[found.verdicts[first]]
+    tracers = found.parents.tracer[places]
+    traced: list[int] = tracers[tracers > 0].tolist()
+    codes, counts = np.unique(dead.exit_code[places], return_counts=True)
+    ended: dict[str, int] = {}
+    for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+        ended[ending(code)] = ended.get(ending(code), 0) + count
+    index = np.unique(found.cgroups.index[rows]).tolist()
+    paths = {found.cgroups.paths[each] for each in index if each >= 0}
+    uids = np.unique(found.identities.uid[rows]).tolist()
+    spaces = np.unique(dead.namespace[places]).tolist()
+    ppid = 0 if facts is None else facts.pid
+    return Group(
+        ppid=ppid,
+        parent_comm=None if facts is None else facts.comm,
+        count=len(places),
+        verdict=verdict,
+        evidence=evidence(verdict, facts, () if facts is None else doing[at], traced),
+        advice=advice(verdict, facts, tracers=traced, heir=heirs.get(ppid)),
+        parent_state=None if facts is None else facts.state,
+        parent_age_ns=None if facts is None else facts.age_ns,
+        min_age_ns=int(dead.age_ns[places].min()),
+        max_age_ns=int(dead.age_ns[places].max()),
+        exit_codes=dict(sorted(ended.items(), key=lambda item: (-item[1], item[0]))),
+        uids=tuple(uid for uid in uids if uid != UNKNOWN),
+        cgroups=tuple(sorted(paths)),
+        namespaces=tuple(space for space in spaces if space != UNKNOWN),
+        pids=found.tasks["pid"][rows].tolist(),
+        heir=heirs[ppid].heir if ppid in heirs else None,
+    )
+
+
+def _known(value: "np.int64") -> int | None:
+    return None if value == UNKNOWN else int(value)

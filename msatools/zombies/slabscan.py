@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""All objects of some slab caches, and words in the memory of others (mm/slub.c).
+
+Nothing lists the slabs of a cache: those that are full are in no list. All ``struct
+page`` tell it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+from drgn.helpers.linux.mm import pfn_to_virt
+
+from msatools.kernel.reader import Addresses, Reader, column
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import find_offset, lose_many
+from msatools.kernel.walks import list_records
+from msatools.memory.layout import page_layout
+from msatools.memory.memmap import memmap_ranges, read_chunks
+
+_AT_ONCE = 1 << 24
+"""Bytes of slabs that are looked through at a time."""
+
+_MAX_SEARCHED = 1 << 32
+"""Bytes of slabs that are looked through: some four seconds."""
+
+_MAX_NAME = 128
+_MAX_OBJECT = 1 << 23
+"""Bytes: KMALLOC_MAX_CACHE_SIZE is far below."""
+
+_MAX_OBJECTS = (1 << 15) - 1
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A ``struct kmem_cache``."""
+
+    address: int
+    name: str
+    """Caches of like objects may be merged: then it has the first one's name."""
+
+    size: int
+    """From one object to the next."""
+
+    padding: int
+    """Before the first object."""
+
+
+@dataclass(frozen=True)
+class SlabPages:
+    """The slabs of some caches, one row a slab."""
+
+    cache: Addresses
+    """The ``struct kmem_cache``."""
+
+    start: Addresses
+    """Where its memory begins."""
+
+    objects: Numbers
+    """How many objects it has room for."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word in a slab that was searched for."""
+
+    address: int
+    value: int
+    cache: Cache
+    offset: int
+    """In the object."""
+
+
+class SlabScan:
+    """The slabs of all caches of a kernel.
+
+    :raises drgn.FaultError: if caches or ``struct page`` cannot be read
+    :raises LookupError: if the kernel has no SLUB, or nothing tells its types
+    """
+
+    def __init__(self, reader: Reader, findings: Findings) -> None:
+        self._reader = reader
+        self._findings = findings
+        self.caches = {cache.address: cache for cache in _caches(reader, findings)}
+        if not self.caches:
+            raise LookupError("the list of caches is lost")
+        self._slabs = self._find(self.caches)
+
+    def objects(self, cache: int) -> Addresses:
+        """Find all objects of a cache, free ones too."""
+        known = self.caches[cache]
+        own = self._slabs.cache == cache
+        starts, counts = self._slabs.start[own], self._slabs.objects[own]
+        first = np.repeat(starts + np.uint64(known.padding), counts)
+        number = np.arange(len(first)) - np.repeat(np.cumsum(counts) - counts, counts)
+        found: Addresses = first + number.astype(np.uint64) * np.uint64(known.size)
+        return found
+
+    def search(
+        self, wanted: Addresses, skip: Callable[[Cache], bool]
+    ) -> Iterator[Word]:
+        """Find words in slabs that are one of some addresses.
+
+        What cannot be read is counted. What is too much to be looked through is noted.
+        """
+        left = _MAX_SEARCHED
+        for address, cache in self.caches.items():
+            if skip(cache):
+                continue
+            own = self._slabs.cache == address
+            for objects in np.unique(self._slabs.objects[own]).tolist():
+                starts = self._slabs.start[own & (self._slabs.objects == objects)]
+                size = cache.padding + objects * cache.size & ~7
+                step = max(_AT_ONCE // size, 1)
+                for at in range(0, len(starts), step):
+                    part = starts[at : at + step]
+                    left -= len(part) * size
+                    if left < 0:
+                        text = "not all of the slab memory was searched for holders"
+                        self._findings.note("search-cut-short", text)
+                        return
+                    yield from self._search_some(part, size, wanted, cache)
+
+    def _search_some(
+        self, starts: Addresses, size: int, wanted: Addresses, cache: Cache
+    ) -> Iterator[Word]:
+        records, readable = self._reader.read_records(starts, size)
+        lose_many(self._findings, "struct slab", int(np.count_nonzero(~readable)))
+        words = records.view("<u8")
+        near = np.flatnonzero((words >= wanted.min()) & (words <= wanted.max()))
+        found = near[np.isin(words.ravel()[near], wanted)]
+        for place in found.tolist():
+            row, column = divmod(place, size // 8)
+            inside = column * 8 - cache.padding
+            yield Word(
+                int(starts[row]) + column * 8,
+                int(words[row, column]),
+                cache,
+                inside % cache.size,
+            )
+
+    def _find(self, caches: dict[int, Cache]) -> SlabPages:
+        prog = self._reader.prog
+        layout = page_layout(prog)
+        place, objects_place, shift = _slab_layout(prog)
+        start = pfn_to_virt(prog, 0).value_()
+        page_size = prog["PAGE_SIZE"].value_()
+        known = np.array(sorted(caches), np.uint64)
+        rooms = np.array([caches[c].size for c in known.tolist()], np.int64)
+        found: list[tuple[Addresses, Addresses, Numbers]] = []
+        ranges = memmap_ranges(self._reader, layout, self._findings)
+        for chunk in read_chunks(self._reader, layout, ranges):
+            if chunk.gaps:
+                text = "some struct page cannot be read, and slabs with them"
+                self._findings.lose("slabs", text)
+            pages = np.frombuffer(chunk.data, np.uint8).reshape(-1, layout.size)
+            cache = column(pages, place)
+            near = np.flatnonzero((cache >= known[0]) & (cache <= known[-1]))
+            near = near[np.isin(cache[near], known)]
+            if layout.slab_bit:
+                flags = column(pages[near], layout.flags)
+                near = near[flags & np.uint64(layout.slab_bit) != 0]
+            if not len(near):
+                continue
+            counts = column(pages[near], objects_place, 4) >> np.uint64(shift)
+            objects = (counts & np.uint64(_MAX_OBJECTS)).astype(np.int64)
+            room = rooms[np.searchsorted(known, cache[near])]
+            possible = (objects > 0) & (objects * room <= _MAX_OBJECT)
+            near, objects = near[possible], objects[possible]
+            at = (chunk.pfn + near).astype(np.uint64) * np.uint64(page_size)
+            found.append(
+                (cache[near].astype(np.uint64), at + np.uint64(start), objects)
+            )
+        if not found:
+            raise LookupError("no slabs are found")
+        columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+        return SlabPages(*columns)
+
+
+def _caches(reader: Reader, findings: Findings) -> Iterator[Cache]:
+    prog = reader.prog
+    type_ = prog.type("struct kmem_cache")
+    node, name, size = (type_.member(part).offset for part in ("list", "name", "size"))
+    # With CONFIG_SLUB_DEBUG.
+    padding = find_offset(type_, ("red_left_pad",))
+    end = max(node + 16, name + 8, size + 4, 0 if padding is None else padding + 4)
+    for address, data in list_records(
+        reader, prog["slab_caches"].address_, node, end, findings, "the list of caches"
+    ):
+        room = _number(data, size, 4)
+        if not 0 < room <= _MAX_OBJECT:
+            raise drgn.FaultError("no cache of objects", address)
+        yield Cache(
+            address,
+            _string(reader, _number(data, name, 8)),
+            room,
+            0 if padding is None else _number(data, padding, 4),
+        )
+
+
+def _number(data: bytes, offset: int, size: int) -> int:
+    return int.from_bytes(data[offset : offset + size], "little")
+
+
+def _string(reader: Reader, address: int) -> str:
+    # It may lie at the end of what is in the dump.
+    data = reader.read(address, min(_MAX_NAME, -address % 4096 or 4096))
+    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
+
+
+def _slab_layout(prog: drgn.Program) -> tuple[int, int, int]:
+    """Find where a ``struct page`` has the cache, and where the number of objects.
+
+    :return: Offset of the cache, offset of the word with the number, bits below it.
+    :raises LookupError: if the kernel does not keep the number (SLAB, up to v6.7)
+    """
+    # Linux kernel commit d122019bf061 ("mm: Split slab into its own type") (in v5.17)
+    try:
+        slab = prog.type("struct slab")
+    except LookupError:
+        slab = prog.type("struct page")
+    objects = slab.member("objects").bit_offset
+    return slab.member("slab_cache").offset, objects // 32 * 4, objects % 32

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""RLIMIT_NPROC: how many processes users have, and how many they may have.
+
+kernel/ucount.c, kernel/cred.c: a task counts against its real user in its user
+namespace, and against whoever made that namespace, and so on. Each process has a limit
+of its own for its user; each user namespace one for those who made it.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import read_structs
+from msatools.tasks.stackmemory import Rows
+from msatools.tasks.table import TaskTable
+from msatools.zombies.model import Limit
+
+_RLIMIT_NPROC = 6
+"""include/uapi/asm-generic/resource.h, as on x86 and arm64."""
+
+_MAX_LEVEL = 34
+"""User namespaces in each other: create_user_ns() has 33 at most."""
+
+_LONG_MAX = (1 << 63) - 1
+
+_CRED = {
+    # Linux kernel commit 905ae01c4ae2 ("Add a reference to ucounts for each cred") (in
+    # v5.14)
+    "account": ("u8", ("ucounts", "user")),
+    "counts": ("u8", ("ucounts",)),
+}
+_SIGNAL = {"most": ("u8", (f"rlim[{_RLIMIT_NPROC}].rlim_cur",))}
+
+
+@dataclass
+class _Account:
+    """What counts the processes of a user: a ``struct ucounts`` or ``user_struct``."""
+
+    uid: int
+    used: int
+    space: int
+    """The user namespace; 0 where users are counted for all alike."""
+
+    dead: int = 0
+    most: int | None = None
+    """The lowest limit; ``None`` if there is none."""
+
+    def lower(self, most: int) -> None:
+        """Take another limit in."""
+        self.most = most if self.most is None else min(self.most, most)
+
+
+def user_limits(
+    reader: Reader, tasks: TaskTable, zombies: Rows, findings: Findings
+) -> Iterator[Limit]:
+    """Tell how many processes each user of a zombie has, zombies too.
+
+    The kernel counts its idle tasks, one a CPU, among those of user 0, who is not held
+    to any limit (copy_process()). Of the different limits that a user's processes have,
+    the lowest is told; that of those who are alive, if any is. Processes with the
+    capability to administrate the system may have more.
+    """
+    creds = read_structs(
+        reader, "struct cred", _CRED, tasks["cred"].astype(np.uint64), findings
+    )
+    account_of: Addresses = creds["account"].astype(np.uint64)
+    dead = Counter(account_of[zombies].tolist())
+    dead.pop(0, None)
+    try:
+        if creds.has("counts"):
+            accounts = _ucounts(reader, dead, findings)
+        else:
+            accounts = _user_structs(reader, dead, findings)
+    except LookupError as error:
+        findings.note("no-user-counts", f"processes by user cannot be told: {error}")
+        return
+    _limit_by_processes(reader, tasks, zombies, account_of, accounts, findings)
+    spaces = _inodes(reader, accounts, findings)
+    for account in accounts.values():
+        inode = spaces.get(account.space)
+        where = "" if inode is None else f" of user_ns {inode}"
+        endless = not account.uid or account.most is None
+        yield Limit(
+            name="RLIMIT_NPROC",
+            scope=f"uid {account.uid}{where}",
+            used=max(account.used, 0),
+            max=None if endless else account.most,
+            zombies=account.dead,
+            first=False,
+        )
+
+
+def _ucounts(
+    reader: Reader, dead: Counter[int], findings: Findings
+) -> dict[int, _Account]:
+    """Read users' counts, and those of who made their namespaces."""
+    number = reader.prog.constant("UCOUNT_RLIMIT_NPROC").value_()
+    counts = {
+        # Linux kernel commit de399236e240 ("ucounts: Split rlimit and ucount values and
+        # max values") (in v5.19); before, all were in one array.
+        "used": ("i8", (f"rlimit[{number}].counter", f"ucount[{number}].counter")),
+        "uid": ("u4", ("uid.val",)),
+        "space": ("u8", ("ns",)),
+    }
+    bounds = {
+        "above": ("u8", ("ucounts",)),
+        "most": ("i8", (f"rlimit_max[{number}]", f"ucount_max[{number}]")),
+    }
+    found: dict[int, _Account] = {}
+    level = dict(dead)
+    limits: dict[int, int] = {}
+    for _ in range(_MAX_LEVEL):
+        if not level:
+            break
+        addresses = np.array(sorted(level.keys() - found.keys()), np.uint64)
+        read = read_structs(reader, "struct ucounts", counts, addresses, findings)
+        for row in np.flatnonzero(read.readable).tolist():
+            found[int(addresses[row])] = _account(read.columns, row)
+        for address, count in level.items():
+            if address in found:
+                found[address].dead += count
+                if address in limits:
+                    found[address].lower(limits[address])
+        spaces = np.array([found[a].space if a in found else 0 for a in level], "u8")
+        made = read_structs(
+            reader, "struct user_namespace", bounds, spaces.astype(np.uint64), findings
+        )
+        above: Counter[int] = Counter()
+        limits = {}
+        for row, count in enumerate(level.values()):
+            maker = int(made["above"][row])
+            if made.readable[row] and maker:
+                above[maker] += count
+                most = int(made["most"][row])
+                limits[maker] = min(most, limits.get(maker, most))
+        level = above
+    return found
+
+
+def _account(columns: Any, row: int) -> _Account:
+    uid, used, space = (int(columns[name][row]) for name in ("uid", "used", "space"))
+    return _Account(uid, used, space)
+
+
+def _user_structs(
+    reader: Reader, dead: Counter[int], findings: Findings
+) -> dict[int, _Account]:
+    """Read users' counts as they were before Linux kernel commit 21d1c5e386bc
+    ("Reimplement RLIMIT_NPROC on top of ucounts") (in v5.14)."""
+    members = {"used": ("i4", ("processes.counter",)), "uid": ("u4", ("uid.val",))}
+    users = np.fromiter(dead, np.uint64, len(dead))
+    read = read_structs(reader, "struct user_struct", members, users, findings)
+    if len(users) and not read.has("used"):
+        raise LookupError("struct user_struct has no processes")
+    return {
+        int(users[row]): _Account(
+            int(read["uid"][row]), int(read["used"][row]), 0, dead[int(users[row])]
+        )
+        for row in np.flatnonzero(read.readable).tolist()
+    }
+
+
+def _limit_by_processes(
+    reader: Reader,
+    tasks: TaskTable,
+    zombies: Rows,
+    account_of: Addresses,
+    accounts: dict[int, _Account],
+    findings: Findings,
+) -> None:
+    """Lower accounts to the lowest limit that a process has, a living one if any."""
+    alive = tasks["exit_state"] == 0
+    wanted = [address for address, account in accounts.items() if account.uid]
+    living = np.flatnonzero(alive & np.isin(account_of, _words(wanted)))
+    lowest = _lowest(reader, tasks, living, account_of, findings)
+    without = [address for address in wanted if address not in lowest]
+    dead = zombies[np.isin(account_of[zombies], _words(without))]
+    lowest |= _lowest(reader, tasks, dead, account_of, findings)
+    for address, most in lowest.items():
+        if most <= _LONG_MAX:
+            accounts[address].lower(most)
+    for account in accounts.values():
+        if account.most == _LONG_MAX:
+            account.most = None
+
+
+def _lowest(
+    reader: Reader,
+    tasks: TaskTable,
+    rows: Rows,
+    account_of: Addresses,
+    findings: Findings,
+) -> dict[int, int]:
+    """Find the lowest limit by account among the processes of some tasks."""
+    signals = tasks["signal"][rows].astype(np.uint64)
+    read = read_structs(reader, "struct signal_struct", _SIGNAL, signals, findings)
+    known = read.readable
+    owners, index = np.unique(account_of[rows][known], return_inverse=True)
+    lowest = np.full(len(owners), ~np.uint64(0))
+    np.minimum.at(lowest, index, read["most"][known].astype(np.uint64))
+    return dict(zip(owners.tolist(), lowest.tolist(), strict=True))
+
+
+def _words(addresses: list[int]) -> npt.NDArray[np.uint64]:
+    return np.array(addresses, np.uint64)
+
+
+def _inodes(
+    reader: Reader, accounts: dict[int, _Account], findings: Findings
+) -> dict[int, int]:
+    """Number the user namespaces, but for the initial one."""
+    addresses = _words(sorted({account.space for account in accounts.values()}))
+    read = read_structs(
+        reader,
+        "struct user_namespace",
+        {"inode": ("u4", ("ns.inum",)), "parent": ("u8", ("parent",))},
+        addresses,
+        findings,
+    )
+    nested = read.readable & (read["parent"] != 0)
+    return {
+        int(addresses[row]): int(read["inode"][row])
+        for row in np.flatnonzero(nested).tolist()
+    }

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Why each of the dead is not reaped. Pure.
+
+kernel/exit.c: wait_consider_task() tells which children a wait() takes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.structs import Booleans
+from msatools.tasks.stackmemory import Rows
+from msatools.tasks.waitopts import WaitOpts
+from msatools.zombies.dead import Dead
+from msatools.zombies.model import Verdict
+from msatools.zombies.parentfacts import SIGCHLD, ParentFacts
+from msatools.zombies.parents import Parents
+
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+"""In the order in which they are tested: the first that holds is the verdict."""
+
+BRIEF_NS = 1_000_000_000
+"""Most uninterruptible sleep is much shorter, and is no reason for what is older."""
+
+Numbers = npt.NDArray[np.uint8]
+
+
+def verdicts(dead: Dead, parents: Parents) -> Numbers:
+    """Tell why each of the dead is not reaped.
+
+    :return: Indexes into :data:`VERDICTS`.
+    """
+    case = _Case(dead, parents, *_waits(dead, parents))
+    found = np.full(len(dead), VERDICTS.index("unknown"), np.uint8)
+    for verdict in reversed(VERDICTS[:-1]):
+        found[_TESTS[verdict](case)] = VERDICTS.index(verdict)
+    found[dead.threads < 0] = VERDICTS.index("unknown")
+    return found
+
+
+@dataclass(frozen=True)
+class _Case:
+    """The dead, their parents, and by dead task what waits of its parent mean to it."""
+
+    dead: Dead
+    parents: Parents
+
+    taken: Booleans
+    """One takes it, and nothing stops the thread from that."""
+
+    missed: Booleans
+    """One is for others."""
+
+    left: Booleans
+    """One is for such as it, if it sent SIGCHLD."""
+
+    def of_parent(self, holds: Callable[[ParentFacts], bool]) -> Booleans:
+        """Tell whose parents are so; of one that is not known, nothing is."""
+        by_parent = [*map(holds, self.parents.facts), False]
+        # The last one is that of NONE.
+        found: Booleans = np.array(by_parent, np.bool_)[self.parents.index]
+        return found
+
+    @property
+    def sends_sigchld(self) -> Booleans:
+        sends: Booleans = self.dead.exit_signal == SIGCHLD
+        return sends
+
+    @property
+    def idle(self) -> Booleans:
+        """Whether no thread of the parent is in wait(), as far as can be told."""
+        return self.of_parent(lambda parent: parent.waits == ())
+
+
+def _leader_exited(case: _Case) -> Booleans:
+    return case.dead.leads & (case.dead.threads > 0)
+
+
+def _being_reaped(case: _Case) -> Booleans:
+    # Threads that are dead as well, and that nothing holds, are gone in a moment.
+    last = _waits_for_threads(case.dead) & ~_has_traced_thread(case.dead)
+    return case.dead.reaped | case.taken | last
+
+
+def _traced(case: _Case) -> Booleans:
+    kept = _waits_for_threads(case.dead) & _has_traced_thread(case.dead)
+    return (case.dead.ptraced & case.parents.elsewhere) | kept
+
+
+def _parent_blocked(case: _Case) -> Booleans:
+    stuck = case.parents.stuck_ns
+    long = (stuck >= BRIEF_NS) | (case.dead.age_ns < BRIEF_NS)
+    return (stuck >= 0) & long & case.idle
+
+
+def _parent_stopped(case: _Case) -> Booleans:
+    return case.of_parent(
+        lambda parent: bool(parent.living) and parent.stopped >= {*parent.living}
+    )
+
+
+def _reaper_never_reaps(case: _Case) -> Booleans:
+    reaps = case.of_parent(
+        lambda parent: parent.reaper is not None and parent.waits is not None
+    )
+    return reaps & ~case.taken & ~case.left
+
+
+def _sigchld_blocked(case: _Case) -> Booleans:
+    return case.sends_sigchld & case.of_parent(
+        lambda parent: bool(parent.pending and parent.blocks)
+    )
+
+
+def _waiting_for_other(case: _Case) -> Booleans:
+    return case.missed
+
+
+def _clone_child(case: _Case) -> Booleans:
+    return ~case.sends_sigchld & ~case.dead.ptraced
+
+
+def _handler_missed(case: _Case) -> Booleans:
+    # If it is pending and not blocked, the handler is about to run.
+    return case.of_parent(
+        lambda parent: parent.disposition == "handler" and parent.pending is False
+    )
+
+
+def _never_waits(case: _Case) -> Booleans:
+    return case.idle & case.of_parent(
+        lambda parent: parent.disposition in ("default", "ignored")
+    )
+
+
+_TESTS: dict[Verdict, Callable[[_Case], Booleans]] = {
+    "leader-exited": _leader_exited,
+    "being-reaped": _being_reaped,
+    "traced": _traced,
+    "parent-blocked": _parent_blocked,
+    "parent-stopped": _parent_stopped,
+    "reaper-never-reaps": _reaper_never_reaps,
+    "sigchld-blocked": _sigchld_blocked,
+    "waiting-for-other": _waiting_for_other,
+    "clone-child": _clone_child,
+    "handler-missed": _handler_missed,
+    "never-waits": _never_waits,
+}
+
+
+def _waits_for_threads(dead: Dead) -> Booleans:
+    """Tell which are leaders of processes of which other threads are dead, too.
+
+    delay_group_leader(): those have to go first.
+    """
+    waits: Booleans = dead.leads & (dead.threads == 0) & (dead.others > 0)
+    return waits
+
+
+def _has_traced_thread(dead: Dead) -> Booleans:
+    return np.isin(dead.process, dead.process[~dead.leads])
+
+
+def _waits(dead: Dead, parents: Parents) -> tuple[Booleans, Booleans, Booleans]:
+    """Tell what waits of its parent's threads mean to each: see :class:`_Case`."""
+    taken, missed, left = np.zeros((3, len(dead)), np.bool_)
+    for parent, children in _families(parents):
+        part = dead.only(children)
+        for wait in parent.waits or ():
+            meant = _is_meant(part, parents.group[children], wait)
+            sends = part.exit_signal == SIGCHLD
+            # eligible_child()
+            fits = part.ptraced | wait.all | (sends != wait.clone)
+            able = not _is_stopped(parent)
+            other = part.ptraced & parents.elsewhere[children]
+            taken[children] |= meant & fits & able & ~other
+            missed[children] |= ~meant | (sends & wait.clone & ~fits)
+            left[children] |= meant & ~fits & ~sends
+    return taken, missed, left
+
+
+def _is_stopped(parent: ParentFacts) -> bool:
+    return bool(parent.living) and parent.stopped >= {*parent.living}
+
+
+def _families(parents: Parents) -> Iterator[tuple[ParentFacts, Rows]]:
+    """Give each parent of which a thread is in wait(), and its dead children."""
+    order = np.argsort(parents.index, kind="stable")
+    counted = np.arange(len(parents.facts) + 1)
+    starts = np.searchsorted(parents.index[order], counted)
+    for place, parent in enumerate(parents.facts):
+        if parent.waits:
+            yield parent, order[starts[place] : starts[place + 1]]
+
+
+def _is_meant(dead: Dead, groups: npt.NDArray[np.uint64], wait: WaitOpts) -> Booleans:
+    """Tell which children a wait is for, whatever signal they send.
+
+    eligible_pid(), do_wait_thread() and ptrace_do_wait()
+    """
+    meant = np.full(len(dead), wait.exited)
+    if wait.kind != "any":
+        pids = dead.thread_pid if wait.kind == "pid" else groups
+        meant &= pids == wait.pid
+    if wait.own:
+        meant &= (dead.real_parent == wait.task) | (dead.parent == wait.task)
+    return meant

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""PID namespaces, held against a walk of drgn's over all that is in them."""
+
+import drgn
+import numpy as np
+import pytest
+from drgn.helpers.linux.pid import for_each_pid
+
+from msatools.kernel.pidnamespaces import (
+    RESERVED_PIDS,
+    innermost_spaces,
+    read_namespaces,
+    reserved_taken,
+)
+from msatools.kernel.pids import PidTree
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from tests.tasks.conftest import open_dump, pairs
+
+NAMES = ("zombies-6.1", "zombies-6.12")
+
+
+@pytest.fixture(scope="module", params=pairs((*NAMES, "memory-5.10")))
+def prog(request: pytest.FixtureRequest) -> drgn.Program:
+    return open_dump(*request.param)
+
+
+def test_numbers_below(prog: drgn.Program) -> None:
+    numbers = [pid.numbers[0].nr.value_() for pid in for_each_pid(prog)]
+    tree = PidTree(Reader(prog), prog["init_pid_ns"])
+    last = max(numbers)
+    for end in (1, 2, 64, 65, 300, last, last + 1, 4096, 1 << 22):
+        assert tree.count_below(end) == sum(number < end for number in numbers), end
+
+
+def test_namespaces(prog: drgn.Program) -> None:
+    reader, findings = Reader(prog), Findings()
+    pids = np.array([pid.value_() for pid in for_each_pid(prog)], np.uint64)
+    innermost = innermost_spaces(reader, pids, findings)
+    for pid, space in zip(for_each_pid(prog), innermost.tolist(), strict=True):
+        assert space == pid.numbers[pid.level].ns.value_()
+    spaces = read_namespaces(reader, innermost, findings)
+    assert not findings.notes
+    assert spaces.keys() == set(innermost.tolist())
+    for address, space in spaces.items():
+        ns = drgn.Object(prog, "struct pid_namespace", address=address)
+        taken = sum(1 for _ in for_each_pid(ns))
+        assert (space.taken, space.most) == (taken, 32768)
+        assert (space.level, space.parent) == (ns.level, ns.parent.value_())
+        low = [pid.numbers[space.level].nr for pid in for_each_pid(ns)]
+        known = reserved_taken(reader, space, findings)
+        assert known == sum(number < RESERVED_PIDS for number in low)
+
+
+def test_those_above_come_too() -> None:
+    prog = open_dump("zombies-6.12", "btf")
+    pids = [pid for pid in for_each_pid(prog) if pid.level == 2]
+    deepest = pids[0].numbers[2].ns
+    found = read_namespaces(
+        Reader(prog), np.array([deepest.value_()], np.uint64), Findings()
+    )
+    assert [space.level for space in found.values()] == [2, 1, 0]
+
+
+def test_damage_costs_a_note() -> None:
+    prog = open_dump("zombies-6.12", "btf")
+    reader, findings = Reader(prog), Findings()
+    nowhere = np.array([0x8_0000], np.uint64)
+    assert innermost_spaces(reader, nowhere, findings).tolist() == [0]
+    assert read_namespaces(reader, nowhere, findings) == {}
+    assert findings.lost == {"pid": 1, "pid_namespace": 1}

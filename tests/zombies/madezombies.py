@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Reports of zombies, written by hand."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from msatools.target.model import Address
+from msatools.zombies.endings import ending
+from msatools.zombies.model import (
+    Evidence,
+    Group,
+    Heir,
+    Held,
+    Leak,
+    Limit,
+    ParentThread,
+    TaskAsked,
+    Verdict,
+    Waiting,
+    Zombie,
+    ZombiesReport,
+)
+from tests.locks.madelocks import SECOND, TARGET
+
+FIRST_NAMESPACE = 4026531836
+
+
+def zombie(pid: int, ppid: int = 147, **others: Any) -> Zombie:
+    """Make a zombie that has been dead for so many seconds as its number."""
+    given: dict[str, Any] = {
+        "comm": f"dead-{pid}",
+        "parent_comm": f"parent-{ppid}",
+        "uid": 0,
+        "cgroup": "/",
+        "exit_code": 0,
+        "age_ns": pid * SECOND,
+        "age_bound": "estimate",
+        "verdict": "never-waits",
+        "namespace": FIRST_NAMESPACE,
+        "ns_pid": None,
+        "threads": 0,
+    }
+    return Zombie(pid=pid, ppid=ppid, **(given | others))
+
+
+def evidence(text: str = "it sleeps", **others: Any) -> Evidence:
+    """Make evidence of which little is known."""
+    given: dict[str, Any] = {
+        "sigchld": None,
+        "handler": None,
+        "pending": None,
+        "blocked": None,
+        "blocked_signals": None,
+        "ignored_signals": None,
+        "caught_signals": None,
+        "reaper": None,
+        "threads": (),
+        "thread_count": 1,
+        "tracer": None,
+        "root": None,
+        "root_pid": None,
+    }
+    return Evidence(text=text, **(given | others))
+
+
+def thread(pid: int, **others: Any) -> ParentThread:
+    given: dict[str, Any] = {
+        "comm": f"thread-{pid}",
+        "state": "S",
+        "task_class": "TMR",
+        "age_ns": SECOND,
+        "doing": "asleep in clock_nanosleep",
+        "waiting": None,
+        "blocks_sigchld": False,
+    }
+    return ParentThread(pid=pid, **(given | others))
+
+
+def waiting(kind: Any = "any", number: int | None = None, flags: str = "") -> Waiting:
+    """Make a wait(), its flags as in ``__WALL``."""
+    return Waiting(
+        kind=kind, number=number, clone="__WCLONE" in flags, all="__WALL" in flags
+    )
+
+
+def group(zombies: Sequence[Zombie], **others: Any) -> Group:
+    """Make the group of the children of one parent."""
+    first, *_ = zombies
+    ages = [each.age_ns for each in zombies]
+    given: dict[str, Any] = {
+        "count": len(zombies),
+        "evidence": evidence(),
+        "advice": f"restart {first.ppid}",
+        "parent_state": "S",
+        "parent_age_ns": 50 * SECOND,
+        "min_age_ns": min(ages),
+        "max_age_ns": max(ages),
+        "exit_codes": Counter(ending(each.exit_code) for each in zombies),
+        "uids": tuple(sorted({each.uid for each in zombies if each.uid is not None})),
+        "cgroups": tuple(sorted({each.cgroup for each in zombies if each.cgroup})),
+        "namespaces": tuple(
+            sorted({each.namespace for each in zombies if each.namespace})
+        ),
+        "pids": [each.pid for each in zombies],
+    }
+    return Group(
+        ppid=first.ppid,
+        parent_comm=first.parent_comm,
+        verdict=first.verdict,
+        **(given | others),
+    )
+
+
+def limit(
+    name: str, used: int | None, most: int | None, dead: int = 0, **others: Any
+) -> Limit:
+    given: dict[str, Any] = {"scope": "system", "first": False}
+    return Limit(name=name, used=used, max=most, zombies=dead, **(given | others))
+
+
+def heir(ppid: int, to: int | None, **others: Any) -> Heir:
+    given: dict[str, Any] = {"why": "subreaper"}
+    given["heir_comm"] = None if to is None else f"heir-{to}"
+    return Heir(ppid=ppid, heir=to, **({"reaps": True} | given | others))
+
+
+def leak(pid: int, references: int, **named: int) -> Leak:
+    return Leak(
+        address=Address(0xFFFF888000000000 + pid),
+        pid=pid,
+        references=references,
+        named=named,
+        task="zombie" if named.get("task") else None,
+    )
+
+
+def asked(pid: int, verdict: Verdict | None = None, **others: Any) -> TaskAsked:
+    given: dict[str, Any] = {
+        "comm": f"dead-{pid}" if verdict else f"task-{pid}",
+        "state": "Z" if verdict else "S",
+        "ppid": 147,
+        "parent_comm": "parent-147",
+        "age_ns": pid * SECOND,
+    }
+    return TaskAsked(pid=pid, verdict=verdict, **(given | others))
+
+
+def report(
+    zombies: Sequence[Zombie] = (),
+    groups: Sequence[Group] | None = None,
+    limits: Sequence[Limit] = (),
+    **others: Any,
+) -> ZombiesReport:
+    """Make a report of a dump; without groups there is one a parent and verdict."""
+    if groups is None:
+        kinds: dict[tuple[int, str], list[Zombie]] = {}
+        for each in zombies:
+            kinds.setdefault((each.ppid, each.verdict), []).append(each)
+        groups = [group(each) for each in kinds.values()]
+    given: dict[str, Any] = {
+        "target": TARGET,
+        "taken_at_ns": None,
+        "interval_ns": None,
+        "coverage": {"tasks": 427, "tasks_scanned": 427},
+        "notes": (),
+        "held": Held(bytes=0, each_bytes={}),
+    }
+    by_count = sorted(groups, key=lambda each: -each.count)
+    return ZombiesReport(
+        zombies=tuple(zombies),
+        groups=tuple(by_count),
+        limits=tuple(limits),
+        **(given | others),
+    )

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""msa-zombies as people call it: what it understands, hands on and refuses."""
+
+import io
+from argparse import Namespace
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from json import loads
+from typing import Any
+
+import pytest
+from msatools.commands.zombies import COMMAND
+
+from msatools.arguments import make_parser
+from msatools.cli import run_console
+from msatools.render import json
+from msatools.render.plain import lines
+from msatools.zombies.model import Changes
+from msatools.zombies.options import ZombiesOptions
+from tests.locks.madelocks import TARGET
+from tests.zombies.madezombies import asked, heir, leak, limit, report, zombie
+
+
+def parsed(*words: str) -> Namespace:
+    return make_parser(COMMAND, in_drgn=True).parse_intermixed_args(words)
+
+
+def options(monkeypatch: pytest.MonkeyPatch, *words: str) -> ZombiesOptions:
+    """Give the options that a run is started with."""
+    started: list[Any] = []
+    monkeypatch.setattr(
+        "msatools.zombies.zombies.Zombies", lambda *given: started.append(given)
+    )
+    COMMAND.start(None, TARGET, parsed(*words))  # type: ignore[arg-type]
+    ((prog, target, found),) = started
+    assert (prog, target) == (None, TARGET)
+    assert isinstance(found, ZombiesOptions)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("", {}),
+        ("-p 12,13", {"pids": (12, 13)}),
+        ("-p 12 --cost", {"pids": (12,), "cost": True}),
+        ("--parent 147", {"parents": (147,)}),
+        ("--parent 147,1,147", {"parents": (147, 1)}),
+        ("--ns 4026531836,4026532168", {"namespaces": (4026531836, 4026532168)}),
+        ("-u 0,1000", {"uids": (0, 1000)}),
+        ("--verdict traced", {"verdicts": frozenset({"traced"})}),
+        (
+            "--verdict never-waits,Clone-Child",
+            {"verdicts": frozenset({"never-waits", "clone-child"})},
+        ),
+        ("--tree", {"heirs": True}),
+        ("--tree --parent 147", {"heirs": True, "parents": (147,)}),
+        ("--leaks", {"leaks": True}),
+        ("--by cgroup -n 3 -v", {}),
+    ],
+)
+def test_options(
+    monkeypatch: pytest.MonkeyPatch, words: str, given: dict[str, Any]
+) -> None:
+    """What is collected; how it is shown is the renderer's alone."""
+    assert options(monkeypatch, *words.split()) == ZombiesOptions(**given)
+
+
+REFUSED = {
+    "-p x": "not a number: 'x'",
+    "--parent x": "not a number: 'x'",
+    "--ns pid:[4026531836]": "not a number",
+    "-u root": "not a number: 'root'",
+    "--verdict dead": "no verdict 'dead'; there are leader-exited, being-reaped",
+    "--verdict ,": "no verdict ''",
+    "--by zone": "invalid choice",
+    "--by cgroup --tree": "not allowed with",
+    "--tree --leaks": "not allowed with",
+    "-n 0": "not a positive number",
+    "-p 5 --parent 1": "-p: named tasks",
+    "-p 5 --ns 4026531836": "-p: named tasks",
+    "-p 5 -u 0": "-p: named tasks",
+    "-p 5 --verdict traced": "-p: named tasks",
+    "-p 5 --by user": "-p: named tasks",
+    "-p 5 --tree": "-p: named tasks",
+    "-p 5 --leaks": "-p: named tasks",
+    "-p 5 -n 1": "-p: named tasks",
+    "--leaks --parent 5": "--leaks: struct pids",
+    "--leaks -u 0": "--leaks: struct pids",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_wrong_usage(words: str) -> None:
+    """One line that says what is wrong, before any target is opened."""
+    err = io.StringIO()
+    with redirect_stderr(err):
+        assert run_console(COMMAND, ["-k", *words.split()]) == 2
+    (line,) = err.getvalue().splitlines()
+    assert line.startswith("msa-zombies: ")
+    assert REFUSED[words] in line
+
+
+def test_help() -> None:
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert run_console(COMMAND, ["-h"]) == 0
+    text = out.getvalue()
+    assert text.startswith("USAGE: msa-zombies [OPTION...] [TARGET] [INTERVAL [COUNT]]")
+    assert "why the dead are not reaped" in text
+    examples = text.partition("EXAMPLES:")[2]
+    for words, what in COMMAND.examples:
+        assert f"msa-zombies {words} " in examples
+        assert what in examples
+    # Each example is one that the command understands.
+    for words, _ in COMMAND.examples:
+        assert COMMAND.complaint(parsed(*words.split()), False) is None
+    assert max(map(len, text.splitlines())) <= 88
+
+
+MADE = report(
+    [zombie(2), zombie(3), zombie(4, 9, cgroup="/box", verdict="traced", tracer=5)],
+    heirs=(heir(147, 1), heir(9, 1)),
+    leaks=(leak(2, 3, task=1),),
+)
+
+
+def shown(*words: str, made: Any = MADE) -> list[str]:
+    blocks = COMMAND.blocks(made, parsed(*words))
+    texts = ("".join(s.text for s in line) for block in blocks for line in lines(block))
+    return [text.rstrip() for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("", "    2  147 parent-147  S   ~2.0s..~3.0s  never waits for children"),
+        (
+            "--by parent",
+            "    1  9 parent-9      S   ~4.0s         tracer must wait first",
+        ),
+        ("--by cgroup", "    1  /box    9 parent-9      ~4.0s         1 traced"),
+        (
+            "--by verdict",
+            "    1  traced       9 parent-9      ~4.0s         tracer must wait first",
+        ),
+        (
+            "--by user",
+            "    3  0     147 parent-147 (2), 1 other  ~2.0s..~4.0s  "
+            "2 never-waits, 1 traced",
+        ),
+        (
+            "--by namespace",
+            "    3  4026531836     147 parent-147 (2), 1 other  ~2.0s..~4.0s  "
+            "2 never-waits, 1 traced",
+        ),
+        ("--tree", "|- 147 parent-147  2 zombies  its heir: subreaper"),
+        ("--leaks", "  2  0xffff888000000002           3        2  zombie    1 task"),
+    ],
+)
+def test_views(words: str, line: str) -> None:
+    assert line in shown(*words.split())
+
+
+def test_rows_and_detail_reach_the_view() -> None:
+    assert "… 1 more group: -n COUNT shows it" in shown("-n", "1")
+    assert "types of other modules: not asked for" in shown("-v")
+
+
+def test_one_task() -> None:
+    made = report(asked=(asked(5),), reads=12)
+    assert "5 task-5  S for 5.0s, no zombie; parent 147 parent-147" in shown(
+        *("-p", "5", "--cost"), made=made
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "some"),
+    [
+        *(("", False), ("--by user", False), ("-n 3", False), ("--parent 1", True)),
+        *(("--ns 1", True), ("-u 0", True), ("--verdict traced", True)),
+    ],
+)
+def test_nobody_is_dead(words: str, some: bool) -> None:
+    of = " of those that were asked for" if some else ""
+    assert f"No zombie{of}." in shown(*words.split(), made=report())
+
+
+def test_json() -> None:
+    """What the contract names, and what was not asked for is not there."""
+    made = report([zombie(2, tracer=5), zombie(3)], limits=[limit("pid_max", 1, 9)])
+    out = io.StringIO()
+    json.show(made, out)
+    found = loads(out.getvalue())
+    assert found["schema"] == "msatools.zombies/1"
+    dead, other = found["zombies"]
+    told = {"pid", "comm", "ppid", "parent_comm", "uid", "cgroup", "exit_code"}
+    assert dead.keys() >= told | {"age_ns", "age_bound", "verdict"}
+    assert ("tracer" in dead, "tracer" in other) == (True, False)
+    (group,) = found["groups"]
+    assert group.keys() >= {"ppid", "parent_comm", "count", "verdict", "evidence"}
+    (most,) = found["limits"]
+    assert most.keys() >= {"name", "scope", "used", "max"}
+    extra = {"heirs", "leaks", "asked", "changes", "reads"}
+    assert not found.keys() & extra
+    assert not group.keys() & {"heir", "delta"}
+    full = replace(
+        made,
+        heirs=(heir(147, None),),
+        leaks=(leak(2, 3),),
+        asked=(asked(2),),
+        changes=Changes(begun=1, reaped=0),
+        reads=5,
+    )
+    out = io.StringIO()
+    json.show(full, out)
+    found = loads(out.getvalue())
+    assert found.keys() >= extra
+    assert found["heirs"][0]["heir"] is None
+
+
+@pytest.mark.parametrize(
+    ("key", "on_a_dump", "live"),
+    [
+        ("tasks_unreadable", True, True),
+        ("lists_broken", True, True),
+        ("parents_unreadable", True, False),
+        ("stacks_incomplete", True, False),
+        ("zombies", False, False),
+        ("parents_ended", False, False),
+    ],
+)
+def test_strict(key: str, on_a_dump: bool, live: bool) -> None:
+    made = report(coverage={key: 1})
+    assert COMMAND.problems(made) == on_a_dump
+    running = replace(made, target=replace(TARGET, live=True, kind="kcore"))
+    assert COMMAND.problems(running) == live
+    assert not COMMAND.problems(report(coverage={key: 0}))

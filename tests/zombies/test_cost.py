@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What one PID costs where 40,000 others are: reads of the dump, as strace counts."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from fixtures import lab
+from tests.strace import reads_of
+
+MOST_READS = 100
+OPEN = """
+import sys
+from msatools.target import TargetSpec, open_target
+open_target(TargetSpec(path=sys.argv[1], types="btf"))
+"""
+ZOMBIES = "import sys; from msatools.commands.zombies import main; sys.exit(main())"
+
+
+@pytest.fixture(scope="module", params=["6.1", "6.12"])
+def run(request: pytest.FixtureRequest) -> lab.Run:
+    return lab.build(f"manytasks-{request.param}")
+
+
+def command(run: lab.Run, pid: int) -> list[str]:
+    return [sys.executable, "-c", ZOMBIES, *words(run, pid)]
+
+
+def words(run: lab.Run, pid: int) -> list[str]:
+    return [str(run.elf), "--types", "btf", "-p", str(pid), "--cost", "--json"]
+
+
+@pytest.mark.parametrize("what", ["first", "middle", "last", "distant"])
+def test_one_task_of_many(run: lab.Run, what: str) -> None:
+    """The cost that is printed is what strace counts after the dump was opened."""
+    assert run.elf
+    zombies = run.workload["farm"]["zombies"]
+    pid = {
+        "first": zombies[0],
+        "middle": zombies[len(zombies) // 2],
+        "last": zombies[-1],
+        "distant": run.workload["distant"]["pid"],
+    }[what]
+    opening = sum(reads_of([sys.executable, "-c", OPEN, run.elf], run.elf).values())
+    done = subprocess.run(
+        command(run, pid), stdout=subprocess.PIPE, text=True, check=True
+    )
+    told = json.loads(done.stdout)["reads"]
+    counted = sum(reads_of(command(run, pid), run.elf).values()) - opening
+    assert told == counted
+    assert 10 < told <= MOST_READS
