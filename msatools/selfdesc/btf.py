@@ -264,6 +264,15 @@ class Btf:
             if words[position + 1] >> 24 & _KIND in wanted:
                 yield self.first_id + index
 
+    def unnamed(self, kind: Kind, entries: int) -> Iterator[int]:
+        """List what has no name, of a kind, with so many members or the like, by ID."""
+        words, wanted = self._words, int(kind)
+        for index, position in enumerate(self._positions):
+            info = words[position + 1]
+            of_kind = info >> 24 & _KIND == wanted
+            if of_kind and not words[position] and info & _VLEN == entries:
+                yield self.first_id + index
+
     def _index(self, named: Iterable[tuple[int, int]]) -> dict[str, list[int]]:
         """Index IDs by name, of pairs of an ID and where its name is."""
         ids: dict[str, list[int]] = {}

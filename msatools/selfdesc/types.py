@@ -84,6 +84,7 @@ class BtfTypes:
         self._types: dict[int, Type] = {}
         self._depth = 0
         self._enumerators: dict[str, list[int]] | None = None
+        self._constants: dict[str, Object | None] = {}
 
     def find(self, kinds: Collection[TypeKind], name: str) -> Type | None:
         """Find a type by its name, ``None`` if there is none.
@@ -140,6 +141,11 @@ class BtfTypes:
 
         :raises AmbiguousError: if there are several with different values
         """
+        if name not in self._constants:
+            self._constants[name] = self._make_constant(name)
+        return self._constants[name]
+
+    def _make_constant(self, name: str) -> Object | None:
         if self._enumerators is None:
             self._enumerators = self._index_enumerators()
         ids = self._enumerators.get(name, [])
@@ -186,9 +192,8 @@ class BtfTypes:
         btf = self.btf
         ids = [
             type_id
-            for type_id in btf.of_kind(Kind.STRUCT)
-            if not btf.name(type_id)
-            and [member.name for member in btf.members(type_id)] == members
+            for type_id in btf.unnamed(Kind.STRUCT, len(members))
+            if [member.name for member in btf.members(type_id)] == members
         ]
         if len(ids) != 1:
             raise LookupError(
