@@ -55,7 +55,7 @@ def _install(source: Path, directory: Path) -> Path:
 
 
 def compare_one(kernel: str, rounds: int, peer: Path | None) -> None:
-    few, many = lab.build(f"locks-{kernel}"), lab.build(f"manyfutexes-{kernel}")
+    few, many = lab.build(f"tasks-{kernel}"), lab.build(f"manyfutexes-{kernel}")
     ours: dict[str, list[tuple[float, int, int]]] = {"few": [], "many": []}
     theirs: list[float] = []
     for _, (name, run) in itertools.product(
@@ -71,7 +71,7 @@ def compare_one(kernel: str, rounds: int, peer: Path | None) -> None:
     print(f"{'LOCKS, ' + few.release:34}{'tasks':>8}{'blocked':>9}{'seconds':>9}")
     for name, times in ours.items():
         _, tasks, blocked = times[0]
-        text = f"msa-locks, {'scenario locks' if name == 'few' else 'many futexes'}"
+        text = f"msa-locks, {'scenario tasks' if name == 'few' else 'many futexes'}"
         print(f"{text:34}{tasks:8,}{blocked:9,}{seconds[name]:9.3f}")
     each = {name: seconds[name] / ours[name][0][2] for name in ours}
     print(
