@@ -61,9 +61,10 @@ def read_clocks(prog: drgn.Program, findings: Findings) -> Clocks:
     :raises LookupError: if no run queue can be found at all
     """
     clocks: dict[int, tuple[int, int]] = {}
+    queues = prog["runqueues"]
     for cpu in for_each_online_cpu(prog):
         try:
-            queue = per_cpu(prog["runqueues"], cpu)
+            queue = per_cpu(queues, cpu)
             times = queue.clock.value_(), queue.clock_task.value_()
             if max(times) > _MOST_NS:
                 raise drgn.FaultError("no such time", queue.address_)

@@ -2,9 +2,9 @@
 
 """Reading memory in bulk, counting what it costs and surviving what is missing."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import drgn
 import numpy as np
@@ -60,6 +60,8 @@ class Reader:
         self.prog = prog
         self.reads = 0
         self.bytes = 0
+        self.layouts: dict[Hashable, Any] = {}
+        """Where members of its structures are: see ``structs.read_structs``."""
 
     def read(self, address: int, size: int, *, physical: bool = False) -> bytes:
         """
@@ -125,6 +127,9 @@ class Reader:
         """
         records = np.zeros((len(addresses), size), np.uint8)
         readable = np.zeros(len(addresses), np.bool_)
+        if len(addresses) == 1:
+            self._read_each(addresses, np.zeros(1, np.intp), records, readable)
+            return records, readable
         order = np.argsort(addresses, kind="stable")
         ascending = addresses[order]
         start = 0

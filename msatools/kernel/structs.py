@@ -39,6 +39,17 @@ class Structs:
         return column in self.columns
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """The part of a structure that has the members."""
+
+    start: int
+    """Its offset in the structure."""
+
+    records: np.dtype[Any]
+    """As it lies in memory."""
+
+
 def read_structs(
     reader: Reader,
     type_name: str,
@@ -53,35 +64,61 @@ def read_structs(
 
     :raises LookupError: if nothing tells the type
     """
-    type_ = reader.prog.type(type_name)
+    layout = _layout(reader, type_name, members)
+    if layout is None:
+        return Structs({}, np.zeros(len(addresses), np.bool_))
+    unique, index = each_once(addresses)
+    size = layout.records.itemsize
+    records, readable = reader.read_records(unique + np.uint64(layout.start), size)
+    # What lies at a member's offset from nowhere is none.
+    null = unique == 0
+    readable &= ~null
+    records[null] = 0
+    lose_many(findings, type_name, int(np.count_nonzero(~readable & ~null)))
+    rows = records.view(layout.records)[:, 0]
+    columns = {name: rows[name][index] for name in layout.records.names or ()}
+    return Structs(columns, readable[index])
+
+
+def _layout(reader: Reader, type_name: str, members: Members) -> _Layout | None:
+    """Find where the members are, once for each reader; ``None`` if there are none."""
+    key = type_name, tuple(members.items())
+    if key not in reader.layouts:
+        reader.layouts[key] = _find_layout(reader.prog.type(type_name), members)
+    layout: _Layout | None = reader.layouts[key]
+    return layout
+
+
+def _find_layout(type_: drgn.Type, members: Members) -> _Layout | None:
     offsets = {
         name: offset
         for name, (_, candidates) in members.items()
         if (offset := find_offset(type_, candidates)) is not None
     }
     if not offsets:
-        return Structs({}, np.zeros(len(addresses), np.bool_))
+        return None
     formats = {name: np.dtype(members[name][0]).newbyteorder("<") for name in offsets}
-    base = min(offsets.values())
-    size = max(offsets[name] + formats[name].itemsize for name in offsets) - base
-    layout = np.dtype(
+    start = min(offsets.values())
+    size = max(offsets[name] + formats[name].itemsize for name in offsets) - start
+    records = np.dtype(
         {
             "names": list(offsets),
             "formats": list(formats.values()),
-            "offsets": [offset - base for offset in offsets.values()],
+            "offsets": [offset - start for offset in offsets.values()],
             "itemsize": size,
         }
     )
-    unique, index = np.unique(addresses, return_inverse=True)
-    records, readable = reader.read_records(unique + np.uint64(base), size)
-    # What lies at a member's offset from nowhere is none.
-    null = unique == 0
-    readable &= ~null
-    records[null] = 0
-    lose_many(findings, type_name, int(np.count_nonzero(~readable & ~null)))
-    rows = records.view(layout)[:, 0]
-    columns = {name: rows[name][index] for name in offsets}
-    return Structs(columns, readable[index])
+    return _Layout(start, records)
+
+
+def each_once(
+    addresses: Addresses,
+) -> tuple[Addresses, npt.NDArray[np.intp] | slice]:
+    """Give each address once, and what makes of these all of them."""
+    if len(addresses) == 1:
+        # Sorting one takes longer than all else that is done with it.
+        return addresses, slice(None)
+    return np.unique(addresses, return_inverse=True)
 
 
 def lose_many(findings: Findings, type_name: str, count: int) -> None:

@@ -70,12 +70,12 @@ def collect_now(
     waits = tuple(classify(stacks.names(stack)) for stack in stacks.unique)
     by_stack = np.array([wait.task_class for wait in waits], np.uint8)
     classes = by_stack[stacks.index]
-    classes[(tasks["state"] & TRACED) != 0] = TaskClass.TRC
-    classes[(tasks["state"] & STOPPED) != 0] = TaskClass.STP
-    classes[tasks["state"] == 0] = TaskClass.LAT
+    classes[(tasks["state"] & TRACED) != 0] = TaskClass.TRC.value
+    classes[(tasks["state"] & STOPPED) != 0] = TaskClass.STP.value
+    classes[tasks["state"] == 0] = TaskClass.LAT.value
     for row in np.flatnonzero(_runs(tasks)).tolist():
         classes[row] = _running(prog, int(tasks["address"][row]))
-    classes[tasks["exit_state"] != 0] = TaskClass.ZMB
+    classes[tasks["exit_state"] != 0] = TaskClass.ZMB.value
     age, bound = ages(tasks, clocks, classes)
     return Now(classes, age, bound, stacks, waits)
 
@@ -124,19 +124,19 @@ def ages(
     since = tasks["exec_start_ns"].astype(np.int64)
     arrival = tasks["last_arrival_ns"].astype(np.int64)
     age = now_task - since
-    bound = np.full(len(since), AgeBound.EXACT, np.uint8)
+    bound = np.full(len(since), AgeBound.EXACT.value, np.uint8)
     # A delayed sleeper that was moved to another CPU (v6.12) has lost its stamp.
     lost = since == 0
     age[lost] = (clocks.local_ns - arrival)[lost]
-    bound[lost] = AgeBound.UPPER
+    bound[lost] = AgeBound.UPPER.value
     runs = _runs(tasks)
     age[runs] = (clocks.local_ns - arrival)[runs]
     queued = tasks["last_queued_ns"].astype(np.int64)
-    waits = (classes == TaskClass.LAT) & (queued != 0)
+    waits = (classes == TaskClass.LAT.value) & (queued != 0)
     age[waits] = (clocks.local_ns - queued)[waits]
     # Of who slept on the run queue, it may be from before that sleep.
     delays = tasks.has("sched_delayed")
-    bound[waits] = AgeBound.UPPER if delays else AgeBound.EXACT
+    bound[waits] = AgeBound.UPPER.value if delays else AgeBound.EXACT.value
     # A delayed sleeper gets its stamp only when it leaves the run queue at last.
     stamped = lost if delays else asleep(tasks)
     for column in ("sleep_start_ns", "block_start_ns"):
@@ -145,8 +145,8 @@ def ages(
             start = tasks[column].astype(np.int64)
             kept = (start != 0) & stamped & asleep(tasks)
             age[kept] = (clocks.local_ns - start)[kept]
-            bound[kept] = AgeBound.EXACT
-    bound[classes == TaskClass.ZMB] = AgeBound.ESTIMATE
+            bound[kept] = AgeBound.EXACT.value
+    bound[classes == TaskClass.ZMB.value] = AgeBound.ESTIMATE.value
     if clocks.monotonic_offset_ns is not None:
         # Clocks may be apart, and stamps of a damaged dump anything.
         started = tasks["start_ns"].astype(np.int64) + clocks.monotonic_offset_ns

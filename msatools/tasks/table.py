@@ -319,7 +319,8 @@ def believable(records: Records, findings: Findings) -> Records:
         findings.lose("task records", "what a list of tasks leads to is no task")
         records = records[are_tasks]
     for name in records.dtype.names or ():
-        if name in _COUNTS or name.endswith("_ns"):
+        is_count = name in _COUNTS or name.endswith("_ns")
+        if is_count and (records[name] > _MOST).any():
             records[name] = cut(records[name], findings)
     return records
 

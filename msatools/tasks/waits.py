@@ -56,8 +56,15 @@ class _Names:
                     self._exact[name] = task_class
         # The longest first: it says more.
         self._prefixes = sorted(prefixes, key=lambda pair: -len(pair[0]))
+        # The same functions are on most stacks.
+        self._asked: dict[str, TaskClass | None] = {}
 
     def get(self, name: str) -> TaskClass | None:
+        if name not in self._asked:
+            self._asked[name] = self._find(name)
+        return self._asked[name]
+
+    def _find(self, name: str) -> TaskClass | None:
         found = self._exact.get(name)
         if found is not None:
             return found

@@ -123,7 +123,8 @@ def read_dead(
     whole = counts.readable & ((counts["flags"] & _GROUP_EXIT) != 0)
     thread_pid = part["thread_pid"].astype(np.uint64)
     namespace, ns_pid = read_numbers(reader, thread_pid, findings)
-    age_ns, age_bound = ages(part, clocks, np.full(len(row), TaskClass.ZMB, np.uint8))
+    classes = np.full(len(row), TaskClass.ZMB.value, np.uint8)
+    age_ns, age_bound = ages(part, clocks, classes)
     known = counts.readable
     return Dead(
         row=row,

@@ -169,8 +169,8 @@ class _Threads:
         self._stopped |= self._frozen
         self._stuck = loads(part) & lives & ~self._frozen
         self._killable = (part["state"] & _WAKEKILL) != 0
-        classes = np.where(asleep(part), TaskClass.OTH, TaskClass.LAT)
-        classes[~lives] = TaskClass.ZMB
+        classes = np.where(asleep(part), TaskClass.OTH.value, TaskClass.LAT.value)
+        classes[~lives] = TaskClass.ZMB.value
         self._ages, _ = ages(part, clocks, classes.astype(np.uint8))
         self.stuck_ns = np.full(len(tasks), UNKNOWN, np.int64)
         self.stuck_ns[self._rows[self._stuck]] = self._ages[self._stuck]
@@ -256,10 +256,16 @@ class _Threads:
         if self._waits is None:
             return None
         process = int(self._processes[place])
-        lost = sum(self._findings.lost.values())
-        waits = tuple(self._waits.of_process(process, self._findings))
-        # Of a queue that breaks off nothing says who else is in wait().
-        return waits if sum(self._findings.lost.values()) == lost else None
+        found = Findings()
+        waits = tuple(self._waits.of_process(process, found))
+        if not found.lost:
+            return waits
+        # Of a queue that breaks off nothing says who else is in wait(). The process
+        # may have ended meanwhile.
+        self._findings.coverage["waits_unreadable"] += 1
+        for note in found.notes.values():
+            self._findings.lose("waits", note.text)
+        return None
 
 
 def _reads_waits(reader: Reader, findings: Findings) -> WaitOptsReader | None:
