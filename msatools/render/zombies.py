@@ -55,10 +55,13 @@ def blocks(
         for task in report.asked:
             yield from _task(task, report, verbose)
     elif view == "leaks":
-        yield from _leaks(report.leaks or (), rows, verbose)
+        yield from _leaks(report.leaks, rows, verbose)
     elif not report.zombies:
         asked = " of those that were asked for" if some else ""
-        yield line(f"No zombie{asked}.")
+        # A list that breaks off may hide them all.
+        left_out = any(report.coverage.get(key) for key in _TASKS_LOST)
+        among = " among the tasks that could be read" if left_out else ""
+        yield line(f"No zombie{asked}{among}.")
     else:
         yield from _zombies(report, view, rows, verbose)
     yield from _changes(report)
@@ -114,6 +117,7 @@ def _changes(report: ZombiesReport) -> Iterator[Text]:
     yield line(Span("Changes: ", "title"), words)
 
 
+_TASKS_LOST = ("tasks_unreadable", "lists_broken")
 _SAID = frozenset({"tasks_unreadable"})
 _LOSSES = ("_unreadable", "_broken", "_lost", "_incomplete", "_guessed", "_ended")
 
@@ -185,7 +189,12 @@ def _about(zombie: Zombie, names: bool) -> str:
 # --- struct pids that leak
 
 
-def _leaks(leaks: Sequence[Leak], rows: int | None, verbose: bool) -> Iterator[Block]:
+def _leaks(
+    leaks: Sequence[Leak] | None, rows: int | None, verbose: bool
+) -> Iterator[Block]:
+    if leaks is None:
+        yield line("Whether struct pids leak cannot be told.")
+        return
     if not leaks:
         yield line("No struct pid has more references than holders that can be named.")
         return

@@ -9,6 +9,7 @@ from msatools.target.model import Address
 from msatools.zombies.doing import waited
 from msatools.zombies.model import Evidence, Heir, ParentThread, Verdict
 from msatools.zombies.parentfacts import ParentFacts
+from msatools.zombies.verdicts import BRIEF_NS
 
 _IN_VAIN = "kill -9 on a zombie does nothing"
 _MAX_NAMED = 3
@@ -71,20 +72,36 @@ def advice(
     *,
     tracers: Sequence[int] = (),
     heir: Heir | None = None,
+    age_ns: int | None = None,
 ) -> str:
     """Tell what to do about dead children of one parent, in one line.
 
     :param tracers: Processes that trace these children.
     :param heir: Who would inherit them if the parent ended, if that is known.
+    :param age_ns: How long the first of them has been dead, if that is known.
     """
     if verdict == "leader-exited":
         return (
-            "nothing can be reaped yet: its other threads have to end; kill -9 on it "
-            "ends them"
+            "nothing can be reaped yet: its other threads still run, and may be meant "
+            "to; if not, kill -9 on it ends them"
         )
     if verdict == "being-reaped":
         return "nothing to do: it is gone in a moment"
+    if verdict in _FLAWS and parent is not None and _is_brief(age_ns):
+        # A parent that is busy or was just woken has done nothing wrong.
+        return (
+            f"look again: none has been dead for a second, and {_name(parent)} may "
+            f"reap them yet; {_IN_VAIN}"
+        )
     return f"{_remedy(verdict, parent, tracers, heir)}; {_IN_VAIN}"
+
+
+def _is_brief(age_ns: int | None) -> bool:
+    return age_ns is not None and age_ns < BRIEF_NS
+
+
+def _name(parent: ParentFacts) -> str:
+    return f"{parent.pid} {parent.comm}"
 
 
 def _signals(mask: int | None) -> tuple[int, ...] | None:
@@ -196,7 +213,7 @@ def _remedy(
     tracers: Sequence[int],
     heir: Heir | None,
 ) -> str:
-    name = "its parent" if parent is None else f"{parent.pid} {parent.comm}"
+    name = "its parent" if parent is None else _name(parent)
     if verdict == "traced":
         return f"end the tracer, {_named(tracers)}, or let it wait or detach"
     if parent is None:
@@ -210,12 +227,13 @@ def _remedy(
     flaw = _FLAWS.get(verdict)
     if flaw is None:
         return f"look at what {name} is doing"
-    return f"restart or fix {name}: {flaw}; {_end(parent, heir)}"
+    what = "fix" if parent.pid == 1 else "restart or fix"
+    return f"{what} {name}: {flaw}; {_end(parent, heir)}"
 
 
 _FLAWS: dict[Verdict, str] = {
     "reaper-never-reaps": "it inherits orphans and never waits for them",
-    "sigchld-blocked": "it blocks SIGCHLD and never asks for it",
+    "sigchld-blocked": "it blocks SIGCHLD and has not asked for it",
     "clone-child": "its wait() lacks __WALL",
     "handler-missed": "its handler has to wait until no dead child is left",
     "never-waits": "it never waits for its children",
@@ -223,9 +241,12 @@ _FLAWS: dict[Verdict, str] = {
 
 
 def _unblock(parent: ParentFacts, name: str) -> str:
+    cause = f"end what {name} waits for (msa-locks -p {parent.pid} tells)"
+    if parent.reaper == "init":
+        return f"{cause}; do not kill it: {_end(parent, None)}"
     if parent.killable:
-        return f"end what {name} waits for, or kill it: kill -9 {parent.pid}"
-    return f"end what {name} waits for: until then it cannot even be killed"
+        return f"{cause}, or, if its work may be lost, kill -9 {parent.pid}"
+    return f"{cause}: until then it cannot even be killed"
 
 
 def _go_on(parent: ParentFacts, name: str) -> str:

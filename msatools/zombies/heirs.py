@@ -8,6 +8,7 @@ process; that of the process to the next above that has asked for orphans
 the namespace.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -51,6 +52,7 @@ def find_heirs(
     parents = np.unique(tasks["real_parent"][zombies]).tolist()
     rows = sorted(row for p in parents if (row := family.row(p)) is not None)
     processes = {int(tasks["signal"][row]): row for row in rows}
+    family.read_spaces([*processes.values()])
     heirs = []
     for row in processes.values():
         try:
@@ -89,18 +91,16 @@ class _Family:
         self._process = lru_cache(maxsize=None)(self._read_process)
         self._space = lru_cache(maxsize=None)(self._find_space)
         self._reaps = lru_cache(maxsize=None)(self._tell_reaps)
+        self._lives = lru_cache(maxsize=None)(self._tell_lives)
 
     def row(self, address: int) -> int | None:
         """Find a task in the table."""
-        addresses = self._tasks["address"]
-        place = int(np.searchsorted(addresses, np.uint64(address), sorter=self._order))
-        if place == len(addresses) or addresses[self._order[place]] != address:
-            return None
-        return int(self._order[place])
+        return self._rows.get(address)
 
     @cached_property
-    def _order(self) -> Rows:
-        return np.argsort(self._tasks["address"])
+    def _rows(self) -> dict[int, int]:
+        addresses = self._tasks["address"].tolist()
+        return dict(zip(addresses, range(len(addresses)), strict=True))
 
     def heir(self, row: int) -> Heir:
         """Tell who gets the children of the process that a task is of.
@@ -137,7 +137,7 @@ class _Family:
                 return row
         raise LookupError("parents are in a loop")
 
-    def _lives(self, row: int) -> bool:
+    def _tell_lives(self, row: int) -> bool:
         """Tell whether a thread of a process is not about to end."""
         own = self._tasks["signal"] == self._tasks["signal"][row]
         return bool(np.any(self._tasks["flags"][own] & _PF_EXITING == 0))
@@ -196,16 +196,27 @@ class _Family:
             has_waited=bool(switches),
         )
 
+    def read_spaces(self, rows: Sequence[int]) -> None:
+        """Read the PID namespaces of some tasks at once."""
+        pids = self._tasks["thread_pid"][rows].astype(np.uint64)
+        innermost = innermost_spaces(self._reader, pids, self._findings)
+        new = np.setdiff1d(innermost, np.array([*self._spaces], np.uint64))
+        self._spaces |= read_namespaces(self._reader, new, self._findings)
+        self._innermost |= dict(zip(rows, innermost.tolist(), strict=True))
+
     def _find_space(self, row: int) -> PidNamespace:
-        pids = self._tasks["thread_pid"][row : row + 1].astype(np.uint64)
-        (address,) = innermost_spaces(self._reader, pids, self._findings).tolist()
-        if address not in self._spaces:
-            found = np.array([address], np.uint64)
-            self._spaces |= read_namespaces(self._reader, found, self._findings)
+        if row not in self._innermost:
+            self.read_spaces([row])
+        address = self._innermost[row]
         if address not in self._spaces:
             raise LookupError("a task's PID namespace is lost")
         return self._spaces[address]
 
     @cached_property
     def _spaces(self) -> dict[int, PidNamespace]:
+        return {}
+
+    @cached_property
+    def _innermost(self) -> dict[int, int]:
+        """By row the namespace that a task is in."""
         return {}

@@ -14,7 +14,7 @@ ones, memory of vmalloc() and whole pages.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import drgn
@@ -35,7 +35,7 @@ from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.text import kernel_symbol
 from msatools.zombies.model import Leak
 from msatools.zombies.pidholders import CALLBACKS, PidHolders
-from msatools.zombies.slabscan import Cache, SlabScan
+from msatools.zombies.slabscan import Cache, SlabScan, Word
 
 _MAX_COUNT = 1 << 30
 """More references than a count can have that is not saturated."""
@@ -300,11 +300,15 @@ def _in_slabs(
 ) -> Found:
     """Find objects of any kind that have a ``struct pid``, but for those known.
 
-    What was freed still has what was in it, and is no holder.
+    What was freed still has what was in it, and is no holder. Neither is what the
+    allocator keeps of objects to give out.
     """
     number = {address: row for row, address in enumerate(wanted.tolist())}
+    sheaf = _sheaf_cache(reader.prog)
     for word in scan.search(wanted, _skipped):
         if word.address in known or not _is_allocated(reader.prog, word.address):
+            continue
+        if sheaf is not None and _is_sheaf(reader, word, sheaf, scan.caches):
             continue
         yield number[word.value], f"{word.cache.name}+{word.offset:#x}"
 
@@ -318,6 +322,27 @@ def _skipped(cache: Cache) -> bool:
         or name.startswith("pid_")
         or name.endswith("_inode_cache")
     )
+
+
+def _sheaf_cache(prog: drgn.Program) -> int | None:
+    """Find where a ``struct slab_sheaf``, an array of free objects, has their cache.
+
+    ``None`` before Linux v6.18 ("slab: add opt-in caching layer of percpu sheaves").
+    """
+    try:
+        offset: int = prog.type("struct slab_sheaf").member("cache").offset
+    except LookupError:
+        return None
+    return offset
+
+
+def _is_sheaf(reader: Reader, word: Word, sheaf: int, caches: Collection[int]) -> bool:
+    """Tell whether a word is in an array of free objects, which may be stale."""
+    try:
+        data = reader.read(word.address - word.offset + sheaf, 8)
+    except drgn.FaultError:
+        return False
+    return int.from_bytes(data, "little") in caches
 
 
 def _is_allocated(prog: drgn.Program, address: int) -> bool:

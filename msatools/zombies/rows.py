@@ -136,17 +136,20 @@ def _group(
     uids = np.unique(found.identities.uid[rows]).tolist()
     spaces = np.unique(dead.namespace[places]).tolist()
     ppid = 0 if facts is None else facts.pid
+    oldest_ns = int(dead.age_ns[places].max())
     return Group(
         ppid=ppid,
         parent_comm=None if facts is None else facts.comm,
         count=len(places),
         verdict=verdict,
         evidence=evidence(verdict, facts, () if facts is None else doing[at], traced),
-        advice=advice(verdict, facts, tracers=traced, heir=heirs.get(ppid)),
+        advice=advice(
+            verdict, facts, tracers=traced, heir=heirs.get(ppid), age_ns=oldest_ns
+        ),
         parent_state=None if facts is None else facts.state,
         parent_age_ns=None if facts is None else facts.age_ns,
         min_age_ns=int(dead.age_ns[places].min()),
-        max_age_ns=int(dead.age_ns[places].max()),
+        max_age_ns=oldest_ns,
         exit_codes=dict(sorted(ended.items(), key=lambda item: (-item[1], item[0]))),
         uids=tuple(uid for uid in uids if uid != UNKNOWN),
         cgroups=tuple(sorted(paths)),

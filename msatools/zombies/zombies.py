@@ -13,6 +13,7 @@ from msatools.kernel.pids import find_tasks
 from msatools.kernel.readcost import ReadCost
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings, noting_refusals
+from msatools.kernel.structs import Booleans, read_structs
 from msatools.locks.locks import collect_locks
 from msatools.locks.options import LocksOptions
 from msatools.target.describe import describe
@@ -53,6 +54,14 @@ _COVERAGE = (
     *("reads", "bytes_read"),
 )
 """Keys that are always in the report's coverage."""
+
+_SAME = {
+    "pid": ("i4", ("pid",)),
+    "exit_state": ("i4", ("exit_state",)),
+    "real_parent": ("u8", ("real_parent",)),
+    "signal": ("u8", ("signal",)),
+}
+"""What does not change of who stays dead."""
 
 _STEPS = 5
 _MAX_BLOCKED = 16
@@ -182,7 +191,9 @@ class Zombies:
             )
             heirs = () if alone else self._heirs(tasks, dead.row)
             by_parent = {heir.ppid: heir for heir in heirs}
-            made = self._with_roots(groups(found, look.places, doing, by_parent))
+            made = groups(found, look.places, doing, by_parent)
+            # Who waits for whom takes all tasks: too much to tell of one.
+            made = made if alone else self._with_roots(made)
             progress(3, _STEPS)
             limits = () if alone else collect_limits(reader, tasks, dead.row, findings)
             held = Held(bytes=0, each_bytes={})
@@ -194,7 +205,7 @@ class Zombies:
             asked = self._asked(tasks, rows, look.clocks) if alone else None
         coverage = findings.coverage
         coverage["tasks"] = len(tasks)
-        coverage["zombies"] = len(dead)
+        coverage["zombies"] = len(dead) - coverage["zombies_reaped"]
         coverage["reads"] = reader.reads
         coverage["bytes_read"] = reader.bytes
         report = ZombiesReport(
@@ -237,7 +248,10 @@ class Zombies:
             )
         # Its dead threads tell why a leader stays; its parent's why it is left.
         own = named["address"][named["exit_state"] != 0].tolist()
-        parents = [task for task in np.unique(named["real_parent"]).tolist() if task]
+        # The idle task, which has made 1 and 2, is in no list.
+        nobody = (0, self._prog["init_task"].address_)
+        parents = np.unique(named["real_parent"]).tolist()
+        parents = [task for task in parents if task not in nobody]
         others = self._task_reader.read_processes([*own, *parents], self._findings)
         others = others.only(~np.isin(others["address"], named["address"]))
         records = np.concatenate([named.records, others.records])
@@ -266,7 +280,7 @@ class Zombies:
     def _wanted(self, found: Found) -> Rows:
         """Choose the dead that were asked for."""
         options, dead = self._options, found.dead
-        wanted = np.ones(len(dead), np.bool_)
+        wanted = self._stays(found) if self._target.live else np.ones(len(dead), bool)
         if options.pids is not None:
             wanted &= np.isin(found.tasks["pid"][dead.row], options.pids)
         if options.parents is not None:
@@ -282,6 +296,22 @@ class Zombies:
             chosen = [VERDICTS.index(verdict) for verdict in options.verdicts]
             wanted &= np.isin(found.verdicts, chosen)
         return np.flatnonzero(wanted)
+
+    def _stays(self, found: Found) -> Booleans:
+        """Tell who is still as it was after all of its parent was read.
+
+        Of others that may be what its memory has become.
+        """
+        rows = found.dead.row
+        addresses = found.tasks["address"][rows].astype(np.uint64)
+        known = Findings()  # to be gone by now is no loss
+        now = read_structs(self._reader, "struct task_struct", _SAME, addresses, known)
+        stays = now.readable
+        for name in _SAME:
+            stays = stays & (now[name] == found.tasks[name][rows])
+        gone = int(np.count_nonzero(~stays))
+        self._findings.coverage["zombies_reaped"] += gone
+        return stays
 
     def _heirs(self, tasks: TaskTable, dead: Rows) -> tuple[Heir, ...]:
         return find_heirs(self._reader, tasks, dead, self._findings)

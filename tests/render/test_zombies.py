@@ -133,6 +133,13 @@ def test_no_zombie(view: View, verbose: bool) -> None:
     assert some == ["No zombie of those that were asked for."]
 
 
+@pytest.mark.parametrize("lost", ["tasks_unreadable", "lists_broken"])
+def test_no_zombie_as_far_as_can_be_read(lost: str) -> None:
+    made = report(limits=LIMITS)
+    made = replace(made, coverage={**made.coverage, lost: 1})
+    assert body(made)[0] == "No zombie among the tasks that could be read."
+
+
 # --- groups
 
 
@@ -515,6 +522,12 @@ def test_no_leaks() -> None:
     none = "No struct pid has more references than holders that can be named."
     for made in (replace(BOTH, leaks=()), report(leaks=())):
         assert body(made, view="leaks") == [none]
+
+
+def test_leaks_that_cannot_be_told() -> None:
+    """It does not say that there are none."""
+    told = body(replace(BOTH, leaks=None), view="leaks")
+    assert told == ["Whether struct pids leak cannot be told."]
 
 
 def test_many_leaks() -> None:

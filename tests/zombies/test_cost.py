@@ -21,8 +21,13 @@ ZOMBIES = "import sys; from msatools.commands.zombies import main; sys.exit(main
 
 
 @pytest.fixture(scope="module", params=["6.1", "6.12"])
-def run(request: pytest.FixtureRequest) -> lab.Run:
-    return lab.build(f"manytasks-{request.param}")
+def kernel(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def run(kernel: str) -> lab.Run:
+    return lab.build(f"manytasks-{kernel}")
 
 
 def command(run: lab.Run, pid: int) -> list[str]:
@@ -52,3 +57,17 @@ def test_one_task_of_many(run: lab.Run, what: str) -> None:
     counted = sum(reads_of(command(run, pid), run.elf).values()) - opening
     assert told == counted
     assert 10 < told <= MOST_READS
+
+
+def test_one_task_whose_parent_is_blocked(kernel: str) -> None:
+    """What the parent waits for in the end would take all tasks."""
+    run = lab.build(f"zombies-{kernel}")
+    blocked = [z for z in run.workload["zombies"] if z["verdict"] == "parent-blocked"]
+    assert len({zombie["ppid"] for zombie in blocked}) > 3
+    for zombie in blocked:
+        done = subprocess.run(
+            command(run, zombie["pid"]), stdout=subprocess.PIPE, text=True, check=True
+        )
+        told = json.loads(done.stdout)
+        assert [group["verdict"] for group in told["groups"]] == ["parent-blocked"]
+        assert told["reads"] <= MOST_READS

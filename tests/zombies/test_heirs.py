@@ -40,6 +40,13 @@ def test_heirs_equal_the_guests(dump: Dump, heirs: dict[int, Heir]) -> None:
     assert heirs.keys() - {parent["pid"] for parent in parents} <= {1}
 
 
+def test_namespaces_of_all_parents_are_read_at_once(dump: Dump) -> None:
+    before = dump.reader.reads
+    found = find_heirs(dump.reader, dump.tasks, dump.dead, Findings())
+    assert len(found) > 40
+    assert dump.reader.reads - before < len(found)
+
+
 def test_reasons(dump: Dump, heirs: dict[int, Heir]) -> None:
     comms = {parent["comm"]: parent for parent in dump.workload["parents"]}
     first = comms["never-sleeps"]

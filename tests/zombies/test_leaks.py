@@ -2,18 +2,24 @@
 
 """What a module leaks, and nothing else, is a leak."""
 
+import struct
 from collections.abc import Iterator
 from typing import Any
 
 import drgn
 import pytest
+from drgn import Program
 
+from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
+from msatools.tasks.table import TaskReader
 from msatools.zombies import leaks, slabscan
-from msatools.zombies.leaks import find_leaks
+from msatools.zombies.leaks import _is_allocated, find_leaks
 from msatools.zombies.model import Leak
 from msatools.zombies.pidholders import PidHolders
+from msatools.zombies.slabscan import SlabScan
 from tests.tasks.conftest import pairs
+from tests.zombies.conftest import put
 from tests.zombies.dumps import ZOMBIES, Dump, read_dump
 
 WITHOUT = (
@@ -108,6 +114,29 @@ def test_search_finds_holders_of_any_kind(
     monkeypatch.setattr(PidHolders, "all", none)
     held = dump.workload["held"]
     assert not {held[way] for way in WAYS} & others(dump).keys()
+
+
+def test_array_of_free_objects_is_no_holder(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What kernels since v6.18 keep of objects to give out has stale pointers."""
+    reader, findings = Reader(program), Findings()
+    tasks = TaskReader(reader).read_all(findings)
+    scan = SlabScan(reader, findings)
+    (kmalloc,) = [c.address for c in scan.caches.values() if c.name == "kmalloc-512"]
+    cache = program["init_pid_ns"].pid_cachep.value_()
+    leak, *_ = find_leaks(reader, tasks, findings) or ()
+    place = next(
+        int(each) for each in scan.objects(kmalloc) if _is_allocated(program, each)
+    )
+    put(program, place, struct.pack("<6Q", 0, 0, cache, 0, leak.address, leak.address))
+
+    def told() -> set[int]:
+        return {each.address for each in find_leaks(reader, tasks, findings) or ()}
+
+    assert leak.address not in told()
+    monkeypatch.setattr(leaks, "_sheaf_cache", lambda _: 16)
+    assert leak.address in told()
 
 
 def test_kind_that_fails_is_noted(dump: Dump, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,3 +198,13 @@ def test_named_tasks(name: str) -> None:
     for pid, zombie in alone.items():
         whole = dump.zombies[pid]
         assert replace(zombie, age_ns=0) == replace(whole, age_ns=0)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_first_tasks(name: str) -> None:
+    """Their parent is the idle task, which is no loss."""
+    report = told(name, pids=(1, 2)).report
+    assert report.asked is not None
+    assert [(each.pid, each.ppid) for each in report.asked] == [(1, 0), (2, 0)]
+    assert report.notes == ()
+    assert report.coverage["tasks_unreadable"] == 0

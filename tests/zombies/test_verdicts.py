@@ -412,7 +412,18 @@ def test_advice_tells_who_inherits() -> None:
     for none in (None, replace(heir, heir=None)):
         told = advice("reaper-never-reaps", init, heir=none)
         assert "if 147 ends, its PID namespace does" in told
-    assert "1 cannot end" in advice("never-waits", parent(pid=1, reaper="init"))
+    first = advice("never-waits", parent(pid=1, reaper="init"))
+    assert first.startswith("fix 1 farm")
+    assert "1 cannot end" in first
+
+
+def test_advice_on_who_has_just_died() -> None:
+    """A parent that did not have the time is not to be restarted."""
+    brief = advice("never-waits", parent(), age_ns=10**9 - 1)
+    assert brief.startswith("look again: none has been dead for a second, and 147 farm")
+    assert "restart" in advice("never-waits", parent(), age_ns=10**9)
+    stuck = CASES["parent-blocked"][1]
+    assert "kill -9 147" in advice("parent-blocked", parent(**stuck), age_ns=0)
 
 
 def test_advice_for_who_can_be_killed() -> None:
@@ -420,6 +431,8 @@ def test_advice_for_who_can_be_killed() -> None:
     assert "kill -9 147" in advice("parent-blocked", parent(**stuck))
     firm = advice("parent-blocked", parent(**stuck, killable=False))
     assert "cannot even be killed" in firm
+    init = advice("parent-blocked", parent(**stuck, reaper="init"))
+    assert "do not kill it: if 147 ends, its PID namespace does" in init
 
 
 def test_advice_for_who_is_stopped() -> None:
