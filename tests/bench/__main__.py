@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from fixtures import lab
-from tests.bench import locks, pages, processes, startup, tasks
+from tests.bench import locks, pages, processes, startup, tasks, zombies
 
 
 def main() -> int:
@@ -37,6 +37,8 @@ def main() -> int:
     tasks.compare(args.rounds)
     print()
     locks.compare(args.rounds, args.drgn_tools)
+    print()
+    zombies.compare(args.rounds)
     return 0
 
 

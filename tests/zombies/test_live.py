@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""msa-zombies on a kernel that runs, over QMP, while zombies come and go.
+
+The parents of some die, or reap them, between any two reads; others stay for ever; one
+parent gets more of them, no faster than it is known to (``fixtures/lab/guest/race.c``).
+"""
+
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures import lab
+from msatools.target import Opened, TargetSpec, open_target
+from msatools.zombies.model import ZombiesReport
+from msatools.zombies.options import ZombiesOptions
+from msatools.zombies.zombies import NoSuchPidError, Zombies
+
+LOOKS = 200
+INTERVALS = 3
+SECOND = 10**9
+SLOWER = 5
+LOOK_NS = SECOND // 2
+"""How long a look at all tasks takes at most; the clocks are read at its end."""
+MSA_ZOMBIES = Path(sys.executable).with_name("msa-zombies")
+PASSING = "reap", "orphan"
+"""The names of those whose zombies come and go."""
+
+
+@pytest.fixture(scope="module")
+def race() -> Iterator[lab.Live]:
+    with lab.live("zombierace-6.12") as guest:
+        yield guest
+
+
+def opened(guest: lab.Live) -> Opened:
+    # A program of a test before may be garbage, and still hold the socket.
+    gc.collect()
+    return open_target(TargetSpec(qemu=str(guest.qmp), types="btf"))
+
+
+def looking_at(kernel: Opened, **options: Any) -> Zombies:
+    return Zombies(kernel.prog, kernel.target, ZombiesOptions(**options))
+
+
+def look(session: Zombies) -> ZombiesReport:
+    return session.report(lambda done, total: None)
+
+
+def run(guest: lab.Live, *words: str) -> list[dict[str, Any]]:
+    """The reports of a command that succeeds and has nothing to complain of."""
+    gc.collect()
+    done = subprocess.run(
+        [MSA_ZOMBIES, "--qemu", guest.qmp, "--types", "btf", "--json", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_many_looks(race: lab.Live) -> None:
+    """Those that stay are always told, as they are; of the others none as staying."""
+    stay = race.workload["stay"]
+    expected = {
+        pid: (each["verdict"], each["pid"]) for each in stay for pid in each["zombies"]
+    }
+    fill = race.workload["fill"]["pid"]
+    session = looking_at(opened(race))
+    passed: set[int] = set()
+    reaped = 0
+    filled: set[int] = set()
+    for _ in range(LOOKS):
+        report = look(session)
+        zombies = {zombie.pid: zombie for zombie in report.zombies}
+        found = {pid: zombies[pid] for pid in expected if pid in zombies}
+        assert expected == {
+            pid: (zombie.verdict, zombie.ppid) for pid, zombie in found.items()
+        }
+        by_parent = {group.ppid: group for group in report.groups}
+        for each in stay:
+            assert sorted(by_parent[each["pid"]].pids) == each["zombies"]
+            assert by_parent[each["pid"]].verdict == each["verdict"]
+        others = zombies.keys() - expected.keys()
+        assert {zombies[pid].comm for pid in others} <= {"fill", *PASSING}
+        before = filled
+        filled = {pid for pid in others if zombies[pid].comm == "fill"}
+        told = {(zombies[pid].ppid, zombies[pid].verdict) for pid in filled}
+        assert told == {(fill, "never-waits")}
+        # Among these in the list of all processes are those that come and go.
+        assert filled >= before
+        passed |= others - filled
+        reaped += report.coverage.get("zombies_reaped", 0)
+    # Else the test would prove nothing.
+    assert min(len(passed), reaped) > LOOKS
+
+
+@pytest.fixture(scope="module")
+def intervals(race: lab.Live) -> list[dict[str, Any]]:
+    return run(race, "1", str(INTERVALS))
+
+
+def test_interval(race: lab.Live, intervals: list[dict[str, Any]]) -> None:
+    """Who is dead now and was not then, and who is there no more."""
+    fill, stay = race.workload["fill"], race.workload["stay"]
+    assert len(intervals) == INTERVALS
+    before = None
+    for report in intervals:
+        group = told_of(report, fill["pid"])
+        grown, interval_ns = group["delta"], report["interval_ns"]
+        # A guest that has few of the machine's CPUs is slower, but no faster.
+        assert fill["rate"] * interval_ns / SECOND / SLOWER < grown
+        assert grown < fill["rate"] * (interval_ns + LOOK_NS) / SECOND
+        changes, passing = report["changes"], passing_in(report)
+        assert changes["begun"] >= grown
+        if before is not None:
+            more = len(report["zombies"]) - len(before["zombies"])
+            assert changes["begun"] - changes["reaped"] == more
+            # Nobody counts twice, and of those that come and go none is there again.
+            assert changes["begun"] == grown + len(passing - passing_in(before))
+            assert changes["reaped"] == len(passing_in(before) - passing)
+        for each in stay:
+            assert told_of(report, each["pid"])["delta"] == 0
+        before = report
+    # Else the test would prove little.
+    assert sum(report["changes"]["reaped"] for report in intervals) > 0
+
+
+def test_when_limits_will_be_hit(
+    race: lab.Live, intervals: list[dict[str, Any]]
+) -> None:
+    """At the rate of the interval: of what the one that gets more has to itself."""
+    fill = race.workload["fill"]
+    scopes = {
+        "RLIMIT_NPROC": (f"uid {fill['uid']}", fill["max_processes"]),
+        "pids.max": (fill["cgroup"], fill["max_tasks"]),
+    }
+    for report in intervals:
+        group = told_of(report, fill["pid"])
+        rate = group["delta"] * SECOND / report["interval_ns"]
+        for name, (scope, most) in scopes.items():
+            (limit,) = [
+                each
+                for each in report["limits"]
+                if each["name"] == name and each["scope"].startswith(scope)
+            ]
+            # The parent itself counts, and those that it makes meanwhile.
+            assert limit["max"] == most
+            assert 0 <= limit["used"] - group["count"] - 1 < fill["rate"]
+            left_s = limit["left_ns"] / SECOND
+            assert left_s == pytest.approx((most - limit["used"]) / rate, rel=0.5)
+        first = report["limits"][0]
+        assert (first["name"], first["first"]) == ("pids.max", True)
+
+
+def told_of(report: dict[str, Any], parent: int) -> dict[str, Any]:
+    (group,) = [group for group in report["groups"] if group["ppid"] == parent]
+    return dict(group)
+
+
+def passing_in(report: dict[str, Any]) -> set[int]:
+    return {each["pid"] for each in report["zombies"] if each["comm"] in PASSING}
+
+
+def test_one_that_comes_and_goes(race: lab.Live) -> None:
+    """By the time that it is looked up it may be gone, or be another's number."""
+    kernel = opened(race)
+    whole = looking_at(kernel)
+    gone = 0
+    for _ in range(10):
+        pids = [each.pid for each in look(whole).zombies if each.comm in PASSING]
+        for pid in pids[:3]:
+            try:
+                report = look(looking_at(kernel, pids=(pid,)))
+            except NoSuchPidError:
+                gone += 1
+                continue
+            assert report.asked is not None
+            assert report.asked[0].comm in PASSING
+    # Else the test would prove nothing.
+    assert gone > 0
+
+
+def test_one_that_stays(race: lab.Live) -> None:
+    kernel = opened(race)
+    for each in race.workload["stay"]:
+        pid = each["zombies"][0]
+        report = look(looking_at(kernel, pids=(pid,)))
+        assert report.asked is not None
+        (asked,) = report.asked
+        assert (asked.pid, asked.state) == (pid, "Z")
+        assert (asked.ppid, asked.verdict) == (each["pid"], each["verdict"])
+
+
+def test_cost_of_one(race: lab.Live) -> None:
+    pid = race.workload["stay"][0]["zombies"][0]
+    (report,) = run(race, "-p", str(pid), "--cost")
+    assert report["asked"][0]["pid"] == pid
+    assert 10 < report["reads"] <= 100
