@@ -174,15 +174,18 @@ def test_one_that_comes_and_goes(race: lab.Live) -> None:
     """By the time that it is looked up it may be gone, or be another's number."""
     kernel = opened(race)
     whole = looking_at(kernel)
-    gone = 0
-    for _ in range(10):
+    pids: list[int] = []
+    while not pids:
         pids = [each.pid for each in look(whole).zombies if each.comm in PASSING]
-        for pid in pids[:3]:
+    gone = 0
+    for pid in pids:
+        one = looking_at(kernel, pids=(pid,))
+        for _ in range(LOOKS):
             try:
-                report = look(looking_at(kernel, pids=(pid,)))
+                report = look(one)
             except NoSuchPidError:
                 gone += 1
-                continue
+                break
             assert report.asked is not None
             assert report.asked[0].comm in PASSING
     # Else the test would prove nothing.
