@@ -3,6 +3,7 @@
 """The words that commands take: their options, the target, interval and count."""
 
 import argparse
+import contextlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,6 +35,14 @@ class _Version(argparse.Action):
         raise Asked(f"{msatools.__version__}\n")
 
 
+def _share(word: str) -> float:
+    with contextlib.suppress(ValueError):
+        percent = float(word.removesuffix("%"))
+        if 0 < percent <= 100:
+            return percent / 100
+    raise argparse.ArgumentTypeError(f"not a share of one CPU, 0 to 100 %: {word!r}")
+
+
 _OPTIONS = (
     argument("-v", dest="verbose", action="store_true", help="show more detail"),
     argument("--json", action="store_true", help="print JSON, one object a sample"),
@@ -41,6 +50,17 @@ _OPTIONS = (
         "--strict",
         action="store_true",
         help="fail (status 3) if anything was missing, or a check failed",
+    ),
+    argument(
+        "--budget",
+        type=_share,
+        metavar="PCT",
+        help="with INTERVAL: take at most so much of one CPU, and samples later",
+    ),
+    argument(
+        "--no-redraw",
+        action="store_true",
+        help="with INTERVAL: put samples under each other, on a terminal too",
     ),
     argument("-h", "--help", action=_Help, nargs=0, help="print this help"),
 )

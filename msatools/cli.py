@@ -8,18 +8,13 @@ the words they take, the target, intervals, exit status and signals.
 """
 
 import argparse
-import contextlib
 import logging
 import signal
 import sys
-import time
 import traceback
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Sequence
 
-from drgn import FaultError, Program, ProgramFlags
+from drgn import Program, ProgramFlags
 from drgn.commands import CommandArgumentError, CommandError
 
 from msatools.arguments import (
@@ -30,15 +25,14 @@ from msatools.arguments import (
     parse_words,
     target_spec,
 )
-from msatools.command import Command, Compared, Progress, R, Session
-from msatools.intervals import reports
-from msatools.output import OutputClosed, OutputError, ProgressLine, output
-from msatools.render import json, show
-from msatools.render.blocks import escape, text
-from msatools.selfdesc import BtfError
+from msatools.command import Command, Compared, R, Session
+from msatools.kernel.session import Progress
+from msatools.output import OutputClosed, OutputError, output
+from msatools.pace import be_nice
+from msatools.render.blocks import escape
+from msatools.running import Seen, run
 from msatools.signals import Stopped, end_by, stop_on_signals
-from msatools.target import Target, TargetError, describe, open_target
-from msatools.target.errors import DamagedDumpError, damaged_types
+from msatools.target import TargetError, describe, open_target
 
 __all__ = [
     "Command",
@@ -57,8 +51,6 @@ EXIT_DONE = 0
 EXIT_TARGET = 1
 EXIT_USAGE = 2
 EXIT_INCOMPLETE = 3
-
-T = TypeVar("T")
 
 
 def run_console(command: Command[R], argv: Sequence[str] | None = None) -> int:
@@ -108,12 +100,14 @@ def _run(command: Command[R], argv: Sequence[str], came: list[int]) -> int:
     words = parse_words(args.words)
     spec = target_spec(args, words)
     _check(command, args, words)
-    seen: _Seen[R] = _Seen()
+    seen: Seen[R] = Seen()
+    if spec.is_live and spec.qemu is None:
+        be_nice()
     try:
         opened = open_target(spec)
         if came:
             raise Stopped(came[0])
-        _report(command, opened.prog, opened.target, args, words, seen)
+        run(command, opened.prog, opened.target, args, words, seen)
     except Stopped:
         if words.interval_s is None:
             raise
@@ -121,7 +115,10 @@ def _run(command: Command[R], argv: Sequence[str], came: list[int]) -> int:
 
 
 def _check(command: Command[R], args: argparse.Namespace, words: Words) -> None:
-    complaint = command.complaint(args, words.interval_s is not None)
+    has_interval = words.interval_s is not None
+    if args.budget is not None and not has_interval:
+        raise UsageError("--budget: it is for samples, and no INTERVAL is named")
+    complaint = command.complaint(args, has_interval)
     if complaint is not None:
         raise UsageError(complaint)
 
@@ -148,9 +145,9 @@ def run_in_drgn(command: Command[R], prog: Program, argv: Sequence[str]) -> R | 
     except UsageError as error:
         raise CommandArgumentError(f"%{command.name}: {escape(str(error))}") from None
 
-    seen: _Seen[R] = _Seen()
+    seen: Seen[R] = Seen()
     try:
-        _report(command, prog, describe(prog), args, words, seen)
+        run(command, prog, describe(prog), args, words, seen)
     except OutputClosed:
         # As with `| head`, which is no reason to lose the report.
         pass
@@ -160,86 +157,3 @@ def run_in_drgn(command: Command[R], prog: Program, argv: Sequence[str]) -> R | 
     if args.strict and seen.incomplete:
         raise CommandError(f"%{command.name}: the report is not complete")
     return seen.last
-
-
-@dataclass
-class _Seen(Generic[R]):
-    """What is known of the reports so far, however the run ends."""
-
-    last: R | None = None
-    incomplete: bool = False
-
-
-def _report(
-    command: Command[R],
-    prog: Program,
-    target: Target,
-    args: Namespace,
-    words: Words,
-    seen: _Seen[R],
-) -> None:
-    """Collect and print one report, or one after each interval until the end."""
-
-    def call(collect: Callable[[Progress], T]) -> T:
-        with (
-            _errors_of(target),
-            ProgressLine(command.name, sys.stderr) as progress,
-        ):
-            return collect(progress)
-
-    def deliver(report: R) -> None:
-        seen.last = report
-        seen.incomplete |= command.problems(report)
-        with output() as out:
-            if args.json:
-                json.show(report, out)
-            else:
-                if words.interval_s is not None:
-                    show([text(time.strftime("%H:%M:%S"))], out)
-                show(command.blocks(report, args), out)
-
-    session = call(lambda _: command.start(prog, target, args))
-    if words.interval_s is None:
-        deliver(call(session.report))
-        return
-    each = reports(session, words.interval_s, words.count, call)
-    # However it ends, the terminal is as it was before anything else happens.
-    with contextlib.closing(each):
-        for report in each:
-            deliver(report)
-
-
-@contextlib.contextmanager
-def _errors_of(target: Target) -> Iterator[None]:
-    """Put into words what keeps a report of a target from being made."""
-    try:
-        yield
-    except FaultError as error:
-        raise _unreadable(target, error) from error
-    except LookupError as error:
-        raise TargetError(
-            target.path,
-            f"its kernel or its types lack something ({error})",
-            "name the full vmlinux with -s, if you did not",
-        ) from error
-    except BtfError as error:
-        raise damaged_types(target.path, error) from error
-    except OSError as error:
-        if not target.live:
-            raise
-        raise TargetError(
-            target.path, f"the kernel is gone: {error.strerror}", "start it again"
-        ) from error
-
-
-def _unreadable(target: Target, error: FaultError) -> TargetError:
-    """Put into words that what no report can do without is not there."""
-    if target.truncated:
-        return DamagedDumpError(
-            target.path, "cut off, and too little is left", "copy the dump again"
-        )
-    return TargetError(
-        target.path,
-        f"it lacks memory that the report needs ({error})",
-        "take a dump that leaves less out" if not target.live else "try again",
-    )

@@ -11,14 +11,12 @@ from drgn import Program
 from drgn.commands import argument, mutually_exclusive_group
 
 from msatools.kernel.report import Report
+from msatools.kernel.session import Progress
 from msatools.render.blocks import Block
 from msatools.target import Target
 
 R = TypeVar("R", bound=Report)
 R_co = TypeVar("R_co", bound=Report, covariant=True)
-
-Progress = Callable[[int, int], None]
-"""``progress(done, total)``, in a unit of the caller's choice."""
 
 
 class Session(Protocol[R_co]):
@@ -67,7 +65,7 @@ class Compared(Generic[R]):
         self._previous = self._collect(progress)
 
     def sample(self) -> None:
-        raise NotImplementedError("it has no period")
+        """There is nothing to look at within an interval."""
 
     def advance(self, progress: Progress) -> R:
         previous, current = self._previous, self._collect(progress)

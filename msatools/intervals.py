@@ -1,27 +1,35 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Report after report at intervals, with samples in between, until a key says stop."""
+"""Report after report at intervals, with samples in between, until one says stop."""
 
-import contextlib
-import itertools
-import os
 import random
-import select
-import sys
-import termios
 import time
-import tty
-from collections.abc import Callable, Generator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from drgn import FaultError
 
-from msatools.command import Progress, R, Session
+from msatools.command import R, Session
 from msatools.kernel.report import Note
-from msatools.output import is_terminal
+from msatools.kernel.session import Progress
+from msatools.pace import Pace
+from msatools.target.kcore import MovedError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often to report."""
+
+    interval_s: float
+    count: int | None = None
+    """How often in all; ``None`` for ever."""
+
+    share: float | None = None
+    """Of one CPU, which the run may take: where it is less than what the reports cost,
+    they come later; ``None`` for any."""
 
 
 class Call(Protocol):
@@ -31,31 +39,62 @@ class Call(Protocol):
 
 
 def reports(
-    session: Session[R], interval_s: float, count: int | None, call: Call
-) -> Generator[R, None, None]:
-    """Give the report of each interval, *count* of them or until ``q`` is pressed."""
-    with _Keys() as keys:
-        call(session.begin)
-        due = time.monotonic()
-        for _ in range(count) if count else itertools.count():
-            # A report that takes longer than the interval delays those after it.
-            due = max(due + interval_s, time.monotonic())
-            samples = _Samples(session, call)
-            while (at := samples.next_s) is not None and at < due:
-                if keys.quit_before(at):
+    session: Session[R],
+    plan: Plan,
+    call: Call,
+    again: Call,
+    quit_before: Callable[[float], bool],
+) -> Iterator[R]:
+    """Give the report of each interval.
+
+    :param again: The same as *call*, for what may be done once more.
+    :param quit_before: Waits until a moment of the monotonic clock, and tells whether
+        someone said stop.
+    """
+    pace = Pace(plan.share)
+    again(session.begin)
+    due_s = time.monotonic()
+    given, lost = 0, 0
+    while given != plan.count:
+        # A report that takes longer than the interval delays those after it.
+        due_s = max(due_s + plan.interval_s, time.monotonic())
+        samples = _Samples(session, call, pace)
+        try:
+            while (at_s := samples.next_s) is not None and at_s < due_s:
+                if quit_before(at_s):
                     return
                 samples.take()
-            if keys.quit_before(due):
+            if quit_before(max(due_s, pace.earliest_s)):
                 return
-            yield samples.noted(call(session.advance))
+            pace.start()
+            began_ns = time.monotonic_ns()
+            report = samples.noted(call(session.advance))
+        except MovedError:
+            # What was read is not true, and nothing to go on from.
+            again(session.begin)
+            lost += 1
+            continue
+        if lost:
+            text = f"{lost} intervals before this are lost: memory came or went"
+            report = _noted(report, "interval-lost", text)
+        if report.interval_ns == 0:
+            text = "the kernel's clock stands still: it is paused, or hangs"
+            report = _noted(report, "clock-stands-still", text)
+        given, lost = given + 1, 0
+        yield replace(report, cost=pace.cost(began_ns))
+
+
+def _noted(report: R, code: str, text: str) -> R:
+    return replace(report, notes=(*report.notes, Note(code, text)))
 
 
 class _Samples:
     """The samples within one interval: when the next is due, and what was lost."""
 
-    def __init__(self, session: Session[Any], call: Call) -> None:
+    def __init__(self, session: Session[Any], call: Call, pace: Pace) -> None:
         self._session = session
         self._call = call
+        self._pace = pace
         self._period_starts_s = time.monotonic()
         self._lost = 0
         self._why = ""
@@ -73,7 +112,7 @@ class _Samples:
         if not self._lost:
             return report
         text = f"{self._lost} samples within the interval are lost: {self._why}"
-        return replace(report, notes=(*report.notes, Note("samples-lost", text)))
+        return _noted(report, "samples-lost", text)
 
     def _sample(self, progress: Progress) -> None:
         try:
@@ -90,44 +129,5 @@ class _Samples:
         period_s = self._session.period_s
         if period_s is None:
             return None
-        return self._period_starts_s + random.random() * period_s
-
-
-class _Keys:
-    """The keys pressed on the terminal, if there is one and it is ours."""
-
-    def __init__(self) -> None:
-        self._saved: list[Any] | None = None
-
-    def __enter__(self) -> "_Keys":
-        # A pipe's reader, such as less, may want the keys for itself.
-        if is_terminal(sys.stdin) and is_terminal(sys.stdout):
-            self._fd = sys.stdin.fileno()
-            # It may be the terminal of another session, or we in its background.
-            with contextlib.suppress(OSError, termios.error):
-                if os.tcgetpgrp(self._fd) == os.getpgrp():
-                    saved = termios.tcgetattr(self._fd)
-                    tty.setcbreak(self._fd, termios.TCSADRAIN)
-                    self._saved = saved
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._saved is not None:
-            termios.tcsetattr(self._fd, termios.TCSADRAIN, self._saved)
-
-    def quit_before(self, due: float) -> bool:
-        """Wait until ``due``, of the monotonic clock; tell whether ``q`` came first.
-
-        A key that was pressed while a report or a sample was made counts as well.
-        """
-        while True:
-            left = due - time.monotonic()
-            if self._saved is None:
-                if left <= 0:
-                    return False
-                time.sleep(left)
-            elif select.select([self._fd], [], [], max(left, 0))[0]:
-                if os.read(self._fd, 1) in (b"q", b"Q", b""):
-                    return True
-            elif left <= 0:
-                return False
+        at_s = self._period_starts_s + random.random() * period_s
+        return max(at_s, self._pace.earliest_s)

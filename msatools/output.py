@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import TextIO
 
-from msatools.command import Progress
+from msatools.kernel.session import Progress
 
 
 class OutputError(Exception):

@@ -20,7 +20,7 @@ from drgn.commands import (
 if TYPE_CHECKING:
     from msatools.cli import Command
 
-_NAMES = ("locks", "memstat", "prstat", "zombies")
+_NAMES = ("cpus", "locks", "memstat", "prstat", "zombies")
 
 
 class LazyCommand:

@@ -39,6 +39,7 @@ class Probe:
         self._args = args
         self._jiffies = 0
         self._samples = 0
+        self._reports = 0
         self.period_s: float | None = args.period
 
     def report(self, progress: Progress) -> ProbeReport:
@@ -47,7 +48,9 @@ class Probe:
         while time.monotonic() < until:
             progress(1, 3)
             time.sleep(0.05)
-        if self._args.fail:
+        spin(self._args.spin)
+        self._reports += 1
+        if self._args.fail or self._reports == self._args.fail_at:
             raise RuntimeError("it failed\x1b[31m\nbadly")
         if self._args.fault:
             read_nothing(self._prog)
@@ -66,6 +69,7 @@ class Probe:
     def sample(self) -> None:
         self._samples += 1
         time.sleep(self._args.sample_take)
+        spin(self._args.sample_spin)
         if self._args.sample_fault:
             read_nothing(self._prog)
 
@@ -74,6 +78,13 @@ class Probe:
         before, samples = self._jiffies, self._samples
         self._jiffies, self._samples = report.jiffies, 0
         return replace(report, delta_jiffies=report.jiffies - before, samples=samples)
+
+
+def spin(seconds: float) -> None:
+    """Take CPU time."""
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
 
 
 def read_nothing(prog: Program) -> None:
@@ -90,9 +101,12 @@ COMMAND = Command(
     summary="probe what commands have in common",
     arguments=(
         argument("--take", type=float, default=0.0, help="seconds to take"),
+        argument("--spin", type=float, default=0.0, help="seconds of CPU to take"),
+        argument("--sample-spin", type=float, default=0.0, help="the same of samples"),
         argument("--lines", type=int, default=1, help="lines to print"),
         argument("--lost", type=int, default=0, help="things to lose"),
         argument("--fail", action="store_true", help="raise an exception"),
+        argument("--fail-at", type=int, help="do it in this report"),
         argument("--fault", action="store_true", help="read what is not there"),
         argument("--period", type=float, help="seconds from sample to sample"),
         argument("--sample-take", type=float, default=0.0, help="seconds each takes"),

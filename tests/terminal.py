@@ -2,10 +2,12 @@
 
 """A terminal with a program in its foreground, and someone at the keys."""
 
+import fcntl
 import os
 import pty
 import re
 import select
+import struct
 import subprocess
 import termios
 import time
@@ -17,12 +19,19 @@ class Terminal:
     """Start a program on a terminal; ``seen`` is what it has printed.
 
     :param is_own: whether it is the terminal of the program's session
+    :param size: columns and lines
     """
 
     def __init__(
-        self, words: Sequence[str | Path], *, is_own: bool = True, **environ: str
+        self,
+        words: Sequence[str | Path],
+        *,
+        is_own: bool = True,
+        size: tuple[int, int] = (80, 24),
+        **environ: str,
     ) -> None:
         self.fd, follower = pty.openpty()
+        self.resize(*size)
         self.seen = ""
         self._process = subprocess.Popen(
             ["setsid", *(["--ctty"] if is_own else []), *words],
@@ -33,8 +42,20 @@ class Terminal:
         )
         os.close(follower)
 
+    def resize(self, columns: int, lines: int) -> None:
+        size = struct.pack("4H", lines, columns, 0, 0)
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, size)
+
     def press(self, keys: str) -> None:
         os.write(self.fd, keys.encode())
+
+    def send(self, number: int) -> None:
+        """Send a signal to the program, as another one would."""
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """Wait for the end, and give the exit status."""
+        return self._process.wait(10)
 
     def read_until(self, pattern: str, start: int = 0, timeout: float = 60) -> None:
         """Read until a pattern is seen after ``start``."""

@@ -11,12 +11,12 @@ import numpy as np
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
+from msatools.kernel.strings import read_string
 from msatools.kernel.structs import read_structs
 
 MAX_DEPTH = 2048
 """A path has PATH_MAX bytes at most: more directories than that are a loop."""
 
-_PAGE = 4096
 _NAME_MAX = 255
 _DELETED = " (deleted)"
 
@@ -43,7 +43,7 @@ def cgroup_paths(
     groups = read_structs(reader, "struct cgroup", _CGROUP, cgroups, findings)
     starts = groups["node"].astype(np.uint64)
     nodes = _read_nodes(reader, starts, findings)
-    online = reader.prog.constant("CSS_ONLINE").value_()
+    online = reader.once("CSS_ONLINE", lambda: _online(reader.prog))
     paths: list[str | None] = []
     for readable, start, flags in zip(
         groups.readable.tolist(), starts.tolist(), groups["flags"].tolist(), strict=True
@@ -55,6 +55,11 @@ def cgroup_paths(
             path += _DELETED
         paths.append(path)
     return paths
+
+
+def _online(prog: drgn.Program) -> int:
+    flag: int = prog.constant("CSS_ONLINE").value_()
+    return flag
 
 
 def _read_nodes(reader: Reader, starts: Addresses, findings: Findings) -> Nodes:
@@ -70,9 +75,8 @@ def _read_nodes(reader: Reader, starts: Addresses, findings: Findings) -> Nodes:
             name = _name(reader, int(found["name"][row]), findings)
             if name is not None:
                 nodes[int(level[row])] = int(parents[row]), name
-        above = np.unique(parents[found.readable & (parents != 0)])
-        known = np.fromiter(nodes, np.uint64, len(nodes))
-        level = above[~np.isin(above, known)]
+        above = {*parents[found.readable].tolist()} - {0, *nodes}
+        level = np.array(sorted(above), np.uint64)
     return nodes
 
 
@@ -87,14 +91,9 @@ def _path(nodes: Nodes, node: int) -> str | None:
 
 
 def _name(reader: Reader, address: int, findings: Findings) -> str | None:
-    """Read a name, which may end at the end of what there is to read."""
-    data = b""
     try:
-        while b"\0" not in data and len(data) <= _NAME_MAX:
-            at = address + len(data)
-            data += reader.read(at, min(_NAME_MAX + 1, _PAGE - at % _PAGE))
+        return read_string(reader, address, _NAME_MAX)
     except drgn.FaultError as error:
         findings.coverage["cgroup_names_unreadable"] += 1
         findings.lose("cgroup names", f"a control group's name is lost: {error}")
         return None
-    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")

@@ -16,12 +16,17 @@ from dataclasses import dataclass
 import drgn
 import numpy as np
 import numpy.typing as npt
-from drgn.helpers.linux.cpumask import for_each_online_cpu
-from drgn.helpers.linux.percpu import per_cpu
+from drgn.helpers.linux.cpumask import cpu_online_mask
 
+from msatools.kernel.cpumasks import masks_at
+from msatools.kernel.percpu import PerCpu, read_percpu
+from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
+from msatools.kernel.structs import read_structs
 
 Nanoseconds = npt.NDArray[np.int64]
+
+_QUEUE = {"clock": ("u8", ("clock",)), "clock_task": ("u8", ("clock_task",))}
 
 _MOST_NS = 1 << 60
 """36 years, more than any machine is up: a clock that says so is damaged."""
@@ -55,45 +60,56 @@ class Clocks:
         return self.local_ns - behind
 
 
-def read_clocks(prog: drgn.Program, findings: Findings) -> Clocks:
+def read_clocks(reader: Reader, findings: Findings) -> Clocks:
     """Read the clocks; a CPU whose run queue cannot be read costs a note.
 
     :raises LookupError: if no run queue can be found at all
     """
-    clocks: dict[int, tuple[int, int]] = {}
-    queues = prog["runqueues"]
-    for cpu in for_each_online_cpu(prog):
-        try:
-            queue = per_cpu(queues, cpu)
-            times = queue.clock.value_(), queue.clock_task.value_()
-            if max(times) > _MOST_NS:
-                raise drgn.FaultError("no such time", queue.address_)
-            clocks[cpu] = times
-        except drgn.FaultError as error:
+    percpu = reader.once(PerCpu, lambda: read_percpu(reader.prog, findings))
+    places = reader.once(read_clocks, lambda: percpu.addresses("runqueues"))
+    online = _online(reader, findings)
+    chosen = online[percpu.cpus]
+    cpus = percpu.cpus[chosen]
+    aside = Findings()
+    queues = read_structs(reader, "struct rq", _QUEUE, places[chosen], aside)
+    known = queues.readable
+    known &= (queues["clock"] <= _MOST_NS) & (queues["clock_task"] <= _MOST_NS)
+    if np.count_nonzero(known) != np.count_nonzero(online):
+        online[cpus[known]] = False
+        for cpu in np.flatnonzero(online).tolist():
             findings.coverage["run_queues_unreadable"] += 1
-            findings.lose("run queues", f"CPU {cpu}'s run queue is lost: {error}")
-    behind = np.zeros(max(clocks, default=-1) + 1, np.int64)
-    for cpu, (clock, clock_task) in clocks.items():
-        behind[cpu] = clock - clock_task
+            findings.lose("run queues", f"CPU {cpu}'s run queue cannot be read")
+    clock = queues["clock"][known].astype(np.int64)
+    behind = np.zeros(int(cpus[-1:].max(initial=-1)) + 1, np.int64)
+    behind[cpus[known]] = clock - queues["clock_task"][known].astype(np.int64)
     return Clocks(
-        local_ns=max((clock for clock, _ in clocks.values()), default=0),
-        monotonic_offset_ns=_monotonic_offset(prog, findings),
+        local_ns=int(clock.max(initial=0)),
+        monotonic_offset_ns=_monotonic_offset(reader, findings),
         behind_ns=behind,
     )
 
 
-def _monotonic_offset(prog: drgn.Program, findings: Findings) -> int | None:
+def _online(reader: Reader, findings: Findings) -> npt.NDArray[np.bool_]:
+    mask = reader.once("online", lambda: cpu_online_mask(reader.prog).value_())
+    masks, readable = masks_at(reader, np.array([mask], np.uint64))
+    if not readable[0]:
+        findings.lose("cpus", "which CPUs are online is lost")
+    found: npt.NDArray[np.bool_] = masks[0]
+    return found
+
+
+def _monotonic_offset(reader: Reader, findings: Findings) -> int | None:
     """Tell by how much the local clock is ahead of CLOCK_MONOTONIC.
 
     Where the local clock may be unstable (x86), the kernel keeps the difference of the
     two, from when it found the clock to be stable.
     """
     try:
-        offset = prog["__gtod_offset"].value_()
+        offset = reader.once(_monotonic_offset, lambda: reader.prog["__gtod_offset"])
+        # An unsigned variable for a difference with a sign.
+        difference = int(np.uint64(offset.value_()).astype(np.int64))
     except (LookupError, drgn.FaultError):
         return None
-    # An unsigned member for a difference with a sign.
-    difference = int(np.uint64(offset).astype(np.int64))
     if abs(difference) > _MOST_NS:
         findings.lose("clocks", "how CLOCK_MONOTONIC differs from the others is lost")
         return None

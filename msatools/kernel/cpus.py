@@ -1,17 +1,30 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The CPUs of a kernel."""
+"""The CPUs of a kernel.
+
+drgn's own loops over CPUs go as far as a damaged number of CPUs says.
+"""
 
 import drgn
-from drgn.helpers.linux.cpumask import for_each_possible_cpu
+from drgn.helpers.linux.cpumask import cpu_online_mask, cpu_possible_mask
 
+from msatools.kernel.cpumasks import Cpus, mask_at
+from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 
 
-def possible_cpus(prog: drgn.Program, findings: Findings) -> list[int]:
+def possible_cpus(prog: drgn.Program, findings: Findings) -> Cpus:
     """List all CPUs that can ever be online; none, with a note, if they are lost."""
     try:
-        return list(for_each_possible_cpu(prog))
+        return mask_at(Reader(prog), cpu_possible_mask(prog).value_())
     except drgn.FaultError as error:
         findings.lose("cpus", f"the list of CPUs is lost: {error}")
-        return []
+        return ()
+
+
+def online_cpus(reader: Reader) -> Cpus:
+    """List the CPUs that are online.
+
+    :raises drgn.FaultError: if they are lost
+    """
+    return mask_at(reader, cpu_online_mask(reader.prog).value_())

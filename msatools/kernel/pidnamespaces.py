@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import drgn
 import numpy as np
+import numpy.typing as npt
 
 from msatools.kernel.pids import PidTree
 from msatools.kernel.reader import Addresses, Reader
@@ -34,7 +35,7 @@ _NAMESPACE = {
 }
 
 _PID = {"level": ("u4", ("level",)), "space": ("u8", ("numbers[0].ns",))}
-_UPID = {"space": ("u8", ("ns",))}
+_UPID = {"nr": ("i4", ("nr",)), "space": ("u8", ("ns",))}
 
 
 @dataclass(frozen=True)
@@ -108,30 +109,34 @@ def reserved_taken(
     reader: Reader, namespace: PidNamespace, findings: Findings
 ) -> int | None:
     """Count the numbers below :data:`RESERVED_PIDS` that are given out."""
-    type_ = reader.prog.type("struct pid_namespace")
-    at = drgn.Object(reader.prog, type_, address=namespace.address)
     try:
-        return PidTree(reader, at).count_below(RESERVED_PIDS)
+        return PidTree(reader, namespace.address).count_below(RESERVED_PIDS)
     except drgn.FaultError as error:
         findings.coverage["pids_unreadable"] += 1
         findings.lose("pid numbers", f"numbers that are taken are lost: {error}")
         return None
 
 
-def innermost_spaces(reader: Reader, pids: Addresses, findings: Findings) -> Addresses:
-    """Find the ``struct pid_namespace`` that each ``struct pid`` was made in.
+def innermost_numbers(
+    reader: Reader, pids: Addresses, findings: Findings
+) -> tuple[Addresses, npt.NDArray[np.int64]]:
+    """Find the namespace that each ``struct pid`` was made in, and its number there.
 
-    :return: Their addresses; 0 where that cannot be read.
+    :return: Addresses of ``struct pid_namespace``, 0 where that cannot be read; and the
+        numbers, 0 in the initial namespace.
     """
     read = read_structs(reader, "struct pid", _PID, pids, findings)
     levels = read["level"].astype(np.uint64)
     spaces: Addresses = read["space"].astype(np.uint64)
+    numbers = np.zeros(len(pids), np.int64)
     nested = np.flatnonzero(read.readable & (levels > 0) & (levels <= MAX_LEVEL))
-    # Each level has a number (struct upid) of its own.
-    first = np.uint64(drgn.offsetof(reader.prog.type("struct pid"), "numbers"))
-    size = np.uint64(drgn.sizeof(reader.prog.type("struct upid")))
-    places = pids[nested] + first + levels[nested] * size
-    deepest = read_structs(reader, "struct upid", _UPID, places, findings)
-    spaces[nested] = deepest["space"]
+    if len(nested):
+        # Each level has a number (struct upid) of its own.
+        first = np.uint64(drgn.offsetof(reader.prog.type("struct pid"), "numbers"))
+        size = np.uint64(drgn.sizeof(reader.prog.type("struct upid")))
+        places = pids[nested] + first + levels[nested] * size
+        deepest = read_structs(reader, "struct upid", _UPID, places, findings)
+        spaces[nested] = deepest["space"]
+        numbers[nested] = deepest["nr"]
     spaces[levels > MAX_LEVEL] = 0
-    return spaces
+    return spaces, numbers

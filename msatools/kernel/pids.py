@@ -8,13 +8,15 @@ which is an XArray (lib/idr.c, lib/xarray.c): a tree whose nodes have a slot for
 value of some bits of the number. Some seven reads find a task, however many there are.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import drgn
 import numpy as np
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
+from msatools.target.errors import TargetError
 
 PID_MAX_LIMIT = 1 << 22
 """include/linux/threads.h: no PID is as large."""
@@ -30,6 +32,23 @@ _INTERNAL = 2
 _MAX_NUMBER = 4096
 
 
+class NoSuchPidError(TargetError):
+    """A PID that was named is not there."""
+
+
+def no_such_pids(pids: Sequence[int], *, damaged: bool) -> NoSuchPidError:
+    """Put into words that tasks that were named are not found.
+
+    :param damaged: Whether something that tells of tasks could not be read.
+    """
+    why = "no such task" if len(pids) == 1 else "no such tasks"
+    return NoSuchPidError(
+        f"pid {', '.join(map(str, pids))}",
+        "not found, and a part of what tells is damaged" if damaged else why,
+        "list them all without -p",
+    )
+
+
 def find_tasks(
     reader: Reader, pids: Iterable[int], findings: Findings
 ) -> dict[int, int]:
@@ -40,7 +59,7 @@ def find_tasks(
     :return: Addresses of ``struct task_struct`` by PID; no entry where no thread, be it
         a zombie, has the PID.
     """
-    tree = PidTree(reader, reader.prog["init_pid_ns"])
+    tree = PidTree(reader, reader.once("init_pid_ns", lambda: _initial(reader.prog)))
     found = {}
     for pid in dict.fromkeys(pids):
         try:
@@ -54,29 +73,56 @@ def find_tasks(
     return found
 
 
+def _initial(prog: drgn.Program) -> int:
+    address: int | None = prog["init_pid_ns"].address_
+    assert address is not None
+    return address
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where members are."""
+
+    head: int
+    shift: int
+    slots: int
+    count: int
+    """Slots of a node."""
+
+    task: int
+    number: int
+    """In ``struct pid``: the first of each, the thread itself and the initial
+    namespace."""
+
+    link: int
+    task_pid: int
+
+
+def _layout(prog: drgn.Program) -> _Layout:
+    node, pid = prog.type("struct xa_node"), prog.type("struct pid")
+    task = prog.type("struct task_struct")
+    count = node.member("slots").type.length
+    assert count
+    return _Layout(
+        head=drgn.offsetof(prog.type("struct pid_namespace"), "idr.idr_rt.xa_head"),
+        shift=drgn.offsetof(node, "shift"),
+        slots=drgn.offsetof(node, "slots"),
+        count=count,
+        task=drgn.offsetof(pid, "tasks[0].first"),
+        number=drgn.offsetof(pid, "numbers[0].nr"),
+        link=drgn.offsetof(task, "pid_links[0]"),
+        task_pid=drgn.offsetof(task, "pid"),
+    )
+
+
 class PidTree:
     """A namespace's ``struct pid`` by number; nodes are read once."""
 
-    def __init__(self, reader: Reader, namespace: drgn.Object) -> None:
-        """Look at a ``struct pid_namespace``."""
-        prog = reader.prog
-        self._head = namespace.address_ + drgn.offsetof(
-            namespace.type_, "idr.idr_rt.xa_head"
-        )
-        node = prog.type("struct xa_node")
-        self._shift = drgn.offsetof(node, "shift")
-        self._slots = drgn.offsetof(node, "slots")
-        count = node.member("slots").type.length
-        assert count
-        self._count = count
-        self._bits = count.bit_length() - 1
-        pid = prog.type("struct pid")
-        # The first of each: the thread itself, and the initial namespace.
-        self._task = drgn.offsetof(pid, "tasks[0].first")
-        self._number = drgn.offsetof(pid, "numbers[0].nr")
-        task = prog.type("struct task_struct")
-        self._link: int = drgn.offsetof(task, "pid_links[0]")
-        self._task_pid = drgn.offsetof(task, "pid")
+    def __init__(self, reader: Reader, namespace: int) -> None:
+        """Look at the ``struct pid_namespace`` at an address."""
+        self._layout = reader.once(_Layout, lambda: _layout(reader.prog))
+        self._head = namespace + self._layout.head
+        self._bits = self._layout.count.bit_length() - 1
         self._reader = reader
         self._root: int | None = None
         self._nodes: dict[int, tuple[int, Addresses]] = {}
@@ -91,15 +137,16 @@ class PidTree:
         entry = self._entry(pid)
         if not entry:
             return None
-        end = max(self._task + _POINTER_BYTES, self._number + 4)
+        layout = self._layout
+        end = max(layout.task + _POINTER_BYTES, layout.number + 4)
         data = self._reader.read(entry, end)
-        if _number(data, self._number, 4) != pid:
+        if _number(data, layout.number, 4) != pid:
             raise drgn.FaultError("no struct pid of that number", entry)
-        link = _number(data, self._task, _POINTER_BYTES)
+        link = _number(data, layout.task, _POINTER_BYTES)
         if not link:  # it has been reaped, or is only a process group's or session's
             return None
-        task = link - self._link
-        own = self._reader.read(task + self._task_pid, 4)
+        task = link - layout.link
+        own = self._reader.read(task + layout.task_pid, 4)
         if _number(own, 0, 4) != pid:
             raise drgn.FaultError("no task of that PID", task)
         return task
@@ -145,9 +192,9 @@ class PidTree:
             # Each level is for fewer bits, so this ends.
             if shift % self._bits or (above is not None and shift != above):
                 raise drgn.FaultError("a node of another level", entry)
-            if above is None and pid >> shift >= self._count:
+            if above is None and pid >> shift >= self._layout.count:
                 return 0
-            entry = int(slots[pid >> shift & (self._count - 1)])
+            entry = int(slots[pid >> shift & (self._layout.count - 1)])
             if shift == 0:
                 break
             above = shift - self._bits
@@ -158,10 +205,11 @@ class PidTree:
 
     def _node(self, address: int) -> tuple[int, Addresses]:
         if address not in self._nodes:
-            end = self._slots + _POINTER_BYTES * self._count
+            layout = self._layout
+            end = layout.slots + _POINTER_BYTES * layout.count
             data = self._reader.read(address, end)
-            slots = np.frombuffer(data, "<u8", self._count, self._slots)
-            self._nodes[address] = data[self._shift], slots
+            slots = np.frombuffer(data, "<u8", layout.count, layout.slots)
+            self._nodes[address] = data[layout.shift], slots
         return self._nodes[address]
 
 

@@ -2,9 +2,10 @@
 
 """Reading memory in bulk, counting what it costs and surviving what is missing."""
 
-from collections.abc import Hashable, Iterator
+import errno
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypeVar, cast
 
 import drgn
 import numpy as np
@@ -15,10 +16,15 @@ Addresses = npt.NDArray[np.uint64]
 
 Reason = Literal["excluded", "unreadable"]
 
+T = TypeVar("T")
+
 # Records nearer to each other than this come with one read: a read call costs
 # as much as copying some ten KiB, decompressing a page of a kdump as much again.
 _MAX_GAP = 4096
 _MAX_SPAN = 256 * 1024
+
+_FEW = 3
+"""To sort so many takes longer than a read each."""
 
 _MAX_ADDRESS = (1 << 64) - 1
 MAX_READ = 1 << 28
@@ -60,23 +66,39 @@ class Reader:
         self.prog = prog
         self.reads = 0
         self.bytes = 0
-        self.layouts: dict[Hashable, Any] = {}
-        """Where members of its structures are: see ``structs.read_structs``."""
+        self._known: dict[Hashable, object] = {}
+        flags = prog.flags
+        live, local = drgn.ProgramFlags.IS_LIVE, drgn.ProgramFlags.IS_LOCAL
+        self._is_remote = bool(flags & live) and not flags & local
+
+    def once(self, key: Hashable, find: Callable[[], T]) -> T:
+        """Find something that the kernel's types tell, which takes long, once."""
+        if key not in self._known:
+            self._known[key] = find()
+        return cast(T, self._known[key])
 
     def read(self, address: int, size: int, *, physical: bool = False) -> bytes:
         """
         Read *size* bytes.
 
         Address and size may come from a damaged dump: what cannot be is a fault
-        like any other.
+        like any other. So is what the kernel or the disk that holds a dump refuses.
 
         :raises drgn.FaultError: if any byte of the range cannot be read
+        :raises OSError: if what is looked at from outside cannot be reached any more
         """
         if not (0 <= address <= _MAX_ADDRESS and 0 <= size <= MAX_READ):
             raise drgn.FaultError("no such range of memory", address & _MAX_ADDRESS)
         self.reads += 1
         self.bytes += size
-        data: bytes = self.prog.read(address, size, physical)
+        try:
+            data: bytes = self.prog.read(address, size, physical)
+        except OSError as error:
+            # What QEMU had for memory that the guest has no more is not there.
+            if self._is_remote and error.errno != errno.EFAULT:
+                raise
+            why = f"could not be read: {error.strerror}"
+            raise drgn.FaultError(why, address) from error
         return data
 
     def words(
@@ -127,8 +149,8 @@ class Reader:
         """
         records = np.zeros((len(addresses), size), np.uint8)
         readable = np.zeros(len(addresses), np.bool_)
-        if len(addresses) == 1:
-            self._read_each(addresses, np.zeros(1, np.intp), records, readable)
+        if len(addresses) <= _FEW:
+            self._read_each(addresses, range(len(addresses)), records, readable)
             return records, readable
         order = np.argsort(addresses, kind="stable")
         ascending = addresses[order]
@@ -136,10 +158,14 @@ class Reader:
         for end in _span_ends(ascending, size):
             base = int(ascending[start])
             rows = order[start:end]
+            if end - start == 1:
+                self._read_each(addresses, rows.tolist(), records, readable)
+                start = end
+                continue
             try:
                 data = self.read(base, int(ascending[end - 1]) - base + size)
             except drgn.FaultError:
-                self._read_each(addresses, rows, records, readable)
+                self._read_each(addresses, rows.tolist(), records, readable)
             else:
                 offsets = (ascending[start:end] - ascending[start]).astype(np.int64)
                 span = np.frombuffer(data, np.uint8)
@@ -151,11 +177,11 @@ class Reader:
     def _read_each(
         self,
         addresses: Addresses,
-        rows: npt.NDArray[np.intp],
+        rows: Iterable[int],
         records: npt.NDArray[np.uint8],
         readable: npt.NDArray[np.bool_],
     ) -> None:
-        for row in rows.tolist():
+        for row in rows:
             try:
                 data = self.read(int(addresses[row]), records.shape[1])
             except drgn.FaultError:
@@ -169,6 +195,10 @@ def _span_ends(addresses: npt.NDArray[np.uint64], size: int) -> Iterator[int]:
     far = np.diff(addresses) > np.uint64(size + _MAX_GAP)
     start = 0
     for run in [*(np.flatnonzero(far) + 1).tolist(), len(addresses)]:
+        if run - start == 1:
+            # Most are, such as what each CPU has one of.
+            start = run
+            yield start
         while start < run:
             last = min(int(addresses[start]) + max(_MAX_SPAN - size, 0), _MAX_ADDRESS)
             part = addresses[start:run]

@@ -49,6 +49,15 @@ class Findings:
         """Note something, once for each code and subject."""
         self.notes.setdefault((code, subject), Note(code, text))
 
+    def copy(self) -> "Findings":
+        """Keep what is known so far."""
+        return Findings(self.coverage.copy(), self.lost.copy(), dict(self.notes))
+
+    def reset(self, to: "Findings") -> None:
+        """Forget what was found since, as another report begins."""
+        kept = to.copy()
+        self.coverage, self.lost, self.notes = kept.coverage, kept.lost, kept.notes
+
     def lose(self, subject: str, text: str) -> None:
         """Note once that something is lost, and count how often it was."""
         self.lost[subject] += 1
@@ -62,6 +71,23 @@ def noting_refusals(prog: Program, findings: Findings) -> Iterator[None]:
         yield
     for name, why in refused.items():
         findings.lose(name, f"{name} is left out: {why}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one sample of many took of the machine that msatools runs on."""
+
+    cpu_ns: int
+    """CPU time of this process since the sample before, all that it does."""
+
+    wall_ns: int
+    """How long that is ago."""
+
+    elapsed_ns: int
+    """How long the look at the kernel took, and what was made of it."""
+
+    peak_bytes: int
+    """The most resident memory that this process has had."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,3 +107,6 @@ class Report:
     """What was read, missing, unreadable and retried, in units the keys name."""
 
     notes: tuple[Note, ...]
+
+    cost: Cost | None = field(default=None, metadata=ADDED)
+    """Of a sample; a report without an interval has none."""

@@ -71,10 +71,12 @@ def read_structs(
     size = layout.records.itemsize
     records, readable = reader.read_records(unique + np.uint64(layout.start), size)
     # What lies at a member's offset from nowhere is none.
-    null = unique == 0
-    readable &= ~null
-    records[null] = 0
-    lose_many(findings, type_name, int(np.count_nonzero(~readable & ~null)))
+    nulls = len(unique) - int(np.count_nonzero(unique))
+    if nulls:
+        readable[unique == 0] = False
+        records[unique == 0] = 0
+    lost = len(unique) - nulls - int(np.count_nonzero(readable))
+    lose_many(findings, type_name, lost)
     rows = records.view(layout.records)[:, 0]
     columns = {name: rows[name][index] for name in layout.records.names or ()}
     return Structs(columns, readable[index])
@@ -82,11 +84,10 @@ def read_structs(
 
 def _layout(reader: Reader, type_name: str, members: Members) -> _Layout | None:
     """Find where the members are, once for each reader; ``None`` if there are none."""
-    key = type_name, tuple(members.items())
-    if key not in reader.layouts:
-        reader.layouts[key] = _find_layout(reader.prog.type(type_name), members)
-    layout: _Layout | None = reader.layouts[key]
-    return layout
+    return reader.once(
+        (type_name, tuple(members.items())),
+        lambda: _find_layout(reader.prog.type(type_name), members),
+    )
 
 
 def _find_layout(type_: drgn.Type, members: Members) -> _Layout | None:
@@ -115,7 +116,7 @@ def each_once(
     addresses: Addresses,
 ) -> tuple[Addresses, npt.NDArray[np.intp] | slice]:
     """Give each address once, and what makes of these all of them."""
-    if len(addresses) == 1:
+    if len(addresses) <= 1:
         # Sorting one takes longer than all else that is done with it.
         return addresses, slice(None)
     return np.unique(addresses, return_inverse=True)

@@ -4,6 +4,7 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Collection
 
 import drgn
 import numpy as np
@@ -54,6 +55,32 @@ def vm_counters(
         name: None if value is None else value + deltas[name]
         for name, value in globals_.items()
     }
+
+
+def vm_events(
+    reader: Reader, names: Collection[str], findings: Findings
+) -> dict[str, int]:
+    """
+    Count events of ``enum vm_event_item``, over all CPUs and since boot.
+
+    A CPU that goes offline hands over what it has counted.
+
+    :param names: Enumerators; those that this kernel does not have are left out.
+    :raises LookupError: if the kernel counts none (CONFIG_VM_EVENT_COUNTERS)
+    :raises drgn.FaultError: if those of a CPU cannot be read
+    """
+    prog = reader.prog
+    states = prog["vm_event_states"].address_of_()
+    places = dict(prog.type("enum vm_event_item").enumerators or ())
+    counts = {name: 0 for name in names if name in places}
+    length = max((places[name] for name in counts), default=-1) + 1
+    for cpu in possible_cpus(prog, findings):
+        address = per_cpu_ptr(states, cpu).value_()
+        # The member ``event`` is the whole of it.
+        words = reader.words(address, length)
+        for name in counts:
+            counts[name] += int(words[places[name]])
+    return counts
 
 
 def _names(prog: drgn.Program, enum: str, end: str) -> list[str]:

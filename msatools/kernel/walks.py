@@ -13,8 +13,17 @@ from msatools.kernel.report import Findings
 MAX_LIST = 16 << 20
 """More entries than any list that a kernel keeps: a walk this long is lost."""
 
-_POINTER = struct.Struct("<Q")
-_CHILDREN = struct.Struct("<QQ")
+_MAX_ASTRAY = 1024
+"""Entries that may not name the one before. On a running kernel some do not, as others
+come and go between two reads; what is no list at all has hardly any that does."""
+
+_LINKS = struct.Struct("<QQ")
+"""``struct list_head``: next, previous."""
+
+_RB_NODE = struct.Struct("<QQQ")
+"""``struct rb_node``: parent and, in two bits, colour; right; left."""
+
+_COLOUR = 3
 
 
 def list_records(
@@ -28,8 +37,8 @@ def list_records(
     """
     Read each structure on a ``struct list_head`` list, one read each.
 
-    A list that breaks off, or that comes back to an entry it had before, ends
-    there with a note.
+    A list that breaks off, that comes back to an entry it had before, or that is none
+    as its entries do not name those before them, ends there with a note.
 
     :param head: Address of the list's head.
     :param node_offset: Offset of the list node in the structure.
@@ -38,17 +47,24 @@ def list_records(
     :return: Iterator of (address, bytes) of each structure.
     """
     seen: set[int] = set()
+    before, astray = head, 0
+    size = max(size, node_offset + _LINKS.size)
     try:
         node = int(reader.words(head, 1)[0])
         while node != head:
-            if not node or node in seen or len(seen) >= MAX_LIST:
-                _broken(findings, name, "leads nowhere" if not node else "is a loop")
+            if not node or astray > _MAX_ASTRAY:
+                _broken(findings, name, "leads nowhere")
+                return
+            if node in seen or len(seen) >= MAX_LIST:
+                _broken(findings, name, "is a loop")
                 return
             seen.add(node)
             address = node - node_offset
             data = reader.read(address, size)
             yield address, data
-            (node,) = _POINTER.unpack_from(data, node_offset)
+            following, previous = _LINKS.unpack_from(data, node_offset)
+            astray += previous != before
+            node, before = following, node
     except drgn.FaultError as error:
         _broken(findings, name, f"cannot be read: {error}")
 
@@ -73,15 +89,20 @@ def tree_records(
     :return: Iterator of (address, bytes) of each structure.
     """
     seen: set[int] = set()
+    astray = 0
+    size = max(size, node_offset + _RB_NODE.size)
     try:
-        todo = [int(reader.words(root, 1)[0])]
+        todo = [(int(reader.words(root, 1)[0]), 0)]
     except drgn.FaultError as error:
         _broken(findings, name, f"cannot be read: {error}")
         return
     while todo:
-        node = todo.pop()
+        node, above = todo.pop()
         if not node:
             continue
+        if astray > _MAX_ASTRAY:
+            _broken(findings, name, "leads nowhere")
+            return
         if node in seen or len(seen) >= MAX_LIST:
             _broken(findings, name, "is a loop")
             return
@@ -93,8 +114,9 @@ def tree_records(
             _broken(findings, name, f"cannot be read: {error}")
             continue
         yield address, data
-        # struct rb_node: colour and parent, right, left.
-        todo += _CHILDREN.unpack_from(data, node_offset + 8)
+        parent, right, left = _RB_NODE.unpack_from(data, node_offset)
+        astray += parent & ~_COLOUR != above
+        todo += ((right, node), (left, node))
 
 
 def _broken(findings: Findings, name: str, why: str) -> None:

@@ -2,17 +2,17 @@
 
 """Who waits for whom, on one kernel: reports one after the other."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import drgn
 import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import read_clocks
-from msatools.kernel.pids import find_tasks
-from msatools.kernel.reader import Reader
+from msatools.kernel.pids import find_tasks, no_such_pids
 from msatools.kernel.report import Findings, noting_refusals
+from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.locks.changes import changes
 from msatools.locks.layout import Layout
 from msatools.locks.look import Look
@@ -29,14 +29,11 @@ from msatools.locks.steady import (
 )
 from msatools.locks.telling import Teller
 from msatools.target.describe import describe
-from msatools.target.errors import TargetError
 from msatools.target.model import Target
 from msatools.tasks.now import collect_now
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
-
-Progress = Callable[[int, int], None]
 
 _COVERAGE = (
     *("tasks", "tasks_scanned", "zombies", "tasks_unreadable", "lists_broken"),
@@ -48,10 +45,6 @@ _COVERAGE = (
 _STEPS = 6
 _MAX_ROUNDS = 64
 """How far a chain of owners is followed, where each is looked up by itself."""
-
-
-class NoSuchPidError(TargetError):
-    """A PID that was named is not there."""
 
 
 def collect_locks(
@@ -79,7 +72,7 @@ def collect_locks(
     :raises TargetError: if the program is not a kernel, or has no types
     """
     session = Locks(prog, target or describe(prog), options or LocksOptions())
-    return session.report(progress or (lambda done, total: None))
+    return session.report(progress or quietly)
 
 
 @dataclass(frozen=True)
@@ -91,33 +84,22 @@ class _Before:
     """How often each thread, by its ID and when it started, had gone to sleep."""
 
 
-class Locks:
+class Locks(KernelSession):
     """A run of reports on one kernel: see :class:`msatools.command.Session`."""
-
-    period_s = None
 
     def __init__(
         self, prog: drgn.Program, target: Target, options: LocksOptions
     ) -> None:
-        self._prog = prog
-        self._target = target
+        super().__init__(prog, target)
         self._options = options
-        self._reader = Reader(prog)
         self._layout = Layout(self._reader)
-        self._findings = Findings()
-        with noting_refusals(prog, self._findings):
+        with self._learning():
             self._task_reader = TaskReader(self._reader)
             self._collector = StackCollector(self._reader, self._findings)
             self._stack_bytes = stack_bytes(prog)
             # The first time it takes long, which is not to pass between tasks and
             # clocks.
-            read_clocks(prog, Findings())
-        self._lasting = replace(
-            self._findings,
-            coverage=self._findings.coverage.copy(),
-            lost=self._findings.lost.copy(),
-            notes=dict(self._findings.notes),
-        )
+            read_clocks(self._reader, Findings())
         self._before: _Before | None = None
 
     def report(self, progress: Progress) -> LocksReport:
@@ -127,10 +109,6 @@ class Locks:
     def begin(self, progress: Progress) -> None:
         """Look at all tasks: an interval begins."""
         self._before = _before(*self._collect(progress))
-
-    def sample(self) -> None:
-        """There is nothing to look at within an interval."""
-        raise NotImplementedError("it has no period")
 
     def advance(self, progress: Progress) -> LocksReport:
         """Report who waits for whom now, and what has changed since the last look."""
@@ -192,15 +170,8 @@ class Locks:
         found = find_tasks(self._reader, pids, self._findings)
         missing = [pid for pid in pids if pid not in found]
         if missing:
-            lost = self._findings.coverage["pids_unreadable"]
-            why = (
-                "not found, and a part of what tells is damaged" if lost else "no such"
-            )
-            raise NoSuchPidError(
-                f"pid {', '.join(map(str, missing))}",
-                why if lost else f"no such task{'s' if len(missing) > 1 else ''}",
-                "list them all without -p",
-            )
+            damaged = self._findings.coverage["pids_unreadable"] > 0
+            raise no_such_pids(missing, damaged=damaged)
         return self._task_reader.read(list(found.values()), self._findings)
 
     def _scene(self, tasks: TaskTable) -> Scene:
@@ -214,7 +185,7 @@ class Locks:
             if not len(more):
                 break
             # All is told anew of the tasks of this look and of the one before.
-            self._forget(reads=False)
+            self._findings.reset(self._lasting)
             records = np.concatenate([tasks.records, more.records])
             tasks = TaskTable(records, tasks.columns)
         return scene
@@ -232,7 +203,7 @@ class Locks:
         return self._look_at(tasks, self._findings, self._alone)
 
     def _look_at(self, tasks: TaskTable, findings: Findings, alone: bool) -> Scene:
-        clocks = read_clocks(self._prog, findings)
+        clocks = read_clocks(self._reader, findings)
         now = collect_now(self._collector, self._prog, tasks, clocks)
         # Who waits for a lock is told in full, also where but one was asked for.
         limit = MAX_WAITERS
@@ -260,15 +231,6 @@ class Locks:
         self._findings.coverage["owners_unconfirmed"] += len(wrong)
         # Asleep from before the first look until after the second.
         return self._held(without_edges(scene, wrong))
-
-    def _forget(self, *, reads: bool = True) -> None:
-        """Gather the findings of one report apart from those of others before."""
-        made, findings = self._lasting, self._findings
-        findings.coverage = made.coverage.copy()
-        findings.lost = made.lost.copy()
-        findings.notes = dict(made.notes)
-        if reads:
-            self._reader.reads = self._reader.bytes = 0
 
     def _count(self, scene: Scene) -> None:
         coverage = self._findings.coverage

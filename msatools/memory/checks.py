@@ -2,6 +2,7 @@
 
 """The walk's sums held against the counters that the kernel itself keeps."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from drgn.helpers.linux.mm import totalram_pages
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.kernel.vmstat import vm_counters
+from msatools.kernel.vmstat import vm_counters, vm_events
 from msatools.memory.classes import PageClass as C
 from msatools.memory.freelists import PcpLists
 from msatools.memory.layout import PageLayout
@@ -84,7 +85,36 @@ def read_counters(
             findings.lose(name, f"the kernel's {name} is lost: {error}")
         except (LookupError, AttributeError):
             continue  # not configured, or not in this version
+    if prog.flags & drgn.ProgramFlags.IS_LIVE:
+        with contextlib.suppress(LookupError, drgn.FaultError):
+            values.update(_passing_pages(reader, findings))
     return Counters(values)
+
+
+_MOVED = "moved"
+_FREED = "PGFREE"
+_COLLAPSED, _MIGRATED = "THP_COLLAPSE_ALLOC", "PGMIGRATE_SUCCESS"
+_ENTRY_BYTES = 8
+
+
+def _passing_pages(reader: Reader, findings: Findings) -> dict[str, int]:
+    """Count the pages, since boot, that were freed, and those (at most) that moved.
+
+    khugepaged makes huge pages of small ones, by a page table's worth of them.
+    """
+    events = vm_events(reader, (_FREED, _COLLAPSED, _MIGRATED), findings)
+    page_size: int = reader.prog["PAGE_SIZE"].value_()
+    huge = events.get(_COLLAPSED, 0) * (page_size // _ENTRY_BYTES)
+    return {
+        _FREED: events.get(_FREED, 0),
+        _MOVED: huge + events.get(_MIGRATED, 0),
+    }
+
+
+def _passed(what: str, before: Counters, after: Counters) -> int:
+    """Tell how many pages were freed, or moved, from one moment to the other."""
+    then, now = before.values.get(what), after.values.get(what)
+    return 0 if then is None or now is None else now - then
 
 
 def _hugetlb_pages(prog: drgn.Program, member: str) -> int:
@@ -118,6 +148,7 @@ def make_checks(
         return int(sum(totals[c] for c in classes))
 
     missing = pages(C.EXCLUDED, C.UNREADABLE)
+    moved, freed = (_passed(what, before, after) for what in (_MOVED, _FREED))
 
     def check(
         name: str, walk: int, *counters: str, reason: Reason | None = None
@@ -133,7 +164,15 @@ def make_checks(
             kernel_pages=kernel,
             difference=None if kernel is None else walk - kernel,
             explained_by=_explain(
-                name, walk, before.get(*kept), kernel, reason, missing, findings
+                name,
+                walk,
+                before.get(*kept),
+                kernel,
+                reason,
+                missing,
+                moved,
+                findings,
+                freed,
             ),
         )
 
@@ -224,7 +263,9 @@ def _explain(
     kernel: int | None,
     reason: Reason | None,
     missing: int,
+    moved: int,
     findings: Findings,
+    freed: int = 0,
 ) -> str | None:
     if kernel is None or walk == kernel:
         return None
@@ -233,6 +274,17 @@ def _explain(
         return reason.text
     if before is not None and min(before, kernel) <= walk <= max(before, kernel):
         return f"went from {before:,} to {kernel:,} during the scan"
+    if before is not None and reason is not None:
+        # Both at once: the counter went on, and never has what the reason names.
+        low, high = min(before, kernel), max(before, kernel)
+        if low <= walk - reason.pages <= high:
+            return f"{reason.text}; went from {before:,} to {kernel:,} during the scan"
+    if before is not None and name in _PER_CPU:
+        # What moves from a page that is still to be looked at to one that has been is
+        # missed, and met twice the other way round. The counters do not show it.
+        low, high = min(before, kernel), max(before, kernel)
+        if low - moved <= walk <= high + moved:
+            return f"up to {moved:,} pages moved to others during the scan"
     if difference < 0 and findings.lost["section table"]:
         return "the dump lacks struct pages"
     if 0 < -difference <= missing:
@@ -249,6 +301,12 @@ def _explain(
     cpus = findings.coverage["vmstat_cpus_unreadable"]
     if name in _PER_CPU and abs(difference) <= cpus * _MAX_CPU_DELTA:
         return f"the dump lacks {cpus} per-CPU parts of counters"
+    if before is not None and name in _PASSING:
+        # A counter that is what it was may have been another meanwhile. What is too
+        # many was met and freed then, what is missing was freed before it was met.
+        low, high = min(before, kernel), max(before, kernel)
+        if low - freed <= walk <= high + freed:
+            return f"up to {freed:,} pages were freed during the scan, and used anew"
     return None
 
 
@@ -266,3 +324,6 @@ _PER_CPU = frozenset(
     }
 )
 """Checks against counters of which each CPU keeps a part."""
+
+_PASSING = _PER_CPU | {"cache.blockdev", "free.pcp", "kernel.vmalloc"}
+"""Checks of pages that come to be used, and are freed, in the course of a moment."""

@@ -31,6 +31,7 @@ class PcpList:
     """Address of the list's head."""
 
     first: int
+    last: int
     order: int
 
 
@@ -76,14 +77,15 @@ def _read_heads(reader: Reader, pcp: drgn.Object) -> tuple[int, list[PcpList]]:
     count = type_.member("count")
     data = reader.read(pcp.value_(), drgn.sizeof(type_))
     held = int(np.frombuffer(data, "<i4", 1, count.offset)[0])
-    nexts = np.frombuffer(data, "<u8", 2 * lists.type.length, lists.offset)[::2]
+    links = np.frombuffer(data, "<u8", 2 * lists.type.length, lists.offset)
     migrate_types = reader.prog.constant("MIGRATE_PCPTYPES").value_()
     huge = pmd_order(reader.prog)
     heads = []
-    for index, first in enumerate(nexts):
+    for index, (first, last) in enumerate(links.reshape(-1, 2).tolist()):
         head = pcp.value_() + lists.offset + 16 * index
-        if int(first) not in (head, 0):
-            heads.append(PcpList(head, int(first), _order(index, migrate_types, huge)))
+        if first not in (head, 0):
+            order = _order(index, migrate_types, huge)
+            heads.append(PcpList(head, first, last, order))
     return held, heads
 
 
@@ -112,21 +114,24 @@ def settle_pcp(result: ScanResult, pcp: PcpLists) -> tuple[int, int]:
         return 0, len(pcp.lists)
     nodes = np.concatenate(candidates.nodes).tolist()
     nexts = np.concatenate(candidates.nexts).tolist()
+    prevs = np.concatenate(candidates.prevs).tolist()
     codes = np.concatenate(candidates.codes).tolist()
     keys = np.concatenate(candidates.keys).tolist()
     index_of = {node: i for i, node in enumerate(nodes)}
     taken = bytearray(len(nodes))
     moved = broken = 0
     for pcp_list in pcp.lists:
-        node = pcp_list.first
-        while node != pcp_list.head:
-            i = index_of.get(node)
-            if i is None or taken[i]:
-                broken += 1
+        pages = 1 << pcp_list.order
+        # The kernel takes from and adds to the front. On a running one that end has
+        # changed since the scan, and what is behind is found from the other end.
+        for node, links in ((pcp_list.first, nexts), (pcp_list.last, prevs)):
+            while (i := index_of.get(node)) is not None and not taken[i]:
+                taken[i] = True
+                result.move(keys[i], codes[i], PageClass.FREE_PCP, pages)
+                moved += pages
+                node = links[i]
+            if node == pcp_list.head:
                 break
-            taken[i] = True
-            pages = 1 << pcp_list.order
-            result.move(keys[i], codes[i], PageClass.FREE_PCP, pages)
-            moved += pages
-            node = nexts[i]
+        else:
+            broken += 1
     return moved, broken

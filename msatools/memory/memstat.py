@@ -3,7 +3,7 @@
 """Where a machine's memory is: every struct page in exactly one class."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 
 import drgn
@@ -12,6 +12,7 @@ from drgn.helpers.linux.timekeeping import ktime_get_coarse_ns
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings, noting_refusals
+from msatools.kernel.session import Progress
 from msatools.kernel.zones import Zone, online_nodes, populated_zones
 from msatools.memory.checks import make_checks, read_counters
 from msatools.memory.classes import CLASSES, PageClass
@@ -39,8 +40,6 @@ from msatools.memory.swapcache import settle_swapcache
 from msatools.memory.vmalloc import symbol_name
 from msatools.target.describe import describe
 from msatools.target.model import Address, Target
-
-Progress = Callable[[int, int], None]
 
 _COVERAGE = (
     "sections",
@@ -154,6 +153,12 @@ def collect_memstat(
     zones = {(zone.node, zone.number): zone for zone in populated}
     _cover(findings, reader, ranges, result)
     _note_losses(findings)
+    if live and findings.coverage["excluded_pages"]:
+        gone = findings.coverage["excluded_pages"]
+        findings.note(
+            "zero-pages",
+            f"{gone:,} struct pages read as zeros: memory that went away meanwhile",
+        )
     return MemstatReport(
         target=target,
         taken_at_ns=taken_at_ns,

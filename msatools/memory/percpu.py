@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import drgn
 import numpy as np
-from drgn.helpers.linux.cpumask import for_each_possible_cpu
 
+from msatools.kernel.cpus import possible_cpus
 from msatools.kernel.pagetables import PageTables
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
@@ -36,8 +36,10 @@ def percpu_pages(reader: Reader, tables: PageTables, findings: Findings) -> Perc
     """Find the pages of all chunks but those of boot memory, which is reserved."""
     prog = reader.prog
     page_shift = prog["PAGE_SHIFT"].value_()
-    cpus = list(for_each_possible_cpu(prog))
-    offsets = reader.words(prog["pcpu_unit_offsets"].value_(), max(cpus) + 1)
+    cpus = list(possible_cpus(prog, findings))
+    offsets = reader.words(
+        prog["pcpu_unit_offsets"].value_(), max(cpus, default=-1) + 1
+    )
     units = offsets[cpus].tolist()
     type_ = prog.type("struct pcpu_chunk")
     base_addr, populated, immutable, nr_pages = (

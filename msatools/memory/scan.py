@@ -21,6 +21,7 @@ NOWHERE = -1
 
 _COMPACT_AT = 1 << 20
 _MAX_FAR_HEADS = 1 << 16
+_POINTER_BYTES = 8
 
 _COMMON = (
     PageClass.FREE_BUDDY,
@@ -100,6 +101,7 @@ class FreeCandidates:
     """Address of each page's list node (``page->lru``)."""
 
     nexts: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    prevs: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     codes: list[npt.NDArray[np.uint8]] = field(default_factory=list)
     """The class each was counted under."""
 
@@ -345,6 +347,7 @@ def _add_candidates(
     linked = (nexts & np.uint64(7) == 0) & (nexts >> np.uint64(55) == 0x1FF)
     orphans = orphans[linked]
     candidates.nexts.append(nexts[linked])
+    candidates.prevs.append(block.column(lru + _POINTER_BYTES)[orphans])
     candidates.nodes.append(
         np.uint64(block.address + lru)
         + orphans.astype(np.uint64) * np.uint64(block.layout.size)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import drgn
 import numpy as np
 import numpy.typing as npt
-from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
+from msatools.kernel.cpus import possible_cpus
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records
@@ -123,7 +123,7 @@ def cached_stacks(prog: drgn.Program, findings: Findings) -> int:
         cached = prog["cached_stacks"].address_of_()
         return sum(
             bool(stack)
-            for cpu in for_each_possible_cpu(prog)
+            for cpu in possible_cpus(prog, findings)
             for stack in per_cpu_ptr(cached, cpu)[0]
         )
     except LookupError:

@@ -39,7 +39,7 @@ def ended(
     What they had done before the first look is not in it. A process of which no
     thread is left is in no row: what it did is in what its parent has waited for.
     """
-    growth = _Growth(first, last, last_processes.known)
+    growth = _Growth(first, last, first_processes.known, last_processes.known)
     cpu = growth.of(
         first_processes.dead_sum_exec_ns, last_processes.dead_sum_exec_ns, cpu_of(first)
     )
@@ -63,16 +63,25 @@ def ended(
 class _Growth:
     """By how much the sums of processes have grown that their dead threads left."""
 
-    def __init__(self, first: Look, last: Look, known: Booleans) -> None:
+    def __init__(
+        self, first: Look, last: Look, first_known: Booleans, last_known: Booleans
+    ) -> None:
         self._signals, self._process = np.unique(
             last.tasks["signal"], return_inverse=True
         )
         self._old = _processes(self._signals, first.tasks["signal"])
+        # A new process may have its structure where one was that has ended.
+        tgids = np.zeros(len(self._signals), last.tasks["tgid"].dtype)
+        tgids[self._process] = last.tasks["tgid"]
+        same = self._old != NOBODY
+        same[same] = tgids[self._old[same]] == first.tasks["tgid"][same]
+        self._old = np.where(same, self._old, NOBODY)
         row = match(first.tasks, last.tasks)
-        self._left = self._old != NOBODY
+        self._left = same.copy()
         self._left[row[row != NOBODY]] = False
         self._known = np.zeros(len(self._signals), np.bool_)
-        self._known[self._process] = known
+        self._known[self._process] = last_known
+        self._known[self._old[same & ~first_known]] = False
 
     def of(self, before: Values, after: Values, own: Values) -> Counts:
         """

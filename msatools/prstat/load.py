@@ -9,11 +9,9 @@ and of those in uninterruptible sleep.
 from collections import defaultdict
 from collections.abc import Sequence
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 
-from msatools.kernel.report import Findings
 from msatools.locks.model import On
 from msatools.prstat.model import Load, LoadGroup
 from msatools.tasks.classes import RUNNABLE, TaskClass
@@ -21,19 +19,6 @@ from msatools.tasks.identity import comm_text
 from msatools.tasks.now import Now
 from msatools.tasks.states import loads
 from msatools.tasks.table import TaskTable
-
-_FSHIFT = 11
-"""Bits of the averages after the point (include/linux/sched/loadavg.h)."""
-
-
-def load_averages(prog: drgn.Program, findings: Findings) -> tuple[float, ...] | None:
-    """Read the load averages over 1, 5 and 15 minutes."""
-    try:
-        values = prog["avenrun"].value_()
-    except (drgn.FaultError, LookupError) as error:
-        findings.lose("load averages", f"the load averages are lost: {error}")
-        return None
-    return tuple(value / (1 << _FSHIFT) for value in values)
 
 
 def collect_load(

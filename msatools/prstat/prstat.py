@@ -3,19 +3,20 @@
 """What every process or thread of a kernel is doing, and where its time went."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import drgn
 import numpy as np
 import numpy.typing as npt
-from drgn.helpers.linux.cpumask import num_online_cpus
 from drgn.helpers.linux.mm import totalram_pages
 
 from msatools.kernel.accounting import Accounting, read_accounting
-from msatools.kernel.pids import find_tasks
-from msatools.kernel.reader import Reader
+from msatools.kernel.cpus import online_cpus
+from msatools.kernel.load import load_averages
+from msatools.kernel.pids import find_tasks, no_such_pids
 from msatools.kernel.report import Findings, noting_refusals
+from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.locks.herds import find_herds
 from msatools.locks.model import Herd, On
 from msatools.locks.on.explain import Explainer
@@ -23,7 +24,7 @@ from msatools.prstat.breakdown import Breakdown, breakdown, sleeps
 from msatools.prstat.ended import Ended, ended
 from msatools.prstat.groups import by_cgroup, by_user
 from msatools.prstat.interval import Deltas, Interval
-from msatools.prstat.load import collect_load, load_averages
+from msatools.prstat.load import collect_load
 from msatools.prstat.looks import Look
 from msatools.prstat.microstates import Microstates, bound_of, without_sleep
 from msatools.prstat.model import PrstatReport, Totals
@@ -42,7 +43,6 @@ from msatools.prstat.stackgroups import stack_groups
 from msatools.prstat.states import states
 from msatools.prstat.why import why
 from msatools.target.describe import describe
-from msatools.target.errors import TargetError
 from msatools.target.model import Target
 from msatools.tasks.cgroups import read_cgroups
 from msatools.tasks.classes import RUNNABLE, TaskClass
@@ -54,7 +54,6 @@ from msatools.tasks.processes import Processes, read_processes, read_reaped
 from msatools.tasks.states import LETTERS, letters
 from msatools.tasks.table import TaskTable
 
-Progress = Callable[[int, int], None]
 Booleans = npt.NDArray[np.bool_]
 
 _COVERAGE = (
@@ -65,10 +64,6 @@ _COVERAGE = (
 """Keys that are always in the report's coverage."""
 
 _STEPS = 8
-
-
-class NoSuchPidError(TargetError):
-    """A PID that was named is not there."""
 
 
 def collect_prstat(
@@ -96,7 +91,7 @@ def collect_prstat(
     :raises TargetError: if the program is not a kernel, or has no types
     """
     session = Prstat(prog, target or describe(prog), options or Options())
-    return session.report(progress or (lambda done, total: None))
+    return session.report(progress or quietly)
 
 
 @dataclass(frozen=True)
@@ -108,16 +103,13 @@ class _Kept:
     split: Breakdown
 
 
-class Prstat:
+class Prstat(KernelSession):
     """A run of reports on one kernel: see :class:`msatools.command.Session`."""
 
     def __init__(self, prog: drgn.Program, target: Target, options: Options) -> None:
-        self._prog = prog
-        self._target = target
+        super().__init__(prog, target)
         self._options = options
-        self._reader = Reader(prog)
-        self._findings = Findings()
-        with noting_refusals(prog, self._findings):
+        with self._learning():
             self._bound_ns = bound_of(read_accounting(prog, self._findings))
             self._sampler = Sampler(
                 self._reader,
@@ -127,7 +119,6 @@ class Prstat:
                 read=self._read,
             )
             self._explainer = Explainer(self._reader)
-        self._lasting = _copy(self._findings)
         self._interval: Interval | None = None
         self._began: tuple[Look, Processes] | None = None
 
@@ -185,19 +176,10 @@ class Prstat:
         wanted = self._options.selection.pids or ()
         missing = [pid for pid in wanted if pid not in look.tasks["pid"]]
         if missing:
-            names = ", ".join(map(str, missing))
-            raise NoSuchPidError(
-                f"pid {names}",
-                self._why_missing(len(missing)),
-                "list them all without -p",
-            )
+            lost = ("pids_unreadable", "tasks_unreadable", "lists_broken")
+            damaged = any(self._findings.coverage[key] for key in lost)
+            raise no_such_pids(missing, damaged=damaged)
         return look
-
-    def _why_missing(self, count: int) -> str:
-        lost = ("pids_unreadable", "tasks_unreadable", "lists_broken")
-        if any(self._findings.coverage[key] for key in lost):
-            return "not found, and a part of what tells is damaged"
-        return "no such task" if count == 1 else "no such tasks"
 
     def _read(self, findings: Findings) -> TaskTable:
         """Read all threads, or those of the processes that were named."""
@@ -214,14 +196,6 @@ class Prstat:
         whole = reader.read_processes(leaders, findings)
         others = named.only(~np.isin(named["tgid"], whole["tgid"]))
         return TaskTable(np.concatenate([whole.records, others.records]), whole.columns)
-
-    def _forget(self) -> None:
-        """Gather the findings of one report apart from those of others before."""
-        made = _copy(self._lasting)
-        findings, reader = self._findings, self._reader
-        findings.coverage, findings.lost = made.coverage, made.lost
-        findings.notes = made.notes
-        reader.reads = reader.bytes = 0
 
     def _report(
         self,
@@ -380,7 +354,7 @@ class Prstat:
             states={name: by_letter[name] for name in LETTERS if by_letter[name]},
             classes={c.name: by_class[c] for c in TaskClass if by_class[c]},
             load_averages=load_averages(self._prog, self._findings),
-            cpus=num_online_cpus(self._prog),
+            cpus=len(online_cpus(self._reader)),
             ram_bytes=self._ram_bytes(),
         )
 
@@ -399,12 +373,6 @@ def _why_impossible(lives: Microstates) -> str:
     # A thread may even have run before it was made, by the clock of the CPU it ran on.
     most_ms = lives.missed_ns.max() / 1e6
     return f"the clocks of the CPUs have been {most_ms:.0f} ms apart, or more"
-
-
-def _copy(findings: Findings) -> Findings:
-    return Findings(
-        Counter(findings.coverage), Counter(findings.lost), dict(findings.notes)
-    )
 
 
 def _text_faults(ons: Sequence[On | None]) -> Booleans:

@@ -20,12 +20,13 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.prstat.looks import NOBODY, Counts, Look, Rows, match
 from msatools.prstat.microstates import BOUND_NS, Booleans, microstates
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.framerules import End
 from msatools.tasks.now import Now, ages, collect_now
 from msatools.tasks.stackmemory import StackMemory
 from msatools.tasks.stacks import NO_STACK, Stack, StackCollector, Stacks
 from msatools.tasks.states import asleep
 from msatools.tasks.table import Records, TaskReader, TaskTable
-from msatools.tasks.unwind import End
 from msatools.tasks.waits import Wait, classify
 
 MAX_SHARE = 0.25
@@ -66,6 +67,7 @@ class Sampler:
         bound_ns: int = BOUND_NS,
         read: Callable[[Findings], TaskTable] | None = None,
     ) -> None:
+        self._reader = reader
         self._prog = reader.prog
         self._live = bool(reader.prog.flags & drgn.ProgramFlags.IS_LIVE)
         self._findings = findings
@@ -79,7 +81,7 @@ class Sampler:
         self._settled: Booleans = np.zeros(0, np.bool_)
         self._stacks = _Stacks()
         # The first time it takes long, which is not to pass between tasks and clocks.
-        read_clocks(self._prog, Findings())
+        read_clocks(reader, Findings())
 
     @property
     def period_s(self) -> float | None:
@@ -102,7 +104,9 @@ class Sampler:
         seen = collect_now(self.collector, self._prog, part, clocks)
         self.collector.release()
         told = settled | ~asleep(tasks)
-        told[changed] |= _is_whole(seen.stacks)
+        # A stack of just before tells as well; but not that of who waited for a CPU
+        # then, and sleeps now.
+        told[changed] |= _is_whole(seen.stacks) & (seen.classes != TaskClass.LAT)
         self._findings.coverage["classes_untold"] += int(np.count_nonzero(~told))
 
         classes = np.zeros(len(tasks), np.uint8)
@@ -130,7 +134,7 @@ class Sampler:
         return look
 
     def _clocks(self, tasks: TaskTable) -> Clocks:
-        clocks = read_clocks(self._prog, self._findings)
+        clocks = read_clocks(self._reader, self._findings)
         lost = self._findings.lost["run queues"]
         if lost:
             self._findings.coverage["run_queues_unreadable"] = lost

@@ -160,7 +160,8 @@ class _Lines:
         yield self._line(label, managed, self._checks.get("managed"))
         for row in _REST:
             if row.always or self._pages[row.name] or self._differs(row):
-                yield self._class_line(row, row.label)
+                gone = row.name == "excluded" and self._report.target.live
+                yield self._class_line(row, "Gone meanwhile" if gone else row.label)
         total = [count.name for count in self._report.classes]
         yield self._line(Span("Total", "title"), total, None)
         physical = self._report.physical_pages

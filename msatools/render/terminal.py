@@ -2,6 +2,7 @@
 
 """Blocks as styled text, as far as the terminal has colours."""
 
+import sys
 from collections.abc import Iterable
 from itertools import islice
 from typing import TextIO
@@ -27,12 +28,35 @@ _STYLES: dict[Style | None, str] = {
 
 def show(blocks: Iterable[Block], out: TextIO) -> None:
     """Print blocks; the lines are those of :func:`msatools.render.plain.show`."""
-    console = Console(file=out, highlight=False, markup=False, emoji=False)
+    console = _console(out)
     for block in blocks:
         lines = plain.lines(block)
         for line in islice(lines, _STYLED_LINES):
-            text = Text.assemble(*((span.text, _STYLES[span.style]) for span in line))
-            text.rstrip()
             # The terminal folds what is too long for it; nothing is cut.
-            console.print(text, soft_wrap=True)
+            console.print(_styled(line), soft_wrap=True)
         plain.write(lines, out)
+
+
+class Styler:
+    """Styles lines for standard output, whatever it is now."""
+
+    def __init__(self) -> None:
+        self._console = _console(sys.stdout)
+
+    def styled(self, lines: Iterable[plain.Line], width: int) -> list[str]:
+        """Give lines with the terminal's codes, cut to a number of columns."""
+        self._console.width = width
+        with self._console.capture() as captured:
+            for line in lines:
+                self._console.print(_styled(line), no_wrap=True, overflow="crop")
+        return captured.get().splitlines()
+
+
+def _console(out: TextIO) -> Console:
+    return Console(file=out, highlight=False, markup=False, emoji=False)
+
+
+def _styled(line: plain.Line) -> Text:
+    text = Text.assemble(*((span.text, _STYLES[span.style]) for span in line))
+    text.rstrip()
+    return text

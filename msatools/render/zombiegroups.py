@@ -82,7 +82,7 @@ def _table(groups: Sequence[Group], report: ZombiesReport, verbose: bool) -> Tab
             state_cell(group.parent_state),
             dead_for_range(group.min_age_ns, group.max_age_ns),
             why_text(group, verbose),
-            nearest(group, report.limits),
+            nearest(group, report.limits or ()),
         ]
         if changes:
             cells.insert(1, NOT_KEPT if group.delta is None else f"{group.delta:+,}")

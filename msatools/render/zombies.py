@@ -95,9 +95,9 @@ def _zombies(
     if verbose:
         yield from each_zombie(report, rows)
     yield from limits_table(
-        report.limits, interval=report.interval_ns is not None, verbose=verbose
+        report.limits or (), interval=report.interval_ns is not None, verbose=verbose
     )
-    if report.held.bytes:
+    if report.held is not None and report.held.bytes:
         yield line(_held(report.held))
 
 

@@ -16,11 +16,22 @@ VARIABLES = """
 struct rcu_data | rcu_data
 struct rq | runqueues
 struct vm_event_state | vm_event_states
+struct kernel_stat | kstat
+struct kernel_cpustat | kernel_cpustat
+struct context_tracking | context_tracking
+irq_cpustat_t | irq_stat
+unsigned int | mce_exception_count
+unsigned int | mce_poll_count
 struct vm_struct *[2] | cached_stacks
 struct timer_base [] | timer_bases
 struct hrtimer_cpu_base | hrtimer_bases
 struct exception_stacks | exception_stacks
 struct qnode [4] | qnodes
+struct tick_sched | tick_cpu_sched
+struct cpuhp_cpu_state | cpuhp_state
+struct cpuinfo_x86 | cpu_info
+cpumask_var_t | cpu_sibling_map
+int | numa_node
 
 # arch/x86
 struct cpuinfo_x86 | boot_cpu_data
@@ -88,6 +99,9 @@ struct list_head | syscore_list
 struct list_head | syscore_ops_list
 struct kset * | system_kset
 struct list_head | wakeup_sources
+
+# drivers/cpuidle
+struct cpuidle_driver * | cpuidle_curr_driver
 
 # drivers/tty
 struct cdev | console_cdev
@@ -325,6 +339,7 @@ struct kmem_cache *[32] | pid_cache
 int | pid_max
 struct kmem_cache * | pid_ns_cachep
 struct ns_tree_root | pid_ns_tree
+cpumask_var_t | rcu_nocb_mask
 struct user_struct | root_user
 char * | saved_command_line
 struct kmem_cache * | sighand_cachep
@@ -401,6 +416,7 @@ struct cgroup_subsys | misc_cgrp_subsys
 struct cgroup_subsys | net_cls_cgrp_subsys
 struct cgroup_subsys | net_prio_cgrp_subsys
 struct cgroup_subsys | perf_event_cgrp_subsys
+const char *const [] | perr_strings
 struct cgroup_subsys | pids_cgrp_subsys
 struct cgroup_subsys | rdma_cgrp_subsys
 struct list_head | rdmacg_devices
@@ -408,6 +424,7 @@ cpumask_var_t | subpartitions_cpus
 struct cpuset | top_cpuset
 
 # kernel/irq
+struct irqaction | chained_action
 struct irq_chip | dummy_irq_chip
 cpumask_var_t | irq_default_affinity
 struct irq_domain * | irq_default_domain
@@ -440,6 +457,7 @@ struct printk_ringbuffer | printk_rb_static
 struct list_head | asym_cap_list
 struct autogroup | autogroup_default
 u64 | __gtod_offset
+u64 | __sched_clock_offset
 unsigned long [3] | avenrun
 wait_queue_head_t [256] | bit_wait_table
 atomic_long_t [2] | calc_load_nohz
@@ -454,6 +472,7 @@ cpumask_var_t * | doms_cur
 const struct sched_class | ext_sched_class
 const struct sched_class | fair_sched_class
 struct housekeeping | housekeeping
+unsigned int | housekeeping_flags
 cpumask_var_t | housekeeping_mask
 struct static_key_false | housekeeping_overridden
 const struct sched_class | idle_sched_class
@@ -505,6 +524,7 @@ struct device | device_clocksource
 struct clocksource | dummy_clock
 struct time_namespace | init_time_ns
 u64 | jiffies_64
+ktime_t | last_jiffies_update
 time64_t | ntp_next_leap_sec
 bool | persistent_clock_exists
 struct kmem_cache * | posix_timers_cache

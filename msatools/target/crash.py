@@ -8,8 +8,11 @@ from msatools.target.model import Crash
 
 
 def crash_of(prog: Program) -> Crash | None:
-    """Tell how the kernel died; ``None`` if it did not, or is not known to have."""
-    if prog.flags & ProgramFlags.IS_LIVE:
+    """Tell how the kernel died; ``None`` if it did not, or is not known to have.
+
+    A guest that panicked and was not started anew can still be looked at.
+    """
+    if prog.flags & ProgramFlags.IS_LOCAL:
         return None
     try:
         # The CPU that went into panic() or crash_kexec(), else PANIC_CPU_INVALID, -1.
@@ -20,7 +23,7 @@ def crash_of(prog: Program) -> Crash | None:
         return None
     if cpu < 0:
         return None
-    task = _crashed_task(prog)
+    task = _crashed_task(prog, cpu)
     return Crash(
         message=_panic_message(prog),
         cpu=cpu,
@@ -29,8 +32,13 @@ def crash_of(prog: Program) -> Crash | None:
     )
 
 
-def _crashed_task(prog: Program) -> Object | None:
+def _crashed_task(prog: Program, cpu: int) -> Object | None:
     try:
+        if prog.flags & ProgramFlags.IS_LIVE:
+            # The helpers take long to import, and few targets are crashes.
+            from drgn.helpers.linux.sched import cpu_curr
+
+            return cpu_curr(prog, cpu)
         return prog.crashed_thread().object
     except (LookupError, FaultError):
         return None

@@ -15,7 +15,7 @@ from msatools.selfdesc import (
     load_btf,
     main_module,
 )
-from msatools.target import debuginfo, qmp
+from msatools.target import debuginfo, kcore, qmp
 from msatools.target.describe import describe_opened
 from msatools.target.dumpfile import DumpFile, os_error, read_dump_file
 from msatools.target.errors import (
@@ -26,12 +26,14 @@ from msatools.target.errors import (
     TargetError,
     damaged_types,
 )
+from msatools.target.kcore import KCORE
 from msatools.target.linear import map_kernel
 from msatools.target.model import Target
 
-KCORE = "/proc/kcore"
 _USER_ADDRESSES = 1 << 63
+_PROC = "/proc"
 _LOCKDOWN = "/sys/kernel/security/lockdown"
+_CAP_SYS_RAWIO = 17
 
 # utsname.machine, where it is not the name of drgn's architecture.
 _ARCHITECTURES = {"i686": "I386", "armv7l": "ARM", "ppc64le": "PPC64"}
@@ -78,7 +80,7 @@ def open_target(spec: TargetSpec) -> Opened:
     dump = None
     if spec.qemu is not None:
         path = spec.qemu
-        prog = _open_guest(path)
+        prog = qmp.open_guest(path)
     elif spec.is_live:
         path = spec.path or KCORE
         prog = _open_kcore(path)
@@ -89,10 +91,11 @@ def open_target(spec: TargetSpec) -> Opened:
         prog = _open_dump(path, dump)
 
     try:
-        _load_types(prog, path, spec)
-        if dump is not None:
-            map_kernel(prog)
-        return Opened(prog, describe_opened(prog, path, dump))
+        with kcore.steady(prog), qmp.steady(prog):
+            _load_types(prog, path, spec)
+            if dump is not None:
+                map_kernel(prog)
+            return Opened(prog, describe_opened(prog, path, dump))
     except BtfError as error:
         raise damaged_types(path, error) from error
 
@@ -181,33 +184,61 @@ def _platform_of(dump: DumpFile) -> Platform | None:
 
 
 def _open_kcore(path: str) -> Program:
-    prog = Program()
     try:
-        prog.set_kernel()
+        _check_kcore(path)
+        return kcore.open_kcore()
     except FileNotFoundError as error:
-        raise TargetError(
-            path,
-            "no such file",
-            "this kernel or container offers none: name a dump instead",
-        ) from error
+        raise _no_kcore(path) from error
     except PermissionError as error:
         raise _not_permitted(path) from error
+    except TargetError:
+        raise
     except Exception as error:
         raise TargetError(
             path, f"drgn cannot open it: {error}", "name a dump instead"
         ) from error
-    return prog
+
+
+def _check_kcore(path: str) -> None:
+    """See that it is the kernel's own: containers put something else in its place.
+
+    :raises OSError: if it is not there
+    """
+    if os.stat(KCORE).st_dev != os.stat(_PROC).st_dev:
+        raise TargetError(
+            path,
+            "something else is mounted over it, as in a container",
+            "run outside of the container",
+        )
+
+
+def _no_kcore(path: str) -> TargetError:
+    if not os.path.exists(f"{_PROC}/self"):
+        return TargetError(
+            path, "/proc is not mounted", "mount it: mount -t proc proc /proc"
+        )
+    return TargetError(
+        path,
+        "no such file",
+        "this kernel or container offers none: name a dump instead",
+    )
 
 
 def _not_permitted(path: str) -> NotPermittedError:
     lockdown = _lockdown()
-    if os.geteuid() != 0:
-        return NotPermittedError(path, "permission denied", "run as root")
     if lockdown is not None:
         return NotPermittedError(
             path,
             f"the kernel is locked down ({lockdown})",
             "boot it without lockdown, or name a dump instead",
+        )
+    if os.geteuid() != 0:
+        return NotPermittedError(path, "permission denied", "run as root")
+    if _may_read_raw():
+        return NotPermittedError(
+            path,
+            "permission denied, even to root",
+            "see if lockdown or a security module (LSM) of the kernel denies it",
         )
     return NotPermittedError(
         path,
@@ -217,7 +248,11 @@ def _not_permitted(path: str) -> NotPermittedError:
 
 
 def _lockdown() -> str | None:
-    """Tell the lockdown mode of the running kernel, ``None`` if it has none."""
+    """Tell the lockdown mode of the running kernel if it denies /proc/kcore.
+
+    ``integrity`` does not: LOCKDOWN_KCORE (include/linux/security.h) is of what only
+    the other one denies.
+    """
     try:
         with open(_LOCKDOWN, encoding="ascii") as file:
             modes = file.read()
@@ -225,23 +260,14 @@ def _lockdown() -> str | None:
         return None
     # The mode in force stands in brackets: "none integrity [confidentiality]".
     mode = modes.partition("[")[2].partition("]")[0]
-    return None if mode in ("", "none") else mode
+    return mode if mode == "confidentiality" else None
 
 
-def _open_guest(address: str) -> Program:
-    prog = Program()
-    connection = qmp.connect(address)
+def _may_read_raw() -> bool:
+    """Tell whether this process has the capability that /proc/kcore asks for."""
     try:
-        # The connection is drgn's from here on, whether it likes it or not.
-        prog.set_qemu_qmp(connection.detach())
-    except Exception as error:
-        raise TargetError(
-            address, f"not a QMP socket: {error}", "name the socket of QEMU's -qmp"
-        ) from error
-    if not prog.flags & drgn.ProgramFlags.IS_LINUX_KERNEL:
-        raise TargetError(
-            address,
-            "the guest does not say where its kernel is",
-            "run QEMU with -device vmcoreinfo and load qemu_fw_cfg in the guest",
-        )
-    return prog
+        with open(f"{_PROC}/self/status", encoding="ascii", errors="replace") as file:
+            found = [line for line in file if line.startswith("CapEff:")]
+    except OSError:
+        return False
+    return any(int(line.split()[1], 16) >> _CAP_SYS_RAWIO & 1 for line in found)

@@ -1,24 +1,87 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Connect to a QEMU guest's QMP socket."""
+"""A QEMU guest: connect to its QMP socket, and see that it stays the same guest.
 
+drgn asks QEMU for little: where the guest's memory lies in QEMU's own, and for the
+VMCOREINFO note, for which it takes a dump of one byte (QEMU stops the guest for that,
+less than a millisecond if no disk is slow to flush). It reads memory with
+process_vm_readv(), of which neither QEMU nor the guest knows; where it may not, or
+cannot, it has QEMU's monitor print it, 1 KiB at a time.
+"""
+
+import errno
+import json
+import os
 import select
 import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import drgn
+from drgn import FaultError, Object, Program
 
 from msatools.target.errors import NotPermittedError, TargetError
 
-_GREETING_TIMEOUT_S = 5.0
+_TIMEOUT_S = 5.0
+"""How long QEMU may take for any one answer."""
+
+_NAME = "msatools.qmp"
+"""What is known of a program's guest, in its cache."""
+
+_MAX_EVENTS_BYTES = 1 << 16
+_CREDENTIALS = struct.Struct("3i")
+"""``struct ucred``: pid, uid, gid."""
+
+Identity = tuple[int, ...]
+"""What tells a kernel from all that the guest ran before, or will run later."""
 
 
-def connect(address: str) -> socket.socket:
-    """Connect, and see that QMP answers.
-
-    drgn would wait for ever on a socket that another client holds, so the greeting is
-    awaited here, and left in the socket for drgn.
+def open_guest(address: str) -> Program:
+    """Open a guest with drgn.
 
     :param address: a Unix socket's path, or ``host:port``
     :raises NotPermittedError: if this user may not connect
-    :raises TargetError: if nothing listens there, or it is not a free QMP socket
+    :raises TargetError: if nothing listens there, it is not a free QMP socket, QEMU
+        does not answer, or the guest does not say where its kernel is
+    """
+    prog = Program()
+    connection = connect(address)
+    over_network = connection.family != socket.AF_UNIX
+    # The connection is drgn's from here on, whether it likes it or not.
+    descriptor = connection.detach()
+    try:
+        prog.set_qemu_qmp(descriptor)
+    except Exception as error:
+        raise _refusal(address, error) from error
+    if not prog.flags & drgn.ProgramFlags.IS_LINUX_KERNEL:
+        if over_network:
+            raise TargetError(
+                address,
+                "QEMU does not say over a network where the kernel is",
+                "run this on the guest's host, and name a Unix socket of -qmp",
+            )
+        raise TargetError(
+            address,
+            "the guest does not say where its kernel is",
+            "wait until it has booted; or run QEMU with -device vmcoreinfo and load "
+            "qemu_fw_cfg in the guest",
+        )
+    prog.cache[_NAME] = _Guest(address, descriptor)
+    return prog
+
+
+def connect(address: str) -> socket.socket:
+    """Connect, and see that QMP greets.
+
+    drgn would wait for ever on a socket that another client holds, so the greeting is
+    awaited here, and left in the socket for drgn. It would also wait for ever for the
+    answers of a QEMU that stands still after it has greeted: sending and receiving
+    have a time limit.
+
+    :param address: a Unix socket's path, or ``host:port``
+    :raises NotPermittedError: if this user may not connect
+    :raises TargetError: if nothing listens there, or nobody answers
     """
     try:
         connection = _connect(address)
@@ -26,6 +89,9 @@ def connect(address: str) -> socket.socket:
         raise NotPermittedError(
             address, "permission denied", "run as the user who runs the guest, or root"
         ) from error
+    except (BlockingIOError, TimeoutError) as error:
+        # Others wait to be let in, as many as QEMU listens for.
+        raise _silent(address) from error
     except OSError as error:
         raise TargetError(
             address,
@@ -33,24 +99,268 @@ def connect(address: str) -> socket.socket:
             "name the socket of a running QEMU's -qmp option",
         ) from error
 
-    if not select.select([connection], [], [], _GREETING_TIMEOUT_S)[0]:
-        connection.close()
-        raise TargetError(
-            address,
-            f"no answer in {_GREETING_TIMEOUT_S:.0f} s",
-            "give QEMU a second -qmp socket if another program holds this one",
-        )
-    return connection
+    stopped = _stopped_peer(connection)
+    if stopped is None and select.select([connection], [], [], _TIMEOUT_S)[0]:
+        return connection
+    connection.close()
+    raise _silent(address, stopped)
 
 
 def _connect(address: str) -> socket.socket:
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and not host.startswith(("/", ".")):
-        return socket.create_connection((host or "localhost", int(port)))
+        whom = (host or "localhost", int(port))
+        connection = socket.create_connection(whom, _TIMEOUT_S)
+        # drgn's reads have to wait.
+        connection.settimeout(None)
+        _limit(connection)
+        return connection
     connection = socket.socket(socket.AF_UNIX)
     try:
+        _limit(connection)
         connection.connect(address)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _limit(connection: socket.socket) -> None:
+    """Set the time limit of every read and write, drgn's too."""
+    seconds = int(_TIMEOUT_S)
+    limit = struct.pack("@ll", seconds, int((_TIMEOUT_S - seconds) * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, limit)
+
+
+def _stopped_peer(connection: socket.socket) -> int | None:
+    """Tell the PID of who listens, if a signal has stopped it."""
+    if connection.family != socket.AF_UNIX:
+        return None
+    option = socket.SO_PEERCRED
+    data = connection.getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
+    pid: int = _CREDENTIALS.unpack(data)[0]
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # The state comes after the name, which may hold anything.
+            state = file.read().rpartition(") ")[2][:1]
+    except OSError:
+        return None
+    return pid if state in ("T", "t") else None
+
+
+def _silent(address: str, stopped: int | None = None) -> TargetError:
+    if stopped is not None:
+        return TargetError(
+            address, f"process {stopped} is stopped", f"kill -CONT {stopped}"
+        )
+    return TargetError(
+        address,
+        f"no answer in {_TIMEOUT_S:g} s",
+        "give QEMU a second -qmp socket if another program holds this one; "
+        "else see what keeps QEMU",
+    )
+
+
+def _refusal(address: str, error: Exception) -> TargetError:
+    """Put into words why drgn did not get what it asked QEMU for."""
+    if isinstance(error, BlockingIOError):
+        # SO_RCVTIMEO and SO_SNDTIMEO: EAGAIN.
+        return _stuck(address)
+    if isinstance(error, OSError):
+        return _gone(address)
+    text = str(error)
+    if text.startswith("QMP error: "):
+        return TargetError(
+            address,
+            f"QEMU refuses: {text.removeprefix('QMP error: ')}",
+            "try again once the guest runs and no dump or migration is under way",
+        )
+    if "closed unexpectedly" in text:
+        return _gone(address)
+    return TargetError(
+        address, f"not a QMP socket: {text}", "name the socket of QEMU's -qmp"
+    )
+
+
+def _stuck(address: str) -> TargetError:
+    return TargetError(
+        address,
+        f"QEMU has not answered for {_TIMEOUT_S:g} s",
+        "see what keeps it, such as a slow disk or a dump, and try again",
+    )
+
+
+def _gone(address: str) -> TargetError:
+    return TargetError(
+        address, "QEMU has ended or closed the connection", "start it again"
+    )
+
+
+class _Guest:
+    """A guest that drgn has open, and which kernel it runs."""
+
+    def __init__(self, address: str, descriptor: int) -> None:
+        """
+        :param descriptor: the connection, which is drgn's and lives as long as it
+        """
+        self.address = address
+        self._descriptor = descriptor
+        self._identity: Identity | None = None
+
+    def learn(self, prog: Program) -> None:
+        """Learn which kernel runs, unless it is known, or has not come so far."""
+        if self._identity is None:
+            try:
+                self._identity = _identify(prog)
+            except (FaultError, LookupError):
+                self._identity = None
+            except OSError as error:
+                raise self.explain(error) from error
+
+    def check(self, prog: Program) -> None:
+        """See that QEMU is there and runs the kernel that it ran.
+
+        :raises TargetError: if not
+        """
+        if "RESET" in self._events():
+            raise self._anew()
+        if self._identity is None:
+            return
+        try:
+            now = _identify(prog)
+        except FaultError:
+            now = None
+        except OSError as error:
+            raise self.explain(error) from error
+        if now != self._identity:
+            raise self._anew()
+
+    def explain(self, error: OSError) -> TargetError:
+        """Put into words that memory could not be read."""
+        if isinstance(error, BlockingIOError):
+            self._abandon()
+            return _stuck(self.address)
+        if error.errno == errno.EFAULT:
+            # Not any more where gpa2hva said that it was.
+            return TargetError(
+                self.address, "QEMU took memory from the guest", "run it again"
+            )
+        if isinstance(error, PermissionError):
+            return NotPermittedError(
+                self.address,
+                "QEMU's memory may not be read any more",
+                "run as the user who runs the guest, or root",
+            )
+        return _gone(self.address)
+
+    def _abandon(self) -> None:
+        """End the connection: a late answer would be taken for that to a later read."""
+        with (
+            suppress(OSError),
+            socket.socket(fileno=os.dup(self._descriptor)) as connection,
+        ):
+            connection.shutdown(socket.SHUT_RDWR)
+
+    def _anew(self) -> TargetError:
+        return TargetError(
+            self.address, "the guest has been reset or started anew", "run it again"
+        )
+
+    def _events(self) -> set[str]:
+        """Take the events that QEMU has told of, and give their names.
+
+        They are no use to drgn, which reads the connection only when it has asked for
+        something. Nobody else reads them, and what is not read, QEMU has to keep.
+
+        :raises TargetError: if the connection has ended
+        """
+        names: set[str] = set()
+        # Closing another descriptor of it leaves the connection as it is.
+        with socket.socket(fileno=os.dup(self._descriptor)) as connection:
+            while True:
+                try:
+                    data = connection.recv(
+                        _MAX_EVENTS_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT
+                    )
+                except BlockingIOError:
+                    return names
+                except OSError as error:
+                    raise _gone(self.address) from error
+                if not data:
+                    raise _gone(self.address)
+                size = data.rfind(b"\n") + 1
+                found = [_event(line) for line in data[:size].splitlines()]
+                names.update(name for name in found if name is not None)
+                if not size or found[0] is None:
+                    # It has not come in full; or drgn has the beginning of it, and
+                    # would take what comes next for the rest.
+                    return names
+                connection.recv(size, socket.MSG_DONTWAIT)
+
+
+def _event(line: bytes) -> str | None:
+    """Read the name of an event, ``None`` if it is none."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    name = message.get("event") if isinstance(message, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _identify(prog: Program) -> Identity | None:
+    """Tell a kernel from those before and after it, by what no other boot has.
+
+    That is where the task kthreadd is (which never ends), the nanosecond at which it
+    was made, and the boot's random stack canary. A guest's restart, kexec, or another
+    kernel are all the same to us: what is known of the old one does not hold.
+
+    :return: ``None`` if it is too early to tell
+    """
+    pointer = prog.symbol("kthreadd_task").address
+    address = prog.read_u64(pointer)
+    if not address:
+        return None
+    task = Object(prog, "struct task_struct", address=address)
+    try:
+        started = task.start_boottime
+    except AttributeError:
+        # Before Linux kernel commit cf25e24db61c ("time: Rename tsk->real_start_time
+        # to ->start_boottime") (in v5.5).
+        started = task.real_start_time
+    identity = (pointer, address, started.value_())
+    try:
+        return (*identity, prog["init_task"].stack_canary.value_())
+    except AttributeError:
+        # CONFIG_STACKPROTECTOR=n
+        return identity
+
+
+@contextmanager
+def steady(prog: Program) -> Iterator[None]:
+    """Make a report of a guest, and see that it is the one that was opened.
+
+    It costs a look at the socket and three reads of memory.
+
+    :raises TargetError: if QEMU ended or does not answer, or if the guest has been
+        started anew, whatever came of the report
+    """
+    guest: _Guest | None = prog.cache.get(_NAME)
+    if guest is None:
+        yield
+        return
+    guest.learn(prog)
+    try:
+        yield
+    except TargetError:
+        raise
+    except BlockingIOError as error:
+        raise guest.explain(error) from error
+    except OSError as error:
+        guest.check(prog)
+        raise guest.explain(error) from error
+    except Exception:
+        guest.check(prog)
+        raise
+    guest.check(prog)

@@ -5,6 +5,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import drgn
 import numpy as np
 import numpy.typing as npt
 
@@ -21,6 +22,7 @@ _MEMBERS = {
     **{f"{kind}_ns": ("u8", (f"{kind}_delay",)) for kind in KINDS},
     **{f"{kind}_count": ("u4", (f"{kind}_count",)) for kind in KINDS},
 }
+_OWNER = {"pid": ("i4", ("pid",)), "delays": ("u8", ("delays",))}
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,28 @@ def read_delays(reader: Reader, tasks: TaskTable, findings: Findings) -> Delays:
         tasks["delays"].astype(np.uint64),
         findings,
     )
+    has = infos.readable & _have(reader, tasks)
     kept = [kind for kind in KINDS if infos.has(f"{kind}_ns")]
     return Delays(
-        has=infos.readable,
-        delay_ns={kind: cut(infos[f"{kind}_ns"], findings) for kind in kept},
-        count={kind: infos[f"{kind}_count"].astype(np.int64) for kind in kept},
+        has=has,
+        delay_ns={
+            kind: cut(np.where(has, infos[f"{kind}_ns"], 0), findings) for kind in kept
+        },
+        count={
+            kind: np.where(has, infos[f"{kind}_count"], 0).astype(np.int64)
+            for kind in kept
+        },
     )
+
+
+def _have(reader: Reader, tasks: TaskTable) -> Booleans:
+    """Tell which threads still have their delays, which end with them (free_task())."""
+    if not reader.prog.flags & drgn.ProgramFlags.IS_LIVE:
+        return np.ones(len(tasks), np.bool_)
+    kept = tasks["delays"] != 0
+    addresses = np.where(kept, tasks["address"], 0).astype(np.uint64)
+    now = read_structs(reader, "struct task_struct", _OWNER, addresses, Findings())
+    have: Booleans = now.readable.copy()
+    for name in _OWNER:
+        have &= now[name] == tasks[name]
+    return have

@@ -21,7 +21,7 @@ _TASK = {"tgid": ("i4", ("tgid",))}
 
 
 @dataclass(frozen=True)
-class Identities:
+class Users:
     """One value a thread; :data:`UNKNOWN` if unreadable."""
 
     uid: Numbers
@@ -30,19 +30,29 @@ class Identities:
     euid: Numbers
     """The effective user."""
 
+
+@dataclass(frozen=True)
+class Identities(Users):
+    """One value a thread; :data:`UNKNOWN` if unreadable."""
+
     ppid: Numbers
     """The parent process; 0 for those that the kernel itself started."""
 
 
 def read_identities(reader: Reader, tasks: TaskTable, findings: Findings) -> Identities:
     """Read the user and the parent of each thread."""
+    users = read_users(reader, tasks, findings)
+    return Identities(users.uid, users.euid, _parents(reader, tasks, findings))
+
+
+def read_users(reader: Reader, tasks: TaskTable, findings: Findings) -> Users:
+    """Read the user of each thread."""
     creds = read_structs(
         reader, "struct cred", _CRED, tasks["cred"].astype(np.uint64), findings
     )
-    return Identities(
+    return Users(
         uid=np.where(creds.readable, creds["uid"].astype(np.int64), UNKNOWN),
         euid=np.where(creds.readable, creds["euid"].astype(np.int64), UNKNOWN),
-        ppid=_parents(reader, tasks, findings),
     )
 
 

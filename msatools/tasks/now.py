@@ -17,9 +17,11 @@ from msatools.tasks.states import STOPPED, TRACED, asleep
 from msatools.tasks.table import TaskTable
 from msatools.tasks.waits import Wait, classify
 
-_USER = 1 << 63
-# What an interrupt enters the kernel by; arch/x86/include/asm/idtentry.h.
-_INTERRUPTS = ("asm_sysvec_", "asm_common_interrupt", "asm_exc_nmi", "asm_spurious")
+USER = 1 << 63
+"""The kernel's code is above, that of programs below."""
+
+INTERRUPTS = ("asm_sysvec_", "asm_common_interrupt", "asm_exc_nmi", "asm_spurious")
+"""What an interrupt enters the kernel by; arch/x86/include/asm/idtentry.h."""
 
 Booleans = npt.NDArray[np.bool_]
 
@@ -96,20 +98,30 @@ def _running(prog: drgn.Program, task: int) -> TaskClass:
     """
     if prog.flags & drgn.ProgramFlags.IS_LIVE:
         return TaskClass.CPU
+    frames = running_frames(prog, task)
+    if not frames:
+        return TaskClass.OTH
+    if frames[0][0] < USER:
+        return TaskClass.USR
+    kernel = [name for pc, name in frames if pc >= USER]
+    over_user = any(pc < USER for pc, _ in frames)
+    if over_user and kernel[-1].startswith(INTERRUPTS):
+        return TaskClass.INT
+    return TaskClass.SYS
+
+
+def running_frames(prog: drgn.Program, task: int) -> list[tuple[int, str]]:
+    """Unwind the stack of a task that runs, by the registers in a dump.
+
+    :param task: address of its ``struct task_struct``
+    :return: Addresses and functions, the innermost first; none where nothing tells, as
+        on a live kernel.
+    """
     try:
         trace = prog.stack_trace(drgn.Object(prog, "struct task_struct *", task))
     except (ValueError, LookupError, drgn.FaultError):
-        return TaskClass.OTH
-    frames = [(frame.pc, frame.name or "") for frame in trace if not frame.is_inline]
-    if not frames:
-        return TaskClass.OTH
-    if frames[0][0] < _USER:
-        return TaskClass.USR
-    kernel = [name for pc, name in frames if pc >= _USER]
-    over_user = any(pc < _USER for pc, _ in frames)
-    if over_user and kernel[-1].startswith(_INTERRUPTS):
-        return TaskClass.INT
-    return TaskClass.SYS
+        return []
+    return [(frame.pc, frame.name or "") for frame in trace if not frame.is_inline]
 
 
 def ages(

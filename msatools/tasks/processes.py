@@ -9,6 +9,7 @@ to its parent (wait_task_zombie()).
 
 from dataclasses import dataclass
 
+import drgn
 import numpy as np
 import numpy.typing as npt
 
@@ -30,6 +31,7 @@ _MEMBERS = {
     "sum_exec": ("u8", ("sum_sched_runtime",)),
     **{name: (format_, (name,)) for name, format_ in _SUMS.items()},
 }
+_LEADER = {"tgid": ("i4", ("tgid",)), "signal": ("u8", ("signal",))}
 _REAPED = {f"c{name}": (format_, (f"c{name}",)) for name, format_ in _SUMS.items()}
 
 
@@ -53,7 +55,7 @@ class Processes:
     """One value a thread of the table, the same for all threads of a process."""
 
     known: Booleans
-    """Whether the process could be read; all else is zero if not."""
+    """Whether the process was there and could be read; all else is zero if not."""
 
     nr_threads: Counts
     """Threads that have not been reaped, a dead leader among them."""
@@ -69,12 +71,21 @@ class Processes:
 
 
 def read_processes(reader: Reader, tasks: TaskTable, findings: Findings) -> Processes:
-    """Read each process once."""
-    signals = read_structs(
+    """Read each process once.
+
+    What a table of a running kernel leads to may be of another process by now, or
+    nothing at all: of those that have ended nothing is known, and they are counted.
+    """
+    signals = _there(
         reader,
-        "struct signal_struct",
-        _MEMBERS,
-        tasks["signal"].astype(np.uint64),
+        tasks,
+        read_structs(
+            reader,
+            "struct signal_struct",
+            _MEMBERS,
+            tasks["signal"].astype(np.uint64),
+            findings,
+        ),
         findings,
     )
     return Processes(
@@ -99,7 +110,37 @@ def read_reaped(reader: Reader, tasks: TaskTable, findings: Findings) -> Sums:
         tasks["signal"].astype(np.uint64),
         Findings(),
     )
-    return _sums(signals, "c", findings)
+    return _sums(_there(reader, tasks, signals, Findings()), "c", findings)
+
+
+def _there(
+    reader: Reader, tasks: TaskTable, signals: Structs, findings: Findings
+) -> Structs:
+    """Leave only what was read while its process was there.
+
+    A process keeps its ``struct signal_struct`` until its leader is freed. So it is
+    enough that the leader has it afterwards: a new task, in the memory of one that has
+    ended, has another PID.
+    """
+    if not reader.prog.flags & drgn.ProgramFlags.IS_LIVE:
+        return signals
+    leaders = read_structs(
+        reader,
+        "struct task_struct",
+        _LEADER,
+        tasks["group_leader"].astype(np.uint64),
+        Findings(),
+    )
+    there = leaders.readable & signals.readable
+    for name in _LEADER:
+        there &= leaders[name] == tasks[name]
+    if gone := int(np.count_nonzero(signals.readable & ~there & tasks.leaders)):
+        findings.coverage["processes_gone"] += gone
+    columns = {
+        name: np.where(there, column, column.dtype.type(0))
+        for name, column in signals.columns.items()
+    }
+    return Structs(columns, there)
 
 
 def _sums(signals: Structs, prefix: str, findings: Findings) -> Sums:

@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
+from msatools.tasks.framerules import End
 from msatools.tasks.orc import Orc
 from msatools.tasks.stackmemory import StackMemory, read_stacks, stack_bytes
 from msatools.tasks.text import KernelText
-from msatools.tasks.unwind import End, Frames, Unwinder, thread_start
+from msatools.tasks.unwind import Frames, Unwinder, thread_start
 
 _AT_ONCE = 1024
 """Stacks in memory at a time: some 100 KiB, 16 MiB if all are full."""

@@ -16,23 +16,15 @@ INTERRUPTIBLE = 0x1
 UNINTERRUPTIBLE = 0x2
 STOPPED = 0x4
 TRACED = 0x8
-_DEAD = 0x10
-_ZOMBIE = 0x20
-_PARKED = 0x40
 _NOLOAD = 0x400
 _RTLOCK_WAIT = 0x1000
 _FROZEN = 0x8000
 
-# Later ones go before earlier ones, as in __task_state_index().
-_BY_BIT = (
-    (INTERRUPTIBLE, "S"),
-    (UNINTERRUPTIBLE, "D"),
-    (STOPPED, "T"),
-    (TRACED, "t"),
-    (_DEAD, "X"),
-    (_ZOMBIE, "Z"),
-    (_PARKED, "P"),
-)
+_BY_BIT = "RSDTtXZP"
+"""Of no bit, and of each from the lowest: the highest of a state tells, as in
+__task_state_index()."""
+
+_BY_STATE = np.array([_BY_BIT[state.bit_length()] for state in range(0x80)])
 
 
 def letters(tasks: TaskTable) -> Letters:
@@ -44,9 +36,7 @@ def letters(tasks: TaskTable) -> Letters:
     state = tasks["state"].astype(np.uint32)
     state = state | tasks["exit_state"].astype(np.uint32)
     state = np.where(state & (_RTLOCK_WAIT | _FROZEN), UNINTERRUPTIBLE, state)
-    found: Letters = np.full(len(tasks), "R", "U1")
-    for bit, letter in _BY_BIT:
-        found[(state & bit) != 0] = letter
+    found: Letters = _BY_STATE[state & (len(_BY_STATE) - 1)]
     idle = UNINTERRUPTIBLE | _NOLOAD
     found[(state & idle) == idle] = "I"
     return found

@@ -7,15 +7,16 @@ column that :meth:`TaskTable.has` denies, not a column of zeros.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.cpumasks import mask_bytes
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
@@ -32,12 +33,17 @@ PF_KTHREAD = 0x00200000
 _MOST = 1 << 60
 """More than any time or count that a kernel comes to: 36 years in nanoseconds."""
 
-_COUNTS = ("pcount", "nvcsw", "nivcsw", "min_flt", "maj_flt")
+_COUNTS = ("pcount", "nvcsw", "nivcsw", "migrations", "min_flt", "maj_flt")
 
 _BATCH = 256
 """Tasks in memory as they are in the kernel: some 5 KiB each."""
 
 _POINTER = struct.Struct("<Q")
+_LINKS = struct.Struct("<QQ")
+"""``struct list_head``: next, previous."""
+
+_RESUMED = 64
+"""How often one walk of a list that changes goes back to what is still on it."""
 
 # Columns, their numpy types, and the members that they are, the newest first.
 _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -75,6 +81,7 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "last_queued_ns": ("u8", ("sched_info.last_queued",)),
     "nvcsw": ("u8", ("nvcsw",)),
     "nivcsw": ("u8", ("nivcsw",)),
+    "migrations": ("u8", ("se.nr_migrations",)),
     "min_flt": ("u8", ("min_flt",)),
     "maj_flt": ("u8", ("maj_flt",)),
     "start_ns": ("u8", ("start_time",)),
@@ -160,9 +167,10 @@ class TaskReader:
         self._reader = reader
         prog = reader.prog
         task = prog.type("struct task_struct")
+        columns = _COLUMNS | _mask_column(prog)
         found = {
             name: place
-            for name, (format_, members) in _COLUMNS.items()
+            for name, (format_, members) in columns.items()
             if (place := _place(task, members, np.dtype(format_))) is not None
         }
         self._offsets = {name: offset for name, (offset, _) in found.items()}
@@ -171,8 +179,8 @@ class TaskReader:
         signal = prog.type("struct signal_struct")
         self._thread_head = drgn.offsetof(signal, "thread_head")
         self.size = max(
-            self._tasks + 8,
-            self._thread_node + 8,
+            self._tasks + _LINKS.size,
+            self._thread_node + _LINKS.size,
             *(offset + format_.itemsize for offset, format_ in found.values()),
         )
         """Bytes of each task that are read."""
@@ -185,7 +193,7 @@ class TaskReader:
             }
         )
         self._compact = np.dtype(
-            [("address", "u8"), *((name, _COLUMNS[name][0]) for name in self._offsets)]
+            [("address", "u8"), *((name, columns[name][0]) for name in self._offsets)]
         )
 
     def read_all(self, findings: Findings) -> TaskTable:
@@ -206,8 +214,26 @@ class TaskReader:
         """
         return self._table(self._walk_processes(addresses, findings), findings)
 
+    def read_with_others(
+        self,
+        addresses: Sequence[int],
+        others: Callable[[Sequence[int], Records], Iterable[int]],
+        findings: Findings,
+    ) -> TaskTable:
+        """Read the tasks at some addresses, and after them whole processes.
+
+        :param others: Tells, by the addresses and columns of those that were read, of
+            which tasks all threads of their processes are wanted, too. Each thread
+            comes once.
+        """
+        named = dict(self._read_each(addresses, findings))
+        columns = np.frombuffer(b"".join(named.values()), self._raw)
+        walk = self._walk_processes(others([*named], columns), findings)
+        more = (task for task in walk if task[0] not in named)
+        return self._table(chain(named.items(), more), findings)
+
     def _walk_processes(
-        self, addresses: Sequence[int], findings: Findings
+        self, addresses: Iterable[int], findings: Findings
     ) -> Iterator[tuple[int, bytes]]:
         seen: set[int] = set()
         for address, data in self._read_each(addresses, findings):
@@ -226,7 +252,7 @@ class TaskReader:
             yield from self._other_threads(leader, data, seen, findings)
 
     def _read_each(
-        self, addresses: Sequence[int], findings: Findings
+        self, addresses: Iterable[int], findings: Findings
     ) -> Iterator[tuple[int, bytes]]:
         for address in addresses:
             try:
@@ -256,8 +282,9 @@ class TaskReader:
         if following == threads:
             return
         name = "the list of a process's threads"
+        first = leader + self._thread_node
         for thread in self._list(
-            threads, self._thread_node, seen, name, findings, following
+            threads, self._thread_node, seen, name, findings, following, first
         ):
             if thread[0] != leader:
                 yield thread
@@ -270,22 +297,68 @@ class TaskReader:
         name: str,
         findings: Findings,
         node: int | None = None,
+        first: int | None = None,
     ) -> Iterator[tuple[int, bytes]]:
-        """Read the tasks on a list, from its first or from *node* on."""
+        """Read the tasks on a list, from its first or from *node* on.
+
+        On a running kernel a task may end between two reads, and another have its
+        memory, which is somewhere else on the list: all in between would be missed. So
+        each has to come after one that was passed, or the walk goes back to the last
+        that is still there.
+
+        :param first: What *node* comes after; without it the list has an end.
+        """
+        live = bool(self._reader.prog.flags & drgn.ProgramFlags.IS_LIVE)
+        trail = [head] if first is None else [head, first]
+        passed = {*trail}
+        resumed = again = 0
         try:
             if node is None:
                 (node,) = _POINTER.unpack(self._reader.read(head, 8))
             while node != head:
                 address = node - offset
-                if not node or address in seen or len(seen) > MAX_TASKS:
+                new = address not in seen
+                again += not new
+                # Memory of one that was passed may be that of a new task by now.
+                looping = not new and (not live or again > len(seen))
+                if not node or looping or len(seen) > MAX_TASKS:
                     raise drgn.FaultError("it leads nowhere", node)
-                seen.add(address)
                 data = self._reader.read(address, self.size)
-                yield address, data
-                (node,) = _POINTER.unpack_from(data, offset)
+                following, previous = _LINKS.unpack_from(data, offset)
+                if live and previous not in passed:
+                    resumed += 1
+                    findings.coverage["lists_resumed"] += 1
+                    if resumed > _RESUMED:
+                        raise drgn.FaultError("it changes too fast", node)
+                    node = self._resume(trail, passed)
+                    if node is None:
+                        if first is not None:
+                            return  # the process has ended
+                        (node,) = _POINTER.unpack(self._reader.read(head, 8))
+                    continue
+                seen.add(address)
+                if live:
+                    trail.append(node)
+                    passed.add(node)
+                if new:
+                    yield address, data
+                node = following
         except drgn.FaultError as error:
             findings.coverage["lists_broken"] += 1
             findings.lose("tasks", f"{name} breaks off: {error}")
+
+    def _resume(self, trail: list[int], passed: set[int]) -> int | None:
+        """Tell what comes after the last that is still on its list, if one is.
+
+        Who has left it has no previous one, and in the place of that a poison.
+        """
+        while len(trail) > 1:
+            links = self._reader.read(trail[-1], _LINKS.size)
+            following, previous = _LINKS.unpack(links)
+            if previous in passed:
+                return int(following)
+            trail.pop()
+        return None
 
     def _table(
         self, tasks: Iterator[tuple[int, bytes]], findings: Findings
@@ -311,17 +384,23 @@ def believable(records: Records, findings: Findings) -> Records:
 
     Both are counted: such records are of a damaged dump.
     """
-    ids = records["pid"], records["tgid"]
-    are_tasks = np.all([(each > 0) & (each <= PID_MAX_LIMIT) for each in ids], axis=0)
+    pid, tgid = records["pid"], records["tgid"]
+    are_tasks = (np.minimum(pid, tgid) > 0) & (np.maximum(pid, tgid) <= PID_MAX_LIMIT)
     lost = len(records) - int(np.count_nonzero(are_tasks))
     if lost:
         findings.coverage["tasks_unreadable"] += lost
         findings.lose("task records", "what a list of tasks leads to is no task")
         records = records[are_tasks]
-    for name in records.dtype.names or ():
-        is_count = name in _COUNTS or name.endswith("_ns")
-        if is_count and (records[name] > _MOST).any():
-            records[name] = cut(records[name], findings)
+    counts = [
+        name
+        for name in records.dtype.names or ()
+        if name in _COUNTS or name.endswith("_ns")
+    ]
+    # One look at all of them is enough, as a rule.
+    if np.max([records[name] for name in counts], initial=0) > _MOST:
+        for name in counts:
+            if (records[name] > _MOST).any():
+                records[name] = cut(records[name], findings)
     return records
 
 
@@ -333,6 +412,21 @@ def cut(numbers: npt.NDArray[Any], findings: Findings) -> npt.NDArray[np.int64]:
         findings.lose("counts", "some times or counts cannot be, and are cut")
     possible: npt.NDArray[np.int64] = np.minimum(numbers, _MOST).astype(np.int64)
     return possible
+
+
+def _mask_column(prog: drgn.Program) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Give the column of the CPUs that a task may run on: as many bytes as it takes.
+
+    While a task must not migrate, ``cpus_ptr`` is narrower; /proc/PID/status shows this
+    one. None if the number of CPUs is lost.
+    """
+    try:
+        format_ = f"V{mask_bytes(prog)}"
+    except drgn.FaultError:
+        return {}
+    # Linux kernel commit 3bd3706251ee ("sched/core: Provide a pointer to the valid CPU
+    # mask") (in v5.3)
+    return {"cpus_mask": (format_, ("cpus_mask", "cpus_allowed"))}
 
 
 def _place(

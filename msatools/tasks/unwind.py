@@ -3,7 +3,6 @@
 """Unwind many x86-64 stacks at once, all of them a frame a step, as ORC says."""
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import drgn
 import numpy as np
@@ -11,43 +10,26 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses
 from msatools.kernel.structs import each_once
-from msatools.tasks.orc import BY_FRAME_POINTER, Base, Kind, Orc
+from msatools.tasks.framerules import (
+    CODE_START,
+    MAX_FRAMES,
+    RULES,
+    USER_END,
+    End,
+    FrameRule,
+    worked_out,
+)
+from msatools.tasks.orc import Orc
 from msatools.tasks.stackmemory import Rows, StackMemory
 from msatools.tasks.text import kernel_symbol
+from msatools.tasks.unwindone import OneMemory, OneStack, OneState, unwind_one
 
-MAX_FRAMES = 512
-"""More than fit a stack of 16 KiB but in theory; one this deep is lost."""
+_FEW = 8
+"""Stacks that take less one by one: a step of all takes as long as twenty of one."""
 
-_USER = np.uint64(1 << 63)
-"""Addresses from here on are the kernel's."""
-
-_CODE = np.uint64(0xFFFF_FFFF_8000_0000)
-"""All code of the kernel lies in the last 2 GiB (its code model needs that)."""
-
-# struct pt_regs: where a whole one and the part that the CPU pushes have them.
-_REGS_BP, _REGS_IP, _REGS_SP = 32, 128, 152
-_PARTIAL_IP, _PARTIAL_SP = 0, 24
+_USER, _CODE = np.uint64(USER_END), np.uint64(CODE_START)
 
 Flags = npt.NDArray[np.bool_]
-
-
-class End(IntEnum):
-    """How a stack ends."""
-
-    NONE = 0
-    """There is no stack, or it could not be read."""
-
-    ENTRY = 1
-    """Where user mode entered the kernel."""
-
-    START = 2
-    """Where the thread started."""
-
-    LOST = 3
-    """Somewhere: the next frame is not to be found."""
-
-    UNSUPPORTED = 4
-    """Where a register is needed that is not known any more."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +87,13 @@ class Unwinder:
         self._saved_size = np.uint64(drgn.sizeof(saved))
         self._newborn = np.uint64(newborn)
         self._known: dict[int, int] = {}
-        self._rules: list[tuple[int, ...]] = []
-        self._table = np.empty((0, 7), np.int64)
+        self._rules: list[FrameRule] = []
+        self._table = np.empty(0, RULES)
 
     def unwind(self, memory: StackMemory) -> Frames:
         """Unwind each stack until it ends."""
+        if len(memory) <= _FEW:
+            return self._unwind_few(memory)
         ends = np.zeros(len(memory), np.uint8)
         guessed = np.zeros(len(memory), np.bool_)
         columns: list[Addresses] = []
@@ -134,6 +118,42 @@ class Unwinder:
             guessed,
         )
 
+    def _unwind_few(self, memory: StackMemory) -> Frames:
+        """Unwind one stack after the other: the same, of numbers and not of arrays."""
+        made = [
+            self._unwind_one(memory.stack(row).tolist(), int(memory.base[row]))
+            for row in range(len(memory))
+        ]
+        shape = len(made), max((len(each.pcs) for each in made), default=0)
+        pcs, interrupted = np.zeros(shape, np.uint64), np.zeros(shape, np.bool_)
+        for row, each in enumerate(made):
+            pcs[row, : len(each.pcs)] = each.pcs
+            interrupted[row, : len(each.pcs)] = each.interrupted
+        return Frames(
+            pcs,
+            interrupted,
+            np.array([each.end for each in made], np.uint8),
+            np.array([each.guessed for each in made], np.bool_),
+        )
+
+    def _unwind_one(self, words: list[int], base: int) -> OneStack:
+        if not words:
+            return OneStack([], [], End.NONE, False)
+        memory = OneMemory(words, base)
+        pc = memory.read(base + int(self._saved_ip))
+        if pc is None or pc < CODE_START:
+            return OneStack([], [], End.LOST, False)
+        state = OneState(
+            pc=pc,
+            sp=base + int(self._saved_size),
+            bp=memory.read(base + int(self._saved_bp)) or 0,
+            interrupted=pc == self._newborn,
+        )
+        return unwind_one(memory, state, self._rule)
+
+    def _rule(self, pc: int) -> FrameRule:
+        return self._rules[self._row(pc)]
+
     def _start(self, memory: StackMemory, ends: npt.NDArray[np.uint8]) -> _State:
         rows = np.flatnonzero(memory.size)
         base = memory.base[rows]
@@ -153,77 +173,53 @@ class Unwinder:
         guessed: Flags,
     ) -> _State:
         """Go on to the callers; stacks that end are told how in *ends*."""
-        # To compare with a number takes numpy a tenth of what a member of an
-        # enumeration takes: most of a step, if the stacks are few.
         # A return address may be past the end of the function that called.
         rules = self._find(np.where(state.interrupted, state.pc, state.pc - 1))
-        kind, base, cfa_offset, bp_base, bp_offset, interrupted, guess = rules.T
         rows, sp, bp = state.rows, state.sp, state.bp
-        guessed[rows[guess != 0]] = True
-        ends[rows[kind == Kind.END.value]] = End.START.value
-        unsupported = (base == Base.OTHER.value) | (base == Base.SP_AT.value)
-        unsupported &= kind != Kind.END.value
-        ends[rows[unsupported]] = End.UNSUPPORTED.value
-        good = (kind != Kind.END.value) & ~unsupported
+        guessed[rows] |= rules["guess"]
+        ends[rows] = rules["end"]
+        good = rules["goes_on"]
 
-        cfa = np.where(base == Base.SP.value, sp, bp) + cfa_offset.astype(np.uint64)
-        at = base == Base.BP_AT.value
+        cfa = np.where(rules["cfa_by_sp"], sp, bp) + rules["cfa_offset"]
+        at = rules["cfa_at"]
         if at.any():
             cfa[at], there = memory.read(rows[at], cfa[at])
             good[at] &= there
-        good &= (base != Base.NONE.value) & (base != Base.CFA.value)
-        call, whole = kind == Kind.CALL.value, kind == Kind.REGS.value
-        ip_at = np.where(whole, _REGS_IP, np.where(call, -8, _PARTIAL_IP))
-        pc, there = memory.read(rows, cfa + ip_at.astype(np.uint64))
-        good &= there
-        next_sp = cfa.copy()
-        if not call.all():
-            sp_at = np.where(whole, _REGS_SP, _PARTIAL_SP).astype(np.uint64)
-            saved, there = memory.read(rows[~call], (cfa + sp_at)[~call])
-            next_sp[~call] = saved
-            good[~call] &= there
-
-        # Registers of user mode are no frame, wherever they point.
-        left = good & (pc < _USER)
-        ends[rows[left & ~call]] = End.ENTRY.value
+        pc, there = memory.read(rows, cfa + rules["ip_offset"])
+        good = good & there
+        next_sp = cfa
+        regs = rules["regs"]
+        if regs.any():
+            saved, there = memory.read(rows[regs], (cfa + rules["sp_offset"])[regs])
+            next_sp = cfa.copy()
+            next_sp[regs] = saved
+            good[regs] &= there
+            # Registers of user mode are no frame, wherever they point.
+            ends[rows[regs & good & (pc < _USER)]] = End.ENTRY.value
         good &= (pc >= _CODE) & (next_sp > sp)
 
-        bp_from = np.where(bp_base == Base.BP.value, bp, cfa)
-        bp_from += bp_offset.astype(np.uint64)
-        bp_from[whole] = cfa[whole] + _REGS_BP
-        saved_bp = good & (whole | (bp_base != Base.NONE.value))
-        bp = bp.copy()
-        bp[saved_bp], there = memory.read(rows[saved_bp], bp_from[saved_bp])
-        good[saved_bp] &= there
-        return _State(rows, pc, next_sp, bp, interrupted != 0).keep(good)
+        saved_bp = good & rules["saves_bp"]
+        if saved_bp.any():
+            bp_at = np.where(rules["bp_by_bp"], bp, cfa) + rules["bp_offset"]
+            bp = bp.copy()
+            bp[saved_bp], there = memory.read(rows[saved_bp], bp_at[saved_bp])
+            good[saved_bp] &= there
+        return _State(rows, pc, next_sp, bp, rules["interrupted"]).keep(good)
 
-    def _find(self, pcs: Addresses) -> npt.NDArray[np.int64]:
-        """Find the rules of instructions, as rows of numbers."""
+    def _find(self, pcs: Addresses) -> npt.NDArray[np.void]:
+        """Find the rules of instructions."""
         unique, inverse = each_once(pcs)
         rows = [self._row(pc) for pc in unique.tolist()]
         if len(self._table) < len(self._rules):
-            self._table = np.array(self._rules, np.int64)
+            self._table = np.array(self._rules, RULES)
         return self._table[np.array(rows, np.intp)[inverse]]
 
     def _row(self, pc: int) -> int:
         row = self._known.get(pc)
         if row is None:
             # Most rules are the same as others', but few addresses ever are.
-            rule = self._orc.rule(pc)
-            guess = rule is None or rule is BY_FRAME_POINTER
-            rule = rule or BY_FRAME_POINTER
             row = self._known[pc] = len(self._rules)
-            self._rules.append(
-                (
-                    rule.kind,
-                    rule.cfa,
-                    rule.cfa_offset,
-                    rule.bp,
-                    rule.bp_offset,
-                    rule.interrupted,
-                    guess,
-                )
-            )
+            self._rules.append(worked_out(self._orc.rule(pc)))
         return row
 
 

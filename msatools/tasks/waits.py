@@ -3,8 +3,9 @@
 """What a task that does not run waits for, by the functions on its stack."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.functions import (
@@ -96,7 +97,8 @@ _IS_PI_FUTEX = _set("futex_lock_pi futex_wait_requeue_pi")
 _IS_RT_MUTEX = _set("__rt_mutex_* rt_mutex_*")
 
 
-def classify(stack: Sequence[str]) -> Wait:
+@lru_cache(maxsize=4096)
+def classify(stack: tuple[str, ...]) -> Wait:
     """
     Tell what a task that does not run waits for.
 

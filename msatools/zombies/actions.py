@@ -4,6 +4,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import drgn
 import numpy as np
@@ -50,19 +51,13 @@ def read_actions(
 
     :param sighands: Addresses of ``struct sighand_struct``; 0 of who has none any more.
     """
-    prog = reader.prog
-    type_ = prog.type("struct sighand_struct")
-    array = type_.member("action").type
-    count, size = array.length or 0, drgn.sizeof(array.type)
-    start = drgn.offsetof(type_, "action") + drgn.offsetof(array.type, "sa.sa_handler")
-    length = (count - 1) * size + 8
+    start, count, action = reader.once(Actions, lambda: _layout(reader.prog))
+    length = count * action.itemsize
     records, readable = reader.read_records(sighands + np.uint64(start), length)
-    lose_many(
-        findings, "struct sighand_struct", int(np.sum(~readable & (sighands != 0)))
-    )
+    lost = ~readable & (sighands != 0)
+    lose_many(findings, "struct sighand_struct", int(np.count_nonzero(lost)))
     readable &= sighands != 0
-    places = np.arange(count)[:, None] * size + np.arange(8)
-    words = np.ascontiguousarray(records[:, places]).view("<u8")[:, :, 0]
+    words = records.view(action)["handler"]
     bits = np.uint64(1) << np.arange(count, dtype=np.uint64)
     ignored = ((words == _IGNORE) * bits).sum(axis=1, dtype=np.uint64)
     caught = ((words > _IGNORE) * bits).sum(axis=1, dtype=np.uint64)
@@ -71,3 +66,18 @@ def read_actions(
         Actions(tuple(handlers), *masks) if can_be_read else None
         for handlers, *masks, can_be_read in zip(*columns, strict=True)
     ]
+
+
+def _layout(prog: drgn.Program) -> tuple[int, int, np.dtype[Any]]:
+    """Tell where the first action is, how many there are, and what each looks like."""
+    type_ = prog.type("struct sighand_struct")
+    array = type_.member("action").type
+    action: np.dtype[Any] = np.dtype(
+        {
+            "names": ["handler"],
+            "formats": ["<u8"],
+            "offsets": [drgn.offsetof(array.type, "sa.sa_handler")],
+            "itemsize": drgn.sizeof(array.type),
+        }
+    )
+    return drgn.offsetof(type_, "action"), array.length or 0, action

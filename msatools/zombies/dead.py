@@ -8,17 +8,18 @@ for one that is traced, which stays for its tracer.
 
 from dataclasses import dataclass, fields
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks, Nanoseconds
+from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.now import ages
 from msatools.tasks.stackmemory import Rows
+from msatools.tasks.states import asleep
 from msatools.tasks.table import TaskTable
 
 UNKNOWN = -1
@@ -38,12 +39,23 @@ _PROCESS = {
     "flags": ("u4", ("flags",)),
     "exit_code": ("i4", ("group_exit_code",)),
 }
-_PID = {"level": ("u4", ("level",)), "space": ("u8", ("numbers[0].ns",))}
-_NUMBER = {"nr": ("i4", ("nr",)), "space": ("u8", ("ns",))}
 _SPACE = {"inode": ("u4", ("ns.inum",))}
 
-_MAX_LEVEL = 32
-"""``MAX_PID_NS_LEVEL`` (include/linux/pid_namespace.h)."""
+
+@dataclass(frozen=True)
+class Aged:
+    """For how long each task of a table has been in its state."""
+
+    age_ns: Nanoseconds
+    age_bound: npt.NDArray[np.uint8]
+    """Of :class:`msatools.tasks.now.AgeBound`."""
+
+
+def read_ages(tasks: TaskTable, clocks: Clocks) -> Aged:
+    """Tell for how long each task has been dead, asleep, running or about to run."""
+    classes = np.where(asleep(tasks), TaskClass.OTH.value, TaskClass.LAT.value)
+    classes[tasks["exit_state"] != 0] = TaskClass.ZMB.value
+    return Aged(*ages(tasks, clocks, classes.astype(np.uint8)))
 
 
 @dataclass(frozen=True)
@@ -109,9 +121,7 @@ def zombie_rows(tasks: TaskTable) -> Rows:
     return np.flatnonzero((exits != 0) & (tasks.leaders | stays))
 
 
-def read_dead(
-    reader: Reader, tasks: TaskTable, clocks: Clocks, findings: Findings
-) -> Dead:
+def read_dead(reader: Reader, tasks: TaskTable, aged: Aged, findings: Findings) -> Dead:
     """Read what there is of each dead task; four bulk reads, however many there are.
 
     What cannot be read is counted, and unknown.
@@ -123,8 +133,6 @@ def read_dead(
     whole = counts.readable & ((counts["flags"] & _GROUP_EXIT) != 0)
     thread_pid = part["thread_pid"].astype(np.uint64)
     namespace, ns_pid = read_numbers(reader, thread_pid, findings)
-    classes = np.full(len(row), TaskClass.ZMB.value, np.uint8)
-    age_ns, age_bound = ages(part, clocks, classes)
     known = counts.readable
     return Dead(
         row=row,
@@ -142,8 +150,8 @@ def read_dead(
         others=np.where(known, counts["nr_threads"] - 1, UNKNOWN).astype(np.int64),
         namespace=namespace,
         ns_pid=ns_pid,
-        age_ns=age_ns,
-        age_bound=age_bound,
+        age_ns=aged.age_ns[row],
+        age_bound=aged.age_bound[row],
     )
 
 
@@ -155,27 +163,7 @@ def read_numbers(
     :return: The inodes, :data:`UNKNOWN` if unreadable; and the numbers, 0 in the
         initial namespace.
     """
-    first = read_structs(reader, "struct pid", _PID, pids, findings)
-    levels = first["level"].astype(np.int64)
-    space = first["space"].astype(np.uint64)
-    numbers = np.zeros(len(pids), np.int64)
-    nested = np.flatnonzero(first.readable & (levels > 0) & (levels <= _MAX_LEVEL))
-    if len(nested):
-        places = _number_places(reader, pids[nested], levels[nested])
-        deepest = read_structs(reader, "struct upid", _NUMBER, places, findings)
-        space[nested] = deepest["space"]
-        numbers[nested] = deepest["nr"]
-    space[levels > _MAX_LEVEL] = 0
+    space, numbers = innermost_numbers(reader, pids, findings)
     inodes = read_structs(reader, "struct pid_namespace", _SPACE, space, findings)
     found = np.where(inodes.readable, inodes["inode"].astype(np.int64), UNKNOWN)
     return found, numbers
-
-
-def _number_places(reader: Reader, pids: Addresses, levels: Numbers) -> Addresses:
-    """Tell where each ``struct pid`` keeps its number at a level (``struct upid``)."""
-    start = drgn.offsetof(reader.prog.type("struct pid"), "numbers")
-    size = drgn.sizeof(reader.prog.type("struct upid"))
-    places: Addresses = pids + (
-        np.uint64(start) + levels.astype("u8") * np.uint64(size)
-    )
-    return places

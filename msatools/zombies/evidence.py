@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msatools.locks.look import signals_of
 from msatools.target.model import Address
+from msatools.zombies.dead import UNKNOWN
 from msatools.zombies.doing import waited
 from msatools.zombies.model import Evidence, Heir, ParentThread, Verdict
 from msatools.zombies.parentfacts import ParentFacts
@@ -118,7 +119,8 @@ def _text(
     if verdict == "leader-exited":
         return "its first thread has ended, and others live"
     if verdict == "traced":
-        return f"traced by {_named(tracers)}, which has to wait for it first"
+        have = "have" if len({*tracers} - {UNKNOWN, 0}) > 1 else "has"
+        return f"traced by {_named(tracers)}, which {have} to wait for it first"
     if parent is None:
         return "nothing is known of its parent"
     if verdict == "being-reaped":

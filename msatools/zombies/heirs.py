@@ -17,7 +17,7 @@ import numpy as np
 
 from msatools.kernel.pidnamespaces import (
     PidNamespace,
-    innermost_spaces,
+    innermost_numbers,
     read_namespaces,
 )
 from msatools.kernel.reader import Reader
@@ -199,7 +199,7 @@ class _Family:
     def read_spaces(self, rows: Sequence[int]) -> None:
         """Read the PID namespaces of some tasks at once."""
         pids = self._tasks["thread_pid"][rows].astype(np.uint64)
-        innermost = innermost_spaces(self._reader, pids, self._findings)
+        innermost, _ = innermost_numbers(self._reader, pids, self._findings)
         new = np.setdiff1d(innermost, np.array([*self._spaces], np.uint64))
         self._spaces |= read_namespaces(self._reader, new, self._findings)
         self._innermost |= dict(zip(rows, innermost.tolist(), strict=True))

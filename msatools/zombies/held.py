@@ -11,7 +11,7 @@ from collections import Counter
 import drgn
 import numpy as np
 
-from msatools.kernel.pidnamespaces import innermost_spaces
+from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.locks.layout import Layout
@@ -128,7 +128,7 @@ def _pids(
 
     It has a number for each namespace, and so a cache for each depth.
     """
-    spaces = innermost_spaces(reader, pids, findings)
+    spaces, _ = innermost_numbers(reader, pids, findings)
     each, first, counts = np.unique(spaces, return_index=True, return_counts=True)
     bytes_of: Counter[int] = Counter()
     for space, at, count in zip(

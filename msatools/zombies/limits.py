@@ -18,7 +18,7 @@ from msatools.kernel.cgroups import MAX_DEPTH, cgroup_paths
 from msatools.kernel.pidnamespaces import (
     MAX_LEVEL,
     RESERVED_PIDS,
-    innermost_spaces,
+    innermost_numbers,
     read_namespaces,
     reserved_taken,
 )
@@ -139,7 +139,7 @@ def _namespace_limits(
     :data:`RESERVED_PIDS`, once the others were given out.
     """
     pids = tasks["thread_pid"][zombies].astype(np.uint64)
-    innermost = innermost_spaces(reader, pids, findings)
+    innermost, _ = innermost_numbers(reader, pids, findings)
     spaces = read_namespaces(reader, innermost, findings)
     dead: Counter[int] = Counter()
     for address, count in _counted(innermost):

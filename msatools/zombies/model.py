@@ -249,10 +249,12 @@ class ZombiesReport(Report):
     groups: tuple[Group, ...]
     """The largest first."""
 
-    limits: tuple[Limit, ...]
-    """The nearest first."""
+    limits: tuple[Limit, ...] | None
+    """The nearest first; ``None`` if nobody looked, as with some tasks by name."""
 
-    held: Held
+    held: Held | None
+    """``None`` likewise."""
+
     heirs: tuple[Heir, ...] | None = field(default=None, metadata=ADDED)
     leaks: tuple[Leak, ...] | None = field(default=None, metadata=ADDED)
     asked: tuple["TaskAsked", ...] | None = field(default=None, metadata=ADDED)

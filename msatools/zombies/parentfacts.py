@@ -8,19 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from msatools.kernel.clocks import Clocks, Nanoseconds
+from msatools.kernel.clocks import Nanoseconds
+from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import Booleans, read_structs
-from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
-from msatools.tasks.now import ages
 from msatools.tasks.stackmemory import Rows
-from msatools.tasks.states import STOPPED, TRACED, asleep, letters, loads
+from msatools.tasks.states import STOPPED, TRACED, letters, loads
 from msatools.tasks.table import TaskTable
 from msatools.tasks.waitopts import WaitOpts, WaitOptsReader
 from msatools.zombies.actions import Actions, read_actions
-from msatools.zombies.dead import UNKNOWN, read_numbers
+from msatools.zombies.dead import UNKNOWN, Aged
 from msatools.zombies.frozen import read_bits, read_frozen
 from msatools.zombies.model import Disposition, Reaper
 
@@ -107,7 +106,7 @@ def read_facts(
     reader: Reader,
     tasks: TaskTable,
     processes: Addresses,
-    clocks: Clocks,
+    aged: Aged,
     findings: Findings,
 ) -> tuple[tuple[ParentFacts, ...], Nanoseconds]:
     """Read what there is of some processes, in bulk, and the waits of their threads.
@@ -120,7 +119,7 @@ def read_facts(
     :return: The facts in that order; and by row of the table how long a thread of them
         has been in uninterruptible sleep, :data:`UNKNOWN` if it is not.
     """
-    threads = _Threads(reader, tasks, processes, clocks, findings)
+    threads = _Threads(reader, tasks, processes, aged, findings)
     facts = tuple(threads.facts(place) for place in range(len(processes)))
     return facts, threads.stuck_ns
 
@@ -133,7 +132,7 @@ class _Threads:
         reader: Reader,
         tasks: TaskTable,
         processes: Addresses,
-        clocks: Clocks,
+        aged: Aged,
         findings: Findings,
     ) -> None:
         self._reader = reader
@@ -147,8 +146,7 @@ class _Threads:
             reader, "struct signal_struct", "is_child_subreaper", processes
         )
         # All their rows, the dead leaders too, those of one process together.
-        rows = np.flatnonzero(np.isin(tasks["signal"], processes))
-        of = np.searchsorted(processes, tasks["signal"][rows])
+        rows, of = _members(tasks, processes)
         order = np.argsort(of, kind="stable")
         self._rows = rows[order]
         self._starts = np.searchsorted(of[order], np.arange(len(processes) + 1))
@@ -169,9 +167,7 @@ class _Threads:
         self._stopped |= self._frozen
         self._stuck = loads(part) & lives & ~self._frozen
         self._killable = (part["state"] & _WAKEKILL) != 0
-        classes = np.where(asleep(part), TaskClass.OTH.value, TaskClass.LAT.value)
-        classes[~lives] = TaskClass.ZMB.value
-        self._ages, _ = ages(part, clocks, classes.astype(np.uint8))
+        self._ages = aged.age_ns[self._rows]
         self.stuck_ns = np.full(len(tasks), UNKNOWN, np.int64)
         self.stuck_ns[self._rows[self._stuck]] = self._ages[self._stuck]
         self._first = self._firsts(part.leaders)
@@ -194,7 +190,7 @@ class _Threads:
         """
         rows = self._rows[self._first]
         pids = self._tasks["thread_pid"][rows].astype(np.uint64)
-        _, numbers = read_numbers(self._reader, pids, self._findings)
+        _, numbers = innermost_numbers(self._reader, pids, self._findings)
         first: Booleans = (numbers == 1) | (self._tasks["tgid"][rows] == 1)
         return first
 
@@ -268,9 +264,19 @@ class _Threads:
         return None
 
 
+def _members(tasks: TaskTable, processes: Addresses) -> tuple[Rows, Rows]:
+    """Find the rows of the threads of some processes, and of which each is."""
+    if not len(processes):
+        return np.empty(0, np.intp), np.empty(0, np.intp)
+    of = np.searchsorted(processes, tasks["signal"])
+    of[of == len(processes)] = 0
+    rows = np.flatnonzero(processes[of] == tasks["signal"])
+    return rows, of[rows]
+
+
 def _reads_waits(reader: Reader, findings: Findings) -> WaitOptsReader | None:
     try:
-        return WaitOptsReader(reader)
+        return reader.once(WaitOptsReader, lambda: WaitOptsReader(reader))
     except LookupError as error:
         findings.lose("waits", f"what is waited for by wait() is lost: {error}")
         return None

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msatools.kernel.clocks import Clocks, Nanoseconds
+from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
-from msatools.zombies.dead import UNKNOWN, Dead, Numbers
+from msatools.zombies.dead import UNKNOWN, Aged, Dead, Numbers
 from msatools.zombies.parentfacts import ParentFacts, read_facts
 
 NONE = -1
@@ -58,7 +58,7 @@ class Parents:
 
 
 def read_parents(
-    reader: Reader, tasks: TaskTable, dead: Dead, clocks: Clocks, findings: Findings
+    reader: Reader, tasks: TaskTable, dead: Dead, aged: Aged, findings: Findings
 ) -> Parents:
     """Read the parents of the dead, in bulk, and the waits of their threads.
 
@@ -76,7 +76,7 @@ def read_parents(
     index = np.full(len(dead), NONE, np.intp)
     index[known] = place
     facts, stuck_ns = read_facts(
-        reader, tasks, processes.astype(np.uint64), clocks, findings
+        reader, tasks, processes.astype(np.uint64), aged, findings
     )
     tracer, elsewhere = _tracers(reader, dead, row, tasks, findings)
     return Parents(

@@ -2,6 +2,7 @@
 
 """The dead one by one, and in groups of one parent and one verdict."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.tasks.cgroups import TaskCgroups
-from msatools.tasks.identity import Identities, comm_text
+from msatools.tasks.identity import Users, comm_text
 from msatools.tasks.now import AgeBound
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
@@ -30,9 +31,7 @@ class Found:
     dead: Dead
     parents: Parents
     verdicts: npt.NDArray[np.uint8]
-    identities: Identities
-    """By row of the table, as the next."""
-
+    users: Users
     cgroups: TaskCgroups
 
     def parent(self, place: int) -> int:
@@ -77,8 +76,8 @@ class ZombieRows(Sequence[Zombie]):
             comm=comm_text(found.tasks["comm"][row]),
             ppid=0 if facts is None else facts.pid,
             parent_comm=None if facts is None else facts.comm,
-            uid=_known(found.identities.uid[row]),
-            cgroup=found.cgroups.path(row),
+            uid=_known(found.users.uid[place]),
+            cgroup=found.cgroups.path(place),
             exit_code=int(dead.exit_code[place]),
             age_ns=int(dead.age_ns[place]),
             age_bound=AgeBound(int(dead.age_bound[place])).name.lower(),
@@ -127,14 +126,13 @@ def _group(
     verdict = VERDICTS[found.verdicts[first]]
     tracers = found.parents.tracer[places]
     traced: list[int] = tracers[tracers > 0].tolist()
-    codes, counts = np.unique(dead.exit_code[places], return_counts=True)
-    ended: dict[str, int] = {}
-    for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
-        ended[ending(code)] = ended.get(ending(code), 0) + count
-    index = np.unique(found.cgroups.index[rows]).tolist()
+    ended: Counter[str] = Counter()
+    for code, count in Counter(dead.exit_code[places].tolist()).items():
+        ended[ending(code)] += count
+    index = {*found.cgroups.index[places].tolist()}
     paths = {found.cgroups.paths[each] for each in index if each >= 0}
-    uids = np.unique(found.identities.uid[rows]).tolist()
-    spaces = np.unique(dead.namespace[places]).tolist()
+    uids = {*found.users.uid[places].tolist()}
+    spaces = {*dead.namespace[places].tolist()}
     ppid = 0 if facts is None else facts.pid
     oldest_ns = int(dead.age_ns[places].max())
     return Group(
@@ -151,9 +149,9 @@ def _group(
         min_age_ns=int(dead.age_ns[places].min()),
         max_age_ns=oldest_ns,
         exit_codes=dict(sorted(ended.items(), key=lambda item: (-item[1], item[0]))),
-        uids=tuple(uid for uid in uids if uid != UNKNOWN),
+        uids=tuple(sorted(uids - {UNKNOWN})),
         cgroups=tuple(sorted(paths)),
-        namespaces=tuple(space for space in spaces if space != UNKNOWN),
+        namespaces=tuple(sorted(spaces - {UNKNOWN})),
         pids=found.tasks["pid"][rows].tolist(),
         heir=heirs[ppid].heir if ppid in heirs else None,
     )

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import drgn
 import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
-from msatools.kernel.structs import read_structs
+from msatools.kernel.structs import Booleans, read_structs
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
 from msatools.zombies.model import Limit
@@ -37,6 +38,12 @@ _CRED = {
     "counts": ("u8", ("ucounts",)),
 }
 _SIGNAL = {"most": ("u8", (f"rlim[{_RLIMIT_NPROC}].rlim_cur",))}
+_SAME = {
+    "pid": ("i4", ("pid",)),
+    "cred": ("u8", ("real_cred",)),
+    "signal": ("u8", ("signal",)),
+}
+"""What does not change of a task while its limits are read."""
 
 
 @dataclass
@@ -201,11 +208,27 @@ def _lowest(
     """Find the lowest limit by account among the processes of some tasks."""
     signals = tasks["signal"][rows].astype(np.uint64)
     read = read_structs(reader, "struct signal_struct", _SIGNAL, signals, findings)
-    known = read.readable
+    known = read.readable & _are_there(reader, tasks, rows)
     owners, index = np.unique(account_of[rows][known], return_inverse=True)
     lowest = np.full(len(owners), ~np.uint64(0))
     np.minimum.at(lowest, index, read["most"][known].astype(np.uint64))
     return dict(zip(owners.tolist(), lowest.tolist(), strict=True))
+
+
+def _are_there(reader: Reader, tasks: TaskTable, rows: Rows) -> Booleans:
+    """Tell which tasks of a running kernel are still those that were read.
+
+    Of others, user and limits may be of who got their memory since.
+    """
+    if not reader.prog.flags & drgn.ProgramFlags.IS_LIVE:
+        return np.ones(len(rows), np.bool_)
+    addresses = tasks["address"][rows].astype(np.uint64)
+    known = Findings()  # to be gone by now is no loss
+    now = read_structs(reader, "struct task_struct", _SAME, addresses, known)
+    same: Booleans = now.readable
+    for name in _SAME:
+        same = same & (now[name] == tasks[name][rows])
+    return same
 
 
 def _words(addresses: list[int]) -> npt.NDArray[np.uint64]:

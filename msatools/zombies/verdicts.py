@@ -36,8 +36,8 @@ def verdicts(dead: Dead, parents: Parents) -> Numbers:
     """
     case = _Case(dead, parents, *_waits(dead, parents))
     found = np.full(len(dead), VERDICTS.index("unknown"), np.uint8)
-    for verdict in reversed(VERDICTS[:-1]):
-        found[_TESTS[verdict](case)] = VERDICTS.index(verdict)
+    for index, verdict in reversed([*enumerate(VERDICTS[:-1])]):
+        found[_TESTS[verdict](case)] = index
     found[dead.threads < 0] = VERDICTS.index("unknown")
     return found
 
@@ -107,7 +107,9 @@ def _reaper_never_reaps(case: _Case) -> Booleans:
     reaps = case.of_parent(
         lambda parent: parent.reaper is not None and parent.waits is not None
     )
-    return reaps & ~case.taken & ~case.left
+    # If it has just been told, it may reap in a moment.
+    told = case.of_parent(lambda parent: bool(parent.pending))
+    return reaps & ~case.taken & ~case.left & ~(told & (case.dead.age_ns < BRIEF_NS))
 
 
 def _sigchld_blocked(case: _Case) -> Booleans:
@@ -162,6 +164,8 @@ def _waits_for_threads(dead: Dead) -> Booleans:
 
 
 def _has_traced_thread(dead: Dead) -> Booleans:
+    if dead.leads.all():
+        return ~dead.leads
     return np.isin(dead.process, dead.process[~dead.leads])
 
 

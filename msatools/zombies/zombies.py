@@ -2,17 +2,18 @@
 
 """Why the dead are not reaped, on one kernel: reports one after the other."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 import drgn
 import numpy as np
 
 from msatools.kernel.clocks import Clocks, read_clocks
-from msatools.kernel.pids import find_tasks
+from msatools.kernel.pids import find_tasks, no_such_pids
 from msatools.kernel.readcost import ReadCost
-from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings, noting_refusals
+from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.locks.locks import collect_locks
 from msatools.locks.options import LocksOptions
@@ -20,13 +21,12 @@ from msatools.target.describe import describe
 from msatools.target.errors import TargetError
 from msatools.target.model import Target
 from msatools.tasks.cgroups import read_cgroups
-from msatools.tasks.identity import comm_text, read_identities
-from msatools.tasks.now import ages
+from msatools.tasks.identity import comm_text, read_users
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.states import letters
-from msatools.tasks.table import TaskReader, TaskTable
-from msatools.zombies.dead import read_dead
+from msatools.tasks.table import Records, TaskReader, TaskTable
+from msatools.zombies.dead import Aged, read_ages, read_dead
 from msatools.zombies.doing import read_doing
 from msatools.zombies.heirs import find_heirs
 from msatools.zombies.held import held_memory
@@ -38,6 +38,7 @@ from msatools.zombies.model import (
     Heir,
     Held,
     Leak,
+    Limit,
     TaskAsked,
     Zombie,
     ZombiesReport,
@@ -46,8 +47,6 @@ from msatools.zombies.options import ZombiesOptions
 from msatools.zombies.parents import read_parents
 from msatools.zombies.rows import Found, ZombieRows, groups
 from msatools.zombies.verdicts import VERDICTS, verdicts
-
-Progress = Callable[[int, int], None]
 
 _COVERAGE = (
     *("tasks", "tasks_unreadable", "lists_broken", "zombies", "parents_unknown"),
@@ -66,10 +65,6 @@ _SAME = {
 _STEPS = 5
 _MAX_BLOCKED = 16
 """Blocked parents of which is told what they wait for in the end."""
-
-
-class NoSuchPidError(TargetError):
-    """A PID that was named is not there."""
 
 
 def collect_zombies(
@@ -97,7 +92,7 @@ def collect_zombies(
     :raises TargetError: if the program is not a kernel, or has no types
     """
     session = Zombies(prog, target or describe(prog), options or ZombiesOptions())
-    return session.report(progress or (lambda done, total: None))
+    return session.report(progress or quietly)
 
 
 @dataclass(frozen=True)
@@ -105,36 +100,25 @@ class _Look:
     """All tasks that are looked at, and the dead among them."""
 
     found: Found
-    clocks: Clocks
+    aged: Aged
     places: Rows
     """Which of the dead were asked for."""
 
 
-class Zombies:
+class Zombies(KernelSession):
     """A run of reports on one kernel: see :class:`msatools.command.Session`."""
-
-    period_s = None
 
     def __init__(
         self, prog: drgn.Program, target: Target, options: ZombiesOptions
     ) -> None:
-        self._prog = prog
-        self._target = target
+        super().__init__(prog, target)
         self._options = options
-        self._reader = Reader(prog)
         self._cost: ReadCost | None = None
         if options.cost:
             self._cost = ReadCost(self._reader, of_file=target.kind != "qmp")
-        self._findings = Findings()
-        with noting_refusals(prog, self._findings):
+        with self._learning():
             self._task_reader = TaskReader(self._reader)
             self._collector = StackCollector(self._reader, self._findings)
-        self._lasting = replace(
-            self._findings,
-            coverage=self._findings.coverage.copy(),
-            lost=self._findings.lost.copy(),
-            notes=dict(self._findings.notes),
-        )
         self._before: tuple[ZombiesReport, frozenset[tuple[int, int]]] | None = None
 
     def report(self, progress: Progress) -> ZombiesReport:
@@ -145,10 +129,6 @@ class Zombies:
         """Look at all tasks: an interval begins."""
         report, look = self._collect(progress)
         self._before = report, _threads(look)
-
-    def sample(self) -> None:
-        """There is nothing to look at within an interval."""
-        raise NotImplementedError("it has no period")
 
     def advance(self, progress: Progress) -> ZombiesReport:
         """Report the dead that are there now, and what has changed."""
@@ -162,7 +142,8 @@ class Zombies:
         limits = report.limits
         if report.taken_at_ns is not None and before.taken_at_ns is not None:
             interval_ns = report.taken_at_ns - before.taken_at_ns
-            limits = left(before.limits, limits, interval_ns)
+            if limits is not None and before.limits is not None:
+                limits = left(before.limits, limits, interval_ns)
         counts = {(each.ppid, each.verdict): each.count for each in before.groups}
         return replace(
             report,
@@ -183,11 +164,12 @@ class Zombies:
             progress(0, _STEPS)
             tasks = self._read_named() if alone else self._read_all()
             progress(1, _STEPS)
-            look = self._look(tasks)
+            clocks = read_clocks(reader, findings)
+            look = self._look(tasks, clocks)
             found, dead = look.found, look.found.dead
             progress(2, _STEPS)
             doing = read_doing(
-                self._collector, self._prog, tasks, found.parents, look.clocks
+                self._collector, self._prog, tasks, found.parents, clocks
             )
             heirs = () if alone else self._heirs(tasks, dead.row)
             by_parent = {heir.ppid: heir for heir in heirs}
@@ -195,22 +177,23 @@ class Zombies:
             # Who waits for whom takes all tasks: too much to tell of one.
             made = made if alone else self._with_roots(made)
             progress(3, _STEPS)
-            limits = () if alone else collect_limits(reader, tasks, dead.row, findings)
-            held = Held(bytes=0, each_bytes={})
+            limits: tuple[Limit, ...] | None = None
+            held: Held | None = None
             if not alone:
+                limits = collect_limits(reader, tasks, dead.row, findings)
                 held = held_memory(reader, tasks, dead.row, findings)
             progress(4, _STEPS)
             leaks = self._leaks(tasks) if options.leaks else None
             rows = ZombieRows(found, look.places)
-            asked = self._asked(tasks, rows, look.clocks) if alone else None
+            asked = self._asked(rows, look) if alone else None
         coverage = findings.coverage
         coverage["tasks"] = len(tasks)
         coverage["zombies"] = len(dead) - coverage["zombies_reaped"]
-        coverage["reads"] = reader.reads
-        coverage["bytes_read"] = reader.bytes
+        coverage["reads"] += reader.reads
+        coverage["bytes_read"] += reader.bytes
         report = ZombiesReport(
             target=self._target,
-            taken_at_ns=look.clocks.monotonic_ns,
+            taken_at_ns=clocks.monotonic_ns,
             interval_ns=None,
             coverage={
                 **dict.fromkeys(_COVERAGE, 0),
@@ -236,53 +219,63 @@ class Zombies:
         """Read the tasks that were named, and all threads of their parents."""
         pids = self._options.pids or ()
         addresses = find_tasks(self._reader, pids, self._findings)
-        named = self._task_reader.read(list(addresses.values()), self._findings)
-        missing = [pid for pid in pids if pid not in named["pid"]]
+        tasks = self._task_reader.read_with_others(
+            [*addresses.values()], self._processes_to_read, self._findings
+        )
+        there = {*tasks["pid"][: self._named].tolist()}
+        missing = [pid for pid in pids if pid not in there]
         if missing:
-            lost = self._findings.coverage["pids_unreadable"]
-            why = "no such task" if len(missing) == 1 else "no such tasks"
-            raise NoSuchPidError(
-                f"pid {', '.join(map(str, missing))}",
-                "not found, and a part of what tells is damaged" if lost else why,
-                "list all zombies without -p",
-            )
-        # Its dead threads tell why a leader stays; its parent's why it is left.
-        own = named["address"][named["exit_state"] != 0].tolist()
-        # The idle task, which has made 1 and 2, is in no list.
-        nobody = (0, self._prog["init_task"].address_)
-        parents = np.unique(named["real_parent"]).tolist()
-        parents = [task for task in parents if task not in nobody]
-        others = self._task_reader.read_processes([*own, *parents], self._findings)
-        others = others.only(~np.isin(others["address"], named["address"]))
-        records = np.concatenate([named.records, others.records])
-        return TaskTable(records, named.columns)
+            damaged = self._findings.coverage["pids_unreadable"] > 0
+            raise no_such_pids(missing, damaged=damaged)
+        return tasks
 
-    def _look(self, tasks: TaskTable) -> _Look:
+    def _processes_to_read(
+        self, addresses: Sequence[int], named: Records
+    ) -> Iterable[int]:
+        """Choose the processes of which all threads are read for those named."""
+        # Its dead threads tell why a leader stays; its parent's why it is left.
+        dead = (named["exit_state"] != 0).tolist()
+        # The idle task, which has made 1 and 2, is in no list.
+        nobody = {0, self._reader.once("init_task", self._first_task)}
+        parents = {*named["real_parent"].tolist()} - nobody
+        return [*compress(addresses, dead), *sorted(parents)]
+
+    def _first_task(self) -> int | None:
+        address: int | None = self._prog["init_task"].address_
+        return address
+
+    def _look(self, tasks: TaskTable, clocks: Clocks) -> _Look:
         reader, findings = self._reader, self._findings
-        clocks = read_clocks(self._prog, findings)
-        dead = read_dead(reader, tasks, clocks, findings)
+        aged = read_ages(tasks, clocks)
+        dead = read_dead(reader, tasks, aged, findings)
         if self._options.pids is not None:
             # Of their parents' processes there may be dead ones, too.
-            named = np.isin(tasks["pid"], self._options.pids)
-            processes = tasks["signal"][named]
-            dead = dead.only(np.isin(tasks["signal"][dead.row], processes))
-        parents = read_parents(reader, tasks, dead, clocks, findings)
+            named = {*tasks["signal"][: self._named].tolist()}
+            of_those = [signal in named for signal in dead.process.tolist()]
+            dead = dead.only(np.array(of_those, np.bool_))
+        parents = read_parents(reader, tasks, dead, aged, findings)
+        own = TaskTable(tasks.records[dead.row], tasks.columns)
         found = Found(
             tasks=tasks,
             dead=dead,
             parents=parents,
             verdicts=verdicts(dead, parents),
-            identities=read_identities(reader, tasks, findings),
-            cgroups=read_cgroups(reader, tasks, findings),
+            users=read_users(reader, own, findings),
+            cgroups=read_cgroups(reader, own, findings),
         )
-        return _Look(found, clocks, self._wanted(found))
+        return _Look(found, aged, self._wanted(found))
+
+    @property
+    def _named(self) -> int:
+        """Tell how many were named: they are the first of the table."""
+        return len({*(self._options.pids or ())})
 
     def _wanted(self, found: Found) -> Rows:
         """Choose the dead that were asked for."""
         options, dead = self._options, found.dead
         wanted = self._stays(found) if self._target.live else np.ones(len(dead), bool)
         if options.pids is not None:
-            wanted &= np.isin(found.tasks["pid"][dead.row], options.pids)
+            wanted &= dead.row < self._named
         if options.parents is not None:
             pids = [each.pid for each in found.parents.facts]
             # The last stands for a parent that is not known.
@@ -291,7 +284,7 @@ class Zombies:
         if options.namespaces is not None:
             wanted &= np.isin(dead.namespace, options.namespaces)
         if options.uids is not None:
-            wanted &= np.isin(found.identities.uid[dead.row], options.uids)
+            wanted &= np.isin(found.users.uid, options.uids)
         if options.verdicts is not None:
             chosen = [VERDICTS.index(verdict) for verdict in options.verdicts]
             wanted &= np.isin(found.verdicts, chosen)
@@ -324,13 +317,11 @@ class Zombies:
             self._findings.lose("leaks", f"leaks cannot be looked for: {error}")
             return None
 
-    def _asked(
-        self, tasks: TaskTable, zombies: Sequence[Zombie], clocks: Clocks
-    ) -> tuple[TaskAsked, ...]:
+    def _asked(self, zombies: Sequence[Zombie], look: _Look) -> tuple[TaskAsked, ...]:
         """Tell each task that was named, dead or alive."""
         dead = {zombie.pid: zombie for zombie in zombies}
-        states, now = letters(tasks), np.zeros(len(tasks), np.uint8)
-        age_ns, _ = ages(tasks, clocks, now)
+        tasks, age_ns = look.found.tasks, look.aged.age_ns
+        states = letters(TaskTable(tasks.records[: self._named], tasks.columns))
         pids: list[int] = tasks["pid"].tolist()
         names = dict(zip(tasks["address"].tolist(), range(len(pids)), strict=True))
         asked = []
@@ -371,7 +362,12 @@ class Zombies:
         except (TargetError, drgn.FaultError, LookupError) as error:
             self._findings.lose("locks", f"what a parent waits for is lost: {error}")
             return group
-        self._findings.coverage["reads"] += report.coverage["reads"]
+        for key in ("reads", "bytes_read"):
+            self._findings.coverage[key] += report.coverage[key]
+        for note in report.notes:
+            if note.code == "lost":
+                self._findings.coverage["locks_lost"] += 1
+                self._findings.note(note.code, note.text, note.text)
         if not report.roots:
             return group
         root = report.roots[0]
@@ -380,14 +376,6 @@ class Zombies:
             group.evidence, root=f"{who}{root.reason}", root_pid=root.pid or None
         )
         return replace(group, evidence=told)
-
-    def _forget(self) -> None:
-        """Gather the findings of one report apart from those of others before."""
-        made, findings = self._lasting, self._findings
-        findings.coverage = made.coverage.copy()
-        findings.lost = made.lost.copy()
-        findings.notes = dict(made.notes)
-        self._reader.reads = self._reader.bytes = 0
 
 
 def _threads(look: _Look) -> frozenset[tuple[int, int]]:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from fixtures import lab
-from tests.bench import locks, pages, processes, startup, tasks, zombies
+from tests.bench import cpus, live, locks, pages, processes, startup, tasks, zombies
 
 
 def main() -> int:
@@ -39,6 +39,10 @@ def main() -> int:
     locks.compare(args.rounds, args.drgn_tools)
     print()
     zombies.compare(args.rounds)
+    print()
+    cpus.compare(args.rounds)
+    print()
+    live.compare()
     return 0
 
 

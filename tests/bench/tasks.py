@@ -43,7 +43,7 @@ class Tasks:
         self.prog = open_target(TargetSpec(path=str(path), types="btf")).prog
         self.reader, self.findings = Reader(self.prog), Findings()
         self.tasks = TaskReader(self.reader)
-        self.clocks: Clocks = read_clocks(self.prog, self.findings)
+        self.clocks: Clocks = read_clocks(self.reader, self.findings)
         self.table: TaskTable = self.read()
         self.now: Now = self.tell()
 

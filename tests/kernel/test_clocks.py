@@ -7,6 +7,7 @@ from drgn import Program
 from drgn.helpers.linux.percpu import per_cpu
 
 from msatools.kernel.clocks import read_clocks
+from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from tests.tasks.conftest import open_dump
 
@@ -32,7 +33,7 @@ def test_run_queue_that_is_damaged(cpu: int, member: str, value: int) -> None:
     other = per_cpu(prog["runqueues"], 1 - cpu)
     queue = per_cpu(prog["runqueues"], cpu)
     write(prog, queue.member_(member).address_, value)
-    clocks = read_clocks(prog, findings)
+    clocks = read_clocks(Reader(prog), findings)
     assert clocks.local_ns == other.clock.value_()
     assert findings.lost["run queues"] == 1
     assert findings.coverage["run_queues_unreadable"] == 1
@@ -42,12 +43,12 @@ def test_run_queue_that_is_damaged(cpu: int, member: str, value: int) -> None:
 def test_offset_that_is_damaged(value: int) -> None:
     prog, findings = open_dump(NAME, "btf"), Findings()
     write(prog, prog["__gtod_offset"].address_, value)
-    assert read_clocks(prog, findings).monotonic_ns is None
+    assert read_clocks(Reader(prog), findings).monotonic_ns is None
     assert findings.lost["clocks"] == 1
 
 
 def test_offset_below_zero() -> None:
     prog, findings = open_dump(NAME, "btf"), Findings()
     write(prog, prog["__gtod_offset"].address_, (1 << 64) - 5)
-    assert read_clocks(prog, findings).monotonic_offset_ns == -5
+    assert read_clocks(Reader(prog), findings).monotonic_offset_ns == -5
     assert not findings.lost

@@ -9,7 +9,7 @@ from drgn.helpers.linux.pid import for_each_pid
 
 from msatools.kernel.pidnamespaces import (
     RESERVED_PIDS,
-    innermost_spaces,
+    innermost_numbers,
     read_namespaces,
     reserved_taken,
 )
@@ -28,7 +28,9 @@ def prog(request: pytest.FixtureRequest) -> drgn.Program:
 
 def test_numbers_below(prog: drgn.Program) -> None:
     numbers = [pid.numbers[0].nr.value_() for pid in for_each_pid(prog)]
-    tree = PidTree(Reader(prog), prog["init_pid_ns"])
+    address = prog["init_pid_ns"].address_
+    assert address is not None
+    tree = PidTree(Reader(prog), address)
     last = max(numbers)
     for end in (1, 2, 64, 65, 300, last, last + 1, 4096, 1 << 22):
         assert tree.count_below(end) == sum(number < end for number in numbers), end
@@ -37,7 +39,7 @@ def test_numbers_below(prog: drgn.Program) -> None:
 def test_namespaces(prog: drgn.Program) -> None:
     reader, findings = Reader(prog), Findings()
     pids = np.array([pid.value_() for pid in for_each_pid(prog)], np.uint64)
-    innermost = innermost_spaces(reader, pids, findings)
+    innermost, _ = innermost_numbers(reader, pids, findings)
     for pid, space in zip(for_each_pid(prog), innermost.tolist(), strict=True):
         assert space == pid.numbers[pid.level].ns.value_()
     spaces = read_namespaces(reader, innermost, findings)
@@ -67,6 +69,7 @@ def test_damage_costs_a_note() -> None:
     prog = open_dump("zombies-6.12", "btf")
     reader, findings = Reader(prog), Findings()
     nowhere = np.array([0x8_0000], np.uint64)
-    assert innermost_spaces(reader, nowhere, findings).tolist() == [0]
+    spaces, numbers = innermost_numbers(reader, nowhere, findings)
+    assert (spaces.tolist(), numbers.tolist()) == ([0], [0])
     assert read_namespaces(reader, nowhere, findings) == {}
     assert findings.lost == {"pid": 1, "pid_namespace": 1}

@@ -61,6 +61,7 @@ def types() -> Program:
     idr = struct_of("idr", 24, idr_rt=(tree, 0))
     space = struct_of("pid_namespace", 32, idr=(idr, 8))
     made = [
+        space,
         struct_of(
             "xa_node", 528, shift=(byte, 0), slots=(prog.array_type(pointer, 64), 16)
         ),

@@ -2,11 +2,14 @@
 
 """Bulk reads of memory with holes."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
-from drgn import FaultError
+from drgn import Architecture, FaultError, Platform, Program, ProgramFlags
 
-from msatools.kernel.reader import Gap, column, fault_reason
+from msatools.kernel.reader import Gap, Reader, column, fault_reason
 
 from .memory import BASE, reader_of
 
@@ -82,3 +85,43 @@ def test_column() -> None:
     assert column(records, 3, 2).tolist() == [
         int.from_bytes(DATA[at : at + 2], "little") for at in (3, 19)
     ]
+
+
+def failing(prog: Program, number: int) -> Reader:
+    """A reader whose program's reads all fail with an error of the system."""
+
+    def fail(address: int, count: int, offset: int, physical: bool) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    prog.add_memory_segment(BASE, 4096, fail)
+    return Reader(prog)
+
+
+@pytest.mark.parametrize("number", [errno.EFAULT, errno.EIO, errno.ENOMEM])
+def test_what_the_system_refuses_is_a_fault(number: int) -> None:
+    """As /proc/kcore may, and the disk that holds a dump."""
+    reader = failing(Program(Platform(Architecture.X86_64)), number)
+    with pytest.raises(FaultError, match=os.strerror(number)):
+        reader.read(BASE, 8)
+    _, (gap,) = reader.read_around_gaps(BASE, 4096, 4096)
+    assert gap.reason == "unreadable"
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [
+        (errno.ESRCH, ProcessLookupError),
+        (errno.EPIPE, BrokenPipeError),
+        # That QEMU has no memory there any more tells nothing of the guest.
+        (errno.EFAULT, FaultError),
+    ],
+)
+def test_a_guest_that_is_gone_is_no_fault(number: int, error: type[Exception]) -> None:
+    prog = Program(Platform(Architecture.X86_64))
+    prog.set_linux_kernel_custom(
+        "OSRELEASE=6.1\nPAGESIZE=4096\nSYMBOL(swapper_pg_dir)=ffffffff81000000\n",
+        is_live=True,
+    )
+    assert prog.flags & ProgramFlags.IS_LIVE
+    with pytest.raises(error):
+        failing(prog, number).read(BASE, 8)

@@ -5,7 +5,7 @@
 import struct
 
 from msatools.kernel.report import Findings
-from msatools.kernel.walks import list_records, tree_records
+from msatools.kernel.walks import _MAX_ASTRAY, list_records, tree_records
 
 from .memory import BASE, reader_of
 
@@ -60,6 +60,27 @@ def test_hole_ends() -> None:
     found, findings = walk(list_of(1, 2, 3, 0), holes=(2,))
     assert found == [1]
     assert findings.coverage["lists_broken"] == 1
+
+
+def test_what_is_no_list_ends_soon() -> None:
+    """Each leads to the next, and none names the one before."""
+    count = 2 * _MAX_ASTRAY
+    found, findings = walk(list_of(*range(1, count + 1)) + bytes(STEP))
+    assert len(found) == _MAX_ASTRAY + 1
+    assert findings.coverage["lists_broken"] == 1
+
+
+def test_long_list_that_is_one() -> None:
+    count = 4 * _MAX_ASTRAY
+    data = b"".join(
+        struct.pack(
+            "<QQQ", index, at((index + 1) % count) + 8, at(index - 1) + 8
+        ).ljust(STEP, b"\0")
+        for index in range(count)
+    )
+    found, findings = walk(data)
+    assert len(found) == count - 1
+    assert not findings.notes
 
 
 def test_the_same_trouble_is_noted_once() -> None:

@@ -61,7 +61,7 @@ class Seen:
 def look_at(prog: Program, name: str) -> Seen:
     reader, aside, findings = Reader(prog), Findings(), Findings()
     table = TaskReader(reader).read_all(aside)
-    clocks = read_clocks(prog, aside)
+    clocks = read_clocks(reader, aside)
     collector = StackCollector(reader, aside)
     now = collect_now(collector, prog, table, clocks)
     before = reader.reads

@@ -110,7 +110,7 @@ def look(name: str) -> Dump:
     prog = open_dump(name, "btf")
     reader, findings = Reader(prog), Findings()
     table = TaskReader(reader).read_all(findings)
-    clocks = read_clocks(prog, findings)
+    clocks = read_clocks(reader, findings)
     accounting = read_accounting(prog, findings)
     now = collect_now(StackCollector(reader, findings), prog, table, clocks)
     in_iowait = read_in_iowait(reader, table, findings)

@@ -622,3 +622,28 @@ def test_process_that_is_new() -> None:
         processes(2, sum_exec=[9, 5 * MS]),
     )
     assert (made.user_ns + made.system_ns).tolist() == [0, 5 * MS]
+
+
+def test_process_where_another_was() -> None:
+    """A new process has the memory of one that has ended, which is no part of it."""
+    gone = Thread(2, columns={"signal": 4096})
+    new = newborn(3, BEGIN + MS)
+    new.columns["signal"] = 4096
+    made = ended(
+        snapshot(Thread(1), gone),
+        processes(2, sum_exec=[0, 4 * SECOND], nvcsw=[0, 50]),
+        snapshot(Thread(1).sleeps(1000), new.runs(999)),
+        processes(2, sum_exec=[0, 5 * MS], nvcsw=[0, 2]),
+    )
+    assert (made.user_ns + made.system_ns).tolist() == [0, 5 * MS]
+    assert made.nvcsw.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("unknown", [0, 1])
+def test_process_that_is_not_known(unknown: int) -> None:
+    """Without one of its ends nothing is known of what it grew by."""
+    first, last = processes(1, sum_exec=[9]), processes(1, sum_exec=[SECOND])
+    (first, last)[unknown].known[:] = False
+    looks = snapshot(Thread(1)), snapshot(Thread(1).sleeps(1000))
+    made = ended(looks[0], first, looks[1], last)
+    assert (made.user_ns + made.system_ns).tolist() == [0]

@@ -22,10 +22,6 @@ from fixtures.lab.guest.live import COUNT, INTERVAL
 from fixtures.lab.kcore import RESULTS
 
 SECOND = 10**9
-LOOK_NS = 3 * SECOND // 2
-"""How long a look at all tasks takes at most, under emulation on a busy machine. It
-ends with the clocks, so that each task was seen at some time before."""
-
 HOGS = ("hog-0", "hog-1", "hog-2")
 STEADY = {"never": "SIG", "sleeper": "TMR", "stopped": "STP"}
 """Tasks that do not run at all, and their class."""
@@ -52,6 +48,14 @@ class Watched:
     report: dict[str, Any]
     tasks: dict[str, int]
     readings: list[dict[str, Any]]
+    begin_look_ns: int = 0
+    """How long the look took, at most, with which its interval began. A look ends with
+    the clocks, so that each task was seen at some time before."""
+
+    @property
+    def look_ns(self) -> int:
+        """The same of the look with which it ended."""
+        return int(self.report["cost"]["elapsed_ns"])
 
     @property
     def end_ns(self) -> int:
@@ -83,8 +87,9 @@ class Watched:
             return counters(reading["tasks"][name])[counter]
 
         begin_ns, end_ns = self.begin_ns, self.end_ns
-        least = value(self.before(end_ns - LOOK_NS)) - value(self.after(begin_ns))
-        most = value(self.after(end_ns)) - value(self.before(begin_ns - LOOK_NS))
+        begun_ns = begin_ns - self.begin_look_ns
+        least = value(self.before(end_ns - self.look_ns)) - value(self.after(begin_ns))
+        most = value(self.after(end_ns)) - value(self.before(begun_ns))
         return least, most
 
 
@@ -105,17 +110,34 @@ def session(request: pytest.FixtureRequest) -> dict[str, Any]:
     return live
 
 
+def reports(session: dict[str, Any], name: str) -> list[Watched]:
+    lines = session["commands"][name]["stdout"].splitlines()
+    found = [json.loads(line) for line in lines]
+    looks = [each["cost"]["elapsed_ns"] for each in found if "cost" in each]
+    # The first look has to learn the kernel's types, too.
+    before = [2 * max(looks, default=0), *looks]
+    return [
+        Watched(report, session["tasks"], session["readings"], look_ns)
+        for report, look_ns in zip(found, before, strict=False)
+    ]
+
+
 @pytest.fixture(scope="module", params=range(COUNT))
 def watched(request: pytest.FixtureRequest, session: dict[str, Any]) -> Watched:
-    report = json.loads(session["command"]["stdout"].splitlines()[request.param])
-    return Watched(report, session["tasks"], session["readings"])
+    return reports(session, "interval")[request.param]
 
 
 @pytest.fixture
 def first(session: dict[str, Any]) -> Watched:
     """The first interval: under emulation its report takes most of the second."""
-    report = json.loads(session["command"]["stdout"].splitlines()[0])
-    return Watched(report, session["tasks"], session["readings"])
+    return reports(session, "interval")[0]
+
+
+@pytest.fixture
+def once(session: dict[str, Any]) -> Watched:
+    """The report without an interval."""
+    (report,) = reports(session, "once")
+    return report
 
 
 def off_cpu(row: dict[str, Any]) -> Iterator[tuple[str | None, int, int]]:
@@ -124,9 +146,47 @@ def off_cpu(row: dict[str, Any]) -> Iterator[tuple[str | None, int, int]]:
 
 
 def test_it_succeeds(session: dict[str, Any]) -> None:
-    command = session["command"]
-    assert (command["status"], command["stderr"]) == (0, "")
-    assert len(command["stdout"].splitlines()) == COUNT
+    for name, count in (("once", 1), ("interval", COUNT)):
+        command = session["commands"][name]
+        assert (command["status"], command["stderr"]) == (0, "")
+        assert len(command["stdout"].splitlines()) == count
+
+
+def test_totals_since_birth(session: dict[str, Any], once: Watched) -> None:
+    """Each is no less than before the command began, and no more than afterwards."""
+    command, report = session["commands"]["once"], once.report
+    assert command["start_ns"] < report["taken_at_ns"] < command["end_ns"]
+    assert report["interval_ns"] is None
+    before, after = once.readings[0], once.after(once.end_ns)
+    for name in once.tasks:
+        row = once.row(name)
+        least, most = (counters(each["tasks"][name]) for each in (before, after))
+        row["cpu_ns"] = row["user_ns"] + row["system_ns"]
+        if row["class"] == "LAT":
+            # The file has a wait once that has ended.
+            row["latency_ns"] -= row["class_age_ns"]
+        for key in ("nvcsw", "nivcsw"):
+            assert least[key] <= row[key] <= most[key], name
+        for key in ("cpu_ns", "latency_ns"):
+            low, high = least[key] - once.bound_ns, most[key] + once.bound_ns
+            assert low <= row[key] <= high, (name, key)
+
+
+def test_parts_of_a_lifetime_add_up(once: Watched) -> None:
+    parts = ("user_ns", "system_ns", "latency_ns", "off_cpu_ns", "zombie_ns")
+    for row in once.report["tasks"]:
+        assert sum(row[part] for part in parts) == row["lifetime_ns"]
+        assert row["lifetime_ns"] <= once.end_ns
+
+
+def test_classes_now(once: Watched) -> None:
+    """Of those that do not run at all."""
+    for name, task_class in STEADY.items():
+        row = once.row(name)
+        assert row["class"] == task_class
+        assert row["class_age_ns"] > once.end_ns - once.readings[0]["from_ns"]
+    for name in HOGS:
+        assert once.row(name)["class"] in {"CPU", "LAT"}
 
 
 def test_time_is_that_of_the_kernel(watched: Watched) -> None:
@@ -176,7 +236,7 @@ def test_switches(watched: Watched, counter: str) -> None:
 def test_class_is_where_the_kernel_says_it_waits(watched: Watched) -> None:
     """Of those that were not switched from before the end until after it."""
     compared = set()
-    before = watched.before(watched.end_ns - LOOK_NS)
+    before = watched.before(watched.end_ns - watched.look_ns)
     after = watched.after(watched.end_ns)
     for name in watched.tasks:
         texts = before["tasks"][name], after["tasks"][name]

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from drgn import FaultError
 
+from msatools.kernel.load import load_averages
 from msatools.kernel.report import Findings
 from msatools.locks.model import On
-from msatools.prstat.load import collect_load, load_averages
+from msatools.prstat.load import collect_load
 from msatools.prstat.model import Load
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.now import Now

@@ -41,7 +41,7 @@ def test_first_look_is_what_the_collector_finds(prog: drgn.Program) -> None:
     sampler = Sampler(reader, findings)
     look = sampler.look()
     expected = collect_now(
-        sampler.collector, prog, look.tasks, read_clocks(prog, Findings())
+        sampler.collector, prog, look.tasks, read_clocks(reader, Findings())
     )
     assert (look.now.classes == expected.classes).all()
     assert (look.now.age_ns == expected.age_ns).all()

@@ -2,9 +2,12 @@
 
 """Quantities as people read them."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from msatools.render.units import clock, count, duration, short_size, size
+from msatools.values import ranges
 
 
 @pytest.mark.parametrize(
@@ -106,3 +109,20 @@ def test_duration(ns: int, text: str) -> None:
 )
 def test_clock(ns: int, text: str) -> None:
     assert clock(ns) == text
+
+
+@pytest.mark.parametrize(
+    ("numbers", "most", "text"),
+    [
+        ((), None, ""),
+        ((7,), None, "7"),
+        ((8, 1, 0, 2, 9), None, "0-2,8-9"),
+        ((1, 1, 2), None, "1-2"),
+        (range(256), 1, "0-255"),
+        (range(0, 10, 2), 5, "0,2,4,6,8"),
+        (range(0, 10, 2), 4, "0,2,4,6 +1"),
+        ((0, *range(2, 2000)), 1, "0 +1,998"),
+    ],
+)
+def test_ranges(numbers: Iterable[int], most: int | None, text: str) -> None:
+    assert ranges(numbers, most) == text

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""msa-memstat inside of a guest, on the /proc/kcore of the kernel it runs on."""
+"""msa-memstat inside of a guest, on the /proc/kcore of the kernel it runs on.
+
+For how it begins and ends there, as all commands do, see tests/live/test_commands.py.
+"""
 
 import json
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -33,6 +37,8 @@ COUNTED = {
 }
 # Stacks kept for the next fork are in no counter: two of four pages for each CPU.
 CACHED_STACKS = 2 * 2 * 4
+HUGE_PAGES = 512
+"""In one that khugepaged makes."""
 
 
 @dataclass
@@ -40,8 +46,14 @@ class Session:
     """What the commands in one guest did."""
 
     release: str
+    text: str
     commands: dict[str, dict[str, Any]]
-    readings: list[dict[str, Any]]
+    all_readings: dict[str, list[dict[str, Any]]]
+    """What the kernel said while each of the commands ran."""
+
+    @property
+    def readings(self) -> list[dict[str, Any]]:
+        return self.all_readings["json"]
 
     def reports(self, name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.commands[name]["stdout"].splitlines()]
@@ -62,24 +74,42 @@ class Session:
         pattern = r"vm stats threshold: (\d+)"
         return sum(map(int, re.findall(pattern, self.readings[0]["zoneinfo"])))
 
-    def readings_of_the_scan(self) -> list[dict[str, int]]:
-        """The counters as they were while the report was made.
+    def around(self, name: str, number: int) -> list[dict[str, Any]]:
+        """The readings from before a report was begun until after it was made.
 
-        These have what msa-memstat itself takes, unlike those before and after. The
-        time between two reports in a row is at least what it takes to make one; the
-        first may take twice that, as types are looked up for the first time.
+        The time between two reports in a row is at least what it takes to make one;
+        the first may take twice that, as types are looked up for the first time.
         """
-        end = self.report["taken_at_ns"]
-        start = end - 2 * max(r["interval_ns"] for r in self.reports("interval"))
-        during = [r for r in self.readings if start <= r["at_ns"] <= end]
-        after = next(r for r in self.readings if r["at_ns"] > end)
-        return [counters(reading) for reading in (*during, after)]
+        end = self.reports(name)[number]["taken_at_ns"]
+        takes = max(r["interval_ns"] for r in self.reports("interval"))
+        start = end - (takes if number else 2 * takes)
+        readings = self.all_readings[name]
+        before = [r for r in readings if r["at_ns"] < start] or readings[:1]
+        during = [r for r in readings if start <= r["at_ns"] <= end]
+        after = next(r for r in readings if r["at_ns"] > end)
+        return [before[-1], *during, after]
 
 
 def load(name: str) -> Session:
     run = lab.build(name)
     results = json.loads((run.directory / RESULTS).read_text())
-    return Session(run.release, results["commands"], results["readings"])
+    text = results["manners"]["text"]["memstat"]["stdout"]
+    return Session(run.release, text, results["commands"], results["readings"])
+
+
+def passing(readings: list[dict[str, Any]]) -> int:
+    """How many pages a look may have met twice, or missed, though there are no less.
+
+    What is used in between two readings and free again by the second was met, or was
+    met elsewhere just before. So are pages that khugepaged has made a huge one of, some
+    each ten seconds: they are copied, and freed. (On a busy machine that comes in the
+    midst of a look, and made some of a thousand pages of difference.) The huge page
+    that it is about to fill is of no use yet; it looks like one of the slab allocator.
+    """
+    first, last = counters(readings[0]), counters(readings[-1])
+    freed = last["pgfree"] - first["pgfree"]
+    collapsed = last["thp_collapse_alloc"] - first["thp_collapse_alloc"]
+    return freed + HUGE_PAGES * collapsed
 
 
 def counters(reading: dict[str, Any]) -> dict[str, int]:
@@ -101,18 +131,8 @@ def session(request: pytest.FixtureRequest) -> Session:
     return load(f"kcore-{request.param}")
 
 
-def error_of(command: dict[str, Any]) -> str:
-    """The one line that a command that failed has printed."""
-    assert command["status"] == 1
-    assert command["stdout"] == ""
-    line, end, rest = command["stderr"].partition("\n")
-    assert (end, rest) == ("\n", "")
-    assert line.startswith("msa-memstat: ")
-    return str(line)
-
-
 def test_commands_that_succeed(session: Session) -> None:
-    for name in ("text", "json", "interval", "dwarf"):
+    for name in ("json", "interval", "dwarf"):
         command = session.commands[name]
         assert (command["status"], command["stderr"]) == (0, "")
 
@@ -146,32 +166,36 @@ def test_managed_pages_are_what_the_kernel_says(session: Session) -> None:
 @pytest.mark.parametrize("name", COUNTED)
 def test_class_lies_between_the_counters(session: Session, name: str) -> None:
     classes, names = COUNTED[name]
-    report, readings = session.report, session.readings_of_the_scan()
-    found = [sum(reading[n] for n in names) for reading in readings]
-    lowest, highest = min(found) - session.held_back, max(found) + session.held_back
+    report, readings = session.report, session.around("json", 0)
+    found = [sum(counters(reading)[n] for n in names) for reading in readings]
+    slack = session.held_back + passing(readings)
+    lowest, highest = min(found) - slack, max(found) + slack
     if name == "stacks":
         highest += CACHED_STACKS
-    if name == "anon":
-        # What msa-memstat itself had in between two readings.
-        peak = session.commands["json"]["peak_kib"] // PAGE_KB
-        highest = max(highest, min(found) + peak + session.held_back)
     if name == "free" and report["coverage"].get("pcp_lists_broken"):
         # A list that changes while it is followed is lost from there on.
-        lowest -= max(reading["pcp"] for reading in readings)
-    assert lowest <= pages(report, *classes) <= highest
+        lowest -= max(counters(reading)["pcp"] for reading in readings)
+    ours = pages(report, *classes)
+    if name == "anon":
+        # A huge page of which a part was unmapped is kept, and counted, as a whole
+        # until memory is scarce; NR_ANON_MAPPED has no more than is mapped of it.
+        (check,) = [each for each in report["checks"] if each["name"] == "user.anon"]
+        assert check["walk_pages"] <= ours
+        ours = check["walk_pages"]
+    assert lowest <= ours <= highest
 
 
 def test_checks(session: Session) -> None:
-    reports = (session.report, *session.reports("interval"), *session.reports("dwarf"))
-    for report in reports:
-        for check in report["checks"]:
-            explained = check["explained_by"] is not None
-            assert explained or abs(check["difference"]) <= session.held_back, check
+    for name in ("json", "interval", "dwarf"):
+        for number, report in enumerate(session.reports(name)):
+            slack = session.held_back + passing(session.around(name, number))
+            for check in report["checks"]:
+                explained = check["explained_by"] is not None
+                assert explained or abs(check["difference"]) <= slack, check
 
 
 def test_text(session: Session) -> None:
-    text = session.commands["text"]["stdout"]
-    assert "\x1b" not in text
+    text = session.text
     head = text.splitlines()[0]
     total = session.report["pages"]
     assert head.startswith(f"{session.release}  live  types: btf  {total:,} pages, ")
@@ -181,25 +205,22 @@ def test_text(session: Session) -> None:
 
 
 def test_interval(session: Session) -> None:
-    first, second = session.reports("interval")
-    command = session.commands["interval"]
-    for report in (first, second):
+    reports, command = session.reports("interval"), session.commands["interval"]
+    first, *_, last = reports
+    assert len(reports) == 3
+    for report in reports:
         assert report["interval_ns"] > 0
         assert all(type(c["delta_pages"]) is int for c in report["classes"])
         assert sum(c["delta_pages"] for c in report["classes"]) == 0
         assert report["pages"] == session.report["pages"]
     start = first["taken_at_ns"] - first["interval_ns"]
     assert command["start_ns"] < start < first["taken_at_ns"]
-    assert first["taken_at_ns"] + second["interval_ns"] == second["taken_at_ns"]
-    assert second["taken_at_ns"] < command["end_ns"]
-    for before, after in zip(first["classes"], second["classes"], strict=True):
-        assert before["name"] == after["name"]
-        assert before["pages"] + after["delta_pages"] == after["pages"]
-
-
-def test_not_root(session: Session) -> None:
-    error = error_of(session.commands["nobody"])
-    assert error.endswith(": /proc/kcore: permission denied; run as root")
+    assert last["taken_at_ns"] < command["end_ns"]
+    for before, after in pairwise(reports):
+        assert before["taken_at_ns"] + after["interval_ns"] == after["taken_at_ns"]
+        for one, other in zip(before["classes"], after["classes"], strict=True):
+            assert one["name"] == other["name"]
+            assert one["pages"] + other["delta_pages"] == other["pages"]
 
 
 def test_debug_info_says_the_same(session: Session) -> None:
@@ -213,12 +234,11 @@ def test_debug_info_says_the_same(session: Session) -> None:
 
 
 def test_no_debug_info(session: Session) -> None:
-    error = error_of(session.commands["no-debug-info"])
+    command = session.commands["no-debug-info"]
+    assert (command["status"], command["stdout"]) == (1, "")
+    error, end, rest = command["stderr"].partition("\n")
+    assert (end, rest) == ("\n", "")
+    assert error.startswith("msa-memstat: /proc/kcore: ")
     assert f"no debug info found for {session.release}" in error
     assert f"linux-image-{session.release}-dbg" in error
     assert "vmlinux with -s" in error
-
-
-def test_lockdown() -> None:
-    error = error_of(load("lockdown-6.12").commands["locked"])
-    assert "/proc/kcore: the kernel is locked down (confidentiality)" in error

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
+import errno
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+from drgn import FaultError, Program
 
 from fixtures import lab
 from msatools.memory.memstat import collect_memstat
@@ -36,7 +41,7 @@ def test_guest_that_runs_without_debug_info(live_qmp: str, run_612: lab.Run) -> 
 def test_socket_held_by_another_client(
     live_qmp: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(qmp, "_GREETING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(qmp, "_TIMEOUT_S", 0.2)
     with qmp.connect(live_qmp), pytest.raises(TargetError, match="no answer"):
         qmp.connect(live_qmp)
 
@@ -49,6 +54,83 @@ def test_nobody_listens(tmp_path: Path) -> None:
         left.bind(str(path))
     with pytest.raises(TargetError, match="refused"):
         open_target(TargetSpec(qemu=str(path)))
+
+
+class Server:
+    """A QEMU that greets, gives some answers, and then is silent, or ends."""
+
+    def __init__(self, path: Path, *answers: str, ends: bool = False) -> None:
+        self.address = str(path)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.address)
+        self._listener.listen()
+        self._answers = answers
+        self._ends = ends
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def __enter__(self) -> str:
+        return self.address
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with self._listener.accept()[0] as connection:
+            # Before anything is asked: drgn waits without letting other threads run.
+            for line in ('{"QMP": {}}', *self._answers):
+                connection.sendall(line.encode() + b"\r\n")
+            if not self._ends:
+                self._over.wait()
+
+
+NEGOTIATED = '{"return": {}}'
+
+
+@pytest.mark.parametrize("answers", [(), (NEGOTIATED,)])
+def test_qemu_that_stands_still(
+    tmp_path: Path, answers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it has greeted: its thread for QMP goes on, and the main one does not."""
+    monkeypatch.setattr(qmp, "_TIMEOUT_S", 0.2)
+    with (
+        Server(tmp_path / "qmp", *answers) as address,
+        pytest.raises(TargetError, match=r"has not answered for 0\.2 s; see what"),
+    ):
+        open_target(TargetSpec(qemu=address))
+
+
+def test_qemu_that_ends(tmp_path: Path) -> None:
+    with (
+        Server(tmp_path / "qmp", NEGOTIATED, ends=True) as address,
+        pytest.raises(TargetError, match="QEMU has ended"),
+    ):
+        open_target(TargetSpec(qemu=address))
+
+
+def test_qemu_that_refuses(tmp_path: Path) -> None:
+    refusal = '{"error": {"class": "GenericError", "desc": "there is a dump"}}'
+    with (
+        Server(tmp_path / "qmp", refusal) as address,
+        pytest.raises(TargetError, match="refuses: GenericError: there is a dump; try"),
+    ):
+        open_target(TargetSpec(qemu=address))
+
+
+def test_too_many_wait_for_the_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(qmp, "_TIMEOUT_S", 0.2)
+    path = str(tmp_path / "qmp")
+    with socket.socket(socket.AF_UNIX) as server, ExitStack() as others:
+        server.bind(path)
+        server.listen(0)
+        others.enter_context(socket.socket(socket.AF_UNIX)).connect(path)
+        with pytest.raises(TargetError, match=r"no answer in 0\.2 s"):
+            open_target(TargetSpec(qemu=path))
 
 
 @pytest.mark.parametrize("where", ["unix", "tcp"])
@@ -73,3 +155,103 @@ def test_another_protocol(tmp_path: Path, where: str) -> None:
         with pytest.raises(TargetError, match="not a QMP socket"):
             open_target(TargetSpec(qemu=address))
         thread.join()
+
+
+# --- whether it is the same guest
+
+
+class Watched(NamedTuple):
+    prog: Program
+    qemu: socket.socket
+    """QEMU's end of the connection."""
+
+    ours: socket.socket
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    """A guest of which only the connection is there."""
+    prog = Program()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        prog.cache[qmp._NAME] = qmp._Guest("guest", ours.fileno())
+        yield Watched(prog, theirs, ours)
+
+
+def test_events_are_read(watched: Watched) -> None:
+    watched.qemu.sendall(b'{"event": "STOP"}\r\n{"event": "RESUME"}\r\n{"ev')
+    for _ in range(2):
+        with qmp.steady(watched.prog):
+            pass
+    # The rest of it has not come.
+    assert watched.ours.recv(100, socket.MSG_DONTWAIT) == b'{"ev'
+
+
+def test_rest_of_a_line_is_left_to_who_has_its_beginning(watched: Watched) -> None:
+    data = b'ent": "STOP"}\r\n{"event": "RESUME"}\r\n'
+    watched.qemu.sendall(data)
+    with qmp.steady(watched.prog):
+        pass
+    assert watched.ours.recv(100, socket.MSG_DONTWAIT) == data
+
+
+@pytest.mark.parametrize("error", [None, FaultError("?", 0), LookupError()])
+def test_reset(watched: Watched, error: Exception | None) -> None:
+    """Whatever came of the report."""
+    watched.qemu.sendall(b'{"event": "RESET", "data": {"guest": true}}\r\n')
+    with pytest.raises(TargetError, match="guest: the guest has been reset"):
+        report(watched.prog, error)
+
+
+def report(prog: Program, error: Exception | None) -> None:
+    """Make a report, of which some error may come."""
+    with qmp.steady(prog):
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize("error", [None, ProcessLookupError(), Exception("closed")])
+def test_end(watched: Watched, error: Exception | None) -> None:
+    watched.qemu.close()
+    with pytest.raises(TargetError, match="guest: QEMU has ended"):
+        report(watched.prog, error)
+
+
+def test_no_answer(watched: Watched) -> None:
+    """An answer that comes late is not taken for that to the next read."""
+    with pytest.raises(TargetError, match="guest: QEMU has not answered"):
+        report(watched.prog, BlockingIOError(errno.EAGAIN, "?"))
+    assert watched.ours.recv(1) == b""
+
+
+def test_memory_that_is_gone(watched: Watched) -> None:
+    with pytest.raises(TargetError, match="guest: QEMU took memory from the guest"):
+        report(watched.prog, OSError(errno.EFAULT, "?"))
+
+
+def test_error_of_the_report_itself(watched: Watched) -> None:
+    with pytest.raises(FaultError, match="mine"):
+        report(watched.prog, FaultError("mine", 0))
+
+
+@pytest.mark.parametrize("types", ["btf", "dwarf"])
+def test_another_kernel(live_qmp: str, run_612: lab.Run, types: Any) -> None:
+    """Nobody has told of it: as after kexec."""
+    vmlinux = str(run_612.vmlinux) if types == "dwarf" else None
+    prog = open_target(TargetSpec(qemu=live_qmp, types=types, vmlinux=vmlinux)).prog
+    for _ in range(2):
+        with qmp.steady(prog):
+            pass
+    known = prog.cache[qmp._NAME]
+    assert len(known._identity) == 4
+    for number, word in enumerate(known._identity):
+        before = known._identity
+        known._identity = (*before[:number], word + 1, *before[number + 1 :])
+        with (
+            pytest.raises(TargetError, match="started anew"),
+            qmp.steady(prog),
+        ):
+            pass
+        known._identity = before
+    with qmp.steady(prog):
+        pass

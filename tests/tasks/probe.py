@@ -40,7 +40,7 @@ def main(path: str, pid: int | None) -> None:
     reader, findings = Reader(prog), Findings()
     tasks = read_tasks(reader, pid, findings)
     mark("clocks")
-    clocks = read_clocks(prog, findings)
+    clocks = read_clocks(reader, findings)
     mark("stacks")
     collector = StackCollector(reader, findings)
     mark("now")

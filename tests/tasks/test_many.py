@@ -57,7 +57,7 @@ def dump(run: lab.Run) -> Dump:
     reader, findings = Reader(prog), Findings()
     table = TaskReader(reader).read_all(findings)
     collector = StackCollector(reader, findings)
-    now = collect_now(collector, prog, table, read_clocks(prog, findings))
+    now = collect_now(collector, prog, table, read_clocks(reader, findings))
     return Dump(run, reader, table, now, findings)
 
 

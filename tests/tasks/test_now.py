@@ -49,7 +49,7 @@ def look(name: str, types: str) -> Dump:
     prog = open_dump(name, types)
     reader, findings = Reader(prog), Findings()
     table = TaskReader(reader).read_all(findings)
-    clocks = read_clocks(prog, findings)
+    clocks = read_clocks(reader, findings)
     now = collect_now(StackCollector(reader, findings), prog, table, clocks)
     slack_ns = bound_of(read_accounting(prog, findings))
     return Dump(lab.build(name), table, clocks, now, findings, slack_ns)

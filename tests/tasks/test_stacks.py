@@ -12,9 +12,9 @@ from drgn import FaultError, Object, Program
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks import stacks
+from msatools.tasks.framerules import MAX_FRAMES, End
 from msatools.tasks.orc import Base, Kind, Orc, Rule
 from msatools.tasks.stacks import NO_STACK, StackCollector, Stacks
-from msatools.tasks.unwind import MAX_FRAMES, End
 
 from .conftest import BUSY, IDLE, Tasks, open_dump, tasks_of
 
@@ -61,6 +61,17 @@ def test_every_stack_is_drgns(tasks: Tasks) -> None:
         deep += len(addresses) > 3
     assert found.asked == 0
     assert deep > 50
+
+
+def test_one_stack_is_as_among_many(tasks: Tasks) -> None:
+    many = collect(tasks)
+    collector = StackCollector(Reader(tasks.prog), Findings())
+    for row in range(len(many)):
+        one = slice(row, row + 1)
+        found = collector.collect(
+            tasks.tasks[one], tasks.stacks[one], tasks.pointers[one]
+        )
+        assert found[0] == many[row]
 
 
 def test_exceptions_in_the_kernel(busy: Tasks) -> None:

@@ -131,14 +131,14 @@ def test_clock_is_that_of_the_guest(
 ) -> None:
     """The dump was taken after the guest wrote down what time it was."""
     reader, findings, _ = opened
-    now = read_clocks(reader.prog, findings).monotonic_ns
+    now = read_clocks(reader, findings).monotonic_ns
     assert now is not None
     assert 0 < now - run.workload["times"]["monotonic_ns"] < 60 * 10**9
 
 
 def test_lives_add_up(run: lab.Run, opened: tuple[Reader, Findings, TaskTable]) -> None:
     reader, findings, table = opened
-    made = microstates(table, read_clocks(reader.prog, findings))
+    made = microstates(table, read_clocks(reader, findings))
     parts = (made.user_ns, made.system_ns, made.latency_ns, made.off_cpu_ns)
     assert (sum((*parts, made.zombie_ns)) == made.lifetime_ns).all()
     assert min(int(part.min()) for part in parts) >= 0
@@ -151,7 +151,7 @@ def test_hogs_that_share_a_cpu(
 ) -> None:
     """Three that never sleep: a third each on the CPU, all the rest waiting for it."""
     reader, findings, table = opened
-    made = microstates(table, read_clocks(reader.prog, findings))
+    made = microstates(table, read_clocks(reader, findings))
     for name in ("hog-pinned-0", "hog-pinned-1", "hog-pinned-2"):
         (at,) = np.flatnonzero(table["pid"] == run.workload["tasks"][name]["tid"])
         ran = int(made.user_ns[at] + made.system_ns[at])

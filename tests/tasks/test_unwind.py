@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from drgn import Architecture, Platform, Program, TypeMember
 
+from msatools.tasks.framerules import End
 from msatools.tasks.orc import BY_FRAME_POINTER, Base, Kind, Rule
 from msatools.tasks.stackmemory import StackMemory
-from msatools.tasks.unwind import End, Frames, Unwinder
+from msatools.tasks.unwind import Frames, Unwinder
 
 TEXT = 0xFFFF_FFFF_8100_0000
 STACK = 0xFFFF_C900_0000_0000
@@ -43,7 +44,18 @@ def unwinder(rules: dict[int, Rule]) -> Unwinder:
 
 
 def unwind(rules: dict[int, Rule], *stacks: list[int]) -> Frames:
-    """Unwind stacks that are given from where the saved registers start."""
+    """Unwind stacks that are given from where the saved registers start.
+
+    Few are unwound one after the other, many at once: that comes to the same.
+    """
+    few = unwind_together(rules, *stacks)
+    many = unwind_together(rules, *stacks, *[[]] * 20)
+    for found, one in zip(vars(many).values(), vars(few).values(), strict=True):
+        assert found[: len(stacks)].tolist() == one.tolist()
+    return few
+
+
+def unwind_together(rules: dict[int, Rule], *stacks: list[int]) -> Frames:
     sizes = [8 * len(stack) for stack in stacks]
     first = np.cumsum([0, *(len(stack) for stack in stacks)])[: len(stacks)]
     memory = StackMemory(

@@ -130,10 +130,10 @@ WORK = "process_one_work worker_thread kthread ret_from_fork"
     ],
 )
 def test_class(stack: str, expected: str) -> None:
-    names = stack.split()
+    names = tuple(stack.split())
     assert classify(names).task_class.name == expected
     if names and names[0] == "schedule":
-        assert classify(["__schedule", *names]).task_class.name == expected
+        assert classify(("__schedule", *names)).task_class.name == expected
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_class(stack: str, expected: str) -> None:
     ],
 )
 def test_caller(stack: str, caller: str | None, call: str | None) -> None:
-    found = classify(stack.split())
+    found = classify(tuple(stack.split()))
     assert (found.caller, found.call) == (caller, call)
 
 

@@ -15,7 +15,7 @@ from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.zombies.dead import Dead, read_dead
+from msatools.zombies.dead import Dead, read_ages, read_dead
 from msatools.zombies.model import Verdict
 from msatools.zombies.parents import Parents, read_parents
 from msatools.zombies.verdicts import VERDICTS, verdicts
@@ -79,11 +79,12 @@ class Seen:
 def look_at(prog: Program, name: str) -> Seen:
     reader, findings = Reader(prog), Findings()
     table = TaskReader(reader).read_all(findings)
-    clocks = read_clocks(prog, findings)
+    clocks = read_clocks(reader, findings)
     start = reader.reads
-    dead = read_dead(reader, table, clocks, findings)
+    aged = read_ages(table, clocks)
+    dead = read_dead(reader, table, aged, findings)
     middle = reader.reads
-    parents = read_parents(reader, table, dead, clocks, findings)
+    parents = read_parents(reader, table, dead, aged, findings)
     reads = middle - start, reader.reads - middle
     run = lab.build(name)
     return Seen(run, prog, reader, table, clocks, dead, parents, reads, findings)

@@ -9,7 +9,7 @@ from drgn import Object, Program
 from msatools.kernel.report import Findings
 from msatools.tasks.now import AgeBound
 from msatools.tasks.table import TaskTable
-from msatools.zombies.dead import UNKNOWN, read_dead, zombie_rows
+from msatools.zombies.dead import UNKNOWN, read_ages, read_dead, zombie_rows
 from msatools.zombies.parents import read_parents
 from msatools.zombies.verdicts import verdicts
 from tests.zombies.conftest import Seen, look_at, lose, put, seen
@@ -134,7 +134,7 @@ def test_who_is_being_reaped(dump: Seen) -> None:
         records = dump.table.records.copy()
         records["exit_state"][dump.dead.row[0]] = state
         table = TaskTable(records, dump.table.columns)
-        dead = read_dead(dump.reader, table, dump.clocks, Findings())
+        dead = read_dead(dump.reader, table, read_ages(table, dump.clocks), Findings())
         assert dead.reaped.tolist() == [True] + [False] * (len(dead) - 1)
 
 
@@ -158,10 +158,12 @@ def test_what_is_lost(program: Program) -> None:
 def test_none(dump: Seen) -> None:
     alive = dump.table.only(dump.table["exit_state"] == 0)
     findings = Findings()
-    dead = read_dead(dump.reader, alive, dump.clocks, findings)
+    dead = read_dead(dump.reader, alive, read_ages(alive, dump.clocks), findings)
     assert len(dead) == 0
     assert not findings.notes
-    parents = read_parents(dump.reader, alive, dead, dump.clocks, findings)
+    parents = read_parents(
+        dump.reader, alive, dead, read_ages(alive, dump.clocks), findings
+    )
     assert parents.facts == ()
     assert not findings.notes
     assert verdicts(dead, parents).tolist() == []

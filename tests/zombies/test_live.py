@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from fixtures import lab
+from msatools.kernel.pids import NoSuchPidError
 from msatools.target import Opened, TargetSpec, open_target
 from msatools.zombies.model import ZombiesReport
 from msatools.zombies.options import ZombiesOptions
-from msatools.zombies.zombies import NoSuchPidError, Zombies
+from msatools.zombies.zombies import Zombies
 
 LOOKS = 200
 INTERVALS = 3

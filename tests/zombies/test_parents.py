@@ -12,7 +12,7 @@ from msatools.kernel.report import Findings
 from msatools.locks.look import signals_of
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.zombies.dead import UNKNOWN, Dead, read_dead
+from msatools.zombies.dead import UNKNOWN, Dead, read_ages, read_dead
 from msatools.zombies.doing import MAX_THREADS, read_doing
 from msatools.zombies.model import ParentThread
 from msatools.zombies.parentfacts import SIGCHLD, ParentFacts
@@ -161,7 +161,9 @@ def with_state(
     records["state"][row] = state
     records["jobctl"][row] |= jobctl
     table = TaskTable(records, dump.table.columns)
-    found = read_parents(dump.reader, table, dump.dead, dump.clocks, Findings())
+    found = read_parents(
+        dump.reader, table, dump.dead, read_ages(table, dump.clocks), Findings()
+    )
     tgid = dump.table["tgid"][row]
     return found, next(each for each in found.facts if each.pid == tgid)
 
@@ -223,9 +225,11 @@ def alone(dump: Seen, pid: int) -> tuple[Dead, Parents, int, int]:
     table = TaskReader(dump.reader).read_processes(addresses, Findings())
     findings = Findings()
     start = dump.reader.reads
-    dead = read_dead(dump.reader, table, dump.clocks, findings)
+    dead = read_dead(dump.reader, table, read_ages(table, dump.clocks), findings)
     dead = dead.only(table["pid"][dead.row] == pid)
-    parents = read_parents(dump.reader, table, dead, dump.clocks, findings)
+    parents = read_parents(
+        dump.reader, table, dead, read_ages(table, dump.clocks), findings
+    )
     assert not findings.notes
     return dead, parents, dump.reader.reads - start, len(table)
 
@@ -306,8 +310,10 @@ def test_a_parent_that_is_gone(dump: Seen) -> None:
     pid = dump.parent_pid("never-sleeps")
     table = dump.table.only(dump.table["tgid"] != pid)
     findings = Findings()
-    dead = read_dead(dump.reader, table, dump.clocks, findings)
-    parents = read_parents(dump.reader, table, dead, dump.clocks, findings)
+    dead = read_dead(dump.reader, table, read_ages(table, dump.clocks), findings)
+    parents = read_parents(
+        dump.reader, table, dead, read_ages(table, dump.clocks), findings
+    )
     found = dict(
         zip(table["pid"][dead.row].tolist(), verdicts(dead, parents), strict=True)
     )
@@ -356,7 +362,9 @@ def test_who_was_in_the_table_only_in_part(dump: Seen) -> None:
     pid = dump.parent_pid("waiter-polls")
     table: TaskTable = dump.table.only(dump.table["pid"] != pid)
     findings = Findings()
-    dead = read_dead(dump.reader, table, dump.clocks, findings)
-    parents = read_parents(dump.reader, table, dead, dump.clocks, findings)
+    dead = read_dead(dump.reader, table, read_ages(table, dump.clocks), findings)
+    parents = read_parents(
+        dump.reader, table, dead, read_ages(table, dump.clocks), findings
+    )
     assert pid not in {each.pid for each in parents.facts}
     assert findings.coverage["parents_unknown"] == 2

@@ -188,6 +188,8 @@ def test_named_tasks(name: str) -> None:
     report = told(name, pids=pids).report
     assert report.asked is not None
     assert [each.pid for each in report.asked] == list(pids)
+    # Nobody looked at these, which take all tasks.
+    assert (report.limits, report.held) == (None, None)
     for each in report.asked:
         zombie = dump.zombies.get(each.pid)
         assert each.verdict == (zombie.verdict if zombie else None)

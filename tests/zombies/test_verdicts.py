@@ -314,6 +314,16 @@ def test_some_threads_are_stopped() -> None:
     assert verdict(dead(), parents(every)) == "parent-stopped"
 
 
+def test_reaper_that_is_about_to() -> None:
+    """It takes SIGCHLD, which has just come; what has been dead for long it left."""
+    takes: dict[str, Any] = {"reaper": "init", "pending": True, "blocks": True}
+    init = parents(parent(**takes))
+    assert verdict(dead(age_ns=999_999_999), init) == "sigchld-blocked"
+    assert verdict(dead(age_ns=1_000_000_000), init) == "reaper-never-reaps"
+    unaware = parents(parent(**takes | {"pending": False}))
+    assert verdict(dead(age_ns=1), unaware) == "reaper-never-reaps"
+
+
 def test_reapers_that_wait() -> None:
     """For others only; for what sends SIGCHLD."""
     init = parent(reaper="init", waits=(FOR_OTHER,))
@@ -354,7 +364,7 @@ def test_evidence_of_each() -> None:
     assert text("being-reaped") == "it is taken off right now"
     assert text("traced", 220) == "traced by 220, which has to wait for it first"
     assert text("traced", 1, 2, 3, 4, 4) == (
-        "traced by 1, 2, 3 and 1 more, which has to wait for it first"
+        "traced by 1, 2, 3 and 1 more, which have to wait for it first"
     )
     assert text("parent-stopped") == "it is stopped"
     assert text("parent-stopped", frozen=frozenset({5})) == "it is frozen"

@@ -90,6 +90,10 @@ class Slabs:
         drgn would look up anew where all memory is for each address.
         """
         start, end = self._memory
+        if address >= end:
+            # More may have come since.
+            del self._memory
+            start, end = self._memory
         if not start <= address < end:
             return None
         number = (address - start) // _PAGE

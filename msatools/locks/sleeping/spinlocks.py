@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import drgn
 import numpy as np
-from drgn.helpers.linux.cpumask import for_each_online_cpu
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.sched import cpu_curr
 
+from msatools.kernel.cpus import online_cpus
 from msatools.locks.layout import KERNEL
 from msatools.locks.lock import Holder, Lock, Request
 from msatools.locks.look import Look
@@ -136,7 +136,7 @@ def _waits_for(request: Request | None, lock: Lock) -> bool:
 
 def _cpus(look: Look) -> Iterator[_Cpu]:
     prog = look.reader.prog
-    for number in for_each_online_cpu(prog):
+    for number in online_cpus(look.reader):
         try:
             task = cpu_curr(prog, number)
             trace = prog.stack_trace(task)

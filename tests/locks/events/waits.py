@@ -75,7 +75,7 @@ def look_for(prog: Program, name: str, alone: str | None = None) -> Waits:
         tid = run.workload["tasks"][alone]["tid"]
         (address,) = table["address"][table["pid"] == tid].tolist()
         table = TaskReader(reader).read([address], aside)
-    clocks = read_clocks(prog, aside)
+    clocks = read_clocks(reader, aside)
     now = collect_now(StackCollector(reader, aside), prog, table, clocks)
     look = Look(Layout(reader), table, findings, clocks, alone=alone is not None)
     rows = np.flatnonzero(now.classes != TaskClass.ZMB)

@@ -71,7 +71,7 @@ class Dump:
 
 def look_at(reader: Reader, table: TaskTable) -> tuple[Look, Now, Clocks]:
     aside = Findings()
-    clocks = read_clocks(reader.prog, aside)
+    clocks = read_clocks(reader, aside)
     now = collect_now(StackCollector(reader, aside), reader.prog, table, clocks)
     alone = len(table) == 1
     return Look(Layout(reader), table, Findings(), clocks, alone), now, clocks

@@ -225,7 +225,7 @@ def test_parked_for_ever(locks: Seen) -> None:
 def look_with(prog: Program) -> Look:
     reader, findings = Reader(prog), Findings()
     table = TaskReader(reader).read_all(Findings())
-    clocks = read_clocks(prog, Findings())
+    clocks = read_clocks(reader, Findings())
     return Look(Layout(reader), table, findings, clocks, alone=False)
 
 

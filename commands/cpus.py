@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""msa-cpus: processor sets, and the work of each CPU."""
+
+import argparse
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from drgn import Program
+from drgn.commands import argument, mutually_exclusive_group
+
+from msatools.cli import Command, run_console
+from msatools.command import Session
+from msatools.render.blocks import Block
+from msatools.target import Target
+from msatools.values import cpu_list, name_list, positive_number
+
+if TYPE_CHECKING:
+    from msatools.cpus.model import CpusReport
+    from msatools.cpus.options import CpusOptions
+
+_OF_TASKS = ("icsw", "migr")
+"""Columns for which all tasks have to be read."""
+
+
+def _columns(word: str) -> tuple[str, ...]:
+    from msatools.render.cpus import COLUMNS
+
+    names = tuple(dict.fromkeys(name_list(word.lower())))
+    if names == ("all",):
+        return COLUMNS
+    for name in names or ("",):
+        if name not in COLUMNS:
+            raise argparse.ArgumentTypeError(
+                f"no column {name!r}; there are {', '.join(COLUMNS)}"
+            )
+    return names
+
+
+def _options(args: argparse.Namespace) -> "CpusOptions":
+    from msatools.cpus.options import CpusOptions
+
+    return CpusOptions(
+        cpus=args.cpus,
+        sets=args.sets,
+        irqs=args.view == "irqs",
+        # Those that are throttled one by one are in no run queue.
+        tasks=args.verbose
+        or args.view == "sets"
+        or bool({*_OF_TASKS} & {*(args.columns or ())}),
+        doing=args.verbose,
+    )
+
+
+def _start(
+    prog: Program, target: Target, args: argparse.Namespace
+) -> "Session[CpusReport]":
+    from msatools.cpus.cpus import Cpus
+
+    return Cpus(prog, target, _options(args))
+
+
+def _blocks(report: "CpusReport", args: argparse.Namespace) -> Iterable[Block]:
+    from msatools.render.cpus import blocks
+
+    return blocks(
+        report,
+        view=args.view or "cpus",
+        columns=args.columns,
+        rows=args.rows,
+        verbose=args.verbose,
+    )
+
+
+_LOST = ("_unreadable", "_broken", "_lost", "_unknown", "_differ")
+# Of a running kernel, lists go on while they are read.
+_LOST_LIVE = ("cpus_unreadable", "run_queues_unreadable", "cpumasks_unreadable")
+
+
+def _problems(report: "CpusReport") -> bool:
+    lost = _LOST_LIVE if report.target.live else _LOST
+    return any(count and key.endswith(lost) for key, count in report.coverage.items())
+
+
+def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
+    if args.columns and args.view:
+        return "-o: columns of the table of CPUs, and another one was asked for"
+    return None
+
+
+def _set_names(word: str) -> tuple[str, ...]:
+    names = tuple(name_list(word))
+    if not names:
+        raise argparse.ArgumentTypeError(f"not a list of sets: {word!r}")
+    return names
+
+
+def _view(flag: str, name: str, help: str) -> argument:
+    made: argument = argument(
+        flag, dest="view", action="store_const", const=name, help=help
+    )
+    return made
+
+
+COMMAND = Command(
+    name="cpus",
+    summary="show processor sets, and what each CPU does",
+    arguments=(
+        argument(
+            "-P",
+            dest="cpus",
+            type=cpu_list,
+            metavar="LIST",
+            help="these CPUs alone, such as 0-3,8",
+        ),
+        argument(
+            "--set",
+            dest="sets",
+            type=_set_names,
+            metavar="NAME,...",
+            help="CPUs of these sets alone, such as default,/db",
+        ),
+        mutually_exclusive_group(
+            _view("-i", "irqs", "interrupts by CPU, and where they may go"),
+            _view("--sets", "sets", "sets in full, with their tasks and interrupts"),
+            _view("--info", "info", "what each CPU is: its place, state, capacity"),
+        ),
+        argument(
+            "-o",
+            dest="columns",
+            type=_columns,
+            metavar="COL,...",
+            help="these columns, or all; icsw and migr take a look at all tasks",
+        ),
+        argument(
+            "-n",
+            dest="rows",
+            type=positive_number,
+            metavar="COUNT",
+            help="show at most so many rows (JSON has all)",
+        ),
+    ),
+    examples=(
+        ("-v", "run queues too: who waits, and for how long"),
+        ("-i -P 4-7", "which interrupts these CPUs take"),
+        ("--sets", "who is bound to which CPUs, and who strays"),
+        ("-o cpu,set,csw,icsw,migr 5", "switches and moves, each 5 s"),
+    ),
+    start=_start,
+    blocks=_blocks,
+    problems=_problems,
+    complaint=_complaint,
+)
+
+
+def main() -> int:
+    """Run msa-cpus."""
+    return run_console(COMMAND)

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Processor sets and per-CPU work of one kernel: reports one after the other."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import drgn
+from drgn.helpers.linux.nodemask import for_each_online_node
+
+from msatools.cpus.counters import Counters, read_counters
+from msatools.cpus.deltas import delta
+from msatools.cpus.doing import doing
+from msatools.cpus.domains import read_root_domains
+from msatools.cpus.findings import Known, findings
+from msatools.cpus.irqs import (
+    IrqTable,
+    irqs,
+    no_intr_cpus,
+    percpu_interrupts,
+    read_irqs,
+    route,
+)
+from msatools.cpus.irqs import delta as irqs_delta
+from msatools.cpus.masks import CpuMasks, read_masks
+from msatools.cpus.model import Cpu, CpuSet, CpusReport, Processor, RunQueue
+from msatools.cpus.options import CpusOptions
+from msatools.cpus.placement import place
+from msatools.cpus.processors import read_processors
+from msatools.cpus.rows import Parts, cpu_rows
+from msatools.cpus.runqueues import read_run_queues
+from msatools.cpus.sets import read_sets, set_of_cpus, with_reason
+from msatools.cpus.switches import involuntary, moves
+from msatools.cpus.ticksched import read_tick_sched
+from msatools.kernel.clocks import read_clocks
+from msatools.kernel.load import load_averages
+from msatools.kernel.percpu import PerCpu, read_percpu
+from msatools.kernel.report import noting_refusals
+from msatools.kernel.session import KernelSession, Progress, quietly
+from msatools.target.describe import describe
+from msatools.target.errors import TargetError
+from msatools.target.model import Target
+from msatools.tasks.cgroups import read_cgroups
+from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.text import KernelText
+from msatools.values import ranges
+
+_COVERAGE = ("cpus", "cpus_unreadable", "irqs", "tasks", "reads", "bytes_read")
+"""Keys that are always in the report's coverage."""
+
+_STEPS = 4
+
+
+class NoSuchCpuError(TargetError):
+    """A CPU or a set that was named is not there."""
+
+
+def collect_cpus(
+    prog: drgn.Program,
+    *,
+    target: Target | None = None,
+    options: CpusOptions | None = None,
+    progress: Progress | None = None,
+) -> CpusReport:
+    """
+    Tell the processor sets of a kernel, and what each CPU has done since boot.
+
+    >>> report = collect_cpus(prog)
+    >>> report.cpus[0].set, report.cpus[0].csw
+    ('default', 812345)
+
+    Nothing is written, and nothing but *prog* is read.
+
+    :param prog: A Linux kernel with types, live or dead.
+    :param target: What to say of the target; found out if not given.
+    :param progress: Called now and then with steps done and steps in all.
+    :raises NoSuchCpuError: if a CPU or set that the options name is not there
+    :raises LookupError: if the types lack what describes CPUs
+    :raises drgn.FaultError: if the dump lacks what all of it starts from
+    :raises TargetError: if the program is not a kernel, or has no types
+    """
+    session = Cpus(prog, target or describe(prog), options or CpusOptions())
+    return session.report(progress or quietly)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """All that is read at one time."""
+
+    counters: Counters
+    irqs: IrqTable
+    tasks: TaskTable | None
+    masks: CpuMasks
+    sets: tuple[CpuSet, ...]
+    processors: tuple[Processor, ...]
+    queues: tuple[RunQueue, ...]
+
+
+class Cpus(KernelSession):
+    """A run of reports on one kernel: see :class:`msatools.command.Session`."""
+
+    def __init__(
+        self, prog: drgn.Program, target: Target, options: CpusOptions
+    ) -> None:
+        super().__init__(prog, target)
+        self._options = options
+        with self._learning():
+            # Whoever else wants it has this one, and its losses count once.
+            self._percpu = self._reader.once(
+                PerCpu, lambda: read_percpu(prog, self._findings)
+            )
+            self._task_reader = TaskReader(self._reader) if options.tasks else None
+            self._text = None
+            if options.doing and not target.live:
+                self._text = KernelText(self._reader, self._findings)
+        self._before: _Look | None = None
+
+    def report(self, progress: Progress) -> CpusReport:
+        """Report what CPUs did since boot, and what they do now."""
+        self._forget()
+        with noting_refusals(self._prog, self._findings):
+            look = self._look(progress)
+            return self._report(look, look.counters, look.irqs)
+
+    def begin(self, progress: Progress) -> None:
+        """Look at all CPUs: an interval begins."""
+        with noting_refusals(self._prog, self._findings):
+            if self._before is None:
+                # The first look learns the kernel's types, while counters go on: what
+                # is read first would have more time in the interval than what is last.
+                self._look(progress)
+            self._forget()
+            self._before = self._look(progress)
+
+    def advance(self, progress: Progress) -> CpusReport:
+        """Report what CPUs did since the interval began, and what they do now."""
+        before = self._before
+        assert before is not None, "no interval has begun"
+        self._forget()
+        with noting_refusals(self._prog, self._findings):
+            look = self._before = self._look(progress)
+            grown = delta(before.counters, look.counters, self._findings)
+            came = irqs_delta(before.irqs, look.irqs)
+            return self._report(look, grown, came, before.tasks)
+
+    def _look(self, progress: Progress) -> _Look:
+        reader, percpu, found = self._reader, self._percpu, self._findings
+        progress(0, _STEPS)
+        tasks = self._task_reader.read_all(found) if self._task_reader else None
+        clocks = read_clocks(reader, found)
+        progress(1, _STEPS)
+        counters = read_counters(reader, percpu, clocks, found)
+        interrupts = read_irqs(reader, percpu, found)
+        progress(2, _STEPS)
+        domains = read_root_domains(reader, percpu, found)
+        masks = read_masks(reader, domains, found)
+        sets = read_sets(reader, domains, masks, found)
+        sets = route(sets, interrupts, masks.online)
+        sets = tuple(with_reason(each, masks.online) for each in sets)
+        if tasks is not None:
+            cgroups = read_cgroups(reader, tasks, found)
+            sets = place(reader, sets, tasks, cgroups, masks, found)
+        progress(3, _STEPS)
+        ticks = read_tick_sched(reader, percpu, found)
+        crash = self._target.crash
+        queues = read_run_queues(
+            *(reader, percpu, clocks, ticks, found),
+            tasks=tasks,
+            crash_cpu=crash.cpu if crash else None,
+        )
+        return _Look(
+            counters=counters,
+            irqs=interrupts,
+            tasks=tasks,
+            masks=masks,
+            sets=sets,
+            processors=read_processors(reader, percpu, ticks, found),
+            queues=queues,
+        )
+
+    def _report(
+        self,
+        look: _Look,
+        counters: Counters,
+        interrupts: IrqTable,
+        tasks_before: TaskTable | None = None,
+    ) -> CpusReport:
+        numbers = self._percpu.cpus.tolist()
+        names = set_of_cpus(look.sets, numbers)
+        wanted = self._wanted(look.sets, names)
+        rows = self._rows(look, counters, interrupts, names, tasks_before)
+        devices = irqs(interrupts)
+        queues = self._with_doing(look.queues, wanted)
+        known = Known(
+            cpus=rows,
+            sets=look.sets,
+            queues=queues,
+            irqs=devices,
+            in_interval=not interrupts.since_boot,
+            asks_irqs=self._options.irqs,
+        )
+        shown = self._options.irqs
+        vectors = (*counters.vector_rows(), *percpu_interrupts(interrupts))
+        all_wanted = wanted >= {*numbers}
+        load, nodes = self._load(), self._nodes()
+        return CpusReport(
+            target=self._target,
+            taken_at_ns=counters.taken_ns,
+            interval_ns=counters.interval_ns,
+            coverage=self._coverage(look),
+            notes=tuple(self._findings.notes.values()),
+            load=load,
+            cpus=tuple(row for row in rows if row.cpu in wanted),
+            sets=tuple(
+                each for each in look.sets if all_wanted or wanted & {*each.cpus}
+            ),
+            run_queues=tuple(queue for queue in queues if queue.cpu in wanted),
+            findings=tuple(
+                each for each in findings(known) if all_wanted or wanted & {*each.cpus}
+            ),
+            irqs=devices if shown else None,
+            vectors=vectors if shown else None,
+            softirqs=counters.softirq_rows() if shown else None,
+            nodes=nodes,
+        )
+
+    def _rows(
+        self,
+        look: _Look,
+        counters: Counters,
+        interrupts: IrqTable,
+        names: Mapping[int, str],
+        tasks_before: TaskTable | None,
+    ) -> tuple[Cpu, ...]:
+        tasks, cpus = look.tasks, self._percpu.cpus
+        return cpu_rows(
+            Parts(
+                cpus=cpus.tolist(),
+                masks=look.masks,
+                no_intr=no_intr_cpus(interrupts, look.masks.online),
+                sets=names,
+                counters=counters.rows(),
+                processors=look.processors,
+                queues={queue.cpu: queue for queue in look.queues},
+                icsw=None if tasks is None else involuntary(tasks, cpus, tasks_before),
+                migr=None if tasks is None else moves(tasks, cpus, tasks_before),
+            )
+        )
+
+    def _wanted(
+        self, sets: tuple[CpuSet, ...], names: Mapping[int, str]
+    ) -> frozenset[int]:
+        """Choose the CPUs that were asked for."""
+        options, wanted = self._options, frozenset(names)
+        if options.cpus is not None:
+            missing = sorted(options.cpus - wanted)
+            if missing:
+                raise NoSuchCpuError(
+                    f"CPU {ranges(missing)}",
+                    "this kernel has none of that number",
+                    "list all without -P",
+                )
+            wanted = options.cpus
+        if options.sets is not None:
+            by_name = {each.name: {*each.cpus} for each in sets}
+            unknown = [name for name in options.sets if name not in by_name]
+            if unknown:
+                raise NoSuchCpuError(
+                    f"set {', '.join(unknown)}",
+                    "there is none of that name",
+                    f"there are {', '.join(by_name)}",
+                )
+            chosen = {cpu for cpu, name in names.items() if name in options.sets}
+            for name in options.sets:
+                chosen |= by_name[name]
+            wanted &= chosen
+        return wanted
+
+    def _with_doing(
+        self, queues: tuple[RunQueue, ...], wanted: frozenset[int]
+    ) -> tuple[RunQueue, ...]:
+        """Add what wanted CPUs were doing when they were stopped, if asked to."""
+        text = self._text
+        if text is None:
+            return queues
+        return tuple(
+            replace(queue, doing=doing(self._prog, text, queue.cpu))
+            if queue.cpu in wanted
+            else queue
+            for queue in queues
+        )
+
+    def _load(self) -> tuple[float, ...] | None:
+        load = load_averages(self._prog, self._findings)
+        if load is None:
+            self._findings.coverage["load_unreadable"] += 1
+        return load
+
+    def _nodes(self) -> tuple[int, ...]:
+        try:
+            return tuple(for_each_online_node(self._prog))
+        except (LookupError, drgn.FaultError) as error:
+            self._findings.coverage["nodes_unreadable"] += 1
+            self._findings.lose("nodes", f"which nodes are online is lost: {error}")
+            return ()
+
+    def _coverage(self, look: _Look) -> dict[str, int]:
+        counted = self._findings.coverage
+        counted["cpus"] = len(self._percpu.cpus)
+        counted["tasks"] = 0 if look.tasks is None else len(look.tasks)
+        counted["reads"] = self._reader.reads
+        counted["bytes_read"] = self._reader.bytes
+        return {
+            **dict.fromkeys(_COVERAGE, 0),
+            **{key: count for key, count in counted.items() if count},
+        }

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Cpusets: which CPUs and memory nodes the tasks of control groups may use.
+
+kernel/cgroup/cpuset.c. A ``struct cpuset`` begins with its ``css``, by which they form
+a tree. In the default hierarchy (cgroup v2) one can be a partition, which keeps its
+CPUs from all others; in an own hierarchy (v1) its flags say what it keeps.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+import drgn
+import numpy as np
+
+from msatools.cpus.masks import is_pointer
+from msatools.kernel.cgroups import cgroup_paths
+from msatools.kernel.cpumasks import Cpus, cpus_of, masks_at
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.strings import read_string
+from msatools.kernel.structs import (
+    Booleans,
+    Structs,
+    find_offset,
+    lose_many,
+    read_structs,
+)
+from msatools.kernel.walks import list_records
+
+MAX_CPUSETS = 1 << 18
+"""More than any machine has groups: a walk that finds more is lost."""
+
+Nodes = tuple[int, ...]
+"""Numbers of memory nodes, ascending."""
+
+Partition = Literal["member", "root", "isolated"]
+
+# PRS_* are macros. These have always been the numbers: negative ones are those of a
+# partition that is not in force, "isolated" is there since Linux kernel commit
+# f28e22441f35 ("cgroup/cpuset: Add a new isolated cpus.partition type") (in v6.1).
+_PARTITIONS: dict[int, Partition] = {0: "member", 1: "root", 2: "isolated"}
+
+_MAX_REASON = 256
+
+_MASKS = {
+    "asked": ("cpus_allowed",),
+    "effective": ("effective_cpus",),
+    # Linux kernel commits 0c7f293efc87 ("cgroup/cpuset: Add
+    # cpuset.cpus.exclusive.effective for v2") and e2ffe502ba45 ("cgroup/cpuset: Add
+    # cpuset.cpus.exclusive for v2") (in v6.7)
+    "exclusive": ("exclusive_cpus",),
+    "effective_exclusive": ("effective_xcpus",),
+}
+
+
+@dataclass(frozen=True)
+class Cpuset:
+    """One cpuset; ``None`` is what this kernel does not keep."""
+
+    address: int
+    parent: int
+    """Its parent's address; 0 of the root."""
+
+    path: str | None
+    """Of its control group, as /proc/PID/cgroup has it; ``None`` if it is lost."""
+
+    asked: Cpus
+    """``cpuset.cpus``."""
+
+    effective: Cpus
+    """``cpuset.cpus.effective``."""
+
+    exclusive: Cpus | None
+    """``cpuset.cpus.exclusive``."""
+
+    effective_exclusive: Cpus | None
+    """``cpuset.cpus.exclusive.effective``."""
+
+    asked_nodes: Nodes
+    """``cpuset.mems``."""
+
+    nodes: Nodes
+    """``cpuset.mems.effective``."""
+
+    partition: Partition
+    """What it is meant to be: ``cpuset.cpus.partition``."""
+
+    valid: bool
+    """Whether it is that."""
+
+    reason: str | None
+    """Why not, as the kernel says (v6.1 and later)."""
+
+    exclusive_flag: bool
+    """Whether siblings have none of its CPUs: ``cpuset.cpu_exclusive`` of v1."""
+
+    balance_flag: bool
+    """``cpuset.sched_load_balance`` of v1."""
+
+
+@dataclass(frozen=True)
+class Cpusets:
+    """All cpusets."""
+
+    all: tuple[Cpuset, ...]
+    """Each after its parent, the root first; none if the kernel has none."""
+
+    unified: bool
+    """Whether they are of the default hierarchy (cgroup v2)."""
+
+    @property
+    def root(self) -> Cpuset | None:
+        """The one that all others are in; ``None`` if there are none, or it is lost."""
+        return next((one for one in self.all if not one.parent), None)
+
+
+def read_cpusets(reader: Reader, findings: Findings) -> Cpusets:
+    """Read all cpusets that are online; one that cannot be read costs a count."""
+    try:
+        root = reader.prog["top_cpuset"].address_
+        addresses = np.fromiter(_walk(reader, root, findings), np.uint64)
+        return _read(reader, addresses, findings)
+    except LookupError as error:
+        findings.note("no-cpusets", f"there are no cpusets: {error}")
+        return Cpusets((), unified=True)
+
+
+def _walk(reader: Reader, root: int, findings: Findings) -> Iterator[int]:
+    """Find the addresses of all cpusets, parents first, in the order of creation."""
+    css = reader.prog.type("struct cgroup_subsys_state")
+    children = drgn.offsetof(css, "children")
+    sibling = drgn.offsetof(css, "sibling")
+    name = "the tree of cpusets"
+    seen: set[int] = set()
+    todo = [root]
+    while todo:
+        address = todo.pop()
+        if address in seen or len(seen) >= MAX_CPUSETS:
+            findings.coverage["lists_broken"] += 1
+            findings.lose(name, f"{name} is a loop; what comes after is lost")
+            return
+        seen.add(address)
+        yield address
+        head = address + children
+        found = list_records(reader, head, sibling, sibling + 16, findings, name)
+        below = [child for child, _ in islice(found, MAX_CPUSETS)]
+        todo += reversed(below)
+
+
+def _read(reader: Reader, addresses: Addresses, findings: Findings) -> Cpusets:
+    prog = reader.prog
+    cpuset = prog.type("struct cpuset")
+    # Without SMP or with few CPUs a mask lies in the structure.
+    pointers = {
+        name: ("u8", members)
+        for name, members in _MASKS.items()
+        if _is_mask_pointer(cpuset, members)
+    }
+    nodes = f"V{drgn.sizeof(prog.type('nodemask_t'))}"
+    found = read_structs(
+        reader,
+        "struct cpuset",
+        {
+            **pointers,
+            "group": ("u8", ("css.cgroup",)),
+            "parent": ("u8", ("css.parent",)),
+            "css_flags": ("u4", ("css.flags",)),
+            "flags": ("u8", ("flags",)),
+            "asked_nodes": (nodes, ("mems_allowed",)),
+            "nodes": (nodes, ("effective_mems",)),
+            "state": ("i4", ("partition_root_state",)),
+            # Linux kernel commit 7476a636d310 ("cgroup/cpuset: Show invalid partition
+            # reason string") (in v6.1)
+            "error": ("i4", ("prs_err",)),
+        },
+        addresses,
+        findings,
+    )
+    masks = {
+        name: _masks(reader, cpuset, name, addresses, found, findings)
+        for name in _MASKS
+    }
+    paths = cgroup_paths(reader, found["group"].astype(np.uint64), findings)
+    rows = np.flatnonzero(found.readable & _online(prog, found, addresses)).tolist()
+    flags = _Flags(prog)
+    cpusets = tuple(
+        Cpuset(
+            address=int(addresses[row]),
+            parent=int(found["parent"][row]),
+            path=paths[row],
+            asked=masks["asked"][row] or (),
+            effective=masks["effective"][row] or (),
+            exclusive=masks["exclusive"][row],
+            effective_exclusive=masks["effective_exclusive"][row],
+            asked_nodes=_nodes(found, "asked_nodes", row),
+            nodes=_nodes(found, "nodes", row),
+            partition=_partition(found, row, findings),
+            valid=not found.has("state") or int(found["state"][row]) >= 0,
+            reason=_reason(reader, found, row, findings),
+            exclusive_flag=flags.exclusive(int(found["flags"][row])),
+            balance_flag=flags.balance(int(found["flags"][row])),
+        )
+        for row in rows
+    )
+    return Cpusets(cpusets, _is_unified(prog))
+
+
+def _is_mask_pointer(cpuset: drgn.Type, members: Sequence[str]) -> bool:
+    return any(
+        cpuset.has_member(name) and is_pointer(cpuset.member(name).type)
+        for name in members
+    )
+
+
+def _masks(
+    reader: Reader,
+    cpuset: drgn.Type,
+    name: str,
+    addresses: Addresses,
+    found: Structs,
+    findings: Findings,
+) -> list[Cpus | None]:
+    """Read one mask of each cpuset; ``None`` where there is none, or it is lost."""
+    if found.has(name):
+        places = found[name].astype(np.uint64)
+    else:
+        offset = find_offset(cpuset, _MASKS[name])
+        if offset is None:
+            return [None] * len(addresses)
+        places = np.where(found.readable, addresses + np.uint64(offset), 0)
+    bits, readable = masks_at(reader, places.astype(np.uint64))
+    lose_many(
+        findings, "struct cpumask", int(np.count_nonzero(~readable & (places != 0)))
+    )
+    return [
+        cpus_of(mask) if known else None
+        for mask, known in zip(bits, readable.tolist(), strict=True)
+    ]
+
+
+def _online(prog: drgn.Program, found: Structs, addresses: Addresses) -> Booleans:
+    """Tell which are in use, and not being removed; the root always is."""
+    online, dying = (
+        prog.constant(name).value_() for name in ("CSS_ONLINE", "CSS_DYING")
+    )
+    there: Booleans = (found["css_flags"] & (online | dying)) == online
+    there |= addresses == addresses[0]
+    return there
+
+
+def _nodes(found: Structs, name: str, row: int) -> Nodes:
+    bits = np.unpackbits(
+        np.frombuffer(found[name][row].tobytes(), np.uint8), bitorder="little"
+    )
+    return tuple(np.flatnonzero(bits).tolist())
+
+
+def _partition(found: Structs, row: int, findings: Findings) -> Partition:
+    # There are none before v5.0.
+    if not found.has("state"):
+        return "member"
+    state = abs(int(found["state"][row]))
+    if state not in _PARTITIONS:
+        findings.coverage["partitions_unknown"] += 1
+        findings.lose("partitions", f"a cpuset is a partition of unknown kind {state}")
+        return "member"
+    return _PARTITIONS[state]
+
+
+def _reason(reader: Reader, found: Structs, row: int, findings: Findings) -> str | None:
+    if not found.has("error") or found["state"][row] >= 0 or not found["error"][row]:
+        return None
+    number = int(found["error"][row])
+    try:
+        texts = reader.prog["perr_strings"].address_
+        count = reader.prog.symbol("perr_strings").size // 8
+        if not 0 < number < count:
+            raise drgn.FaultError("no such reason", texts)
+        text = int(reader.words(texts + 8 * number, 1)[0])
+        return read_string(reader, text, _MAX_REASON) if text else None
+    except (LookupError, drgn.FaultError) as error:
+        findings.lose("partitions", f"why a partition is invalid is lost: {error}")
+        return f"error {number}"
+
+
+class _Flags:
+    """Bits of a cpuset's flags; numbers differ: CS_ONLINE is gone from v7.0 on."""
+
+    def __init__(self, prog: drgn.Program) -> None:
+        self._exclusive = prog.constant("CS_CPU_EXCLUSIVE").value_()
+        self._balance = prog.constant("CS_SCHED_LOAD_BALANCE").value_()
+
+    def exclusive(self, flags: int) -> bool:
+        return bool(flags >> self._exclusive & 1)
+
+    def balance(self, flags: int) -> bool:
+        return bool(flags >> self._balance & 1)
+
+
+def _is_unified(prog: drgn.Program) -> bool:
+    """Tell whether the controller is bound to the default hierarchy."""
+    default: int = prog["cgrp_dfl_root"].address_
+    return int(prog["cpuset_cgrp_subsys"].root.value_()) == default

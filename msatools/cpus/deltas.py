@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What CPUs have counted between two looks at them.
+
+Counters of 32 bits begin anew after the last number. Others never go back: where one
+seems to, it changed while it was read, and nobody knows by how much it grew.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from msatools.cpus.counters import Counters
+from msatools.cpus.counts import Counts, counts
+from msatools.cpus.vectors import Vectors
+from msatools.kernel.report import Findings
+
+_WORD = (1 << 32) - 1
+
+_SLACK_NS = 50_000_000
+"""By how much times may be off, as not all are read at one moment: to read takes some
+milliseconds, and the clock is behind by up to a tick, which is 10 ms at most."""
+
+_STATE = "runq"
+"""What is no counter: it is as it is at the end."""
+
+_FAULTS = ("faults", "mjf")
+"""What a CPU that goes offline hands over to another (page_alloc_cpu_dead())."""
+
+_IDLE = ("IDLE", "IOWAIT")
+
+Columns = Mapping[str, Counts]
+Grown = Callable[[Counts, Counts], Counts]
+
+
+def delta(before: Counters, after: Counters, findings: Findings) -> Counters:
+    """Tell what CPUs have counted from one look to another.
+
+    What cannot be told is not known, and costs a note.
+    """
+    before = _with_cpus_of(after, before)
+    interval = None
+    if before.taken_ns is not None and after.taken_ns is not None:
+        interval = max(after.taken_ns - before.taken_ns, 0)
+    grown = _each(_grown, before.counts, after.counts)
+    grown |= {_STATE: after.counts[_STATE]} if _STATE in after.counts else {}
+    times = _each(_grown_times, before.times, after.times)
+    times |= _grown_idle(before, after, interval)
+    faults = {name: grown[name] for name in _FAULTS if name in grown}
+    if (before.online & ~after.online).any() or _missing(before.counts, faults):
+        unknown = np.zeros(len(after.cpus), np.bool_)
+        grown |= {name: counts(one.values, unknown) for name, one in faults.items()}
+    gone = sorted(_missing(before.counts, grown) | _missing(before.times, times))
+    if gone:
+        findings.note(
+            "cpus-changed",
+            "CPUs went offline or came, or counted while they were read:"
+            f" not known meanwhile are some of {', '.join(gone)}",
+        )
+    return Counters(
+        cpus=after.cpus,
+        online=after.online,
+        taken_ns=after.taken_ns,
+        interval_ns=interval,
+        counts=grown,
+        times=times,
+        vectors=Vectors(
+            _each(_grown_words, before.vectors.counts, after.vectors.counts),
+            {
+                name: (number - before.vectors.totals[name]) & _WORD
+                for name, number in after.vectors.totals.items()
+                if name in before.vectors.totals
+            },
+        ),
+        softirqs=_each(_grown_words, before.softirqs, after.softirqs),
+    )
+
+
+def _with_cpus_of(after: Counters, before: Counters) -> Counters:
+    """Give a look with the CPUs of another; nothing is known of those it had not."""
+    if np.array_equal(before.cpus, after.cpus):
+        return before
+    both = np.isin(after.cpus, before.cpus)
+    rows = np.searchsorted(before.cpus, after.cpus[both])
+
+    def spread(column: Counts) -> Counts:
+        values, known = np.zeros(len(both), np.int64), np.zeros(len(both), np.bool_)
+        values[both], known[both] = column.values[rows], column.known[rows]
+        return Counts(values, known)
+
+    def spread_all(columns: Columns) -> dict[str, Counts]:
+        return {name: spread(column) for name, column in columns.items()}
+
+    online = np.zeros(len(both), np.bool_)
+    online[both] = before.online[rows]
+    return replace(
+        before,
+        cpus=after.cpus,
+        online=online,
+        counts=spread_all(before.counts),
+        times=spread_all(before.times),
+        vectors=replace(before.vectors, counts=spread_all(before.vectors.counts)),
+        softirqs=spread_all(before.softirqs),
+    )
+
+
+def _each(grown: Grown, before: Columns, after: Columns) -> dict[str, Counts]:
+    return {name: grown(before[name], after[name]) for name in after if name in before}
+
+
+def _grown(before: Counts, after: Counts) -> Counts:
+    more = after.values - before.values
+    return counts(more, before.known & after.known & (more >= 0))
+
+
+def _grown_words(before: Counts, after: Counts) -> Counts:
+    more = (after.values - before.values) & _WORD
+    return counts(more, before.known & after.known)
+
+
+def _grown_times(before: Counts, after: Counts) -> Counts:
+    more = after.values - before.values
+    known = before.known & after.known & (more >= -_SLACK_NS)
+    return counts(np.maximum(more, 0), known)
+
+
+def _grown_idle(
+    before: Counters, after: Counters, interval: int | None
+) -> dict[str, Counts]:
+    """Tell how long CPUs were idle, and how long with I/O under way.
+
+    Tasks that wait for I/O are counted where they were last, and come to wait and are
+    woken up by others. All that a CPU was idle since its last interrupt changes from
+    one to the other then. So of the two together one may have gone back.
+
+    A CPU that is offline keeps them elsewhere, and begins anew as it comes back (before
+    "tick-sched: Fix idle and iowait sleeptime accounting vs CPU hotplug" (in v6.8)).
+    """
+    if not all(name in look.times for look in (before, after) for name in _IDLE):
+        return {}
+    idle, iowait = ((before.times[name], after.times[name]) for name in _IDLE)
+    known = before.online == after.online
+    for column in (*idle, *iowait):
+        known = known & column.known
+    more_idle = idle[1].values - idle[0].values
+    more = more_idle + iowait[1].values - iowait[0].values
+    known &= more >= -_SLACK_NS
+    if interval is not None:
+        known &= more <= interval + _SLACK_NS
+    more = np.maximum(more, 0)
+    spent = np.clip(more_idle, 0, more)
+    return {"IDLE": counts(spent, known), "IOWAIT": counts(more - spent, known)}
+
+
+def _missing(known: Columns, grown: Columns) -> set[str]:
+    """Name the columns in which what was known is not."""
+    return {name for name in grown if (known[name].known & ~grown[name].known).any()}

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""In what order the fair class would run its tasks (kernel/sched/fair.c)."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import drgn
+import numpy as np
+
+from msatools.kernel.cgroups import MAX_DEPTH
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import Members, read_structs
+
+_ENTITY: Members = {
+    # With CONFIG_FAIR_GROUP_SCHED.
+    "parent": ("u8", ("parent",)),
+    "queue": ("u8", ("cfs_rq",)),
+    "on_rq": ("u1", ("on_rq",)),
+    "vruntime": ("u8", ("vruntime",)),
+    # "sched/fair: Implement an EEVDF-like scheduling policy" (in v6.6)
+    "deadline": ("u8", ("deadline",)),
+    "weight": ("u8", ("load.weight",)),
+}
+
+_QUEUE: Members = {
+    # What vruntimes count from; another since "sched/eevdf: Fix min_vruntime vs
+    # avg_vruntime" (in v6.19, and stable kernels).
+    "zero": ("u8", ("zero_vruntime", "min_vruntime")),
+    "curr": ("u8", ("curr",)),
+    # Sums over the entities that wait, for their average; "sched/fair: Rename
+    # cfs_rq::avg_vruntime to ::sum_w_vruntime" and the like (in v7.0).
+    "sum": ("i8", ("sum_w_vruntime", "avg_vruntime")),
+    "weights": ("u8", ("sum_weight", "avg_load")),
+    "shift": ("u4", ("sum_shift",)),
+    # With CONFIG_CFS_BANDWIDTH: how many groups from here up are throttled.
+    "throttles": ("i4", ("throttle_count",)),
+}
+
+# Scales that weights have on 64 bits (scale_load_down() of kernel/sched/sched.h).
+_WEIGHT_SHIFT = 10
+_LEAST_WEIGHT = 2
+
+_WRAP = 1 << 64
+
+Turn = tuple[tuple[bool, int, int], ...]
+"""What sorts tasks: of each group from the root down to the task itself, whether it has
+had more than its share, when its turn is, and its number among those of one time."""
+
+
+class FairTask(NamedTuple):
+    """A task on a run queue."""
+
+    turn: Turn
+    throttled: bool
+    """Whether a group that it is in has used up its quota (cpu.max)."""
+
+
+class _Entity(NamedTuple):
+    """``struct sched_entity``: a task, or a group on one CPU."""
+
+    parent: int
+    queue: int
+    on_rq: int
+    vruntime: int
+    deadline: int | None
+    weight: int
+
+
+class _Queue(NamedTuple):
+    """``struct cfs_rq``: the tasks and groups of a group on one CPU."""
+
+    zero: int
+    curr: int
+    sum: int
+    weights: int
+    shift: int
+    throttled: bool
+
+
+def read_fair(
+    reader: Reader,
+    tasks: Addresses,
+    roots: Addresses,
+    findings: Findings,
+) -> dict[int, FairTask]:
+    """Tell the turns of tasks of the fair class.
+
+    Within a group, those that have not had their share come first (EEVDF, since v6.6),
+    by deadline; before v6.6, by virtual runtime. A group has its turn as a whole: who
+    comes after its first task also depends on how long that one will run. What the
+    kernel would rather run next for caches' sake (buddies) is not regarded.
+
+    :param tasks: Addresses, those of tasks that run too, which count in averages; who
+        was queued first, and so has its turn first among equals, first.
+    :param roots: Of each, the ``struct cfs_rq`` of its CPU.
+    :return: By address; without those that cannot be read.
+    """
+    task = reader.prog.type("struct task_struct")
+    starts = tasks + np.uint64(drgn.offsetof(task, "se"))
+    entities = _read_entities(reader, starts, roots, findings)
+    queues = _read_queues(
+        reader, sorted({entity.queue for entity in entities.values()}), findings
+    )
+    # Since "sched/fair: Switch to task based throttle model" (in v6.18), tasks leave
+    # the queue one by one to be throttled.
+    by_group = not task.has_member("throttled")
+    turns = {
+        address: _turn(entity, number, queues, entities)
+        for number, (address, entity) in enumerate(entities.items())
+        if entity.queue in queues
+    }
+    found = {}
+    for task_address, start in zip(tasks.tolist(), starts.tolist(), strict=True):
+        path = _path(start, entities)
+        if path and all(address in turns for address in path):
+            throttled = by_group and queues[entities[start].queue].throttled
+            turn = tuple(turns[address] for address in reversed(path))
+            found[task_address] = FairTask(turn, throttled)
+    return found
+
+
+def _read_entities(
+    reader: Reader, starts: Addresses, roots: Addresses, findings: Findings
+) -> dict[int, _Entity]:
+    """Read the entities of tasks and of all groups above them, a level at a time."""
+    entities: dict[int, _Entity] = {}
+    level = starts
+    for _ in range(MAX_DEPTH):
+        if not len(level):
+            break
+        found = read_structs(reader, "struct sched_entity", _ENTITY, level, findings)
+        none = np.zeros(len(level), np.uint64)
+        parents = found.columns.get("parent", none).astype(np.uint64)
+        rows = zip(
+            level.tolist(),
+            found.readable.tolist(),
+            parents.tolist(),
+            # Without groups, there is but the root.
+            found.columns.get("queue", roots).tolist(),
+            found["on_rq"].tolist(),
+            found["vruntime"].tolist(),
+            found["deadline"].tolist()
+            if found.has("deadline")
+            else [None] * len(level),
+            found["weight"].tolist(),
+            strict=True,
+        )
+        for address, readable, *members in rows:
+            if readable:
+                entities[address] = _Entity(*members)
+        above = np.unique(parents[found.readable & (parents != 0)])
+        level = above[~np.isin(above, np.fromiter(entities, np.uint64, len(entities)))]
+    return entities
+
+
+def _read_queues(
+    reader: Reader, addresses: Sequence[int], findings: Findings
+) -> dict[int, _Queue]:
+    at = np.array(addresses, np.uint64)
+    found = read_structs(reader, "struct cfs_rq", _QUEUE, at, findings)
+    none = [0] * len(at)
+
+    def values(name: str) -> list[int]:
+        return found[name].tolist() if found.has(name) else none
+
+    rows = zip(
+        addresses,
+        found.readable.tolist(),
+        *(values(name) for name in ("zero", "curr", "sum", "weights", "shift")),
+        [count > 0 for count in values("throttles")],
+        strict=True,
+    )
+    return {
+        address: _Queue(*members) for address, readable, *members in rows if readable
+    }
+
+
+def _path(start: int, entities: dict[int, _Entity]) -> list[int]:
+    """List an entity and all above it; nothing if one of them was not read."""
+    path: list[int] = []
+    address = start
+    while address:
+        if address not in entities or len(path) >= MAX_DEPTH:
+            return []
+        path.append(address)
+        address = entities[address].parent
+    return path
+
+
+def _turn(
+    entity: _Entity,
+    number: int,
+    queues: dict[int, _Queue],
+    entities: dict[int, _Entity],
+) -> tuple[bool, int, int]:
+    queue = queues[entity.queue]
+    vruntime = _signed(entity.vruntime - queue.zero)
+    if entity.deadline is None:
+        return False, vruntime, number
+    total, weights = queue.sum, queue.weights
+    curr = entities.get(queue.curr)
+    # What runs is not in the sums.
+    if curr is not None and curr.on_rq:
+        weight = _weight(curr, queue)
+        total += _signed(curr.vruntime - queue.zero) * weight
+        weights += weight
+    is_eligible = total >= vruntime * weights
+    return not is_eligible, _signed(entity.deadline - queue.zero), number
+
+
+def _weight(entity: _Entity, queue: _Queue) -> int:
+    weight = max(_LEAST_WEIGHT, entity.weight >> _WEIGHT_SHIFT)
+    return max(_LEAST_WEIGHT, weight >> queue.shift) if queue.shift else weight
+
+
+def _signed(difference: int) -> int:
+    """Tell a difference of times that wrap around."""
+    return (difference + _WRAP // 2) % _WRAP - _WRAP // 2

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Who handles interrupts, and the controllers that they come from."""
+
+from dataclasses import dataclass
+
+import drgn
+import numpy as np
+
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.strings import read_string
+from msatools.kernel.structs import Booleans, read_structs
+
+MAX_HANDLERS = 64
+"""More than share one interrupt: its line of a report would be no line."""
+
+_MAX_NAME = 256
+
+_ACTION = {
+    "next": ("u8", ("next",)),
+    "name": ("u8", ("name",)),
+}
+_CHIP = {
+    "name": ("u8", ("name",)),
+    "set_affinity": ("u8", ("irq_set_affinity",)),
+}
+
+
+@dataclass(frozen=True)
+class Chips:
+    """The ``struct irq_chip`` of each interrupt, a controller's functions."""
+
+    names: tuple[str | None, ...]
+    can_move: Booleans
+    """Whether it can send the interrupt to another CPU; so if it is lost."""
+
+
+class Names:
+    """Strings of the kernel; each is read once."""
+
+    def __init__(self, reader: Reader, findings: Findings) -> None:
+        self._reader = reader
+        self._findings = findings
+        self._known: dict[int, str | None] = {0: None}
+
+    def at(self, address: int) -> str | None:
+        """Give the name there: ``None`` for NULL, and with a note if it is lost."""
+        if address not in self._known:
+            self._known[address] = self._read(address)
+        return self._known[address]
+
+    def all_at(self, addresses: Addresses) -> tuple[str | None, ...]:
+        """Give many names."""
+        return tuple(self.at(address) for address in addresses.tolist())
+
+    def _read(self, address: int) -> str | None:
+        try:
+            return read_string(self._reader, address, _MAX_NAME)
+        except drgn.FaultError as error:
+            self._findings.coverage["names_unreadable"] += 1
+            self._findings.lose("names", f"some name cannot be read: {error}")
+            return None
+
+
+def handlers(
+    reader: Reader, actions: Addresses, names: Names, findings: Findings
+) -> tuple[tuple[str, ...], ...]:
+    """Name those who handle each interrupt, in their order.
+
+    :param actions: Of each the first ``struct irqaction``, or NULL.
+    """
+    found: list[list[str]] = [[] for _ in actions]
+    rows = np.flatnonzero(actions)
+    actions = actions[rows]
+    for _ in range(MAX_HANDLERS):
+        read = read_structs(reader, "struct irqaction", _ACTION, actions, findings)
+        for row, name in zip(rows.tolist(), names.all_at(read["name"]), strict=True):
+            if name:
+                found[row].append(name)
+        more = read["next"] != 0
+        rows, actions = rows[more], read["next"][more]
+        if not len(rows):
+            break
+    else:
+        findings.coverage["lists_broken"] += len(rows)
+        findings.lose("handlers", "some interrupts have more handlers than can be")
+    return tuple(tuple(each) for each in found)
+
+
+def read_chips(
+    reader: Reader, chips: Addresses, names: Names, findings: Findings
+) -> Chips:
+    """Read what controls each interrupt."""
+    read = read_structs(reader, "struct irq_chip", _CHIP, chips, findings)
+    lost = ~read.readable & (chips != 0)
+    return Chips(names.all_at(read["name"]), lost | (read["set_affinity"] != 0))

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The tasks on each CPU's run queue, by class, without a walk over all tasks.
+
+kernel/sched: the fair class keeps one list of its tasks beside the trees of its groups
+(``rq->cfs_tasks``), so that one walk finds all of them, also those of throttled groups,
+which are in no tree. It has them in no order: see :mod:`msatools.cpus.fairqueue`.
+"""
+
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import drgn
+import numpy as np
+
+from msatools.cpus.model import SchedClass
+from msatools.kernel.percpu import PerCpu
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import Members, Structs, find_offset, read_structs
+from msatools.kernel.walks import list_records, tree_records
+
+_PRIORITIES = 100
+"""MAX_RT_PRIO, one list each (include/linux/sched/prio.h)."""
+
+_RQ: Members = {
+    "running": ("u4", ("nr_running",)),
+    "clock": ("u8", ("clock",)),
+    "curr": ("u8", ("curr",)),
+    "idle": ("u8", ("idle",)),
+    "stop": ("u8", ("stop",)),
+    # When it went idle; 0 once a task was woken.
+    "idle_since": ("u8", ("idle_stamp",)),
+    "deadline": ("u8", ("dl.root.rb_root",)),
+    "realtime": (f"({_PRIORITIES},2)u8", ("rt.active.queue",)),
+    # Without CONFIG_RT_GROUP_SCHED gone with "sched/rt: Remove default bandwidth
+    # control" (in v6.12)
+    "rt_throttled": ("u4", ("rt.rt_throttled",)),
+    "fair": ("u8", ("cfs_tasks",)),
+    # "sched_ext: Implement BPF extensible scheduler class" (in v6.12)
+    "ext": ("u8", ("scx.runnable_list",)),
+}
+
+_STOP: Members = {"on_rq": ("u1", ("on_rq",))}
+
+_NODES = {
+    "deadline": ("dl.rb_node",),
+    "realtime": ("rt.run_list",),
+    "fair": ("se.group_node",),
+    "ext": ("scx.runnable_node",),
+}
+"""What links tasks on the queue of each class."""
+
+_LIST_HEAD = 16
+_LIST_HEADS = _LIST_HEAD * np.arange(_PRIORITIES, dtype=np.uint64)
+_TIME = struct.Struct("<Q")
+
+_MAX_GROUPS = 256
+"""Of realtime tasks, that have any on one run queue."""
+
+_TRIES = 3
+"""To walk a list of a live kernel, which changes under us."""
+
+
+@dataclass(frozen=True)
+class QueuedTask:
+    """A task on a run queue, whether it runs, waits, or sleeps there."""
+
+    address: int
+    sched_class: SchedClass
+    throttled: bool = False
+
+
+@dataclass(frozen=True)
+class Queues:
+    """``struct rq`` of each CPU, in the order of ``PerCpu.cpus``."""
+
+    rq: Structs
+    roots: Addresses
+    """Of each, the ``struct cfs_rq`` that all its fair tasks are under."""
+
+    tasks: tuple[tuple[QueuedTask, ...], ...]
+    """Of each: stop, deadline, realtime, fair, ext; of deadline and realtime tasks, the
+    next first. The idle task is never queued."""
+
+    servers: tuple[int, ...]
+    """Of each: how many entities that give other classes their time are queued among
+    deadline tasks. Until "sched/deadline: Don't count nr_running for dl_server proxy
+    tasks" (in v6.16), the kernel counts them as tasks that can run."""
+
+
+def read_queues(reader: Reader, percpu: PerCpu, findings: Findings) -> Queues:
+    """Read all run queues and find their tasks.
+
+    A list that breaks off costs a note and what comes after.
+
+    :raises LookupError: if no run queue can be found at all
+    """
+    addresses = percpu.addresses("runqueues")
+    rq = read_structs(reader, "struct rq", _RQ, addresses, findings)
+    walk = _Walk(reader, rq["stop"], findings)
+    tasks = [
+        tuple(walk.tasks(address, rq, row)) if readable else ()
+        for row, (address, readable) in enumerate(
+            zip(addresses.tolist(), rq.readable.tolist(), strict=True)
+        )
+    ]
+    root = drgn.offsetof(reader.prog.type("struct rq"), "cfs")
+    servers = tuple(walk.servers[address] for address in addresses.tolist())
+    return Queues(rq, addresses + np.uint64(root), tuple(tasks), servers)
+
+
+class _Walk:
+    """Walks the queues of one kernel, by what its structures look like."""
+
+    def __init__(self, reader: Reader, stops: Addresses, findings: Findings) -> None:
+        self.servers: Counter[int] = Counter()
+        """By run queue."""
+        self._reader = reader
+        self._findings = findings
+        # Of all threads that stop a CPU, few are ever queued.
+        found = read_structs(reader, "struct task_struct", _STOP, stops, findings)
+        self._stops = found["on_rq"] != 0
+        prog = reader.prog
+        self._tries = _TRIES if prog.flags & drgn.ProgramFlags.IS_LIVE else 1
+        rq, task = prog.type("struct rq"), prog.type("struct task_struct")
+        self._rq_size = drgn.sizeof(rq)
+        self._in_rq = {name: find_offset(rq, _RQ[name][1]) for name in _NODES}
+        self._in_task = {name: find_offset(task, _NODES[name]) for name in _NODES}
+        entity = prog.type("struct sched_dl_entity")
+        self._dl_size = drgn.sizeof(entity)
+        self._dl_node = drgn.offsetof(entity, "rb_node")
+        self._dl_deadline = drgn.offsetof(entity, "deadline")
+        entity = prog.type("struct sched_rt_entity")
+        self._rt_node = drgn.offsetof(entity, "run_list")
+        # With CONFIG_RT_GROUP_SCHED, a group is on a list as a task is.
+        self._rt_group = find_offset(entity, ("my_q",))
+        self._rt_lists = drgn.offsetof(prog.type("struct rt_rq"), "active.queue")
+
+    def tasks(self, rq: int, queues: Structs, row: int) -> Iterator[QueuedTask]:
+        """Find the tasks of one run queue."""
+        if self._stops[row]:
+            yield QueuedTask(int(queues["stop"][row]), "stop")
+        for address in self._deadline(rq, int(queues["deadline"][row])):
+            yield QueuedTask(address, "deadline")
+        throttled = queues.has("rt_throttled") and bool(queues["rt_throttled"][row])
+        lists = rq + (self._in_rq["realtime"] or 0)
+        for address in self._realtime(lists, queues["realtime"][row], {lists}):
+            yield QueuedTask(address, "realtime", throttled)
+        if queues.has("fair"):
+            first = int(queues["fair"][row])
+            for address in self._listed(rq, "fair", first):
+                yield QueuedTask(address, "fair")
+        if queues.has("ext"):
+            for address in self._listed(rq, "ext", int(queues["ext"][row])):
+                yield QueuedTask(address, "ext")
+
+    def _deadline(self, rq: int, root: int) -> list[int]:
+        """Find deadline tasks, in the order of their deadlines."""
+        if not root:
+            return []
+        tasks = []
+        for address, data in tree_records(
+            self._reader,
+            rq + (self._in_rq["deadline"] or 0),
+            self._dl_node,
+            self._dl_size,
+            self._findings,
+            "a queue of deadline tasks",
+        ):
+            # "sched/fair: Add trivial fair server" (in v6.12), and what came after it:
+            # what gives other classes their time is part of the run queue.
+            if rq <= address < rq + self._rq_size:
+                self.servers[rq] += 1
+            else:
+                (deadline,) = _TIME.unpack_from(data, self._dl_deadline)
+                tasks.append((deadline, address))
+        to_node = (self._in_task["deadline"] or 0) - self._dl_node
+        return [address - to_node for _, address in sorted(tasks)]
+
+    def _realtime(self, lists: int, heads: Addresses, seen: set[int]) -> Iterator[int]:
+        """Find realtime tasks, in the order of their priorities and lists.
+
+        :param lists: Address of the heads of the lists.
+        :param heads: The heads, shape ``(_PRIORITIES, 2)``.
+        :param seen: Those of the groups so far: of a damaged dump they may be a loop.
+        """
+        empty = np.uint64(lists) + _LIST_HEADS
+        for priority in np.flatnonzero(heads[:, 0] != empty).tolist():
+            for node in self._nodes(int(empty[priority]), int(heads[priority, 0])):
+                group = self._group(node - self._rt_node)
+                below = group + self._rt_lists
+                if not group:
+                    yield node - (self._in_task["realtime"] or 0)
+                elif below in seen or len(seen) > _MAX_GROUPS:
+                    self._findings.coverage["lists_broken"] += 1
+                    self._findings.lose("run queues", "groups of tasks are a loop")
+                else:
+                    seen.add(below)
+                    yield from self._realtime(below, self._heads(below), seen)
+
+    def _group(self, entity: int) -> int:
+        """Tell the queue of a group; 0 if the entity is a task, or not readable."""
+        if self._rt_group is None:
+            return 0
+        try:
+            return int(self._reader.words(entity + self._rt_group, 1)[0])
+        except drgn.FaultError as error:
+            self._findings.lose("run queues", f"a realtime task is lost: {error}")
+            return 0
+
+    def _heads(self, lists: int) -> Addresses:
+        try:
+            words = self._reader.words(lists, 2 * _PRIORITIES)
+        except drgn.FaultError as error:
+            self._findings.lose("run queues", f"realtime tasks are lost: {error}")
+            words = np.zeros(2 * _PRIORITIES, np.uint64)
+        return words.reshape(_PRIORITIES, 2)
+
+    def _listed(self, rq: int, name: str, first: int) -> list[int]:
+        head, in_task = self._in_rq[name], self._in_task[name]
+        if head is None or in_task is None:
+            return []
+        return [node - in_task for node in self._nodes(rq + head, first)]
+
+    def _nodes(self, head: int, first: int) -> list[int]:
+        """List the nodes on the list at *head*, whose first node is *first*."""
+        # A list that was never made is empty too.
+        if first in (0, head):
+            return []
+        for last in range(self._tries, 0, -1):
+            findings = self._findings if last == 1 else Findings()
+            nodes = [
+                node
+                for node, _ in list_records(
+                    self._reader, head, 0, _LIST_HEAD, findings, "a run queue"
+                )
+            ]
+            if not findings.lost:
+                break
+        return nodes

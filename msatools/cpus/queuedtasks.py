@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What is told of each task on a run queue."""
+
+from collections.abc import Iterable
+
+import drgn
+import numpy as np
+
+from msatools.cpus.model import Queued, SchedClass
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import Members, read_structs
+from msatools.tasks.cgroups import read_cgroups
+from msatools.tasks.identity import comm_text
+from msatools.tasks.table import TaskReader, TaskTable
+
+POLICIES = {
+    0: "OTHER",
+    1: "FIFO",
+    2: "RR",
+    3: "BATCH",
+    5: "IDLE",
+    6: "DEADLINE",
+    7: "EXT",
+}
+"""SCHED_… of include/uapi/linux/sched.h as chrt says them; 0 is SCHED_NORMAL there."""
+
+_REALTIME = (1, 2)
+DEADLINE = 6
+
+_QUEUED = 1
+"""TASK_ON_RQ_QUEUED (kernel/sched/sched.h): not on the way to another queue."""
+
+# include/linux/sched/prio.h
+_MAX_RT_PRIO = 100
+_NICE_0 = 120
+
+_CLASSES: dict[str, SchedClass] = {
+    "stop_sched_class": "stop",
+    "dl_sched_class": "deadline",
+    "rt_sched_class": "realtime",
+    "fair_sched_class": "fair",
+    "idle_sched_class": "idle",
+    "ext_sched_class": "ext",
+}
+
+_MORE: Members = {
+    "class": ("u8", ("sched_class",)),
+    "deadline": ("u8", ("dl.deadline",)),
+}
+
+
+class QueuedTasks:
+    """Tasks at some addresses, each read once."""
+
+    def __init__(
+        self, reader: Reader, addresses: Iterable[int], now: int, findings: Findings
+    ) -> None:
+        """Read the tasks, of which none may be idle ones.
+
+        :param now: Of the local clock, in nanoseconds.
+        """
+        self._now = now
+        self._table = TaskReader(reader).read(list(addresses), findings)
+        self._rows = {at: row for row, at in enumerate(self._table["address"].tolist())}
+        self._more = read_structs(
+            reader, "struct task_struct", _MORE, self._table["address"], findings
+        )
+        self._classes = _classes(reader.prog)
+        self._cgroups = read_cgroups(reader, self._table, findings)
+
+    def is_queued(self, address: int, cpu: int) -> bool:
+        """Tell whether a task is on the run queue of a CPU; not if it is unreadable."""
+        row = self._rows.get(address)
+        if row is None or int(self._table["cpu"][row]) != cpu:
+            return False
+        return int(self._table["on_rq"][row]) == _QUEUED
+
+    def queued_ns(self, address: int) -> int:
+        """Tell when a task was queued last; 0 if that is not known."""
+        row = self._rows.get(address)
+        if row is None or not self._table.has("last_queued_ns"):
+            return 0
+        return int(self._table["last_queued_ns"][row])
+
+    def sleeps(self, address: int) -> bool:
+        """Tell whether it sleeps there."""
+        return delays(self._table) and bool(
+            self._table["sched_delayed"][self._rows[address]]
+        )
+
+    def running(self, address: int) -> Queued | None:
+        """Tell of a task that runs; ``None`` if it could not be read."""
+        if address not in self._rows:
+            return None
+        sched_class = self._classes.get(int(self._more["class"][self._rows[address]]))
+        return sched_class and self.queued(address, sched_class, runs=True)
+
+    def queued(
+        self,
+        address: int,
+        sched_class: SchedClass,
+        *,
+        runs: bool = False,
+        throttled: bool = False,
+    ) -> Queued:
+        """Tell of a task that waits, or that runs."""
+        row, table = self._rows[address], self._table
+        policy = int(table["policy"][row])
+        wait = self._since("last_arrival_ns" if runs else "last_queued_ns", row)
+        deadline = int(self._more["deadline"].astype(np.int64)[row])
+        return Queued(
+            pid=int(table["pid"][row]),
+            comm=comm_text(table["comm"][row]),
+            sched_class=sched_class,
+            policy=POLICIES.get(policy, str(policy)),
+            priority=int(table["prio"][row]) - _MAX_RT_PRIO,
+            rt_priority=int(table["rt_priority"][row]) if policy in _REALTIME else None,
+            nice=None
+            if policy in (*_REALTIME, DEADLINE)
+            else int(table["static_prio"][row]) - _NICE_0,
+            deadline_ns=deadline - self._now if sched_class == "deadline" else None,
+            wait_ns=wait,
+            # Of who slept on the run queue, the stamp may be from before that sleep.
+            wait_bound="upper" if delays(table) and not runs else "exact",
+            cgroup=self._cgroups.path(row),
+            throttled=throttled,
+        )
+
+    def _since(self, column: str, row: int) -> int | None:
+        """Tell the time since a stamp; ``None`` without CONFIG_SCHED_INFO."""
+        if not self._table.has(column) or not self._table[column][row]:
+            return None
+        return max(self._now - int(self._table[column][row]), 0)
+
+
+def idle_task(cpu: int, since: int | None) -> Queued:
+    """Tell of the idle task of a CPU, all of which are alike (init_idle()).
+
+    :param since: for how long it has been running
+    """
+    return Queued(
+        pid=0,
+        comm=f"swapper/{cpu}",
+        sched_class="idle",
+        policy=POLICIES[0],
+        priority=_NICE_0 - _MAX_RT_PRIO,
+        rt_priority=None,
+        nice=0,
+        deadline_ns=None,
+        wait_ns=since,
+        wait_bound="exact",
+        cgroup=None,
+        throttled=False,
+    )
+
+
+def delays(tasks: TaskTable) -> bool:
+    """Tell whether tasks may sleep on the run queue (delayed dequeue, v6.12)."""
+    return tasks.has("sched_delayed")
+
+
+def _classes(prog: drgn.Program) -> dict[int, SchedClass]:
+    """Find the classes, by what tasks point to."""
+    # To look for a symbol that is not there takes long the first time.
+    has_ext = prog.type("struct rq").has_member("scx")
+    classes: dict[int, SchedClass] = {}
+    for name, sched_class in _CLASSES.items():
+        if sched_class == "ext" and not has_ext:
+            continue
+        try:
+            classes[prog.symbol(name).address] = sched_class
+        except LookupError:
+            # The symbols are incomplete.
+            continue
+    return classes

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""When each CPU had its last tick, and when its next interrupt of a timer is due.
+
+kernel/time/tick-sched.c, kernel/time/hrtimer.c
+"""
+
+from dataclasses import dataclass
+
+import drgn
+import numpy as np
+
+from msatools.cpus.ticks import TickRecords, bits_at, read_tick_records
+from msatools.kernel.percpu import PerCpu
+from msatools.kernel.reader import Addresses, Reader, column
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import lose_many
+
+_MOST_NS = 1 << 60
+"""36 years: a stamp that says so is damaged, or KTIME_MAX."""
+
+
+_FAR_NS = 1_000_000_000
+"""Much more than the ticks that jiffies may be behind, or CPUs that have work."""
+
+
+@dataclass(frozen=True)
+class TickSched:
+    """One value a CPU, in the order of ``PerCpu.cpus``."""
+
+    stopped: tuple[bool | None, ...]
+    """Whether its tick is stopped; ``None`` if unreadable."""
+
+    ticked_ns: tuple[int | None, ...]
+    """CLOCK_MONOTONIC when its last tick was due; ``None`` if unknown."""
+
+    due_ns: tuple[int | None, ...]
+    """CLOCK_MONOTONIC when the next interrupt of a timer is due, as of a CPU whose tick
+    is stopped too; ``None`` if none is, or if it is unknown."""
+
+    latest_ns: int
+    """The latest moment of CLOCK_MONOTONIC that any of this tells of; 0 if none."""
+
+
+@dataclass(frozen=True)
+class _Jiffies:
+    """What makes times of jiffies."""
+
+    tick_ns: int
+    count: int
+    updated_ns: int
+    """CLOCK_MONOTONIC when the count became what it is."""
+
+
+def read_tick_sched(reader: Reader, percpu: PerCpu, findings: Findings) -> TickSched:
+    """Read when each CPU had its last tick.
+
+    The timer of a tick that goes on expires one tick after the last one was due. Of a
+    tick that has stopped, the last is remembered; timers can still make one come, of
+    which jiffies tell, as far as they had gone on by then. A CPU that is offline has
+    none, nor does anything tell of ticks that come from the clock event device itself
+    (without high resolution timers and NO_HZ).
+    """
+    try:
+        jiffies = _read_jiffies(reader.prog)
+        found = read_tick_records(reader, percpu, findings)
+    except (LookupError, drgn.FaultError) as error:
+        findings.coverage["ticks_unreadable"] += 1
+        findings.lose("ticks", f"when CPUs ticked is lost: {error}")
+        unknown = (None,) * len(percpu.cpus)
+        return TickSched(unknown, unknown, unknown, 0)
+    due = np.where(
+        found.stopped,
+        _words(found, "last_tick"),
+        _words(found, "sched_timer.node.expires"),
+    )
+    ticked = [
+        max(_before(moment, jiffies), _of_jiffies(count, jiffies))
+        for moment, count in zip(
+            due.tolist(),
+            # "tick: Detect and fix jiffies update stall" (in v5.18, and stable kernels)
+            _words(found, "last_tick_jiffies").tolist(),
+            strict=True,
+        )
+    ]
+    idle = _words(found, "idle_entrytime").tolist()
+    return TickSched(
+        tuple(
+            bool(is_stopped) if known else None
+            for is_stopped, known in zip(found.stopped, found.readable, strict=True)
+        ),
+        tuple(moment or None for moment in ticked),
+        _read_due(reader, percpu, findings),
+        _latest(jiffies.updated_ns, ticked, idle),
+    )
+
+
+def _latest(updated: int, ticked: list[int], idle: list[int]) -> int:
+    """Tell the latest moment that is noted.
+
+    A CPU that notes the time sees to it that jiffies go on within some ticks (before
+    the commit named above, one CPU did, or those that woke up). So a moment that is far
+    later than all that others tell of is damaged, and would make all others late.
+    """
+    idle = [moment if moment < _MOST_NS else 0 for moment in idle]
+    noted = sorted([updated, *map(max, ticked, idle)])
+    others = max(noted[:-1], default=0)
+    return others if others and noted[-1] - others > _FAR_NS else noted[-1]
+
+
+def _read_due(
+    reader: Reader, percpu: PerCpu, findings: Findings
+) -> tuple[int | None, ...]:
+    """Tell when interrupts of timers are due, where timers have high resolution."""
+    name = "struct hrtimer_cpu_base"
+    type_ = reader.prog.type(name)
+    addresses = percpu.addresses("hrtimer_bases")
+    records, readable = reader.read_records(addresses, drgn.sizeof(type_))
+    lose_many(findings, name, int(np.count_nonzero(~readable)))
+    known = bits_at(records, type_.member("hres_active").bit_offset)
+    due = column(records, drgn.offsetof(type_, "expires_next"))
+    return tuple(
+        moment if is_known and 0 < moment < _MOST_NS else None
+        for is_known, moment in zip(known.tolist(), due.tolist(), strict=True)
+    )
+
+
+def _words(found: TickRecords, member: str) -> Addresses:
+    """Take a member of 64 bits; zeros where the kernel has none."""
+    words = found.words(member)
+    return np.zeros(len(found.records), np.uint64) if words is None else words
+
+
+def _before(due: int, jiffies: _Jiffies) -> int:
+    """Tell when the tick was that came before one that was or will be due."""
+    return due - jiffies.tick_ns if jiffies.tick_ns <= due < _MOST_NS else 0
+
+
+def _of_jiffies(count: int, jiffies: _Jiffies) -> int:
+    """Tell when jiffies came to a count; 0 if they cannot have."""
+    moment = jiffies.updated_ns - (jiffies.count - count) * jiffies.tick_ns
+    return moment if 0 < moment <= jiffies.updated_ns else 0
+
+
+def _read_jiffies(prog: drgn.Program) -> _Jiffies:
+    # A clock source that counts ticks (kernel/time/jiffies.c) knows how long they are.
+    clock = prog["clocksource_jiffies"]
+    return _Jiffies(
+        tick_ns=clock.mult.value_() >> clock.shift.value_(),
+        count=prog["jiffies_64"].value_(),
+        updated_ns=prog["last_jiffies_update"].value_(),
+    )

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Where each CPU is in the machine: /sys/devices/system/cpu/cpuN/topology and node."""
+
+from dataclasses import dataclass, replace
+
+import drgn
+import numpy as np
+
+from msatools.cpus.masks import is_pointer
+from msatools.kernel.cpumasks import Cpus, cpus_of, masks_at
+from msatools.kernel.percpu import PerCpu
+from msatools.kernel.reader import Addresses, Reader, column
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import Members, lose_many, read_structs
+
+_X86: Members = {
+    "index": ("u2", ("cpu_index",)),
+    # "x86/cpu: Encapsulate topology information in cpuinfo_x86" and what follows it
+    # (in v6.7)
+    "package": ("u4", ("topo.pkg_id",)),
+    "die": ("u4", ("topo.die_id",)),
+    "core": ("u4", ("topo.core_id",)),
+    "old_package": ("u2", ("phys_proc_id",)),
+    "old_die": ("u2", ("cpu_die_id",)),
+    "old_core": ("u2", ("cpu_core_id",)),
+}
+
+_ARM64: Members = {"package": ("i4", ("package_id",)), "core": ("i4", ("core_id",))}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one CPU is; ``None`` is what nothing tells."""
+
+    package: int | None = None
+    die: int | None = None
+    core: int | None = None
+    siblings: Cpus = ()
+    """All online CPUs of its core, itself too; none of a CPU that is offline."""
+
+    node: int | None = None
+
+
+def read_places(
+    reader: Reader, percpu: PerCpu, findings: Findings
+) -> tuple[Place, ...]:
+    """Tell where each CPU of ``percpu.cpus`` is.
+
+    A CPU that has never been online has no place that is known, but its node.
+    """
+    prog = reader.prog
+    try:
+        if _has(prog, "cpu_info"):
+            places = _x86_places(reader, percpu, findings)
+        elif _has(prog, "cpu_topology"):
+            places = _arm64_places(reader, percpu, findings)
+        else:
+            places = [Place()] * len(percpu.cpus)
+    except LookupError as error:
+        findings.lose("topology", f"packages, cores and threads are lost: {error}")
+        places = [Place()] * len(percpu.cpus)
+    return tuple(
+        replace(place, node=node)
+        for place, node in zip(places, _nodes(reader, percpu, findings), strict=True)
+    )
+
+
+def _x86_places(reader: Reader, percpu: PerCpu, findings: Findings) -> list[Place]:
+    """Read ``struct cpuinfo_x86`` (arch/x86/include/asm/processor.h) of each CPU."""
+    infos = read_structs(
+        reader, "struct cpuinfo_x86", _X86, percpu.addresses("cpu_info"), findings
+    )
+    prefix = "" if infos.has("package") else "old_"
+    columns = [infos[prefix + name].tolist() for name in ("package", "die", "core")]
+    # The kernel has nr_cpu_ids, or nothing, where it never identified a CPU.
+    known = infos.readable & (infos["index"] == percpu.cpus)
+    return [
+        Place(package, die, core, siblings) if is_known else Place()
+        for is_known, package, die, core, siblings in zip(
+            known.tolist(),
+            *columns,
+            _masks(reader, _x86_siblings(reader, percpu, findings), findings),
+            strict=True,
+        )
+    ]
+
+
+def _x86_siblings(reader: Reader, percpu: PerCpu, findings: Findings) -> Addresses:
+    addresses = percpu.addresses("cpu_sibling_map")
+    if not is_pointer(reader.prog["cpu_sibling_map"].type_):
+        return addresses
+    # With CONFIG_CPUMASK_OFFSTACK, a cpumask_var_t is a pointer.
+    pointers, readable = reader.read_records(addresses, 8)
+    lose_many(findings, "struct cpumask", int(np.count_nonzero(~readable)))
+    return column(pointers, 0)
+
+
+def _arm64_places(reader: Reader, percpu: PerCpu, findings: Findings) -> list[Place]:
+    """Read the ``struct cpu_topology`` of each CPU (drivers/base/arch_topology.c)."""
+    prog = reader.prog
+    type_ = prog.type("struct cpu_topology")
+    first = prog["cpu_topology"].address_
+    addresses = (first + percpu.cpus * drgn.sizeof(type_)).astype(np.uint64)
+    found = read_structs(reader, "struct cpu_topology", _ARM64, addresses, findings)
+    siblings = addresses + np.uint64(drgn.offsetof(type_, "thread_sibling"))
+    return [
+        # The kernel has -1 where it does not know.
+        Place(package, None, core, cpus) if package >= 0 else Place()
+        for package, core, cpus in zip(
+            found["package"].tolist(),
+            found["core"].tolist(),
+            _masks(reader, siblings, findings),
+            strict=True,
+        )
+    ]
+
+
+def _masks(reader: Reader, addresses: Addresses, findings: Findings) -> list[Cpus]:
+    masks, readable = masks_at(reader, addresses)
+    lost = int(np.count_nonzero(~readable & (addresses != 0)))
+    lose_many(findings, "struct cpumask", lost)
+    return [cpus_of(mask) for mask in masks]
+
+
+def _nodes(reader: Reader, percpu: PerCpu, findings: Findings) -> list[int | None]:
+    """Read the NUMA node of each CPU; ``None`` where a kernel knows no nodes."""
+    try:
+        # With CONFIG_USE_PERCPU_NUMA_NODE_ID, as on x86-64 and arm64.
+        addresses = percpu.addresses("numa_node")
+    except LookupError:
+        return [None] * len(percpu.cpus)
+    records, readable = reader.read_records(addresses, 4)
+    lose_many(findings, "numa_node", int(np.count_nonzero(~readable)))
+    numbers = records.view("<i4")[:, 0].tolist()
+    return [
+        node if known and node >= 0 else None
+        for node, known in zip(numbers, readable.tolist(), strict=True)
+    ]
+
+
+def _has(prog: drgn.Program, name: str) -> bool:
+    try:
+        prog[name]
+    except LookupError:
+        return False
+    return True

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Interrupts that the CPU itself has, not devices, and softirqs.
+
+arch/x86/kernel/irq.c and kernel/softirq.c. Other architectures count theirs as they
+count those of devices.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import drgn
+import numpy as np
+
+from msatools.cpus.counts import Counts, believed, counts, total
+from msatools.cpus.model import Vector
+from msatools.kernel.percpu import PerCpu
+from msatools.kernel.reader import Reader, column
+from msatools.kernel.report import Findings
+from msatools.kernel.strings import read_string
+from msatools.kernel.structs import Members, read_structs
+
+# Names in /proc/interrupts and in its order; ``+`` if it adds to ``intr`` of /proc/stat
+# (arch_irq_stat_cpu(), as of v6.12); the member of ``irq_cpustat_t``, or the variable
+# of each CPU; the enumerator that came instead of these, without IRQ_COUNT_ (seen in
+# v7.2). A flush of the TLB comes by a function call, and an MSI that is posted is one
+# of a device: they are no interrupts besides those.
+_TABLE = """
+NMI  + __nmi_count                   NMI                     Non-maskable
+LOC  + apic_timer_irqs               APIC_TIMER              Local timer
+SPU  + irq_spurious_count            SPURIOUS                Spurious
+PMI  + apic_perf_irqs                APIC_PERF               Performance monitoring
+IWI  + apic_irq_work_irqs            IRQ_WORK                IRQ work
+RTR  + icr_read_retry_count          ICR_READ_RETRY          APIC ICR read retries
+PLT  + x86_platform_ipis             X86_PLATFORM_IPI        Platform
+RES  + irq_resched_count             RESCHEDULE              Rescheduling
+CAL  + irq_call_count                CALL_FUNCTION           Function calls
+TLB  - irq_tlb_count                 TLB                     TLB shootdowns
+TRM  + irq_thermal_count             THERMAL_APIC            Thermal events
+THR  + irq_threshold_count           THRESHOLD_APIC          APIC thresholds
+DFR  - irq_deferred_error_count      DEFERRED_ERROR          Deferred APIC errors
+MCE  + mce_exception_count           MCE_EXCEPTION           Machine check exceptions
+MCP  + mce_poll_count                MCE_POLL                Machine check polls
+HYP  + irq_hv_callback_count         HYPERVISOR_CALLBACK     Hypervisor callbacks
+HRE  + irq_hv_reenlightenment_count  HYPERV_REENLIGHTENMENT  Hyper-V reenlightenment
+HVS  + hyperv_stimer0_count          HYPERV_STIMER0          Hyper-V stimer0
+ERR  - irq_err_count                 PIC_APIC_ERROR          PIC and APIC errors
+MIS  - irq_mis_count                 IOAPIC_MISROUTED        Misrouted by the IO-APIC
+PIN  - kvm_posted_intr_ipis          POSTED_INTR             Posted interrupts
+NPI  - kvm_posted_intr_nested_ipis   POSTED_INTR_NESTED      Nested posted interrupts
+PIW  - kvm_posted_intr_wakeup_ipis   POSTED_INTR_WAKEUP      Posted wake-ups
+VPMI + perf_guest_mediated_pmis      PERF_GUEST_MEDIATED_PMI Mediated PMIs of guests
+PMN  - posted_msi_notification_count POSTED_MSI_NOTIFICATION Notices of posted MSIs
+"""
+
+_FOR_ALL = {"ERR", "MIS"}
+"""Those that all CPUs counted together, before there were enumerators."""
+
+_FOR_EACH = {"MCE", "MCP"}
+"""Those that had a variable of their own for each CPU, likewise."""
+
+CALLS = "CAL"
+FLUSHES = "TLB"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One line of the table."""
+
+    name: str
+    adds: bool
+    member: str
+    enumerator: str
+    text: str
+
+
+def _kind(line: str) -> _Kind:
+    name, sign, member, enumerator, text = line.split(maxsplit=4)
+    return _Kind(name, sign == "+", member, enumerator, text)
+
+
+_KINDS = [_kind(line) for line in _TABLE.strip().splitlines()]
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Interrupts of the CPUs' own, by name as in /proc/interrupts."""
+
+    counts: Mapping[str, Counts]
+    """That each CPU took; of 32 bits, which begin anew after the last."""
+
+    totals: Mapping[str, int]
+    """Of those that are not kept by CPU."""
+
+    @property
+    def interrupts(self) -> Counts | None:
+        """How many interrupts of its own each CPU took; ``None`` if none are kept."""
+        adding = [kind.name for kind in _KINDS if kind.adds]
+        return total(self.counts[name] for name in adding if name in self.counts)
+
+
+def read_vectors(reader: Reader, percpu: PerCpu, findings: Findings) -> Vectors:
+    """Read the counts of all kinds that this kernel keeps; none but on x86."""
+    try:
+        numbers = dict(reader.prog.type("enum irq_stat_counts").enumerators or ())
+    except LookupError:
+        numbers = {}
+    members: Members = {
+        kind.name: ("u4", (*_place(kind, numbers), kind.member)) for kind in _KINDS
+    }
+    try:
+        addresses = percpu.addresses("irq_stat")
+        stat = read_structs(reader, "irq_cpustat_t", members, addresses, findings)
+    except LookupError:
+        return Vectors({}, {})
+    found = {kind.name: believed(stat, kind.name, findings) for kind in _KINDS}
+    totals: dict[str, int] = {}
+    if stat.columns and not numbers:
+        for kind in _KINDS:
+            # Both or none, but on processors of neither Intel nor AMD: to look for
+            # variables that are not there takes long the first time.
+            if kind.name in _FOR_EACH and stat.has("THR"):
+                found[kind.name] = _variable(reader, percpu, kind.member)
+            elif kind.name in _FOR_ALL:
+                totals |= _for_all(reader, kind, findings)
+    known = {name: numbers for name, numbers in found.items() if numbers is not None}
+    return Vectors(known, totals)
+
+
+def _place(kind: _Kind, numbers: Mapping[str, int]) -> tuple[str, ...]:
+    number = numbers.get(f"IRQ_COUNT_{kind.enumerator}")
+    return () if number is None else (f"counts[{number}]",)
+
+
+def _variable(reader: Reader, percpu: PerCpu, name: str) -> Counts | None:
+    """Read a count that has a variable of its own."""
+    try:
+        addresses = percpu.addresses(name)
+    except LookupError:
+        # Without CONFIG_X86_MCE.
+        return None
+    records, readable = reader.read_records(addresses, 4)
+    return counts(column(records, 0, 4), readable)
+
+
+def _for_all(reader: Reader, kind: _Kind, findings: Findings) -> dict[str, int]:
+    """Read a count that all CPUs share: an ``atomic_t``, of which BTF does not tell."""
+    try:
+        address = reader.prog.symbol(kind.member).address
+        return {kind.name: int.from_bytes(reader.read(address, 4), "little")}
+    except LookupError:
+        # Without CONFIG_X86_IO_APIC.
+        return {}
+    except drgn.FaultError as error:
+        findings.lose("counts", f"{kind.member} cannot be read: {error}")
+        return {}
+
+
+def vector_rows(vectors: Vectors, cpus: list[int]) -> tuple[Vector, ...]:
+    """Give what this kernel counts of each kind, in the order of /proc/interrupts."""
+    rows = []
+    for kind in _KINDS:
+        if kind.name in vectors.counts:
+            rows.append(_row(kind.name, kind.text, vectors.counts[kind.name], cpus))
+        elif kind.name in vectors.totals:
+            total_ = vectors.totals[kind.name]
+            rows.append(Vector(name=kind.name, text=kind.text, counts={}, total=total_))
+    return tuple(rows)
+
+
+_SOFTIRQS = {
+    "HI": "Tasklets of high priority",
+    "TIMER": "Timers",
+    "NET_TX": "Network transmission",
+    "NET_RX": "Network reception",
+    "BLOCK": "Block I/O that is done",
+    "IRQ_POLL": "Polled block I/O",
+    "TASKLET": "Tasklets",
+    "SCHED": "Load balancing",
+    "HRTIMER": "High-resolution timers",
+    "RCU": "RCU callbacks",
+}
+
+
+_NAME_SIZE = 32
+"""More than any name has."""
+
+
+def softirq_names(reader: Reader, findings: Findings) -> list[str]:
+    """Tell how /proc/softirqs calls the softirqs, in the order of their numbers."""
+    prog = reader.prog
+    count = prog.type("struct kernel_stat").member("softirqs").type.length or 0
+    try:
+        # Pointers to strings. Its type would take long to make, for an enumerator.
+        names = reader.words(prog.symbol("softirq_to_name").address, count).tolist()
+        return [read_string(reader, name, _NAME_SIZE) for name in names]
+    except (LookupError, drgn.FaultError) as error:
+        # In this order since there are ten.
+        findings.note("softirq-names", f"names of softirqs are taken as known: {error}")
+        known = list(_SOFTIRQS)
+        return known[:count] + [f"softirq {n}" for n in range(len(known), count)]
+
+
+def softirq_rows(softirqs: Mapping[str, Counts], cpus: list[int]) -> tuple[Vector, ...]:
+    """Give what each softirq is, and how often CPUs ran it."""
+    return tuple(
+        _row(name, _SOFTIRQS.get(name, ""), numbers, cpus)
+        for name, numbers in softirqs.items()
+    )
+
+
+def _row(name: str, text: str, numbers: Counts, cpus: list[int]) -> Vector:
+    rows = np.flatnonzero(numbers.values).tolist()
+    by_cpu = {cpus[row]: int(numbers.values[row]) for row in rows}
+    total_ = sum(by_cpu.values()) if numbers.known.all() else None
+    return Vector(name=name, text=text, counts=by_cpu, total=total_)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Time that a CPU has spent and not counted yet (kernel/sched/cputime.c).
+
+A CPU of nohz_full has no tick to count with while one task runs. It notes when that
+task entered the kernel or left it, and counts time as that happens
+(CONFIG_VIRT_CPU_ACCOUNTING_GEN). What came since is added for whoever asks.
+"""
+
+from collections.abc import Mapping
+
+import drgn
+import numpy as np
+
+from msatools.cpus.counts import Counts, Numbers, counts
+from msatools.kernel.clocks import Clocks
+from msatools.kernel.percpu import PerCpu
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import Booleans, Structs, read_structs
+
+_NICE_0 = 120
+"""Static priority of a task of nice 0 (include/linux/sched/prio.h)."""
+
+_ANY_CPU = (1 << 32) - 1
+"""Of a task that has not run since it was made."""
+
+_MOST_NS = 1 << 60
+
+_TASK = {
+    "state": ("u4", ("vtime.state",)),
+    "cpu": ("u4", ("vtime.cpu",)),
+    "start_ns": ("u8", ("vtime.starttime",)),
+    "user_ns": ("u8", ("vtime.utime",)),
+    "system_ns": ("u8", ("vtime.stime",)),
+    "guest_ns": ("u8", ("vtime.gtime",)),
+    "static_prio": ("i4", ("static_prio",)),
+}
+
+
+def uncounted_times(
+    reader: Reader,
+    percpu: PerCpu,
+    current: Addresses,
+    clocks: Clocks,
+    findings: Findings,
+    waits: Booleans | None,
+) -> Mapping[str, Counts]:
+    """Tell the nanoseconds that each CPU has yet to count, by ``CPUTIME_`` name.
+
+    None if no CPU counts so. Like the kernel, it goes by how nice the task is now.
+
+    :param current: the task that each CPU runs
+    :param waits: whether tasks that were last there wait for I/O, where idle time is
+        counted so too: since v7.2; else ``None``
+    """
+    tracking = _read_tracking(reader, percpu, findings)
+    if tracking is None:
+        return {}
+    exact = tracking["active"] != 0
+    if not exact.any() and tracking.readable.all():
+        return {}
+    prog = reader.prog
+    states = dict(prog.type("enum vtime_state").enumerators or ())
+    tasks = read_structs(
+        reader, "struct task_struct", _TASK, np.where(exact, current, 0), findings
+    )
+    # Else a switch is under way, and the task is not the one to ask.
+    here = (tasks["cpu"] == percpu.cpus) | (tasks["cpu"] == _ANY_CPU)
+    asked = exact & tasks.readable & here
+    now = clocks.local_ns - _clock_offset(prog)
+    start = np.minimum(tasks["start_ns"], _MOST_NS).astype(np.int64)
+    since = np.maximum(now - start, 0)
+    nice = tasks["static_prio"] > _NICE_0
+
+    def part(state: str, column: str | None, which: Booleans | None = None) -> Numbers:
+        chosen = asked & (tasks["state"] == states[f"VTIME_{state}"])
+        if which is not None:
+            chosen = chosen & which
+        if column is None:
+            return np.where(chosen, since, 0)
+        pending = np.minimum(tasks[column], _MOST_NS).astype(np.int64)
+        return np.where(chosen, since + pending, 0)
+
+    guest, nice_guest = (part("GUEST", "guest_ns", which) for which in (~nice, nice))
+    # Guests' time is user time, too.
+    times: dict[str, Numbers] = {
+        "SYSTEM": part("SYS", "system_ns"),
+        "USER": part("USER", "user_ns", ~nice) + guest,
+        "NICE": part("USER", "user_ns", nice) + nice_guest,
+        "GUEST": guest,
+        "GUEST_NICE": nice_guest,
+    }
+    if waits is not None:
+        times["IDLE"] = part("IDLE", None, ~waits)
+        times["IOWAIT"] = part("IDLE", None, waits)
+    known = tracking.readable & (~exact | tasks.readable)
+    return {name: counts(numbers, known) for name, numbers in times.items()}
+
+
+def _read_tracking(
+    reader: Reader, percpu: PerCpu, findings: Findings
+) -> Structs | None:
+    """Read which CPUs count so; ``None`` if the kernel has no such accounting."""
+    # A member tells: to look for a symbol that is not there takes long the first time.
+    if not reader.prog.type("struct task_struct").has_member("vtime"):
+        return None
+    try:
+        tracking = read_structs(
+            reader,
+            "struct context_tracking",
+            {"active": ("u1", ("active",))},
+            percpu.addresses("context_tracking"),
+            findings,
+        )
+    except LookupError:
+        return None
+    return tracking if tracking.has("active") else None
+
+
+def _clock_offset(prog: drgn.Program) -> int:
+    """Tell by how much the local clock is ahead of ``sched_clock()``.
+
+    There is no such where it cannot be unstable.
+    """
+    try:
+        offset = prog["__sched_clock_offset"].value_()
+    except (LookupError, drgn.FaultError):
+        return 0
+    return int(np.uint64(offset).astype(np.int64))

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Sets of CPUs: ``struct cpumask``, one or many (include/linux/cpumask.h)."""
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.reader import Addresses, Reader
+
+Masks = npt.NDArray[np.bool_]
+"""A row a mask, a column a CPU number."""
+
+Cpus = tuple[int, ...]
+"""Numbers of CPUs, ascending."""
+
+
+def mask_at(reader: Reader, address: int) -> Cpus:
+    """Read one mask.
+
+    :raises drgn.FaultError: if it cannot be read
+    """
+    count = _numbers(reader)
+    words = reader.read(address, _bytes_for(count))
+    return cpus_of(_bits(np.frombuffer(words, np.uint8)[None], count)[0])
+
+
+def masks_at(
+    reader: Reader, addresses: Addresses
+) -> tuple[Masks, npt.NDArray[np.bool_]]:
+    """Read many masks.
+
+    :return: Shapes ``(len(addresses), nr_cpu_ids)`` and ``(len(addresses),)``: the
+        second tells which could be read, the others have no CPU. NULL is not readable;
+        nothing is if the number of CPUs is lost.
+    """
+    try:
+        count = _numbers(reader)
+    except drgn.FaultError:
+        none = np.zeros(len(addresses), np.bool_)
+        return none.reshape(-1, 1), none
+    records, readable = reader.read_records(addresses, _bytes_for(count))
+    null = addresses == 0
+    records[null] = 0
+    return _bits(records, count), readable & ~null
+
+
+def different_masks(
+    raw: npt.NDArray[np.void], prog: drgn.Program
+) -> tuple[Masks, npt.NDArray[np.intp]]:
+    """Make sense of many masks of which most are alike, such as those of all tasks.
+
+    :param raw: What is in memory, :func:`mask_bytes` each.
+    :return: Each different mask once; which of them each is.
+    """
+    different, index = np.unique(raw, return_inverse=True)
+    records = np.ascontiguousarray(different).view(np.uint8)
+    return _bits(records.reshape(-1, raw.itemsize), cpu_numbers(prog)), index
+
+
+def cpus_of(mask: npt.NDArray[np.bool_]) -> Cpus:
+    """List the CPUs of one mask."""
+    return tuple(np.flatnonzero(mask).tolist())
+
+
+def _bits(records: npt.NDArray[np.uint8], count: int) -> Masks:
+    bits = np.unpackbits(records, axis=1, bitorder="little")
+    return bits[:, :count].astype(np.bool_)
+
+
+def mask_bytes(prog: drgn.Program) -> int:
+    """Tell the bytes of a mask: one that is allocated has but the words for CPUs that
+    there can be.
+
+    :raises drgn.FaultError: if the number of CPUs is lost
+    """
+    return _bytes_for(cpu_numbers(prog))
+
+
+def _bytes_for(count: int) -> int:
+    return -(-count // 64) * 8
+
+
+def _numbers(reader: Reader) -> int:
+    """Tell how many numbers there are, which is settled when the kernel starts."""
+    return reader.once(cpu_numbers, lambda: cpu_numbers(reader.prog))
+
+
+def cpu_numbers(prog: drgn.Program) -> int:
+    """Tell how many numbers there are, of which some may be of no CPU.
+
+    :raises drgn.FaultError: if that cannot be read, or cannot be
+    """
+    try:
+        number = int(prog["nr_cpu_ids"].value_())
+    except LookupError:
+        # Not a variable where NR_CPUS is 1.
+        return 1
+    # No more than a mask has bits: NR_CPUS.
+    if not 0 < number <= 8 * drgn.sizeof(prog.type("struct cpumask")):
+        raise drgn.FaultError("no such number of CPUs", prog["nr_cpu_ids"].address_)
+    return number

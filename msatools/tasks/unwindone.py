@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Unwind one x86-64 stack, a frame after the other, as :mod:`msatools.tasks.unwind`
+does many at once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msatools.tasks.framerules import CODE_START, MAX_FRAMES, USER_END, End, FrameRule
+
+_WORD = 8
+_ALL = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class OneStack:
+    """The frames of a stack, innermost first."""
+
+    pcs: list[int]
+    interrupted: list[bool]
+    """Whether a frame was left by an exception: its pc is no return address."""
+
+    end: End
+    guessed: bool
+
+
+@dataclass(frozen=True)
+class OneMemory:
+    """The words from a saved stack pointer to the end of the stack."""
+
+    words: list[int]
+    base: int
+
+    def read(self, address: int) -> int | None:
+        """Read a word; ``None`` if it does not lie in the stack."""
+        place, within = divmod(address - self.base, _WORD)
+        return None if within or not 0 <= place < len(self.words) else self.words[place]
+
+
+@dataclass
+class OneState:
+    """Registers."""
+
+    pc: int
+    sp: int
+    bp: int
+    interrupted: bool
+
+
+def unwind_one(
+    memory: OneMemory, state: OneState, rule_of: Callable[[int], FrameRule]
+) -> OneStack:
+    """Unwind a stack until it ends."""
+    pcs: list[int] = []
+    interrupted: list[bool] = []
+    end, guessed = End.LOST, False
+    while len(pcs) < MAX_FRAMES:
+        pcs.append(state.pc)
+        interrupted.append(state.interrupted)
+        # A return address may be past the end of the function that called.
+        rule = rule_of(state.pc if state.interrupted else state.pc - 1)
+        guessed |= rule.guess
+        end = End(rule.end)
+        if not rule.goes_on:
+            break
+        entered = _step(memory, state, rule)
+        if entered is not None:
+            end = End.ENTRY if entered else End.LOST
+            break
+    return OneStack(pcs, interrupted, end, guessed)
+
+
+def _step(memory: OneMemory, state: OneState, rule: FrameRule) -> bool | None:
+    """Go on to the caller.
+
+    :return: ``None``, or if the stack ends here whether user mode entered the kernel.
+    """
+    base = state.sp if rule.cfa_by_sp else state.bp
+    cfa: int | None = base + rule.cfa_offset & _ALL
+    if rule.cfa_at:
+        cfa = memory.read(base + rule.cfa_offset & _ALL)
+    if cfa is None:
+        return False
+    pc = memory.read(cfa + rule.ip_offset & _ALL)
+    sp = memory.read(cfa + rule.sp_offset & _ALL) if rule.regs else cfa
+    if pc is None or sp is None:
+        return False
+    # Registers of user mode are no frame, wherever they point.
+    if rule.regs and pc < USER_END:
+        return True
+    if pc < CODE_START or sp <= state.sp:
+        return False
+    bp: int | None = state.bp
+    if rule.saves_bp:
+        bp = memory.read((state.bp if rule.bp_by_bp else cfa) + rule.bp_offset & _ALL)
+    if bp is None:
+        return False
+    state.pc, state.sp, state.bp = pc, sp, bp
+    state.interrupted = rule.interrupted
+    return None

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The run queues and processors of one dump, and what the guest said of them."""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from drgn import Object, Program
+from drgn.helpers.linux.percpu import per_cpu
+
+from fixtures import lab
+from msatools.cpus.doing import doing
+from msatools.cpus.model import Processor, Queued, RunQueue
+from msatools.cpus.processors import read_processors
+from msatools.cpus.runqueues import read_run_queues
+from msatools.cpus.ticksched import TickSched, read_tick_sched
+from msatools.kernel.clocks import Clocks, read_clocks
+from msatools.kernel.percpu import PerCpu, read_percpu
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.tasks.table import TaskReader
+from msatools.tasks.text import KernelText
+from tests.tasks.conftest import open_dump
+
+KERNELS = ("6.1", "6.12")
+
+
+@dataclass
+class Seen:
+    """All of one dump."""
+
+    run: lab.Run
+    prog: Program
+    percpu: PerCpu
+    clocks: Clocks
+    ticks: TickSched
+    queues: tuple[RunQueue, ...]
+    processors: tuple[Processor, ...]
+    reads: tuple[int, int]
+    """That the run queues took, and the processors."""
+
+    findings: Findings
+    """Of those alone."""
+
+    @cached_property
+    def by_cpu(self) -> dict[int, RunQueue]:
+        return {queue.cpu: queue for queue in self.queues}
+
+    @property
+    def tasks(self) -> dict[str, dict[str, Any]]:
+        """What the guest told of the tasks that it made, by name."""
+        tasks: dict[str, dict[str, Any]] = self.run.workload["tasks"]
+        return tasks
+
+    def cpu(self, role: str) -> int:
+        """Tell the CPU that the guest had for something."""
+        return int(self.run.workload["cpus"][role])
+
+    def queue(self, role: str) -> RunQueue:
+        return self.by_cpu[self.cpu(role)]
+
+    def rq(self, cpu: int) -> Object:
+        return per_cpu(self.prog["runqueues"], cpu)
+
+    def doing(self, cpu: int) -> str | None:
+        return doing(self.prog, self._text, cpu)
+
+    @cached_property
+    def _text(self) -> KernelText:
+        return KernelText(Reader(self.prog), self.findings)
+
+    def truth(self, name: str) -> str:
+        """Give a file of the guest."""
+        return self.run.truth(name).decode().strip()
+
+    def has(self, name: str) -> bool:
+        return name in self.run.truth_names()
+
+
+def all_of(queue: RunQueue) -> list[Queued]:
+    """List the task that runs and those that wait."""
+    return [*([] if queue.current is None else [queue.current]), *queue.waiting]
+
+
+def look_at(prog: Program, run: lab.Run, crash_cpu: int | None = None) -> Seen:
+    reader, aside, findings = Reader(prog), Findings(), Findings()
+    percpu = read_percpu(prog, aside)
+    clocks = read_clocks(reader, aside)
+    tasks = TaskReader(reader).read_all(aside)
+    ticks = read_tick_sched(reader, percpu, findings)
+    start = reader.reads
+    queues = read_run_queues(
+        reader, percpu, clocks, ticks, findings, tasks=tasks, crash_cpu=crash_cpu
+    )
+    middle = reader.reads
+    processors = read_processors(reader, percpu, ticks, findings)
+    reads = middle - start, reader.reads - middle
+    return Seen(run, prog, percpu, clocks, ticks, queues, processors, reads, findings)
+
+
+@lru_cache(maxsize=4)
+def seen(name: str, types: str = "btf") -> Seen:
+    """Look at a dump; the last ones are kept."""
+    return look_at(open_dump(name, types), lab.build(name))

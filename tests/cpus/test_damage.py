@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Whole reports of dumps with holes: what is lost is said and counted, and no more."""
+
+import json
+from argparse import Namespace
+from functools import cache
+from typing import Any
+
+import pytest
+from drgn import FaultError, Program, sizeof
+from drgn.helpers.linux.percpu import per_cpu
+from msatools.commands.cpus import COMMAND
+
+from msatools.arguments import make_parser
+from msatools.cpus.cpus import Cpus, collect_cpus
+from msatools.cpus.cpusets import read_cpusets
+from msatools.cpus.model import CpusReport
+from msatools.cpus.options import CpusOptions
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.render.json import dumps as as_json
+from msatools.target import describe
+from tests.tasks.conftest import open_dump
+from tests.zombies.conftest import lose, put
+
+KERNELS = ("6.1", "6.12")
+OPTIONS = CpusOptions(irqs=True, tasks=True, doing=True)
+CPU = 1
+"""One that is busy."""
+POSSIBLE = 8
+"""Of those that 6.1 could have more, none has ever been there."""
+TOLD = (
+    *("cpus", "sets", "run_queues", "findings", "irqs", "vectors", "softirqs"),
+    *("load", "nodes", "taken_at_ns"),
+)
+"""Parts of a report that are not about what was read of it."""
+
+PERCPU = (
+    *("runqueues", "kstat", "irq_stat", "kernel_cpustat", "vm_event_states"),
+    *("tick_cpu_sched", "hrtimer_bases", "cpu_info", "cpuhp_state"),
+    *("cpu_sibling_map", "numa_node"),
+)
+VARIABLES = (
+    *("__cpu_possible_mask", "__cpu_present_mask", "__cpu_online_mask"),
+    *("__cpu_active_mask", "housekeeping", "rcu_nocb_mask", "tick_nohz_full_mask"),
+    *("nr_cpu_ids", "top_cpuset", "init_task", "init_css_set", "cgrp_dfl_root"),
+    *("jiffies_64", "last_jiffies_update", "clocksource_jiffies"),
+    *("avenrun", "node_states", "saved_command_line"),
+)
+IRQS = {"6.1": "irq_desc_tree", "6.12": "sparse_irqs"}
+MASKS = {"6.1": (), "6.12": ("isolated_cpus",)}
+
+Report = dict[str, Any]
+
+
+@cache
+def whole(kernel: str) -> Report:
+    return report(open_dump(f"cpus-{kernel}", "btf"))
+
+
+def report(prog: Program) -> Report:
+    """Report of a dump, as JSON, so that it can be compared and surely be printed."""
+    found: Report = json.loads(as_json(collected(prog)))
+    return found
+
+
+def collected(prog: Program) -> CpusReport:
+    made = collect_cpus(prog, options=OPTIONS)
+    # Each view of it can be shown.
+    for view in ([], ["-v"], ["-i"], ["--sets"], ["--info"], ["-o", "all"]):
+        assert list(COMMAND.blocks(made, parsed(*view)))
+    return made
+
+
+def parsed(*words: str) -> Namespace:
+    return make_parser(COMMAND, in_drgn=True).parse_intermixed_args(words)
+
+
+def differs(kernel: str, found: Report) -> set[str]:
+    return {part for part in TOLD if found[part] != whole(kernel)[part]}
+
+
+def is_incomplete(found: Report) -> bool:
+    """Tell whether --strict would fail."""
+    lost = ("_unreadable", "_broken", "_lost", "_unknown", "_differ")
+    return any(n and key.endswith(lost) for key, n in found["coverage"].items())
+
+
+def check(kernel: str, found: Report) -> None:
+    """Whatever is not told as it was has a note, and is counted."""
+    if differs(kernel, found):
+        assert found["notes"]
+        assert is_incomplete(found)
+
+
+def lose_variable(prog: Program, name: str, cpus: range) -> None:
+    for cpu in cpus:
+        variable = per_cpu(prog[name], cpu)
+        lose(prog, variable.address_, sizeof(variable))
+
+
+def area(prog: Program, cpu: int) -> tuple[int, int]:
+    """Find all static variables of a CPU: the address, and the size."""
+    start, end = (prog.symbol(f"__per_cpu_{edge}").address for edge in ("start", "end"))
+    offset = prog["__per_cpu_offset"][cpu].value_()
+    return (start + offset) % (1 << 64), end - start
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def prog(kernel: str) -> Program:
+    """A dump opened anew, to be damaged."""
+    return open_dump(f"cpus-{kernel}", "btf")
+
+
+@pytest.mark.parametrize("name", PERCPU)
+def test_variable_of_one_cpu(kernel: str, prog: Program, name: str) -> None:
+    lose_variable(prog, name, range(CPU, CPU + 1))
+    found = report(prog)
+    assert found["notes"]
+    assert is_incomplete(found)
+    # The others are as they were, but what one without ticks ran goes by the latest
+    # clock of all, and ``no-intr`` and siblings are about each other.
+    for row, other in zip(found["cpus"], whole(kernel)["cpus"], strict=True):
+        if row["cpu"] not in (CPU, 7):
+            assert row == other
+    assert len(found["cpus"]) == len(whole(kernel)["cpus"])
+
+
+@pytest.mark.parametrize("name", PERCPU)
+def test_variable_of_all_cpus(kernel: str, prog: Program, name: str) -> None:
+    lose_variable(prog, name, range(POSSIBLE))
+    found = report(prog)
+    assert found["notes"]
+    assert is_incomplete(found)
+    assert [row["cpu"] for row in found["cpus"]] == [
+        row["cpu"] for row in whole(kernel)["cpus"]
+    ]
+    # What it does not have to do with is the same.
+    assert found["irqs"] == whole(kernel)["irqs"]
+
+
+COUNTERS = {
+    "runqueues": {"csw", "runq"},
+    "kstat": {"intr", "soft"},
+    "irq_stat": {"intr", "xcal", "tlb"},
+    "vm_event_states": {"minf", "mjf"},
+    "tick_cpu_sched": {"idl_ns", "wt_ns"},
+}
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_columns_that_are_lost(kernel: str, prog: Program, name: str) -> None:
+    """They are null, and never 0."""
+    lose_variable(prog, name, range(CPU, CPU + 1))
+    row = report(prog)["cpus"][CPU]
+    never = {"icsw", "migr", "smtx", "srw", "syscl"}
+    assert {key for key, value in row.items() if value is None} - never >= COUNTERS[
+        name
+    ]
+    # All that is told is as it was.
+    for key, value in row.items():
+        if value is not None and key not in ("state", "processor"):
+            assert value == whole(kernel)["cpus"][CPU][key], key
+
+
+def test_run_queue(kernel: str, prog: Program) -> None:
+    """Nobody knows what it runs; it is online and in its set all the same."""
+    lose_variable(prog, "runqueues", range(CPU, CPU + 1))
+    found = report(prog)
+    row = found["cpus"][CPU]
+    assert (row["current"], row["csw"], row["runq"]) == (None, None, None)
+    assert (row["state"], row["set"]) == (["on"], "default")
+    assert CPU not in [queue["cpu"] for queue in found["run_queues"]]
+    others = [each for each in whole(kernel)["run_queues"] if each["cpu"] != CPU]
+    assert [queue["waiting"] for queue in found["run_queues"]] == [
+        queue["waiting"] for queue in others
+    ]
+
+
+def test_run_queues(kernel: str, prog: Program) -> None:
+    """Nothing is found where nothing is known."""
+    lose_variable(prog, "runqueues", range(POSSIBLE))
+    found = report(prog)
+    assert all(row["current"] is None for row in found["cpus"][:POSSIBLE])
+    codes = {each["code"] for each in found["findings"]}
+    assert not codes & {
+        *("not-ticked", "not-switched", "starving-tasks", "idle-while-waiting")
+    }
+    assert found["coverage"]["rq_unreadable"] >= POSSIBLE
+
+
+@pytest.mark.parametrize("cpu", [0, CPU, 4, 6])
+def test_all_variables_of_one_cpu(kernel: str, prog: Program, cpu: int) -> None:
+    lose(prog, *area(prog, cpu))
+    found = report(prog)
+    check(kernel, found)
+    row = found["cpus"][cpu]
+    known = {"cpu", "online", "set", "state", "processor", "icsw", "migr"}
+    assert {key for key, value in row.items() if value is not None} <= known
+    assert row["online"] is whole(kernel)["cpus"][cpu]["online"]
+    assert row["set"] == whole(kernel)["cpus"][cpu]["set"]
+    for other, was in zip(found["cpus"], whole(kernel)["cpus"], strict=True):
+        if other["cpu"] not in (cpu, 7):
+            for key in ("csw", "intr", "minf", "xcal", "current", "runq", "usr_ns"):
+                assert other[key] == was[key], (other["cpu"], key)
+
+
+def test_all_variables_of_all_cpus(kernel: str, prog: Program) -> None:
+    for cpu in range(POSSIBLE):
+        lose(prog, *area(prog, cpu))
+    found = report(prog)
+    check(kernel, found)
+    assert [row["online"] for row in found["cpus"]] == [
+        row["online"] for row in whole(kernel)["cpus"]
+    ]
+    assert [each["name"] for each in found["sets"]] == [
+        each["name"] for each in whole(kernel)["sets"]
+    ]
+
+
+def test_place_of_a_cpus_variables(kernel: str, prog: Program) -> None:
+    """It is left out, and counted once in each report."""
+    lose(prog, prog["__per_cpu_offset"][CPU].address_, 8)
+    session = Cpus(prog, describe(prog), OPTIONS)
+    for _ in range(3):
+        found = session.report(lambda done, total: None)
+        assert CPU not in [row.cpu for row in found.cpus]
+        assert len(found.cpus) == len(whole(kernel)["cpus"]) - 1
+        assert found.coverage["cpus_unreadable"] == 1
+        assert found.coverage["cpus"] == len(found.cpus)
+        assert any(f"variables of CPU {CPU}" in note.text for note in found.notes)
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_variable_of_the_kernel(kernel: str, prog: Program, name: str) -> None:
+    variable = prog[name]
+    lose(prog, variable.address_, sizeof(variable))
+    check(kernel, report(prog))
+
+
+def test_interrupts(kernel: str, prog: Program) -> None:
+    variable = prog[IRQS[kernel]]
+    lose(prog, variable.address_, sizeof(variable))
+    found = report(prog)
+    check(kernel, found)
+    assert found["irqs"] == []
+    # Who knows where they go?
+    assert not any("no-intr" in row["state"] for row in found["cpus"])
+    codes = {each["code"] for each in found["findings"]}
+    assert not codes & {"most-interrupts", "isolated-takes-interrupts"}
+    assert is_incomplete(found)
+
+
+def test_cpusets(kernel: str, prog: Program) -> None:
+    """The command line tells its own."""
+    top = prog["top_cpuset"]
+    lose(prog, top.address_, sizeof(top))
+    found = report(prog)
+    check(kernel, found)
+    names = {each["name"] for each in found["sets"]}
+    assert names == {"default", "isolcpus", "nohz_full"}
+    assert is_incomplete(found)
+
+
+def test_one_cpuset(kernel: str, prog: Program) -> None:
+    """The others are told as they were."""
+    every = read_cpusets(Reader(prog), Findings()).all
+    (gone,) = [each for each in every if each.path == "/quiet"]
+    lose(prog, gone.address, prog.type("struct cpuset").size)
+    found = report(prog)
+    check(kernel, found)
+    assert is_incomplete(found)
+    names = {each["name"] for each in found["sets"]}
+    assert "/quiet" not in names
+    assert {"default", "isolcpus"} <= names
+
+
+def test_cpus_that_are_online(kernel: str, prog: Program) -> None:
+    """Those that tasks may come to are: it is not told that all are off."""
+    mask = prog["__cpu_online_mask"]
+    lose(prog, mask.address_, sizeof(mask))
+    found = report(prog)
+    was = whole(kernel)
+    assert [row["online"] for row in found["cpus"]] == [
+        row["online"] for row in was["cpus"]
+    ]
+    assert [each["cpus"] for each in found["sets"]] == [
+        each["cpus"] for each in was["sets"]
+    ]
+    assert [each["lag_why"] for each in found["run_queues"]] == [
+        each["lag_why"] for each in was["run_queues"]
+    ]
+    assert is_incomplete(found)
+    active = prog["__cpu_active_mask"]
+    lose(prog, active.address_, sizeof(active))
+    again = report(prog)
+    assert again["notes"]
+
+
+@pytest.mark.parametrize("byte", [b"\x00", b"\xff", b"\x5a"])
+@pytest.mark.parametrize("cpu", [CPU, 4])
+def test_variables_that_are_nonsense(
+    kernel: str, prog: Program, cpu: int, byte: bytes
+) -> None:
+    """As of a dump whose pages were mixed up: no number that cannot be is told."""
+    address, size = area(prog, cpu)
+    put(prog, address, byte * size)
+    found = report(prog)
+    row = found["cpus"][cpu]
+    most = 1 << 60
+    for key, value in row.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            assert 0 <= value <= most, key
+    for queue in found["run_queues"]:
+        for task in queue["waiting"]:
+            assert task["wait_ns"] is None or 0 <= task["wait_ns"] <= most
+
+
+@pytest.mark.parametrize("name", ["runqueues", "tick_cpu_sched", "cpu_info", "kstat"])
+@pytest.mark.parametrize("byte", [b"\x00", b"\xff", b"\x5a"])
+def test_variable_that_is_nonsense(
+    kernel: str, prog: Program, name: str, byte: bytes
+) -> None:
+    variable = per_cpu(prog[name], CPU)
+    put(prog, variable.address_, byte * sizeof(variable))
+    found = report(prog)
+    assert len(found["cpus"]) == len(whole(kernel)["cpus"])
+    for row, other in zip(found["cpus"], whole(kernel)["cpus"], strict=True):
+        if row["cpu"] not in (CPU, 7):
+            assert row["csw"] == other["csw"]
+            assert row["intr"] == other["intr"]
+
+
+def test_what_a_report_cannot_do_without(kernel: str, prog: Program) -> None:
+    """An error that the command has words for; never another one."""
+    for cpu in range(POSSIBLE):
+        lose(prog, *area(prog, cpu))
+    for name in (*VARIABLES, IRQS[kernel], *MASKS[kernel], "__per_cpu_offset"):
+        address = prog.symbol(name).address
+        lose(prog, address, max(prog.symbol(name).size, 8))
+    try:
+        found = report(prog)
+    except (FaultError, LookupError):
+        return
+    assert found["cpus"] == []
+    assert is_incomplete(found)
+
+
+@pytest.mark.parametrize("count", [0, 8193, 1 << 16, (1 << 16) + 1, 1 << 20, 1 << 31])
+def test_number_of_cpus_that_cannot_be(prog: Program, count: int) -> None:
+    """A mask has no bits for so many (NR_CPUS)."""
+    number = prog["nr_cpu_ids"].address_
+    assert number is not None
+    put(prog, number, count.to_bytes(4, "little"))
+    found = collected(prog)
+    assert found.cpus == ()
+    assert any("list of CPUs" in note.text for note in found.notes)
+
+
+def test_tree_of_interrupts_that_is_empty(kernel: str, prog: Program) -> None:
+    """No kernel is without any: it is lost, and nobody is without interrupts."""
+    tree = prog[IRQS[kernel]]
+    address = tree.address_
+    assert address is not None
+    put(prog, address, bytes(sizeof(tree)))
+    found = collected(prog)
+    assert found.coverage["irqs_unreadable"]
+    assert not any("no-intr" in cpu.state for cpu in found.cpus)
+
+
+def test_run_queue_of_zeros_is_not_idle(prog: Program) -> None:
+    """Nothing tells what it runs."""
+    queue = per_cpu(prog["runqueues"], CPU)
+    address = queue.address_
+    assert address is not None
+    put(prog, address, bytes(sizeof(queue)))
+    found = collected(prog)
+    (row,) = (cpu for cpu in found.cpus if cpu.cpu == CPU)
+    assert "idle" not in row.state

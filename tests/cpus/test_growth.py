@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""A report costs no more than linear in the CPUs that there can be."""
+
+import sys
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from types import FrameType
+
+import pytest
+
+from fixtures.lab.possiblecpus import ONLINE, POSSIBLE
+from msatools.cpus.cpus import Cpus
+from msatools.cpus.model import CpusReport
+from msatools.cpus.options import CpusOptions
+from msatools.target.describe import describe
+from tests.tasks.conftest import open_dump
+
+SHORT = (8, 64, 255)
+"""What ``make test`` looks at, of one kernel."""
+
+CASES = [
+    pytest.param(
+        (kernel, sizes, options), marks=marks, id=f"{kernel}-{options}-{len(sizes)}"
+    )
+    for kernel, sizes, marks in (
+        ("6.12", SHORT, ()),
+        ("6.12", POSSIBLE, pytest.mark.long),
+        ("6.1", POSSIBLE, pytest.mark.long),
+    )
+    for options in ("plain", "all")
+]
+OPTIONS = {
+    "plain": CpusOptions(),
+    "all": CpusOptions(irqs=True, tasks=True),
+}
+READS = 24
+"""That a CPU may take at most if it is not online: one for each of some 20 variables
+that it has of its own. Whoever reads one more may have to raise this."""
+ELSEWHERE = 32
+"""Reads that may be more or less with the places of some 130 tasks, which differ in
+each start of a kernel: neighbours come with one read."""
+CALLS = 1.05
+"""Calls that one more CPU may take where there are more, to where there are fewer:
+there are some 400, and a few tasks more or less in each kernel."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a report took."""
+
+    report: CpusReport
+    reads: int
+    calls: int
+    """Of functions, in Python or not."""
+
+
+@cache
+def cost(kernel: str, possible: int, options: str) -> Cost:
+    """Take a report of a dump; what is learned of the kernel once is not counted."""
+    prog = open_dump(f"possiblecpus{possible}-{kernel}", "btf")
+    session = Cpus(prog, describe(prog), OPTIONS[options])
+    session.report(_quiet)
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        report = session.report(_quiet)
+    finally:
+        sys.setprofile(before)
+    return Cost(report, session._reader.reads, calls)
+
+
+def _quiet(done: int, total: int) -> None:
+    pass
+
+
+@pytest.fixture(params=CASES)
+def costs(request: pytest.FixtureRequest) -> dict[int, Cost]:
+    """What reports took, by how many CPUs there can be."""
+    kernel, sizes, options = request.param
+    return {possible: cost(kernel, possible, options) for possible in sizes}
+
+
+def test_dumps_differ_in_cpus_alone(costs: dict[int, Cost]) -> None:
+    for possible, each in costs.items():
+        cpus = [cpu.online for cpu in each.report.cpus]
+        assert cpus == [True] * ONLINE + [False] * (possible - ONLINE)
+        assert not each.report.notes
+    numbers = {each.report.coverage["irqs"] for each in costs.values()}
+    assert len(numbers) == 1
+
+
+def test_reads_are_linear(costs: dict[int, Cost]) -> None:
+    few = costs[ONLINE].reads
+    for possible, each in costs.items():
+        assert each.reads <= few + READS * (possible - ONLINE) + ELSEWHERE
+
+
+def test_one_more_cpu_takes_the_same_reads(costs: dict[int, Cost]) -> None:
+    few, many = POSSIBLE[0], POSSIBLE[-1]
+    each = (costs[many].reads - costs[few].reads) / (many - few)
+    for possible, one in costs.items():
+        expected = costs[few].reads + each * (possible - few)
+        assert abs(one.reads - expected) <= ELSEWHERE
+
+
+def test_calls_are_linear(costs: dict[int, Cost]) -> None:
+    more = [
+        (costs[many].calls - costs[few].calls) / (many - few)
+        for few, many in pairwise(costs)
+    ]
+    assert max(more) <= CALLS * more[0]

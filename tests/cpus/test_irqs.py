@@ -1,0 +1,625 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Interrupts, against what the guest's kernel said of them and against drgn."""
+
+import re
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from drgn import Program
+from drgn.helpers.linux.cpumask import for_each_cpu, for_each_possible_cpu
+from drgn.helpers.linux.irq import (
+    for_each_irq_desc,
+    irq_desc_action_names,
+    irq_desc_affinity_mask,
+    irq_desc_chip_name,
+    irq_desc_kstat_cpu,
+)
+
+from fixtures import lab
+from msatools.cpus.irqs import (
+    COUNTER,
+    IrqTable,
+    delta,
+    irqs,
+    no_intr_cpus,
+    percpu_interrupts,
+    read_irqs,
+    route,
+)
+from msatools.cpus.model import CpuSet
+from msatools.kernel.cpumasks import cpus_of
+from msatools.kernel.percpu import read_percpu
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from tests.tasks.conftest import TYPES, open_dump
+from tests.zombies.conftest import lose, put
+
+KERNELS = ("6.1", "6.12")
+LATE = {
+    # Of the guest's last words once a character, and once when there is no more.
+    r"ttyS0": len("\r\nLAB-TRUTH 2\r\n") + 1,
+    # One commit of the root disk's journal, which comes 5 s after the last change: its
+    # blocks, and the commit record with a flush before and after it, on one queue.
+    r"nvme\d+q\d+": 8,
+}
+"""How often who may still interrupt after the counters were read, by name. All other
+devices are at rest by then, and so their counts are exact."""
+
+Counts = dict[int, int]
+
+
+@dataclass
+class Seen:
+    run: lab.Run
+    table: IrqTable
+    findings: Findings
+    reads: int
+
+    def truth(self, name: str) -> str:
+        return self.run.truth(name).decode().strip("\n")
+
+    def row(self, name: str) -> int:
+        (row,) = [row for row, names in enumerate(self.table.names) if name in names]
+        return row
+
+    @property
+    def still(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which interrupts do not come any more."""
+        return np.array(
+            [most_late(", ".join(names)) == 0 for names in self.table.names]
+        )
+
+    @property
+    def online(self) -> tuple[int, ...]:
+        return numbers(self.truth("sys/devices/system/cpu/online"))
+
+    @property
+    def files(self) -> set[int]:
+        """The interrupts that have a directory."""
+        pattern = r"proc/irq/(\d+)/smp_affinity_list"
+        found = (re.fullmatch(pattern, name) for name in self.run.truth_names())
+        return {int(match[1]) for match in found if match}
+
+    def affinity(self, irq: int, kind: str = "smp") -> tuple[int, ...]:
+        return numbers(self.truth(f"proc/irq/{irq}/{kind}_affinity_list"))
+
+    def counts_of_all(self, irq: int) -> list[int]:
+        """Give the counts of all CPUs, which were read some time before the last."""
+        text = self.truth(f"sys/kernel/irq/{irq}/per_cpu_count")
+        return [int(count) for count in text.split(",")]
+
+    @property
+    def lines(self) -> dict[int, tuple[Counts, str]]:
+        """Of /proc/interrupts: the counts that are not 0, and what is said of each.
+
+        It tells of CPUs that are online; the counts of others are from /sys.
+        """
+        head, *lines = self.truth("proc/interrupts").splitlines()
+        cpus = [int(word.removeprefix("CPU")) for word in head.split()]
+        found = {}
+        for line in lines:
+            name, _, rest = line.partition(":")
+            if name.strip().isdigit():
+                words = rest.split(maxsplit=len(cpus))
+                counts = dict(enumerate(self.counts_of_all(int(name))))
+                counts |= dict(zip(cpus, map(int, words), strict=False))
+                said = " ".join(words[len(cpus)].split())
+                found[int(name)] = {cpu: n for cpu, n in counts.items() if n}, said
+        return found
+
+
+def most_late(name: str) -> int:
+    """Tell how often an interrupt may come after the truth was read."""
+    return sum(most for who, most in LATE.items() if re.fullmatch(who, name))
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Make numbers of a list as the kernel prints it: 0-3,5."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
+
+
+def read(prog: Program) -> tuple[IrqTable, Findings, int]:
+    reader, findings = Reader(prog), Findings()
+    percpu = read_percpu(prog, findings)
+    table = read_irqs(reader, percpu, findings)
+    return table, findings, reader.reads
+
+
+@lru_cache(maxsize=4)
+def seen(name: str, types: str) -> Seen:
+    return Seen(lab.build(name), *read(open_dump(name, types)))
+
+
+@pytest.fixture(params=product(KERNELS, TYPES), ids="-".join)
+def dump(request: pytest.FixtureRequest) -> Seen:
+    kernel, types = request.param
+    return seen(f"cpus-{kernel}", types)
+
+
+@pytest.fixture(params=KERNELS)
+def btf(request: pytest.FixtureRequest) -> Seen:
+    return seen(f"cpus-{request.param}", "btf")
+
+
+def test_nothing_is_lost(dump: Seen) -> None:
+    assert not dump.findings.notes
+    assert dump.table.complete
+    assert dump.findings.coverage["irqs"] == len(dump.table)
+
+
+def test_affinities_are_those_of_proc(dump: Seen) -> None:
+    table = dump.table
+    rows = {irq: row for row, irq in enumerate(table.irq.tolist())}
+    assert len(dump.files) > 30
+    # Numbers that no controller has been given for have no directory.
+    assert dump.files <= rows.keys()
+    assert not any(table.handled[rows[irq]] for irq in rows.keys() - dump.files)
+    for irq in dump.files:
+        row = rows[irq]
+        assert cpus_of(table.affinity[row]) == dump.affinity(irq), irq
+        assert cpus_of(table.effective[row]) == dump.affinity(irq, "effective"), irq
+
+
+def test_affinities_differ_as_the_guest_made_them(dump: Seen) -> None:
+    made = dump.run.workload["irqs"]
+    gone = dump.run.workload["cpus"]["gone"]
+    wanted = {name: irq["wanted"] for name, irq in made.items() if irq["wanted"]}
+    assert len(wanted) > 5
+    for name, cpus in wanted.items():
+        there = cpus_of(dump.table.affinity[dump.row(name)])
+        # Whoever may go nowhere else, may go anywhere.
+        elsewhere = set(numbers(cpus)) <= {gone}
+        assert (there == numbers(cpus)) is not elsewhere, name
+
+
+def test_one_is_on_its_way(dump: Seen) -> None:
+    """Of some the affinity is another since they came last."""
+    table = dump.table
+    assert (table.effective & ~table.affinity)[table.started].any()
+
+
+def test_managed_ones(dump: Seen) -> None:
+    made = dump.run.workload["irqs"]
+    managed = {name for name, irq in made.items() if irq["managed"]}
+    table = dump.table
+    found = [
+        names
+        for names, is_managed in zip(table.names, table.managed, strict=True)
+        if is_managed
+    ]
+    assert len(managed) > 8
+    assert {name for names in found for name in names} == managed
+    assert not (table.managed & table.movable).any()
+
+
+def test_movable_ones(dump: Seen) -> None:
+    table = dump.table
+    assert not table.movable[dump.row("timer")]  # IRQF_NOBALANCING
+    assert all(table.movable[dump.row(name)] for name in ("ttyS0", "virtio0-input.0"))
+
+
+def test_lines_are_those_of_proc(dump: Seen) -> None:
+    """The numbers, controllers and names, letter by letter."""
+    table = dump.table
+    said = {
+        int(table.irq[row]): f"{table.chip[row]} {table.hwirq[row]}-{table.flow[row]} "
+        + ", ".join(table.names[row])
+        for row in np.flatnonzero(table.listed).tolist()
+    }
+    assert said == {irq: text for irq, (_, text) in dump.lines.items()}
+    shown = {irq.irq: (irq.chip, irq.name) for irq in irqs(table)}
+    for irq, (chip, name) in shown.items():
+        assert said[irq].startswith(f"{chip} ")
+        assert said[irq].endswith(f" {name}")
+    assert shown.keys() == said.keys()
+
+
+def test_counts_are_those_of_proc(dump: Seen) -> None:
+    lines = dump.lines
+    exact = 0
+    for irq in irqs(dump.table):
+        truth, _ = lines[irq.irq]
+        late = {
+            cpu: irq.counts.get(cpu, 0) - truth.get(cpu, 0)
+            for cpu in irq.counts.keys() | truth.keys()
+        }
+        assert all(count >= 0 for count in late.values()), irq.name
+        assert sum(late.values()) <= most_late(irq.name), irq.name
+        exact += 0 if any(late.values()) else irq.total
+        assert irq.total == sum(irq.counts.values())
+    assert exact > 1000
+
+
+def test_counts_of_all_cpus_are_those_of_sys(dump: Seen) -> None:
+    """Which tells also of CPUs that are not online."""
+    table = dump.table
+    for row in np.flatnonzero(dump.still).tolist():
+        if (irq := int(table.irq[row])) in dump.files:
+            assert table.counts[row].tolist() == dump.counts_of_all(irq)
+
+
+def test_sums_and_shares(dump: Seen) -> None:
+    still = replace(dump.table, device=dump.table.device & dump.still)
+    lines = {irq.irq: dump.lines[irq.irq][0] for irq in irqs(still)}
+    total = sum(sum(counts.values()) for counts in lines.values())
+    for irq in irqs(still):
+        assert irq.share == pytest.approx(sum(lines[irq.irq].values()) / total)
+    assert sum(irq.share or 0 for irq in irqs(dump.table)) == pytest.approx(1)
+
+
+def cpu_set(*cpus: int) -> CpuSet:
+    return CpuSet(
+        name="made",
+        kind="root",
+        cpus=cpus,
+        source="",
+        asked=None,
+        exclusive=None,
+        nodes=(),
+        reason=None,
+        root_domain=None,
+        balanced=None,
+        irqs_routed=(),
+        irqs_allowed=(),
+        irqs_managed=0,
+    )
+
+
+def test_sets_have_the_interrupts_that_land_there(dump: Seen) -> None:
+    roles = dump.run.workload["cpus"]
+    sets = [
+        cpu_set(roles["partition"]),
+        cpu_set(roles["quiet"], roles["isolated"]),
+        cpu_set(roles["gone"]),
+        cpu_set(*dump.online),
+    ]
+    online = set(dump.online)
+    managed = {
+        irq["irq"] for irq in dump.run.workload["irqs"].values() if irq["managed"]
+    }
+    # Those that are shut down, as no CPU is left that they may go to.
+    down = {irq for irq in managed if not online & set(dump.affinity(irq))}
+    assert down
+    # One that was moved, and has not come since, is on its way.
+    moving = {
+        irq
+        for irq in dump.lines
+        if not set(dump.affinity(irq)) & set(dump.affinity(irq, "effective"))
+    }
+    for each in route(tuple(sets), dump.table, dump.online):
+        there = online & set(each.cpus)
+        routed, allowed = (
+            {irq for irq in dump.lines if there & set(dump.affinity(irq, kind))}
+            for kind in ("effective", "smp")
+        )
+        assert set(each.irqs_routed) == routed - down - moving
+        assert set(each.irqs_allowed) == allowed
+        assert each.irqs_managed == len(allowed & managed)
+    assert not route((sets[2],), dump.table, dump.online)[0].irqs_allowed
+
+
+def test_no_intr_after_all_were_moved_away(dump: Seen) -> None:
+    """As after psrset -f, if somebody had written all of smp_affinity."""
+    table, roles = dump.table, dump.run.workload["cpus"]
+    # As it is, there are some that may go anywhere.
+    assert no_intr_cpus(table, dump.online) == set()
+    home = np.zeros(table.affinity.shape[1], np.bool_)
+    home[[roles["home"], roles["fair"]]] = True
+    moved = np.where(table.movable[:, None], home, table.affinity)
+    table = replace(table, affinity=moved)
+    # The queues of one device are for one CPU each, those of the other are shared: that
+    # of the last two CPUs goes to the one that isolcpus=managed_irq does not name.
+    shared = {
+        cpu
+        for cpu in dump.online
+        for row in np.flatnonzero(table.managed & table.started).tolist()
+        if table.effective[row, cpu]
+        and len(set(cpus_of(table.affinity[row])) & set(dump.online)) > 1
+    }
+    assert roles["quiet"] in shared
+    free = no_intr_cpus(table, dump.online)
+    assert {roles["partition"], roles["isolated"]} <= free
+    assert free == set(dump.online) - {roles["home"], roles["fair"]} - shared
+
+
+def test_own_queues_count_when_they_came(dump: Seen) -> None:
+    table, roles = dump.table, dump.run.workload["cpus"]
+    one = roles["isolated"]
+    # Nothing but the queues that are for one CPU.
+    queues = [
+        row
+        for row in np.flatnonzero(table.managed & table.placed).tolist()
+        if set(cpus_of(table.affinity[row])) & set(dump.online) == {one}
+    ]
+    assert queues
+    device = np.zeros(len(table), np.bool_)
+    device[queues] = True
+    alone = replace(table, device=device)
+    assert one in no_intr_cpus(alone, dump.online)
+    counts = table.counts.copy()
+    same = delta(alone, alone)
+    assert one in no_intr_cpus(same, dump.online)
+    counts[queues[0], one] += 1
+    came = delta(alone, replace(alone, counts=counts))
+    assert one not in no_intr_cpus(came, dump.online)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_types_make_no_difference(kernel: str) -> None:
+    ours, theirs = (seen(f"cpus-{kernel}", types).table for types in TYPES)
+    for field in fields(IrqTable):
+        one, other = getattr(ours, field.name), getattr(theirs, field.name)
+        assert (
+            np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
+        )
+
+
+@pytest.mark.parametrize("types", TYPES)
+@pytest.mark.parametrize("name", ["memory-5.10", "tasks-6.1", "tasks-6.12"])
+def test_drgn_says_the_same(name: str, types: str) -> None:
+    prog = open_dump(name, types)
+    table, findings, _ = read(prog)
+    assert not findings.notes
+    found = list(for_each_irq_desc(prog))
+    assert table.irq.tolist() == [irq for irq, _ in found]
+    cpus = list(for_each_possible_cpu(prog))
+    assert table.cpus.tolist() == cpus
+    for row, (_, desc) in enumerate(found):
+        assert table.address[row] == desc.value_()
+        names = [name.decode() for name in irq_desc_action_names(desc)]
+        assert list(table.names[row]) == names
+        chip = irq_desc_chip_name(desc)
+        assert table.chip[row] == (chip.decode() if chip else None)
+        affinity = list(for_each_cpu(irq_desc_affinity_mask(desc)[0]))
+        assert list(cpus_of(table.affinity[row])) == affinity
+        counts = [irq_desc_kstat_cpu(desc, cpu) for cpu in cpus]
+        assert table.counts[row].tolist() == counts
+
+
+def test_cost(btf: Seen) -> None:
+    """Reads: of nodes, masks and names few; of descriptors and counts at most one."""
+    cpus, rows = len(btf.table.cpus), len(btf.table)
+    assert btf.reads < 2 * rows + 4 * cpus
+
+
+# --- damage
+
+
+@pytest.fixture
+def program() -> Program:
+    """One dump opened anew, to be damaged."""
+    return open_dump("cpus-6.12", "btf")
+
+
+def offset(prog: Program, member: str) -> int:
+    desc = prog.type("struct irq_desc")
+    found: int = desc.member(member).offset
+    return found
+
+
+@pytest.mark.parametrize("how", ["gone", "another"])
+def test_an_interrupt_that_is_none(program: Program, how: str) -> None:
+    whole = seen("cpus-6.12", "btf").table
+    address = int(whole.address[-1])
+    if how == "gone":
+        lose(program, address, program.type("struct irq_desc").size)
+    else:
+        number = address + offset(program, "irq_data") + 4
+        put(program, number, (9999).to_bytes(4, "little"))
+    table, findings, _ = read(program)
+    assert table.irq.tolist() == whole.irq.tolist()[:-1]
+    assert table.address.tolist() == whole.address.tolist()[:-1]
+    assert not table.complete
+    assert findings.notes
+    # Nobody knows where that one goes.
+    nowhere = replace(table, affinity=np.zeros_like(table.affinity))
+    assert no_intr_cpus(nowhere, tuple(table.cpus.tolist())) == set()
+
+
+def test_a_tree_that_is_gone(program: Program) -> None:
+    lose(program, program["sparse_irqs"].address_, 16)
+    table, findings, _ = read(program)
+    assert len(table) == 0
+    assert not table.complete
+    assert findings.coverage["trees_broken"] == 1
+    assert irqs(table) == ()
+    assert no_intr_cpus(table, (0, 1)) == set()
+    (each,) = route((cpu_set(0, 1),), table, (0, 1))
+    assert each.irqs_routed == ()
+
+
+def test_an_affinity_that_is_lost_is_anywhere(program: Program) -> None:
+    whole = seen("cpus-6.12", "btf")
+    row = whole.row("virtio0-input.0")
+    desc = int(whole.table.address[row]) + offset(program, "irq_common_data")
+    common = program.type("struct irq_common_data")
+    put(program, desc + common.member("affinity").offset, (8).to_bytes(8, "little"))
+    table, findings, _ = read(program)
+    assert table.affinity[row].all()
+    assert findings.coverage["irq_affinity_unreadable"] == 1
+    assert findings.notes
+    assert no_intr_cpus(table, whole.online) == set()
+
+
+def test_a_controller_that_is_lost_may_move_it(program: Program) -> None:
+    whole = seen("cpus-6.12", "btf")
+    row = whole.row("virtio0-input.0")
+    desc = int(whole.table.address[row]) + offset(program, "irq_data")
+    chip = desc + program.type("struct irq_data").member("chip").offset
+    put(program, chip, (8).to_bytes(8, "little"))
+    table, findings, _ = read(program)
+    assert table.chip[row] is None
+    assert table.movable[row]
+    assert findings.coverage["irq_chip_unreadable"] == 1
+
+
+@pytest.mark.parametrize("member", ["name", "next"])
+def test_handlers_that_are_lost(program: Program, member: str) -> None:
+    whole = seen("cpus-6.12", "btf")
+    row = whole.row("virtio0-input.0")
+    desc = int(whole.table.address[row]) + offset(program, "action")
+    action = program.read_u64(desc)
+    place = action + program.type("struct irqaction").member(member).offset
+    # A name that leads nowhere, or a list of handlers that is a loop.
+    value = 8 if member == "name" else action
+    put(program, place, value.to_bytes(8, "little"))
+    table, findings, _ = read(program)
+    names = table.names[row]
+    assert set(names) == (set() if member == "name" else {"virtio0-input.0"})
+    assert findings.notes
+    assert np.array_equal(table.counts, whole.table.counts)
+
+
+def test_counts_that_are_lost(program: Program) -> None:
+    whole = seen("cpus-6.12", "btf")
+    row = whole.row("virtio0-input.0")
+    desc = int(whole.table.address[row]) + offset(program, "kstat_irqs")
+    percpu = read_percpu(program, Findings())
+    lose(program, int(percpu.at(program.read_u64(desc))[2]), 4)
+    table, findings, _ = read(program)
+    assert table.counts[row, 2] == 0 < whole.table.counts[row, 2]
+    assert findings.coverage["irq_counts_unreadable"] == 1
+    assert table.counted.sum() == len(table) - 1
+    assert not table.counted[row]
+    # What was there before has not come since.
+    came = delta(table, whole.table)
+    assert not came.counts.any()
+    assert not came.counted[row]
+    assert np.array_equal(
+        np.delete(table.counts, row, 0), np.delete(whole.table.counts, row, 0)
+    )
+
+
+# --- what is pure
+
+
+def made(**columns: Any) -> IrqTable:
+    """Make two interrupts of two CPUs: one on each, both may go to both."""
+    both = np.ones(2, np.bool_)
+    values = {
+        "cpus": np.arange(2),
+        "irq": np.array([10, 11]),
+        "address": np.array([0x1000, 0x2000], np.uint64),
+        "names": (("disk",), ("eth0", "eth1")),
+        "chip": ("made", None),
+        "hwirq": np.array([0, 1], np.uint64),
+        "flow": ("edge", None),
+        "affinity": np.ones((2, 2), np.bool_),
+        "effective": np.eye(2, dtype=np.bool_),
+        "counts": np.array([[30, 0], [0, 10]]),
+        **dict.fromkeys(("handled", "device", "movable", "started", "counted"), both),
+        **dict.fromkeys(("chained", "nested", "managed", "hidden"), ~both),
+        "complete": True,
+    }
+    return IrqTable(**(values | columns))
+
+
+def test_rows() -> None:
+    disk, network = irqs(made())
+    assert (disk.name, disk.counts, disk.share) == ("disk", {0: 30}, 0.75)
+    assert (network.name, network.total, network.chip) == ("eth0, eth1", 10, None)
+    assert network.affinity == (0, 1)
+    assert network.effective == (1,)
+
+
+def test_no_interrupts_have_no_share() -> None:
+    table = made(counts=np.zeros((2, 2), np.int64))
+    assert [irq.share for irq in irqs(table)] == [None, None]
+
+
+def test_without_a_handler_what_came_is_told() -> None:
+    table = made(handled=np.zeros(2, np.bool_), counts=np.array([[1, 0], [0, 0]]))
+    assert [irq.irq for irq in irqs(table)] == [10]
+    assert no_intr_cpus(table, (0, 1)) == {0, 1}
+
+
+def test_others_than_devices() -> None:
+    table = made(device=np.array([True, False]))
+    assert [irq.irq for irq in irqs(table)] == [10]
+    (timer,) = percpu_interrupts(table)
+    assert (timer.name, timer.text, timer.counts) == ("11", "eth0, eth1", {1: 10})
+    nowhere = replace(table, affinity=np.array([[True, False], [True, True]]))
+    assert no_intr_cpus(nowhere, (0, 1)) == {1}
+
+
+def test_what_is_hidden_or_chained_or_nested() -> None:
+    one = np.array([True, False])
+    assert [irq.irq for irq in irqs(made(hidden=one))] == [11]
+    none = np.zeros((2, 2), np.int64)
+    chained = made(chained=one, counts=none, affinity=np.eye(2, dtype=np.bool_))
+    assert [irq.irq for irq in irqs(chained)] == [11]
+    # But it comes.
+    assert no_intr_cpus(chained, (0, 1)) == set()
+    (each,) = route((cpu_set(0, 1),), made(nested=one), (0, 1))
+    assert each.irqs_routed == (11,)
+
+
+def test_what_nobody_moves_is_where_it_is() -> None:
+    table = made(
+        movable=np.zeros(2, np.bool_), effective=np.array([[1, 0], [1, 0]], bool)
+    )
+    assert no_intr_cpus(table, (0, 1)) == {1}
+    not_yet = replace(table, started=np.zeros(2, np.bool_))
+    assert no_intr_cpus(not_yet, (0, 1)) == {0, 1}
+
+
+def test_only_cpus_that_are_online_take_interrupts() -> None:
+    (none,) = route((cpu_set(0, 1),), made(), ())
+    assert none.irqs_allowed == ()
+    assert no_intr_cpus(made(), ()) == set()
+    (each,) = route((cpu_set(0, 1),), made(), (1,))
+    assert each.irqs_routed == (11,)
+    assert each.irqs_allowed == (10, 11)
+    assert no_intr_cpus(made(handled=np.zeros(2, np.bool_)), (1,)) == {1}
+
+
+def test_interval() -> None:
+    later = np.array([[35, 1], [0, 10]])
+    came = delta(made(), made(counts=later))
+    assert not came.since_boot
+    assert came.counts.tolist() == [[5, 1], [0, 0]]
+    assert [irq.total for irq in irqs(came)] == [6, 0]
+
+
+def test_counters_begin_anew() -> None:
+    before = made(counts=np.array([[COUNTER - 2, 0], [0, 0]]))
+    came = delta(before, made(counts=np.array([[3, 0], [0, 0]])))
+    assert came.counts[0, 0] == 5
+
+
+@pytest.mark.parametrize(
+    ("address", "first"), [(0x3000, 40), (0x1000, 5)], ids=["another", "went back"]
+)
+def test_a_number_that_is_anothers_now(address: int, first: int) -> None:
+    addresses = np.array([address, 0x2000], np.uint64)
+    counts = np.array([[first, 0], [0, 12]])
+    came = delta(made(), made(address=addresses, counts=counts))
+    assert came.counts.tolist() == [[first, 0], [0, 2]]
+
+
+def test_one_that_came_and_one_that_went() -> None:
+    after = made(
+        irq=np.array([11, 12]),
+        address=np.array([0x2000, 0x4000], np.uint64),
+        counts=np.array([[0, 11], [7, 0]]),
+    )
+    came = delta(made(), after)
+    assert came.irq.tolist() == [11, 12]
+    assert came.counts.tolist() == [[0, 1], [7, 0]]
+
+
+def test_what_was_not_found_before_is_not_new() -> None:
+    one = made()
+    before = replace(one, irq=np.array([10, 99]), complete=False)
+    came = delta(before, one)
+    assert came.counts.tolist() == [[0, 0], [0, 0]]
+    assert came.counted.tolist() == [True, False]

@@ -1,0 +1,682 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""msa-cpus inside of a running kernel, against what that says of itself meanwhile.
+
+Each sample is between two readings of files of /proc: what those say right before and
+right after it are the bounds of what it says. (See ``fixtures/lab/guest/cpulive.py``
+for what the CPUs do, and ``cpuexperiment.py`` for the processor sets.)
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from fixtures import lab
+from fixtures.lab.guest import cpulive as guest
+from fixtures.lab.kcore import RESULTS
+from msatools.values import cpu_list
+
+KERNELS = ("6.1", "6.12")
+SECOND = 10**9
+TICK_NS = 4_000_000
+USER_TICK_NS = 10_000_000
+"""/proc/stat has whole ones of these."""
+
+LOOK_NS = SECOND
+"""From the first counter that a look reads to the clock, which is the last: some 30 ms,
+and more where each CPU is emulated while the machine has other work."""
+
+COLD_NS = 15 * SECOND
+"""The same of the first look, which has to learn the kernel's types."""
+
+OFFLINE = guest.COMES_AND_GOES
+SET = {4, 5, 6, 7}
+"""The CPUs of the experiment's partition."""
+
+Facts = dict[str, Any]
+Numbers = dict[int, int]
+"""By CPU."""
+
+
+def results(name: str) -> Facts:
+    run = lab.build(name)
+    found: Facts = json.loads((run.directory / RESULTS).read_text())
+    return found
+
+
+# --- what the kernel says
+
+
+def table(text: str) -> dict[str, Numbers]:
+    """Read a table with a column a CPU; lines with a total alone are left out."""
+    head, *lines = text.splitlines()
+    cpus = [int(word.removeprefix("CPU")) for word in head.split()]
+    found = {}
+    for line in lines:
+        name, _, rest = line.partition(":")
+        counts = [int(word) for word in rest.split()[: len(cpus)] if word.isdigit()]
+        if len(counts) == len(cpus):
+            found[name.strip()] = dict(zip(cpus, counts, strict=True))
+    return found
+
+
+def stat(text: str) -> dict[str, list[int]]:
+    lines = (line.split() for line in text.splitlines())
+    return {name: [int(word) for word in words] for name, *words in lines if words}
+
+
+TIMES = {
+    # usr has niced tasks too, and there are no guests.
+    ("usr_ns",): (0, 1),
+    ("sys_ns",): (2,),
+    # Tasks that wait for I/O make of one the other afterwards.
+    ("idl_ns", "wt_ns"): (3, 4),
+    ("irq_ns",): (5, 6),
+    ("st_ns",): (7,),
+}
+"""Columns, and what makes them of /proc/stat's."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """When all was read: no earlier than the first, no later than the other two."""
+
+    from_ns: int
+    counted_ns: int
+    """But for interrupts of devices, and what follows."""
+
+    to_ns: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One report, and the readings around it."""
+
+    report: Facts
+    readings: list[Facts]
+    began: Look | None
+    """The look that its interval began with; ``None`` if it is since boot."""
+
+    ended: Look
+    first: bool
+
+    @property
+    def rows(self) -> dict[int, Facts]:
+        return {row["cpu"]: row for row in self.report["cpus"]}
+
+    def before(self, name: str, moment: int) -> str:
+        """Give what a file said last, before a moment."""
+        texts = [
+            reading[name]["text"]
+            for reading in self.readings
+            if reading[name]["to_ns"] <= moment
+        ]
+        return str(texts[-1])
+
+    def after(self, name: str, moment: int) -> str:
+        return str(
+            next(
+                reading[name]["text"]
+                for reading in self.readings
+                if reading[name]["from_ns"] >= moment
+            )
+        )
+
+    def bounds(
+        self,
+        name: str,
+        number: Callable[[str], int | None],
+        slack: int = 0,
+        late: bool = False,
+    ) -> tuple[int, int] | None:
+        """Tell what a counter can be at least and at most.
+
+        :param number: Takes it out of the file's text; ``None`` if it is not there.
+        :param slack: What the file leaves out.
+        :param late: Whether it is read after the clock is.
+        """
+        least = number(self.before(name, self.ended.from_ns))
+        most = number(self.after(name, self._end(self.ended, late)))
+        if least is None or most is None:
+            return None
+        if self.began is None:
+            return least, most + slack
+        before = number(self.before(name, self.began.from_ns))
+        after = number(self.after(name, self._end(self.began, late)))
+        if before is None or after is None:
+            return None
+        return max(least - after - slack, 0), most + slack - before
+
+    def _end(self, look: Look, late: bool) -> int:
+        return look.to_ns if late else look.counted_ns
+
+    def steady(self, late: bool = False) -> list[int]:
+        """Give the CPUs that are there from the begin to the end."""
+        moments = [self.ended.from_ns, self._end(self.ended, late)]
+        if self.began:
+            moments += [self.began.from_ns, self._end(self.began, late)]
+        there = [
+            {*next(iter(table(text).values()))}
+            for moment in moments
+            for text in (
+                self.before("interrupts", moment),
+                self.after("interrupts", moment),
+            )
+        ]
+        return sorted(set.intersection(*there))
+
+
+@dataclass(frozen=True)
+class Live:
+    """What the guest left."""
+
+    facts: Facts
+
+    def reports(self, name: str) -> list[Facts]:
+        lines = self.facts["runs"][name]["stdout"].splitlines()
+        return [json.loads(line) for line in lines]
+
+    def samples(self, name: str) -> Iterator[Sample]:
+        run = self.facts["runs"][name]
+        before: Look | None = None
+        for number, (report, line) in enumerate(
+            zip(self.reports(name), run["lines"], strict=True)
+        ):
+            taken, interval = report["taken_at_ns"], report["interval_ns"]
+            if interval is not None and before is None:
+                start = taken - interval
+                before = Look(start - LOOK_NS, start + TICK_NS, start + LOOK_NS)
+            slow = COLD_NS if interval is None else LOOK_NS
+            look = Look(taken - slow, taken + TICK_NS, line["seen_ns"])
+            yield Sample(report, run["readings"], before, look, number == 0)
+            before = look
+
+    @property
+    def changes(self) -> tuple[Facts, Facts]:
+        gone, back = self.facts["events"]
+        return gone, back
+
+
+@pytest.fixture(scope="module", params=KERNELS)
+def live(request: pytest.FixtureRequest) -> Live:
+    return Live(results(f"cpulive-{request.param}"))
+
+
+@pytest.fixture(scope="module")
+def once(live: Live) -> Sample:
+    """Since boot."""
+    (sample,) = live.samples("once")
+    return sample
+
+
+@pytest.fixture(scope="module")
+def intervals(live: Live) -> list[Sample]:
+    return [*live.samples("interval")]
+
+
+@pytest.fixture(scope="module")
+def samples(once: Sample, intervals: list[Sample]) -> list[Sample]:
+    return [once, *intervals]
+
+
+def check(sample: Sample, ours: int | None, *bounds: Any, **more: Any) -> None:
+    found = sample.bounds(*bounds, **more)
+    assert found is not None
+    least, most = found
+    assert ours is not None
+    assert least <= ours <= most
+
+
+# --- counters
+
+
+def total(sample: Sample, *columns: str) -> int | None:
+    """Sum columns over CPUs; ``None`` if one of an online CPU is not known."""
+    found = 0
+    for row in sample.report["cpus"]:
+        numbers = [row[column] for column in columns]
+        if None in numbers:
+            if row["online"]:
+                return None
+            continue
+        found += sum(numbers)
+    return found
+
+
+def whole(sample: Sample) -> bool:
+    """Tell whether all CPUs were there all the time: what one had is not another's."""
+    online = {row["cpu"] for row in sample.report["cpus"] if row["online"]}
+    return {*sample.steady()} == online >= {OFFLINE}
+
+
+def test_some_samples_are_whole(samples: list[Sample]) -> None:
+    """Else there would be nothing to look at."""
+    assert [whole(sample) for sample in samples][:2] == [True, True]
+
+
+def test_commands_have_nothing_to_complain_of(live: Live) -> None:
+    for run in live.facts["runs"].values():
+        assert (run["status"], run["stderr"]) == (0, "")
+    for name in live.facts["runs"]:
+        for report in live.reports(name):
+            assert report["coverage"]["cpus_unreadable"] == 0
+            assert {note["code"] for note in report["notes"]} <= {"cpus-changed"}
+
+
+def test_switches(samples: list[Sample]) -> None:
+    def switched(text: str) -> int:
+        return stat(text)["ctxt"][0]
+
+    for sample in samples:
+        check(sample, total(sample, "csw"), "stat", switched)
+        for cpu in sample.steady():
+            # Each is a call of the scheduler, but not each call is one.
+            def called(text: str, cpu: int = cpu) -> int:
+                (words,) = re.findall(rf"^cpu{cpu} (.*)$", text, re.M)
+                return int(words.split()[2])
+
+            bounds = sample.bounds("schedstat", called)
+            assert bounds is not None
+            # It counts since the setting was made.
+            if sample.began:
+                assert sample.rows[cpu]["csw"] <= bounds[1]
+
+
+def test_interrupts_of_all_cpus(samples: list[Sample]) -> None:
+    for sample in samples:
+        for column, name in (("intr", "intr"), ("soft", "softirq")):
+
+            def came(text: str, name: str = name) -> int:
+                return stat(text)[name][0]
+
+            check(sample, total(sample, column), "stat", came)
+
+
+def test_function_calls_and_flushes(samples: list[Sample]) -> None:
+    for sample in samples:
+        for column, name in (("xcal", "CAL"), ("tlb", "TLB")):
+            for cpu in sample.steady():
+
+                def came(text: str, name: str = name, cpu: int = cpu) -> int:
+                    return table(text)[name][cpu]
+
+                check(sample, sample.rows[cpu][column], "interrupts", came)
+
+
+def test_times(samples: list[Sample]) -> None:
+    for sample in samples:
+        for cpu in sample.steady():
+            for columns, places in TIMES.items():
+
+                def spent(
+                    text: str, cpu: int = cpu, places: tuple[int, ...] = places
+                ) -> int:
+                    words = stat(text)[f"cpu{cpu}"]
+                    return USER_TICK_NS * sum(words[place] for place in places)
+
+                numbers = [sample.rows[cpu][column] for column in columns]
+                assert None not in numbers, (cpu, columns)
+                # Of each of the parts a part of one is left out. And a CPU that is
+                # idle as it is looked at has been so until the clock is read.
+                slack = len(places) * USER_TICK_NS
+                if "idl_ns" in columns:
+                    slack += LOOK_NS if sample.began is None else LOOK_NS // 10
+                check(sample, sum(numbers), "stat", spent, slack=slack)
+
+
+def test_faults(samples: list[Sample]) -> None:
+    told = 0
+    for sample in samples:
+        if not whole(sample):
+            continue
+        told += 1
+        for name, columns in (("pgfault", ("minf", "mjf")), ("pgmajfault", ("mjf",))):
+
+            def faults(text: str, name: str = name) -> int:
+                (number,) = re.findall(rf"^{name} (\d+)$", text, re.M)
+                return int(number)
+
+            check(sample, total(sample, *columns), "vmstat", faults)
+    assert told >= 2
+
+
+def test_interrupts_of_devices(intervals: list[Sample]) -> None:
+    for sample in intervals:
+        irqs = {str(irq["irq"]): irq for irq in sample.report["irqs"]}
+        names = table(sample.before("interrupts", sample.ended.from_ns))
+        assert {name for name in names if name.isdigit()} == irqs.keys()
+        for name, irq in irqs.items():
+            for cpu in sample.steady(late=True):
+
+                def came(text: str, name: str = name, cpu: int = cpu) -> int:
+                    return table(text)[name][cpu]
+
+                ours = irq["counts"].get(str(cpu), 0)
+                check(sample, ours, "interrupts", came, late=True)
+
+
+@pytest.mark.parametrize("kind", ["vectors", "softirqs"])
+def test_vectors_and_softirqs(intervals: list[Sample], kind: str) -> None:
+    file = "interrupts" if kind == "vectors" else "softirqs"
+    for sample in intervals:
+        told = {each["name"]: each for each in sample.report[kind]}
+        names = table(sample.before(file, sample.ended.from_ns))
+        assert {name for name in names if not name.isdigit()} <= told.keys()
+        for name, each in told.items():
+            for cpu in sample.steady():
+
+                def came(text: str, name: str = name, cpu: int = cpu) -> int:
+                    return table(text).get(name, {}).get(cpu, 0)
+
+                ours = each["counts"].get(str(cpu), 0)
+                check(sample, ours, file, came)
+
+
+def test_load(samples: list[Sample]) -> None:
+    """They change each five seconds: it is what they were before or after."""
+    for sample in samples:
+        edges = (
+            sample.before("loadavg", sample.ended.from_ns),
+            sample.after("loadavg", sample.ended.to_ns),
+        )
+        lists = ([float(word) for word in text.split()[:3]] for text in edges)
+        for ours, one, other in zip(sample.report["load"], *lists, strict=True):
+            # The file has two digits, rounded.
+            assert min(one, other) - 0.01 <= ours <= max(one, other) + 0.01
+
+
+# --- time
+
+
+def test_intervals_are_in_kernel_time(live: Live) -> None:
+    """From one look to the next, and each is within what the guest's clock says."""
+    run = live.facts["runs"]["interval"]
+    words = run["argv"]
+    asked, count = (int(word) for word in words[-2:])
+    reports = live.reports("interval")
+    assert len(reports) == count
+    taken = [report["taken_at_ns"] for report in reports]
+    begin = taken[0] - reports[0]["interval_ns"]
+    assert run["start_ns"] < begin
+    for before, report in zip([begin, *taken], reports, strict=False):
+        assert report["taken_at_ns"] - before == report["interval_ns"]
+    for moment, line in zip(taken, run["lines"], strict=True):
+        # A tick may be noted a little late, but no earlier.
+        assert moment <= line["seen_ns"]
+    # One that took too long delays the next, so that each alone may be shorter.
+    assert taken[-1] - begin >= count * asked * SECOND - LOOK_NS
+
+
+def test_time_of_cpus_without_ticks(intervals: list[Sample]) -> None:
+    """It is all told; of others ticks are counted, some of which emulation loses.
+
+    Whenever a CPU goes or comes all others stop for that, in the kernel
+    (stop_machine()): where CPUs are emulated, until each has had its turn.
+    """
+    columns = ("usr_ns", "sys_ns", "irq_ns", "wt_ns", "st_ns", "gst_ns", "idl_ns")
+    for sample in intervals:
+        interval = sample.report["interval_ns"]
+        for cpu, column in ((6, "idl_ns"), (guest.ISOLATED, "usr_ns")):
+            numbers = [sample.rows[cpu][name] for name in columns]
+            assert None not in numbers
+            assert abs(sum(numbers) - interval) < LOOK_NS, cpu
+            own, kernel = sample.rows[cpu][column], sample.rows[cpu]["sys_ns"]
+            assert own > 0.7 * sum(numbers)
+            assert own + kernel > 0.9 * sum(numbers)
+        busy = sample.rows[guest.FAIR]
+        assert busy["idl_ns"] < 0.1 * sum(busy[name] for name in columns)
+
+
+# --- CPUs that come and go
+
+
+def test_hot_plug(live: Live, intervals: list[Sample]) -> None:
+    gone, back = live.changes
+    seen = []
+    for sample in intervals:
+        row = sample.rows[OFFLINE]
+        assert ("on" in row["state"], "off" in row["state"]) == (
+            (True, False) if row["online"] else (False, True)
+        )
+        look = sample.ended
+        if look.to_ns < gone["from_ns"] or look.from_ns > back["to_ns"]:
+            assert row["online"]
+            seen.append(True)
+        elif look.from_ns > gone["to_ns"] and look.to_ns < back["from_ns"]:
+            assert not row["online"]
+            assert row["current"] is None
+            assert row["runq"] == 0
+            seen.append(False)
+        # All others are always there.
+        assert all(
+            other["online"]
+            for other in sample.report["cpus"]
+            if other["cpu"] < 8 and other["cpu"] != OFFLINE
+        )
+    assert True in seen
+    assert False in seen
+
+
+def test_cpu_that_is_off_all_the_time(live: Live, intervals: list[Sample]) -> None:
+    gone, back = live.changes
+    off = [
+        sample
+        for sample in intervals
+        if sample.began
+        and sample.began.from_ns > gone["to_ns"]
+        and sample.ended.to_ns < back["from_ns"]
+    ]
+    for sample in off:
+        row = sample.rows[OFFLINE]
+        for column in ("csw", "intr", "soft", "xcal", "usr_ns", "sys_ns", "idl_ns"):
+            assert row[column] == 0, column
+        assert sample.report["notes"] == []
+
+
+def test_what_a_cpu_had_while_it_came_or_went(intervals: list[Sample]) -> None:
+    """Idle time begins anew; it is not known then, and never more than there was."""
+    changed = [sample for sample in intervals if sample.report["notes"]]
+    # Once it went, and once it came; if it was being looked at, that is told next time.
+    assert len(changed) == 2
+    assert changed[0] in intervals[1:3]
+    assert changed[1] in intervals[3:5]
+    for sample in intervals:
+        if sample in changed:
+            assert {note["code"] for note in sample.report["notes"]} == {"cpus-changed"}
+            assert sample.rows[OFFLINE]["idl_ns"] is None
+        interval = sample.report["interval_ns"]
+        for row in sample.report["cpus"]:
+            for column in ("usr_ns", "sys_ns", "idl_ns", "wt_ns"):
+                value = row[column]
+                assert value is None or 0 <= value < interval + LOOK_NS
+            for column in ("csw", "intr", "soft", "xcal", "tlb"):
+                assert 0 <= row[column] < 1_000_000
+
+
+# --- what CPUs are, and do
+
+
+def test_states_and_sets(live: Live, samples: list[Sample]) -> None:
+    facts = live.facts["facts"]
+
+    def cpus(name: str) -> set[int]:
+        return {*cpu_list(facts[f"/sys/devices/system/cpu/{name}"].strip())}
+
+    sets = {guest.PARTITION: "/db", 6: "/quiet", guest.ISOLATED: "isolcpus"}
+    for sample in samples:
+        assert sample.rows.keys() == cpus("possible")
+        for cpu, row in sample.rows.items():
+            assert row["set"] == sets.get(cpu, "default")
+            isolated = cpus("isolated") | {6}
+            assert ("isolated" in row["state"]) is (cpu in isolated)
+            assert ("nohz_full" in row["state"]) is (cpu in cpus("nohz_full"))
+            # With -v, which the one without an interval has, all tasks are read.
+            reads_tasks = sample.report["coverage"]["tasks"] > 0
+            assert reads_tasks is (sample.report["interval_ns"] is None)
+            for column in ("icsw", "migr"):
+                assert (row[column] is not None) is reads_tasks
+        kinds = {each["name"]: each["kind"] for each in sample.report["sets"]}
+        assert kinds == {
+            "default": "root",
+            "/db": "root",
+            "/quiet": "isolated",
+            "isolcpus": "isolcpus",
+            "nohz_full": "nohz_full",
+        }
+        by_name = {each["name"]: each["cpus"] for each in sample.report["sets"]}
+        assert by_name["/db"] == [guest.PARTITION]
+        assert by_name["/quiet"] == [6]
+        online = {row["cpu"] for row in sample.report["cpus"] if row["online"]}
+        assert {*by_name["default"]} == online - sets.keys()
+
+
+def test_hogs_are_on_their_cpus(live: Live, samples: list[Sample]) -> None:
+    tasks = live.facts["tasks"]
+    hogs = {
+        guest.FAIR: {tasks[name]["pid"] for name in ("fair-0", "fair-1", "fair-2")},
+        guest.ISOLATED: {tasks["isolated-hog"]["pid"]},
+    }
+    found: Counter[int] = Counter()
+    for sample in samples:
+        for queue in sample.report["run_queues"]:
+            told = [task for task in (queue["current"], *queue["waiting"]) if task]
+            # Another may run there too: msa-cpus itself.
+            found.update(hogs.get(queue["cpu"], set()) & {task["pid"] for task in told})
+            # That takes a stack, which goes on while it would be unwound.
+            assert "doing" not in queue
+            for other, pids in hogs.items():
+                if other != queue["cpu"]:
+                    assert not pids & {task["pid"] for task in told}
+    assert len(samples) == 6
+    # One may be on its way from the tree to the CPU while that is read.
+    assert min(found[pid] for pids in hogs.values() for pid in pids) >= 4
+
+
+def test_interrupts_land_where_they_were_told_to(
+    live: Live, intervals: list[Sample]
+) -> None:
+    """Until a CPU goes: then the driver says anew where they may go (virtio_net.c)."""
+    number = live.facts["irqs"]["virtio0-input.0"]
+    for sample in intervals:
+        (irq,) = [irq for irq in sample.report["irqs"] if irq["irq"] == number]
+        if sample.first:
+            assert (irq["affinity"], irq["effective"]) == ([guest.BUSY], [guest.BUSY])
+        assert {*irq["effective"]} <= {*irq["affinity"]}
+        assert irq["counts"].keys() == {str(cpu) for cpu in irq["effective"]}
+        assert irq["total"] > 0
+
+
+# --- the experiment
+
+
+# Guests of it take minutes each.
+EXPERIMENTS = [pytest.param(each, marks=pytest.mark.long) for each in KERNELS]
+
+
+@pytest.fixture(scope="module", params=EXPERIMENTS)
+def steps(request: pytest.FixtureRequest) -> dict[str, Facts]:
+    found = results(f"cpuexperiment-{request.param}")["steps"]
+    return {step["name"]: step for step in found}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table, as it is printed: words by column, a row each."""
+
+    head: list[str]
+    rows: list[dict[str, str]]
+
+
+def tables(text: str, first: str) -> list[Shown]:
+    """Find the tables whose first column has some name."""
+    found: list[Shown] = []
+    for block in re.split(rf"^(?= *{first} )", text, flags=re.M)[1:]:
+        head, *lines = block.splitlines()
+        names = head.split()
+        rows = []
+        for line in lines:
+            words = re.split(r" {2,}", line.strip())
+            if len(words) != len(names):
+                break
+            rows.append(dict(zip(names, words, strict=True)))
+        found.append(Shown(names, rows))
+    return found
+
+
+def run_of(step: Facts, *words: str) -> Facts:
+    (found,) = [run for run in step["runs"] if run["argv"] == [*words]]
+    assert (found["status"], found["stderr"]) == (0, "")
+    return dict(found)
+
+
+def came(run: Facts) -> list[Counter[int]]:
+    """Sum what each sample shows of the network devices' interrupts, by CPU."""
+    found = []
+    for shown in tables(run["stdout"], "IRQ"):
+        counts: Counter[int] = Counter()
+        for row in shown.rows:
+            for cpu in range(8):
+                if row["NAME"].startswith("virtio"):
+                    number = row.get(f"cpu{cpu}", "0")
+                    counts[cpu] += 1 if number == "<1" else int(number)
+        found.append(counts)
+    assert len(found) == 2
+    return found
+
+
+def test_before_interrupts_land_on_all_cpus(steps: dict[str, Facts]) -> None:
+    for counts in came(run_of(steps["before"], "2", "2", "-i")):
+        assert min(counts[cpu] for cpu in range(8)) >= 5
+
+
+def test_then_the_partition_takes_none(steps: dict[str, Facts]) -> None:
+    """But for one, where an interrupt is moved as it comes next."""
+    first, last = came(run_of(steps["no-interrupts"], "2", "2", "-i"))
+    for counts in (first, last):
+        assert min(counts[cpu] for cpu in range(8) if cpu not in SET) >= 5
+    assert sum(first[cpu] for cpu in SET) <= 3
+    assert sum(last[cpu] for cpu in SET) == 0
+
+
+@pytest.mark.parametrize("name", ["no-interrupts", "execute"])
+def test_cpus_of_the_partition(steps: dict[str, Facts], name: str) -> None:
+    text = run_of(steps[name], "2", "2")["stdout"]
+    shown = tables(text, "SET")
+    assert len(shown) == 2
+    for each in shown:
+        cpus = {row["SET"]: row["CPUS"] for row in each.rows}
+        assert cpus == {"default": "0-3", "/db": "4-7"}
+    shown = tables(text, "CPU")
+    assert len(shown) == 2
+    for each in shown:
+        assert [row["CPU"] for row in each.rows] == [str(cpu) for cpu in range(8)]
+        for row in each.rows:
+            assert row["SET"] == ("/db" if int(row["CPU"]) in SET else "default")
+    if name == "execute":
+        # What was moved into the set runs there, and nowhere else.
+        for each in shown:
+            where = {int(r["CPU"]) for r in each.rows if r["CURRENT"] == "sh"}
+            assert where <= SET
+        most = max(
+            float(row["usr"]) for row in shown[-1].rows if int(row["CPU"]) in SET
+        )
+        assert most > 50
+
+
+def test_before_there_is_one_set(steps: dict[str, Facts]) -> None:
+    text = run_of(steps["before"], "2", "2")["stdout"]
+    assert tables(text, "SET") == []
+    assert "SET" not in tables(text, "CPU")[0].head
+
+
+def test_afterwards_there_is_one_set_again(steps: dict[str, Facts]) -> None:
+    found = json.loads(run_of(steps["destroy"], "--json")["stdout"])
+    assert [each["name"] for each in found["sets"]] == ["default"]
+    assert {row["set"] for row in found["cpus"]} == {"default"}
+    assert [row["cpu"] for row in found["cpus"] if row["online"]] == [*range(8)]
+    assert found["notes"] == []

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Rows of CPUs: what each is, put together of what was read. Pure."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from msatools.cpus.counts import Counts, counts
+from msatools.cpus.model import Cpu, Running
+from msatools.cpus.rows import Parts, cpu_rows
+from tests.cpus.madecpus import processor, queue, queued
+from tests.cpus.setdumps import masks_of
+
+COLUMNS = (
+    *("minf", "mjf", "xcal", "tlb", "intr", "soft", "csw", "runq"),
+    *("usr_ns", "nice_ns", "sys_ns", "irq_ns", "softirq_ns", "wt_ns", "st_ns"),
+    *("gst_ns", "idl_ns"),
+)
+NUMBERS = {name: number for number, name in enumerate(COLUMNS, 1)}
+"""Of each counter another."""
+
+
+def numbers(*values: int) -> Counts:
+    return counts(np.array(values), np.ones(len(values), np.bool_))
+
+
+def parts(**others: Any) -> Parts:
+    """Make two CPUs of which the first is online and runs a task."""
+    given: dict[str, Any] = {
+        "cpus": (0, 1),
+        "masks": masks_of((0, 1), (0,)),
+        "no_intr": (),
+        "sets": {0: "default", 1: "default"},
+        "counters": {0: NUMBERS, 1: dict.fromkeys(NUMBERS)},
+        "processors": (processor(0), processor(1, active=False)),
+        "queues": {0: queue(0, current=queued(5)), 1: queue(1, current=None)},
+        "icsw": None,
+        "migr": None,
+    }
+    return Parts(**(given | others))
+
+
+def first(**others: Any) -> Cpu:
+    return cpu_rows(parts(**others))[0]
+
+
+def second(**others: Any) -> Cpu:
+    return cpu_rows(parts(**others))[1]
+
+
+def test_rows() -> None:
+    made = parts()
+    one, other = cpu_rows(made)
+    assert (one.cpu, other.cpu) == (0, 1)
+    assert {name: getattr(one, name) for name in NUMBERS} == NUMBERS
+    assert {getattr(other, name) for name in NUMBERS} == {None}
+    assert (one.online, other.online) == (True, False)
+    assert (one.processor, other.processor) == tuple(made.processors)
+    assert one.current == Running(pid=5, comm="task-5", sched_class="fair")
+    assert other.current is None
+    assert one.smtx is one.srw is one.syscl is None
+    assert one.icsw is one.migr is None
+
+
+def test_numbers_need_not_begin_at_0() -> None:
+    """Of some machines CPUs have been taken out."""
+    made = parts(
+        cpus=(2, 7),
+        masks=masks_of((2, 7), (2, 7)),
+        sets={2: "default", 7: "/db"},
+        counters={2: NUMBERS, 7: NUMBERS | {"csw": 70}},
+        processors=(processor(2), processor(7)),
+        queues={7: queue(7, current=queued(9))},
+        icsw=numbers(20, 70),
+        migr=numbers(21, 71),
+    )
+    one, other = cpu_rows(made)
+    assert (one.cpu, one.set, one.csw, one.icsw, one.migr) == (2, "default", 7, 20, 21)
+    assert one.current is None
+    assert (other.cpu, other.set, other.csw) == (7, "/db", 70)
+    assert (other.icsw, other.migr) == (70, 71)
+    assert other.current is not None
+    assert other.current.pid == 9
+    assert other.processor == processor(7)
+
+
+def test_moves_that_are_not_kept() -> None:
+    row = first(icsw=numbers(3, 4))
+    assert (row.icsw, row.migr) == (3, None)
+
+
+def test_counts_that_are_not_known() -> None:
+    lost = counts(np.array([1, 2]), np.array([True, False]))
+    assert first(icsw=lost).icsw == 1
+    assert second(icsw=lost).icsw is None
+
+
+MASKS = masks_of((0, 1), (0,))
+
+
+@pytest.mark.parametrize(
+    ("others", "state"),
+    [
+        ({}, ("on",)),
+        ({"no_intr": {0}}, ("on", "no-intr")),
+        ({"masks": replace(MASKS, isolated=(0,))}, ("on", "isolated")),
+        ({"masks": replace(MASKS, nohz_full=(0,))}, ("on", "nohz_full")),
+        ({"masks": replace(MASKS, rcu_nocb=(0,))}, ("on", "rcu_nocb")),
+        # What isolcpus= says is in the mask of all that are isolated.
+        ({"masks": replace(MASKS, isolcpus=(0,), managed_irq=(0,))}, ("on",)),
+        ({"processors": (processor(0, active=False),) * 2}, ("on", "inactive")),
+        ({"queues": {0: queue(0)}}, ("on", "idle")),
+        (
+            {"queues": {0: queue(0, current=queued(17, sched_class="stop"))}},
+            ("on", "stopped"),
+        ),
+        # A thread of that class that only waits stops nobody.
+        (
+            {
+                "queues": {
+                    0: queue(
+                        0,
+                        current=queued(5),
+                        waiting=(queued(17, sched_class="stop"),),
+                    )
+                }
+            },
+            ("on",),
+        ),
+        ({"queues": {0: queue(0, current=None)}}, ("on",)),
+        ({"queues": {}}, ("on",)),
+        (
+            {
+                "no_intr": {0},
+                "masks": replace(MASKS, isolated=(0,), nohz_full=(0,), rcu_nocb=(0, 1)),
+                "queues": {0: queue(0)},
+            },
+            ("on", "no-intr", "isolated", "nohz_full", "rcu_nocb", "idle"),
+        ),
+        # Nobody knows.
+        (
+            {"masks": replace(MASKS, isolated=None, nohz_full=None, rcu_nocb=None)},
+            ("on",),
+        ),
+    ],
+)
+def test_states(others: dict[str, Any], state: tuple[str, ...]) -> None:
+    assert first(**others).state == state
+
+
+@pytest.mark.parametrize(
+    ("others", "state"),
+    [
+        ({}, ("off",)),
+        # None comes to it, but that is no merit; nor do tasks.
+        ({"no_intr": {1}}, ("off",)),
+        # What it will be once it is online.
+        (
+            {"masks": replace(MASKS, isolated=(1,), nohz_full=(1,), rcu_nocb=(1,))},
+            ("off", "isolated", "nohz_full", "rcu_nocb"),
+        ),
+    ],
+)
+def test_states_of_one_that_is_offline(
+    others: dict[str, Any], state: tuple[str, ...]
+) -> None:
+    row = second(**others)
+    assert row.state == state
+    assert not row.online

@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Masks, cpusets and processor sets, equal to what the guest's kernel said of them."""
+
+import re
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from drgn import FaultError, Object, Program, container_of
+
+from fixtures import lab
+from msatools.cpus.cpusets import Cpuset
+from msatools.cpus.masks import boot_words, place_of
+from msatools.cpus.sets import set_of_cpus, with_reason
+from msatools.kernel.cpumasks import mask_at
+from msatools.values import ranges
+from tests.cpus.madecpus import cpuset
+from tests.cpus.setdumps import (
+    CPU,
+    GROUPS,
+    KERNELS,
+    Seen,
+    look_at,
+    numbers,
+    seen,
+    set_of,
+)
+from tests.tasks.conftest import TYPES, open_dump
+from tests.zombies.conftest import lose, put
+
+
+@pytest.fixture(params=product(KERNELS, TYPES), ids="-".join)
+def dump(request: pytest.FixtureRequest) -> Seen:
+    """The cpus scenario, on each kernel, with debug info and without."""
+    return seen(*request.param)
+
+
+@pytest.fixture
+def program() -> Program:
+    """One dump opened anew, to be damaged."""
+    return open_dump("cpus-6.12", "btf")
+
+
+def look(program: Program) -> Seen:
+    return look_at(program, lab.build("cpus-6.12"))
+
+
+def test_nothing_is_lost(dump: Seen) -> None:
+    assert dump.findings.notes == {}
+    assert not dump.findings.coverage
+
+
+# --- masks
+
+
+def test_masks_of_the_kernel(dump: Seen) -> None:
+    for name in ("possible", "present", "online"):
+        assert getattr(dump.masks, name) == dump.numbers(f"{CPU}/{name}"), name
+    assert dump.masks.active == dump.masks.online
+    assert dump.masks.online != dump.masks.present
+
+
+def test_cpus_that_the_command_line_isolates(dump: Seen) -> None:
+    asked = dump.run.workload["isolation"]
+    assert dump.masks.isolcpus == dump.numbers(f"{CPU}/isolated") != ()
+    assert dump.masks.nohz_full == dump.numbers(f"{CPU}/nohz_full") != ()
+    assert dump.masks.managed_irq == dump.masks.isolcpus
+    offloaded = {*numbers(asked["rcu_nocbs"]), *numbers(asked["nohz_full"])}
+    assert dump.masks.rcu_nocb == tuple(sorted(offloaded))
+    assert dump.masks.words == {
+        "isolcpus": f"isolcpus={asked['isolcpus']}",
+        "managed_irq": f"isolcpus={asked['isolcpus']}",
+        "nohz_full": f"nohz_full={asked['nohz_full']}",
+        "rcu_nocb": f"nohz_full={asked['nohz_full']} rcu_nocbs={asked['rcu_nocbs']}",
+    }
+
+
+def test_isolated_are_those_of_partitions_too(dump: Seen) -> None:
+    isolated = f"{GROUPS}/cpuset.cpus.isolated"
+    if dump.has(isolated):
+        assert dump.masks.isolated == dump.numbers(isolated)
+    quiet = dump.numbers(f"{GROUPS}/quiet/cpuset.cpus")
+    both = {*quiet, *dump.numbers(f"{CPU}/isolated")}
+    assert dump.masks.isolated == tuple(sorted(both))
+
+
+def test_root_domains_are_those_that_the_kernel_logged(dump: Seen) -> None:
+    """The domains that there are now are the last that were made of their CPUs."""
+    spans = [
+        numbers(match[1])
+        for line in dump.run.workload["log"]
+        if (match := re.match(r"root domain span: ([\d,-]+)", line))
+    ]
+    found: dict[int, list[int]] = {}
+    for cpu in dump.masks.online:
+        found.setdefault(dump.domains.by_cpu[cpu], []).append(cpu)
+    assert dump.domains.unbalanced is not None
+    assert tuple(found.pop(dump.domains.unbalanced)) == dump.masks.isolated
+    assert len(found) == 2
+    assert {tuple(cpus) for cpus in found.values()} <= set(spans)
+    for cpu in dump.masks.online:
+        has_siblings = (
+            dump.domains.of(dump.masks.online[:1]) == (dump.domains.by_cpu[cpu])
+        )
+        files = f"sys/kernel/debug/sched/domains/cpu{cpu}/domain0/name"
+        assert dump.has(files) == has_siblings, cpu
+
+
+# --- cpusets
+
+
+def partition_text(one: Cpuset) -> str:
+    """As ``cpuset.cpus.partition`` says it."""
+    text = one.partition if one.valid else f"{one.partition} invalid"
+    return text if one.reason is None else f"{text} ({one.reason})"
+
+
+def test_all_cpusets_equal_their_files(dump: Seen) -> None:
+    pattern = f"{GROUPS}(/.*|)/cpuset.cpus.effective"
+    matches = (re.fullmatch(pattern, name) for name in dump.run.truth_names())
+    paths = {match[1] for match in matches if match}
+    assert {one.path for one in dump.cpusets.all} == {path or "/" for path in paths}
+    assert dump.cpusets.unified
+    files = {
+        "cpuset.cpus": lambda one: one.asked,
+        "cpuset.cpus.effective": lambda one: one.effective,
+        "cpuset.cpus.exclusive": lambda one: one.exclusive,
+        "cpuset.cpus.exclusive.effective": lambda one: one.effective_exclusive,
+        "cpuset.mems": lambda one: one.asked_nodes,
+        "cpuset.mems.effective": lambda one: one.nodes,
+    }
+    states = set()
+    for one in dump.cpusets.all:
+        where = f"{GROUPS}{(one.path or '').rstrip('/')}"
+        for name, field in files.items():
+            if dump.has(f"{where}/{name}"):
+                told = dump.numbers(f"{where}/{name}")
+                assert field(one) == told, (one.path, name)
+            elif one.parent:
+                assert field(one) is None, (one.path, name)
+        if one.parent:
+            state = dump.truth(f"{where}/cpuset.cpus.partition")
+            assert partition_text(one) == state, one.path
+            states.add(state.partition(" (")[0])
+    assert states == {"member", "root", "isolated", "root invalid"}
+    assert any(one.reason for one in dump.cpusets.all)
+
+
+def test_parents_come_first(dump: Seen) -> None:
+    paths = {one.address: one.path or "" for one in dump.cpusets.all}
+    first, *others = dump.cpusets.all
+    assert first == dump.cpusets.root
+    assert first.path == "/"
+    known = {first.address}
+    for one in others:
+        assert one.parent in known
+        assert (one.path or "").rpartition("/")[0] == paths[one.parent].rstrip("/")
+        known.add(one.address)
+
+
+# --- sets
+
+
+def test_sets_and_where_they_come_from(dump: Seen) -> None:
+    made = dump.run.workload["sets"]
+    words = dump.run.workload["isolation"]
+    partitions = [one["path"] for one in made if one["partition"] != "member"]
+    limits = [
+        one["path"]
+        for one in made
+        if one["partition"] == "member" and (one["cpus"] or one["mems"])
+    ]
+    names = ["default", *partitions, "isolcpus", "nohz_full", *limits]
+    assert [one.name for one in dump.sets] == names
+    for fact in made:
+        if fact["path"] not in names:
+            continue
+        one = dump.one(fact["path"])
+        where = f"{GROUPS}{fact['path']}"
+        assert one.asked == (numbers(fact["cpus"]) or None)
+        assert one.cpus == dump.numbers(f"{where}/cpuset.cpus.effective")
+        assert one.nodes == dump.numbers(f"{where}/cpuset.mems.effective")
+        state = dump.truth(f"{where}/cpuset.cpus.partition")
+        kind = "limit" if fact["partition"] == "member" else fact["partition"]
+        assert one.kind == (kind if fact["valid"] else "invalid")
+        assert (one.reason or "") == state.partition("(")[2].rstrip(")")
+        assert one.source.startswith("cpuset")
+    assert dump.one("/gone").source == "cpuset partition (root)"
+    assert dump.one("isolcpus").source == f"isolcpus={words['isolcpus']}"
+    assert dump.one("nohz_full").source == f"nohz_full={words['nohz_full']}"
+    for name in ("isolcpus", "nohz_full"):
+        file = "isolated" if name == "isolcpus" else name
+        assert dump.one(name).cpus == dump.numbers(f"{CPU}/{file}")
+        assert dump.one(name).kind == name
+
+
+def test_default_has_what_is_left(dump: Seen) -> None:
+    default = dump.one("default")
+    assert (default.kind, default.source, default.asked) == ("root", "/", None)
+    names = ("/db", "/quiet", "isolcpus", "nohz_full")
+    taken = {cpu for name in names for cpu in dump.one(name).cpus}
+    assert len(taken) == 3
+    assert set(default.cpus) == set(dump.masks.online) - taken
+    assert default.nodes == dump.numbers(f"{GROUPS}/cpuset.mems.effective")
+
+
+def test_what_is_balanced(dump: Seen) -> None:
+    found = {one.name: one.balanced for one in dump.sets}
+    assert found == {
+        "default": True,
+        "/db": True,
+        "/quiet": False,
+        # These have isolated CPUs and others.
+        "/gone": None,
+        "/mems": None,
+        "/limit": True,
+        "/limit/one": True,
+        "/limit/root": True,
+        "isolcpus": False,
+        "nohz_full": False,
+    }
+    default, db = dump.one("default").root_domain, dump.one("/db").root_domain
+    assert default
+    assert db
+    assert default != db
+    assert dump.one("/limit").root_domain == default
+    assert dump.one("/quiet").root_domain is None
+
+
+def test_exclusive_cpus_where_the_kernel_keeps_them(dump: Seen) -> None:
+    file = f"{GROUPS}/db/cpuset.cpus.exclusive.effective"
+    told = dump.numbers(file) if dump.has(file) else None
+    assert dump.one("/db").exclusive == told
+    assert dump.one("/limit").exclusive is None
+
+
+def test_the_set_of_each_cpu(dump: Seen) -> None:
+    names = set_of_cpus(dump.sets, dump.masks.possible)
+    roles = dump.run.workload["cpus"]
+    assert tuple(names) == dump.masks.possible
+    assert names[roles["partition"]] == "/db"
+    assert names[roles["quiet"]] == "/quiet"
+    assert names[roles["isolated"]] == "isolcpus"
+    # Its partition is not in force: nobody has it.
+    assert names[roles["gone"]] == "default"
+    assert sum(name != "default" for name in names.values()) == 3
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_debug_info_makes_no_difference(kernel: str) -> None:
+    one, other = seen(kernel, "btf"), seen(kernel, "dwarf")
+    assert one.masks == other.masks
+    assert one.cpusets == other.cpusets
+    assert one.sets == other.sets
+
+
+# --- what cannot be had
+
+
+def test_cpus_of_several_sets_are_named_by_the_deepest_partition() -> None:
+    sets = (
+        set_of("default", "root", (0,)),
+        # The first has given two of its CPUs away; one of these is offline.
+        set_of("/a", "root", (1,), asked=(1, 2, 3)),
+        set_of("/a/b", "isolated", (2,), asked=(2, 3)),
+        set_of("/c", "invalid", (0, 1), asked=(0, 7)),
+        set_of("isolcpus", "isolcpus", (2, 4), asked=(2, 4, 8)),
+        set_of("nohz_full", "nohz_full", (4, 5), asked=(4, 5)),
+        set_of("/d", "limit", (0,), asked=(0, 9)),
+    )
+    assert set_of_cpus(sets, range(10)) == {
+        0: "default",
+        1: "/a",
+        2: "/a/b",
+        3: "/a/b",
+        4: "isolcpus",
+        5: "nohz_full",
+        6: "default",
+        7: "default",
+        8: "isolcpus",
+        9: "default",
+    }
+
+
+def test_exclusive_cpus_count_more_than_those_asked_for() -> None:
+    sets = (
+        set_of("default", "root", (0,)),
+        set_of("/a", "root", (1,), asked=(0, 1, 2), exclusive=(1, 3)),
+    )
+    assert set_of_cpus(sets, range(4)) == {0: "default", 1: "/a", 2: "default", 3: "/a"}
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("quiet root=/dev/sda1", {}),
+        ("isolcpus=1-3", {"isolcpus": "isolcpus=1-3"}),
+        ("isolcpus=nohz,1", {"nohz_full": "isolcpus=nohz,1"}),
+        ("isolcpus=later,1", {"isolcpus": "isolcpus=later,1"}),
+        ("isolcpus=managed_irq,1", {"managed_irq": "isolcpus=managed_irq,1"}),
+        ('rcu_nocbs "nohz_full=2"', None),
+        ("init=/x -- isolcpus=1", {}),
+        ("isolcpus=", {}),
+        ('dyndbg="file isolcpus=1 +p"', {}),
+    ],
+)
+def test_words_of_the_command_line(line: str, found: dict[str, str] | None) -> None:
+    if found is None:
+        found = {"nohz_full": "nohz_full=2", "rcu_nocb": "rcu_nocbs nohz_full=2"}
+    assert boot_words(line) == found
+
+
+def test_lists_of_cpus() -> None:
+    assert ranges([8, 0, 1, 3, 2]) == "0-3,8"
+    assert ranges([]) == ""
+    assert ranges([5]) == "5"
+
+
+def test_a_cpuset_that_is_lost_costs_a_count(program: Program) -> None:
+    whole = seen("6.12")
+    (lost,) = [one for one in whole.cpusets.all if one.path == "/quiet"]
+    lose(program, lost.address, 8)
+    found = look(program)
+    assert found.findings.coverage["lists_broken"]
+    paths = [one.path for one in found.cpusets.all]
+    assert "/db" in paths
+    assert "/quiet" not in paths
+    # Its CPU is known to be isolated all the same.
+    assert found.masks.isolated == whole.masks.isolated
+
+
+def test_a_mask_that_is_lost_costs_a_count(program: Program) -> None:
+    pointer = program["isolated_cpus"]
+    lose(program, pointer.value_(), 8)
+    lose(program, program["rcu_nocb_mask"].value_(), 8)
+    found = look(program)
+    assert found.findings.coverage["cpumasks_unreadable"] == 2
+    assert found.masks.rcu_nocb is None
+    # Root domains tell of those that are online.
+    assert found.masks.isolated == seen("6.12").masks.isolated
+
+
+def test_a_tree_of_cpusets_that_is_a_loop_ends(program: Program) -> None:
+    """The first child's children begin with that child."""
+    first = program["top_cpuset"].css.children.next
+    node = first.value_()
+    below = container_of(first, "struct cgroup_subsys_state", "sibling").children.next
+    put(program, below.address_, node.to_bytes(8, "little"))
+    found = look(program)
+    assert found.findings.coverage["lists_broken"]
+    assert len(found.cpusets.all) < len(seen("6.12").cpusets.all)
+
+
+def test_a_partition_of_unknown_kind_is_noted(program: Program) -> None:
+    (one,) = [one for one in seen("6.12").cpusets.all if one.path == "/db"]
+    state = program["top_cpuset"].type_.member("partition_root_state")
+    put(program, one.address + state.bit_offset // 8, (9).to_bytes(4, "little"))
+    found = look(program)
+    assert found.findings.coverage["partitions_unknown"]
+    assert found.one("/db").kind == "limit"
+
+
+def test_a_reason_that_is_none_is_a_number(program: Program) -> None:
+    (one,) = [one for one in seen("6.12").cpusets.all if one.path == "/limit/root"]
+    error = program["top_cpuset"].type_.member("prs_err")
+    put(program, one.address + error.bit_offset // 8, (99).to_bytes(4, "little"))
+    found = look(program)
+    assert found.one("/limit/root").reason == "error 99"
+    assert found.findings.lost["partitions"]
+
+
+def test_cpusets_of_an_own_hierarchy(program: Program) -> None:
+    """In cgroup v1 each asks for CPUs: one that is like its parent is no set."""
+    put(program, program["cpuset_cgrp_subsys"].root.address_, bytes(8))
+    found = look(program)
+    assert not found.cpusets.unified
+    limits = {one.name: one for one in found.sets if one.kind == "limit"}
+    assert limits["/limit/one"].cpus == seen("6.12").one("/limit/one").cpus
+    # It asks for no CPUs, which is what these are of no use for in v1.
+    assert "/mems" not in limits
+
+
+def test_a_kernel_without_number_of_cpus(program: Program) -> None:
+    lose(program, program["nr_cpu_ids"].address_, 4)
+    found = look(program)
+    assert found.masks.online == ()
+    assert all(one.tasks is None for one in found.sets)
+    assert found.findings.lost
+    with pytest.raises(FaultError):
+        found.reader.read(program["nr_cpu_ids"].address_, 4)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_masks_that_lie_in_variables_and_masks_behind_pointers(kernel: str) -> None:
+    """``cpumask_var_t`` is a pointer or an array of one, by configuration."""
+    program = seen(kernel).prog
+    pointer = program["tick_nohz_full_mask"]
+    assert place_of(pointer) == pointer.value_()
+    mask = program.array_type(program.type("struct cpumask"), 1)
+    here = Object(program, mask, address=pointer.value_())
+    assert place_of(here) == pointer.value_()
+    assert mask_at(seen(kernel).reader, place_of(here)) == seen(kernel).masks.nohz_full
+
+
+def test_partition_whose_cpus_are_gone() -> None:
+    """The kernel has no word for it, but all others that tell why are its own."""
+    gone = cpuset("/gone", (0, 1), kind="invalid", asked=(3, 4))
+    assert with_reason(gone, (0, 1, 2)).reason == (
+        "no CPU of it is online (cpuset.cpus is 3-4)"
+    )
+    said = replace(gone, reason="Not exclusive")
+    for other in (said, replace(gone, kind="root"), replace(gone, asked=None)):
+        assert with_reason(other, (0, 1, 2)) == other
+    assert with_reason(gone, (0, 3)).reason is None

@@ -1,0 +1,486 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""All commands inside of a guest, on the /proc/kcore of the kernel it runs on.
+
+How each begins and ends (``fixtures/lab/guest/livemanners.py``); msa-zombies against
+the dead of /proc, and msa-cpus against /proc/stat and its like. For the others see
+tests/target/test_kcore.py, tests/prstat/test_live.py and tests/locks/test_live.py.
+"""
+
+import json
+import re
+import signal
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from fixtures import lab
+from fixtures.lab.guest import livecpus, livezombies
+from fixtures.lab.guest.livecommands import NAMES
+from fixtures.lab.kcore import RESULTS
+from tests.cpus.test_live import TIMES, USER_TICK_NS, Look, Sample, stat, table
+
+Facts = dict[str, Any]
+KERNELS = ("6.1", "6.12")
+SECOND = 10**9
+MIB = 1 << 20
+SCHEMA = "msatools.{}/1"
+SLEWED = 2000
+"""CLOCK_MONOTONIC may be slewed by one part of these (500 ppm); the scheduler's clock,
+which msa-prstat takes for its intervals, is not."""
+
+TICK_NS = 4_000_000
+"""Of the coarse clock by which a report is taken, and that may be noted late."""
+
+
+@dataclass(frozen=True)
+class Guest:
+    """What the commands in one guest did."""
+
+    release: str
+    facts: Facts
+
+    def run(self, case: str, name: str) -> Facts:
+        """One command in a case of ``livemanners``."""
+        found: Facts = self.facts["manners"][case][name]
+        assert found["acted"]
+        return found
+
+    def reports(self, part: str, name: str) -> list[Facts]:
+        command = self.facts[part]["commands"][name]
+        assert (command["status"], command["stderr"]) == (0, "")
+        return [json.loads(line) for line in command["stdout"].splitlines()]
+
+
+def load(name: str) -> Guest:
+    run = lab.build(name)
+    return Guest(run.release, json.loads((run.directory / RESULTS).read_text()))
+
+
+@pytest.fixture(scope="module", params=KERNELS)
+def guest(request: pytest.FixtureRequest) -> Guest:
+    return load(f"kcore-{request.param}")
+
+
+every_command = pytest.mark.parametrize("name", NAMES)
+
+
+# --- what they print
+
+
+def outputs(guest: Guest, name: str) -> tuple[Facts, Facts]:
+    """A command that ran without an interval, and with one."""
+    facts = guest.facts
+    runs: dict[str, tuple[Facts, str]] = {
+        "memstat": (facts["commands"], "json"),
+        "prstat": (facts["live"]["commands"], "once"),
+        "locks": (facts["locks"]["commands"], "all"),
+        "zombies": (facts["zombies"]["commands"], "once"),
+        "cpus": (facts["cpus"], "once"),
+    }
+    found, once = runs[name]
+    return found[once], found["interval"]
+
+
+@every_command
+def test_json(guest: Guest, name: str) -> None:
+    """One object of all, and three of intervals that follow one another."""
+    once, interval = outputs(guest, name)
+    for run in (once, interval):
+        assert (run["status"], run["stderr"]) == (0, "")
+    reports = [json.loads(line) for line in interval["stdout"].splitlines()]
+    assert len(reports) == 3
+    (report,) = [json.loads(line) for line in once["stdout"].splitlines()]
+    for each in (report, *reports):
+        assert each["schema"] == SCHEMA.format(name)
+        target = each["target"]
+        assert (target["path"], target["kind"]) == ("/proc/kcore", "kcore")
+        assert (target["live"], target["release"]) == (True, guest.release)
+        assert target["types"] == "btf"
+        assert "samples-lost" not in {note["code"] for note in each["notes"]}
+    assert report["interval_ns"] is None
+    assert "cost" not in report
+    assert once["start_ns"] < report["taken_at_ns"] < once["end_ns"]
+    taken = reports[0]["taken_at_ns"] - reports[0]["interval_ns"]
+    assert interval["start_ns"] < taken
+    for each in reports:
+        taken += each["interval_ns"]
+        assert abs(each["taken_at_ns"] - taken) <= each["interval_ns"] // SLEWED
+        taken = each["taken_at_ns"]
+        check_cost(each["cost"])
+    assert taken < interval["end_ns"]
+
+
+def check_cost(cost: Facts) -> None:
+    """Of one sample: time of one thread, and memory of a program with numpy."""
+    assert cost["cpu_ns"] > 0
+    assert cost["elapsed_ns"] > 0
+    assert 10 * MIB < cost["peak_bytes"] < 500 * MIB
+
+
+def check_text(guest: Guest, text: str) -> None:
+    """A report for people: its first line says what was looked at."""
+    head = rf"{re.escape(guest.release)}  live  types: btf(  .*)?"
+    assert re.fullmatch(head, text.splitlines()[0])
+    assert len(text.splitlines()) > 2
+    assert "\x1b" not in text
+    assert "Traceback" not in text
+
+
+@every_command
+def test_text(guest: Guest, name: str) -> None:
+    """Without a target. (For how it is with /proc/kcore named see further down.)"""
+    run = guest.run("text", name)
+    assert (run["status"], run["stderr"]) == (0, "")
+    check_text(guest, run["stdout"])
+
+
+# --- what they say when they cannot
+
+
+ERRORS = {
+    "nobody": r"/proc/kcore: permission denied; run as root",
+    "no-capability": r"/proc/kcore: permission denied, even to root; run outside .+",
+    "masked": r"/proc/kcore: something else is mounted over it, .+; run outside .+",
+    "no-kcore": r"/proc/kcore: no such file; .+ name a dump instead",
+    "no-proc": r"/proc/kcore: /proc is not mounted; mount it: mount -t proc proc /proc",
+}
+"""What follows the name of the command: what, why, and what to do."""
+
+
+def check_error(run: Facts, name: str, pattern: str) -> None:
+    assert (run["status"], run["stdout"]) == (1, "")
+    assert re.fullmatch(rf"msa-{name}: {pattern}\n", run["stderr"])
+
+
+@every_command
+@pytest.mark.parametrize("case", ERRORS)
+def test_error(guest: Guest, case: str, name: str) -> None:
+    check_error(guest.run(case, name), name, ERRORS[case])
+
+
+@every_command
+def test_lockdown(name: str) -> None:
+    """One word names the mode."""
+    why = r"/proc/kcore: the kernel is locked down \(confidentiality\); boot it .+"
+    check_error(load("lockdown-6.12").run("locked", name), name, why)
+
+
+# --- how they end
+
+
+@every_command
+def test_interrupted_text(guest: Guest, name: str) -> None:
+    """Ctrl-C ends a run with an interval, after whole samples."""
+    run = guest.run("interval-int", name)
+    assert (run["status"], run["stderr"]) == (0, "")
+    samples = re.split(r"^\d\d:\d\d:\d\d\n", run["stdout"], flags=re.MULTILINE)
+    assert samples[0] == ""
+    assert len(samples) > 1
+    for sample in samples[1:]:
+        check_text(guest, sample)
+        assert re.match(rf"msa-{name}: [\d.]+ s CPU, ", sample.splitlines()[-1])
+
+
+@every_command
+def test_terminated_json(guest: Guest, name: str) -> None:
+    """SIGTERM, too; each line is a whole object, with what it took."""
+    run = guest.run("interval-term", name)
+    assert (run["status"], run["stderr"]) == (0, "")
+    reports = [json.loads(line) for line in run["stdout"].splitlines()]
+    assert reports
+    for report in reports:
+        assert report["schema"] == SCHEMA.format(name)
+        assert report["target"]["types"] == "btf"
+        assert report["interval_ns"] > 0
+        check_cost(report["cost"])
+
+
+@every_command
+@pytest.mark.parametrize(
+    ("case", "number"),
+    [("once-int", signal.SIGINT), ("once-term", signal.SIGTERM)],
+)
+def test_one_shot_ends_by_the_signal(
+    guest: Guest, case: str, number: signal.Signals, name: str
+) -> None:
+    run = guest.run(case, name)
+    assert (run["status"], run["stdout"], run["stderr"]) == (-number, "", "")
+
+
+@every_command
+def test_closed_pipe_is_quiet(guest: Guest, name: str) -> None:
+    """As ``| head -1`` closes it."""
+    run = guest.run("head", name)
+    assert (run["status"], run["stderr"]) == (-signal.SIGPIPE, "")
+    assert re.match(r"\d\d:\d\d:\d\d\n", run["stdout"])
+
+
+# --- the dead
+
+
+@dataclass(frozen=True)
+class Dead:
+    """A report of msa-zombies, and what /proc said before it and after."""
+
+    report: Facts
+    stage: dict[int, list[Any]]
+    before: dict[int, list[Any]] | None
+    """When its interval began; None if it has none."""
+
+    def ours(self, facts: Facts) -> set[int]:
+        """The PIDs of all that the workload has made; orphans of others are not."""
+        made = {entry["pid"] for entry in facts["stay"]}
+        busy, dies = facts["parents"]["busy"], facts["parents"]["dies"]
+        first = {int(pid): each for pid, each in facts["stages"][0].items()}
+        made |= {pid for pid, (_, ppid, *_) in first.items() if ppid == dies} | {dies}
+        made |= {pid for pid, (_, ppid, *_) in self.stage.items() if ppid == busy}
+        return made & self.stage.keys()
+
+
+def stages(guest: Guest) -> list[dict[int, list[Any]]]:
+    return [
+        {int(pid): each for pid, each in stage.items()}
+        for stage in guest.facts["zombies"]["stages"]
+    ]
+
+
+@pytest.fixture
+def dead(guest: Guest) -> list[Dead]:
+    """The one-shot report, and those of the intervals."""
+    found = stages(guest)
+    (once,) = guest.reports("zombies", "once")
+    reports = guest.reports("zombies", "interval")
+    assert len(reports) == livezombies.COUNT == len(found) - 1
+    befores = [found[0], *found]
+    return [
+        Dead(once, found[0], None),
+        *(
+            Dead(report, stage, before)
+            for report, stage, before in zip(reports, found, befores, strict=False)
+        ),
+    ]
+
+
+def test_zombies_are_those_of_proc(guest: Guest, dead: list[Dead]) -> None:
+    """Name, parent and exit code, of each and of no other."""
+    facts = guest.facts["zombies"]
+    for each in dead:
+        ours = each.ours(facts)
+        parents = {facts["parents"][name] for name in ("busy", "dies")}
+        found = {
+            zombie["pid"]: [zombie["comm"], zombie["ppid"], zombie["exit_code"]]
+            for zombie in each.report["zombies"]
+            if zombie["pid"] in ours or zombie["ppid"] in parents
+        }
+        expected = {pid: each.stage[pid][:3] for pid in ours}
+        assert found == expected
+    assert min(len(each.stage) for each in dead) > 15
+
+
+def test_groups_count_the_dead_of_each_parent(guest: Guest, dead: list[Dead]) -> None:
+    for each in dead:
+        expected = Counter(ppid for _, ppid, *_ in each.stage.values())
+        found: Counter[int] = Counter()
+        pids = set()
+        for group in each.report["groups"]:
+            found[group["ppid"]] += group["count"]
+            assert group["count"] == len(group["pids"])
+            pids |= {*group["pids"]}
+        ours = each.ours(guest.facts["zombies"])
+        assert pids >= ours
+        init = guest.facts["zombies"]["parents"]["init"]
+        for ppid in {each.stage[pid][1] for pid in ours} - {init}:
+            assert found[ppid] == expected[ppid]
+
+
+def test_verdicts_are_those_that_were_made(guest: Guest, dead: list[Dead]) -> None:
+    facts = guest.facts["zombies"]
+    expected = {entry["pid"]: entry["verdict"] for entry in facts["stay"]}
+    assert len({*expected.values()}) == len(livezombies.CASES)
+    busy = facts["parents"]["busy"]
+    for each in dead:
+        found = {zombie["pid"]: zombie for zombie in each.report["zombies"]}
+        assert {pid: found[pid]["verdict"] for pid in expected} == expected
+        of_busy = {z["verdict"] for z in found.values() if z["ppid"] == busy}
+        assert of_busy == {"never-waits"}
+
+
+def test_what_an_interval_changes(guest: Guest, dead: list[Dead]) -> None:
+    """Who has died, who was reaped, and how many more each parent has."""
+    changes = []
+    for each in dead[1:]:
+        assert each.before is not None
+        now, then = each.stage.keys(), each.before.keys()
+        begun, reaped = len(now - then), len(then - now)
+        assert each.report["changes"] == {"begun": begun, "reaped": reaped}
+        changes.append((begun, reaped))
+        of_now = Counter(ppid for _, ppid, *_ in each.stage.values())
+        of_then = Counter(ppid for _, ppid, *_ in each.before.values())
+        for group in each.report["groups"]:
+            ppid = group["ppid"]
+            if len([g for g in each.report["groups"] if g["ppid"] == ppid]) == 1:
+                assert group["delta"] == of_now[ppid] - of_then[ppid]
+    # 4 more and 1 less; then 6 less, 1 more, and a parent that dies.
+    assert changes == [(0, 0), (4, 1), (2, 6)]
+
+
+def test_heirs_have_the_dead_of_a_parent_that_died(
+    guest: Guest, dead: list[Dead]
+) -> None:
+    facts = guest.facts["zombies"]["parents"]
+    last = {zombie["pid"]: zombie for zombie in dead[-1].report["zombies"]}
+    before = dead[0].stage.keys()
+    inherited = {z["pid"] for z in last.values() if z["ppid"] == facts["init"]}
+    orphans = {
+        pid for pid, (_, ppid, *_) in dead[1].stage.items() if ppid == facts["dies"]
+    }
+    assert len(orphans) == 2
+    # It may have others, of what was done before.
+    assert inherited - (before - orphans) == orphans | {facts["dies"]}
+
+
+def test_ages_of_the_dead(guest: Guest, dead: list[Dead]) -> None:
+    """They ended between the order to do so and when that was seen."""
+    for each in dead:
+        found = {zombie["pid"]: zombie for zombie in each.report["zombies"]}
+        for entry in guest.facts["zombies"]["stay"]:
+            zombie = found[entry["pid"]]
+            ended = each.report["taken_at_ns"] - zombie["age_ns"]
+            if zombie["age_bound"] == "exact":
+                assert entry["told_ns"] - TICK_NS <= ended
+                assert ended <= entry["exited_ns"] + TICK_NS
+
+
+# --- CPUs
+
+
+def samples_of(run: Facts) -> list[Sample]:
+    """Reports, and when each was looked for: each says how long that took.
+
+    But the first one's interval begins with a look of which that is not known; it has
+    to learn the kernel's types besides.
+    """
+    reports = [json.loads(line) for line in run["stdout"].splitlines()]
+    found: list[Sample] = []
+    began = None
+    # The last moment before it of which all is known.
+    earliest = max(each["to_ns"] for each in run["readings"][0].values())
+    for number, (report, line) in enumerate(zip(reports, run["lines"], strict=True)):
+        taken, interval = report["taken_at_ns"], report["interval_ns"]
+        start = earliest
+        if interval is not None:
+            start = taken - report["cost"]["elapsed_ns"]
+            if began is None:
+                begin = taken - interval
+                ends = begin + 2 * max(each["cost"]["elapsed_ns"] for each in reports)
+                began = Look(earliest, begin + TICK_NS, ends)
+        ended = Look(start, taken + TICK_NS, line["seen_ns"])
+        found.append(Sample(report, run["readings"], began, ended, number == 0))
+        began = ended
+    return found
+
+
+@pytest.fixture
+def cpus(guest: Guest) -> list[Sample]:
+    """Since boot, and the intervals."""
+    runs = guest.facts["cpus"]
+    once, intervals = samples_of(runs["once"]), samples_of(runs["interval"])
+    assert (len(once), len(intervals)) == (1, livecpus.COUNT)
+    return [*once, *intervals]
+
+
+def check_between(sample: Sample, ours: int | None, *bounds: Any, **more: Any) -> None:
+    found = sample.bounds(*bounds, **more)
+    assert found is not None
+    least, most = found
+    assert ours is not None
+    assert least <= ours <= most
+
+
+def total(sample: Sample, column: str) -> int:
+    return sum(row[column] for row in sample.rows.values() if row["online"])
+
+
+def test_cpus_have_nothing_to_complain_of(guest: Guest, cpus: list[Sample]) -> None:
+    for run in guest.facts["cpus"].values():
+        assert (run["status"], run["stderr"]) == (0, "")
+    for sample in cpus:
+        assert sample.report["notes"] == []
+        assert sample.report["coverage"]["cpus_unreadable"] == 0
+        online = {cpu for cpu, row in sample.rows.items() if row["online"]}
+        assert online == {0, 1} == {*sample.steady()}
+
+
+def test_switches_and_interrupts(cpus: list[Sample]) -> None:
+    """Of both CPUs together, as /proc/stat has them."""
+    for sample in cpus:
+        for column, name in (("csw", "ctxt"), ("intr", "intr"), ("soft", "softirq")):
+
+            def came(text: str, name: str = name) -> int:
+                return stat(text)[name][0]
+
+            check_between(sample, total(sample, column), "stat", came)
+
+
+def test_calls_and_flushes_of_each_cpu(cpus: list[Sample]) -> None:
+    for sample in cpus:
+        for column, name in (("xcal", "CAL"), ("tlb", "TLB")):
+            for cpu, row in sample.rows.items():
+
+                def came(text: str, name: str = name, cpu: int = cpu) -> int:
+                    return table(text)[name][cpu]
+
+                check_between(sample, row[column], "interrupts", came)
+
+
+def test_switches_of_each_cpu(cpus: list[Sample]) -> None:
+    """Each is a call of the scheduler (/proc/schedstat), but not each call is one."""
+    for sample in cpus:
+        for cpu, row in sample.rows.items():
+
+            def called(text: str, cpu: int = cpu) -> int:
+                (words,) = re.findall(rf"^cpu{cpu} (.*)$", text, re.M)
+                return int(words.split()[2])
+
+            bounds = sample.bounds("schedstat", called)
+            assert bounds is not None
+            if sample.began:
+                assert row["csw"] <= bounds[1]
+
+
+def test_times_of_each_cpu(cpus: list[Sample]) -> None:
+    for sample in cpus:
+        for cpu, row in sample.rows.items():
+            for columns, places in TIMES.items():
+
+                def spent(
+                    text: str, cpu: int = cpu, places: tuple[int, ...] = places
+                ) -> int:
+                    words = stat(text)[f"cpu{cpu}"]
+                    return USER_TICK_NS * sum(words[place] for place in places)
+
+                # Of each of the parts a part of one is left out. And a CPU that is
+                # idle as it is looked at has been so until the clock is read.
+                slack = len(places) * USER_TICK_NS
+                if "idl_ns" in columns:
+                    slack += sample.ended.counted_ns - sample.ended.from_ns
+                ours = sum(row[column] for column in columns)
+                check_between(sample, ours, "stat", spent, slack=slack)
+
+
+def test_interrupts_of_devices(cpus: list[Sample]) -> None:
+    for sample in cpus[1:]:
+        irqs = {str(irq["irq"]): irq for irq in sample.report["irqs"]}
+        names = table(sample.before("interrupts", sample.ended.from_ns))
+        assert {name for name in names if name.isdigit()} == irqs.keys()
+        for name, irq in irqs.items():
+            for cpu in sample.rows:
+
+                def came(text: str, name: str = name, cpu: int = cpu) -> int:
+                    return table(text)[name][cpu]
+
+                ours = irq["counts"].get(str(cpu), 0)
+                check_between(sample, ours, "interrupts", came, late=True)

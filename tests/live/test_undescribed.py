@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What all commands say of a kernel without BTF, or without a table of its symbols.
+
+No stock kernel of the lab is built so: a dump's memory is overlaid, or what is found in
+it hidden. A running kernel is described in the same way, but for its BTF, which is read
+from a file if there is one.
+"""
+
+import importlib
+from collections.abc import Callable
+
+import pytest
+from drgn import Program
+
+from fixtures import lab
+from fixtures.lab.guest.livecommands import NAMES
+from msatools.cli import run_console
+from msatools.selfdesc import load
+from msatools.selfdesc.kallsyms import load_symbols
+from msatools.target import open as opening
+from tests.selfdesc.test_load import Symbols, overlay
+
+
+@pytest.fixture
+def no_btf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The symbols between which it lies are not there."""
+    monkeypatch.setattr(
+        load, "load_symbols", lambda prog: Symbols(load_symbols(prog), "__st.*_BTF")
+    )
+
+
+@pytest.fixture
+def no_kallsyms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is read only is blank, and so are the tables of symbols."""
+    real: Callable[..., Program] = opening._open_dump
+
+    def blank(*words: object) -> Program:
+        prog = real(*words)
+        symbols = load_symbols(prog)
+        start, end = (
+            symbols(prog, name, None, True)[0].address
+            for name in ("__start_rodata", "__end_rodata")
+        )
+        overlay(prog, start, bytes(end - start))
+        return prog
+
+    monkeypatch.setattr(opening, "_open_dump", blank)
+
+
+def said(name: str, run: lab.Run, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a command prints that cannot do its work."""
+    command = importlib.import_module(f"msatools.commands.{name}").COMMAND
+    assert run_console(command, [str(run.elf)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    line, end, rest = err.partition("\n")
+    assert (end, rest) == ("\n", "")
+    head = f"msa-{name}: {run.elf}: no debug info found for {run.release}, and the "
+    assert line.startswith(head)
+    assert f"linux-image-{run.release}-dbg" in line
+    assert line.endswith("or name its vmlinux with -s")
+    return line.removeprefix(head)
+
+
+@pytest.mark.usefixtures("no_btf")
+@pytest.mark.parametrize("name", NAMES)
+def test_kernel_without_btf(
+    run_612: lab.Run, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    why = "kernel has no BTF (it was built without CONFIG_DEBUG_INFO_BTF); "
+    assert said(name, run_612, capsys).startswith(why)
+
+
+@pytest.mark.usefixtures("no_kallsyms")
+@pytest.mark.parametrize("name", NAMES)
+def test_kernel_without_kallsyms(
+    run_612: lab.Run, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert "symbols" in said(name, run_612, capsys).partition(";")[0]

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Pages whose contents move to others while memstat looks at a running kernel.
+
+khugepaged did that in the midst of looks inside of guests: of 50 looks on a busy
+machine two were 513 and 898 pages off, with two huge pages made meanwhile.
+"""
+
+import pytest
+from drgn import Program
+
+from fixtures import lab
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.vmstat import vm_events
+from msatools.memory.checks import Reason, _explain
+
+from . import truth
+
+# Those that a guest does not add to while its truth is taken.
+QUIET = ("THP_COLLAPSE_ALLOC", "PGMIGRATE_SUCCESS", "THP_FAULT_ALLOC", "PSWPOUT")
+
+
+def test_events_are_those_of_proc(prog: Program, run: lab.Run) -> None:
+    """Each is counted by CPU, and told in small letters."""
+    found = vm_events(Reader(prog), (*QUIET, "NO_SUCH_EVENT"), Findings())
+    said = truth.vmstat(run)
+    assert found == {name: said[name.lower()] for name in QUIET}
+    assert found["PGMIGRATE_SUCCESS"] > 0 or found["THP_FAULT_ALLOC"] > 0
+
+
+def explain(name: str, walk: int, before: int, after: int, moved: int) -> str | None:
+    return _explain(name, walk, before, after, None, 0, moved, Findings())
+
+
+@pytest.mark.parametrize("walk", [34_414, 34_921 + 1024])
+def test_what_moved_explains_as_much(walk: int) -> None:
+    """It may have been missed, or met twice."""
+    words = "up to 1,024 pages moved to others during the scan"
+    assert explain("user.anon", walk, 34_921, 34_927, 1024) == words
+
+
+@pytest.mark.parametrize("walk", [34_921 - 1025, 34_927 + 1025])
+def test_no_more_than_moved_is_explained(walk: int) -> None:
+    assert explain("user.anon", walk, 34_921, 34_927, 1024) is None
+
+
+def test_what_cannot_move_is_not_explained() -> None:
+    assert explain("kernel.vmalloc", 1000, 1004, 1004, 1024) is None
+
+
+def test_without_moves_the_counters_alone_explain() -> None:
+    assert explain("user.anon", 5, 6, 7, 0) is None
+    words = "went from 5 to 7 during the scan"
+    assert explain("user.anon", 6, 5, 7, 1024) == words
+
+
+def test_what_was_freed_explains_as_much() -> None:
+    """Pages that another process has had, and given back, meanwhile."""
+    found = _explain("user.anon", 90, 100, 110, None, 0, 0, Findings(), 10)
+    assert found == "up to 10 pages were freed during the scan, and used anew"
+    assert _explain("user.anon", 89, 100, 110, None, 0, 0, Findings(), 10) is None
+
+
+def test_a_reason_and_a_counter_that_went_on() -> None:
+    reason = Reason(-132, "132 in reserved boot memory")
+    words = "132 in reserved boot memory; went from 138 to 144 during the scan"
+    assert _explain("kernel.percpu", 9, 138, 144, reason, 0, 0, Findings()) == words
+    assert _explain("kernel.percpu", 13, 138, 144, reason, 0, 0, Findings()) is None

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What becomes of /proc/kcore's segments, on files that look as it does."""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from drgn import Architecture, FaultError, Platform, Program
+
+from msatools.target import kcore
+from msatools.target.kcore import MovedError, Segments, steady
+
+PAGE = 4096
+BASE = 0xFFFF_8880_0000_0000
+NOWHERE = (1 << 64) - 1
+
+Memory = dict[int, tuple[int, bytes]]
+"""By its address: its physical address, and what is in it."""
+
+
+def fill(first: int, pages: int) -> bytes:
+    """Pages of which each word says which page of physical memory it is in."""
+    return b"".join(struct.pack("<Q", first + n) * 512 for n in range(pages))
+
+
+RAM = {BASE: (0, fill(0, 4)), BASE + 16 * PAGE: (16 * PAGE, fill(16, 4))}
+ADDED = {BASE + 8 * PAGE: (8 * PAGE, fill(8, 2))}
+
+
+def write(path: Path, memory: Memory, moved: int = 0) -> None:
+    """Write a file as the kernel offers it: an address has its own place, after all.
+
+    :param moved: By how many pages all of it lies further behind.
+    """
+    count = 1 + len(memory)
+    ident = b"\x7fELF\2\1\1".ljust(16, b"\0")
+    header = ident + struct.pack(
+        "<HHIQQQIHHHHHH", 4, 62, 1, 0, 64, 0, 0, 64, 56, count, 0, 0, 0
+    )
+    note = struct.pack("<IIQQQQQQ", 4, 0, 64 + 56 * count, 0, 0, 20, 0, 0)
+    start = PAGE * (1 + moved)
+    loads = [
+        struct.pack(
+            *("<IIQQQQQQ", 1, 7, start + address - BASE, address),
+            *(physical, len(data), len(data), PAGE),
+        )
+        for address, (physical, data) in memory.items()
+    ]
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        file.truncate(0)
+        file.write(header + note + b"".join(loads))
+        for address, (_, data) in memory.items():
+            file.seek(start + address - BASE)
+            file.write(data)
+
+
+def opened(path: Path) -> tuple[Program, Segments]:
+    """Read it as drgn does: by the table as it was when it was opened."""
+    prog = Program(Platform(Architecture.X86_64))
+    segments = Segments(str(path))
+    table = segments.look()
+    segments.know(table)
+
+    def reader(start: int) -> Callable[[int, int, int, bool], bytes]:
+        def read(address: int, count: int, offset: int, physical: bool) -> bytes:
+            with path.open("rb") as file:
+                file.seek(start + offset)
+                return file.read(count)
+
+        return read
+
+    for segment in table:
+        read = reader(segment.offset)
+        prog.add_memory_segment(segment.address, segment.size, read)
+        if segment.physical != NOWHERE:
+            prog.add_memory_segment(segment.physical, segment.size, read, True)
+    return prog, segments
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "kcore"
+    write(path, RAM)
+    return path
+
+
+def page_at(prog: Program, address: int, physical: bool = False) -> int:
+    return int(prog.read_u64(address, physical))
+
+
+def test_nothing_changes(path: Path) -> None:
+    prog, segments = opened(path)
+    assert not segments.refresh(prog)
+    assert not segments.is_moved()
+    assert page_at(prog, BASE + 17 * PAGE) == 17
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_memory_comes(path: Path, moved: int) -> None:
+    prog, segments = opened(path)
+    with pytest.raises(FaultError):
+        page_at(prog, BASE + 8 * PAGE)
+    write(path, RAM | ADDED, moved)
+    assert segments.is_moved() == bool(moved)
+    assert segments.refresh(prog)
+    assert not segments.refresh(prog)
+    assert not segments.is_moved()
+    for number in (0, 3, 8, 9, 16, 19):
+        assert page_at(prog, BASE + number * PAGE) == number
+        assert page_at(prog, number * PAGE, physical=True) == number
+
+
+def test_without_a_look_it_would_be_read_wrong(path: Path) -> None:
+    prog, _ = opened(path)
+    write(path, RAM | ADDED, moved=1)
+    assert page_at(prog, BASE + 17 * PAGE) == 16
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_memory_goes(path: Path, moved: int) -> None:
+    write(path, RAM | ADDED)
+    prog, segments = opened(path)
+    assert page_at(prog, BASE + 9 * PAGE) == 9
+    write(path, RAM, moved)
+    assert segments.refresh(prog)
+    for physical, base in ((False, BASE), (True, 0)):
+        with pytest.raises(FaultError, match="gone"):
+            page_at(prog, base + 9 * PAGE, physical)
+        assert page_at(prog, base + 3 * PAGE, physical) == 3
+        assert page_at(prog, base + 16 * PAGE, physical) == 16
+
+
+def test_it_comes_and_goes_again(path: Path) -> None:
+    prog, segments = opened(path)
+    for turn in range(6):
+        write(path, RAM if turn % 2 else RAM | ADDED, moved=turn % 3)
+        assert segments.refresh(prog)
+        assert page_at(prog, BASE + 18 * PAGE) == 18
+        if turn % 2:
+            with pytest.raises(FaultError):
+                page_at(prog, BASE + 8 * PAGE)
+        else:
+            assert page_at(prog, BASE + 8 * PAGE) == 8
+
+
+def test_segments_split_and_touch(path: Path) -> None:
+    prog, segments = opened(path)
+    memory = {BASE + n * PAGE: (n * PAGE, fill(n, 1)) for n in (0, 1, 3)}
+    write(path, memory, moved=1)
+    assert segments.refresh(prog)
+    data = prog.read(BASE, 2 * PAGE)
+    assert data == fill(0, 2)
+    with pytest.raises(FaultError, match="gone"):
+        prog.read(BASE, 4 * PAGE)
+    assert page_at(prog, BASE + 3 * PAGE) == 3
+
+
+def test_text_is_no_place_in_ram(path: Path) -> None:
+    """It has a segment of its own, and another address there than in the RAM."""
+    text = 0xFFFF_FFFF_8000_0000
+    prog = Program(Platform(Architecture.X86_64))
+    segments = Segments(str(path))
+    table = (
+        kcore.Segment(text, PAGE, PAGE, 9 * PAGE),
+        kcore.Segment(NOWHERE - PAGE, PAGE, NOWHERE, 9 * PAGE),
+        *segments.look(),
+    )
+    segments.look = lambda: table  # type: ignore[method-assign]
+    assert segments.refresh(prog)
+    assert page_at(prog, PAGE, physical=True) == 1
+
+
+def test_what_drgn_knows_may_not_be_known(path: Path) -> None:
+    """As at drgn's prompt, where somebody else has opened it."""
+    prog, _ = opened(path)
+    segments = Segments(str(path))
+    write(path, RAM | ADDED, moved=1)
+    assert segments.refresh(prog)
+    assert page_at(prog, BASE + 17 * PAGE) == 17
+
+
+def test_a_file_that_ends(path: Path) -> None:
+    prog, segments = opened(path)
+    write(path, RAM, moved=1)
+    assert segments.refresh(prog)
+    with path.open("r+b") as file:
+        file.truncate(PAGE * 3)
+    with pytest.raises(FaultError, match="could not be read"):
+        page_at(prog, BASE + 17 * PAGE)
+
+
+def test_reads_that_fail(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prog, segments = opened(path)
+    write(path, RAM, moved=1)
+    assert segments.refresh(prog)
+
+    def fail(fd: int, size: int, offset: int) -> bytes:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("os.pread", fail)
+    with pytest.raises(FaultError, match="Cannot allocate memory"):
+        page_at(prog, BASE)
+
+
+def test_what_is_open_is_read_where_it_cannot_be_opened_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prog, segments = opened(path)
+    write(path, RAM | ADDED, moved=1)
+
+    def deny(*args: object) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.open", deny)
+    assert segments.refresh(prog)
+    assert page_at(prog, BASE + 8 * PAGE) == 8
+
+
+@pytest.fixture
+def known(path: Path) -> Program:
+    """A program of which :func:`steady` knows the segments."""
+    prog, segments = opened(path)
+    prog.cache[kcore._NAME] = segments
+    return prog
+
+
+def move(path: Path, error: BaseException | None) -> None:
+    write(path, RAM | ADDED, moved=1)
+    if error:
+        raise error
+
+
+def test_steady(known: Program, path: Path) -> None:
+    write(path, RAM | ADDED, moved=1)
+    with steady(known):
+        assert page_at(known, BASE + 8 * PAGE) == 8
+    with pytest.raises(ValueError, match="anything"), steady(known):
+        raise ValueError("anything")
+
+
+@pytest.mark.parametrize("error", [None, FaultError("no wonder", 0), KeyError("x")])
+def test_moved_meanwhile(known: Program, path: Path, error: Exception | None) -> None:
+    with pytest.raises(MovedError) as raised, steady(known):
+        move(path, error)
+    assert raised.value.__cause__ is error
+    assert str(raised.value) == (
+        "/proc/kcore: memory was added or removed while it was read; run it again"
+    )
+    with steady(known):
+        assert page_at(known, BASE + 17 * PAGE) == 17
+
+
+def test_memory_that_comes_meanwhile_moves_nothing(known: Program, path: Path) -> None:
+    with steady(known):
+        write(path, RAM | ADDED)
+
+
+def test_a_signal_is_not_held_up(known: Program, path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), steady(known):
+        move(path, KeyboardInterrupt())
+
+
+def test_other_programs_have_none() -> None:
+    with steady(Program(Platform(Architecture.X86_64))):
+        pass
