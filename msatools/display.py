@@ -201,7 +201,8 @@ def footer(name: str, cost: Cost, share: float | None) -> str:
     """
     percent = 100 * cost.cpu_ns / cost.wall_ns if cost.wall_ns else 0
     most = "" if share is None else f" of {100 * share:g} % that it may"
+    peak = "-" if cost.peak_bytes is None else size(cost.peak_bytes)
     return (
         f"msa-{name}: {cost.cpu_ns / 1e9:.2f} s CPU, {percent:.1f} % of one CPU{most}, "
-        f"{size(cost.peak_bytes)}"
+        f"{peak}"
     )

@@ -32,13 +32,6 @@ class Keys:
     def __init__(self) -> None:
         self._saved: list[Any] | None = None
 
-    def __enter__(self) -> "Keys":
-        self.take()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.give_back()
-
     def take(self) -> None:
         """Have each key as it is pressed."""
         # A pipe's reader, such as less, may want the keys for itself.

@@ -3,8 +3,9 @@
 """What a run takes of the machine that it is on, and how much it may take."""
 
 import os
-import resource
+import re
 import time
+from pathlib import Path
 
 from msatools.kernel.report import Cost
 
@@ -17,6 +18,20 @@ def be_nice() -> None:
     """Let others go first, if the user has not said who goes first."""
     if os.nice(0) == 0:
         os.nice(NICENESS)
+
+
+def peak_bytes() -> int | None:
+    """Tell the most memory that this process has had resident; ``None`` without /proc.
+
+    getrusage() tells it as well, but not of this program alone: what was resident when
+    it was started, in the process of which it is a copy, counts there.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(found[1]) << 10 if found else None
 
 
 class Pace:
@@ -53,5 +68,5 @@ class Pace:
             cpu_ns=self._last_ns[1] - cpu_ns,
             wall_ns=now_ns - wall_ns,
             elapsed_ns=now_ns - began_ns,
-            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+            peak_bytes=peak_bytes(),
         )

@@ -26,6 +26,7 @@ class ProbeReport(Report):
     schema: ClassVar[str] = "msatools.probe/1"
 
     jiffies: int
+    number: int
     delta_jiffies: int | None = None
     samples: int | None = None
 
@@ -61,6 +62,7 @@ class Probe:
             coverage={"lost": self._args.lost},
             notes=(),
             jiffies=self._prog["jiffies"].value_(),
+            number=self._reports,
         )
 
     def begin(self, progress: Progress) -> None:
@@ -93,7 +95,7 @@ def read_nothing(prog: Program) -> None:
 
 def blocks(report: ProbeReport, args: argparse.Namespace) -> Iterable[Block]:
     for line in range(args.lines):
-        yield text(f"line {line} jiffies {report.jiffies}")
+        yield text(f"line {line} jiffies {report.jiffies} report {report.number}")
 
 
 COMMAND = Command(

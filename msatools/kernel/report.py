@@ -86,8 +86,8 @@ class Cost:
     elapsed_ns: int
     """How long the look at the kernel took, and what was made of it."""
 
-    peak_bytes: int
-    """The most resident memory that this process has had."""
+    peak_bytes: int | None
+    """The most resident memory that this process has had, if /proc tells it."""
 
 
 @dataclass(frozen=True, kw_only=True)

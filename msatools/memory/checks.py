@@ -148,7 +148,7 @@ def make_checks(
         return int(sum(totals[c] for c in classes))
 
     missing = pages(C.EXCLUDED, C.UNREADABLE)
-    moved, freed = (_passed(what, before, after) for what in (_MOVED, _FREED))
+    meanwhile = _Meanwhile(*(_passed(what, before, after) for what in (_MOVED, _FREED)))
 
     def check(
         name: str, walk: int, *counters: str, reason: Reason | None = None
@@ -157,23 +157,14 @@ def make_checks(
         if not kept:
             return
         kernel = after.get(*kept)
+        pair = _Pair(name, walk, before.get(*kept), kernel, reason)
         yield Check(
             name=name,
             walk_pages=walk,
             counter=" + ".join(kept),
             kernel_pages=kernel,
             difference=None if kernel is None else walk - kernel,
-            explained_by=_explain(
-                name,
-                walk,
-                before.get(*kept),
-                kernel,
-                reason,
-                missing,
-                moved,
-                findings,
-                freed,
-            ),
+            explained_by=_explain(pair, meanwhile, missing, findings),
         )
 
     stack_pages = len(owners.stacks[0].pages) if owners.stacks else 0
@@ -256,17 +247,36 @@ _SLAB_LOSSES = (
 """What tells that compound pages are data of sockets and not of kmalloc()."""
 
 
+@dataclass(frozen=True)
+class _Pair:
+    """A sum and the counter that it is held against, in pages."""
+
+    name: str
+    walk: int
+    before: int | None
+    """The counter before the scan, if all of it could be read."""
+
+    kernel: int | None
+    reason: Reason | None
+
+
+@dataclass(frozen=True)
+class _Meanwhile:
+    """What became of pages while they were counted."""
+
+    moved: int = 0
+    freed: int = 0
+
+
 def _explain(
-    name: str,
-    walk: int,
-    before: int | None,
-    kernel: int | None,
-    reason: Reason | None,
-    missing: int,
-    moved: int,
-    findings: Findings,
-    freed: int = 0,
+    pair: _Pair, meanwhile: _Meanwhile, missing: int, findings: Findings
 ) -> str | None:
+    """Tell why a sum and its counter differ, ``None`` if nothing tells it.
+
+    :param missing: Struct pages that the dump lacks.
+    """
+    name, walk, before = pair.name, pair.walk, pair.before
+    kernel, reason = pair.kernel, pair.reason
     if kernel is None or walk == kernel:
         return None
     difference = walk - kernel
@@ -283,8 +293,8 @@ def _explain(
         # What moves from a page that is still to be looked at to one that has been is
         # missed, and met twice the other way round. The counters do not show it.
         low, high = min(before, kernel), max(before, kernel)
-        if low - moved <= walk <= high + moved:
-            return f"up to {moved:,} pages moved to others during the scan"
+        if low - meanwhile.moved <= walk <= high + meanwhile.moved:
+            return f"up to {meanwhile.moved:,} pages moved to others during the scan"
     if difference < 0 and findings.lost["section table"]:
         return "the dump lacks struct pages"
     if 0 < -difference <= missing:
@@ -305,6 +315,7 @@ def _explain(
         # A counter that is what it was may have been another meanwhile. What is too
         # many was met and freed then, what is missing was freed before it was met.
         low, high = min(before, kernel), max(before, kernel)
+        freed = meanwhile.freed
         if low - freed <= walk <= high + freed:
             return f"up to {freed:,} pages were freed during the scan, and used anew"
     return None

@@ -13,7 +13,7 @@ from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.vmstat import vm_events
-from msatools.memory.checks import Reason, _explain
+from msatools.memory.checks import Reason, _explain, _Meanwhile, _Pair
 
 from . import truth
 
@@ -30,7 +30,8 @@ def test_events_are_those_of_proc(prog: Program, run: lab.Run) -> None:
 
 
 def explain(name: str, walk: int, before: int, after: int, moved: int) -> str | None:
-    return _explain(name, walk, before, after, None, 0, moved, Findings())
+    pair = _Pair(name, walk, before, after, None)
+    return _explain(pair, _Meanwhile(moved=moved), 0, Findings())
 
 
 @pytest.mark.parametrize("walk", [34_414, 34_921 + 1024])
@@ -57,13 +58,16 @@ def test_without_moves_the_counters_alone_explain() -> None:
 
 def test_what_was_freed_explains_as_much() -> None:
     """Pages that another process has had, and given back, meanwhile."""
-    found = _explain("user.anon", 90, 100, 110, None, 0, 0, Findings(), 10)
-    assert found == "up to 10 pages were freed during the scan, and used anew"
-    assert _explain("user.anon", 89, 100, 110, None, 0, 0, Findings(), 10) is None
+    most, more = (_Pair("user.anon", walk, 100, 110, None) for walk in (90, 89))
+    freed = _Meanwhile(freed=10)
+    words = "up to 10 pages were freed during the scan, and used anew"
+    assert _explain(most, freed, 0, Findings()) == words
+    assert _explain(more, freed, 0, Findings()) is None
 
 
 def test_a_reason_and_a_counter_that_went_on() -> None:
     reason = Reason(-132, "132 in reserved boot memory")
     words = "132 in reserved boot memory; went from 138 to 144 during the scan"
-    assert _explain("kernel.percpu", 9, 138, 144, reason, 0, 0, Findings()) == words
-    assert _explain("kernel.percpu", 13, 138, 144, reason, 0, 0, Findings()) is None
+    both, neither = (_Pair("kernel.percpu", walk, 138, 144, reason) for walk in (9, 13))
+    assert _explain(both, _Meanwhile(), 0, Findings()) == words
+    assert _explain(neither, _Meanwhile(), 0, Findings()) is None
