@@ -6,7 +6,6 @@ import io
 import json
 import subprocess
 import sys
-from argparse import Namespace
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -21,13 +20,12 @@ from msatools.commands.cpus import COMMAND
 
 from fixtures import lab
 from msatools import cli
-from msatools.arguments import make_parser
 from msatools.cli import run_console, run_in_drgn
 from msatools.cpus.model import Cpu, CpusReport
 from msatools.cpus.options import CpusOptions
 from msatools.render.cpus import COLUMNS
-from msatools.render.plain import lines
 from msatools.target import Opened, TargetError, TargetSpec, open_target
+from tests import commandline
 from tests.cpus.madecpus import cpu, cpuset, irq, offline, processor, report
 from tests.locks.madelocks import TARGET
 from tests.tasks.conftest import open_dump
@@ -35,21 +33,7 @@ from tests.zombies.conftest import lose
 
 DUMP = "cpus-6.12"
 ON_REQUEST = {"icsw", "migr", "smtx", "srw", "syscl"}
-
-
-def parsed(*words: str) -> Namespace:
-    return make_parser(COMMAND, in_drgn=True).parse_intermixed_args(words)
-
-
-def options(monkeypatch: pytest.MonkeyPatch, *words: str) -> CpusOptions:
-    """Give the options that a run is started with."""
-    started: list[Any] = []
-    monkeypatch.setattr("msatools.cpus.cpus.Cpus", lambda *given: started.append(given))
-    COMMAND.start(None, TARGET, parsed(*words))  # type: ignore[arg-type]
-    ((prog, target, found),) = started
-    assert (prog, target) == (None, TARGET)
-    assert isinstance(found, CpusOptions)
-    return found
+RUN = "msatools.cpus.cpus.Cpus"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +64,8 @@ def test_options(
     monkeypatch: pytest.MonkeyPatch, words: str, given: dict[str, Any]
 ) -> None:
     """What is collected; how it is shown is the renderer's alone."""
-    assert options(monkeypatch, *words.split()) == CpusOptions(**given)
+    found = commandline.given_options(COMMAND, RUN, monkeypatch, *words.split())
+    assert found == CpusOptions(**given)
 
 
 REFUSED = {
@@ -106,40 +91,18 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_wrong_usage(words: str) -> None:
-    """One line that says what is wrong, before any target is opened."""
-    err = io.StringIO()
-    with redirect_stderr(err):
-        assert run_console(COMMAND, ["-k", *words.split()]) == 2
-    (line,) = err.getvalue().splitlines()
-    assert line.startswith("msa-cpus: ")
-    assert REFUSED[words] in line
+    assert REFUSED[words] in commandline.refusal(COMMAND, *words.split())
 
 
 @pytest.mark.parametrize("word", ["", ","])
 @pytest.mark.parametrize("option", ["-o", "--set"])
 def test_lists_of_nothing(option: str, word: str) -> None:
-    err = io.StringIO()
-    with redirect_stderr(err):
-        assert run_console(COMMAND, ["-k", option, word]) == 2
-    (line,) = err.getvalue().splitlines()
-    assert line.startswith(f"msa-cpus: argument {option}: ")
+    said = commandline.refusal(COMMAND, option, word)
+    assert said.startswith(f"argument {option}: ")
 
 
 def test_help() -> None:
-    out = io.StringIO()
-    with redirect_stdout(out):
-        assert run_console(COMMAND, ["-h"]) == 0
-    text = out.getvalue()
-    assert text.startswith("USAGE: msa-cpus [OPTION...] [TARGET] [INTERVAL [COUNT]]")
-    assert COMMAND.summary in text
-    examples = text.partition("EXAMPLES:")[2]
-    for words, what in COMMAND.examples:
-        assert f"msa-cpus {words} " in examples
-        assert what in examples
-    # Each example is one that the command understands.
-    for words, _ in COMMAND.examples:
-        assert COMMAND.complaint(parsed(*words.split()), False) is None
-    assert max(map(len, text.splitlines())) <= 88
+    commandline.check_help(COMMAND)
 
 
 # --- what is shown
@@ -158,9 +121,7 @@ MADE = report(
 
 
 def shown(*words: str, made: CpusReport = MADE) -> list[str]:
-    blocks = COMMAND.blocks(made, parsed(*words))
-    texts = ("".join(s.text for s in line) for block in blocks for line in lines(block))
-    return [text.rstrip() for text in texts]
+    return commandline.shown(COMMAND, made, *words)
 
 
 def head(*words: str, first: str = "CPU") -> list[str]:

@@ -2,39 +2,19 @@
 
 """msa-locks as people call it: what it understands, hands on and refuses."""
 
-import io
-from argparse import Namespace
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from msatools.commands.locks import COMMAND
 
-from msatools.arguments import make_parser
-from msatools.cli import run_console
 from msatools.locks.options import LocksOptions
-from msatools.render.plain import lines
+from tests import commandline
 from tests.locks.madelocks import TARGET, lock, report, root, wait
 
 SECOND = 1_000_000_000
 
-
-def parsed(*words: str) -> Namespace:
-    return make_parser(COMMAND, in_drgn=True).parse_intermixed_args(words)
-
-
-def options(monkeypatch: pytest.MonkeyPatch, *words: str) -> LocksOptions:
-    """Give the options that a run is started with."""
-    started: list[Any] = []
-    monkeypatch.setattr(
-        "msatools.locks.locks.Locks", lambda *given: started.append(given)
-    )
-    COMMAND.start(None, TARGET, parsed(*words))  # type: ignore[arg-type]
-    ((prog, target, found),) = started
-    assert (prog, target) == (None, TARGET)
-    assert isinstance(found, LocksOptions)
-    return found
+RUN = "msatools.locks.locks.Locks"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +38,8 @@ def test_options(
     monkeypatch: pytest.MonkeyPatch, words: str, given: dict[str, Any]
 ) -> None:
     """What is collected; how it is shown is the renderer's alone."""
-    assert options(monkeypatch, *words.split()) == LocksOptions(**given)
+    found = commandline.given_options(COMMAND, RUN, monkeypatch, *words.split())
+    assert found == LocksOptions(**given)
 
 
 REFUSED = {
@@ -84,31 +65,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_wrong_usage(words: str) -> None:
-    """One line that says what is wrong, before any target is opened."""
-    err = io.StringIO()
-    with redirect_stderr(err):
-        assert run_console(COMMAND, ["-k", *words.split()]) == 2
-    (line,) = err.getvalue().splitlines()
-    assert line.startswith("msa-locks: ")
-    assert REFUSED[words] in line
+    assert REFUSED[words] in commandline.refusal(COMMAND, *words.split())
 
 
 def test_help() -> None:
-    out = io.StringIO()
-    with redirect_stdout(out):
-        assert run_console(COMMAND, ["-h"]) == 0
-    text = out.getvalue()
-    assert text.startswith("USAGE: msa-locks [OPTION...] [TARGET] [INTERVAL [COUNT]]")
-    assert "who waits for whom" in text
-    examples = text.partition("EXAMPLES:")[2]
-    for words, what in COMMAND.examples:
-        assert f"msa-locks {words} " in examples
-        assert what in examples
-    # Each example is one that the command understands.
-    for words, _ in COMMAND.examples:
-        args = parsed(*words.partition(" |")[0].split())
-        assert COMMAND.complaint(args, False) is None
-    assert max(map(len, text.splitlines())) <= 88
+    commandline.check_help(COMMAND)
 
 
 def shown(*words: str) -> list[str]:
@@ -117,9 +78,7 @@ def shown(*words: str) -> list[str]:
         [lock("mutex 0x10", (2, 3), "=1")],
         [root(1, (2, 0))],
     )
-    blocks = COMMAND.blocks(made, parsed(*words))
-    texts = ("".join(s.text for s in line) for block in blocks for line in lines(block))
-    return [text.rstrip() for text in texts]
+    return commandline.shown(COMMAND, made, *words)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +105,7 @@ def test_rows_and_detail_reach_the_view() -> None:
     [("", False), ("-p 1", True), ("--state D", True), ("--min-wait 1", True)],
 )
 def test_nobody_is_blocked(words: str, asked: bool) -> None:
-    blocks = COMMAND.blocks(report(), parsed(*words.split()))
-    texts = ["".join(s.text for s in line) for b in blocks for line in lines(b)]
+    texts = commandline.shown(COMMAND, report(), *words.split())
     of = " of those that were asked for" if asked else ""
     assert f"No task{of} is blocked." in texts
 

@@ -3,8 +3,6 @@
 """msa-zombies as people call it: what it understands, hands on and refuses."""
 
 import io
-from argparse import Namespace
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from json import loads
 from typing import Any
@@ -12,31 +10,14 @@ from typing import Any
 import pytest
 from msatools.commands.zombies import COMMAND
 
-from msatools.arguments import make_parser
-from msatools.cli import run_console
 from msatools.render import json
-from msatools.render.plain import lines
 from msatools.zombies.model import Changes
 from msatools.zombies.options import ZombiesOptions
+from tests import commandline
 from tests.locks.madelocks import TARGET
 from tests.zombies.madezombies import asked, heir, leak, limit, report, zombie
 
-
-def parsed(*words: str) -> Namespace:
-    return make_parser(COMMAND, in_drgn=True).parse_intermixed_args(words)
-
-
-def options(monkeypatch: pytest.MonkeyPatch, *words: str) -> ZombiesOptions:
-    """Give the options that a run is started with."""
-    started: list[Any] = []
-    monkeypatch.setattr(
-        "msatools.zombies.zombies.Zombies", lambda *given: started.append(given)
-    )
-    COMMAND.start(None, TARGET, parsed(*words))  # type: ignore[arg-type]
-    ((prog, target, found),) = started
-    assert (prog, target) == (None, TARGET)
-    assert isinstance(found, ZombiesOptions)
-    return found
+RUN = "msatools.zombies.zombies.Zombies"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +45,8 @@ def test_options(
     monkeypatch: pytest.MonkeyPatch, words: str, given: dict[str, Any]
 ) -> None:
     """What is collected; how it is shown is the renderer's alone."""
-    assert options(monkeypatch, *words.split()) == ZombiesOptions(**given)
+    found = commandline.given_options(COMMAND, RUN, monkeypatch, *words.split())
+    assert found == ZombiesOptions(**given)
 
 
 REFUSED = {
@@ -93,30 +75,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_wrong_usage(words: str) -> None:
-    """One line that says what is wrong, before any target is opened."""
-    err = io.StringIO()
-    with redirect_stderr(err):
-        assert run_console(COMMAND, ["-k", *words.split()]) == 2
-    (line,) = err.getvalue().splitlines()
-    assert line.startswith("msa-zombies: ")
-    assert REFUSED[words] in line
+    assert REFUSED[words] in commandline.refusal(COMMAND, *words.split())
 
 
 def test_help() -> None:
-    out = io.StringIO()
-    with redirect_stdout(out):
-        assert run_console(COMMAND, ["-h"]) == 0
-    text = out.getvalue()
-    assert text.startswith("USAGE: msa-zombies [OPTION...] [TARGET] [INTERVAL [COUNT]]")
-    assert "why the dead are not reaped" in text
-    examples = text.partition("EXAMPLES:")[2]
-    for words, what in COMMAND.examples:
-        assert f"msa-zombies {words} " in examples
-        assert what in examples
-    # Each example is one that the command understands.
-    for words, _ in COMMAND.examples:
-        assert COMMAND.complaint(parsed(*words.split()), False) is None
-    assert max(map(len, text.splitlines())) <= 88
+    commandline.check_help(COMMAND)
 
 
 MADE = report(
@@ -127,9 +90,7 @@ MADE = report(
 
 
 def shown(*words: str, made: Any = MADE) -> list[str]:
-    blocks = COMMAND.blocks(made, parsed(*words))
-    texts = ("".join(s.text for s in line) for block in blocks for line in lines(block))
-    return [text.rstrip() for text in texts]
+    return commandline.shown(COMMAND, made, *words)
 
 
 @pytest.mark.parametrize(
