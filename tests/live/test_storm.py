@@ -26,6 +26,7 @@ from fixtures import lab
 from fixtures.lab.guest.storm import CPU, SAMPLES, ZOMBIES
 from fixtures.lab.storm import RESULTS
 from msatools.values import cpu_list
+from tests.vmstat import CACHED_STACKS, COUNTED, HUGE_PAGES
 
 SECOND = 10**9
 COMMANDS = ("memstat", "prstat", "locks", "zombies", "cpus")
@@ -226,28 +227,6 @@ def test_notes_and_retries(storm: Storm, command: str) -> None:
 
 
 # --- msa-memstat
-
-COUNTED = {
-    "free": (("free.buddy", "free.pcp"), ("nr_free_pages", "pcp")),
-    "anon": (("user.anon",), ("nr_anon_pages",)),
-    "cache": (
-        ("cache.file", "cache.exec", "cache.shmem", "cache.blockdev"),
-        ("nr_file_pages",),
-    ),
-    "shmem": (("cache.shmem",), ("nr_shmem",)),
-    "slab": (
-        ("kernel.slab", "kernel.large_kmalloc"),
-        ("nr_slab_reclaimable", "nr_slab_unreclaimable"),
-    ),
-    "page tables": (("kernel.page_tables",), ("nr_page_table_pages",)),
-    "stacks": (("kernel.stacks",), ("nr_kernel_stack",)),
-}
-"""Classes, and what the kernel calls their pages. Pages go from the buddy allocator to
-per-CPU lists and back by the hundred, without being used in between."""
-
-HUGE_PAGES = 512
-CACHED_STACKS = 2 * 2 * 4
-"""Two of four pages for each CPU are kept for the next threads, and in no counter."""
 
 
 def pages(report: Facts, *names: str) -> int:

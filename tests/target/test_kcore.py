@@ -15,30 +15,9 @@ import pytest
 
 from fixtures import lab
 from fixtures.lab.kcore import RESULTS
+from tests.vmstat import CACHED_STACKS, COUNTED, HUGE_PAGES
 
 PAGE_KB = 4
-
-# Classes, and what the kernel calls their pages in /proc/vmstat. Pages move between
-# buddy allocator and per-CPU lists by the hundred without being used in between.
-COUNTED = {
-    "free": (("free.buddy", "free.pcp"), ("nr_free_pages", "pcp")),
-    "anon": (("user.anon", "user.ksm"), ("nr_anon_pages",)),
-    "cache": (
-        ("cache.file", "cache.exec", "cache.shmem", "cache.blockdev"),
-        ("nr_file_pages",),
-    ),
-    "shmem": (("cache.shmem",), ("nr_shmem",)),
-    "slab": (
-        ("kernel.slab", "kernel.large_kmalloc"),
-        ("nr_slab_reclaimable", "nr_slab_unreclaimable"),
-    ),
-    "page tables": (("kernel.page_tables",), ("nr_page_table_pages",)),
-    "stacks": (("kernel.stacks",), ("nr_kernel_stack",)),
-}
-# Stacks kept for the next fork are in no counter: two of four pages for each CPU.
-CACHED_STACKS = 2 * 2 * 4
-HUGE_PAGES = 512
-"""In one that khugepaged makes."""
 
 
 @dataclass
