@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from drgn import ProgramFlags
 
 from msatools.cpus.counts import Counts, Numbers, believed, total
 from msatools.cpus.masks import online_cpus
@@ -34,7 +35,7 @@ from msatools.cpus.vectors import (
     softirq_rows,
     vector_rows,
 )
-from msatools.cpus.vtime import uncounted_times
+from msatools.cpus.vtime import Vtime, read_vtime, uncounted_times
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
@@ -45,10 +46,12 @@ _QUEUE: Members = {
     "csw": ("u8", ("nr_switches",)),
     "runq": ("u4", ("nr_running",)),
     "waits": ("i4", ("nr_iowait.counter",)),
-    "current": ("u8", ("curr",)),
 }
 
 _EVENTS = ("PGFAULT", "PGMAJFAULT")
+
+_TRIES = 8
+"""Looks at the times of CPUs that count them as they enter and leave the kernel."""
 
 _TIMES = (
     *("USER", "NICE", "SYSTEM", "IRQ", "SOFTIRQ"),
@@ -245,22 +248,17 @@ def _read_times(
         **_NAPS,
         **{name: ("u8", (place,)) for name, place in places.items()},
     }
-    addresses = percpu.addresses("kernel_cpustat")
-    stat = read_structs(reader, "struct kernel_cpustat", members, addresses, findings)
+    stat, vtime = _read_stat(reader, percpu, members, findings)
     found = {name: believed(stat, name, findings) for name in _TIMES}
     times = {name: column for name, column in found.items() if column is not None}
     naps_kept = stat.has("since")
     waits = queues["waits"] > 0
-    uncounted = uncounted_times(
-        reader,
-        percpu,
-        queues["current"],
-        clocks,
-        findings,
-        waits if naps_kept else None,
-    )
-    for name, more in uncounted.items():
-        times[name] += more
+    if vtime is not None:
+        uncounted = uncounted_times(
+            reader.prog, vtime, clocks, waits if naps_kept else None
+        )
+        for name, more in uncounted.items():
+            times[name] += more
     ticks = read_ticks(reader, percpu, findings)
     if naps_kept:
         naps = _naps_of(stat, times["IDLE"], times["IOWAIT"])
@@ -273,6 +271,31 @@ def _read_times(
     now = monotonic_ns(reader, taken, findings)
     times["IDLE"], times["IOWAIT"] = idle_times(naps, waits, queues.readable, now)
     return times, now
+
+
+def _read_stat(
+    reader: Reader, percpu: PerCpu, members: Members, findings: Findings
+) -> tuple[Structs, Vtime | None]:
+    """Read what the CPUs have counted, and what they have noted and not counted yet.
+
+    Both of one moment: what is counted between two looks would be in neither.
+    """
+    addresses = percpu.addresses("kernel_cpustat")
+    vtime = read_vtime(reader, percpu, findings)
+    stat = read_structs(reader, "struct kernel_cpustat", members, addresses, findings)
+    if vtime is None or not reader.prog.flags & ProgramFlags.IS_LIVE:
+        return stat, vtime
+    for _ in range(_TRIES):
+        # What cannot be read was told the first time.
+        again = read_vtime(reader, percpu, Findings())
+        if again is None or vtime.lasted_until(again):
+            break
+        # One that enters the kernel all the time has counted all but a moment.
+        vtime = again
+        stat = read_structs(
+            reader, "struct kernel_cpustat", members, addresses, Findings()
+        )
+    return stat, vtime
 
 
 def _naps_of(stat: Structs, idle: Counts, iowait: Counts) -> Naps:

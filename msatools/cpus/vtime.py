@@ -8,6 +8,7 @@ task entered the kernel or left it, and counts time as that happens
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -15,9 +16,9 @@ import numpy as np
 from msatools.cpus.counts import Counts, Numbers, counts
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.percpu import PerCpu
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.kernel.structs import Booleans, Structs, read_structs
+from msatools.kernel.structs import Booleans, Members, Structs, read_structs
 
 _NICE_0 = 120
 """Static priority of a task of nice 0 (include/linux/sched/prio.h)."""
@@ -27,7 +28,8 @@ _ANY_CPU = (1 << 32) - 1
 
 _MOST_NS = 1 << 60
 
-_TASK = {
+_TASK: Members = {
+    "sequence": ("u4", ("vtime.seqcount.sequence",)),
     "state": ("u4", ("vtime.state",)),
     "cpu": ("u4", ("vtime.cpu",)),
     "start_ns": ("u8", ("vtime.starttime",)),
@@ -38,36 +40,64 @@ _TASK = {
 }
 
 
+_QUEUE: Members = {"current": ("u8", ("curr",))}
+
+
+@dataclass(frozen=True)
+class Vtime:
+    """What the tasks that run have noted, one row for each CPU."""
+
+    exact: Booleans
+    """CPUs that count so."""
+
+    known: Booleans
+    """Those of which that can be told, and what their task has noted."""
+
+    here: Booleans
+    """Of a task elsewhere a switch is under way, and it is not the one to ask."""
+
+    tasks: Structs
+
+    def lasted_until(self, later: "Vtime") -> bool:
+        """Tell whether no CPU has counted anything meanwhile, nor is about to."""
+        sequence = self.tasks["sequence"]
+        # Odd while a task is noting something.
+        still = (sequence & 1 == 0) & (later.tasks["sequence"] == sequence)
+        still &= self.here & (later.tasks["start_ns"] == self.tasks["start_ns"])
+        return bool((still | ~self.exact).all())
+
+
+def read_vtime(reader: Reader, percpu: PerCpu, findings: Findings) -> Vtime | None:
+    """Read what the tasks that run have noted; ``None`` if no CPU counts so."""
+    tracking = _read_tracking(reader, percpu, findings)
+    if tracking is None:
+        return None
+    exact = tracking["active"] != 0
+    if not exact.any() and tracking.readable.all():
+        return None
+    queues = read_structs(
+        reader, "struct rq", _QUEUE, percpu.addresses("runqueues"), findings
+    )
+    current = np.where(exact, queues["current"], 0)
+    tasks = read_structs(reader, "struct task_struct", _TASK, current, findings)
+    here = (tasks["cpu"] == percpu.cpus) | (tasks["cpu"] == _ANY_CPU)
+    known = tracking.readable & (~exact | tasks.readable)
+    return Vtime(exact, known, here, tasks)
+
+
 def uncounted_times(
-    reader: Reader,
-    percpu: PerCpu,
-    current: Addresses,
-    clocks: Clocks,
-    findings: Findings,
-    waits: Booleans | None,
+    prog: drgn.Program, vtime: Vtime, clocks: Clocks, waits: Booleans | None
 ) -> Mapping[str, Counts]:
     """Tell the nanoseconds that each CPU has yet to count, by ``CPUTIME_`` name.
 
-    None if no CPU counts so. Like the kernel, it goes by how nice the task is now.
+    Like the kernel, it goes by how nice the task is now.
 
-    :param current: the task that each CPU runs
     :param waits: whether tasks that were last there wait for I/O, where idle time is
         counted so too: since v7.2; else ``None``
     """
-    tracking = _read_tracking(reader, percpu, findings)
-    if tracking is None:
-        return {}
-    exact = tracking["active"] != 0
-    if not exact.any() and tracking.readable.all():
-        return {}
-    prog = reader.prog
     states = dict(prog.type("enum vtime_state").enumerators or ())
-    tasks = read_structs(
-        reader, "struct task_struct", _TASK, np.where(exact, current, 0), findings
-    )
-    # Else a switch is under way, and the task is not the one to ask.
-    here = (tasks["cpu"] == percpu.cpus) | (tasks["cpu"] == _ANY_CPU)
-    asked = exact & tasks.readable & here
+    tasks = vtime.tasks
+    asked = vtime.exact & tasks.readable & vtime.here
     now = clocks.local_ns - _clock_offset(prog)
     start = np.minimum(tasks["start_ns"], _MOST_NS).astype(np.int64)
     since = np.maximum(now - start, 0)
@@ -94,8 +124,7 @@ def uncounted_times(
     if waits is not None:
         times["IDLE"] = part("IDLE", None, ~waits)
         times["IOWAIT"] = part("IDLE", None, waits)
-    known = tracking.readable & (~exact | tasks.readable)
-    return {name: counts(numbers, known) for name, numbers in times.items()}
+    return {name: counts(numbers, vtime.known) for name, numbers in times.items()}
 
 
 def _read_tracking(

@@ -197,7 +197,8 @@ def test_others_are_found_past_damage() -> None:
     def fault(address: int, count: int, offset: int, physical: bool) -> bytes:
         raise FaultError("gone", address)
 
-    prog.add_memory_segment(whole[2], 16384, fault)
+    size = prog["task_struct_cachep"].object_size.value_()
+    prog.add_memory_segment(whole[2], size, fault)
     assert find_tasks(reader, [1, 2, 3], findings).keys() >= {1}
     assert 2 not in find_tasks(reader, [1, 2, 3], findings)
     assert findings.coverage["pids_unreadable"] >= 1
