@@ -204,8 +204,12 @@ class TaskReader:
         return self._table(self._walk(findings), findings)
 
     def read(self, addresses: Sequence[int], findings: Findings) -> TaskTable:
-        """Read the tasks at some addresses; those that cannot be read are left out."""
-        return self._table(self._read_each(addresses, findings), findings)
+        """Read the tasks at some addresses; those that cannot be read are left out.
+
+        So are those of a running kernel that are gone since their addresses were read.
+        """
+        live = bool(self._reader.prog.flags & drgn.ProgramFlags.IS_LIVE)
+        return self._table(self._read_each(addresses, findings), findings, live)
 
     def read_processes(self, addresses: Sequence[int], findings: Findings) -> TaskTable:
         """Read all threads of the processes that the threads at some addresses are of.
@@ -361,14 +365,18 @@ class TaskReader:
         return None
 
     def _table(
-        self, tasks: Iterator[tuple[int, bytes]], findings: Findings
+        self,
+        tasks: Iterator[tuple[int, bytes]],
+        findings: Findings,
+        may_be_gone: bool = False,
     ) -> TaskTable:
         # It grows in place: parts that are put together take the memory twice.
         table = bytearray()
         while batch := list(islice(tasks, _BATCH)):
-            table += believable(self._compacted(batch), findings).tobytes()
-        records = np.frombuffer(table, self._compact)
-        return TaskTable(records, frozenset(("address", *self._offsets)))
+            records = self._compacted(batch)
+            table += believable(records, findings, may_be_gone).tobytes()
+        read = np.frombuffer(table, self._compact)
+        return TaskTable(read, frozenset(("address", *self._offsets)))
 
     def _compacted(self, batch: list[tuple[int, bytes]]) -> Records:
         raw = np.frombuffer(b"".join([data for _, data in batch]), self._raw)
@@ -379,17 +387,24 @@ class TaskReader:
         return records
 
 
-def believable(records: Records, findings: Findings) -> Records:
+def believable(
+    records: Records, findings: Findings, may_be_gone: bool = False
+) -> Records:
     """Leave out what is no task at all, and cut what it cannot have counted.
 
     Both are counted: such records are of a damaged dump.
+
+    :param may_be_gone: Whether what is no task may have been one a moment ago.
     """
     pid, tgid = records["pid"], records["tgid"]
     are_tasks = (np.minimum(pid, tgid) > 0) & (np.maximum(pid, tgid) <= PID_MAX_LIMIT)
     lost = len(records) - int(np.count_nonzero(are_tasks))
-    if lost:
+    if lost and may_be_gone:
+        findings.coverage["tasks_gone"] += lost
+    elif lost:
         findings.coverage["tasks_unreadable"] += lost
         findings.lose("task records", "what a list of tasks leads to is no task")
+    if lost:
         records = records[are_tasks]
     counts = [
         name

@@ -61,7 +61,9 @@ def crowd(
 ) -> tuple[Herd, ...]:
     """Have some workers wait as told: what *find_herds* makes of them."""
     rows = workers(dump, count)
-    now_ns = dump.clocks.monotonic_ns or 0
+    # So late that any of them may have lived so long.
+    clocks = replace(dump.clocks, local_ns=dump.clocks.local_ns + life_ns)
+    now_ns = clocks.monotonic_ns or 0
     records = dump.table.records.copy()
     records["start_ns"][rows] = now_ns - life_ns
     records["nvcsw"][rows] = switches
@@ -72,7 +74,7 @@ def crowd(
     table = TaskTable(records, dump.table.columns)
     now = replace(dump.now, age_ns=ages)
     assert isinstance(now, Now)
-    return find_herds(table, now, ons, dump.clocks)
+    return find_herds(table, now, ons, clocks)
 
 
 HERD = {

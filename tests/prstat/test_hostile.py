@@ -38,6 +38,13 @@ def test_what_has_no_pid_is_no_task(column: str, pid: int) -> None:
     assert findings.notes
 
 
+def test_what_may_be_gone_is_no_loss() -> None:
+    findings = Findings()
+    assert len(believable(record(pid=0), findings, may_be_gone=True)) == 0
+    assert findings.coverage == {"tasks_gone": 1}
+    assert not findings.notes
+
+
 def test_tasks_are_believed() -> None:
     findings = Findings()
     told = record(pid=PID_MAX_LIMIT, nvcsw=7, sum_exec_ns=SECOND, mm=HUGE)
