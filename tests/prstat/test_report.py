@@ -408,13 +408,30 @@ def test_totals(name: str, threads: Any, processes: Any) -> None:
     assert totals["ram_bytes"] == int(listed) << 10
 
 
+FIXED_1 = 1 << 11
+LOAD_FACTORS = (1884, 2014, 2037)
+"""EXP_1, EXP_5 and EXP_15 of include/linux/sched/loadavg.h."""
+
+
 def test_load_averages(name: str, threads: Any) -> None:
-    """/proc cuts off what is below a hundredth, and adds half of one before."""
-    words = said(name).run.truth("proc/loadavg").split()[:3]
+    """/proc cuts off what is below a hundredth, and adds half of one before.
+
+    Each five seconds they are brought up to date, once maybe since /proc was read: then
+    as many tasks ran as make of each of the averages the next (calc_load()).
+    """
+    told = [float(word) for word in said(name).run.truth("proc/loadavg").split()[:3]]
     found = threads["totals"]["load_averages"]
     assert len(found) == 3
     again = [int((value + 0.005) * 100) / 100 for value in found]
-    assert again == [float(word) for word in words]
+    if again == told:
+        return
+    ran = [
+        (after * FIXED_1 - before * factor) / (FIXED_1 - factor)
+        for before, after, factor in zip(told, found, LOAD_FACTORS, strict=True)
+    ]
+    for count, factor in zip(ran, LOAD_FACTORS, strict=True):
+        # What was cut off before, and weighs the more the slower the average is.
+        assert abs(count - round(ran[0])) <= 0.01 * FIXED_1 / (FIXED_1 - factor)
 
 
 def test_accounting(name: str, threads: Any) -> None:

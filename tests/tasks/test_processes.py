@@ -176,7 +176,8 @@ def test_times_on_the_cpu(dump: Read) -> None:
         compared += 1
         used += shown > 0
     assert compared > 150
-    assert used > 50
+    # Most do so little that it is less than a tick: the faster the machine the more.
+    assert used > 10
 
 
 def test_dead_threads(dump: Read) -> None:

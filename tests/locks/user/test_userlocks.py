@@ -230,7 +230,7 @@ def look_with(prog: Program) -> Look:
 
 
 def everything(look: Look) -> tuple[Counter[str], int]:
-    """Ask for all; count owners by how sure they are, and locks."""
+    """Ask for all; count owners by how sure they are, or lost, and locks."""
     found: Counter[str] = Counter()
     requests = {
         request
@@ -239,7 +239,11 @@ def everything(look: Look) -> tuple[Counter[str], int]:
     }
     for request in requests:
         assert userlocks.queue(look, request.lock)
-        holders = userlocks.holders(look, request.lock)
+        try:
+            holders = userlocks.holders(look, request.lock)
+        except FaultError:
+            found["lost"] += 1
+            continue
         found.update(holder.confidence for holder in holders)
     return found, len(requests)
 
@@ -250,7 +254,9 @@ def test_a_dump_without_user_memory(kernel: str) -> None:
     path = lab.build(f"tasks-{kernel}").dump("kdump-filtered")
     look = look_with(open_target(TargetSpec(path=str(path), types="btf")).prog)
     found, count = everything(look)
-    assert found == {"exact": 1}
+    # A slab page of 6.12 may seem to be an anonymous page to makedumpfile.
+    kept = [{"exact": 1}] if kernel == "6.1" else [{"exact": 1}, {"lost": 1}]
+    assert found in kept
     assert count > 10
     assert look.findings.coverage["futexes_not_read"] == count - 1
     codes = [code for code, _ in look.findings.notes]
