@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-SOURCES := msatools commands fixtures tests
+SOURCES := msatools commands fixtures tests setup.py
 
 .PHONY: demo test test-fast test-long lint bench clean
 
@@ -34,7 +34,7 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml setup.py msatools/memory/_classify.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 		|| { echo "make: $(PYTHON) is older than 3.10: name another, PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \

@@ -3,24 +3,65 @@
 """msa-memstat: where the memory is."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from drgn import Program
 from drgn.commands import argument
 
-from msatools.cli import Command, Compared, Progress, Session, run_console
+from msatools.arguments import HERE, MaybeFile, UsageError
+from msatools.cli import (
+    Answer,
+    Command,
+    Compared,
+    Progress,
+    Session,
+    run_console,
+)
+from msatools.mapfile import check_map_file, write_map
 from msatools.memory.model import MemstatReport
-from msatools.render.blocks import Block
+from msatools.render.blocks import Block, text
 from msatools.target import Target
 
-_GROUPS = ("node", "zone")
+_GROUPS = (
+    "node",
+    "zone",
+    "section",
+    "cgroup",
+    "file",
+    "fs",
+    "slab",
+    "vmalloc",
+    "process",
+    "order",
+)
+"""All of msatools.memory.by, which takes long to import."""
+
+_TOP = 20
+
+
+_MAX_WORKERS = 1024
+
+
+def _rows(word: str) -> int:
+    if not (word.isdecimal() and 0 < int(word) < 1 << 32):
+        raise argparse.ArgumentTypeError(f"not a number of rows: {word!r}")
+    return int(word)
+
+
+def _workers(word: str) -> int:
+    if not (word.isdecimal() and 0 < int(word) <= _MAX_WORKERS):
+        raise argparse.ArgumentTypeError(
+            f"not a number of workers, 1 to {_MAX_WORKERS}: {word!r}"
+        )
+    return int(word)
 
 
 def _groups(word: str) -> list[str]:
     groups = word.split(",")
     for group in groups:
         if group not in _GROUPS:
-            raise argparse.ArgumentTypeError(f"not node or zone: {group!r}")
+            known = ", ".join(_GROUPS)
+            raise argparse.ArgumentTypeError(f"not one of {known}: {group!r}")
     return groups
 
 
@@ -29,12 +70,21 @@ def _start(
 ) -> Session[MemstatReport]:
     from msatools.memory.memstat import collect_memstat, delta
 
+    if _has_map_file(args):
+        check_map_file(args.map)
+    if args.workers is not None and args.workers > 1 and target.kind == "qmp":
+        raise UsageError(f"-j {args.workers}: one at a time reads over QMP")
+
     def collect(progress: Progress) -> MemstatReport:
         return collect_memstat(
             prog,
             target=target,
             by=tuple(dict.fromkeys(args.by)),
             sections=args.sections,
+            unattributed=args.unattributed,
+            frag=args.frag,
+            memory_map=args.map is not None,
+            workers=args.workers,
             verbose=args.verbose,
             progress=progress,
         )
@@ -45,17 +95,76 @@ def _start(
 def _blocks(report: MemstatReport, args: argparse.Namespace) -> Iterable[Block]:
     from msatools.render.memstat import blocks
 
-    return blocks(report)
+    yield from blocks(report, args.top)
+    if _has_map_file(args):
+        yield text(f"map written to {args.map}")
+    elif report.map is not None:
+        from msatools.render import maptext
+
+        yield from maptext.blocks(report.map, report.target.page_size)
+
+
+def _instead(args: argparse.Namespace) -> Callable[[], Answer] | None:
+    return None if args.diff is None else lambda: _diff(args)
+
+
+def _diff(args: argparse.Namespace) -> Answer:
+    from msatools.memory.diff import compare
+    from msatools.memory.snapshot import load_snapshot
+    from msatools.render.memstatdiff import blocks
+
+    before, after = (load_snapshot(file) for file in args.diff)
+    found = compare(before, after, tuple(args.diff))
+    return Answer(
+        document=found,
+        blocks=blocks(found, args.top),
+        incomplete=_problems(before) or _problems(after),
+    )
+
+
+_SCANNING = {
+    "by": "--by",
+    "sections": "--sections",
+    "unattributed": "--unattributed",
+    "frag": "--frag",
+    "map": "--map",
+    "workers": "-j",
+}
+"""Options that ask for something of a scan."""
+
+
+def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
+    if args.diff is None:
+        return None
+    for name, option in _SCANNING.items():
+        if getattr(args, name):
+            return f"{option}: asks for a scan, and --diff makes none"
+    if args.diff == ["-", "-"]:
+        return "-: standard input can be one of the two only"
+    return None
+
+
+def _has_map_file(args: argparse.Namespace) -> bool:
+    return args.map not in (None, HERE)
+
+
+def _keep(report: MemstatReport, args: argparse.Namespace) -> None:
+    if _has_map_file(args) and report.map is not None:
+        target = report.target
+        write_map(args.map, report.map, target.page_size, target.release)
 
 
 _LOST = ("excluded_pages", "unreadable_pages", "_unreadable", "_broken", "_lost")
 
+_MOVING = ("pcp_lists_broken", "user_tables_unreadable", "user_table_entries_broken")
+"""Free lists of a running kernel, and page tables, change while they are followed."""
+
 
 def _problems(report: MemstatReport) -> bool:
     for key, count in report.coverage.items():
-        # Free lists of a running kernel change while they are followed.
-        moving = key == "pcp_lists_broken" and report.target.live
-        if count and key.endswith(_LOST) and not moving:
+        if report.target.live and key in _MOVING:
+            continue
+        if count and key.endswith(_LOST):
             return True
     return any(
         check.difference and check.explained_by is None for check in report.checks
@@ -71,20 +180,63 @@ COMMAND = Command(
             action="extend",
             type=_groups,
             default=[],
-            metavar="node|zone",
-            help="break the classes down; may be repeated",
+            metavar="X[,X...]",
+            help="break the classes down by " + ", ".join(_GROUPS),
+        ),
+        argument(
+            "--top",
+            type=_rows,
+            default=_TOP,
+            metavar="N",
+            help=f"rows of each list ({_TOP}; --by node or zone, and --json, has all)",
+        ),
+        argument(
+            "-j",
+            dest="workers",
+            type=_workers,
+            metavar="N",
+            help="scan with N workers (else one if live, up to one a CPU if not)",
         ),
         argument(
             "--sections", action="store_true", help="list the memory sections as well"
         ),
+        argument(
+            "--unattributed",
+            action="store_true",
+            help="list the pages that no owner explains, and what they point to",
+        ),
+        argument(
+            "--frag",
+            action="store_true",
+            help="show what keeps blocks of memory from being free",
+        ),
+        argument(
+            "--map",
+            action=MaybeFile,
+            endings=(".svg", ".png"),
+            metavar="[FILE.svg|.png]",
+            help="draw what is where, on the terminal or to a file",
+        ),
+        argument(
+            "--diff",
+            nargs=2,
+            metavar=("A", "B"),
+            help="compare two files that --json has written, by the last report in "
+            "each; - is standard input",
+        ),
     ),
     examples=(
-        ("--by node", "node by node as well"),
-        ("--json", "for programs"),
+        ("--by process,file", "whose it is, too: the 20 largest of each"),
+        ("--unattributed", "what no owner explains, too"),
+        ("--json", "for programs, and for --diff"),
+        ("--diff a b", "what changed from one --json to another"),
     ),
     start=_start,
     blocks=_blocks,
     problems=_problems,
+    complaint=_complaint,
+    keep=_keep,
+    instead=_instead,
 )
 
 

@@ -5,7 +5,7 @@
 import argparse
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -148,8 +148,60 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().add_usage(usage, actions, groups, "USAGE: ")
 
 
+HERE = "-"
+"""What :class:`MaybeFile` gives where no file is named: standard output."""
+
+
+class MaybeFile(argparse.Action):
+    """An option after which a file may be named, told by how its name ends."""
+
+    def __init__(self, endings: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.endings = tuple(endings)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if values and not self.names_file(values):
+            known = " or ".join(self.endings)
+            parser.error(f"{option_string}: not a file that ends in {known}: {values}")
+        setattr(namespace, self.dest, values or HERE)
+
+    def names_file(self, word: str) -> bool:
+        return word.lower().endswith(self.endings)
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that leaves it to the caller how to end."""
+
+    # The types of the stubs say more than what is so.
+    def parse_intermixed_args(  # type: ignore[override]
+        self, args: Sequence[str], namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        return super().parse_intermixed_args(list(self._joined(args)), namespace)
+
+    def _joined(self, words: Sequence[str]) -> Iterator[str]:
+        """Put what belongs to an option that may have a file in one word with it."""
+        options = {
+            option: action
+            for action in self._actions
+            if isinstance(action, MaybeFile)
+            for option in action.option_strings
+        }
+        rest = list(words)
+        while rest:
+            word = rest.pop(0)
+            if word == "--":
+                yield from (word, *rest)
+                return
+            if word in options:
+                named = bool(rest) and options[word].names_file(rest[0])
+                word = f"{word}={rest.pop(0) if named else ''}"
+            yield word
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
@@ -188,6 +240,25 @@ def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentPar
         for option in _TARGET_OPTIONS:
             target.add_argument(*option.args, **option.kwargs)
     return parser
+
+
+def refuse_target(args: argparse.Namespace, words: Words) -> None:
+    """See that nothing is named to look at, as there is nothing that would.
+
+    :raises UsageError: if something is
+    """
+    named: list[str | None] = [words.target]
+    if words.interval_s is not None:
+        named.append(f"{words.interval_s:g}")
+    # Inside drgn there are no options of a target.
+    named += (getattr(args, name, None) for name in ("core", "qemu", "vmlinux"))
+    if getattr(args, "kernel", False):
+        named.append("-k")
+    if getattr(args, "debuginfod", False):
+        named.append("--debuginfod")
+    for name in named:
+        if name is not None:
+            raise UsageError(f"{name}: no target is looked at")
 
 
 def target_spec(args: argparse.Namespace, words: Words) -> TargetSpec:

@@ -8,6 +8,7 @@ the words they take, the target, intervals, exit status and signals.
 """
 
 import argparse
+import contextlib
 import logging
 import signal
 import sys
@@ -23,18 +24,22 @@ from msatools.arguments import (
     Words,
     make_parser,
     parse_words,
+    refuse_target,
     target_spec,
 )
-from msatools.command import Command, Compared, R, Session
+from msatools.command import Answer, Command, Compared, R, Session
 from msatools.kernel.session import Progress
 from msatools.output import OutputClosed, OutputError, output
 from msatools.pace import be_nice
+from msatools.render import json, show
 from msatools.render.blocks import escape
+from msatools.render.json import Document
 from msatools.running import Seen, run
-from msatools.signals import Stopped, end_by, stop_on_signals
+from msatools.signals import Stopped, end_by, stop_if_told, stop_on_signals, told_first
 from msatools.target import TargetError, describe, open_target
 
 __all__ = [
+    "Answer",
     "Command",
     "Compared",
     "Progress",
@@ -68,8 +73,8 @@ def run_console(command: Command[R], argv: Sequence[str] | None = None) -> int:
         logging.WARNING if debug else logging.CRITICAL + 1
     )
     try:
-        with stop_on_signals() as came:
-            return _run(command, argv, came)
+        with stop_on_signals():
+            return _run(command, argv)
     except Stopped as stopped:
         return end_by(stopped.number)
     except OutputClosed:
@@ -90,7 +95,7 @@ def _explain(error: Exception, name: str) -> str:
     return f"unexpected {kind}: {error}; run it with --debug and report this"
 
 
-def _run(command: Command[R], argv: Sequence[str], came: list[int]) -> int:
+def _run(command: Command[R], argv: Sequence[str]) -> int:
     try:
         args = make_parser(command, in_drgn=False).parse_intermixed_args(argv)
     except Asked as asked:
@@ -98,20 +103,44 @@ def _run(command: Command[R], argv: Sequence[str], came: list[int]) -> int:
             out.write(str(asked))
         return EXIT_DONE
     words = parse_words(args.words)
+    if (answer := _instead(command, args, words)) is not None:
+        _tell(answer, args)
+        return EXIT_INCOMPLETE if args.strict and answer.incomplete else EXIT_DONE
     spec = target_spec(args, words)
     _check(command, args, words)
     seen: Seen[R] = Seen()
     if spec.is_live and spec.qemu is None:
         be_nice()
     try:
-        opened = open_target(spec)
-        if came:
-            raise Stopped(came[0])
-        run(command, opened.prog, opened.target, args, words, seen)
+        with told_first():
+            opened = open_target(spec)
+            stop_if_told()
+            run(command, opened.prog, opened.target, args, words, seen)
     except Stopped:
         if words.interval_s is None:
             raise
     return EXIT_INCOMPLETE if args.strict and seen.incomplete else EXIT_DONE
+
+
+def _instead(
+    command: Command[R], args: argparse.Namespace, words: Words
+) -> Answer | None:
+    """Answer without a target, where the words ask for that."""
+    answer = command.instead(args)
+    if answer is None:
+        return None
+    refuse_target(args, words)
+    _check(command, args, words)
+    return answer()
+
+
+def _tell(answer: Answer, args: argparse.Namespace) -> None:
+    stop_if_told()
+    with output() as out:
+        if args.json:
+            json.show(answer.document, out)
+        else:
+            show(answer.blocks, out)
 
 
 def _check(command: Command[R], args: argparse.Namespace, words: Words) -> None:
@@ -123,17 +152,24 @@ def _check(command: Command[R], args: argparse.Namespace, words: Words) -> None:
         raise UsageError(complaint)
 
 
-def run_in_drgn(command: Command[R], prog: Program, argv: Sequence[str]) -> R | None:
+def run_in_drgn(
+    command: Command[R], prog: Program, argv: Sequence[str]
+) -> R | Document | None:
     """Run a command on drgn's program, and give its (last) report.
+
+    Words that ask for no look at the program give what they ask for.
 
     :param argv: the words after the command's name
     :raises CommandArgumentError: for wrong usage, a target included
-    :raises CommandError: with ``--strict``, if the report is not complete
+    :raises CommandError: with ``--strict``, if the report is not complete; if a file
+        to look at in its stead cannot be read, or one to write cannot be written
     :raises TargetError: if the program is no kernel, or has no types
     """
     try:
         args = make_parser(command, in_drgn=True).parse_intermixed_args(argv)
         words = parse_words(args.words)
+        if (answer := _instead(command, args, words)) is not None:
+            return _told_in_drgn(command, answer, args)
         if words.target is not None:
             raise UsageError(f"{words.target}: the target is drgn's own")
         if words.interval_s is not None and not prog.flags & ProgramFlags.IS_LIVE:
@@ -144,6 +180,8 @@ def run_in_drgn(command: Command[R], prog: Program, argv: Sequence[str]) -> R | 
         return None
     except UsageError as error:
         raise CommandArgumentError(f"%{command.name}: {escape(str(error))}") from None
+    except TargetError as error:
+        raise CommandError(f"%{command.name}: {escape(str(error))}") from None
 
     seen: Seen[R] = Seen()
     try:
@@ -151,9 +189,26 @@ def run_in_drgn(command: Command[R], prog: Program, argv: Sequence[str]) -> R | 
     except OutputClosed:
         # As with `| head`, which is no reason to lose the report.
         pass
+    except OutputError as error:
+        raise CommandError(f"%{command.name}: {escape(str(error))}") from None
     except KeyboardInterrupt:
         if words.interval_s is None:
             raise
-    if args.strict and seen.incomplete:
-        raise CommandError(f"%{command.name}: the report is not complete")
+    _require_complete(command, args, seen.incomplete)
     return seen.last
+
+
+def _told_in_drgn(
+    command: Command[R], answer: Answer, args: argparse.Namespace
+) -> Document:
+    with contextlib.suppress(OutputClosed):
+        _tell(answer, args)
+    _require_complete(command, args, answer.incomplete)
+    return answer.document
+
+
+def _require_complete(
+    command: Command[R], args: argparse.Namespace, incomplete: bool
+) -> None:
+    if args.strict and incomplete:
+        raise CommandError(f"%{command.name}: the report is not complete")

@@ -13,6 +13,7 @@ from drgn.commands import argument, mutually_exclusive_group
 from msatools.kernel.report import Report
 from msatools.kernel.session import Progress
 from msatools.render.blocks import Block
+from msatools.render.json import Document
 from msatools.target import Target
 
 R = TypeVar("R", bound=Report)
@@ -75,6 +76,17 @@ class Compared(Generic[R]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a command says that looks at no target."""
+
+    document: Document
+    blocks: Iterable[Block]
+
+    incomplete: bool
+    """As the problems of a report."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Command(Generic[R]):
     """All that tells one command from another."""
 
@@ -100,3 +112,12 @@ class Command(Generic[R]):
 
     complaint: Callable[[argparse.Namespace, bool], str | None] = lambda *_: None
     """``complaint(args, has_interval)``: what makes no sense together, if something."""
+
+    keep: Callable[[R, argparse.Namespace], None] = lambda *_: None
+    """``keep(report, args)``: write the files that the words ask for, of each report;
+    raises OutputError."""
+
+    instead: Callable[[argparse.Namespace], Callable[[], Answer] | None] = lambda _: (
+        None
+    )
+    """What gives the answer where the words ask for one without a target."""

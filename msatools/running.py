@@ -70,6 +70,7 @@ def run(
     def saw(report: R) -> R:
         seen.last = report
         seen.incomplete |= command.problems(report)
+        command.keep(report, args)
         return report
 
     display = _display(command, args, words.interval_s) if words.interval_s else None

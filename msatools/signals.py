@@ -101,6 +101,19 @@ def stop_if_told() -> None:
         raise Stopped(_State.came[0])
 
 
+@contextlib.contextmanager
+def told_first() -> Iterator[None]:
+    """Have a signal come first where a library made another exception of it.
+
+    numpy does so where a signal comes while it compares types.
+    """
+    try:
+        yield
+    except Exception:
+        stop_if_told()
+        raise
+
+
 def end_by(number: int) -> int:
     """End the process by a signal, so that its parent sees which."""
     signal.signal(number, signal.SIG_DFL)

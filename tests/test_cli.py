@@ -503,6 +503,9 @@ def test_terminal_modes_are_restored(guest: list[str]) -> None:
         ((), set()),
         (("--by", "node"), {"by"}),
         (("--sections",), {"sections"}),
+        (("--frag",), {"frag"}),
+        (("--map",), {"map"}),
+        (("--unattributed",), {"unattributed"}),
         (("-v",), {"vmalloc"}),
     ],
 )
@@ -515,6 +518,7 @@ def test_keys_of_json(
     always = {
         *("schema", "target", "taken_at_ns", "interval_ns", "coverage", "notes"),
         *("pages", "classes", "checks", "managed_pages", "physical_pages"),
+        *("scan_ns", "changes"),
     }
     assert set(report) == always | added
     assert report["schema"] == "msatools.memstat/1"

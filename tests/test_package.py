@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
+PACKAGED = (
+    "msatools",
+    "commands",
+    "setup.py",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
 BUILD = """\
 import os, sys
 from setuptools import build_meta
@@ -27,10 +36,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """An sdist, and a wheel built from what the sdist holds."""
     out = tmp_path_factory.mktemp("dist")
     source = tmp_path_factory.mktemp("source")
-    for name in ("msatools", "commands", "pyproject.toml", "README.md", "LICENSE"):
-        path = ROOT / name
-        copy = shutil.copytree if path.is_dir() else shutil.copy
-        copy(path, source / name)
+    copy_source(source)
     build(source, out)
     (sdist,) = out.glob("*.tar.gz")
     unpacked = tmp_path_factory.mktemp("unpacked")
@@ -42,9 +48,23 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return sdist, wheel
 
 
-def build(source: Path, out: Path) -> None:
+def copy_source(target: Path) -> None:
+    """Copy what a package is built from, without what was built before."""
+    for name in PACKAGED:
+        path = ROOT / name
+        if path.is_dir():
+            ignored = shutil.ignore_patterns("*.so", "__pycache__")
+            shutil.copytree(path, target / name, ignore=ignored)
+        else:
+            shutil.copy(path, target / name)
+
+
+def build(source: Path, out: Path, **environment: str) -> None:
     subprocess.run(
-        [sys.executable, "-c", BUILD, source, out], check=True, capture_output=True
+        [sys.executable, "-c", BUILD, source, out],
+        env=os.environ | environment,
+        check=True,
+        capture_output=True,
     )
 
 
@@ -92,6 +112,50 @@ def test_wheel_runs(built: tuple[Path, Path], tmp_path: Path) -> None:
     path, version = done.stdout.splitlines()
     assert Path(path) == tmp_path / "msatools/commands/memstat.py"
     assert f"msatools-{version}-" in built[1].name
+
+
+CLASSIFIER = (
+    "from msatools.memory import compiled, scan\n"
+    "print(compiled.__file__, compiled.library() is not None)\n"
+)
+
+
+def classifier_of(wheel: Path, path: Path) -> list[str]:
+    """Unpack a wheel and ask where its classifier is, and whether it is compiled."""
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(path)
+    done = subprocess.run(
+        [sys.executable, "-c", CLASSIFIER],
+        cwd=path,
+        env={"PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(
+    shutil.which(os.environ.get("CC", "cc")) is None, reason="no compiler"
+)
+def test_wheel_holds_the_compiled_part(
+    built: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """One that any version of Python can load."""
+    assert "-cp310-abi3-" in built[1].name
+    here = str(tmp_path / "msatools/memory/compiled.py")
+    assert classifier_of(built[1], tmp_path) == [here, "True"]
+
+
+@pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
+def test_installs_without_a_compiler(compiler: str, tmp_path: Path) -> None:
+    source, out, target = (tmp_path / name for name in ("source", "out", "target"))
+    source.mkdir()
+    copy_source(source)
+    build(source, out, CC=compiler)
+    (wheel,) = out.glob("*.whl")
+    here = str(target / "msatools/memory/compiled.py")
+    assert classifier_of(wheel, target) == [here, "False"]
 
 
 def test_editable_install_leaks_no_package(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from msatools.signals import Stopped, stop_on_signals, whole
+from msatools.signals import Stopped, stop_on_signals, told_first, whole
 
 
 def kill() -> None:
@@ -55,6 +55,22 @@ def test_swallowed_signal_stops_all_the_same() -> None:
         pytest.fail("it goes on")
 
     stops(work)
+
+
+def test_signal_that_became_another_exception_comes_first() -> None:
+    def work() -> None:
+        with told_first():
+            try:
+                kill()
+            except Stopped as error:
+                raise TypeError("Cannot compare structured arrays") from error
+
+    stops(work)
+
+
+def test_other_exceptions_are_what_they_are() -> None:
+    with pytest.raises(TypeError), stop_on_signals(), told_first():
+        raise TypeError("no signal came")
 
 
 def test_second_signal_does_not_wait() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 import drgn
 import numpy as np
 
+from msatools.kernel.changinglists import changing_list
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Findings
-from msatools.kernel.walks import list_records
 
 
 class OpenFiles:
@@ -70,13 +70,15 @@ def process_records(reader: Reader, size: int, findings: Findings) -> Iterator[b
     """Read the start of each process's first ``struct task_struct``."""
     prog = reader.prog
     tasks = prog.type("struct task_struct").member("tasks").offset
-    for _, data in list_records(
+    init = prog["init_task"].address_
+    for _, data in changing_list(
         reader,
-        prog["init_task"].tasks.address_of_().value_(),
+        init + tasks,
         tasks,
         max(size, tasks + 16),
-        findings,
+        {init},
         "the list of processes",
+        findings,
     ):
         yield data
 

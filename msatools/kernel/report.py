@@ -58,6 +58,13 @@ class Findings:
         kept = to.copy()
         self.coverage, self.lost, self.notes = kept.coverage, kept.lost, kept.notes
 
+    def add(self, other: "Findings") -> None:
+        """Add what was found elsewhere."""
+        self.coverage.update(other.coverage)
+        self.lost.update(other.lost)
+        for key, note in other.notes.items():
+            self.notes.setdefault(key, note)
+
     def lose(self, subject: str, text: str) -> None:
         """Note once that something is lost, and count how often it was."""
         self.lost[subject] += 1

@@ -2,7 +2,7 @@
 
 """Nodes and zones of physical memory, those of them that the dump has."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import drgn
@@ -61,6 +61,22 @@ def populated_zones(nodes: list[drgn.Object]) -> Iterator[Zone]:
                 end_pfn=start + zone.spanned_pages.value_(),
                 present_pages=present,
             )
+
+
+def spanning(
+    places: Iterable[tuple[int, int]],
+    zones: Mapping[tuple[int, int], Zone],
+    start_pfn: int,
+    end_pfn: int,
+) -> list[Zone]:
+    """
+    Pick the zones that some pfns are in.
+
+    :param places: Nodes and zone numbers that their struct pages name. Those of holes
+        at the end of memory name zones that are elsewhere, or none at all.
+    """
+    named = (zones[place] for place in sorted(places) if place in zones)
+    return [z for z in named if z.start_pfn < end_pfn and z.end_pfn > start_pfn]
 
 
 def _name(zone: drgn.Object) -> str:

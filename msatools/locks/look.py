@@ -10,6 +10,7 @@ from typing import TypedDict
 import numpy as np
 
 from msatools.kernel.clocks import Clocks
+from msatools.kernel.paths import Paths, Place
 from msatools.kernel.reader import Addresses
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import Structs
@@ -29,7 +30,6 @@ from msatools.locks.user.futexes import Futexes, Waiter
 from msatools.locks.user.usermemory import UserMemory
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.descriptors import Descriptors
-from msatools.tasks.paths import Paths, Place
 from msatools.tasks.table import TaskTable
 from msatools.tasks.waitopts import WaitOptsReader
 

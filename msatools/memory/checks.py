@@ -236,7 +236,7 @@ _LOSSES = {
 """What tells of the pages of a class, as findings name its loss."""
 
 _SLAB_LOSSES = (
-    "the list of processes",
+    "tasks",
     "a socket's queue",
     "pipes and sockets",
     "file_tables_unreadable",

@@ -83,7 +83,7 @@ class Block:
         self, offset: int, dtype: str = "<u8", skip: int = 0
     ) -> npt.NDArray[Any]:
         """View one member of each struct page, from page number *skip* on."""
-        return _column(self.data, self.layout.size, offset, dtype, skip)
+        return column(self.data, self.layout.size, offset, dtype, skip)
 
     def unreferenced(self, pages: Indices) -> npt.NDArray[np.bool_]:
         return self.counts[pages] < np.uint64(1 << 32)
@@ -109,9 +109,10 @@ def where(mask: npt.NDArray[Any]) -> Indices:
     return mask.nonzero()[0]
 
 
-def _column(
+def column(
     data: bytes | bytearray, size: int, offset: int, dtype: str, skip: int = 0
 ) -> npt.NDArray[Any]:
+    """View one member of each of many records of *size* bytes."""
     offset += skip * size
     return np.ndarray(
         (len(data) // size - skip,), dtype, data, offset=offset, strides=(size,)
@@ -137,9 +138,9 @@ def classify(
         multiple of every buddy and compound order up to its own length.
     :param gaps: Parts of *data* that could not be read.
     """
-    flags = _column(data, layout.size, layout.flags, "<u8").copy()
-    mapping = _column(data, layout.size, layout.mapping, "<u8").copy()
-    counts = _counts(data, layout)
+    flags = column(data, layout.size, layout.flags, "<u8").copy()
+    mapping = column(data, layout.size, layout.mapping, "<u8").copy()
+    counts = np.ascontiguousarray(counts_column(data, layout))
     block = Block(
         pfn=pfn,
         address=address,
@@ -161,7 +162,8 @@ def classify(
     _compound_tails(block, far_heads)
     _free_blocks(block)
     _poisoned(block)
-    _missing(block, gaps or [])
+    _missing(block)
+    mark_gaps(block, gaps or [])
     return block
 
 
@@ -170,11 +172,12 @@ def _notable(layout: PageLayout) -> int:
     return bits["head"] | bits["reserved"] | bits.get("hwpoison", 0) | layout.slab_bit
 
 
-def _counts(data: bytes | bytearray, layout: PageLayout) -> Words:
+def counts_column(data: bytes | bytearray, layout: PageLayout) -> Words:
+    """Give ``_mapcount`` and ``_refcount`` as one word, a view if they are one."""
     if layout.refcount == layout.mapcount + 4 and layout.mapcount % 8 == 0:
-        return _column(data, layout.size, layout.mapcount, "<u8").copy()
-    mapcount = _column(data, layout.size, layout.mapcount, "<u4").astype(np.uint64)
-    refcount = _column(data, layout.size, layout.refcount, "<u4").astype(np.uint64)
+        return column(data, layout.size, layout.mapcount, "<u8")
+    mapcount = column(data, layout.size, layout.mapcount, "<u4").astype(np.uint64)
+    refcount = column(data, layout.size, layout.refcount, "<u4").astype(np.uint64)
     return mapcount | refcount << np.uint64(32)
 
 
@@ -197,7 +200,7 @@ def _mapping_classes() -> Codes:
     return table
 
 
-_MAPPING_CLASSES = _mapping_classes()
+MAPPING_CLASSES = _mapping_classes()
 
 
 def _by_mapping(flags: Words, mapping: Words, layout: PageLayout) -> Codes:
@@ -206,7 +209,7 @@ def _by_mapping(flags: Words, mapping: Words, layout: PageLayout) -> Codes:
     key |= (mapping != 0).view(np.uint8) << np.uint8(2)
     key |= ((flags & swapbacked) != 0).view(np.uint8) << np.uint8(3)
     # take() is twice as fast as an index here.
-    codes: Codes = _MAPPING_CLASSES.take(key)
+    codes: Codes = MAPPING_CLASSES.take(key)
     # Read ahead from swap and not yet mapped, or shmem on its way to or from
     # swap; the swap map will tell which.
     nameless = where(key == _SWAPBACKED_ONLY)
@@ -293,9 +296,9 @@ def _poisoned(block: Block) -> None:
         block.codes[poisoned] = PageClass.HWPOISON
 
 
-def _missing(block: Block, gaps: list[Gap]) -> None:
+def _missing(block: Block) -> None:
     """
-    Mark struct pages that were not in the dump.
+    Mark struct pages that were not in the dump and read as zeros.
 
     A reader that fills filtered pages with zeros gives itself away: a true
     struct page has a ``_mapcount`` of -1, a type or a reference.
@@ -305,6 +308,10 @@ def _missing(block: Block, gaps: list[Gap]) -> None:
         zero = zero[(block.flags[zero] | block.mapping[zero]) == 0]
         zero = zero[block.column(block.layout.compound_head)[zero] == 0]
         block.codes[zero] = PageClass.EXCLUDED
+
+
+def mark_gaps(block: Block, gaps: list[Gap]) -> None:
+    """Mark struct pages that could not be read."""
     size = block.layout.size
     for gap in gaps:
         missing = slice(gap.offset // size, -(-(gap.offset + gap.size) // size))
@@ -320,17 +327,22 @@ def _compound_tails(block: Block, far_heads: FarHeads) -> None:
         return
     near = (heads >= 0) & (heads < len(block))
     if not near.all():
-        for head in np.unique(heads[~near]):
-            far = far_heads(block.address + int(head) * block.layout.size)
-            its_tails = tails[heads == head]
-            block.codes[its_tails] = far.code
-            block.mapping[its_tails] = np.uint64(far.mapping)
+        settle_far_tails(block, np.unique(heads[~near]), far_heads)
         tails, heads = tails[near], heads[near]
     codes = block.codes[heads]
     block.codes[tails] = codes
     cached = codes == PageClass.FILE
     if cached.any():
         block.mapping[tails[cached]] = block.mapping[heads[cached]]
+
+
+def settle_far_tails(block: Block, heads: Indices, far_heads: FarHeads) -> None:
+    """Give tails the class and mapping of some heads outside the block."""
+    for head in heads:
+        far = far_heads(block.address + int(head) * block.layout.size)
+        its_tails = block.tails[block.tail_heads == head]
+        block.codes[its_tails] = far.code
+        block.mapping[its_tails] = np.uint64(far.mapping)
 
 
 def _free_blocks(block: Block) -> None:

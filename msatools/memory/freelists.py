@@ -8,19 +8,33 @@ pages (mm/page_alloc.c); /proc/meminfo has no row for them either.
 """
 
 import itertools
+import struct
 from dataclasses import dataclass
 
 import drgn
 import numpy as np
+import numpy.typing as npt
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from msatools.kernel.cpus import possible_cpus
 from msatools.kernel.pagetables import pmd_order
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
+from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.zones import Zone
 from msatools.memory.classes import PageClass
+from msatools.memory.layout import PageLayout
 from msatools.memory.scan import ScanResult
+
+_LIST_HEAD = struct.Struct("<QQ")
+"""``struct list_head``: next, previous."""
+
+_LINKS_BYTES = 2048
+"""Struct pages that are read at once: free pages often lie side by side."""
+
+_MAX_LINKS = 1 << 13
+_MAX_LISTED = 1 << 26
+"""More than what all CPUs keep back: an eighth of 2 TiB."""
 
 
 @dataclass(frozen=True)
@@ -135,3 +149,78 @@ def settle_pcp(result: ScanResult, pcp: PcpLists) -> tuple[int, int]:
         else:
             broken += 1
     return moved, broken
+
+
+@dataclass(frozen=True)
+class ListedPages:
+    """What the per-CPU lists lead to, without a look at what those pages are."""
+
+    pfns: npt.NDArray[np.uint64]
+    """The first page of each entry, ascending."""
+
+    orders: npt.NDArray[np.uint8]
+    broken: int
+    """Lists that broke off before their end."""
+
+
+def listed_pages(reader: Reader, layout: PageLayout, pcp: PcpLists) -> ListedPages:
+    """
+    Follow the per-CPU lists before the struct pages are scanned.
+
+    :func:`settle_pcp` does so afterwards, and without a read; this is for those who
+    must know a page's class as it is scanned.
+    """
+    links = _Links(reader)
+    base = vmemmap_base(reader.prog) + layout.lru
+    orders: dict[int, int] = {}
+    broken = 0
+    for pcp_list in pcp.lists:
+        # From both ends, as there.
+        for node, side in ((pcp_list.first, 0), (pcp_list.last, 1)):
+            while node != pcp_list.head and len(orders) < _MAX_LISTED:
+                pfn, rest = divmod(node - base, layout.size)
+                if rest or pfn < 0 or pfn in orders:
+                    break
+                found = links.of(node)
+                if found is None:
+                    break
+                orders[pfn] = pcp_list.order
+                node = found[side]
+            if node == pcp_list.head:
+                break
+        else:
+            broken += 1
+    pfns = np.array(sorted(orders), np.uint64)
+    return ListedPages(
+        pfns, np.array([orders[pfn] for pfn in pfns.tolist()], np.uint8), broken
+    )
+
+
+class _Links:
+    """Reads list nodes in struct pages, with the struct pages beside each."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._known: dict[int, bytes] = {}
+
+    def of(self, node: int) -> tuple[int, int] | None:
+        """Read a node's next and previous; ``None`` if it cannot be."""
+        start = node & -_LINKS_BYTES
+        data = self._known.get(start)
+        if data is None:
+            if len(self._known) >= _MAX_LINKS:
+                self._known.clear()
+            try:
+                data = self._reader.read(start, _LINKS_BYTES + _LIST_HEAD.size)
+            except drgn.FaultError:
+                return self._alone(node)
+            self._known[start] = data
+        next_, prev = _LIST_HEAD.unpack_from(data, node - start)
+        return next_, prev
+
+    def _alone(self, node: int) -> tuple[int, int] | None:
+        try:
+            next_, prev = _LIST_HEAD.unpack(self._reader.read(node, _LIST_HEAD.size))
+        except drgn.FaultError:
+            return None
+        return next_, prev

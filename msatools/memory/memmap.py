@@ -8,7 +8,7 @@ cut into sections (128 MiB on x86-64), each with its own run of struct pages
 (mm/sparse.c, include/linux/mmzone.h).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +19,7 @@ import numpy as np
 from msatools.kernel.reader import Gap, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.vmemmap import vmemmap_base
+from msatools.memory.bulk import BulkReader
 from msatools.memory.layout import PageLayout
 
 State = Literal["online", "offline", "device"]
@@ -214,6 +215,18 @@ def _sections(reader: Reader, findings: Findings) -> Iterator[tuple[int, int, in
                 yield nr, int(words[i, memmap]), uses
 
 
+def section_usages(reader: Reader, findings: Findings) -> dict[int, int]:
+    """
+    Find each section's ``struct mem_section_usage``, by the number of the section.
+
+    None before Linux kernel commit f1eca35a0dc7 ("mm/sparsemem: introduce struct
+    mem_section_usage") (in v5.3).
+
+    :raises drgn.FaultError: if the table of sections is lost
+    """
+    return {nr: usage for nr, _, usage in _sections(reader, findings) if usage}
+
+
 def _section_roots(reader: Reader, count: int) -> list[int]:
     """Find the address of each root array of sections, 0 where there is none."""
     roots = reader.prog["mem_section"]
@@ -264,15 +277,14 @@ def _state_of_offline(reader: Reader, layout: PageLayout, address: int) -> State
 
 
 def read_chunks(
-    reader: Reader, layout: PageLayout, ranges: list[MemmapRange]
+    reader: Reader, layout: PageLayout, ranges: Sequence[MemmapRange]
 ) -> Iterator[Chunk]:
     """Read the struct pages of the ranges, :data:`CHUNK_BYTES` at a time."""
     step = 1 << (CHUNK_BYTES // layout.size).bit_length() - 1
+    bulk = BulkReader.of(reader)
     for part in ranges:
         for first in range(0, part.pages, step):
             count = min(step, part.pages - first)
             address = part.address + first * layout.size
-            data, gaps = reader.read_around_gaps(
-                address, count * layout.size, _GAP_BYTES
-            )
+            data, gaps = bulk.read_around_gaps(address, count * layout.size, _GAP_BYTES)
             yield Chunk(part.pfn + first, address, data, gaps)

@@ -14,32 +14,30 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings, noting_refusals
 from msatools.kernel.session import Progress
 from msatools.kernel.zones import Zone, online_nodes, populated_zones
+from msatools.memory.by import VIEWS
 from msatools.memory.checks import make_checks, read_counters
 from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.classify import Block
-from msatools.memory.freelists import pcp_lists, settle_pcp
+from msatools.memory.frag import FragView
+from msatools.memory.freelists import pcp_lists
 from msatools.memory.layout import PageLayout, page_layout
-from msatools.memory.memmap import MemmapRange, memmap_ranges, pages_per_section
+from msatools.memory.map import MapView
+from msatools.memory.memmap import MemmapRange, memmap_ranges
 from msatools.memory.model import (
     ClassCount,
     Group,
     MemstatReport,
-    Section,
     VmallocCaller,
 )
 from msatools.memory.owners import Owners, collect_owners
-from msatools.memory.pagecache import settle_cache
-from msatools.memory.scan import (
-    NCLASSES,
-    ScanResult,
-    node_and_zone,
-    node_zone_keys,
-    scan,
-)
-from msatools.memory.swapcache import settle_swapcache
-from msatools.memory.vmalloc import symbol_name
+from msatools.memory.parts import can_share, workers_by_default
+from msatools.memory.scan import NCLASSES, ScanResult, node_and_zone
+from msatools.memory.scanning import scan_and_settle, scan_finally
+from msatools.memory.sections import SectionZones, list_sections
+from msatools.memory.unattributed import UnattributedView
+from msatools.memory.views import Scene
+from msatools.memory.vmalloc import caller_names
 from msatools.target.describe import describe
-from msatools.target.model import Address, Target
+from msatools.target.model import Target
 
 _COVERAGE = (
     "sections",
@@ -49,19 +47,26 @@ _COVERAGE = (
     "memmap_reads",
     "reads",
     "bytes_read",
+    "cgroup_names_unreadable",
     "file_tables_unreadable",
     "files_unreadable",
     "inodes_unreadable",
     "lists_broken",
+    "lists_resumed",
     "heads_unreadable",
+    "names_unreadable",
     "owners_unreadable",
     "page_tables_unreadable",
+    "pageblocks_unreadable",
     "pcp_lists_broken",
     "pcp_lists_unreadable",
     "pipes_unreadable",
     "section_table_lost",
     "skbs_unreadable",
     "sockets_unreadable",
+    "tasks_unreadable",
+    "user_table_entries_broken",
+    "user_tables_unreadable",
     "vmalloc_areas_unreadable",
     "vmstat_cpus_unreadable",
 )
@@ -74,14 +79,22 @@ _LOSSES = {
     "heads_unreadable": "heads of compound pages cannot be read: their tails are "
     "unattributed",
     "inodes_unreadable": "inodes cannot be read: their pages count as plain files",
+    "names_unreadable": "files, file systems, control groups or slab caches cannot be "
+    "read: they go by their address, or together",
     "page_tables_unreadable": "page tables cannot be read: they, and percpu pages "
     "that they map, are unattributed",
+    "pageblocks_unreadable": "page blocks have a migrate type that cannot be read",
     "pcp_lists_broken": "per-CPU free lists break off: what follows is unattributed",
     "pcp_lists_unreadable": "sets of per-CPU free lists cannot be read: their pages "
     "are unattributed",
     "pipes_unreadable": "pipes cannot be read: their pages are unattributed",
     "skbs_unreadable": "socket buffers cannot be read: their pages are not sockets'",
     "sockets_unreadable": "sockets cannot be read: their pages are not sockets'",
+    "tasks_unreadable": "tasks cannot be read: what only they map is no process's",
+    "user_table_entries_broken": "entries of processes' page tables name no memory: "
+    "what they map is no process's",
+    "user_tables_unreadable": "page tables of processes cannot be read: what they map "
+    "is no process's",
     "vmalloc_areas_unreadable": "vmalloc areas cannot be read: their pages are "
     "unattributed",
     "vmstat_cpus_unreadable": "per-CPU parts of the kernel's counters cannot be read",
@@ -95,6 +108,10 @@ def collect_memstat(
     target: Target | None = None,
     by: Collection[str] = (),
     sections: bool = False,
+    workers: int | None = None,
+    unattributed: bool = False,
+    frag: bool = False,
+    memory_map: bool = False,
     verbose: bool = False,
     progress: Progress | None = None,
 ) -> MemstatReport:
@@ -110,14 +127,24 @@ def collect_memstat(
 
     :param prog: A Linux kernel with types, live or dead.
     :param target: What to say of the target; found out if not given.
-    :param by: ``"node"``, ``"zone"`` or both: counts by these as well.
+    :param by: Counts by these as well: ``"node"``, ``"zone"``, or any of
+        :data:`msatools.memory.by.VIEWS`.
     :param sections: Whether to list the memory sections.
+    :param workers: Processes that scan at the same time. If not given, as many as
+        there are CPUs on a dump, or fewer where that would not be sooner done, and one
+        on a running kernel. Over QMP there can be one only.
+    :param unattributed: Whether to list the pages that no owner explains.
+    :param frag: Whether to tell what keeps blocks of memory from being free.
+    :param memory_map: Whether to tell what is where, in a number of cells.
     :param verbose: Whether to list the callers of vmalloc.
     :param progress: Called now and then with pages done and pages in all.
     :raises LookupError: if the types lack what describes physical memory
     :raises drgn.FaultError: if the dump lacks every struct page
     :raises TargetError: if the program is not a kernel, or has no types
+    :raises ValueError: if there are to be several workers, over QMP
     """
+    if (workers or 1) > 1 and not can_share(prog):
+        raise ValueError(f"{workers} workers, and one at a time reads over QMP")
     target = target or describe(prog)
     reader, findings = Reader(prog), Findings()
     live = bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
@@ -129,28 +156,39 @@ def collect_memstat(
         owners = collect_owners(reader, layout, ranges, findings)
         pcp = pcp_lists(reader, populated, findings)
         counters = read_counters(reader, nodes, pcp, findings)
-        seen = _SectionZones()
-        before_scan = reader.reads
-        result = scan(
-            reader,
-            layout,
-            [part for part in ranges if part.state != "offline"],
-            owners.pages(),
-            progress,
-            seen.observe if sections else None,
+        zones = {(zone.node, zone.number): zone for zone in populated}
+        scene = Scene(
+            reader=reader,
+            layout=layout,
+            ranges=[part for part in ranges if part.state != "offline"],
+            zones=zones,
+            owners=owners,
+            findings=findings,
+            page_size=prog["PAGE_SIZE"].value_(),
         )
-        findings.coverage["memmap_reads"] = reader.reads - before_scan
-        if live:
-            pcp = pcp_lists(reader, populated, findings)
-        _, broken = settle_pcp(result, pcp)
-        findings.coverage["pcp_lists_broken"] += broken
-        settle_cache(reader, result, findings)
-        settle_swapcache(reader, result, findings)
+        views = {name: VIEWS[name](scene) for name in by if name in VIEWS}
+        unattributed_view = UnattributedView(scene) if unattributed else None
+        frag_view = FragView(scene) if frag else None
+        map_view = MapView(scene) if memory_map else None
+        asked = (*views.values(), unattributed_view, frag_view, map_view)
+        observers = [view.observer for view in asked if view is not None]
+        scan = scan_finally if observers else scan_and_settle
+        seen = SectionZones()
+        if sections:
+            observers.append(seen)
+        workers = workers or workers_by_default(prog, scene.ranges)
+        result, pcp = scan(scene, pcp, observers, workers, progress)
         after = read_counters(reader, nodes, pcp, findings) if live else counters
         taken_at_ns = _now(prog)
+        groups = {
+            name: views[name].groups()
+            if name in views
+            else _group(result, layout, name, zones)
+            for name in by
+        }
+        bare = None if unattributed_view is None else unattributed_view.groups()
         checks = make_checks(result, owners, counters, after, layout, findings)
     findings.coverage["heads_unreadable"] += result.heads_unreadable
-    zones = {(zone.node, zone.number): zone for zone in populated}
     _cover(findings, reader, ranges, result)
     _note_losses(findings)
     if live and findings.coverage["excluded_pages"]:
@@ -166,15 +204,20 @@ def collect_memstat(
         coverage={key: findings.coverage[key] for key in _COVERAGE},
         notes=tuple(findings.notes.values()),
         pages=result.pages(),
-        classes=_classes(result, prog["PAGE_SIZE"].value_()),
+        classes=_classes(result, scene.page_size),
         checks=checks,
         managed_pages=after.get("totalram_pages"),
         physical_pages=None
         if findings.lost["nodes"]
         else sum(zone.present_pages for zone in populated),
-        by={name: _group(result, layout, name, zones) for name in by} or None,
-        sections=_sections(prog, ranges, layout, seen, zones) if sections else None,
+        by=groups or None,
+        unattributed=bare,
+        frag=None if frag_view is None else frag_view.result(),
+        map=None if map_view is None else map_view.result(),
+        sections=list_sections(prog, ranges, layout, seen, zones) if sections else None,
         vmalloc=_vmalloc_callers(prog, owners) if verbose else None,
+        scan_ns=result.scan_ns,
+        changes=result.changes,
     )
 
 
@@ -265,74 +308,11 @@ def _label(key: int, layout: PageLayout, by: str, zones: _Zones) -> tuple[str, s
     return f"{node}:{name}", f"Node {node}, zone {name}"
 
 
-class _SectionZones:
-    """Remembers which nodes and zones the pages of each pfn range are in."""
-
-    def __init__(self) -> None:
-        self.keys: dict[int, set[int]] = {}
-
-    def observe(self, block: Block) -> None:
-        keys = node_zone_keys(block)
-        found = {keys} if isinstance(keys, int) else set(np.unique(keys).tolist())
-        self.keys[block.pfn] = found
-
-
-def _sections(
-    prog: drgn.Program,
-    ranges: list[MemmapRange],
-    layout: PageLayout,
-    seen: _SectionZones,
-    zones: _Zones,
-) -> tuple[Section, ...]:
-    per_section = pages_per_section(prog)
-    places: dict[int, set[tuple[int, int]]] = defaultdict(set)
-    for pfn, keys in seen.keys.items():
-        found = (node_and_zone(key, layout) for key in keys)
-        places[pfn // per_section] |= {place for place in found if place is not None}
-    by_section: dict[int, list[MemmapRange]] = defaultdict(list)
-    for part in ranges:
-        by_section[part.section].append(part)
-    return tuple(
-        _section(nr, parts, sorted(places[nr]), layout, zones)
-        for nr, parts in by_section.items()
-    )
-
-
-def _section(
-    nr: int,
-    parts: list[MemmapRange],
-    places: list[tuple[int, int]],
-    layout: PageLayout,
-    zones: _Zones,
-) -> Section:
-    first, last = parts[0], parts[-1]
-    end = last.pfn + last.pages
-    # Struct pages of holes at the end of memory name zones that are elsewhere.
-    spanning = [
-        zones[place]
-        for place in places
-        if place in zones
-        and zones[place].start_pfn < end
-        and zones[place].end_pfn > first.pfn
-    ]
-    return Section(
-        nr=nr,
-        state=first.state,
-        early=first.early,
-        pfn=first.pfn,
-        pages=sum(part.pages for part in parts),
-        memmap=Address(first.address),
-        memmap_end=Address(last.address + (last.pages - 1) * layout.size),
-        node=spanning[0].node if spanning else None,
-        zones=tuple(dict.fromkeys(zone.name for zone in spanning)),
-    )
-
-
 def _vmalloc_callers(prog: drgn.Program, owners: Owners) -> tuple[VmallocCaller, ...]:
     areas: dict[str, int] = defaultdict(int)
     pages: dict[str, int] = defaultdict(int)
-    for area in owners.areas:
-        caller = symbol_name(prog, area.caller)
+    names = caller_names(prog, owners.areas)
+    for area, caller in zip(owners.areas, names, strict=True):
         areas[caller] += 1
         pages[caller] += len(area.pages)
     callers = (VmallocCaller(name, areas[name], pages[name]) for name in areas)

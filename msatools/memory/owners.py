@@ -133,7 +133,7 @@ def _claim_vmalloc(
     ):
         pages = [area.pages for area in areas]
         if pages:
-            owners.claim(code, _pfns(np.concatenate(pages), reader.prog, layout))
+            owners.claim(code, pfns_of(np.concatenate(pages), reader.prog, layout))
 
 
 def _claim_percpu(
@@ -164,14 +164,14 @@ def _claim_pipes(
     owners: Owners, reader: Reader, layout: PageLayout, findings: Findings
 ) -> None:
     pages = pipe_pages(reader, owners.files(reader, findings), findings)
-    owners.claim(PageClass.PIPES, _pfns(pages, reader.prog, layout))
+    owners.claim(PageClass.PIPES, pfns_of(pages, reader.prog, layout))
 
 
 def _claim_sockets(
     owners: Owners, reader: Reader, layout: PageLayout, findings: Findings
 ) -> None:
     pages = socket_pages(reader, owners.files(reader, findings), findings)
-    owners.claim(PageClass.SOCKETS, _pfns(pages, reader.prog, layout))
+    owners.claim(PageClass.SOCKETS, pfns_of(pages, reader.prog, layout))
 
 
 def _claim_huge_zero(
@@ -185,12 +185,12 @@ def _claim_huge_zero(
         except LookupError:
             continue
         if page:
-            (first,) = _pfns(np.array([page], np.uint64), reader.prog, layout)
+            (first,) = pfns_of(np.array([page], np.uint64), reader.prog, layout)
             pages = np.arange(1 << pmd_order(reader.prog), dtype=np.uint64)
             owners.claim(PageClass.HUGE_ZERO, first + pages)
         return
 
 
-def _pfns(pages: Addresses, prog: drgn.Program, layout: PageLayout) -> Pfns:
+def pfns_of(pages: Addresses, prog: drgn.Program, layout: PageLayout) -> Pfns:
     """Turn addresses of struct pages into pfns."""
     return (pages - np.uint64(vmemmap_base(prog))) // np.uint64(layout.size)

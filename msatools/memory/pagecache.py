@@ -3,6 +3,7 @@
 """What the mappings of page-cache pages belong to: files, code, block devices."""
 
 import stat
+from collections import defaultdict
 from dataclasses import dataclass
 
 import drgn
@@ -74,61 +75,77 @@ def settle_cache(reader: Reader, result: ScanResult, findings: Findings) -> None
     """
     mappings, keys, pages = result.cache.sum()
     unique, inverse = np.unique(mappings, return_inverse=True)
-    classes = _classes_of(reader, unique, findings)
+    cache = CacheClasses(reader)
+    classes = cache.of(unique)
+    for losses in cache.take_losses().values():
+        findings.add(losses)
     for key in np.unique(keys):
         for target in (PageClass.EXEC, PageClass.BLOCKDEV, PageClass.UNATTRIBUTED):
             chosen = (keys == key) & (classes[inverse] == target)
             result.move(int(key), PageClass.FILE, target, int(pages[chosen].sum()))
 
 
-def _classes_of(
-    reader: Reader, mappings: npt.NDArray[np.uint64], findings: Findings
-) -> npt.NDArray[np.uint8]:
-    offsets = _Offsets.of(reader.prog)
-    classes = np.full(len(mappings), PageClass.FILE, np.uint8)
-    inodes = mappings - np.uint64(offsets.i_data)
-    records, readable = reader.read_records(inodes, offsets.record)
-    findings.coverage["inodes_unreadable"] += int(np.count_nonzero(~readable))
-    modes = column(records, offsets.i_mode, 2)
-    hosts = column(records, offsets.i_data + offsets.host)
-    roots = column(records, offsets.i_data + offsets.i_mmap)
-    # The mapping is its inode's own, but for few file systems.
-    for i in np.flatnonzero(readable & (hosts != inodes)):
-        try:
-            data = reader.read(int(hosts[i]) + offsets.i_mode, 2)
-        except drgn.FaultError:
-            findings.coverage["inodes_unreadable"] += 1
-            continue
-        modes[i] = int.from_bytes(data, "little")
-    # perf gives the pages of its ring buffers the mapping of its file, which caches
-    # none: they are the kernel's.
-    counts = column(records, offsets.i_data + offsets.nrpages)
-    classes[readable & (counts == 0)] = PageClass.UNATTRIBUTED
-    block = stat.S_IFMT(0xFFFF) & modes == stat.S_IFBLK
-    classes[block & (counts != 0)] = PageClass.BLOCKDEV
-    for i in np.flatnonzero(readable & ~block & (roots != 0) & (counts != 0)):
-        root = int(mappings[i]) + offsets.i_mmap
-        if _is_executed(reader, offsets, root, findings):
-            classes[i] = PageClass.EXEC
-    return classes
+class CacheClasses:
+    """The classes of mappings, by looking at what they belong to."""
 
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._offsets = _Offsets.of(reader.prog)
+        self._losses: dict[int, Findings] = defaultdict(Findings)
 
-def _is_executed(
-    reader: Reader, offsets: _Offsets, root: int, findings: Findings
-) -> bool:
-    """Search a file's tree of mappings for one that may be executed."""
-    vmas = tree_records(
-        reader,
-        root,
-        offsets.rb,
-        offsets.vma_record,
-        findings,
-        "a file's tree of mappings",
-    )
-    at = offsets.vm_flags
-    return any(
-        int.from_bytes(data[at : at + 8], "little") & _VM_EXEC for _, data in vmas
-    )
+    def take_losses(self) -> dict[int, Findings]:
+        """Give what was lost since this was last asked, by mapping."""
+        losses, self._losses = self._losses, defaultdict(Findings)
+        return {mapping: losses[mapping] for mapping in sorted(losses)}
+
+    def of(self, mappings: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
+        """Find the class of each mapping's pages; plain files' where it is lost."""
+        offsets = self._offsets
+        classes = np.full(len(mappings), PageClass.FILE, np.uint8)
+        inodes = mappings - np.uint64(offsets.i_data)
+        records, readable = self._reader.read_records(inodes, offsets.record)
+        for mapping in mappings[~readable].tolist():
+            self._losses[mapping].coverage["inodes_unreadable"] += 1
+        modes = column(records, offsets.i_mode, 2)
+        hosts = column(records, offsets.i_data + offsets.host)
+        roots = column(records, offsets.i_data + offsets.i_mmap)
+        # The mapping is its inode's own, but for few file systems.
+        for i in np.flatnonzero(readable & (hosts != inodes)):
+            try:
+                data = self._reader.read(int(hosts[i]) + offsets.i_mode, 2)
+            except drgn.FaultError:
+                self._losses[int(mappings[i])].coverage["inodes_unreadable"] += 1
+                continue
+            modes[i] = int.from_bytes(data, "little")
+        # perf gives the pages of its ring buffers the mapping of its file, which
+        # caches none: they are the kernel's.
+        counts = column(records, offsets.i_data + offsets.nrpages)
+        classes[readable & (counts == 0)] = PageClass.UNATTRIBUTED
+        block = stat.S_IFMT(0xFFFF) & modes == stat.S_IFBLK
+        classes[block & (counts != 0)] = PageClass.BLOCKDEV
+        for i in np.flatnonzero(readable & ~block & (roots != 0) & (counts != 0)):
+            if self._is_executed(int(mappings[i])):
+                classes[i] = PageClass.EXEC
+        return classes
+
+    def _is_executed(self, mapping: int) -> bool:
+        """Search a file's tree of mappings for one that may be executed."""
+        findings = Findings()
+        vmas = tree_records(
+            self._reader,
+            mapping + self._offsets.i_mmap,
+            self._offsets.rb,
+            self._offsets.vma_record,
+            findings,
+            "a file's tree of mappings",
+        )
+        at = self._offsets.vm_flags
+        executed = any(
+            int.from_bytes(data[at : at + 8], "little") & _VM_EXEC for _, data in vmas
+        )
+        if findings.coverage:
+            self._losses[mapping].add(findings)
+        return executed
 
 
 def blockdev_pages(reader: Reader, findings: Findings) -> int:

@@ -2,18 +2,31 @@
 
 """One pass over the memmap, kept as sums so that memory use does not grow."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, cast
 
 import drgn
 import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.memory.bulk import BulkReader
 from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.classify import NOT_MAPPED, Block, FarHead, classify, where
+from msatools.memory.classify import (
+    NOT_MAPPED,
+    Block,
+    FarHead,
+    Indices,
+    classify,
+    where,
+)
+from msatools.memory.compiled import Compiled, compiled_classifier
 from msatools.memory.layout import PageLayout
 from msatools.memory.memmap import MemmapRange, read_chunks
+from msatools.memory.model import Changes
+from msatools.memory.observer import Observer
 
 NCLASSES = max(CLASSES) + 1
 NOWHERE = -1
@@ -21,6 +34,9 @@ NOWHERE = -1
 
 _COMPACT_AT = 1 << 20
 _MAX_FAR_HEADS = 1 << 16
+_MAX_RUNS = 64
+"""Of pages of the same node and zone in a block: more are faster summed by numpy."""
+
 _POINTER_BYTES = 8
 
 _COMMON = (
@@ -45,6 +61,13 @@ class OwnedPages:
     codes: npt.NDArray[np.uint8]
 
 
+_Array = TypeVar("_Array", bound=np.ndarray[Any, Any])
+
+
+def _joined(arrays: list[_Array]) -> list[_Array]:
+    return [cast(_Array, np.concatenate(arrays))] if len(arrays) > 1 else arrays
+
+
 @dataclass
 class CachePages:
     """Pages of the page cache by mapping and by node and zone."""
@@ -66,6 +89,17 @@ class CachePages:
         self._held += len(pages)
         if self._held > _COMPACT_AT:
             self.sum()
+
+    def merge(self, later: "CachePages") -> None:
+        """Add those of another part of memory."""
+        for triple in zip(later.mappings, later.keys, later.pages, strict=True):
+            self.add(*triple)
+
+    def join(self) -> None:
+        """Have few arrays in place of many."""
+        self.mappings = _joined(self.mappings)
+        self.keys = _joined(self.keys)
+        self.pages = _joined(self.pages)
 
     def sum(
         self,
@@ -107,16 +141,32 @@ class FreeCandidates:
 
     keys: list[npt.NDArray[np.int64]] = field(default_factory=list)
 
+    def merge(self, later: "FreeCandidates") -> None:
+        """Add those of higher pfns."""
+        self.nodes += later.nodes
+        self.nexts += later.nexts
+        self.prevs += later.prevs
+        self.codes += later.codes
+        self.keys += later.keys
+
+    def join(self) -> None:
+        """Have few arrays in place of many."""
+        self.nodes = _joined(self.nodes)
+        self.nexts = _joined(self.nexts)
+        self.prevs = _joined(self.prevs)
+        self.codes = _joined(self.codes)
+        self.keys = _joined(self.keys)
+
 
 @dataclass
 class ScanResult:
-    """What one pass over the memmap found."""
+    """What one pass over the memmap, or over a part of it, found."""
 
-    counts: dict[int, npt.NDArray[np.int64]]
+    counts: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
     """Pages by class, by node and zone key (see :func:`node_and_zone`)."""
 
-    cache: CachePages
-    candidates: FreeCandidates
+    cache: CachePages = field(default_factory=CachePages)
+    candidates: FreeCandidates = field(default_factory=FreeCandidates)
     anon_unmapped: int = 0
     """Anon and KSM pages that no page table maps."""
 
@@ -133,6 +183,44 @@ class ScanResult:
 
     heads_unreadable: int = 0
     """Heads of compound pages outside their tails' block that are lost."""
+
+    memmap_reads: int = 0
+    """Reads of struct pages."""
+
+    losses: dict[int, Findings] = field(default_factory=dict)
+    """By mapping, what was lost of an inode as its pages' class was made final."""
+
+    scan_ns: int | None = None
+    """How long the whole pass took."""
+
+    changes: Changes | None = None
+    """What changed meanwhile, of a running kernel."""
+
+    def merge(self, later: "ScanResult") -> None:
+        """Add what was found in the part of memory after this one."""
+        for key, counts in later.counts.items():
+            if key in self.counts:
+                self.counts[key] += counts
+            else:
+                self.counts[key] = counts
+        self.cache.merge(later.cache)
+        self.candidates.merge(later.candidates)
+        self.anon_unmapped += later.anon_unmapped
+        self.anon_swapcache += later.anon_swapcache
+        self.shmem_swapcache += later.shmem_swapcache
+        self.swap_entries += later.swap_entries
+        self.swap_keys += later.swap_keys
+        self.heads_unreadable += later.heads_unreadable
+        self.memmap_reads += later.memmap_reads
+        # What is lost of one inode is lost for its pages anywhere.
+        self.losses.update(later.losses)
+
+    def join(self) -> None:
+        """Have few arrays in place of many, which take long to travel."""
+        self.cache.join()
+        self.candidates.join()
+        self.swap_entries = _joined(self.swap_entries)
+        self.swap_keys = _joined(self.swap_keys)
 
     def pages(self) -> int:
         return int(sum(counts.sum() for counts in self.counts.values()))
@@ -157,13 +245,32 @@ def node_and_zone(key: int, layout: PageLayout) -> tuple[int, int] | None:
     return key >> layout.zone_bits, key & ((1 << layout.zone_bits) - 1)
 
 
+class Finals(Protocol):
+    """Gives pages their final classes, which else are settled after the scan."""
+
+    @property
+    def reads(self) -> int:
+        """How many reads that took so far."""
+
+    def settle(self, block: Block, orphans: Indices) -> None:
+        """
+        Settle the classes of a block's pages.
+
+        :param orphans: Unreferenced pages that were of no class before owners'.
+        """
+
+    def take_losses(self) -> dict[int, Findings]:
+        """Give what was lost since this was last asked, by mapping."""
+
+
 def scan(
     reader: Reader,
     layout: PageLayout,
-    ranges: list[MemmapRange],
+    ranges: Sequence[MemmapRange],
     owned: OwnedPages,
     progress: Callable[[int, int], None] | None = None,
-    observe: Callable[[Block], None] | None = None,
+    observers: Sequence[Observer] = (),
+    finals: Finals | None = None,
 ) -> ScanResult:
     """
     Classify every struct page of the ranges.
@@ -171,25 +278,43 @@ def scan(
     :param owned: Pages to give an owner's class where their struct page tells
         none.
     :param progress: Called with pages done and pages in all.
-    :param observe: Called with each block once it is classified; it must not
-        keep the block.
+    :param observers: Those who look at each block once it is classified.
+    :param finals: What makes the classes final before they are counted and looked
+        at; the result then has no candidates and no mappings.
     """
     total = sum(part.pages for part in ranges)
     done = 0
+    before = reader.reads - (finals.reads if finals is not None else 0)
     far_heads = _FarHeads(reader, layout)
-    result = ScanResult({}, CachePages(), FreeCandidates())
+    result = ScanResult()
+    compiled = _compiled(reader, layout)
     for chunk in read_chunks(reader, layout, ranges):
-        block = classify(
+        block = (compiled.classify if compiled else classify)(
             chunk.data, chunk.pfn, chunk.address, layout, far_heads, chunk.gaps
         )
-        _add(result, block, owned)
-        if observe is not None:
-            observe(block)
+        _add(result, block, owned, finals, compiled)
+        for observer in observers:
+            observer.observe(block)
         done += len(block)
         if progress is not None:
             progress(done, total)
     result.heads_unreadable = far_heads.unreadable
+    result.memmap_reads = reader.reads - before
+    if finals is not None:
+        result.memmap_reads -= finals.reads
+        result.losses = finals.take_losses()
     return result
+
+
+def prepare(reader: Reader, layout: PageLayout) -> None:
+    """Make what all parts of a scan need, before other processes have it as well."""
+    BulkReader.of(reader)
+    _compiled(reader, layout)
+
+
+def _compiled(reader: Reader, layout: PageLayout) -> Compiled | None:
+    # It takes as long to make as some blocks do, and a scan may have many parts.
+    return reader.once(compiled_classifier, lambda: compiled_classifier(layout))
 
 
 class _FarHeads:
@@ -227,16 +352,64 @@ def _no_further(address: int) -> FarHead:
     return FarHead(PageClass.UNATTRIBUTED, 0)
 
 
-def _add(result: ScanResult, block: Block, owned: OwnedPages) -> None:
-    keys = node_zone_keys(block)
+def _add(
+    result: ScanResult,
+    block: Block,
+    owned: OwnedPages,
+    finals: Finals | None,
+    compiled: Compiled | None,
+) -> None:
+    key = compiled.key(block) if compiled else None
+    keys = node_zone_keys(block) if key is None else key
     _mark_device(block, keys)
     orphans = where(block.codes == PageClass.UNATTRIBUTED)
     orphans = orphans[block.unreferenced(orphans)]
     _apply_owners(block, owned)
+    if finals is None:
+        _add_candidates(result.candidates, block, orphans, keys)
+    else:
+        finals.settle(block, orphans)
+    runs = _runs(keys, len(block))
+    if compiled and len(runs) <= _MAX_RUNS:
+        _add_compiled(result, block, compiled, keys, runs, finals is None)
+        return
+    if finals is None:
+        _add_cache(result.cache, block, keys)
     _add_counts(result, block.codes, keys)
-    _add_candidates(result.candidates, block, orphans, keys)
-    _add_cache(result.cache, block, keys)
     _add_anon(result, block, keys)
+
+
+def _runs(keys: int | npt.NDArray[np.int64], pages: int) -> list[tuple[int, int, int]]:
+    """Find the runs of pages with the same key: first, end and key of each."""
+    if isinstance(keys, int):
+        return [(0, pages, keys)]
+    firsts = [0, *(where(keys[1:] != keys[:-1]) + 1).tolist()]
+    ends = [*firsts[1:], pages]
+    return list(zip(firsts, ends, keys[firsts].tolist(), strict=True))
+
+
+def _add_compiled(
+    result: ScanResult,
+    block: Block,
+    compiled: Compiled,
+    keys: int | npt.NDArray[np.int64],
+    runs: list[tuple[int, int, int]],
+    cached: bool,
+) -> None:
+    """Do as the three functions do that numpy's blocks need, in one pass."""
+    nameless = 0
+    for first, end, key in runs:
+        sums = compiled.sums(first, end)
+        _add_key(result, key, sums.counts[:NCLASSES])
+        if cached and len(sums.pages):
+            zones = np.full(len(sums.pages), key, np.int64)
+            result.cache.add(sums.mappings, zones, sums.pages)
+        result.anon_unmapped += sums.anon_unmapped
+        result.anon_swapcache += sums.anon_swapcache
+        result.shmem_swapcache += sums.shmem_swapcache
+        nameless += sums.nameless
+    if nameless:
+        _add_nameless(result, block, keys)
 
 
 def node_zone_keys(block: Block) -> int | npt.NDArray[np.int64]:
@@ -286,11 +459,14 @@ def _add_counts(
     else:
         parts = ((int(key), codes[keys == key]) for key in np.unique(keys))
     for key, part in parts:
-        counts = _count(part)
-        if key in result.counts:
-            result.counts[key] += counts
-        else:
-            result.counts[key] = counts
+        _add_key(result, key, _count(part))
+
+
+def _add_key(result: ScanResult, key: int, counts: npt.NDArray[np.int64]) -> None:
+    if key in result.counts:
+        result.counts[key] += counts
+    else:
+        result.counts[key] = counts.copy()
 
 
 def _count(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
@@ -313,7 +489,7 @@ def _count(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 def _apply_owners(block: Block, owned: OwnedPages) -> None:
     # Keys of the array's own type, or all of it is converted at each call.
     ends = np.array((block.pfn, block.pfn + len(block)), np.uint64)
-    first, last = np.searchsorted(owned.pfns, ends)
+    first, last = owned.pfns.searchsorted(ends)
     if first == last:
         return
     indices = (owned.pfns[first:last] - np.uint64(block.pfn)).astype(np.intp)
@@ -388,13 +564,28 @@ def _add_anon(
     swapped = block.flags[heads] & swapcache == swapcache
     if not swapped.any():
         return
-    swappable, heads = swappable[swapped], heads[swapped]
+    swappable = swappable[swapped]
     result.shmem_swapcache += int(np.count_nonzero(shmem[swappable]))
     result.anon_swapcache += int(np.count_nonzero(anon[swappable]))
-    nameless = anon[swappable] & (block.mapping[heads] == 0)
-    entries = block.column(block.layout.private)[heads[nameless]]
+    _add_nameless(result, block, keys)
+
+
+def _add_nameless(
+    result: ScanResult, block: Block, keys: int | npt.NDArray[np.int64]
+) -> None:
+    pages, entries = nameless_swap(block)
     result.swap_entries.append(entries)
-    result.swap_keys.append(_some(keys, swappable[nameless]))
+    result.swap_keys.append(_some(keys, pages))
+
+
+def nameless_swap(block: Block) -> tuple[Indices, npt.NDArray[np.uint64]]:
+    """Find anon pages of the swap cache that no mapping names, and their entries."""
+    pages = where(block.codes == PageClass.ANON)
+    heads = block.heads_of(pages)
+    bits = np.uint64(block.layout.swapcache_bits)
+    nameless = (block.mapping[heads] == 0) & (block.flags[heads] & bits == bits)
+    entries = block.column(block.layout.private)[heads[nameless]]
+    return pages[nameless], entries
 
 
 def _mapped_whole(block: Block, heads: npt.NDArray[np.intp]) -> int:

@@ -30,26 +30,34 @@ def settle_swapcache(reader: Reader, result: ScanResult, findings: Findings) -> 
         return
     entries = np.concatenate(result.swap_entries).tolist()
     keys = np.concatenate(result.swap_keys).tolist()
-    try:
-        maps = {
-            info.type.value_(): info.swap_map.value_()
-            for info in for_each_swap_info(reader.prog)
-        }
-    except (LookupError, AttributeError, drgn.FaultError):
+    maps = swap_maps(reader)
+    if maps is None:
         findings.note(
             "no-swap-map",
             f"{len(entries):,} pages in the swap cache may be shmem, counted as anon",
         )
         return
     for entry, key in zip(entries, keys, strict=True):
-        if _is_shmem(reader, maps, entry):
+        if is_shmem(reader, maps, entry):
             result.move(key, PageClass.ANON, PageClass.SHMEM, 1)
             result.anon_unmapped -= 1
             result.anon_swapcache -= 1
             result.shmem_swapcache += 1
 
 
-def _is_shmem(reader: Reader, maps: dict[int, int], entry: int) -> bool:
+def swap_maps(reader: Reader) -> dict[int, int] | None:
+    """Find the swap map of each device, by its number; ``None`` if there are none."""
+    try:
+        return {
+            info.type.value_(): info.swap_map.value_()
+            for info in for_each_swap_info(reader.prog)
+        }
+    except (LookupError, AttributeError, drgn.FaultError):
+        return None
+
+
+def is_shmem(reader: Reader, maps: dict[int, int], entry: int) -> bool:
+    """Tell whether a swap entry is shared memory's."""
     device, offset = entry >> _SWAP_TYPE_SHIFT, entry & ((1 << _SWAP_TYPE_SHIFT) - 1)
     if not maps.get(device):
         return False

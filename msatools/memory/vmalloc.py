@@ -3,6 +3,7 @@
 """Pages of vmalloc areas, kernel stacks among them (mm/vmalloc.c)."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import drgn
@@ -11,9 +12,12 @@ import numpy.typing as npt
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from msatools.kernel.cpus import possible_cpus
-from msatools.kernel.reader import Reader
+from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records
+
+_SMALL_ARRAY = 8
+"""Pointers to pages that are read as records of one size."""
 
 
 @dataclass(frozen=True)
@@ -31,46 +35,71 @@ class VmallocArea:
 
 
 def vmalloc_areas(reader: Reader, findings: Findings) -> list[VmallocArea]:
-    """Read all areas and the pages of each, three reads an area."""
-    prog = reader.prog
-    area_type = prog.type("struct vmap_area")
-    vm_offset = area_type.member("vm").offset
-    vm_type = prog.type("struct vm_struct")
-    vm_size = drgn.sizeof(vm_type)
-    pages_offset, count_offset, size_offset, caller_offset = (
-        vm_type.member(name).offset for name in ("pages", "nr_pages", "size", "caller")
+    """Read all areas and the pages of each: one read an area, and some for them all."""
+    type_ = reader.prog.type("struct vm_struct")
+    addr_offset, pages_offset, count_offset, size_offset, caller_offset = (
+        type_.member(name).offset
+        for name in ("addr", "pages", "nr_pages", "size", "caller")
     )
-    page_size = prog["PAGE_SIZE"].value_()
-    areas = []
-    for head in _busy_lists(prog):
+    page_size = reader.prog["PAGE_SIZE"].value_()
+    areas = np.array(_vm_structs(reader, findings), np.uint64)
+    records, readable = reader.read_records(areas, drgn.sizeof(type_))
+    arrays = column(records, pages_offset)
+    counts = column(records, count_offset, 4)
+    has_pages = (arrays != 0) & (counts != 0)
+    possible = counts <= column(records, size_offset) // np.uint64(page_size)
+    chosen = np.flatnonzero(has_pages & possible)
+    pages = _page_arrays(reader, arrays[chosen], counts[chosen])
+    # What a filtered ELF dump leaves out is read as zeros, and no area is at 0.
+    readable &= column(records, addr_offset) != 0
+    lost = np.count_nonzero(~readable) + np.count_nonzero(has_pages & ~possible)
+    lost += sum(its_pages is None for its_pages in pages)
+    findings.coverage["vmalloc_areas_unreadable"] += int(lost)
+    callers = column(records, caller_offset)
+    return [
+        VmallocArea(area, caller, its_pages)
+        for area, caller, its_pages in zip(
+            areas[chosen].tolist(), callers[chosen].tolist(), pages, strict=True
+        )
+        if its_pages is not None
+    ]
+
+
+def _vm_structs(reader: Reader, findings: Findings) -> list[int]:
+    """Find the ``struct vm_struct`` of each area in use."""
+    type_ = reader.prog.type("struct vmap_area")
+    at = type_.member("vm").offset
+    found = [
+        int.from_bytes(area[at : at + 8], "little")
+        for head in _busy_lists(reader.prog)
         for _, area in list_records(
             reader,
             head,
-            area_type.member("list").offset,
-            drgn.sizeof(area_type),
+            type_.member("list").offset,
+            drgn.sizeof(type_),
             findings,
             "a list of vmalloc areas",
-        ):
-            vm = int.from_bytes(area[vm_offset : vm_offset + 8], "little")
-            if not vm:
-                continue  # vm_map_ram() and regions not yet set up
-            try:
-                data = reader.read(vm, vm_size)
-                pages = int.from_bytes(data[pages_offset : pages_offset + 8], "little")
-                count = int.from_bytes(data[count_offset : count_offset + 4], "little")
-                if not pages or not count:
-                    continue
-                size = int.from_bytes(data[size_offset : size_offset + 8], "little")
-                if count > size // page_size:
-                    findings.coverage["vmalloc_areas_unreadable"] += 1
-                    continue
-                addresses = reader.words(pages, count)
-            except drgn.FaultError:
-                findings.coverage["vmalloc_areas_unreadable"] += 1
-                continue
-            caller = int.from_bytes(data[caller_offset : caller_offset + 8], "little")
-            areas.append(VmallocArea(vm, caller, addresses))
-    return areas
+        )
+    ]
+    # Of vm_map_ram() and of regions not yet set up there is none.
+    return [vm for vm in found if vm]
+
+
+def _page_arrays(
+    reader: Reader, arrays: Addresses, counts: Addresses
+) -> list[Addresses | None]:
+    """Read an array of pointers of each size; ``None`` for one that cannot be."""
+    found: list[Addresses | None] = [None] * len(arrays)
+    # Most are those of stacks.
+    for count in range(1, _SMALL_ARRAY + 1):
+        rows = np.flatnonzero(counts == count)
+        records, readable = reader.read_records(arrays[rows], 8 * count)
+        for row, words in zip(rows[readable], records[readable], strict=True):
+            found[row] = words.view(np.uint64)
+    for row in np.flatnonzero(counts > _SMALL_ARRAY):
+        with suppress(drgn.FaultError):
+            found[row] = reader.words(int(arrays[row]), int(counts[row]))
+    return found
 
 
 def _busy_lists(prog: drgn.Program) -> Iterator[int]:
@@ -131,6 +160,13 @@ def cached_stacks(prog: drgn.Program, findings: Findings) -> int:
     except drgn.FaultError as error:
         findings.note("no-cached-stacks", f"stacks that CPUs keep are lost: {error}")
         return 0
+
+
+def caller_names(prog: drgn.Program, areas: list[VmallocArea]) -> list[str]:
+    """Name the function that asked for each area."""
+    callers = {area.caller for area in areas}
+    names = {caller: symbol_name(prog, caller) for caller in callers}
+    return [names[area.caller] for area in areas]
 
 
 def symbol_name(prog: drgn.Program, address: int) -> str:

@@ -17,6 +17,17 @@ class Span:
     style: Style | None = None
 
 
+@dataclass(frozen=True)
+class Mark(Span):
+    """Signs in a colour; where a printer has no colours, the text stands for them."""
+
+    colour: str | None = None
+    """``#rrggbb``"""
+
+    signs: str = ""
+    """As many as the text has, of which each takes a column."""
+
+
 Cell = str | Span
 """A piece of text; a string is one without a style."""
 
@@ -51,6 +62,13 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Chart:
+    """Lines whose columns are where they are: none is folded."""
+
+    rows: Sequence[tuple[Cell, ...]]
+
+
+@dataclass(frozen=True)
 class Tree:
     """A line with others hanging from it."""
 
@@ -58,7 +76,7 @@ class Tree:
     children: tuple["Tree", ...] = ()
 
 
-Block = Text | Table | Tree
+Block = Text | Table | Tree | Chart
 
 
 def escape(text: str) -> str:

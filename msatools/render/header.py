@@ -16,7 +16,7 @@ def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]
     :param facts: what the command has to say of its reading, such as ``8 reads``
     :param verbose: whether to tell where the types of each module come from
     """
-    words = [target.release, _source(target), f"types: {target.types}"]
+    words = [target.release, taken_from(target), f"types: {target.types}"]
     if facts:
         words.append(", ".join(facts))
     yield text(Span("  ".join(words), "title"))
@@ -36,7 +36,8 @@ def _origin(source: Source) -> str:
     return f"{source.types}, from {source.path}"
 
 
-def _source(target: Target) -> str:
+def taken_from(target: Target) -> str:
+    """Tell what a kernel was read from, and in what form that is."""
     details = [target.format] if target.format else []
     if target.dump_level is not None:
         details.append(f"level {target.dump_level}")

@@ -5,13 +5,18 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, SupportsIndex, TextIO
+from typing import Any, ClassVar, Protocol, SupportsIndex, TextIO
 
-from msatools.kernel.report import Report
 from msatools.target.model import Address
 
 
-def show(report: Report, out: TextIO) -> None:
+class Document(Protocol):
+    """A model that says what it is: a report, for the most part."""
+
+    schema: ClassVar[str]
+
+
+def show(report: Document, out: TextIO) -> None:
     """Print a report as one line of JSON."""
     # Not through rich, which would fold it.
     for piece in _pieces(report):
@@ -19,12 +24,12 @@ def show(report: Report, out: TextIO) -> None:
     out.write("\n")
 
 
-def dumps(report: Report) -> str:
+def dumps(report: Document) -> str:
     """Serialise a report: its schema, then the model's fields in their order."""
     return "".join(_pieces(report))
 
 
-def _pieces(report: Report) -> Iterator[str]:
+def _pieces(report: Document) -> Iterator[str]:
     """Serialise a report bit by bit: it may have a hundred thousand rows."""
     yield f'{{"schema": {_text(report.schema)}'
     for key, value in _fields(report):

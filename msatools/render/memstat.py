@@ -3,100 +3,43 @@
 """memstat's report as tables."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from msatools.memory.model import Check, Group, MemstatReport, Section, VmallocCaller
+from msatools.memory.model import Check, MemstatReport, Section, VmallocCaller
+from msatools.render import frag, mempins, unattributed
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
 from msatools.render.header import header
-from msatools.render.units import size
+from msatools.render.memgroups import groups_table
+from msatools.render.memrows import GROUPS, REST, Row
+from msatools.render.units import duration, size
 
 _VMALLOC_ROWS = 20
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A line of the table for one class."""
+def blocks(report: MemstatReport, top: int | None = None) -> Iterator[Block]:
+    """
+    Yield what ``msa-memstat`` shows of a report.
 
-    name: str
-    label: str
-    counter: str = ""
-    """What to call the counter of the check of the same name, if not its name."""
-
-    always: bool = True
-    """Whether the line is there without pages, too."""
-
-
-_GROUPS: tuple[tuple[str, tuple[_Row, ...]], ...] = (
-    (
-        "Free",
-        (
-            _Row("free.buddy", "buddy"),
-            _Row("free.pcp", "per-CPU lists", "sum of pcp->count"),
-            _Row("free.hugetlb", "hugetlb pool", always=False),
-            _Row("free.unaccepted", "unaccepted", always=False),
-        ),
-    ),
-    (
-        "User",
-        (
-            _Row("user.anon", "anon"),
-            _Row("user.ksm", "KSM", always=False),
-            _Row("user.hugetlb", "hugetlb", "nr_huge_pages, with free", always=False),
-        ),
-    ),
-    (
-        "Cache",
-        (
-            _Row("cache.file", "file"),
-            _Row("cache.exec", "exec and libs"),
-            _Row("cache.shmem", "shmem"),
-            _Row("cache.blockdev", "block devices", "Buffers"),
-        ),
-    ),
-    (
-        "Kernel",
-        (
-            _Row("kernel.slab", "slab", "NR_SLAB_*, with large kmalloc"),
-            _Row("kernel.large_kmalloc", "large kmalloc"),
-            _Row("kernel.page_tables", "page tables"),
-            _Row("kernel.page_tables_own", "page tables, own"),
-            _Row("kernel.stacks", "stacks"),
-            _Row("kernel.vmalloc", "vmalloc", "nr_vmalloc_pages, with stacks"),
-            _Row("kernel.percpu", "percpu", "pcpu_nr_populated"),
-            _Row("kernel.pipes", "pipe buffers", always=False),
-            _Row("kernel.sockets", "socket buffers", always=False),
-            _Row("kernel.memmap", "memmap, hot-plugged", always=False),
-            _Row("kernel.huge_zero", "huge zero page", always=False),
-            _Row("kernel.zsmalloc", "zsmalloc", always=False),
-            _Row("kernel.movable", "movable", always=False),
-            _Row("kernel.unattributed", "unattributed"),
-        ),
-    ),
-)
-
-_REST = (
-    _Row("reserved", "Reserved"),
-    _Row("offline", "Balloon"),
-    _Row("hwpoison", "Hardware-poisoned", always=False),
-    _Row("device", "Device memory", always=False),
-    _Row("excluded", "Not in the dump", always=False),
-    _Row("unreadable", "Unreadable", always=False),
-)
-
-
-def blocks(report: MemstatReport) -> Iterator[Block]:
-    """Yield what ``msa-memstat`` shows of a report."""
+    :param top: How many groups to show of each break-down; all, if not given.
+    """
     # Callers of vmalloc are listed if more detail was asked for.
     verbose = report.vmalloc is not None
     yield from header(report.target, *_facts(report), verbose=verbose)
     yield _classes(report)
     yield text(*_verdict(report))
+    if report.scan_ns is not None and (verbose or report.target.live):
+        yield text(Span(_scanned(report, report.scan_ns), "dim"))
     for note in report.notes:
         yield text(Span(f"note: {note.text}", "warn"))
     for name, groups in (report.by or {}).items():
         yield text()
         yield text(Span(f"Pages by {name}", "title"))
-        yield _by(groups)
+        yield groups_table(name, groups, report.target.page_size, top)
+        yield from mempins.blocks(groups, top)
+    if report.unattributed is not None:
+        page_size = report.target.page_size
+        yield from unattributed.blocks(report.unattributed, page_size, top)
+    if report.frag is not None:
+        yield from frag.blocks(report.frag, report.target.page_size)
     if report.vmalloc is not None:
         yield text()
         yield text(Span("vmalloc by caller", "title"))
@@ -105,6 +48,22 @@ def blocks(report: MemstatReport) -> Iterator[Block]:
         yield text()
         yield text(Span("Memory sections", "title"))
         yield _sections(report.sections)
+
+
+def _scanned(report: MemstatReport, scan_ns: int) -> str:
+    words, changes = f"scanned in {duration(scan_ns)}", report.changes
+    if changes is None:
+        return words
+    if changes.allocated_pages is not None and changes.freed_pages is not None:
+        allocated, freed = changes.allocated_pages, changes.freed_pages
+        words += f", {allocated:,} pages allocated and {freed:,} freed meanwhile"
+    if changes.changed_folios:
+        words += f"; about {changes.about_folios:,} folios changed under it, "
+        words += f"by {changes.changed_folios:,} in {changes.reread_pages:,} pages"
+        words += " read again"
+    elif changes.reread_pages:
+        words += f"; no folio changed in {changes.reread_pages:,} pages read again"
+    return words
 
 
 def _facts(report: MemstatReport) -> tuple[str, ...]:
@@ -144,21 +103,21 @@ class _Lines:
         self._pages = {count.name: count.pages for count in report.classes}
         self._deltas = {count.name: count.delta_pages for count in report.classes}
         self._checks = {check.name: check for check in report.checks}
-        rest = sum(self._pages[row.name] for row in _REST)
+        rest = sum(self._pages[row.name] for row in REST)
         self._managed = report.pages - rest
 
     def lines(self) -> Iterator[Sequence[Cell]]:
-        for title, rows in _GROUPS:
+        for title, rows in GROUPS:
             names = [row.name for row in rows]
             check = self._checks.get("cache") if title == "Cache" else None
             yield self._line(Span(title, "title"), names, check)
             for row in rows:
                 if row.always or self._pages[row.name] or self._differs(row):
                     yield self._class_line(row, f"  {row.label}")
-        managed = [row.name for _, rows in _GROUPS for row in rows]
+        managed = [row.name for _, rows in GROUPS for row in rows]
         label = Span("Managed", "title")
         yield self._line(label, managed, self._checks.get("managed"))
-        for row in _REST:
+        for row in REST:
             if row.always or self._pages[row.name] or self._differs(row):
                 gone = row.name == "excluded" and self._report.target.live
                 yield self._class_line(row, "Gone meanwhile" if gone else row.label)
@@ -177,11 +136,11 @@ class _Lines:
             line = self._amount("(in the swap cache)", swapped.walk_pages)
             yield (*line, swapped.counter, _difference(swapped))
 
-    def _differs(self, row: _Row) -> bool:
+    def _differs(self, row: Row) -> bool:
         check = self._checks.get(row.name)
         return check is not None and check.difference != 0
 
-    def _class_line(self, row: _Row, label: str) -> Sequence[Cell]:
+    def _class_line(self, row: Row, label: str) -> Sequence[Cell]:
         cell: Cell = label
         if row.name == "kernel.unattributed" and self._pages[row.name]:
             cell = Span(label, "warn")
@@ -233,18 +192,6 @@ def _verdict(report: MemstatReport) -> Iterator[Cell]:
         yield Span(f", {lost} without the kernel's figure", "warn")
     if unexplained:
         yield Span(f", {unexplained} UNEXPLAINED", "bad")
-
-
-def _by(groups: Sequence[Group]) -> Table:
-    columns = (Column("CLASS"), *(Column(group.name, "right") for group in groups))
-    names = list(groups[0].classes) if groups else []
-    rows: list[Sequence[Cell]] = [
-        (name, *(f"{group.classes[name]:,}" for group in groups))
-        for name in names
-        if any(group.classes[name] for group in groups)
-    ]
-    rows.append((Span("total", "title"), *(f"{group.pages:,}" for group in groups)))
-    return Table(columns, rows)
 
 
 def _vmalloc(callers: Sequence[VmallocCaller], page_size: int) -> Table:

@@ -8,7 +8,9 @@ from typing import TextIO
 from msatools.render.blocks import (
     Block,
     Cell,
+    Chart,
     Column,
+    Mark,
     Span,
     Style,
     Table,
@@ -42,6 +44,8 @@ def lines(block: Block) -> Iterator[Line]:
         yield tuple(_span(cell) for cell in block.spans)
     elif isinstance(block, Table):
         yield from _table(block)
+    elif isinstance(block, Chart):
+        yield from (tuple(map(_span, row)) for row in block.rows)
     else:
         yield from _tree(block, first="", rest="")
 
@@ -49,6 +53,9 @@ def lines(block: Block) -> Iterator[Line]:
 def _span(cell: Cell) -> Span:
     if isinstance(cell, str):
         return Span(escape(cell))
+    if isinstance(cell, Mark):
+        # Its text is none of a dump's.
+        return cell
     return Span(escape(cell.text), cell.style)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from msatools.render import plain
-from msatools.render.blocks import Block, Style
+from msatools.render.blocks import Block, Mark, Span, Style
 
 # rich takes about a millisecond a line; a longer block is not read for its colours.
 _STYLED_LINES = 1000
@@ -33,7 +33,7 @@ def show(blocks: Iterable[Block], out: TextIO) -> None:
         lines = plain.lines(block)
         for line in islice(lines, _STYLED_LINES):
             # The terminal folds what is too long for it; nothing is cut.
-            console.print(_styled(line), soft_wrap=True)
+            console.print(_styled(line, console), soft_wrap=True)
         plain.write(lines, out)
 
 
@@ -48,7 +48,8 @@ class Styler:
         self._console.width = width
         with self._console.capture() as captured:
             for line in lines:
-                self._console.print(_styled(line), no_wrap=True, overflow="crop")
+                styled = _styled(line, self._console)
+                self._console.print(styled, no_wrap=True, overflow="crop")
         return captured.get().splitlines()
 
 
@@ -56,7 +57,15 @@ def _console(out: TextIO) -> Console:
     return Console(file=out, highlight=False, markup=False, emoji=False)
 
 
-def _styled(line: plain.Line) -> Text:
-    text = Text.assemble(*((span.text, _STYLES[span.style]) for span in line))
+def _styled(line: plain.Line, console: Console) -> Text:
+    has_signs = not console.no_color and console.encoding.startswith("utf")
+    text = Text.assemble(*(_piece(span, has_signs) for span in line))
     text.rstrip()
     return text
+
+
+def _piece(span: Span, has_signs: bool) -> tuple[str, str]:
+    if isinstance(span, Mark):
+        signs = span.signs if has_signs else span.text
+        return signs, span.colour or _STYLES[span.style]
+    return span.text, _STYLES[span.style]

@@ -552,6 +552,9 @@ cpumask_var_t | tmigr_available_cpumask
 struct list_head | tmigr_hierarchy_list
 struct list_head * | tmigr_level_list
 
+# kernel/trace
+struct ftrace_page * | ftrace_pages_start
+
 # lib
 struct list_head | module_bug_list
 struct list_head | percpu_counters

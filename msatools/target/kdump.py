@@ -16,6 +16,7 @@ SIGNATURE = b"KDUMP   "
 FLATTENED_SIGNATURE = b"makedumpfile\0\0\0\0"
 
 _COMPRESSION = {0x1: "zlib", 0x2: "lzo", 0x4: "snappy", 0x20: "zstd"}
+UNCOMPRESSED = "uncompressed"
 _INCOMPLETE = 0x8
 
 _UTSNAME_FIELD = 65
@@ -47,6 +48,9 @@ class Kdump:
     compression: str
     """``zlib``, ``lzo``, ``snappy``, ``zstd`` or ``uncompressed``."""
 
+    compression_flag: int
+    """What says so in the header, and of a page in its descriptor; 0 for none."""
+
     incomplete: bool
     """makedumpfile itself marked the dump so, having run out of space."""
 
@@ -61,6 +65,10 @@ class Kdump:
     where the architecture's padding would have to be known to tell."""
 
     nr_cpus: int
+    max_pfn: int | None
+    """Page frame numbers in the dump are below it; ``None`` where the architecture's
+    padding would have to be known to tell."""
+
     block_size: int
     bitmap_at: int
     """Where the two page bitmaps begin, in bytes."""
@@ -85,6 +93,7 @@ def parse(read: ReadAt) -> Kdump:
     status, block_size, sub_header_blocks, bitmap_blocks = _unpack(
         read, byteorder + "Iiii", counts_at
     )
+    (max_pfn,) = _unpack(read, byteorder + "I", counts_at + 16)
     (nr_cpus,) = _unpack(read, byteorder + "i", counts_at + 36)
     if sub_header_blocks < 0 or bitmap_blocks < 0 or nr_cpus < 0:
         raise ValueError("a kdump whose header holds negative sizes")
@@ -97,20 +106,23 @@ def parse(read: ReadAt) -> Kdump:
         (split,) = _unpack(read, byteorder + "i", block_size + word + 4)
     if version >= 3 and word == 8:
         (vmcoreinfo_size,) = _unpack(read, byteorder + "Q", block_size + 40)
+    if version >= 6 and word == 8:
+        # 32 bits were not enough for them.
+        (max_pfn,) = _unpack(read, byteorder + "Q", block_size + 96)
 
+    flag = next((bit for bit in _COMPRESSION if status & bit), 0)
     return Kdump(
         version=version,
         release=_utsname(read, 2),
         machine=_utsname(read, 4),
-        compression=next(
-            (name for bit, name in _COMPRESSION.items() if status & bit),
-            "uncompressed",
-        ),
+        compression=_COMPRESSION.get(flag, UNCOMPRESSED),
+        compression_flag=flag,
         incomplete=bool(status & _INCOMPLETE),
         dump_level=dump_level,
         split=bool(split),
         has_vmcoreinfo=None if vmcoreinfo_size is None else vmcoreinfo_size > 0,
         nr_cpus=nr_cpus,
+        max_pfn=max_pfn if word == 8 else None,
         block_size=block_size,
         bitmap_at=(1 + sub_header_blocks) * block_size,
         bitmap_size=bitmap_blocks * block_size,

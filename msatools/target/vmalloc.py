@@ -5,11 +5,16 @@
 Kernel stacks and modules lie where vmalloc() puts things. drgn walks four tables for
 each read; in a dump they do not change, so one that was read is kept. x86-64 with
 tables of four levels (Documentation/arch/x86/x86_64/mm.rst).
+
+What lies elsewhere, such as the memmap, is found by the same tables, many pages at a
+time; then there may be five levels (x86_64/5level-paging.rst).
 """
 
 import struct
 from contextlib import suppress
 
+import numpy as np
+import numpy.typing as npt
 from drgn import Architecture, FaultError, Program, ProgramFlags
 from drgn.helpers.linux.mm import follow_phys
 
@@ -26,6 +31,7 @@ _PAGE_SHIFT = 12
 _PAGE = 1 << _PAGE_SHIFT
 _LEVELS = (39, 30, 21, 12)
 """How many bits of an address each level leaves to the next."""
+_FIVE_LEVELS = (48, *_LEVELS)
 _INDEX = 511
 
 _PRESENT = 1
@@ -43,8 +49,8 @@ def map_vmalloc(prog: Program) -> bool:
 
     :return: Whether this kernel's tables are known.
     """
-    tables = _tables(prog)
-    if tables is None:
+    tables = page_tables(prog)
+    if tables is None or tables.levels != _LEVELS:
         return False
     ranges = [(_MODULES, _MODULES_END - _MODULES)]
     with suppress(LookupError, FaultError):
@@ -55,12 +61,14 @@ def map_vmalloc(prog: Program) -> bool:
     return True
 
 
-def _tables(prog: Program) -> "_Tables | None":
+def page_tables(prog: Program) -> "PageTables | None":
+    """Find the kernel's page tables; ``None`` if this kernel's are not known."""
     platform = prog.platform
     if platform is None or platform.arch != Architecture.X86_64:
         return None
-    if prog.flags & ProgramFlags.IS_LIVE or _number(prog, "pgtable_l5_enabled"):
+    if prog.flags & ProgramFlags.IS_LIVE:
         return None
+    levels = _FIVE_LEVELS if _number(prog, "pgtable_l5_enabled") else _LEVELS
     root = vmcoreinfo(prog).get("SYMBOL(swapper_pg_dir)")
     base = vmcoreinfo_number(prog, "phys_base")
     if root is None or base is None:
@@ -68,7 +76,8 @@ def _tables(prog: Program) -> "_Tables | None":
     try:
         address = int(root, 16)
         encrypted = _number(prog, "sme_mask")
-        tables = _Tables(prog, address - START_KERNEL_MAP + base, encrypted)
+        root_at = address - START_KERNEL_MAP + base
+        tables = PageTables(prog, root_at, encrypted, levels)
         # Where the kernel says that its tables are, they may not be.
         space = prog["init_mm"].address_of_()
         right = tables.translate(address)[0] == follow_phys(space, address).value_()
@@ -81,10 +90,13 @@ def _number(prog: Program, name: str) -> int:
     return vmcoreinfo_number(prog, name) or 0
 
 
-class _Tables:
+class PageTables:
     """The kernel's page tables, each read when it is needed first."""
 
-    def __init__(self, prog: Program, root: int, encrypted: int) -> None:
+    def __init__(
+        self, prog: Program, root: int, encrypted: int, levels: tuple[int, ...]
+    ) -> None:
+        self.levels = levels
         self._read = prog.read
         self._root = root
         self._frame = _FRAME & ~encrypted
@@ -122,7 +134,7 @@ class _Tables:
         :raises FaultError: if there is none
         """
         table = self._root
-        for shift in _LEVELS:
+        for shift in self.levels:
             entries = self._tables.get(table) or self._table(table)
             (entry,) = _ENTRY.unpack_from(entries, (address >> shift & _INDEX) << 3)
             if not entry & _PRESENT:
@@ -132,6 +144,48 @@ class _Tables:
                 within = address & ((1 << shift) - 1)
                 return (table >> shift << shift) + within, (1 << shift) - within
         raise FaultError("address is not mapped", address)
+
+    def frames(self, address: int, count: int) -> npt.NDArray[np.int64]:
+        """
+        Find the page frame number of each of some pages.
+
+        :param address: Of the first one.
+        :param count: At least 1.
+        :return: -1 for a page that is not mapped, or by a table that is lost.
+        """
+        parts: list[npt.NDArray[np.int64]] = []
+        done = 0
+        while done < count:
+            found = self._frames(address + (done << _PAGE_SHIFT), count - done)
+            parts.append(found)
+            done += len(found)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _frames(self, address: int, count: int) -> npt.NDArray[np.int64]:
+        """Find as many frames as one entry, or one table of pages, tells."""
+        table = self._root
+        for shift in self.levels[:-1]:
+            within = (address & ((1 << shift) - 1)) >> _PAGE_SHIFT
+            room = min(count, (1 << shift - _PAGE_SHIFT) - within)
+            try:
+                entries = self._tables.get(table) or self._table(table)
+            except FaultError:
+                return np.full(room, -1, np.int64)
+            (entry,) = _ENTRY.unpack_from(entries, (address >> shift & _INDEX) << 3)
+            if not entry & _PRESENT:
+                return np.full(room, -1, np.int64)
+            table = entry & self._frame
+            if entry & _LARGE:
+                first = (table >> shift << shift - _PAGE_SHIFT) + within
+                return np.arange(first, first + room, dtype=np.int64)
+        # There are too many of these to keep, and each is needed once or twice.
+        try:
+            entries = self._read(table, _PAGE, True)
+        except FaultError:
+            return np.full(room, -1, np.int64)
+        words = np.frombuffer(entries, "<u8")[within : within + room]
+        frames = (words & np.uint64(self._frame)) >> np.uint64(_PAGE_SHIFT)
+        return np.where(words & np.uint64(_PRESENT), frames.astype(np.int64), -1)
 
     def _table(self, place: int) -> bytes:
         entries: bytes = self._read(place, _PAGE, True)

@@ -16,6 +16,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.changinglists import changing_list
 from msatools.kernel.cpumasks import mask_bytes
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.reader import Reader
@@ -23,9 +24,6 @@ from msatools.kernel.report import Findings
 
 Records = npt.NDArray[np.void]
 """A structured array, one record a thread."""
-
-MAX_TASKS = 1 << 23
-"""Twice PID_MAX_LIMIT (include/linux/threads.h): a longer walk is lost."""
 
 PF_KTHREAD = 0x00200000
 """Of ``flags``: a thread of the kernel itself."""
@@ -41,9 +39,6 @@ _BATCH = 256
 _POINTER = struct.Struct("<Q")
 _LINKS = struct.Struct("<QQ")
 """``struct list_head``: next, previous."""
-
-_RESUMED = 64
-"""How often one walk of a list that changes goes back to what is still on it."""
 
 # Columns, their numpy types, and the members that they are, the newest first.
 _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -272,7 +267,9 @@ class TaskReader:
         head = init + self._tasks
         what = "the list of processes"
         seen = {init}
-        for leader, data in self._list(head, self._tasks, seen, what, findings):
+        for leader, data in changing_list(
+            self._reader, head, self._tasks, self.size, seen, what, findings
+        ):
             yield leader, data
             yield from self._other_threads(leader, data, seen, findings)
 
@@ -287,82 +284,19 @@ class TaskReader:
             return
         name = "the list of a process's threads"
         first = leader + self._thread_node
-        for thread in self._list(
-            threads, self._thread_node, seen, name, findings, following, first
+        for thread in changing_list(
+            self._reader,
+            threads,
+            self._thread_node,
+            self.size,
+            seen,
+            name,
+            findings,
+            following,
+            first,
         ):
             if thread[0] != leader:
                 yield thread
-
-    def _list(
-        self,
-        head: int,
-        offset: int,
-        seen: set[int],
-        name: str,
-        findings: Findings,
-        node: int | None = None,
-        first: int | None = None,
-    ) -> Iterator[tuple[int, bytes]]:
-        """Read the tasks on a list, from its first or from *node* on.
-
-        On a running kernel a task may end between two reads, and another have its
-        memory, which is somewhere else on the list: all in between would be missed. So
-        each has to come after one that was passed, or the walk goes back to the last
-        that is still there.
-
-        :param first: What *node* comes after; without it the list has an end.
-        """
-        live = bool(self._reader.prog.flags & drgn.ProgramFlags.IS_LIVE)
-        trail = [head] if first is None else [head, first]
-        passed = {*trail}
-        resumed = again = 0
-        try:
-            if node is None:
-                (node,) = _POINTER.unpack(self._reader.read(head, 8))
-            while node != head:
-                address = node - offset
-                new = address not in seen
-                again += not new
-                # Memory of one that was passed may be that of a new task by now.
-                looping = not new and (not live or again > len(seen))
-                if not node or looping or len(seen) > MAX_TASKS:
-                    raise drgn.FaultError("it leads nowhere", node)
-                data = self._reader.read(address, self.size)
-                following, previous = _LINKS.unpack_from(data, offset)
-                if live and previous not in passed:
-                    resumed += 1
-                    findings.coverage["lists_resumed"] += 1
-                    if resumed > _RESUMED:
-                        raise drgn.FaultError("it changes too fast", node)
-                    node = self._resume(trail, passed)
-                    if node is None:
-                        if first is not None:
-                            return  # the process has ended
-                        (node,) = _POINTER.unpack(self._reader.read(head, 8))
-                    continue
-                seen.add(address)
-                if live:
-                    trail.append(node)
-                    passed.add(node)
-                if new:
-                    yield address, data
-                node = following
-        except drgn.FaultError as error:
-            findings.coverage["lists_broken"] += 1
-            findings.lose("tasks", f"{name} breaks off: {error}")
-
-    def _resume(self, trail: list[int], passed: set[int]) -> int | None:
-        """Tell what comes after the last that is still on its list, if one is.
-
-        Who has left it has no previous one, and in the place of that a poison.
-        """
-        while len(trail) > 1:
-            links = self._reader.read(trail[-1], _LINKS.size)
-            following, previous = _LINKS.unpack(links)
-            if previous in passed:
-                return int(following)
-            trail.pop()
-        return None
 
     def _table(
         self,

@@ -12,7 +12,20 @@ import sys
 from pathlib import Path
 
 from fixtures import lab
-from tests.bench import cpus, live, locks, pages, processes, startup, tasks, zombies
+from tests.bench import (
+    classify,
+    cpus,
+    kdumppages,
+    live,
+    locks,
+    pages,
+    processes,
+    startup,
+    tasks,
+    views,
+    workers,
+    zombies,
+)
 
 
 def main() -> int:
@@ -29,6 +42,14 @@ def main() -> int:
     run = lab.build(args.scenario)
     assert run.elf is not None
     pages.compare(run.elf, run.vmlinux, run.release, args.rounds)
+    print()
+    classify.compare(args.rounds)
+    print()
+    views.compare(run.elf, run.vmlinux, run.release, args.rounds)
+    print()
+    workers.compare(args.scenario, args.rounds)
+    print()
+    kdumppages.compare(run, args.rounds)
     print()
     processes.compare(run.elf, run.vmlinux, args.rounds)
     print()

@@ -131,6 +131,10 @@ def check_memstat(guest: lab.Live, report: Report) -> None:
     assert report["pages"] == guest.guest.machine.mib * FRAMES_PER_MIB
     assert sum(each["pages"] for each in report["classes"]) == report["pages"]
     assert report["coverage"]["unreadable_pages"] == 0
+    assert report["scan_ns"] > 0
+    changes = report["changes"]
+    assert 0 <= changes["changed_folios"] <= changes["changed_pages"]
+    assert changes["changed_pages"] < changes["reread_pages"] <= report["pages"]
 
 
 def check_prstat(guest: lab.Live, report: Report) -> None:
@@ -275,6 +279,8 @@ def is_at_rest(report: Report) -> None:
     assert [note["code"] for note in report["notes"]] == ["clock-stands-still"]
     for each in report.get("checks", ()):
         assert not each["difference"] or each["explained_by"], each
+    if changes := report.get("changes"):
+        assert {**changes, "reread_pages": 0} == dict.fromkeys(changes, 0)
 
 
 def test_paused_in_between(guest: lab.Live) -> None:

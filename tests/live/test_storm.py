@@ -274,6 +274,17 @@ def test_class_lies_between_the_counters(storm: Storm, name: str) -> None:
         assert lowest <= told <= highest
 
 
+def test_what_changed_during_a_scan(storm: Storm) -> None:
+    freed = 0
+    for sample in storm.samples("memstat"):
+        changes = sample.report["changes"]
+        assert 0 <= changes["freed_pages"] <= sample.grown("pgfree")
+        assert changes["changed_folios"] <= changes["changed_pages"]
+        assert changes["changed_pages"] < changes["reread_pages"]
+        freed += changes["freed_pages"]
+    assert freed > 0
+
+
 # --- msa-prstat
 
 PARTS = ("user_ns", "system_ns", "latency_ns", "off_cpu_ns", "zombie_ns")

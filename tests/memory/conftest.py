@@ -2,6 +2,7 @@
 
 """One scan of each kernel's dump, for all tests to look at."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +35,9 @@ FLAGS = (
 )
 
 
+BY_OWNER = ("file", "fs", "cgroup", "slab", "vmalloc")
+
+
 @dataclass
 class PagesByPfn:
     """Class and flags of every pfn, as the scan saw them."""
@@ -61,9 +65,48 @@ def report(prog: Program) -> MemstatReport:
 
 
 @pytest.fixture(scope="session")
+def cut_up(prog: Program) -> MemstatReport:
+    """The same memory by order and section, how it is cut up, and a map of it."""
+    return collect_memstat(prog, by=("order", "section"), frag=True, memory_map=True)
+
+
+@pytest.fixture(scope="session")
 def pages(report: MemstatReport) -> dict[str, int]:
     """Pages by class."""
     return {count.name: count.pages for count in report.classes}
+
+
+@pytest.fixture(scope="session")
+def by_owner(prog: Program) -> MemstatReport:
+    """The memory scenario by everything that owns memory but processes."""
+    return collect_memstat(prog, by=BY_OWNER)
+
+
+@pytest.fixture(scope="session", params=["6.1", "6.12"])
+def owners_run(request: pytest.FixtureRequest) -> lab.Run:
+    """The owners scenario, on each kernel."""
+    return lab.build(f"owners-{request.param}")
+
+
+@pytest.fixture(scope="session")
+def owners_prog(owners_run: lab.Run) -> Program:
+    spec = TargetSpec(path=str(owners_run.elf), vmlinux=str(owners_run.vmlinux))
+    return open_target(spec).prog
+
+
+@pytest.fixture(scope="session")
+def owners_report(owners_prog: Program) -> MemstatReport:
+    return collect_memstat(owners_prog, by=BY_OWNER)
+
+
+@dataclass
+class Look:
+    """Looks at each block of a scan in one process."""
+
+    observe: Callable[[Block], None]
+
+    def merge(self, later: "Look") -> None:
+        raise NotImplementedError
 
 
 @pytest.fixture(scope="session")
@@ -88,6 +131,6 @@ def by_pfn(prog: Program) -> PagesByPfn:
             seen.flags[name][here] = block.flags & bit != 0
 
     owners = collect_owners(reader, layout, ranges, findings)
-    scan(reader, layout, ranges, owners.pages(), observe=observe)
+    scan(reader, layout, ranges, owners.pages(), observers=[Look(observe)])
     assert PageClass.EXCLUDED not in seen.codes
     return seen

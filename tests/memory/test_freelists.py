@@ -2,11 +2,19 @@
 
 """Per-CPU lists of free pages, which change between the scan and the look at them."""
 
+import struct
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
+from drgn import Architecture, Platform, PlatformFlags, Program
 
+from msatools.kernel.reader import Reader
+from msatools.memory import freelists
 from msatools.memory.classes import PageClass
-from msatools.memory.freelists import PcpList, PcpLists, settle_pcp
+from msatools.memory.freelists import PcpList, PcpLists, listed_pages, settle_pcp
+from msatools.memory.layout import PageLayout
 from msatools.memory.scan import NCLASSES, CachePages, FreeCandidates, ScanResult
 
 HEAD = 1
@@ -78,3 +86,73 @@ def test_page_is_counted_once() -> None:
     result = scanned([HEAD, 10, 11, 12])
     twice = PcpList(HEAD, 10, 12, order=0)
     assert settled(result, twice, twice) == (3, 1)
+
+
+# The same lists, followed before there is a scan.
+
+BASE = 0xFFFFEA0000000000
+LRU, SIZE, PAGES = 8, 64, 256
+OUTSIDE = 0xFFFF888000000000
+"""Of a list's head, in memory of another kind."""
+
+
+def node(pfn: int) -> int:
+    return BASE + pfn * SIZE + LRU
+
+
+def listed(
+    monkeypatch: pytest.MonkeyPatch, links: dict[int, tuple[int, int]], *lists: PcpList
+) -> tuple[dict[int, int], int]:
+    """Follow lists through a memmap, and give orders by pfn, and broken lists."""
+    memmap = bytearray(PAGES * SIZE)
+    for pfn, pointers in links.items():
+        struct.pack_into("<QQ", memmap, pfn * SIZE + LRU, *pointers)
+
+    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
+        return bytes(memmap[offset : offset + count])
+
+    flags = PlatformFlags.IS_64_BIT | PlatformFlags.IS_LITTLE_ENDIAN
+    prog = Program(Platform(Architecture.X86_64, flags))
+    prog.add_memory_segment(BASE, len(memmap), read)
+    monkeypatch.setattr(freelists, "vmemmap_base", lambda _: BASE)
+    layout = cast(PageLayout, SimpleNamespace(lru=LRU, size=SIZE))
+    found = listed_pages(Reader(prog), layout, PcpLists([*lists], None))
+    assert found.pfns.tolist() == sorted(found.pfns.tolist())
+    return dict(zip(found.pfns.tolist(), found.orders.tolist(), strict=True)), (
+        found.broken
+    )
+
+
+def chain(*pfns: int) -> dict[int, tuple[int, int]]:
+    """The links of a whole list of these pages."""
+    nodes = [OUTSIDE, *map(node, pfns), OUTSIDE]
+    return dict(zip(pfns, zip(nodes[2:], nodes, strict=False), strict=True))
+
+
+def test_listed_pages_are_those_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The last is at the end of what can be read.
+    links = {**chain(9, 3, 255), 17: (1, 2)}
+    one = PcpList(OUTSIDE, node(9), node(255), order=2)
+    assert listed(monkeypatch, links, one) == ({3: 2, 9: 2, 255: 2}, 0)
+
+
+@pytest.mark.parametrize("astray", [0, 5, node(40) + 1, node(PAGES), 1 << 63])
+def test_list_that_leads_astray_is_followed_from_its_end(
+    monkeypatch: pytest.MonkeyPatch, astray: int
+) -> None:
+    links = chain(1, 2, 3, 4)
+    links[2] = (astray, links[2][1])
+    links[3] = (links[3][0], astray)
+    one = PcpList(OUTSIDE, node(1), node(4), order=0)
+    found, broken = listed(monkeypatch, links, one)
+    assert broken == 1
+    assert {1, 2, 3, 4} <= set(found) <= {1, 2, 3, 4, PAGES}
+
+
+def test_listed_pages_of_a_circle_are_found_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    links = {**chain(1, 2, 3), 3: (node(1), node(2)), 1: (node(2), node(3))}
+    one = PcpList(OUTSIDE, node(1), node(3), order=0)
+    assert listed(monkeypatch, links, one) == ({1: 0, 2: 0, 3: 0}, 1)
+    assert listed(monkeypatch, links, one, one)[1] == 2

@@ -19,6 +19,9 @@ from tests.vmstat import CACHED_STACKS, COUNTED, HUGE_PAGES
 
 PAGE_KB = 4
 
+REREAD_PAGES = 32 * 512
+"""Struct pages that are read twice."""
+
 
 @dataclass
 class Session:
@@ -181,6 +184,8 @@ def test_text(session: Session) -> None:
     assert head.endswith(" 100% covered")
     assert re.search(r"^Managed .* totalram_pages +ok$", text, re.MULTILINE)
     assert re.search(rf"^Total +{total:,} ", text, re.MULTILINE)
+    scanned = r"^scanned in \S+s, [\d,]+ pages allocated and [\d,]+ freed meanwhile; "
+    assert re.search(scanned, text, re.MULTILINE)
 
 
 def test_interval(session: Session) -> None:
@@ -200,6 +205,29 @@ def test_interval(session: Session) -> None:
         for one, other in zip(before["classes"], after["classes"], strict=True):
             assert one["name"] == other["name"]
             assert one["pages"] + other["delta_pages"] == other["pages"]
+
+
+def test_what_changed_during_the_scan(session: Session) -> None:
+    """The kernel's own counts, of a part of the time between two readings."""
+    for name in ("json", "interval", "dwarf"):
+        for number, report in enumerate(session.reports(name)):
+            first, *_, last = session.around(name, number)
+            assert 0 < report["scan_ns"] < last["at_ns"] - first["at_ns"]
+            changes = report["changes"]
+            for key, counter in (("allocated", "pgalloc_"), ("freed", "pgfree")):
+                then, now = (passed(reading, counter) for reading in (first, last))
+                assert 0 <= changes[f"{key}_pages"] <= now - then
+            assert changes["reread_pages"] == REREAD_PAGES
+            folios, pages = changes["changed_folios"], changes["changed_pages"]
+            assert 0 <= folios <= pages < REREAD_PAGES
+            times = report["pages"] / REREAD_PAGES
+            assert changes["about_folios"] == round(folios * times)
+
+
+def passed(reading: dict[str, Any], counter: str) -> int:
+    """What is counted by one counter, or in several of the same first part."""
+    found = counters(reading).items()
+    return sum(count for name, count in found if name.startswith(counter))
 
 
 def test_debug_info_says_the_same(session: Session) -> None:

@@ -5,6 +5,7 @@
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from drgn import FaultError, Program
 from drgn.helpers.linux.list import list_for_each_entry
@@ -12,7 +13,7 @@ from drgn.helpers.linux.mm import follow_phys
 
 from fixtures import lab
 from msatools.target import vmalloc
-from msatools.target.vmalloc import map_vmalloc
+from msatools.target.vmalloc import PageTables, map_vmalloc, page_tables
 from tests.target.plain import open_plain
 
 STACK_BYTES = 16384
@@ -117,3 +118,70 @@ def test_tables_that_are_not_known(what: str, monkeypatch: pytest.MonkeyPatch) -
             vmalloc, "ProgramFlags", SimpleNamespace(IS_LIVE=prog.flags)
         )
     assert not map_vmalloc(prog)
+
+
+@pytest.mark.parametrize("name", ["memory-5.10", "memory-6.1", "memory-6.12"])
+def test_frames_are_where_drgn_finds_them(name: str) -> None:
+    prog = open_dump(name)
+    tables = page_tables(prog)
+    assert tables
+    space = prog["init_mm"].address_of_()
+    memmap = prog["vmemmap_base"].value_()
+    starts = [
+        *list(stacks(prog))[:20],
+        *list(modules(prog))[:20],
+        prog.symbol("_stext").address & -PAGE,
+        # Sections of the memmap, some pages of which may stand for many.
+        *range(memmap, memmap + (40 << 20), 2 << 20),
+        prog["page_offset_base"].value_(),
+    ]
+    mapped = 0
+    for start in starts:
+        # With what is not mapped before it, and across large pages.
+        first, count = (start & -PAGE) - 8 * PAGE, 600
+        found = tables.frames(first, count)
+        chosen = [*range(16), *range(16, count, 37)]
+        for index in chosen:
+            try:
+                place = follow_phys(space, first + index * PAGE).value_() // PAGE
+            except FaultError:
+                place = -1
+            assert found[index] == place, hex(first + index * PAGE)
+            mapped += place >= 0
+    assert mapped > 500
+
+
+def test_frames_by_tables_of_five_levels() -> None:
+    """Pages of each size that there are, and nothing, each below its own table."""
+    present, large = 1, 1 << 7
+    address = 0xFF_12_3456_789A_B000 | 0xFF << 56
+    entries = [address >> shift & 511 for shift in (48, 39, 30, 21, 12)]
+    memory = np.zeros((5, 512), np.uint64)
+    for level, index in enumerate(entries[:-1]):
+        memory[level, index] = (level + 1) * PAGE | present
+    memory[4] = (np.arange(512, dtype=np.uint64) + np.uint64(7000)) * np.uint64(PAGE)
+    memory[4, entries[4] :] |= np.uint64(present)
+    memory[3, entries[3] + 1] = (5 << 21) | present | large
+
+    def read(at: int, size: int, physical: bool) -> bytes:
+        assert physical
+        assert size == PAGE
+        return memory[at // PAGE].tobytes()
+
+    tables = PageTables(SimpleNamespace(read=read), 0, 0, (48, 39, 30, 21, 12))
+    first = address - 3 * PAGE
+    left = 512 - entries[4]
+    expected = [-1] * 3
+    expected += [7000 + entries[4] + i for i in range(left)]
+    expected += [(5 << 9) + i for i in range(512)]
+    expected += [-1] * 10
+    assert tables.frames(first, len(expected)).tolist() == expected
+    assert tables.translate(address)[0] == (7000 + entries[4]) * PAGE
+
+
+def test_frames_by_a_table_that_is_lost() -> None:
+    def read(at: int, size: int, physical: bool) -> bytes:
+        raise FaultError("gone", at)
+
+    tables = PageTables(SimpleNamespace(read=read), 0, 0, (39, 30, 21, 12))
+    assert tables.frames(0xFFFF_8000_0000_0000, 3).tolist() == [-1] * 3

@@ -11,10 +11,10 @@ from drgn.helpers.linux.fs import d_path, for_each_file
 from drgn.helpers.linux.pid import find_task
 
 from fixtures import lab
+from msatools.kernel.paths import Paths
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks.descriptors import Descriptors
-from msatools.tasks.paths import Paths
 from tests.tasks.conftest import BUSY, open_dump
 
 NAMED = ("poll", "tty-read", "pipe-mutex", "file-read", "mq-send", "freezer", "execute")

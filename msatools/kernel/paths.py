@@ -104,6 +104,29 @@ class Paths:
             self._of_super_block[super_block] = self._find_mount(super_block)
         return self._of_super_block[super_block]
 
+    def mount_points(self, super_block: int) -> list[str]:
+        """Tell where the first process sees a file system, the first mount first.
+
+        Of one that it does not see at all: where others do.
+        """
+        mounts = list(self._mounts_of(super_block))
+        if any(space == self._first_space for _, space in mounts):
+            mounts = [place for place in mounts if place[1] == self._first_space]
+        mount_type = self.reader.prog.type("struct mount")
+        within = drgn.offsetof(mount_type, "mnt")
+        root = drgn.offsetof(mount_type, "mnt.mnt_root")
+        places = []
+        for mount, space in mounts:
+            if not 0 < space < _ERRORS:
+                continue  # one that the kernel has for itself
+            try:
+                places.append(
+                    (mount + within, int(self.reader.words(mount + root, 1)[0]))
+                )
+            except drgn.FaultError as error:
+                self.findings.lose("paths", f"a mount is lost: {error}")
+        return [path for path in self.tell(places) if path is not None]
+
     def _find_mount(self, super_block: int) -> int:
         within = drgn.offsetof(self.reader.prog.type("struct mount"), "mnt")
         best = hidden = 0

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The break-downs of the classes that there are, by their names in ``--by``.
+
+Those by node and zone are not here: the table itself is counted by both.
+"""
+
+from collections.abc import Callable
+
+from msatools.memory.bycgroup import CgroupView
+from msatools.memory.byfile import FileSystemView, FileView
+from msatools.memory.byorder import OrderView
+from msatools.memory.byprocess import ProcessView
+from msatools.memory.bysection import SectionView
+from msatools.memory.byslab import SlabView
+from msatools.memory.byvmalloc import VmallocView
+from msatools.memory.views import Scene, View
+
+VIEWS: dict[str, Callable[[Scene], View]] = {
+    "file": FileView,
+    "fs": FileSystemView,
+    "order": OrderView,
+    "process": ProcessView,
+    "section": SectionView,
+    "cgroup": CgroupView,
+    "slab": SlabView,
+    "vmalloc": VmallocView,
+}
+"""Each makes a view before the scan begins."""

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+To which control groups pages are charged: user pages, page cache, the kernel's own.
+
+Removed groups are among them: they live on while page cache, mostly, is charged to
+them. Which files that is is told from the same scan.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from msatools.kernel.reader import Addresses
+from msatools.memory.byfile import SWAP_CACHE, mappings_of
+from msatools.memory.cachefiles import CachedFiles
+from msatools.memory.classes import PageClass
+from msatools.memory.classify import Block, Words, where
+from msatools.memory.compound import far_heads, give_to_tails
+from msatools.memory.groups import (
+    NO_OWNER,
+    REST,
+    CgroupGroup,
+    PinningFile,
+    largest_first,
+    unique_keys,
+)
+from msatools.memory.memcgs import OF_OBJECTS, Memcg, Memcgs, charge_offset
+from msatools.memory.model import Group
+from msatools.memory.scan import NCLASSES
+from msatools.memory.tally import Owner, Sums, Tally, give_to, rank
+from msatools.memory.views import Scene
+from msatools.target.model import Address
+
+MAX_GROUPS = 100_000
+"""Control groups to list, the largest."""
+
+MAX_PINNED = 1000
+"""Removed groups, the largest, of which the files that pin them are told."""
+
+PINS = 5
+"""Files to name of each of those."""
+
+_OBJECTS, _LOST = 1, 2
+"""Stand for a control group: slabs, whose objects are charged one by one; unknown."""
+
+_FAR = np.uint64(4)
+"""Marks the address of a head page, whose word is read after the scan."""
+
+_CHARGED = np.ones(NCLASSES, np.bool_)
+_CHARGED[
+    [
+        PageClass.FREE_BUDDY,
+        PageClass.FREE_PCP,
+        PageClass.FREE_HUGETLB,
+        PageClass.FREE_UNACCEPTED,
+        PageClass.RESERVED,
+        PageClass.OFFLINE,
+        PageClass.DEVICE,
+        PageClass.MEMMAP,
+        PageClass.HWPOISON,
+        PageClass.EXCLUDED,
+        PageClass.UNREADABLE,
+    ]
+] = False
+
+
+@dataclass
+class ChargeTally:
+    """Counts pages by the word that says what they are charged to."""
+
+    offset: int | None
+    """Of that word in ``struct page``."""
+
+    by_class: Tally = field(default_factory=Tally)
+    by_mapping: Tally = field(default_factory=Tally)
+    """Of pages of files only."""
+
+    def observe(self, block: Block) -> None:
+        words = self._words(block)
+        self.by_class.add(words, block.codes)
+        mappings = mappings_of(block)
+        pages = where((mappings > SWAP_CACHE) & (words != 0))
+        self.by_mapping.add(words[pages], mappings[pages])
+
+    def merge(self, later: "ChargeTally") -> None:
+        self.by_class.merge(later.by_class)
+        self.by_mapping.merge(later.by_mapping)
+
+    def _words(self, block: Block) -> Words:
+        if self.offset is None:
+            return np.zeros(len(block), np.uint64)
+        words: Words = block.column(self.offset).copy()
+        far = give_to_tails(block, words)
+        if len(far):
+            words[far] = far_heads(block, far) | _FAR
+        words[~_CHARGED.take(block.codes)] = 0
+        slabs = where(block.codes == PageClass.SLAB)
+        words[slabs] &= OF_OBJECTS
+        return words
+
+
+@dataclass(frozen=True)
+class _Pins:
+    """What of the page cache is charged to a removed group."""
+
+    largest: list[PinningFile]
+    files: int
+
+
+class CgroupView:
+    """Control groups by the pages charged to them."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.observer = ChargeTally(charge_offset(scene.prog))
+        self._findings = scene.findings
+        self._memcgs = Memcgs(scene.reader, scene.findings)
+        self._files = CachedFiles(scene.reader, scene.findings)
+
+    def groups(self) -> tuple[Group, ...]:
+        sums = self._by_group(self.observer.by_class.sums())
+        ranking = rank(sums, MAX_GROUPS, (0, _OBJECTS))
+        owners = [owner for owner in ranking.owners if owner.word > _LOST]
+        addresses = np.array([owner.word for owner in owners], np.uint64)
+        told = self._memcgs.tell(addresses)
+        dying = [memcg.address for memcg in told if memcg.dying]
+        self._note_others(len(dying))
+        pins = self._pins(dying)
+        groups = [
+            _cgroup(owner, memcg, pins.get(memcg.address))
+            for owner, memcg in zip(owners, told, strict=True)
+        ]
+        groups += self._not_groups(ranking.owners)
+        if ranking.rest is not None:
+            groups.append(_group(REST, "smaller groups", ranking.rest))
+        return largest_first(unique_keys(groups))
+
+    def _by_group(self, sums: Sums) -> Sums:
+        """Sum up by ``struct mem_cgroup`` what is by word."""
+        words, index = np.unique(sums.owners, return_inverse=True)
+        charged = words > _OBJECTS
+        groups = words.copy()
+        groups[charged] = self._resolve(words[charged])
+        return give_to(sums, groups[index])
+
+    def _resolve(self, words: Addresses) -> Addresses:
+        far = words & _FAR != 0
+        words = words.copy()
+        words[far] = self._memcgs.of_pages(words[far] - _FAR)
+        groups = self._memcgs.resolve(words)
+        # A page larger than a block that is charged to nobody is one like others.
+        groups[(groups == 0) & (words != 0)] = _LOST
+        return groups
+
+    def _pins(self, dying: list[int]) -> dict[int, _Pins]:
+        """Find the files of the page cache that is charged to removed groups."""
+        sums = self._by_group(self.observer.by_mapping.sums())
+        found: dict[int, _Pins] = {}
+        rows: dict[int, list[int]] = {}
+        for group in dying[:MAX_PINNED]:
+            ends = np.array((group, group + 1), np.uint64)
+            first, end = np.searchsorted(sums.owners, ends).tolist()
+            largest = np.argsort(-sums.pages[first:end], kind="stable")[:PINS]
+            rows[group] = (first + largest).tolist()
+            found[group] = _Pins([], end - first)
+        chosen = [row for group in rows for row in rows[group]]
+        files = iter(self._files.tell(sums.kinds[chosen]))
+        for group, its_rows in rows.items():
+            for row in its_rows:
+                file = next(files)
+                if file is not None:
+                    pages = int(sums.pages[row])
+                    found[group].largest.append(PinningFile(file.key, file.name, pages))
+        return found
+
+    def _note_others(self, dying: int) -> None:
+        removed = self._memcgs.removed() or 0
+        if removed > dying:
+            self._findings.note(
+                "removed-cgroups",
+                f"{removed:,} removed control groups live on, {removed - dying:,} of "
+                "them without a page of their own",
+            )
+
+    def _not_groups(self, owners: tuple[Owner, ...]) -> Iterator[Group]:
+        for owner in owners:
+            if owner.word == 0:
+                yield _group(NO_OWNER, "not charged", owner)
+            elif owner.word == _LOST:
+                self._findings.coverage["names_unreadable"] += 1
+                yield _group("-lost", "groups that cannot be read", owner)
+            elif owner.word == _OBJECTS:
+                yield _group("-slab", "slabs, charged object by object", owner)
+                self._findings.note(
+                    "slab-charges",
+                    f"{owner.pages:,} slab pages are charged to control groups object "
+                    "by object, which is not told apart",
+                )
+
+
+def _cgroup(owner: Owner, memcg: Memcg, pins: _Pins | None) -> Group:
+    return CgroupGroup(
+        key=str(memcg.id),
+        name=memcg.path or "lost",
+        pages=owner.pages,
+        classes=owner.classes,
+        dying=memcg.dying,
+        pinned_by=tuple(pins.largest) if pins else None,
+        files=pins.files if pins else None,
+        mem_cgroup=Address(memcg.address),
+    )
+
+
+def _group(key: str, name: str, owner: Owner) -> Group:
+    return CgroupGroup(key, name, owner.pages, owner.classes)

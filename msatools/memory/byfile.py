@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Whose page cache it is: files, block devices, shared memory; and file systems."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from msatools.memory.cachefiles import CachedFile, CachedFiles
+from msatools.memory.classes import PageClass
+from msatools.memory.classify import Block, Indices, Words, where
+from msatools.memory.compound import give_to_tails
+from msatools.memory.groups import (
+    NO_OWNER,
+    REST,
+    FileGroup,
+    FileSystemGroup,
+    largest_first,
+    unique_keys,
+)
+from msatools.memory.model import Group
+from msatools.memory.scan import NCLASSES
+from msatools.memory.tally import OTHERS, Owner, Ranking, Tally, give_to, rank
+from msatools.memory.views import Scene
+from msatools.target.model import Address
+
+MAX_FILES = 100_000
+"""Files to list, the largest: a report has a row for each."""
+
+SWAP_CACHE, _LOST = 1, 2
+"""Stand for a mapping or a file system."""
+
+_UNMOUNTED = {"bdev": "block devices", "tmpfs": "shared memory without a path"}
+"""What the kernel's own file systems are, by their type."""
+
+_MAPPING_FLAGS = np.uint64(3)
+
+_CACHED = np.zeros(NCLASSES, np.bool_)
+_CACHED[
+    [
+        PageClass.FILE,
+        PageClass.EXEC,
+        PageClass.SHMEM,
+        PageClass.BLOCKDEV,
+        PageClass.USER_HUGETLB,
+    ]
+] = True
+
+
+@dataclass
+class MappingTally:
+    """Counts pages by their ``struct address_space`` and class."""
+
+    tally: Tally = field(default_factory=Tally)
+
+    def observe(self, block: Block) -> None:
+        self.tally.add(mappings_of(block), block.codes)
+
+    def merge(self, later: "MappingTally") -> None:
+        self.tally.merge(later.tally)
+
+
+def mappings_of(block: Block) -> Words:
+    """Tell the mapping of each page that is cached; 0 where there is none."""
+    mappings = block.mapping.copy()
+    give_to_tails(block, mappings)
+    mappings[~_CACHED.take(block.codes)] = 0
+    # Private pages of hugetlb are anonymous.
+    mappings[mappings & _MAPPING_FLAGS != 0] = 0
+    mappings[_in_swap_cache(block)] = SWAP_CACHE
+    return mappings
+
+
+def _in_swap_cache(block: Block) -> Indices:
+    """Find anonymous pages in the swap cache, and those of shmem only there."""
+    pages = where((block.codes == PageClass.ANON) | (block.codes == PageClass.SHMEM))
+    heads = block.heads_of(pages)
+    bits = np.uint64(block.layout.swapcache_bits)
+    found: Indices = pages[block.flags[heads] & bits == bits]
+    return found
+
+
+class FileView:
+    """Files, by how much of them is cached."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.observer = MappingTally()
+        self._files = CachedFiles(scene.reader, scene.findings)
+        self._findings = scene.findings
+
+    def groups(self) -> tuple[Group, ...]:
+        ranking = rank(self.observer.tally.sums(), MAX_FILES, (0, SWAP_CACHE))
+        owners = [owner for owner in ranking.owners if owner.word > SWAP_CACHE]
+        mappings = np.array([owner.word for owner in owners], np.uint64)
+        files = self._files.tell(mappings)
+        lost = sum(file is None for file in files)
+        self._findings.coverage["names_unreadable"] += lost
+        groups = [
+            _file_group(owner, file) for owner, file in zip(owners, files, strict=True)
+        ]
+        groups += _together(ranking, FileGroup)
+        return largest_first(unique_keys(groups))
+
+
+class FileSystemView:
+    """File systems, by how much of their files is cached."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.observer = MappingTally()
+        self._files = CachedFiles(scene.reader, scene.findings)
+        self._findings = scene.findings
+
+    def groups(self) -> tuple[Group, ...]:
+        sums = self.observer.tally.sums()
+        mappings, index = np.unique(sums.owners, return_inverse=True)
+        # What is no file, or too many, stays what it is.
+        are_files = (mappings > SWAP_CACHE) & (mappings != OTHERS)
+        systems = mappings.copy()
+        systems[are_files] = self._files.super_blocks(mappings[are_files])
+        systems[are_files & (systems == 0)] = _LOST
+        counts = Counter(systems[are_files].tolist())
+        ranking = rank(give_to(sums, systems[index]), len(systems), (0, SWAP_CACHE))
+        groups = [
+            self._group(owner, counts[owner.word])
+            for owner in ranking.owners
+            if owner.word > SWAP_CACHE
+        ]
+        return largest_first(
+            unique_keys([*groups, *_together(ranking, FileSystemGroup)])
+        )
+
+    def _group(self, owner: Owner, files: int) -> Group:
+        system = None
+        if owner.word != _LOST:
+            system = self._files.file_system(owner.word)
+        if system is None:
+            self._findings.coverage["names_unreadable"] += 1
+            name = "file systems that are lost"
+            return _group(FileSystemGroup, f"{owner.word:#x}", name, owner)
+        mounts = self._files.mount_points(system.address)
+        return FileSystemGroup(
+            key=system.number,
+            name=mounts[0] if mounts else _UNMOUNTED.get(system.fstype, system.fstype),
+            pages=owner.pages,
+            classes=owner.classes,
+            fstype=system.fstype,
+            device=system.id,
+            files=files,
+            mounts=mounts,
+            super_block=Address(system.address),
+        )
+
+
+def _file_group(owner: Owner, file: CachedFile | None) -> Group:
+    if file is None:
+        address = f"{owner.word:#x}"
+        name = f"mapping {address}, whose inode is lost"
+        return _group(FileGroup, address, name, owner)
+    return FileGroup(
+        key=file.key,
+        name=file.name,
+        pages=owner.pages,
+        classes=owner.classes,
+        kind=file.kind,
+        mount=file.mount,
+        fstype=file.fstype,
+        device=file.device,
+        path=file.path,
+        inode=file.inode,
+        deleted=file.deleted,
+        size_bytes=file.size_bytes,
+        mapping=Address(file.mapping),
+    )
+
+
+def _together(ranking: Ranking, model: type[Group]) -> Iterator[Group]:
+    names = {0: (NO_OWNER, "not of a file"), SWAP_CACHE: ("-swap", "swap cache")}
+    for owner in ranking.owners:
+        if owner.word in names:
+            yield _group(model, *names[owner.word], owner)
+    if ranking.rest is not None:
+        count = "" if ranking.left_out is None else f"{ranking.left_out:,} "
+        yield _group(model, REST, f"{count}smaller files", ranking.rest)
+
+
+def _group(model: type[Group], key: str, name: str, owner: Owner) -> Group:
+    """Make a group of which no more is known."""
+    return model(key, name, owner.pages, owner.classes)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""``--by order``: what orders memory is in."""
+
+from dataclasses import dataclass
+
+from msatools.kernel.report import Findings
+from msatools.memory.counting import Counts, named
+from msatools.memory.freelists import listed_pages, pcp_lists
+from msatools.memory.model import Group
+from msatools.memory.orders import NO_ORDER, ByOrder
+from msatools.memory.views import Scene
+
+
+@dataclass(frozen=True)
+class OrderGroup(Group):
+    """The pages in free blocks and compound pages of one order."""
+
+    blocks: int | None
+    """
+    How many blocks they make.
+
+    ``None`` for memory that never was in the allocator, or is not in the dump.
+    """
+
+
+class OrderView:
+    """Groups by order, the smallest first: orders are a scale."""
+
+    def __init__(self, scene: Scene) -> None:
+        # What cannot be followed there is counted where the classes are made final.
+        pcp = pcp_lists(scene.reader, list(scene.zones.values()), Findings())
+        listed = listed_pages(scene.reader, scene.layout, pcp)
+        large = listed.orders > 0
+        self.observer = ByOrder(listed.pfns[large], listed.orders[large])
+
+    def groups(self) -> tuple[OrderGroup, ...]:
+        rows = enumerate(self.observer.total())
+        return tuple(_group(order, counts) for order, counts in rows if counts.any())
+
+
+def _group(order: int, counts: Counts) -> OrderGroup:
+    pages = int(counts.sum())
+    if order == NO_ORDER:
+        name = "no order: reserved, or not in the dump"
+        return OrderGroup("-", name, pages, named(counts), None)
+    name = f"order {order}"
+    return OrderGroup(str(order), name, pages, named(counts), pages >> order)

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+The memory of processes: what each one's page tables map.
+
+A page that several map is divided among them, as /proc/PID/smaps does for Pss: by the
+page's own count of its mappings (fs/proc/task_mmu.c, smaps_account()).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import read_structs
+from msatools.memory.classes import CLASSES, PageClass
+from msatools.memory.classify import Block
+from msatools.memory.groups import largest_first
+from msatools.memory.model import Group, ProcessGroup
+from msatools.memory.scan import NCLASSES
+from msatools.memory.usertables import Mapped, UserTables
+from msatools.memory.views import Scene
+from msatools.tasks.identity import comm_text
+from msatools.tasks.table import PF_KTHREAD, TaskReader, TaskTable
+
+Numbers = npt.NDArray[np.int64]
+
+PSS_SHIFT = 12
+"""Shares are counted in 4096ths of a byte, as the kernel does."""
+
+_NOT_RESIDENT = (PageClass.HUGE_ZERO, PageClass.DEVICE)
+"""vm_normal_page_pmd() finds no page there; nor are those of a device memory in use."""
+
+_ANON = (PageClass.ANON, PageClass.KSM)
+_COMPACT_AT = 1 << 20
+
+_FACTS = (
+    "rss_pages",
+    "pss_bytes",
+    "anon_pages",
+    "private_pages",
+    "hugetlb_pages",
+    "swap_pages",
+)
+"""What a row has of each address space beside its pages by class."""
+
+
+@dataclass
+class _Sums:
+    """Sums for each pair of address space and class; few of all pairs have any."""
+
+    keys: list[Numbers] = field(default_factory=list)
+    """``space * NCLASSES + class``."""
+
+    values: list[Numbers] = field(default_factory=list)
+    """Shape ``(4, pairs)``: pages, pages that nobody else maps, Pss, own share."""
+
+    _held: int = 0
+    _most: int = _COMPACT_AT
+
+    def add(self, keys: Numbers, values: Numbers) -> None:
+        self.keys.append(keys)
+        self.values.append(values)
+        self._held += len(keys)
+        if self._held > self._most:
+            self.compact()
+            # Should all be different, this is not done again for each block.
+            self._most = max(_COMPACT_AT, 2 * self._held)
+
+    def compact(self) -> tuple[Numbers, Numbers]:
+        """Sum up to one column a pair, ascending by key."""
+        if not self.keys:
+            return np.empty(0, np.int64), np.empty((4, 0), np.int64)
+        keys, values = np.concatenate(self.keys), np.concatenate(self.values, axis=1)
+        order = np.argsort(keys, kind="stable")
+        keys, values = keys[order], values[:, order]
+        starts = np.flatnonzero(np.diff(keys, prepend=-1))
+        keys, values = keys[starts], np.add.reduceat(values, starts, axis=1)
+        self.keys, self.values, self._held = [keys], [values], len(keys)
+        return keys, values
+
+    def merge(self, other: "_Sums") -> None:
+        for keys, values in zip(other.keys, other.values, strict=True):
+            self.add(keys, values)
+
+
+class MappedPages:
+    """Sums up the pages that address spaces map, by address space and class."""
+
+    def __init__(self, mapped: Mapped, page_size: int) -> None:
+        self._mapped = mapped
+        self._whole = page_size << PSS_SHIFT
+        self.totals = np.zeros(NCLASSES, np.int64)
+        """Pages by class, whoever maps them."""
+
+        self.sums = _Sums()
+
+    def observe(self, block: Block) -> None:
+        self.totals += np.bincount(block.codes, minlength=NCLASSES)
+        pages, spaces = self._mapped.small_within(block.pfn, len(block))
+        firsts, ends, owners = self._mapped.large_within(block.pfn, len(block))
+        if not len(pages) and not len(firsts):
+            return
+        counts = mapcounts(block)
+        # Sums up to each page, so that those of a huge page are one subtraction.
+        found = np.bincount(pages, minlength=len(block) + 1)
+        found[:-1] += np.cumsum(_edges(firsts, ends, len(block)))[:-1]
+        pss = self._whole // np.maximum(counts, 1)
+        share = self._whole // np.maximum(np.maximum(counts, found[:-1]), 1)
+        each = np.stack((np.ones_like(pss), counts < 2, pss, share))
+        to_here = np.zeros((4, len(block) + 1), np.int64)
+        np.cumsum(each, axis=1, out=to_here[:, 1:])
+        # What is no huge page any more has pages of several classes, as has a damaged
+        # one: those are counted one by one.
+        changes = np.zeros(len(block), np.int64)
+        np.cumsum(block.codes[1:] != block.codes[:-1], out=changes[1:])
+        mixed = changes[firsts] != changes[ends - 1]
+        more, of = _each_page(firsts[mixed], ends[mixed])
+        pages = np.concatenate((pages, more))
+        spaces = np.concatenate((spaces, owners[mixed][of]))
+        self._add(spaces, block.codes[pages], each[:, pages])
+        firsts, ends, owners = firsts[~mixed], ends[~mixed], owners[~mixed]
+        self._add(owners, block.codes[firsts], to_here[:, ends] - to_here[:, firsts])
+
+    def merge(self, later: "MappedPages") -> None:
+        self.totals += later.totals
+        self.sums.merge(later.sums)
+
+    def _add(
+        self,
+        spaces: npt.NDArray[np.intp],
+        codes: npt.NDArray[np.uint8],
+        values: Numbers,
+    ) -> None:
+        resident = ~np.isin(codes, _NOT_RESIDENT)
+        if not resident.any():
+            return
+        keys = spaces[resident] * NCLASSES + codes[resident]
+        pairs, index = np.unique(keys, return_inverse=True)
+        # Floating point is exact here: a block's bytes are far below 2^53 / 2^12.
+        sums = [
+            np.bincount(index, weights=row[resident], minlength=len(pairs))
+            for row in values
+        ]
+        self.sums.add(pairs, np.stack(sums).astype(np.int64))
+
+
+def _edges(
+    firsts: npt.NDArray[np.intp], ends: npt.NDArray[np.intp], length: int
+) -> Numbers:
+    """Give +1 where a huge page begins, and -1 behind its end."""
+    begun = np.bincount(firsts, minlength=length + 1)
+    ended = np.bincount(ends, minlength=length + 1)
+    return begun - ended
+
+
+def _each_page(
+    firsts: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Give each page of some ranges, and which range it is of."""
+    lengths = ends - firsts
+    of = np.repeat(np.arange(len(firsts)), lengths)
+    before = np.cumsum(lengths) - lengths
+    return firsts[of] + np.arange(len(of)) - before[of], of
+
+
+def mapcounts(block: Block) -> Numbers:
+    """
+    Count how often each page is mapped, as the kernel does for smaps.
+
+    That is folio_precise_page_mapcount() (v6.11), page_mapcount() before: the page's
+    own count, and that of the compound page as a whole. A page that has a type instead
+    of a count is not mapped.
+    """
+    layout = block.layout
+    counts = np.maximum(block.words.view(np.int32).astype(np.int64) + 1, 0)
+    heads = block.flagged(layout.bits["head"])
+    heads = heads[(heads + 1 < len(block)) & ~np.isin(heads, block.fakes)]
+    if not len(heads):
+        return counts
+    entire = np.zeros(len(block), np.int64)
+    column = block.column(layout.entire_mapcount, "<i4", skip=1)
+    entire[heads] = np.maximum(column[heads].astype(np.int64) + 1, 0)
+    if "double_map" in layout.bits:
+        # Up to Linux kernel commit cb67f4282bf9 ("mm,thp,rmap: simplify compound page
+        # mapcount handling") (in v6.2) each page of a file's huge page counts its
+        # mappings as a whole as well; one of anonymous memory that is mapped both
+        # ways counts one more mapping of each page, which is none.
+        both = block.flags[heads + 1] & np.uint64(layout.bits["double_map"]) != 0
+        anon = np.isin(block.codes[heads], _ANON)
+        entire[heads] -= anon & both
+        entire[heads[~anon & (block.codes[heads] != PageClass.USER_HUGETLB)]] = 0
+    near = (block.tail_heads >= 0) & (block.tail_heads < len(block))
+    entire[block.tails[near]] = entire[block.tail_heads[near]]
+    counts += entire
+    return np.maximum(counts, 0)
+
+
+@dataclass(frozen=True)
+class _Space:
+    """An address space, by one of the threads that have it."""
+
+    pid: int
+    comm: str
+    top: int
+    """Address of its top-level table."""
+
+
+class ProcessView:
+    """The pages of each address space, and of none."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._whole = scene.page_size << PSS_SHIFT
+        end = max((part.pfn + part.pages for part in scene.ranges), default=0)
+        self._spaces = _known_spaces(scene)
+        tables = UserTables(scene.reader, scene.findings, end)
+        tops = np.array([space.top for space in self._spaces], np.uint64)
+        mapped = tables.walk(tops)
+        self._known = mapped.known
+        self._swapped = mapped.swapped
+        self.observer = MappedPages(mapped, scene.page_size)
+
+    def groups(self) -> tuple[Group, ...]:
+        keys, values = self.observer.sums.compact()
+        spaces, codes = keys // NCLASSES, keys % NCLASSES
+        shares = _whole_pages(codes, values[3], self._whole)
+        classes: list[dict[str, int]] = [{} for _ in self._spaces]
+        left = self.observer.totals.copy()
+        for space, code, pages in zip(
+            spaces.tolist(), codes.tolist(), shares.tolist(), strict=True
+        ):
+            left[code] -= pages
+            if pages:
+                classes[space][CLASSES[code]] = pages
+        columns = self._columns(spaces, codes, values)
+        groups: list[Group] = [
+            ProcessGroup(
+                key=str(space.pid),
+                name=space.comm,
+                pages=sum(classes[number].values()),
+                classes=classes[number],
+                pid=space.pid,
+                **self._facts(number, columns),
+            )
+            for number, space in enumerate(self._spaces)
+        ]
+        groups.append(_nobodys(left))
+        return largest_first(groups)
+
+    def _facts(
+        self, number: int, columns: Mapping[str, Numbers]
+    ) -> dict[str, int | None]:
+        """Give what is known of one address space; nothing if part of it is lost."""
+        if not self._known[number]:
+            return dict.fromkeys(_FACTS)
+        facts = {name: int(column[number]) for name, column in columns.items()}
+        return dict.fromkeys(_FACTS) | facts
+
+    def _columns(
+        self, spaces: Numbers, codes: Numbers, values: Numbers
+    ) -> dict[str, Numbers]:
+        """Sum up what smaps tells of each address space, hugetlb apart as there."""
+        huge = codes == PageClass.USER_HUGETLB
+        anon = np.isin(codes, _ANON)
+
+        def total(row: Numbers, which: npt.NDArray[np.bool_]) -> Numbers:
+            # Not bincount(): these may be above 2^53.
+            sums = np.zeros(len(self._spaces), np.int64)
+            np.add.at(sums, spaces[which], row[which])
+            return sums
+
+        return {
+            "rss_pages": total(values[0], ~huge),
+            "anon_pages": total(values[0], anon),
+            "private_pages": total(values[1], ~huge),
+            "hugetlb_pages": total(values[0], huge),
+            "pss_bytes": total(values[2], ~huge) >> PSS_SHIFT,
+            **({} if self._swapped is None else {"swap_pages": self._swapped}),
+        }
+
+
+def _nobodys(left: Numbers) -> ProcessGroup:
+    return ProcessGroup(
+        key="-",
+        name="no process",
+        pages=int(left.sum()),
+        classes={name: int(left[code]) for code, name in CLASSES.items() if left[code]},
+        pid=None,
+        **dict.fromkeys(_FACTS),
+    )
+
+
+def _whole_pages(codes: Numbers, shares: Numbers, whole: int) -> Numbers:
+    """
+    Round shares to pages such that, with the rest, each class has all of its pages.
+
+    All are rounded down; the pages that are missing then go to the largest fractions,
+    of which the rest that no process maps is one. So each is within a page.
+    """
+    pages = shares // whole
+    for code in np.unique(codes).tolist():
+        mine = np.flatnonzero(codes == code)
+        fractions = shares[mine] % whole
+        exact = int(fractions.sum())
+        rest = -exact % whole
+        missing = (exact + rest) // whole
+        # The rest goes last among equals: what is mapped is some process's.
+        order = np.argsort(-fractions, kind="stable")
+        above = int(np.count_nonzero(fractions >= rest))
+        if rest and above < missing:
+            missing -= 1
+        pages[mine[order[:missing]]] += 1
+    return pages
+
+
+def _known_spaces(scene: Scene) -> list[_Space]:
+    if not UserTables.supported(scene.prog):
+        scene.findings.note(
+            "no-user-tables",
+            "this architecture's page tables are not read: no process has any page",
+        )
+        return []
+    try:
+        return _spaces(scene.reader, scene.findings)
+    except (LookupError, drgn.FaultError) as error:
+        scene.findings.lose("processes", f"processes cannot be told: {error}")
+        return []
+
+
+def _spaces(reader: Reader, findings: Findings) -> list[_Space]:
+    """Find the address spaces of all threads, each by the first that has it."""
+    tasks = TaskReader(reader).read_all(findings)
+    tasks = tasks.only((tasks["mm"] != 0) & ((tasks["flags"] & PF_KTHREAD) == 0))
+    chosen = _first_of_each(tasks)
+    mms: Addresses = tasks["mm"][chosen].astype(np.uint64)
+    found = read_structs(
+        reader, "struct mm_struct", {"pgd": ("u8", ("pgd",))}, mms, findings
+    )
+    comms = tasks["comm"][chosen].tolist()
+    pids = tasks["pid"][chosen].tolist()
+    return [
+        _Space(pid, comm_text(comm), top)
+        for pid, comm, top, known in zip(
+            pids,
+            comms,
+            found["pgd"].tolist(),
+            found.readable.tolist(),
+            strict=True,
+        )
+        if known
+    ]
+
+
+def _first_of_each(tasks: TaskTable) -> npt.NDArray[np.intp]:
+    """
+    Choose one thread for each address space: a process's leader, or else a thread.
+
+    Of processes that share one, as between vfork() and execve(), it is that with the
+    lowest PID.
+    """
+    order = np.lexsort((tasks["pid"], ~tasks.leaders, tasks["mm"]))
+    ascending = tasks["mm"][order]
+    first = np.ones(len(order), np.bool_)
+    first[1:] = ascending[1:] != ascending[:-1]
+    return order[first]

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+The caches of the slab allocator, by their slabs.
+
+Slabs that are full are on no list of the allocator: only the memmap tells of them.
+"""
+
+from dataclasses import dataclass, field
+
+import drgn
+import numpy as np
+
+from msatools.memory.classes import PageClass
+from msatools.memory.classify import Block, where
+from msatools.memory.compound import give_to_tails
+from msatools.memory.groups import NO_OWNER, SlabGroup, largest_first, unique_keys
+from msatools.memory.model import Group
+from msatools.memory.slabcaches import SlabCache, read_caches
+from msatools.memory.tally import Owner, Sums, Tally, rank
+from msatools.memory.views import Scene
+from msatools.target.model import Address
+
+_OBJECTS_MASK = np.uint64((1 << 31) - 1)
+"""Of the word that counts a slab's objects: not whether it is a CPU's own."""
+
+
+@dataclass(frozen=True)
+class SlabLayout:
+    """Where in the ``struct page`` of a slab its own members are."""
+
+    cache: int
+    counters: int | None
+    """Of 16 bits with the objects in use and 15 with all; ``None`` without SLUB."""
+
+    @classmethod
+    def of(cls, prog: drgn.Program) -> "SlabLayout":
+        # Linux kernel commit d122019bf061 ("mm: Split slab into its own type") (in
+        # v5.17)
+        try:
+            type_ = prog.type("struct slab")
+        except LookupError:
+            type_ = prog.type("struct page")
+        counters = None
+        if type_.has_member("inuse") and type_.has_member("objects"):
+            in_use, objects = type_.member("inuse"), type_.member("objects")
+            # As they have been since SLUB came; others are not told.
+            if objects.bit_offset == in_use.bit_offset + 16:
+                counters = in_use.bit_offset // 8
+        return cls(type_.member("slab_cache").offset, counters)
+
+
+@dataclass
+class SlabTally:
+    """Counts pages by ``struct kmem_cache`` and class, and slabs by objects."""
+
+    layout: SlabLayout
+    by_cache: Tally = field(default_factory=Tally)
+    by_objects: Tally = field(default_factory=Tally)
+    """Slabs, not pages, of each cache by objects in use and, from bit 16 on, all."""
+
+    def observe(self, block: Block) -> None:
+        caches = np.zeros(len(block), np.uint64)
+        slabs = where(block.codes == PageClass.SLAB)
+        caches[slabs] = block.column(self.layout.cache)[slabs]
+        give_to_tails(block, caches)
+        caches[block.codes != PageClass.SLAB] = 0
+        self.by_cache.add(caches, block.codes)
+        if self.layout.counters is not None:
+            firsts = slabs[block.heads_of(slabs) == slabs]
+            counters = block.column(self.layout.counters, "<u4")[firsts]
+            objects = counters.astype(np.uint64) & _OBJECTS_MASK
+            self.by_objects.add(caches[firsts], objects)
+
+    def merge(self, later: "SlabTally") -> None:
+        self.by_cache.merge(later.by_cache)
+        self.by_objects.merge(later.by_objects)
+
+
+class SlabView:
+    """Caches by the pages of their slabs."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.observer = SlabTally(SlabLayout.of(scene.prog))
+        self._scene = scene
+
+    def groups(self) -> tuple[Group, ...]:
+        sums = self.observer.by_cache.sums()
+        ranking = rank(sums, len(sums.owners))
+        owners = [owner for owner in ranking.owners if owner.word]
+        addresses = np.array([owner.word for owner in owners], np.uint64)
+        scene = self._scene
+        caches = read_caches(scene.reader, addresses, scene.findings)
+        lost = sum(cache is None for cache in caches)
+        scene.findings.coverage["names_unreadable"] += lost
+        slabs = self.observer.by_objects.sums()
+        groups = [
+            self._group(owner, cache, slabs)
+            for owner, cache in zip(owners, caches, strict=True)
+        ]
+        groups += [
+            SlabGroup(NO_OWNER, "not slabs", owner.pages, owner.classes)
+            for owner in ranking.owners
+            if not owner.word
+        ]
+        return largest_first(unique_keys(groups))
+
+    def _group(self, owner: Owner, cache: SlabCache | None, slabs: Sums) -> Group:
+        address = Address(owner.word)
+        if cache is None:
+            name = f"cache {address:#x}, which is lost"
+            return SlabGroup(f"{address:#x}", name, owner.pages, owner.classes)
+        ends = np.array((owner.word, owner.word + 1), np.uint64)
+        rows = slice(*np.searchsorted(slabs.owners, ends).tolist())
+        counts, objects = slabs.pages[rows], slabs.kinds[rows].astype(np.int64)
+        counted = self.observer.layout.counters is not None
+        return SlabGroup(
+            key=cache.name,
+            name=cache.name,
+            pages=owner.pages,
+            classes=owner.classes,
+            slabs=int(counts.sum()) if counted else None,
+            objects=int((counts * (objects >> 16)).sum()) if counted else None,
+            objects_in_use=int((counts * (objects & 0xFFFF)).sum())
+            if counted
+            else None,
+            bytes_each=cache.bytes_each,
+            merged=cache.merged,
+            kmem_cache=address,
+        )

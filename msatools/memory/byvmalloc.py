@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The pages of vmalloc areas, kernel stacks among them, by who asked for them."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from msatools.memory.classify import Block, Words
+from msatools.memory.groups import NO_OWNER, VmallocGroup, largest_first
+from msatools.memory.model import Group
+from msatools.memory.owners import pfns_of
+from msatools.memory.tally import Tally, rank
+from msatools.memory.views import Scene
+from msatools.memory.vmalloc import VmallocArea, caller_names
+
+
+@dataclass
+class AreaTally:
+    """Counts pages by the number of their area's caller, from 1 on, and by class."""
+
+    pfns: Words
+    """Of all areas, ascending."""
+
+    callers: Words
+    """The number of each one's caller."""
+
+    tally: Tally = field(default_factory=Tally)
+
+    def observe(self, block: Block) -> None:
+        callers = np.zeros(len(block), np.uint64)
+        ends = np.array((block.pfn, block.pfn + len(block)), np.uint64)
+        first, last = np.searchsorted(self.pfns, ends)
+        callers[self.pfns[first:last] - np.uint64(block.pfn)] = self.callers[first:last]
+        self.tally.add(callers, block.codes)
+
+    def merge(self, later: "AreaTally") -> None:
+        self.tally.merge(later.tally)
+
+
+class VmallocView:
+    """Functions by the pages of the areas that they asked for."""
+
+    def __init__(self, scene: Scene) -> None:
+        areas = scene.owners.areas
+        self._names, numbers = _numbered(scene, areas)
+        self._areas = Counter(numbers)
+        pages = [area.pages for area in areas]
+        found = np.concatenate(pages) if pages else np.empty(0, np.uint64)
+        pfns = pfns_of(found, scene.prog, scene.layout)
+        callers = np.repeat(
+            np.array(numbers, np.uint64), [len(area.pages) for area in areas]
+        )
+        order = np.argsort(pfns, kind="stable")
+        self.observer = AreaTally(pfns[order], callers[order])
+
+    def groups(self) -> tuple[Group, ...]:
+        ranking = rank(self.observer.tally.sums(), len(self._names))
+        groups: list[Group] = []
+        for owner in ranking.owners:
+            pages, classes = owner.pages, owner.classes
+            if not owner.word:
+                groups.append(VmallocGroup(NO_OWNER, "in no area", pages, classes))
+                continue
+            name = self._names[owner.word - 1]
+            areas = self._areas[owner.word]
+            groups.append(VmallocGroup(name, name, pages, classes, areas))
+        return largest_first(groups)
+
+
+def _numbered(scene: Scene, areas: list[VmallocArea]) -> tuple[list[str], list[int]]:
+    """Number the callers' names from 1 on; give the names, and each area's number."""
+    names = caller_names(scene.prog, areas)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names), 1)}
+    return list(numbers), [numbers[name] for name in names]

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The files, block devices and file systems that mappings of cached pages are of."""
+
+import stat
+from dataclasses import dataclass
+from functools import cached_property
+
+import drgn
+import numpy as np
+from drgn.helpers.linux.block import part_name
+
+from msatools.kernel.paths import Paths
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.strings import read_string
+from msatools.kernel.structs import Members, Structs, read_structs
+
+MAX_PATHS = 10_000
+"""Files whose paths are looked up, the largest: each costs a read a directory."""
+
+_MINOR_BITS = 20
+_NAME_MAX = 255
+_KERNEL = 1 << 63
+
+_MAPPING = {"host": ("u8", ("host",))}
+_INODE = {
+    "mode": ("u2", ("i_mode",)),
+    "super_block": ("u8", ("i_sb",)),
+    "number": ("u8", ("i_ino",)),
+    "links": ("u4", ("i_nlink",)),
+    "size": ("i8", ("i_size",)),
+    "alias": ("u8", ("i_dentry.first",)),
+}
+_SUPER_BLOCK = {
+    "device": ("u4", ("s_dev",)),
+    "block_device": ("u8", ("s_bdev",)),
+    "id": ("S32", ("s_id",)),
+    "type": ("u8", ("s_type",)),
+}
+_TYPE = {"name": ("u8", ("name",))}
+
+DEVICE = "block device"
+
+_SHARED = {
+    "memfd:": "memfd",
+    "SYSV": "sysv",
+    "dev/zero": "shared anonymous",
+    "": "shmem",
+}
+"""Kinds of shared memory without a mount, by how the kernel calls it: mm/memfd.c,
+ipc/shm.c, shmem_zero_setup() of mm/shmem.c; drivers have names of their own."""
+
+_FILE_SYSTEMS = ("tmpfs", "devtmpfs", "hugetlbfs")
+"""Those whose files are pages and nothing else."""
+
+_MODES = {stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
+_NAMELESS = frozenset((DEVICE, *_SHARED.values()))
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """One ``struct super_block``."""
+
+    address: int
+    number: str
+    """Major and minor number, as stat(2) has them of its files: ``259:3``."""
+
+    fstype: str
+    id: str
+    """What the kernel calls it by: its block device, or its type."""
+
+    has_device: bool
+
+
+@dataclass(frozen=True)
+class CachedFile:
+    """What a mapping is of; see :class:`msatools.memory.groups.FileGroup`."""
+
+    key: str
+    name: str
+    kind: str
+    mount: str | None
+    fstype: str
+    device: str | None
+    path: str | None
+    inode: int
+    deleted: bool
+    size_bytes: int
+    mapping: int
+
+
+class CachedFiles:
+    """Tells files by the addresses of their mappings; many at once."""
+
+    def __init__(self, reader: Reader, findings: Findings) -> None:
+        self._reader = reader
+        self._findings = findings
+        self._paths = Paths(reader, findings)
+        self._file_systems: dict[int, FileSystem | None] = {}
+        self._points: dict[int, str | None] = {}
+
+    def super_blocks(self, mappings: Addresses) -> Addresses:
+        """Find the ``struct super_block`` of each; 0 if that cannot be read."""
+        _, inodes = self._inodes(mappings)
+        found: Addresses = inodes["super_block"].astype(np.uint64)
+        return found
+
+    def tell(self, mappings: Addresses) -> list[CachedFile | None]:
+        """
+        Tell what each mapping is of; ``None`` if that cannot be read.
+
+        :param mappings: Those that are to have a path, :data:`MAX_PATHS`, first.
+        """
+        hosts, inodes = self._inodes(mappings)
+        paths = self._paths_of(inodes)
+        return [
+            self._file(int(mappings[row]), int(hosts[row]), inodes, row, paths[row])
+            for row in range(len(mappings))
+        ]
+
+    def file_system(self, super_block: int) -> FileSystem | None:
+        """Tell a file system; ``None`` if it cannot be read."""
+        if super_block not in self._file_systems:
+            self._read_file_systems(np.array([super_block], np.uint64))
+        return self._file_systems[super_block]
+
+    def mount_points(self, super_block: int) -> tuple[str, ...]:
+        """Tell where a file system is mounted."""
+        return tuple(dict.fromkeys(self._paths.mount_points(super_block)))
+
+    def _inodes(self, mappings: Addresses) -> tuple[Addresses, Structs]:
+        found = self._read("struct address_space", _MAPPING, mappings)
+        hosts: Addresses = found["host"].astype(np.uint64)
+        return hosts, self._read("struct inode", _INODE, hosts)
+
+    def _read(self, type_name: str, members: Members, addresses: Addresses) -> Structs:
+        return read_structs(self._reader, type_name, members, addresses, self._findings)
+
+    def _read_file_systems(self, addresses: Addresses) -> None:
+        found = self._read("struct super_block", _SUPER_BLOCK, addresses)
+        types: Addresses = found["type"].astype(np.uint64)
+        names = self._read("struct file_system_type", _TYPE, types)["name"]
+        for row, address in enumerate(addresses.tolist()):
+            self._file_systems[address] = None
+            if not found.readable[row]:
+                continue
+            self._file_systems[address] = FileSystem(
+                address=address,
+                number=_number(int(found["device"][row])),
+                fstype=self._string(int(names[row])) or "?",
+                id=_text(bytes(found["id"][row])),
+                has_device=int(found["block_device"][row]) >= _KERNEL,
+            )
+
+    def _string(self, address: int) -> str | None:
+        try:
+            return read_string(self._reader, address, _NAME_MAX)
+        except drgn.FaultError as error:
+            self._findings.lose(
+                "file systems", f"a file system's type is lost: {error}"
+            )
+            return None
+
+    def _paths_of(self, inodes: Structs) -> list[str | None]:
+        """Tell a path of each: its first name, below the first mount."""
+        paths: list[str | None] = [None] * len(inodes.readable)
+        aliases = inodes["alias"]
+        rows = [row for row in range(len(paths)) if int(aliases[row]) >= _KERNEL]
+        if len(rows) > MAX_PATHS:
+            self._findings.note(
+                "paths-not-told",
+                f"of {len(rows):,} files the {MAX_PATHS:,} largest are told by path",
+            )
+        rows = rows[:MAX_PATHS]
+        places = []
+        for row in rows:
+            mount = self._paths.mount_of(int(inodes["super_block"][row]))
+            places.append((mount, int(aliases[row]) - self._alias_offset))
+        for row, path in zip(rows, self._paths.tell(places), strict=True):
+            paths[row] = path
+        return paths
+
+    @cached_property
+    def _alias_offset(self) -> int:
+        dentry = self._reader.prog.type("struct dentry")
+        # Linux kernel commit 3b7d764a37d0 ("struct dentry: make ->d_u anonymous")
+        # (in v7.1)
+        name = "d_alias" if dentry.has_member("d_alias") else "d_u.d_alias"
+        offset: int = drgn.offsetof(dentry, name)
+        return offset
+
+    def _file(
+        self, mapping: int, host: int, inodes: Structs, row: int, path: str | None
+    ) -> CachedFile | None:
+        if not inodes.readable[row]:
+            return None
+        super_block = int(inodes["super_block"][row])
+        system = self.file_system(super_block)
+        if system is None:
+            return None
+        number = int(inodes["number"][row])
+        kind = self._kind(int(inodes["mode"][row]), system, path)
+        if kind == DEVICE:
+            path, device = None, self._device_name(host)
+            name = device
+        elif super_block == self._shared_memory:
+            # As /proc/PID/maps has it; what it is called by is no path.
+            name, path = f"/{path or system.fstype} (deleted)", None
+            device = None
+        else:
+            device = system.id if system.has_device else None
+            mount = self._mount_point(super_block)
+            path = path if path and path.startswith("/") else None
+            name = path or f"inode {number} on {mount or device or system.fstype}"
+        return CachedFile(
+            key=f"{system.number}:{number}",
+            name=name,
+            kind=kind,
+            mount=self._mount_point(super_block),
+            fstype=system.fstype,
+            device=device,
+            path=path,
+            inode=number,
+            # Shared memory and disks have none ever.
+            deleted=kind not in _NAMELESS and not int(inodes["links"][row]),
+            size_bytes=int(inodes["size"][row]),
+            mapping=mapping,
+        )
+
+    def _kind(self, mode: int, system: FileSystem, path: str | None) -> str:
+        if stat.S_ISBLK(mode) and system.address == self._block_devices:
+            return DEVICE
+        if system.address == self._shared_memory:
+            starts = (start for start in _SHARED if (path or "").startswith(start))
+            return _SHARED[next(starts, "")]
+        if system.fstype in _FILE_SYSTEMS:
+            return system.fstype
+        return _MODES.get(stat.S_IFMT(mode), "file")
+
+    @cached_property
+    def _block_devices(self) -> int:
+        """The file system that has the inodes of block devices (block/bdev.c)."""
+        try:
+            super_block: int = self._reader.prog["blockdev_superblock"].value_()
+        except (LookupError, drgn.FaultError):
+            return 0
+        return super_block
+
+    @cached_property
+    def _shared_memory(self) -> int:
+        """The file system of shared memory that has no path (mm/shmem.c)."""
+        try:
+            super_block: int = self._reader.prog["shm_mnt"].mnt_sb.value_()
+        except (LookupError, drgn.FaultError):
+            return 0  # CONFIG_SHMEM=n
+        return super_block
+
+    def _device_name(self, inode: int) -> str:
+        """Name the block device that has an inode for its data (block/bdev.c)."""
+        prog = self._reader.prog
+        try:
+            pointer = drgn.Object(prog, "struct inode *", inode)
+            device = drgn.container_of(pointer, "struct bdev_inode", "vfs_inode").bdev
+            # Before Linux kernel commit 0d02129e76ed ("block: merge struct
+            # block_device and struct hd_struct") (in v5.11) it has no name.
+            named = device.bd_part if hasattr(device, "bd_part") else device
+            name = part_name(named)
+        except (LookupError, AttributeError, drgn.FaultError) as error:
+            self._findings.lose("devices", f"a block device is lost: {error}")
+            return "block device"
+        return _text(name)
+
+    def _mount_point(self, super_block: int) -> str | None:
+        if super_block not in self._points:
+            points = self._paths.mount_points(super_block)
+            self._points[super_block] = points[0] if points else None
+        return self._points[super_block]
+
+
+def _number(device: int) -> str:
+    return f"{device >> _MINOR_BITS}:{device & ((1 << _MINOR_BITS) - 1)}"
+
+
+def _text(data: bytes) -> str:
+    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What differs between two snapshots of memory: two reports of memstat."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from msatools.kernel.report import ADDED, Note
+from msatools.memory.model import Check, Group, MemstatReport
+from msatools.target.model import Target
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two snapshots."""
+
+    file: str
+    """Where it was read from."""
+
+    target: Target
+    taken_at_ns: int | None
+    """CLOCK_MONOTONIC of its kernel."""
+
+    pages: int
+    """Struct pages examined."""
+
+    lost_pages: int
+    """Those of them that were not there to be read."""
+
+    physical_pages: int | None
+    notes: tuple[Note, ...]
+    """Its own."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """The pages of one class in both snapshots."""
+
+    name: str
+    before_pages: int | None
+    """``None`` if the snapshot has no such class or group."""
+
+    after_pages: int | None
+    delta_pages: int | None
+    """``None`` where the two have pages of different sizes."""
+
+    delta_bytes: int
+
+
+@dataclass(frozen=True)
+class GroupChange(Change):
+    """The pages of one node, process, file or the like in both snapshots."""
+
+    key: str
+    """By which the two were found to be the same."""
+
+    name_before: str | None
+    """What the first calls it, where that is something else."""
+
+    classes: tuple[Change, ...]
+    """Those of its classes that changed, most first."""
+
+
+@dataclass(frozen=True)
+class CheckPair:
+    """One check of both; ``None`` where a snapshot does not have it."""
+
+    name: str
+    before: Check | None
+    after: Check | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemstatDiff:
+    """What became of the pages of each class from one snapshot to another."""
+
+    schema: ClassVar[str] = "msatools.memstat-diff/1"
+
+    before: Side
+    after: Side
+
+    elapsed_ns: int | None
+    """Kernel time from one to the other; ``None`` if that cannot be told, as of
+    different kernels."""
+
+    notes: tuple[Note, ...]
+    """What keeps the two from being the same machine at two times."""
+
+    pages: Change
+    """All struct pages examined."""
+
+    classes: tuple[Change, ...]
+    """In the order of the table."""
+
+    checks: tuple[CheckPair, ...]
+
+    by: Mapping[str, tuple[GroupChange, ...]] | None = field(
+        default=None, metadata=ADDED
+    )
+    """The breakdowns that both have; the groups that changed most first."""
+
+
+def compare(
+    before: MemstatReport, after: MemstatReport, files: tuple[str, str] = ("", "")
+) -> MemstatDiff:
+    """
+    Tell what changed from one report to another, of the same machine or of two.
+
+    >>> found = compare(load_snapshot("a.json"), load_snapshot("b.json"))
+    >>> max(found.classes, key=lambda change: change.delta_bytes).name
+    'cache.file'
+
+    :param files: Where the reports are from, if from files.
+    """
+    pair = _PageSizes(before.target.page_size, after.target.page_size)
+    one, other = (_side(*each) for each in zip((before, after), files, strict=True))
+    counts = [{count.name: count.pages for count in r.classes} for r in (before, after)]
+    return MemstatDiff(
+        before=one,
+        after=other,
+        elapsed_ns=_elapsed(one, other),
+        notes=tuple(_notes(one, other, before.by or {}, after.by or {})),
+        pages=pair.change("total", before.pages, after.pages),
+        classes=tuple(pair.changes(*counts)),
+        checks=tuple(_checks(before.checks, after.checks)),
+        by=_by(before.by or {}, after.by or {}, pair),
+    )
+
+
+@dataclass(frozen=True)
+class _PageSizes:
+    """The page sizes of both, in bytes."""
+
+    before: int
+    after: int
+
+    def change(self, name: str, before: int | None, after: int | None) -> Change:
+        return Change(name, before, after, *self.deltas(before, after))
+
+    def changes(
+        self, before: Mapping[str, int], after: Mapping[str, int]
+    ) -> Iterator[Change]:
+        for name in dict.fromkeys((*after, *before)):
+            yield self.change(name, before.get(name), after.get(name))
+
+    def deltas(self, before: int | None, after: int | None) -> tuple[int | None, int]:
+        """Tell the change in pages and in bytes; what is not there has no pages."""
+        had, has = before or 0, after or 0
+        pages = has - had if self.before == self.after else None
+        return pages, has * self.after - had * self.before
+
+
+def _side(report: MemstatReport, file: str) -> Side:
+    coverage = report.coverage
+    return Side(
+        file=file,
+        target=report.target,
+        taken_at_ns=report.taken_at_ns,
+        pages=report.pages,
+        lost_pages=sum(
+            coverage.get(key, 0) for key in ("excluded_pages", "unreadable_pages")
+        ),
+        physical_pages=report.physical_pages,
+        notes=report.notes,
+    )
+
+
+def _elapsed(before: Side, after: Side) -> int | None:
+    if before.taken_at_ns is None or after.taken_at_ns is None:
+        return None
+    if before.target.release != after.target.release:
+        return None
+    elapsed = after.taken_at_ns - before.taken_at_ns
+    return elapsed if elapsed >= 0 else None
+
+
+_Groups = Mapping[str, tuple[Group, ...]]
+
+
+def _notes(
+    before: Side, after: Side, by_before: _Groups, by_after: _Groups
+) -> Iterator[Note]:
+    yield from _other_machine(before, after)
+    for which, side in (("first", before), ("second", after)):
+        if side.lost_pages:
+            text = f"the {which} lacks {side.lost_pages:,} struct pages"
+            yield Note("pages-lost", text)
+    for name in dict.fromkeys((*by_before, *by_after)):
+        if name not in by_before or name not in by_after:
+            which = "first" if name in by_before else "second"
+            yield Note("one-has-groups", f"only the {which} has pages by {name}")
+
+
+def _other_machine(before: Side, after: Side) -> Iterator[Note]:
+    """Tell in what two machines, or two boots of one, give themselves away."""
+    one, other = before.target, after.target
+    for code, what, first, second in (
+        ("other-release", "kernels", one.release, other.release),
+        ("other-architecture", "architectures", one.arch, other.arch),
+    ):
+        if first != second:
+            yield Note(code, f"different {what}: {first}, then {second}")
+    if one.page_size != other.page_size:
+        sizes = f"{one.page_size:,} bytes, then {other.page_size:,}"
+        text = f"pages of different sizes, {sizes}: changes are in bytes"
+        yield Note("other-page-size", text)
+    if one.kind == other.kind == "qmp" and one.path != other.path:
+        text = f"different guests, or sockets of them: {one.path}, then {other.path}"
+        yield Note("other-guest", text)
+    had, has = before.physical_pages, after.physical_pages
+    if None not in (had, has) and had != has and one.page_size == other.page_size:
+        text = f"physical memory went from {had:,} pages to {has:,}"
+        yield Note("other-memory", f"{text}: another machine, or some came or went")
+    then, now = before.taken_at_ns, after.taken_at_ns
+    if then is not None and now is not None and now < then:
+        text = "the second was taken at an earlier time of its kernel than the first"
+        yield Note("earlier", f"{text}: another boot, or they are the wrong way round")
+
+
+def _checks(before: Iterable[Check], after: Iterable[Check]) -> Iterator[CheckPair]:
+    first = {check.name: check for check in before}
+    second = {check.name: check for check in after}
+    for name in dict.fromkeys((*second, *first)):
+        yield CheckPair(name, first.get(name), second.get(name))
+
+
+def _by(
+    before: _Groups, after: _Groups, pair: _PageSizes
+) -> dict[str, tuple[GroupChange, ...]] | None:
+    found = {
+        name: tuple(sorted(_groups(groups, after[name], pair), key=_rank))
+        for name, groups in before.items()
+        if name in after
+    }
+    return found or None
+
+
+def _rank(change: GroupChange) -> tuple[int, str]:
+    return -abs(change.delta_bytes), change.key
+
+
+def _groups(
+    before: Iterable[Group], after: Iterable[Group], pair: _PageSizes
+) -> Iterator[GroupChange]:
+    first, second = _by_key(before), _by_key(after)
+    for key in dict.fromkeys((*second, *first)):
+        had, has = first.get(key), second.get(key)
+        either = has or had
+        assert either is not None
+        counts = [dict(group.classes) if group else {} for group in (had, has)]
+        # Classes without pages may be left out.
+        none = dict.fromkeys((*counts[1], *counts[0]), 0)
+        changes = pair.changes(none | counts[0], none | counts[1])
+        changed = [each for each in changes if each.delta_bytes]
+        pages = had.pages if had else None, has.pages if has else None
+        yield GroupChange(
+            either.name,
+            *pages,
+            *pair.deltas(*pages),
+            key=key,
+            name_before=had.name if had and had.name != either.name else None,
+            classes=tuple(sorted(changed, key=lambda each: -abs(each.delta_bytes))),
+        )
+
+
+def _by_key(groups: Iterable[Group]) -> dict[str, Group]:
+    """Find groups by key; those that share one, which none should, are one."""
+    found: dict[str, Group] = {}
+    for group in groups:
+        known = found.get(group.key)
+        if known is not None:
+            names = dict.fromkeys((*known.classes, *group.classes))
+            classes = {
+                name: known.classes.get(name, 0) + group.classes.get(name, 0)
+                for name in names
+            }
+            group = Group(group.key, known.name, known.pages + group.pages, classes)
+        found[group.key] = group
+    return found

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Groups of pages by what owns them, and what more is known of each kind of owner."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from msatools.memory.model import DETAIL, Group
+from msatools.target.model import Address
+
+NO_OWNER = "-"
+"""Key of the group of pages that have no owner of the kind; its name says why."""
+
+REST = "-rest"
+"""Key of the group of owners that are too many, and too small, to be listed."""
+
+
+def largest_first(groups: Iterable[Group]) -> tuple[Group, ...]:
+    """Order groups as reports have them; equal ones by key."""
+    return tuple(sorted(groups, key=lambda group: (-group.pages, group.key)))
+
+
+def unique_keys(groups: Iterable[Group]) -> list[Group]:
+    """Tell groups apart that have one key, as in a damaged dump, by a number."""
+    seen: Counter[str] = Counter()
+    told = []
+    for group in groups:
+        seen[group.key] += 1
+        again = seen[group.key]
+        told.append(replace(group, key=f"{group.key}#{again}") if again > 1 else group)
+    return told
+
+
+@dataclass(frozen=True)
+class FileGroup(Group):
+    """The page cache of one file, block device or piece of shared memory."""
+
+    kind: str | None = None
+    """``file``, ``directory``, ``symlink``, ``block device``, ``tmpfs``, ``memfd``,
+    ``sysv``, ``shared anonymous``, ``shmem`` (a driver's), ``hugetlbfs``."""
+
+    mount: str | None = None
+    """Where its file system is mounted."""
+
+    fstype: str | None = field(default=None, metadata=DETAIL)
+    device: str | None = field(default=None, metadata=DETAIL)
+    """Name of the block device that it is on."""
+
+    path: str | None = field(default=None, metadata=DETAIL)
+    """``None`` if the kernel has no name of it any more, or too many are larger."""
+
+    inode: int | None = field(default=None, metadata=DETAIL)
+    deleted: bool | None = field(default=None, metadata=DETAIL)
+    """Whether it has no name in any directory."""
+
+    size_bytes: int | None = field(default=None, metadata=DETAIL)
+    mapping: Address | None = field(default=None, metadata=DETAIL)
+    """Address of the ``struct address_space``."""
+
+
+@dataclass(frozen=True)
+class FileSystemGroup(Group):
+    """The page cache of all files of one file system."""
+
+    fstype: str | None = None
+    device: str | None = None
+    """Name of the block device, or what else it is called by."""
+
+    files: int | None = None
+    """Of which pages are cached."""
+
+    mounts: tuple[str, ...] | None = field(default=None, metadata=DETAIL)
+    """Where it is mounted."""
+
+    super_block: Address | None = field(default=None, metadata=DETAIL)
+
+
+@dataclass(frozen=True)
+class PinningFile:
+    """A file with pages that are charged to a control group."""
+
+    key: str
+    """As that of its :class:`FileGroup`."""
+
+    name: str
+    pages: int
+
+
+@dataclass(frozen=True)
+class CgroupGroup(Group):
+    """The pages charged to one control group itself, not to those below it."""
+
+    dying: bool | None = None
+    """Whether it has been removed, and lives on as memory is charged to it."""
+
+    pinned_by: tuple[PinningFile, ...] | None = field(default=None, metadata=DETAIL)
+    """Of one that is dying: the files that most of its page cache is of."""
+
+    files: int | None = field(default=None, metadata=DETAIL)
+    """Of one that is dying: all files with pages charged to it."""
+
+    mem_cgroup: Address | None = field(default=None, metadata=DETAIL)
+
+
+@dataclass(frozen=True)
+class SlabGroup(Group):
+    """The slabs of one cache, those that are full included."""
+
+    slabs: int | None = None
+    objects: int | None = None
+    """Those that there is memory for."""
+
+    objects_in_use: int | None = None
+    """At most: what a CPU keeps for itself to give out counts as in use."""
+
+    bytes_each: int | None = None
+    """Memory for one, with all that the allocator puts around it."""
+
+    merged: tuple[str, ...] | None = None
+    """Names of other caches that are this one: the kernel does not tell them apart."""
+
+    kmem_cache: Address | None = field(default=None, metadata=DETAIL)
+
+
+@dataclass(frozen=True)
+class VmallocGroup(Group):
+    """The pages of the areas that one function of the kernel asked for."""
+
+    areas: int | None = None

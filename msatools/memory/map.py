@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""``--map``: what is where, in a number of cells that does not grow with memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.memory.classify import Block, where
+from msatools.memory.counting import class_counts
+from msatools.memory.mapmodel import Cells, MemoryMap, Place
+from msatools.memory.memmap import MemmapRange, pages_per_section
+from msatools.memory.scan import NOWHERE, node_and_zone, node_zone_keys
+from msatools.memory.views import Scene
+
+MAX_CELLS = 1 << 16
+"""They take 8 MiB: some 30 classes of 4 bytes each."""
+
+
+@dataclass
+class _Run:
+    """Cells that follow on each other."""
+
+    first: int
+    """Number of the first: its first pfn by the pages a cell."""
+
+    counts: npt.NDArray[np.uint32]
+    """Pages by class, shape ``(cells, NCLASSES)``."""
+
+    keys: npt.NDArray[np.int64]
+    """Node and zone that the first struct page of each names, or NOWHERE."""
+
+
+@dataclass
+class MapObserver:
+    """Pages by cell and class."""
+
+    cell_pages: int
+    runs: list[_Run] = field(default_factory=list)
+    """Ascending; no cell is in two."""
+
+    def observe(self, block: Block) -> None:
+        first, skip = divmod(block.pfn, self.cell_pages)
+        counts = class_counts(block.codes, self.cell_pages, skip).astype(np.uint32)
+        keys = node_zone_keys(block)
+        if isinstance(keys, int):
+            of_cells = np.full(len(counts), keys, np.int64)
+        else:
+            firsts = np.arange(len(counts)) * self.cell_pages - skip
+            of_cells = keys[np.maximum(firsts, 0)]
+        self._add(_Run(first, counts, of_cells))
+
+    def merge(self, later: "MapObserver") -> None:
+        for run in later.runs:
+            self._add(run)
+
+    def _add(self, run: _Run) -> None:
+        last = self.runs[-1] if self.runs else None
+        if last is not None and last.first + len(last.counts) - 1 == run.first:
+            # A cell may be larger than a block, or end where another begins.
+            last.counts[-1] += run.counts[0]
+            if last.keys[-1] == NOWHERE:
+                last.keys[-1] = run.keys[0]
+            run = _Run(run.first + 1, run.counts[1:], run.keys[1:])
+        if len(run.counts):
+            self.runs.append(run)
+
+
+def cell_size(ranges: Sequence[MemmapRange]) -> int:
+    """Choose the smallest power of two of pages so that cells are not too many."""
+    firsts = np.array([part.pfn for part in ranges], np.int64)
+    lasts = np.array([part.pfn + part.pages - 1 for part in ranges], np.int64)
+    each = 1
+    while _cells(firsts // each, lasts // each) > MAX_CELLS:
+        each *= 2
+    return each
+
+
+def _cells(firsts: npt.NDArray[np.int64], lasts: npt.NDArray[np.int64]) -> int:
+    """Count the cells of ranges in order, of which neighbours may share one."""
+    shared = np.count_nonzero(firsts[1:] == lasts[:-1])
+    return int((lasts - firsts + 1).sum() - shared)
+
+
+class MapView:
+    """A map of all memory that has struct pages."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self.observer = MapObserver(cell_size(scene.ranges))
+
+    def result(self) -> MemoryMap:
+        """Give the map once the scan is done."""
+        each, runs = self.observer.cell_pages, self.observer.runs
+        numbers = np.concatenate(
+            [run.first + np.arange(len(run.counts), dtype=np.int64) for run in runs]
+        )
+        counts = np.concatenate([run.counts for run in runs]).astype(np.int64)
+        keys = np.concatenate([run.keys for run in runs])
+        places, indices = self._places(numbers * each, keys)
+        section = pages_per_section(self._scene.prog)
+        return MemoryMap(each, section, Cells(numbers, counts, indices, each, places))
+
+    def _places(
+        self, pfns: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]
+    ) -> tuple[tuple[Place, ...], npt.NDArray[np.intp]]:
+        """
+        Find each cell's zone.
+
+        Struct pages that are missing name none, those of holes one that is elsewhere:
+        they are where what is before them is.
+        """
+        found: list[Place] = []
+        indices = np.full(len(pfns), -1, np.intp)
+        for key in np.unique(keys).tolist():
+            at = node_and_zone(key, self._scene.layout)
+            zone = None if at is None else self._scene.zones.get(at)
+            if zone is not None:
+                spanned = pfns + self.observer.cell_pages > zone.start_pfn
+                spanned &= pfns < zone.end_pfn
+                indices[spanned & (keys == key)] = len(found)
+                found.append(Place(zone.node, zone.name))
+        known = where(indices >= 0)
+        if len(known):
+            before = np.searchsorted(known, np.arange(len(indices)), side="right") - 1
+            indices = indices[known[np.maximum(before, 0)]]
+        return tuple(found), indices

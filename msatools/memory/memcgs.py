@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The control groups that pages are charged to (mm/memcontrol.c)."""
+
+from dataclasses import dataclass
+
+import drgn
+import numpy as np
+
+from msatools.kernel.cgroups import cgroup_paths
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import (
+    Booleans,
+    Members,
+    Structs,
+    find_offset,
+    read_structs,
+)
+
+POINTER = ~np.uint64(7)
+"""What of the word in struct page is an address; flags are below."""
+
+OF_OBJECTS = np.uint64(1)
+"""The word of a slab: the address of a list of what each object is charged to."""
+
+_MEMBERS = ("memcg_data", "mem_cgroup")
+"""The newest first: Linux kernel commit bcfe06bf2622 ("mm: memcontrol: Use helpers to
+read page's memcg data") (in v5.11)."""
+
+_MEM_CGROUP = {
+    "subsystem": ("u8", ("css.ss",)),
+    "cgroup": ("u8", ("css.cgroup",)),
+    "flags": ("u4", ("css.flags",)),
+}
+_OBJ_CGROUP = {"group": ("u8", ("memcg",))}
+_CGROUP = {"node": ("u8", ("kn",))}
+_NODE = {"id": ("u8", ("id", "id.id"))}
+
+
+def charge_offset(prog: drgn.Program) -> int | None:
+    """Find where in ``struct page`` the word is; ``None`` if it has none."""
+    # CONFIG_MEMCG=n
+    return find_offset(prog.type("struct page"), _MEMBERS)
+
+
+@dataclass(frozen=True)
+class Memcg:
+    """One ``struct mem_cgroup``."""
+
+    address: int
+    id: int
+    """Of its cgroup, as the inode of its directory has it."""
+
+    path: str | None
+    dying: bool
+    """Whether it has been removed, and lives on as memory is charged to it."""
+
+
+class Memcgs:
+    """Tells the control groups that pages say they are charged to."""
+
+    def __init__(self, reader: Reader, findings: Findings) -> None:
+        self._reader = reader
+        self._findings = findings
+
+    def of_pages(self, pages: Addresses) -> Addresses:
+        """Read the words of some struct pages; 0 if one cannot be read."""
+        members = {"word": ("u8", _MEMBERS)}
+        found = self._read("struct page", members, pages)
+        words: Addresses = found["word"].astype(np.uint64)
+        return words
+
+    def resolve(self, words: Addresses) -> Addresses:
+        """
+        Find the ``struct mem_cgroup`` of each word; 0 if it leads to none.
+
+        The word has the group's address, or that of a ``struct obj_cgroup``, which
+        goes over to the parent when its group is removed: so it is for memory of the
+        kernel's (v5.11), and, once user pages are handed to the parent, too, for all.
+        The group is known by its subsystem.
+        """
+        pointers = words & POINTER
+        known = self._are_groups(pointers)
+        objects = np.where(known, np.uint64(0), pointers)
+        if not objects.any():
+            return pointers
+        try:
+            through = self._read("struct obj_cgroup", _OBJ_CGROUP, objects)
+        except LookupError:
+            return np.where(known, pointers, np.uint64(0))
+        groups = through["group"].astype(np.uint64)
+        groups[~self._are_groups(groups)] = 0
+        return np.where(known, pointers, groups)
+
+    def tell(self, groups: Addresses) -> list[Memcg]:
+        """Tell what groups are, which :meth:`resolve` found."""
+        found = self._read("struct mem_cgroup", _MEM_CGROUP, groups)
+        cgroups: Addresses = found["cgroup"].astype(np.uint64)
+        nodes = self._read("struct cgroup", _CGROUP, cgroups)["node"]
+        ids = self._read("struct kernfs_node", _NODE, nodes.astype(np.uint64))["id"]
+        paths = cgroup_paths(self._reader, cgroups, self._findings)
+        online: int = self._reader.prog.constant("CSS_ONLINE").value_()
+        return [
+            Memcg(
+                address=int(group),
+                id=int(ids[row]),
+                path=paths[row],
+                dying=not int(found["flags"][row]) & online,
+            )
+            for row, group in enumerate(groups)
+        ]
+
+    def removed(self) -> int | None:
+        """Count all groups of the default hierarchy that have been removed and live on.
+
+        As nr_dying_descendants of /sys/fs/cgroup/cgroup.stat.
+        """
+        try:
+            root = self._reader.prog["cgrp_dfl_root"]
+            count: int = root.cgrp.nr_dying_descendants.value_()
+        except (LookupError, AttributeError, drgn.FaultError):
+            return None
+        return count
+
+    def _are_groups(self, addresses: Addresses) -> Booleans:
+        # That there is none at an address is no loss yet.
+        found = read_structs(
+            self._reader, "struct mem_cgroup", _MEM_CGROUP, addresses, Findings()
+        )
+        subsystem = self._reader.prog["memory_cgrp_subsys"].address_
+        known: Booleans = found.readable & (found["subsystem"] == np.uint64(subsystem))
+        return known
+
+    def _read(self, type_name: str, members: Members, addresses: Addresses) -> Structs:
+        return read_structs(self._reader, type_name, members, addresses, self._findings)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The scan, and what other structures than struct pages tell of the classes."""
+
+import time
+from collections.abc import Sequence
+
+import drgn
+
+from msatools.kernel.session import Progress
+from msatools.memory.changing import Watch
+from msatools.memory.finals import FinalClasses
+from msatools.memory.freelists import PcpLists, listed_pages, pcp_lists, settle_pcp
+from msatools.memory.pagecache import settle_cache
+from msatools.memory.parts import scan_parts
+from msatools.memory.scan import ScanResult
+from msatools.memory.swapcache import settle_swapcache
+from msatools.memory.views import Observer, Scene
+
+
+def scan_and_settle(
+    scene: Scene,
+    pcp: PcpLists,
+    observers: Sequence[Observer],
+    workers: int,
+    progress: Progress | None,
+) -> tuple[ScanResult, PcpLists]:
+    """Scan the memmap, then put the sums right by what other structures tell."""
+    reader, findings = scene.reader, scene.findings
+    result = _scan(scene, observers, None, workers, progress)
+    if scene.prog.flags & drgn.ProgramFlags.IS_LIVE:
+        pcp = pcp_lists(reader, list(scene.zones.values()), findings)
+    _, broken = settle_pcp(result, pcp)
+    findings.coverage["pcp_lists_broken"] += broken
+    settle_cache(reader, result, findings)
+    settle_swapcache(reader, result, findings)
+    return result, pcp
+
+
+def scan_finally(
+    scene: Scene,
+    pcp: PcpLists,
+    observers: Sequence[Observer],
+    workers: int,
+    progress: Progress | None,
+) -> tuple[ScanResult, PcpLists]:
+    """Scan the memmap so that observers see the classes that the table has."""
+    reader, findings = scene.reader, scene.findings
+    listed = listed_pages(reader, scene.layout, pcp)
+    findings.coverage["pcp_lists_broken"] += listed.broken
+    finals = FinalClasses(reader, listed)
+    result = _scan(scene, observers, finals, workers, progress)
+    for losses in result.losses.values():
+        findings.add(losses)
+    if not finals.know_swap:
+        settle_swapcache(reader, result, findings)
+    if scene.prog.flags & drgn.ProgramFlags.IS_LIVE:
+        pcp = pcp_lists(reader, list(scene.zones.values()), findings)
+    return result, pcp
+
+
+def _scan(
+    scene: Scene,
+    observers: Sequence[Observer],
+    finals: FinalClasses | None,
+    workers: int,
+    progress: Progress | None,
+) -> ScanResult:
+    """Scan the memmap; what it takes, and what changes meanwhile, is in the result."""
+    watch = None
+    if scene.prog.flags & drgn.ProgramFlags.IS_LIVE:
+        watch = Watch(scene.reader, scene.layout, scene.ranges, scene.findings)
+        observers = (*observers, watch.sample)
+    began_ns = time.monotonic_ns()
+    scanned = scan_parts(
+        scene.reader,
+        scene.layout,
+        scene.ranges,
+        scene.owners.pages(),
+        progress,
+        observers,
+        finals,
+        workers,
+    )
+    scanned.result.scan_ns = time.monotonic_ns() - began_ns
+    if watch is not None:
+        scanned.result.changes = watch.end()
+    scene.findings.coverage["memmap_reads"] = scanned.result.memmap_reads
+    if scanned.redone:
+        text = f"workers ended early, and {scanned.redone} parts of the memmap were "
+        scene.findings.note("workers-ended", text + "scanned by one process alone")
+    return scanned.result

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Which slab cache pages belong to, looked up for many at once."""
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.reader import Addresses, Reader, column
+from msatools.kernel.strings import read_string
+from msatools.kernel.vmemmap import vmemmap_base
+from msatools.memory.classes import PageClass
+from msatools.memory.layout import PageLayout
+
+_MAX_NAME = 128
+
+
+class SlabNames:
+    """Looks up caches by pages; what it has read of caches it keeps."""
+
+    def __init__(self, reader: Reader, layout: PageLayout) -> None:
+        """
+        :raises LookupError: if the types do not tell where a slab names its cache
+        """
+        prog = reader.prog
+        self._reader = reader
+        self._layout = layout
+        # Linux kernel commit d122019bf061 ("mm: Split slab into its own type") (in
+        # v5.17)
+        try:
+            slab = prog.type("struct slab")
+        except LookupError:
+            slab = prog.type("struct page")
+        self._cache: int = slab.member("slab_cache").offset
+        self._name: int = prog.type("struct kmem_cache").member("name").offset
+        self._memmap = np.uint64(vmemmap_base(prog))
+        self._names: dict[int, str | None] = {0: None}
+
+    def of(self, pfns: npt.NDArray[np.uint64]) -> list[str | None]:
+        """Name the cache of each page; ``None`` if it is of no slab or unreadable."""
+        layout = self._layout
+        addresses = self._memmap + pfns * np.uint64(layout.size)
+        records, readable = self._reader.read_records(addresses, layout.size)
+        info = column(records, layout.compound_head)
+        is_tail = info & np.uint64(1) != 0
+        named = addresses & info if layout.compound_mask else info - np.uint64(1)
+        heads, index = np.unique(
+            np.where(is_tail, named, addresses), return_inverse=True
+        )
+        records, also_readable = self._reader.read_records(heads, layout.size)
+        caches = column(records, self._cache)
+        caches[~(self._are_slabs(records) & also_readable)] = 0
+        names = [self._name_of(cache) for cache in caches.tolist()]
+        return [
+            names[place] if known else None
+            for place, known in zip(index.tolist(), readable.tolist(), strict=True)
+        ]
+
+    def _are_slabs(self, records: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        layout, types = self._layout, self._layout.types
+        if layout.slab_bit:
+            flags = column(records, layout.flags)
+            marked: npt.NDArray[np.bool_] = flags & np.uint64(layout.slab_bit) != 0
+            return marked
+        words = column(records, layout.mapcount, 4).astype(np.uint32)
+        typed = (words + np.uint32(1)) > np.uint32(types.lowest)
+        keys = words >> np.uint32(types.shift) & np.uint32(types.mask)
+        found: npt.NDArray[np.bool_] = typed & (types.classes[keys] == PageClass.SLAB)
+        return found
+
+    def _name_of(self, cache: int) -> str | None:
+        if cache not in self._names:
+            try:
+                pointer = self._reader.words(cache + self._name, 1)
+                name = read_string(self._reader, int(pointer[0]), _MAX_NAME)
+            except drgn.FaultError:
+                name = None
+            self._names[cache] = name or None
+        return self._names[cache]
+
+
+def page_numbers(
+    addresses: Addresses, start: int, page_size: int, end_pfn: int
+) -> Addresses:
+    """Turn addresses of directly mapped memory into pfns, others into *end_pfn*.
+
+    :param start: Where page number 0 is mapped.
+    """
+    pfns = (addresses - np.uint64(start)) // np.uint64(page_size)
+    found: Addresses = np.minimum(pfns, np.uint64(end_pfn))
+    return found

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""memstat's break-downs of the classes (``--by``) as tables."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import Field, fields
+from typing import Literal
+
+from msatools.memory.model import Group
+from msatools.render.blocks import Cell, Column, Span, Table
+from msatools.render.units import size
+
+_ACROSS = frozenset(("node", "zone"))
+"""Of these there are few, and they go side by side."""
+
+_MOST = 3
+"""Classes to name of each group, the largest first, or other things."""
+
+_NUMBERS = frozenset(("pid", "node"))
+"""What is a number as a house has one: nobody would count them."""
+
+_COMMON = frozenset(field.name for field in fields(Group))
+
+
+def groups_table(
+    by: str, groups: Sequence[Group], page_size: int, top: int | None
+) -> Table:
+    """
+    Make the table of one break-down.
+
+    :param top: Rows to show at most, where each group is a row.
+    """
+    if by in _ACROSS:
+        return _across(groups)
+    shown = groups[:top]
+    extra = tuple(_extra_fields(groups))
+    rows = [_row(group, extra, page_size) for group in shown]
+    rest = groups[len(shown) :]
+    if rest:
+        pages = sum(group.pages for group in rest)
+        label = f"{len(rest):,} more"
+        rows.append(
+            (f"{pages:,}", size(pages * page_size), *("" for _ in extra), "", label)
+        )
+    columns = (
+        Column("PAGES", "right"),
+        Column("SIZE", "right"),
+        *(Column(_header(field), _align(field)) for field in extra),
+        Column("CLASSES"),
+        Column(by.upper()),
+    )
+    return Table(columns, rows)
+
+
+def _across(groups: Sequence[Group]) -> Table:
+    columns = (Column("CLASS"), *(Column(group.name, "right") for group in groups))
+    names = list(groups[0].classes) if groups else []
+    rows: list[Sequence[Cell]] = [
+        (name, *(f"{group.classes[name]:,}" for group in groups))
+        for name in names
+        if any(group.classes[name] for group in groups)
+    ]
+    rows.append((Span("total", "title"), *(f"{group.pages:,}" for group in groups)))
+    return Table(columns, rows)
+
+
+def _row(
+    group: Group, extra: Sequence["Field[object]"], page_size: int
+) -> tuple[Cell, ...]:
+    return (
+        f"{group.pages:,}",
+        size(group.pages * page_size),
+        *(_fact(field.name, getattr(group, field.name, None)) for field in extra),
+        _largest(group),
+        group.name,
+    )
+
+
+def _largest(group: Group) -> str:
+    classes = [(name, pages) for name, pages in group.classes.items() if pages]
+    classes.sort(key=lambda item: -item[1])
+    shown = ", ".join(f"{name} {pages:,}" for name, pages in classes[:_MOST])
+    return f"{shown}, ..." if len(classes) > _MOST else shown
+
+
+def _extra_fields(groups: Sequence[Group]) -> Iterator["Field[object]"]:
+    """Find what more is known of any of the groups."""
+    models = dict.fromkeys(type(group) for group in groups)
+    found = {
+        field.name: field
+        for model in models
+        for field in fields(model)
+        if field.name not in _COMMON and not field.metadata.get("detail")
+    }
+    for name, field in found.items():
+        if any(getattr(group, name, None) is not None for group in groups):
+            yield field
+
+
+_UNITS = ("_pages", "_bytes")
+
+
+def _header(field: "Field[object]") -> str:
+    name = field.name
+    for unit in _UNITS:
+        name = name.removesuffix(unit)
+    return name.replace("_", " ").upper()
+
+
+def _align(field: "Field[object]") -> Literal["left", "right"]:
+    return "right" if field.type in (int, "int", int | None, "int | None") else "left"
+
+
+def _fact(name: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name in _NUMBERS:
+        return str(value)
+    if isinstance(value, int):
+        return size(value) if name.endswith("_bytes") else f"{value:,}"
+    if isinstance(value, (tuple, list)):
+        shown = ", ".join(str(item) for item in value[:_MOST])
+        return f"{shown}, ..." if len(value) > _MOST else shown
+    return str(value)

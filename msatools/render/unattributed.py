@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The pages that no owner explains, as tables."""
+
+from collections.abc import Iterator, Sequence
+
+from msatools.memory.unattributedmodel import UnattributedGroup
+from msatools.render.blocks import Block, Cell, Column, Span, Table, text
+from msatools.render.units import size
+
+_WORDS = 3
+_TITLES = {
+    "kernel.unattributed": "Pages that no owner explains",
+    "kernel.large_kmalloc": "Compound pages taken for large kmalloc, which a driver's "
+    "own look like",
+}
+
+
+def blocks(
+    groups: Sequence[UnattributedGroup], page_size: int, top: int | None
+) -> Iterator[Block]:
+    """
+    Yield what ``--unattributed`` adds to a report.
+
+    :param top: Rows to show at most of each class.
+    """
+    for name in dict.fromkeys(group.class_name for group in groups):
+        mine = [group for group in groups if group.class_name == name]
+        yield text()
+        yield text(Span(_TITLES.get(name, name), "title"))
+        yield _table(mine, page_size, top)
+        for number, group in enumerate(mine[:top], 1):
+            if group.stack is not None:
+                yield text(Span(f"Row {number} was allocated by", "title"))
+                yield text("  " + " < ".join(group.stack))
+
+
+def _table(
+    groups: Sequence[UnattributedGroup], page_size: int, top: int | None
+) -> Table:
+    columns = (
+        Column("PAGES", "right"),
+        Column("SIZE", "right"),
+        Column("ORDER", "right"),
+        Column("BLOCKS", "right"),
+        Column("RUNS", "right"),
+        Column("NODE", "right"),
+        Column("REFS", "right"),
+        Column("PFN"),
+        Column("CONTENTS"),
+        Column("MOST FREQUENT WORDS"),
+    )
+    shown = groups[:top]
+    rows = [_row(group, page_size) for group in shown]
+    rest = groups[len(shown) :]
+    if rest:
+        pages = sum(group.pages for group in rest)
+        rows.append((f"{pages:,}", size(pages * page_size), f"{len(rest):,} more"))
+    return Table(columns, rows)
+
+
+def _row(group: UnattributedGroup, page_size: int) -> tuple[Cell, ...]:
+    return (
+        f"{group.pages:,}",
+        size(group.pages * page_size),
+        _number(group.order),
+        _number(group.blocks),
+        _number(group.runs),
+        _number(group.node),
+        _number(group.refcount),
+        hex(group.examples[0]) if group.examples else "-",
+        _contents(group),
+        ", ".join(f"{word.name} ({word.count:,})" for word in group.words[:_WORDS]),
+    )
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _contents(group: UnattributedGroup) -> Cell:
+    if group.owner is None:
+        return group.content
+    told = f"{group.content} {group.owner}"
+    # A module that forgets pages is what people look for here.
+    return Span(told, "warn") if group.content == "module" else told

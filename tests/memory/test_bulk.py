@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The memmap read in bulk, and as drgn reads it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fixtures import lab
+from msatools.kernel.reader import Gap, Reader
+from msatools.kernel.report import Findings
+from msatools.memory import bulk
+from msatools.memory.bulk import BulkReader
+from msatools.memory.layout import page_layout
+from msatools.memory.memmap import CHUNK_BYTES, memmap_ranges
+from msatools.target import TargetSpec, open_target
+from msatools.target.kdumppages import CUT_OFF, KdumpPages, Pfns
+from msatools.target.vmalloc import PageTables
+
+PAGE = 4096
+IN_BULK = ("kdump-zlib", "kdump-lzo", "kdump-snappy", "kdump-zstd", "kdump-raw")
+
+
+def open_dump(path: Path) -> Reader:
+    return Reader(open_target(TargetSpec(path=str(path), types="btf")).prog)
+
+
+def pieces(reader: Reader) -> list[tuple[int, int]]:
+    """Address and size of each piece in which the memmap is read."""
+    layout = page_layout(reader.prog)
+    return [
+        (at, min(CHUNK_BYTES, part.address_end(layout.size) - at))
+        for part in memmap_ranges(reader, layout, Findings())
+        for at in range(part.address, part.address_end(layout.size), CHUNK_BYTES)
+    ]
+
+
+@pytest.mark.parametrize("format", IN_BULK)
+def test_memmap_is_the_same(run: lab.Run, format: str) -> None:
+    """In it are vmemmap pages that stand for many, by the memory of huge pages."""
+    reader = open_dump(run.dump(format))
+    whole = pieces(reader)
+    found = BulkReader.of(reader)
+    before = reader.reads, reader.bytes
+    data = [found.read_around_gaps(at, size, PAGE) for at, size in whole]
+    assert found.in_bulk
+    assert reader.reads == before[0] + len(whole)
+    assert reader.bytes == before[1] + sum(size for _, size in whole)
+    assert data == [reader.read_around_gaps(at, size, PAGE) for at, size in whole]
+
+
+def test_made_once(run_612: lab.Run) -> None:
+    reader = open_dump(run_612.dump("kdump-lzo"))
+    assert BulkReader.of(reader) is BulkReader.of(reader)
+
+
+@pytest.mark.parametrize("format", ["elf", "elf-filtered", "flattened"])
+def test_what_is_left_to_drgn(run_612: lab.Run, format: str) -> None:
+    reader = open_dump(run_612.dump(format))
+    at, size = pieces(reader)[0]
+    found = BulkReader.of(reader)
+    assert not found.in_bulk
+    assert found.read_around_gaps(at, size, PAGE) == (reader.read(at, size), [])
+
+
+@pytest.mark.parametrize(
+    ("skip", "size", "granule"), [(8, PAGE, PAGE), (0, 100, PAGE), (0, PAGE, 64)]
+)
+def test_parts_of_pages(run_612: lab.Run, skip: int, size: int, granule: int) -> None:
+    reader = open_dump(run_612.dump("kdump-lzo"))
+    at = pieces(reader)[0][0] + skip
+    data, gaps = BulkReader.of(reader).read_around_gaps(at, size, granule)
+    assert (data, gaps) == (reader.read(at, size), [])
+
+
+class Holes:
+    """Pages of a dump, some of which are lost."""
+
+    def __init__(self, pages: KdumpPages, lost: dict[int, bytes | None]) -> None:
+        self.page_size = pages.page_size
+        self._pages = pages
+        self._lost = lost
+
+    def read(self, pfns: Pfns) -> list[bytes | None]:
+        found = self._pages.read(pfns)
+        return [self._lost.get(i, page) for i, page in enumerate(found)]
+
+
+def test_pages_that_drgn_has_to_be_asked_for(
+    run_612: lab.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = open_dump(run_612.dump("kdump-lzo"))
+    at, size = pieces(reader)[0]
+    expected = reader.read(at, size)
+    asked = dict.fromkeys([0, 1, 5, size // PAGE - 1])
+    monkeypatch.setattr(
+        bulk, "KdumpPages", lambda path: Holes(KdumpPages(path), {**asked})
+    )
+    before = reader.reads, reader.bytes
+    data, gaps = BulkReader.of(reader).read_around_gaps(at, size, PAGE)
+    assert (bytes(data), gaps) == (expected, [])
+    # All but those with one read, and one for each run of them.
+    assert (reader.reads, reader.bytes) == (before[0] + 4, before[1] + size)
+
+
+def test_gaps_come_in_order(run_612: lab.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages that are cut off are lost; of those that are left out drgn tells why."""
+    reader = open_dump(run_612.dump("kdump-lzo"))
+    start, size = pieces(reader)[0]
+    vmemmap = start - (1 << 30)
+    lost = {2: CUT_OFF, 3: CUT_OFF, 9: None}
+    monkeypatch.setattr(bulk, "KdumpPages", lambda path: Holes(KdumpPages(path), lost))
+    expected = bytearray(reader.read(start, size))
+    data, gaps = BulkReader.of(reader).read_around_gaps(start, size, PAGE)
+    expected[2 * PAGE : 4 * PAGE] = bytes(2 * PAGE)
+    assert data == expected
+    assert gaps == [Gap(i * PAGE, PAGE, "unreadable") for i in (2, 3)]
+    # What is not mapped at all.
+    found = BulkReader.of(reader).read_around_gaps(vmemmap, 4 * PAGE, PAGE)
+    assert found == reader.read_around_gaps(vmemmap, 4 * PAGE, PAGE)
+    assert len(found[1]) == 4
+
+
+def test_wrong_page_tables_are_noticed(
+    run_612: lab.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = PageTables.frames
+
+    def shifted(self: PageTables, address: int, count: int) -> Pfns:
+        found: Pfns = frames(self, address, count) + 1
+        return found
+
+    monkeypatch.setattr(PageTables, "frames", shifted)
+    reader = open_dump(run_612.dump("kdump-lzo"))
+    at, size = pieces(reader)[0]
+    found = BulkReader.of(reader)
+    assert found.in_bulk
+    assert found.read_around_gaps(at, size, PAGE) == (reader.read(at, size), [])
+    assert not found.in_bulk
+
+
+def test_memmap_of_a_cut_dump(run_612: lab.Run, tmp_path: Path) -> None:
+    """What is there is right, and what is not is lost, not zero."""
+    whole = run_612.dump("kdump-raw")
+    cut = tmp_path / "vmcore"
+    cut.write_bytes(whole.read_bytes())
+    os.truncate(cut, whole.stat().st_size * 3 // 4)
+    reader, intact = open_dump(cut), open_dump(whole)
+    lost = right = 0
+    for at, size in pieces(intact):
+        data, gaps = BulkReader.of(reader).read_around_gaps(at, size, PAGE)
+        expected = bytearray(intact.read(at, size))
+        for gap in gaps:
+            assert gap.reason == "unreadable"
+            expected[gap.offset : gap.offset + gap.size] = bytes(gap.size)
+            lost += gap.size
+        assert data == expected
+        right += size
+    assert 0 < lost < right

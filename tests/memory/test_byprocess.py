@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Memory by process, held against smaps_rollup of each process."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from drgn import FaultError, Object, Program
+from drgn.helpers.linux.pid import find_task
+
+from fixtures import lab
+from msatools.memory.byprocess import (
+    MappedPages,
+    _first_of_each,
+    _whole_pages,
+    mapcounts,
+)
+from msatools.memory.classes import PageClass
+from msatools.memory.classify import Block, FarHead, classify
+from msatools.memory.layout import PageLayout, page_layout
+from msatools.memory.memstat import collect_memstat
+from msatools.memory.model import MemstatReport, ProcessGroup
+from msatools.memory.usertables import SPACE_BITS, Mapped
+from msatools.target import TargetSpec, open_target
+from msatools.tasks.table import TaskTable
+
+from .test_owners_sums import check
+
+PAGE = 4096
+ADDRESS = 0x000F_FFFF_FFFF_F000
+BOTH = ["6.1", "6.12"]
+
+
+@pytest.fixture(scope="module", params=["memory", "owners"])
+def scenario(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=BOTH)
+def its_run(request: pytest.FixtureRequest, scenario: str) -> lab.Run:
+    return lab.build(f"{scenario}-{request.param}")
+
+
+def opened(run: lab.Run) -> Program:
+    return open_target(TargetSpec(path=str(run.elf), types="btf")).prog
+
+
+@pytest.fixture(scope="module")
+def its_report(its_run: lab.Run) -> MemstatReport:
+    return collect_memstat(opened(its_run), by=("process",), workers=1)
+
+
+def processes(report: MemstatReport) -> dict[int, ProcessGroup]:
+    assert report.by is not None
+    groups = [g for g in report.by["process"] if isinstance(g, ProcessGroup)]
+    assert len(groups) == len(report.by["process"])
+    return {group.pid: group for group in groups if group.pid is not None}
+
+
+def kib(run: lab.Run, pid: int, file: str) -> dict[str, int]:
+    text = run.truth(f"proc/{pid}/{file}").decode(errors="replace")
+    lines = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
+    return {name: int(value) for name, value in lines}
+
+
+def recorded(run: lab.Run) -> list[int]:
+    """The processes whose smaps_rollup there is."""
+    names = "\n".join(run.truth_names())
+    return [int(pid) for pid in re.findall(r"^proc/(\d+)/smaps_rollup$", names, re.M)]
+
+
+def test_each_process_is_as_smaps_says(
+    its_run: lab.Run, its_report: MemstatReport
+) -> None:
+    """To the page; Pss to the KiB, which is as much as the kernel shows of it."""
+    found = processes(its_report)
+    pids = recorded(its_run)
+    assert len(pids) >= 10
+    for pid in pids:
+        said, group = kib(its_run, pid, "smaps_rollup"), found[pid]
+        assert group.rss_pages is not None
+        assert group.rss_pages * 4 == said["Rss"]
+        assert group.pss_bytes is not None
+        assert group.pss_bytes >> 10 == said["Pss"]
+        assert group.anon_pages is not None
+        assert group.anon_pages * 4 == said["Anonymous"]
+        private = said["Private_Clean"] + said["Private_Dirty"]
+        assert group.private_pages is not None
+        assert group.private_pages * 4 == private
+        huge = said["Private_Hugetlb"] + said["Shared_Hugetlb"]
+        assert group.hugetlb_pages is not None
+        assert group.hugetlb_pages * 4 == huge
+        assert group.swap_pages is not None
+        assert group.swap_pages * 4 == kib(its_run, pid, "status")["VmSwap"]
+        # Swapped shared memory is in this one as well.
+        assert group.swap_pages * 4 <= said["Swap"]
+
+
+def test_all_kinds_of_memory_were_there(its_run: lab.Run, scenario: str) -> None:
+    sums: dict[str, int] = {}
+    for pid in recorded(its_run):
+        for name, value in kib(its_run, pid, "smaps_rollup").items():
+            sums[name] = sums.get(name, 0) + value
+    kinds = ["AnonHugePages", "Shared_Dirty", "Pss_Shmem", "Private_Hugetlb"]
+    if scenario == "memory":
+        kinds += ["ShmemPmdMapped", "Swap", "Locked"]
+    assert all(sums[kind] for kind in kinds)
+
+
+def test_names(its_run: lab.Run, its_report: MemstatReport) -> None:
+    for pid, group in processes(its_report).items():
+        if pid in recorded(its_run):
+            text = its_run.truth(f"proc/{pid}/status").decode()
+            assert group.name == text.splitlines()[0].removeprefix("Name:\t")
+
+
+def test_processes_sum_to_the_table(its_report: MemstatReport) -> None:
+    groups = check(its_report, "process")
+    (rest,) = (group for group in groups if group.key == "-")
+    # Nobody maps what the kernel uses for itself.
+    assert "kernel.slab" in rest.classes
+    for group in processes(its_report).values():
+        assert not any(name.startswith("kernel.") for name in group.classes)
+        assert group.pss_bytes is not None
+        others = group.pages - group.classes.get("user.hugetlb", 0)
+        # Each class is rounded to whole pages, up or down.
+        assert abs(others * PAGE - group.pss_bytes) < len(group.classes) * PAGE
+
+
+def test_nothing_is_lost(its_report: MemstatReport) -> None:
+    assert its_report.coverage["user_tables_unreadable"] == 0
+    assert its_report.coverage["user_table_entries_broken"] == 0
+    assert its_report.coverage["tasks_unreadable"] == 0
+    assert its_report.notes == ()
+
+
+def test_what_two_map_is_divided(owners_run: lab.Run) -> None:
+    """One maps a whole file, another one a part of it."""
+    found = processes(collect_memstat(opened(owners_run), by=("process",)))
+    pids = {p["name"]: p["pid"] for p in owners_run.workload["processes"]}
+    whole, part = (
+        {pfn for pfn in owners_run.pfns(region) if pfn is not None}
+        for region in ("mapped-1", "mapped-2")
+    )
+    assert part < whole
+    assert len(part) % 2 == 0
+    half = len(part) // 2
+    assert found[pids["mapper-2"]].classes["cache.file"] == half
+    alone = len(whole - part)
+    assert found[pids["mapper-1"]].classes["cache.file"] == alone + half
+
+
+def test_workers_make_no_difference(run_612: lab.Run) -> None:
+    one, two = (
+        collect_memstat(opened(run_612), by=("process",), workers=workers)
+        for workers in (1, 2)
+    )
+    assert one.by == two.by
+
+
+def test_guest_that_runs(live_guest: lab.Live, live_qmp: str) -> None:
+    """It is at rest."""
+    prog = open_target(TargetSpec(qemu=live_qmp, types="btf")).prog
+    report = collect_memstat(prog, by=("process",))
+    found = processes(report)
+    for process in live_guest.workload["processes"]:
+        text = live_guest.truth(f"proc/{process['pid']}/smaps_rollup").decode()
+        match = re.search(r"^Rss: +(\d+) kB\nPss: +(\d+) kB$", text, re.MULTILINE)
+        assert match
+        group = found[process["pid"]]
+        assert group.rss_pages is not None
+        assert group.pss_bytes is not None
+        assert (group.rss_pages * 4, group.pss_bytes >> 10) == (
+            int(match[1]),
+            int(match[2]),
+        )
+    assert report.by is not None
+    assert sum(group.pages for group in report.by["process"]) == report.pages
+
+
+# --- Damage
+
+
+Table = tuple[int, int]
+"""Physical address of a table, and of the entry in it that names the next one."""
+
+
+def tables(prog: Program, pid: int) -> list[Table]:
+    """Find the first table of each level that a process has, from the top."""
+    task = find_task(prog, pid)
+    found = []
+    top = task.mm.pgd.value_()
+    address = top - prog["page_offset_base"].value_()
+    for _ in range(4):
+        words = np.frombuffer(prog.read(address, PAGE, True), "<u8")
+        # A huge page is no table.
+        present = np.flatnonzero((words & 1 != 0) & (words & 0x80 == 0))
+        entry = address + 8 * int(present[0])
+        found.append((address, entry))
+        address = int(words[present[0]]) & ADDRESS
+    return found
+
+
+@pytest.fixture
+def damaged(run_612: lab.Run) -> Program:
+    return opened(run_612)
+
+
+@pytest.fixture(scope="module")
+def victim(run_612: lab.Run) -> int:
+    """A process that shares no page tables with others."""
+    (process,) = (p for p in run_612.workload["processes"] if p["name"] == "anon")
+    return int(process["pid"])
+
+
+def replace(prog: Program, address: int, read: Callable[[], bytes]) -> None:
+    """Have the page of a physical address read in another way."""
+
+    def part(address: int, count: int, offset: int, physical: bool) -> bytes:
+        return read()[offset : offset + count]
+
+    prog.add_memory_segment(address & -PAGE, PAGE, part, True)
+
+
+def poke(prog: Program, address: int, value: int) -> None:
+    start = address & -PAGE
+    page = bytearray(prog.read(start, PAGE, True))
+    page[address - start : address - start + 8] = value.to_bytes(8, "little")
+    replace(prog, start, lambda: bytes(page))
+
+
+def by_process(prog: Program) -> tuple[dict[int, ProcessGroup], MemstatReport]:
+    report = collect_memstat(prog, by=("process",), workers=1)
+    assert report.by is not None
+    assert sum(group.pages for group in report.by["process"]) == report.pages
+    return processes(report), report
+
+
+@pytest.mark.parametrize("level", range(4))
+def test_lost_table(
+    damaged: Program, run_612: lab.Run, victim: int, level: int
+) -> None:
+    table, _ = tables(damaged, victim)[level]
+
+    def fail() -> bytes:
+        raise FaultError("lost in this test", table)
+
+    replace(damaged, table, fail)
+    found, report = by_process(damaged)
+    assert report.coverage["user_tables_unreadable"] == 1
+    assert any(note.code == "user-tables-unreadable" for note in report.notes)
+    for pid in recorded(run_612):
+        said, rss = kib(run_612, pid, "smaps_rollup")["Rss"], found[pid].rss_pages
+        # Of the others, all is known; of this one, what is still found.
+        assert rss == (None if pid == victim else said // 4)
+    assert (found[victim].pages > 0) == (level > 0)
+
+
+@pytest.mark.parametrize("level", range(4))
+def test_entry_that_names_no_memory(damaged: Program, victim: int, level: int) -> None:
+    _, entry = tables(damaged, victim)[level]
+    poke(damaged, entry, ADDRESS | 1)
+    _, report = by_process(damaged)
+    assert report.coverage["user_table_entries_broken"] == 1
+
+
+@pytest.mark.parametrize("level", range(4))
+def test_table_that_names_itself(damaged: Program, victim: int, level: int) -> None:
+    """The walk ends, and what others have is as it was."""
+    table, entry = tables(damaged, victim)[level]
+    before, _ = by_process(damaged)
+    poke(damaged, entry, table | 1)
+    after, _ = by_process(damaged)
+    for pid, group in before.items():
+        if pid != victim:
+            assert after[pid].rss_pages == group.rss_pages
+
+
+def test_lost_address_space(damaged: Program, run_612: lab.Run, victim: int) -> None:
+    """A process of which nothing can be read is not there; its memory is nobody's."""
+    task: Object = find_task(damaged, victim)
+    start = task.mm.value_() & -PAGE
+
+    def fail(address: int, count: int, offset: int, physical: bool) -> bytes:
+        raise FaultError("lost in this test", address)
+
+    damaged.add_memory_segment(start, PAGE, fail)
+    damaged.add_memory_segment(start + PAGE, PAGE, fail)
+    found, report = by_process(damaged)
+    assert victim not in found
+    assert any("mm_struct" in note.text for note in report.notes)
+
+
+# --- Pure functions
+
+
+HUGE_PAGES = 512
+ANON_MAPPING = 0xFFFF_8880_0000_1001
+FILE_MAPPING = 0xFFFF_8880_0000_1000
+
+
+def huge_page(
+    layout: PageLayout, mapping: int, own: list[int], entire: int, both: bool
+) -> Block:
+    """Make a huge page, whose pages and which itself is mapped so often."""
+    words = np.zeros((HUGE_PAGES, layout.size // 8), np.uint64)
+    pages = words.view(np.uint8).reshape(HUGE_PAGES, layout.size)
+
+    def put(page: int, offset: int, value: int, size: int) -> None:
+        data = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+        pages[page, offset : offset + size] = np.frombuffer(data, np.uint8)
+
+    head = 0xFFFF_EA00_0000_0000
+    for page in range(HUGE_PAGES):
+        put(page, layout.mapcount, own[page] - 1, 4)
+        if page:
+            put(page, layout.compound_head, head | 1, 8)
+    put(0, layout.flags, layout.bits["head"], 8)
+    put(0, layout.mapping, mapping, 8)
+    put(0, layout.refcount, 3, 4)
+    put(1, layout.entire_mapcount, entire - 1, 4)
+    if both:
+        put(1, layout.flags, layout.bits["double_map"], 8)
+
+    def no_far_heads(address: int) -> FarHead:
+        raise AssertionError(hex(address))
+
+    return classify(pages.tobytes(), HUGE_PAGES, head, layout, no_far_heads)
+
+
+@pytest.mark.parametrize("mapping", [ANON_MAPPING, FILE_MAPPING])
+def test_how_often_pages_of_a_huge_page_are_mapped(prog: Program, mapping: int) -> None:
+    """Twice as a whole, and one of them once more for itself."""
+    layout = page_layout(prog)
+    doubled = "double_map" in layout.bits
+    of_file = mapping == FILE_MAPPING
+    # Up to v6.1 each page counts mappings of a file's huge page as well, and one more
+    # if an anonymous one is mapped both ways.
+    more = (2 if of_file else 1) if doubled else 0
+    own = [more] * HUGE_PAGES
+    own[7] += 1
+    block = huge_page(layout, mapping, own, 2, doubled and not of_file)
+    counts = mapcounts(block).tolist()
+    assert counts.pop(7) == 3
+    assert set(counts) == {2}
+
+
+def test_how_often_typed_and_unmapped_pages_are_mapped(prog: Program) -> None:
+    layout = page_layout(prog)
+    own = [0] * HUGE_PAGES
+    own[3] = 1 - (1 << 24)  # a type, instead of a count
+    block = huge_page(layout, ANON_MAPPING, own, 0, False)
+    assert set(mapcounts(block).tolist()) == {0}
+
+
+@pytest.mark.parametrize("gone", [0, 7, HUGE_PAGES - 1])
+def test_huge_page_of_which_a_page_is_another(prog: Program, gone: int) -> None:
+    """As on a running kernel, where it was split meanwhile."""
+    block = huge_page(page_layout(prog), ANON_MAPPING, [0] * HUGE_PAGES, 1, False)
+    block.codes[gone] = PageClass.FREE_BUDDY
+    key = HUGE_PAGES << SPACE_BITS
+    none = np.empty(0, np.uint64)
+    large = ((HUGE_PAGES, np.array([key], np.uint64)),)
+    seen = MappedPages(Mapped(none, large, np.ones(1, np.bool_), None), PAGE)
+    seen.observe(block)
+    keys, values = seen.sums.compact()
+    found = dict(zip(keys.tolist(), values[0].tolist(), strict=True))
+    assert found == {PageClass.ANON: HUGE_PAGES - 1, PageClass.FREE_BUDDY: 1}
+
+
+def test_rounding_keeps_the_sum() -> None:
+    codes = np.array([5, 5, 5, 8, 8])
+    shares = np.array([667, 667, 666, 2500, 100])
+    pages = _whole_pages(codes, shares, 1000)
+    # 2 pages in all; then 2.6, of which the rest is 0.4 of 3 pages.
+    assert pages[:3].sum() == 2
+    assert pages.tolist()[3:] == [3, 0]
+    assert (np.abs(pages * 1000 - shares) < 1000).all()
+
+
+def test_rounding_leaves_a_rest_its_own() -> None:
+    pages = _whole_pages(np.array([5, 5]), np.array([300, 200]), 1000)
+    assert pages.tolist() == [0, 0]  # half a page is nobody's, and more than either
+
+
+@pytest.mark.parametrize(
+    ("threads", "chosen"),
+    [
+        ([(10, 10, 1), (11, 10, 1)], [10]),
+        # The leader is dead, and has no address space.
+        ([(12, 10, 1), (11, 10, 1)], [11]),
+        # vfork(): two processes, one address space.
+        ([(30, 30, 1), (20, 20, 1), (21, 20, 1)], [20]),
+        ([(10, 10, 2), (20, 20, 1)], [20, 10]),
+        ([], []),
+    ],
+)
+def test_one_thread_for_each_address_space(
+    threads: list[tuple[int, int, int]], chosen: list[int]
+) -> None:
+    dtype: Any = [("pid", "i4"), ("tgid", "i4"), ("mm", "u8")]
+    table = TaskTable(np.array(threads, dtype), frozenset(("pid", "tgid", "mm")))
+    assert table["pid"][_first_of_each(table)].tolist() == chosen

@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What differs between two snapshots, and what is no snapshot."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from drgn import Program
+from drgn.commands import CommandArgumentError, CommandError, run_command
+from msatools.commands.memstat import COMMAND
+
+from fixtures.demo import DEMOS
+from msatools.cli import run_console
+from msatools.kernel.report import Note
+from msatools.memory.by import VIEWS
+from msatools.memory.diff import MemstatDiff, compare
+from msatools.memory.memstat import collect_memstat
+from msatools.memory.snapshot import SnapshotError, load_snapshot
+from msatools.render.json import dumps
+from msatools.target import TargetSpec, open_target
+from tests.conftest import Msa
+
+from .madereports import PAGE, SECOND, TARGET, check, group, report
+
+BEFORE = report({"free.buddy": 900, "user.anon": 100})
+AFTER = report({"free.buddy": 700, "user.anon": 300}, taken_at_ns=160 * SECOND)
+
+
+def codes(found: MemstatDiff) -> list[str]:
+    return [note.code for note in found.notes]
+
+
+# --- two reports
+
+
+def test_classes_and_time() -> None:
+    found = compare(BEFORE, AFTER, ("a.json", "b.json"))
+    assert found.elapsed_ns == 60 * SECOND
+    assert (found.before.file, found.after.file) == ("a.json", "b.json")
+    assert [
+        (c.name, c.before_pages, c.after_pages, c.delta_pages, c.delta_bytes)
+        for c in (*found.classes, found.pages)
+    ] == [
+        ("free.buddy", 900, 700, -200, -200 * PAGE),
+        ("user.anon", 100, 300, 200, 200 * PAGE),
+        ("total", 1000, 1000, 0, 0),
+    ]
+    assert found.notes == ()
+    assert found.by is None
+
+
+def test_class_that_one_does_not_have() -> None:
+    after = report({"free.buddy": 990, "kernel.new": 10})
+    changes = {change.name: change for change in compare(BEFORE, after).classes}
+    assert changes["kernel.new"].before_pages is None
+    assert changes["kernel.new"].delta_pages == 10
+    assert changes["user.anon"].after_pages is None
+    assert changes["user.anon"].delta_pages == -100
+
+
+def test_other_machine_is_told() -> None:
+    target = replace(TARGET, release="6.1.1", arch="aarch64")
+    after = report({"free.buddy": 10}, target=target, taken_at_ns=SECOND)
+    found = compare(BEFORE, after)
+    assert codes(found) == [
+        "other-release",
+        "other-architecture",
+        "other-memory",
+        "earlier",
+    ]
+    assert found.notes[0].text == "different kernels: 6.12.1, then 6.1.1"
+    assert found.elapsed_ns is None
+
+
+def test_other_guest_is_told() -> None:
+    one, other = (replace(TARGET, kind="qmp", path=path) for path in ("/a", "/b"))
+    found = compare(replace(BEFORE, target=one), replace(AFTER, target=other))
+    assert codes(found) == ["other-guest"]
+    # But two dumps of one machine are two files.
+    other = replace(TARGET, path="vmcore.2")
+    assert compare(BEFORE, replace(AFTER, target=other)).notes == ()
+
+
+def test_pages_of_another_size_change_in_bytes() -> None:
+    target = replace(TARGET, page_size=16 * PAGE)
+    after = report({"free.buddy": 100}, page_size=16 * PAGE, target=target)
+    found = compare(BEFORE, after)
+    assert codes(found) == ["other-page-size"]
+    (free, _) = found.classes
+    assert (free.before_pages, free.after_pages) == (900, 100)
+    assert (free.delta_pages, free.delta_bytes) == (None, 1600 * PAGE - 900 * PAGE)
+
+
+def test_lost_pages_are_told() -> None:
+    lost = replace(AFTER, coverage={"excluded_pages": 2, "unreadable_pages": 3})
+    found = compare(BEFORE, lost)
+    assert [note.text for note in found.notes] == ["the second lacks 5 struct pages"]
+    assert (found.before.lost_pages, found.after.lost_pages) == (0, 5)
+
+
+def test_time_of_none_is_none() -> None:
+    found = compare(BEFORE, replace(AFTER, taken_at_ns=None))
+    assert found.elapsed_ns is None
+    assert found.notes == ()
+
+
+def test_checks_are_put_side_by_side() -> None:
+    one, other = check("cache", 10, 10), check("cache", 12, 10)
+    found = compare(
+        replace(BEFORE, checks=(one, check("old", 1, 1))),
+        replace(AFTER, checks=(other,)),
+    )
+    pairs = {pair.name: (pair.before, pair.after) for pair in found.checks}
+    assert pairs == {"cache": (one, other), "old": (check("old", 1, 1), None)}
+
+
+def test_groups_are_joined_by_key() -> None:
+    before = {
+        "process": (group("1", "init", user_anon=50), group("7", "cc", user_anon=9))
+    }
+    after = {
+        "process": (
+            group("1", "systemd", user_anon=20, cache_file=40),
+            group("8", "ld", user_anon=400),
+        )
+    }
+    found = compare(replace(BEFORE, by=before), replace(AFTER, by=after))
+    assert found.by is not None
+    made, init, gone = found.by["process"]
+    assert (made.key, made.before_pages, made.delta_pages) == ("8", None, 400)
+    assert (init.key, init.name, init.name_before) == ("1", "systemd", "init")
+    assert init.delta_pages == 10
+    assert [(c.name, c.delta_pages) for c in init.classes] == [
+        ("cache.file", 40),
+        ("user.anon", -30),
+    ]
+    assert (gone.key, gone.after_pages, gone.delta_pages) == ("7", None, -9)
+    assert gone.name_before is None
+
+
+def test_groups_of_one_key_are_one() -> None:
+    twice = (group("-", user_anon=1), group("-", user_anon=2, cache_file=4))
+    found = compare(
+        replace(BEFORE, by={"file": twice}),
+        replace(AFTER, by={"file": (group("-", user_anon=3, cache_file=5),)}),
+    )
+    assert found.by is not None
+    (only,) = found.by["file"]
+    assert (only.before_pages, only.after_pages) == (7, 8)
+    assert [(c.name, c.delta_pages) for c in only.classes] == [("cache.file", 1)]
+
+
+def test_groups_that_one_does_not_have_are_left_out() -> None:
+    found = compare(
+        replace(BEFORE, by={"node": (group("0", user_anon=1),)}),
+        replace(AFTER, by={"zone": (group("0", user_anon=1),)}),
+    )
+    assert found.by is None
+    assert [note.text for note in found.notes] == [
+        "only the first has pages by node",
+        "only the second has pages by zone",
+    ]
+
+
+# --- files
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., str]:
+    """Writes a file, and gives its path."""
+
+    def save(text: str | bytes, name: str = "a.json") -> str:
+        path = tmp_path / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return str(path)
+
+    return save
+
+
+def test_all_that_is_compared_comes_back(saved: Callable[..., str]) -> None:
+    made = replace(
+        BEFORE,
+        checks=(check("cache", 10, 9), check("free.buddy", 5, 4, "because")),
+        notes=(Note("code", "what it is"),),
+        by={"node": (group("0", "Node 0", user_anon=7),)},
+    )
+    assert load_snapshot(saved(dumps(made))) == made
+
+
+def test_demo_comes_back() -> None:
+    """A real report, with what nobody compares in it, has no difference from itself."""
+    opened = open_target(TargetSpec(path=str(DEMOS["6.12"].core), types="btf"))
+    by = ("node", "zone", *VIEWS)
+    real = collect_memstat(opened.prog, target=opened.target, by=by, verbose=True)
+    text = io.BytesIO(dumps(real).encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", SimpleNamespace(buffer=text))
+        loaded = load_snapshot("-")
+    assert loaded.classes == real.classes
+    found = compare(real, loaded)
+    assert found.notes == ()
+    assert found.elapsed_ns == 0
+    assert not any(change.delta_bytes for change in found.classes)
+    assert found.by is not None
+    assert {*found.by} == {*by}
+    assert real.by is not None
+    for name, groups in found.by.items():
+        assert not any(group.delta_bytes or group.classes for group in groups)
+        # By its key each is told from all others.
+        assert len(groups) == len(real.by[name]) > 0
+
+
+def test_last_line_counts(saved: Callable[..., str]) -> None:
+    path = saved(f"{dumps(BEFORE)}\n{dumps(AFTER)}\n\n")
+    assert load_snapshot(path) == AFTER
+
+
+def test_report_laid_out_over_lines(saved: Callable[..., str]) -> None:
+    """As ``jq .`` does."""
+    assert load_snapshot(saved(json.dumps(json.loads(dumps(AFTER)), indent=2))) == AFTER
+
+
+def test_what_a_newer_msatools_adds_is_no_error(saved: Callable[..., str]) -> None:
+    found = json.loads(dumps(AFTER))
+    found["more"] = [1, 2]
+    found["classes"][0]["more"] = None
+    assert load_snapshot(saved(json.dumps(found))) == AFTER
+
+
+def refused(path: str) -> str:
+    """What is said of a file that is no snapshot, without its name."""
+    with pytest.raises(SnapshotError) as caught:
+        load_snapshot(path)
+    what, _, said = str(caught.value).partition(": ")
+    assert what == path
+    return said
+
+
+WHOLE = dumps(BEFORE)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "empty; make it with "),
+        (" \n\n", "empty; "),
+        ("hello\n", "not JSON; make it with msa-memstat --json"),
+        (b"KDUMP   \x00\xff", "not JSON; "),
+        ("[" * 100_000, "not JSON; "),
+        ("[1]", "no report of msa-memstat (without a schema); "),
+        ("3", "no report of msa-memstat (without a schema); "),
+        ('{"schema": 5}', "no report of msa-memstat (without a schema); "),
+        ('{"schema": "msatools.prstat/1"}', "no report of msa-memstat (msatools.prs"),
+        ('{"schema": "msatools.memstat-diff/1"}', "no report of msa-memstat ("),
+        ('{"schema": "msatools.memstat/2"}', "msatools.memstat/2, where msatools.mem"),
+        ('{"schema": "msatools.memstat/1"}', "damaged: target is no object; "),
+        (WHOLE[:-1], "cut off, or damaged: its last report has no end; take it again"),
+        (WHOLE[:300], "cut off, or damaged"),
+        (f"{WHOLE}\n{WHOLE[:300]}", "cut off, or damaged"),
+        (WHOLE.replace('"pages": 1000', '"pages": NaN', 1), "cut off, or damaged"),
+    ],
+)
+def test_no_snapshot(saved: Callable[..., str], text: str | bytes, why: str) -> None:
+    assert refused(saved(text)).startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "why"),
+    [
+        (("pages",), None, "pages is no number"),
+        (("pages",), True, "pages is no number"),
+        (("pages",), 1.5, "pages is no number"),
+        (("pages",), "1", "pages is no number"),
+        (("pages",), -1, "pages is below zero"),
+        (("pages",), 1 << 70, "pages is no number"),
+        (("classes",), {}, "classes is no list"),
+        (("classes", 0), 7, "classes[0] is no object"),
+        (("classes", 1, "name"), None, "classes[1].name is no text"),
+        (("classes", 1, "pages"), "x", "classes[1].pages is no number"),
+        (("target", "page_size"), 0, "target.page_size is no power of two"),
+        (("target", "page_size"), 4095, "target.page_size is no power of two"),
+        (("target", "kind"), "paper", "target.kind is none that is known"),
+        (("target", "live"), 1, "target.live is neither true nor false"),
+        (("target", "crash"), [], "target.crash is no object"),
+        (("coverage", "excluded_pages"), -1, "coverage.excluded_pages is below zero"),
+        (("by",), {"node": 3}, "by.node is no list"),
+        (("by",), {"node": [{"key": 3}]}, "by.node[0].key is no text"),
+        (("notes",), "x", "notes is no list"),
+    ],
+)
+def test_damaged_report(
+    saved: Callable[..., str], place: tuple[Any, ...], value: object, why: str
+) -> None:
+    found: Any = json.loads(WHOLE)
+    *way, last = place
+    part = found
+    for step in way:
+        part = part[step]
+    part[last] = value
+    assert refused(saved(json.dumps(found))) == f"damaged: {why}; take it again"
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert refused(str(tmp_path / "none")).startswith("no such file or directory; ")
+    assert refused(str(tmp_path)).startswith("is a directory; ")
+
+
+# --- the command
+
+
+@pytest.fixture
+def files(saved: Callable[..., str]) -> tuple[str, str]:
+    """The two reports, saved."""
+    return saved(f"{dumps(BEFORE)}\n"), saved(f"{dumps(AFTER)}\n", "b.json")
+
+
+def test_text(msa: Msa, files: tuple[str, str]) -> None:
+    done = msa("--diff", *files)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "60.0s from one to the other\n" in done.stdout
+    assert "  anon      100    300    +200  +800 KiB\n" in done.stdout
+
+
+def test_json(msa: Msa, files: tuple[str, str]) -> None:
+    done = msa("--json", "--diff", *files)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == json.loads(dumps(compare(BEFORE, AFTER, files)))
+
+
+def test_standard_input(msa_memstat: Path, files: tuple[str, str]) -> None:
+    for words in (("-", files[1]), (files[0], "-")):
+        which = words.index("-")
+        done = subprocess.run(
+            [msa_memstat, "--json", "--diff", *words],
+            input=Path(files[which]).read_bytes(),
+            capture_output=True,
+            check=True,
+        )
+        found = json.loads(done.stdout)
+        assert found["elapsed_ns"] == 60 * SECOND
+
+
+def test_error_is_one_line(msa: Msa, files: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "b\x1b[1m.json").write_text("?")
+    done = msa("--diff", files[0], tmp_path / "b\x1b[1m.json")
+    assert (done.returncode, done.stdout) == (1, "")
+    name = f"{tmp_path}/b\\x1b[1m.json"
+    to_do = "make it with msa-memstat --json"
+    assert done.stderr == f"msa-memstat: {name}: not JSON; {to_do}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--diff"],
+        ["--diff", "a.json"],
+        ["--diff", "-", "-"],
+        ["--diff", "a.json", "b.json", "vmcore"],
+        ["--diff", "a.json", "b.json", "5"],
+        ["--diff", "a.json", "b.json", "-k"],
+        ["--diff", "a.json", "b.json", "-c", "vmcore"],
+        ["--diff", "a.json", "b.json", "--qemu", "x"],
+        ["--diff", "a.json", "b.json", "-s", "vmlinux"],
+        ["--diff", "a.json", "b.json", "--budget", "1%"],
+        ["--diff", "a.json", "b.json", "--by", "node"],
+        ["--diff", "a.json", "b.json", "--sections"],
+    ],
+)
+def test_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_console(COMMAND, words) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.endswith("; see msa-memstat --help\n")
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_strict(saved: Callable[..., str], which: int) -> None:
+    bad = replace(BEFORE, checks=(check("cache", 10, 9),))
+    paths = saved(dumps(BEFORE)), saved(dumps(bad), "b.json")
+    words = ["--strict", "--json", "--diff"]
+    assert run_console(COMMAND, [*words, paths[which], paths[1 - which]]) == 3
+    assert run_console(COMMAND, [*words, paths[0], paths[0]]) == 0
+
+
+def test_in_drgn(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    prog: Program = open_target(TargetSpec(path=str(DEMOS["6.12"].core))).prog
+    found = run_command(prog, f"memstat --diff {' '.join(files)}")
+    assert found == compare(BEFORE, AFTER, files)
+    assert "from one to the other" in capsys.readouterr().out
+    with pytest.raises(CommandError, match=r"^%memstat: /nowhere: no such file"):
+        run_command(prog, f"memstat --diff /nowhere {files[0]}")
+    with pytest.raises(CommandArgumentError, match=r"^%memstat: 5: no target is"):
+        run_command(prog, f"memstat --diff {' '.join(files)} 5")

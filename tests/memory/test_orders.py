@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Memory by order: struct pages made by hand, and real ones against their flags."""
+
+import re
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from drgn import Program
+
+from fixtures import lab
+from msatools.memory.byorder import OrderGroup
+from msatools.memory.classes import PageClass
+from msatools.memory.classify import Block, FarHead, classify
+from msatools.memory.counting import NCLASSES, class_counts
+from msatools.memory.layout import PageLayout, page_layout
+from msatools.memory.model import MemstatReport
+from msatools.memory.orders import NO_ORDER, ByOrder, free_blocks
+
+from . import truth
+
+ADDRESS = 0xFFFFEA0000000000
+PAGES = 1024
+NONE = np.empty(0, np.uint64)
+Pages = npt.NDArray[np.uint64]
+
+
+@pytest.fixture(scope="module")
+def layout(prog: Program) -> PageLayout:
+    return page_layout(prog)
+
+
+@pytest.fixture
+def pages(layout: PageLayout) -> Pages:
+    """Struct pages that are in use by the kernel and tell nothing."""
+    words = np.zeros((PAGES, layout.size // 8), np.uint64)
+    words[:, layout.mapcount // 8] = 1 << 32 | 0xFFFFFFFF
+    return words
+
+
+def block_of(pages: Pages, layout: PageLayout, pfn: int = PAGES) -> Block:
+    def far_head(address: int) -> FarHead:
+        return FarHead(PageClass.ANON, 0)
+
+    address = ADDRESS + pfn * layout.size
+    return classify(pages.tobytes(), pfn, address, layout, far_head)
+
+
+def free(pages: Pages, layout: PageLayout, at: int, order: int) -> None:
+    types = layout.types
+    key = int(np.flatnonzero(types.classes == PageClass.FREE_BUDDY)[0])
+    word = 0xFFFFFFFF & ~(types.mask << types.shift) | key << types.shift
+    pages[at, layout.mapcount // 8] = word
+    pages[at, layout.private // 8] = order
+
+
+def compound(pages: Pages, layout: PageLayout, at: int, count: int, pfn: int) -> None:
+    """Make *count* pages from *at* on tails of page *pfn*, or its head and tails."""
+    head = ADDRESS + pfn * layout.size
+    if layout.compound_mask:
+        pytest.skip("tails of this kernel name no head")
+    first = at
+    if pfn == PAGES + at:
+        pages[at, layout.flags // 8] |= np.uint64(layout.bits["head"])
+        first += 1
+    pages[first : at + count, layout.compound_head // 8] = head + 1
+
+
+def by_order(*blocks: Block) -> dict[int, Counter[int]]:
+    """Pages by order and class; each block is seen by an observer of its own."""
+    seen = ByOrder(NONE, NONE.astype(np.uint8))
+    for block in blocks:
+        other = ByOrder(NONE, NONE.astype(np.uint8))
+        other.observe(block)
+        seen.merge(other)
+    return {
+        order: Counter({code: int(row[code]) for code in np.flatnonzero(row).tolist()})
+        for order, row in enumerate(seen.total())
+        if row.any()
+    }
+
+
+def test_free_blocks(pages: Pages, layout: PageLayout) -> None:
+    free(pages, layout, 0, 3)
+    free(pages, layout, 4, 2)  # was merged into the one before
+    free(pages, layout, 8, 0)
+    free(pages, layout, 512, 9)
+    firsts, orders = free_blocks(block_of(pages, layout))
+    assert firsts.tolist() == [0, 8, 512]
+    assert orders.tolist() == [3, 0, 9]
+
+
+def test_damaged_orders_of_free_blocks(pages: Pages, layout: PageLayout) -> None:
+    free(pages, layout, 3, 5)
+    free(pages, layout, 64, 1 << 40)
+    free(pages, layout, 512, 10)
+    firsts, orders = free_blocks(block_of(pages, layout))
+    assert dict(zip(firsts.tolist(), orders.tolist(), strict=True)) == {
+        3: 0,
+        64: 0,
+        512: 0,
+    }
+
+
+def test_compound_pages(pages: Pages, layout: PageLayout) -> None:
+    free(pages, layout, 256, 8)
+    compound(pages, layout, 0, 4, PAGES)
+    compound(pages, layout, 4, 2, PAGES + 4)
+    compound(pages, layout, 8, 3, PAGES + 8)  # of no size that there is
+    pages[16, layout.flags // 8] |= np.uint64(layout.bits["reserved"])
+    found = by_order(block_of(pages, layout))
+    assert found[8] == {PageClass.FREE_BUDDY: 256}
+    assert found[2].total() == 4
+    assert found[1].total() == 2
+    assert found[NO_ORDER].total() == 3 + 1
+    assert found[NO_ORDER][PageClass.RESERVED] == 1
+    assert sum(row.total() for row in found.values()) == PAGES
+
+
+def test_compound_page_larger_than_a_block(pages: Pages, layout: PageLayout) -> None:
+    first, second = pages.copy(), pages.copy()
+    compound(first, layout, 0, PAGES, PAGES)
+    compound(second, layout, 0, PAGES, PAGES)
+    two = [block_of(first, layout, PAGES), block_of(second, layout, 2 * PAGES)]
+    found = by_order(*two)
+    assert found.keys() == {11}
+    assert found[11].total() == 2 * PAGES
+    assert by_order(two[0]).keys() == {10}, "alone it is a whole one"
+
+
+def test_pages_on_per_cpu_lists(pages: Pages, layout: PageLayout) -> None:
+    block = block_of(pages, layout)
+    block.codes[8:16] = PageClass.FREE_PCP
+    pfns = np.array([5, PAGES + 8, PAGES + 12, PAGES + 32], np.uint64)
+    seen = ByOrder(pfns, np.array([2, 2, 1, 3], np.uint8))
+    seen.observe(block)
+    found = seen.total()[:, PageClass.FREE_PCP]
+    # Nothing tells the last two, and the last entry was taken meanwhile.
+    assert found[[2, 1, 0, 3]].tolist() == [4, 2, 2, 0]
+
+
+@pytest.mark.parametrize(("each", "skip"), [(8, 0), (64, 0), (24, 5), (1000, 999)])
+def test_class_counts(each: int, skip: int) -> None:
+    codes = np.random.default_rng(1).integers(0, NCLASSES, 64).astype(np.uint8)
+    found = class_counts(codes, each, skip)
+    parts = [[] for _ in range((skip + 63) // each + 1)]
+    for at, code in enumerate(codes.tolist()):
+        parts[(skip + at) // each].append(code)
+    expected = [np.bincount(part, minlength=NCLASSES) for part in parts]
+    assert (found == np.array(expected)).all()
+
+
+def orders(cut_up: MemstatReport) -> dict[str, OrderGroup]:
+    assert cut_up.by is not None
+    groups = cut_up.by["order"]
+    assert all(isinstance(group, OrderGroup) for group in groups)
+    return {group.key: group for group in groups if isinstance(group, OrderGroup)}
+
+
+def test_orders_sum_to_the_classes(
+    cut_up: MemstatReport, report: MemstatReport
+) -> None:
+    assert cut_up.classes == report.classes
+    for count in report.classes:
+        of_orders = (group.classes[count.name] for group in orders(cut_up).values())
+        assert sum(of_orders) == count.pages
+
+
+def test_free_pages_by_order(run: lab.Run, cut_up: MemstatReport) -> None:
+    lines = run.truth("proc/buddyinfo").decode().splitlines()
+    rows = [[int(word) for word in line.split()[4:]] for line in lines]
+    for order, blocks in enumerate(map(sum, zip(*rows, strict=True))):
+        group = orders(cut_up).get(str(order))
+        pages = 0 if group is None else group.classes["free.buddy"]
+        assert pages == blocks << order
+
+
+def test_compound_pages_by_order(run: lab.Run, cut_up: MemstatReport) -> None:
+    flags = truth.page_flags(run)
+    heads = np.flatnonzero(truth.having(flags, "COMPOUND_HEAD"))
+    tails = truth.having(flags, "COMPOUND_TAIL")
+    # A head's tails follow it, up to the first page that is none.
+    ends = np.flatnonzero(~tails)
+    sizes = ends[np.searchsorted(ends, heads, side="right")] - heads
+    expected: Counter[int] = Counter()
+    for size in sizes.tolist():
+        expected[size.bit_length() - 1] += size
+    for group in orders(cut_up).values():
+        if group.key not in ("-", "0"):
+            free = group.classes["free.buddy"] + group.classes["free.pcp"]
+            assert group.pages - free == expected[int(group.key)]
+    assert sum(sizes) == sum(
+        group.pages - group.classes["free.buddy"] - group.classes["free.pcp"]
+        for group in orders(cut_up).values()
+        if group.key not in ("-", "0")
+    )
+
+
+def test_blocks_are_counted(cut_up: MemstatReport) -> None:
+    for group in orders(cut_up).values():
+        if group.key == "-":
+            assert group.blocks is None
+            assert re.match("no order", group.name)
+        else:
+            assert group.blocks is not None
+            assert group.blocks << int(group.key) == group.pages

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Owners that are lost or overwritten: their pages are counted, and that is told."""
+
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from drgn import Program
+from msatools.commands.memstat import COMMAND
+
+from fixtures import lab
+from msatools.memory.memstat import collect_memstat
+from msatools.memory.model import MemstatReport
+from msatools.target import TargetSpec, open_target
+
+from . import truth
+from .conftest import BY_OWNER
+from .test_damage import lose, poke, struct_page
+
+GARBAGE = 0x5A5A_0000_1234_5678
+
+
+@pytest.fixture(scope="module")
+def run() -> lab.Run:
+    return lab.build("owners-6.12")
+
+
+@pytest.fixture
+def damaged(run: lab.Run) -> Program:
+    """A program of one's own to damage."""
+    spec = TargetSpec(path=str(run.elf), vmlinux=str(run.vmlinux))
+    return open_target(spec).prog
+
+
+@pytest.fixture(scope="module")
+def whole(run: lab.Run) -> MemstatReport:
+    spec = TargetSpec(path=str(run.elf), vmlinux=str(run.vmlinux))
+    return collect_memstat(open_target(spec).prog, by=BY_OWNER)
+
+
+def look(prog: Program) -> MemstatReport:
+    report = collect_memstat(prog, by=BY_OWNER)
+    assert report.by is not None
+    for groups in report.by.values():
+        assert sum(group.pages for group in groups) == report.pages
+        assert len({group.key for group in groups}) == len(groups)
+    return report
+
+
+LOST = {
+    "a file's inode": ("file", "mapping", "/mnt/data/mapped"),
+    "a file system": ("fs", "super_block", "/mnt/data"),
+    "a control group": ("cgroup", "mem_cgroup", "/service/web"),
+    "a slab cache": ("slab", "kmem_cache", "dentry"),
+}
+
+
+@pytest.mark.parametrize("what", LOST)
+def test_lost_owner(damaged: Program, whole: MemstatReport, what: str) -> None:
+    view, member, name = LOST[what]
+    assert whole.by is not None
+    group = next(group for group in whole.by[view] if group.name == name)
+    lose(damaged, getattr(group, member))
+    report = look(damaged)
+    assert report.classes == whole.classes
+    assert report.coverage["names_unreadable"] > 0
+    assert COMMAND.problems(report)
+    assert report.by is not None
+    assert name not in {group.name for group in report.by[view]}
+    assert group.pages in {group.pages for group in report.by[view]} or view == "cgroup"
+
+
+def test_lost_names(damaged: Program, whole: MemstatReport) -> None:
+    """Of merged slab caches the first one's name is left."""
+    lose(damaged, damaged["slab_kset"].kobj.sd.value_())
+    report = look(damaged)
+    assert "lost" in {note.code for note in report.notes}
+    assert report.by is not None
+    assert whole.by is not None
+    found, before = ([g.key for g in r.by["slab"]] for r in (report, whole))
+    assert sorted(found) == sorted(before)
+
+
+def test_removed_groups_without_pages(run: lab.Run, damaged: Program) -> None:
+    """They are counted; the guest has two, both with pages."""
+    said = run.truth("sys/fs/cgroup/cgroup.stat").decode().split()
+    assert said[said.index("nr_dying_descendants") + 1] == "2"
+    root = damaged["cgrp_dfl_root"].cgrp
+    address = root.nr_dying_descendants.address_of_().value_()
+    (others,) = struct.unpack("<I", damaged.read(address + 4, 4))
+    poke(damaged, address, 7 | others << 32)
+    (note,) = (n for n in look(damaged).notes if n.code == "removed-cgroups")
+    assert note.text.startswith("7 removed control groups live on, 5 of them")
+
+
+def first_slab(run: lab.Run) -> int:
+    flags = truth.page_flags(run)
+    head = truth.having(flags, "SLAB") & ~truth.having(flags, "COMPOUND_TAIL")
+    return int(np.flatnonzero(head)[0])
+
+
+POKED: dict[str, tuple[Callable[[lab.Run], int | None], str, str]] = {
+    "mapping": (lambda run: run.pfns("mapped-1")[5], "mapping", "file"),
+    "charge": (lambda run: run.pfns("anon")[5], "memcg_data", "cgroup"),
+    "cache": (first_slab, "compound_head", "slab"),
+}
+
+
+@pytest.mark.parametrize("what", POKED)
+def test_overwritten_owner(
+    run: lab.Run, damaged: Program, whole: MemstatReport, what: str
+) -> None:
+    """Just that page is none of its owner's."""
+    find, member, view = POKED[what]
+    pfn = find(run)
+    assert pfn is not None
+    poke(damaged, struct_page(damaged, pfn, member), GARBAGE)
+    report = look(damaged)
+    assert report.coverage["names_unreadable"] > 0
+    assert report.by is not None
+    assert whole.by is not None
+    before = {group.key: group.pages for group in whole.by[view]}
+    after = {group.key: group.pages for group in report.by[view]}
+    (new,) = after.keys() - before.keys()
+    (loser,) = {key for key in before if after[key] != before[key]}
+    assert before[loser] - after[loser] == after[new] > 0

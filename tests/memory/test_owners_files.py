@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Page cache by file and file system, held against mincore(2) of each file."""
+
+import pytest
+from drgn import Program
+
+from fixtures import lab
+from msatools.memory import byfile, cachefiles, tally
+from msatools.memory.groups import FileGroup, FileSystemGroup
+from msatools.memory.memstat import collect_memstat
+from msatools.memory.model import MemstatReport
+from tests.conftest import Msa
+
+from . import ownertruth
+from .truth import cached_pages
+
+Files = dict[str, FileGroup]
+ODD = "od\x1bd\nname"
+
+
+@pytest.fixture(scope="module")
+def files(owners_report: MemstatReport) -> Files:
+    """By name, each of which one file has."""
+    assert owners_report.by is not None
+    groups = owners_report.by["file"]
+    found = [g for g in groups if isinstance(g, FileGroup) and g.kind]
+    assert len({group.name for group in found}) == len(found) > 20
+    return {group.name: group for group in found}
+
+
+@pytest.fixture(scope="module")
+def systems(owners_report: MemstatReport) -> dict[str, FileSystemGroup]:
+    assert owners_report.by is not None
+    groups = owners_report.by["fs"]
+    found = [g for g in groups if isinstance(g, FileSystemGroup) and g.fstype]
+    return {group.name: group for group in found}
+
+
+def test_every_file_has_the_pages_that_mincore_says(
+    owners_run: lab.Run, files: Files
+) -> None:
+    said = ownertruth.files_by_path(owners_run)
+    said = {path: pages for path, pages in said.items() if pages}
+    assert {path: files[path].pages for path in said} == said
+    assert len(said) > 10
+
+
+def test_files_that_only_descriptors_hold(owners_run: lab.Run, files: Files) -> None:
+    held = ownertruth.open_file_pages(owners_run, "reader")
+    deleted = files["/mnt/data/deleted (deleted)"]
+    assert deleted.deleted
+    assert deleted.pages == held.pop("deleted") == 3 * 256
+    for name, pages in held.items():
+        file = files[f"/mnt/data/{name}"]
+        assert (file.pages, file.deleted) == (pages, False)
+        assert file.kind == "file"
+        assert (file.mount, file.fstype) == ("/mnt/data", "ext4")
+    assert held["holes"] >= 2 * 256 > 0
+
+
+def test_size_and_device_of_files(owners_run: lab.Run, files: Files) -> None:
+    device = owners_run.workload["disks"]["data"].rpartition("/")[2]
+    for name, size in owners_run.workload["sizes"].items():
+        suffix = " (deleted)" if name == "deleted" else ""
+        file = files[f"/mnt/data/{name}{suffix}"]
+        assert (file.size_bytes, file.device) == (size, device)
+        assert file.path == file.name
+    assert files["/mnt/data/holes"].size_bytes == 32 << 20
+
+
+def test_shared_memory(owners_run: lab.Run, files: Files) -> None:
+    held = ownertruth.open_file_pages(owners_run, "shmem")
+    expected = {
+        "/mnt/tmpfs/tmpfs": ("tmpfs", held["tmpfs"]),
+        "/mnt/tmpfs/tmpfs-deleted (deleted)": ("tmpfs", held["tmpfs-deleted"]),
+        "/memfd:lab (deleted)": ("memfd", held["memfd"]),
+        "/SYSV000001ab (deleted)": (
+            "sysv",
+            ownertruth.region_pages(owners_run, "sysv"),
+        ),
+        "/dev/zero (deleted)": (
+            "shared anonymous",
+            ownertruth.region_pages(owners_run, "shared-anonymous"),
+        ),
+    }
+    found = {name: (files[name].kind, files[name].pages) for name in expected}
+    assert found == expected
+    assert all(pages >= 2 * 256 for _, pages in expected.values())
+    assert files["/mnt/tmpfs/tmpfs-deleted (deleted)"].deleted
+    assert files["/mnt/tmpfs/tmpfs"].mount == "/mnt/tmpfs"
+    assert files["/memfd:lab (deleted)"].mount is None
+    assert not files["/memfd:lab (deleted)"].deleted
+
+
+def test_block_device_by_its_name(owners_run: lab.Run, files: Files) -> None:
+    raw = files[owners_run.workload["disks"]["raw"].rpartition("/")[2]]
+    assert raw.kind == "block device"
+    assert raw.pages == cached_pages(owners_run, "/dev/lab/raw") >= 3 * 256
+    assert raw.classes == {"cache.blockdev": raw.pages}
+
+
+def test_file_systems_have_what_their_files_have(
+    files: Files, systems: dict[str, FileSystemGroup]
+) -> None:
+    for name in ("/mnt/data", "/mnt/tmpfs", "/"):
+        of_it = [file for file in files.values() if file.mount == name]
+        system = systems[name]
+        assert system.pages == sum(file.pages for file in of_it) > 0
+        assert system.files == len(of_it)
+        assert system.mounts == (name,)
+        assert {file.fstype for file in of_it} == {system.fstype}
+    disks = [file for file in files.values() if file.kind == "block device"]
+    assert systems["block devices"].pages == sum(file.pages for file in disks)
+
+
+def test_too_many_files(
+    monkeypatch: pytest.MonkeyPatch, owners_prog: Program, owners_report: MemstatReport
+) -> None:
+    """The largest are listed, those by path that are larger still, and all counted."""
+    monkeypatch.setattr(byfile, "MAX_FILES", 12)
+    monkeypatch.setattr(cachefiles, "MAX_PATHS", 4)
+    report = collect_memstat(owners_prog, by=("file",))
+    assert report.by is not None
+    assert owners_report.by is not None
+    groups = report.by["file"]
+    listed = [g for g in groups if isinstance(g, FileGroup) and g.kind]
+    assert len(listed) == 12
+    assert [file.path is not None for file in listed[:4]] == [True] * 4
+    assert not any(file.path for file in listed[4:])
+    assert "paths-not-told" in {note.code for note in report.notes}
+    before = {group.key: group.pages for group in owners_report.by["file"]}
+    (rest,) = (group for group in groups if group.key == "-rest")
+    assert rest.name == f"{len(before) - len(groups) + 1} smaller files"
+    assert rest.pages + sum(before[g.key] for g in groups if g is not rest) == sum(
+        before.values()
+    )
+
+
+@pytest.mark.parametrize("view", ["file", "fs"])
+def test_more_files_than_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, owners_prog: Program, view: str
+) -> None:
+    monkeypatch.setattr(tally, "_MOST_OWNERS", 16)
+    report = collect_memstat(owners_prog, by=(view,))
+    assert report.by is not None
+    groups = report.by[view]
+    assert sum(group.pages for group in groups) == report.pages
+    (rest,) = (group for group in groups if group.key == "-rest")
+    assert rest.name == "smaller files"
+    assert rest.pages > 0
+    assert report.coverage["names_unreadable"] == 0
+
+
+def test_swap_cache_is_apart(by_owner: MemstatReport) -> None:
+    """Of shared memory, too: what is in swap has no file until it is read."""
+    assert by_owner.by is not None
+    (check,) = (check for check in by_owner.checks if check.name == "swapcache")
+    for view in ("file", "fs"):
+        (group,) = (g for g in by_owner.by[view] if g.key == "-swap")
+        assert group.pages == check.walk_pages
+        assert set(group.classes) == {"user.anon", "cache.shmem"}
+
+
+def test_pages_of_hugetlb_have_a_file(run: lab.Run, by_owner: MemstatReport) -> None:
+    assert by_owner.by is not None
+    found = [
+        group
+        for group in by_owner.by["file"]
+        if isinstance(group, FileGroup) and group.kind == "hugetlbfs"
+    ]
+    assert sum(group.pages for group in found) == ownertruth.region_pages(
+        run, "hugetlb-shared"
+    )
+
+
+def test_names_are_escaped(owners_run: lab.Run, msa: Msa) -> None:
+    elf = str(owners_run.elf)
+    shown = msa(elf, "-s", str(owners_run.vmlinux), "--by", "file", "--top", "50")
+    assert shown.returncode == 0, shown.stderr
+    assert "/mnt/data/od\\x1bd\\nname" in shown.stdout.replace("\\x0a", "\\n")
+    assert "\x1b" not in shown.stdout

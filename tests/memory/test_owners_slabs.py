@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Slab caches and vmalloc areas by pages, held against what /proc and /sys say."""
+
+import pytest
+
+from fixtures import lab
+from msatools.memory.groups import SlabGroup, VmallocGroup
+from msatools.memory.model import MemstatReport
+
+from . import ownertruth
+
+
+@pytest.fixture(scope="module")
+def slabs(owners_report: MemstatReport) -> dict[str, SlabGroup]:
+    assert owners_report.by is not None
+    groups = owners_report.by["slab"]
+    found = [g for g in groups if isinstance(g, SlabGroup) and g.kmem_cache]
+    assert len({group.name for group in found}) == len(found) > 50
+    return {group.name: group for group in found}
+
+
+def test_slabs_and_objects_are_those_of_slabinfo(
+    owners_run: lab.Run, slabs: dict[str, SlabGroup]
+) -> None:
+    said = {
+        name: (objects, count, count * pages)
+        for name, (_, objects, count, pages) in ownertruth.slabinfo(owners_run).items()
+        if count
+    }
+    found = {g.name: (g.objects, g.slabs, g.pages) for g in slabs.values()}
+    assert found == said
+
+
+def test_objects_in_use(owners_run: lab.Run, slabs: dict[str, SlabGroup]) -> None:
+    """slabinfo knows of free objects only in the slabs on the allocator's lists."""
+    for name, (active, *_) in ownertruth.slabinfo(owners_run).items():
+        if name in slabs:
+            in_use, objects = slabs[name].objects_in_use, slabs[name].objects
+            assert in_use is not None
+            assert objects is not None
+            assert 0 <= in_use <= active <= objects
+    made = ownertruth.process(owners_run, "slab")["inodes"]
+    in_use = slabs["shmem_inode_cache"].objects_in_use
+    assert in_use is not None
+    assert in_use >= made > 0
+
+
+def test_full_slabs_are_counted(slabs: dict[str, SlabGroup]) -> None:
+    """No list of the allocator has them."""
+    inodes = slabs["shmem_inode_cache"]
+    assert inodes.objects == inodes.objects_in_use
+
+
+def test_merged_caches_are_the_same_to_the_kernel(
+    owners_run: lab.Run, slabs: dict[str, SlabGroup]
+) -> None:
+    def said(name: str, file: str) -> str:
+        return owners_run.truth(f"sys/kernel/slab/{name}/{file}").decode()
+
+    merged = {name: group.merged for name, group in slabs.items() if group.merged}
+    assert len(merged) > 5
+    for name, others in merged.items():
+        for other in others:
+            for file in ("order", "objs_per_slab", "objects", "aliases"):
+                assert said(other, file) == said(name, file)
+
+
+def test_vmalloc_is_that_of_vmallocinfo(
+    owners_run: lab.Run, owners_report: MemstatReport
+) -> None:
+    assert owners_report.by is not None
+    found = {
+        group.name: (group.areas, group.pages)
+        for group in owners_report.by["vmalloc"]
+        if isinstance(group, VmallocGroup) and group.areas
+    }
+    assert found == ownertruth.vmalloc_callers(owners_run)
+    assert sum(pages for _, pages in found.values()) > 1000

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Sums by owner and kind, held against counting one by one."""
+
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from msatools.memory import tally as module
+from msatools.memory.classes import CLASSES, PageClass
+from msatools.memory.tally import OTHERS, Tally, give_to, rank
+
+Words = npt.NDArray[np.uint64]
+
+
+def rows(seed: int, count: int, owners: int) -> tuple[Words, npt.NDArray[np.uint8]]:
+    """Owners in runs, as pages have them."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 9, count)
+    words = np.repeat(random.integers(0, owners, count), lengths).astype(np.uint64)
+    codes = np.repeat(random.integers(0, 4, count), lengths).astype(np.uint8)
+    return words, codes
+
+
+def counted(tally: Tally) -> Counter[tuple[int, int]]:
+    sums = tally.sums()
+    found = zip(
+        sums.owners.tolist(), sums.kinds.tolist(), sums.pages.tolist(), strict=True
+    )
+    return Counter({(owner, kind): pages for owner, kind, pages in found})
+
+
+@pytest.mark.parametrize("compact_at", [1, 1 << 20])
+def test_sums_are_those_of_counting(
+    monkeypatch: pytest.MonkeyPatch, compact_at: int
+) -> None:
+    monkeypatch.setattr(module, "_COMPACT_AT", compact_at)
+    expected: Counter[tuple[int, int]] = Counter()
+    first, later = Tally(_compact_at=compact_at), Tally(_compact_at=compact_at)
+    for seed in range(6):
+        words, codes = rows(seed, 500, 40)
+        (first if seed < 3 else later).add(words, codes)
+        expected.update(zip(words.tolist(), codes.tolist(), strict=True))
+    first.merge(later)
+    assert counted(first) == expected
+    assert counted(first) == expected, "summing up changes nothing"
+    keys = list(counted(first))
+    assert keys == sorted(keys)
+
+
+@pytest.mark.parametrize("low", [1 << 63, (1 << 64) - (1 << 47)])
+def test_pages_of_many_owners_by_turns(low: int) -> None:
+    """Owners are addresses of the kernel, or damage."""
+    random = np.random.default_rng(low % 99)
+    owners = random.integers(low, 1 << 64, 50, np.uint64, endpoint=False)
+    words = owners[random.integers(0, 50, 4000)]
+    words[::40] = 0
+    codes = random.integers(0, 31, 4000).astype(np.uint8)
+    tally = Tally()
+    tally.add(words, codes)
+    expected = Counter(zip(words.tolist(), codes.tolist(), strict=True))
+    assert counted(tally) == expected
+
+
+def test_nothing_counted() -> None:
+    tally = Tally()
+    tally.add(np.empty(0, np.uint64), np.empty(0, np.uint8))
+    tally.merge(Tally())
+    assert len(tally.sums().owners) == 0
+    assert rank(tally.sums(), 5).owners == ()
+
+
+def test_too_many_owners_become_one() -> None:
+    tally = Tally(most=10)
+    words = np.repeat(np.arange(100, dtype=np.uint64), np.arange(1, 101))
+    tally.add(words, np.full(len(words), PageClass.FILE, np.uint8))
+    found = counted(tally)
+    others = found.pop((int(OTHERS), PageClass.FILE))
+    assert found == {(owner, PageClass.FILE): owner + 1 for owner in range(95, 100)}
+    assert others + found.total() == len(words)
+    ranking = rank(tally.sums(), 3)
+    assert [owner.word for owner in ranking.owners] == [99, 98, 97]
+    assert ranking.rest is not None
+    assert ranking.rest.pages == len(words) - 100 - 99 - 98
+    assert ranking.left_out is None
+
+
+def test_ranking() -> None:
+    tally = Tally()
+    words, codes = rows(7, 2000, 50)
+    tally.add(words, codes)
+    by_owner = Counter(words.tolist())
+    none = by_owner.pop(0)
+    ranking = rank(tally.sums(), 20)
+    listed = [owner for owner in ranking.owners if owner.word]
+    assert len(listed) == 20
+    assert [o.pages for o in listed] == [n for _, n in by_owner.most_common(20)]
+    (nobody,) = (owner for owner in ranking.owners if not owner.word)
+    assert nobody.pages == none
+    assert ranking.rest is not None
+    assert ranking.left_out == 29
+    total = sum(owner.pages for owner in ranking.owners) + ranking.rest.pages
+    assert total == len(words)
+    for owner in (*ranking.owners, ranking.rest):
+        assert sum(owner.classes.values()) == owner.pages
+    for owner in listed:
+        mine = Counter(codes[words == owner.word].tolist())
+        assert owner.classes == {CLASSES[code]: pages for code, pages in mine.items()}
+
+
+def test_sums_of_what_owners_belong_to() -> None:
+    tally = Tally()
+    words, codes = rows(11, 300, 30)
+    tally.add(words, codes)
+    sums = tally.sums()
+    halves = give_to(sums, sums.owners % np.uint64(2))
+    expected = Counter(
+        zip((words % np.uint64(2)).tolist(), codes.tolist(), strict=True)
+    )
+    found = zip(
+        halves.owners.tolist(),
+        halves.kinds.tolist(),
+        halves.pages.tolist(),
+        strict=True,
+    )
+    assert {(owner, kind): pages for owner, kind, pages in found} == expected

@@ -1,0 +1,456 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Pages that no owner explains: those that a module took, and blocks made by hand."""
+
+import json
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from drgn import FaultError, Program
+from drgn.helpers.linux.module import for_each_module
+
+from fixtures import lab
+from msatools.memory import unattributed
+from msatools.memory.classes import PageClass
+from msatools.memory.memstat import collect_memstat
+from msatools.memory.model import MemstatReport
+from msatools.memory.unattributed import (
+    NO_ORDER,
+    NOT_COMPOUND,
+    TAIL,
+    Allocations,
+    allocations,
+)
+from msatools.memory.unattributedmodel import UnattributedGroup
+from msatools.render import json as as_json
+from msatools.target import TargetSpec, open_target
+from tests.conftest import Msa
+
+PAGE = 4096
+MODULE = "baremodule"
+GUESSED = "kernel.large_kmalloc"
+CLASS = "kernel.unattributed"
+
+
+@pytest.fixture(scope="module", params=["6.1", "6.12"])
+def bare_run(request: pytest.FixtureRequest) -> lab.Run:
+    return lab.build(f"barepages-{request.param}")
+
+
+def opened(run: lab.Run, types: str = "btf") -> Program:
+    vmlinux = str(run.vmlinux) if types == "dwarf" else None
+    spec = TargetSpec(path=str(run.elf), vmlinux=vmlinux, types=types)
+    return open_target(spec).prog
+
+
+def collected(prog: Program, **options: Any) -> MemstatReport:
+    return collect_memstat(prog, unattributed=True, **options)
+
+
+@pytest.fixture(scope="module")
+def bare_report(bare_run: lab.Run) -> MemstatReport:
+    return collected(opened(bare_run))
+
+
+def groups(report: MemstatReport) -> tuple[UnattributedGroup, ...]:
+    assert report.unattributed is not None
+    return report.unattributed
+
+
+def sets(run: lab.Run) -> dict[str, dict[str, Any]]:
+    return {made["name"]: made for made in run.workload["sets"]}
+
+
+def like(
+    report: MemstatReport, made: dict[str, Any], **more: object
+) -> list[UnattributedGroup]:
+    """The groups of blocks like those that the module took as a set."""
+    wanted = {
+        "class_name": GUESSED if made["compound"] else CLASS,
+        "order": made["order"],
+        "node": made["node"],
+        **more,
+    }
+    return [
+        group
+        for group in groups(report)
+        if all(getattr(group, name) == value for name, value in wanted.items())
+    ]
+
+
+def runs(made: dict[str, Any]) -> int:
+    """Count the runs of consecutive pages that a set's blocks make up."""
+    pages = sorted(
+        first + page for first in made["pfns"] for page in range(1 << made["order"])
+    )
+    return 1 + sum(b != a + 1 for a, b in pairwise(pages))
+
+
+@pytest.mark.parametrize(
+    "name", ["singles", "elsewhere", "blocks", "large", "compounds"]
+)
+def test_pages_that_point_into_a_module(
+    bare_run: lab.Run, bare_report: MemstatReport, name: str
+) -> None:
+    """Exactly those that it took."""
+    made = sets(bare_run)[name]
+    (group,) = like(bare_report, made, owner=MODULE)
+    assert group.content == "module"
+    assert group.blocks == len(made["pfns"])
+    assert group.pages == len(made["pfns"]) << made["order"]
+    assert group.runs == runs(made)
+    assert group.refcount == 1
+    assert group.examples == tuple(sorted(made["pfns"])[:5])
+    each = PAGE // 64 // 2 * len(made["pfns"])
+    found = {(word.kind, word.name, word.owner): word.count for word in group.words}
+    assert found == {
+        ("module", f"{symbol} [{MODULE}]", MODULE): each
+        for symbol in ("operations", "show")
+    }
+
+
+def test_nothing_else_points_into_the_module(
+    bare_run: lab.Run, bare_report: MemstatReport
+) -> None:
+    """But ftrace's records of its functions, which are told apart."""
+    pages = sum(g.pages for g in groups(bare_report) if g.owner == MODULE)
+    assert pages == sum(
+        len(made["pfns"]) << made["order"]
+        for made in sets(bare_run).values()
+        if made["content"] == "code"
+    )
+    assert any(group.content == "ftrace" for group in groups(bare_report))
+
+
+def test_pages_that_point_to_objects(
+    bare_run: lab.Run, bare_report: MemstatReport
+) -> None:
+    made = sets(bare_run)["objects"]
+    (group,) = like(bare_report, made, owner="baremodule_object")
+    assert (group.content, group.blocks) == ("slab", len(made["pfns"]))
+    (word,) = group.words
+    assert word.count == PAGE // 64 * len(made["pfns"])
+
+
+@pytest.mark.parametrize(("name", "content"), [("texts", "text"), ("zeros", "zeros")])
+def test_pages_without_pointers(
+    bare_run: lab.Run, bare_report: MemstatReport, name: str, content: str
+) -> None:
+    made = sets(bare_run)[name]
+    (group,) = like(bare_report, made, content=content)
+    assert group.owner is None
+    # Others may have taken some with no more in them.
+    assert group.blocks is not None
+    assert group.blocks >= len(made["pfns"])
+    if content == "text":
+        names = [word.name for word in group.words]
+        assert len(names) == 5
+        assert all(word.startswith("baremodule: text ") for word in names)
+
+
+def test_groups_sum_to_their_classes(bare_report: MemstatReport) -> None:
+    for name in (CLASS, GUESSED):
+        (pages,) = (c.pages for c in bare_report.classes if c.name == name)
+        assert (
+            sum(g.pages for g in groups(bare_report) if g.class_name == name) == pages
+        )
+        assert pages > 0
+
+
+@pytest.mark.parametrize("scenario", ["memory", "owners"])
+def test_groups_sum_where_no_module_took_any(scenario: str) -> None:
+    report = collected(opened(lab.build(f"{scenario}-6.12")))
+    (pages,) = (c.pages for c in report.classes if c.name == CLASS)
+    assert sum(g.pages for g in groups(report) if g.class_name == CLASS) == pages
+    assert report.notes == ()
+
+
+def test_largest_first(bare_report: MemstatReport) -> None:
+    """Those that no owner explains, then those that may be the slab allocator's."""
+    found = [(g.class_name == GUESSED, -g.pages) for g in groups(bare_report)]
+    assert found == sorted(found)
+    assert found[0][0] is False
+    assert found[-1][0] is True
+
+
+def test_stock_kernels_keep_no_page_owner(bare_report: MemstatReport) -> None:
+    assert all(group.stack is None for group in groups(bare_report))
+    assert bare_report.notes == ()
+
+
+class SomeOwners:
+    """Two stacks, by the page frame number."""
+
+    def handles(self, pfns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return pfns // 8 % 2 + 1
+
+    def stack(self, handle: int) -> tuple[str, ...]:
+        return ("__alloc_pages", f"caller_{handle}")
+
+
+def test_blocks_of_different_stacks_are_not_alike(
+    bare_run: lab.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unattributed.PageOwners, "of", lambda *_: SomeOwners())
+    report = collected(opened(bare_run))
+    made = sets(bare_run)["blocks"]
+    halves = like(report, made, owner=MODULE)
+    found = {group.stack: group.blocks for group in halves}
+    numbers = Counter(pfn // 8 % 2 + 1 for pfn in made["pfns"])
+    assert found == {
+        ("__alloc_pages", f"caller_{number}"): blocks
+        for number, blocks in numbers.items()
+    }
+    assert len(found) == len(halves) == 2
+
+
+def test_types_and_workers_make_no_difference(bare_run: lab.Run) -> None:
+    with_btf = collected(opened(bare_run), workers=2)
+    with_dwarf = collected(opened(bare_run, "dwarf"), workers=1)
+    assert groups(with_btf) == groups(with_dwarf)
+
+
+def test_the_class_that_is_off_names_the_module_too(
+    bare_run: lab.Run, bare_report: MemstatReport
+) -> None:
+    """What a module takes as compound pages, no counter of slabs has."""
+    made = sets(bare_run)["compounds"]
+    (check,) = (check for check in bare_report.checks if check.name == "kernel.slab")
+    assert check.difference == len(made["pfns"]) << made["order"]
+    assert check.explained_by is None
+
+
+def test_what_json_has(bare_report: MemstatReport) -> None:
+    document = json.loads(as_json.dumps(bare_report))["unattributed"]
+    assert len(document) == len(groups(bare_report))
+    first = document[0]
+    assert list(first) == [
+        *("class", "order", "pages", "blocks", "runs", "node", "refcount"),
+        *("content", "owner", "examples", "words", "stack"),
+    ]
+    assert first["class"] == CLASS
+    assert list(first["words"][0]) == ["kind", "name", "owner", "count"]
+
+
+def test_what_is_printed(bare_run: lab.Run, msa: Msa) -> None:
+    result = msa("--unattributed", "--top", "2", bare_run.elf)
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    start = lines.index("Pages that no owner explains")
+    title, first, second, rest = (line.split() for line in lines[start + 1 : start + 5])
+    assert title[:4] == ["PAGES", "SIZE", "ORDER", "BLOCKS"]
+    assert first[0] == "300"
+    assert "module baremodule  operations [baremodule] (9,600)" in lines[start + 2]
+    assert second[0] == "192"
+    assert rest[-1] == "more"
+    assert any(line.startswith("Compound pages taken") for line in lines)
+
+
+# --- Limits, and what is lost
+
+
+def test_more_than_is_looked_into(
+    bare_run: lab.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unattributed, "MAX_LOOKED_INTO", 100)
+    report = collected(opened(bare_run))
+    (note,) = report.notes
+    assert note.code == "not-all-contents"
+    looked = [g for g in groups(report) if g.content != "not looked into"]
+    assert sum(g.blocks or 0 for g in looked) == 100
+    assert MODULE in {group.owner for group in looked}
+    (pages,) = (c.pages for c in report.classes if c.name == CLASS)
+    assert sum(g.pages for g in groups(report) if g.class_name == CLASS) == pages
+
+
+def test_more_than_is_remembered(
+    bare_run: lab.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prog = opened(bare_run)
+    whole = {(c.name, c.pages) for c in collected(prog).classes}
+    monkeypatch.setattr(unattributed, "MAX_KEPT", 500)
+    report = collected(prog)
+    (left_out,) = (
+        g for g in groups(report) if g.blocks is None and g.class_name == CLASS
+    )
+    assert left_out.content == "not looked into"
+    for name in (CLASS, GUESSED):
+        pages = sum(g.pages for g in groups(report) if g.class_name == name)
+        assert (name, pages) in whole
+
+
+def test_contents_that_are_not_in_the_dump(bare_run: lab.Run) -> None:
+    prog = opened(bare_run)
+    made = sets(bare_run)["large"]
+    lost = made["pfns"][0] * PAGE
+
+    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
+        raise FaultError("Excluded page", address)
+
+    prog.add_memory_segment(lost, PAGE, read, True)
+    report = collected(prog)
+    (there,) = like(report, made, owner=MODULE)
+    assert there.blocks == len(made["pfns"]) - 1
+    (gone,) = like(report, made, content="not in the dump")
+    assert gone.examples == (made["pfns"][0],)
+    assert gone.words == ()
+
+
+def lose(prog: Program, address: int) -> None:
+    """Make what lies at a virtual address unreadable."""
+
+    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
+        raise FaultError("lost in this test", address)
+
+    prog.add_memory_segment(address & -PAGE, PAGE, read)
+
+
+def test_lost_symbols_of_the_module(bare_run: lab.Run) -> None:
+    """It is named all the same."""
+    prog = opened(bare_run)
+    (module,) = (m for m in for_each_module(prog) if m.name.string_() == b"baremodule")
+    lose(prog, module.kallsyms.symtab.value_())
+    report = collected(prog)
+    made = sets(bare_run)["singles"]
+    (group,) = like(report, made, owner=MODULE)
+    assert group.blocks == len(made["pfns"])
+    assert [word.name for word in group.words] == [f"[{MODULE}]"]
+    assert any(MODULE in note.text for note in report.notes)
+
+
+def test_lost_records_of_ftrace(bare_run: lab.Run) -> None:
+    prog = opened(bare_run)
+    lose(prog, prog["ftrace_pages_start"].value_())
+    report = collected(prog)
+    assert any("ftrace" in note.text for note in report.notes)
+    assert all(group.content != "ftrace" for group in groups(report))
+
+
+def test_records_of_ftrace_that_are_a_loop(bare_run: lab.Run) -> None:
+    prog = opened(bare_run)
+    first = prog["ftrace_pages_start"].value_()
+    start = first & -PAGE
+    page = bytearray(prog.read(start, PAGE))
+    following = first - start + prog.type("struct ftrace_page").member("next").offset
+    page[following : following + 8] = first.to_bytes(8, "little")
+
+    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
+        return bytes(page[offset : offset + count])
+
+    prog.add_memory_segment(start, PAGE, read)
+    report = collected(prog)
+    assert any("loop" in note.text for note in report.notes)
+    assert any(group.content == "ftrace" for group in groups(report))
+
+
+# --- Pure: blocks from pages
+
+
+Page = tuple[int, int, int]
+"""Page frame number, references, and order or what is in its place."""
+
+
+def pages_of(*pages: Page, node: int = 0) -> npt.NDArray[np.void]:
+    rows = [
+        (pfn, refs, node, order, PageClass.UNATTRIBUTED) for pfn, refs, order in pages
+    ]
+    return np.array(rows, unattributed._PAGE)
+
+
+def block(pfn: int, order: int, refs: int = 1) -> list[Page]:
+    """What an allocation that is no compound page looks like."""
+    tails = [(pfn + i, 0, NOT_COMPOUND) for i in range(1, 1 << order)]
+    return [(pfn, refs, NOT_COMPOUND), *tails]
+
+
+def compound(pfn: int, order: int) -> list[Page]:
+    return [(pfn, 1, order), *((pfn + i, 0, TAIL) for i in range(1, 1 << order))]
+
+
+def found(*pages: Page) -> list[tuple[int, int, int]]:
+    """First page, pages and order of each row."""
+    rows: Allocations = allocations(pages_of(*pages))
+    return list(
+        zip(rows.pfn.tolist(), rows.pages.tolist(), rows.order.tolist(), strict=True)
+    )
+
+
+def test_no_pages() -> None:
+    assert found() == []
+
+
+def test_single_pages_in_a_row_are_single() -> None:
+    assert found(*block(4, 0), *block(5, 0), *block(6, 0)) == [
+        (4, 1, 0),
+        (5, 1, 0),
+        (6, 1, 0),
+    ]
+
+
+@pytest.mark.parametrize("order", range(5))
+def test_blocks_side_by_side(order: int) -> None:
+    size = 1 << order
+    assert found(*block(64, order), *block(64 + size, order)) == [
+        (64, size, order),
+        (64 + size, size, order),
+    ]
+
+
+def test_first_page_of_memory_fits_any_order() -> None:
+    assert found(*block(0, 3)) == [(0, 8, 3)]
+
+
+def test_block_is_no_larger_than_it_is_aligned() -> None:
+    pages = [(2, 1, NOT_COMPOUND), *((pfn, 0, NOT_COMPOUND) for pfn in (3, 4, 5))]
+    assert found(*pages) == [(2, 2, 1), (4, 2, NO_ORDER)]
+
+
+def test_what_is_left_of_a_run_is_no_block() -> None:
+    pages = [(8, 1, NOT_COMPOUND), *((pfn, 0, NOT_COMPOUND) for pfn in (9, 10))]
+    assert found(*pages) == [(8, 2, 1), (10, 1, NO_ORDER)]
+
+
+def test_pages_that_nobody_holds_are_no_block() -> None:
+    assert found((8, 0, NOT_COMPOUND), (9, 0, NOT_COMPOUND), (11, 0, NOT_COMPOUND)) == [
+        (8, 2, NO_ORDER),
+        (11, 1, NO_ORDER),
+    ]
+
+
+def test_compound_pages_say_what_they_are() -> None:
+    assert found(*compound(8, 2), *compound(12, 2), *block(16, 1)) == [
+        (8, 4, 2),
+        (12, 4, 2),
+        (16, 2, 1),
+    ]
+
+
+def test_tail_is_not_taken_from_a_compound_page() -> None:
+    """Unreferenced pages behind one are not its own, nor the other way round."""
+    assert found(*compound(8, 1), (10, 0, NOT_COMPOUND)) == [
+        (8, 2, 1),
+        (10, 1, NO_ORDER),
+    ]
+    assert found(*block(8, 0), (9, 0, TAIL)) == [(8, 1, 0), (9, 1, NO_ORDER)]
+
+
+def test_compound_page_that_is_not_whole() -> None:
+    """One of its tails is of another class, such as poisoned."""
+    assert found(*compound(8, 2)[:3]) == [(8, 3, 2)]
+    assert found(*compound(8, 2)[:2], *compound(8, 2)[3:]) == [
+        (8, 2, 2),
+        (11, 1, NO_ORDER),
+    ]
+
+
+def test_blocks_are_of_one_node() -> None:
+    pages = np.concatenate(
+        [pages_of(*block(8, 1)[:1]), pages_of((9, 0, NOT_COMPOUND), node=1)]
+    )
+    rows = allocations(pages)
+    assert rows.pages.tolist() == [1, 1]
+    assert rows.node.tolist() == [0, 1]

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Page tables made by hand: what an entry says, and how far the walk goes."""
+
+import pickle
+from copy import deepcopy
+
+import numpy as np
+import pytest
+from drgn import Architecture, FaultError, Object, Platform, Program
+
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.memory.usertables import Mapped, UserTables
+
+PAGE = 4096
+LINEAR = 0xFFFF_8880_0000_0000
+ADDRESS = 0x000F_FFFF_FFFF_F000
+END = 1 << 20
+"""Memory has so many pages; the tables lie in the first ones."""
+
+PRESENT, HUGE, PROTNONE, SPECIAL = 1 << 0, 1 << 7, 1 << 8, 1 << 9
+DIRTY = 1 << 6
+PAT_OF_HUGE = 1 << 12
+
+
+class Memory:
+    """Pages with entries, behind a program that knows as little as it can."""
+
+    def __init__(self, info: str = "") -> None:
+        self.pages: dict[int, bytearray] = {}
+        self.reads: list[int] = []
+        self.prog = Program(Platform(Architecture.X86_64))
+        self.prog.add_memory_segment(0, END * PAGE, self._read, True)
+        self.prog.add_memory_segment(LINEAR, END * PAGE, self._read)
+        char = self.prog.int_type("char", 1, True)
+        text = self.prog.array_type(char, len(info) + 1)
+        unsigned = self.prog.int_type("unsigned int", 4, False)
+
+        def find(
+            prog: Program, name: str, flags: object, filename: str | None
+        ) -> Object | None:
+            if name == "VMCOREINFO":
+                return Object(prog, text, value=info.encode())
+            if name == "nr_swapfiles":
+                return Object(prog, unsigned, value=2)
+            return None
+
+        self.prog.register_object_finder("test", find, enable_index=0)
+
+    def _read(self, address: int, count: int, offset: int, physical: bool) -> bytes:
+        pfn = offset // PAGE
+        self.reads.append(pfn)
+        if pfn not in self.pages:
+            raise FaultError("nothing there", address)
+        return bytes(self.pages[pfn][offset % PAGE :][:count])
+
+    def put(self, pfn: int, *entries: int) -> None:
+        words = np.zeros(512, np.uint64)
+        words[: len(entries)] = entries
+        self.pages[pfn] = bytearray(words.tobytes())
+
+    def walk(self, *tops: int) -> tuple[Mapped, Findings]:
+        findings = Findings()
+        tables = UserTables(Reader(self.prog), findings, END)
+        addresses = [LINEAR + top * PAGE for top in tops]
+        return tables.walk(np.array(addresses, np.uint64)), findings
+
+
+def names(pfn: int, flags: int = PRESENT) -> int:
+    return pfn * PAGE | flags
+
+
+def absent(pfn: int, flags: int) -> int:
+    """An entry whose page is not to be touched: its address is inverted."""
+    return ~(pfn * PAGE) & ADDRESS | flags
+
+
+def small(*entries: int) -> tuple[Mapped, Findings]:
+    """Walk what one address space has in a table of the lowest level."""
+    memory = Memory()
+    for pfn in (1, 2, 3):
+        memory.put(pfn, names(pfn + 1))
+    memory.put(4, *entries)
+    return memory.walk(1)
+
+
+def pages(mapped: Mapped) -> list[tuple[int, int]]:
+    """The pages and address spaces of all single entries."""
+    found, spaces = mapped.small_within(0, END)
+    return list(zip(found.tolist(), spaces.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("entry", "pfn"),
+    [
+        (names(1000), 1000),
+        (names(1000, PRESENT | DIRTY | 1 << 63), 1000),
+        (names(1000, PRESENT | SPECIAL), None),
+        (absent(1000, PROTNONE), 1000),
+        (absent(1000, PROTNONE | DIRTY | 1 << 63), 1000),
+        (absent(1000, PROTNONE | SPECIAL), None),
+        (names(END - 1), END - 1),
+        (0, None),
+        (DIRTY, None),
+    ],
+)
+def test_entry_of_the_lowest_level(entry: int, pfn: int | None) -> None:
+    mapped, findings = small(entry)
+    assert pages(mapped) == ([] if pfn is None else [(pfn, 0)])
+    assert mapped.swapped is not None
+    assert mapped.swapped.tolist() == [0]
+    assert not +findings.coverage
+
+
+@pytest.mark.parametrize("entry", [names(END), names((1 << 40) - 1)])
+def test_entry_that_names_no_memory(entry: int) -> None:
+    mapped, findings = small(names(7), entry)
+    assert pages(mapped) == [(7, 0)]
+    assert findings.coverage["user_table_entries_broken"] == 1
+
+
+def test_only_entries_of_a_swap_device_are_swap() -> None:
+    types = (0, 1, 2, 31)  # there are two; 31 is a marker, or a page on its way
+    offset = ~(5 << 9) & ((1 << 59) - 1) & ~0x1FF
+    mapped, _ = small(*(type_ << 59 | offset for type_ in types))
+    assert pages(mapped) == []
+    assert mapped.swapped is not None
+    assert mapped.swapped.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "mapped"),
+    [
+        (PRESENT | HUGE, True),
+        (PRESENT | HUGE | PAT_OF_HUGE, True),
+        (PRESENT | HUGE | SPECIAL, False),
+    ],
+)
+@pytest.mark.parametrize("level", [2, 3])
+def test_huge_page(level: int, flags: int, mapped: bool) -> None:
+    memory = Memory()
+    memory.put(1, names(2))
+    memory.put(2, names(3))
+    length = 512 if level == 2 else 512 * 512
+    memory.put(3 if level == 2 else 2, names(2 * length, flags))
+    found, findings = memory.walk(1)
+    first, end, spaces = found.large_within(0, END)
+    expected = ([2 * length], [3 * length], [0]) if mapped else ([], [], [])
+    assert (first.tolist(), end.tolist(), spaces.tolist()) == expected
+    assert not +findings.coverage
+
+
+@pytest.mark.parametrize("flags", [HUGE, HUGE | PROTNONE])
+def test_huge_page_that_is_being_split_or_watched(flags: int) -> None:
+    memory = Memory()
+    memory.put(1, names(2))
+    memory.put(2, names(3))
+    memory.put(3, absent(1024, flags))
+    first, end, _ = memory.walk(1)[0].large_within(0, END)
+    assert (first.tolist(), end.tolist()) == ([1024], [1536])
+
+
+def test_part_of_memory() -> None:
+    """A huge page that begins before a part, or ends behind it, is cut."""
+    memory = Memory()
+    memory.put(1, names(2))
+    memory.put(2, names(3), names(0, PRESENT | HUGE))
+    memory.put(3, names(512, PRESENT | HUGE), names(4))
+    memory.put(4, names(599), names(600), names(699), names(700))
+    mapped, _ = memory.walk(1, 1)
+    found, spaces = mapped.small_within(600, 100)
+    assert found.tolist() == [0, 0, 99, 99]
+    assert spaces.tolist() == [0, 1, 0, 1]
+    first, end, spaces = mapped.large_within(600, 1000)
+    assert sorted(zip(spaces, first, end, strict=True)) == [
+        *((0, 0, 424), (0, 0, 1000)),
+        *((1, 0, 424), (1, 0, 1000)),
+    ]
+    assert mapped.small_within(701, 100)[0].tolist() == []
+
+
+def test_only_the_lower_half_is_the_process_own() -> None:
+    memory = Memory()
+    memory.put(1, *[0] * 256, names(2))
+    mapped, findings = memory.walk(1)
+    assert pages(mapped) == []
+    assert 2 not in memory.reads
+    assert not +findings.coverage
+
+
+def test_five_levels() -> None:
+    memory = Memory("NUMBER(pgtable_l5_enabled)=1\n")
+    for pfn in (1, 2, 3, 4):
+        memory.put(pfn, names(pfn + 1))
+    memory.put(5, names(1000))
+    assert pages(memory.walk(1)[0]) == [(1000, 0)]
+
+
+def test_encryption_bit_is_no_address() -> None:
+    bit = 1 << 47
+    memory = Memory(f"NUMBER(sme_mask)={bit}\n")
+    for pfn in (1, 2, 3):
+        memory.put(pfn, names(pfn + 1) | bit)
+    memory.put(4, names(1000) | bit)
+    assert pages(memory.walk(1)[0]) == [(1000, 0)]
+
+
+def test_lost_tables_cost_what_is_below_them() -> None:
+    memory = Memory()
+    memory.put(1, names(2))
+    memory.put(2, names(3), names(50))
+    memory.put(3, names(51), names(4))
+    memory.put(4, names(1000))
+    memory.put(70)
+    mapped, findings = memory.walk(1, 60, 70)
+    assert pages(mapped) == [(1000, 0)]
+    assert mapped.known.tolist() == [False, False, True]
+    assert findings.coverage["user_tables_unreadable"] == 3
+
+
+def test_tables_that_name_one_another_are_read_once_a_level() -> None:
+    memory = Memory()
+    memory.put(1, *[names(1)] * 512)
+    mapped, _ = memory.walk(1)
+    assert memory.reads == [1] * 4
+    assert set(pages(mapped)) == {(1, 0)}
+
+
+def test_what_travels_is_empty() -> None:
+    mapped, _ = small(names(1000))
+    assert deepcopy(mapped) is mapped
+    assert pages(pickle.loads(pickle.dumps(mapped))) == []

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What a view is shown: the very classes that the table has."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from drgn import Program
+from msatools.commands.memstat import COMMAND
+
+from msatools.memory import by
+from msatools.memory.classes import CLASSES
+from msatools.memory.classify import Block
+from msatools.memory.memstat import collect_memstat
+from msatools.memory.model import Group, MemstatReport
+from msatools.memory.views import Scene
+
+
+class ClassCounts:
+    """Counts the pages of each class, and says in which order it saw them."""
+
+    def __init__(self) -> None:
+        self.pages: Counter[int] = Counter()
+        self.pfns: list[int] = []
+
+    def observe(self, block: Block) -> None:
+        codes, counts = np.unique(block.codes, return_counts=True)
+        self.pages.update(dict(zip(codes.tolist(), counts.tolist(), strict=True)))
+        self.pfns.append(block.pfn)
+
+    def merge(self, later: "ClassCounts") -> None:
+        self.pages.update(later.pages)
+        self.pfns += later.pfns
+
+
+class CountsView:
+    """One group of all pages, whose key tells the order in which they came."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.observer = ClassCounts()
+
+    def groups(self) -> tuple[Group, ...]:
+        pages = self.observer.pages
+        assert self.observer.pfns == sorted(self.observer.pfns)
+        classes = {name: pages[code] for code, name in CLASSES.items()}
+        return (Group("all", "all", pages.total(), classes),)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch, prog: Program) -> MemstatReport:
+    monkeypatch.setitem(by.VIEWS, "counts", CountsView)
+    return collect_memstat(prog, by=("counts",))
+
+
+def test_view_sees_the_classes_of_the_table(
+    counted: MemstatReport, report: MemstatReport, pages: dict[str, int]
+) -> None:
+    assert counted.by is not None
+    (group,) = counted.by["counts"]
+    assert group.classes == pages
+    assert counted.classes == report.classes
+    assert counted.checks == report.checks
+    assert counted.notes == report.notes
+
+
+def test_words_of_by_are_all_views() -> None:
+    argument = next(a for a in COMMAND.arguments if "--by" in getattr(a, "args", ()))
+    words = set(argument.kwargs["type"](",".join(["node", "zone", *by.VIEWS])))
+    assert words == {"node", "zone", *by.VIEWS}

@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Workers that share a scan: what they find is the same, and none is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from drgn import Program, ProgramFlags
+
+from fixtures import lab
+from msatools.memory import parts, scanning
+from msatools.memory.by import VIEWS
+from msatools.memory.memmap import MemmapRange
+from msatools.memory.memstat import collect_memstat
+from msatools.memory.model import MemstatReport
+from msatools.memory.scan import ScanResult
+from msatools.memory.workers import MAX_PIECES, do_in_order
+from msatools.render.json import dumps
+from msatools.signals import Stopped, stop_on_signals
+from msatools.target import TargetSpec, open_target
+from tests.conftest import Msa
+
+COSTS = {"reads", "bytes_read"}
+"""What each worker does for itself, and others may have done before."""
+
+
+def in_worker(parent: int) -> bool:
+    return os.getpid() != parent
+
+
+def has_ended(pid: int) -> bool:
+    """Tell whether a process is gone, or waits for who has inherited it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def no_more(directory: Path) -> bool:
+    """Tell whether all who left their pid in a directory have ended, or soon do."""
+    pids = [int(path.name) for path in directory.iterdir()]
+    assert pids
+    for _ in range(200):
+        if all(map(has_ended, pids)):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_results_come_in_order(workers: int) -> None:
+    taken: list[tuple[int, bool]] = []
+    done: list[int] = []
+    parent = os.getpid()
+
+    def work(number: int) -> tuple[int, bool]:
+        # The later, the sooner done.
+        time.sleep(0.02 * (6 - number))
+        return number, in_worker(parent)
+
+    assert do_in_order(work, 7, workers, taken.append, done.append) == 0
+    assert taken == [(number, True) for number in range(7)]
+    assert sorted(done) == list(range(7))
+
+
+def test_large_results_come_whole() -> None:
+    taken: list[bytes] = []
+    done: list[int] = []
+    do_in_order(lambda n: bytes([n]) * 3_000_000, 4, 2, taken.append, done.append)
+    assert taken == [bytes([n]) * 3_000_000 for n in range(4)]
+
+
+@pytest.mark.parametrize("victims", [{1}, {0, 1, 2, 3, 4}])
+def test_what_a_killed_worker_leaves_is_done_here(victims: set[int]) -> None:
+    parent = os.getpid()
+    taken: list[tuple[int, bool]] = []
+    done: list[int] = []
+
+    def work(number: int) -> tuple[int, bool]:
+        if number in victims and in_worker(parent):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number, in_worker(parent)
+
+    undone = do_in_order(work, 5, 2, taken.append, done.append)
+    assert [number for number, _ in taken] == [0, 1, 2, 3, 4]
+    assert undone == sum(not worked for _, worked in taken) >= len(victims & {0, 1})
+    assert {number for number, worked in taken if not worked} >= victims & {0, 1}
+    assert sorted(done) == [0, 1, 2, 3, 4]
+
+
+def test_error_of_the_work_is_raised_here(tmp_path: Path) -> None:
+    def work(number: int) -> int:
+        (tmp_path / str(os.getpid())).touch()
+        if number == 1:
+            raise ValueError("one")
+        return number
+
+    taken: list[int] = []
+    with pytest.raises(ValueError, match="one"):
+        do_in_order(work, 3, 2, taken.append, lambda _: None)
+    assert taken == [0]
+    (tmp_path / str(os.getpid())).unlink()
+    assert no_more(tmp_path)
+
+
+def test_error_of_who_takes_ends_the_workers(tmp_path: Path) -> None:
+    def work(number: int) -> int:
+        (tmp_path / str(os.getpid())).touch()
+        time.sleep(60 * number)
+        return number
+
+    def take(number: int) -> None:
+        raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        do_in_order(work, 3, 2, take, lambda _: None)
+    assert no_more(tmp_path)
+
+
+def test_work_is_done_where_no_process_can_be_forked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse() -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "fork", refuse)
+    taken: list[int] = []
+    assert do_in_order(lambda number: number, 3, 2, taken.append, lambda _: None) == 3
+    assert taken == [0, 1, 2]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_the_workers(tmp_path: Path, number: int) -> None:
+    parent = os.getpid()
+
+    def work(piece: int) -> int:
+        (tmp_path / str(os.getpid())).touch()
+        if piece == 1:
+            os.kill(parent, number)
+        time.sleep(60)
+        return piece
+
+    with stop_on_signals(), pytest.raises(Stopped):
+        do_in_order(work, 3, 2, lambda _: None, lambda _: None)
+    assert no_more(tmp_path)
+
+
+# A terminal's Ctrl-C goes to the workers as well; nothing can be done about SIGKILL.
+GROUP = """
+import os, pathlib, signal, sys, time
+from msatools.memory.workers import do_in_order
+from msatools.signals import Stopped, end_by, stop_on_signals
+def work(piece):
+    pathlib.Path(sys.argv[1], str(os.getpid())).touch()
+    if piece == 1:
+        {act}
+    time.sleep(0.5)
+    return piece
+try:
+    with stop_on_signals():
+        do_in_order(work, 1000, 3, lambda _: None, lambda _: None)
+except Stopped as stopped:
+    sys.exit(end_by(stopped.number))
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "number"),
+    [
+        ("os.killpg(0, signal.SIGINT)", signal.SIGINT),
+        ("os.kill(os.getppid(), signal.SIGKILL)", signal.SIGKILL),
+    ],
+)
+def test_whoever_is_signalled_none_is_left(
+    tmp_path: Path, act: str, number: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", GROUP.format(act=act), tmp_path],
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-number, "", "")
+    assert no_more(tmp_path)
+
+
+# The command as it is installed, but that a worker takes its time.
+SLOW = """
+import os, pathlib, sys, time
+from msatools.commands import memstat
+from msatools.memory import parts, scanning
+pids = pathlib.Path(sys.argv.pop(1))
+def slow(*_):
+    (pids / str(os.getpid())).touch()
+    time.sleep(60)
+parts.scan = slow
+sys.exit(memstat.main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_command_that_is_stopped_leaves_nothing(
+    run_612: lab.Run, tmp_path: Path, number: int
+) -> None:
+    pids, temporary = tmp_path / "pids", tmp_path / "temporary"
+    pids.mkdir()
+    temporary.mkdir()
+    command = [sys.executable, "-c", SLOW, pids, "-j", "2", run_612.elf]
+    process = subprocess.Popen(
+        [*map(str, command), "-s", run_612.vmlinux],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        start_new_session=True,
+    )
+    while len(list(pids.iterdir())) < 2 and process.poll() is None:
+        time.sleep(0.02)
+    os.killpg(process.pid, number)
+    assert process.communicate(timeout=20) == (b"", b"")
+    assert process.returncode == -number
+    assert no_more(pids)
+    assert list(temporary.iterdir()) == []
+
+
+def collected(prog: Program, workers: int, by: tuple[str, ...]) -> dict[str, object]:
+    """Collect a report, but for what depends on who reads how often, and when."""
+    report = collect_memstat(prog, by=by, sections=True, verbose=True, workers=workers)
+    found: dict[str, object] = json.loads(dumps(report))
+    coverage = found["coverage"]
+    assert isinstance(coverage, dict)
+    for cost in COSTS:
+        del coverage[cost]
+    found.pop("scan_ns", None)
+    return found
+
+
+@pytest.mark.parametrize("by", [(), ("node", *VIEWS)])
+@pytest.mark.parametrize("format", [None, "kdump-lzo", "flattened"])
+def test_any_number_of_workers_finds_the_same(
+    run: lab.Run, format: str | None, by: tuple[str, ...]
+) -> None:
+    path = run.elf if format is None else run.dump(format)
+    opened = open_target(TargetSpec(path=str(path), vmlinux=str(run.vmlinux)))
+    one = collected(opened.prog, 1, by)
+    assert one["pages"] > 2 * parts._PART_PAGES
+    for workers in (2, 3):
+        assert collected(opened.prog, workers, by) == one
+
+
+def test_nothing_is_read_twice(prog: Program) -> None:
+    """Without those who look on, each worker reads what is its own, and no more."""
+    coverages = [collect_memstat(prog, workers=n).coverage for n in (1, 2, 3)]
+    assert coverages[0] == coverages[1] == coverages[2]
+
+
+def test_report_is_whole_though_a_worker_was_killed(
+    prog: Program, report: MemstatReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = os.getpid()
+    scan = parts.scan
+
+    def fatal(*args: Any, **options: Any) -> ScanResult:
+        if in_worker(parent):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return scan(*args, **options)
+
+    monkeypatch.setattr(parts, "scan", fatal)
+    found = collect_memstat(prog, workers=2)
+    assert found.classes == report.classes
+    (note,) = found.notes
+    assert note.code == "workers-ended"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_progress_goes_up_to_the_end(prog: Program, workers: int) -> None:
+    shown: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        shown.append(done)
+        assert done <= total
+
+    report = collect_memstat(prog, workers=workers, progress=progress)
+    assert shown == sorted(shown)
+    assert len(shown) > 2
+    assert shown[-1] == report.pages
+
+
+def section(nr: int, pages: int = 1 << 15) -> MemmapRange:
+    return MemmapRange(nr, "online", True, nr << 15, pages, nr << 21)
+
+
+def test_parts_are_the_ranges_in_their_order() -> None:
+    ranges = [section(nr) for nr in (*range(10), *range(40, 45))]
+    cut = parts.cut(ranges)
+    assert [item for part in cut for item in part] == ranges
+    assert [len(part) for part in cut] == [4, 4, 4, 3]
+    assert parts.cut([]) == []
+
+
+def test_parts_of_much_memory_are_larger_and_not_more() -> None:
+    # 12 TiB, in sections of 128 MiB.
+    cut = parts.cut([section(nr) for nr in range(12 << 13)])
+    assert 500 < len(cut) < 600 <= MAX_PIECES
+    assert len({len(part) for part in cut[:-1]}) == 1
+
+
+LIVE, LOCAL = ProgramFlags.IS_LIVE, ProgramFlags.IS_LOCAL
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("flags", "sections", "default"),
+    [
+        (ProgramFlags(0), 1, 1),
+        (ProgramFlags(0), 31, 1),
+        (ProgramFlags(0), 32, min(2, CORES)),
+        (ProgramFlags(0), 1 << 20, CORES),
+        (LIVE | LOCAL, 1 << 20, 1),
+        (LIVE, 1 << 20, 1),
+    ],
+)
+def test_workers_by_default(flags: ProgramFlags, sections: int, default: int) -> None:
+    prog = cast(Program, SimpleNamespace(flags=flags))
+    ranges = [section(nr) for nr in range(sections)]
+    assert parts.workers_by_default(prog, ranges) == default
+    assert parts.can_share(prog) == (flags != LIVE)
+
+
+def test_dump_has_one_worker_a_core(
+    prog: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+    shared = scanning.scan_parts
+
+    def scan_parts(*args: Any, **options: Any) -> parts.Scanned:
+        asked.append(args[-1])
+        return shared(*args, **options)
+
+    monkeypatch.setattr(scanning, "scan_parts", scan_parts)
+    monkeypatch.setattr(parts, "_PAGES_EACH", 1)
+    collect_memstat(prog)
+    assert asked == [CORES]
+
+
+def test_several_cannot_read_over_qmp(
+    live_qmp: str, run_612: lab.Run, msa: Msa
+) -> None:
+    guest = ("--qemu", live_qmp, "-s", run_612.vmlinux)
+    done = msa(*guest, "-j", "2")
+    assert done.returncode == 2
+    assert done.stderr.startswith("msa-memstat: -j 2: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert msa(*guest, "-j", "1").returncode == 0
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "x", "1.5", "", "100000"])
+def test_number_of_workers(msa: Msa, number: str) -> None:
+    done = msa("-j", number, "vmcore")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Maps of memory made by hand, as text and as pictures."""
+
+import io
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from xml.etree import ElementTree
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from msatools.memory.classes import CLASSES, PageClass
+from msatools.memory.counting import NCLASSES
+from msatools.memory.mapmodel import Cells, MemoryMap, Place
+from msatools.render import mappicture, maptext, plain, terminal
+from msatools.render.blocks import Chart, Mark
+from msatools.render.fit import fit
+from msatools.render.memmap import bands, shades
+from msatools.render.palette import FREE_COLOUR, LOOKS, mix
+from msatools.render.picture import Box, Picture
+from msatools.render.png import png
+from msatools.render.svg import svg
+
+PAGE = 4096
+RULER = ("|" + " " * 7) * 7 + "|"
+NODES = (Place(0, "DMA32"), Place(0, "Normal"), Place(1, "Normal"))
+Counts = Mapping[int, int]
+
+
+def memory_of(
+    numbers: Sequence[int],
+    counts: Sequence[Counts],
+    places: Sequence[int] | None = None,
+    each: int = 16,
+    section: int = 32,
+) -> MemoryMap:
+    """Make a map; what is in no class is free."""
+    rows = np.zeros((len(numbers), NCLASSES), np.int64)
+    for row, its in zip(rows, counts, strict=True):
+        for code, pages in its.items():
+            row[code] = pages
+        row[PageClass.FREE_BUDDY] += each - row.sum()
+    at = np.array(places or [0] * len(numbers), np.intp)
+    cells = Cells(np.array(numbers), rows, at, each, NODES)
+    return MemoryMap(each, section, cells)
+
+
+def chart(memory: MemoryMap) -> list[str]:
+    charts = [b for b in maptext.blocks(memory, PAGE) if isinstance(b, Chart)]
+    lines = itertools.chain.from_iterable(plain.lines(b) for b in charts)
+    return ["".join(span.text for span in line).rstrip() for line in lines]
+
+
+def test_what_a_cell_shows() -> None:
+    memory = memory_of(
+        range(6),
+        [
+            {},
+            {PageClass.FREE_PCP: 3},
+            {PageClass.SLAB: 1},
+            {PageClass.SLAB: 3, PageClass.ANON: 4},
+            {PageClass.ANON: 9},
+            {PageClass.ANON: 5, PageClass.FILE: 11},
+        ],
+    )
+    shown = shades(memory)
+    assert shown.levels.tolist() == [0, 0, 1, 2, 3, 4]
+    assert shown.codes.tolist()[2:] == [
+        PageClass.SLAB,
+        PageClass.ANON,
+        PageClass.ANON,
+        PageClass.FILE,
+    ]
+
+
+def test_text() -> None:
+    numbers = [0, 1, 2, 63, 64, 65, 66, 200]
+    anon, half = {PageClass.ANON: 16}, {PageClass.SLAB: 8}
+    counts = [anon, {}, half, anon, half, {}, anon, {PageClass.RESERVED: 16}]
+    places = [0, 0, 0, 0, 0, 1, 1, 2]
+    memory = memory_of(numbers, counts, places, section=16 * 8)
+    assert chart(memory) == [
+        "           Node 0, zone DMA32" + RULER[18:],
+        "      0x0  A.l" + " " * 60 + "A",
+        "0x40_0000  l",
+        "           Node 0, zone Normal" + RULER[19:],
+        "0x41_0000   .A",
+        "           (no memory: 4.0 MiB)",
+        "           Node 1, zone Normal" + RULER[19:],
+        "0xc8_0000          R",
+        "..  free.buddy   48     192 KiB   37.5 %",
+        "AA  user.anon    48     192 KiB   37.5 %",
+        "LL  kernel.slab  16      64 KiB   12.5 %",
+        "RR  reserved     16      64 KiB   12.5 %",
+        "a cell shows its largest class but free, paler if part is free: .aaAA",
+        "memory sections begin under |",
+    ]
+
+
+def test_sections_larger_than_a_row() -> None:
+    memory = memory_of(range(256), [{}] * 256, section=16 * 128)
+    lines = chart(memory)
+    assert [line.partition(" .")[0] for line in lines[1:5]] == [
+        "      0x0+",
+        "0x40_0000 ",
+        "0x80_0000+",
+        "0xc0_0000 ",
+    ]
+    assert lines[-1] == "memory sections begin at rows with +"
+
+
+def test_sections_smaller_than_a_cell() -> None:
+    memory = memory_of([0], [{}], section=4)
+    assert chart(memory)[-1] == "memory sections: 4 a cell"
+    memory = memory_of([0], [{}], section=32)
+    assert chart(memory)[-1] == "memory sections: 2 cells each"
+
+
+def test_zones_in_many_pieces_are_not_told_apart() -> None:
+    alternating = [i % 2 for i in range(200)]
+    (band,) = bands(memory_of(range(200), [{}] * 200, alternating), 64)
+    assert band.label == "Node 0"
+    alternating = [2 * (i % 2) for i in range(200)]
+    (band,) = bands(memory_of(range(200), [{}] * 200, alternating), 64)
+    assert band.label == ""
+    assert sum(len(row.cells) for row in band.rows) == 200
+
+
+def test_no_memory() -> None:
+    memory = memory_of([], [])
+    assert bands(memory, 64) == ()
+    assert list(maptext.blocks(memory, PAGE))
+    assert svg(mappicture.picture(memory, PAGE, "6.1"))
+
+
+def test_each_class_has_a_look_of_its_own() -> None:
+    free = {PageClass.FREE_BUDDY, PageClass.FREE_PCP}
+    assert LOOKS.keys() == CLASSES.keys()
+    looks = [look for code, look in LOOKS.items() if code not in free]
+    assert len({look.letter.lower() for look in looks}) == len(looks)
+    assert len({look.colour for look in looks}) == len(looks)
+    assert all(re.fullmatch("#[0-9a-f]{6}", look.colour) for look in looks)
+    assert FREE_COLOUR not in {look.colour for look in looks}
+
+
+# What people see who lack one kind of cones: G. M. Machado, M. M. Oliveira and L. A.
+# F. Fernandes, "A physiologically-based model for simulation of color vision
+# deficiency" (2009), table 1, severity 1.0.
+VISIONS = {
+    "normal": np.eye(3),
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+TO_XYZ = np.array(
+    [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+)
+WHITE = np.array([0.9505, 1.0, 1.089])
+
+MOST_OF_MEMORY = (
+    PageClass.FREE_HUGETLB,
+    PageClass.ANON,
+    PageClass.USER_HUGETLB,
+    PageClass.FILE,
+    PageClass.EXEC,
+    PageClass.SHMEM,
+    PageClass.BLOCKDEV,
+    PageClass.SLAB,
+    PageClass.PAGE_TABLES,
+    PageClass.STACKS,
+    PageClass.VMALLOC,
+    PageClass.UNATTRIBUTED,
+    PageClass.RESERVED,
+)
+
+
+def lab(colour: str, vision: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Place a colour in CIELAB (D65)."""
+    srgb = np.array(list(bytes.fromhex(colour[1:]))) / 255
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.asarray(vision) @ linear, 0, 1)
+    ratio = TO_XYZ @ seen / WHITE
+    f = np.where(ratio > 0.008856, np.cbrt(ratio), 7.787 * ratio + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_colours_are_told_apart(vision: str) -> None:
+    places = {
+        CLASSES[code]: lab(LOOKS[code].colour, VISIONS[vision])
+        for code in MOST_OF_MEMORY
+    }
+    for (one, here), (other, there) in itertools.combinations(places.items(), 2):
+        # A difference of 2.3 is just noticed, side by side.
+        assert np.linalg.norm(here - there) > 12, (one, other)
+
+
+@pytest.mark.parametrize("ground", ["#000000", "#ffffff"])
+def test_colours_show_on_dark_and_light(ground: str) -> None:
+    for code in MOST_OF_MEMORY:
+        there, here = (lab(c, VISIONS["normal"]) for c in (ground, LOOKS[code].colour))
+        assert np.linalg.norm(there - here) > 25, CLASSES[code]
+
+
+def test_mixed_colours() -> None:
+    assert mix("#ff0000", "#0000ff", 0.5) == "#800080"
+    assert mix("#123456", "#ffffff", 1) == "#123456"
+
+
+MARKS = Chart((("x ", Mark("AA", colour="#0055cc", signs="\u2588\u2588")),))
+
+
+def printed(encoding: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    out = io.BytesIO()
+    file = io.TextIOWrapper(out, encoding=encoding)
+    console = Console(file=file, force_terminal=True)
+    monkeypatch.setattr(terminal, "_console", lambda _: console)
+    terminal.show([MARKS], file)
+    file.flush()
+    return out.getvalue().decode()
+
+
+def test_colours_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[38;2;0;85;204m\u2588\u2588\x1b[0m" in printed("utf-8", monkeypatch)
+    letters = printed("ascii", monkeypatch)
+    assert "AA" in letters
+    assert "\x1b[38;2;0;85;204m" in letters
+
+
+def test_colours_on_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    file = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.setenv("TERM", "xterm")
+    console = Console(file=file, force_terminal=True)
+    monkeypatch.setattr(terminal, "_console", lambda _: console)
+    (line,) = terminal.Styler().styled(plain.lines(MARKS), width=3)
+    assert line == "x \x1b[38;2;0;85;204m\u2588\x1b[0m"
+
+
+def test_letters_without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert printed("utf-8", monkeypatch).strip() == "x AA"
+
+
+def test_charts_are_not_folded() -> None:
+    lines, left_out = fit([MARKS], width=3, height=5)
+    assert ["".join(span.text for span in line) for line in lines] == ["x AA"]
+    assert left_out == 0
+
+
+@pytest.fixture
+def drawn() -> Picture:
+    anon = [{PageClass.ANON: 16}] * 256
+    return mappicture.picture(memory_of(range(512), [*anon, *[{}] * 256]), PAGE, "6.1")
+
+
+def area(boxes: Sequence[Box]) -> int:
+    return sum(box.width * box.height for box in boxes)
+
+
+def test_area_of_a_colour_is_the_share_of_its_class(drawn: Picture) -> None:
+    # Beside the map each has a sample, and free memory one in the scale.
+    sample, step = 14 * 14, 36 * 14
+    anon = area(drawn.boxes[LOOKS[PageClass.ANON].colour]) - sample
+    free = area(drawn.boxes[FREE_COLOUR]) - sample - step
+    assert anon == free == 1024 * 24
+
+
+def test_svg_and_png_show_the_same(drawn: Picture) -> None:
+    root = ElementTree.fromstring(svg(drawn))
+    width, height = int(root.attrib["width"]), int(root.attrib["height"])
+    image = Image.open(io.BytesIO(png(drawn)))
+    assert image.size == (2 * width, 2 * height)
+    paths = {p.attrib["fill"]: p.attrib["d"] for p in root if p.tag.endswith("path")}
+    assert paths.keys() == drawn.boxes.keys()
+    colour = LOOKS[PageClass.ANON].colour
+    match = re.match(r"M(\d+),(\d+)h1024v24h-1024z", paths[colour])
+    assert match is not None
+    x, y = 2 * int(match[1]), 2 * int(match[2])
+    rgb = tuple(bytes.fromhex(colour[1:]))
+    assert image.getpixel((x, y)) == image.getpixel((x + 2047, y + 47)) == rgb
+    assert image.getpixel((x, y + 48)) == tuple(bytes.fromhex(FREE_COLOUR[1:]))
+
+
+def test_text_of_dumps_is_escaped() -> None:
+    evil = "6.1<script>\x1b[31m&\u202e"
+    places = (Place(0, "<b>\x07"),)
+    cells = Cells(np.zeros(1, np.int64), np.ones((1, NCLASSES), np.int64),
+                  np.zeros(1, np.intp), NCLASSES, places)  # fmt: skip
+    picture = mappicture.picture(MemoryMap(32, 32, cells), PAGE, evil)
+    root = ElementTree.fromstring(svg(picture))
+    texts = "".join(element.text or "" for element in root)
+    assert r"6.1<script>\x1b[31m&\u202e" in texts
+    assert r"zone <b>\x07" in texts
+    assert png(picture)
+
+
+def test_size_of_files_is_bounded() -> None:
+    """As if no two cells of the largest map were alike."""
+    random = np.random.default_rng(1)
+    rows = random.integers(0, 100, (1 << 16, NCLASSES))
+    cells = Cells(
+        np.arange(1 << 16),
+        rows,
+        np.zeros(1 << 16, np.intp),
+        4096,
+        (Place(0, "Normal"),),
+    )
+    picture = mappicture.picture(MemoryMap(4096, 32768, cells), PAGE, "6.1")
+    assert len(svg(picture)) < 1_600_000
+
+
+def test_addresses_do_not_overlap() -> None:
+    places = [at // 100 % 3 for at in range(4000)]
+    picture = mappicture.picture(
+        memory_of(range(4000), [{}] * 4000, places), PAGE, "6.1"
+    )
+    addresses = sorted(
+        label.y
+        for label in picture.labels
+        if label.anchor == "end" and "0x" in label.text
+    )
+    assert len(addresses) > 10
+    assert min(b - a for a, b in itertools.pairwise(addresses)) >= 12
+    zones = sorted(label.y for label in picture.labels if label.text.startswith("Node"))
+    assert min(b - a for a, b in itertools.pairwise(zones)) >= 16
