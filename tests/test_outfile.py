@@ -68,11 +68,10 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
             replace_file(str(tmp_path / name), b"")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_directory_that_is_not_writable(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(OutputError, match="not writable"):
-        check_writable(str(tmp_path / "map.svg"))
+def test_directory_that_is_not_writable() -> None:
+    """Not even by root, who finds out only as it is tried."""
+    with pytest.raises(OutputError, match=r"not writable|write it elsewhere"):
+        replace_file("/proc/map.svg", b"")
 
 
 def test_png_needs_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from tests.selfdesc.conftest import Pair
 def memstat(prog: Program) -> dict[str, Any]:
     report = collect_memstat(prog, by=["node", "zone"], sections=True, verbose=True)
     made: dict[str, Any] = json.loads(dumps(report))
+    assert made.pop("scan_ns") > 0
     return made
 
 
