@@ -25,6 +25,7 @@ SOLARIS = (
     *("USER", "SYSTEM", "TRAP", "TFAULT", "DFAULT", "KFAULT"),
     *("USER_LOCK", "SLEEP", "WAIT_CPU", "STOPPED"),
 )
+TICK_NS = 4 * MS
 States = dict[str, StateTime]
 
 
@@ -268,7 +269,9 @@ def test_sleeps_of_processes(name: str) -> None:
     three = ("INTERRUPTIBLE_SLEEP", "UNINTERRUPTIBLE_SLEEP", "STOPPED")
     off_cpu = int(dump.lives.off_cpu_ns[~dump.kernels_own].sum())
     made_up = sum(gelato[state].ns or 0 for state in three)
-    assert made_up == pytest.approx(off_cpu, rel=1e-4)
+    # The clock of a run queue, by which sleep is counted, may be a tick late.
+    threads = int(np.count_nonzero(~dump.kernels_own))
+    assert made_up == pytest.approx(off_cpu, abs=threads * TICK_NS)
 
 
 @pytest.mark.parametrize("name", ON)

@@ -189,7 +189,8 @@ def test_dead_threads(dump: Read) -> None:
     dead = dump.processes.dead
     # Ticks that met it; each is a sample.
     assert 0 < dead.utime_ns[row] + dead.stime_ns[row] < 3 * used
-    assert dead.nvcsw[row] + dead.nivcsw[row] >= len(task["used_ns"])
+    # One that has a CPU for itself may come to its end without a switch.
+    assert dead.nvcsw[row] + dead.nivcsw[row] > 0
 
 
 def test_faults_of_processes(dump: Read) -> None:
