@@ -51,7 +51,7 @@ def _samples(release: str, facts: Mapping[str, Any]) -> None:
 
 def _watching(release: str, facts: Mapping[str, Any]) -> None:
     print(f"WHAT A BUSY GUEST LOSES WHILE IT IS SAMPLED ONCE A SECOND, {release}")
-    print(f"({facts['cpus']} CPUs, both busy; work done a second)")
+    print(f"({facts['online']} CPUs, both busy; work done a second)")
     print(f"{'':28}{'alone':>10}{'watched':>10}{'lost':>9}{'our CPU':>10}")
     for name in NAMES:
         for words, found in facts[name]["busy"].items():
