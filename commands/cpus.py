@@ -11,9 +11,11 @@ from drgn.commands import argument, mutually_exclusive_group
 
 from msatools.cli import Command, run_console
 from msatools.command import Session
+from msatools.commonoptions import rows, view
+from msatools.problems import has_lost
 from msatools.render.blocks import Block
 from msatools.target import Target
-from msatools.values import cpu_list, name_list, positive_number
+from msatools.values import cpu_list, known_names, name_list
 
 if TYPE_CHECKING:
     from msatools.cpus.model import CpusReport
@@ -29,12 +31,7 @@ def _columns(word: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name_list(word.lower())))
     if names == ("all",):
         return COLUMNS
-    for name in names or ("",):
-        if name not in COLUMNS:
-            raise argparse.ArgumentTypeError(
-                f"no column {name!r}; there are {', '.join(COLUMNS)}"
-            )
-    return names
+    return tuple(known_names(names or ("",), COLUMNS, "column"))
 
 
 def _options(args: argparse.Namespace) -> "CpusOptions":
@@ -78,8 +75,7 @@ _LOST_LIVE = ("cpus_unreadable", "run_queues_unreadable", "cpumasks_unreadable")
 
 
 def _problems(report: "CpusReport") -> bool:
-    lost = _LOST_LIVE if report.target.live else _LOST
-    return any(count and key.endswith(lost) for key, count in report.coverage.items())
+    return has_lost(report, _LOST_LIVE if report.target.live else _LOST)
 
 
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
@@ -93,13 +89,6 @@ def _set_names(word: str) -> tuple[str, ...]:
     if not names:
         raise argparse.ArgumentTypeError(f"not a list of sets: {word!r}")
     return names
-
-
-def _view(flag: str, name: str, help: str) -> argument:
-    made: argument = argument(
-        flag, dest="view", action="store_const", const=name, help=help
-    )
-    return made
 
 
 COMMAND = Command(
@@ -121,9 +110,9 @@ COMMAND = Command(
             help="CPUs of these sets alone, such as default,/db",
         ),
         mutually_exclusive_group(
-            _view("-i", "irqs", "interrupts by CPU, and where they may go"),
-            _view("--sets", "sets", "sets in full, with their tasks and interrupts"),
-            _view("--info", "info", "what each CPU is: its place, state, capacity"),
+            view("irqs", "interrupts by CPU, and where they may go", flag="-i"),
+            view("sets", "sets in full, with their tasks and interrupts"),
+            view("info", "what each CPU is: its place, state, capacity"),
         ),
         argument(
             "-o",
@@ -132,13 +121,7 @@ COMMAND = Command(
             metavar="COL,...",
             help="these columns, or all; icsw and migr take a look at all tasks",
         ),
-        argument(
-            "-n",
-            dest="rows",
-            type=positive_number,
-            metavar="COUNT",
-            help="show at most so many rows (JSON has all)",
-        ),
+        rows("show at most so many rows (JSON has all)"),
     ),
     examples=(
         ("-v", "run queues too: who waits, and for how long"),

@@ -11,9 +11,11 @@ from drgn.commands import argument, mutually_exclusive_group
 
 from msatools.cli import Command, run_console
 from msatools.command import Session
+from msatools.commonoptions import pids, rows, view
+from msatools.problems import has_lost_tasks
 from msatools.render.blocks import Block
 from msatools.target import Target
-from msatools.values import duration_ns, number_list, positive_number, state_letters
+from msatools.values import duration_ns, known_names, state_letters
 
 if TYPE_CHECKING:
     from msatools.locks.options import LocksOptions
@@ -25,14 +27,7 @@ def _types(word: str) -> Any:
 
     from msatools.locks.lock import LockType
 
-    known = get_args(LockType)
-    names = word.lower().split(",")
-    for name in names:
-        if name not in known:
-            raise argparse.ArgumentTypeError(
-                f"no type {name!r}; there are {', '.join(known)}"
-            )
-    return frozenset(names)
+    return frozenset(known_names(word.lower().split(","), get_args(LockType), "type"))
 
 
 def _options(args: argparse.Namespace) -> "LocksOptions":
@@ -77,16 +72,6 @@ def _some(args: argparse.Namespace) -> bool:
     return any(asked)
 
 
-_LOST = ("_unreadable", "_broken", "_lost", "_incomplete")
-# Of a running kernel, what belongs to tasks goes with them while it is read.
-_LOST_LIVE = ("tasks_unreadable", "lists_broken", "run_queues_unreadable")
-
-
-def _problems(report: "LocksReport") -> bool:
-    lost = _LOST_LIVE if report.target.live else _LOST
-    return any(count and key.endswith(lost) for key, count in report.coverage.items())
-
-
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     if args.view != "dot":
         return None
@@ -99,24 +84,11 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     return None
 
 
-def _view(name: str, help: str) -> argument:
-    made: argument = argument(
-        f"--{name}", dest="view", action="store_const", const=name, help=help
-    )
-    return made
-
-
 COMMAND = Command(
     name="locks",
     summary="show who waits for whom, and who is to blame",
     arguments=(
-        argument(
-            "-p",
-            dest="pids",
-            type=number_list,
-            metavar="PID,...",
-            help="these alone, looked up directly, and all that they wait for",
-        ),
+        pids("these alone, looked up directly, and all that they wait for"),
         argument(
             "--type",
             dest="types_wanted",
@@ -145,20 +117,14 @@ COMMAND = Command(
                 choices=("root", "lock", "task"),
                 help="what comes first: who is to blame (default), locks, waiters",
             ),
-            _view("chains", "each blocked task's way to its root"),
-            _view("holders", "tasks that others wait for, and how many"),
-            _view("dot", "the graph, for Graphviz (locks with few waiters: -v all)"),
+            view("chains", "each blocked task's way to its root"),
+            view("holders", "tasks that others wait for, and how many"),
+            view("dot", "the graph, for Graphviz (locks with few waiters: -v all)"),
         ),
         argument(
             "--stack", action="store_true", help="the stacks of waiters and roots"
         ),
-        argument(
-            "-n",
-            dest="rows",
-            type=positive_number,
-            metavar="COUNT",
-            help="show at most so many roots, rows or chains (JSON has all)",
-        ),
+        rows("show at most so many roots, rows or chains (JSON has all)"),
     ),
     examples=(
         ("--chains --state D", "what each hung task waits for in the end"),
@@ -169,7 +135,7 @@ COMMAND = Command(
     ),
     start=_start,
     blocks=_blocks,
-    problems=_problems,
+    problems=has_lost_tasks,
     complaint=_complaint,
 )
 

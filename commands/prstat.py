@@ -12,9 +12,11 @@ from drgn.commands import argument, mutually_exclusive_group
 
 from msatools.cli import Command, run_console
 from msatools.command import Session
+from msatools.commonoptions import pids, rows, uids, view
+from msatools.problems import has_lost_tasks
 from msatools.render.blocks import Block
 from msatools.target import Target
-from msatools.values import cpu_list, name_list, number_list, positive_number
+from msatools.values import cpu_list, known_names, name_list, state_letters
 
 if TYPE_CHECKING:
     from msatools.prstat.model import PrstatReport
@@ -49,57 +51,31 @@ def _ages(word: str) -> Any:
     return parse_ages(word)
 
 
-@_parsed_by
-def _states(word: str) -> Any:
-    from msatools.tasks.states import LETTERS
-
-    letters = frozenset(word.replace(",", ""))
-    if not letters or letters - frozenset(LETTERS):
-        raise ValueError(f"states are some of {', '.join(LETTERS)}: not {word!r}")
-    return letters
-
-
-@_parsed_by
 def _classes(word: str) -> Any:
     from msatools.tasks.classes import TaskClass
 
-    names = word.upper().split(",")
-    unknown = [name for name in names if name not in TaskClass.__members__]
-    if unknown:
-        known = ", ".join(TaskClass.__members__)
-        raise ValueError(f"no class {unknown[0]!r}; there are {known}")
+    names = known_names(word.upper().split(","), TaskClass.__members__, "class")
     return frozenset(TaskClass[name] for name in names)
 
 
-@_parsed_by
 def _columns(word: str) -> Any:
     from msatools.render.prstat_columns import COLUMNS
 
-    return _known(word, COLUMNS)
+    return known_names(word.upper().split(","), COLUMNS, "column")
 
 
-@_parsed_by
 def _fields(word: str) -> Any:
     from msatools.prstat.why import FIELDS
 
-    return _known(word, FIELDS)
+    return known_names(word.upper().split(","), FIELDS, "column")
 
 
-def _known(word: str, known: tuple[str, ...]) -> list[str]:
-    names = word.upper().split(",")
-    for name in names:
-        if name not in known:
-            raise ValueError(f"no column {name!r}; there are {', '.join(known)}")
-    return names
-
-
-@_parsed_by
 def _frequency(word: str) -> Any:
     with contextlib.suppress(ValueError):
         hz = float(word)
         if 0 < hz <= _MAX_HZ:
             return hz
-    raise ValueError(f"not a frequency up to {_MAX_HZ} Hz: {word!r}")
+    raise argparse.ArgumentTypeError(f"not a frequency up to {_MAX_HZ} Hz: {word!r}")
 
 
 def _options(args: argparse.Namespace) -> "Options":
@@ -155,32 +131,15 @@ def _blocks(report: "PrstatReport", args: argparse.Namespace) -> Iterable[Block]
     )
 
 
-_LOST = ("_unreadable", "_broken", "_lost", "_incomplete")
-# Of a running kernel, what belongs to tasks goes with them while it is read.
-_LOST_LIVE = ("tasks_unreadable", "lists_broken", "run_queues_unreadable")
-
-
-def _problems(report: "PrstatReport") -> bool:
-    lost = _LOST_LIVE if report.target.live else _LOST
-    return any(count and key.endswith(lost) for key, count in report.coverage.items())
-
-
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
-    view = args.view or ("folded" if args.folded is not None else None)
+    shown = args.view or ("folded" if args.folded is not None else None)
     if args.hz and not has_interval:
         return "-F: samples are within an interval, and none is named"
-    if (args.functions or args.modules) and view in ("load", "states"):
-        return f"--function, --module: --{view} has no stacks"
-    if view and (args.microstates or args.columns):
-        return f"-m, -o: --{view} has columns of its own"
+    if (args.functions or args.modules) and shown in ("load", "states"):
+        return f"--function, --module: --{shown} has no stacks"
+    if shown and (args.microstates or args.columns):
+        return f"-m, -o: --{shown} has columns of its own"
     return None
-
-
-def _view(name: str, help: str) -> argument:
-    made: argument = argument(
-        f"--{name}", dest="view", action="store_const", const=name, help=help
-    )
-    return made
 
 
 COMMAND = Command(
@@ -203,20 +162,8 @@ COMMAND = Command(
             action="store_true",
             help="sum up by control group or container, too",
         ),
-        argument(
-            "-p",
-            dest="pids",
-            type=number_list,
-            metavar="PID,...",
-            help="these alone, looked up directly",
-        ),
-        argument(
-            "-u",
-            dest="uids",
-            type=number_list,
-            metavar="UID,...",
-            help="of these users",
-        ),
+        pids("these alone, looked up directly"),
+        uids(),
         argument(
             "-P",
             dest="cpus",
@@ -243,7 +190,7 @@ COMMAND = Command(
         argument(
             "--state",
             dest="states_wanted",
-            type=_states,
+            type=state_letters,
             metavar="LETTERS",
             help="in these states, such as DZ",
         ),
@@ -269,13 +216,7 @@ COMMAND = Command(
             metavar="KEY,...",
             help="order by columns; +KEY least first, -KEY (--sort=-KEY) largest first",
         ),
-        argument(
-            "-n",
-            dest="rows",
-            type=positive_number,
-            metavar="COUNT",
-            help="at most so many rows or groups",
-        ),
+        rows("at most so many rows or groups"),
         argument(
             "-o",
             dest="columns",
@@ -291,9 +232,9 @@ COMMAND = Command(
             help="what children used that were waited for",
         ),
         mutually_exclusive_group(
-            _view("states", "all timers of Gelato and Solaris, summed up"),
-            _view("load", "why the load is what it is"),
-            _view("stacks", "threads that sleep, grouped by stack"),
+            view("states", "all timers of Gelato and Solaris, summed up"),
+            view("load", "why the load is what it is"),
+            view("stacks", "threads that sleep, grouped by stack"),
             argument(
                 "--folded",
                 choices=("age", "count"),
@@ -345,7 +286,7 @@ COMMAND = Command(
     ),
     start=_start,
     blocks=_blocks,
-    problems=_problems,
+    problems=has_lost_tasks,
     complaint=_complaint,
 )
 

@@ -11,9 +11,11 @@ from drgn.commands import argument, mutually_exclusive_group
 
 from msatools.cli import Command, run_console
 from msatools.command import Session
+from msatools.commonoptions import numbers, pids, rows, uids, view
+from msatools.problems import has_lost_tasks
 from msatools.render.blocks import Block
 from msatools.target import Target
-from msatools.values import number_list, positive_number
+from msatools.values import known_names
 
 if TYPE_CHECKING:
     from msatools.zombies.model import ZombiesReport
@@ -25,14 +27,7 @@ def _verdicts(word: str) -> Any:
 
     from msatools.zombies.model import Verdict
 
-    known = get_args(Verdict)
-    names = word.lower().split(",")
-    for name in names:
-        if name not in known:
-            raise argparse.ArgumentTypeError(
-                f"no verdict {name!r}; there are {', '.join(known)}"
-            )
-    return frozenset(names)
+    return frozenset(known_names(word.lower().split(","), get_args(Verdict), "verdict"))
 
 
 def _options(args: argparse.Namespace) -> "ZombiesOptions":
@@ -75,16 +70,6 @@ def _asked(args: argparse.Namespace) -> tuple[Any, ...]:
     return args.parents, args.namespaces, args.uids, args.verdicts
 
 
-_LOST = ("_unreadable", "_broken", "_lost", "_incomplete")
-# Of a running kernel, what belongs to tasks goes with them while it is read.
-_LOST_LIVE = ("tasks_unreadable", "lists_broken", "run_queues_unreadable")
-
-
-def _problems(report: "ZombiesReport") -> bool:
-    lost = _LOST_LIVE if report.target.live else _LOST
-    return any(count and key.endswith(lost) for key, count in report.coverage.items())
-
-
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     if args.pids is not None:
         if any(_asked(args)):
@@ -96,45 +81,19 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     return None
 
 
-def _view(name: str, help: str) -> argument:
-    made: argument = argument(
-        f"--{name}", dest="view", action="store_const", const=name, help=help
-    )
-    return made
-
-
 COMMAND = Command(
     name="zombies",
     summary="show why the dead are not reaped, and what they use up",
     arguments=(
-        argument(
-            "-p",
-            dest="pids",
-            type=number_list,
-            metavar="PID,...",
-            help="these alone, dead or alive, looked up directly",
-        ),
-        argument(
-            "--parent",
-            dest="parents",
-            type=number_list,
-            metavar="PID,...",
-            help="children of these processes",
-        ),
-        argument(
+        pids("these alone, dead or alive, looked up directly"),
+        numbers("--parent", "parents", "PID", "children of these processes"),
+        numbers(
             "--ns",
-            dest="namespaces",
-            type=number_list,
-            metavar="INODE,...",
-            help="those of these PID namespaces, by inode number",
+            "namespaces",
+            "INODE",
+            "those of these PID namespaces, by inode number",
         ),
-        argument(
-            "-u",
-            dest="uids",
-            type=number_list,
-            metavar="UID,...",
-            help="of these users",
-        ),
+        uids(),
         argument(
             "--verdict",
             dest="verdicts",
@@ -148,16 +107,10 @@ COMMAND = Command(
                 choices=("parent", "verdict", "cgroup", "user", "namespace"),
                 help="what they are grouped by: parent and verdict (default), or other",
             ),
-            _view("tree", "who would inherit them if their parent died"),
-            _view("leaks", "struct pids that somebody unknown refers to"),
+            view("tree", "who would inherit them if their parent died"),
+            view("leaks", "struct pids that somebody unknown refers to"),
         ),
-        argument(
-            "-n",
-            dest="rows",
-            type=positive_number,
-            metavar="COUNT",
-            help="show at most so many groups or rows (JSON has all)",
-        ),
+        rows("show at most so many groups or rows (JSON has all)"),
         argument(
             "--cost",
             action="store_true",
@@ -173,7 +126,7 @@ COMMAND = Command(
     ),
     start=_start,
     blocks=_blocks,
-    problems=_problems,
+    problems=has_lost_tasks,
     complaint=_complaint,
 )
 

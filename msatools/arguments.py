@@ -152,8 +152,19 @@ HERE = "-"
 """What :class:`MaybeFile` gives where no file is named: standard output."""
 
 
+_PICTURES = (
+    *(".avif", ".bmp", ".dot", ".eps", ".gif", ".htm", ".html", ".jpeg", ".jpg"),
+    *(".pdf", ".pgm", ".png", ".ppm", ".ps", ".svg", ".svgz", ".tif", ".tiff", ".webp"),
+)
+"""Endings of what is no dump."""
+
+
 class MaybeFile(argparse.Action):
-    """An option after which a file may be named, told by how its name ends."""
+    """An option after which a file may be named, told by how its name ends.
+
+    Any other word there is none of its own, but for one that ends as a picture of
+    another kind, or that stands where the target is named elsewhere.
+    """
 
     def __init__(self, endings: Sequence[str], **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -167,25 +178,45 @@ class MaybeFile(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         if values and not self.names_file(values):
-            known = " or ".join(self.endings)
-            parser.error(f"{option_string}: not a file that ends in {known}: {values}")
+            parser.error(self.refusal(values))
         setattr(namespace, self.dest, values or HERE)
 
     def names_file(self, word: str) -> bool:
         return word.lower().endswith(self.endings)
 
+    def may_name_file(self, word: str) -> bool:
+        """Tell whether a word is meant as a file, if one of the wrong kind."""
+        return self.names_file(word) or word.lower().endswith(_PICTURES)
+
+    def refusal(self, word: str) -> str:
+        known = " or ".join(self.endings)
+        return f"{self.option_strings[0]}: not a file that ends in {known}: {word}"
+
 
 class _Parser(argparse.ArgumentParser):
     """A parser that leaves it to the caller how to end."""
+
+    takes_target = True
 
     # The types of the stubs say more than what is so.
     def parse_intermixed_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        return super().parse_intermixed_args(list(self._joined(args)), namespace)
+        left: dict[str, MaybeFile] = {}
+        found = super().parse_intermixed_args(list(self._joined(args, left)), namespace)
+        targets = _named(found)
+        for word in targets:
+            if word in left and (len(targets) > 1 or not self.takes_target):
+                self.error(left[word].refusal(word))
+        return found
 
-    def _joined(self, words: Sequence[str]) -> Iterator[str]:
-        """Put what belongs to an option that may have a file in one word with it."""
+    def _joined(
+        self, words: Sequence[str], left: dict[str, MaybeFile]
+    ) -> Iterator[str]:
+        """Put what belongs to an option that may have a file in one word with it.
+
+        :param left: Is given the words that stood there and are not its file.
+        """
         options = {
             option: action
             for action in self._actions
@@ -199,7 +230,10 @@ class _Parser(argparse.ArgumentParser):
                 yield from (word, *rest)
                 return
             if word in options:
-                named = bool(rest) and options[word].names_file(rest[0])
+                action = options[word]
+                named = bool(rest) and action.may_name_file(rest[0])
+                if rest and not named:
+                    left[rest[0]] = action
                 word = f"{word}={rest.pop(0) if named else ''}"
             yield word
 
@@ -224,6 +258,7 @@ def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentPar
         add_help=False,
         allow_abbrev=False,
     )
+    parser.takes_target = not in_drgn
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     options = parser.add_argument_group("OPTIONS")
     for option in (*command.arguments, *_OPTIONS):
@@ -247,18 +282,27 @@ def refuse_target(args: argparse.Namespace, words: Words) -> None:
 
     :raises UsageError: if something is
     """
-    named: list[str | None] = [words.target]
+    named = _named(args)
     if words.interval_s is not None:
         named.append(f"{words.interval_s:g}")
-    # Inside drgn there are no options of a target.
-    named += (getattr(args, name, None) for name in ("core", "qemu", "vmlinux"))
-    if getattr(args, "kernel", False):
-        named.append("-k")
+    if getattr(args, "vmlinux", None) is not None:
+        named.append(args.vmlinux)
+    if getattr(args, "types", "auto") != "auto":
+        named.append("--types")
     if getattr(args, "debuginfod", False):
         named.append("--debuginfod")
-    for name in named:
-        if name is not None:
-            raise UsageError(f"{name}: no target is looked at")
+    if named:
+        raise UsageError(f"{named[0]}: no target is looked at")
+
+
+def _named(args: argparse.Namespace) -> list[str]:
+    """Give all that names a target."""
+    found = [word for word in args.words if not _NUMBER.fullmatch(word)]
+    # Inside drgn there are no options of a target.
+    found += (getattr(args, name, None) for name in ("core", "qemu"))
+    if getattr(args, "kernel", False):
+        found.append("-k")
+    return [name for name in found if name is not None]
 
 
 def target_spec(args: argparse.Namespace, words: Words) -> TargetSpec:
@@ -266,8 +310,7 @@ def target_spec(args: argparse.Namespace, words: Words) -> TargetSpec:
 
     :raises UsageError: if they name two, or one that the other words do not fit
     """
-    named = [words.target, args.core, args.qemu, "-k" if args.kernel else None]
-    named = [name for name in named if name is not None]
+    named = _named(args)
     if len(named) > 1:
         raise UsageError(f"{named[1]}: a second target, after {named[0]}")
     if args.types == "btf" and (args.vmlinux is not None or args.debuginfod):

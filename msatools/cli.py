@@ -82,7 +82,9 @@ def run_console(command: Command[R], argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        print(f"{name}: {escape(_explain(error, name))}", file=sys.stderr)
+        if sys.stderr is not None:
+            # Else print() would take standard output for it.
+            print(f"{name}: {escape(_explain(error, name))}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_TARGET
 
 

@@ -11,7 +11,7 @@ from msatools.output import OutputError
 
 if TYPE_CHECKING:
     # It needs numpy, which takes long to import.
-    from msatools.memory.mapmodel import MemoryMap
+    from msatools.memory.map.model import MemoryMap
 
 
 def check_map_file(path: str) -> None:

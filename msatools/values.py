@@ -5,7 +5,7 @@ writes them."""
 
 import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 _MAX_CPUS = 1 << 16
 """More than any kernel can have (NR_CPUS)."""
@@ -31,6 +31,22 @@ def number_list(word: str) -> tuple[int, ...]:
 def name_list(word: str) -> list[str]:
     """Understand ``one,two``."""
     return [name for name in word.split(",") if name]
+
+
+def known_names(names: Iterable[str], known: Collection[str], kind: str) -> list[str]:
+    """
+    Give *names*, if all of them are known.
+
+    :param kind: What a name is of: "column".
+    :raises argparse.ArgumentTypeError: if one is not known
+    """
+    found = list(names)
+    for name in found:
+        if name not in known:
+            raise argparse.ArgumentTypeError(
+                f"no {kind} {name!r}; there are {', '.join(known)}"
+            )
+    return found
 
 
 def positive_number(word: str) -> int:

@@ -118,6 +118,16 @@ def test_options_may_follow_the_words(dump: list[str]) -> None:
     assert json.loads(done.stdout)["coverage"] == {"lost": 7}
 
 
+def test_error_without_standard_error_is_in_no_output(msa_memstat: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" --by foo 2>&-', msa_memstat],
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
 def test_help_is_narrow_and_has_usage_and_examples(msa: Msa) -> None:
     for option in ("-h", "--help"):
         done = msa(option)

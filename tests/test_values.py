@@ -11,6 +11,7 @@ import pytest
 from msatools.values import (
     cpu_list,
     duration_ns,
+    known_names,
     name_list,
     number_list,
     positive_number,
@@ -45,6 +46,14 @@ from msatools.values import (
 )
 def test_values(parse: Callable[[str], Any], word: str, value: object) -> None:
     assert parse(word) == value
+
+
+def test_known_names() -> None:
+    known = ("pid", "comm", "uid")
+    assert known_names(iter(("uid", "pid")), known, "column") == ["uid", "pid"]
+    with pytest.raises(ArgumentTypeError) as caught:
+        known_names(("pid", "gid", "x"), known, "column")
+    assert str(caught.value) == "no column 'gid'; there are pid, comm, uid"
 
 
 @pytest.mark.parametrize(

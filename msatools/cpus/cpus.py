@@ -35,7 +35,6 @@ from msatools.cpus.ticksched import read_tick_sched
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.load import load_averages
 from msatools.kernel.percpu import PerCpu, read_percpu
-from msatools.kernel.report import noting_refusals
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.target.describe import describe
 from msatools.target.errors import TargetError
@@ -117,27 +116,23 @@ class Cpus(KernelSession):
 
     def report(self, progress: Progress) -> CpusReport:
         """Report what CPUs did since boot, and what they do now."""
-        self._forget()
-        with noting_refusals(self._prog, self._findings):
+        with self._reporting():
             look = self._look(progress)
             return self._report(look, look.counters, look.irqs)
 
     def begin(self, progress: Progress) -> None:
         """Look at all CPUs: an interval begins."""
-        with noting_refusals(self._prog, self._findings):
-            if self._before is None:
-                # The first look learns the kernel's types, while counters go on: what
-                # is read first would have more time in the interval than what is last.
-                self._look(progress)
-            self._forget()
-            self._before = self._look(progress)
+        if self._before is None:
+            # The first look learns the kernel's types, while counters go on: what is
+            # read first would have more time in the interval than what is last.
+            self._look(progress)
+        self._before = self._look(progress)
 
     def advance(self, progress: Progress) -> CpusReport:
         """Report what CPUs did since the interval began, and what they do now."""
         before = self._before
         assert before is not None, "no interval has begun"
-        self._forget()
-        with noting_refusals(self._prog, self._findings):
+        with self._reporting():
             look = self._before = self._look(progress)
             grown = delta(before.counters, look.counters, self._findings)
             came = irqs_delta(before.irqs, look.irqs)
@@ -203,11 +198,14 @@ class Cpus(KernelSession):
         vectors = (*counters.vector_rows(), *percpu_interrupts(interrupts))
         all_wanted = wanted >= {*numbers}
         load, nodes = self._load(), self._nodes()
+        counted = self._findings.coverage
+        counted["cpus"] = len(numbers)
+        counted["tasks"] = 0 if look.tasks is None else len(look.tasks)
         return CpusReport(
             target=self._target,
             taken_at_ns=counters.taken_ns,
             interval_ns=counters.interval_ns,
-            coverage=self._coverage(look),
+            coverage=self._coverage(_COVERAGE),
             notes=tuple(self._findings.notes.values()),
             load=load,
             cpus=tuple(row for row in rows if row.cpu in wanted),
@@ -303,14 +301,3 @@ class Cpus(KernelSession):
             self._findings.coverage["nodes_unreadable"] += 1
             self._findings.lose("nodes", f"which nodes are online is lost: {error}")
             return ()
-
-    def _coverage(self, look: _Look) -> dict[str, int]:
-        counted = self._findings.coverage
-        counted["cpus"] = len(self._percpu.cpus)
-        counted["tasks"] = 0 if look.tasks is None else len(look.tasks)
-        counted["reads"] = self._reader.reads
-        counted["bytes_read"] = self._reader.bytes
-        return {
-            **dict.fromkeys(_COVERAGE, 0),
-            **{key: count for key, count in counted.items() if count},
-        }

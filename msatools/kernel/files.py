@@ -2,7 +2,8 @@
 
 """The open files of all processes, by what kind of file they are."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import drgn
 import numpy as np
@@ -49,41 +50,57 @@ class OpenFiles:
 
 
 def _file_addresses(reader: Reader, findings: Findings) -> Addresses:
-    task = reader.prog.type("struct task_struct")
-    member = task.member("files").offset
-    tables = {
-        int.from_bytes(data[member : member + 8], "little")
-        for data in process_records(reader, member + 8, findings)
-    }
-    found = [np.empty(0, np.uint64)]
-    for table in sorted(tables - {0}):
-        try:
-            found.append(_table(reader, table))
-        except drgn.FaultError:
-            findings.coverage["file_tables_unreadable"] += 1
-    addresses = np.unique(np.concatenate(found))
-    used: Addresses = addresses[addresses != 0]
-    return used
-
-
-def process_records(reader: Reader, size: int, findings: Findings) -> Iterator[bytes]:
-    """Read the start of each process's first ``struct task_struct``."""
     prog = reader.prog
-    tasks = prog.type("struct task_struct").member("tasks").offset
+    fdt = prog.type("struct files_struct").member("fdt").offset
+    table = prog.type("struct fdtable")
+    count, array = table.member("max_fds"), table.member("fd")
+    files = np.unique(processes(reader, findings).files)
+    records, known = reader.read_records(files[files != 0], fdt + 8)
+    tables = np.unique(column(records, fdt)[known])
+    records, readable = reader.read_records(tables, drgn.sizeof(table))
+    addresses, rows, whole = reader.read_arrays(
+        column(records, array.offset)[readable],
+        column(records, count.offset, drgn.sizeof(count.type))[readable],
+    )
+    # A damaged number of them leads to what are no pointers, and as many reads.
+    whole[rows[addresses % np.uint64(8) != 0]] = False
+    addresses = addresses[whole[rows]]
+    lost = sum(np.count_nonzero(~there) for there in (known, readable, whole))
+    findings.coverage["file_tables_unreadable"] += int(lost)
+    return np.unique(addresses[addresses != 0])
+
+
+@dataclass(frozen=True)
+class Processes:
+    """What of each process's first ``struct task_struct`` names other things."""
+
+    files: Addresses
+    """Of its ``struct files_struct``; 0 if it has none."""
+
+    frag_pages: Addresses
+    """Of the struct page that it keeps to send from; 0 if it has none."""
+
+
+def processes(reader: Reader, findings: Findings) -> Processes:
+    """Read all processes, which is done once."""
+    return reader.once(processes, lambda: _processes(reader, findings))
+
+
+def _processes(reader: Reader, findings: Findings) -> Processes:
+    prog = reader.prog
+    task = prog.type("struct task_struct")
+    tasks = task.member("tasks").offset
+    offsets = task.member("files").offset, drgn.offsetof(task, "task_frag.page")
     init = prog["init_task"].address_
-    for _, data in changing_list(
+    records = changing_list(
         reader,
         init + tasks,
         tasks,
-        max(size, tasks + 16),
+        max(*offsets, tasks + 8) + 8,
         {init},
         "the list of processes",
         findings,
-    ):
-        yield data
-
-
-def _table(reader: Reader, files: int) -> Addresses:
-    table = drgn.Object(reader.prog, "struct files_struct", address=files).fdt
-    count = int(table.max_fds)
-    return reader.words(table.fd.value_(), count)
+    )
+    members = (data[at : at + 8] for _, data in records for at in offsets)
+    words = np.frombuffer(b"".join(members), np.uint64).reshape(-1, len(offsets))
+    return Processes(words[:, 0], words[:, 1])

@@ -8,10 +8,13 @@ that tables occupy, and translation of many addresses with a read a table.
 x86-64 (arch/x86/include/asm/pgtable_types.h).
 """
 
+from collections.abc import Iterable
+
 import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.functions import has_function
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.vmemmap import vmemmap_base
@@ -21,11 +24,16 @@ from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
 Words = npt.NDArray[np.uint64]
 
 _ENTRIES = 512
+_HALF = 256
+"""Of a top-level table: those of user space, and after them the kernel's."""
+
 _PRESENT = np.uint64(1)
 _HUGE = np.uint64(1 << 7)
 _ADDRESS = 0x000F_FFFF_FFFF_F000
 _PAGE_SHIFT = 12
 _MAX_PFN = 1 << (52 - _PAGE_SHIFT)
+_TABLES = 1 << 10
+"""So many are read before what they name is looked at: 4 MiB."""
 
 
 class PageTables:
@@ -56,14 +64,11 @@ class PageTables:
         """
         prog = self._reader.prog
         top = prog["init_mm"].pgd.value_()
+        roots = (top, top + 4096) if _has_isolation(prog) else (top,)
+        own = (root + 8 * _HALF for root in roots)
+        entries = self._read_entries(own, _HALF, physical=False)
         found: set[int] = set()
-        for root in (top, top + 4096) if _has_isolation(prog) else (top,):
-            try:
-                entries = self._reader.words(root, _ENTRIES)
-            except drgn.FaultError:
-                self._unreadable()
-                continue
-            self._descend(entries[_ENTRIES // 2 :], self._levels - 1, found)
+        self._descend(entries, self._levels - 1, found)
         return found
 
     def user_top_tables(self) -> set[int]:
@@ -77,13 +82,11 @@ class PageTables:
         found: set[int] = set()
         tops = self._top_level_pfns()
         width = 2 if self._isolated(tops) else 1
-        for pfn in tops:
-            found.update(range(pfn, pfn + width))
-            try:
-                entries = self._table(pfn << _PAGE_SHIFT)[: _ENTRIES // 2]
-            except drgn.FaultError:
-                self._unreadable()
-                continue
+        for start in range(0, len(tops), _TABLES):
+            some = tops[start : start + _TABLES]
+            for pfn in some:
+                found.update(range(pfn, pfn + width))
+            entries = self._read_entries((pfn << _PAGE_SHIFT for pfn in some), _HALF)
             self._descend(entries, self._levels - 1, found, lowest=3)
         return found
 
@@ -161,6 +164,18 @@ class PageTables:
             self._tables[physical] = table
         return table
 
+    def _read_entries(
+        self, tables: Iterable[int], count: int, *, physical: bool = True
+    ) -> Words:
+        """Read so many entries of each table, but of those that cannot be read."""
+        found = []
+        for table in tables:
+            try:
+                found.append(self._reader.read(table, 8 * count, physical=physical))
+            except drgn.FaultError:
+                self._unreadable()
+        return np.frombuffer(b"".join(found), np.uint64)
+
     def _descend(
         self, entries: Words, level: int, found: set[int], lowest: int = 1
     ) -> None:
@@ -172,30 +187,22 @@ class PageTables:
         tables = entries[(entries & _PRESENT) != 0]
         if level < 3:  # named by a table whose entries can map 2 MiB or 1 GiB
             tables = tables[(tables & _HUGE) == 0]
-        for physical in np.unique(tables & self._address).tolist():
-            pfn = physical >> _PAGE_SHIFT
-            if pfn in found:
-                continue
-            found.add(pfn)
-            if level > lowest:
-                try:
-                    entries = self._reader.words(physical, _ENTRIES, physical=True)
-                except drgn.FaultError:
-                    self._unreadable()
-                    continue
-                self._descend(entries, level - 1, found, lowest)
+        pfns = set((np.unique(tables & self._address) >> _PAGE_SHIFT).tolist())
+        new = sorted(pfns - found)
+        found |= pfns
+        if level > lowest:
+            for start in range(0, len(new), _TABLES):
+                tables = (pfn << _PAGE_SHIFT for pfn in new[start : start + _TABLES])
+                below = self._read_entries(tables, _ENTRIES)
+                self._descend(below, level - 1, found, lowest)
 
     def _unreadable(self) -> None:
         self._findings.coverage["page_tables_unreadable"] += 1
 
 
 def _has_isolation(prog: drgn.Program) -> bool:
-    """Tell whether page table isolation is compiled in."""
-    try:
-        prog.symbol("pti_init")
-    except LookupError:
-        return False
-    return True
+    """Tell whether page table isolation is compiled in (arch/x86/mm/pti.c)."""
+    return has_function(prog, "pti_init")
 
 
 def pmd_order(prog: drgn.Program) -> int:

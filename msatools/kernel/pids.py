@@ -8,7 +8,7 @@ which is an XArray (lib/idr.c, lib/xarray.c): a tree whose nodes have a slot for
 value of some bits of the number. Some seven reads find a task, however many there are.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 import drgn
@@ -36,14 +36,19 @@ class NoSuchPidError(TargetError):
     """A PID that was named is not there."""
 
 
-def no_such_pids(pids: Sequence[int], *, damaged: bool) -> NoSuchPidError:
-    """Put into words that tasks that were named are not found.
+def require_pids(pids: Iterable[int], there: Container[int], *, damaged: bool) -> None:
+    """Make sure that tasks that were named are found.
 
+    :param there: The PIDs of those that are.
     :param damaged: Whether something that tells of tasks could not be read.
+    :raises NoSuchPidError: if some are not
     """
-    why = "no such task" if len(pids) == 1 else "no such tasks"
-    return NoSuchPidError(
-        f"pid {', '.join(map(str, pids))}",
+    missing = [pid for pid in pids if pid not in there]
+    if not missing:
+        return
+    why = "no such task" if len(missing) == 1 else "no such tasks"
+    raise NoSuchPidError(
+        f"pid {', '.join(map(str, missing))}",
         "not found, and a part of what tells is damaged" if damaged else why,
         "list them all without -p",
     )

@@ -26,6 +26,12 @@ _MAX_SPAN = 256 * 1024
 _FEW = 3
 """To sort so many takes longer than a read each."""
 
+_WINDOW = 4096
+_MAX_WINDOWS = 1 << 11
+
+_SMALL_ARRAY = 64
+"""Words of an array that is read as one of many records of one size."""
+
 _MAX_ADDRESS = (1 << 64) - 1
 MAX_READ = 1 << 28
 """Larger than any structure or table that a kernel keeps in one piece."""
@@ -69,7 +75,9 @@ class Reader:
         self._known: dict[Hashable, object] = {}
         flags = prog.flags
         live, local = drgn.ProgramFlags.IS_LIVE, drgn.ProgramFlags.IS_LOCAL
-        self._is_remote = bool(flags & live) and not flags & local
+        self._is_live = bool(flags & live)
+        self._is_remote = self._is_live and not flags & local
+        self._windows: dict[int, bytes] = {}
 
     def once(self, key: Hashable, find: Callable[[], T]) -> T:
         """Find something that the kernel's types tell, which takes long, once."""
@@ -106,6 +114,30 @@ class Reader:
     ) -> npt.NDArray[np.uint64]:
         """Read *count* 64-bit words."""
         return np.frombuffer(self.read(address, 8 * count, physical=physical), "<u8")
+
+    def read_near(self, address: int, size: int) -> bytes:
+        """
+        Read *size* bytes as :meth:`read` does, for those who follow pointers.
+
+        What those lead to often lies side by side: of a dump, which does not change,
+        all around is read at once and kept.
+
+        :raises drgn.FaultError: if any byte of the range cannot be read
+        """
+        start = address & -_WINDOW
+        at = address - start
+        if self._is_live or at + size > _WINDOW:
+            return self.read(address, size)
+        window = self._windows.get(start)
+        if window is None:
+            try:
+                window = self.read(start, _WINDOW)
+            except drgn.FaultError:
+                return self.read(address, size)
+            if len(self._windows) >= _MAX_WINDOWS:
+                self._windows.clear()
+            self._windows[start] = window
+        return window[at : at + size]
 
     def read_around_gaps(
         self, address: int, size: int, granule: int
@@ -152,6 +184,8 @@ class Reader:
         if len(addresses) <= _FEW:
             self._read_each(addresses, range(len(addresses)), records, readable)
             return records, readable
+        record = np.dtype((np.void, size))
+        whole = records.view(record)[:, 0]
         order = np.argsort(addresses, kind="stable")
         ascending = addresses[order]
         start = 0
@@ -168,11 +202,39 @@ class Reader:
                 self._read_each(addresses, rows.tolist(), records, readable)
             else:
                 offsets = (ascending[start:end] - ascending[start]).astype(np.int64)
-                span = np.frombuffer(data, np.uint8)
-                records[rows] = span[offsets[:, None] + np.arange(size)]
+                # One that begins at each byte: whole records are copied fastest.
+                every = np.ndarray(len(data) - size + 1, record, data, strides=(1,))
+                whole[rows] = every[offsets]
                 readable[rows] = True
             start = end
         return records, readable
+
+    def read_arrays(
+        self, addresses: Addresses, counts: Addresses
+    ) -> tuple[Addresses, npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+        """
+        Read an array of so many 64-bit words at each address.
+
+        :return: The words of all arrays, the row of each word's array, ascending
+            within each array only, and whether each array could be read.
+        """
+        readable = counts == 0
+        words, rows = [np.empty(0, np.uint64)], [np.empty(0, np.intp)]
+        small = (counts > 0) & (counts <= _SMALL_ARRAY)
+        for count in np.unique(counts[small]).tolist():
+            alike = np.flatnonzero(counts == count)
+            records, whole = self.read_records(addresses[alike], 8 * count)
+            readable[alike] = whole
+            words.append(records[whole].view(np.uint64).ravel())
+            rows.append(np.repeat(alike[whole], count))
+        for row in np.flatnonzero(counts > _SMALL_ARRAY).tolist():
+            try:
+                words.append(self.words(int(addresses[row]), int(counts[row])))
+            except drgn.FaultError:
+                continue
+            readable[row] = True
+            rows.append(np.full(len(words[-1]), row, np.intp))
+        return np.concatenate(words), np.concatenate(rows), readable
 
     def _read_each(
         self,

@@ -117,3 +117,10 @@ class Report:
 
     cost: Cost | None = field(default=None, metadata=ADDED)
     """Of a sample; a report without an interval has none."""
+
+
+def ns_between(before: Report, after: Report) -> int | None:
+    """Tell how much time of the kernel is between two reports, if both know theirs."""
+    if before.taken_at_ns is None or after.taken_at_ns is None:
+        return None
+    return after.taken_at_ns - before.taken_at_ns

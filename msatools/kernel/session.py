@@ -2,7 +2,7 @@
 
 """What the runs of all commands on a kernel have in common."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from drgn import Program
@@ -48,7 +48,26 @@ class KernelSession:
             yield
         self._lasting = self._findings.copy()
 
-    def _forget(self) -> None:
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
         """Gather the findings of one report apart from those of others before."""
+        self._forget()
+        with noting_refusals(self._prog, self._findings):
+            yield
+
+    def _forget(self) -> None:
         self._findings.reset(self._lasting)
         self._reader.reads = self._reader.bytes = 0
+
+    def _coverage(self, always: Iterable[str]) -> dict[str, int]:
+        """Tell what was read and what was lost for a report.
+
+        :param always: Keys that are there, and first, also where they count nothing.
+        """
+        counted = self._findings.coverage
+        counted["reads"] += self._reader.reads
+        counted["bytes_read"] += self._reader.bytes
+        return {
+            **dict.fromkeys(always, 0),
+            **{key: count for key, count in counted.items() if count},
+        }

@@ -35,7 +35,7 @@ def list_records(
     name: str,
 ) -> Iterator[tuple[int, bytes]]:
     """
-    Read each structure on a ``struct list_head`` list, one read each.
+    Read each structure on a ``struct list_head`` list, one read each or fewer.
 
     A list that breaks off, that comes back to an entry it had before, or that is none
     as its entries do not name those before them, ends there with a note.
@@ -60,7 +60,7 @@ def list_records(
                 return
             seen.add(node)
             address = node - node_offset
-            data = reader.read(address, size)
+            data = reader.read_near(address, size)
             yield address, data
             following, previous = _LINKS.unpack_from(data, node_offset)
             astray += previous != before
@@ -78,7 +78,7 @@ def tree_records(
     name: str,
 ) -> Iterator[tuple[int, bytes]]:
     """
-    Read each structure in a red-black tree, one read each, in no order.
+    Read each structure in a red-black tree, one read each or fewer, in no order.
 
     A child that cannot be read costs a note and what is under it.
 
@@ -109,7 +109,7 @@ def tree_records(
         seen.add(node)
         address = node - node_offset
         try:
-            data = reader.read(address, size)
+            data = reader.read_near(address, size)
         except drgn.FaultError as error:
             _broken(findings, name, f"cannot be read: {error}")
             continue

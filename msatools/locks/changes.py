@@ -5,6 +5,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from msatools.kernel.report import ns_between
 from msatools.locks.report import Changes, LocksReport, Wait
 
 _Thread = tuple[int, int]
@@ -19,6 +20,7 @@ def changes(before: LocksReport, after: LocksReport) -> LocksReport:
     crowds = {lock.id: len(lock.waiters) for lock in before.locks}
     return replace(
         after,
+        interval_ns=ns_between(before, after),
         locks=tuple(
             replace(lock, delta_waiters=len(lock.waiters) - crowds.get(lock.id, 0))
             for lock in after.locks

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import read_clocks
-from msatools.kernel.pids import find_tasks, no_such_pids
-from msatools.kernel.report import Findings, noting_refusals
+from msatools.kernel.pids import find_tasks, require_pids
+from msatools.kernel.report import Findings
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.locks.changes import changes
 from msatools.locks.layout import Layout
@@ -121,9 +121,8 @@ class Locks(KernelSession):
     def _collect(
         self, progress: Progress, before: _Before | None = None
     ) -> tuple[LocksReport, Scene]:
-        self._forget()
         findings = self._findings
-        with noting_refusals(self._prog, findings):
+        with self._reporting():
             progress(0, _STEPS)
             tasks = self._read()
             progress(1, _STEPS)
@@ -139,19 +138,11 @@ class Locks(KernelSession):
             slept = None if before is None else _slept(scene.tasks, before)
             told = teller.tell(slept)
             self._count(scene)
-        taken_at_ns = scene.clocks.monotonic_ns
-        then_ns = before.report.taken_at_ns if before else None
-        interval_ns = None
-        if taken_at_ns is not None and then_ns is not None:
-            interval_ns = taken_at_ns - then_ns
         report = LocksReport(
             target=self._target,
-            taken_at_ns=taken_at_ns,
-            interval_ns=interval_ns,
-            coverage={
-                **dict.fromkeys(_COVERAGE, 0),
-                **{key: count for key, count in findings.coverage.items() if count},
-            },
+            taken_at_ns=scene.clocks.monotonic_ns,
+            interval_ns=None,
+            coverage=self._coverage(_COVERAGE),
             notes=tuple(findings.notes.values()),
             waits=told.waits,
             locks=told.locks,
@@ -168,10 +159,8 @@ class Locks(KernelSession):
         if pids is None:
             return self._task_reader.read_all(self._findings)
         found = find_tasks(self._reader, pids, self._findings)
-        missing = [pid for pid in pids if pid not in found]
-        if missing:
-            damaged = self._findings.coverage["pids_unreadable"] > 0
-            raise no_such_pids(missing, damaged=damaged)
+        damaged = self._findings.coverage["pids_unreadable"] > 0
+        require_pids(pids, found, damaged=damaged)
         return self._task_reader.read(list(found.values()), self._findings)
 
     def _scene(self, tasks: TaskTable) -> Scene:
@@ -241,8 +230,6 @@ class Locks(KernelSession):
         coverage["blocked"] = len(scene.blocked)
         unknown = [each for each in scene.blocked.values() if each.why]
         coverage["locks_unknown"] = len(unknown)
-        coverage["reads"] = self._reader.reads
-        coverage["bytes_read"] = self._reader.bytes
 
 
 def _before(report: LocksReport, scene: Scene) -> _Before:

@@ -19,7 +19,7 @@ from msatools.memory.layout import PageLayout
 from msatools.memory.model import Check
 from msatools.memory.owners import Owners
 from msatools.memory.pagecache import blockdev_pages
-from msatools.memory.scan import ScanResult
+from msatools.memory.scanresult import ScanResult
 
 _MAX_HUGE_ORDER = 30
 
@@ -167,12 +167,11 @@ def make_checks(
             explained_by=_explain(pair, meanwhile, missing, findings),
         )
 
-    stack_pages = len(owners.stacks[0].pages) if owners.stacks else 0
     cache = pages(C.FILE, C.EXEC, C.BLOCKDEV, C.SHMEM)
     examined = result.pages() - pages(C.DEVICE)
     slab = ("NR_SLAB_RECLAIMABLE_B", "NR_SLAB_UNRECLAIMABLE_B")
     cached_stacks = Reason(
-        owners.cached_stacks * stack_pages,
+        owners.cached_stacks * owners.stack_pages,
         f"{owners.cached_stacks} cached stack{'s' * (owners.cached_stacks != 1)}",
     )
     text = f"{owners.percpu.uncounted:,} in reserved boot memory"
@@ -295,15 +294,18 @@ def _explain(
         low, high = min(before, kernel), max(before, kernel)
         if low - meanwhile.moved <= walk <= high + meanwhile.moved:
             return f"up to {meanwhile.moved:,} pages moved to others during the scan"
-    if difference < 0 and findings.lost["section table"]:
-        return "the dump lacks struct pages"
-    if 0 < -difference <= missing:
-        return f"the dump lacks {missing:,} struct pages"
-    tellers: tuple[str, ...] = _LOSSES.get(name, ()) if difference < 0 else ()
-    if name == "kernel.slab" and difference > 0:
+    # What is lost comes on top of what the reason names.
+    first = "" if reason is None or not reason.pages else f"{reason.text}; "
+    beyond = difference if reason is None else difference - reason.pages
+    if beyond < 0 and findings.lost["section table"]:
+        return f"{first}the dump lacks struct pages"
+    if 0 < -beyond <= missing:
+        return f"{first}the dump lacks {missing:,} struct pages"
+    tellers: tuple[str, ...] = _LOSSES.get(name, ()) if beyond < 0 else ()
+    if name == "kernel.slab" and beyond > 0:
         tellers = _SLAB_LOSSES
     if any(findings.lost[what] or findings.coverage[what] for what in tellers):
-        return "the dump lacks some of what tells their use"
+        return f"{first}the dump lacks some of what tells their use"
     broken = findings.coverage["pcp_lists_broken"]
     if name == "free.pcp" and difference < 0 and broken:
         # On a running kernel they change between the scan and the look at them.

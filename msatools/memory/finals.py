@@ -17,9 +17,9 @@ from msatools.kernel.report import Findings
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block, Indices, where
 from msatools.memory.freelists import ListedPages
+from msatools.memory.orders import free_rooms
 from msatools.memory.pagecache import CacheClasses
-from msatools.memory.scan import nameless_swap
-from msatools.memory.swapcache import is_shmem, swap_maps
+from msatools.memory.swapcache import is_shmem, nameless_swap, swap_maps
 
 
 class FinalClasses:
@@ -52,15 +52,20 @@ class FinalClasses:
     def _settle_listed(self, block: Block, orphans: Indices) -> None:
         ends = np.array((block.pfn, block.pfn + len(block)), np.uint64)
         first, last = np.searchsorted(self._listed.pfns, ends)
-        if first == last:
+        if first == last or not len(orphans):
             return
         pages = (self._listed.pfns[first:last] - np.uint64(block.pfn)).astype(np.intp)
         orders = self._listed.orders[first:last]
         # What a list leads to that is in use was taken meanwhile, or is damage.
         free = np.isin(pages, orphans, assume_unique=True)
+        rooms = free_rooms(block, orphans)
+        places = np.searchsorted(orphans, pages[free])
+        free[free] = rooms[places] >= np.left_shift(1, orders[free].astype(np.intp))
         block.codes[pages[free & (orders == 0)]] = PageClass.FREE_PCP
         for i in where(free & (orders != 0)):
-            block.codes[pages[i] : pages[i] + (1 << orders[i])] = PageClass.FREE_PCP
+            # A Python number: in the array's own type 1 << 9 is 0.
+            count = 1 << int(orders[i])
+            block.codes[pages[i] : pages[i] + count] = PageClass.FREE_PCP
 
     def _settle_cache(self, block: Block) -> None:
         pages = where(block.codes == PageClass.FILE)

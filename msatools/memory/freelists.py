@@ -24,15 +24,11 @@ from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.zones import Zone
 from msatools.memory.classes import PageClass
 from msatools.memory.layout import PageLayout
-from msatools.memory.scan import ScanResult
+from msatools.memory.scanresult import ScanResult
 
 _LIST_HEAD = struct.Struct("<QQ")
 """``struct list_head``: next, previous."""
 
-_LINKS_BYTES = 2048
-"""Struct pages that are read at once: free pages often lie side by side."""
-
-_MAX_LINKS = 1 << 13
 _MAX_LISTED = 1 << 26
 """More than what all CPUs keep back: an eighth of 2 TiB."""
 
@@ -129,26 +125,31 @@ def settle_pcp(result: ScanResult, pcp: PcpLists) -> tuple[int, int]:
     nodes = np.concatenate(candidates.nodes).tolist()
     nexts = np.concatenate(candidates.nexts).tolist()
     prevs = np.concatenate(candidates.prevs).tolist()
-    codes = np.concatenate(candidates.codes).tolist()
-    keys = np.concatenate(candidates.keys).tolist()
-    index_of = {node: i for i, node in enumerate(nodes)}
-    taken = bytearray(len(nodes))
-    moved = broken = 0
+    rooms = np.concatenate(candidates.rooms).tolist()
+    index_of = dict(zip(nodes, range(len(nodes)), strict=True))
+    orders: dict[int, int] = {}
+    broken = 0
     for pcp_list in pcp.lists:
-        pages = 1 << pcp_list.order
         # The kernel takes from and adds to the front. On a running one that end has
         # changed since the scan, and what is behind is found from the other end.
         for node, links in ((pcp_list.first, nexts), (pcp_list.last, prevs)):
-            while (i := index_of.get(node)) is not None and not taken[i]:
-                taken[i] = True
-                result.move(keys[i], codes[i], PageClass.FREE_PCP, pages)
-                moved += pages
+            while (i := index_of.get(node)) is not None and i not in orders:
+                if not rooms[i] >> pcp_list.order:
+                    break  # a damaged list leads to another's smaller blocks
+                orders[i] = pcp_list.order
                 node = links[i]
             if node == pcp_list.head:
                 break
         else:
             broken += 1
-    return moved, broken
+    taken = np.fromiter(orders, np.intp, len(orders))
+    pages = 1 << np.fromiter(orders.values(), np.int64, len(orders))
+    codes = np.concatenate(candidates.codes)[taken]
+    keys = np.concatenate(candidates.keys)[taken]
+    for key, code in itertools.product(np.unique(keys), np.unique(codes)):
+        moved = pages[(keys == key) & (codes == code)].sum()
+        result.move(int(key), int(code), PageClass.FREE_PCP, int(moved))
+    return int(pages.sum()), broken
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,6 @@ def listed_pages(reader: Reader, layout: PageLayout, pcp: PcpLists) -> ListedPag
     :func:`settle_pcp` does so afterwards, and without a read; this is for those who
     must know a page's class as it is scanned.
     """
-    links = _Links(reader)
     base = vmemmap_base(reader.prog) + layout.lru
     orders: dict[int, int] = {}
     broken = 0
@@ -179,13 +179,14 @@ def listed_pages(reader: Reader, layout: PageLayout, pcp: PcpLists) -> ListedPag
         for node, side in ((pcp_list.first, 0), (pcp_list.last, 1)):
             while node != pcp_list.head and len(orders) < _MAX_LISTED:
                 pfn, rest = divmod(node - base, layout.size)
-                if rest or pfn < 0 or pfn in orders:
+                if rest or pfn < 0 or pfn in orders or pfn % (1 << pcp_list.order):
                     break
-                found = links.of(node)
-                if found is None:
+                try:
+                    links = _LIST_HEAD.unpack(reader.read_near(node, _LIST_HEAD.size))
+                except drgn.FaultError:
                     break
                 orders[pfn] = pcp_list.order
-                node = found[side]
+                node = links[side]
             if node == pcp_list.head:
                 break
         else:
@@ -194,33 +195,3 @@ def listed_pages(reader: Reader, layout: PageLayout, pcp: PcpLists) -> ListedPag
     return ListedPages(
         pfns, np.array([orders[pfn] for pfn in pfns.tolist()], np.uint8), broken
     )
-
-
-class _Links:
-    """Reads list nodes in struct pages, with the struct pages beside each."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._known: dict[int, bytes] = {}
-
-    def of(self, node: int) -> tuple[int, int] | None:
-        """Read a node's next and previous; ``None`` if it cannot be."""
-        start = node & -_LINKS_BYTES
-        data = self._known.get(start)
-        if data is None:
-            if len(self._known) >= _MAX_LINKS:
-                self._known.clear()
-            try:
-                data = self._reader.read(start, _LINKS_BYTES + _LIST_HEAD.size)
-            except drgn.FaultError:
-                return self._alone(node)
-            self._known[start] = data
-        next_, prev = _LIST_HEAD.unpack_from(data, node - start)
-        return next_, prev
-
-    def _alone(self, node: int) -> tuple[int, int] | None:
-        try:
-            next_, prev = _LIST_HEAD.unpack(self._reader.read(node, _LIST_HEAD.size))
-        except drgn.FaultError:
-            return None
-        return next_, prev

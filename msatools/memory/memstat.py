@@ -11,16 +11,16 @@ import numpy as np
 from drgn.helpers.linux.timekeeping import ktime_get_coarse_ns
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings, noting_refusals
+from msatools.kernel.report import Findings, noting_refusals, ns_between
 from msatools.kernel.session import Progress
 from msatools.kernel.zones import Zone, online_nodes, populated_zones
 from msatools.memory.by import VIEWS
 from msatools.memory.checks import make_checks, read_counters
 from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.frag import FragView
+from msatools.memory.frag.view import FragView
 from msatools.memory.freelists import pcp_lists
 from msatools.memory.layout import PageLayout, page_layout
-from msatools.memory.map import MapView
+from msatools.memory.map.view import MapView
 from msatools.memory.memmap import MemmapRange, memmap_ranges
 from msatools.memory.model import (
     ClassCount,
@@ -30,12 +30,13 @@ from msatools.memory.model import (
 )
 from msatools.memory.owners import Owners, collect_owners
 from msatools.memory.parts import can_share, workers_by_default
-from msatools.memory.scan import NCLASSES, ScanResult, node_and_zone
 from msatools.memory.scanning import scan_and_settle, scan_finally
+from msatools.memory.scanresult import NCLASSES, ScanResult
 from msatools.memory.sections import SectionZones, list_sections
-from msatools.memory.unattributed import UnattributedView
+from msatools.memory.unattributed.view import UnattributedView
 from msatools.memory.views import Scene
 from msatools.memory.vmalloc import caller_names
+from msatools.memory.zonekeys import node_and_zone
 from msatools.target.describe import describe
 from msatools.target.model import Target
 
@@ -224,12 +225,9 @@ def collect_memstat(
 def delta(previous: MemstatReport, current: MemstatReport) -> MemstatReport:
     """Give the current report with the change of each class since the previous."""
     before = {count.name: count.pages for count in previous.classes}
-    interval = None
-    if current.taken_at_ns is not None and previous.taken_at_ns is not None:
-        interval = current.taken_at_ns - previous.taken_at_ns
     return replace(
         current,
-        interval_ns=interval,
+        interval_ns=ns_between(previous, current),
         classes=tuple(
             replace(count, delta_pages=count.pages - before[count.name])
             for count in current.classes
@@ -312,8 +310,8 @@ def _vmalloc_callers(prog: drgn.Program, owners: Owners) -> tuple[VmallocCaller,
     areas: dict[str, int] = defaultdict(int)
     pages: dict[str, int] = defaultdict(int)
     names = caller_names(prog, owners.areas)
-    for area, caller in zip(owners.areas, names, strict=True):
+    for caller, length in zip(names, owners.areas.lengths().tolist(), strict=True):
         areas[caller] += 1
-        pages[caller] += len(area.pages)
+        pages[caller] += length
     callers = (VmallocCaller(name, areas[name], pages[name]) for name in areas)
     return tuple(sorted(callers, key=lambda caller: (-caller.pages, caller.caller)))

@@ -4,17 +4,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import methodcaller
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from msatools.kernel.report import ADDED, Report
-from msatools.memory.fragmodel import Frag
-from msatools.memory.unattributedmodel import UnattributedGroup
+from msatools.memory.frag.model import Frag
+from msatools.memory.unattributed.model import UnattributedGroup
 from msatools.target.model import Address
 
 if TYPE_CHECKING:
     # It needs numpy, which takes long to import.
-    from msatools.memory.mapmodel import MemoryMap
+    from msatools.memory.map.model import MemoryMap
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,9 @@ class MemstatReport(Report):
         default=None, metadata=ADDED
     )
     frag: Frag | None = field(default=None, metadata=ADDED)
-    map: "MemoryMap | None" = field(default=None, metadata=ADDED)
+    map: "MemoryMap | None" = field(
+        default=None, metadata={**ADDED, "form": methodcaller("outline")}
+    )
     sections: tuple[Section, ...] | None = field(default=None, metadata=ADDED)
     vmalloc: tuple[VmallocCaller, ...] | None = field(default=None, metadata=ADDED)
 

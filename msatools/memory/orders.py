@@ -46,6 +46,20 @@ def free_blocks(block: Block) -> tuple[Indices, npt.NDArray[np.intp]]:
     return firsts[true], orders[true]
 
 
+def free_rooms(block: Block, orphans: Indices) -> Indices:
+    """
+    Tell how large a free block can be that begins at each of some pages.
+
+    :param orphans: All unreferenced pages of no class: what is on a per-CPU list is.
+    :return: As many pages as the first one's pfn is a multiple of, if all of them are
+        such pages, or else fewer.
+    """
+    last = np.flatnonzero(np.diff(orphans, append=-1) != 1)
+    rooms = np.repeat(orphans[last] + 1, np.diff(last, prepend=-1)) - orphans
+    pfns = orphans + block.pfn
+    return np.where(pfns == 0, rooms, np.minimum(rooms, pfns & -pfns))
+
+
 def _spread(
     firsts: Indices, of_each: npt.NDArray[np.intp], orders: npt.NDArray[np.intp]
 ) -> None:
@@ -53,6 +67,34 @@ def _spread(
     for order in np.unique(of_each[of_each > 0]).tolist():
         pages = np.arange(1 << order)
         orders[firsts[of_each == order, np.newaxis] + pages] = order
+
+
+def _spread_compound(
+    block: Block, orders: npt.NDArray[np.intp]
+) -> list[tuple[int, Indices]]:
+    """
+    Give the pages of compound pages their order.
+
+    :return: Index of the head, which may be outside of the block, and pages, of each
+        compound page that is or may be in other blocks as well: these have no order.
+    """
+    tails, heads = block.tails, block.tail_heads
+    if not len(tails):
+        return []
+    near = (heads >= 0) & (heads < len(block))
+    far = np.unique(heads[~near]).tolist()
+    parts = [(head, tails[heads == head]) for head in far]
+    tails, heads = tails[near], heads[near]
+    sizes = np.bincount(heads, minlength=len(block)) + 1
+    if sizes[0] == len(block):
+        # Both are aligned to their size: only such a one can go on after the end.
+        return [*parts, (0, np.arange(len(block)))]
+    found = where(sizes > 1)
+    logarithms = np.log2(sizes[found]).astype(np.intp)
+    logarithms[np.left_shift(1, logarithms) != sizes[found]] = NO_ORDER
+    orders[found] = logarithms
+    orders[tails] = orders[heads]
+    return parts
 
 
 @dataclass
@@ -91,12 +133,14 @@ class ByOrder:
         orders = np.zeros(len(block), np.intp)
         if is_damaged:
             _spread(firsts, of_free, orders)
-        else:
-            orders[~used] = -1
         _spread(*self._listed(block), orders)
-        self._compound(block, orders)
+        parts = _spread_compound(block, orders)
         orders[block.codes == PageClass.RESERVED] = NO_ORDER
         orders[block.codes >= PageClass.EXCLUDED] = NO_ORDER
+        if not is_damaged:
+            orders[~used] = -1
+        for head, pages in parts:
+            self._part(block.address + head * block.layout.size, block, pages, orders)
         kept = where(orders >= 0)
         codes = block.codes
         if len(kept) < len(block):
@@ -109,29 +153,10 @@ class ByOrder:
         ends = np.array((block.pfn, block.pfn + len(block)), np.uint64)
         first, last = np.searchsorted(self.pcp_pfns, ends)
         pages = (self.pcp_pfns[first:last] - ends[0]).astype(np.intp)
+        orders = self.pcp_orders[first:last].astype(np.intp)
         free = block.codes[pages] == PageClass.FREE_PCP
-        return pages[free], self.pcp_orders[first:last][free].astype(np.intp)
-
-    def _compound(self, block: Block, orders: npt.NDArray[np.intp]) -> None:
-        """Give pages of compound pages their order, -1 to those counted elsewhere."""
-        tails, heads = block.tails, block.tail_heads
-        if not len(tails):
-            return
-        near = (heads >= 0) & (heads < len(block))
-        for head in np.unique(heads[~near]).tolist():
-            address = block.address + head * block.layout.size
-            self._part(address, block, tails[heads == head], orders)
-        tails, heads = tails[near], heads[near]
-        sizes = np.bincount(heads, minlength=len(block)) + 1
-        if sizes[0] == len(block):
-            # Both are aligned to their size: only such a one can go on after the end.
-            self._part(block.address, block, np.arange(len(block)), orders)
-            return
-        found = where(sizes > 1)
-        logarithms = np.log2(sizes[found]).astype(np.intp)
-        logarithms[np.left_shift(1, logarithms) != sizes[found]] = NO_ORDER
-        orders[found] = logarithms
-        orders[tails] = orders[heads]
+        free &= pages + np.left_shift(1, orders) <= len(block)
+        return pages[free], orders[free]
 
     def _part(
         self,
@@ -140,6 +165,11 @@ class ByOrder:
         pages: Indices,
         orders: npt.NDArray[np.intp],
     ) -> None:
+        """Count pages, but those of an order already, whose order is -1 then."""
+        # With damage a page may be more than one head's tail, and one's twice.
+        pages = np.unique(pages[orders[pages] == 0])
+        if not len(pages):
+            return
         if address not in self.parts and len(self.parts) >= _MAX_PARTS:
             # Each large compound page has one; garbage has one a page.
             orders[pages] = NO_ORDER

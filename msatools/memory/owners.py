@@ -18,10 +18,11 @@ from msatools.memory.layout import PageLayout
 from msatools.memory.memmap import MemmapRange
 from msatools.memory.percpu import PercpuPages, percpu_pages
 from msatools.memory.pipes import pipe_pages
-from msatools.memory.scan import OwnedPages
+from msatools.memory.scanresult import OwnedPages
 from msatools.memory.sockets import socket_pages
 from msatools.memory.vmalloc import (
-    VmallocArea,
+    NO_AREAS,
+    VmallocAreas,
     cached_stacks,
     kernel_stacks,
     vmalloc_areas,
@@ -37,9 +38,9 @@ class Owners:
     owned: list[tuple[int, Pfns]] = field(default_factory=list)
     """An earlier claim to a page goes before a later one."""
 
-    areas: list[VmallocArea] = field(default_factory=list)
-    stacks: list[VmallocArea] = field(default_factory=list)
-    """Those of the areas that are kernel stacks."""
+    areas: VmallocAreas = NO_AREAS
+    stack_pages: int = 0
+    """Pages of each kernel stack; 0 if there is none."""
 
     cached_stacks: int = 0
     """Stacks of exited tasks that CPUs keep for the next fork."""
@@ -124,16 +125,14 @@ def _claim_memmap(
 def _claim_vmalloc(
     owners: Owners, reader: Reader, layout: PageLayout, findings: Findings
 ) -> None:
-    owners.areas = vmalloc_areas(reader, findings)
-    owners.stacks = kernel_stacks(reader.prog, owners.areas)
+    areas = owners.areas = vmalloc_areas(reader, findings)
+    stacks = kernel_stacks(reader, areas)
+    owners.stack_pages = int(areas.lengths()[stacks].max(initial=0))
     owners.cached_stacks = cached_stacks(reader.prog, findings)
-    for code, areas in (
-        (PageClass.STACKS, owners.stacks),
-        (PageClass.VMALLOC, owners.areas),
-    ):
-        pages = [area.pages for area in areas]
-        if pages:
-            owners.claim(code, pfns_of(np.concatenate(pages), reader.prog, layout))
+    pfns = pfns_of(areas.pages, reader.prog, layout)
+    of_stacks = stacks[areas.rows]
+    owners.claim(PageClass.STACKS, pfns[of_stacks])
+    owners.claim(PageClass.VMALLOC, pfns[~of_stacks])
 
 
 def _claim_percpu(

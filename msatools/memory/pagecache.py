@@ -14,7 +14,7 @@ from msatools.kernel.reader import Reader, column
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records, tree_records
 from msatools.memory.classes import PageClass
-from msatools.memory.scan import ScanResult
+from msatools.memory.scanresult import ScanResult
 
 _VM_EXEC = 0x4
 
@@ -148,9 +148,9 @@ class CacheClasses:
         return executed
 
 
-def blockdev_pages(reader: Reader, findings: Findings) -> int:
+def blockdev_pages(reader: Reader, findings: Findings) -> int | None:
     """
-    Sum the pages that block devices say their caches hold.
+    Sum the pages that block devices say their caches hold; ``None`` if some are lost.
 
     This is how the kernel makes ``Buffers`` of /proc/meminfo
     (nr_blockdev_pages() of block/bdev.c).
@@ -162,7 +162,9 @@ def blockdev_pages(reader: Reader, findings: Findings) -> int:
     nrpages = inode.member("i_data").offset
     nrpages += prog.type("struct address_space").member("nrpages").offset
     inodes = prog["blockdev_superblock"].s_inodes.address_of_().value_()
-    return sum(
+    name = "the list of block devices"
+    lost = findings.lost[name]
+    total = sum(
         int.from_bytes(data[nrpages : nrpages + 8], "little")
         for _, data in list_records(
             reader,
@@ -170,6 +172,7 @@ def blockdev_pages(reader: Reader, findings: Findings) -> int:
             inode.member("i_sb_list").offset,
             nrpages + 8,
             findings,
-            "the list of block devices",
+            name,
         )
     )
+    return total if findings.lost[name] == lost else None

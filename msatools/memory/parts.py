@@ -19,7 +19,9 @@ from msatools.kernel.session import Progress
 from msatools.memory.layout import PageLayout
 from msatools.memory.memmap import MemmapRange
 from msatools.memory.observer import Observer
-from msatools.memory.scan import Finals, OwnedPages, ScanResult, prepare, scan
+from msatools.memory.scan import prepare, scan
+from msatools.memory.scanresult import OwnedPages, ScanResult
+from msatools.memory.sums import Finals
 from msatools.memory.workers import do_in_order
 
 Part = list[MemmapRange]

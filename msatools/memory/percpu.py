@@ -15,6 +15,9 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records
 
+_MAX_LISTS = 1 << 7
+"""More than there are: one for each power of two, twice."""
+
 
 @dataclass(frozen=True)
 class PercpuPages:
@@ -97,6 +100,8 @@ def _chunks(
     with suppress(LookupError):
         # For some versions memory cgroups had chunks and lists of their own.
         count *= prog.constant("PCPU_NR_CHUNK_TYPES").value_()
+    if not 0 < count <= _MAX_LISTS:
+        raise LookupError(f"there cannot be {count:,} lists of chunks")
     for slot in range(count):
         for _, data in list_records(
             reader,

@@ -27,13 +27,16 @@ def pipe_pages(reader: Reader, files: OpenFiles, findings: Findings) -> Addresse
     # Pipes without a name have operations of their own since v6.15.
     pipes = files.private_data(("pipeanon_fops", "pipefifo_fops"))
     records, readable = reader.read_records(pipes, drgn.sizeof(pipe))
-    findings.coverage["pipes_unreadable"] += int(np.count_nonzero(~readable))
     found = _spare_pages(pipe, records)
     rings = column(records, pipe.member("ring_size").offset, 4)
     bufs = column(records, pipe.member("bufs").offset)
-    for address, ring in zip(bufs.tolist(), rings.tolist(), strict=True):
-        if not address or not 0 < ring <= _MAX_RING:
-            continue
+    # The kernel finds a place in a ring by a mask.
+    possible = (rings & (rings - np.uint64(1))) == 0
+    possible &= readable & (bufs != 0) & (rings != 0) & (rings <= _MAX_RING)
+    findings.coverage["pipes_unreadable"] += int(np.count_nonzero(~possible))
+    for address, ring in zip(
+        bufs[possible].tolist(), rings[possible].tolist(), strict=True
+    ):
         try:
             words = reader.words(address, ring * (drgn.sizeof(buffer) // 8))
         except drgn.FaultError:

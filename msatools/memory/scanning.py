@@ -13,7 +13,7 @@ from msatools.memory.finals import FinalClasses
 from msatools.memory.freelists import PcpLists, listed_pages, pcp_lists, settle_pcp
 from msatools.memory.pagecache import settle_cache
 from msatools.memory.parts import scan_parts
-from msatools.memory.scan import ScanResult
+from msatools.memory.scanresult import ScanResult
 from msatools.memory.swapcache import settle_swapcache
 from msatools.memory.views import Observer, Scene
 

@@ -12,7 +12,7 @@ from msatools.memory.classify import Block
 from msatools.memory.layout import PageLayout
 from msatools.memory.memmap import MemmapRange, pages_per_section
 from msatools.memory.model import Section
-from msatools.memory.scan import node_and_zone, node_zone_keys
+from msatools.memory.zonekeys import node_and_zone, node_zone_keys
 from msatools.target.model import Address
 
 _Zones = dict[tuple[int, int], Zone]

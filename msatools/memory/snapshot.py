@@ -52,6 +52,8 @@ def load_snapshot(path: str) -> MemstatReport:
 
 
 def _text(path: str, name: str) -> str:
+    if path == STDIN and sys.stdin is None:
+        raise SnapshotError(name, "closed", "name a file of msa-memstat --json")
     try:
         if path == STDIN:
             data = sys.stdin.buffer.read(_MAX_BYTES + 1)

@@ -13,7 +13,7 @@ from contextlib import suppress
 import drgn
 import numpy as np
 
-from msatools.kernel.files import OpenFiles, process_records
+from msatools.kernel.files import OpenFiles, processes
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records, tree_records
@@ -37,16 +37,10 @@ def socket_pages(reader: Reader, files: OpenFiles, findings: Findings) -> Addres
     findings.coverage["sockets_unreadable"] += int(np.count_nonzero(~readable))
     socks = np.unique(column(records, sk))
     skbs.add_queues(socks[socks != 0])
-    pages = np.array([*skbs.pages, *_task_frags(reader, findings)], np.uint64)
+    # Threads' own are left out.
+    kept = processes(reader, findings).frag_pages
+    pages = np.concatenate((np.array(skbs.pages, np.uint64), kept))
     return np.unique(pages[pages != 0])
-
-
-def _task_frags(reader: Reader, findings: Findings) -> Iterator[int]:
-    """Find the pages that processes keep to send from, threads' left out."""
-    task = reader.prog.type("struct task_struct")
-    page = drgn.offsetof(task, "task_frag.page")
-    for data in process_records(reader, page + 8, findings):
-        yield int.from_bytes(data[page : page + 8], "little")
 
 
 class _Skbs:

@@ -4,12 +4,14 @@
 
 import drgn
 import numpy as np
+import numpy.typing as npt
 from drgn.helpers.linux.swap import for_each_swap_info
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.memory.classes import PageClass
-from msatools.memory.scan import ScanResult
+from msatools.memory.classify import Block, Indices, where
+from msatools.memory.scanresult import ScanResult
 
 _SWAP_TYPE_SHIFT = 58
 """Of the device's number in a swap entry (linux/swapops.h): 63 - 5 bits."""
@@ -66,3 +68,13 @@ def is_shmem(reader: Reader, maps: dict[int, int], entry: int) -> bool:
     except drgn.FaultError:
         return False
     return count & ~_SWAP_HAS_CACHE == _SWAP_MAP_SHMEM
+
+
+def nameless_swap(block: Block) -> tuple[Indices, npt.NDArray[np.uint64]]:
+    """Find anon pages of the swap cache that no mapping names, and their entries."""
+    pages = where(block.codes == PageClass.ANON)
+    heads = block.heads_of(pages)
+    bits = np.uint64(block.layout.swapcache_bits)
+    nameless = (block.mapping[heads] == 0) & (block.flags[heads] & bits == bits)
+    entries = block.column(block.layout.private)[heads[nameless]]
+    return pages[nameless], entries

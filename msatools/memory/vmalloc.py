@@ -3,7 +3,6 @@
 """Pages of vmalloc areas, kernel stacks among them (mm/vmalloc.c)."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 
 import drgn
@@ -12,29 +11,41 @@ import numpy.typing as npt
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from msatools.kernel.cpus import possible_cpus
+from msatools.kernel.functions import function_name
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records
 
-_SMALL_ARRAY = 8
-"""Pointers to pages that are read as records of one size."""
-
 
 @dataclass(frozen=True)
-class VmallocArea:
-    """One area that has pages of its own."""
+class VmallocAreas:
+    """The areas that have pages of their own, as columns."""
 
-    vm: int
-    """Address of the ``struct vm_struct``."""
+    start: Addresses
+    """The first address that each maps."""
 
-    caller: int
-    """Return address in the function that asked for it."""
+    caller: Addresses
+    """Return address in the function that asked for each."""
 
-    pages: npt.NDArray[np.uint64]
-    """Addresses of the struct pages."""
+    pages: Addresses
+    """Addresses of the struct pages of all of them."""
+
+    rows: npt.NDArray[np.intp]
+    """Which area each page is of."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def lengths(self) -> npt.NDArray[np.intp]:
+        """Count the pages of each area."""
+        return np.bincount(self.rows, minlength=len(self))
 
 
-def vmalloc_areas(reader: Reader, findings: Findings) -> list[VmallocArea]:
+_NONE = np.empty(0, np.uint64)
+NO_AREAS = VmallocAreas(_NONE, _NONE, _NONE, np.empty(0, np.intp))
+
+
+def vmalloc_areas(reader: Reader, findings: Findings) -> VmallocAreas:
     """Read all areas and the pages of each: one read an area, and some for them all."""
     type_ = reader.prog.type("struct vm_struct")
     addr_offset, pages_offset, count_offset, size_offset, caller_offset = (
@@ -49,20 +60,17 @@ def vmalloc_areas(reader: Reader, findings: Findings) -> list[VmallocArea]:
     has_pages = (arrays != 0) & (counts != 0)
     possible = counts <= column(records, size_offset) // np.uint64(page_size)
     chosen = np.flatnonzero(has_pages & possible)
-    pages = _page_arrays(reader, arrays[chosen], counts[chosen])
+    pages, rows, whole = reader.read_arrays(arrays[chosen], counts[chosen])
+    starts = column(records, addr_offset)
     # What a filtered ELF dump leaves out is read as zeros, and no area is at 0.
-    readable &= column(records, addr_offset) != 0
+    readable &= starts != 0
     lost = np.count_nonzero(~readable) + np.count_nonzero(has_pages & ~possible)
-    lost += sum(its_pages is None for its_pages in pages)
+    lost += np.count_nonzero(~whole)
     findings.coverage["vmalloc_areas_unreadable"] += int(lost)
-    callers = column(records, caller_offset)
-    return [
-        VmallocArea(area, caller, its_pages)
-        for area, caller, its_pages in zip(
-            areas[chosen].tolist(), callers[chosen].tolist(), pages, strict=True
-        )
-        if its_pages is not None
-    ]
+    kept = chosen[whole]
+    number = np.cumsum(whole) - 1
+    callers = column(records, caller_offset)[kept]
+    return VmallocAreas(starts[kept], callers, pages, number[rows])
 
 
 def _vm_structs(reader: Reader, findings: Findings) -> list[int]:
@@ -71,7 +79,7 @@ def _vm_structs(reader: Reader, findings: Findings) -> list[int]:
     at = type_.member("vm").offset
     found = [
         int.from_bytes(area[at : at + 8], "little")
-        for head in _busy_lists(reader.prog)
+        for head in _busy_lists(reader.prog, findings)
         for _, area in list_records(
             reader,
             head,
@@ -85,24 +93,11 @@ def _vm_structs(reader: Reader, findings: Findings) -> list[int]:
     return [vm for vm in found if vm]
 
 
-def _page_arrays(
-    reader: Reader, arrays: Addresses, counts: Addresses
-) -> list[Addresses | None]:
-    """Read an array of pointers of each size; ``None`` for one that cannot be."""
-    found: list[Addresses | None] = [None] * len(arrays)
-    # Most are those of stacks.
-    for count in range(1, _SMALL_ARRAY + 1):
-        rows = np.flatnonzero(counts == count)
-        records, readable = reader.read_records(arrays[rows], 8 * count)
-        for row, words in zip(rows[readable], records[readable], strict=True):
-            found[row] = words.view(np.uint64)
-    for row in np.flatnonzero(counts > _SMALL_ARRAY):
-        with suppress(drgn.FaultError):
-            found[row] = reader.words(int(arrays[row]), int(counts[row]))
-    return found
+_MAX_NODES = 1 << 10
+"""More than there are: one a CPU, and 128 at most (vmap_init_nodes())."""
 
 
-def _busy_lists(prog: drgn.Program) -> Iterator[int]:
+def _busy_lists(prog: drgn.Program, findings: Findings) -> Iterator[int]:
     """Find the heads of the lists of areas in use."""
     try:
         nodes = prog["vmap_nodes"]
@@ -111,7 +106,10 @@ def _busy_lists(prog: drgn.Program) -> Iterator[int]:
         # vmap_area_root rb-tree") (in v6.9).
         yield prog["vmap_area_list"].address_
         return
-    for i in range(prog["nr_vmap_nodes"].value_()):
+    count = prog["nr_vmap_nodes"].value_()
+    if not 0 < count <= _MAX_NODES:
+        findings.lose("vmap nodes", f"there cannot be {count:,} lists of vmalloc areas")
+    for i in range(min(count, _MAX_NODES)):
         yield nodes[i].busy.head.address_of_().value_()
 
 
@@ -134,16 +132,37 @@ _STACK_CALLERS = frozenset(
 )
 
 
-def kernel_stacks(prog: drgn.Program, areas: list[VmallocArea]) -> list[VmallocArea]:
+def kernel_stacks(reader: Reader, areas: VmallocAreas) -> npt.NDArray[np.bool_]:
     """
-    Pick the kernel stacks by the function of kernel/fork.c that took them.
+    Tell which areas are kernel stacks by the function of kernel/fork.c that took them.
 
     Stacks of exited tasks that CPUs keep are among them; the boot CPU's idle
     task has its stack in the kernel image.
     """
-    callers = {area.caller for area in areas}
-    stack_callers = {c for c in callers if symbol_name(prog, c) in _STACK_CALLERS}
-    return [area for area in areas if area.caller in stack_callers]
+    callers, group = np.unique(areas.caller, return_inverse=True)
+    possible = np.ones(len(callers), np.bool_)
+    known = np.zeros(len(callers), np.bool_)
+    (own,) = np.nonzero(areas.start == _stack_of_init(reader))
+    if len(own):
+        # All stacks have the same size, and to find a name takes long.
+        lengths = areas.lengths()
+        possible[group[lengths != lengths[own[0]]]] = False
+        known[group[own[0]]] = True
+    for row in np.flatnonzero(possible & ~known).tolist():
+        known[row] = function_name(reader.prog, int(callers[row])) in _STACK_CALLERS
+    stacks: npt.NDArray[np.bool_] = known[group]
+    return stacks
+
+
+def _stack_of_init(reader: Reader) -> int:
+    """Find where the stack of the task after the idle task lies; 0 if that is lost."""
+    task = reader.prog.type("struct task_struct")
+    tasks = task.member("tasks").offset
+    try:
+        first = reader.prog["init_task"].tasks.next.value_() - tasks
+        return int(reader.words(first + task.member("stack").offset, 1)[0])
+    except drgn.FaultError:
+        return 0
 
 
 def cached_stacks(prog: drgn.Program, findings: Findings) -> int:
@@ -162,17 +181,8 @@ def cached_stacks(prog: drgn.Program, findings: Findings) -> int:
         return 0
 
 
-def caller_names(prog: drgn.Program, areas: list[VmallocArea]) -> list[str]:
+def caller_names(prog: drgn.Program, areas: VmallocAreas) -> list[str]:
     """Name the function that asked for each area."""
-    callers = {area.caller for area in areas}
-    names = {caller: symbol_name(prog, caller) for caller in callers}
-    return [names[area.caller] for area in areas]
-
-
-def symbol_name(prog: drgn.Program, address: int) -> str:
-    """Name the function that an address lies in; the address if it is in none."""
-    try:
-        name: str = prog.symbol(address).name
-    except LookupError:
-        return hex(address)
-    return name.partition(".")[0]
+    callers = areas.caller.tolist()
+    names = {caller: function_name(prog, caller) for caller in set(callers)}
+    return [names[caller] for caller in callers]

@@ -156,9 +156,10 @@ class Interval:
         first, last = self._first, self._last
         # A look in between may have missed a thread.
         row = match(first.tasks, last.tasks)
-        interval = max(last.clocks.local_ns - first.clocks.local_ns, 0)
+        interval = _between(first, last)
         born = row == NOBODY
-        part, missed = _lived(last, born, interval, self._bound_ns)
+        lived, missed = _lived(first, last, born, self._bound_ns)
+        part = np.minimum(lived, interval)
 
         def grown(before: Values, after: Values) -> Counts:
             return np.where(missed, 0, np.maximum(_grown(before, after, row), 0))
@@ -254,8 +255,7 @@ class _Gap:
         self._row = row
         was = row != NOBODY
         age = after.now.age_ns
-        gap = max(after.clocks.local_ns - before.clocks.local_ns, 0)
-        part, missed = _lived(after, ~was, gap, bound_ns)
+        part, missed = _lived(before, after, ~was, bound_ns)
         slept, sleeps = was & _taken(asleep(before.tasks), row), asleep(after.tasks)
         dead = after.tasks["exit_state"] != 0
         was_dead = was & _taken(before.tasks["exit_state"] != 0, row)
@@ -303,19 +303,26 @@ class _Gap:
         return _grown(before, after, self._row)
 
 
-def _lived(
-    look: Look, new: Booleans, interval_ns: int, bound_ns: int
-) -> tuple[Nanoseconds, Booleans]:
-    """Tell how much of an interval each thread of its last look has lived in.
+def _between(before: Look, after: Look) -> int:
+    return max(after.clocks.local_ns - before.clocks.local_ns, 0)
 
-    :param new: Whom the first look had not. Who is older than the interval was missed:
-        lists of a running kernel change while they are followed. Of what such a thread
-        did in the interval nothing is known.
+
+def _lived(
+    before: Look, after: Look, new: Booleans, bound_ns: int
+) -> tuple[Nanoseconds, Booleans]:
+    """Tell for how long each thread of a look has lived since the one before.
+
+    :param new: Whom the look before had not. Who was born while that was under way is
+        told from its birth on, as its counters are. Who is older was missed: lists of
+        a running kernel change while they are followed. Of what such a thread did
+        since nothing is known.
     :return: The times, zero for those that were missed; and who was.
     """
-    lifetime = look.states.lifetime_ns
-    missed = new & (lifetime > interval_ns + bound_ns)
-    lived = np.where(new, np.minimum(lifetime, interval_ns), interval_ns)
+    since = _between(before, after)
+    most = since + before.took_ns
+    lifetime = after.states.lifetime_ns
+    missed = new & (lifetime > most + bound_ns)
+    lived = np.where(new, np.minimum(lifetime, most), since)
     return np.where(missed, 0, lived), missed
 
 

@@ -31,6 +31,10 @@ class Look:
     told: Booleans
     """Whether the class of each is known; not if it went on while it was looked at."""
 
+    took_ns: int
+    """How long the clocks were read after it began, by the clock of who looks: threads
+    that were born meanwhile may not be in it."""
+
 
 def match(before: TaskTable, after: TaskTable) -> Rows:
     """Find each thread of one table in an earlier one: its row, or :data:`NOBODY`."""

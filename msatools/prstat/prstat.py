@@ -3,7 +3,7 @@
 """What every process or thread of a kernel is doing, and where its time went."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import drgn
@@ -14,7 +14,7 @@ from drgn.helpers.linux.mm import totalram_pages
 from msatools.kernel.accounting import Accounting, read_accounting
 from msatools.kernel.cpus import online_cpus
 from msatools.kernel.load import load_averages
-from msatools.kernel.pids import find_tasks, no_such_pids
+from msatools.kernel.pids import find_tasks, require_pids
 from msatools.kernel.report import Findings, noting_refusals
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.locks.herds import find_herds
@@ -129,8 +129,7 @@ class Prstat(KernelSession):
 
     def report(self, progress: Progress) -> PrstatReport:
         """Report each task's life, and what it is doing."""
-        self._forget()
-        with noting_refusals(self._prog, self._findings):
+        with self._reporting():
             progress(0, _STEPS)
             look = self._look()
             processes = read_processes(self._reader, look.tasks, self._findings)
@@ -139,8 +138,7 @@ class Prstat(KernelSession):
 
     def begin(self, progress: Progress) -> None:
         """Look at all tasks: an interval begins."""
-        self._forget()
-        with noting_refusals(self._prog, self._findings):
+        with self._reporting():
             look = self._look()
             self._begin(look, read_processes(self._reader, look.tasks, self._findings))
 
@@ -174,11 +172,9 @@ class Prstat(KernelSession):
     def _look(self) -> Look:
         look = self._sampler.look()
         wanted = self._options.selection.pids or ()
-        missing = [pid for pid in wanted if pid not in look.tasks["pid"]]
-        if missing:
-            lost = ("pids_unreadable", "tasks_unreadable", "lists_broken")
-            damaged = any(self._findings.coverage[key] for key in lost)
-            raise no_such_pids(missing, damaged=damaged)
+        lost = ("pids_unreadable", "tasks_unreadable", "lists_broken")
+        damaged = any(self._findings.coverage[key] for key in lost)
+        require_pids(wanted, look.tasks["pid"], damaged=damaged)
         return look
 
     def _read(self, findings: Findings) -> TaskTable:
@@ -224,11 +220,16 @@ class Prstat(KernelSession):
         shown = rows.take(order(rows, options.sort)[: options.rows])
         summed = self._totals(look, wanted)
         self._count(look, spent, kept.split.impossible)
+        coverage = self._coverage(_COVERAGE)
         report = PrstatReport(
             target=self._target,
             taken_at_ns=look.clocks.monotonic_ns,
             interval_ns=deltas.interval_ns if deltas else None,
-            coverage=self._coverage(),
+            coverage={
+                # What is not always there comes by name.
+                name: coverage[name]
+                for name in (*_COVERAGE, *sorted(coverage))
+            },
             notes=tuple(self._findings.notes.values()),
             bound_ns=self._bound_ns,
             accounting=kept.accounting,
@@ -321,8 +322,6 @@ class Prstat(KernelSession):
         findings = self._findings
         impossible = int(np.count_nonzero(spent.lives.impossible))
         findings.coverage["tasks"] = len(look.tasks)
-        findings.coverage["reads"] = self._reader.reads
-        findings.coverage["bytes_read"] = self._reader.bytes
         findings.coverage["latency_impossible"] = impossible
         if impossible:
             findings.note(
@@ -338,12 +337,6 @@ class Prstat(KernelSession):
                 f"{count} threads have counters of sleeps or delays that are more than "
                 "the time they are part of: those are left out",
             )
-
-    def _coverage(self) -> Mapping[str, int]:
-        coverage = self._findings.coverage
-        return {name: coverage[name] for name in _COVERAGE} | {
-            name: count for name, count in sorted(coverage.items()) if count
-        }
 
     def _totals(self, look: Look, wanted: Booleans) -> Totals:
         by_letter = Counter(letters(look.tasks)[wanted].tolist())

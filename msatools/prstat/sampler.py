@@ -92,13 +92,14 @@ class Sampler:
 
     def look(self) -> Look:
         """Read all threads, and unwind the stacks of those that were switched."""
-        began_s = time.process_time()
+        began_s, began_ns = time.process_time(), time.monotonic_ns()
         tasks = self._walk()
         row = self._unswitched(tasks)
         settled = np.ones(len(tasks), np.bool_)
         if self._live:
             tasks, row, settled = self._refresh(tasks, row)
         clocks = self._clocks(tasks)
+        took_ns = time.monotonic_ns() - began_ns
         changed = row == NOBODY
         part = tasks.only(changed)
         seen = collect_now(self.collector, self._prog, part, clocks)
@@ -126,6 +127,7 @@ class Sampler:
             microstates(tasks, clocks, self._bound_ns),
             Now(classes, age, bound, stacks, waits),
             told,
+            took_ns,
         )
         if self._last is not None:
             # The first costs more than those that follow.

@@ -4,7 +4,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from msatools.memory.fragmodel import BlockSize, Frag, FreeList
+from msatools.memory.frag.model import BlockSize, Frag, FreeList
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
 from msatools.render.units import size
 

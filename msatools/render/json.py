@@ -3,7 +3,7 @@
 """A report's model as JSON, whatever the model."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Protocol, SupportsIndex, TextIO
 
@@ -59,6 +59,8 @@ class _Field:
     name: str
     key: str
     on_request: bool
+    form: Callable[[Any], object] | None
+    """What makes of a value what JSON has; ``None`` if that is the value."""
 
 
 _LISTED: dict[type, tuple[_Field, ...]] = {}
@@ -78,6 +80,7 @@ def _list(model: type[Any]) -> Iterator[_Field]:
             field.name,
             field.metadata.get("key", field.name),
             bool(field.metadata.get("added")),
+            field.metadata.get("form"),
         )
         for field in fields(model)
         if not field.metadata.get("unlisted")
@@ -89,6 +92,8 @@ def _fields(model: object) -> Iterator[tuple[str, object]]:
     for field in _listed(type(model)):
         value = getattr(model, field.name)
         if value is not None or not field.on_request:
+            if value is not None and field.form is not None:
+                value = field.form(value)
             yield field.key, value
 
 

@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass, field
 
-from msatools.memory.mapmodel import MemoryMap
+from msatools.memory.map.model import MemoryMap
 from msatools.render.memmap import (
     LEVELS,
     Band,

@@ -4,7 +4,7 @@
 
 from collections.abc import Iterator
 
-from msatools.memory.mapmodel import MemoryMap
+from msatools.memory.map.model import MemoryMap
 from msatools.render.blocks import Block, Cell, Chart, Mark, Span, text
 from msatools.render.memmap import (
     LEVELS,

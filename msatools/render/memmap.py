@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.mapmodel import Cells, MemoryMap, Place
+from msatools.memory.map.model import Cells, MemoryMap, Place
 from msatools.render.palette import LOOKS, Look
 
 LEVELS = 4

@@ -4,7 +4,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from msatools.memory.groups import CgroupGroup
+from msatools.memory.by.groups import CgroupGroup
 from msatools.memory.model import Group
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
 

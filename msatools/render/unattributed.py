@@ -4,7 +4,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from msatools.memory.unattributedmodel import UnattributedGroup
+from msatools.memory.unattributed.model import UnattributedGroup
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
 from msatools.render.units import size
 

@@ -148,8 +148,11 @@ def _parse_kdump(path: str, read: ReadAt, size: int) -> DumpFile:
     header = kdump.parse(read)
     try:
         truncated = size < kdump.end(read, header)
-    except EOFError:
-        truncated = True
+    except EOFError as error:
+        # libkdumpfile would map what is not there, and be killed by SIGBUS.
+        raise DamagedDumpError(
+            path, "cut off before its pages can be found", "copy the dump again"
+        ) from error
     return _of_kdump(path, header, "", truncated=truncated)
 
 

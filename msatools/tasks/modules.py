@@ -69,6 +69,7 @@ class Modules:
         self._reader = reader
         self._findings = findings
         self._known: list[Module] = []
+        self._symbols: dict[int, drgn.SymbolIndex] = {}
         self._record: _Record | None = None
         self._tree: _Tree | None = None
         self._is_ready = False
@@ -95,6 +96,20 @@ class Modules:
             return None
         self._known.append(found)
         return found
+
+    def symbols(self, module: Module) -> drgn.SymbolIndex:
+        """Give the symbols that lie in a module: none, and a note, if they are lost."""
+        if module.address not in self._symbols:
+            try:
+                index = _read_symbols(self._reader, module)
+            except (drgn.FaultError, LookupError, ValueError) as error:
+                self._findings.lose(
+                    f"symbols of {module.name}",
+                    f"the symbols of module {module.name} are lost: {error}",
+                )
+                index = drgn.SymbolIndex([])
+            self._symbols[module.address] = index
+        return self._symbols[module.address]
 
     def _prepare(self) -> None:
         prog = self._reader.prog
@@ -213,7 +228,7 @@ class _Tree:
         raise drgn.FaultError("the tree of modules has no end", node)
 
 
-def read_symbols(reader: Reader, module: Module) -> drgn.SymbolIndex:
+def _read_symbols(reader: Reader, module: Module) -> drgn.SymbolIndex:
     """
     Read the symbols that lie in a module.
 

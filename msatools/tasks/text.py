@@ -5,13 +5,13 @@
 import re
 
 import drgn
-import numpy as np
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
+from msatools.kernel.symbols import SortedSymbols
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf
-from msatools.tasks.modules import Module, Modules, read_symbols
+from msatools.tasks.modules import Module, Modules
 
 _BOUNDS = (("_stext", "_etext"), ("_sinittext", "_einittext"))
 _BORDER = re.compile(r"_s?text|_sinittext|__\w+_text_start")
@@ -23,11 +23,9 @@ class KernelText:
 
     def __init__(self, reader: Reader, findings: Findings) -> None:
         self._reader = reader
-        self._findings = findings
         self._kernel = _bounds(reader.prog)
         self._modules = Modules(reader, findings)
-        self._symbols: dict[int, drgn.SymbolIndex] = {}
-        self._functions: _Functions | None = None
+        self._functions: SortedSymbols | None = None
         self._names: dict[int, str | None] = {}
 
     def in_kernel(self, address: int) -> bool:
@@ -52,9 +50,8 @@ class KernelText:
         module = self.module(address)
         if module is None:
             return None
-        if module.address not in self._symbols:
-            self._symbols[module.address] = self._read_symbols(module)
-        found = self._symbols[module.address](self._reader.prog, None, address, True)
+        symbols = self._modules.symbols(module)
+        found = symbols(self._reader.prog, None, address, True)
         return found[0].name if found else None
 
     def _find_in_kernel(self, address: int) -> str | None:
@@ -66,51 +63,14 @@ class KernelText:
                 return found[0].name if found else None
         if self._functions is None:
             symbols = finder(prog, None, None, False) if finder else prog.symbols()
-            self._functions = _Functions(symbols, self._kernel)
-        return self._functions.name(address)
-
-    def _read_symbols(self, module: Module) -> drgn.SymbolIndex:
-        try:
-            return read_symbols(self._reader, module)
-        except (drgn.FaultError, LookupError, ValueError) as error:
-            self._findings.lose(
-                f"symbols of {module.name}",
-                f"the symbols of module {module.name} are lost: {error}",
-            )
-            return drgn.SymbolIndex([])
-
-
-class _Functions:
-    """
-    The functions of the kernel proper, by address.
-
-    With debug info drgn reads through all symbols for each address, which takes
-    milliseconds. An address is named by the symbol before it, as the kernel does it.
-    """
-
-    def __init__(
-        self, symbols: list[drgn.Symbol], bounds: list[tuple[int, int]]
-    ) -> None:
-        addresses = np.array([symbol.address for symbol in symbols], np.uint64)
-        inside = np.zeros(len(symbols), np.bool_)
-        for start, end in bounds:
-            inside |= (addresses >= start) & (addresses < end)
-        rows = np.flatnonzero(inside)
-        order = rows[np.argsort(addresses[rows], kind="stable")]
-        self._addresses = addresses[order]
-        self._symbols = [symbols[row] for row in order.tolist()]
-
-    def name(self, address: int) -> str | None:
-        """Name the function there; of several names, a function's that is global."""
-        end = int(np.searchsorted(self._addresses, np.uint64(address), "right"))
-        if not end:
-            return None
-        start = int(np.searchsorted(self._addresses, self._addresses[end - 1], "left"))
-        best = max(self._symbols[start:end], key=_fitness)
-        return str(best.name)
+            self._functions = SortedSymbols(symbols, self._kernel)
+        # By the symbol before it, as the kernel names it.
+        named, _ = self._functions.before(address)
+        return max(named, key=_fitness).name if named else None
 
 
 def _fitness(symbol: drgn.Symbol) -> tuple[bool, bool, bool, int]:
+    """Tell how well it names a function: best is a function's name that is global."""
     return (
         not _BORDER.fullmatch(symbol.name),
         symbol.kind == drgn.SymbolKind.FUNC,

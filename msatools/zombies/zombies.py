@@ -10,9 +10,9 @@ import drgn
 import numpy as np
 
 from msatools.kernel.clocks import Clocks, read_clocks
-from msatools.kernel.pids import find_tasks, no_such_pids
+from msatools.kernel.pids import find_tasks, require_pids
 from msatools.kernel.readcost import ReadCost
-from msatools.kernel.report import Findings, noting_refusals
+from msatools.kernel.report import Findings, ns_between
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.locks.locks import collect_locks
@@ -138,12 +138,9 @@ class Zombies(KernelSession):
         now = _threads(look)
         self._before = report, now
         changes = Changes(begun=len(now - then), reaped=len(then - now))
-        interval_ns = None
-        limits = report.limits
-        if report.taken_at_ns is not None and before.taken_at_ns is not None:
-            interval_ns = report.taken_at_ns - before.taken_at_ns
-            if limits is not None and before.limits is not None:
-                limits = left(before.limits, limits, interval_ns)
+        interval_ns, limits = ns_between(before, report), report.limits
+        if interval_ns is not None and limits is not None and before.limits is not None:
+            limits = left(before.limits, limits, interval_ns)
         counts = {(each.ppid, each.verdict): each.count for each in before.groups}
         return replace(
             report,
@@ -157,10 +154,9 @@ class Zombies(KernelSession):
         )
 
     def _collect(self, progress: Progress) -> tuple[ZombiesReport, _Look]:
-        self._forget()
         options, findings, reader = self._options, self._findings, self._reader
         alone = options.pids is not None
-        with noting_refusals(self._prog, findings):
+        with self._reporting():
             progress(0, _STEPS)
             tasks = self._read_named() if alone else self._read_all()
             progress(1, _STEPS)
@@ -189,16 +185,11 @@ class Zombies(KernelSession):
         coverage = findings.coverage
         coverage["tasks"] = len(tasks)
         coverage["zombies"] = len(dead) - coverage["zombies_reaped"]
-        coverage["reads"] += reader.reads
-        coverage["bytes_read"] += reader.bytes
         report = ZombiesReport(
             target=self._target,
             taken_at_ns=clocks.monotonic_ns,
             interval_ns=None,
-            coverage={
-                **dict.fromkeys(_COVERAGE, 0),
-                **{key: count for key, count in coverage.items() if count},
-            },
+            coverage=self._coverage(_COVERAGE),
             notes=tuple(findings.notes.values()),
             zombies=rows,
             groups=made,
@@ -213,7 +204,12 @@ class Zombies(KernelSession):
         return report, look
 
     def _read_all(self) -> TaskTable:
-        return self._task_reader.read_all(self._findings)
+        tasks = self._task_reader.read_all(self._findings)
+        if not len(tasks):
+            # That there are no zombies would be told of any dump that lacks the tasks.
+            init = self._prog["init_task"].address_
+            raise drgn.FaultError("no task can be read", init)
+        return tasks
 
     def _read_named(self) -> TaskTable:
         """Read the tasks that were named, and all threads of their parents."""
@@ -223,10 +219,8 @@ class Zombies(KernelSession):
             [*addresses.values()], self._processes_to_read, self._findings
         )
         there = {*tasks["pid"][: self._named].tolist()}
-        missing = [pid for pid in pids if pid not in there]
-        if missing:
-            damaged = self._findings.coverage["pids_unreadable"] > 0
-            raise no_such_pids(missing, damaged=damaged)
+        damaged = self._findings.coverage["pids_unreadable"] > 0
+        require_pids(pids, there, damaged=damaged)
         return tasks
 
     def _processes_to_read(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fixtures import lab
-from fixtures.lab.kcore import RESULTS
+from fixtures.lab.inside import RESULTS
 
 KERNELS = ("6.1", "6.12")
 NAMES = ("memstat", "prstat", "locks", "zombies", "cpus")

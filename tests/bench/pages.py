@@ -25,7 +25,8 @@ from msatools.kernel.report import Findings
 from msatools.memory.layout import PageLayout, page_layout
 from msatools.memory.memmap import CHUNK_BYTES, MemmapRange, memmap_ranges
 from msatools.memory.owners import collect_owners
-from msatools.memory.scan import OwnedPages, scan
+from msatools.memory.scan import scan
+from msatools.memory.scanresult import OwnedPages
 from msatools.target import TargetSpec, open_target
 from tests.bench.timing import medians
 from tests.elf import file_offset, load_segments

@@ -14,7 +14,7 @@ from drgn import Program
 from drgn.helpers.linux.pid import for_each_task
 
 from fixtures import lab
-from fixtures.lab.kcore import RESULTS
+from fixtures.lab.inside import RESULTS
 from msatools.target import TargetSpec, open_target
 from msatools.zombies.options import ZombiesOptions
 from msatools.zombies.zombies import Zombies

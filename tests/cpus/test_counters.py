@@ -347,7 +347,8 @@ def test_switches_and_run_queues(dump: Seen) -> None:
         assert row["csw"] is not None
         # To another and back at each tick, at most.
         assert 0 <= row["csw"] - int(switches) <= 2 * dump.ticks(0)
-        assert abs(row["runq"] - int(running)) <= 1
+        # Where that program ran, a worker may have waited for it, too.
+        assert abs(row["runq"] - int(running)) <= (2 if int(cpu) == cpus["home"] else 1)
     more = dump.total("csw") - dump.stat["ctxt"][0]
     assert 0 <= more <= 2 * dump.ticks(6) * len(dump.online)
     assert dump.rows[cpus["fair"]]["runq"] in (8, 9)

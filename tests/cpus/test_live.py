@@ -18,7 +18,7 @@ import pytest
 
 from fixtures import lab
 from fixtures.lab.guest import cpulive as guest
-from fixtures.lab.kcore import RESULTS
+from fixtures.lab.inside import RESULTS
 from msatools.values import cpu_list
 
 KERNELS = ("6.1", "6.12")
@@ -321,6 +321,7 @@ def test_function_calls_and_flushes(samples: list[Sample]) -> None:
 
 
 def test_times(samples: list[Sample]) -> None:
+    told = lost = 0
     for sample in samples:
         for cpu in sample.steady():
             for columns, places in TIMES.items():
@@ -332,13 +333,22 @@ def test_times(samples: list[Sample]) -> None:
                     return USER_TICK_NS * sum(words[place] for place in places)
 
                 numbers = [sample.rows[cpu][column] for column in columns]
+                if None in numbers and sample.report["notes"]:
+                    # A look that takes long may see more idle time than there was
+                    # time between the clocks: that is not told, and said so.
+                    assert columns == ("idl_ns", "wt_ns"), (cpu, columns)
+                    lost += 1
+                    continue
                 assert None not in numbers, (cpu, columns)
+                told += 1
                 # Of each of the parts a part of one is left out. And a CPU that is
                 # idle as it is looked at has been so until the clock is read.
                 slack = len(places) * USER_TICK_NS
                 if "idl_ns" in columns:
                     slack += sample.looks_ns
                 check(sample, sum(numbers), "stat", spent, slack=slack)
+    # The CPUs of one interval at most.
+    assert lost <= 8 < told
 
 
 def test_faults(samples: list[Sample]) -> None:
@@ -488,12 +498,11 @@ def test_cpu_that_is_off_all_the_time(live: Live, intervals: list[Sample]) -> No
         row = sample.rows[OFFLINE]
         for column in ("csw", "intr", "soft", "xcal", "usr_ns", "sys_ns", "idl_ns"):
             assert row[column] == 0, column
-        assert sample.report["notes"] == []
 
 
 def test_what_a_cpu_had_while_it_came_or_went(intervals: list[Sample]) -> None:
     """Idle time begins anew; it is not known then, and never more than there was."""
-    changed = [sample for sample in intervals if sample.report["notes"]]
+    changed = [sample for sample in intervals if sample.rows[OFFLINE]["idl_ns"] is None]
     # Once it went, and once it came; if it was being looked at, that is told next time.
     assert len(changed) == 2
     assert changed[0] in intervals[1:3]
@@ -501,7 +510,6 @@ def test_what_a_cpu_had_while_it_came_or_went(intervals: list[Sample]) -> None:
     for sample in intervals:
         if sample in changed:
             assert {note["code"] for note in sample.report["notes"]} == {"cpus-changed"}
-            assert sample.rows[OFFLINE]["idl_ns"] is None
         interval = sample.report["interval_ns"]
         for row in sample.report["cpus"]:
             for column in ("usr_ns", "sys_ns", "idl_ns", "wt_ns"):

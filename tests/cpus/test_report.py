@@ -607,14 +607,19 @@ def test_tasks_that_stray(sets: Told) -> None:
 
 
 def test_cpu_that_takes_most_interrupts(dump: Told) -> None:
-    came = dump.came()
+    """By the counts of the dump, which test_interrupts() holds against the guest's.
+
+    The guest still writes to its console and reads its disk after it has recorded its
+    own: where two CPUs have taken about as many, that decides which has most.
+    """
+    assert dump.report.irqs is not None
+    came = {irq.irq: irq.counts for irq in dump.report.irqs}
     by_cpu: Counter[int] = Counter()
     for counts in came.values():
         by_cpu.update(counts)
-    ((cpu, count),) = by_cpu.most_common(1)
-    irq = max(came, key=lambda each: came[each][cpu])
     (found,) = dump.findings("most-interrupts")
-    assert found.cpus == (cpu,)
+    (cpu,) = found.cpus
+    assert by_cpu[cpu] == max(by_cpu.values())
     match = re.fullmatch(
         r"cpu(\d+) takes (\d+) % of device interrupts "
         r"\(most of irq (\d+) (\S+), affinity ([\d,-]+)\)",
@@ -622,10 +627,11 @@ def test_cpu_that_takes_most_interrupts(dump: Told) -> None:
     )
     assert match
     assert int(match[1]) == cpu
-    assert (int(match[3]), match[4]) == (irq, dump.irqs[irq])
+    assert match[2] == f"{100 * by_cpu[cpu] / by_cpu.total():.0f}"
+    irq = int(match[3])
+    assert came[irq][cpu] == max(counts.get(cpu, 0) for counts in came.values())
+    assert match[4] == dump.irqs[irq]
     assert match[5] == dump.truth(f"proc/irq/{irq}/smp_affinity_list")
-    # Some came to CPUs that went offline, and some since: one in twenty at most.
-    assert int(match[2]) == pytest.approx(100 * count / by_cpu.total(), abs=5)
 
 
 def test_cpu_with_interrupts_off(locked: Told) -> None:

@@ -74,10 +74,14 @@ def test_second_builder_waits_for_the_first(cache: Cache) -> None:
             fills.write("x")
         time.sleep(0.3)
 
-    def build() -> None:
-        Cache(cache.root, cache.limit).entry("run", "name", "key", fill)
-
     context = multiprocessing.get_context("fork")
+    all_have_it = context.Barrier(3)
+
+    def build() -> None:
+        user = Cache(cache.root, cache.limit)
+        user.entry("run", "name", "key", fill)
+        all_have_it.wait(20)
+
     builders = [context.Process(target=build) for _ in range(3)]
     for builder in builders:
         builder.start()

@@ -17,7 +17,6 @@ from fixtures import lab
 from fixtures.lab import cpus
 from fixtures.lab.guest import cpus as guest
 from fixtures.lab.guest.cputruth import COUNTERS
-from fixtures.lab.image import GUEST
 from fixtures.lab.kernels import KERNELS
 
 BOTH = ["6.1", "6.12"]
@@ -143,15 +142,6 @@ def clock(run: lab.Run, number: int) -> int:
 
 
 # --- the scenario
-
-
-def test_all_that_the_guest_imports_is_in_its_image() -> None:
-    there = {"lab", "quiesce", "cpus", *cpus.MODULES}
-    for part in there:
-        source = (GUEST / f"{part}.py").read_text()
-        for names in re.findall(r"^from \. import (.*)$", source, re.MULTILINE):
-            assert set(names.split(", ")) <= there
-        assert set(re.findall(r"^from \.(\w+) import", source, re.MULTILINE)) <= there
 
 
 def test_machine_has_threads_and_networks() -> None:
@@ -410,4 +400,6 @@ def test_counters_differ_between_cpus(run: lab.Run) -> None:
         text(run, "sys/kernel/debug/sched/debug"),
         re.MULTILINE | re.DOTALL,
     )
-    assert len(set(switches)) == 7
+    assert len(switches) == 7
+    # Two of some hundred or thousand may happen to be the same.
+    assert len(set(switches)) >= 6

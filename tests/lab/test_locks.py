@@ -15,7 +15,6 @@ from fixtures.lab import locks
 from fixtures.lab.cache import Cache
 from fixtures.lab.guest import cases, fuse, lockcases
 from fixtures.lab.guest.locks import locks_of, roots_of
-from fixtures.lab.image import GUEST
 
 SECONDS = 10
 NOT_HERE = {"pi", "inversion", "shared-file"}
@@ -164,15 +163,6 @@ def test_structs_of_fuse_have_their_sizes() -> None:
     sizes = {fuse.REQUEST: 40, fuse.REPLY: 16, fuse.INITIAL: 64, fuse.ATTRIBUTES: 88}
     assert {layout: layout.size for layout in sizes} == sizes
     assert fuse.ENTRY.size + fuse.ATTRIBUTES.size == 128
-
-
-def test_all_that_the_guest_imports_is_in_its_image() -> None:
-    there = {"lab", "quiesce", "locks", *locks.MODULES}
-    for part in there:
-        text = (GUEST / f"{part}.py").read_text()
-        for names in re.findall(r"^from \. import (.*)$", text, re.MULTILINE):
-            assert {name.split(" ")[0] for name in names.split(", ")} <= there
-        assert set(re.findall(r"^from \.(\w+) import", text, re.MULTILINE)) <= there
 
 
 # --- the truth of a dump

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 import json
+import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -30,7 +32,11 @@ def start(program: Path) -> Iterator[Any]:
 
     def run(kind: str, count: int) -> dict[str, Any]:
         words = [program, kind, str(count)]
-        started.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+        started.append(
+            subprocess.Popen(
+                words, stdout=subprocess.PIPE, text=True, start_new_session=True
+            )
+        )
         output = started[-1].stdout
         assert output
         made: dict[str, Any] = json.loads(output.readline())
@@ -38,7 +44,8 @@ def start(program: Path) -> Iterator[Any]:
 
     yield run
     for process in started:
-        process.kill()
+        # The child that one kind waits for would outlive it.
+        os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 

@@ -19,7 +19,7 @@ import pytest
 from fixtures import lab
 from fixtures.lab.guest import livecpus, livezombies
 from fixtures.lab.guest.livecommands import NAMES
-from fixtures.lab.kcore import RESULTS
+from fixtures.lab.inside import RESULTS
 from tests.cpus.test_live import TIMES, USER_TICK_NS, Look, Sample, stat, table
 
 Facts = dict[str, Any]

@@ -13,7 +13,7 @@ import pytest
 
 from fixtures import lab
 from fixtures.lab.guest import hotplug as guest
-from fixtures.lab.kcore import RESULTS
+from fixtures.lab.inside import RESULTS
 
 Facts = dict[str, Any]
 

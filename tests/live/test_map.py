@@ -16,8 +16,8 @@ def test_file_has_the_last_sample(msa: Msa, live_qmp: str, tmp_path: Path) -> No
     samples = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(samples) == 2
     for sample in samples:
-        cells = sample["map"]["cells"]
-        assert sum(cell["pages"] for cell in cells) == sample["pages"]
+        runs = sample["map"]["runs"]
+        assert sum(run["pages"] for run in runs) == sample["pages"]
         states = ("free", "whole", "movable", "blocked", "partial")
         for size in sample["frag"]["sizes"]:
             found = sum(size[f"{state}_blocks"] for state in states)

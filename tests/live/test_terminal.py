@@ -14,7 +14,7 @@ import pytest
 
 from fixtures import lab
 from fixtures.lab.guest.liveterminal import PROMPT, SIZES
-from fixtures.lab.kcore import RESULTS
+from fixtures.lab.inside import RESULTS
 
 Facts = dict[str, Any]
 REDRAWN = (*SIZES, "memstat", "resumed")

@@ -20,7 +20,7 @@ import pytest
 
 from fixtures import lab
 from fixtures.lab.guest.livelocks import COUNT
-from fixtures.lab.kcore import RESULTS
+from fixtures.lab.inside import RESULTS
 from msatools.locks.locks import Locks
 from msatools.locks.options import LocksOptions
 from msatools.target import TargetSpec, open_target

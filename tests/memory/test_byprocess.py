@@ -12,18 +12,18 @@ from drgn import FaultError, Object, Program
 from drgn.helpers.linux.pid import find_task
 
 from fixtures import lab
-from msatools.memory.byprocess import (
+from msatools.memory.by.process import (
     MappedPages,
     _first_of_each,
     _whole_pages,
     mapcounts,
 )
+from msatools.memory.by.usertables import SPACE_BITS, Mapped
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block, FarHead, classify
 from msatools.memory.layout import PageLayout, page_layout
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport, ProcessGroup
-from msatools.memory.usertables import SPACE_BITS, Mapped
 from msatools.target import TargetSpec, open_target
 from msatools.tasks.table import TaskTable
 

@@ -29,7 +29,8 @@ from msatools.memory.classify import Block
 from msatools.memory.layout import HugetlbMark, PageLayout, page_layout
 from msatools.memory.memmap import MemmapRange, memmap_ranges
 from msatools.memory.owners import collect_owners
-from msatools.memory.scan import OwnedPages, ScanResult, scan
+from msatools.memory.scan import scan
+from msatools.memory.scanresult import OwnedPages, ScanResult
 from msatools.target import TargetSpec, open_target
 
 ADDRESS = 0xFFFFEA0000000000

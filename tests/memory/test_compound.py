@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from drgn import Program
 
-from msatools.memory.bycgroup import ChargeTally
-from msatools.memory.byfile import SWAP_CACHE, mappings_of
+from msatools.memory.by.cgroup import ChargeTally
+from msatools.memory.by.compound import far_heads, give_to_tails
+from msatools.memory.by.file import SWAP_CACHE, mappings_of
+from msatools.memory.by.memcgs import charge_offset
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block, FarHead, classify
-from msatools.memory.compound import far_heads, give_to_tails
 from msatools.memory.layout import PageLayout, page_layout
-from msatools.memory.memcgs import charge_offset
 
 ADDRESS = 0xFFFFEA0000000000
 PAGES = 64

@@ -3,9 +3,14 @@
 """Dumps with a page lost or a word overwritten: a report always, and no silence."""
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
-from drgn import FaultError, Program, sizeof
+from drgn import FaultError, Object, Program, cast, sizeof
+from drgn.helpers.linux.cpumask import for_each_possible_cpu
+from drgn.helpers.linux.fs import for_each_file
+from drgn.helpers.linux.percpu import per_cpu_ptr
+from drgn.helpers.linux.pid import find_task, for_each_task
 from msatools.commands.memstat import COMMAND
 
 from fixtures import lab
@@ -132,4 +137,95 @@ def test_vmalloc_area_of_absurd_size(damaged: Program) -> None:
     poke(damaged, task.stack_vm_area.nr_pages.address_of_().value_(), 0xFFFFFFFF)
     report = collect_memstat(damaged)
     assert report.coverage["vmalloc_areas_unreadable"] == 1
+    assert COMMAND.problems(report)
+
+
+def poke_number(prog: Program, number: Object, value: int) -> None:
+    """Overwrite 32 bits, and not what is beside them."""
+    address = number.address_
+    assert address is not None
+    others = int.from_bytes(prog.read(address + 4, 4), "little")
+    poke(prog, address, value | others << 32)
+
+
+@pytest.mark.parametrize("name", ["nr_vmap_nodes", "pcpu_nr_slots"])
+@pytest.mark.parametrize("count", [0, 0x7FFFFFFF])
+def test_absurd_number_of_lists(damaged: Program, name: str, count: int) -> None:
+    poke_number(damaged, damaged[name], count)
+    report = collect_memstat(damaged)
+    assert sum(count.pages for count in report.classes) == report.pages == 524_288
+    assert any("there cannot be" in note.text for note in report.notes)
+    assert COMMAND.problems(report)
+
+
+def test_absurd_number_of_open_files(damaged: Program) -> None:
+    """What is behind a table of files is not read as files, one read each."""
+    table = find_task(damaged, 1).files.fdt
+    poke_number(damaged, table.max_fds, 1 << 20)
+    report = collect_memstat(damaged)
+    assert report.coverage["file_tables_unreadable"] == 1
+    assert report.coverage["files_unreadable"] == 0
+    assert COMMAND.problems(report)
+
+
+@pytest.mark.parametrize("views", [(), ("order", "zone")])
+@pytest.mark.parametrize("order", [2, 9])
+def test_list_of_blocks_that_has_single_pages(
+    damaged: Program, order: int, views: tuple[str, ...]
+) -> None:
+    """They are not taken for blocks, with all that lies behind each."""
+    whole = collect_memstat(damaged)
+    number = 3 * min(order, 4)
+    zones = [damaged["node_data"][0].node_zones[i] for i in (1, 2)]
+    for zone, cpu in product(zones, for_each_possible_cpu(damaged)):
+        lists = per_cpu_ptr(zone.per_cpu_pageset, cpu).lists
+        address = lists[number].address_of_().value_()
+        first, last = lists[0].next.value_(), lists[0].prev.value_()
+        poke(damaged, lists[0].address_of_().value_(), 0)
+        poke(damaged, address, first)
+        poke(damaged, address + 8, last)
+    report = collect_memstat(damaged, by=views)
+    before, after = ({c.name: c.pages for c in r.classes} for r in (whole, report))
+    assert sum(after.values()) == report.pages == 524_288
+    assert after["free.pcp"] < before["free.pcp"]
+    moved = ("free.pcp", "kernel.unattributed")
+    assert sum(after[name] for name in moved) == sum(before[name] for name in moved)
+    assert all(after[name] == before[name] for name in before.keys() - {*moved})
+    for groups in (report.by or {}).values():
+        assert sum(group.pages for group in groups) == report.pages
+
+
+def test_bitmap_of_page_blocks_beyond_all_addresses(damaged: Program) -> None:
+    table = damaged["mem_section"][0].value_()
+    usage = damaged.type("struct mem_section").member("usage").offset
+    poke(damaged, table + usage, (1 << 64) - 8)
+    report = collect_memstat(damaged, frag=True)
+    assert report.coverage["pageblocks_unreadable"] > 0
+    assert COMMAND.problems(report)
+
+
+@pytest.mark.parametrize("size", [0, 3, 0xFFFFFFFF])
+def test_absurd_size_of_a_pipe(damaged: Program, size: int) -> None:
+    fops = damaged["pipefifo_fops"].address_
+    files = (
+        file
+        for task in for_each_task(damaged)
+        if task.files
+        for _, file in for_each_file(task)
+    )
+    file = next(file for file in files if file.f_op.value_() == fops)
+    pipe = cast("struct pipe_inode_info *", file.private_data)
+    poke_number(damaged, pipe.ring_size, size)
+    report = collect_memstat(damaged)
+    assert report.coverage["pipes_unreadable"] == 1
+    assert COMMAND.problems(report)
+
+
+def test_lost_block_devices_are_no_sum(damaged: Program) -> None:
+    inodes = damaged["blockdev_superblock"].s_inodes.address_of_().value_()
+    poke(damaged, inodes, 8)
+    report = collect_memstat(damaged)
+    (check,) = (c for c in report.checks if c.name == "cache.blockdev")
+    assert check.walk_pages > 0
+    assert check.kernel_pages is None
     assert COMMAND.problems(report)

@@ -348,6 +348,19 @@ def test_standard_input(msa_memstat: Path, files: tuple[str, str]) -> None:
         assert found["elapsed_ns"] == 60 * SECOND
 
 
+def test_standard_input_that_is_closed(
+    files: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Python has none then."""
+    monkeypatch.setattr(sys, "stdin", None)
+    assert run_console(COMMAND, ["--diff", files[0], "-"]) == 1
+    assert capsys.readouterr().err == (
+        "msa-memstat: standard input: closed; name a file of msa-memstat --json\n"
+    )
+
+
 def test_error_is_one_line(msa: Msa, files: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "b\x1b[1m.json").write_text("?")
     done = msa("--diff", files[0], tmp_path / "b\x1b[1m.json")
@@ -369,6 +382,7 @@ def test_error_is_one_line(msa: Msa, files: tuple[str, str], tmp_path: Path) -> 
         ["--diff", "a.json", "b.json", "-c", "vmcore"],
         ["--diff", "a.json", "b.json", "--qemu", "x"],
         ["--diff", "a.json", "b.json", "-s", "vmlinux"],
+        ["--diff", "a.json", "b.json", "--types", "btf"],
         ["--diff", "a.json", "b.json", "--budget", "1%"],
         ["--diff", "a.json", "b.json", "--by", "node"],
         ["--diff", "a.json", "b.json", "--sections"],

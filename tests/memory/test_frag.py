@@ -15,21 +15,21 @@ from drgn import FaultError, Program
 from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.memory import pageblocks
-from msatools.memory.blockstates import MOVABLE, Blocks
-from msatools.memory.bysection import SectionGroup
+from msatools.memory.by.section import SectionGroup
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.counting import NCLASSES, Counts
-from msatools.memory.fragindex import fragmentation, unusable
-from msatools.memory.fragmodel import BlockSize, Frag
-from msatools.memory.memstat import collect_memstat
-from msatools.memory.model import MemstatReport
-from msatools.memory.pageblocks import (
+from msatools.memory.frag import pageblocks
+from msatools.memory.frag.blockstates import MOVABLE, Blocks
+from msatools.memory.frag.index import fragmentation, unusable
+from msatools.memory.frag.model import BlockSize, Frag
+from msatools.memory.frag.pageblocks import (
     UNKNOWN_TYPE,
     MigrateTypes,
     _unpack,
     migrate_types,
 )
+from msatools.memory.memstat import collect_memstat
+from msatools.memory.model import MemstatReport
 from msatools.render.json import dumps
 
 from . import truth

@@ -15,11 +15,12 @@ from msatools.memory import freelists
 from msatools.memory.classes import PageClass
 from msatools.memory.freelists import PcpList, PcpLists, listed_pages, settle_pcp
 from msatools.memory.layout import PageLayout
-from msatools.memory.scan import NCLASSES, CachePages, FreeCandidates, ScanResult
+from msatools.memory.scanresult import NCLASSES, CachePages, FreeCandidates, ScanResult
 
 HEAD = 1
 KEY = 0
 CODE = PageClass.UNATTRIBUTED
+ROOM = 4
 
 
 def scanned(*lists: list[int]) -> ScanResult:
@@ -39,6 +40,7 @@ def scanned(*lists: list[int]) -> ScanResult:
         *([column] for column in columns),
         [np.full(count, CODE, np.uint8)],
         [np.full(count, KEY, np.int64)],
+        [np.full(count, ROOM, np.intp)],
     )
     return ScanResult({KEY: counts}, CachePages(), candidates)
 
@@ -88,6 +90,11 @@ def test_page_is_counted_once() -> None:
     assert settled(result, twice, twice) == (3, 1)
 
 
+def test_smaller_blocks_than_those_of_the_list() -> None:
+    result = scanned([HEAD, 10, 11, 12])
+    assert settled(result, PcpList(HEAD, 10, 12, order=3)) == (0, 1)
+
+
 # The same lists, followed before there is a scan.
 
 BASE = 0xFFFFEA0000000000
@@ -132,8 +139,14 @@ def chain(*pfns: int) -> dict[int, tuple[int, int]]:
 def test_listed_pages_are_those_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     # The last is at the end of what can be read.
     links = {**chain(9, 3, 255), 17: (1, 2)}
-    one = PcpList(OUTSIDE, node(9), node(255), order=2)
-    assert listed(monkeypatch, links, one) == ({3: 2, 9: 2, 255: 2}, 0)
+    one = PcpList(OUTSIDE, node(9), node(255), order=0)
+    assert listed(monkeypatch, links, one) == ({3: 0, 9: 0, 255: 0}, 0)
+
+
+def test_listed_blocks_begin_where_such_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = PcpList(OUTSIDE, node(8), node(12), order=2)
+    assert listed(monkeypatch, chain(8, 4, 12), one) == ({4: 2, 8: 2, 12: 2}, 0)
+    assert listed(monkeypatch, chain(8, 4, 11, 12), one) == ({4: 2, 8: 2, 12: 2}, 1)
 
 
 @pytest.mark.parametrize("astray", [0, 5, node(40) + 1, node(PAGES), 1 << 63])

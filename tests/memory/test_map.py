@@ -3,12 +3,15 @@
 """The cells of a map, on real dumps and of memory of any size."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from msatools.memory.map import MAX_CELLS, cell_size
-from msatools.memory.mapmodel import MemoryMap
+from msatools.memory.classes import CLASSES, PageClass
+from msatools.memory.counting import NCLASSES
+from msatools.memory.map.model import OUTLINE_CELLS, Cells, MemoryMap, Place, Run
+from msatools.memory.map.view import MAX_CELLS, cell_size
 from msatools.memory.memmap import MemmapRange
 from msatools.memory.model import MemstatReport
 from msatools.render.json import dumps
@@ -24,12 +27,10 @@ def memory(cut_up: MemstatReport) -> MemoryMap:
 
 
 def test_cells_sum_to_the_classes(memory: MemoryMap, report: MemstatReport) -> None:
-    found = json.loads(dumps(report))["classes"]
-    cells = list(memory.cells)
-    for row in found:
-        sums = sum(cell.classes.get(row["name"], 0) for cell in cells)
-        assert sums == row["pages"]
-    assert sum(cell.pages for cell in cells) == report.pages
+    sums = memory.cells.counts.sum(axis=0)
+    pages = {count.name: count.pages for count in report.classes}
+    assert {name: sums[code] for code, name in CLASSES.items()} == pages
+    assert sums.sum() == report.pages
 
 
 def test_cells_are_where_the_sections_are(
@@ -39,30 +40,50 @@ def test_cells_are_where_the_sections_are(
     assert memory.section_pages == SECTION
     each = memory.cell_pages
     assert len(memory.cells) == report.pages // each <= MAX_CELLS
-    pfns = [cell.pfn for cell in memory.cells]
     expected = [
         pfn for s in report.sections for pfn in range(s.pfn, s.pfn + s.pages, each)
     ]
-    assert pfns == expected
+    assert (memory.cells.numbers * each).tolist() == expected
 
 
 def test_cells_tell_their_zones(memory: MemoryMap, report: MemstatReport) -> None:
     assert report.by is not None
     zones = {group.key: group.pages for group in report.by["zone"]}
+    cells = memory.cells
     sums = dict.fromkeys(zones, 0)
-    for cell in memory.cells:
-        sums[f"{cell.node}:{cell.zone}"] += cell.pages
+    for at, place in enumerate(cells.all_places):
+        sums[f"{place.node}:{place.zone}"] += int(
+            cells.counts[cells.places == at].sum()
+        )
     # Struct pages of holes at a zone's end name another zone, and lie in this one.
     for key, pages in zones.items():
         assert abs(sums[key] - pages) <= 256
     assert sum(sums.values()) == report.pages
 
 
-def test_json_has_the_cells(cut_up: MemstatReport) -> None:
+def test_json_has_an_outline(cut_up: MemstatReport, memory: MemoryMap) -> None:
     found = json.loads(dumps(cut_up))["map"]
-    assert found.keys() == {"cell_pages", "section_pages", "cells"}
-    assert found["cells"][0].keys() == {"pfn", "pages", "node", "zone", "classes"}
-    assert found["cells"][0]["pfn"] == 0
+    assert found.keys() == {"cell_pages", "section_pages", "runs"}
+    keys = {"pfn", "cells", "pages", "node", "zone", "classes"}
+    assert found["runs"][0].keys() == keys
+    assert found["runs"][0]["pfn"] == 0
+    assert len(json.dumps(found)) < 50_000
+    assert sum(run["cells"] for run in found["runs"]) <= OUTLINE_CELLS
+    joined = memory.at_most(OUTLINE_CELLS)
+    assert found["cell_pages"] == joined.cell_pages
+    # Each cell again, from the runs.
+    each, cells = joined.cell_pages, []
+    for run in found["runs"]:
+        assert run["pages"] == sum(run["classes"].values())
+        for number in range(run["cells"]):
+            counts = {name: n // run["cells"] for name, n in run["classes"].items()}
+            cells.append((run["pfn"] // each + number, counts))
+    assert cells == [
+        (number, {CLASSES[code]: n for code, n in enumerate(counts) if n})
+        for number, counts in zip(
+            joined.cells.numbers.tolist(), joined.cells.counts.tolist(), strict=True
+        )
+    ]
 
 
 def test_joined_cells_have_the_same_pages(memory: MemoryMap) -> None:
@@ -71,9 +92,53 @@ def test_joined_cells_have_the_same_pages(memory: MemoryMap) -> None:
     assert joined.cell_pages % memory.cell_pages == 0
     mine, its = memory.cells.counts.sum(axis=0), joined.cells.counts.sum(axis=0)
     assert (mine == its).all()
-    first = joined.cells[0]
-    assert first.pages == joined.cell_pages
+    assert joined.cells.counts[0].sum() == joined.cell_pages
     assert joined.at_most(100) is joined
+
+
+def made(numbers: list[int], codes: list[int], places: list[int]) -> MemoryMap:
+    """Make a map of cells of 16 pages with one class each."""
+    counts = np.zeros((len(numbers), NCLASSES), np.int64)
+    counts[np.arange(len(numbers)), codes] = 16
+    known = Place(0, "DMA32"), Place(1, "Normal")
+    cells = Cells(np.array(numbers), counts, np.array(places), 16, known)
+    return MemoryMap(16, SECTION, cells)
+
+
+def test_runs_end_where_cells_are_not_alike() -> None:
+    anon, slab = PageClass.ANON, PageClass.SLAB
+    outline = made(
+        [0, 1, 2, 3, 10, 11, 12],
+        [anon, anon, slab, slab, slab, slab, slab],
+        [0, 0, 0, 0, 0, 1, -1],
+    ).outline()
+    assert outline.runs == (
+        Run(0, 2, 32, 0, "DMA32", {"user.anon": 32}),
+        Run(32, 2, 32, 0, "DMA32", {"kernel.slab": 32}),
+        Run(160, 1, 16, 0, "DMA32", {"kernel.slab": 16}),
+        Run(176, 1, 16, 1, "Normal", {"kernel.slab": 16}),
+        Run(192, 1, 16, None, None, {"kernel.slab": 16}),
+    )
+
+
+def test_no_cells() -> None:
+    assert made([], [], []).outline().runs == ()
+
+
+def test_outline_of_a_terabyte_is_small(cut_up: MemstatReport) -> None:
+    """Of memory with a dozen classes everywhere, in no two cells as many pages."""
+    each = 1024 * GIB // MAX_CELLS
+    random = np.random.default_rng(1)
+    counts = np.zeros((MAX_CELLS, NCLASSES), np.int64)
+    for code in random.choice(NCLASSES, 12, replace=False):
+        counts[:, code] = random.integers(1, each // 12, MAX_CELLS)
+    places = np.zeros(MAX_CELLS, np.intp)
+    cells = Cells(np.arange(MAX_CELLS), counts, places, each, (Place(0, "Normal"),))
+    memory = MemoryMap(each, SECTION, cells)
+    document = json.loads(dumps(replace(cut_up, map=memory)))["map"]
+    assert len(document["runs"]) == OUTLINE_CELLS
+    assert document["cell_pages"] == GIB
+    assert len(json.dumps(document)) < 500_000
 
 
 def sections(*spans: tuple[int, int]) -> list[MemmapRange]:

@@ -13,7 +13,7 @@ from msatools.commands.memstat import COMMAND
 from PIL import Image
 
 from fixtures import lab
-from msatools.cli import UsageError, make_parser
+from msatools.cli import UsageError, make_parser, run_console
 from msatools.target import TargetSpec, open_target
 from tests.conftest import Msa
 
@@ -42,10 +42,49 @@ def test_words(words: str, file: str | None, rest: list[str]) -> None:
     assert (args.map, args.words) == (file, rest)
 
 
-def test_words_that_make_no_sense() -> None:
-    parser = make_parser(COMMAND, in_drgn=False)
-    with pytest.raises(UsageError, match=r"not a file that ends in \.svg or \.png"):
-        parser.parse_intermixed_args(["--map=map.jpg"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--map=map.jpg",
+        "--map map.jpg",
+        "--map map.JPG vmcore",
+        "vmcore --map map.jpg",
+        "--map map.pdf 5",
+        "-k --map map.jpg 5",
+        "--json --map map.jpg --frag vmcore",
+        # No picture's ending, but the target is another.
+        "--map map vmcore",
+        "vmcore --map map",
+        "-c vmcore --map map",
+        "--qemu guest.sock --map map 5",
+        "-k --map map",
+    ],
+)
+def test_file_of_another_kind(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_console(COMMAND, words.split()) == 2
+    (word,) = (word for word in words.split() if "map" in word and word != "--map")
+    assert capsys.readouterr() == (
+        "",
+        "msa-memstat: --map: not a file that ends in .svg or .png: "
+        f"{word.removeprefix('--map=')}; see msa-memstat --help\n",
+    )
+
+
+@pytest.mark.parametrize("word", ["map.jpg", "map", "vmcore"])
+def test_file_of_another_kind_inside_drgn(word: str) -> None:
+    """A target can be no word there."""
+    parser = make_parser(COMMAND, in_drgn=True)
+    with pytest.raises(UsageError, match=rf"ends in \.svg or \.png: {word}$"):
+        parser.parse_intermixed_args(["--map", word])
+
+
+@pytest.mark.parametrize(
+    "words", ["--map none/vmcore", "none/vmcore --map", "--map -c none/vmcore"]
+)
+def test_target_that_follows(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is a target, not the name of a picture."""
+    assert run_console(COMMAND, words.split()) == 1
+    assert capsys.readouterr().err.startswith("msa-memstat: none/vmcore: no such file")
 
 
 def test_files(msa: Msa, run_612: lab.Run, tmp_path: Path) -> None:
@@ -58,7 +97,7 @@ def test_files(msa: Msa, run_612: lab.Run, tmp_path: Path) -> None:
     png.write_bytes(b"old")
     done = msa(dump, "--map", png, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["map"]["cells"]
+    assert json.loads(done.stdout)["map"]["runs"]
     assert Image.open(png).format == "PNG"
     assert {path.name for path in tmp_path.iterdir()} == {"map.svg", "map.png"}
 

@@ -11,7 +11,7 @@ import pytest
 from drgn import Program
 
 from fixtures import lab
-from msatools.memory.byorder import OrderGroup
+from msatools.memory.by.order import OrderGroup
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block, FarHead, classify
 from msatools.memory.counting import NCLASSES, class_counts

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fixtures import lab
-from msatools.memory.groups import CgroupGroup
+from msatools.memory.by.groups import CgroupGroup
 from msatools.memory.model import MemstatReport
 from tests.conftest import Msa
 

@@ -8,9 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from drgn import Program
+from drgn.helpers.linux.pid import find_task
 from msatools.commands.memstat import COMMAND
 
 from fixtures import lab
+from msatools.memory.by import VIEWS
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from msatools.target import TargetSpec, open_target
@@ -126,3 +128,29 @@ def test_overwritten_owner(
     (new,) = after.keys() - before.keys()
     (loser,) = {key for key in before if after[key] != before[key]}
     assert before[loser] - after[loser] == after[new] > 0
+
+
+def test_lost_stack_beside_cached_ones(damaged: Program) -> None:
+    """What is too many for one reason and what lacks for another are both told."""
+    area = find_task(damaged, 1).stack_vm_area
+    poke(damaged, area.pages.address_of_().value_(), (1 << 64) - 8)
+    report = collect_memstat(damaged)
+    (check,) = (c for c in report.checks if c.name == "kernel.stacks")
+    stack = area.nr_pages.value_()
+    assert check.explained_by is not None
+    cached, loss = check.explained_by.split("; ")
+    assert check.difference == (int(cached.split()[0]) - 1) * stack
+    assert loss == "the dump lacks some of what tells their use"
+
+
+@pytest.mark.parametrize("offset", [0, 0x1000000, 0x8000000])
+def test_section_whose_struct_pages_are_none(damaged: Program, offset: int) -> None:
+    """Whatever garbage says that it is, each view has each page once."""
+    memory = damaged["page_offset_base"].value_() + offset
+    poke(damaged, damaged["mem_section"][0].value_(), memory | 0xF)
+    report = collect_memstat(damaged, by=VIEWS)
+    assert report.by is not None
+    for groups in report.by.values():
+        for count in report.classes:
+            its = sum(group.classes.get(count.name, 0) for group in groups)
+            assert its == count.pages >= 0

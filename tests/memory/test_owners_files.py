@@ -6,8 +6,9 @@ import pytest
 from drgn import Program
 
 from fixtures import lab
-from msatools.memory import byfile, cachefiles, tally
-from msatools.memory.groups import FileGroup, FileSystemGroup
+from msatools.memory.by import cachefiles, tally
+from msatools.memory.by import file as byfile
+from msatools.memory.by.groups import FileGroup, FileSystemGroup
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from tests.conftest import Msa

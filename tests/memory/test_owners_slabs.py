@@ -5,7 +5,7 @@
 import pytest
 
 from fixtures import lab
-from msatools.memory.groups import SlabGroup, VmallocGroup
+from msatools.memory.by.groups import SlabGroup, VmallocGroup
 from msatools.memory.model import MemstatReport
 
 from . import ownertruth

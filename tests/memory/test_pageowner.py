@@ -27,8 +27,8 @@ from drgn import (
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.memory import pageowner
-from msatools.memory.pageowner import PageOwners
+from msatools.memory.unattributed import pageowner
+from msatools.memory.unattributed.pageowner import PageOwners
 
 EXT, POOL, TEXT, TABLE = 0x1000_0000, 0x2000_0000, 0x3000_0000, 0x4000_0000
 """Where the records of pages are, a pool of stacks, functions, and the sections."""

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from msatools.memory import tally as module
+from msatools.memory.by import tally as module
+from msatools.memory.by.tally import OTHERS, Tally, give_to, rank
 from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.tally import OTHERS, Tally, give_to, rank
 
 Words = npt.NDArray[np.uint64]
 

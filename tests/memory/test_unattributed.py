@@ -14,18 +14,18 @@ from drgn import FaultError, Program
 from drgn.helpers.linux.module import for_each_module
 
 from fixtures import lab
-from msatools.memory import unattributed
 from msatools.memory.classes import PageClass
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
-from msatools.memory.unattributed import (
+from msatools.memory.unattributed import view as unattributed
+from msatools.memory.unattributed.model import UnattributedGroup
+from msatools.memory.unattributed.view import (
     NO_ORDER,
     NOT_COMPOUND,
     TAIL,
     Allocations,
     allocations,
 )
-from msatools.memory.unattributedmodel import UnattributedGroup
 from msatools.render import json as as_json
 from msatools.target import TargetSpec, open_target
 from tests.conftest import Msa
@@ -212,6 +212,16 @@ def test_types_and_workers_make_no_difference(bare_run: lab.Run) -> None:
     with_btf = collected(opened(bare_run), workers=2)
     with_dwarf = collected(opened(bare_run, "dwarf"), workers=1)
     assert groups(with_btf) == groups(with_dwarf)
+
+
+@pytest.mark.parametrize("kernel", ["6.1", "6.12"])
+@pytest.mark.parametrize("scenario", ["memory", "owners"])
+def test_debug_info_names_no_more(scenario: str, kernel: str) -> None:
+    """Nor other symbols, where many pages point to the kernel's variables."""
+    run = lab.build(f"{scenario}-{kernel}")
+    with_btf, with_dwarf = (collected(opened(run, types)) for types in ("btf", "dwarf"))
+    assert groups(with_btf) == groups(with_dwarf)
+    assert any(group.content == "symbol" for group in groups(with_btf))
 
 
 def test_the_class_that_is_off_names_the_module_too(

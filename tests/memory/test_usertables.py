@@ -11,7 +11,7 @@ from drgn import Architecture, FaultError, Object, Platform, Program
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.memory.usertables import Mapped, UserTables
+from msatools.memory.by.usertables import Mapped, UserTables
 
 PAGE = 4096
 LINEAR = 0xFFFF_8880_0000_0000

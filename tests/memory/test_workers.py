@@ -21,7 +21,7 @@ from msatools.memory.by import VIEWS
 from msatools.memory.memmap import MemmapRange
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
-from msatools.memory.scan import ScanResult
+from msatools.memory.scanresult import ScanResult
 from msatools.memory.workers import MAX_PIECES, do_in_order
 from msatools.render.json import dumps
 from msatools.signals import Stopped, stop_on_signals

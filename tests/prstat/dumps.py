@@ -2,12 +2,13 @@
 
 """The lives of all threads in one of the lab's dumps of tasks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
+from drgn import Object, Program
 
 from fixtures import lab
 from msatools.kernel.accounting import Accounting, read_accounting
@@ -21,6 +22,7 @@ from msatools.prstat.microstates import (
     Microstates,
     bound_of,
     microstates,
+    waits_for_cpu,
     without_sleep,
 )
 from msatools.tasks.delays import Delays, read_delays
@@ -52,6 +54,12 @@ class Dump:
     lives: Microstates
     parts: Breakdown
     findings: Findings
+
+    started_boottime_ns: Nanoseconds
+    """What /proc tells as the start."""
+
+    wait_sum_ns: Nanoseconds
+    """What the statistics count as waiting for a CPU."""
 
     @property
     def bound_ns(self) -> int:
@@ -91,18 +99,32 @@ class Dump:
     def still(self) -> Iterator[tuple[int, str]]:
         """Threads that last ran before the guest read what it says of them.
 
-        Rows, and where their files lie.
+        Nor have they been woken up since. Rows, and where their files lie.
         """
         offset = self.clocks.monotonic_offset_ns
         assert offset is not None
         recorded_ns = self.run.workload["times"]["monotonic_ns"] + offset
         ran_ns = self.table["exec_start_ns"].astype(np.int64)
+        woken = waits_for_cpu(self.table)
         for name in self.run.truth_names():
             if not name.endswith("/schedstat") or "/task/" not in name:
                 continue
             row = self.rows.get(int(name.split("/")[3]))
-            if row is not None and 0 < ran_ns[row] < recorded_ns - self.bound_ns:
+            if row is None or woken[row]:
+                continue
+            if 0 < ran_ns[row] < recorded_ns - self.bound_ns:
                 yield row, name.rpartition("/")[0]
+
+
+def by_drgn(
+    prog: Program, table: TaskTable, read: Callable[[Object], Object]
+) -> Nanoseconds:
+    """Read what the table does not have from each ``struct task_struct``."""
+    tasks = (
+        Object(prog, "struct task_struct", address=address)
+        for address in table["address"].tolist()
+    )
+    return np.array([read(task).value_() for task in tasks], np.int64)
 
 
 @cache
@@ -132,4 +154,6 @@ def look(name: str) -> Dump:
         lives=lives,
         parts=parts,
         findings=findings,
+        started_boottime_ns=by_drgn(prog, table, lambda task: task.start_boottime),
+        wait_sum_ns=by_drgn(prog, table, lambda task: task.stats.wait_sum),
     )

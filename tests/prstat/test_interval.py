@@ -130,6 +130,7 @@ def snapshot(*threads: Thread) -> Look:
         microstates(tasks, clocks),
         Now(classes, age, bound, stacks, ()),
         np.array([thread.told for thread in threads]),
+        took_ns=0,
     )
 
 
@@ -418,6 +419,26 @@ def test_born_within_the_interval() -> None:
     assert exactly(made, 0) == {"POL": 200}
     assert exactly(made, 1) == {"TMR": 90}
     assert made.nvcsw.tolist() == [0, 1]
+
+
+def test_born_while_the_first_look_was_under_way() -> None:
+    """What it did is what it has counted since its birth, as far as there is room."""
+    under_way = Interval(replace(snapshot(Thread(1)), took_ns=300 * MS))
+    born = BEGIN - 200 * MS
+    asleep = newborn(2, born).runs(40).sleeps(260, TMR)
+    # It has waited for a CPU in the look, and run in the interval.
+    busy = newborn(3, born).waits(150).gets_cpu().runs(150)
+    missed = newborn(4, BEGIN - 300 * MS - 2 * BOUND_NS).runs(400 + 2 * BOUND_NS / MS)
+    under_way.add(snapshot(Thread(1).sleeps(100), asleep, busy, missed))
+    made = under_way.end()
+    assert made.born.tolist() == [False, True, True, True]
+    assert parts(made, 1) == [20, 20, 0, 60, 0]
+    assert exactly(made, 1) == {"TMR": 60}
+    assert parts(made, 2) == [50, 50, 0, 0, 0]
+    assert parts(made, 3) == [0, 0, 0, 0, 0]
+    assert made.nvcsw.tolist() == [0, 1, 0, 0]
+    # There was time for all of the wait: it is no counter that cannot be.
+    assert not made.lives.missed_ns.any()
 
 
 def test_gone_within_the_interval() -> None:

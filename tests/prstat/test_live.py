@@ -19,7 +19,7 @@ import pytest
 from fixtures import lab
 from fixtures.lab.guest.cases import LOOKS
 from fixtures.lab.guest.live import COUNT, INTERVAL
-from fixtures.lab.kcore import RESULTS
+from fixtures.lab.inside import RESULTS
 
 SECOND = 10**9
 HOGS = ("hog-0", "hog-1", "hog-2")
@@ -260,7 +260,8 @@ def test_who_does_not_run_is_known_exactly(watched: Watched) -> None:
 def test_hogs_that_share_a_cpu(watched: Watched) -> None:
     """They never sleep, and have equal shares of what is theirs."""
     rows = [watched.row(name) for name in HOGS]
-    assert max(row["off_cpu_ns"] for row in rows) <= watched.bound_ns
+    # Clocks may be so far apart at either end of the interval.
+    assert max(row["off_cpu_ns"] for row in rows) <= 2 * watched.bound_ns
     ran = [row["user_ns"] + row["system_ns"] for row in rows]
     assert min(ran) > 0.75 * max(ran) > 0
 

@@ -11,6 +11,7 @@ import re
 import numpy as np
 import pytest
 
+from msatools.kernel.clocks import Nanoseconds
 from msatools.prstat.microstates import Booleans
 from tests.prstat.dumps import ALL, MIDWAY, OFF, ON, Dump, look
 
@@ -48,23 +49,30 @@ def test_nothing_is_lost(dump: Dump) -> None:
 
 
 def test_hogs_that_share_a_cpu(dump: Dump) -> None:
-    """A third each, and the rest waiting for it.
+    """All of it, and the rest waiting for it.
 
-    Who came first had more until the others were there. How fair the kernel is beyond
-    that is its own: one on 6.1 has had 1.8 % of the CPU more
-    than a third, by /proc too. But the three together have all of it.
+    How fair the kernel is, is its own: what each has had by then /proc has told.
     """
     rows = [dump.row(name) for name in HOGS]
     lifetimes, ran = dump.lives.lifetime_ns[rows], dump.cpu_ns[rows]
     assert lifetimes.min() > 1.5e9
-    # Who began earlier had more of it until the others came.
-    apart = (lifetimes.max() - lifetimes.min()) / lifetimes.min()
-    assert ran / lifetimes == pytest.approx(1 / 3, abs=0.02 + apart)
-    # The kernel's own threads there have some of a hundredth.
-    assert ran.sum() / lifetimes.max() == pytest.approx(1, abs=0.01)
+    waited = dump.as_kept.latency_ns[rows] + dump.as_kept.missed_ns[rows]
+    for name, *ours in zip(HOGS, ran, waited, strict=True):
+        task = dump.tasks[name]
+        place = f"proc/{task['pid']}/task/{task['tid']}"
+        told = dump.run.truth(f"{place}/schedstat.again").split()[:2]
+        for had, least in zip(ours, told, strict=True):
+            assert had >= int(least) > 0, name
+    # Until each was bound to that CPU it may have run on the other.
+    assert dump.clocks.monotonic_ns is not None
+    starts = np.array([dump.tasks[name]["start_ns"] for name in HOGS])
+    elsewhere = lifetimes - (dump.clocks.monotonic_ns - starts)
+    assert elsewhere.min() > 0
+    assert ran.sum() <= lifetimes.max() + elsewhere.sum() + dump.bound_ns
+    # It slept to be moved there, and never since.
+    assert (dump.lives.off_cpu_ns[rows] <= elsewhere).all()
     # Neither has the kernel counted more than there was.
-    assert dump.as_kept.missed_ns[rows].max() < MS
-    assert dump.lives.off_cpu_ns[rows].max() < MS
+    assert dump.as_kept.missed_ns[rows].max() <= dump.bound_ns
     rest = lifetimes - ran - dump.lives.latency_ns[rows]
     assert np.array_equal(rest, dump.lives.off_cpu_ns[rows])
 
@@ -91,9 +99,8 @@ def test_no_life_is_overrun(dump: Dump) -> None:
 
 def test_as_proc_says(dump: Dump) -> None:
     """What the kernel shows of time on the CPU, latency and the start."""
-    compared = 0
+    compared, later = 0, []
     offset = dump.clocks.monotonic_offset_ns
-    times = dump.run.workload["times"]
     assert offset is not None
     for row, place in dump.still():
         on_cpu, latency, _ = map(
@@ -102,13 +109,17 @@ def test_as_proc_says(dump: Dump) -> None:
         assert dump.cpu_ns[row] == on_cpu, place
         assert dump.as_kept.latency_ns[row] + dump.as_kept.missed_ns[row] == latency
         fields = dump.run.truth(f"{place}/stat").rpartition(b") ")[2].split()
-        # In CLOCK_BOOTTIME, which is CLOCK_MONOTONIC as long as nothing is suspended,
-        # and which the kernel reads next (copy_process()).
-        assert times["boottime_ns"] - times["monotonic_ns"] < MS
+        told = dump.started_boottime_ns[row]
+        assert told // TICK_NS == int(fields[19]), place
         started = dump.clocks.local_ns - dump.lives.lifetime_ns[row] - offset
-        assert -MS < started - int(fields[19]) * TICK_NS < TICK_NS, place
+        later.append(told - started)
         compared += 1
     assert compared > 2200
+    # In CLOCK_BOOTTIME, which is CLOCK_MONOTONIC as long as nothing is suspended, and
+    # which the kernel reads next (copy_process()). A few may be interrupted between the
+    # two; while it boots, a tick may be, and both clocks have but ticks then.
+    assert min(later) >= 0
+    assert np.percentile(later, 99) < MS
 
 
 def test_switches(dump: Dump) -> None:
@@ -172,6 +183,15 @@ def parked(dump: Dump) -> Booleans:
     return dump.kernels_own & own & ~stop_class(dump)
 
 
+def delayed(dump: Dump) -> Nanoseconds:
+    """Give how long each thread slept on the run queue, by the kernel's statistics.
+
+    They alone count that as waiting for a CPU. Below zero, it is sleep that all but
+    they count so, as the thread was moved.
+    """
+    return dump.wait_sum_ns - dump.table["run_delay_ns"].astype(np.int64)
+
+
 def test_sleeps_are_all_of_it(on: Dump) -> None:
     """But for the time stopped; and on 6.12, for some sleep on the run queue."""
     unexplained = on.parts.unexplained_ns[~uncounted(on)]
@@ -182,7 +202,6 @@ def test_sleeps_are_all_of_it(on: Dump) -> None:
     else:
         # As most sleeps are not delayed ones, most threads lack nothing.
         assert np.percentile(unexplained, 95) < on.bound_ns
-        assert unexplained.max() > on.bound_ns
 
 
 def test_most_lives_are_explained_to_a_tenth_of_a_percent(on: Dump) -> None:
@@ -190,7 +209,9 @@ def test_most_lives_are_explained_to_a_tenth_of_a_percent(on: Dump) -> None:
     assert np.count_nonzero(long) > 2200
     # And to a tick of 4 ms, by which the clock of a run queue may be late.
     assert np.percentile(on.parts.coverage[long], 1) > 0.999 - 4e6 / 5e9
-    assert on.parts.coverage[long].min() > 0.99
+    # Who sleeps often on a run queue lacks the more the busier that is (6.12).
+    lack = on.parts.unexplained_ns - np.maximum(delayed(on), 0)
+    assert (lack / on.lives.off_cpu_ns)[long].max() < 0.01
 
 
 def test_what_statistics_do_not_count(on: Dump) -> None:
@@ -202,11 +223,15 @@ def test_what_statistics_do_not_count(on: Dump) -> None:
         assert table["pcount"][row] > 5
         assert table["sleep_start_ns"][row] == table["block_start_ns"][row] == 0
         assert table["sum_sleep_ns"][row] < MS
-    # For as long as it took to bring up the CPU.
-    lack = parts.unexplained_ns[parked(on)]
+    # Until the CPU is up, for which all of them are made first; once all CPUs are, the
+    # kernel starts the thread of devtmpfs (kernel_init_freeable()).
+    lack, starts = parts.unexplained_ns[parked(on)], table["start_ns"][parked(on)]
     assert len(lack) >= 2
     assert lack.min() > 0
-    assert lack.max() - lack.min() < on.bound_ns + 20 * MS
+    (up,) = table["start_ns"][table["comm"] == b"kdevtmpfs"]
+    until = starts + lack.astype(np.uint64)
+    assert until.min() + on.bound_ns >= starts.max()
+    assert until.max() <= up + on.bound_ns
     for name in ("stopped", "stopped-thread", "traced"):
         row = on.row(name)
         # No kind of sleep.
@@ -217,8 +242,11 @@ def test_what_statistics_do_not_count(on: Dump) -> None:
 def test_stopped(on: Dump) -> None:
     """What is left, if nothing else can be: not where delayed sleeps are lost."""
     was, past = on.row("has-stopped"), on.tasks["has-stopped"]["stopped_ns"]
-    # It was waited for half a second after it was seen to be stopped.
-    assert 500 * MS <= on.parts.unexplained_ns[was] <= past
+    # It was waited for half a second after it was seen to be stopped; and a fork may
+    # take its time before it wakes who is new, which is nobody's sleep.
+    before = on.tasks["has-stopped"]["start_ns"] - int(on.table["start_ns"][was])
+    assert 500 * MS <= on.parts.unexplained_ns[was] <= before
+    assert past <= before
     stopped = on.parts.stopped
     for row in np.flatnonzero(on.stopped).tolist():
         if delays_dequeue(on):
@@ -233,11 +261,16 @@ def test_stopped(on: Dump) -> None:
 def test_waiting_for_disks(on: Dump) -> None:
     """Past and present."""
     sleeps = on.parts.sleeps
-    row = on.row("has-read")
-    past = sleeps.iowait[row]
-    assert past == on.table["iowait_sum_ns"][row]
-    assert past
-    assert not sleeps.blocked[row]
+    past = on.table["iowait_sum_ns"]
+    done = ~on.in_iowait
+    assert np.array_equal(sleeps.iowait.ns[done], past[done])
+    # How often is chance: the disk may answer before who reads from it sleeps. What
+    # delay accounting has counted is here, too, but for a wait that ended on a CPU
+    # whose clock is behind: that may come to nothing, if it was the only one.
+    waited = on.delays.count["blkio"] > 1
+    assert waited.any()
+    assert past[waited].all()
+    assert not sleeps.blocked[on.row("has-read")]
     stuck = np.flatnonzero(on.in_iowait).tolist()
     assert len(stuck) >= 10
     for row in stuck:
@@ -255,8 +288,9 @@ def test_sleep_that_counts_as_latency(on: Dump) -> None:
     if not delays_dequeue(on):
         assert not twice.any()
         return
-    # Without that, what those threads have slept would be more than they could.
-    assert (twice > on.bound_ns).any()
+    # Which threads that happens to is chance.
+    counted = ~stop_class(on)
+    assert (twice >= -delayed(on) - on.bound_ns)[counted].all()
     moved = twice > 0
     # All of their latency was sleep, or all that was too much is taken from it.
     assert ((on.parts.unexplained_ns == 0) | (on.lives.latency_ns == 0))[moved].all()
@@ -303,7 +337,8 @@ def test_delays_of_disks_are_sleeps_that_waited_for_them(on: Dump) -> None:
     blkio = on.parts.delays["blkio"]
     past = on.table["iowait_sum_ns"].astype(np.int64)
     believed = blkio.known & ((blkio.ns > 0) | (past > 0))
-    assert np.count_nonzero(believed) >= 8
+    # Who else has waited for one is chance.
+    assert believed[on.row("has-read")]
     assert abs(blkio.ns - past)[believed].max() < on.bound_ns
 
 
@@ -315,11 +350,17 @@ def test_threads_since_the_switch_are_covered(midway: Dump) -> None:
     later = midway.table["start_ns"].astype(np.int64) > switched
     assert np.count_nonzero(later) > 20
     assert midway.parts.known.all()
-    assert abs(midway.parts.unexplained_ns[later]).max() <= midway.bound_ns
-    assert midway.parts.stopped.known[later].all()
+    lack = midway.parts.unexplained_ns - np.maximum(delayed(midway), 0)
+    assert lack[later].min() >= -midway.bound_ns
+    # Some forks are interrupted, which is nobody's sleep.
+    assert np.percentile(lack[later], 90) <= midway.bound_ns
+    known = midway.parts.stopped.known[later]
+    if delays_dequeue(midway):
+        known = known[midway.parts.unexplained_ns[later] <= midway.bound_ns]
+    assert known.all()
     slept = later & (midway.lives.off_cpu_ns > 1e9)
     assert np.count_nonzero(slept) > 15
-    assert midway.parts.coverage[slept].min() > 0.99
+    assert (lack / np.maximum(midway.lives.off_cpu_ns, 1))[slept].max() < 0.01
 
 
 def test_threads_from_before_the_switch_are_covered_in_part(midway: Dump) -> None:
@@ -328,7 +369,10 @@ def test_threads_from_before_the_switch_are_covered_in_part(midway: Dump) -> Non
     earlier = midway.table["start_ns"].astype(np.int64) < switched - 1e9
     woken = midway.table["sum_sleep_ns"] > 0
     assert np.count_nonzero(earlier & woken) > 800
-    assert midway.parts.coverage[earlier & woken].max() < 0.95
+    assert midway.clocks.monotonic_ns is not None
+    since = midway.clocks.monotonic_ns - switched
+    assert midway.slept.total_ns[earlier & woken].max() <= since + midway.bound_ns
+    assert midway.parts.coverage[earlier & woken].max() < 1
     once = earlier & ~woken & (midway.table["pcount"] == 1) & ~midway.stopped
     once &= midway.table["exit_state"] == 0
     assert np.count_nonzero(once) > 900

@@ -2,6 +2,8 @@
 
 """Looks at a real kernel's threads: what the last look told is not read again."""
 
+import time
+
 import drgn
 import numpy as np
 import pytest
@@ -103,6 +105,21 @@ def test_threads_that_come_and_go(prog: drgn.Program) -> None:
     assert np.flatnonzero(made.born).tolist() == list(range(100))
     # No time has passed between the two.
     assert not made.lives.lifetime_ns.any()
+
+
+def test_how_long_a_look_takes(prog: drgn.Program) -> None:
+    """From before the threads are read, in which some may be born unseen."""
+    stepped = Stepped(prog)
+
+    def read(_: Findings) -> TaskTable:
+        time.sleep(0.02)
+        return stepped.table
+
+    sampler = Sampler(stepped.reader, stepped.findings, read=read)
+    for _ in range(2):
+        begun = time.monotonic_ns()
+        look = sampler.look()
+        assert 20_000_000 <= look.took_ns <= time.monotonic_ns() - begun
 
 
 def test_stacks_that_nobody_has_are_forgotten(

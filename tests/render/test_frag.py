@@ -4,7 +4,7 @@
 
 import io
 
-from msatools.memory.fragmodel import (
+from msatools.memory.frag.model import (
     Blocker,
     BlockSize,
     Frag,

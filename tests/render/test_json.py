@@ -3,7 +3,7 @@
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 import numpy as np
@@ -99,6 +99,23 @@ def test_values(value: object, expected: str | None) -> None:
     if expected is None:
         expected = r'{"name": "\u007f\n", "where": "0x10", "pages": 2}'
     assert out.endswith(f'"extra": {expected}}}')
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormedReport(Report):
+    schema: ClassVar[str] = "msatools.formed/1"
+
+    names: tuple[str, ...] | None = field(default=None, metadata={"form": len})
+
+
+@pytest.mark.parametrize(("names", "expected"), [(("a", "b"), 2), (None, None)])
+def test_field_that_has_another_form_in_json(
+    names: tuple[str, ...] | None, expected: int | None
+) -> None:
+    made = report()
+    common = {each.name: getattr(made, each.name) for each in fields(Report)}
+    formed = FormedReport(**common, names=names)
+    assert json.loads(dumps(formed))["names"] == expected
 
 
 def test_what_a_report_cannot_hold() -> None:

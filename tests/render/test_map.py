@@ -16,7 +16,7 @@ from rich.console import Console
 
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.counting import NCLASSES
-from msatools.memory.mapmodel import Cells, MemoryMap, Place
+from msatools.memory.map.model import Cells, MemoryMap, Place
 from msatools.render import mappicture, maptext, plain, terminal
 from msatools.render.blocks import Chart, Mark
 from msatools.render.fit import fit

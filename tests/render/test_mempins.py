@@ -2,7 +2,7 @@
 
 """Tables of what keeps removed control groups."""
 
-from msatools.memory.groups import CgroupGroup, PinningFile
+from msatools.memory.by.groups import CgroupGroup, PinningFile
 from msatools.render.blocks import Table
 from msatools.render.mempins import blocks
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from io import StringIO
 
-from msatools.memory.unattributedmodel import UnattributedGroup, Word
+from msatools.memory.unattributed.model import UnattributedGroup, Word
 from msatools.render import plain
 from msatools.render.unattributed import blocks
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fixtures import lab
-from fixtures.lab.kcore import RESULTS
+from fixtures.lab.inside import RESULTS
 from tests.vmstat import CACHED_STACKS, COUNTED, HUGE_PAGES
 
 PAGE_KB = 4
@@ -171,6 +171,9 @@ def test_checks(session: Session) -> None:
     for name in ("json", "interval", "dwarf"):
         for number, report in enumerate(session.reports(name)):
             slack = session.held_back + passing(session.around(name, number))
+            # A free block that is joined to another, or split, while it is scanned is
+            # missed or counted twice as a whole: of about so many that was seen.
+            slack += report["changes"]["about_folios"]
             for check in report["checks"]:
                 explained = check["explained_by"] is not None
                 assert explained or abs(check["difference"]) <= slack, check

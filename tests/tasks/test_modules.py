@@ -11,7 +11,7 @@ from drgn.helpers.linux.module import module_address_regions
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks import modules
-from msatools.tasks.modules import Module, Modules, read_symbols
+from msatools.tasks.modules import Module, Modules
 
 from .conftest import IDLE, TYPES, open_dump
 
@@ -72,7 +72,7 @@ def test_symbols_are_drgns(prog: drgn.Program) -> None:
         start, _ = module_address_regions(module)[0]
         ours = found.find(start)
         assert ours
-        symbols = read_symbols(reader, ours)
+        symbols = found.symbols(ours)
         expected = {
             s for s in map(facts, module_kallsyms(module)) if ours.contains(s[1])
         }

@@ -11,7 +11,7 @@ from msatools.kernel.report import Findings
 from msatools.locks.layout import CODE, Layout
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf
-from msatools.tasks.modules import Modules, read_symbols
+from msatools.tasks.modules import Modules
 
 _MAX_CPUS = 8192
 """NR_CPUS that x86 can have."""
@@ -23,9 +23,7 @@ class Variables:
     def __init__(self, layout: Layout, findings: Findings) -> None:
         self._layout = layout
         self._prog = layout.reader.prog
-        self._findings = findings
         self._modules = Modules(layout.reader, findings)
-        self._of_module: dict[int, drgn.SymbolIndex] = {}
 
     def name(self, address: int) -> str | None:
         """Name the variable there, as ``cgroup_mutex`` or ``shrinker_idr+0x8``.
@@ -64,18 +62,8 @@ class Variables:
         module = self._modules.find(address)
         if module is None:
             return []
-        index = self._of_module.get(module.address)
-        if index is None:
-            try:
-                index = read_symbols(self._layout.reader, module)
-            except (drgn.FaultError, LookupError, ValueError) as error:
-                self._findings.lose(
-                    f"symbols of {module.name}",
-                    f"the symbols of module {module.name} are lost: {error}",
-                )
-                index = drgn.SymbolIndex([])
-            self._of_module[module.address] = index
-        return list(index(self._prog, None, address, False))
+        symbols = self._modules.symbols(module)
+        return list(symbols(self._prog, None, address, False))
 
     @cached_property
     def _cpus(self) -> tuple[int, int, np.ndarray[tuple[int], np.dtype[np.uint64]]]:

@@ -11,13 +11,19 @@ from dataclasses import dataclass, field
 import drgn
 import numpy as np
 
+from msatools.memory.by.compound import give_to_tails
+from msatools.memory.by.groups import (
+    NO_OWNER,
+    REST,
+    SlabGroup,
+    largest_first,
+    unique_keys,
+)
+from msatools.memory.by.slabcaches import SlabCache, read_caches
+from msatools.memory.by.tally import Owner, Sums, Tally, rank
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block, where
-from msatools.memory.compound import give_to_tails
-from msatools.memory.groups import NO_OWNER, SlabGroup, largest_first, unique_keys
 from msatools.memory.model import Group
-from msatools.memory.slabcaches import SlabCache, read_caches
-from msatools.memory.tally import Owner, Sums, Tally, rank
 from msatools.memory.views import Scene
 from msatools.target.model import Address
 
@@ -103,6 +109,10 @@ class SlabView:
             for owner in ranking.owners
             if not owner.word
         ]
+        if ranking.rest is not None:
+            # With garbage there may be too many words that are no caches.
+            rest = ranking.rest
+            groups.append(SlabGroup(REST, "other caches", rest.pages, rest.classes))
         return largest_first(unique_keys(groups))
 
     def _group(self, owner: Owner, cache: SlabCache | None, slabs: Sums) -> Group:

@@ -11,8 +11,8 @@ from msatools.memory.classify import Block
 from msatools.memory.counting import Counts, class_counts, named
 from msatools.memory.memmap import MemmapRange, pages_per_section
 from msatools.memory.model import Group
-from msatools.memory.scan import node_and_zone, node_zone_keys
 from msatools.memory.views import Scene
+from msatools.memory.zonekeys import node_and_zone, node_zone_keys
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.classify import Block, where
-from msatools.memory.pageowner import PageOwners
-from msatools.memory.scan import node_zone_keys
-from msatools.memory.telling import Contents, Told
-from msatools.memory.unattributedmodel import UnattributedGroup
+from msatools.memory.unattributed.model import UnattributedGroup
+from msatools.memory.unattributed.pageowner import PageOwners
+from msatools.memory.unattributed.telling import Contents, Told
 from msatools.memory.views import Scene
+from msatools.memory.zonekeys import node_zone_keys
 
 Numbers = npt.NDArray[np.int64]
 

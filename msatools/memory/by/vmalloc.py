@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from msatools.memory.by.groups import NO_OWNER, VmallocGroup, largest_first
+from msatools.memory.by.tally import Tally, rank
 from msatools.memory.classify import Block, Words
-from msatools.memory.groups import NO_OWNER, VmallocGroup, largest_first
 from msatools.memory.model import Group
 from msatools.memory.owners import pfns_of
-from msatools.memory.tally import Tally, rank
 from msatools.memory.views import Scene
-from msatools.memory.vmalloc import VmallocArea, caller_names
+from msatools.memory.vmalloc import VmallocAreas, caller_names
 
 
 @dataclass
@@ -46,12 +46,8 @@ class VmallocView:
         areas = scene.owners.areas
         self._names, numbers = _numbered(scene, areas)
         self._areas = Counter(numbers)
-        pages = [area.pages for area in areas]
-        found = np.concatenate(pages) if pages else np.empty(0, np.uint64)
-        pfns = pfns_of(found, scene.prog, scene.layout)
-        callers = np.repeat(
-            np.array(numbers, np.uint64), [len(area.pages) for area in areas]
-        )
+        pfns = pfns_of(areas.pages, scene.prog, scene.layout)
+        callers = np.array(numbers, np.uint64)[areas.rows]
         order = np.argsort(pfns, kind="stable")
         self.observer = AreaTally(pfns[order], callers[order])
 
@@ -69,7 +65,7 @@ class VmallocView:
         return largest_first(groups)
 
 
-def _numbered(scene: Scene, areas: list[VmallocArea]) -> tuple[list[str], list[int]]:
+def _numbered(scene: Scene, areas: VmallocAreas) -> tuple[list[str], list[int]]:
     """Number the callers' names from 1 on; give the names, and each area's number."""
     names = caller_names(scene.prog, areas)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names), 1)}

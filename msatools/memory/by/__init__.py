@@ -7,13 +7,13 @@ Those by node and zone are not here: the table itself is counted by both.
 
 from collections.abc import Callable
 
-from msatools.memory.bycgroup import CgroupView
-from msatools.memory.byfile import FileSystemView, FileView
-from msatools.memory.byorder import OrderView
-from msatools.memory.byprocess import ProcessView
-from msatools.memory.bysection import SectionView
-from msatools.memory.byslab import SlabView
-from msatools.memory.byvmalloc import VmallocView
+from msatools.memory.by.cgroup import CgroupView
+from msatools.memory.by.file import FileSystemView, FileView
+from msatools.memory.by.order import OrderView
+from msatools.memory.by.process import ProcessView
+from msatools.memory.by.section import SectionView
+from msatools.memory.by.slab import SlabView
+from msatools.memory.by.vmalloc import VmallocView
 from msatools.memory.views import Scene, View
 
 VIEWS: dict[str, Callable[[Scene], View]] = {

@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from msatools.kernel.reader import Addresses
-from msatools.memory.byfile import SWAP_CACHE, mappings_of
-from msatools.memory.cachefiles import CachedFiles
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, Words, where
-from msatools.memory.compound import far_heads, give_to_tails
-from msatools.memory.groups import (
+from msatools.memory.by.cachefiles import CachedFiles
+from msatools.memory.by.compound import far_heads, give_to_tails
+from msatools.memory.by.file import SWAP_CACHE, mappings_of
+from msatools.memory.by.groups import (
     NO_OWNER,
     REST,
     CgroupGroup,
@@ -26,10 +24,12 @@ from msatools.memory.groups import (
     largest_first,
     unique_keys,
 )
-from msatools.memory.memcgs import OF_OBJECTS, Memcg, Memcgs, charge_offset
+from msatools.memory.by.memcgs import OF_OBJECTS, Memcg, Memcgs, charge_offset
+from msatools.memory.by.tally import Owner, Sums, Tally, give_to, rank
+from msatools.memory.classes import PageClass
+from msatools.memory.classify import Block, Words, where
 from msatools.memory.model import Group
-from msatools.memory.scan import NCLASSES
-from msatools.memory.tally import Owner, Sums, Tally, give_to, rank
+from msatools.memory.scanresult import NCLASSES
 from msatools.memory.views import Scene
 from msatools.target.model import Address
 

@@ -11,7 +11,10 @@ import numpy.typing as npt
 
 from msatools.kernel.pagetables import pmd_order
 from msatools.kernel.zones import Zone
-from msatools.memory.blockstates import (
+from msatools.memory.classes import CLASSES
+from msatools.memory.classify import Block
+from msatools.memory.counting import NCLASSES, Counts, class_counts
+from msatools.memory.frag.blockstates import (
     FREE,
     IS_BLOCKED,
     IS_FREE,
@@ -25,11 +28,8 @@ from msatools.memory.blockstates import (
     Rows,
     joined,
 )
-from msatools.memory.classes import CLASSES
-from msatools.memory.classify import Block
-from msatools.memory.counting import NCLASSES, Counts, class_counts
-from msatools.memory.fragindex import fragmentation, unusable
-from msatools.memory.fragmodel import (
+from msatools.memory.frag.index import fragmentation, unusable
+from msatools.memory.frag.model import (
     Blocker,
     BlockSize,
     Frag,
@@ -37,10 +37,10 @@ from msatools.memory.fragmodel import (
     Needed,
     PageBlocks,
 )
+from msatools.memory.frag.pageblocks import UNKNOWN_TYPE, MigrateTypes, migrate_types
 from msatools.memory.orders import ORDERS, free_blocks
-from msatools.memory.pageblocks import UNKNOWN_TYPE, MigrateTypes, migrate_types
-from msatools.memory.scan import node_and_zone, node_zone_keys
 from msatools.memory.views import Scene
+from msatools.memory.zonekeys import node_and_zone, node_zone_keys
 
 _GIB = 1 << 30
 

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from msatools.memory.cachefiles import CachedFile, CachedFiles
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, Indices, Words, where
-from msatools.memory.compound import give_to_tails
-from msatools.memory.groups import (
+from msatools.memory.by.cachefiles import CachedFile, CachedFiles
+from msatools.memory.by.compound import give_to_tails
+from msatools.memory.by.groups import (
     NO_OWNER,
     REST,
     FileGroup,
@@ -20,9 +18,11 @@ from msatools.memory.groups import (
     largest_first,
     unique_keys,
 )
+from msatools.memory.by.tally import OTHERS, Owner, Ranking, Tally, give_to, rank
+from msatools.memory.classes import PageClass
+from msatools.memory.classify import Block, Indices, Words, where
 from msatools.memory.model import Group
-from msatools.memory.scan import NCLASSES
-from msatools.memory.tally import OTHERS, Owner, Ranking, Tally, give_to, rank
+from msatools.memory.scanresult import NCLASSES
 from msatools.memory.views import Scene
 from msatools.target.model import Address
 

@@ -75,7 +75,7 @@ class FileSystem:
 
 @dataclass(frozen=True)
 class CachedFile:
-    """What a mapping is of; see :class:`msatools.memory.groups.FileGroup`."""
+    """What a mapping is of; see :class:`msatools.memory.by.groups.FileGroup`."""
 
     key: str
     name: str

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from msatools.memory.classify import Block, where
 from msatools.memory.counting import class_counts
-from msatools.memory.mapmodel import Cells, MemoryMap, Place
+from msatools.memory.map.model import Cells, MemoryMap, Place
 from msatools.memory.memmap import MemmapRange, pages_per_section
-from msatools.memory.scan import NOWHERE, node_and_zone, node_zone_keys
 from msatools.memory.views import Scene
+from msatools.memory.zonekeys import NOWHERE, node_and_zone, node_zone_keys
 
 MAX_CELLS = 1 << 16
 """They take 8 MiB: some 30 classes of 4 bytes each."""

@@ -18,10 +18,10 @@ import numpy.typing as npt
 from drgn.helpers.linux.mm import pfn_to_virt
 
 from msatools.kernel.reader import Addresses
-from msatools.memory.ftracepages import ftrace_pages
-from msatools.memory.slabnames import SlabNames, page_numbers
-from msatools.memory.symbolnames import SymbolNames
-from msatools.memory.unattributedmodel import Word
+from msatools.memory.unattributed.ftracepages import ftrace_pages
+from msatools.memory.unattributed.model import Word
+from msatools.memory.unattributed.slabnames import SlabNames, page_numbers
+from msatools.memory.unattributed.symbolnames import SymbolNames
 from msatools.memory.views import Scene
 
 Numbers = npt.NDArray[np.int64]

@@ -92,7 +92,8 @@ def _bitmaps(reader: Reader, findings: Findings) -> dict[int, int]:
     except (LookupError, drgn.FaultError) as error:
         findings.lose("page blocks", f"migrate types of page blocks are lost: {error}")
         return {}
-    return {nr: usage + member.offset for nr, usage in usages.items()}
+    # Where damage leads beyond the last address, nothing can be read either.
+    return {nr: (usage + member.offset) % (1 << 64) for nr, usage in usages.items()}
 
 
 def _names(prog: drgn.Program) -> dict[int, str]:

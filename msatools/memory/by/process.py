@@ -17,12 +17,12 @@ import numpy.typing as npt
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import read_structs
+from msatools.memory.by.groups import largest_first
+from msatools.memory.by.usertables import Mapped, UserTables
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.classify import Block
-from msatools.memory.groups import largest_first
 from msatools.memory.model import Group, ProcessGroup
-from msatools.memory.scan import NCLASSES
-from msatools.memory.usertables import Mapped, UserTables
+from msatools.memory.scanresult import NCLASSES
 from msatools.memory.views import Scene
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import PF_KTHREAD, TaskReader, TaskTable

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Names of the kernel's own addresses, with debug info and without."""
+
+from itertools import pairwise
+
+import drgn
+import pytest
+from drgn import Program, SymbolKind
+
+from fixtures import lab
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.memory.unattributed import symbolnames
+from msatools.memory.unattributed.symbolnames import SymbolNames
+from msatools.selfdesc.kallsyms import NoSymbolsError
+from msatools.target import TargetSpec, open_target
+
+
+@pytest.fixture(scope="module")
+def with_btf(run: lab.Run) -> SymbolNames:
+    prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
+    return SymbolNames(Reader(prog), Findings())
+
+
+@pytest.fixture(scope="module")
+def with_dwarf(prog: Program) -> SymbolNames:
+    return SymbolNames(Reader(prog), Findings())
+
+
+@pytest.fixture(scope="module")
+def variables(prog: Program) -> list[drgn.Symbol]:
+    """Those of the image that have a size, by address."""
+    first, end = (prog.symbol(name).address for name in ("_stext", "_end"))
+    found = (
+        symbol
+        for symbol in prog.symbols()
+        if symbol.kind == SymbolKind.OBJECT
+        and symbol.size
+        and first <= symbol.address < end
+    )
+    return sorted(found, key=lambda symbol: symbol.address)
+
+
+def name(names: SymbolNames, address: int) -> str | None:
+    found = names.name(address)
+    return None if found is None else found.name
+
+
+@pytest.mark.parametrize("variable", ["hstates", "rcu_state", "init_task"])
+def test_inside_of_large_variables(
+    prog: Program, with_btf: SymbolNames, with_dwarf: SymbolNames, variable: str
+) -> None:
+    symbol = prog.symbol(variable)
+    for offset in (8, symbol.size // 2, symbol.size - 1):
+        for names in (with_btf, with_dwarf):
+            assert name(names, symbol.address + offset) == f"{variable}+{offset:#x}"
+
+
+def test_names_are_the_same(
+    variables: list[drgn.Symbol], with_btf: SymbolNames, with_dwarf: SymbolNames
+) -> None:
+    """At the start, in the midst and at the end of what has a size."""
+    assert len(variables) > 10_000
+    named = 0
+    for symbol in variables[::20]:
+        for offset in {0, symbol.size // 2, symbol.size - 1}:
+            found = name(with_btf, symbol.address + offset)
+            assert found == name(with_dwarf, symbol.address + offset)
+            named += found is not None
+    assert named > 1_000
+
+
+def test_what_debug_info_names_is_inside(
+    variables: list[drgn.Symbol], with_btf: SymbolNames, with_dwarf: SymbolNames
+) -> None:
+    """What is behind an object has no name, or that of what kallsyms has there."""
+    gaps = [
+        (symbol, symbol.address + symbol.size)
+        for symbol, following in pairwise(variables)
+        if symbol.address + symbol.size < following.address
+    ]
+    unnamed = 0
+    for symbol, behind in gaps[::20]:
+        found = with_dwarf.name(behind)
+        assert found is None or found.symbol != symbol.name
+        if found is None:
+            unnamed += 1
+        else:
+            assert found == with_btf.name(behind)
+    assert unnamed > 100
+
+
+def test_no_variable_is_as_far_as_strings_reach(
+    prog: Program, with_btf: SymbolNames, with_dwarf: SymbolNames
+) -> None:
+    """String constants have no symbols, and are named after nothing before them."""
+    text = prog["linux_proc_banner"].address_of_()
+    strings = prog["migratetype_names"][0].value_()
+    assert name(with_btf, text.value_()) == "linux_proc_banner"
+    assert name(with_btf, strings) is None
+    assert name(with_dwarf, strings) is None
+
+
+def test_ends_of_sections_name_nothing_behind_them(
+    prog: Program, with_btf: SymbolNames, with_dwarf: SymbolNames
+) -> None:
+    end = prog.symbol("__stop___kcrctab_gpl").address
+    for names in (with_btf, with_dwarf):
+        assert name(names, end) == "__stop___kcrctab_gpl"
+        assert name(names, end + 8) is None
+        # The end of the text may be there as well.
+        start = prog.symbol("__start_rodata").address
+        assert name(names, start) == "__start_rodata"
+
+
+def test_outside_of_the_image(prog: Program, with_btf: SymbolNames) -> None:
+    for address in (0, 8, prog.symbol("_stext").address - 1, (1 << 64) - 1):
+        assert with_btf.name(address) is None
+
+
+def test_kernel_without_symbols_of_its_own(
+    prog: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of debug info name then."""
+
+    def load(_: Program) -> None:
+        raise NoSymbolsError("lost in this test")
+
+    monkeypatch.setattr(symbolnames, "load_symbols", load)
+    names = SymbolNames(Reader(prog), Findings())
+    symbol = prog.symbol("rcu_state")
+    assert name(names, symbol.address + 8) == "rcu_state+0x8"
+    section = prog.symbol("__start_rodata").address
+    assert name(names, section) == "__start_rodata"
