@@ -10,6 +10,7 @@ pages (mm/page_alloc.c); /proc/meminfo has no row for them either.
 import itertools
 import struct
 from dataclasses import dataclass
+from typing import cast
 
 import drgn
 import numpy as np
@@ -122,34 +123,49 @@ def settle_pcp(result: ScanResult, pcp: PcpLists) -> tuple[int, int]:
     candidates = result.candidates
     if not candidates.nodes:
         return 0, len(pcp.lists)
-    nodes = np.concatenate(candidates.nodes).tolist()
-    nexts = np.concatenate(candidates.nexts).tolist()
-    prevs = np.concatenate(candidates.prevs).tolist()
-    rooms = np.concatenate(candidates.rooms).tolist()
-    index_of = dict(zip(nodes, range(len(nodes)), strict=True))
+    heads, firsts, lasts = (
+        np.array([getattr(one, name) for one in pcp.lists], np.uint64)
+        for name in ("head", "first", "last")
+    )
+    nodes = np.concatenate([*candidates.nodes, heads])
+    pages = len(nodes) - len(heads)
+    after = _places(nodes, np.concatenate(candidates.nexts))
+    before = _places(nodes, np.concatenate(candidates.prevs))
+    # Behind those of the pages: none where a list ends, nor where it leads elsewhere.
+    rooms = np.concatenate(candidates.rooms).tolist() + [0] * (len(heads) + 1)
+    sides = zip(_places(nodes, firsts), _places(nodes, lasts), strict=True)
     orders: dict[int, int] = {}
     broken = 0
-    for pcp_list in pcp.lists:
+    for own, (pcp_list, ends) in enumerate(zip(pcp.lists, sides, strict=True), pages):
         # The kernel takes from and adds to the front. On a running one that end has
         # changed since the scan, and what is behind is found from the other end.
-        for node, links in ((pcp_list.first, nexts), (pcp_list.last, prevs)):
-            while (i := index_of.get(node)) is not None and i not in orders:
-                if not rooms[i] >> pcp_list.order:
-                    break  # a damaged list leads to another's smaller blocks
-                orders[i] = pcp_list.order
-                node = links[i]
-            if node == pcp_list.head:
+        for place, links in zip(ends, (after, before), strict=True):
+            # Too little room: a damaged list leads to another's smaller blocks.
+            while rooms[place] >> pcp_list.order:
+                orders[place] = pcp_list.order
+                rooms[place] = 0
+                place = links[place]
+            if place == own:
                 break
         else:
             broken += 1
     taken = np.fromiter(orders, np.intp, len(orders))
-    pages = 1 << np.fromiter(orders.values(), np.int64, len(orders))
+    sizes = 1 << np.fromiter(orders.values(), np.int64, len(orders))
     codes = np.concatenate(candidates.codes)[taken]
     keys = np.concatenate(candidates.keys)[taken]
     for key, code in itertools.product(np.unique(keys), np.unique(codes)):
-        moved = pages[(keys == key) & (codes == code)].sum()
+        moved = sizes[(keys == key) & (codes == code)].sum()
         result.move(int(key), int(code), PageClass.FREE_PCP, int(moved))
-    return int(pages.sum()), broken
+    return int(sizes.sum()), broken
+
+
+def _places(nodes: npt.NDArray[np.uint64], links: npt.NDArray[np.uint64]) -> list[int]:
+    """Tell which of the nodes each link leads to; their number if to none."""
+    ascending = np.argsort(nodes, kind="stable")
+    found = np.searchsorted(nodes, links, sorter=ascending)
+    places = ascending[np.minimum(found, len(nodes) - 1)]
+    found = np.where(nodes[places] == links, places, len(nodes))
+    return cast("list[int]", found.tolist())
 
 
 @dataclass(frozen=True)
