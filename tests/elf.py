@@ -11,9 +11,14 @@ from drgn.helpers.linux.mm import follow_phys
 Segments = list[tuple[int, int, int]]
 """Physical address, size and file offset of each."""
 
+PT_LOAD, PT_NOTE = 1, 4
+NT_PRSTATUS = 1
+CS_OFFSET = 112 + 17 * 8
+"""Of the code segment in the ``struct elf_prstatus`` of x86-64."""
 
-def load_segments(path: Path) -> Segments:
-    """Read an ELF dump's memory segments."""
+
+def segments(path: Path, kind: int) -> Segments:
+    """Read what an ELF dump's program headers of one kind say."""
     with path.open("rb") as file:
         header = file.read(64)
         (table,) = struct.unpack_from("<Q", header, 32)
@@ -21,7 +26,30 @@ def load_segments(path: Path) -> Segments:
         file.seek(table)
         entries = [file.read(entry_size) for _ in range(count)]
     fields = (struct.unpack("<IIQQQQQQ", entry) for entry in entries)
-    return [(f[4], f[5], f[2]) for f in fields if f[0] == 1]  # PT_LOAD
+    return [(f[4], f[5], f[2]) for f in fields if f[0] == kind]
+
+
+def load_segments(path: Path) -> Segments:
+    """Read an ELF dump's memory segments."""
+    return segments(path, PT_LOAD)
+
+
+def in_user_mode(path: Path) -> list[bool]:
+    """Tell of each CPU whether the code segment in its registers is user mode's."""
+    ((_, size, offset),) = segments(path, PT_NOTE)
+    with path.open("rb") as file:
+        file.seek(offset)
+        notes = file.read(size)
+    found, at = [], 0
+    while at < size:
+        name_size, length, kind = struct.unpack_from("<III", notes, at)
+        at += 12
+        name = notes[at : at + name_size]
+        at += (name_size + 3) & ~3
+        if name == b"CORE\0" and kind == NT_PRSTATUS:
+            found.append(notes[at + CS_OFFSET] & 3 == 3)
+        at += (length + 3) & ~3
+    return found
 
 
 def file_offset(prog: Program, segments: Segments, address: int) -> int:

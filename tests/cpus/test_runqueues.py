@@ -25,6 +25,7 @@ from msatools.kernel.report import Findings
 from msatools.prstat.microstates import bound_of
 from msatools.target.crash import crash_of
 from tests.cpus.queuedumps import KERNELS, Seen, all_of, look_at, seen
+from tests.elf import in_user_mode
 from tests.tasks.conftest import TYPES, open_dump
 from tests.zombies.conftest import lose, put
 
@@ -346,16 +347,23 @@ def test_an_old_kernel_tells_too(types: str) -> None:
 
 
 def test_what_cpus_do_is_what_their_tasks_do(dump: Seen) -> None:
+    """Who spins is in user mode, but for what interrupts it and what comes of that."""
+    assert dump.run.elf
+    in_user = in_user_mode(dump.run.elf)
+    spinning = 0
     for queue in dump.queues:
         told = dump.doing(queue.cpu)
         if queue.current is None:
             continue
         assert told is not None
+        assert told.startswith(("user mode", "kernel ", "interrupt "))
+        assert (told == "user mode") == in_user[queue.cpu]
         name = queue.current.comm
         if name in dump.tasks and dump.tasks[name]["does"] == "spin":
-            assert told == "user mode" or told.startswith("interrupt "), name
+            spinning += in_user[queue.cpu]
         elif queue.current.pid == 0:
-            assert told.startswith(("kernel ", "interrupt ")), name
+            assert not in_user[queue.cpu]
+    assert spinning > 0
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

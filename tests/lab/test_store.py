@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 import ast
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,3 +100,72 @@ def test_lists_that_are_out_of_date_are_renewed_once(
     with pytest.raises(FetchError):
         lab.build("memory-6.1", Cache(tmp_path, 1))
     assert done == ["build", "refresh", "build"]
+
+
+@dataclass
+class FailingPlan:
+    """Of guests of which the first ones fail, with a console."""
+
+    cache: Cache
+    fails: int
+    text: str = "Kernel panic"
+    started: int = 0
+    name: str = "memory-6.12"
+    key: str = "0"
+    kernel: Any = field(default_factory=lambda: SimpleNamespace(release="6.12"))
+
+    @property
+    def scenario(self) -> Any:
+        return SimpleNamespace(workload=self.workload)
+
+    @contextmanager
+    def guest(self, work: Path) -> Iterator[Any]:
+        self.started += 1
+        yield SimpleNamespace(directory=work, console_text=lambda: self.text)
+
+    def workload(self, guest: Any) -> None:
+        assert guest.directory.is_dir()
+        if self.started <= self.fails:
+            raise lab.LabError(f"ended, start {self.started}")
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> FailingPlan:
+    return FailingPlan(Cache(tmp_path, 1 << 20), fails=1)
+
+
+def test_guest_that_fails_is_started_once_more(failing: FailingPlan) -> None:
+    with store._at_rest(failing, "running") as guest:
+        assert failing.started == 2
+        assert guest.directory.is_dir()
+    assert not guest.directory.exists()
+
+
+def test_guest_that_fails_again_is_given_up(failing: FailingPlan) -> None:
+    failing.fails = 9
+    with (
+        pytest.raises(lab.LabError, match=r"start 2\n--- the whole console: (.*)$"),
+        store._at_rest(failing, "running"),
+    ):
+        pass
+    kept = failing.cache.root / "failed" / "memory-6.12.console"
+    assert kept.read_text() == "Kernel panic"
+    assert not [*(failing.cache.root / "tmp").iterdir()]
+
+
+def test_stale_code_is_tried_more_often(failing: FailingPlan) -> None:
+    failing.fails = 9
+    failing.text = "Oops: int3: 0000"
+    with store._at_rest(failing, "running"):
+        assert failing.started == 10
+
+
+def test_what_failed_is_not_tried_for_each_test(
+    failing: FailingPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing.fails = 9
+    monkeypatch.setattr(store, "_FAILED", {})
+    for _ in range(3):
+        with pytest.raises(lab.LabError, match="start 2"):
+            store._build(failing)
+    assert failing.started == 2

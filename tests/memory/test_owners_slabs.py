@@ -47,9 +47,13 @@ def test_objects_in_use(owners_run: lab.Run, slabs: dict[str, SlabGroup]) -> Non
 
 
 def test_full_slabs_are_counted(slabs: dict[str, SlabGroup]) -> None:
-    """No list of the allocator has them."""
+    """No list of the allocator has them: inodes of files that stay, but for a few."""
     inodes = slabs["shmem_inode_cache"]
-    assert inodes.objects == inodes.objects_in_use
+    assert inodes.objects is not None
+    assert inodes.objects_in_use is not None
+    assert inodes.slabs is not None
+    free = inodes.objects - inodes.objects_in_use
+    assert free < inodes.slabs // 2
 
 
 def test_merged_caches_are_the_same_to_the_kernel(

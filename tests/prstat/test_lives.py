@@ -43,6 +43,15 @@ def delays_dequeue(dump: Dump) -> bool:
     return dump.table.has("sched_delayed")
 
 
+def assert_few(far: Booleans) -> None:
+    """Hardly any are farther apart than the clocks.
+
+    The kernel reads its clock twice for some pairs of counters, and in between the CPU
+    may stand, as the host has something else to run.
+    """
+    assert np.count_nonzero(far) <= max(len(far) // 100, 1)
+
+
 def test_nothing_is_lost(dump: Dump) -> None:
     assert not dump.findings.notes
     assert not dump.findings.lost
@@ -194,14 +203,12 @@ def delayed(dump: Dump) -> Nanoseconds:
 
 def test_sleeps_are_all_of_it(on: Dump) -> None:
     """But for the time stopped; and on 6.12, for some sleep on the run queue."""
-    unexplained = on.parts.unexplained_ns[~uncounted(on)]
-    assert len(unexplained) > 2200
-    assert unexplained.min() >= -on.bound_ns
-    if not delays_dequeue(on):
-        assert unexplained.max() <= on.bound_ns
-    else:
-        # As most sleeps are not delayed ones, most threads lack nothing.
-        assert np.percentile(unexplained, 95) < on.bound_ns
+    lack = on.parts.unexplained_ns
+    if delays_dequeue(on):
+        lack = lack - np.maximum(delayed(on), 0)
+    lack = lack[~uncounted(on)]
+    assert len(lack) > 2200
+    assert_few(np.abs(lack) > on.bound_ns)
 
 
 def test_most_lives_are_explained_to_a_tenth_of_a_percent(on: Dump) -> None:
@@ -245,7 +252,8 @@ def test_stopped(on: Dump) -> None:
     # It was waited for half a second after it was seen to be stopped; and a fork may
     # take its time before it wakes who is new, which is nobody's sleep.
     before = on.tasks["has-stopped"]["start_ns"] - int(on.table["start_ns"][was])
-    assert 500 * MS <= on.parts.unexplained_ns[was] <= before
+    lack = on.parts.unexplained_ns[was] - max(delayed(on)[was], 0)
+    assert 500 * MS - on.bound_ns <= lack <= before + on.bound_ns
     assert past <= before
     stopped = on.parts.stopped
     for row in np.flatnonzero(on.stopped).tolist():
@@ -339,7 +347,7 @@ def test_delays_of_disks_are_sleeps_that_waited_for_them(on: Dump) -> None:
     believed = blkio.known & ((blkio.ns > 0) | (past > 0))
     # Who else has waited for one is chance.
     assert believed[on.row("has-read")]
-    assert abs(blkio.ns - past)[believed].max() < on.bound_ns
+    assert_few(np.abs(blkio.ns - past)[believed] > on.bound_ns)
 
 
 # --- statistics that are on since midway

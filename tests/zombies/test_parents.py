@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from drgn import Object, Program
+from drgn import Object, Program, sizeof
 
 from msatools.kernel.report import Findings
 from msatools.locks.look import signals_of
@@ -338,7 +338,7 @@ def test_what_is_lost(program: Program, what: str) -> None:
     parent = next(each for each in whole.parents.facts if each.pid == pid)
     task = Object(whole.prog, "struct task_struct *", whole.address(pid))
     if what == "sighand":
-        lose(program, int(task.sighand), 8192)
+        lose(program, int(task.sighand), sizeof(task.sighand[0]))
     elif what == "signal":
         place = int(task.signal.shared_pending.signal.address_of_())
         lose(program, place, 8)
