@@ -16,6 +16,16 @@ from fixtures import lab
 
 Msa = Callable[..., "subprocess.CompletedProcess[str]"]
 
+AHEAD = tuple(
+    f"{name}-{kernel}"
+    for name in ("cpulive", "kcore", "lockdown", "hotplug", "storm")
+    for kernel in ("6.1", "6.12")
+)
+"""Guests in which msatools runs for minutes, in the order in which tests need them."""
+
+NEED_THEM = {"tests/cpus/test_live.py", "tests/live/test_storm.py"}
+"""Of the modules that do, the first and the last."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -32,6 +42,31 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--no-lab"):
         for name in ("build", "live"):
             setattr(lab, name, no_lab)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Have guests made while the tests before theirs run, if all are to run.
+
+    Each keeps one CPU busy for the most part, as most tests do.
+    """
+    modules = {item.nodeid.partition("::")[0] for item in session.items}
+    config = session.config
+    if config.getoption("--no-lab") or config.getoption("--collect-only"):
+        return
+    if modules >= NEED_THEM:
+        builder = subprocess.Popen(
+            [sys.executable, "-m", "fixtures.lab", "build", *AHEAD],
+            cwd=config.rootpath,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        config.add_cleanup(lambda: end(builder))
+
+
+def end(builder: "subprocess.Popen[bytes]") -> None:
+    """End what makes guests, and the guest that it makes."""
+    builder.send_signal(signal.SIGINT)
+    builder.wait()
 
 
 def no_lab(name: str, *_: object, **__: object) -> NoReturn:
