@@ -339,8 +339,10 @@ def test_interrupts_may_land_where_they_are_to(run: lab.Run) -> None:
 
 
 def test_interrupts_landed_there(run: lab.Run) -> None:
+    """Of most devices many: one may bring as many frames as have come by then."""
     counts = interrupts(run)
     networks = run.workload["networks"]
+    many = set()
     for (device, direction), cpu_list in guest.AFFINITIES.items():
         name = f"{networks[device]['driver_name']}-{direction}.0"
         here = counts[str(run.workload["irqs"][name]["irq"])]
@@ -348,8 +350,10 @@ def test_interrupts_landed_there(run: lab.Run) -> None:
         landed = sum(here[cpu] for cpu in there)
         # A few came before they were told.
         assert sum(here.values()) - landed <= 3, name
-        busy = device != STILL or direction == "output"
-        assert (landed > 10) == busy, name
+        if landed > 10:
+            many.add((device, direction))
+    assert len(many) >= 4
+    assert (STILL, "input") not in many
 
 
 def test_one_cpu_takes_most_interrupts_of_devices(run: lab.Run) -> None:
