@@ -214,11 +214,12 @@ def test_sleeps_are_all_of_it(on: Dump) -> None:
 def test_most_lives_are_explained_to_a_tenth_of_a_percent(on: Dump) -> None:
     long = (on.lives.off_cpu_ns > 5e9) & ~uncounted(on)
     assert np.count_nonzero(long) > 2200
-    # And to a tick of 4 ms, by which the clock of a run queue may be late.
-    assert np.percentile(on.parts.coverage[long], 1) > 0.999 - 4e6 / 5e9
     # Who sleeps often on a run queue lacks the more the busier that is (6.12).
     lack = on.parts.unexplained_ns - np.maximum(delayed(on), 0)
-    assert (lack / on.lives.off_cpu_ns)[long].max() < 0.01
+    share = (lack / on.lives.off_cpu_ns)[long]
+    # And to a tick of 4 ms, by which the clock of a run queue may be late.
+    assert np.percentile(share, 99) < 0.001 + 4e6 / 5e9
+    assert share.max() < 0.01
 
 
 def test_what_statistics_do_not_count(on: Dump) -> None:
