@@ -2,9 +2,9 @@
 
 """The memmap read in bulk, and as drgn reads it."""
 
-import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fixtures import lab
@@ -17,9 +17,9 @@ from msatools.memory.memmap import CHUNK_BYTES, memmap_ranges
 from msatools.target import TargetSpec, open_target
 from msatools.target.kdumppages import CUT_OFF, KdumpPages, Pfns
 from msatools.target.vmalloc import PageTables, page_tables
+from tests.target.test_kdumppages import DESCRIPTOR, Layout, copied
 
 PAGE = 4096
-DESCRIPTOR_BYTES = 24
 IN_BULK = ("kdump-zlib", "kdump-lzo", "kdump-snappy", "kdump-zstd", "kdump-raw")
 
 
@@ -148,21 +148,19 @@ def test_memmap_of_a_cut_dump(run_612: lab.Run, tmp_path: Path) -> None:
     kernel still: so every other page is said to lie where the file has ended.
     """
     whole = run_612.dump("kdump-raw")
-    cut = tmp_path / "vmcore"
-    cut.write_bytes(whole.read_bytes())
-    intact = open_dump(whole)
-    pages, tables = KdumpPages(str(whole)), page_tables(intact.prog)
+    intact, layout = open_dump(whole), Layout(whole)
+    tables = page_tables(intact.prog)
     assert tables is not None
-    end = struct.pack("<q", whole.stat().st_size)
-    gone = 0
-    with cut.open("r+b") as file:
-        for at, size in pieces(intact):
-            places = pages._places(tables.frames(at, size // PAGE)[1::2])
-            for place in places[places >= 0].tolist():
-                file.seek(pages._table_at + place * DESCRIPTOR_BYTES)
-                file.write(end)
-                gone += 1
-    reader = open_dump(cut)
+    frames = [tables.frames(at, size // PAGE)[1::2] for at, size in pieces(intact)]
+    gone = np.flatnonzero(np.isin(layout.kept, np.concatenate(frames))).tolist()
+    end = whole.stat().st_size
+    changes = {
+        layout.table_at + row * DESCRIPTOR.size: DESCRIPTOR.pack(
+            end, *layout.descriptors[row][1:]
+        )
+        for row in gone
+    }
+    reader = open_dump(copied(whole, tmp_path, changes))
     lost = 0
     for at, size in pieces(intact):
         data, gaps = BulkReader.of(reader).read_around_gaps(at, size, PAGE)
@@ -173,4 +171,6 @@ def test_memmap_of_a_cut_dump(run_612: lab.Run, tmp_path: Path) -> None:
             lost += gap.size
         assert data == expected
     # Those of huge pages may be one page mapped more than once.
-    assert (1 << 20) < gone * PAGE <= lost < sum(size for _, size in pieces(intact))
+    assert (
+        (1 << 20) < len(gone) * PAGE <= lost < sum(size for _, size in pieces(intact))
+    )

@@ -47,7 +47,11 @@ def test_objects_in_use(owners_run: lab.Run, slabs: dict[str, SlabGroup]) -> Non
 
 
 def test_full_slabs_are_counted(slabs: dict[str, SlabGroup]) -> None:
-    """No list of the allocator has them: inodes of files that stay, but for a few."""
+    """No list of the allocator has them.
+
+    One that is not full has a free object or more: with fewer than half as many of
+    these as there are slabs, most are full.
+    """
     inodes = slabs["shmem_inode_cache"]
     assert inodes.objects is not None
     assert inodes.objects_in_use is not None
