@@ -6,8 +6,9 @@ import struct
 from collections.abc import Iterator
 
 import drgn
+import numpy as np
 
-from msatools.kernel.reader import Reader
+from msatools.kernel.reader import MAX_WINDOWS, WINDOW, Addresses, Reader
 from msatools.kernel.report import Findings
 
 MAX_LIST = 16 << 20
@@ -24,6 +25,87 @@ _RB_NODE = struct.Struct("<QQQ")
 """``struct rb_node``: parent and, in two bits, colour; right; left."""
 
 _COLOUR = 3
+_WORD = (1 << 64) - 1
+
+
+def list_nodes(reader: Reader, head: int, findings: Findings, name: str) -> Addresses:
+    """
+    Find the nodes on a ``struct list_head`` list.
+
+    As :func:`list_records` does, but of a dump's sound list in a third of the time.
+
+    :param head: Address of the list's head.
+    :param name: What the list is called in a note.
+    """
+    nodes = None if reader.is_live else _sound_list(reader, head)
+    if nodes is None:
+        records = list_records(reader, head, 0, _LINKS.size, findings, name)
+        nodes = np.array([node for node, _ in records], np.uint64)
+    return nodes
+
+
+def list_words(
+    reader: Reader, head: int, node_offset: int, at: int, findings: Findings, name: str
+) -> Addresses:
+    """
+    Read one 64-bit word of each structure on a ``struct list_head`` list.
+
+    As :func:`list_records` does, but of a dump's sound list in half the time. On a
+    running kernel it comes with the node: later the structure may be another one.
+
+    :param head: Address of the list's head.
+    :param node_offset: Offset of the list node in the structure.
+    :param at: Offset of the word.
+    :param name: What the list is called in a note.
+    """
+    nodes = None if reader.is_live else _sound_list(reader, head)
+    if nodes is not None:
+        away = np.uint64((at - node_offset) & _WORD)
+        words, readable = reader.words_near(nodes + away)
+        if readable.all():
+            return words
+    records = list_records(reader, head, node_offset, at + 8, findings, name)
+    found = [int.from_bytes(data[at : at + 8], "little") for _, data in records]
+    return np.array(found, np.uint64)
+
+
+def _sound_list(reader: Reader, head: int) -> Addresses | None:
+    """Follow a list that leads back to its head; ``None`` if it does not."""
+    windows: dict[int, memoryview] = {}
+    nodes: list[int] = []
+    node = head
+    try:
+        while len(nodes) < MAX_LIST and _names_one_before(reader, [head, *nodes[-2:]]):
+            # One that never comes back to the head comes back to what it had passed
+            # when that is further on than the loop is long (Brent, BIT 20, 1980).
+            passed = node
+            for _ in range(max(len(nodes), 1)):
+                number = node // WINDOW
+                try:
+                    window = windows[number]
+                except KeyError:
+                    if len(windows) >= MAX_WINDOWS:
+                        windows.clear()
+                    data = reader.window(number * WINDOW)
+                    window = windows[number] = memoryview(data).cast("Q")
+                node = window[node % WINDOW // 8]
+                if node == head:
+                    found = np.array(nodes, np.uint64)
+                    return None if (found % np.uint64(8)).any() else found
+                if node == passed:
+                    return None
+                nodes.append(node)
+    except drgn.FaultError:
+        pass
+    return None
+
+
+def _names_one_before(reader: Reader, nodes: list[int]) -> bool:
+    """Tell whether the last of consecutive nodes names the one before it."""
+    if len(nodes) < 2:
+        return True
+    _, previous = _LINKS.unpack(reader.read_near(nodes[-1], _LINKS.size))
+    return bool(previous == nodes[-2])
 
 
 def list_records(

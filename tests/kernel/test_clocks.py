@@ -9,6 +9,7 @@ from drgn.helpers.linux.percpu import per_cpu
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
+from tests.overlay import lay_over
 from tests.tasks.conftest import open_dump
 
 NAME = "tasks-6.12"
@@ -21,7 +22,7 @@ def write(prog: Program, address: int, value: int) -> None:
     def read(address: int, count: int, offset: int, physical: bool) -> bytes:
         return data[offset : offset + count]
 
-    prog.add_memory_segment(address, len(data), read)
+    lay_over(prog, address, len(data), read)
 
 
 @pytest.mark.parametrize("value", IMPOSSIBLE)

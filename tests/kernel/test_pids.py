@@ -15,6 +15,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.target import TargetSpec, open_target
 from msatools.tasks.table import TaskReader
+from tests.overlay import lay_over
 
 DUMPS = ("memory-5.10", "memory-6.1", "tasks-6.1", "tasks-6.12", "manytasks-6.1")
 
@@ -198,7 +199,7 @@ def test_others_are_found_past_damage() -> None:
         raise FaultError("gone", address)
 
     size = prog["task_struct_cachep"].object_size.value_()
-    prog.add_memory_segment(whole[2], size, fault)
+    lay_over(prog, whole[2], size, fault)
     assert find_tasks(reader, [1, 2, 3], findings).keys() >= {1}
     assert 2 not in find_tasks(reader, [1, 2, 3], findings)
     assert findings.coverage["pids_unreadable"] >= 1

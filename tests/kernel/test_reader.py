@@ -4,12 +4,13 @@
 
 import errno
 import os
+import random
 
 import numpy as np
 import pytest
 from drgn import Architecture, FaultError, Platform, Program, ProgramFlags
 
-from msatools.kernel.reader import Gap, Reader, column, fault_reason
+from msatools.kernel.reader import Gap, Reader, column, distinct, fault_reason
 
 from .memory import BASE, reader_of
 
@@ -71,6 +72,89 @@ def test_records_beside_a_hole_are_not_lost() -> None:
     assert readable.tolist() == [True, False, True]
     assert bytes(records[1]) == bytes(16)
     assert bytes(records[2]) == DATA[500:516]
+
+
+LARGE = random.Random(1).randbytes(1 << 21)
+"""Of more than one span and one batch."""
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_records_anywhere(seed: int) -> None:
+    chance = random.Random(seed)
+    size = chance.choice((1, 8, 24, 700, 9000))
+    count = chance.choice((4, 5, 50, 2000))
+    near = chance.choice((1 << 12, 1 << 16, len(LARGE)))
+    holes = {chance.randrange(near >> 12) for _ in range(seed)}
+    reader = reader_of(LARGE, holes, granule=4096)
+    places = [chance.randrange(near - size + 1) for _ in range(count)]
+    records, readable = reader.read_records(np.array(places, np.uint64) + BASE, size)
+    for place, record, is_there in zip(places, records, readable, strict=True):
+        whole = not holes & {*range(place >> 12, (place + size - 1 >> 12) + 1)}
+        assert is_there == whole
+        assert bytes(record) == (LARGE[place : place + size] if whole else bytes(size))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_arrays_anywhere(seed: int) -> None:
+    chance = random.Random(seed)
+    holes = {chance.randrange(len(LARGE) >> 12) for _ in range(seed * 8)}
+    reader = reader_of(LARGE, holes, granule=4096)
+    arrays = []
+    for _ in range(chance.choice((0, 1, 300))):
+        length = chance.choice((0, 1, 4, 64, 65, 5000))
+        arrays.append((chance.randrange(len(LARGE) - 8 * length), length))
+    words, rows, readable = reader.read_arrays(
+        np.array([BASE + place for place, _ in arrays], np.uint64),
+        np.array([length for _, length in arrays], np.uint64),
+    )
+    for row, (place, length) in enumerate(arrays):
+        pages = range(place >> 12, (place + 8 * length - 1 >> 12) + 1)
+        assert readable[row] == (not length or not holes & {*pages})
+        expected = LARGE[place : place + 8 * length] if readable[row] else b""
+        assert words[rows == row].tobytes() == expected
+
+
+def test_array_of_an_absurd_length_costs_no_other() -> None:
+    reader = reader_of(LARGE)
+    places = np.array([0, 64, 128, 1 << 20, (1 << 20) + 64], np.uint64) + BASE
+    counts = np.array([4, 1 << 60, 4, (1 << 64) - 1, 4], np.uint64)
+    _, _, readable = reader.read_arrays(places, counts)
+    assert readable.tolist() == [True, False, True, False, True]
+    assert reader.bytes < 1 << 10
+
+
+def test_records_at_the_end_of_all_addresses() -> None:
+    reader = reader_of(DATA)
+    last = (1 << 64) - 8
+    places = np.array([BASE, BASE + 8, last, last - 64, 0], np.uint64)
+    _, readable = reader.read_records(places, 16)
+    assert readable.tolist() == [True, True, False, False, False]
+
+
+def test_neighbours_come_with_one_read_however_long() -> None:
+    reader = reader_of(LARGE)
+    places = np.array([BASE, BASE + 800, BASE + 900], np.uint64)
+    _, _, readable = reader.read_arrays(places, np.array([100, 2, 1], np.uint64))
+    assert readable.all()
+    assert reader.reads == 1
+
+
+@pytest.mark.parametrize("hole", [None, 1])
+@pytest.mark.parametrize("step", [8, 1])
+def test_words_near(hole: int | None, step: int) -> None:
+    holes = () if hole is None else (hole,)
+    reader = reader_of(LARGE, holes, granule=4096)
+    places = [place * step for place in (1, 2, 1, 700, 701, 5000)]
+    words, readable = reader.words_near(np.array(places, np.uint64) + BASE)
+    for place, word, is_there in zip(places, words.tolist(), readable, strict=True):
+        assert is_there == (place >> 12 != hole)
+        there = LARGE[place : place + 8] if is_there else b""
+        assert word == int.from_bytes(there, "little")
+
+
+@pytest.mark.parametrize("words", [[], [3], [5, 3, 5, 5, 4, 3], [(1 << 64) - 1, 0]])
+def test_distinct(words: list[int]) -> None:
+    assert distinct(np.array(words, np.uint64)).tolist() == sorted({*words})
 
 
 def test_no_records() -> None:

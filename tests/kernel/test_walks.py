@@ -2,10 +2,20 @@
 
 """Walks of linked structures, whole and damaged."""
 
+import random
 import struct
 
+import pytest
+
+from msatools.kernel.reader import MAX_WINDOWS, WINDOW, Reader
 from msatools.kernel.report import Findings
-from msatools.kernel.walks import _MAX_ASTRAY, list_records, tree_records
+from msatools.kernel.walks import (
+    _MAX_ASTRAY,
+    list_nodes,
+    list_records,
+    list_words,
+    tree_records,
+)
 
 from .memory import BASE, reader_of
 
@@ -81,6 +91,119 @@ def test_long_list_that_is_one() -> None:
     found, findings = walk(data)
     assert len(found) == count - 1
     assert not findings.notes
+
+
+def linked(*ways: tuple[int, int]) -> bytes:
+    """Make a head and entries by the indices of the next and the previous one."""
+    return b"".join(
+        struct.pack("<QQQ", 0, at(following) + 8, at(previous) + 8).ljust(STEP, b"\0")
+        for following, previous in ways
+    )
+
+
+def nodes(
+    data: bytes, holes: tuple[int, ...] = ()
+) -> tuple[list[int], Findings, Reader]:
+    findings = Findings()
+    data = data.ljust(-(-len(data) // WINDOW) * WINDOW, b"\0")
+    reader = reader_of(data, holes, granule=WINDOW)
+    found = list_nodes(reader, at(0) + 8, findings, "a list")
+    assert {(node - 8 - BASE) % STEP for node in found.tolist()} <= {0}
+    return [(node - BASE) // STEP for node in found.tolist()], findings, reader
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 64, 65, 1000])
+def test_nodes_of_a_sound_list(count: int) -> None:
+    order = random.Random(count).sample(range(1, count + 1), count)
+    nexts = dict(zip([0, *order], [*order, 0], strict=True))
+    backs = {following: node for node, following in nexts.items()}
+    found, findings, reader = nodes(
+        linked(*((nexts[i], backs[i]) for i in range(count + 1)))
+    )
+    assert found == order
+    assert not findings.coverage
+    assert reader.reads == -(-STEP * (count + 1) // WINDOW)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 1000])
+@pytest.mark.parametrize("back", [1, 2, 600])
+def test_nodes_of_a_loop_that_misses_the_head(count: int, back: int) -> None:
+    back = min(back, count)
+    loop = [(i + 1, i - 1) for i in range(count)]
+    found, findings, _ = nodes(linked(*loop, (back, count - 1)))
+    assert found == [*range(1, count + 1)]
+    assert findings.coverage["lists_broken"] == 1
+    assert "loop" in next(iter(findings.notes.values())).text
+
+
+def words(
+    data: bytes, at_: int, holes: tuple[int, ...] = (), live: bool = False
+) -> tuple[list[int], Findings, Reader]:
+    findings = Findings()
+    data = data.ljust(-(-len(data) // WINDOW) * WINDOW, b"\0")
+    reader = reader_of(data, holes, granule=WINDOW)
+    reader.is_live = live
+    found = list_words(reader, at(0) + 8, 8, at_, findings, "a list")
+    return found.tolist(), findings, reader
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 2, 200])
+def test_words_of_a_list(count: int, live: bool) -> None:
+    ways = [(i + 1, i - 1) for i in range(count)]
+    data = bytearray(linked(*ways, (0, count - 1)))
+    for i in range(count + 1):
+        data[STEP * i : STEP * i + 8] = struct.pack("<Q", i)
+        data[STEP * i + 24 : STEP * i + 32] = struct.pack("<Q", (1 << 64) - 1 - i)
+    before, findings, reader = words(bytes(data), 0, live=live)
+    assert before == [*range(1, count + 1)]
+    assert not findings.coverage
+    # What changes is read with what names it.
+    assert reader.reads == 1 + count if live else -(-STEP * (count + 1) // WINDOW)
+    after, _, _ = words(bytes(data), 24, live=live)
+    assert after == [(1 << 64) - 1 - i for i in range(1, count + 1)]
+
+
+def test_words_that_are_lost() -> None:
+    """Nodes in one page, and a word of the last of them in the next."""
+    count = WINDOW // STEP
+    ways = [(i + 1, i - 1) for i in range(count - 1)]
+    found, findings, _ = words(linked(*ways, (0, count - 2)), STEP, holes=(1,))
+    assert len(found) == count - 2
+    assert findings.coverage["lists_broken"] == 1
+
+
+def test_nodes_in_more_windows_than_are_kept() -> None:
+    count = 2 * MAX_WINDOWS
+    data = bytearray((count + 1) * WINDOW)
+    for i in range(count + 1):
+        links = ((i + 1) % (count + 1)) * WINDOW, ((i - 1) % (count + 1)) * WINDOW
+        data[i * WINDOW : i * WINDOW + 16] = struct.pack(
+            "<QQ", *(BASE + x for x in links)
+        )
+    reader, findings = reader_of(bytes(data)), Findings()
+    found = list_nodes(reader, BASE, findings, "a list")
+    assert found.tolist() == [BASE + WINDOW * i for i in range(1, count + 1)]
+    words = list_words(reader, BASE, 0, 8, findings, "a list")
+    assert words.tolist() == [BASE, *found.tolist()[:-1]]
+    assert not findings.coverage
+
+
+def test_nodes_before_a_hole() -> None:
+    found, findings, _ = nodes(list_of(*range(1, 200), 0), holes=(1,))
+    assert found == [*range(1, WINDOW // STEP)]
+    assert findings.coverage["lists_broken"] == 1
+
+
+@pytest.mark.parametrize("following", [0, 3, at(2) + 9])
+def test_nodes_before_what_is_no_pointer(following: int) -> None:
+    data = bytearray(list_of(1, 2, 0))
+    data[STEP + 8 : STEP + 16] = struct.pack("<Q", following)
+    findings = Findings()
+    reader = reader_of(bytes(data.ljust(WINDOW, b"\0")))
+    found = list_nodes(reader, at(0) + 8, findings, "a list")
+    assert found.tolist()[:1] == [at(1) + 8]
+    assert findings.coverage["lists_broken"] == 1
 
 
 def test_the_same_trouble_is_noted_once() -> None:

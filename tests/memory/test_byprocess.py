@@ -26,6 +26,7 @@ from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport, ProcessGroup
 from msatools.target import TargetSpec, open_target
 from msatools.tasks.table import TaskTable
+from tests.overlay import lay_over
 
 from .test_owners_sums import check
 
@@ -222,7 +223,7 @@ def replace(prog: Program, address: int, read: Callable[[], bytes]) -> None:
     def part(address: int, count: int, offset: int, physical: bool) -> bytes:
         return read()[offset : offset + count]
 
-    prog.add_memory_segment(address & -PAGE, PAGE, part, True)
+    lay_over(prog, address & -PAGE, PAGE, part, True)
 
 
 def poke(prog: Program, address: int, value: int) -> None:
@@ -287,8 +288,8 @@ def test_lost_address_space(damaged: Program, run_612: lab.Run, victim: int) -> 
     def fail(address: int, count: int, offset: int, physical: bool) -> bytes:
         raise FaultError("lost in this test", address)
 
-    damaged.add_memory_segment(start, PAGE, fail)
-    damaged.add_memory_segment(start + PAGE, PAGE, fail)
+    lay_over(damaged, start, PAGE, fail)
+    lay_over(damaged, start + PAGE, PAGE, fail)
     found, report = by_process(damaged)
     assert victim not in found
     assert any("mm_struct" in note.text for note in report.notes)

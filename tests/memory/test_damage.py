@@ -17,6 +17,7 @@ from fixtures import lab
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from msatools.target import TargetSpec, open_target
+from tests.overlay import lay_over
 
 PAGE = 4096
 
@@ -34,7 +35,7 @@ def lose(prog: Program, address: int) -> None:
     def read(address: int, count: int, offset: int, physical: bool) -> bytes:
         raise FaultError("lost in this test", address)
 
-    prog.add_memory_segment(address & -PAGE, PAGE, read)
+    lay_over(prog, address & -PAGE, PAGE, read)
 
 
 def poke(prog: Program, address: int, value: int) -> None:
@@ -47,7 +48,7 @@ def poke(prog: Program, address: int, value: int) -> None:
     def read(address: int, count: int, offset: int, physical: bool) -> bytes:
         return data[offset : offset + count]
 
-    prog.add_memory_segment(start, PAGE, read)
+    lay_over(prog, start, PAGE, read)
 
 
 def struct_page(prog: Program, pfn: int, member: str) -> int:

@@ -29,6 +29,7 @@ from msatools.memory.unattributed.view import (
 from msatools.render import json as as_json
 from msatools.target import TargetSpec, open_target
 from tests.conftest import Msa
+from tests.overlay import lay_over
 
 PAGE = 4096
 MODULE = "baremodule"
@@ -301,7 +302,7 @@ def test_contents_that_are_not_in_the_dump(bare_run: lab.Run) -> None:
     def read(address: int, count: int, offset: int, physical: bool) -> bytes:
         raise FaultError("Excluded page", address)
 
-    prog.add_memory_segment(lost, PAGE, read, True)
+    lay_over(prog, lost, PAGE, read, True)
     report = collected(prog)
     (there,) = like(report, made, owner=MODULE)
     assert there.blocks == len(made["pfns"]) - 1
@@ -316,7 +317,7 @@ def lose(prog: Program, address: int) -> None:
     def read(address: int, count: int, offset: int, physical: bool) -> bytes:
         raise FaultError("lost in this test", address)
 
-    prog.add_memory_segment(address & -PAGE, PAGE, read)
+    lay_over(prog, address & -PAGE, PAGE, read)
 
 
 def test_lost_symbols_of_the_module(bare_run: lab.Run) -> None:
@@ -351,7 +352,7 @@ def test_records_of_ftrace_that_are_a_loop(bare_run: lab.Run) -> None:
     def read(address: int, count: int, offset: int, physical: bool) -> bytes:
         return bytes(page[offset : offset + count])
 
-    prog.add_memory_segment(start, PAGE, read)
+    lay_over(prog, start, PAGE, read)
     report = collected(prog)
     assert any("loop" in note.text for note in report.notes)
     assert any(group.content == "ftrace" for group in groups(report))

@@ -16,6 +16,7 @@ from drgn.commands import CommandArgumentError, CommandError, run_command
 from msatools.commands.prstat import COMMAND
 
 from msatools.target import TargetSpec, open_target
+from tests.overlay import lay_over
 from tests.prstat.dumps import ALL, OFF, ON
 from tests.prstat.reports import (
     SECOND,
@@ -704,7 +705,7 @@ def test_strict_with_a_task_lost(capsys: pytest.CaptureFixture[str]) -> None:
     def lost(address: int, count: int, offset: int, physical: bool) -> bytes:
         raise FaultError("lost in this test", address)
 
-    prog.add_memory_segment(address & -4096, 4096, lost)
+    lay_over(prog, address & -4096, 4096, lost)
     with pytest.raises(CommandError, match="the report is not complete"):
         run_command(prog, "prstat --json --strict")
     found = json.loads(capsys.readouterr().out)

@@ -3,15 +3,18 @@
 """Memory that is mapped in one piece, with the page tables and without."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 from drgn import FaultError, Program
 from drgn.helpers.linux.mm import follow_phys
 
 from fixtures import lab
+from msatools.kernel.reader import Reader, fault_reason
 from msatools.selfdesc import vmcoreinfo
 from msatools.target import linear
 from msatools.target.linear import map_linear
+from tests.overlay import lay_over
 from tests.target.plain import open_plain
 
 DUMPS = [
@@ -81,3 +84,56 @@ def test_hole_in_memory_is_a_fault_of_the_address_asked() -> None:
     with pytest.raises(FaultError) as caught:
         prog.read(hole, 8)
     assert caught.value.address == hole
+
+
+@pytest.mark.parametrize(("name", "format"), DUMPS)
+def test_readers_need_not_ask_drgn_for_what_it_was_given(
+    name: str, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, mapped = open_dump(name, format), open_dump(name, format)
+    asked: list[int] = []
+    reading = linear._reading
+
+    def counted(prog: Program, piece: linear.Piece) -> Callable[..., bytes]:
+        read = reading(prog, piece)
+
+        def ask(address: int, count: int, offset: int, physical: bool) -> bytes:
+            asked.append(address)
+            return read(address, count, offset, physical)
+
+        return ask
+
+    monkeypatch.setattr(linear, "_reading", counted)
+    early = Reader(mapped)
+    memory = map_linear(mapped)[0]
+    asked.clear()
+    first = plain["init_task"].tasks.next.value_()
+    assert 0 < first - memory.start < memory.size
+    for reader in (early, Reader(mapped)):
+        assert reader.read(first, 64) == plain.read(first, 64)
+        # What is in the kernel's image, and what only begins in memory, drgn reads.
+        image = plain["init_task"].address_
+        assert reader.read(image, 64) == plain.read(image, 64)
+        with pytest.raises(FaultError):
+            reader.read(memory.start + memory.size - 8, 16)
+    assert first not in asked
+    assert asked.count(image) == 2
+
+
+def test_readers_fault_at_the_address_asked() -> None:
+    prog = open_dump("memory-6.12")
+    hole = map_linear(prog)[0].start + (3 << 30)
+    with pytest.raises(FaultError) as caught:
+        Reader(prog).read(hole, 8)
+    assert caught.value.address == hole
+    assert fault_reason(caught.value) == "excluded"
+
+
+def test_readers_see_what_is_laid_over() -> None:
+    prog = open_dump("memory-6.12")
+    map_linear(prog)
+    reader = Reader(prog)
+    address = prog["init_task"].tasks.next.value_()
+    lay_over(prog, address, 8, lambda *_: b"laid one")
+    assert reader.read(address, 8) == b"laid one"
+    assert reader.read(address + 8, 8) == prog.read(address + 8, 8)

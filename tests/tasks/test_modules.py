@@ -12,6 +12,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks import modules
 from msatools.tasks.modules import Module, Modules
+from tests.overlay import lay_over
 
 from .conftest import IDLE, TYPES, open_dump
 
@@ -116,4 +117,4 @@ def overwrite(prog: drgn.Program, address: int, data: bytes) -> None:
     def read(at: int, count: int, offset: int, physical: bool) -> bytes:
         return data[offset : offset + count]
 
-    prog.add_memory_segment(address, len(data), read)
+    lay_over(prog, address, len(data), read)

@@ -15,6 +15,7 @@ from msatools.tasks import stacks
 from msatools.tasks.framerules import MAX_FRAMES, End
 from msatools.tasks.orc import Base, Kind, Orc, Rule
 from msatools.tasks.stacks import NO_STACK, StackCollector, Stacks
+from tests.overlay import lay_over
 
 from .conftest import BUSY, IDLE, Tasks, open_dump, tasks_of
 
@@ -198,7 +199,7 @@ def test_stack_that_is_missing() -> None:
     def fault(address: int, count: int, offset: int, physical: bool) -> bytes:
         raise FaultError("gone", address)
 
-    tasks.prog.add_memory_segment(int(tasks.stacks[3]), STACK_BYTES, fault)
+    lay_over(tasks.prog, int(tasks.stacks[3]), STACK_BYTES, fault)
     findings = Findings()
     found = collect(tasks, findings)
     assert found[3] == NO_STACK
@@ -212,7 +213,7 @@ def overwrite(prog: Program, address: int, data: bytes) -> None:
     def read(at: int, count: int, offset: int, physical: bool) -> bytes:
         return data[offset : offset + count]
 
-    prog.add_memory_segment(address, len(data), read)
+    lay_over(prog, address, len(data), read)
 
 
 def test_stack_that_breaks_off() -> None:

@@ -17,6 +17,7 @@ from msatools.kernel.report import Findings
 from msatools.prstat.microstates import bound_of, microstates, waits_for_cpu
 from msatools.target import TargetSpec, open_target
 from msatools.tasks.table import TaskReader, TaskTable
+from tests.overlay import lay_over
 
 STATES = {"S": 1, "D": 2, "T": 4, "t": 8, "I": 0x402, "Z": 0}
 STAT_FIELDS = {"min_flt": 10, "maj_flt": 12}
@@ -215,6 +216,6 @@ def test_process_whose_leader_is_lost(run: lab.Run) -> None:
     def fault(address: int, count: int, offset: int, physical: bool) -> bytes:
         raise FaultError("gone", address)
 
-    prog.add_memory_segment(leader, tasks.size, fault)
+    lay_over(prog, leader, tasks.size, fault)
     assert len(tasks.read_processes([worker], findings)) == 0
     assert findings.coverage["tasks_unreadable"] == 1

@@ -19,6 +19,7 @@ from msatools.zombies.dead import Dead, read_ages, read_dead
 from msatools.zombies.model import Verdict
 from msatools.zombies.parents import Parents, read_parents
 from msatools.zombies.verdicts import VERDICTS, verdicts
+from tests.overlay import lay_over
 from tests.tasks.conftest import TYPES, open_dump
 
 Facts = dict[str, Any]
@@ -102,7 +103,7 @@ def lose(prog: Program, address: int, size: int) -> None:
     def fault(address: int, count: int, offset: int, physical: bool) -> bytes:
         raise FaultError("gone", address)
 
-    prog.add_memory_segment(address, size, fault)
+    lay_over(prog, address, size, fault)
 
 
 def put(prog: Program, address: int, data: bytes) -> None:
@@ -111,7 +112,7 @@ def put(prog: Program, address: int, data: bytes) -> None:
     def read(_: int, count: int, offset: int, physical: bool) -> bytes:
         return data[offset : offset + count]
 
-    prog.add_memory_segment(address, len(data), read)
+    lay_over(prog, address, len(data), read)
 
 
 KERNELS = ("6.1", "6.12")

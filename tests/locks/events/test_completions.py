@@ -18,6 +18,7 @@ from tests.locks.events.waits import (
     look_for,
     waits,
 )
+from tests.overlay import lay_over
 from tests.tasks.conftest import open_dump
 
 KINDS = ("btf", "dwarf")
@@ -117,7 +118,7 @@ def lose(prog: Program, address: int) -> None:
     def read(address: int, count: int, offset: int, physical: bool) -> bytes:
         raise FaultError("lost in this test", address)
 
-    prog.add_memory_segment(address & -4096, 4096, read)
+    lay_over(prog, address & -4096, 4096, read)
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -36,6 +36,7 @@ from msatools.locks.user.userlocks import requests as futex_requests
 from msatools.selfdesc.finders import finders_of
 from msatools.tasks.stackmemory import stack_bytes
 from tests.locks.conftest import Seen, look_at, seen
+from tests.overlay import lay_over
 from tests.tasks.conftest import open_dump
 
 DUMPS = ("tasks-6.1", "tasks-6.12")
@@ -630,7 +631,7 @@ def lose(prog: drgn.Program, address: int) -> None:
     def read(address: int, count: int, offset: int, physical: bool) -> bytes:
         raise drgn.FaultError("lost in this test", address)
 
-    prog.add_memory_segment(address & -4096, 4096, read)
+    lay_over(prog, address & -4096, 4096, read)
 
 
 def test_what_is_lost_has_another_name_or_none() -> None:

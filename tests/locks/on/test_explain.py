@@ -20,6 +20,7 @@ from msatools.locks.sleeping.kernellocks import KernelLocks
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import TaskTable
 from tests.locks.conftest import Seen, look_at, seen
+from tests.overlay import lay_over
 from tests.tasks.conftest import open_dump
 
 DUMPS = ("tasks-6.1", "tasks-6.12", "tasks-on-6.1")
@@ -267,7 +268,7 @@ def lose(prog: Program, address: int) -> None:
     def read(address: int, count: int, offset: int, physical: bool) -> bytes:
         raise FaultError("lost in this test", address)
 
-    prog.add_memory_segment(address & -4096, 4096, read)
+    lay_over(prog, address & -4096, 4096, read)
 
 
 def test_what_is_lost_is_counted_and_costs_no_more() -> None:

@@ -17,6 +17,7 @@ from msatools.locks.look import Case, Look
 from msatools.locks.user import filelocks
 from msatools.tasks.stackmemory import stack_bytes
 from tests.locks.conftest import Seen, look_at, seen
+from tests.overlay import lay_over
 from tests.tasks.conftest import open_dump
 
 KERNELS = ("6.1", "6.12")
@@ -160,7 +161,7 @@ def test_blockers_that_are_damaged(kernel: str, blocker: str) -> None:
     def read(address: int, count: int, offset: int, physical: bool) -> bytes:
         return struct.pack("<Q", value)[offset : offset + count]
 
-    dump.reader.prog.add_memory_segment(place, 8, read)
+    lay_over(dump.reader.prog, place, 8, read)
     if blocker == "none":
         assert filelocks.request(look, case) is not None
     else:
@@ -184,6 +185,6 @@ def test_a_queue_that_is_damaged(kernel: str) -> None:
         return struct.pack("<Q", first)[offset : offset + count]
 
     # Its only waiter comes after itself.
-    dump.reader.prog.add_memory_segment(first, 8, read)
+    lay_over(dump.reader.prog, first, 8, read)
     assert filelocks.queue(look, lock) is None
     assert look.findings.lost["waiters"] == 1

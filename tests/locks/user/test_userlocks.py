@@ -27,6 +27,7 @@ from msatools.target import TargetSpec, open_target
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.table import TaskReader
 from tests.locks.conftest import Seen, seen
+from tests.overlay import lay_over
 from tests.tasks.conftest import open_dump
 
 KERNELS = ("6.1", "6.12")
@@ -278,7 +279,7 @@ def test_damage_costs_a_note(member: str) -> None:
         raise FaultError("gone", address)
 
     for mm in mms:
-        prog.add_memory_segment(mm + look.layout.offset("mm_struct", member), 16, fault)
+        lay_over(prog, mm + look.layout.offset("mm_struct", member), 16, fault)
     found, _ = everything(look)
     assert whole["likely"] > found["likely"] > 5
     assert found["exact"] == whole["exact"]
@@ -321,7 +322,7 @@ def test_what_the_kernel_knows_of_an_owner(
     def read(address: int, count: int, offset: int, physical: bool) -> bytes:
         return struct.pack("<Q", value)[offset : offset + count]
 
-    prog.add_memory_segment(place, 8, read)
+    lay_over(prog, place, 8, read)
     found = userlocks.holders(look, lock)
     assert [holder.confidence for holder in found] == confidences
 
