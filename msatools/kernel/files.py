@@ -3,13 +3,15 @@
 """The open files of all processes, by what kind of file they are."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import drgn
 import numpy as np
+import numpy.typing as npt
 
 from msatools.kernel.changinglists import changing_list
-from msatools.kernel.reader import Addresses, Reader, column
+from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import Findings
 
 
@@ -39,14 +41,12 @@ class OpenFiles:
             does not have are passed over.
         :return: Their ``private_data``, ascending and unique.
         """
-        known = []
+        wanted = np.zeros(len(self._operations), np.bool_)
         for name in operations:
-            try:
-                known.append(self._prog[name].address_)
-            except LookupError:
-                continue
-        chosen = self._private[np.isin(self._operations, known)]
-        return np.unique(chosen[chosen != 0])
+            with suppress(LookupError):
+                wanted |= self._operations == np.uint64(self._prog[name].address_)
+        chosen = self._private[wanted]
+        return distinct(chosen[chosen != 0])
 
 
 def _file_addresses(reader: Reader, findings: Findings) -> Addresses:
@@ -54,9 +54,11 @@ def _file_addresses(reader: Reader, findings: Findings) -> Addresses:
     fdt = prog.type("struct files_struct").member("fdt").offset
     table = prog.type("struct fdtable")
     count, array = table.member("max_fds"), table.member("fd")
-    files = np.unique(processes(reader, findings).files)
-    records, known = reader.read_records(files[files != 0], fdt + 8)
-    tables = np.unique(column(records, fdt)[known])
+    holders = distinct(processes(reader, findings).files)
+    holders = holders[holders != 0]
+    small, has_small = _small_tables(reader, holders)
+    records, known = reader.read_records(holders[~has_small], fdt + 8)
+    tables = distinct(column(records, fdt)[known])
     records, readable = reader.read_records(tables, drgn.sizeof(table))
     addresses, rows, whole = reader.read_arrays(
         column(records, array.offset)[readable],
@@ -64,10 +66,36 @@ def _file_addresses(reader: Reader, findings: Findings) -> Addresses:
     )
     # A damaged number of them leads to what are no pointers, and as many reads.
     whole[rows[addresses % np.uint64(8) != 0]] = False
-    addresses = addresses[whole[rows]]
+    addresses = np.concatenate((small, addresses[whole[rows]]))
     lost = sum(np.count_nonzero(~there) for there in (known, readable, whole))
     findings.coverage["file_tables_unreadable"] += int(lost)
-    return np.unique(addresses[addresses != 0])
+    return distinct(addresses[addresses != 0])
+
+
+def _small_tables(
+    reader: Reader, holders: Addresses
+) -> tuple[Addresses, npt.NDArray[np.bool_]]:
+    """
+    Read the tables of those that never had many files open, as most have not.
+
+    Theirs are part of ``struct files_struct``, and come with it in one read.
+
+    :return: The pointers in all of these, and whether each holder has such a table.
+    """
+    type_ = reader.prog.type("struct files_struct")
+    fdt, table, files = (type_.member(name) for name in ("fdt", "fdtab", "fd_array"))
+    count, fd = (table.type.member(name) for name in ("max_fds", "fd"))
+    records, known = reader.read_records(holders, drgn.sizeof(type_))
+    array = np.ascontiguousarray(records[:, files.offset :])
+    pointers = array.view(np.uint64)[:, : files.type.length]
+    small = known & (column(records, fdt.offset) == holders + np.uint64(table.offset))
+    small &= column(records, table.offset + fd.offset) == holders + np.uint64(
+        files.offset
+    )
+    counts = column(records, table.offset + count.offset, drgn.sizeof(count.type))
+    small &= counts == files.type.length
+    small &= ~(pointers & np.uint64(7)).any(axis=1)
+    return pointers[small].ravel(), small
 
 
 @dataclass(frozen=True)
@@ -91,16 +119,19 @@ def _processes(reader: Reader, findings: Findings) -> Processes:
     task = prog.type("struct task_struct")
     tasks = task.member("tasks").offset
     offsets = task.member("files").offset, drgn.offsetof(task, "task_frag.page")
+    # No more of each than from the first to the last of these.
+    first, last = min(*offsets, tasks), max(*offsets, tasks + 8)
     init = prog["init_task"].address_
     records = changing_list(
         reader,
         init + tasks,
-        tasks,
-        max(*offsets, tasks + 8) + 8,
-        {init},
+        tasks - first,
+        last + 8 - first,
+        {init + first},
         "the list of processes",
         findings,
     )
-    members = (data[at : at + 8] for _, data in records for at in offsets)
+    places = [offset - first for offset in offsets]
+    members = (data[at : at + 8] for _, data in records for at in places)
     words = np.frombuffer(b"".join(members), np.uint64).reshape(-1, len(offsets))
     return Processes(words[:, 0], words[:, 1])

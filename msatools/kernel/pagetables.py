@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.functions import has_function
-from msatools.kernel.reader import Reader
+from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import Findings
 from msatools.kernel.vmemmap import vmemmap_base
-from msatools.kernel.walks import list_records
+from msatools.kernel.walks import list_nodes
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
 
 Words = npt.NDArray[np.uint64]
@@ -28,7 +28,8 @@ _HALF = 256
 """Of a top-level table: those of user space, and after them the kernel's."""
 
 _PRESENT = np.uint64(1)
-_HUGE = np.uint64(1 << 7)
+_HUGE_BIT = 1 << 7
+_HUGE = np.uint64(_HUGE_BIT)
 _ADDRESS = 0x000F_FFFF_FFFF_F000
 _PAGE_SHIFT = 12
 _MAX_PFN = 1 << (52 - _PAGE_SHIFT)
@@ -43,9 +44,8 @@ class PageTables:
         prog = reader.prog
         self._reader = reader
         self._findings = findings
-        self._address = np.uint64(
-            _ADDRESS & ~(vmcoreinfo_number(prog, "sme_mask") or 0)
-        )
+        self._mask = _ADDRESS & ~(vmcoreinfo_number(prog, "sme_mask") or 0)
+        self._address = np.uint64(self._mask)
         self._levels = 5 if vmcoreinfo_number(prog, "pgtable_l5_enabled") else 4
         self._top: Words | None = None
         self._tables: dict[int, Words] = {}
@@ -81,12 +81,13 @@ class PageTables:
         """
         found: set[int] = set()
         tops = self._top_level_pfns()
-        width = 2 if self._isolated(tops) else 1
+        in_pairs = self._isolated(tops)
         for start in range(0, len(tops), _TABLES):
             some = tops[start : start + _TABLES]
-            for pfn in some:
-                found.update(range(pfn, pfn + width))
-            entries = self._read_entries((pfn << _PAGE_SHIFT for pfn in some), _HALF)
+            found.update(some)
+            if in_pairs:
+                found.update([pfn + 1 for pfn in some])
+            entries = self._read_entries([pfn << _PAGE_SHIFT for pfn in some], _HALF)
             self._descend(entries, self._levels - 1, found, lowest=3)
         return found
 
@@ -94,18 +95,16 @@ class PageTables:
         """Read the list of all address spaces' top-level tables."""
         prog = self._reader.prog
         page = prog.type("struct page")
-        lru = page.member("lru").offset
-        records = list_records(
+        nodes = list_nodes(
             self._reader,
             prog["pgd_list"].address_,
-            lru,
-            lru + 16,
             self._findings,
             "the list of top-level page tables",
         )
-        memmap, size = vmemmap_base(prog), drgn.sizeof(page)
-        pfns = ((address - memmap) // size for address, _ in records)
-        return [pfn for pfn in pfns if 0 <= pfn < _MAX_PFN]
+        lru, memmap = page.member("lru").offset, vmemmap_base(prog)
+        pfns = (nodes - np.uint64(memmap + lru)) // np.uint64(drgn.sizeof(page))
+        tops: list[int] = pfns[pfns < np.uint64(_MAX_PFN)].tolist()
+        return tops
 
     def _isolated(self, tops: list[int]) -> bool:
         """
@@ -122,7 +121,7 @@ class PageTables:
         for pfn in tops[:8]:
             try:
                 second = memmap + (pfn + 1) * size + refcount
-                if pfn & 1 or any(self._reader.read(second, 4)):
+                if pfn & 1 or any(self._reader.read_near(second, 4)):
                     return False
             except drgn.FaultError:
                 continue
@@ -135,17 +134,17 @@ class PageTables:
             for level in range(self._levels - 1, 0, -1):
                 if not entry & 1:
                     return None
-                if level < 3 and entry & int(_HUGE):
+                if level < 3 and entry & _HUGE_BIT:
                     # Maps 2 MiB or 1 GiB at once; bit 12 is a flag then.
                     within = (1 << 9 * level) - 1
-                    first = (entry & int(self._address)) >> _PAGE_SHIFT & ~within
+                    first = (entry & self._mask) >> _PAGE_SHIFT & ~within
                     return first | address >> _PAGE_SHIFT & within
-                entries = self._table(entry & int(self._address))
+                entries = self._table(entry & self._mask)
                 entry = int(entries[self._index(address, level)])
         except drgn.FaultError:
             self._unreadable()
             return None
-        return (entry & int(self._address)) >> _PAGE_SHIFT if entry & 1 else None
+        return (entry & self._mask) >> _PAGE_SHIFT if entry & 1 else None
 
     def _kernel_top(self) -> Words:
         if self._top is None:
@@ -187,7 +186,7 @@ class PageTables:
         tables = entries[(entries & _PRESENT) != 0]
         if level < 3:  # named by a table whose entries can map 2 MiB or 1 GiB
             tables = tables[(tables & _HUGE) == 0]
-        pfns = set((np.unique(tables & self._address) >> _PAGE_SHIFT).tolist())
+        pfns = set((distinct(tables & self._address) >> _PAGE_SHIFT).tolist())
         new = sorted(pfns - found)
         found |= pfns
         if level > lowest:

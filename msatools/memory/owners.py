@@ -30,6 +30,11 @@ from msatools.memory.vmalloc import (
 
 Pfns = npt.NDArray[np.uint64]
 
+# Of a word: 52 bits are as many as addresses of physical memory can have.
+_PFN_BITS = 52
+_CLAIM_BITS = 64 - _PFN_BITS
+_CODE_BITS = 8
+
 
 @dataclass
 class Owners:
@@ -56,18 +61,21 @@ class Owners:
 
     def claim(self, code: int, pfns: Pfns) -> None:
         """Claim pages for a class; nonsense from a damaged dump is dropped."""
-        self.owned.append((code, pfns[pfns < np.uint64(1 << 52)]))
+        assert len(self.owned) < 1 << _CLAIM_BITS - _CODE_BITS
+        self.owned.append((code, pfns[pfns < np.uint64(1 << _PFN_BITS)]))
 
     def pages(self) -> OwnedPages:
         """Merge all claims, sorted by pfn."""
-        if not self.owned:
-            return OwnedPages(np.empty(0, np.uint64), np.empty(0, np.uint8))
-        pfns = np.concatenate([pfns for _, pfns in self.owned])
-        codes = np.concatenate(
-            [np.full(len(pfns), code, np.uint8) for code, pfns in self.owned]
-        )
-        pfns, first = np.unique(pfns, return_index=True)
-        return OwnedPages(pfns, codes[first])
+        words = [np.empty(0, np.uint64)]
+        for number, (code, pfns) in enumerate(self.owned):
+            # In one word, by which to sort takes half the time.
+            claim = np.uint64(number << _CODE_BITS | code)
+            words.append(pfns << np.uint64(_CLAIM_BITS) | claim)
+        claims = np.sort(np.concatenate(words), kind="stable")
+        pfns = claims >> np.uint64(_CLAIM_BITS)
+        first = np.ones(len(pfns), np.bool_)
+        np.not_equal(pfns[1:], pfns[:-1], out=first[1:])
+        return OwnedPages(pfns[first], claims[first].astype(np.uint8))
 
 
 def collect_owners(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Reader, column
 from msatools.kernel.report import Findings
-from msatools.kernel.walks import list_records, tree_records
+from msatools.kernel.walks import list_words, tree_records
 from msatools.memory.classes import PageClass
 from msatools.memory.scanresult import ScanResult
 
@@ -164,15 +164,6 @@ def blockdev_pages(reader: Reader, findings: Findings) -> int | None:
     inodes = prog["blockdev_superblock"].s_inodes.address_of_().value_()
     name = "the list of block devices"
     lost = findings.lost[name]
-    total = sum(
-        int.from_bytes(data[nrpages : nrpages + 8], "little")
-        for _, data in list_records(
-            reader,
-            inodes,
-            inode.member("i_sb_list").offset,
-            nrpages + 8,
-            findings,
-            name,
-        )
-    )
-    return total if findings.lost[name] == lost else None
+    node = inode.member("i_sb_list").offset
+    counts = list_words(reader, inodes, node, nrpages, findings, name)
+    return sum(counts.tolist()) if findings.lost[name] == lost else None

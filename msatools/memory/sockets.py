@@ -14,7 +14,7 @@ import drgn
 import numpy as np
 
 from msatools.kernel.files import OpenFiles, processes
-from msatools.kernel.reader import Addresses, Reader, column
+from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records, tree_records
 
@@ -35,12 +35,12 @@ def socket_pages(reader: Reader, files: OpenFiles, findings: Findings) -> Addres
     sk = reader.prog.type("struct socket").member("sk").offset
     records, readable = reader.read_records(sockets, sk + 8)
     findings.coverage["sockets_unreadable"] += int(np.count_nonzero(~readable))
-    socks = np.unique(column(records, sk))
+    socks = distinct(column(records, sk))
     skbs.add_queues(socks[socks != 0])
     # Threads' own are left out.
     kept = processes(reader, findings).frag_pages
     pages = np.concatenate((np.array(skbs.pages, np.uint64), kept))
-    return np.unique(pages[pages != 0])
+    return distinct(pages[pages != 0])
 
 
 class _Skbs:

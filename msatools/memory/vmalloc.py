@@ -12,9 +12,9 @@ from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from msatools.kernel.cpus import possible_cpus
 from msatools.kernel.functions import function_name
-from msatools.kernel.reader import Addresses, Reader, column
+from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import Findings
-from msatools.kernel.walks import list_records
+from msatools.kernel.walks import list_words
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def vmalloc_areas(reader: Reader, findings: Findings) -> VmallocAreas:
         for name in ("addr", "pages", "nr_pages", "size", "caller")
     )
     page_size = reader.prog["PAGE_SIZE"].value_()
-    areas = np.array(_vm_structs(reader, findings), np.uint64)
+    areas = _vm_structs(reader, findings)
     records, readable = reader.read_records(areas, drgn.sizeof(type_))
     arrays = column(records, pages_offset)
     counts = column(records, count_offset, 4)
@@ -73,24 +73,18 @@ def vmalloc_areas(reader: Reader, findings: Findings) -> VmallocAreas:
     return VmallocAreas(starts[kept], callers, pages, number[rows])
 
 
-def _vm_structs(reader: Reader, findings: Findings) -> list[int]:
+def _vm_structs(reader: Reader, findings: Findings) -> Addresses:
     """Find the ``struct vm_struct`` of each area in use."""
     type_ = reader.prog.type("struct vmap_area")
-    at = type_.member("vm").offset
-    found = [
-        int.from_bytes(area[at : at + 8], "little")
+    node, vm = (type_.member(name).offset for name in ("list", "vm"))
+    lists = [
+        list_words(reader, head, node, vm, findings, "a list of vmalloc areas")
         for head in _busy_lists(reader.prog, findings)
-        for _, area in list_records(
-            reader,
-            head,
-            type_.member("list").offset,
-            drgn.sizeof(type_),
-            findings,
-            "a list of vmalloc areas",
-        )
     ]
+    found = np.concatenate([_NONE, *lists])
     # Of vm_map_ram() and of regions not yet set up there is none.
-    return [vm for vm in found if vm]
+    used: Addresses = found[found != 0]
+    return used
 
 
 _MAX_NODES = 1 << 10
@@ -139,7 +133,8 @@ def kernel_stacks(reader: Reader, areas: VmallocAreas) -> npt.NDArray[np.bool_]:
     Stacks of exited tasks that CPUs keep are among them; the boot CPU's idle
     task has its stack in the kernel image.
     """
-    callers, group = np.unique(areas.caller, return_inverse=True)
+    callers = distinct(areas.caller)
+    group = callers.searchsorted(areas.caller)
     possible = np.ones(len(callers), np.bool_)
     known = np.zeros(len(callers), np.bool_)
     (own,) = np.nonzero(areas.start == _stack_of_init(reader))
