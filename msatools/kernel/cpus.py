@@ -12,14 +12,25 @@ from msatools.kernel.cpumasks import Cpus, mask_at
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 
+_POSSIBLE = "msatools.possible CPUs"
+"""Key of the program's cache."""
+
 
 def possible_cpus(prog: drgn.Program, findings: Findings) -> Cpus:
-    """List all CPUs that can ever be online; none, with a note, if they are lost."""
-    try:
-        return mask_at(Reader(prog), cpu_possible_mask(prog).value_())
-    except drgn.FaultError as error:
-        findings.lose("cpus", f"the list of CPUs is lost: {error}")
-        return ()
+    """
+    List all CPUs that can ever be online; none, with a note, if they are lost.
+
+    They are known at boot, and looked for once a program.
+    """
+    known: Cpus | None = prog.cache.get(_POSSIBLE)
+    if known is None:
+        try:
+            known = mask_at(Reader(prog), cpu_possible_mask(prog).value_())
+        except drgn.FaultError as error:
+            findings.lose("cpus", f"the list of CPUs is lost: {error}")
+            return ()
+        prog.cache[_POSSIBLE] = known
+    return known
 
 
 def online_cpus(reader: Reader) -> Cpus:

@@ -3,7 +3,6 @@
 """The counters of mm/vmstat.c, with the parts that CPUs have not yet passed on."""
 
 import itertools
-from collections import Counter
 from collections.abc import Collection
 
 import drgn
@@ -31,13 +30,14 @@ def vm_counters(
     prog = reader.prog
     zones = _names(prog, "enum zone_stat_item", "NR_VM_ZONE_STAT_ITEMS")
     nodes = _names(prog, "enum node_stat_item", "NR_VM_NODE_STAT_ITEMS")
-    deltas: Counter[str] = Counter()
+    deltas: dict[str, int] = {}
     cpus = possible_cpus(prog, findings)
     populated = [zone.object for zone in populated_zones(nodes_online)]
     for names, objects, diff_of in (
         (nodes, nodes_online, _node_diff),
         (zones, populated, _zone_diff),
     ):
+        total = np.zeros(len(names), np.int64)
         for held_by, cpu in itertools.product(objects, cpus):
             try:
                 address = diff_of(held_by, cpu).address_of_().value_()
@@ -45,8 +45,8 @@ def vm_counters(
             except drgn.FaultError:
                 findings.coverage["vmstat_cpus_unreadable"] += 1
                 continue
-            for name, delta in zip(names, np.frombuffer(data, "i1"), strict=True):
-                deltas[name] += int(delta)
+            total += np.frombuffer(data, "i1")
+        deltas.update(zip(names, total.tolist(), strict=True))
     globals_ = {
         **_global(reader, "vm_zone_stat", zones, findings),
         **_global(reader, "vm_node_stat", nodes, findings),

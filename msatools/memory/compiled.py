@@ -163,9 +163,14 @@ def library() -> ctypes.CDLL | None:
     return loaded
 
 
+def is_wanted() -> bool:
+    """Tell whether blocks may be classified by anything but numpy."""
+    return os.environ.get(SWITCH) != "numpy"
+
+
 def compiled_classifier(layout: PageLayout) -> "Compiled | None":
     """Give what classifies blocks of a layout; ``None`` if numpy has to."""
-    if os.environ.get(SWITCH) == "numpy":
+    if not is_wanted():
         return None
     loaded = library()
     return Compiled(loaded, layout) if loaded and _within(layout) else None

@@ -10,6 +10,7 @@ pages (mm/page_alloc.c); /proc/meminfo has no row for them either.
 import itertools
 import struct
 from dataclasses import dataclass
+from functools import cache
 from typing import cast
 
 import drgn
@@ -127,45 +128,60 @@ def settle_pcp(result: ScanResult, pcp: PcpLists) -> tuple[int, int]:
         np.array([getattr(one, name) for one in pcp.lists], np.uint64)
         for name in ("head", "first", "last")
     )
-    nodes = np.concatenate([*candidates.nodes, heads])
-    pages = len(nodes) - len(heads)
-    after = _places(nodes, np.concatenate(candidates.nexts))
-    before = _places(nodes, np.concatenate(candidates.prevs))
+    places = _Places(np.concatenate([*candidates.nodes, heads]))
+    pages = len(places) - len(heads)
     # Behind those of the pages: none where a list ends, nor where it leads elsewhere.
     rooms = np.concatenate(candidates.rooms).tolist() + [0] * (len(heads) + 1)
-    sides = zip(_places(nodes, firsts), _places(nodes, lasts), strict=True)
-    orders: dict[int, int] = {}
+    # The kernel takes from and adds to the front. On a running one that end has
+    # changed since the scan, and what is behind is found from the other end.
+    ways = (
+        (places.of(firsts), cache(lambda: places.of(np.concatenate(candidates.nexts)))),
+        (places.of(lasts), cache(lambda: places.of(np.concatenate(candidates.prevs)))),
+    )
+    taken: list[int] = []
+    orders: list[int] = []
     broken = 0
-    for own, (pcp_list, ends) in enumerate(zip(pcp.lists, sides, strict=True), pages):
-        # The kernel takes from and adds to the front. On a running one that end has
-        # changed since the scan, and what is behind is found from the other end.
-        for place, links in zip(ends, (after, before), strict=True):
+    for number, pcp_list in enumerate(pcp.lists):
+        size = 1 << pcp_list.order
+        for ends, links in ways:
+            place, following = ends[number], links()
             # Too little room: a damaged list leads to another's smaller blocks.
-            while rooms[place] >> pcp_list.order:
-                orders[place] = pcp_list.order
+            while rooms[place] >= size:
                 rooms[place] = 0
-                place = links[place]
-            if place == own:
+                taken.append(place)
+                place = following[place]
+            if place == pages + number:
                 break
         else:
             broken += 1
-    taken = np.fromiter(orders, np.intp, len(orders))
-    sizes = 1 << np.fromiter(orders.values(), np.int64, len(orders))
-    codes = np.concatenate(candidates.codes)[taken]
-    keys = np.concatenate(candidates.keys)[taken]
+        orders += [pcp_list.order] * (len(taken) - len(orders))
+    sizes = 1 << np.array(orders, np.int64)
+    chosen = np.array(taken, np.intp)
+    codes = np.concatenate(candidates.codes)[chosen]
+    keys = np.concatenate(candidates.keys)[chosen]
     for key, code in itertools.product(np.unique(keys), np.unique(codes)):
         moved = sizes[(keys == key) & (codes == code)].sum()
         result.move(int(key), int(code), PageClass.FREE_PCP, int(moved))
     return int(sizes.sum()), broken
 
 
-def _places(nodes: npt.NDArray[np.uint64], links: npt.NDArray[np.uint64]) -> list[int]:
-    """Tell which of the nodes each link leads to; their number if to none."""
-    ascending = np.argsort(nodes, kind="stable")
-    found = np.searchsorted(nodes, links, sorter=ascending)
-    places = ascending[np.minimum(found, len(nodes) - 1)]
-    found = np.where(nodes[places] == links, places, len(nodes))
-    return cast("list[int]", found.tolist())
+class _Places:
+    """Where nodes of lists are in an array of their addresses."""
+
+    def __init__(self, nodes: npt.NDArray[np.uint64]) -> None:
+        self._order = np.argsort(nodes, kind="stable")
+        self._nodes = nodes[self._order]
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def of(self, links: npt.NDArray[np.uint64]) -> list[int]:
+        """Tell which of the nodes each link leads to; their number if to none."""
+        found = np.minimum(self._nodes.searchsorted(links), len(self) - 1)
+        known = self._nodes[found] == links
+        return cast(
+            "list[int]", np.where(known, self._order[found], len(self)).tolist()
+        )
 
 
 @dataclass(frozen=True)

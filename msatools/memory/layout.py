@@ -12,6 +12,9 @@ import numpy.typing as npt
 from msatools.memory.classes import PageClass
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
 
+_LAYOUT = "msatools.page layout"
+"""Key of the program's cache."""
+
 
 @dataclass(frozen=True)
 class PageTypes:
@@ -101,10 +104,17 @@ class PageLayout:
 
 def page_layout(prog: drgn.Program) -> PageLayout:
     """
-    Read the layout from the kernel's own types.
+    Read the layout from the kernel's own types, once a program.
 
     :raises LookupError: if the types lack ``struct page`` or ``enum pageflags``
     """
+    known: dict[str, PageLayout] = prog.cache
+    if _LAYOUT not in known:
+        known[_LAYOUT] = _read_layout(prog)
+    return known[_LAYOUT]
+
+
+def _read_layout(prog: drgn.Program) -> PageLayout:
     page = prog.type("struct page")
     bits = {
         name.removeprefix("PG_"): 1 << value

@@ -11,7 +11,7 @@ cut into sections (128 MiB on x86-64), each with its own run of struct pages
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import drgn
 import numpy as np
@@ -38,8 +38,7 @@ _GAP_BYTES = 4096
 """What a dump leaves out or a live memmap lacks, it lacks by page."""
 
 
-@dataclass(frozen=True)
-class MemmapRange:
+class MemmapRange(NamedTuple):
     """Consecutive struct pages of one section."""
 
     section: int
@@ -57,8 +56,7 @@ class MemmapRange:
         return self.address + self.pages * size
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """What one read of the memmap gave."""
 
     pfn: int
@@ -208,11 +206,14 @@ def _sections(reader: Reader, findings: Findings) -> Iterator[tuple[int, int, in
             _lose_sections(findings, f"part of the table of sections is lost ({error})")
             continue
         words = np.frombuffer(data, np.uint64).reshape(per_root, size // 8)
-        for i in np.flatnonzero(words[:, memmap]).tolist():
-            nr = root * per_root + i
-            if nr <= last:
-                uses = 0 if usage is None else int(words[i, usage])
-                yield nr, int(words[i, memmap]), uses
+        here = np.flatnonzero(words[:, memmap])
+        here = here[here <= last - root * per_root]
+        yield from zip(
+            (here + root * per_root).tolist(),
+            words[here, memmap].tolist(),
+            [0] * len(here) if usage is None else words[here, usage].tolist(),
+            strict=True,
+        )
 
 
 def section_usages(reader: Reader, findings: Findings) -> dict[int, int]:

@@ -110,16 +110,20 @@ def scan_parts(
     shown = _Shown(parts, progress)
 
     def scan_one(
-        number: int, lookers: Sequence[Observer], within: Progress | None
+        number: int,
+        lookers: Sequence[Observer],
+        within: Progress | None,
+        found: ScanResult | None = None,
     ) -> ScanResult:
-        return scan(reader, layout, parts[number], owned, within, lookers, finals)
+        part = parts[number]
+        return scan(reader, layout, part, owned, within, lookers, finals, found)
 
     if workers > 1:
         prepare(reader, layout)
         return _share_out(scan_one, reader, observers, shown, workers)
     result = ScanResult()
     for number in range(len(parts)):
-        result.merge(scan_one(number, observers, shown.within))
+        scan_one(number, observers, shown.within, result)
         shown.add(number)
     return Scanned(result, 0)
 

@@ -10,7 +10,7 @@ from msatools.kernel.reader import Reader
 from msatools.memory.bulk import BulkReader
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import FarHead, classify
-from msatools.memory.compiled import Compiled, compiled_classifier
+from msatools.memory.compiled import Compiled, compiled_classifier, is_wanted
 from msatools.memory.layout import PageLayout
 from msatools.memory.memmap import MemmapRange, read_chunks
 from msatools.memory.observer import Observer
@@ -18,6 +18,9 @@ from msatools.memory.scanresult import OwnedPages, ScanResult
 from msatools.memory.sums import Finals, add_block
 
 _MAX_FAR_HEADS = 1 << 16
+
+_CLASSIFIER = "msatools.classifier"
+"""Key of the program's cache."""
 
 
 def scan(
@@ -28,6 +31,7 @@ def scan(
     progress: Callable[[int, int], None] | None = None,
     observers: Sequence[Observer] = (),
     finals: Finals | None = None,
+    found: ScanResult | None = None,
 ) -> ScanResult:
     """
     Classify every struct page of the ranges.
@@ -38,12 +42,13 @@ def scan(
     :param observers: Those who look at each block once it is classified.
     :param finals: What makes the classes final before they are counted and looked
         at; the result then has no candidates and no mappings.
+    :param found: What was found before these ranges: it is added to, and returned.
     """
     total = sum(part.pages for part in ranges)
     done = 0
     before = reader.reads - (finals.reads if finals is not None else 0)
     far_heads = _FarHeads(reader, layout)
-    result = ScanResult()
+    result = ScanResult() if found is None else found
     compiled = _compiled(reader, layout)
     for chunk in read_chunks(reader, layout, ranges):
         block = (compiled.classify if compiled else classify)(
@@ -55,11 +60,12 @@ def scan(
         done += len(block)
         if progress is not None:
             progress(done, total)
-    result.heads_unreadable = far_heads.unreadable
-    result.memmap_reads = reader.reads - before
+    result.heads_unreadable += far_heads.unreadable
+    result.memmap_reads += reader.reads - before
     if finals is not None:
         result.memmap_reads -= finals.reads
-        result.losses = finals.take_losses()
+        # What is lost of one inode is lost for its pages anywhere.
+        result.losses.update(finals.take_losses())
     return result
 
 
@@ -70,8 +76,15 @@ def prepare(reader: Reader, layout: PageLayout) -> None:
 
 
 def _compiled(reader: Reader, layout: PageLayout) -> Compiled | None:
-    # It takes as long to make as some blocks do, and a scan may have many parts.
-    return reader.once(compiled_classifier, lambda: compiled_classifier(layout))
+    if not is_wanted():
+        return None
+    # It takes as long to make as some blocks do, and its memory as long to get; a scan
+    # may have many parts, and a program many scans.
+    cache = reader.prog.cache
+    known: tuple[PageLayout, Compiled | None] | None = cache.get(_CLASSIFIER)
+    if known is None or known[0] is not layout:
+        known = cache[_CLASSIFIER] = layout, compiled_classifier(layout)
+    return known[1]
 
 
 class _FarHeads:

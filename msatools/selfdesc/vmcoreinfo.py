@@ -2,15 +2,23 @@
 
 """The note in which a kernel describes itself to makedumpfile."""
 
+from collections.abc import Mapping
+from functools import lru_cache
+
 import drgn
 
 
-def vmcoreinfo(prog: drgn.Program) -> dict[str, str]:
+def vmcoreinfo(prog: drgn.Program) -> Mapping[str, str]:
     """Parse the VMCOREINFO note into a dict of its lines, empty without one."""
     try:
         text = prog["VMCOREINFO"].string_()
     except (LookupError, drgn.FaultError):
         return {}
+    return _parse(text)
+
+
+@lru_cache(maxsize=4)
+def _parse(text: bytes) -> Mapping[str, str]:
     lines = text.decode(errors="replace").splitlines()
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
