@@ -44,7 +44,7 @@ class OpenFiles:
         wanted = np.zeros(len(self._operations), np.bool_)
         for name in operations:
             with suppress(LookupError):
-                wanted |= self._operations == np.uint64(self._prog[name].address_)
+                wanted |= self._operations == self._prog[name].address_
         chosen = self._private[wanted]
         return distinct(chosen[chosen != 0])
 

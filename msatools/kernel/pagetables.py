@@ -102,7 +102,9 @@ class PageTables:
             "the list of top-level page tables",
         )
         lru, memmap = page.member("lru").offset, vmemmap_base(prog)
-        pfns = (nodes - np.uint64(memmap + lru)) // np.uint64(drgn.sizeof(page))
+        pfns = (nodes - np.uint64(memmap) - np.uint64(lru)) // np.uint64(
+            drgn.sizeof(page)
+        )
         tops: list[int] = pfns[pfns < np.uint64(_MAX_PFN)].tolist()
         return tops
 

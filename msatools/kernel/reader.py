@@ -271,8 +271,15 @@ class Reader:
         """
         readable = counts == 0
         words, rows = [np.empty(0, np.uint64)], [np.empty(0, np.intp)]
-        # A damaged number of words may be too large to count their bytes.
-        some = np.flatnonzero(~readable & (counts <= MAX_READ // 8))
+        large = counts > _MAX_SPAN // 8
+        for row in np.flatnonzero(large).tolist():
+            try:
+                words.append(self.words(int(addresses[row]), int(counts[row])))
+            except drgn.FaultError:
+                continue
+            readable[row] = True
+            rows.append(np.full(len(words[-1]), row, np.intp))
+        some = np.flatnonzero((counts > 0) & ~large)
         for pieces in self._read_pieces(addresses[some], counts[some] * np.uint64(8)):
             arrays = some[pieces.rows]
             readable[arrays] = True
@@ -289,6 +296,8 @@ class Reader:
     ) -> Iterator["_Pieces"]:
         """Read so many bytes at each address, neighbours with one read."""
         order = np.argsort(addresses, kind="stable")
+        # What goes on beyond the last address there is nowhere.
+        order = order[(addresses + (sizes - np.uint64(1)) >= addresses)[order]]
         for spans in _spans(addresses[order], sizes[order]):
             rows = order[spans.firsts[0] : spans.ends[-1]]
             pieces = self._read_spans(spans, rows, addresses[rows], sizes[rows])
@@ -377,13 +386,14 @@ def _spans(addresses: Addresses, sizes: Addresses) -> Iterator[_Spans]:
     """Find what to read at once, by so many that to copy them takes little memory."""
     if not len(addresses):
         return
-    tails = addresses + sizes
-    apart = addresses[1:] > tails[:-1] + np.uint64(_MAX_GAP)
+    lasts = addresses + (sizes - np.uint64(1))
+    reach = np.minimum(lasts, np.uint64(_MAX_ADDRESS - _MAX_GAP)) + np.uint64(_MAX_GAP)
+    apart = addresses[1:] > reach[:-1]
     apart |= (addresses[1:] ^ addresses[:-1]) >= np.uint64(_MAX_SPAN)
     cuts = np.flatnonzero(apart) + 1
     firsts, ends = np.append(0, cuts), np.append(cuts, len(addresses))
     bases = addresses[firsts]
-    lengths = np.maximum.reduceat(tails, firsts) - bases
+    lengths = np.maximum.reduceat(lasts, firsts) - bases + np.uint64(1)
     batches = np.cumsum(lengths) // np.uint64(_BATCH)
     edges = [0, *(np.flatnonzero(np.diff(batches)) + 1).tolist(), len(batches)]
     for edge, next_ in pairwise(edges):

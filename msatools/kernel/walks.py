@@ -70,7 +70,11 @@ def list_words(
 
 
 def _sound_list(reader: Reader, head: int) -> Addresses | None:
-    """Follow a list that leads back to its head; ``None`` if it does not."""
+    """
+    Follow a list that leads back to its head; ``None`` if it does not.
+
+    Of few nodes it is looked at whether they name those before them.
+    """
     windows: dict[int, memoryview] = {}
     nodes: list[int] = []
     node = head

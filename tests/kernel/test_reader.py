@@ -131,6 +131,36 @@ def test_records_at_the_end_of_all_addresses() -> None:
     assert readable.tolist() == [True, True, False, False, False]
 
 
+TOP = 0xFFFF_FFFF_F000_0000
+
+
+def at_the_top() -> Reader:
+    """A reader of the last addresses that there are, all of which can be read."""
+    prog = Program(Platform(Architecture.X86_64))
+    prog.add_memory_segment(TOP, 1 << 20, lambda at, count, *_: bytes(count))
+    prog.add_memory_segment((1 << 64) - 4096, 4096, lambda at, count, *_: bytes(count))
+    return Reader(prog)
+
+
+@pytest.mark.parametrize("count", [1 << 25, 1 << 15, 1 << 61, (1 << 64) - 1])
+def test_array_beyond_all_addresses_costs_no_other(count: int) -> None:
+    places = np.array([TOP, TOP + 4096, TOP + 0x8_0000], np.uint64)
+    counts = np.array([8, count, 1], np.uint64)
+    words, rows, readable = at_the_top().read_arrays(places, counts)
+    there = count == 1 << 15
+    assert readable.tolist() == [True, there, True]
+    assert len(words) == len(rows) == 9 + count * there
+
+
+@pytest.mark.parametrize("size", [8, 16, 24])
+def test_records_up_to_the_last_address_and_beyond(size: int) -> None:
+    last = (1 << 64) - 16
+    places = np.array([TOP, last - 64, last - 32, last, last], np.uint64)
+    records, readable = at_the_top().read_records(places, size)
+    assert records.shape == (5, size)
+    assert readable.tolist() == [True, True, True, size <= 16, size <= 16]
+
+
 def test_neighbours_come_with_one_read_however_long() -> None:
     reader = reader_of(LARGE)
     places = np.array([BASE, BASE + 800, BASE + 900], np.uint64)

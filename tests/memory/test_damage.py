@@ -105,6 +105,10 @@ POKED: dict[str, tuple[Callable[[Program], int], int]] = {
         lambda prog: prog["pgd_list"].address_,
         8,
     ),
+    "a memmap beyond all addresses": (
+        lambda prog: prog["vmemmap_base"].address_,
+        (1 << 64) - 1,
+    ),
     "a huge zero page that is none": (
         lambda prog: prog["huge_zero_folio"].address_,
         0x1000,
