@@ -279,8 +279,9 @@ def test_hogs_never_sleep(session: dict[str, Any]) -> None:
         lacking = [watched.row(name)["off_cpu_ns"] for name in HOGS]
         assert max(lacking) <= bound_ns + watched.look_ns
         amid_a_switch += sum(ns > bound_ns for ns in lacking)
-    # Which they make every few milliseconds, and a look takes seconds at first: what
-    # follows it until the clocks are read is then neither run nor waited.
+    # Of nine one was 28 ms short. It was not seen why: they switch every few
+    # milliseconds, and a look that takes seconds may see one amid that, of which what
+    # follows until the clocks are read is neither run nor waited.
     assert amid_a_switch <= 1
 
 
