@@ -54,9 +54,14 @@ def distinct(words: Addresses) -> Addresses:
     As np.unique() does, which since NumPy 2.3 takes five times as long: it hashes them.
     """
     ascending = np.sort(words, kind="stable")
-    new = np.ones(len(ascending), np.bool_)
-    np.not_equal(ascending[1:], ascending[:-1], out=new[1:])
-    return ascending[new]
+    return ascending[first_of_each(ascending)]
+
+
+def first_of_each(ascending: Addresses) -> npt.NDArray[np.bool_]:
+    """Tell which of ascending words differ from those before them."""
+    first = np.ones(len(ascending), np.bool_)
+    np.not_equal(ascending[1:], ascending[:-1], out=first[1:])
+    return first
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from msatools.kernel.files import OpenFiles
 from msatools.kernel.pagetables import PageTables, pmd_order
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.reader import Addresses, Reader, first_of_each
 from msatools.kernel.report import Findings
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.memory.classes import PageClass
@@ -73,8 +73,7 @@ class Owners:
             words.append(pfns << np.uint64(_CLAIM_BITS) | claim)
         claims = np.sort(np.concatenate(words), kind="stable")
         pfns = claims >> np.uint64(_CLAIM_BITS)
-        first = np.ones(len(pfns), np.bool_)
-        np.not_equal(pfns[1:], pfns[:-1], out=first[1:])
+        first = first_of_each(pfns)
         return OwnedPages(pfns[first], claims[first].astype(np.uint8))
 
 

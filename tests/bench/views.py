@@ -38,7 +38,10 @@ def compare(path: Path, vmlinux: Path, release: str, rounds: int) -> None:
     contenders = {name: (work, 1) for name, work in works.items()}
     often = {name: contenders.pop(name) for name in (SCAN, TABLE)}
     seconds = medians(often, rounds * OFTEN) | medians(contenders, rounds)
-    print(f"VIEWS, {release}, {kernel.pages:,} pages, {rounds} rounds, medians")
+    print(
+        f"VIEWS, {release}, {kernel.pages:,} pages, medians of {rounds} rounds, "
+        f"{rounds * OFTEN} for the first two"
+    )
     print(f"{'':16}{'CPU':>10}{'of the scan':>14}{'adds':>11}")
     for name, taken in seconds.items():
         adds = ""
