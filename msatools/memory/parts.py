@@ -23,6 +23,7 @@ from msatools.memory.scan import prepare, scan
 from msatools.memory.scanresult import OwnedPages, ScanResult
 from msatools.memory.sums import Finals
 from msatools.memory.workers import do_in_order
+from msatools.target.kcore import open_again
 
 Part = list[MemmapRange]
 
@@ -156,7 +157,14 @@ def _share_out(
         reader.bytes += seen.bytes
 
     count = len(shown.pages)
-    redone = do_in_order(work, count, min(workers, count), take, shown.add)
+    redone = do_in_order(
+        work,
+        count,
+        min(workers, count),
+        take,
+        shown.add,
+        begin=lambda: open_again(reader.prog),
+    )
     return Scanned(result, redone)
 
 

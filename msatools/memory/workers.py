@@ -6,7 +6,7 @@ Work shared out to forked processes, and brought back in its order.
 Threads would not do: drgn holds the interpreter's lock while it reads. A forked worker
 reads by its copy of the program that its parent has opened. The file under both is one,
 and so is its position; but drgn and libkdumpfile read by ``pread()`` and ``mmap()``,
-which leave that alone.
+which leave that alone. For a file that is not so, a worker begins with one of its own.
 """
 
 import gc
@@ -41,6 +41,7 @@ def do_in_order(
     workers: int,
     take: Callable[[T], None],
     done: Callable[[int], None],
+    begin: Callable[[], None] | None = None,
 ) -> int:
     """
     Do pieces of work in forked processes, and take the results in their order.
@@ -55,12 +56,14 @@ def do_in_order(
         picklable; what else it changes is lost with the worker.
     :param take: Called with each result here, in the order of the pieces.
     :param done: Called with the number of each piece that is done, in any order.
+    :param begin: Called in each worker before its first piece; if it fails, that worker
+        does none.
     :return: How many pieces had to be done here.
     """
     assert pieces <= MAX_PIECES
     results: dict[int, bytes] = {}
     taken = 0
-    with _Crew(work, pieces, workers) as crew:
+    with _Crew(work, pieces, workers, begin) as crew:
         for number, result in crew.results():
             results[number] = result
             done(number)
@@ -82,11 +85,16 @@ class _Crew:
     """The workers, and the pipes by which they get numbers and give results."""
 
     def __init__(
-        self, work: Callable[[int], object], pieces: int, workers: int
+        self,
+        work: Callable[[int], object],
+        pieces: int,
+        workers: int,
+        begin: Callable[[], None] | None,
     ) -> None:
         self._work = work
         self._pieces = pieces
         self._workers = workers
+        self._begin = begin
         self._pids: list[int] = []
         self._fds: list[int] = []
         """Where to read each worker's results."""
@@ -144,6 +152,8 @@ class _Crew:
                 os.close(fd)
             # Collecting what the parent left would copy most of its memory.
             gc.disable()
+            if self._begin is not None:
+                self._begin()
             while number := os.read(todo, _NUMBER.size):
                 data = pickle.dumps(self._work(*_NUMBER.unpack(number)))
                 # With one write the parent wakes once.

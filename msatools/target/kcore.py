@@ -23,6 +23,7 @@ from drgn import FaultError, Program, ProgramFlags
 from msatools.target.errors import TargetError
 
 KCORE = "/proc/kcore"
+_OPEN_FILES = "/proc/self/fd"
 
 _NAME = "msatools.kcore"
 """What is known of a program's segments, in its cache."""
@@ -202,6 +203,37 @@ def steady(prog: Program) -> Iterator[None]:
         raise
     if segments.is_moved():
         raise MovedError
+
+
+def open_again(prog: Program) -> None:
+    """
+    Give a forked process a /proc/kcore of its own, if that is what a program reads.
+
+    To be called before the process reads. What is read goes by way of a page that
+    belongs to the open file (``private_data`` in fs/proc/kcore.c), and is copied to it
+    and from it without a lock: of two processes that read by the same open file at the
+    same time, one may get what the other has asked for.
+
+    :raises OSError: if it cannot be opened again; then the process must not read
+    """
+    if not _is_kcore(prog):
+        return
+    numbers = [int(name) for name in os.listdir(_OPEN_FILES)]
+    shared = [number for number in numbers if _leads_to_kcore(number)]
+    if not shared:
+        raise FileNotFoundError(errno.ENOENT, "no open file is of", KCORE)
+    for number in shared:
+        own = os.open(f"{_OPEN_FILES}/{number}", os.O_RDONLY | os.O_CLOEXEC)
+        os.dup2(own, number, inheritable=False)
+        os.close(own)
+
+
+def _leads_to_kcore(number: int) -> bool:
+    try:
+        return os.readlink(f"{_OPEN_FILES}/{number}") == KCORE
+    except FileNotFoundError:
+        # By which the numbers were listed.
+        return False
 
 
 def _segments_of(prog: Program) -> Segments | None:

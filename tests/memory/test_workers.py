@@ -137,6 +137,32 @@ def test_work_is_done_where_no_process_can_be_forked(
     assert taken == [0, 1, 2]
 
 
+def test_workers_begin_each_for_itself() -> None:
+    parent = os.getpid()
+    begun: list[int] = []
+
+    def work(number: int) -> tuple[list[int], int]:
+        return begun, os.getpid()
+
+    taken: list[tuple[list[int], int]] = []
+    begin = lambda: begun.append(os.getpid())  # noqa: E731
+    assert do_in_order(work, 5, 2, taken.append, lambda _: None, begin) == 0
+    assert all(who == [pid] != [parent] for who, pid in taken)
+    assert begun == []
+
+
+def test_worker_that_cannot_begin_does_nothing() -> None:
+    parent = os.getpid()
+
+    def refuse() -> None:
+        raise PermissionError
+
+    taken: list[bool] = []
+    work = lambda _: in_worker(parent)  # noqa: E731
+    assert do_in_order(work, 3, 2, taken.append, lambda _: None, refuse) == 3
+    assert taken == [False] * 3
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_ends_the_workers(tmp_path: Path, number: int) -> None:
     parent = os.getpid()

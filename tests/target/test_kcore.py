@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fixtures import lab
+from fixtures.lab.guest.sharedkcore import READS
 from fixtures.lab.inside import RESULTS
 from tests.vmstat import CACHED_STACKS, COUNTED, HUGE_PAGES
 
@@ -32,6 +33,9 @@ class Session:
     commands: dict[str, dict[str, Any]]
     all_readings: dict[str, list[dict[str, Any]]]
     """What the kernel said while each of the commands ran."""
+
+    shared: dict[str, dict[str, int]]
+    """What two workers read at the same time (guest/sharedkcore.py)."""
 
     @property
     def readings(self) -> list[dict[str, Any]]:
@@ -76,7 +80,8 @@ def load(name: str) -> Session:
     run = lab.build(name)
     results = json.loads((run.directory / RESULTS).read_text())
     text = results["manners"]["text"]["memstat"]["stdout"]
-    return Session(run.release, text, results["commands"], results["readings"])
+    parts = (results[name] for name in ("commands", "readings", "shared"))
+    return Session(run.release, text, *parts)
 
 
 def passing(readings: list[dict[str, Any]]) -> int:
@@ -141,8 +146,16 @@ def test_managed_pages_are_what_the_kernel_says(session: Session) -> None:
         total = re.search(r"^MemTotal: +(\d+) kB$", reading["meminfo"], re.MULTILINE)
         assert total
         assert session.report["managed_pages"] * PAGE_KB == int(total[1])
-    check = next(c for c in session.report["checks"] if c["name"] == "managed")
-    assert check["difference"] == 0
+    for name in ("json", "interval", "dwarf"):
+        for report in session.reports(name):
+            (check,) = [c for c in report["checks"] if c["name"] == "managed"]
+            assert check["difference"] == 0
+
+
+def test_workers_get_what_they_ask_for(session: Session) -> None:
+    """By their parent's open file some of their reads give each other's page."""
+    print(session.shared)
+    assert session.shared["own"] == {"reads": 2 * READS, "wrong": 0}
 
 
 @pytest.mark.parametrize("name", COUNTED)

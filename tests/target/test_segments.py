@@ -2,6 +2,7 @@
 
 """What becomes of /proc/kcore's segments, on files that look as it does."""
 
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from drgn import Architecture, FaultError, Platform, Program
 
 from msatools.target import kcore
-from msatools.target.kcore import MovedError, Segments, steady
+from msatools.target.kcore import MovedError, Segments, open_again, steady
 
 PAGE = 4096
 BASE = 0xFFFF_8880_0000_0000
@@ -265,3 +266,41 @@ def test_a_signal_is_not_held_up(known: Program, path: Path) -> None:
 def test_other_programs_have_none() -> None:
     with steady(Program(Platform(Architecture.X86_64))):
         pass
+
+
+# Forked workers, each with an open file of its own.
+
+
+@pytest.fixture
+def path_of_kcore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is taken for /proc/kcore, and all programs for those of it."""
+    path = tmp_path / "kcore"
+    path.write_bytes(b"kcore")
+    monkeypatch.setattr(kcore, "KCORE", str(path))
+    monkeypatch.setattr(kcore, "_is_kcore", lambda _: True)
+    return path
+
+
+def test_open_files_are_opened_again(path_of_kcore: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"other")
+    with path_of_kcore.open("rb") as file, (tmp_path / "other").open("rb") as other:
+        # A position is one of what belongs to an open file.
+        for each in (file, other):
+            os.lseek(each.fileno(), 2, os.SEEK_SET)
+        before = len(os.listdir("/proc/self/fd"))
+        open_again(Program())
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert not os.get_inheritable(file.fileno())
+        assert (file.read(), other.read()) == (b"kcore", b"her")
+
+
+def test_who_finds_no_open_file_must_not_read(path_of_kcore: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        open_again(Program())
+
+
+def test_others_have_nothing_to_open_again(path_of_kcore: Path) -> None:
+    path_of_kcore.unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kcore, "_is_kcore", lambda _: False)
+        open_again(Program())
