@@ -308,8 +308,11 @@ def _explain(
         return f"{first}the dump lacks some of what tells their use"
     broken = findings.coverage["pcp_lists_broken"]
     if name == "free.pcp" and difference < 0 and broken:
-        # On a running kernel they change between the scan and the look at them.
         return f"{broken} of the lists could not be followed to their end"
+    changed = findings.coverage["pcp_lists_changed"]
+    if name == "free.pcp" and changed:
+        # What the buddy allocator gives them, and takes back, no counter has.
+        return f"{changed} of the lists changed during the scan"
     cpus = findings.coverage["vmstat_cpus_unreadable"]
     if name in _PER_CPU and abs(difference) <= cpus * _MAX_CPU_DELTA:
         return f"the dump lacks {cpus} per-CPU parts of counters"

@@ -88,6 +88,12 @@ class Block:
     def unreferenced(self, pages: Indices) -> npt.NDArray[np.bool_]:
         return self.counts[pages] < np.uint64(1 << 32)
 
+    def nodes(self, pages: Indices) -> Words:
+        """Give the addresses of the list nodes (``page->lru``) of some pages."""
+        first = np.uint64(self.address + self.layout.lru)
+        found: Words = first + pages.astype(np.uint64) * np.uint64(self.layout.size)
+        return found
+
     def flagged(self, mask: int) -> Indices:
         """Find the pages with any of some of the notable flags."""
         if not len(self.notable):

@@ -16,6 +16,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block, Indices, where
+from msatools.memory.freelinks import POINTER_BYTES, FreeLinks
 from msatools.memory.freelists import ListedPages
 from msatools.memory.orders import free_rooms
 from msatools.memory.pagecache import CacheClasses
@@ -25,9 +26,16 @@ from msatools.memory.swapcache import is_shmem, nameless_swap, swap_maps
 class FinalClasses:
     """What is known of the pages whose struct page does not tell their class."""
 
-    def __init__(self, reader: Reader, listed: ListedPages) -> None:
+    def __init__(
+        self, reader: Reader, listed: ListedPages, links: FreeLinks | None = None
+    ) -> None:
+        """
+        :param listed: What the per-CPU lists lead to.
+        :param links: What tells more such pages as they come by.
+        """
         self._reader = reader
         self._listed = listed
+        self._links = links
         self._cache = CacheClasses(reader)
         self._mappings = np.empty(0, np.uint64)
         self._classes = np.empty(0, np.uint8)
@@ -44,10 +52,23 @@ class FinalClasses:
 
     def settle(self, block: Block, orphans: Indices) -> None:
         before = self._reader.reads
+        self._settle_linked(block, orphans)
         self._settle_listed(block, orphans)
         self._settle_cache(block)
         self._settle_swap(block)
         self.reads += self._reader.reads - before
+
+    def _settle_linked(self, block: Block, orphans: Indices) -> None:
+        if self._links is None:
+            return
+        orphans = orphans[block.codes[orphans] == PageClass.UNATTRIBUTED]
+        lru = block.layout.lru
+        nexts, prevs = (
+            block.column(offset)[orphans] for offset in (lru, lru + POINTER_BYTES)
+        )
+        linked = self._links.lead_to_others(block.nodes(orphans), nexts, prevs)
+        # What its order is, a page does not say: at least it is one page.
+        block.codes[orphans[linked]] = PageClass.FREE_PCP
 
     def _settle_listed(self, block: Block, orphans: Indices) -> None:
         ends = np.array((block.pfn, block.pfn + len(block)), np.uint64)

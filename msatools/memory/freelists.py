@@ -9,8 +9,9 @@ pages (mm/page_alloc.c); /proc/meminfo has no row for them either.
 
 import itertools
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from typing import cast
 
 import drgn
@@ -25,8 +26,10 @@ from msatools.kernel.report import Findings
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.zones import Zone
 from msatools.memory.classes import PageClass
+from msatools.memory.classify import Indices, where
+from msatools.memory.freelinks import NO_ORDER, FreeLinks, inside_others, spread_orders
 from msatools.memory.layout import PageLayout
-from msatools.memory.scanresult import ScanResult
+from msatools.memory.scanresult import FreeCandidates, ScanResult
 
 _LIST_HEAD = struct.Struct("<QQ")
 """``struct list_head``: next, previous."""
@@ -114,55 +117,103 @@ def _order(index: int, migrate_types: int, huge: int) -> int:
     return order if order <= 3 else huge
 
 
-def settle_pcp(result: ScanResult, pcp: PcpLists) -> tuple[int, int]:
+def settle_pcp(
+    result: ScanResult, pcp: PcpLists, links: FreeLinks | None = None
+) -> tuple[int, int]:
     """
     Move the pages on the per-CPU lists to their class.
 
+    :param links: What tells those pages where the lists cannot be followed.
     :return: Pages moved, and lists that broke off before their end (on a live
         kernel, or in a damaged dump).
     """
     candidates = result.candidates
     if not candidates.nodes:
         return 0, len(pcp.lists)
-    heads, firsts, lasts = (
-        np.array([getattr(one, name) for one in pcp.lists], np.uint64)
-        for name in ("head", "first", "last")
-    )
-    places = _Places(np.concatenate([*candidates.nodes, heads]))
-    pages = len(places) - len(heads)
-    # Behind those of the pages: none where a list ends, nor where it leads elsewhere.
-    rooms = np.concatenate(candidates.rooms).tolist() + [0] * (len(heads) + 1)
-    # The kernel takes from and adds to the front. On a running one that end has
-    # changed since the scan, and what is behind is found from the other end.
-    ways = (
-        (places.of(firsts), cache(lambda: places.of(np.concatenate(candidates.nexts)))),
-        (places.of(lasts), cache(lambda: places.of(np.concatenate(candidates.prevs)))),
-    )
-    taken: list[int] = []
-    orders: list[int] = []
-    broken = 0
-    for number, pcp_list in enumerate(pcp.lists):
-        size = 1 << pcp_list.order
-        for ends, links in ways:
-            place, following = ends[number], links()
-            # Too little room: a damaged list leads to another's smaller blocks.
-            while rooms[place] >= size:
-                rooms[place] = 0
-                taken.append(place)
-                place = following[place]
-            if place == pages + number:
-                break
-        else:
-            broken += 1
-        orders += [pcp_list.order] * (len(taken) - len(orders))
-    sizes = 1 << np.array(orders, np.int64)
-    chosen = np.array(taken, np.intp)
-    codes = np.concatenate(candidates.codes)[chosen]
-    keys = np.concatenate(candidates.keys)[chosen]
+    candidates.join()
+    lists = _Lists(candidates, pcp.lists)
+    orders, broken = lists.follow()
+    (codes,), (keys,) = candidates.codes, candidates.keys
+    if links is not None:
+        lists.add_linked(orders, codes == PageClass.UNATTRIBUTED, links)
+    chosen = where(orders != NO_ORDER)
+    sizes = np.left_shift(1, orders[chosen])
+    codes, keys = codes[chosen], keys[chosen]
     for key, code in itertools.product(np.unique(keys), np.unique(codes)):
         moved = sizes[(keys == key) & (codes == code)].sum()
         result.move(int(key), int(code), PageClass.FREE_PCP, int(moved))
     return int(sizes.sum()), broken
+
+
+class _Lists:
+    """The per-CPU lists in what a scan has found of them."""
+
+    def __init__(self, candidates: FreeCandidates, lists: list[PcpList]) -> None:
+        self._lists = lists
+        (self._nodes,), (self._rooms,) = candidates.nodes, candidates.rooms
+        (self._nexts,), (self._prevs,) = candidates.nexts, candidates.prevs
+        heads = np.array([one.head for one in lists], np.uint64)
+        self._places = _Places(np.concatenate((self._nodes, heads)))
+
+    @cached_property
+    def _following(self) -> list[int]:
+        return self._places.of(self._nexts)
+
+    @cached_property
+    def _preceding(self) -> list[int]:
+        return self._places.of(self._prevs)
+
+    def follow(self) -> tuple[Indices, int]:
+        """
+        Follow all lists.
+
+        :return: By candidate, the order of the list that it is on, if it is; and how
+            many lists broke off.
+        """
+        firsts = np.array([one.first for one in self._lists], np.uint64)
+        lasts = np.array([one.last for one in self._lists], np.uint64)
+        # The kernel takes from and adds to the front. On a running one that end has
+        # changed since the scan, and what is behind is found from the other end.
+        ways: tuple[tuple[list[int], Callable[[], list[int]]], ...] = (
+            (self._places.of(firsts), lambda: self._following),
+            (self._places.of(lasts), lambda: self._preceding),
+        )
+        pages = len(self._nodes)
+        # Behind those of the pages: none where a list ends, or leads elsewhere.
+        rooms = self._rooms.tolist() + [0] * (len(self._lists) + 1)
+        orders = np.full(pages, NO_ORDER, np.intp)
+        broken = 0
+        for number, pcp_list in enumerate(self._lists):
+            size = 1 << pcp_list.order
+            taken: list[int] = []
+            for ends, links in ways:
+                place, following = ends[number], links()
+                # Too little room: a damaged list leads to another's smaller blocks.
+                while rooms[place] >= size:
+                    rooms[place] = 0
+                    taken.append(place)
+                    place = following[place]
+                if place == pages + number:
+                    break
+            else:
+                broken += 1
+            orders[taken] = pcp_list.order
+        return orders, broken
+
+    def add_linked(
+        self, orders: Indices, may_be: npt.NDArray[np.bool_], links: FreeLinks
+    ) -> None:
+        """Give an order to what was on a list by its links, and was not found on it."""
+        ends = [*(one.order for one in self._lists), NO_ORDER]
+        known = np.concatenate((orders, np.array(ends, np.intp)))
+        ways = (self._following, self._preceding)
+        found = spread_orders(known, ways)[: len(orders)]
+        # At least it is one page.
+        found[np.left_shift(1, np.maximum(found, 0)) > self._rooms] = 0
+        left = may_be & (orders == NO_ORDER)
+        left &= links.lead_to_others(self._nodes, self._nexts, self._prevs)
+        orders[left] = np.maximum(found[left], 0)
+        orders[inside_others(links.pfns(self._nodes), orders)] = NO_ORDER
 
 
 class _Places:

@@ -60,6 +60,7 @@ _COVERAGE = (
     "page_tables_unreadable",
     "pageblocks_unreadable",
     "pcp_lists_broken",
+    "pcp_lists_changed",
     "pcp_lists_unreadable",
     "pipes_unreadable",
     "section_table_lost",

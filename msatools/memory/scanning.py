@@ -5,11 +5,11 @@
 import time
 from collections.abc import Sequence
 
-import drgn
-
+from msatools.kernel.report import Findings
 from msatools.kernel.session import Progress
 from msatools.memory.changing import Watch
 from msatools.memory.finals import FinalClasses
+from msatools.memory.freelinks import FreeLinks, free_links
 from msatools.memory.freelists import PcpLists, listed_pages, pcp_lists, settle_pcp
 from msatools.memory.pagecache import settle_cache
 from msatools.memory.parts import scan_parts
@@ -28,10 +28,11 @@ def scan_and_settle(
     """Scan the memmap, then put the sums right by what other structures tell."""
     reader, findings = scene.reader, scene.findings
     result = _scan(scene, observers, None, workers, progress)
-    if scene.prog.flags & drgn.ProgramFlags.IS_LIVE:
+    if reader.is_live:
         pcp = pcp_lists(reader, list(scene.zones.values()), findings)
-    _, broken = settle_pcp(result, pcp)
-    findings.coverage["pcp_lists_broken"] += broken
+    links = free_links(reader, scene.layout, scene.ranges)
+    _, broken = settle_pcp(result, pcp, links)
+    _count_broken(broken, links, findings)
     settle_cache(reader, result, findings)
     settle_swapcache(reader, result, findings)
     return result, pcp
@@ -47,16 +48,23 @@ def scan_finally(
     """Scan the memmap so that observers see the classes that the table has."""
     reader, findings = scene.reader, scene.findings
     listed = listed_pages(reader, scene.layout, pcp)
-    findings.coverage["pcp_lists_broken"] += listed.broken
-    finals = FinalClasses(reader, listed)
+    links = free_links(reader, scene.layout, scene.ranges)
+    _count_broken(listed.broken, links, findings)
+    finals = FinalClasses(reader, listed, links)
     result = _scan(scene, observers, finals, workers, progress)
     for losses in result.losses.values():
         findings.add(losses)
     if not finals.know_swap:
         settle_swapcache(reader, result, findings)
-    if scene.prog.flags & drgn.ProgramFlags.IS_LIVE:
+    if reader.is_live:
         pcp = pcp_lists(reader, list(scene.zones.values()), findings)
     return result, pcp
+
+
+def _count_broken(broken: int, links: FreeLinks | None, findings: Findings) -> None:
+    """Count the lists that break off: with links, no page is lost by that."""
+    key = "pcp_lists_broken" if links is None else "pcp_lists_changed"
+    findings.coverage[key] += broken
 
 
 def _scan(
@@ -68,7 +76,7 @@ def _scan(
 ) -> ScanResult:
     """Scan the memmap; what it takes, and what changes meanwhile, is in the result."""
     watch = None
-    if scene.prog.flags & drgn.ProgramFlags.IS_LIVE:
+    if scene.reader.is_live:
         watch = Watch(scene.reader, scene.layout, scene.ranges, scene.findings)
         observers = (*observers, watch.sample)
     began_ns = time.monotonic_ns()

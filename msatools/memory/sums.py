@@ -12,6 +12,7 @@ from msatools.kernel.report import Findings
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.classify import NOT_MAPPED, Block, Indices, where
 from msatools.memory.compiled import Compiled
+from msatools.memory.freelinks import POINTER_BYTES, are_links
 from msatools.memory.orders import free_rooms
 from msatools.memory.scanresult import (
     NCLASSES,
@@ -25,8 +26,6 @@ from msatools.memory.zonekeys import NOWHERE, node_zone_keys
 
 _MAX_RUNS = 64
 """Of pages of the same node and zone in a block: more are faster summed by numpy."""
-
-_POINTER_BYTES = 8
 
 _COMMON = (
     PageClass.FREE_BUDDY,
@@ -214,17 +213,14 @@ def _add_candidates(
         return
     lru = block.layout.lru
     nexts = block.column(lru)[orphans]
-    # A list node points to another or to a list's head: an aligned kernel
-    # address, not LIST_POISON.
-    linked = (nexts & np.uint64(7) == 0) & (nexts >> np.uint64(55) == 0x1FF)
+    nodes = block.nodes(orphans)
+    # What never was on a list is linked to itself.
+    linked = are_links(nexts) & (nexts != nodes)
     rooms = free_rooms(block, orphans)
     orphans = orphans[linked]
     candidates.nexts.append(nexts[linked])
-    candidates.prevs.append(block.column(lru + _POINTER_BYTES)[orphans])
-    candidates.nodes.append(
-        np.uint64(block.address + lru)
-        + orphans.astype(np.uint64) * np.uint64(block.layout.size)
-    )
+    candidates.prevs.append(block.column(lru + POINTER_BYTES)[orphans])
+    candidates.nodes.append(nodes[linked])
     candidates.codes.append(block.codes[orphans])
     candidates.keys.append(_some(keys, orphans))
     candidates.rooms.append(rooms[linked])

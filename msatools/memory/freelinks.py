@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+Pages on the per-CPU free lists of a running kernel, told by their links alone.
+
+A running kernel changes these lists between the look at a struct page and the look at
+the lists, some of which cannot be followed any more. But what is taken off a list gets
+links that are poison, and what never was on one is linked to itself: links to others
+are those of a page that was on a list when it was read.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.reader import Reader
+from msatools.kernel.vmemmap import vmemmap_base
+from msatools.memory.classify import Indices, Words, where
+from msatools.memory.layout import PageLayout
+from msatools.memory.memmap import MemmapRange
+
+NO_ORDER = -1
+POINTER_BYTES = 8
+"""Of each of the two links of a list node."""
+
+_ALIGNMENT = np.uint64(7)
+_SIGN_SHIFT, _SIGN = np.uint64(55), np.uint64(0x1FF)
+"""The high bits of a kernel address: those of LIST_POISON are others."""
+
+
+def are_links(words: Words) -> npt.NDArray[np.bool_]:
+    """Tell what may be the address of a list node: a word in the kernel's memory."""
+    found: npt.NDArray[np.bool_] = (words & _ALIGNMENT == 0) & (
+        words >> _SIGN_SHIFT == _SIGN
+    )
+    return found
+
+
+@dataclass(frozen=True)
+class FreeLinks:
+    """Tells by its links whether an unreferenced page of no class is on a free list."""
+
+    first: int
+    """Address of the list node of pfn 0."""
+
+    size: int
+    """Of a struct page."""
+
+    pages: int
+    """That there are at most."""
+
+    def lead_to_others(
+        self, nodes: Words, nexts: Words, prevs: Words
+    ) -> npt.NDArray[np.bool_]:
+        """Tell which nodes have that of another page beside them, or of two."""
+        others = are_links(nexts) & are_links(prevs) & np.not_equal(nexts, nodes)
+        others &= self._are_pages(nexts) | self._are_pages(prevs)
+        return others
+
+    def _are_pages(self, links: Words) -> npt.NDArray[np.bool_]:
+        pfns, rests = np.divmod(links - np.uint64(self.first), np.uint64(self.size))
+        # What is below the first wraps round to what is far above.
+        found: npt.NDArray[np.bool_] = (rests == 0) & (pfns < np.uint64(self.pages))
+        return found
+
+    def pfns(self, nodes: Words) -> Words:
+        """Tell whose nodes these are."""
+        found: Words = (nodes - np.uint64(self.first)) // np.uint64(self.size)
+        return found
+
+
+def free_links(
+    reader: Reader, layout: PageLayout, ranges: Sequence[MemmapRange]
+) -> FreeLinks | None:
+    """
+    Tell how to know the pages on per-CPU lists by their links, if there is need.
+
+    ``None`` for a dump, whose lists stand still, and for a kernel where links may be
+    left over. Before Linux kernel commit 8b10b465d0e1 ("mm/page_alloc: free pages in a
+    single pass during bulk free") (in v5.18) that were those of pages that went from a
+    per-CPU list into a free block; the next change that shows in the types is
+    bf75f200569d ("mm/page_alloc: add page->buddy_list and page->pcp_list") (in v6.0).
+
+    :raises drgn.FaultError: if it cannot be read where the memmap is
+    """
+    prog = reader.prog
+    if not reader.is_live or not prog.type("struct page").has_member("pcp_list"):
+        return None
+    pages = max((part.pfn + part.pages for part in ranges), default=0)
+    return FreeLinks(vmemmap_base(prog) + layout.lru, layout.size, pages)
+
+
+def spread_orders(orders: Indices, ways: Sequence[Sequence[int]]) -> Indices:
+    """
+    Give each place the order that is known where its links lead to in the end.
+
+    All pages on one list are of one order.
+
+    :param orders: By place, ``NO_ORDER`` if not known.
+    :param ways: By each, where the first places lead to; from the rest none does.
+    """
+    orders = orders.copy()
+    for way in ways:
+        ahead = np.concatenate((way, np.arange(len(way), len(orders))))
+        # Each round looks twice as far ahead.
+        for _ in range(len(way).bit_length()):
+            unknown = where(orders == NO_ORDER)
+            orders[unknown] = orders[ahead[unknown]]
+            ahead = ahead[ahead]
+    return orders
+
+
+def inside_others(pfns: Words, orders: Indices) -> Indices:
+    """
+    Find the free blocks that begin within one before them, which was split since.
+
+    :param pfns: Of the first page of each, ascending.
+    :param orders: Of each, or ``NO_ORDER`` for what is no block.
+    """
+    blocks = where(orders != NO_ORDER)
+    starts = pfns[blocks].astype(np.intp)
+    ends = np.maximum.accumulate(starts + np.left_shift(1, orders[blocks]))
+    return blocks[1:][starts[1:] < ends[:-1]]
