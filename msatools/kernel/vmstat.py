@@ -83,6 +83,19 @@ def vm_events(
     return counts
 
 
+PAGES_FREED = "PGFREE"
+"""The event that counts pages that are given back."""
+
+
+def pages_allocated(prog: drgn.Program) -> list[str]:
+    """Name the events that count pages that are handed out: one a kind of zone.
+
+    :raises LookupError: if the types lack ``enum vm_event_item``
+    """
+    events = prog.type("enum vm_event_item").enumerators or ()
+    return [name for name, _ in events if name.startswith("PGALLOC_")]
+
+
 def _names(prog: drgn.Program, enum: str, end: str) -> list[str]:
     """List an enum's names in order, up to the one that gives their number."""
     names: dict[int, str] = {}

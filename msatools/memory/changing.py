@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.kernel.vmstat import vm_events
+from msatools.kernel.vmstat import PAGES_FREED, pages_allocated, vm_events
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block, FarHead, classify, where
 from msatools.memory.layout import PageLayout
@@ -31,10 +31,6 @@ RUN_PAGES = 512
 
 _RUNS = 32
 """In all 1 MiB of struct pages, which is little beside 64 MiB for 4 GiB of memory."""
-
-_FREED = "PGFREE"
-_ALLOCATED = "PGALLOC_"
-"""What the names begin with of one count a zone (include/linux/vm_event_item.h)."""
 
 
 @dataclass
@@ -117,12 +113,12 @@ class Watch:
         """Count pages allocated and freed since boot, if this kernel does."""
         prog = self._reader.prog
         try:
-            places = prog.type("enum vm_event_item").enumerators or ()
-            zones = [name for name, _ in places if name.startswith(_ALLOCATED)]
-            counts = vm_events(self._reader, (*zones, _FREED), self._findings)
+            allocated = pages_allocated(prog)
+            names = (*allocated, PAGES_FREED)
+            counts = vm_events(self._reader, names, self._findings)
         except (LookupError, drgn.FaultError):
             return None
-        return sum(counts[name] for name in zones), counts[_FREED]
+        return sum(counts[name] for name in allocated), counts[PAGES_FREED]
 
 
 def _difference(

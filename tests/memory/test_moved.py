@@ -71,3 +71,23 @@ def test_a_reason_and_a_counter_that_went_on() -> None:
     both, neither = (_Pair("kernel.percpu", walk, 138, 144, reason) for walk in (9, 13))
     assert _explain(both, _Meanwhile(), 0, Findings()) == words
     assert _explain(neither, _Meanwhile(), 0, Findings()) is None
+
+
+def test_others_come_to_the_lists_for_those_that_are_taken() -> None:
+    most, more = (_Pair("free.pcp", walk, 50, 60, None) for walk in (75, 76))
+    least, less = (_Pair("free.pcp", walk, 50, 60, None) for walk in (35, 34))
+    taken = _Meanwhile(allocated=11, freed=4)
+    words = "up to 15 pages were taken or freed during the scan"
+    for pair in (most, least):
+        assert _explain(pair, taken, 0, Findings()) == words
+    for pair in (more, less):
+        assert _explain(pair, taken, 0, Findings()) is None
+
+
+def test_lists_that_changed_explain_what_the_counters_do_not() -> None:
+    findings = Findings()
+    findings.coverage["pcp_lists_changed"] = 3
+    pair = _Pair("free.pcp", 1000, 50, 60, None)
+    words = "3 of the lists changed during the scan"
+    assert _explain(pair, _Meanwhile(), 0, findings) == words
+    assert _explain(pair, _Meanwhile(), 0, Findings()) is None
