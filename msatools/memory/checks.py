@@ -325,10 +325,6 @@ def _explain(
         passed = meanwhile.allocated + meanwhile.freed
         if low - passed <= walk <= high + passed:
             return f"up to {passed:,} pages were taken or freed during the scan"
-    changed = findings.coverage["pcp_lists_changed"]
-    if name == "free.pcp" and changed:
-        # What the buddy allocator gives them, and takes back, no counter has.
-        return f"{changed} of the lists changed during the scan"
     cpus = findings.coverage["vmstat_cpus_unreadable"]
     if name in _PER_CPU and abs(difference) <= cpus * _MAX_CPU_DELTA:
         return f"the dump lacks {cpus} per-CPU parts of counters"

@@ -6,7 +6,8 @@ Pages on the per-CPU free lists of a running kernel, told by their links alone.
 A running kernel changes these lists between the look at a struct page and the look at
 the lists, some of which cannot be followed any more. But what is taken off a list gets
 links that are poison, and what never was on one is linked to itself: links to others
-are those of a page that was on a list when it was read.
+are those of a page that was on a list when it was read. If that was none of these, the
+page was on its way between them and the buddy allocator, or compaction had it.
 """
 
 from collections.abc import Sequence
@@ -16,12 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.vmemmap import vmemmap_base
 from msatools.memory.classify import Indices, Words, where
 from msatools.memory.layout import PageLayout
 from msatools.memory.memmap import MemmapRange
 
-NO_ORDER = -1
+UNLISTED = -1
 POINTER_BYTES = 8
 """Of each of the two links of a list node."""
 
@@ -40,7 +40,7 @@ def are_links(words: Words) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class FreeLinks:
-    """Tells by its links whether an unreferenced page of no class is on a free list."""
+    """Tells by its links whether an unreferenced page of no class was on a list."""
 
     first: int
     """Address of the list node of pfn 0."""
@@ -55,7 +55,8 @@ class FreeLinks:
         self, nodes: Words, nexts: Words, prevs: Words
     ) -> npt.NDArray[np.bool_]:
         """Tell which nodes have that of another page beside them, or of two."""
-        others = are_links(nexts) & are_links(prevs) & np.not_equal(nexts, nodes)
+        others = are_links(nexts) & are_links(prevs)
+        others &= (nexts != nodes) & (prevs != nodes)
         others &= self._are_pages(nexts) | self._are_pages(prevs)
         return others
 
@@ -77,19 +78,21 @@ def free_links(
     """
     Tell how to know the pages on per-CPU lists by their links, if there is need.
 
-    ``None`` for a dump, whose lists stand still, and for a kernel where links may be
-    left over. Before Linux kernel commit 8b10b465d0e1 ("mm/page_alloc: free pages in a
-    single pass during bulk free") (in v5.18) that were those of pages that went from a
-    per-CPU list into a free block; the next change that shows in the types is
-    bf75f200569d ("mm/page_alloc: add page->buddy_list and page->pcp_list") (in v6.0).
-
-    :raises drgn.FaultError: if it cannot be read where the memmap is
+    ``None`` for a dump, whose lists stand still; where the memmap is not one array; and
+    for a kernel where links may be left over. Before Linux kernel commit 8b10b465d0e1
+    ("mm/page_alloc: free pages in a single pass during bulk free") (in v5.18) that were
+    those of pages that went from a per-CPU list into a free block; the next change that
+    shows in the types is bf75f200569d ("mm/page_alloc: add page->buddy_list and
+    page->pcp_list") (in v6.0).
     """
-    prog = reader.prog
-    if not reader.is_live or not prog.type("struct page").has_member("pcp_list"):
+    page = reader.prog.type("struct page")
+    if not reader.is_live or not page.has_member("pcp_list"):
         return None
-    pages = max((part.pfn + part.pages for part in ranges), default=0)
-    return FreeLinks(vmemmap_base(prog) + layout.lru, layout.size, pages)
+    starts = {part.address - part.pfn * layout.size for part in ranges}
+    if len(starts) != 1:
+        return None
+    pages = max(part.pfn + part.pages for part in ranges)
+    return FreeLinks(starts.pop() + layout.lru, layout.size, pages)
 
 
 def spread_orders(orders: Indices, ways: Sequence[Sequence[int]]) -> Indices:
@@ -98,7 +101,7 @@ def spread_orders(orders: Indices, ways: Sequence[Sequence[int]]) -> Indices:
 
     All pages on one list are of one order.
 
-    :param orders: By place, ``NO_ORDER`` if not known.
+    :param orders: By place, ``UNLISTED`` if not known.
     :param ways: By each, where the first places lead to; from the rest none does.
     """
     orders = orders.copy()
@@ -106,7 +109,7 @@ def spread_orders(orders: Indices, ways: Sequence[Sequence[int]]) -> Indices:
         ahead = np.concatenate((way, np.arange(len(way), len(orders))))
         # Each round looks twice as far ahead.
         for _ in range(len(way).bit_length()):
-            unknown = where(orders == NO_ORDER)
+            unknown = where(orders == UNLISTED)
             orders[unknown] = orders[ahead[unknown]]
             ahead = ahead[ahead]
     return orders
@@ -117,9 +120,9 @@ def inside_others(pfns: Words, orders: Indices) -> Indices:
     Find the free blocks that begin within one before them, which was split since.
 
     :param pfns: Of the first page of each, ascending.
-    :param orders: Of each, or ``NO_ORDER`` for what is no block.
+    :param orders: Of each, or ``UNLISTED`` for what is no block.
     """
-    blocks = where(orders != NO_ORDER)
+    blocks = where(orders != UNLISTED)
     starts = pfns[blocks].astype(np.intp)
     ends = np.maximum.accumulate(starts + np.left_shift(1, orders[blocks]))
     return blocks[1:][starts[1:] < ends[:-1]]

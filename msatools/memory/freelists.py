@@ -27,7 +27,7 @@ from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.zones import Zone
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Indices, where
-from msatools.memory.freelinks import NO_ORDER, FreeLinks, inside_others, spread_orders
+from msatools.memory.freelinks import UNLISTED, FreeLinks, inside_others, spread_orders
 from msatools.memory.layout import PageLayout
 from msatools.memory.scanresult import FreeCandidates, ScanResult
 
@@ -136,7 +136,7 @@ def settle_pcp(
     (codes,), (keys,) = candidates.codes, candidates.keys
     if links is not None:
         lists.add_linked(orders, codes == PageClass.UNATTRIBUTED, links)
-    chosen = where(orders != NO_ORDER)
+    chosen = where(orders != UNLISTED)
     sizes = np.left_shift(1, orders[chosen])
     codes, keys = codes[chosen], keys[chosen]
     for key, code in itertools.product(np.unique(keys), np.unique(codes)):
@@ -181,7 +181,7 @@ class _Lists:
         pages = len(self._nodes)
         # Behind those of the pages: none where a list ends, or leads elsewhere.
         rooms = self._rooms.tolist() + [0] * (len(self._lists) + 1)
-        orders = np.full(pages, NO_ORDER, np.intp)
+        orders = np.full(pages, UNLISTED, np.intp)
         broken = 0
         for number, pcp_list in enumerate(self._lists):
             size = 1 << pcp_list.order
@@ -204,16 +204,16 @@ class _Lists:
         self, orders: Indices, may_be: npt.NDArray[np.bool_], links: FreeLinks
     ) -> None:
         """Give an order to what was on a list by its links, and was not found on it."""
-        ends = [*(one.order for one in self._lists), NO_ORDER]
+        ends = [*(one.order for one in self._lists), UNLISTED]
         known = np.concatenate((orders, np.array(ends, np.intp)))
         ways = (self._following, self._preceding)
         found = spread_orders(known, ways)[: len(orders)]
         # At least it is one page.
         found[np.left_shift(1, np.maximum(found, 0)) > self._rooms] = 0
-        left = may_be & (orders == NO_ORDER)
+        left = may_be & (orders == UNLISTED)
         left &= links.lead_to_others(self._nodes, self._nexts, self._prevs)
         orders[left] = np.maximum(found[left], 0)
-        orders[inside_others(links.pfns(self._nodes), orders)] = NO_ORDER
+        orders[inside_others(links.pfns(self._nodes), orders)] = UNLISTED
 
 
 class _Places:

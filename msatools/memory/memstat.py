@@ -87,6 +87,8 @@ _LOSSES = {
     "that they map, are unattributed",
     "pageblocks_unreadable": "page blocks have a migrate type that cannot be read",
     "pcp_lists_broken": "per-CPU free lists break off: what follows is unattributed",
+    "pcp_lists_changed": "per-CPU free lists changed as they were followed: some of "
+    "their pages may be unattributed",
     "pcp_lists_unreadable": "sets of per-CPU free lists cannot be read: their pages "
     "are unattributed",
     "pipes_unreadable": "pipes cannot be read: their pages are unattributed",

@@ -154,8 +154,15 @@ class ByOrder:
         first, last = np.searchsorted(self.pcp_pfns, ends)
         pages = (self.pcp_pfns[first:last] - ends[0]).astype(np.intp)
         orders = self.pcp_orders[first:last].astype(np.intp)
-        free = block.codes[pages] == PageClass.FREE_PCP
-        free &= pages + np.left_shift(1, orders) <= len(block)
+        if not len(pages):
+            return pages, orders
+        # What was a block when it was listed may be in use since, but for one page.
+        ends = pages + np.left_shift(1, orders)
+        fits = ends <= len(block)
+        pages, orders, ends = pages[fits], orders[fits], ends[fits]
+        before = np.cumsum(block.codes == PageClass.FREE_PCP)
+        free = before[ends - 1] - before[pages] == ends - 1 - pages
+        free &= block.codes[pages] == PageClass.FREE_PCP
         return pages[free], orders[free]
 
     def _part(

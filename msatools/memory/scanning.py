@@ -27,10 +27,10 @@ def scan_and_settle(
 ) -> tuple[ScanResult, PcpLists]:
     """Scan the memmap, then put the sums right by what other structures tell."""
     reader, findings = scene.reader, scene.findings
+    links = free_links(reader, scene.layout, scene.ranges)
     result = _scan(scene, observers, None, workers, progress)
     if reader.is_live:
         pcp = pcp_lists(reader, list(scene.zones.values()), findings)
-    links = free_links(reader, scene.layout, scene.ranges)
     _, broken = settle_pcp(result, pcp, links)
     _count_broken(broken, links, findings)
     settle_cache(reader, result, findings)
@@ -62,7 +62,7 @@ def scan_finally(
 
 
 def _count_broken(broken: int, links: FreeLinks | None, findings: Findings) -> None:
-    """Count the lists that break off: with links, no page is lost by that."""
+    """Count the lists that break off, of which links still tell most pages."""
     key = "pcp_lists_broken" if links is None else "pcp_lists_changed"
     findings.coverage[key] += broken
 

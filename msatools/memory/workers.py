@@ -6,7 +6,8 @@ Work shared out to forked processes, and brought back in its order.
 Threads would not do: drgn holds the interpreter's lock while it reads. A forked worker
 reads by its copy of the program that its parent has opened. The file under both is one,
 and so is its position; but drgn and libkdumpfile read by ``pread()`` and ``mmap()``,
-which leave that alone. For a file that is not so, a worker begins with one of its own.
+which leave that alone. Where more than the position is shared, as by who reads the same
+open /proc/kcore, a worker begins by opening it for itself.
 """
 
 import gc

@@ -214,6 +214,9 @@ def open_again(prog: Program) -> None:
     and from it without a lock: of two processes that read by the same open file at the
     same time, one may get what the other has asked for.
 
+    As any open() of it, this may have the table of segments made anew: then
+    :func:`steady` tells.
+
     :raises OSError: if it cannot be opened again; then the process must not read
     """
     if not _is_kcore(prog):
@@ -230,10 +233,12 @@ def open_again(prog: Program) -> None:
 
 def _leads_to_kcore(number: int) -> bool:
     try:
-        return os.readlink(f"{_OPEN_FILES}/{number}") == KCORE
+        path = os.readlink(f"{_OPEN_FILES}/{number}")
     except FileNotFoundError:
         # By which the numbers were listed.
         return False
+    # Of any mount of proc; and to open another file of that name again does no harm.
+    return os.path.basename(path) == os.path.basename(KCORE)
 
 
 def _segments_of(prog: Program) -> Segments | None:

@@ -82,12 +82,3 @@ def test_others_come_to_the_lists_for_those_that_are_taken() -> None:
         assert _explain(pair, taken, 0, Findings()) == words
     for pair in (more, less):
         assert _explain(pair, taken, 0, Findings()) is None
-
-
-def test_lists_that_changed_explain_what_the_counters_do_not() -> None:
-    findings = Findings()
-    findings.coverage["pcp_lists_changed"] = 3
-    pair = _Pair("free.pcp", 1000, 50, 60, None)
-    words = "3 of the lists changed during the scan"
-    assert _explain(pair, _Meanwhile(), 0, findings) == words
-    assert _explain(pair, _Meanwhile(), 0, Findings()) is None

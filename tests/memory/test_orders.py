@@ -141,6 +141,21 @@ def test_pages_on_per_cpu_lists(pages: Pages, layout: PageLayout) -> None:
     assert found[[2, 1, 0, 3]].tolist() == [4, 2, 2, 0]
 
 
+def test_block_that_was_listed_and_is_in_use_in_part(
+    pages: Pages, layout: PageLayout
+) -> None:
+    """Its first page is on a list again, alone."""
+    block = block_of(pages, layout)
+    block.codes[[8, 16, 17, 18]] = PageClass.FREE_PCP
+    block.codes[PAGES - 8 :] = PageClass.FREE_PCP
+    pfns = np.array([8, 16, 24, PAGES - 8], np.uint64) + np.uint64(block.pfn)
+    seen = ByOrder(pfns, np.array([3, 1, 2, 3], np.uint8))
+    seen.observe(block)
+    found = seen.total()
+    assert found[[0, 1, 2, 3], PageClass.FREE_PCP].tolist() == [2, 2, 0, 8]
+    assert found[1:].sum() == 10
+
+
 @pytest.mark.parametrize(("each", "skip"), [(8, 0), (64, 0), (24, 5), (1000, 999)])
 def test_class_counts(each: int, skip: int) -> None:
     codes = np.random.default_rng(1).integers(0, NCLASSES, 64).astype(np.uint8)

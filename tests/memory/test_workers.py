@@ -394,3 +394,19 @@ def test_number_of_workers(msa: Msa, number: str) -> None:
     done = msa("-j", number, "vmcore")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_each_worker_of_a_scan_opens_the_kernel_again(
+    prog: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def touch(opened: Program) -> None:
+        assert opened is prog
+        (tmp_path / str(os.getpid())).touch()
+
+    monkeypatch.setattr(parts, "open_again", touch)
+    collect_memstat(prog, workers=1)
+    assert not [*tmp_path.iterdir()]
+    collect_memstat(prog, workers=2)
+    pids = {int(path.name) for path in tmp_path.iterdir()}
+    assert pids
+    assert os.getpid() not in pids

@@ -167,9 +167,6 @@ def test_class_lies_between_the_counters(session: Session, name: str) -> None:
     lowest, highest = min(found) - slack, max(found) + slack
     if name == "stacks":
         highest += CACHED_STACKS
-    if name == "free" and report["coverage"].get("pcp_lists_broken"):
-        # A list that changes while it is followed is lost from there on.
-        lowest -= max(counters(reading)["pcp"] for reading in readings)
     ours = pages(report, *classes)
     if name == "anon":
         # A huge page of which a part was unmapped is kept, and counted, as a whole

@@ -274,7 +274,7 @@ def test_other_programs_have_none() -> None:
 @pytest.fixture
 def path_of_kcore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that is taken for /proc/kcore, and all programs for those of it."""
-    path = tmp_path / "kcore"
+    path = tmp_path / "kcore of no other test"
     path.write_bytes(b"kcore")
     monkeypatch.setattr(kcore, "KCORE", str(path))
     monkeypatch.setattr(kcore, "_is_kcore", lambda _: True)
