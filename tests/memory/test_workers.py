@@ -144,8 +144,10 @@ def test_workers_begin_each_for_itself() -> None:
     def work(number: int) -> tuple[list[int], int]:
         return begun, os.getpid()
 
+    def begin() -> None:
+        begun.append(os.getpid())
+
     taken: list[tuple[list[int], int]] = []
-    begin = lambda: begun.append(os.getpid())  # noqa: E731
     assert do_in_order(work, 5, 2, taken.append, lambda _: None, begin) == 0
     assert all(who == [pid] != [parent] for who, pid in taken)
     assert begun == []
@@ -157,8 +159,10 @@ def test_worker_that_cannot_begin_does_nothing() -> None:
     def refuse() -> None:
         raise PermissionError
 
+    def work(number: int) -> bool:
+        return in_worker(parent)
+
     taken: list[bool] = []
-    work = lambda _: in_worker(parent)  # noqa: E731
     assert do_in_order(work, 3, 2, taken.append, lambda _: None, refuse) == 3
     assert taken == [False] * 3
 
