@@ -5,7 +5,8 @@
 import drgn
 from drgn.helpers.linux.percpu import per_cpu
 
-from msatools.tasks.now import INTERRUPTS, USER, running_frames
+from msatools.target.addresses import KERNEL_HALF
+from msatools.tasks.now import INTERRUPTS, running_frames
 from msatools.tasks.text import KernelText
 
 
@@ -25,7 +26,7 @@ def doing(prog: drgn.Program, text: KernelText, cpu: int) -> str | None:
     if not frames:
         return None
     innermost, _ = frames[0]
-    if innermost < USER:
+    if innermost < KERNEL_HALF:
         return "user mode"
     entered = any(name.startswith(INTERRUPTS) for _, name in frames)
     name = text.name(innermost) or hex(innermost)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
+from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.stackmemory import Rows, read_stacks
 from msatools.tasks.table import TaskTable
 
@@ -83,7 +84,7 @@ def _running_pointer(prog: drgn.Program, task: int) -> int:
     try:
         trace = prog.stack_trace(drgn.Object(prog, "struct task_struct *", task))
         for frame in trace:
-            if frame.sp >> 63:
+            if frame.sp >= KERNEL_HALF:
                 # In user mode when it was stopped, the kernel's stack is empty.
                 return int(frame.sp)
     except (ValueError, LookupError, drgn.FaultError):

@@ -9,10 +9,8 @@ import drgn
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.structs import find_offset
+from msatools.target.addresses import kernel_start
 from msatools.tasks.text import kernel_symbol
-
-KERNEL = 1 << 63
-"""Addresses from here on are the kernel's."""
 
 CODE = 0xFFFF_FFFF_8000_0000
 """All code lies in the last 2 GiB of x86-64 (its code model needs that)."""
@@ -27,6 +25,7 @@ class Layout:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self._prog = reader.prog
+        self.kernel_start = kernel_start(reader.prog)
         self._offset = lru_cache(maxsize=None)(self._find_offset)
         self._size = lru_cache(maxsize=None)(self._find_size)
         self._symbol = lru_cache(maxsize=None)(self._find_symbol)

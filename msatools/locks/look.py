@@ -18,7 +18,7 @@ from msatools.locks.events.kthreads import KernelThreads
 from msatools.locks.events.queues import Queues
 from msatools.locks.events.work import Workqueues
 from msatools.locks.futexkey import Key
-from msatools.locks.layout import KERNEL, Layout
+from msatools.locks.layout import Layout
 from msatools.locks.names.places import Places
 from msatools.locks.outside.fuse import Fuse
 from msatools.locks.outside.mapper import Mapper
@@ -28,6 +28,7 @@ from msatools.locks.sockets import Endpoints
 from msatools.locks.storage import Inode, Storage
 from msatools.locks.user.futexes import Futexes, Waiter
 from msatools.locks.user.usermemory import UserMemory
+from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.descriptors import Descriptors
 from msatools.tasks.table import TaskTable
@@ -195,7 +196,7 @@ class Look:
         row = self._rows.get(task)
         if row is not None:
             return int(self.tasks[name][row])
-        if task < KERNEL:
+        if task < KERNEL_HALF:
             return None
         return self.layout.member(task, "task_struct", name, size=4)
 
@@ -255,7 +256,7 @@ class Look:
         :raises drgn.FaultError: if it cannot be read
         """
         first = self.layout.member(inode.address, "inode", "i_dentry")
-        if first < KERNEL:
+        if first < KERNEL_HALF:
             return None
         dentry = first - self.layout.offset("dentry", "d_u.d_alias", "d_alias")
         mount = self.paths.mount_of(inode.super_block)
@@ -266,7 +267,7 @@ class Look:
 
         :raises drgn.FaultError: if it cannot be read
         """
-        if file is None or file.mapping < KERNEL:
+        if file is None or file.mapping < KERNEL_HALF:
             return False
         host = self.layout.member(file.mapping, "address_space", "host")
         return host == inode.address

@@ -15,7 +15,8 @@ import drgn
 import numpy as np
 
 from msatools.kernel.reader import Addresses
-from msatools.locks.layout import CODE, KERNEL, Layout
+from msatools.locks.layout import CODE, Layout
+from msatools.target.addresses import KERNEL_HALF
 
 _WORD = struct.Struct("<Q")
 _MAX_ENTRIES = 64
@@ -85,7 +86,7 @@ class OwnStack:
     def data_pointers(self) -> list[int]:
         """Give those words, innermost first, each once; none that is on the stack."""
         words = self.words
-        chosen = words[(words >= np.uint64(KERNEL)) & (words < np.uint64(CODE))]
+        chosen = words[(words >= np.uint64(KERNEL_HALF)) & (words < np.uint64(CODE))]
         return [word for word in dict.fromkeys(chosen.tolist()) if word not in self]
 
     def word(self, address: int) -> int | None:
@@ -127,7 +128,7 @@ class OwnStack:
             if called is None or following is None or before is None:
                 continue
             # One that is on no queue points at itself.
-            linked = following >= KERNEL <= before and following != address + node
+            linked = following >= KERNEL_HALF <= before and following != address + node
             if called >= CODE and linked:
                 yield WaitEntry(address, called, following, before)
 
@@ -149,7 +150,7 @@ class OwnStack:
             when, clock = self.word(start + expires), self.word(start + base)
             if self.word(start + task) != self.task or not when or not clock:
                 continue
-            if armed is not None and armed & _ENQUEUED and clock >= KERNEL:
+            if armed is not None and armed & _ENQUEUED and clock >= KERNEL_HALF:
                 return Timer(when, clock)
         return None
 
@@ -186,7 +187,7 @@ class OwnStack:
         size = self._layout.size("poll_table_entry")
         member = at("poll_table_entry", "filp")
         for _ in range(_MAX_ENTRIES):
-            if table < KERNEL:
+            if table < KERNEL_HALF:
                 break
             following, end = self._layout.members(
                 table, "poll_table_page", "next", "entry"
@@ -220,7 +221,7 @@ class OwnStack:
             place = self.base + 8 * number
             start = place - address_at
             vma, page = self.word(start + vma_at), self.word(start + page_at)
-            if vma is None or page is None or not KERNEL <= vma < CODE:
+            if vma is None or page is None or not KERNEL_HALF <= vma < CODE:
                 continue
             address = self.word(place) or 0
             try:

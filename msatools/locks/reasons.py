@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import drgn
 
-from msatools.locks.layout import KERNEL
 from msatools.locks.look import Case, Look
 from msatools.locks.model import On
 from msatools.locks.outside.externals import External
+from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.now import Now
 
@@ -93,7 +93,7 @@ def _running_in(look: Look, row: int) -> str:
         trace = prog.stack_trace(task)
     except (ValueError, LookupError, drgn.FaultError):
         return ""
-    names = (frame.name for frame in trace if frame.pc >= KERNEL)
+    names = (frame.name for frame in trace if frame.pc >= KERNEL_HALF)
     name = next((name for name in names if name), None)
     return f" in {name}" if name else ""
 

@@ -20,6 +20,7 @@ from msatools.locks.lock import Holder, Lock, Queued
 from msatools.locks.look import Look
 from msatools.locks.owners import BY_STACK, Owned, owners
 from msatools.locks.sleeping.spinlocks import spins
+from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.now import Now
 from msatools.tasks.table import TaskTable
 
@@ -180,7 +181,7 @@ def find_owners(
     of_kernel = {
         lock: lock.address
         for lock in scene.wanted
-        if lock.address is not None and lock.address >> 63
+        if lock.address is not None and lock.address >= KERNEL_HALF
     }
     unsure = any(lock.type in BY_STACK for lock in of_kernel)
     known = {row for lock in of_kernel for row, _ in named[lock]}

@@ -16,7 +16,8 @@ import numpy as np
 from msatools.kernel.reader import Addresses
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import read_structs
-from msatools.locks.layout import KERNEL, Layout
+from msatools.locks.layout import Layout
+from msatools.target.addresses import KERNEL_HALF
 
 _SOCKET = {"sock": ("u8", ("sk",)), "type": ("u2", ("type",))}
 _COMMON = "__sk_common."
@@ -95,7 +96,7 @@ class Sockets:
         peer = None
         try:
             other = self._layout.member(sock, "unix_sock", "peer")
-            peer = self._unix_name(other) if other >= KERNEL else None
+            peer = self._unix_name(other) if other >= KERNEL_HALF else None
         except (drgn.FaultError, LookupError):
             pass
         return Endpoints(f"unix {form}", local, peer)
@@ -104,7 +105,7 @@ class Sockets:
         """Read the name that a socket is bound to; an abstract one begins with @."""
         try:
             address = self._layout.member(sock, "unix_sock", "addr")
-            if address < KERNEL:
+            if address < KERNEL_HALF:
                 return None
             length = self._layout.member(address, "unix_address", "len", size=4)
             place = self._layout.offset("unix_address", "name")

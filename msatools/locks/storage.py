@@ -10,7 +10,8 @@ import numpy as np
 
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import read_structs
-from msatools.locks.layout import KERNEL, Layout
+from msatools.locks.layout import Layout
+from msatools.target.addresses import KERNEL_HALF
 
 _INODE = {
     "mode": ("u2", ("i_mode",)),
@@ -108,7 +109,7 @@ class Storage:
             device += self._layout.offset("bdev_inode", "bdev")
         else:
             device = self._layout.member(inode.super_block, "super_block", "s_bdev")
-        return self.device(device) if device >= KERNEL else None
+        return self.device(device) if device >= KERNEL_HALF else None
 
     def device(self, address: int) -> str | None:
         """Name a ``struct block_device``: its name and numbers."""
@@ -127,7 +128,7 @@ class Storage:
         if not self._layout.has("block_device", "bd_device.kobj.name"):
             return text
         place = self._layout.member(address, "block_device", "bd_device.kobj.name")
-        if place < KERNEL:
+        if place < KERNEL_HALF:
             return text
         data = self._layout.reader.read(place, _NAME_BYTES)
         name = data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
@@ -139,10 +140,10 @@ class Storage:
         :raises drgn.FaultError: if it cannot be read
         """
         mapping = self._layout.member(folio, self._page, "mapping")
-        if mapping < KERNEL or mapping & _MAPPING_FLAGS:
+        if mapping < KERNEL_HALF or mapping & _MAPPING_FLAGS:
             return None
         host = self._layout.member(mapping, "address_space", "host")
-        return self.inode(host) if host >= KERNEL else None
+        return self.inode(host) if host >= KERNEL_HALF else None
 
     def swap_of_folio(self, folio: int) -> str | None:
         """Name the device that a page in the swap cache is swapped to.
@@ -159,7 +160,7 @@ class Storage:
         if swaps is None:
             return None
         info = self._layout.word(swaps + 8 * number)
-        if info < KERNEL:
+        if info < KERNEL_HALF:
             return None
         return self.device(self._layout.member(info, "swap_info_struct", "bdev"))
 
@@ -172,7 +173,7 @@ class Storage:
         """
         names = ("b_this_page", ("b_folio", "b_page"), "b_bdev")
         following, page, device = self._layout.members(address, "buffer_head", *names)
-        if min(following, page, device) < KERNEL:
+        if min(following, page, device) < KERNEL_HALF:
             return None
         first = self._layout.member(page, self._page, "private")
         for _ in range(_MAX_RING):

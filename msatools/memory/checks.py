@@ -19,6 +19,7 @@ from msatools.kernel.vmstat import (
     vm_events,
 )
 from msatools.memory.classes import PageClass as C
+from msatools.memory.differences import Difference, Meanwhile, Reason, explain
 from msatools.memory.freelists import PcpLists
 from msatools.memory.layout import PageLayout
 from msatools.memory.model import Check
@@ -27,14 +28,6 @@ from msatools.memory.pagecache import blockdev_pages
 from msatools.memory.scanresult import ScanResult
 
 _MAX_HUGE_ORDER = 30
-
-
-@dataclass(frozen=True)
-class Reason:
-    """A known cause for which a sum and a counter differ, and by how much."""
-
-    pages: int
-    text: str
 
 
 @dataclass(frozen=True)
@@ -147,7 +140,7 @@ def make_checks(
 
     :param before: The counters before the scan; on a dump the same object as
         *after*.
-    :param findings: What could not be read explains a difference, too.
+    :param findings: What could not be read.
     """
     totals = result.totals()
 
@@ -155,8 +148,10 @@ def make_checks(
         return int(sum(totals[c] for c in classes))
 
     missing = pages(C.EXCLUDED, C.UNREADABLE)
-    became = (_MOVED, _ALLOCATED, _FREED)
-    meanwhile = _Meanwhile(*(_passed(what, before, after) for what in became))
+    meanwhile = None
+    if before is not after:
+        became = (_MOVED, _ALLOCATED, _FREED)
+        meanwhile = Meanwhile(*(_passed(what, before, after) for what in became))
 
     def check(
         name: str, walk: int, *counters: str, reason: Reason | None = None
@@ -165,14 +160,17 @@ def make_checks(
         if not kept:
             return
         kernel = after.get(*kept)
-        pair = _Pair(name, walk, before.get(*kept), kernel, reason)
+        explanation = None
+        if kernel is not None and walk != kernel:
+            difference = Difference(name, walk, kernel, before.get(*kept), reason)
+            explanation = explain(difference, meanwhile, missing, findings)
         yield Check(
             name=name,
             walk_pages=walk,
             counter=" + ".join(kept),
             kernel_pages=kernel,
             difference=None if kernel is None else walk - kernel,
-            explained_by=_explain(pair, meanwhile, missing, findings),
+            explained_by=explanation,
         )
 
     cache = pages(C.FILE, C.EXEC, C.BLOCKDEV, C.SHMEM)
@@ -228,130 +226,3 @@ def make_checks(
         ),
         *check("hwpoison", pages(C.HWPOISON), "num_poisoned_pages"),
     )
-
-
-_MAX_CPU_DELTA = 127
-"""A CPU keeps its part of a counter in a signed byte."""
-
-_VMALLOC = ("a list of vmalloc areas", "vmalloc", "vmalloc_areas_unreadable")
-
-_LOSSES = {
-    "kernel.vmalloc": _VMALLOC,
-    "kernel.stacks": _VMALLOC,
-    "kernel.percpu": ("a list of percpu chunks", "percpu", "page_tables_unreadable"),
-}
-"""What tells of the pages of a class, as findings name its loss."""
-
-_SLAB_LOSSES = (
-    "tasks",
-    "a socket's queue",
-    "pipes and sockets",
-    "file_tables_unreadable",
-    "files_unreadable",
-    "sockets_unreadable",
-    "skbs_unreadable",
-)
-"""What tells that compound pages are data of sockets and not of kmalloc()."""
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """A sum and the counter that it is held against, in pages."""
-
-    name: str
-    walk: int
-    before: int | None
-    """The counter before the scan, if all of it could be read."""
-
-    kernel: int | None
-    reason: Reason | None
-
-
-@dataclass(frozen=True)
-class _Meanwhile:
-    """What became of pages while they were counted."""
-
-    moved: int = 0
-    allocated: int = 0
-    freed: int = 0
-
-
-def _explain(
-    pair: _Pair, meanwhile: _Meanwhile, missing: int, findings: Findings
-) -> str | None:
-    """Tell why a sum and its counter differ, ``None`` if nothing tells it.
-
-    :param missing: Struct pages that the dump lacks.
-    """
-    name, walk, before = pair.name, pair.walk, pair.before
-    kernel, reason = pair.kernel, pair.reason
-    if kernel is None or walk == kernel:
-        return None
-    difference = walk - kernel
-    if reason is not None and reason.pages == difference:
-        return reason.text
-    if before is not None and min(before, kernel) <= walk <= max(before, kernel):
-        return f"went from {before:,} to {kernel:,} during the scan"
-    if before is not None and reason is not None:
-        # Both at once: the counter went on, and never has what the reason names.
-        low, high = min(before, kernel), max(before, kernel)
-        if low <= walk - reason.pages <= high:
-            return f"{reason.text}; went from {before:,} to {kernel:,} during the scan"
-    if before is not None and name in _PER_CPU:
-        # What moves from a page that is still to be looked at to one that has been is
-        # missed, and met twice the other way round. The counters do not show it.
-        low, high = min(before, kernel), max(before, kernel)
-        if low - meanwhile.moved <= walk <= high + meanwhile.moved:
-            return f"up to {meanwhile.moved:,} pages moved to others during the scan"
-    # What is lost comes on top of what the reason names.
-    first = "" if reason is None or not reason.pages else f"{reason.text}; "
-    beyond = difference if reason is None else difference - reason.pages
-    if beyond < 0 and findings.lost["section table"]:
-        return f"{first}the dump lacks struct pages"
-    if 0 < -beyond <= missing:
-        return f"{first}the dump lacks {missing:,} struct pages"
-    tellers: tuple[str, ...] = _LOSSES.get(name, ()) if beyond < 0 else ()
-    if name == "kernel.slab" and beyond > 0:
-        tellers = _SLAB_LOSSES
-    if any(findings.lost[what] or findings.coverage[what] for what in tellers):
-        return f"{first}the dump lacks some of what tells their use"
-    broken = findings.coverage["pcp_lists_broken"]
-    if name == "free.pcp" and difference < 0 and broken:
-        return f"{broken} of the lists could not be followed to their end"
-    if before is not None and name == "free.pcp":
-        # Others take their place, of which the lists have no less then: those are of
-        # the buddy allocator, which gives many at a time, or were freed just now.
-        low, high = min(before, kernel), max(before, kernel)
-        passed = meanwhile.allocated + meanwhile.freed
-        if low - passed <= walk <= high + passed:
-            return f"up to {passed:,} pages were taken or freed during the scan"
-    cpus = findings.coverage["vmstat_cpus_unreadable"]
-    if name in _PER_CPU and abs(difference) <= cpus * _MAX_CPU_DELTA:
-        return f"the dump lacks {cpus} per-CPU parts of counters"
-    if before is not None and name in _PASSING:
-        # A counter that is what it was may have been another meanwhile. What is too
-        # many was met and freed then, what is missing was freed before it was met.
-        low, high = min(before, kernel), max(before, kernel)
-        freed = meanwhile.freed
-        if low - freed <= walk <= high + freed:
-            return f"up to {freed:,} pages were freed during the scan, and used anew"
-    return None
-
-
-_PER_CPU = frozenset(
-    {
-        "free.buddy",
-        "user.anon",
-        "cache",
-        "cache.shmem",
-        "swapcache",
-        "kernel.slab",
-        "kernel.page_tables",
-        "kernel.stacks",
-        "kernel.zsmalloc",
-    }
-)
-"""Checks against counters of which each CPU keeps a part."""
-
-_PASSING = _PER_CPU | {"cache.blockdev", "kernel.vmalloc"}
-"""Checks of pages that come to be used, and are freed, in the course of a moment."""

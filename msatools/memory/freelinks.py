@@ -26,15 +26,19 @@ POINTER_BYTES = 8
 """Of each of the two links of a list node."""
 
 _ALIGNMENT = np.uint64(7)
-_SIGN_SHIFT, _SIGN = np.uint64(55), np.uint64(0x1FF)
-"""The high bits of a kernel address: those of LIST_POISON are others."""
 
 
-def are_links(words: Words) -> npt.NDArray[np.bool_]:
-    """Tell what may be the address of a list node: a word in the kernel's memory."""
-    found: npt.NDArray[np.bool_] = (words & _ALIGNMENT == 0) & (
-        words >> _SIGN_SHIFT == _SIGN
-    )
+def are_links(words: Words, kernel_start: int) -> npt.NDArray[np.bool_]:
+    """
+    Return which words may be the address of a list node.
+
+    LIST_POISON lies below the kernel's addresses. The lists' heads are per-CPU memory,
+    in the direct map or among the lowest of the kernel's addresses.
+
+    :param kernel_start: The lowest of them (:attr:`PageLayout.kernel_start`).
+    """
+    found: npt.NDArray[np.bool_] = words & _ALIGNMENT == 0
+    found &= words >= np.uint64(kernel_start)
     return found
 
 
@@ -51,11 +55,15 @@ class FreeLinks:
     pages: int
     """That there are at most."""
 
+    kernel_start: int
+    """The lowest address of the kernel."""
+
     def lead_to_others(
         self, nodes: Words, nexts: Words, prevs: Words
     ) -> npt.NDArray[np.bool_]:
         """Tell which nodes have that of another page beside them, or of two."""
-        others = are_links(nexts) & are_links(prevs)
+        others = are_links(nexts, self.kernel_start)
+        others &= are_links(prevs, self.kernel_start)
         others &= (nexts != nodes) & (prevs != nodes)
         others &= self._are_pages(nexts) | self._are_pages(prevs)
         return others
@@ -92,7 +100,7 @@ def free_links(
     if len(starts) != 1:
         return None
     pages = max(part.pfn + part.pages for part in ranges)
-    return FreeLinks(starts.pop() + layout.lru, layout.size, pages)
+    return FreeLinks(starts.pop() + layout.lru, layout.size, pages, layout.kernel_start)
 
 
 def spread_orders(orders: Indices, ways: Sequence[Sequence[int]]) -> Indices:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from msatools.memory.classes import PageClass
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
+from msatools.target.addresses import kernel_start
 
 _LAYOUT = "msatools.page layout"
 """Key of the program's cache."""
@@ -91,6 +92,9 @@ class PageLayout:
     fake_heads: bool
     """Whether tails of an optimised hugetlb page can look like heads."""
 
+    kernel_start: int
+    """The lowest address that a link of ``lru`` may have (``target/addresses.py``)."""
+
     @property
     def swapcache_bits(self) -> int:
         """All set in a page of the swap cache; one bit has other meanings, too."""
@@ -142,6 +146,7 @@ def _read_layout(prog: drgn.Program) -> PageLayout:
         node_bits=node_bits,
         device_zone=_device_zone(prog),
         fake_heads=fake_heads,
+        kernel_start=kernel_start(prog),
     )
 
 

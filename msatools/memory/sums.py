@@ -215,7 +215,7 @@ def _add_candidates(
     nexts = block.column(lru)[orphans]
     nodes = block.nodes(orphans)
     # What never was on a list is linked to itself.
-    linked = are_links(nexts) & (nexts != nodes)
+    linked = are_links(nexts, block.layout.kernel_start) & (nexts != nodes)
     rooms = free_rooms(block, orphans)
     orphans = orphans[linked]
     candidates.nexts.append(nexts[linked])

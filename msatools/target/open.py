@@ -16,6 +16,7 @@ from msatools.selfdesc import (
     main_module,
 )
 from msatools.target import debuginfo, kcore, qmp
+from msatools.target.addresses import KERNEL_HALF
 from msatools.target.describe import describe_opened
 from msatools.target.dumpfile import DumpFile, os_error, read_dump_file
 from msatools.target.errors import (
@@ -30,7 +31,6 @@ from msatools.target.kcore import KCORE
 from msatools.target.linear import map_kernel
 from msatools.target.model import Target
 
-_USER_ADDRESSES = 1 << 63
 _PROC = "/proc"
 _LOCKDOWN = "/sys/kernel/security/lockdown"
 _CAP_SYS_RAWIO = 17
@@ -161,7 +161,7 @@ def mask_user_addresses(prog: Program) -> None:
     """
     assert prog.platform is not None
     if prog.platform.arch in (Architecture.X86_64, Architecture.AARCH64):
-        prog.add_memory_segment(0, _USER_ADDRESSES, _fault)
+        prog.add_memory_segment(0, KERNEL_HALF, _fault)
 
 
 def _fault(address: int, count: int, offset: int, physical: bool) -> bytes:

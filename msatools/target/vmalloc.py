@@ -2,12 +2,10 @@
 
 """What a dumped kernel maps page by page, read with each page table read once.
 
-Kernel stacks and modules lie where vmalloc() puts things. drgn walks four tables for
-each read; in a dump they do not change, so one that was read is kept. x86-64 with
-tables of four levels (Documentation/arch/x86/x86_64/mm.rst).
-
-What lies elsewhere, such as the memmap, is found by the same tables, many pages at a
-time; then there may be five levels (x86_64/5level-paging.rst).
+Kernel stacks and modules lie where vmalloc() puts things. drgn walks four or five
+tables for each read; in a dump they do not change, so one that was read is kept. What
+lies elsewhere, such as the memmap, is found by the same tables, many pages at a time.
+x86-64 (Documentation/arch/x86/x86_64/mm.rst).
 """
 
 import struct
@@ -23,7 +21,8 @@ from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
 START_KERNEL_MAP = 0xFFFF_FFFF_8000_0000
 """Where the kernel's image is mapped (__START_KERNEL_map)."""
 
-_VMALLOC_BYTES = (32 << 40) - 1
+_VMALLOC_TIB = {4: 32, 5: 12800}
+"""Size of the vmalloc area by levels (VMALLOC_SIZE_TB_L4 and _L5)."""
 _MODULES = 0xFFFF_FFFF_A000_0000
 _MODULES_END = 0xFFFF_FFFF_FF00_0000
 
@@ -50,12 +49,13 @@ def map_vmalloc(prog: Program) -> bool:
     :return: Whether this kernel's tables are known.
     """
     tables = page_tables(prog)
-    if tables is None or tables.levels != _LEVELS:
+    if tables is None:
         return False
     ranges = [(_MODULES, _MODULES_END - _MODULES)]
     with suppress(LookupError, FaultError):
         # Without CONFIG_DYNAMIC_MEMORY_LAYOUT it is a constant, and no variable.
-        ranges.append((prog["vmalloc_base"].value_(), _VMALLOC_BYTES))
+        size = (_VMALLOC_TIB[len(tables.levels)] << 40) - 1
+        ranges.append((prog["vmalloc_base"].value_(), size))
     for start, size in ranges:
         prog.add_memory_segment(start, size, tables.read)
     return True

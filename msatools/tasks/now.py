@@ -11,14 +11,12 @@ import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.kernel.reader import Addresses
+from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stacks import StackCollector, Stacks
 from msatools.tasks.states import STOPPED, TRACED, asleep
 from msatools.tasks.table import TaskTable
 from msatools.tasks.waits import Wait, classify
-
-USER = 1 << 63
-"""The kernel's code is above, that of programs below."""
 
 INTERRUPTS = ("asm_sysvec_", "asm_common_interrupt", "asm_exc_nmi", "asm_spurious")
 """What an interrupt enters the kernel by; arch/x86/include/asm/idtentry.h."""
@@ -101,10 +99,10 @@ def _running(prog: drgn.Program, task: int) -> TaskClass:
     frames = running_frames(prog, task)
     if not frames:
         return TaskClass.OTH
-    if frames[0][0] < USER:
+    if frames[0][0] < KERNEL_HALF:
         return TaskClass.USR
-    kernel = [name for pc, name in frames if pc >= USER]
-    over_user = any(pc < USER for pc, _ in frames)
+    kernel = [name for pc, name in frames if pc >= KERNEL_HALF]
+    over_user = any(pc < KERNEL_HALF for pc, _ in frames)
     if over_user and kernel[-1].startswith(INTERRUPTS):
         return TaskClass.INT
     return TaskClass.SYS

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
+from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.framerules import End
 from msatools.tasks.orc import Orc
 from msatools.tasks.stackmemory import StackMemory, read_stacks, stack_bytes
@@ -29,8 +30,6 @@ _AT_ONCE = 1024
 
 MAX_ASKED = 256
 """Stacks that drgn is asked for where ORC does most: it takes milliseconds for each."""
-
-_USER = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -230,7 +229,7 @@ def _ask_drgn(prog: drgn.Program, task: int) -> Stack:
     for frame in trace:
         if frame.is_inline:
             continue
-        if frame.pc < _USER:
+        if frame.pc < KERNEL_HALF:
             end = End.ENTRY
             break
         if frame.interrupted:

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses
 from msatools.kernel.structs import each_once
+from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.framerules import (
     CODE_START,
     MAX_FRAMES,
     RULES,
-    USER_END,
     End,
     FrameRule,
     worked_out,
@@ -27,7 +27,7 @@ from msatools.tasks.unwindone import OneMemory, OneStack, OneState, unwind_one
 _FEW = 8
 """Stacks that take less one by one: a step of all takes as long as twenty of one."""
 
-_USER, _CODE = np.uint64(USER_END), np.uint64(CODE_START)
+_USER, _CODE = np.uint64(KERNEL_HALF), np.uint64(CODE_START)
 
 Flags = npt.NDArray[np.bool_]
 

@@ -6,7 +6,8 @@ does many at once."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from msatools.tasks.framerules import CODE_START, MAX_FRAMES, USER_END, End, FrameRule
+from msatools.target.addresses import KERNEL_HALF
+from msatools.tasks.framerules import CODE_START, MAX_FRAMES, End, FrameRule
 
 _WORD = 8
 _ALL = (1 << 64) - 1
@@ -86,7 +87,7 @@ def _step(memory: OneMemory, state: OneState, rule: FrameRule) -> bool | None:
     if pc is None or sp is None:
         return False
     # Registers of user mode are no frame, wherever they point.
-    if rule.regs and pc < USER_END:
+    if rule.regs and pc < KERNEL_HALF:
         return True
     if pc < CODE_START or sp <= state.sp:
         return False

@@ -18,6 +18,7 @@ from msatools.memory.finals import FinalClasses
 from msatools.memory.freelinks import (
     UNLISTED,
     FreeLinks,
+    are_links,
     free_links,
     inside_others,
     spread_orders,
@@ -41,7 +42,8 @@ from msatools.memory.scanresult import (
 from msatools.target import TargetSpec, open_target
 
 FIRST, SIZE, PAGES = 0xFFFF_EA00_0000_0008, 64, 1000
-LINKS = FreeLinks(FIRST, SIZE, PAGES)
+KERNEL_START = 0xFFFF_8000_0000_0000
+LINKS = FreeLinks(FIRST, SIZE, PAGES, KERNEL_START)
 HEAD = 0xFFFF_8880_1234_5678
 POISON = 0xDEAD_0000_0000_0100
 
@@ -75,6 +77,21 @@ def node(pfn: int) -> int:
 def test_links_that_lead_to_others(after: int, before: int, is_listed: bool) -> None:
     columns = (np.array([value], np.uint64) for value in (node(7), after, before))
     assert LINKS.lead_to_others(*columns).tolist() == [is_listed]
+
+
+@pytest.mark.parametrize(
+    ("kernel_start", "direct_map"),
+    [
+        (0xFFFF_8000_0000_0000, 0xFFFF_8880_0000_0000),  # 4-level page tables
+        (0xFF00_0000_0000_0000, 0xFF11_0000_0000_0000),  # 5-level
+        (0xFF00_0000_0000_0000, 0xFF19_03C0_4000_0000),  # 5-level, randomised
+        (0xFFFF_0000_0000_0000, 0xFFFF_0000_4000_0000),  # arm64 with 48 bits
+    ],
+)
+def test_list_heads_lie_in_the_direct_map(kernel_start: int, direct_map: int) -> None:
+    words = np.array([direct_map, direct_map + 4, 0, POISON, 1 << 46], np.uint64)
+    linked = are_links(words, kernel_start)
+    assert linked.tolist() == [True, False, False, False, False]
 
 
 def test_pages_of_nodes() -> None:
@@ -222,7 +239,7 @@ def test_memmap_that_is_not_one_array_has_no_links(prog: Program) -> None:
     starts = [FIRST + number * 100 * layout.size for number in range(3)]
     parts = [section(number, start) for number, start in enumerate(starts)]
     whole = free_links(reader, layout, parts)
-    assert whole == FreeLinks(FIRST + layout.lru, layout.size, 300)
+    assert whole == FreeLinks(FIRST + layout.lru, layout.size, 300, layout.kernel_start)
     assert free_links(reader, layout, [parts[0], section(1, starts[2])]) is None
     assert free_links(reader, layout, []) is None
 

@@ -107,11 +107,11 @@ def test_tables_that_are_not_known(what: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(vmalloc, "vmcoreinfo", lambda prog: lines)
     if what == "levels":
         number = vmalloc.vmcoreinfo_number
-        five = {"pgtable_l5_enabled": 1}
+        four = {"pgtable_l5_enabled": 0}
         monkeypatch.setattr(
             vmalloc,
             "vmcoreinfo_number",
-            lambda prog, name: five.get(name, number(prog, name)),
+            lambda prog, name: four.get(name, number(prog, name)),
         )
     if what == "live":
         monkeypatch.setattr(

@@ -8,11 +8,11 @@ Nothing says who is to change it.
 from dataclasses import dataclass
 
 from msatools.locks.events.queues import Key
-from msatools.locks.layout import KERNEL
 from msatools.locks.lock import Lock, Queued, Request
 from msatools.locks.look import Case, Look
 from msatools.locks.ownstack import WaitEntry
 from msatools.locks.storage import Inode
+from msatools.target.addresses import KERNEL_HALF
 
 _VARIABLE = -1
 """The bit of who waits for a variable."""
@@ -46,7 +46,7 @@ def bit_of(look: Look, case: Case, entry: WaitEntry) -> BitWait | None:
     key = _key(look)
     start = entry.address - key.wait
     word, bit = case.stack.word(start + key.of), case.stack.half(start + key.bit)
-    if word is None or bit is None or word < KERNEL:
+    if word is None or bit is None or word < KERNEL_HALF:
         return None
     return BitWait(word, _VARIABLE if bit == _BIT else bit)
 

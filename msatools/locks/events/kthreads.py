@@ -9,7 +9,8 @@ import numpy as np
 
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records
-from msatools.locks.layout import CODE, KERNEL, Layout
+from msatools.locks.layout import CODE, Layout
+from msatools.target.addresses import KERNEL_HALF
 
 _KTHREAD = ("worker_private", "set_child_tid")
 """The pointer to a thread's ``struct kthread``: "kthread: Generalize pf_io_worker so it
@@ -32,7 +33,7 @@ class KernelThreads:
         except drgn.FaultError as error:
             self._findings.lose("kernel threads", f"kthreadd is lost: {error}")
             return None
-        return task if task >= KERNEL else None
+        return task if task >= KERNEL_HALF else None
 
     @cached_property
     def by_kthread(self) -> dict[int, int]:
@@ -84,7 +85,7 @@ class KernelThreads:
             words = self._layout.reader.words(pointer, used // 8)
         except drgn.FaultError:
             return False
-        data = words[(words >= np.uint64(KERNEL)) & (words < np.uint64(CODE))]
+        data = words[(words >= np.uint64(KERNEL_HALF)) & (words < np.uint64(CODE))]
         for request in list(dict.fromkeys(data.tolist()))[:limit]:
             try:
                 done = self._layout.member(request, "kthread_create_info", "done")

@@ -16,10 +16,11 @@ import numpy as np
 
 from msatools.kernel.reader import column
 from msatools.kernel.report import Findings
-from msatools.locks.layout import KERNEL, Layout
+from msatools.locks.layout import Layout
 from msatools.locks.lock import Lock, Queued
 from msatools.locks.ownstack import OwnStack, WaitEntry
 from msatools.locks.sleeping.rings import Entry, Rings, Shape
+from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.stackmemory import stack_bytes
 
 _TEXT = 0x8000_0000
@@ -165,7 +166,7 @@ class Queues:
                 stack = 0
             self._stacks[task] = stack
         stack = self._stacks[task]
-        return stack >= KERNEL and stack <= address < stack + self.stack_bytes
+        return stack >= KERNEL_HALF and stack <= address < stack + self.stack_bytes
 
     def bucket(
         self, lock: Lock, key: Key, functions: Iterable[int | None]
@@ -209,7 +210,7 @@ class Queues:
 
     def _is_simple(self, entry: Entry) -> bool:
         task = entry.task or 0
-        return task >= KERNEL and self.is_on_stack(entry.node, task)
+        return task >= KERNEL_HALF and self.is_on_stack(entry.node, task)
 
     def _queue(self, node: int, shape: Shape, waits: _Test) -> Queue | None:
         if node not in self._queues:

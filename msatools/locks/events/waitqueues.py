@@ -5,9 +5,9 @@
 import drgn
 import numpy as np
 
-from msatools.locks.layout import KERNEL
 from msatools.locks.lock import Holder, Lock, Queued, Request
 from msatools.locks.look import Case, Look
+from msatools.target.addresses import KERNEL_HALF
 
 _OTHERS = (
     "wake_page_function",
@@ -82,7 +82,7 @@ def _commits(look: Look, head: int) -> list[Holder]:
         journal = head - look.layout.offset("journal_s", member)
         try:
             task = look.layout.member(journal, "journal_s", "j_task")
-            if task < KERNEL or look.kthreads.data_of(task) != journal:
+            if task < KERNEL_HALF or look.kthreads.data_of(task) != journal:
                 continue
             barriers = look.layout.member(
                 journal, "journal_s", "j_barrier_count", size=4

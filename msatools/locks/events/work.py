@@ -11,7 +11,8 @@ import drgn
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records
 from msatools.locks.events.kthreads import KernelThreads
-from msatools.locks.layout import CODE, KERNEL, Layout
+from msatools.locks.layout import CODE, Layout
+from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.text import KernelText
 
 _WORD = struct.Struct("<Q")
@@ -87,7 +88,7 @@ class Workqueues:
         """Find the head of a list of work: the one node that is no work."""
         at = self._layout.word(node)
         for _ in range(_MAX_WORK):
-            if at == node or at < KERNEL:
+            if at == node or at < KERNEL_HALF:
                 return None
             if not self._is_work(at):
                 return at
@@ -110,7 +111,7 @@ class Workqueues:
     def _is_work(self, node: int) -> bool:
         """Tell work from the head of a list, which has no function after it."""
         entry = self._layout.offset("work_struct", "entry")
-        return node >= KERNEL and self._function(node - entry) >= CODE
+        return node >= KERNEL_HALF and self._function(node - entry) >= CODE
 
     def _function(self, work: int) -> int:
         return self._layout.member(work, "work_struct", "func")
@@ -119,7 +120,7 @@ class Workqueues:
         """Tell the thread of a ``struct worker``; ``None`` if that is none."""
         try:
             task = self._layout.member(worker, "worker", "task")
-            if task >= KERNEL and self._kthreads.data_of(task) == worker:
+            if task >= KERNEL_HALF and self._kthreads.data_of(task) == worker:
                 return task
         except drgn.FaultError:
             pass
@@ -180,10 +181,10 @@ class Workqueues:
         layout = self._layout
         try:
             worker = self._kthreads.data_of(task) or 0
-            if worker < KERNEL:
+            if worker < KERNEL_HALF:
                 return False
             owner, part, work = layout.members(worker, "worker", *names)
-            if owner != task or min(part, work) < KERNEL:
+            if owner != task or min(part, work) < KERNEL_HALF:
                 return False
             color = layout.member(worker, "worker", "current_color", size=4)
             of = layout.member(part, "pool_workqueue", "wq")

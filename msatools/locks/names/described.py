@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import drgn
 import numpy as np
 
-from msatools.locks.layout import KERNEL
 from msatools.locks.look import Look
 from msatools.locks.names.places import FREEZE_COMPLETE, FREEZE_LEVELS, Place
 from msatools.locks.storage import Inode
+from msatools.target.addresses import KERNEL_HALF
 
 _NAME_BYTES = 64
 _NO_PATH = re.compile(r"pipe:|socket:|anon_inode:|\[")
@@ -117,7 +117,7 @@ def device_of(look: Look, inode: Inode) -> str | None:
     if stat.S_ISBLK(inode.mode) and not _is_data_of_device(look, inode):
         # A node of a file system: it has a number, and no data.
         part = look.layout.member(inode.super_block, "super_block", "s_bdev")
-        return look.storage.device(part) if part >= KERNEL else None
+        return look.storage.device(part) if part >= KERNEL_HALF else None
     return look.storage.device_of(inode)
 
 
@@ -131,7 +131,7 @@ def _is_data_of_device(look: Look, inode: Inode) -> bool:
 def _text_of_file_system(look: Look, super_block: int) -> str:
     """Say which file system: its device, or its type."""
     device = look.layout.member(super_block, "super_block", "s_bdev")
-    name = short(look.storage.device(device)) if device >= KERNEL else None
+    name = short(look.storage.device(device)) if device >= KERNEL_HALF else None
     return name or look.fuse.type_of(super_block)
 
 
@@ -160,7 +160,7 @@ def _super_block(look: Look, place: Place) -> Name:
     return Name(
         name=name,
         path=path,
-        device=look.storage.device(device) if device >= KERNEL else None,
+        device=look.storage.device(device) if device >= KERNEL_HALF else None,
     )
 
 
@@ -225,7 +225,7 @@ def _file(look: Look, place: Place) -> Name:
 def _private(look: Look, place: Place) -> Name:
     """Of what an open file stands for, which knows the file."""
     file = look.layout.member(place.address, str(place.type_name), "file")
-    if file < KERNEL:
+    if file < KERNEL_HALF:
         return Name(name=f"{place.type_name}.{place.name}")
     name = of_file(look, file)
     return replace(name, name=f"{place.type_name}.{place.name} of {name.name}")
@@ -263,7 +263,7 @@ def _journal(look: Look, place: Place) -> Name:
 
 def _device(look: Look, place: Place) -> Name:
     at = look.layout.member(place.address, "device", "kobj.name")
-    data = _read_string(look, at) if at >= KERNEL else None
+    data = _read_string(look, at) if at >= KERNEL_HALF else None
     return Name(name=f"device({data}).{place.name}" if data else place.name)
 
 

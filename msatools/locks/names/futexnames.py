@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from msatools.locks.futexkey import Key
-from msatools.locks.layout import KERNEL
 from msatools.locks.lock import Lock
 from msatools.locks.look import Case, Look
 from msatools.locks.names.described import Name, of_file, of_path, process_of
 from msatools.locks.user.usermemory import Mapping, mapping_at
+from msatools.target.addresses import KERNEL_HALF
 
 
 class FutexNames:
@@ -60,13 +60,13 @@ class FutexNames:
             found = mapping, self._of_mapping(mapping, mm)
             known.append(found)
         mapping, name = found
-        if mapping.file >= KERNEL:
+        if mapping.file >= KERNEL_HALF:
             return _at(name, mapping.file_offset(address))
         return name
 
     def _of_mapping(self, mapping: Mapping, mm: int) -> Name:
         look, pid = self._look, self._pid(mm)
-        if mapping.file >= KERNEL:
+        if mapping.file >= KERNEL_HALF:
             return replace(of_file(look, mapping.file), pid=pid)
         members = ("start_brk", "brk", "start_stack")
         first, last, stack = look.layout.members(mm, "mm_struct", *members)

@@ -11,7 +11,6 @@ import drgn
 import numpy as np
 
 from msatools.kernel.reader import Addresses
-from msatools.locks.layout import KERNEL
 from msatools.locks.lock import Lock
 from msatools.locks.look import FEW_READS, MAX_CANDIDATES, Case, Look
 from msatools.locks.names.described import (
@@ -25,6 +24,7 @@ from msatools.locks.names.described import (
 from msatools.locks.names.futexnames import FutexNames
 from msatools.locks.names.places import Place
 from msatools.locks.names.slabs import SlabObject
+from msatools.target.addresses import KERNEL_HALF
 
 __all__ = ["Name", "Names", "find_place"]
 
@@ -265,7 +265,7 @@ def _buffer(look: Look, address: int, device: str) -> Name:
     block, folio = look.layout.members(address, "buffer_head", *names)
     found = Name(name=f"buffer {block} of {short(device)}", device=device)
     try:
-        host = look.storage.host_of_folio(folio) if folio >= KERNEL else None
+        host = look.storage.host_of_folio(folio) if folio >= KERNEL_HALF else None
     except drgn.FaultError:
         host = None
     if host is None or not stat.S_ISREG(host.mode):
@@ -280,6 +280,6 @@ def _file_lock(look: Look, lock: int) -> Name:
     new = look.layout.has("file_lock", "c.flc_file")
     part, member = ("file_lock_core", "flc_file") if new else ("file_lock", "fl_file")
     file = look.layout.member(lock, part, member)
-    if file < KERNEL:
+    if file < KERNEL_HALF:
         return Name()
     return of_file(look, file)

@@ -15,10 +15,11 @@ import drgn
 import numpy as np
 
 from msatools.kernel.report import Findings
-from msatools.locks.layout import KERNEL, Layout
+from msatools.locks.layout import Layout
 from msatools.locks.names.slabs import SlabObject, Slabs
 from msatools.locks.names.variables import Variables
 from msatools.locks.storage import Storage
+from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.table import TaskTable
 
 FREEZE_LEVELS = ("write", "page fault", "internal")
@@ -288,7 +289,7 @@ class Places:
         """Find the ``struct task_struct`` that an address space belongs to."""
         try:
             owner = self._layout.member(mm, "mm_struct", "owner")
-            if owner >= KERNEL:
+            if owner >= KERNEL_HALF:
                 own = self._layout.member(owner, "task_struct", "mm")
                 return owner if own == mm else None
         except (drgn.FaultError, LookupError):  # without CONFIG_MEMCG: no owner
@@ -325,10 +326,10 @@ class Places:
         :raises LookupError: if nothing tells a type, or it has no such member
         """
         for type_name, member in zip(path[::2], path[1::2], strict=True):
-            if address < KERNEL:
+            if address < KERNEL_HALF:
                 return None
             address = self._layout.member(address, type_name, member)
-        return address if address >= KERNEL else None
+        return address if address >= KERNEL_HALF else None
 
     def _is_signal(self, address: int) -> bool:
         return self.task_of_signal(address) is not None

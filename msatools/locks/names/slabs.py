@@ -13,7 +13,8 @@ import drgn
 from drgn.helpers.linux.mm import PageSlab, compound_head, pfn_to_virt
 
 from msatools.kernel.vmemmap import vmemmap_base
-from msatools.locks.layout import KERNEL, Layout
+from msatools.locks.layout import Layout
+from msatools.target.addresses import KERNEL_HALF
 
 _PAGE = 4096
 _MAX_NAME = 128
@@ -62,7 +63,7 @@ class Slabs:
         :raises drgn.FaultError: if what tells cannot be read
         :raises LookupError: if nothing tells the types
         """
-        if address < KERNEL:
+        if address < KERNEL_HALF:
             return None
         page = self._page(address)
         if page is None or not PageSlab(page):
@@ -126,7 +127,7 @@ class Slabs:
         return "slab" if self._layout.has("slab", "slab_cache") else "page"
 
     def _read_cache(self, address: int) -> _Cache | None:
-        if address < KERNEL:
+        if address < KERNEL_HALF:
             return None
         # With CONFIG_SLUB_DEBUG, and with CONFIG_DEBUG_SLAB.
         padding = ("red_left_pad", "obj_offset")

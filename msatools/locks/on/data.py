@@ -9,11 +9,11 @@ import numpy as np
 
 from msatools.locks.events.bitwaits import bit_of, inode_of
 from msatools.locks.events.folios import folio_of
-from msatools.locks.layout import KERNEL
 from msatools.locks.look import Case, Look, OpenFile
 from msatools.locks.model import On
 from msatools.locks.ownstack import Fault
 from msatools.locks.storage import Inode
+from msatools.target.addresses import KERNEL_HALF
 from msatools.target.model import Address
 from msatools.tasks.cgroups import read_cgroups
 from msatools.tasks.classes import TaskClass
@@ -138,7 +138,7 @@ def _journal(look: Look, case: Case) -> On | None:
             continue
         names = ("j_task", "j_dev")
         thread, device = look.layout.members(queue[0] - done, "journal_s", *names)
-        if min(thread, device) < KERNEL:
+        if min(thread, device) < KERNEL_HALF:
             continue
         path = look.path_at(case.file.place) if case.file else None
         return On(

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import drgn
 
-from msatools.locks.layout import KERNEL
 from msatools.locks.look import MAX_CANDIDATES, Case, Look, OpenFile, signals_of
 from msatools.locks.model import On
 from msatools.locks.storage import Inode
+from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 
 FEW = 16
@@ -67,7 +67,7 @@ def _anonymous(look: Look, file: OpenFile, name: str) -> On:
     if on.kind == "timerfd":
         names = ("t.tmr._softexpires", "t.tmr.base")
         expires, base = look.layout.members(file.private, "timerfd_ctx", *names)
-        if expires and base >= KERNEL:
+        if expires and base >= KERNEL_HALF:
             return replace(on, **look.at(expires, base))
     return on
 

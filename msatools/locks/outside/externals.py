@@ -7,12 +7,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from msatools.locks.layout import KERNEL
 from msatools.locks.lock import Holder, Lock, LockType, Request
 from msatools.locks.look import Case, Look
 from msatools.locks.names.places import FREEZE_COMPLETE
 from msatools.locks.on import data
 from msatools.locks.outside.fuse import FuseMount
+from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
 
@@ -245,4 +245,4 @@ def _device_of_journal(look: Look, case: Case) -> str | None:
     if journal is None:
         return None
     device = look.layout.member(journal, "journal_s", "j_dev")
-    return look.storage.device(device) if device >= KERNEL else None
+    return look.storage.device(device) if device >= KERNEL_HALF else None

@@ -19,10 +19,11 @@ from msatools.kernel.reader import Addresses
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import read_structs
 from msatools.locks.events.queues import Queues
-from msatools.locks.layout import KERNEL, Layout
+from msatools.locks.layout import Layout
 from msatools.locks.lock import Holder
 from msatools.locks.names.slabs import Slabs
 from msatools.locks.ownstack import OwnStack
+from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.descriptors import Descriptors
 from msatools.tasks.states import INTERRUPTIBLE
 from msatools.tasks.table import TaskTable
@@ -42,9 +43,6 @@ _MAX_LIKELY = 64
 
 _DEVICE = 10 << 20 | 229
 """What ``inode.i_rdev`` has for /dev/fuse: MISC_MAJOR and FUSE_MINOR."""
-
-_LOWEST = 0xFF00 << 48
-"""Where the kernel's addresses begin, with page tables of five levels (x86-64)."""
 
 _HALF = 0xFFFF_FFFF
 _FLAGS = 0b111
@@ -164,7 +162,7 @@ class Fuse:
         for _ in range(_MAX_SUPER_BLOCKS):
             if node == head:
                 return
-            if node < KERNEL:
+            if node < KERNEL_HALF:
                 break
             yield node - within
             node = self._layout.word(node)
@@ -173,13 +171,13 @@ class Fuse:
     def _mount(self, super_block: int) -> FuseMount | None:
         kind = self.type_of(super_block)
         info = self._layout.member(super_block, "super_block", "s_fs_info")
-        if kind not in _TYPES or info < KERNEL:
+        if kind not in _TYPES or info < KERNEL_HALF:
             return None
         # "fuse: split fuse_mount off of fuse_conn" (in v5.10): its first members are
         # the connection and the super block (v5.10 has a count in between). Before,
         # this is the connection itself.
         connection, *more = self._layout.reader.words(info, 3).tolist()
-        split = super_block in more and connection >= KERNEL
+        split = super_block in more and connection >= KERNEL_HALF
         connection = connection if split else info
         return FuseMount(super_block, info, connection, self._parts(connection), kind)
 
@@ -194,7 +192,11 @@ class Fuse:
             words = found[1].tolist() if found is not None else []
             for word in set(words) - {0, connection}:
                 try:
-                    part = self._object(word) if word >= _LOWEST else None
+                    part = (
+                        self._object(word)
+                        if word >= self._layout.kernel_start
+                        else None
+                    )
                 except drgn.FaultError:
                     continue
                 if part is not None and part[0] == word and part[1][1] == connection:
@@ -237,7 +239,7 @@ class Fuse:
                 continue
             if found is None or found[0] != part:
                 continue
-            for head in _lists(*found):
+            for head in _lists(*found, self._layout.kernel_start):
                 try:
                     sleepers = self._woken(head)
                 except drgn.FaultError as error:
@@ -341,12 +343,12 @@ class Fuse:
         return found
 
 
-def _lists(start: int, words: Addresses) -> list[int]:
+def _lists(start: int, words: Addresses, kernel_start: int) -> list[int]:
     """Find what may be the heads of lists that are not empty."""
     places = start + 8 * np.arange(len(words) - 1, dtype=np.uint64)
     following, before = words[:-1], words[1:]
     lists = following != places
     for pointers in (following, before):
-        lists &= (pointers >= np.uint64(_LOWEST)) & (pointers % np.uint64(8) == 0)
+        lists &= (pointers >= np.uint64(kernel_start)) & (pointers % np.uint64(8) == 0)
     found: list[int] = places[lists].tolist()
     return found

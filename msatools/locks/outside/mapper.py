@@ -9,7 +9,8 @@ import drgn
 from drgn.helpers.linux.block import for_each_disk
 
 from msatools.kernel.report import Findings
-from msatools.locks.layout import KERNEL, Layout
+from msatools.locks.layout import Layout
+from msatools.target.addresses import KERNEL_HALF
 
 _MAX_DISKS = 1 << 16
 _SUSPENDED = 0b11
@@ -57,7 +58,7 @@ class Mapper:
             return False
         mutex = self._layout.size("mutex")
         flags = int(disk.private_data) + 2 * mutex + 24
-        if flags < KERNEL:
+        if flags < KERNEL_HALF:
             return False
         if self._layout.word(flags + 8 + mutex + 8) != int(disk.queue):
             return False

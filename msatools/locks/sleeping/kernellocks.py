@@ -15,7 +15,7 @@ import drgn
 import numpy as np
 
 from msatools.kernel.report import Findings
-from msatools.locks.layout import KERNEL, Layout
+from msatools.locks.layout import Layout
 from msatools.locks.lock import LockType, Queued
 from msatools.locks.model import Mode
 from msatools.locks.ownstack import OwnStack
@@ -31,6 +31,7 @@ from msatools.locks.sleeping.locksorts import (
 )
 from msatools.locks.sleeping.rings import Entry, Ring, Rings, Shape, may_be_task
 from msatools.locks.sleeping.rtmutexes import RtMutex, RtMutexes
+from msatools.target.addresses import KERNEL_HALF
 
 MAX_WAITERS = 1 << 22
 """On one ring: all tasks that there can be."""
@@ -352,12 +353,12 @@ def _entry_on(stack: OwnStack, start: int, shape: Shape) -> Entry | None:
     kind = 0 if shape.kind is None else stack.half(node + shape.kind)
     if following is None or before is None or kind is None:
         return None
-    if min(following, before) < KERNEL or (following | before) % 8:
+    if min(following, before) < KERNEL_HALF or (following | before) % 8:
         return None
     return Entry(node, following, before, stack.task, kind)
 
 
 def known_to(stack: OwnStack) -> dict[int, None]:
     """Give what a task has pointers to, variables included; innermost first."""
-    words = stack.words[stack.words >= np.uint64(KERNEL)].tolist()
+    words = stack.words[stack.words >= np.uint64(KERNEL_HALF)].tolist()
     return {word: None for word in words if word not in stack}

@@ -8,10 +8,11 @@ kernel/locking/mutex.c, rwsem.c, semaphore.c: locks with a list of waiters.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from msatools.locks.layout import KERNEL, Layout
+from msatools.locks.layout import Layout
 from msatools.locks.lock import LockType
 from msatools.locks.model import Mode
 from msatools.locks.sleeping.rings import Shape
+from msatools.target.addresses import KERNEL_HALF
 
 
 class Sort(NamedTuple):
@@ -80,7 +81,7 @@ class Record:
         if sort.type in _MUTEXES and blocked_on == "mutex":
             named.append(self.blocked_on)
         # Who is just woken is blocked on -1 (PROXY_WAKING).
-        return [address for address in named if address >= KERNEL and not address % 4]
+        return [word for word in named if word >= KERNEL_HALF and not word % 4]
 
 
 def sort_of(names: tuple[str, ...]) -> Sort | None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import drgn
 
 from msatools.kernel.report import Findings
-from msatools.locks.layout import KERNEL, Layout
+from msatools.locks.layout import Layout
+from msatools.target.addresses import KERNEL_HALF
 
 _WORD = struct.Struct("<Q")
 _HALF = struct.Struct("<I")
@@ -23,7 +24,9 @@ _TASK_ALIGNED = 64
 
 def may_be_task(address: int | None) -> bool:
     """Tell whether an address may be that of a ``struct task_struct``."""
-    return address is not None and address >= KERNEL and not address % _TASK_ALIGNED
+    return (
+        address is not None and address >= KERNEL_HALF and not address % _TASK_ALIGNED
+    )
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class Rings:
 
     def is_linked(self, node: int, following: int, before: int) -> bool:
         """Tell whether the neighbours of a node know it."""
-        if min(following, before) < KERNEL or (following | before) % 8:
+        if min(following, before) < KERNEL_HALF or (following | before) % 8:
             return False
         try:
             return (
@@ -201,7 +204,7 @@ class Rings:
 
         :raises drgn.FaultError: if it cannot be read
         """
-        found = self._entry(node, shape) if node >= KERNEL else None
+        found = self._entry(node, shape) if node >= KERNEL_HALF else None
         if found is None or entry.node != (found.previous if forwards else found.next):
             return None
         return found

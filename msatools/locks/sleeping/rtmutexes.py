@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import drgn
 
 from msatools.kernel.report import Findings
-from msatools.locks.layout import KERNEL, Layout
+from msatools.locks.layout import Layout
+from msatools.target.addresses import KERNEL_HALF
 
 _MAX_WAITERS = 1 << 22
 """Of one lock: all tasks that there can be."""
@@ -78,7 +79,7 @@ class RtMutexes:
         while node or above:
             if node:
                 seen += 1
-                if node < KERNEL or seen > _MAX_WAITERS:
+                if node < KERNEL_HALF or seen > _MAX_WAITERS:
                     raise drgn.FaultError("no tree of waiters", node)
                 data = self._layout.reader.read(node - self._node, self._size)
                 task, own, left, right = (

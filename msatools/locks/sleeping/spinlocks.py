@@ -19,10 +19,10 @@ from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.sched import cpu_curr
 
 from msatools.kernel.cpus import online_cpus
-from msatools.locks.layout import KERNEL
 from msatools.locks.lock import Holder, Lock, Request
 from msatools.locks.look import Look
 from msatools.locks.model import Mode
+from msatools.target.addresses import KERNEL_HALF
 
 _SPINS = frozenset(
     {
@@ -43,9 +43,6 @@ _TOP_BYTES = 512
 _MAX_STACK = 1 << 16
 _BEHIND = 256
 """Bytes that are read above the last frame on a stack of interrupts."""
-
-_LOWEST = 0xFF00 << 48
-"""Where the kernel's addresses begin, with page tables of five levels (x86-64)."""
 
 _LOCKED = (1, 3)
 """``_Q_LOCKED_VAL``, and ``_Q_SLOW_VAL`` (qspinlock_paravirt.h)."""
@@ -140,9 +137,7 @@ def _cpus(look: Look) -> Iterator[_Cpu]:
         try:
             task = cpu_curr(prog, number)
             trace = prog.stack_trace(task)
-            frames = [
-                frame for frame in trace if not frame.is_inline and frame.pc >= KERNEL
-            ]
+            frames = [f for f in trace if not f.is_inline and f.pc >= KERNEL_HALF]
         except (drgn.FaultError, LookupError, ValueError) as error:
             look.findings.coverage["cpus_unreadable"] += 1
             look.findings.lose("CPUs", f"what a CPU was doing is lost: {error}")
@@ -197,7 +192,7 @@ def _only(look: Look, words: list[int], queue: int, spinning: set[int]) -> int |
     counts = Counter(
         word
         for word in words
-        if word >= _LOWEST
+        if word >= look.layout.kernel_start
         and word % 4 == 0
         and _is_wanted(look, word + queue, spinning)
     )
@@ -268,7 +263,7 @@ def _pointer(frame: drgn.StackFrame) -> int:
         pointer: int = frame.sp
     except LookupError:
         return 0
-    return pointer if pointer >= _LOWEST else 0
+    return pointer if pointer >= KERNEL_HALF else 0
 
 
 def _read(look: Look, start: int, end: int) -> list[int]:

@@ -16,11 +16,12 @@ import drgn
 import numpy as np
 
 from msatools.kernel.pids import find_tasks
-from msatools.locks.layout import KERNEL, Layout
+from msatools.locks.layout import Layout
 from msatools.locks.lock import Holder, Lock, LockType, Queued, Request
 from msatools.locks.look import Case, Look
 from msatools.locks.model import Mode, On
 from msatools.locks.sleeping.kernellocks import MAX_WAITERS
+from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.table import TaskReader, TaskTable
 
 # include/linux/filelock.h, fs.h before v6.3.
@@ -106,7 +107,7 @@ class _FileLocks:
         """
         way: dict[int, _FileLock] = {}
         while lock.address not in self._roots and lock.blocker:
-            if lock.address in way or lock.blocker < KERNEL:
+            if lock.address in way or lock.blocker < KERNEL_HALF:
                 raise drgn.FaultError("no lock is in the way", lock.blocker)
             way[lock.address] = lock
             lock = self.read(lock.blocker)
@@ -128,7 +129,7 @@ class _FileLocks:
             node = self._layout.word(head)
             while node != head:
                 address = node - self._member
-                lock = self.read(address) if node >= KERNEL else None
+                lock = self.read(address) if node >= KERNEL_HALF else None
                 # It hangs on this one, and was not seen before.
                 if lock is None or lock.blocker != parent or address in found:
                     raise drgn.FaultError("a list of waiters changed", node)
@@ -302,6 +303,6 @@ def _own_request(look: Look, case: Case) -> _FileLock | None:
         if found is None:
             continue
         lock = locks.read(found[0] - locks.wait)
-        if min(lock.file, lock.blocker) >= KERNEL:
+        if min(lock.file, lock.blocker) >= KERNEL_HALF:
             return lock
     return None

@@ -17,6 +17,7 @@ from msatools.kernel.reader import Addresses, column
 from msatools.kernel.report import Findings
 from msatools.locks.futexkey import Key
 from msatools.locks.layout import Layout
+from msatools.target.addresses import KERNEL_HALF
 
 MAX_WAITERS = 1 << 22
 """On one chain: all tasks that there can be."""
@@ -105,7 +106,7 @@ class Futexes:
                 continue
             waiter = self.waiter(base + start, data[start : start + self._size])
             following, before = struct.unpack_from("<QQ", data, start + self._node)
-            linked = min(following, before, waiter.lock) >= 1 << 63
+            linked = min(following, before, waiter.lock) >= KERNEL_HALF
             # Of a file it is a page's number, else its address.
             aligned = waiter.key.of_inode or waiter.key.word % _PAGE == 0
             if linked and aligned and waiter.key.offset < _PAGE:

@@ -7,9 +7,9 @@ from collections import Counter
 import drgn
 
 from msatools.locks.futexkey import Key
-from msatools.locks.layout import KERNEL
 from msatools.locks.look import FEW_READS, MAX_CANDIDATES, Case, Look
 from msatools.locks.user.futexes import Waiter
+from msatools.target.addresses import KERNEL_HALF
 
 _MAX_VECTOR = 128
 """``FUTEX_WAITV_MAX``."""
@@ -66,12 +66,12 @@ def _vector(look: Look, case: Case) -> list[Waiter]:
     for pointer in case.stack.data_pointers()[:MAX_CANDIDATES]:
         try:
             head = look.futexes.read(pointer + first)
-            if head.task != case.address or head.lock < KERNEL:
+            if head.task != case.address or head.lock < KERNEL_HALF:
                 continue
             places = range(pointer + first, pointer + first + count * size, size)
             waiters = [look.futexes.read(place) for place in places]
         except drgn.FaultError:
             continue
-        if all(w.task == case.address and w.lock >= KERNEL for w in waiters):
+        if all(w.task == case.address and w.lock >= KERNEL_HALF for w in waiters):
             return waiters
     return []

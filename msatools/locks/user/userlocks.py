@@ -19,7 +19,6 @@ from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import tree_records
 from msatools.locks.futexkey import Key
-from msatools.locks.layout import KERNEL
 from msatools.locks.lock import Holder, Lock, LockType, OwnerConfidence, Queued, Request
 from msatools.locks.look import Case, Look
 from msatools.locks.model import Mode
@@ -27,6 +26,7 @@ from msatools.locks.user import nptl
 from msatools.locks.user.futexes import Waiter
 from msatools.locks.user.futexwaits import waiters_of
 from msatools.locks.user.usermemory import UserMemory
+from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.syscalls import read_syscalls
 
@@ -262,7 +262,7 @@ def _pi_owner(look: Look, waiter: Waiter) -> list[Holder]:
     owner, taken = layout.members(state, "futex_pi_state", "owner", "pi_mutex.owner")
     key = look.futexes.key(state + layout.offset("futex_pi_state", "key"))
     # It may have been freed, and be of another futex now.
-    if key != waiter.key or owner < KERNEL or not look.pid(owner):
+    if key != waiter.key or owner < KERNEL_HALF or not look.pid(owner):
         return []
     agree = taken & ~1 in (0, owner)
     return [Holder(owner, "exact" if agree else "likely")]
@@ -467,7 +467,7 @@ def _namespace(look: Look, task: int) -> int:
     """Find the PID namespace by which a task knows itself; 0 if it is dead."""
     layout = look.layout
     pid = layout.member(task, "task_struct", "thread_pid")
-    if pid < KERNEL:
+    if pid < KERNEL_HALF:
         return 0
     level = layout.member(pid, "pid", "level", size=4)
     number = pid + layout.offset("pid", "numbers[0].ns") + level * layout.size("upid")

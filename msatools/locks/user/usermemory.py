@@ -13,7 +13,8 @@ from drgn.helpers.linux.xarray import xa_load
 from msatools.kernel.reader import fault_reason
 from msatools.kernel.report import Findings
 from msatools.kernel.vmemmap import vmemmap_base
-from msatools.locks.layout import KERNEL, Layout
+from msatools.locks.layout import Layout
+from msatools.target.addresses import KERNEL_HALF
 
 _PAGE = 4096
 _SHARED = 1 << 3
@@ -128,7 +129,7 @@ class UserMemory:
         start, end, page, file, flags = self._layout.members(
             vma, "vm_area_struct", *names
         )
-        if file < KERNEL or not flags & _SHARED:
+        if file < KERNEL_HALF or not flags & _SHARED:
             return None
         inode = self._layout.member(file, "file", "f_inode")
         # "futex: Fix inode life-time issue" (in v5.6)
@@ -167,14 +168,14 @@ class UserMemory:
             vma.value_(), "vm_area_struct", *names
         )
         # What is private may have been changed, and swapped out since.
-        if file < KERNEL or not flags & _SHARED or flags & _HUGETLB:
+        if file < KERNEL_HALF or not flags & _SHARED or flags & _HUGETLB:
             raise error
         index = first + (address - start) // _PAGE
         mapping = self._layout.member(file, "file", "f_mapping")
         pages = drgn.Object(self._prog, "struct address_space", address=mapping).i_pages
         folio = int(xa_load(pages.address_of_(), index).value_())
         # Of a page that was swapped out or reclaimed a number is left.
-        if folio < KERNEL or folio & 0b11:
+        if folio < KERNEL_HALF or folio & 0b11:
             raise error
         return self._page(folio, index, address % _PAGE, size)
 

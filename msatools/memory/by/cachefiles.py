@@ -15,13 +15,13 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import Members, Structs, read_structs
+from msatools.target.addresses import KERNEL_HALF
 
 MAX_PATHS = 10_000
 """Files whose paths are looked up, the largest: each costs a read a directory."""
 
 _MINOR_BITS = 20
 _NAME_MAX = 255
-_KERNEL = 1 << 63
 
 _MAPPING = {"host": ("u8", ("host",))}
 _INODE = {
@@ -150,7 +150,7 @@ class CachedFiles:
                 number=_number(int(found["device"][row])),
                 fstype=self._string(int(names[row])) or "?",
                 id=_text(bytes(found["id"][row])),
-                has_device=int(found["block_device"][row]) >= _KERNEL,
+                has_device=int(found["block_device"][row]) >= KERNEL_HALF,
             )
 
     def _string(self, address: int) -> str | None:
@@ -166,7 +166,7 @@ class CachedFiles:
         """Tell a path of each: its first name, below the first mount."""
         paths: list[str | None] = [None] * len(inodes.readable)
         aliases = inodes["alias"]
-        rows = [row for row in range(len(paths)) if int(aliases[row]) >= _KERNEL]
+        rows = [row for row in range(len(paths)) if int(aliases[row]) >= KERNEL_HALF]
         if len(rows) > MAX_PATHS:
             self._findings.note(
                 "paths-not-told",

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+Why a sum of the walk and the kernel's counter differ.
+
+A reason must have been counted by itself. On a dump, what could not be read or followed
+is a loss, and explains nothing: a list that breaks off leaves a failed check. On a
+running kernel, pages and counters change during the scan, by amounts that the kernel
+counts as well.
+"""
+
+from dataclasses import dataclass
+
+from msatools.kernel.report import Findings
+
+_MAX_CPU_DELTA = 127
+"""A CPU keeps its part of a counter in a signed byte."""
+
+_VMALLOC = ("a list of vmalloc areas", "vmalloc", "vmalloc_areas_unreadable")
+
+_LOSSES = {
+    "kernel.vmalloc": _VMALLOC,
+    "kernel.stacks": _VMALLOC,
+    "kernel.percpu": ("a list of percpu chunks", "percpu", "page_tables_unreadable"),
+    "free.pcp": ("pcp_lists_broken",),
+}
+"""Losses by which a class of a running kernel has fewer pages than counted."""
+
+_SLAB_LOSSES = (
+    "tasks",
+    "a socket's queue",
+    "pipes and sockets",
+    "file_tables_unreadable",
+    "files_unreadable",
+    "sockets_unreadable",
+    "skbs_unreadable",
+)
+"""Losses by which the data of sockets counts as large kmalloc."""
+
+_PER_CPU = frozenset(
+    {
+        "free.buddy",
+        "user.anon",
+        "cache",
+        "cache.shmem",
+        "swapcache",
+        "kernel.slab",
+        "kernel.page_tables",
+        "kernel.stacks",
+        "kernel.zsmalloc",
+    }
+)
+"""Checks against counters of which each CPU keeps a part."""
+
+_PASSING = _PER_CPU | {"cache.blockdev", "kernel.vmalloc"}
+"""Checks of pages that may be freed and used again during a scan."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A known cause for which a sum and a counter differ, and by how much."""
+
+    pages: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A sum and the counter that it differs from, in pages."""
+
+    name: str
+    """Of the check."""
+
+    walk: int
+    kernel: int
+    before: int | None = None
+    """The counter before the scan of a running kernel, if all of it could be read."""
+
+    reason: Reason | None = None
+
+    @property
+    def unreasoned(self) -> int:
+        """Pages of the difference that the reason does not cover."""
+        covered = 0 if self.reason is None else self.reason.pages
+        return self.walk - self.kernel - covered
+
+    def is_within(self, slack: int = 0) -> bool:
+        """Return whether the counter may have had the sum's value during the scan."""
+        if self.before is None:
+            return False
+        low, high = sorted((self.before, self.kernel))
+        return low - slack <= self.walk <= high + slack
+
+    def after_reason(self, text: str) -> str:
+        """Return the reason, if it covers any page, and another after it."""
+        if self.reason is None or not self.reason.pages:
+            return text
+        return f"{self.reason.text}; {text}"
+
+
+@dataclass(frozen=True)
+class Meanwhile:
+    """Pages that a running kernel moved, handed out and took back during the scan."""
+
+    moved: int = 0
+    allocated: int = 0
+    freed: int = 0
+
+
+def explain(
+    difference: Difference,
+    meanwhile: Meanwhile | None,
+    missing: int,
+    findings: Findings,
+) -> str | None:
+    """
+    Explain a difference.
+
+    :param meanwhile: ``None`` on a dump.
+    :param missing: Struct pages that could not be read.
+    :return: ``None`` if nothing that was counted explains it: a failed check.
+    """
+    if difference.reason is not None and not difference.unreasoned:
+        return difference.reason.text
+    if meanwhile is not None:
+        text = _explain_by_changes(difference, meanwhile)
+        if text is not None:
+            return text
+    if 0 < -difference.unreasoned <= missing:
+        text = f"{missing:,} struct pages could not be read"
+        return difference.after_reason(text)
+    cpus = findings.coverage["vmstat_cpus_unreadable"]
+    held = cpus * _MAX_CPU_DELTA if difference.name in _PER_CPU else 0
+    if 0 < abs(difference.unreasoned) <= held:
+        text = f"{cpus} per-CPU parts of counters could not be read"
+        return difference.after_reason(text)
+    if meanwhile is not None:
+        return _explain_by_losses(difference, findings)
+    return None
+
+
+def _explain_by_changes(difference: Difference, meanwhile: Meanwhile) -> str | None:
+    name, before, reason = difference.name, difference.before, difference.reason
+    if before is None:
+        return None
+    changed = f"went from {before:,} to {difference.kernel:,} during the scan"
+    if difference.is_within():
+        return changed
+    if reason is not None:
+        # Both at once: the counter changed, and never has what the reason names.
+        walk = difference.walk - reason.pages
+        rest = Difference(name, walk, difference.kernel, before)
+        if rest.is_within():
+            return difference.after_reason(changed)
+    # A page whose contents move to one that was scanned already is missed, and one
+    # moved the other way is met twice. The counters do not show it.
+    if name in _PER_CPU and difference.is_within(meanwhile.moved):
+        return f"up to {meanwhile.moved:,} pages moved to others during the scan"
+    if name == "free.pcp":
+        # A page that was on a list when it was scanned may be taken since, and the
+        # list refilled from the buddy allocator; or it was freed just now.
+        passed = meanwhile.allocated + meanwhile.freed
+        if difference.is_within(passed):
+            return f"up to {passed:,} pages were taken or freed during the scan"
+    # A counter that has its old value again may have had another in between: pages
+    # too many were scanned and freed then, those missing were freed before.
+    if name in _PASSING and difference.is_within(meanwhile.freed):
+        freed = meanwhile.freed
+        return f"up to {freed:,} pages were freed during the scan, and used anew"
+    return None
+
+
+def _explain_by_losses(difference: Difference, findings: Findings) -> str | None:
+    """Explain by lists and tables of a running kernel that changed under the scan."""
+    unreasoned = difference.unreasoned
+    losses = _LOSSES.get(difference.name, ()) if unreasoned < 0 else ()
+    if difference.name == "kernel.slab" and unreasoned > 0:
+        losses = _SLAB_LOSSES
+    if any(findings.lost[loss] or findings.coverage[loss] for loss in losses):
+        text = "some of what tells their use could not be read during the scan"
+        return difference.after_reason(text)
+    return None
