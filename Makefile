@@ -5,22 +5,36 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SOURCES := msatools commands fixtures tests setup.py
+PYTEST := $(BIN)/python -m pytest
+# A module stays with one process, which keeps what it has read of a dump.
+SPREAD := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-long lint bench clean
+.PHONY: demo test test-fast test-live test-long golden lint bench clean
 
 # msa-memstat's table of a real dump, which is small enough to be kept here.
 demo: $(INSTALLED)
 	$(BIN)/msa-memstat --types btf fixtures/demo/linux-6.12.kdump
 
+# What is pure, the demo cores, and dumps of real kernels.
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST) $(SPREAD)
 
-# What needs no guests: a minute, on any machine.
+# What of it needs no guests and no dumps of them: a minute, on any machine.
 test-fast: lint
-	$(BIN)/python -m pytest --no-lab
+	$(PYTEST) $(SPREAD) --no-lab
 
+# What needs a guest that runs.
+test-live: lint
+	$(BIN)/python -m tests.support.twice
+
+# Every kernel, soaks and wide matrices.
 test-long: lint
-	$(BIN)/python -m pytest -m long
+	$(PYTEST) $(SPREAD) --all-kernels
+	$(PYTEST) -m long --all-kernels
+
+# Record the rendered text that tests compare with; read what changed before a commit.
+golden: $(INSTALLED)
+	$(PYTEST) -k golden --record-golden
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check $(SOURCES)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -16,61 +15,18 @@ from fixtures import lab
 
 Msa = Callable[..., "subprocess.CompletedProcess[str]"]
 
-AHEAD = tuple(
-    f"{name}-{kernel}"
-    for name in ("cpulive", "kcore", "lockdown", "hotplug", "storm")
-    for kernel in ("6.1", "6.12")
-)
-"""Guests in which msatools runs for minutes, in the order in which tests need them."""
-
-NEED_THEM = {"tests/cpus/test_live.py", "tests/live/test_storm.py"}
-"""Of the modules that do, the first and the last."""
+pytest_plugins = [
+    "tests.support.tiers",
+    "tests.support.ahead",
+    "tests.support.slowest",
+    "tests.support.golden",
+]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--no-lab",
-        action="store_true",
-        help="skip the tests that need guests, or dumps of them",
-    )
-
-
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell in the background has it ignored, and so would what tests start.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if config.getoption("--no-lab"):
-        for name in ("build", "live"):
-            setattr(lab, name, no_lab)
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Have guests made while the tests before theirs run, if all are to run.
-
-    Each keeps one CPU busy for the most part, as most tests do.
-    """
-    modules = {item.nodeid.partition("::")[0] for item in session.items}
-    config = session.config
-    if config.getoption("--no-lab") or config.getoption("--collect-only"):
-        return
-    if modules >= NEED_THEM:
-        builder = subprocess.Popen(
-            [sys.executable, "-m", "fixtures.lab", "build", *AHEAD],
-            cwd=config.rootpath,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        config.add_cleanup(lambda: end(builder))
-
-
-def end(builder: "subprocess.Popen[bytes]") -> None:
-    """End what makes guests, and the guest that it makes."""
-    builder.send_signal(signal.SIGINT)
-    builder.wait()
-
-
-def no_lab(name: str, *_: object, **__: object) -> NoReturn:
-    pytest.skip(f"needs the lab's {name}, and --no-lab says not to make it")
 
 
 @pytest.fixture(scope="session", params=["6.1", "6.12"])

@@ -15,11 +15,11 @@ import pytest
 
 from fixtures import lab
 from msatools.cli import UsageError, Words, make_parser, parse_words
-from tests import probe
 from tests.conftest import Msa
-from tests.terminal import Terminal
+from tests.support import probe
+from tests.support.terminal import Terminal
 
-PROBE = [sys.executable, "-m", "tests.probe"]
+PROBE = [sys.executable, "-m", "tests.support.probe"]
 FOOTER = r"msa-probe: \d+\.\d\d s CPU, \d+\.\d % of one CPU, \d+\.\d MiB"
 
 

@@ -14,9 +14,9 @@ import time
 import pytest
 
 from fixtures import lab
-from tests.terminal import Terminal
+from tests.support.terminal import Terminal
 
-PROBE = [sys.executable, "-m", "tests.probe"]
+PROBE = [sys.executable, "-m", "tests.support.probe"]
 ENTER, LEAVE, HOME = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H"
 CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

@@ -19,7 +19,7 @@ from drgn.commands import (
 
 from fixtures import lab
 from msatools.target import TargetSpec, open_target
-from tests.terminal import Terminal
+from tests.support.terminal import Terminal
 
 DRGN = Path(sys.executable).with_name("drgn")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.strace import MARKER, reads_of
+from tests.support.strace import MARKER, reads_of
 
 WORK = f"""
 import os, sys

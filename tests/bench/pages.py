@@ -29,7 +29,7 @@ from msatools.memory.scan import scan
 from msatools.memory.scanresult import OwnedPages
 from msatools.target import TargetSpec, open_target
 from tests.bench.timing import medians
-from tests.elf import file_offset, load_segments
+from tests.support.elf import file_offset, load_segments
 
 HELPER_PAGES = 20_000
 KMEM_PAGES = 5_000

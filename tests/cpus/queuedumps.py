@@ -21,7 +21,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks.table import TaskReader
 from msatools.tasks.text import KernelText
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 
 KERNELS = ("6.1", "6.12")
 

@@ -24,7 +24,7 @@ from msatools.kernel.report import Findings
 from msatools.tasks.cgroups import read_cgroups
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.values import cpu_list
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 
 KERNELS = ("6.1", "6.12")
 CPU = "sys/devices/system/cpu"

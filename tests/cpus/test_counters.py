@@ -23,7 +23,7 @@ from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from tests.tasks.conftest import TYPES, open_dump
+from tests.support.dumps import TYPES, open_dump
 from tests.zombies.conftest import lose, put
 
 KERNELS = ("6.1", "6.12")

@@ -22,7 +22,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.render.json import dumps as as_json
 from msatools.target import describe
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 from tests.zombies.conftest import lose, put
 
 KERNELS = ("6.1", "6.12")

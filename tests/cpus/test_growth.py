@@ -15,7 +15,7 @@ from msatools.cpus.cpus import Cpus
 from msatools.cpus.model import CpusReport
 from msatools.cpus.options import CpusOptions
 from msatools.target.describe import describe
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 
 SHORT = (8, 64, 255)
 """What ``make test`` looks at, of one kernel."""

@@ -28,7 +28,7 @@ from tests.cpus.setdumps import (
     seen,
     set_of,
 )
-from tests.tasks.conftest import TYPES, open_dump
+from tests.support.dumps import TYPES, open_dump
 from tests.zombies.conftest import lose
 
 PER_CPU = PF_KTHREAD | PF_NO_SETAFFINITY

@@ -17,7 +17,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.values import cpu_list
 from tests.cpus.queuedumps import KERNELS, Seen, look_at, seen
-from tests.tasks.conftest import TYPES, open_dump
+from tests.support.dumps import TYPES, open_dump
 from tests.zombies.conftest import lose, put
 
 CPU = "sys/devices/system/cpu"

@@ -20,7 +20,7 @@ from msatools.render.json import dumps as as_json
 from msatools.target import describe
 from msatools.values import ranges
 from tests.cpus.setdumps import CPU, GROUPS, numbers
-from tests.tasks.conftest import TYPES, open_dump
+from tests.support.dumps import TYPES, open_dump
 
 KERNELS = ("6.1", "6.12")
 ALL = tuple(

@@ -25,8 +25,8 @@ from msatools.kernel.report import Findings
 from msatools.prstat.microstates import bound_of
 from msatools.target.crash import crash_of
 from tests.cpus.queuedumps import KERNELS, Seen, all_of, look_at, seen
-from tests.elf import in_user_mode
-from tests.tasks.conftest import TYPES, open_dump
+from tests.support.dumps import TYPES, open_dump
+from tests.support.elf import in_user_mode
 from tests.zombies.conftest import lose, put
 
 TICK_NS = 4_000_000

@@ -15,7 +15,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks.states import asleep
 from msatools.tasks.table import TaskReader, TaskTable
-from tests.tasks.conftest import TYPES, open_dump
+from tests.support.dumps import TYPES, open_dump
 
 KERNELS = ("6.1", "6.12")
 COLUMNS = ("address", "pid", "start_ns", "cpu", "nivcsw", "migrations")

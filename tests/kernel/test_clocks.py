@@ -9,8 +9,8 @@ from drgn.helpers.linux.percpu import per_cpu
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from tests.overlay import lay_over
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
+from tests.support.overlay import lay_over
 
 NAME = "tasks-6.12"
 IMPOSSIBLE = [(1 << 60) + 1, 1 << 63, (1 << 64) - 1]

@@ -13,7 +13,7 @@ from drgn.helpers.linux.radixtree import radix_tree_for_each
 from msatools.kernel.indexes import Entries, maple_entries, xarray_entries
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from tests.tasks.conftest import TYPES, open_dump
+from tests.support.dumps import TYPES, open_dump
 from tests.zombies.conftest import lose, put
 
 INTERNAL = 2

@@ -16,7 +16,7 @@ from msatools.kernel.pidnamespaces import (
 from msatools.kernel.pids import PidTree
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from tests.tasks.conftest import open_dump, pairs
+from tests.support.dumps import open_dump, pairs
 
 NAMES = ("zombies-6.1", "zombies-6.12")
 

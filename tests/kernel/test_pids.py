@@ -15,7 +15,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.target import TargetSpec, open_target
 from msatools.tasks.table import TaskReader
-from tests.overlay import lay_over
+from tests.support.overlay import lay_over
 
 DUMPS = ("memory-5.10", "memory-6.1", "tasks-6.1", "tasks-6.12", "manytasks-6.1")
 

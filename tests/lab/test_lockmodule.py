@@ -272,6 +272,7 @@ def race(request: pytest.FixtureRequest) -> Iterator[lab.Live]:
         yield live
 
 
+@pytest.mark.live
 def test_records_are_right_at_any_moment(race: lab.Live) -> None:
     spec = TargetSpec(qemu=str(race.qmp), vmlinux=str(race.vmlinux))
     prog, _ = open_target(spec)

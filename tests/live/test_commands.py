@@ -4,7 +4,7 @@
 
 How each begins and ends (``fixtures/lab/guest/livemanners.py``); msa-zombies against
 the dead of /proc, and msa-cpus against /proc/stat and its like. For the others see
-tests/target/test_kcore.py, tests/prstat/test_live.py and tests/locks/test_live.py.
+test_kcore.py, test_prstat.py and test_locks.py.
 """
 
 import json
@@ -20,7 +20,7 @@ from fixtures import lab
 from fixtures.lab.guest import livecpus, livezombies
 from fixtures.lab.guest.livecommands import NAMES
 from fixtures.lab.inside import RESULTS
-from tests.cpus.test_live import TIMES, USER_TICK_NS, Look, Sample, stat, table
+from tests.live.test_cpus import TIMES, USER_TICK_NS, Look, Sample, stat, table
 
 Facts = dict[str, Any]
 KERNELS = ("6.1", "6.12")

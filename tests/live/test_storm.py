@@ -26,7 +26,7 @@ from fixtures import lab
 from fixtures.lab.guest.storm import CPU, SAMPLES, ZOMBIES
 from fixtures.lab.storm import RESULTS
 from msatools.values import cpu_list
-from tests.vmstat import CACHED_STACKS, COUNTED, HUGE_PAGES
+from tests.support.vmstat import CACHED_STACKS, COUNTED, HUGE_PAGES
 
 SECOND = 10**9
 COMMANDS = ("memstat", "prstat", "locks", "zombies", "cpus")

@@ -18,7 +18,7 @@ from msatools.locks.on.explain import explain
 from msatools.tasks.now import Now, collect_now
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 
 
 @dataclass

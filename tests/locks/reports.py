@@ -9,7 +9,7 @@ from typing import Any
 from fixtures import lab
 from msatools.locks.locks import collect_locks
 from msatools.locks.report import Deadlock, LockRow, LocksReport, Wait
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 
 STOCK = ("locks-6.1", "locks-6.12")
 MODULE = ("lockmodule-6.1", "lockmodule-6.12")

@@ -9,8 +9,8 @@ import pytest
 from msatools.commands.locks import COMMAND
 
 from msatools.locks.options import LocksOptions
-from tests import commandline
 from tests.locks.madelocks import TARGET, lock, report, root, wait
+from tests.support import commandline
 
 SECOND = 1_000_000_000
 

@@ -11,7 +11,7 @@ from msatools.locks.locks import collect_locks
 from msatools.locks.options import LocksOptions
 from msatools.target.describe import describe
 from tests.locks.reports import MODULE, STOCK, Told, told
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 
 ALL = (*STOCK, *MODULE)
 

@@ -16,7 +16,7 @@ from msatools.commands.locks import COMMAND
 from fixtures import lab
 from msatools.cli import run_console, run_in_drgn
 from tests.locks.reports import STOCK
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 
 Report = dict[str, Any]
 

@@ -26,7 +26,7 @@ from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport, ProcessGroup
 from msatools.target import TargetSpec, open_target
 from msatools.tasks.table import TaskTable
-from tests.overlay import lay_over
+from tests.support.overlay import lay_over
 
 from .test_owners_sums import check
 

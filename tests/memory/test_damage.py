@@ -17,7 +17,7 @@ from fixtures import lab
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from msatools.target import TargetSpec, open_target
-from tests.overlay import lay_over
+from tests.support.overlay import lay_over
 
 PAGE = 4096
 

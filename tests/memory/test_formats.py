@@ -14,7 +14,7 @@ from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from msatools.target import TargetSpec, open_target
 from tests.conftest import Msa
-from tests.elf import file_offset, load_segments
+from tests.support.elf import file_offset, load_segments
 
 WHOLE = (
     "kdump-zlib",

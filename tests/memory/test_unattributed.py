@@ -29,7 +29,7 @@ from msatools.memory.unattributed.view import (
 from msatools.render import json as as_json
 from msatools.target import TargetSpec, open_target
 from tests.conftest import Msa
-from tests.overlay import lay_over
+from tests.support.overlay import lay_over
 
 PAGE = 4096
 MODULE = "baremodule"

@@ -30,7 +30,7 @@ from msatools.tasks.iowait import read_in_iowait
 from msatools.tasks.now import Now, collect_now
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 
 OFF = ("tasks-6.1", "tasks-6.12")
 ON = ("tasks-on-6.1", "tasks-on-6.12")

@@ -15,7 +15,7 @@ from msatools.commands.prstat import COMMAND
 
 from fixtures import lab
 from msatools.cli import run_console, run_in_drgn
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 
 MS = 1_000_000
 SECOND = 1000 * MS

@@ -9,7 +9,7 @@ from fixtures import lab
 from msatools.kernel.accounting import Accounting, read_accounting
 from msatools.kernel.report import Findings
 from tests.prstat.dumps import ALL, OFF
-from tests.tasks.conftest import TYPES, open_dump
+from tests.support.dumps import TYPES, open_dump
 
 
 def accounting(name: str, types: str) -> Accounting:

@@ -21,7 +21,7 @@ from msatools.prstat.microstates import (
 from msatools.tasks.iowait import read_in_iowait
 from msatools.tasks.table import TaskReader
 from tests.prstat.made import BLOCKED, MS, NOW, OFF, ON, SECOND, START, Made
-from tests.tasks.conftest import TYPES, open_dump
+from tests.support.dumps import TYPES, open_dump
 
 STOPPED = 4
 

@@ -16,7 +16,6 @@ from drgn.commands import CommandArgumentError, CommandError, run_command
 from msatools.commands.prstat import COMMAND
 
 from msatools.target import TargetSpec, open_target
-from tests.overlay import lay_over
 from tests.prstat.dumps import ALL, OFF, ON
 from tests.prstat.reports import (
     SECOND,
@@ -31,6 +30,7 @@ from tests.prstat.reports import (
     table,
     text,
 )
+from tests.support.overlay import lay_over
 
 OLD, NEW = OFF
 HOGS = tuple(f"hog-{n}" for n in ("pinned-0", "pinned-1", "pinned-2", "user", "yield"))

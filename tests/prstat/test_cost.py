@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fixtures import lab
-from tests.strace import reads_of
+from tests.support.strace import reads_of
 
 MOST_READS = 100
 """After opening, for a process with few threads."""

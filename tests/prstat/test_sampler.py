@@ -17,7 +17,7 @@ from msatools.prstat.sampler import MAX_SHARE, Sampler
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.now import collect_now
 from msatools.tasks.table import TaskTable
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 
 
 @pytest.fixture(scope="module", params=["tasks-6.1", "tasks-6.12"])

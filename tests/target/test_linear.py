@@ -14,7 +14,7 @@ from msatools.kernel.reader import Reader, fault_reason
 from msatools.selfdesc import vmcoreinfo
 from msatools.target import linear
 from msatools.target.linear import map_linear
-from tests.overlay import lay_over
+from tests.support.overlay import lay_over
 from tests.target.plain import open_plain
 
 DUMPS = [

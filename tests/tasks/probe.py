@@ -3,7 +3,7 @@
 """What it takes to read tasks: ``python -m tests.tasks.probe DUMP [PID]``.
 
 Reads all that is kept of one process, or of all, with a marker for
-:mod:`tests.strace` before each part.
+:mod:`tests.support.strace` before each part.
 """
 
 import sys
@@ -23,7 +23,7 @@ from msatools.tasks.now import collect_now
 from msatools.tasks.processes import read_processes
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
-from tests.strace import MARKER
+from tests.support.strace import MARKER
 
 PARTS = {
     "processes": read_processes,

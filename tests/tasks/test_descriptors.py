@@ -15,7 +15,7 @@ from msatools.kernel.paths import Paths
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks.descriptors import Descriptors
-from tests.tasks.conftest import BUSY, open_dump
+from tests.support.dumps import BUSY, open_dump
 
 NAMED = ("poll", "tty-read", "pipe-mutex", "file-read", "mq-send", "freezer", "execute")
 

@@ -19,8 +19,8 @@ from msatools.tasks.classes import TaskClass
 from msatools.tasks.now import Now, collect_now
 from msatools.tasks.stacks import MAX_ASKED, StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
-from tests.strace import reads_of
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
+from tests.support.strace import reads_of
 from tests.tasks.test_stacks import by_drgn
 
 MANY = 20_000

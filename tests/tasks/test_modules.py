@@ -12,9 +12,8 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks import modules
 from msatools.tasks.modules import Module, Modules
-from tests.overlay import lay_over
-
-from .conftest import IDLE, TYPES, open_dump
+from tests.support.dumps import IDLE, TYPES, open_dump
+from tests.support.overlay import lay_over
 
 NEWEST = "memory-6.12"
 

@@ -20,7 +20,7 @@ from msatools.tasks.stacks import StackCollector
 from msatools.tasks.states import asleep
 from msatools.tasks.table import TaskReader, TaskTable
 from tests.prstat.dumps import by_drgn
-from tests.tasks.conftest import TYPES, open_dump
+from tests.support.dumps import TYPES, open_dump
 
 VARIANTS = (
     *("tasks-6.1", "tasks-6.12", "tasks-on-6.1", "tasks-on-6.12"),

@@ -22,7 +22,7 @@ from msatools.tasks.identity import Identities, read_identities
 from msatools.tasks.memory import TaskMemory, read_memory
 from msatools.tasks.processes import Processes, Sums, read_processes, read_reaped
 from msatools.tasks.table import TaskReader, TaskTable
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 
 TICK_NS = 10_000_000
 """Of /proc's times: USER_HZ is 100."""

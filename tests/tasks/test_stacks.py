@@ -15,7 +15,7 @@ from msatools.tasks import stacks
 from msatools.tasks.framerules import MAX_FRAMES, End
 from msatools.tasks.orc import Base, Kind, Orc, Rule
 from msatools.tasks.stacks import NO_STACK, StackCollector, Stacks
-from tests.overlay import lay_over
+from tests.support.overlay import lay_over
 
 from .conftest import BUSY, IDLE, Tasks, open_dump, tasks_of
 

@@ -13,7 +13,7 @@ from msatools.kernel.report import Findings
 from msatools.tasks.stackmemory import read_stacks, stack_bytes
 from msatools.tasks.syscalls import NO_CALL, Syscalls, read_syscalls, syscalls_of
 from msatools.tasks.table import TaskReader, TaskTable
-from tests.tasks.conftest import BUSY, TYPES, open_dump
+from tests.support.dumps import BUSY, TYPES, open_dump
 
 PF_KTHREAD = 0x00200000
 

@@ -17,7 +17,7 @@ from msatools.kernel.report import Findings
 from msatools.prstat.microstates import bound_of, microstates, waits_for_cpu
 from msatools.target import TargetSpec, open_target
 from msatools.tasks.table import TaskReader, TaskTable
-from tests.overlay import lay_over
+from tests.support.overlay import lay_over
 
 STATES = {"S": 1, "D": 2, "T": 4, "t": 8, "I": 0x402, "Z": 0}
 STAT_FIELDS = {"min_flt": 10, "maj_flt": 12}

@@ -19,8 +19,8 @@ from msatools.zombies.dead import Dead, read_ages, read_dead
 from msatools.zombies.model import Verdict
 from msatools.zombies.parents import Parents, read_parents
 from msatools.zombies.verdicts import VERDICTS, verdicts
-from tests.overlay import lay_over
-from tests.tasks.conftest import TYPES, open_dump
+from tests.support.dumps import TYPES, open_dump
+from tests.support.overlay import lay_over
 
 Facts = dict[str, Any]
 

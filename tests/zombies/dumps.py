@@ -14,7 +14,7 @@ from msatools.kernel.report import Findings
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.zombies.dead import zombie_rows
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 
 ZOMBIES = ("zombies-6.1", "zombies-6.12")
 

@@ -13,8 +13,8 @@ from msatools.commands.zombies import COMMAND
 from msatools.render import json
 from msatools.zombies.model import Changes
 from msatools.zombies.options import ZombiesOptions
-from tests import commandline
 from tests.locks.madelocks import TARGET
+from tests.support import commandline
 from tests.zombies.madezombies import asked, heir, leak, limit, report, zombie
 
 RUN = "msatools.zombies.zombies.Zombies"

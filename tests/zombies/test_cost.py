@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fixtures import lab
-from tests.strace import reads_of
+from tests.support.strace import reads_of
 
 MOST_READS = 100
 OPEN = """

@@ -9,7 +9,7 @@ import pytest
 from msatools.kernel.report import Findings
 from msatools.zombies.heirs import find_heirs
 from msatools.zombies.model import Heir
-from tests.tasks.conftest import pairs
+from tests.support.dumps import pairs
 from tests.zombies.dumps import ZOMBIES, Dump, read_dump
 
 

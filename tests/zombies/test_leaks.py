@@ -18,7 +18,7 @@ from msatools.zombies.leaks import _is_allocated, find_leaks
 from msatools.zombies.model import Leak
 from msatools.zombies.pidholders import PidHolders
 from msatools.zombies.slabscan import SlabScan
-from tests.tasks.conftest import pairs
+from tests.support.dumps import pairs
 from tests.zombies.conftest import put
 from tests.zombies.dumps import ZOMBIES, Dump, read_dump
 

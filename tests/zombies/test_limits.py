@@ -15,7 +15,7 @@ from msatools.tasks.identity import read_identities
 from msatools.tasks.table import PF_KTHREAD
 from msatools.zombies.limits import collect_limits, left
 from msatools.zombies.model import Limit
-from tests.tasks.conftest import pairs
+from tests.support.dumps import pairs
 from tests.zombies.dumps import ZOMBIES, Dump, read_dump, with_above
 
 SECOND = 10**9

@@ -14,7 +14,7 @@ from msatools.render.json import dumps as as_json
 from msatools.zombies.model import Zombie, ZombiesReport
 from msatools.zombies.options import ZombiesOptions
 from msatools.zombies.zombies import collect_zombies
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 
 ALL = ("zombies-6.1", "zombies-6.12")
 MANY = ("manytasks-6.1", "manytasks-6.12")

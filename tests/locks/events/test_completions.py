@@ -18,8 +18,8 @@ from tests.locks.events.waits import (
     look_for,
     waits,
 )
-from tests.overlay import lay_over
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
+from tests.support.overlay import lay_over
 
 KINDS = ("btf", "dwarf")
 ALL = [*MODULE, *STOCK]

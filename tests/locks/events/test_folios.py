@@ -12,7 +12,7 @@ from msatools.locks.events import bitwaits, folios
 from msatools.locks.lock import Lock
 from tests.locks.events.test_completions import ALL_KINDS, KINDS
 from tests.locks.events.waits import STOCK, TASKS, check_locks, look_for, waits
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 
 
 @pytest.mark.parametrize(("name", "types"), list(product(STOCK, KINDS)))

@@ -12,7 +12,7 @@ from msatools.locks.lock import Lock
 from tests.locks.events.test_completions import ALL_KINDS, lose
 from tests.locks.events.waits import MODULE, TASKS, check_locks, look_for, waits
 from tests.locks.sleeping.madekernel import BASE, SIZE, MadeKernel
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 
 
 @pytest.mark.parametrize(("name", "types"), ALL_KINDS)

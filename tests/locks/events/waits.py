@@ -24,7 +24,7 @@ from msatools.tasks.now import collect_now
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 
 TYPES = ("completion", "wait_queue", "folio", "bit_wait")
 MODULE = ("lockmodule-6.1", "lockmodule-6.12")

@@ -36,8 +36,8 @@ from msatools.locks.user.userlocks import requests as futex_requests
 from msatools.selfdesc.finders import finders_of
 from msatools.tasks.stackmemory import stack_bytes
 from tests.locks.conftest import Seen, look_at, seen
-from tests.overlay import lay_over
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
+from tests.support.overlay import lay_over
 
 DUMPS = ("tasks-6.1", "tasks-6.12")
 MODULES = ("lockmodule-6.1", "lockmodule-6.12")

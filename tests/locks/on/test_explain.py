@@ -20,8 +20,8 @@ from msatools.locks.sleeping.kernellocks import KernelLocks
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import TaskTable
 from tests.locks.conftest import Seen, look_at, seen
-from tests.overlay import lay_over
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
+from tests.support.overlay import lay_over
 
 DUMPS = ("tasks-6.1", "tasks-6.12", "tasks-on-6.1")
 

@@ -23,7 +23,7 @@ from msatools.tasks.now import Now, collect_now
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
 
 DUMPS = list(product(("lockmodule-6.1", "lockmodule-6.12"), ("btf", "dwarf")))
 

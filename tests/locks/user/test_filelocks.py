@@ -17,8 +17,8 @@ from msatools.locks.look import Case, Look
 from msatools.locks.user import filelocks
 from msatools.tasks.stackmemory import stack_bytes
 from tests.locks.conftest import Seen, look_at, seen
-from tests.overlay import lay_over
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
+from tests.support.overlay import lay_over
 
 KERNELS = ("6.1", "6.12")
 TYPES = ("btf", "dwarf")

@@ -27,8 +27,8 @@ from msatools.target import TargetSpec, open_target
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.table import TaskReader
 from tests.locks.conftest import Seen, seen
-from tests.overlay import lay_over
-from tests.tasks.conftest import open_dump
+from tests.support.dumps import open_dump
+from tests.support.overlay import lay_over
 
 KERNELS = ("6.1", "6.12")
 TYPES = ("btf", "dwarf")

@@ -16,7 +16,7 @@ import pytest
 from fixtures import lab
 from fixtures.lab.guest.sharedkcore import READS
 from fixtures.lab.inside import RESULTS
-from tests.vmstat import CACHED_STACKS, COUNTED, HUGE_PAGES
+from tests.support.vmstat import CACHED_STACKS, COUNTED, HUGE_PAGES
 
 PAGE_KB = 4
 

@@ -25,7 +25,7 @@ from msatools.locks.locks import Locks
 from msatools.locks.options import LocksOptions
 from msatools.target import TargetSpec, open_target
 from tests.locks.reports import Told
-from tests.terminal import Terminal
+from tests.support.terminal import Terminal
 
 Report = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 """msa-probe: a command as small as can be, to see what all commands have in common.
 
-Run as ``python -m tests.probe``.
+Run as ``python -m tests.support.probe``.
 """
 
 import argparse

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The lab's dumps by name, opened with debug info or without."""
+
+from collections.abc import Iterable, Iterator
+from itertools import product
+
+import pytest
+from drgn import Program
+
+from fixtures import lab
+from msatools.target import TargetSpec, open_target
+
+IDLE = ("memory-5.10", "memory-6.1", "memory-6.12", "crash-6.1", "crash-6.12")
+"""Where nothing happens: threads sleep, kernel threads wait for work."""
+
+BUSY = ("tasks-6.1", "tasks-6.12")
+"""Where tasks of every class are."""
+
+TYPES = ("btf", "dwarf")
+
+
+def open_dump(name: str, types: str) -> Program:
+    run = lab.build(name)
+    path = str(run.dump("elf" if run.elf else "vmcore"))
+    vmlinux = str(run.vmlinux) if types == "dwarf" else None
+    spec = TargetSpec(path=path, types=types, vmlinux=vmlinux)
+    return open_target(spec).prog
+
+
+def pairs(names: Iterable[str]) -> Iterator[object]:
+    for name, types in product(names, TYPES):
+        yield pytest.param((name, types), id=f"{name}-{types}")

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+Which tests run when: a pytest plugin.
+
+``make test`` runs what is pure, the demo cores and dumps, on one kernel (``KERNEL``). A
+test for several kernels has their names in its id; the others run where the code
+branches (marker ``kernels``) and with ``--all-kernels``.
+
+``make test-live`` runs what needs a guest that runs (marker ``live``), which all tests
+are that use the fixtures ``live_guest`` or ``live_qmp``, or lie in ``tests/live``.
+"""
+
+import re
+from typing import NoReturn
+
+import pytest
+
+from fixtures import lab
+from fixtures.lab import store
+
+KERNEL = "6.12"
+"""The kernel that all tests have."""
+
+_KERNEL_NAME = re.compile(r"(?<![\d.])(?:5\.10|6\.1|6\.12|7\.\d+)(?![\d.])")
+_LIVE_FIXTURES = {"live_guest", "live_qmp"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-kernels",
+        action="store_true",
+        help=f"run tests on every kernel they know, not on {KERNEL} alone",
+    )
+    parser.addoption(
+        "--anew",
+        action="store_true",
+        help="boot anew each guest in which commands run, though it is cached",
+    )
+    parser.addoption(
+        "--no-lab",
+        action="store_true",
+        help="skip the tests that need guests, or dumps of them",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in (
+        "live: needs a guest that runs; run by `make test-live`",
+        "kernels: runs on every kernel it names, as the code branches on them",
+        "long: soaks and wide matrices; run by `make test-long`",
+    ):
+        config.addinivalue_line("markers", line)
+    if config.getoption("--no-lab"):
+        for name in ("build", "live"):
+            setattr(lab, name, _no_lab)
+    elif "not live" in config.getoption("markexpr"):
+        _guard_live_builds()
+    elif config.getoption("--anew"):
+        _build_anew()
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Mark live tests; leave out the kernels that nobody asked for."""
+    chosen, left_out = [], []
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        if "tests/live/" in item.nodeid or _LIVE_FIXTURES.intersection(fixtures):
+            item.add_marker("live")
+        wanted = config.getoption("--all-kernels") or _is_wanted(item)
+        (chosen if wanted else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = chosen
+
+
+def _is_wanted(item: pytest.Item) -> bool:
+    kernels = set(_KERNEL_NAME.findall(item.name.partition("[")[2]))
+    return (
+        not kernels
+        or KERNEL in kernels
+        or item.get_closest_marker("kernels") is not None
+    )
+
+
+def _no_lab(name: str, *_: object, **__: object) -> NoReturn:
+    pytest.skip(f"needs the lab's {name}, and --no-lab says not to make it")
+
+
+def _guard_live_builds() -> None:
+    """Fail a test that needs a guest that runs without being marked ``live``."""
+    build = lab.build
+
+    def live(name: str) -> NoReturn:
+        pytest.fail(f"{name} is to run: mark the test `live`")
+
+    def guarded(name: str) -> lab.Run:
+        if store.runs_inside(name):
+            pytest.fail(f"{name} runs commands inside a guest: mark the test `live`")
+        return build(name)
+
+    lab.build, lab.live = guarded, live
+
+
+def _build_anew() -> None:
+    """Forget each guest in which commands run before it is first asked for."""
+    build = lab.build
+    renewed: set[str] = set()
+
+    def anew(name: str) -> lab.Run:
+        if store.runs_inside(name) and name not in renewed:
+            renewed.add(name)
+            store.forget(name)
+        return build(name)
+
+    lab.build = anew
