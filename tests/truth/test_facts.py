@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Every fact of every command, held against every dump that has recorded it."""
+
+import io
+import json
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+from msatools.commands.memstat import COMMAND as MEMSTAT
+
+from fixtures import lab
+from fixtures.lab import Run
+from msatools.cli import Command, run_in_drgn
+from tests.support.dumps import open_dump
+from tests.truth import memstat
+from tests.truth.fact import Fact, Figures, judge
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts of one command, and the dumps that have recorded some of them."""
+
+    command: Command[Any]
+    facts: Sequence[Fact]
+    dumps: Sequence[str]
+    words: Sequence[str] = ()
+    """Options without which the report lacks figures."""
+
+
+TABLES = {
+    "memstat": Facts(MEMSTAT, memstat.FACTS, ("memory-6.1", "memory-6.12")),
+}
+
+
+@cache
+def report(command: str, dump: str) -> Any:
+    """Return the JSON that a command prints of a dump."""
+    out = io.StringIO()
+    table = TABLES[command]
+    with redirect_stdout(out):
+        run_in_drgn(table.command, open_dump(dump, "btf"), ["--json", *table.words])
+    return json.loads(out.getvalue())
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("command", "dump"),
+    [(command, dump) for command, table in TABLES.items() for dump in table.dumps],
+)
+def test_facts(command: str, dump: str) -> None:
+    run = lab.build(dump)
+    verdicts = {
+        fact.name: judge(fact, report(command, dump), run)
+        for fact in TABLES[command].facts
+    }
+    assert [line for verdict in verdicts.values() for line in verdict.failed] == []
+    # What no dump records proves nothing.
+    assert sum(verdict.exact for verdict in verdicts.values()) > 0
+
+
+@pytest.mark.parametrize("command", TABLES)
+def test_each_fact_is_recorded_by_some_dump(command: str) -> None:
+    table = TABLES[command]
+    for fact in table.facts:
+        counts = [
+            judge(fact, report(command, dump), lab.build(dump)).exact
+            for dump in table.dumps
+            if dump.endswith("-6.12")
+        ]
+        assert max(counts) > 0, fact.name
+
+
+def as_reported(report: Any) -> Figures:
+    return {"cpu0": report}
+
+
+def test_a_fact_that_does_not_hold_fails() -> None:
+    run: Any = None
+    exact = Fact("load", as_reported, lambda run: {"cpu0": 7})
+    loose = Fact("load", as_reported, lambda run: {"cpu0": 7}, lambda run: 2, "a tick")
+    assert judge(exact, 7, run).exact == 1
+    assert judge(exact, 8, run).failed == ["load of cpu0: 8, recorded 7"]
+    assert judge(loose, 9, run).within == 1
+    assert judge(loose, 10, run).failed
+    assert judge(loose, None, run).failed
+
+
+def test_what_was_not_recorded_is_no_success() -> None:
+    def recorded(run: Run) -> Figures:
+        raise KeyError("proc/vmstat")
+
+    run: Any = None
+    verdict = judge(Fact("load", as_reported, recorded), 7, run)
+    assert verdict.why_not
+    assert (verdict.exact, verdict.failed) == (0, [])
+
+
+def test_a_tolerance_has_a_cause() -> None:
+    with pytest.raises(ValueError, match="cause"):
+        Fact("load", as_reported, lambda run: {}, lambda run: 1)
