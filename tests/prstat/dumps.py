@@ -8,6 +8,7 @@ from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
+import pytest
 from drgn import Object, Program
 
 from fixtures import lab
@@ -36,6 +37,11 @@ OFF = ("tasks-6.1", "tasks-6.12")
 ON = ("tasks-on-6.1", "tasks-on-6.12")
 MIDWAY = ("tasks-midway-6.1", "tasks-midway-6.12")
 ALL = (*OFF, *ON, *MIDWAY)
+
+
+def long(*names: str) -> list[Any]:
+    """Give dumps as parameters of tests that run with them in `make test-long`."""
+    return [pytest.param(name, marks=pytest.mark.long) for name in names]
 
 
 @dataclass
