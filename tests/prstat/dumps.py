@@ -98,6 +98,20 @@ class Dump:
         return self.lives.user_ns + self.lives.system_ns
 
     @property
+    def delays_dequeue(self) -> bool:
+        """Whether threads may sleep on the run queue (6.12)."""
+        return self.table.has("sched_delayed")
+
+    @property
+    def delayed_ns(self) -> Nanoseconds:
+        """How long each thread slept on the run queue, by the kernel's statistics.
+
+        They alone count that as waiting for a CPU. Below zero, it is sleep that all
+        but they count so, as the thread was moved.
+        """
+        return self.wait_sum_ns - self.table["run_delay_ns"].astype(np.int64)
+
+    @property
     def stopped(self) -> Booleans:
         """Who is or was stopped or traced."""
         return self.named("stopped", "stopped-thread", "traced", "has-stopped")
