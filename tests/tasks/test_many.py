@@ -101,26 +101,6 @@ def test_stacks_are_drgns(dump: Dump) -> None:
     assert stacks.asked <= MAX_ASKED
 
 
-@pytest.mark.parametrize("what", ["zombie", "parent", "distant", "init", "kthreadd"])
-def test_reads_of_one_pid(run: lab.Run, what: str) -> None:
-    workload = run.workload
-    pid = {
-        "zombie": workload["farm"]["zombies"][MANY // 2],
-        "parent": workload["farm"]["pid"],
-        "distant": workload["distant"]["pid"],
-        "init": 1,
-        "kthreadd": 2,
-    }[what]
-    assert run.elf
-    probe = [sys.executable, "-m", "tests.tasks.probe", run.elf, str(pid)]
-    counts = reads_of(probe, run.elf)
-    assert counts.pop("") > 0
-    assert counts["tasks"] > 0
-    assert sum(counts.values()) <= MOST_READS, counts
-    if what == "zombie":
-        assert "now" not in counts  # there is nothing to unwind
-
-
 def test_reads_of_a_process_grow_with_its_threads_only(run: lab.Run) -> None:
     """Not with the threads of others."""
     crowd = run.workload["crowds"]["futex"]
