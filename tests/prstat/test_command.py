@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from drgn import Program
 
-from msatools.target import TargetSpec, open_target
 from tests.prstat.dumps import MIDWAY, OFF, ON, long
 from tests.prstat.reports import (
     Task,
     by_pid,
-    dump,
     on_dump,
+    opened,
     report,
     said,
     still,
@@ -378,8 +377,7 @@ def drgns_names(prog: Program, pid: int) -> list[str]:
 
 
 def test_stacks_are_drgns(name: str) -> None:
-    path = dump(name)
-    prog = open_target(TargetSpec(path=path, types="btf")).prog
+    prog = opened(name, "btf")
     groups = report(name, "--stacks")["stacks"]
     of = {pid: group for group in groups for pid in group["pids"]}
     for task in ("pause", "poll", "disk-read", "directory-rename", "futex-waitv"):
