@@ -64,8 +64,8 @@ class Watched:
     """How long the look took, at most, with which its interval began. A look ends with
     the clocks, so that each task was seen at some time before."""
 
-    ran_before: frozenset[str] | None = None
-    """Who ran, or waited for a CPU, when it began; ``None`` if nobody knows."""
+    ran_before: frozenset[str] = frozenset()
+    """Who may have run, or waited for a CPU, when it began."""
 
     @property
     def look_ns(self) -> int:
@@ -136,7 +136,7 @@ class Watched:
         slack = self.bound_ns
         if self.row(name)["class"] in RUNNABLE:
             slack += self.look_ns
-        if self.ran_before is None or name in self.ran_before:
+        if name in self.ran_before:
             slack += self.begin_look_ns
         return slack
 
@@ -170,7 +170,10 @@ def reports(session: dict[str, Any], name: str) -> list[Watched]:
         for line in command["stdout"].splitlines()
     ]
     first = watched[0]
-    first.begin_look_ns = max(first.begin_ns - first.start_ns, 0)
+    if first.report["interval_ns"] is not None:
+        # Nobody knows who ran when it began, but who did not.
+        first.begin_look_ns = first.begin_ns - first.start_ns
+        first.ran_before = frozenset(first.tasks) - set(STEADY)
     for one, other in pairwise(watched):
         other.begin_look_ns = one.look_ns
         runs = {name for name in one.tasks if one.row(name)["class"] in RUNNABLE}

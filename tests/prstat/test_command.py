@@ -70,9 +70,13 @@ VIEWS = pytest.mark.parametrize("view", [("-L",), ()], ids=["threads", "processe
 
 
 @pytest.mark.parametrize("words", SELECTIONS)
-@VIEWS
-def test_selection(name: str, view: tuple[str, ...], words: str) -> None:
-    check_selection(name, view, words, SELECTIONS[words])
+def test_selection(name: str, words: str) -> None:
+    check_selection(name, ("-L",), words, SELECTIONS[words])
+
+
+@pytest.mark.parametrize("words", ["-u 1000,65534", "--state DZ", "--class KLK,net"])
+def test_selection_of_processes(name: str, words: str) -> None:
+    check_selection(name, (), words, SELECTIONS[words])
 
 
 @VIEWS
