@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 from msatools.commands.memstat import COMMAND as MEMSTAT
+from msatools.commands.prstat import COMMAND as PRSTAT
 
 from fixtures import lab
 from fixtures.lab import Run
 from msatools.cli import Command, run_in_drgn
 from tests.support.dumps import open_dump
-from tests.truth import memstat
+from tests.truth import memstat, prstat
 from tests.truth.fact import Fact, Figures, judge
 
 
@@ -34,6 +35,10 @@ class Facts:
 
 TABLES = {
     "memstat": Facts(MEMSTAT, memstat.FACTS, ("memory-6.1", "memory-6.12")),
+    "prstat -L": Facts(PRSTAT, prstat.THREADS, ("tasks-6.1", "tasks-6.12"), ("-L",)),
+    "prstat": Facts(
+        PRSTAT, prstat.PROCESSES, ("tasks-6.1", "tasks-6.12"), ("--children",)
+    ),
 }
 
 
