@@ -11,13 +11,14 @@ from functools import cache
 from typing import Any
 
 import pytest
+from msatools.commands.locks import COMMAND as LOCKS
 from msatools.commands.memstat import COMMAND as MEMSTAT
 
 from fixtures import lab
 from fixtures.lab import Run
 from msatools.cli import Command, run_in_drgn
 from tests.support.dumps import open_dump
-from tests.truth import memstat
+from tests.truth import locks, memstat
 from tests.truth.fact import Fact, Figures, judge
 
 
@@ -33,6 +34,11 @@ class Facts:
 
 
 TABLES = {
+    "locks": Facts(
+        LOCKS,
+        locks.FACTS,
+        ("locks-6.1", "locks-6.12", "lockmodule-6.12", "lockspin-6.12"),
+    ),
     "memstat": Facts(MEMSTAT, memstat.FACTS, ("memory-6.1", "memory-6.12")),
 }
 

@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import get_args
 
 import drgn
-import numpy as np
 import pytest
 from drgn.helpers.linux.block import disk_name, for_each_disk
 from drgn.helpers.linux.fs import d_path, for_each_file, for_each_mount, mount_dst
@@ -21,7 +20,6 @@ from drgn.helpers.linux.pid import find_task, for_each_task
 from drgn.helpers.linux.slab import slab_object_info
 
 from msatools.kernel.report import Findings
-from msatools.locks.blocked import find_blocked
 from msatools.locks.events import bitwaits, folios, waitqueues
 from msatools.locks.lock import Lock, LockType
 from msatools.locks.look import Case
@@ -31,8 +29,7 @@ from msatools.locks.names.variables import Variables
 from msatools.locks.user.filelocks import request as file_lock_request
 from msatools.locks.user.userlocks import requests as futex_requests
 from msatools.selfdesc.finders import finders_of
-from msatools.tasks.stackmemory import stack_bytes
-from tests.locks.seen import TASKS, Asked, Seen, Truth, damaged, lock_of, seen
+from tests.locks.seen import TASKS, Asked, Seen, Truth, damaged, seen
 from tests.support.overlay import lose_page
 
 MAX_READS = 24
@@ -425,25 +422,6 @@ def test_what_is_near_a_lock_is_none(dump: Dump) -> None:
 # --- variables and slabs
 
 
-def test_locks_of_a_module(module: Seen) -> None:
-    dump = Dump(module)
-    kinds = {"symbol": 0, "cache": 0}
-    for lock in module.locks():
-        if lock["address"] is None:
-            continue
-        told = dump.names.name(lock_of(lock), [])
-        if lock.get("symbol"):
-            assert told == Name(name=lock["symbol"])
-            kinds["symbol"] += 1
-        else:
-            offset = int(lock["address"], 16) - int(lock["object"], 16)
-            name = f"{lock['cache']}+{offset:#x}"
-            assert told == Name(name=name, cache=lock["cache"])
-            kinds["cache"] += 1
-    assert min(kinds.values()) > 6
-    assert not dump.findings.lost
-
-
 def test_variables(dump: Dump) -> None:
     prog, layout = dump.prog, dump.look.layout
     variables = Variables(layout, Findings())
@@ -479,11 +457,16 @@ def test_keys_of_lockdep_hide_no_variable(dump: Dump) -> None:
     for symbol in finders_of(dump.prog).symbols(dump.prog, None, None, False):
         at[symbol.address].add(symbol.name)
     variables, compared = Variables(dump.look.layout, dump.findings), 0
-    for address, names in at.items():
-        others = {name for name in names if not name.startswith("__key")}
-        if others and others != names and variables.name(address) is not None:
+    others = {
+        address: {name for name in names if not name.startswith("__key")}
+        for address, names in at.items()
+    }
+    beside = [each for each, names in at.items() if others[each] not in (names, set())]
+    # Each costs a search of all symbols.
+    for address in beside[::4]:
+        if (name := variables.name(address)) is not None:
             compared += 1
-            assert variables.name(address) in others
+            assert name in others[address]
     assert compared > 20
 
 
@@ -506,53 +489,6 @@ def test_slabs_are_as_drgn_has_them(name: str) -> None:
             assert found.cache == known.slab_cache.name.string_().decode()
             assert found.start <= address < found.end
     assert compared > 150
-
-
-# --- all that tasks wait for in the scenario of locks
-
-
-def test_locks_are_in_what_the_guest_says(stock: Seen) -> None:
-    dump, size = Dump(stock), stack_bytes(stock.prog)
-    wrong, compared = {}, 0
-    for lock in stock.locks():
-        should = expected(lock)
-        tid = lock["waiters"][0]["pid"]
-        rows = np.array([stock.rows[tid]], np.intp)
-        (blocked,) = find_blocked(dump.look, stock.now, rows, size)
-        for request in blocked.requests:
-            told = dump.names.name(request.lock, [dump.case(tid)])
-            found = {key: getattr(told, key) for key in should}
-            compared += bool(should)
-            if found != should:
-                wrong[lock["name"]] = found, should
-    assert wrong == {}
-    assert compared > 35
-
-
-def expected(lock: Truth) -> Truth:
-    """Say what the guest says of a lock as we do."""
-    path, inode, kind = lock.get("path"), lock.get("inode"), lock["type"]
-    if kind == "wait_queue":
-        # The guest says which file its request is about; we say which file system.
-        mount = lock["mount"]
-        return {"name": f"FUSE request of {mount}", "path": mount}
-    if kind == "percpu_rwsem":
-        level = "page fault" if "fault" in lock["name"] else "write"
-        return {"name": f"frozen {path} ({level})", "path": path}
-    if lock.get("lock_name") == "mmap_lock":
-        return {"pid": lock["pid"]}
-    if lock.get("lock_name") == "pipe":
-        return {"name": f"pipe:[{inode}]", "inode": inode}
-    if lock.get("lock_name") and not path:
-        return {"name": lock["lock_name"]}
-    if lock.get("lock_name"):
-        inodes = {} if inode is None else {"inode": inode}
-        return {"name": f"{lock['lock_name']} of {path}", "path": path} | inodes
-    if kind == "folio" and path and path.startswith("/dev/"):
-        return {"name": f"folio 0 of {path.removeprefix('/dev/')}"}
-    if path:
-        return {"path": path, "inode": inode}
-    return {}
 
 
 # --- cost, and loss
