@@ -3,13 +3,17 @@
 """Struct pages made by hand, in the layout of a real kernel."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
+from drgn import Program
 
+from fixtures.demo import DEMOS
 from msatools.kernel.reader import Gap
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block, FarHead, FarHeads, classify
-from msatools.memory.layout import PageLayout
+from msatools.memory.layout import PageLayout, page_layout
+from msatools.target import TargetSpec, open_target
 
 ADDRESS = 0xFFFFEA0000000000
 """Of the first struct page."""
@@ -29,6 +33,16 @@ def type_word(layout: PageLayout, code: int) -> int:
     types = layout.types
     key = int(np.flatnonzero(types.classes == code)[0])
     return key << types.shift | 0xFFFFFFFF & ~(types.mask << types.shift)
+
+
+@cache
+def open_demo(name: str) -> Program:
+    return open_target(TargetSpec(path=str(DEMOS[name].core), types="btf")).prog
+
+
+def demo_layout(name: str) -> PageLayout:
+    """Return the layout of struct page in a demo's kernel."""
+    return page_layout(open_demo(name))
 
 
 class Pages:

@@ -64,8 +64,22 @@ def held_back(run: Run) -> int:
 
 def meminfo_pages(run: Run, name: str) -> int:
     match = re.search(rf"^{name}: +(\d+) kB", run.truth("proc/meminfo").decode(), re.M)
-    assert match, name
+    if match is None:
+        raise LookupError(name)
     return int(match[1]) // 4
+
+
+def recorded_processes(run: Run) -> list[int]:
+    """The processes whose smaps_rollup there is."""
+    names = "\n".join(run.truth_names())
+    return [int(pid) for pid in re.findall(r"^proc/(\d+)/smaps_rollup$", names, re.M)]
+
+
+def kib(run: Run, pid: int, file: str) -> dict[str, int]:
+    """Read the sizes that a file of a process has."""
+    text = run.truth(f"proc/{pid}/{file}").decode(errors="replace")
+    lines = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.M)
+    return {name: int(value) for name, value in lines}
 
 
 def pcp_pages(run: Run) -> int:
