@@ -2,7 +2,6 @@
 
 """Memory by process, held against smaps_rollup of each process."""
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +28,7 @@ from msatools.tasks.table import TaskTable
 from .damage import Patient, patient
 from .madepages import Pages
 from .sums import check
+from .truth import kib, recorded_processes
 
 PAGE = 4096
 ADDRESS = 0x000F_FFFF_FFFF_F000
@@ -56,63 +56,6 @@ def processes(report: MemstatReport) -> dict[int, ProcessGroup]:
     groups = [g for g in report.by["process"] if isinstance(g, ProcessGroup)]
     assert len(groups) == len(report.by["process"])
     return {group.pid: group for group in groups if group.pid is not None}
-
-
-def kib(run: lab.Run, pid: int, file: str) -> dict[str, int]:
-    text = run.truth(f"proc/{pid}/{file}").decode(errors="replace")
-    lines = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
-    return {name: int(value) for name, value in lines}
-
-
-def recorded(run: lab.Run) -> list[int]:
-    """The processes whose smaps_rollup there is."""
-    names = "\n".join(run.truth_names())
-    return [int(pid) for pid in re.findall(r"^proc/(\d+)/smaps_rollup$", names, re.M)]
-
-
-def test_each_process_is_as_smaps_says(
-    its_run: lab.Run, its_report: MemstatReport
-) -> None:
-    """To the page; Pss to the KiB, which is as much as the kernel shows of it."""
-    found = processes(its_report)
-    pids = recorded(its_run)
-    assert len(pids) >= 10
-    for pid in pids:
-        said, group = kib(its_run, pid, "smaps_rollup"), found[pid]
-        assert group.rss_pages is not None
-        assert group.rss_pages * 4 == said["Rss"]
-        assert group.pss_bytes is not None
-        assert group.pss_bytes >> 10 == said["Pss"]
-        assert group.anon_pages is not None
-        assert group.anon_pages * 4 == said["Anonymous"]
-        private = said["Private_Clean"] + said["Private_Dirty"]
-        assert group.private_pages is not None
-        assert group.private_pages * 4 == private
-        huge = said["Private_Hugetlb"] + said["Shared_Hugetlb"]
-        assert group.hugetlb_pages is not None
-        assert group.hugetlb_pages * 4 == huge
-        assert group.swap_pages is not None
-        assert group.swap_pages * 4 == kib(its_run, pid, "status")["VmSwap"]
-        # Swapped shared memory is in this one as well.
-        assert group.swap_pages * 4 <= said["Swap"]
-
-
-def test_all_kinds_of_memory_were_there(its_run: lab.Run, scenario: str) -> None:
-    sums: dict[str, int] = {}
-    for pid in recorded(its_run):
-        for name, value in kib(its_run, pid, "smaps_rollup").items():
-            sums[name] = sums.get(name, 0) + value
-    kinds = ["AnonHugePages", "Shared_Dirty", "Pss_Shmem", "Private_Hugetlb"]
-    if scenario == "memory":
-        kinds += ["ShmemPmdMapped", "Swap", "Locked"]
-    assert all(sums[kind] for kind in kinds)
-
-
-def test_names(its_run: lab.Run, its_report: MemstatReport) -> None:
-    for pid, group in processes(its_report).items():
-        if pid in recorded(its_run):
-            text = its_run.truth(f"proc/{pid}/status").decode()
-            assert group.name == text.splitlines()[0].removeprefix("Name:\t")
 
 
 def test_processes_sum_to_the_table(its_report: MemstatReport) -> None:
@@ -215,7 +158,7 @@ def test_lost_table(
     found, report = by_process(damaged.prog)
     assert report.coverage["user_tables_unreadable"] == 1
     assert any(note.code == "user-tables-unreadable" for note in report.notes)
-    for pid in recorded(run_612):
+    for pid in recorded_processes(run_612):
         said, rss = kib(run_612, pid, "smaps_rollup")["Rss"], found[pid].rss_pages
         # Of the others, all is known; of this one, what is still found.
         assert rss == (None if pid == victim else said // 4)

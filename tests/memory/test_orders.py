@@ -156,15 +156,6 @@ def test_orders_sum_to_the_classes(
         assert sum(of_orders) == count.pages
 
 
-def test_free_pages_by_order(run: lab.Run, cut_up: MemstatReport) -> None:
-    lines = run.truth("proc/buddyinfo").decode().splitlines()
-    rows = [[int(word) for word in line.split()[4:]] for line in lines]
-    for order, blocks in enumerate(map(sum, zip(*rows, strict=True))):
-        group = orders(cut_up).get(str(order))
-        pages = 0 if group is None else group.classes["free.buddy"]
-        assert pages == blocks << order
-
-
 def test_compound_pages_by_order(run: lab.Run, cut_up: MemstatReport) -> None:
     flags = truth.page_flags(run)
     heads = np.flatnonzero(truth.having(flags, "COMPOUND_HEAD"))

@@ -38,15 +38,6 @@ def systems(owners_report: MemstatReport) -> dict[str, FileSystemGroup]:
     return {group.name: group for group in found}
 
 
-def test_every_file_has_the_pages_that_mincore_says(
-    owners_run: lab.Run, files: Files
-) -> None:
-    said = ownertruth.files_by_path(owners_run)
-    said = {path: pages for path, pages in said.items() if pages}
-    assert {path: files[path].pages for path in said} == said
-    assert len(said) > 10
-
-
 def test_files_that_only_descriptors_hold(owners_run: lab.Run, files: Files) -> None:
     held = ownertruth.open_file_pages(owners_run, "reader")
     deleted = files["/mnt/data/deleted (deleted)"]

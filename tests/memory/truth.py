@@ -4,46 +4,10 @@
 
 import re
 
-import numpy as np
-import numpy.typing as npt
-
 from fixtures.lab import Run
+from fixtures.lab.pageflags import having, page_flags
 
-# linux/kernel-page-flags.h and fs/proc/page.c.
-KPF = {
-    "UPTODATE": 3,
-    "DIRTY": 4,
-    "LRU": 5,
-    "ACTIVE": 6,
-    "SLAB": 7,
-    "WRITEBACK": 8,
-    "RECLAIM": 9,
-    "BUDDY": 10,
-    "ANON": 12,
-    "SWAPCACHE": 13,
-    "SWAPBACKED": 14,
-    "COMPOUND_HEAD": 15,
-    "COMPOUND_TAIL": 16,
-    "HUGE": 17,
-    "UNEVICTABLE": 18,
-    "HWPOISON": 19,
-    "NOPAGE": 20,
-    "KSM": 21,
-    "OFFLINE": 23,
-    "PGTABLE": 26,
-    "RESERVED": 32,
-    "MLOCKED": 33,
-}
-
-
-def page_flags(run: Run) -> npt.NDArray[np.uint64]:
-    """/proc/kpageflags: one word a pfn."""
-    return np.frombuffer(run.truth("proc/kpageflags"), np.uint64)
-
-
-def having(flags: npt.NDArray[np.uint64], name: str) -> npt.NDArray[np.bool_]:
-    """Tell which pages have the flag KPF_*name*."""
-    return flags >> np.uint64(KPF[name]) & np.uint64(1) != 0
+__all__ = ["having", "page_flags"]
 
 
 def vmstat(run: Run) -> dict[str, int]:
