@@ -4,12 +4,13 @@
 
 import numpy as np
 import pytest
+from drgn import Program
 
 from fixtures import lab
 from msatools.memory.by.groups import CgroupGroup
 from msatools.memory.model import MemstatReport
-from tests.conftest import Msa
 
+from .asked import printed
 from .ownertruth import PAGE
 from .truth import having, page_flags
 
@@ -61,11 +62,10 @@ def test_removed_groups_and_what_pins_them(
 
 
 def test_removed_groups_are_shown_with_their_files(
-    owners_run: lab.Run, msa: Msa
+    owners_prog: Program,
 ) -> None:
-    shown = msa(str(owners_run.elf), "--by", "cgroup", "--top", "3")
-    assert shown.returncode == 0, shown.stderr
-    words = [line.split() for line in shown.stdout.splitlines()]
+    text = printed(owners_prog, "--by", "cgroup", "--top", 3)
+    words = [line.split() for line in text.splitlines()]
     assert ["768", "/gone", "(deleted)", "/mnt/data/pinned-a"] in words
     assert ["512", "/service/old", "(deleted)", "/mnt/data/pinned-c"] in words
 

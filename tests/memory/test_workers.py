@@ -26,7 +26,6 @@ from msatools.memory.workers import MAX_PIECES, do_in_order
 from msatools.render.json import dumps
 from msatools.signals import Stopped, stop_on_signals
 from msatools.target import TargetSpec, open_target
-from tests.conftest import Msa
 
 COSTS = {"reads", "bytes_read"}
 """What each worker does for itself, and others may have done before."""
@@ -392,13 +391,6 @@ def test_dump_has_one_worker_a_core(
     monkeypatch.setattr(parts, "_PAGES_EACH", 1)
     collect_memstat(prog)
     assert asked == [CORES]
-
-
-@pytest.mark.parametrize("number", ["0", "-1", "x", "1.5", "", "100000"])
-def test_number_of_workers(msa: Msa, number: str) -> None:
-    done = msa("-j", number, "vmcore")
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_each_worker_of_a_scan_opens_the_kernel_again(
