@@ -85,7 +85,7 @@ def test_what_is_left_to_drgn(small: lab.Run, format: str) -> None:
 @pytest.mark.parametrize(
     ("skip", "size", "granule"), [(8, PAGE, PAGE), (0, 100, PAGE), (0, PAGE, 64)]
 )
-def test_parts_of_pages(run_612: lab.Run, skip: int, size: int, granule: int) -> None:
+def test_parts_of_pages(reader: Reader, skip: int, size: int, granule: int) -> None:
     at = pieces(reader)[0][0] + skip
     data, gaps = BulkReader.of(reader).read_around_gaps(at, size, granule)
     assert (data, gaps) == (reader.read(at, size), [])
