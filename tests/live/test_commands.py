@@ -12,6 +12,7 @@ import re
 import signal
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from fixtures import lab
 from fixtures.lab.guest import livecpus, livezombies
 from fixtures.lab.guest.livecommands import NAMES
 from fixtures.lab.inside import RESULTS
+from tests.live.following import clocks_ns, gap_ns
 from tests.live.test_cpus import TIMES, USER_TICK_NS, Look, Sample, stat, table
 
 Facts = dict[str, Any]
@@ -27,10 +29,6 @@ KERNELS = ("6.1", "6.12")
 SECOND = 10**9
 MIB = 1 << 20
 SCHEMA = "msatools.{}/1"
-SLEWED = 2000
-"""CLOCK_MONOTONIC may be slewed by one part of these (500 ppm); the scheduler's clock,
-which msa-prstat takes for its intervals, is not."""
-
 TICK_NS = 4_000_000
 """Of the coarse clock by which a report is taken, and that may be noted late."""
 
@@ -99,14 +97,13 @@ def test_json(guest: Guest, name: str) -> None:
     assert report["interval_ns"] is None
     assert "cost" not in report
     assert once["start_ns"] < report["taken_at_ns"] < once["end_ns"]
-    taken = reports[0]["taken_at_ns"] - reports[0]["interval_ns"]
-    assert interval["start_ns"] < taken
+    first, *_, last = reports
+    assert interval["start_ns"] < first["taken_at_ns"] - first["interval_ns"]
+    assert last["taken_at_ns"] < interval["end_ns"]
     for each in reports:
-        taken += each["interval_ns"]
-        assert abs(each["taken_at_ns"] - taken) <= each["interval_ns"] // SLEWED
-        taken = each["taken_at_ns"]
         check_cost(each["cost"])
-    assert taken < interval["end_ns"]
+    for before, after in pairwise(reports):
+        assert abs(gap_ns(before, after)) <= clocks_ns(after)
 
 
 def check_cost(cost: Facts) -> None:

@@ -25,6 +25,7 @@ from fixtures import lab
 from fixtures.lab.guest.storm import CPU, SAMPLES, ZOMBIES
 from fixtures.lab.storm import RESULTS
 from msatools.values import cpu_list
+from tests.live.following import clocks_ns, gap_ns
 from tests.support.vmstat import (
     CACHED_STACKS,
     COUNTED,
@@ -172,19 +173,16 @@ def test_no_sample_is_lost(storm: Storm, command: str) -> None:
     """Each begins where the one before has ended; there are some of the storm."""
     begun = max(seen[0] for seen in storm.seen.values())
     assert sum(at > begun for at in storm.seen[command]) >= SAMPLES
-    taken = None
+    before = None
     for sample in storm.samples(command):
         report = sample.report
         assert report["schema"] == f"msatools.{command}/1"
         assert report["target"]["kind"] == "kcore"
         assert report["target"]["types"] == "btf"
-        if taken is not None:
-            # Of msa-prstat, intervals are by the clock of the scheduler.
-            apart = report["taken_at_ns"] - report["interval_ns"] - taken
-            assert abs(apart) <= report.get("bound_ns", 0)
+        assert before is None or abs(gap_ns(before, report)) <= clocks_ns(report)
         assert report["interval_ns"] > 0
-        taken = report["taken_at_ns"]
-        assert taken <= sample.seen_ns
+        assert report["taken_at_ns"] <= sample.seen_ns
+        before = report
 
 
 @pytest.mark.parametrize("command", COMMANDS)
