@@ -35,8 +35,15 @@ DUMPS = tuple(
 )
 """What ``make test`` needs, in the order of its tests."""
 
-GUESTS = tuple(f"{name}-6.12" for name in ("kcore", "storm", "cpulive", "hotplug"))
-"""Guests in which the commands run for minutes, the longest first."""
+GUESTS = {
+    "kcore-6.12": ("commands", "kcore", "locks", "prstat", "terminal"),
+    "storm-6.12": ("storm",),
+    "cpulive-6.12": ("cpus",),
+    "hotplug-6.12": ("hotplug",),
+}
+"""Guests in which the commands run for minutes, the longest first, and whose tests each
+has. These begin with those of the last, so that two processes have guests to make; they
+come after the tests that boot guests of their own."""
 
 PURE = ("tests/render/", "tests/demo/", "tests/kernel/", "tests/test_")
 """Modules that need no dump, or hardly any."""
@@ -49,8 +56,18 @@ END_SECONDS = 20.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put pure tests first; the order stays the same otherwise."""
-    items.sort(key=lambda item: not item.nodeid.startswith(PURE))
+    """Put pure tests first, and last those that wait for guests made ahead.
+
+    The order stays the same otherwise.
+    """
+    items.sort(key=lambda item: _rank(item.nodeid))
+
+
+def _rank(test: str) -> int:
+    for number, modules in enumerate(reversed(GUESTS.values())):
+        if test.startswith(tuple(f"tests/live/test_{name}.py" for name in modules)):
+            return 2 + number
+    return 0 if test.startswith(PURE) else 1
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -69,7 +86,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     elif not config.getoption("--anew"):
         live = {name for name in modules if name.startswith("tests/live/")}
         if len(live) >= MANY_MODULES["live"]:
-            make_ahead(config, GUESTS)
+            make_ahead(config, [*GUESTS])
 
 
 def make_ahead(config: pytest.Config, names: Sequence[str]) -> None:
