@@ -2,9 +2,9 @@
 
 """All commands inside of a guest, on the /proc/kcore of the kernel it runs on.
 
-How each begins and ends (``fixtures/lab/guest/livemanners.py``); msa-zombies against
-the dead of /proc, and msa-cpus against /proc/stat and its like. For the others see
-test_kcore.py, test_prstat.py and test_locks.py.
+How each begins and ends (``fixtures/lab/guest/livemanners.py``), and msa-zombies
+against the dead of /proc. For the others see test_kcore.py, test_prstat.py,
+test_locks.py and, of a guest of its own, test_cpus.py.
 """
 
 import json
@@ -18,11 +18,10 @@ from typing import Any
 import pytest
 
 from fixtures import lab
-from fixtures.lab.guest import livecpus, livezombies
+from fixtures.lab.guest import livezombies
 from fixtures.lab.guest.livecommands import NAMES
 from fixtures.lab.inside import RESULTS
 from tests.live.following import clocks_ns, gap_ns
-from tests.live.test_cpus import TIMES, USER_TICK_NS, Look, Sample, stat, table
 
 Facts = dict[str, Any]
 KERNELS = ("6.1", "6.12")
@@ -325,132 +324,3 @@ def test_ages_of_the_dead(guest: Guest, dead: list[Dead]) -> None:
             if zombie["age_bound"] == "exact":
                 assert entry["told_ns"] - TICK_NS <= ended
                 assert ended <= entry["exited_ns"] + TICK_NS
-
-
-# --- CPUs
-
-
-def samples_of(run: Facts) -> list[Sample]:
-    """Reports, and when each was looked for: each says how long that took.
-
-    Of the look that the first one's interval begins with, that is not known: it was
-    over when the look at the end began.
-    """
-    reports = [json.loads(line) for line in run["stdout"].splitlines()]
-    found: list[Sample] = []
-    # The last moment before it of which all is known.
-    start = max(each["to_ns"] for each in run["readings"][0].values())
-    began = None
-    for number, (report, line) in enumerate(zip(reports, run["lines"], strict=True)):
-        taken, interval = report["taken_at_ns"], report["interval_ns"]
-        if interval is not None:
-            begin, looked = taken - interval, taken - report["cost"]["elapsed_ns"]
-            began = began or Look(start, begin + TICK_NS, looked)
-            start = looked
-        ended = Look(start, taken + TICK_NS, line["seen_ns"])
-        found.append(Sample(report, run["readings"], began, ended, number == 0))
-        began = ended
-    return found
-
-
-@pytest.fixture
-def cpus(guest: Guest) -> list[Sample]:
-    """Since boot, and the intervals."""
-    runs = guest.facts["cpus"]
-    once, intervals = samples_of(runs["once"]), samples_of(runs["interval"])
-    assert (len(once), len(intervals)) == (1, livecpus.COUNT)
-    return [*once, *intervals]
-
-
-def check_between(sample: Sample, ours: int | None, *bounds: Any, **more: Any) -> None:
-    found = sample.bounds(*bounds, **more)
-    assert found is not None
-    least, most = found
-    assert ours is not None
-    assert least <= ours <= most
-
-
-def total(sample: Sample, column: str) -> int:
-    return sum(row[column] for row in sample.rows.values() if row["online"])
-
-
-def test_cpus_have_nothing_to_complain_of(guest: Guest, cpus: list[Sample]) -> None:
-    for run in guest.facts["cpus"].values():
-        assert (run["status"], run["stderr"]) == (0, "")
-    for sample in cpus:
-        assert sample.report["notes"] == []
-        assert sample.report["coverage"]["cpus_unreadable"] == 0
-        online = {cpu for cpu, row in sample.rows.items() if row["online"]}
-        assert online == {0, 1} == {*sample.steady()}
-
-
-def test_switches_and_interrupts(cpus: list[Sample]) -> None:
-    """Of both CPUs together, as /proc/stat has them."""
-    for sample in cpus:
-        for column, name in (("csw", "ctxt"), ("intr", "intr"), ("soft", "softirq")):
-
-            def came(text: str, name: str = name) -> int:
-                return stat(text)[name][0]
-
-            check_between(sample, total(sample, column), "stat", came)
-
-
-def test_calls_and_flushes_of_each_cpu(cpus: list[Sample]) -> None:
-    for sample in cpus:
-        for column, name in (("xcal", "CAL"), ("tlb", "TLB")):
-            for cpu, row in sample.rows.items():
-
-                def came(text: str, name: str = name, cpu: int = cpu) -> int:
-                    return table(text)[name][cpu]
-
-                check_between(sample, row[column], "interrupts", came)
-
-
-def test_switches_of_each_cpu(cpus: list[Sample]) -> None:
-    """Each is a call of the scheduler (/proc/schedstat), but not each call is one."""
-    for sample in cpus:
-        for cpu, row in sample.rows.items():
-
-            def called(text: str, cpu: int = cpu) -> int:
-                (words,) = re.findall(rf"^cpu{cpu} (.*)$", text, re.M)
-                return int(words.split()[2])
-
-            bounds = sample.bounds("schedstat", called)
-            assert bounds is not None
-            if sample.began:
-                assert row["csw"] <= bounds[1]
-
-
-def test_times_of_each_cpu(cpus: list[Sample]) -> None:
-    for sample in cpus:
-        for cpu, row in sample.rows.items():
-            for columns, places in TIMES.items():
-
-                def spent(
-                    text: str, cpu: int = cpu, places: tuple[int, ...] = places
-                ) -> int:
-                    words = stat(text)[f"cpu{cpu}"]
-                    return USER_TICK_NS * sum(words[place] for place in places)
-
-                # Of each of the parts a part of one is left out. And a CPU that is
-                # idle as it is looked at has been so until the clock is read.
-                slack = len(places) * USER_TICK_NS
-                if "idl_ns" in columns:
-                    slack += sample.ended.counted_ns - sample.ended.from_ns
-                ours = sum(row[column] for column in columns)
-                check_between(sample, ours, "stat", spent, slack=slack)
-
-
-def test_interrupts_of_devices(cpus: list[Sample]) -> None:
-    for sample in cpus[1:]:
-        irqs = {str(irq["irq"]): irq for irq in sample.report["irqs"]}
-        names = table(sample.before("interrupts", sample.ended.from_ns))
-        assert {name for name in names if name.isdigit()} == irqs.keys()
-        for name, irq in irqs.items():
-            for cpu in sample.rows:
-
-                def came(text: str, name: str = name, cpu: int = cpu) -> int:
-                    return table(text)[name][cpu]
-
-                ours = irq["counts"].get(str(cpu), 0)
-                check_between(sample, ours, "interrupts", came, late=True)
