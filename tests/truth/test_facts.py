@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 from msatools.commands.memstat import COMMAND as MEMSTAT
+from msatools.commands.zombies import COMMAND as ZOMBIES
 
 from fixtures import lab
 from fixtures.lab import Run
 from msatools.cli import Command, run_in_drgn
 from tests.support.dumps import open_dump
-from tests.truth import memstat
+from tests.truth import memstat, zombies
 from tests.truth.fact import Fact, Figures, judge
 
 
@@ -34,6 +35,9 @@ class Facts:
 
 TABLES = {
     "memstat": Facts(MEMSTAT, memstat.FACTS, ("memory-6.1", "memory-6.12")),
+    "zombies": Facts(
+        ZOMBIES, zombies.FACTS, ("zombies-6.1", "zombies-6.12"), ["--leaks"]
+    ),
 }
 
 
