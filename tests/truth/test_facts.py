@@ -11,13 +11,14 @@ from functools import cache
 from typing import Any
 
 import pytest
+from msatools.commands.cpus import COMMAND as CPUS
 from msatools.commands.memstat import COMMAND as MEMSTAT
 
 from fixtures import lab
 from fixtures.lab import Run
 from msatools.cli import Command, run_in_drgn
 from tests.support.dumps import open_dump
-from tests.truth import memstat
+from tests.truth import cpus, memstat
 from tests.truth.fact import Fact, Figures, judge
 
 
@@ -33,6 +34,7 @@ class Facts:
 
 
 TABLES = {
+    "cpus": Facts(CPUS, cpus.FACTS, ("cpus-6.1", "cpus-6.12", "cpulock-6.12"), ["-i"]),
     "memstat": Facts(MEMSTAT, memstat.FACTS, ("memory-6.1", "memory-6.12")),
 }
 
