@@ -333,7 +333,7 @@ def test_columns_of_time(dump: Seen) -> None:
 def test_faults(dump: Seen) -> None:
     """Hardly any since: the truth is read into locked memory, and the hogs spin.
 
-    NUMA balancing may have taken a page from each, to see whether it comes back for it.
+    One that has just got its first turn may come to a page that it has not touched.
     """
     lines = (line.split() for line in dump.truth("proc/vmstat").splitlines())
     told = {name: int(number) for name, number in lines}

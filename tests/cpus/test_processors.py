@@ -2,7 +2,6 @@
 
 """What each CPU is, against the guest's /sys/devices/system/cpu."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -66,17 +65,6 @@ def test_places_are_those_of_sysfs(dump: Seen) -> None:
         assert processor.core == int(dump.truth(f"{where}/core_id"))
         assert processor.siblings == tuple(siblings)
         assert processor.thread == siblings.index(cpu)
-
-
-def test_nodes_are_those_of_sysfs(dump: Seen) -> None:
-    nodes = {
-        cpu: int(match[1])
-        for name in dump.run.truth_names()
-        if (match := re.fullmatch(rf"{NODE}/node(\d+)/cpulist", name))
-        for cpu in cpu_list(dump.truth(name))
-    }
-    assert len(set(nodes.values())) > 1
-    assert {cpu: processor.node for cpu, processor in online(dump)} == nodes
 
 
 def test_a_cpu_that_went_offline_is_still_where_it_was(dump: Seen) -> None:

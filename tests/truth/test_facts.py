@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from msatools.commands.cpus import COMMAND as CPUS
 from msatools.commands.locks import COMMAND as LOCKS
 from msatools.commands.memstat import COMMAND as MEMSTAT
 from msatools.commands.prstat import COMMAND as PRSTAT
@@ -20,7 +21,7 @@ from fixtures import lab
 from fixtures.lab import Run
 from msatools.cli import Command, run_in_drgn
 from tests.support.dumps import open_dump
-from tests.truth import locks, memstat, prstat, zombies
+from tests.truth import cpus, locks, memstat, prstat, zombies
 from tests.truth.fact import Fact, Figures, Verdict, judge
 
 
@@ -49,6 +50,13 @@ def cases() -> Iterator[object]:
 TASKS = ("tasks-6.1", "tasks-6.12")
 
 TABLES = {
+    "cpus": Facts(
+        CPUS,
+        cpus.FACTS,
+        ("cpus-6.1", "cpus-6.12", "cpulock-6.12"),
+        ("-i",),
+        branches=True,  # on how cpusets, interrupts and run queues are kept
+    ),
     "locks": Facts(
         LOCKS,
         locks.FACTS,
