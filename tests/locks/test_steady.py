@@ -11,7 +11,7 @@ import pytest
 from msatools.locks.blocked import Blocked
 from msatools.locks.lock import Lock, OwnerConfidence, Queued, Request
 from msatools.locks.owners import Owned
-from msatools.locks.scene import Scene, Wanted
+from msatools.locks.scene import BRIEF_NS, Scene, Wanted
 from msatools.locks.steady import (
     concerned,
     held,
@@ -116,6 +116,16 @@ def test_one_that_is_about_to_sleep_anew() -> None:
     kept = held(scene(WAITS, OWNERS, tasks=tasks), tasks, alone=False)
     assert set(kept.blocked) == {0}
     assert deadlocks(kept) == []
+
+
+@pytest.mark.parametrize(
+    ("age_ns", "closed"), [(BRIEF_NS, True), (BRIEF_NS - 1, False)]
+)
+def test_stack_of_one_that_sleeps_but_briefly(age_ns: int, closed: bool) -> None:
+    """It may be of a lock that was given back, and closes no circle."""
+    made = scene(WAITS, {AB: [owned(1)], BC: [owned(0, "evidence")]})
+    made.now.age_ns[0] = age_ns
+    assert bool(deadlocks(made)) == closed
 
 
 def test_task_that_is_gone() -> None:

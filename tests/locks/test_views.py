@@ -5,7 +5,7 @@
 import io
 import json
 import re
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stdout
 from functools import cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from drgn import Program
 from msatools.commands.locks import COMMAND
 
 from fixtures import lab
-from msatools.cli import run_console, run_in_drgn
+from msatools.cli import run_in_drgn
 from tests.locks.seen import STOCK
 from tests.support.dumps import open_dump
 
@@ -61,26 +61,12 @@ def table(lines: list[str], first: str) -> list[list[str]]:
     return rows
 
 
-def test_keys(name: str) -> None:
-    """Those of the contract, whatever is added."""
+def test_ids(name: str) -> None:
+    """Each names one lock, and each lock that is waited for has one."""
     found = report(name)
-    assert found["schema"] == "msatools.locks/1"
-    contract = {
-        "waits": {"pid", "comm", "state", "age_ns", "mode", "lock"},
-        "locks": {"id", "type", "address", "name", "owners", "waiters"},
-        "roots": {"kind", "pid", "reason", "blocked_d", "blocked_s"},
-        "deadlocks": {"confidence", "pids", "locks"},
-        "herds": {"lock", "waiters", "owner"},
-    }
-    for key, inner in contract.items():
-        assert found[key]
-        assert all(inner <= row.keys() for row in found[key]), key
-    owners = [owner for lock in found["locks"] for owner in lock["owners"]]
-    assert all({"pid", "confidence"} <= owner.keys() for owner in owners)
     ids = [lock["id"] for lock in found["locks"]]
     assert len(set(ids)) == len(ids)
-    wanted = {wait["lock"] for wait in found["waits"]} - {None}
-    assert wanted <= set(ids)
+    assert {wait["lock"] for wait in found["waits"]} - {None} <= set(ids)
 
 
 def test_roots(name: str) -> None:
@@ -241,13 +227,3 @@ def test_stacks(name: str) -> None:
     groups = [line for line in lines if line.startswith("STACK of ")]
     alike = {tuple(wait["stack"]) for wait in found["waits"]}
     assert len(groups) == len(alike)
-
-
-def test_pid_that_is_not_there(name: str) -> None:
-    run = lab.build(name)
-    path = str(run.dump("elf" if run.elf else "vmcore"))
-    err = io.StringIO()
-    with redirect_stderr(err):
-        assert run_console(COMMAND, [path, "-p", "4000000"]) == 1
-    (line,) = err.getvalue().splitlines()
-    assert line.startswith("msa-locks: pid 4000000: no such task; ")

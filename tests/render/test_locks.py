@@ -17,7 +17,7 @@ from msatools.render.blocks import Span, Text
 from msatools.render.locks import View, blocks
 from msatools.target.model import Address
 from tests.locks.madelocks import SECOND, deadlock, lock, owner, report, root, wait
-from tests.support.effort import calls
+from tests.support.cost import calls
 from tests.support.golden import Golden
 
 VIEWS: tuple[View, ...] = get_args(View)

@@ -10,7 +10,7 @@ import pytest
 from msatools.locks.report import LocksReport
 from msatools.render.waitgraph import WaitGraph
 from tests.locks.madelocks import lock, report, root, wait
-from tests.support.effort import calls
+from tests.support.cost import calls
 
 
 def graph(*locks: str) -> WaitGraph:
