@@ -670,5 +670,5 @@ def calls_of(count: int) -> int:
 
 def test_effort_grows_as_zombies_do() -> None:
     """And not by their square."""
-    few, many = calls_of(500), calls_of(2000)
+    few, many = calls_of(100), calls_of(400)
     assert many < 4.5 * few

@@ -2,7 +2,6 @@
 
 """What msa-zombies reports of real dumps; its figures: tests/truth/zombies."""
 
-import re
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.lab.zombies import SLACK_NS, ran_last_ns
 from msatools.render.json import dumps as as_json
 from msatools.target.describe import describe
 from msatools.zombies.model import Zombie, ZombiesReport
@@ -18,9 +18,6 @@ from msatools.zombies.zombies import collect_zombies
 from tests.zombies.dumps import Dump, read_dump
 
 NAME = "zombies-6.12"
-SLACK_NS = 2 * 4_000_000
-"""A machine that is emulated has no stable clock. The scheduler's is then kept within a
-tick of CLOCK_MONOTONIC (kernel/sched/clock.c), at both times when they are compared."""
 
 
 @lru_cache(maxsize=4)
@@ -37,14 +34,10 @@ def test_ages(dump: Dump) -> None:
     """They died when they ran last, which the kernel keeps (/proc/PID/sched)."""
     found = report(dump.run.name)
     assert found.taken_at_ns is not None
-    ahead_ns = dump.workload["times"]["scheduler_ahead_ns"]
     for one in dump.workload["zombies"]:
-        text = dump.run.truth(f"proc/{one['pid']}/sched").decode(errors="replace")
-        last = re.search(r"^se\.exec_start +: +(\d+)\.(\d{6})$", text, re.MULTILINE)
-        assert last
         zombie = by_pid(found)[one["pid"]]
         died_ns = found.taken_at_ns - zombie.age_ns
-        assert abs(died_ns - (int(last[1] + last[2]) - ahead_ns)) <= SLACK_NS, one
+        assert abs(died_ns - ran_last_ns(dump.run, one)) <= SLACK_NS, one
         assert zombie.age_bound == "estimate"
 
 
