@@ -75,6 +75,13 @@ def test_one_page(before: Pages, change: Callable[[Pages], None]) -> None:
     assert changed(after, before) == [5]
 
 
+def test_page_that_is_mapped_once_and_freed(before: Pages) -> None:
+    before.put(5, "mapcount", 0)
+    after = before.copy()
+    freed(after, 5)
+    assert changed(before, after) == [5]
+
+
 def test_other_owner_of_the_same_class(before: Pages) -> None:
     before.anon(5)
     after = before.copy()
