@@ -2,14 +2,13 @@
 
 """msa-locks as people call it: what it understands, hands on and refuses."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from msatools.commands.locks import COMMAND
 
 from msatools.locks.options import LocksOptions
-from tests.locks.madelocks import TARGET, lock, report, root, wait
+from tests.locks.madelocks import lock, report, root, wait
 from tests.support import commandline
 
 SECOND = 1_000_000_000
@@ -40,36 +39,6 @@ def test_options(
     """What is collected; how it is shown is the renderer's alone."""
     found = commandline.given_options(COMMAND, RUN, monkeypatch, *words.split())
     assert found == LocksOptions(**given)
-
-
-REFUSED = {
-    "-p x": "not a number: 'x'",
-    "--type spin": "no type 'spin'; there are mutex, ww_mutex, rwsem",
-    "--type ,": "no type ''",
-    "--state Q": "states are some of R, S, D",
-    "--state": "expected one argument",
-    "--min-wait=-1": "not a duration such as 30 or 5m: '-1'",
-    "--min-wait x": "not a duration",
-    "--min-wait nan": "not a duration",
-    "--by owner": "invalid choice",
-    "--by root --chains": "not allowed with",
-    "--chains --holders": "not allowed with",
-    "--holders --dot": "not allowed with",
-    "-n 0": "not a positive number",
-    "--dot --json": "another form than --json",
-    "--dot -n 3": "neither rows nor stacks",
-    "--dot --stack": "neither rows nor stacks",
-    "--dot 5": "a graph is of one moment",
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_wrong_usage(words: str) -> None:
-    assert REFUSED[words] in commandline.refusal(COMMAND, *words.split())
-
-
-def test_help() -> None:
-    commandline.check_help(COMMAND)
 
 
 def shown(*words: str) -> list[str]:
@@ -108,23 +77,3 @@ def test_nobody_is_blocked(words: str, asked: bool) -> None:
     texts = commandline.shown(COMMAND, report(), *words.split())
     of = " of those that were asked for" if asked else ""
     assert f"No task{of} is blocked." in texts
-
-
-@pytest.mark.parametrize(
-    ("key", "on_a_dump", "live"),
-    [
-        ("tasks_unreadable", True, True),
-        ("lists_broken", True, True),
-        ("stacks_incomplete", True, False),
-        ("futex_chains_broken", True, False),
-        ("waits_unreadable", True, False),
-        ("zombies", False, False),
-        ("locks_unknown", False, False),
-    ],
-)
-def test_strict(key: str, on_a_dump: bool, live: bool) -> None:
-    made = report(coverage={key: 1})
-    assert COMMAND.problems(made) == on_a_dump
-    running = replace(made, target=replace(TARGET, live=True, kind="kcore"))
-    assert COMMAND.problems(running) == live
-    assert not COMMAND.problems(report(coverage={key: 0}))

@@ -393,13 +393,6 @@ def test_several_cannot_read_over_qmp(
     assert msa(*guest, "-j", "1").returncode == 0
 
 
-@pytest.mark.parametrize("number", ["0", "-1", "x", "1.5", "", "100000"])
-def test_number_of_workers(msa: Msa, number: str) -> None:
-    done = msa("-j", number, "vmcore")
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_each_worker_of_a_scan_opens_the_kernel_again(
     prog: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

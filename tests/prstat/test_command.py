@@ -4,16 +4,11 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
-from drgn import FaultError, Program
-from drgn.commands import CommandArgumentError, CommandError, run_command
-from msatools.commands.prstat import COMMAND
+from drgn import Program
 
 from msatools.target import TargetSpec, open_target
 from tests.prstat.dumps import ALL, OFF, ON
@@ -23,14 +18,12 @@ from tests.prstat.reports import (
     by_pid,
     dump,
     on_dump,
-    prstat,
     report,
     said,
     still,
     table,
     text,
 )
-from tests.support.overlay import lay_over
 
 OLD, NEW = OFF
 HOGS = tuple(f"hog-{n}" for n in ("pinned-0", "pinned-1", "pinned-2", "user", "yield"))
@@ -219,74 +212,6 @@ def test_process_by_name_that_leads_no_more(name: str) -> None:
     assert both == {told["pid"], told["tid"]}
     (process,) = tasks(name, "-p", str(told["tid"]))
     assert (process["pid"], process["class"]) == (told["pid"], "SIG")
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [("-p 99999", "pid 99999"), ("-L -p 1,99998,99999", "pid 99998, 99999")],
-)
-def test_pid_that_is_not_there(words: str, named: str) -> None:
-    ran = prstat("--types", "btf", *words.split(), dump(NEW))
-    assert (ran.status, ran.out) == (1, "")
-    assert re.fullmatch(rf"msa-prstat: {named}: no such tasks?; [^\n]+\n", ran.err)
-
-
-# --- wrong usage
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--states --load", "not allowed with"),
-        ("--stacks --folded age", "not allowed with"),
-        ("--kernel-threads --user-tasks", "not allowed with"),
-        ("--age soon", "not an age such as >30s: 'soon'"),
-        ("--age=-5s", "not an age such as >30s"),
-        ("-P 3-1", "not a list of CPUs: '3-1'"),
-        ("-P all", "not a number: 'all'"),
-        ("--state Q", "states are some of R, S, D"),
-        ("--state ,", "states are some of R, S, D"),
-        ("--class FUT", "no class 'FUT'; there are CPU, USR"),
-        ("--sort NOTHING", "cannot sort by 'NOTHING'; there are PID"),
-        ("--sort +-PID", "cannot sort by '+-PID'"),
-        ("-o PID,WHAT", "no column 'WHAT'; there are PID"),
-        ("--why WHAT", "no column 'WHAT'; there are PID"),
-        ("-n 0", "not a positive number: '0'"),
-        ("-n many", "not a number: 'many'"),
-        ("-p init", "not a number: 'init'"),
-        ("-u root", "not a number: 'root'"),
-        ("--folded size", "invalid choice"),
-        ("-F 0", "not a frequency up to 1000 Hz: '0'"),
-        ("-F nan", "not a frequency"),
-        ("-F fast", "not a frequency up to 1000 Hz: 'fast'"),
-        ("-F 1001", "not a frequency"),
-        ("-F 20", "samples are within an interval, and none is named"),
-        ("--load --function schedule", "--load has no stacks"),
-        ("--states --module ext4", "--states has no stacks"),
-        ("--stacks -m", "--stacks has columns of its own"),
-        ("--folded age -o PID", "--folded has columns of its own"),
-    ],
-)
-def test_wrong_usage(words: str, told: str) -> None:
-    """One line that says what would have been right; nothing is opened."""
-    ran = prstat(*words.split(), "no-such-dump")
-    assert (ran.status, ran.out) == (2, "")
-    assert re.fullmatch(r"msa-prstat: [^\n]+; see msa-prstat --help\n", ran.err)
-    assert told in ran.err
-
-
-def test_interval_of_a_dump() -> None:
-    ran = prstat(dump(NEW), "5")
-    assert ran.status == 2
-    assert "a dump does not change" in ran.err
-
-
-def test_help() -> None:
-    ran = prstat("--help")
-    assert ran.status == 0
-    for option in ("-m", "-L", "-a", "-Z", "-p PID", "-u UID", "-P CPU-LIST", "-F HZ"):
-        assert option in ran.out
-    assert "--class LCK --age '>10s'" in ran.out
 
 
 # --- what is shown
@@ -686,85 +611,3 @@ def test_stacks_as_text(name: str) -> None:
     heads = [line for line in lines if re.match(r"\d+ threads?  KLK  ", line)]
     assert len(heads) == len(report(name, "--stacks", "--class", "KLK")["stacks"])
     assert f"  rename-mutex: {tid(name, 'rename-mutex')}" in "\n".join(heads)
-
-
-# --- strict, processes of their own, drgn
-
-
-def test_strict_without_loss(name: str) -> None:
-    assert prstat("--types", "btf", "--strict", "-p", "1", dump(name)).status == 0
-
-
-def test_strict_with_a_task_lost(capsys: pytest.CaptureFixture[str]) -> None:
-    """The report is made of the others; what is lost is counted and noted."""
-    prog = open_target(TargetSpec(path=dump(NEW), types="btf")).prog
-    from drgn.helpers.linux.pid import find_task
-
-    address = find_task(prog, tid(NEW, "pause")).value_()
-
-    def lost(address: int, count: int, offset: int, physical: bool) -> bytes:
-        raise FaultError("lost in this test", address)
-
-    lay_over(prog, address & -4096, 4096, lost)
-    with pytest.raises(CommandError, match="the report is not complete"):
-        run_command(prog, "prstat --json --strict")
-    found = json.loads(capsys.readouterr().out)
-    coverage = found["coverage"]
-    assert coverage["tasks_unreadable"] + coverage["lists_broken"] > 0
-    assert {note["code"] for note in found["notes"]} >= {"lost"}
-    assert found["tasks"]
-
-
-def test_in_drgn(capsys: pytest.CaptureFixture[str]) -> None:
-    prog = open_target(TargetSpec(path=dump(NEW), types="btf")).prog
-    found = run_command(prog, "prstat -mL -n 5")
-    assert capsys.readouterr().out.splitlines() == text(NEW, "-mL", "-n", "5")
-    assert [row.pid for row in found.tasks] == [t["pid"] for t in tasks(NEW, "-L")[:5]]
-    with pytest.raises(CommandArgumentError, match=r"^%prstat: .*not an age"):
-        run_command(prog, "prstat --age soon")
-    with pytest.raises(CommandArgumentError, match="a dump does not change"):
-        run_command(prog, "prstat 5")
-    with pytest.raises(Exception, match="pid 99999: no such task"):
-        run_command(prog, "prstat -p 99999")
-
-
-@pytest.fixture(scope="module")
-def msa_prstat() -> Path:
-    """The installed console script."""
-    return Path(sys.executable).with_name("msa-prstat")
-
-
-def test_as_a_process(msa_prstat: Path) -> None:
-    words = [msa_prstat, "--types", "btf", "-mL", "-n", "3", dump(OLD)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == text(OLD, "-mL", "-n", "3")
-    assert done.stderr == ""
-    missing = [*words[:3], "-p", "99999", dump(OLD)]
-    done = subprocess.run(missing, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.count("\n") == 1
-
-
-def test_pipe_that_is_closed(msa_prstat: Path) -> None:
-    words = f"{msa_prstat} --types btf -L {dump(OLD)} | head -n 1"
-    done = subprocess.run(words, shell=True, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("6.1.0-")
-    assert done.stderr == ""
-
-
-def test_problems_of_a_running_kernel() -> None:
-    """What belongs to tasks goes with them while it is read; tasks are lost if lost."""
-    from dataclasses import replace
-
-    from msatools.prstat.options import Options
-    from msatools.prstat.prstat import collect_prstat
-    from msatools.prstat.select import Selection
-
-    prog = open_target(TargetSpec(path=dump(NEW), types="btf")).prog
-    found = collect_prstat(prog, options=Options(selection=Selection(pids=(1,))))
-    assert not COMMAND.problems(found)
-    live = replace(found.target, live=True)
-    for key, is_problem in (("tasks_unreadable", True), ("cred_unreadable", False)):
-        damaged = replace(found, coverage={**found.coverage, key: 1})
-        assert COMMAND.problems(damaged)
-        assert COMMAND.problems(replace(damaged, target=live)) == is_problem

@@ -13,7 +13,6 @@ from msatools.commands.zombies import COMMAND
 from msatools.render import json
 from msatools.zombies.model import Changes
 from msatools.zombies.options import ZombiesOptions
-from tests.locks.madelocks import TARGET
 from tests.support import commandline
 from tests.zombies.madezombies import asked, heir, leak, limit, report, zombie
 
@@ -47,39 +46,6 @@ def test_options(
     """What is collected; how it is shown is the renderer's alone."""
     found = commandline.given_options(COMMAND, RUN, monkeypatch, *words.split())
     assert found == ZombiesOptions(**given)
-
-
-REFUSED = {
-    "-p x": "not a number: 'x'",
-    "--parent x": "not a number: 'x'",
-    "--ns pid:[4026531836]": "not a number",
-    "-u root": "not a number: 'root'",
-    "--verdict dead": "no verdict 'dead'; there are leader-exited, being-reaped",
-    "--verdict ,": "no verdict ''",
-    "--by zone": "invalid choice",
-    "--by cgroup --tree": "not allowed with",
-    "--tree --leaks": "not allowed with",
-    "-n 0": "not a positive number",
-    "-p 5 --parent 1": "-p: named tasks",
-    "-p 5 --ns 4026531836": "-p: named tasks",
-    "-p 5 -u 0": "-p: named tasks",
-    "-p 5 --verdict traced": "-p: named tasks",
-    "-p 5 --by user": "-p: named tasks",
-    "-p 5 --tree": "-p: named tasks",
-    "-p 5 --leaks": "-p: named tasks",
-    "-p 5 -n 1": "-p: named tasks",
-    "--leaks --parent 5": "--leaks: struct pids",
-    "--leaks -u 0": "--leaks: struct pids",
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_wrong_usage(words: str) -> None:
-    assert REFUSED[words] in commandline.refusal(COMMAND, *words.split())
-
-
-def test_help() -> None:
-    commandline.check_help(COMMAND)
 
 
 MADE = report(
@@ -179,22 +145,3 @@ def test_json() -> None:
     found = loads(out.getvalue())
     assert found.keys() >= extra
     assert found["heirs"][0]["heir"] is None
-
-
-@pytest.mark.parametrize(
-    ("key", "on_a_dump", "live"),
-    [
-        ("tasks_unreadable", True, True),
-        ("lists_broken", True, True),
-        ("parents_unreadable", True, False),
-        ("stacks_incomplete", True, False),
-        ("zombies", False, False),
-        ("parents_ended", False, False),
-    ],
-)
-def test_strict(key: str, on_a_dump: bool, live: bool) -> None:
-    made = report(coverage={key: 1})
-    assert COMMAND.problems(made) == on_a_dump
-    running = replace(made, target=replace(TARGET, live=True, kind="kcore"))
-    assert COMMAND.problems(running) == live
-    assert not COMMAND.problems(report(coverage={key: 0}))
