@@ -120,6 +120,8 @@ class Screen(Display[R]):
         self._words = first
         self._size = os.terminal_size((0, 0))
         self._is_on = False
+        self._is_writing = False
+        self._has_to_stop = False
 
     def __enter__(self) -> "Screen[R]":
         self._enter()
@@ -183,6 +185,13 @@ class Screen(Display[R]):
         self._keys.give_back()
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
+        """Stop as the shell asks, but not in the midst of what is being written."""
+        if self._is_writing:
+            self._has_to_stop = True
+        else:
+            self._stop()
+
+    def _stop(self) -> None:
         """Give the terminal back while the shell has stopped this process."""
         self._leave()
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -190,8 +199,15 @@ class Screen(Display[R]):
         self._draw()
 
     def _write(self, data: str) -> None:
-        with output() as out:
-            out.write(data)
+        self._is_writing = True
+        try:
+            with output() as out:
+                out.write(data)
+        finally:
+            self._is_writing = False
+        if self._has_to_stop:
+            self._has_to_stop = False
+            self._stop()
 
 
 def footer(name: str, cost: Cost, share: float | None) -> str:

@@ -216,6 +216,28 @@ def check_wrong(row: Row, words: str, said: str) -> None:
     assert said in matched[1]
 
 
+REFUSED_IN_DRGN = {
+    "vmcore": "vmcore: the target is drgn's own",
+    "-k": "unrecognized arguments: -k",
+    "-c vmcore": "unrecognized arguments: -c",
+    "-s vmlinux": "unrecognized arguments: -s",
+    "--qemu x": "unrecognized arguments: --qemu",
+    "--types dwarf": "unrecognized arguments: --types",
+    "--debuginfod": "unrecognized arguments: --debuginfod",
+    "5": "prog: a dump does not change in an interval",
+    "0": "0: not a positive interval",
+    "--nonsense\x1b": r"unrecognized arguments: --nonsense\x1b",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED_IN_DRGN)
+@each
+def test_called_wrong_in_drgn(row: Row, words: str) -> None:
+    said = f"%{row.name}: {REFUSED_IN_DRGN[words]}"
+    with pytest.raises(CommandArgumentError, match=f"^{re.escape(said)}"):
+        run_command(demo().prog, f"{row.name} {words}")
+
+
 OPENED = {
     "": TargetSpec(),
     "-k": TargetSpec(),

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""msa-probe: a command as small as can be, to see what all commands have in common.
-
-Run as ``python -m tests.support.probe``.
-"""
+"""msa-probe: a command as small as can be, to see what all commands have in common."""
 
 import argparse
+import subprocess
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
+from unittest.mock import patch
 
 from drgn import Program
 from drgn.commands import argument
@@ -19,15 +18,18 @@ from msatools.cli import Command, Progress, run_console
 from msatools.kernel.report import Report
 from msatools.render.blocks import Block, text
 from msatools.target import Target
+from tests.support.calls import Ran, end, open_nothing, start
+from tests.support.terminal import Terminal
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeReport(Report):
     schema: ClassVar[str] = "msatools.probe/1"
 
-    jiffies: int
     number: int
-    delta_jiffies: int | None = None
+    since: int | None = None
+    """The number of the report before."""
+
     samples: int | None = None
 
 
@@ -38,7 +40,6 @@ class Probe:
         self._prog = prog
         self._target = target
         self._args = args
-        self._jiffies = 0
         self._samples = 0
         self._reports = 0
         self.period_s: float | None = args.period
@@ -59,14 +60,13 @@ class Probe:
             target=self._target,
             taken_at_ns=None,
             interval_ns=None,
-            coverage={"lost": self._args.lost},
+            coverage={"lost": int(self._reports == self._args.lose_at)},
             notes=(),
-            jiffies=self._prog["jiffies"].value_(),
             number=self._reports,
         )
 
     def begin(self, progress: Progress) -> None:
-        self._jiffies = self.report(progress).jiffies
+        self.report(progress)
 
     def sample(self) -> None:
         self._samples += 1
@@ -76,10 +76,9 @@ class Probe:
             read_nothing(self._prog)
 
     def advance(self, progress: Progress) -> ProbeReport:
-        report = self.report(progress)
-        before, samples = self._jiffies, self._samples
-        self._jiffies, self._samples = report.jiffies, 0
-        return replace(report, delta_jiffies=report.jiffies - before, samples=samples)
+        before, samples = self._reports, self._samples
+        self._samples = 0
+        return replace(self.report(progress), since=before, samples=samples)
 
 
 def spin(seconds: float) -> None:
@@ -95,7 +94,7 @@ def read_nothing(prog: Program) -> None:
 
 def blocks(report: ProbeReport, args: argparse.Namespace) -> Iterable[Block]:
     for line in range(args.lines):
-        yield text(f"line {line} jiffies {report.jiffies} report {report.number}")
+        yield text(f"line {line} of report {report.number}")
 
 
 COMMAND = Command(
@@ -106,7 +105,7 @@ COMMAND = Command(
         argument("--spin", type=float, default=0.0, help="seconds of CPU to take"),
         argument("--sample-spin", type=float, default=0.0, help="the same of samples"),
         argument("--lines", type=int, default=1, help="lines to print"),
-        argument("--lost", type=int, default=0, help="things to lose"),
+        argument("--lose-at", type=int, help="lose something in this report"),
         argument("--fail", action="store_true", help="raise an exception"),
         argument("--fail-at", type=int, help="do it in this report"),
         argument("--fault", action="store_true", help="read what is not there"),
@@ -120,5 +119,30 @@ COMMAND = Command(
     problems=lambda report: report.coverage["lost"] > 0,
 )
 
-if __name__ == "__main__":
-    sys.exit(run_console(COMMAND))
+DUMP = "vmcore"
+GUEST = ("--qemu", "guest.sock")
+
+
+def run(*words: str, **options: Any) -> Ran:
+    """Run it to the end, in a process of its own."""
+    return end(start(COMMAND, *words, opening=open_nothing, **options))
+
+
+def start_probe(*words: str, **options: Any) -> "subprocess.Popen[str]":
+    """Start it and wait until it collects."""
+    process = start(COMMAND, *words, opening=open_nothing, **options)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "collecting\n"
+    return process
+
+
+def on_terminal(
+    *words: str, command: Command[ProbeReport] = COMMAND, **options: Any
+) -> Terminal:
+    """Start it on a terminal."""
+
+    def work() -> int:
+        with patch("msatools.cli.open_target", open_nothing):
+            return run_console(command, words)
+
+    return Terminal(work, **options)

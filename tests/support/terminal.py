@@ -12,8 +12,11 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+from tests.support.forked import forked
 
 PATIENCE_SECONDS = 60.0
 """What takes longer never ends."""
@@ -22,13 +25,14 @@ PATIENCE_SECONDS = 60.0
 class Terminal:
     """Start a program on a terminal; ``seen`` is what it has printed.
 
+    :param words: the program's, or what a copy of this process is to do
     :param is_own: whether it is the terminal of the program's session
     :param size: columns and lines
     """
 
     def __init__(
         self,
-        words: Sequence[str | Path],
+        words: Sequence[str | Path] | Callable[[], int],
         *,
         is_own: bool = True,
         size: tuple[int, int] = (80, 24),
@@ -39,13 +43,28 @@ class Terminal:
         self.seen = ""
         # What is read may end in the midst of a character.
         self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._process = subprocess.Popen(
-            ["setsid", *(["--ctty"] if is_own else []), *words],
-            stdin=follower,
-            stdout=follower,
-            stderr=follower,
-            env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": "", **environ},
-        )
+        streams = {"stdin": follower, "stdout": follower, "stderr": follower}
+        environ = {"TERM": "xterm-256color", "NO_COLOR": "", **environ}
+        self._process: subprocess.Popen[Any]
+        if callable(words):
+            work = words
+
+            def copy() -> int:
+                # The terminal is gone once we have closed it.
+                os.close(self.fd)
+                if is_own:
+                    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+                return work()
+
+            self._process = forked(
+                copy, environ=environ, start_new_session=True, **streams
+            )
+        else:
+            self._process = subprocess.Popen(
+                ["setsid", *(["--ctty"] if is_own else []), *words],
+                env={**os.environ, **environ},
+                **streams,
+            )
         os.close(follower)
 
     def resize(self, columns: int, lines: int) -> None:
@@ -62,6 +81,13 @@ class Terminal:
     def wait(self) -> int:
         """Wait for the end, and give the exit status."""
         return self._process.wait(PATIENCE_SECONDS)
+
+    def wait_until_stopped(self) -> None:
+        """Read until a signal has stopped the program, which waits to be read."""
+        options = os.WSTOPPED | os.WNOWAIT | os.WNOHANG
+        while os.waitid(os.P_PID, self._process.pid, options) is None:
+            if select.select([self.fd], [], [], 0.01)[0]:
+                self._read(time.monotonic())
 
     def read_until(
         self, pattern: str, start: int = 0, timeout: float = PATIENCE_SECONDS
