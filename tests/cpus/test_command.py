@@ -25,11 +25,11 @@ from msatools.cpus.model import Cpu, CpusReport
 from msatools.cpus.options import CpusOptions
 from msatools.render.cpus import COLUMNS
 from msatools.target import Opened, TargetError, TargetSpec, open_target
+from tests.cpus.damaged import lose
 from tests.cpus.madecpus import cpu, cpuset, irq, offline, processor, report
 from tests.locks.madelocks import TARGET
 from tests.support import commandline
 from tests.support.dumps import open_dump
-from tests.zombies.conftest import lose
 
 DUMP = "cpus-6.12"
 ON_REQUEST = {"icsw", "migr", "smtx", "srw", "syscl"}

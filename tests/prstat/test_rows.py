@@ -176,9 +176,9 @@ def test_children() -> None:
 
 def test_split_of_threads() -> None:
     made = MadeThreads(
-        {"pid": 1, "delays": True},
+        {"pid": 1, "blkio": 7},
         {"pid": 2, "covered": nan},
-        {"pid": 3, "covered": nan, "delays": True},
+        {"pid": 3, "covered": nan, "blkio": 7},
         {"pid": 4, "covered": 0.5},
         split=True,
     )
