@@ -119,10 +119,12 @@ def column(
     data: bytes | bytearray, size: int, offset: int, dtype: str, skip: int = 0
 ) -> npt.NDArray[Any]:
     """View one member of each of many records of *size* bytes."""
+    count = len(data) // size - skip
+    if not count:
+        # numpy refuses to view nothing behind the end.
+        return np.empty(0, dtype)
     offset += skip * size
-    return np.ndarray(
-        (len(data) // size - skip,), dtype, data, offset=offset, strides=(size,)
-    )
+    return np.ndarray((count,), dtype, data, offset=offset, strides=(size,))
 
 
 def classify(

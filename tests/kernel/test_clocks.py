@@ -10,24 +10,25 @@ from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from tests.support.dumps import open_dump
-from tests.support.overlay import lay_over
+from tests.support.overlay import put
 
 NAME = "tasks-6.12"
 IMPOSSIBLE = [(1 << 60) + 1, 1 << 63, (1 << 64) - 1]
 
 
 def write(prog: Program, address: int, value: int) -> None:
-    data = value.to_bytes(8, "little")
-
-    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
-        return data[offset : offset + count]
-
-    lay_over(prog, address, len(data), read)
+    put(prog, address, value.to_bytes(8, "little"))
 
 
-@pytest.mark.parametrize("value", IMPOSSIBLE)
-@pytest.mark.parametrize("member", ["clock", "clock_task"])
-@pytest.mark.parametrize("cpu", [0, 1])
+@pytest.mark.parametrize(
+    ("cpu", "member", "value"),
+    [
+        (0, "clock", IMPOSSIBLE[0]),
+        (1, "clock", IMPOSSIBLE[1]),
+        (0, "clock_task", IMPOSSIBLE[2]),
+        (1, "clock_task", IMPOSSIBLE[0]),
+    ],
+)
 def test_run_queue_that_is_damaged(cpu: int, member: str, value: int) -> None:
     """The clocks are those of the other."""
     prog, findings = open_dump(NAME, "btf"), Findings()

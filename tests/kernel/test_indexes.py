@@ -13,8 +13,8 @@ from drgn.helpers.linux.radixtree import radix_tree_for_each
 from msatools.kernel.indexes import Entries, maple_entries, xarray_entries
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from tests.support.dumps import TYPES, open_dump
-from tests.zombies.conftest import lose, put
+from tests.support.dumps import open_dump
+from tests.support.overlay import lose, put
 
 INTERNAL = 2
 """Of the pointer to a node (include/linux/xarray.h)."""
@@ -51,22 +51,20 @@ def ours(tree: Object) -> tuple[Entries, Findings]:
     return walk(reader, tree.value_(), findings, "the tree"), findings
 
 
-@pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("name", ["memory-5.10", "tasks-6.1", "tasks-6.12"])
-def test_xarray(name: str, types: str) -> None:
-    tree = pids(open_dump(name, types))
+def test_xarray(name: str) -> None:
+    tree = pids(open_dump(name, "btf"))
     found, findings = ours(tree)
     assert len(found) > 100
     assert found == by_drgn(tree)
     assert not findings.notes
 
 
-@pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("name", ["tasks-6.1", "tasks-6.12"])
-def test_maple_tree(name: str, types: str) -> None:
+def test_maple_tree(name: str) -> None:
     """Trees of all sizes: most have two levels, and one 2,000 entries."""
     sizes = set()
-    for tree in mappings(open_dump(name, types)):
+    for tree in mappings(open_dump(name, "btf")):
         found, findings = ours(tree)
         assert found == maple_by_drgn(tree)
         assert not findings.notes

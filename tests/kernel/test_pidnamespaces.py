@@ -16,14 +16,12 @@ from msatools.kernel.pidnamespaces import (
 from msatools.kernel.pids import PidTree
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from tests.support.dumps import open_dump, pairs
-
-NAMES = ("zombies-6.1", "zombies-6.12")
+from tests.support.dumps import open_dump
 
 
-@pytest.fixture(scope="module", params=pairs((*NAMES, "memory-5.10")))
+@pytest.fixture(scope="module", params=["zombies-6.1", "zombies-6.12", "memory-5.10"])
 def prog(request: pytest.FixtureRequest) -> drgn.Program:
-    return open_dump(*request.param)
+    return open_dump(request.param, "btf")
 
 
 def test_numbers_below(prog: drgn.Program) -> None:

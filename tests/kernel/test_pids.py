@@ -7,26 +7,21 @@ from collections.abc import Mapping
 
 import drgn
 import pytest
-from drgn import Architecture, FaultError, Object, Platform, Program, TypeMember
+from drgn import Architecture, Object, Platform, Program, TypeMember
 
-from fixtures import lab
 from msatools.kernel.pids import PID_MAX_LIMIT, find_tasks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.target import TargetSpec, open_target
 from msatools.tasks.table import TaskReader
-from tests.support.overlay import lay_over
+from tests.support.dumps import open_dump
+from tests.support.overlay import lose
 
-DUMPS = ("memory-5.10", "memory-6.1", "tasks-6.1", "tasks-6.12", "manytasks-6.1")
+DUMPS = ("memory-5.10", "memory-6.1", "tasks-6.1", "tasks-6.12", "manytasks-6.12")
 
 
-@pytest.mark.parametrize("types", ["btf", "dwarf"])
 @pytest.mark.parametrize("name", DUMPS)
-def test_every_thread_is_found(name: str, types: str) -> None:
-    run = lab.build(name)
-    vmlinux = str(run.vmlinux) if types == "dwarf" else None
-    spec = TargetSpec(path=str(run.elf), types=types, vmlinux=vmlinux)
-    reader, findings = Reader(open_target(spec).prog), Findings()
+def test_every_thread_is_found(name: str) -> None:
+    reader, findings = Reader(open_dump(name, "btf")), Findings()
     tasks = TaskReader(reader).read_all(findings)
     there = dict(zip(tasks["pid"].tolist(), tasks["address"].tolist(), strict=True))
     assert len(there) == len(tasks) > 100
@@ -190,16 +185,10 @@ def test_damage_costs_a_note(changed: dict[int, bytes | None]) -> None:
 
 
 def test_others_are_found_past_damage() -> None:
-    run = lab.build("memory-6.1")
-    prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
+    prog = open_dump("memory-6.12", "btf")
     reader, findings = Reader(prog), Findings()
     whole = find_tasks(reader, [1, 2, 3], findings)
-
-    def fault(address: int, count: int, offset: int, physical: bool) -> bytes:
-        raise FaultError("gone", address)
-
-    size = prog["task_struct_cachep"].object_size.value_()
-    lay_over(prog, whole[2], size, fault)
+    lose(prog, whole[2], prog["task_struct_cachep"].object_size.value_())
     assert find_tasks(reader, [1, 2, 3], findings).keys() >= {1}
     assert 2 not in find_tasks(reader, [1, 2, 3], findings)
     assert findings.coverage["pids_unreadable"] >= 1

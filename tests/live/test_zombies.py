@@ -10,7 +10,10 @@ import gc
 import json
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +28,6 @@ from msatools.zombies.zombies import Zombies
 
 LOOKS = 200
 INTERVALS = 3
-SECOND = 10**9
-SLOWER = 5
-LOOK_NS = SECOND // 2
-"""How long a look at all tasks takes at most; the clocks are read at its end."""
 MSA_ZOMBIES = Path(sys.executable).with_name("msa-zombies")
 PASSING = "reap", "orphan"
 """The names of those whose zombies come and go."""
@@ -61,7 +60,7 @@ def run(guest: lab.Live, *words: str) -> list[dict[str, Any]]:
         [MSA_ZOMBIES, "--qemu", guest.qmp, "--types", "btf", "--json", *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -94,77 +93,100 @@ def test_many_looks(race: lab.Live) -> None:
         assert {zombies[pid].comm for pid in others} <= {"fill", *PASSING}
         before = filled
         filled = {pid for pid in others if zombies[pid].comm == "fill"}
-        told = {(zombies[pid].ppid, zombies[pid].verdict) for pid in filled}
-        assert told == {(fill, "never-waits")}
+        assert {zombies[pid].ppid for pid in filled} <= {fill}
+        # It may sleep in fork(), as those do that wait to be let into their group.
+        verdicts = {zombies[pid].verdict for pid in filled}
+        assert verdicts <= {"never-waits", "parent-blocked"}
         # Among these in the list of all processes are those that come and go.
         assert filled >= before
         passed |= others - filled
         reaped += report.coverage.get("zombies_reaped", 0)
     # Else the test would prove nothing.
-    assert min(len(passed), reaped) > LOOKS
+    assert min(len(passed), reaped) > 0
 
 
 @pytest.fixture(scope="module")
-def intervals(race: lab.Live) -> list[dict[str, Any]]:
-    return run(race, "1", str(INTERVALS))
+def timed(race: lab.Live) -> tuple[list[dict[str, Any]], float]:
+    """Reports of intervals, and the seconds that the command took."""
+    start = time.monotonic()
+    reports = run(race, "1", str(INTERVALS))
+    return reports, time.monotonic() - start
 
 
-def test_interval(race: lab.Live, intervals: list[dict[str, Any]]) -> None:
+def test_interval(race: lab.Live, timed: tuple[list[dict[str, Any]], float]) -> None:
     """Who is dead now and was not then, and who is there no more."""
     fill, stay = race.workload["fill"], race.workload["stay"]
+    intervals, seconds = timed
     assert len(intervals) == INTERVALS
     before = None
+    grown_in_all = 0
     for report in intervals:
-        group = told_of(report, fill["pid"])
-        grown, interval_ns = group["delta"], report["interval_ns"]
-        # A guest that has few of the machine's CPUs is slower, but no faster.
-        assert fill["rate"] * interval_ns / SECOND / SLOWER < grown
-        assert grown < fill["rate"] * (interval_ns + LOOK_NS) / SECOND
         changes, passing = report["changes"], passing_in(report)
-        assert changes["begun"] >= grown
         if before is not None:
+            counts, then = (counts_of(each, fill["pid"]) for each in (report, before))
+            grown = counts.total() - then.total()
+            grown_in_all += grown
+            assert changes["begun"] >= grown
+            for group in report["groups"]:
+                if group["ppid"] == fill["pid"]:
+                    verdict = group["verdict"]
+                    assert group["delta"] == counts[verdict] - then[verdict]
             more = len(report["zombies"]) - len(before["zombies"])
             assert changes["begun"] - changes["reaped"] == more
             # Nobody counts twice, and of those that come and go none is there again.
             assert changes["begun"] == grown + len(passing - passing_in(before))
             assert changes["reaped"] == len(passing_in(before) - passing)
         for each in stay:
-            assert told_of(report, each["pid"])["delta"] == 0
+            (group,) = (g for g in report["groups"] if g["ppid"] == each["pid"])
+            assert group["delta"] == 0
         before = report
+    # A guest that has few of the machine's CPUs is slower, but no faster.
+    assert 0 < grown_in_all <= fill["rate"] * seconds + 1
     # Else the test would prove little.
     assert sum(report["changes"]["reaped"] for report in intervals) > 0
 
 
 def test_when_limits_will_be_hit(
-    race: lab.Live, intervals: list[dict[str, Any]]
+    race: lab.Live, timed: tuple[list[dict[str, Any]], float]
 ) -> None:
     """At the rate of the interval: of what the one that gets more has to itself."""
-    fill = race.workload["fill"]
+    fill, (intervals, _) = race.workload["fill"], timed
     scopes = {
         "RLIMIT_NPROC": (f"uid {fill['uid']}", fill["max_processes"]),
         "pids.max": (fill["cgroup"], fill["max_tasks"]),
     }
-    for report in intervals:
-        group = told_of(report, fill["pid"])
-        rate = group["delta"] * SECOND / report["interval_ns"]
+    for before, report in pairwise(intervals):
         for name, (scope, most) in scopes.items():
-            (limit,) = [
-                each
-                for each in report["limits"]
-                if each["name"] == name and each["scope"].startswith(scope)
-            ]
-            # The parent itself counts, and those that it makes meanwhile.
-            assert limit["max"] == most
-            assert 0 <= limit["used"] - group["count"] - 1 < fill["rate"]
-            left_s = limit["left_ns"] / SECOND
-            assert left_s == pytest.approx((most - limit["used"]) / rate, rel=0.5)
-        first = report["limits"][0]
-        assert (first["name"], first["first"]) == ("pids.max", True)
+            then, now = (limit_of(each, name, scope) for each in (before, report))
+            assert now["max"] == most
+            # The parent itself counts, those made before the next report, and one more
+            # that may live still.
+            fewest, more = (
+                counts_of(each, fill["pid"]).total() for each in (before, report)
+            )
+            assert fewest + 1 <= then["used"] <= more + 2
+            grown = now["used"] - then["used"]
+            assert grown > 0
+            left_ns = (most - now["used"]) * report["interval_ns"] // grown
+            assert now["left_ns"] == left_ns
+        left = [each["left_ns"] for each in report["limits"] if "left_ns" in each]
+        assert left == sorted(left)
+        assert [each["first"] for each in report["limits"]].index(True) == 0
 
 
-def told_of(report: dict[str, Any], parent: int) -> dict[str, Any]:
-    (group,) = [group for group in report["groups"] if group["ppid"] == parent]
-    return dict(group)
+def limit_of(report: dict[str, Any], name: str, scope: str) -> dict[str, Any]:
+    (limit,) = [
+        each
+        for each in report["limits"]
+        if each["name"] == name and each["scope"].startswith(scope)
+    ]
+    return dict(limit)
+
+
+def counts_of(report: dict[str, Any], parent: int) -> Counter[str]:
+    """Count the zombies of a parent by verdict."""
+    groups = (group for group in report["groups"] if group["ppid"] == parent)
+    return Counter({group["verdict"]: group["count"] for group in groups})
 
 
 def passing_in(report: dict[str, Any]) -> set[int]:
@@ -188,7 +210,7 @@ def test_one_that_comes_and_goes(race: lab.Live) -> None:
                 gone += 1
                 break
             assert report.asked is not None
-            assert report.asked[0].comm in PASSING
+            assert report.asked[0].pid == pid
     # Else the test would prove nothing.
     assert gone > 0
 

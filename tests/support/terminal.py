@@ -2,6 +2,7 @@
 
 """A terminal with a program in its foreground, and someone at the keys."""
 
+import codecs
 import fcntl
 import os
 import pty
@@ -13,6 +14,9 @@ import termios
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+PATIENCE_SECONDS = 60.0
+"""What takes longer never ends."""
 
 
 class Terminal:
@@ -33,6 +37,8 @@ class Terminal:
         self.fd, follower = pty.openpty()
         self.resize(*size)
         self.seen = ""
+        # What is read may end in the midst of a character.
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._process = subprocess.Popen(
             ["setsid", *(["--ctty"] if is_own else []), *words],
             stdin=follower,
@@ -55,29 +61,37 @@ class Terminal:
 
     def wait(self) -> int:
         """Wait for the end, and give the exit status."""
-        return self._process.wait(10)
+        return self._process.wait(PATIENCE_SECONDS)
 
-    def read_until(self, pattern: str, start: int = 0, timeout: float = 60) -> None:
+    def read_until(
+        self, pattern: str, start: int = 0, timeout: float = PATIENCE_SECONDS
+    ) -> None:
         """Read until a pattern is seen after ``start``."""
         deadline = time.monotonic() + timeout
         while not re.search(pattern, self.seen[start:]):
-            left = deadline - time.monotonic()
-            assert left > 0, f"no {pattern!r} in {self.seen[start:]!r}"
-            if select.select([self.fd], [], [], left)[0]:
-                self.seen += os.read(self.fd, 65536).decode()
+            assert self._read(deadline), f"no {pattern!r} in {self.seen[start:]!r}"
 
     def end(self) -> int:
         """Read to the end and give the exit status, a signal's as negative.
 
         The terminal's ``modes`` are then those that the program left.
         """
-        while True:
-            try:
-                self.seen += os.read(self.fd, 65536).decode()
-            except OSError:
-                # The program has closed its side.
-                break
-        status = self._process.wait(10)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self._read(deadline):
+            pass
+        status = self.wait()
         self.modes = termios.tcgetattr(self.fd)
         os.close(self.fd)
         return status
+
+    def _read(self, deadline: float) -> bool:
+        """Add to ``seen``; tell whether there may be more."""
+        left = max(deadline - time.monotonic(), 0)
+        if not select.select([self.fd], [], [], left)[0]:
+            raise AssertionError(f"nothing more, and no end: {self.seen[-1000:]!r}")
+        try:
+            self.seen += self._decoder.decode(os.read(self.fd, 65536))
+        except OSError:
+            # The program has closed its side.
+            return False
+        return True

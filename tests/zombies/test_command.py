@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""msa-zombies as people call it: what it understands, hands on and refuses."""
+"""msa-zombies as people call it; what all commands promise: tests/test_contract."""
 
-import io
-from dataclasses import replace
-from json import loads
 from typing import Any
 
 import pytest
 from msatools.commands.zombies import COMMAND
 
-from msatools.render import json
-from msatools.zombies.model import Changes
 from msatools.zombies.options import ZombiesOptions
-from tests.locks.madelocks import TARGET
 from tests.support import commandline
-from tests.zombies.madezombies import asked, heir, leak, limit, report, zombie
+from tests.support.golden import Golden
+from tests.zombies.madezombies import asked, heir, leak, report, zombie
 
 RUN = "msatools.zombies.zombies.Zombies"
 
@@ -49,39 +44,6 @@ def test_options(
     assert found == ZombiesOptions(**given)
 
 
-REFUSED = {
-    "-p x": "not a number: 'x'",
-    "--parent x": "not a number: 'x'",
-    "--ns pid:[4026531836]": "not a number",
-    "-u root": "not a number: 'root'",
-    "--verdict dead": "no verdict 'dead'; there are leader-exited, being-reaped",
-    "--verdict ,": "no verdict ''",
-    "--by zone": "invalid choice",
-    "--by cgroup --tree": "not allowed with",
-    "--tree --leaks": "not allowed with",
-    "-n 0": "not a positive number",
-    "-p 5 --parent 1": "-p: named tasks",
-    "-p 5 --ns 4026531836": "-p: named tasks",
-    "-p 5 -u 0": "-p: named tasks",
-    "-p 5 --verdict traced": "-p: named tasks",
-    "-p 5 --by user": "-p: named tasks",
-    "-p 5 --tree": "-p: named tasks",
-    "-p 5 --leaks": "-p: named tasks",
-    "-p 5 -n 1": "-p: named tasks",
-    "--leaks --parent 5": "--leaks: struct pids",
-    "--leaks -u 0": "--leaks: struct pids",
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_wrong_usage(words: str) -> None:
-    assert REFUSED[words] in commandline.refusal(COMMAND, *words.split())
-
-
-def test_help() -> None:
-    commandline.check_help(COMMAND)
-
-
 MADE = report(
     [zombie(2), zombie(3), zombie(4, 9, cgroup="/box", verdict="traced", tracer=5)],
     heirs=(heir(147, 1), heir(9, 1)),
@@ -93,35 +55,17 @@ def shown(*words: str, made: Any = MADE) -> list[str]:
     return commandline.shown(COMMAND, made, *words)
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("", "    2  147 parent-147  S   ~2.0s..~3.0s  never waits for children"),
-        (
-            "--by parent",
-            "    1  9 parent-9      S   ~4.0s         tracer must wait first",
-        ),
-        ("--by cgroup", "    1  /box    9 parent-9      ~4.0s         1 traced"),
-        (
-            "--by verdict",
-            "    1  traced       9 parent-9      ~4.0s         tracer must wait first",
-        ),
-        (
-            "--by user",
-            "    3  0     147 parent-147 (2), 1 other  ~2.0s..~4.0s  "
-            "2 never-waits, 1 traced",
-        ),
-        (
-            "--by namespace",
-            "    3  4026531836     147 parent-147 (2), 1 other  ~2.0s..~4.0s  "
-            "2 never-waits, 1 traced",
-        ),
-        ("--tree", "|- 147 parent-147  2 zombies  its heir: subreaper"),
-        ("--leaks", "  2  0xffff888000000002           3        2  zombie    1 task"),
-    ],
+VIEWS = (
+    *("", "--by parent", "--by cgroup", "--by verdict", "--by user"),
+    *("--by namespace", "--tree", "--leaks"),
 )
-def test_views(words: str, line: str) -> None:
-    assert line in shown(*words.split())
+
+
+def test_views(golden: Golden) -> None:
+    lines = []
+    for words in VIEWS:
+        lines += [f"$ msa-zombies {words}", *shown(*words.split()), ""]
+    golden("zombies/views", lines)
 
 
 def test_rows_and_detail_reach_the_view() -> None:
@@ -146,55 +90,3 @@ def test_one_task() -> None:
 def test_nobody_is_dead(words: str, some: bool) -> None:
     of = " of those that were asked for" if some else ""
     assert f"No zombie{of}." in shown(*words.split(), made=report())
-
-
-def test_json() -> None:
-    """What the contract names, and what was not asked for is not there."""
-    made = report([zombie(2, tracer=5), zombie(3)], limits=[limit("pid_max", 1, 9)])
-    out = io.StringIO()
-    json.show(made, out)
-    found = loads(out.getvalue())
-    assert found["schema"] == "msatools.zombies/1"
-    dead, other = found["zombies"]
-    told = {"pid", "comm", "ppid", "parent_comm", "uid", "cgroup", "exit_code"}
-    assert dead.keys() >= told | {"age_ns", "age_bound", "verdict"}
-    assert ("tracer" in dead, "tracer" in other) == (True, False)
-    (group,) = found["groups"]
-    assert group.keys() >= {"ppid", "parent_comm", "count", "verdict", "evidence"}
-    (most,) = found["limits"]
-    assert most.keys() >= {"name", "scope", "used", "max"}
-    extra = {"heirs", "leaks", "asked", "changes", "reads"}
-    assert not found.keys() & extra
-    assert not group.keys() & {"heir", "delta"}
-    full = replace(
-        made,
-        heirs=(heir(147, None),),
-        leaks=(leak(2, 3),),
-        asked=(asked(2),),
-        changes=Changes(begun=1, reaped=0),
-        reads=5,
-    )
-    out = io.StringIO()
-    json.show(full, out)
-    found = loads(out.getvalue())
-    assert found.keys() >= extra
-    assert found["heirs"][0]["heir"] is None
-
-
-@pytest.mark.parametrize(
-    ("key", "on_a_dump", "live"),
-    [
-        ("tasks_unreadable", True, True),
-        ("lists_broken", True, True),
-        ("parents_unreadable", True, False),
-        ("stacks_incomplete", True, False),
-        ("zombies", False, False),
-        ("parents_ended", False, False),
-    ],
-)
-def test_strict(key: str, on_a_dump: bool, live: bool) -> None:
-    made = report(coverage={key: 1})
-    assert COMMAND.problems(made) == on_a_dump
-    running = replace(made, target=replace(TARGET, live=True, kind="kcore"))
-    assert COMMAND.problems(running) == live
-    assert not COMMAND.problems(report(coverage={key: 0}))

@@ -1,0 +1,868 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""A row for each command: what it is called with, and what its JSON has."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from drgn import FaultError, Program, sizeof
+from drgn.helpers.linux.percpu import per_cpu
+from drgn.helpers.linux.pid import find_task
+from msatools.commands import cpus, locks, memstat, prstat, zombies
+
+from msatools.cli import Command
+from msatools.cpus import model as cpus_model
+from msatools.locks.lock import LockType
+from msatools.memory.classes import CLASSES
+from msatools.tasks.classes import TaskClass
+from msatools.zombies.model import Verdict
+from tests.contract.shapes import (
+    ADDRESS,
+    ANY,
+    COUNT,
+    NONE,
+    NUMBER,
+    WORDS,
+    Map,
+    Matching,
+    Shape,
+)
+from tests.support.overlay import lay_over
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One command."""
+
+    command: Command[Any]
+
+    options: frozenset[str]
+    """Its own, besides those of all commands."""
+
+    asked: tuple[str, ...] = ()
+    """Words with which the demo is asked; each is answered as text and as JSON."""
+
+    no_json: tuple[str, ...] = ()
+    """The same, of what is text alone."""
+
+    naming: tuple[str, ...]
+    """Words with which it names tasks, one of those with the IDs 1, 43, 210, 211."""
+
+    wrong: Mapping[str, str]
+    """Words that make no sense, and what is said of them."""
+
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Words that name what the demo does not have, and what is said of them."""
+
+    payload: Shape
+    """The keys of its JSON after those of all commands."""
+
+    payload_of: Mapping[str, Shape] = field(default_factory=dict)
+    """The keys that words add."""
+
+    payload_of_interval: Shape
+    """The keys that an interval adds."""
+
+    rich: str | None = None
+    """A dump of the lab that has what the demo lacks."""
+
+    damage: Callable[[Program], None]
+    """Lose something that the command reads."""
+
+    damaged: str
+    """The key of the coverage that counts that."""
+
+    sees_cut: bool = False
+    """Whether ``--strict`` fails where a core lacks its last page."""
+
+    lost: Mapping[str, tuple[bool, bool]]
+    """Whether ``--strict`` fails as a key of the coverage counts something: on a dump,
+    and on a running kernel."""
+
+    @property
+    def name(self) -> str:
+        return self.command.name
+
+
+def lose(prog: Program, address: int, size: int) -> None:
+    """Make memory unreadable."""
+
+    def fault(address: int, count: int, offset: int, physical: bool) -> bytes:
+        raise FaultError("lost in this test", address)
+
+    lay_over(prog, address, size, fault)
+
+
+def put(prog: Program, address: int, data: bytes) -> None:
+    """Have other data in memory."""
+
+    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
+        return data[offset : offset + count]
+
+    lay_over(prog, address, len(data), read)
+
+
+def _lose_task(prog: Program) -> None:
+    lose(prog, find_task(prog, 210).value_(), sizeof(prog.type("struct task_struct")))
+
+
+def _lose_run_queue(prog: Program) -> None:
+    queue = per_cpu(prog["runqueues"], 1)
+    lose(prog, queue.address_, sizeof(queue))
+
+
+def _lose_sections(prog: Program) -> None:
+    lose(prog, prog["mem_section"][0].value_(), 4096)
+
+
+SHARED_OPTIONS = frozenset(
+    {"-v", "--json", "--strict", "--budget", "--no-redraw", "-h", "--help"}
+)
+TARGET_OPTIONS = frozenset(
+    {"-k", "-c", "--qemu", "-s", "--types", "--debuginfod", "--debug", "--version"}
+)
+
+TASK_CLASS = frozenset(TaskClass.__members__)
+STATE = frozenset("RSDTtZXIP")
+BOUND = frozenset({"exact", "upper", "estimate"})
+LOCK_ID = Matching(r"[a-z_]+ (\d+:)?0x[0-9a-f]+|socket:\[\d+\]|[a-z_]+ .+")
+NS = COUNT
+MOMENT = {
+    "target": {
+        "path": str,
+        "kind": frozenset({"elf", "kdump", "kcore", "qmp"}),
+        "live": bool,
+        "release": str,
+        "arch": str,
+        "page_size": int,
+        "types": frozenset({"dwarf", "btf"}),
+        "dump_level": COUNT,
+        "truncated": bool,
+        "crash": (
+            {"message": WORDS, "cpu": COUNT, "pid": COUNT, "comm": WORDS},
+            NONE,
+        ),
+        "format": str,
+    },
+    "taken_at_ns": int,
+    "coverage": Map(int),
+    "notes": [{"code": Matching("[a-z-]+"), "text": str}],
+}
+ONE_SHOT: dict[str, Shape] = {"schema": str, **MOMENT, "interval_ns": NONE}
+SAMPLE: dict[str, Shape] = {
+    **ONE_SHOT,
+    "interval_ns": int,
+    "cost": {"cpu_ns": int, "wall_ns": int, "elapsed_ns": int, "peak_bytes": COUNT},
+}
+
+ON = (
+    {
+        "kind": str,
+        "address?": ADDRESS,
+        "addresses?": [ADDRESS],
+        **{f"{key}?": str for key in ("type", "name", "path", "device", "mode")},
+        **{f"{key}?": str for key in ("local", "peer")},
+        **{f"{key}?": int for key in ("waiters", "owner", "inode", "fd", "count")},
+        **{f"{key}?": int for key in ("pid", "pgid", "cpu", "id")},
+        **{f"{key}?": int for key in ("expires_ns", "left_ns")},
+        **{f"{key}?": bool for key in ("shared", "text")},
+        **{f"{key}?": [int] for key in ("fds", "signals")},
+    },
+    NONE,
+)
+HERDS = [
+    {
+        "lock": LOCK_ID,
+        "waiters": int,
+        "owner": COUNT,
+        "kind": str,
+        "address": (ADDRESS, NONE),
+        "pids": [int],
+        "min_age_ns": int,
+        "max_age_ns": int,
+        "nvcsw_median": int,
+        "confidence": frozenset({"none", "one dump", "confirmed"}),
+    }
+]
+
+SCHED_CLASS = frozenset(get_args(cpus_model.SchedClass))
+QUEUED = {
+    "pid": int,
+    "comm": str,
+    "class": SCHED_CLASS,
+    "policy": str,
+    "priority": int,
+    "rt_priority": COUNT,
+    "nice": COUNT,
+    "deadline_ns": NS,
+    "wait_ns": NS,
+    "wait_bound": BOUND,
+    "cgroup": WORDS,
+    "throttled": bool,
+}
+BOUND_TASK = {
+    "pid": int,
+    "comm": str,
+    "cpus": [int],
+    "cpu": int,
+    "cgroup": WORDS,
+    "why": str,
+    "kthread": bool,
+}
+VECTORS = [{"name": str, "text": str, "counts": Map(int, NUMBER), "total": COUNT}]
+TIMES = ("usr", "nice", "sys", "irq", "softirq", "wt", "st", "gst", "idl")
+COUNTS = (
+    *("minf", "mjf", "xcal", "tlb", "intr", "soft", "csw", "icsw", "migr", "runq"),
+    *(f"{name}_ns" for name in TIMES),
+)
+
+CPUS = Row(
+    command=cpus.COMMAND,
+    options=frozenset({"-P", "--set", "-i", "--sets", "--info", "-o", "-n"}),
+    asked=("-v -P 0-1", "--set default -o all -n 9", "-i", "--sets", "--info"),
+    naming=("--sets",),
+    wrong={
+        "-P x": "not a number: 'x'",
+        "-P": "expected one argument",
+        "-P 3-1": "not a list of CPUs: '3-1'",
+        "-P 1,,2": "not a number: ''",
+        "-P -1": "not a number: ''",
+        "-P 99999": "not a list of CPUs",
+        "-i --sets": "not allowed with",
+        "-i --info": "not allowed with",
+        "--sets --info": "not allowed with",
+        "-o cpu,ithr": "no column 'ithr'; there are cpu, set, state, minf, mjf, xcal",
+        "-o ,": "argument -o: no column ''",
+        "--set ,": "argument --set: not a list of sets: ','",
+        "-i -o cpu": "-o: columns of the table of CPUs",
+        "--sets -o all": "-o: columns of the table of CPUs",
+        "-n 0": "not a positive number: '0'",
+        "-n many": "not a number: 'many'",
+    },
+    absent={
+        "-P 77": "CPU 77: this kernel has none of that number",
+        "-P 1,50-51": "CPU 50-51: this kernel has none of that number",
+        "--set /nowhere": "set /nowhere: there is none of that name; there are",
+        "--set default,db": "set db: there is none of that name",
+    },
+    payload={
+        "load": ([float], NONE),
+        "cpus": [
+            {
+                "cpu": int,
+                "online": bool,
+                "set": str,
+                "state": [frozenset(get_args(cpus_model.State))],
+                **dict.fromkeys(COUNTS, COUNT),
+                **dict.fromkeys(("smtx", "srw", "syscl"), NONE),
+                "current": ({"pid": int, "comm": str, "class": SCHED_CLASS}, NONE),
+                "processor": ANY,
+            }
+        ],
+        "sets": [
+            {
+                "name": str,
+                "kind": frozenset(get_args(cpus_model.SetKind)),
+                "cpus": [int],
+                "source": str,
+                "asked": ([int], NONE),
+                "exclusive": ([int], NONE),
+                "nodes": [int],
+                "reason": WORDS,
+                "root_domain": (ADDRESS, NONE),
+                "balanced": (bool, NONE),
+                "irqs_routed": [int],
+                "irqs_allowed": [int],
+                "irqs_managed": int,
+                "tasks?": {
+                    "members": int,
+                    "pinned": [BOUND_TASK],
+                    "straying": [BOUND_TASK],
+                    "percpu_threads": int,
+                },
+            }
+        ],
+        "run_queues": [
+            {
+                "cpu": int,
+                "running": int,
+                "current": (QUEUED, NONE),
+                "waiting": [QUEUED],
+                "clock_ns": int,
+                "lag_ns": NS,
+                "ticked_ns": NS,
+                "switched_ns": NS,
+                "lag_why": WORDS,
+                "panicked": bool,
+                "doing?": Matching("user mode|(kernel|interrupt).*"),
+            }
+        ],
+        "findings": [{"code": str, "text": str, "cpus": [int], "advice": WORDS}],
+        "nodes": [int],
+    },
+    payload_of={
+        "-i": {
+            "irqs": [
+                {
+                    "irq": int,
+                    "name": str,
+                    "chip": WORDS,
+                    "affinity": [int],
+                    "effective": [int],
+                    "managed": bool,
+                    "counts": Map(int, NUMBER),
+                    "total": COUNT,
+                    "share": (float, NONE),
+                    "time_ns": NONE,
+                }
+            ],
+            "vectors": VECTORS,
+            "softirqs": VECTORS,
+        },
+    },
+    payload_of_interval={},
+    rich="cpus-6.12",
+    damage=_lose_run_queue,
+    damaged="run_queues_unreadable",
+    sees_cut=True,
+    lost={
+        "cpus_unreadable": (True, True),
+        "run_queues_unreadable": (True, True),
+        "cpumasks_unreadable": (True, True),
+        "rq_unreadable": (True, False),
+        "kernel_stat_unreadable": (True, False),
+        "irq_counts_unreadable": (True, False),
+        "lists_broken": (True, False),
+        "trees_broken": (True, False),
+        "counts_broken": (True, False),
+        "something_lost": (True, False),
+        "partitions_unknown": (True, False),
+        "run_queues_differ": (True, False),
+        "ticks_unreadable": (True, False),
+        "cpus": (False, False),
+        "irqs": (False, False),
+        "tasks": (False, False),
+        "reads": (False, False),
+    },
+)
+
+_LOST_OF_TASKS = {
+    "tasks_unreadable": (True, True),
+    "lists_broken": (True, True),
+    "run_queues_unreadable": (True, True),
+    "cred_unreadable": (True, False),
+    "stacks_incomplete": (True, False),
+    "futex_chains_broken": (True, False),
+    "something_lost": (True, False),
+    "zombies": (False, False),
+    "locks_unknown": (False, False),
+    "parents_ended": (False, False),
+    "reads": (False, False),
+}
+
+LOCKS = Row(
+    command=locks.COMMAND,
+    options=frozenset(
+        {"-p", "--type", "--state", "--min-wait", "--by", "--chains", "--holders"}
+        | {"--dot", "--stack", "-n"}
+    ),
+    asked=(
+        "-v --stack",
+        "--by lock -n 9",
+        "--by task --type mutex,rwsem,futex --state DS --min-wait 1 -n 9",
+        "--chains -n 9",
+        "--holders",
+        "-p 1",
+    ),
+    no_json=("--dot", "--dot -v -p 211"),
+    naming=("--by task",),
+    wrong={
+        "-p x": "not a number: 'x'",
+        "--type spin": "no type 'spin'; there are mutex, ww_mutex, rwsem",
+        "--type ,": "no type ''",
+        "--state Q": "states are some of R, S, D",
+        "--state": "expected one argument",
+        "--min-wait=-1": "not a duration such as 30 or 5m: '-1'",
+        "--min-wait x": "not a duration",
+        "--min-wait nan": "not a duration",
+        "--by owner": "invalid choice",
+        "--by root --chains": "not allowed with",
+        "--chains --holders": "not allowed with",
+        "--holders --dot": "not allowed with",
+        "-n 0": "not a positive number",
+        "--dot --json": "another form than --json",
+        "--dot -n 3": "neither rows nor stacks",
+        "--dot --stack": "neither rows nor stacks",
+        "--dot 5": "a graph is of one moment",
+    },
+    absent={"-p 99999": "pid 99999: no such task"},
+    payload={
+        "waits": [
+            {
+                "pid": int,
+                "tgid": int,
+                "comm": str,
+                "state": STATE,
+                "age_ns": int,
+                "age_bound": BOUND,
+                "mode": (frozenset({"read", "write"}), NONE),
+                "lock": (LOCK_ID, NONE),
+                "class": TASK_CLASS,
+                "caller": WORDS,
+                "call": WORDS,
+                "any_of?": [LOCK_ID],
+                "on?": ON,
+                "why?": str,
+                "stack?": [str],
+            }
+        ],
+        "locks": [
+            {
+                "id": LOCK_ID,
+                "type": frozenset(get_args(LockType)),
+                "address": (ADDRESS, NONE),
+                "name": WORDS,
+                "owners": [
+                    {
+                        "pid": int,
+                        "confidence": frozenset({"exact", "likely", "evidence"}),
+                        "comm": str,
+                        "seen": bool,
+                    }
+                ],
+                "waiters": [int],
+                "max_age_ns": int,
+                **{f"{key}?": int for key in ("readers", "inode", "pid")},
+                **{f"{key}?": str for key in ("path", "device", "cache")},
+                "delta_waiters?": int,
+            }
+        ],
+        "roots": [
+            {
+                "kind": frozenset({"task", "external", "cycle"}),
+                "pid": COUNT,
+                "reason": str,
+                "blocked_d": int,
+                "blocked_s": int,
+                "comm": WORDS,
+                "state": (STATE, NONE),
+                "age_ns": NS,
+                "waiters": [int],
+                "chain": [int],
+                "max_age_ns": int,
+                "lock?": LOCK_ID,
+                "stack?": [str],
+            }
+        ],
+        "deadlocks": [
+            {
+                "confidence": frozenset({"exact", "possible"}),
+                "pids": [int],
+                "locks": [LOCK_ID],
+            }
+        ],
+        "herds": HERDS,
+        "inversions": [
+            {"lock": LOCK_ID, "owner": int, "waiter": int}
+            | {"owner_pri": int, "waiter_pri": int}
+        ],
+    },
+    payload_of_interval={
+        "changes": {key: [int] for key in ("begun", "ended", "moved", "stuck")}
+    },
+    rich="locks-6.12",
+    damage=_lose_task,
+    damaged="lists_broken",
+    lost=_LOST_OF_TASKS,
+)
+
+GROUPS = Map([{"key": str, "name": str, "pages": int, "classes": Map(int)}])
+
+MEMSTAT = Row(
+    command=memstat.COMMAND,
+    options=frozenset(
+        {"--by", "--top", "-j", "--sections", "--unattributed", "--frag", "--map"}
+        | {"--diff"}
+    ),
+    asked=(
+        "-v",
+        "--by node,zone",
+        "--by section,order,slab,vmalloc --top 9",
+        "--by cgroup --by file,fs,process -j 2",
+        "--frag",
+        "--sections",
+        "--map",
+        "--unattributed",
+    ),
+    naming=("--by process",),
+    wrong={
+        "--by cpu": "not one of node, zone, section, cgroup, file,",
+        "--by node,": "not one of",
+        "--by": "expected one argument",
+        "--top 0": "not a number of rows: '0'",
+        "--top x": "not a number of rows: 'x'",
+        "--top 4294967296": "not a number of rows",
+        "-j 0": "not a number of workers, 1 to 1024: '0'",
+        "-j=-1": "not a number of workers",
+        "-j x": "not a number of workers",
+        "-j 1.5": "not a number of workers",
+        "-j 1025": "not a number of workers",
+        "--diff a": "expected 2 arguments",
+        "--map map.jpg": "--map: not a file that ends in .svg or .png: map.jpg",
+    },
+    payload={
+        "pages": int,
+        "classes": [
+            {
+                "name": frozenset(CLASSES.values()),
+                "pages": int,
+                "bytes": int,
+            }
+        ],
+        "checks": [
+            {
+                "name": str,
+                "walk_pages": int,
+                "counter": str,
+                "kernel_pages": COUNT,
+                "difference": COUNT,
+                "explained_by": WORDS,
+            }
+        ],
+        "managed_pages": COUNT,
+        "physical_pages": COUNT,
+        "scan_ns": int,
+        "changes": (Map(COUNT), NONE),
+    },
+    payload_of={
+        "--by": {"by": Map([ANY])},
+        "--by node,zone": {"by": GROUPS},
+        "--sections": {
+            "sections": [
+                {
+                    "nr": int,
+                    "state": frozenset({"online", "offline", "device"}),
+                    "early": bool,
+                    "pfn": int,
+                    "pages": int,
+                    "memmap": ADDRESS,
+                    "memmap_end": ADDRESS,
+                    "node": COUNT,
+                    "zones": [str],
+                }
+            ]
+        },
+        "--frag": {"frag": ANY},
+        "--map": {"map": ANY},
+        "--unattributed": {"unattributed": [ANY]},
+        "-v": {"vmalloc": [{"caller": str, "areas": int, "pages": int}]},
+    },
+    payload_of_interval={},
+    damage=_lose_sections,
+    damaged="section_table_lost",
+    sees_cut=True,
+    lost={
+        "excluded_pages": (True, True),
+        "unreadable_pages": (True, True),
+        "owners_unreadable": (True, True),
+        "section_table_lost": (True, True),
+        "lists_broken": (True, True),
+        "pcp_lists_broken": (True, False),
+        "user_tables_unreadable": (True, False),
+        "user_table_entries_broken": (True, False),
+        "offline_pages": (False, False),
+        "lists_resumed": (False, False),
+        "reads": (False, False),
+    },
+)
+
+STACKS = [
+    {
+        "frames": [str],
+        "class": TASK_CLASS,
+        "pids": [int],
+        "min_age_ns": int,
+        "max_age_ns": int,
+    }
+]
+
+PRSTAT = Row(
+    command=prstat.COMMAND,
+    options=frozenset(
+        {"-m", "-L", "-a", "-Z", "-p", "-u", "-P", "--kernel-threads", "--user-tasks"}
+        | {"--state", "--class", "--age", "--sort", "-n", "-o", "--children"}
+        | {"--states", "--load", "--stacks", "--folded", "--function", "--module"}
+        | {"--why", "-F"}
+    ),
+    asked=(
+        "-m -L -v -n 9",
+        "-a -Z --children --sort RSS -n 9",
+        "-o CGROUP,ON --kernel-threads -n 9",
+        "-u 0 -P 0-1 --user-tasks --state S --class SIG --age >1s -n 9",
+        "--states -n 1",
+        "--load -n 1",
+        "--stacks --function do_nanosleep -n 1",
+        "--folded age --module virtio -n 1",
+        "--why OFF -n 1",
+        "-p 1",
+    ),
+    naming=("", "-L -v", "-p 1"),
+    wrong={
+        "--states --load": "not allowed with",
+        "--stacks --folded age": "not allowed with",
+        "--kernel-threads --user-tasks": "not allowed with",
+        "--age soon": "not an age such as >30s: 'soon'",
+        "--age=-5s": "not an age such as >30s",
+        "-P 3-1": "not a list of CPUs: '3-1'",
+        "-P all": "not a number: 'all'",
+        "--state Q": "states are some of R, S, D",
+        "--state ,": "states are some of R, S, D",
+        "--class FUT": "no class 'FUT'; there are CPU, USR",
+        "--sort NOTHING": "cannot sort by 'NOTHING'; there are PID",
+        "--sort +-PID": "cannot sort by '+-PID'",
+        "-o PID,WHAT": "no column 'WHAT'; there are PID",
+        "--why WHAT": "no column 'WHAT'; there are PID",
+        "-n 0": "not a positive number: '0'",
+        "-n many": "not a number: 'many'",
+        "-p init": "not a number: 'init'",
+        "-u root": "not a number: 'root'",
+        "--folded size": "invalid choice",
+        "-F 0": "not a frequency up to 1000 Hz: '0'",
+        "-F nan": "not a frequency",
+        "-F fast": "not a frequency up to 1000 Hz: 'fast'",
+        "-F 1001": "not a frequency",
+        "-F 20": "samples are within an interval, and none is named",
+        "--load --function schedule": "--load has no stacks",
+        "--states --module ext4": "--states has no stacks",
+        "--stacks -m": "--stacks has columns of its own",
+        "--folded age -o PID": "--folded has columns of its own",
+    },
+    absent={
+        "-p 99999": "pid 99999: no such task",
+        "-L -p 1,99998,99999": "pid 99998, 99999: no such tasks",
+    },
+    payload={
+        "bound_ns": int,
+        "accounting": {
+            "schedstats": (bool, NONE),
+            "delayacct": (bool, NONE),
+            "irq_time": bool,
+            "precise_cputime": bool,
+            "stable_clock": bool,
+        },
+        "totals": {
+            "processes": int,
+            "threads": int,
+            "states": Map(int, STATE),
+            "classes": Map(int, TASK_CLASS),
+            "load_averages": ([float], NONE),
+            "cpus": int,
+            "ram_bytes": COUNT,
+        },
+        "tasks": [
+            {
+                **dict.fromkeys(("pid", "tgid", "pri", "nice", "cpu"), int),
+                **dict.fromkeys(("ppid", "uid", "threads"), COUNT),
+                "comm": str,
+                "cgroup": WORDS,
+                "kthread": bool,
+                "state": STATE,
+                "size_bytes": COUNT,
+                "rss_bytes": COUNT,
+                "class": TASK_CLASS,
+                "class_age_ns": int,
+                "class_age_bound": BOUND,
+                "on": ON,
+                "lifetime_ns": int,
+                "user_ns": int,
+                "system_ns": int,
+                "latency_ns": int,
+                "latency_bound": frozenset({"exact", "upper"}),
+                "off_cpu_ns": int,
+                "zombie_ns": int,
+                "breakdown": (
+                    {
+                        "iowait_ns": NS,
+                        "blocked_ns": NS,
+                        "sleep_ns": NS,
+                        "stopped_ns": NS,
+                        "delays": Map(COUNT),
+                        "coverage": (float, NONE),
+                    },
+                    NONE,
+                ),
+                **dict.fromkeys(("nvcsw", "nivcsw", "min_flt", "maj_flt"), int),
+                "syscalls": NONE,
+                "signals": NONE,
+                "children?": dict.fromkeys(
+                    ("user_ns", "system_ns", "nvcsw", "nivcsw", "min_flt", "maj_flt"),
+                    int,
+                ),
+                "off_cpu?": [{"class": (TASK_CLASS, NONE), "ns": int, "error_ns": int}],
+            }
+        ],
+        "herds": HERDS,
+    },
+    payload_of={
+        "-a": {"users": [ANY]},
+        "-Z": {"cgroups": [ANY]},
+        "--states": {"states": [ANY]},
+        "--load": {
+            "load": {
+                "runnable": int,
+                "uninterruptible": int,
+                "groups": [
+                    {
+                        "state": frozenset("RD"),
+                        "class": TASK_CLASS,
+                        "comm": str,
+                        "on": ON,
+                        "function": WORDS,
+                        "pids": [int],
+                        "max_age_ns": int,
+                    }
+                ],
+            }
+        },
+        "--stacks": {"stacks": STACKS},
+        "--folded": {"stacks": STACKS},
+        "--why": {"why": [{"field": str, "bound": str, "text": str}]},
+    },
+    payload_of_interval={},
+    rich="tasks-6.12",
+    damage=_lose_task,
+    damaged="lists_broken",
+    lost=_LOST_OF_TASKS,
+)
+
+VERDICT = frozenset(get_args(Verdict))
+
+ZOMBIES = Row(
+    command=zombies.COMMAND,
+    options=frozenset(
+        {"-p", "--parent", "--ns", "-u", "--verdict", "--by", "--tree", "--leaks"}
+        | {"-n", "--cost"}
+    ),
+    asked=(
+        "-v",
+        "--by cgroup -n 9",
+        "--verdict never-waits -u 0 --ns 4026531836 --parent 1",
+        "--tree",
+        "-p 1 --cost",
+    ),
+    naming=("-p 1",),
+    wrong={
+        "-p x": "not a number: 'x'",
+        "--parent x": "not a number: 'x'",
+        "--ns pid:[4026531836]": "not a number",
+        "-u root": "not a number: 'root'",
+        "--verdict dead": "no verdict 'dead'; there are leader-exited, being-reaped",
+        "--verdict ,": "no verdict ''",
+        "--by zone": "invalid choice",
+        "--by cgroup --tree": "not allowed with",
+        "--tree --leaks": "not allowed with",
+        "-n 0": "not a positive number",
+        "-p 5 --parent 1": "-p: named tasks",
+        "-p 5 --ns 4026531836": "-p: named tasks",
+        "-p 5 -u 0": "-p: named tasks",
+        "-p 5 --verdict traced": "-p: named tasks",
+        "-p 5 --by user": "-p: named tasks",
+        "-p 5 --tree": "-p: named tasks",
+        "-p 5 --leaks": "-p: named tasks",
+        "-p 5 -n 1": "-p: named tasks",
+        "--leaks --parent 5": "--leaks: struct pids",
+        "--leaks -u 0": "--leaks: struct pids",
+    },
+    absent={"-p 99999": "pid 99999: no such task"},
+    payload={
+        "zombies": [
+            {
+                "pid": int,
+                "comm": str,
+                "ppid": int,
+                "parent_comm": WORDS,
+                "uid": COUNT,
+                "cgroup": WORDS,
+                "exit_code": int,
+                "age_ns": int,
+                "age_bound": BOUND,
+                "verdict": VERDICT,
+                "namespace": COUNT,
+                "ns_pid": COUNT,
+                "threads": int,
+                "tracer?": int,
+            }
+        ],
+        "groups": [
+            {
+                "ppid": int,
+                "parent_comm": WORDS,
+                "count": int,
+                "verdict": VERDICT,
+                "evidence": ANY,
+                "advice": str,
+                "parent_state": (STATE, NONE),
+                "parent_age_ns": NS,
+                "min_age_ns": int,
+                "max_age_ns": int,
+                "exit_codes": Map(int),
+                "uids": [int],
+                "cgroups": [str],
+                "namespaces": [int],
+                "pids": [int],
+                "heir?": int,
+                "delta?": int,
+            }
+        ],
+        "limits": (
+            [
+                {
+                    "name": str,
+                    "scope": str,
+                    "used": COUNT,
+                    "max": COUNT,
+                    "zombies": int,
+                    "first": bool,
+                    "left_ns?": int,
+                }
+            ],
+            NONE,
+        ),
+        "held": ({"bytes": int, "each_bytes": Map(int)}, NONE),
+    },
+    payload_of={
+        "--tree": {
+            "heirs": [
+                {
+                    "ppid": int,
+                    "heir": COUNT,
+                    "heir_comm": WORDS,
+                    "why": str,
+                    "reaps": (bool, NONE),
+                }
+            ]
+        },
+        "-p": {
+            "asked": [
+                {
+                    "pid": int,
+                    "comm": str,
+                    "state": STATE,
+                    "ppid": int,
+                    "parent_comm": WORDS,
+                    "age_ns": int,
+                    "verdict": (VERDICT, NONE),
+                }
+            ]
+        },
+        "--cost": {"reads": int},
+    },
+    payload_of_interval={"changes": {"begun": int, "reaped": int}},
+    rich="zombies-6.12",
+    damage=_lose_task,
+    damaged="lists_broken",
+    lost=_LOST_OF_TASKS,
+)
+
+ROWS = (CPUS, LOCKS, MEMSTAT, PRSTAT, ZOMBIES)

@@ -1,0 +1,729 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What every command promises, each command held against its row of the table.
+
+They are called in this process, on a demo core that stands for a guest that runs, too.
+"""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+from unittest.mock import patch
+
+import pytest
+from drgn import FaultError
+from drgn.commands import (
+    DEFAULT_COMMAND_NAMESPACE,
+    CommandArgumentError,
+    CommandError,
+    run_command,
+)
+from drgn.helpers.linux.pid import find_task
+
+import msatools
+from fixtures import lab
+from msatools.cli import make_parser, run_console, run_in_drgn
+from msatools.locks.lock import LockType
+from msatools.memory.classes import CLASSES
+from msatools.selfdesc import BtfError
+from msatools.target import Opened, TargetError, TargetSpec, open_target
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.states import LETTERS
+from msatools.zombies.model import Verdict
+from tests.contract.shapes import misfits, misfits_of_units
+from tests.contract.table import (
+    ONE_SHOT,
+    ROWS,
+    SAMPLE,
+    SHARED_OPTIONS,
+    TARGET_OPTIONS,
+    Row,
+    put,
+)
+from tests.support.calls import (
+    CORE,
+    GUEST,
+    Ran,
+    as_named,
+    call,
+    demo,
+    end,
+    open_demo,
+    start,
+)
+from tests.support.golden import Golden
+
+ROOT = Path(__file__).parents[1]
+CHANCE = re.compile(r"^(scanned in )\S+()$|\b()\d+( reads\b)")
+"""What depends on the machine, and on what was read before."""
+
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
+WIDTH = 88
+
+
+def name_of(value: object) -> str | None:
+    return value.name if isinstance(value, Row) else None
+
+
+each = pytest.mark.parametrize("row", ROWS, ids=name_of)
+signals = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+def of_each(*fields: str) -> pytest.MarkDecorator:
+    """Parametrize over the words in some fields of each row."""
+    pairs = [(row, words) for row in ROWS for f in fields for words in getattr(row, f)]
+    ids = [f"{row.name} {words}" for row, words in pairs]
+    return pytest.mark.parametrize(("row", "words"), pairs, ids=ids)
+
+
+def untouched(spec: TargetSpec) -> NoReturn:
+    pytest.fail(f"{spec} is opened")
+
+
+@cache
+def asked(row_name: str, *words: str) -> Ran:
+    """What a command says of the demo, in this process."""
+    return call(named(row_name).command, *words, CORE)
+
+
+def named(row_name: str) -> Row:
+    (row,) = (row for row in ROWS if row.name == row_name)
+    return row
+
+
+# --- the table
+
+
+def test_every_command_has_a_row() -> None:
+    names = [row.name for row in ROWS]
+    assert names == sorted(path.stem for path in ROOT.glob("commands/[!_]*.py"))
+    scripts = {
+        script.name: script.value for script in entry_points(group="console_scripts")
+    }
+    assert {name: scripts[name] for name in scripts if name.startswith("msa-")} == {
+        f"msa-{name}": f"msatools.commands.{name}:main" for name in names
+    }
+    registered = [name for name, _ in DEFAULT_COMMAND_NAMESPACE.enabled(demo().prog)]
+    assert {*registered} >= {*names}
+
+
+@each
+def test_options(row: Row) -> None:
+    """Those of the table, and each is asked for or refused in it."""
+    for in_drgn, wanted in ((True, frozenset()), (False, TARGET_OPTIONS)):
+        parser = make_parser(row.command, in_drgn=in_drgn)
+        found = {word for action in parser._actions for word in action.option_strings}
+        assert found == row.options | SHARED_OPTIONS | wanted
+    written = " ".join([*row.asked, *row.no_json, *row.wrong])
+    assert {word for word in row.options if word not in written.split()} <= set()
+
+
+def test_names() -> None:
+    """More may be added; these keep their meaning."""
+    assert {*CLASSES.values()} >= {
+        *("free.buddy", "free.pcp", "free.hugetlb", "free.unaccepted", "user.anon"),
+        *("user.ksm", "user.hugetlb", "cache.file", "cache.exec", "cache.shmem"),
+        *("cache.blockdev", "kernel.slab", "kernel.large_kmalloc"),
+        *("kernel.page_tables", "kernel.page_tables_own", "kernel.stacks"),
+        *("kernel.vmalloc", "kernel.percpu", "kernel.zsmalloc", "kernel.movable"),
+        *("kernel.unattributed", "reserved", "offline", "hwpoison", "device"),
+        *("excluded", "unreadable"),
+    }
+    assert {*LETTERS} == {*"RSDTtZXIP"}
+    assert {*TaskClass.__members__} == {
+        *("CPU", "USR", "SYS", "INT", "LAT", "LCK", "KLK", "FLK", "POL", "FLT"),
+        *("SWP", "RCL", "DSK", "PIP", "NET", "TMR", "WAI", "SIG", "IPC", "TTY"),
+        *("URG", "KTW", "STP", "TRC", "ZMB", "OTH"),
+    }
+    assert {*get_args(LockType)} >= {
+        *("mutex", "ww_mutex", "rwsem", "semaphore", "rt_mutex", "percpu_rwsem"),
+        *("spinlock", "futex", "pi_futex", "completion", "folio", "bit_wait"),
+        *("wait_queue", "posix_lock", "flock"),
+    }
+    assert get_args(Verdict) == (
+        *("leader-exited", "being-reaped", "traced", "parent-blocked"),
+        *("parent-stopped", "reaper-never-reaps", "sigchld-blocked"),
+        *("waiting-for-other", "clone-child", "handler-missed", "never-waits"),
+        "unknown",
+    )
+
+
+# --- calling
+
+CALLED_WRONG = {
+    "0": "0: not a positive interval",
+    "-5": "-5: not a positive interval",
+    "nan": "nan: not a positive interval",
+    "5 0": "0: not a positive count",
+    "5 1.5": "1.5: not a positive count",
+    "5 3 1": "1: a number too many",
+    "a b": "b: a second target, after a",
+    "a -k": "-k: a second target, after a",
+    "-c a -k": "-k: a second target, after a",
+    "-c a b": "a: a second target, after b",
+    "--qemu x a": "x: a second target, after a",
+    "a 5": "a: a dump does not change in an interval",
+    "5 -c a": "a: a dump does not change in an interval",
+    "--budget 10": "--budget: it is for samples, and no INTERVAL is named",
+    "--budget 0 5": "not a share of one CPU, 0 to 100 %: '0'",
+    "--budget 101% 5": "not a share of one CPU",
+    "--budget nan 5": "not a share of one CPU",
+    "--budget x 5": "not a share of one CPU",
+    "--types c": "invalid choice: 'c'",
+    "-s x --types btf": "-s: asks for debug info, and --types btf for none",
+    "--debuginfod --types btf": "--debuginfod: asks for debug info",
+    "-s": "expected one argument",
+    "--nonsense": "unrecognized arguments: --nonsense",
+    "-x": "unrecognized arguments: -x",
+    "--jso": "unrecognized arguments: --jso",
+}
+
+
+@pytest.mark.parametrize("words", CALLED_WRONG)
+@each
+def test_called_wrong(row: Row, words: str) -> None:
+    check_wrong(row, words, CALLED_WRONG[words])
+
+
+@of_each("wrong")
+def test_wrong_options(row: Row, words: str) -> None:
+    check_wrong(row, words, row.wrong[words])
+    if " 5" not in words:
+        said = rf"^%{row.name}: .*{re.escape(row.wrong[words])}"
+        with pytest.raises(CommandArgumentError, match=said):
+            run_in_drgn(row.command, demo().prog, words.split())
+
+
+def check_wrong(row: Row, words: str, said: str) -> None:
+    """One line that says what is wrong; nothing is opened."""
+    ran = call(row.command, *words.split(), opening=untouched)
+    assert (ran.status, ran.out) == (2, "")
+    line = rf"msa-{row.name}: ([^\n]+); see msa-{row.name} --help\n"
+    matched = re.fullmatch(line, ran.err)
+    assert matched, ran.err
+    assert said in matched[1]
+
+
+OPENED = {
+    "": TargetSpec(),
+    "-k": TargetSpec(),
+    "dump": TargetSpec(path="dump"),
+    "-c dump": TargetSpec(path="dump"),
+    "./5": TargetSpec(path="./5"),
+    "0x5": TargetSpec(path="0x5"),
+    "/proc/kcore 5": TargetSpec(path="/proc/kcore"),
+    "5": TargetSpec(),
+    "0.5 3 /proc/kcore": TargetSpec(path="/proc/kcore"),
+    "--qemu g.sock 5 3": TargetSpec(qemu="g.sock"),
+    "-s vmlinux dump": TargetSpec(path="dump", vmlinux="vmlinux"),
+    "--types btf dump": TargetSpec(path="dump", types="btf"),
+    "dump --types dwarf --debuginfod": TargetSpec(
+        path="dump", types="dwarf", debuginfod=True
+    ),
+}
+
+
+@pytest.mark.parametrize("words", OPENED)
+@each
+def test_what_is_opened(row: Row, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a run on the machine that it looks at lets others go first."""
+    found, niced = [], []
+
+    def refuse(spec: TargetSpec) -> NoReturn:
+        found.append(spec)
+        raise TargetError("it", "is not there", "do not look")
+
+    monkeypatch.setattr("msatools.cli.be_nice", lambda: niced.append(1))
+    ran = call(row.command, *words.split(), opening=refuse)
+    assert found == [OPENED[words]]
+    assert ran == Ran(1, "", f"msa-{row.name}: it: is not there; do not look\n")
+    assert bool(niced) == (found[0].is_live and found[0].qemu is None)
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+@each
+def test_help(row: Row, option: str) -> None:
+    ran = call(row.command, option, "nonsense", "5", opening=untouched)
+    assert (ran.status, ran.err) == (0, "")
+    first = f"USAGE: msa-{row.name} [OPTION...] [TARGET] [INTERVAL [COUNT]]\n"
+    assert ran.out.startswith(first)
+    lines = ran.out.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert row.command.summary in lines
+    for word in row.options | SHARED_OPTIONS | TARGET_OPTIONS:
+        assert re.search(rf"^  .*(?<!\S){re.escape(word)}(?![\w-])", ran.out, re.M)
+    examples = lines[lines.index("EXAMPLES:") + 1 :]
+    shared = (("vmcore", ""), ("-s vmlinux vmcore", ""), ("5 12", ""), ("", ""))
+    for words, what in (*row.command.examples, *shared):
+        start = f"  msa-{row.name} {words}"
+        (line,) = (e for e in examples if e.startswith(f"{start}  ") and what in e)
+        asks = [word.strip("'") for word in words.partition(" |")[0].split()]
+        args = make_parser(row.command, in_drgn=False).parse_intermixed_args(asks)
+        assert row.command.complaint(args, "5" in asks) is None, line
+
+
+@each
+def test_help_in_drgn(row: Row, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(demo().prog, f"{row.name} -h") is None
+    printed = capsys.readouterr().out
+    first, _, rest = printed.partition("\n")
+    assert first == f"USAGE: %{row.name} [OPTION...] [INTERVAL [COUNT]]"
+    assert not re.search("vmcore|vmlinux|--qemu|--version|--debug", rest)
+    assert f"  %{row.name} {row.command.examples[0][0]}  " in rest
+    command: Any = DEFAULT_COMMAND_NAMESPACE.lookup(demo().prog, row.name)
+    assert command.format_usage() == first.removeprefix("USAGE: ")
+    body = command.format_help(indent="    ")
+    assert [line.removeprefix("    ") for line in body.splitlines()] == (
+        rest.strip("\n").splitlines()
+    )
+    assert command.description() == row.command.summary
+    assert len(row.command.summary) <= WIDTH
+
+
+@each
+def test_version(row: Row) -> None:
+    """Of the script as it is installed, which is there within a moment."""
+    script = Path(sys.executable).with_name(f"msa-{row.name}")
+    done = subprocess.run(
+        [script, "--version", "nonsense"], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == (f"{msatools.__version__}\n", "")
+    ran = call(row.command, "--version", opening=untouched)
+    assert ran == Ran(0, done.stdout, "")
+
+
+# --- reports
+
+
+@each
+def test_text(row: Row, golden: Golden) -> None:
+    """All of it can be printed; a whole core lacks nothing."""
+    found = []
+    for words in ("", *row.asked, *row.no_json):
+        ran = asked(row.name, "--strict", *words.split())
+        assert (ran.status, ran.err) == (0, "")
+        lines = ran.out.splitlines()
+        assert all(line.isprintable() for line in lines)
+        found += [f"$ msa-{row.name} {words}", *lines, ""]
+    golden(f"demo/{row.name}", [CHANCE.sub(r"\1\3N\2\4", line) for line in found])
+
+
+@each
+def test_header(row: Row) -> None:
+    lines = asked(row.name).out.splitlines()
+    release = demo().target.release
+    assert lines[0].startswith(f"{release}  vmcore (kdump zlib, level 31)  types: btf")
+    sources = [
+        line for line in asked(row.name, "-v").out.splitlines() if "types of" in line
+    ]
+    assert sources == [
+        "types of kernel: btf, from the kernel itself",
+        "types of other modules: not asked for",
+    ]
+
+
+def payload(row: Row, words: Sequence[str]) -> dict[str, Any]:
+    """The keys that words ask for."""
+    added: dict[str, Any] = {}
+    for option, keys in row.payload_of.items():
+        first, *rest = option.split()
+        if first in words and (not rest or rest[0] in words):
+            added |= keys
+    return row.payload | added
+
+
+def check_json(row: Row, found: dict[str, Any], shape: dict[str, Any]) -> None:
+    assert [*misfits(found, shape)] == []
+    assert [*misfits_of_units(found)] == []
+    assert found["schema"] == f"msatools.{row.name}/1"
+    head = ["schema", "target", "taken_at_ns", "interval_ns", "coverage", "notes"]
+    assert list(found)[:6] == head
+
+
+@of_each("asked")
+def test_json(row: Row, words: str) -> None:
+    check_asked(row, words)
+
+
+@each
+def test_json_of_nothing_more(row: Row) -> None:
+    check_asked(row, "")
+    target = asked(row.name, "--json").json["target"]
+    assert target == {
+        "path": CORE,
+        "kind": "kdump",
+        "live": False,
+        "release": demo().target.release,
+        "arch": "x86_64",
+        "page_size": 4096,
+        "types": "btf",
+        "dump_level": 31,
+        "truncated": False,
+        "crash": None,
+        "format": "kdump zlib",
+    }
+
+
+def check_asked(row: Row, words: str) -> None:
+    ran = asked(row.name, *words.split(), "--json")
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.count("\n") == 1
+    assert ran.out.rstrip("\n").isascii()
+    assert ran.out.rstrip("\n").isprintable()
+    check_json(row, ran.json, ONE_SHOT | payload(row, words.split()))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.rich], ids=name_of)
+def test_json_of_much(row: Row) -> None:
+    """Of a dump that has what the demo lacks."""
+    assert row.rich is not None
+    run = lab.build(row.rich)
+    opened = open_target(TargetSpec(path=str(run.dump("elf")), types="btf"))
+    ran = call(row.command, "--json", "--strict", "dump", opening=lambda _: opened)
+    assert (ran.status, ran.err) == (0, "")
+    check_json(row, ran.json, ONE_SHOT | row.payload)
+    empty = [key for key, value in ran.json.items() if value == []]
+    assert set(empty) <= {"notes", "inversions", "findings"}
+    if row.name == "zombies":
+        assert any(leader["evidence"]["handler"] for leader in ran.json["groups"])
+
+
+@of_each("absent")
+def test_what_is_not_there(row: Row, words: str) -> None:
+    for more in ((), ("--json",)):
+        ran = asked(row.name, *words.split(), *more)
+        assert (ran.status, ran.out) == (1, "")
+        assert re.fullmatch(rf"msa-{row.name}: [^\n]+: [^\n]+; [^\n]+\n", ran.err)
+        assert ran.err.startswith(f"msa-{row.name}: {row.absent[words]}")
+    with pytest.raises(TargetError, match=re.escape(row.absent[words])):
+        run_in_drgn(row.command, demo().prog, words.split())
+
+
+# --- intervals
+
+
+@each
+def test_samples(row: Row) -> None:
+    """A line each, with what it cost; the clock of the demo stands still."""
+    ran = call(row.command, *GUEST, "0.01", "2", "--json")
+    assert (ran.status, ran.err) == (0, "")
+    first, second = ran.samples
+    shape = SAMPLE | row.payload | row.payload_of_interval
+    for sample in (first, second):
+        check_json(row, with_deltas(row, sample), shape)
+        assert sample["interval_ns"] == 0
+        assert "clock-stands-still" in {note["code"] for note in sample["notes"]}
+        assert sample["target"]["kind"] == "qmp"
+        assert sample["target"]["live"] is True
+
+
+def with_deltas(row: Row, sample: dict[str, Any]) -> dict[str, Any]:
+    """Check the changes of pages, which only samples have, and take them out."""
+    if row.name == "memstat":
+        assert {count.pop("delta_pages") for count in sample["classes"]} == {0}
+    return sample
+
+
+@each
+def test_samples_as_text(row: Row) -> None:
+    ran = call(row.command, *GUEST, "0.01", "2")
+    assert (ran.status, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    times = [n for n, line in enumerate(lines) if re.fullmatch(r"\d\d(:\d\d){2}", line)]
+    assert len(times) == 2
+    assert times[0] == 0
+    cost = rf"msa-{row.name}: \d+\.\d\d s CPU, \d+\.\d % of one CPU, \d+\.\d+ [MG]iB"
+    for last in (times[1] - 1, -1):
+        assert re.fullmatch(cost, lines[last])
+        note = "note: the kernel's clock stands still: it is paused, or hangs"
+        assert lines[last - 1] == note
+
+
+# --- strict
+
+
+@each
+def test_strict_on_what_was_lost(row: Row) -> None:
+    """And on nothing else: what was lost a while is not what came and went."""
+    report: Any = run_quietly(row)
+    running = replace(report.target, live=True)
+    for key, wanted in row.lost.items():
+        for count in (0, 1):
+            made = replace(report, coverage={key: count})
+            found = [
+                row.command.problems(replace(made, target=target))
+                for target in (report.target, running)
+            ]
+            assert found == [bool(count) and fails for fails in wanted], key
+
+
+def run_quietly(row: Row, *words: str) -> Any:
+    with redirect_stdout(io.StringIO()):
+        return run_in_drgn(row.command, demo().prog, words)
+
+
+@cache
+def damaged(row_name: str) -> Opened:
+    """The demo, opened once more and without something that a command reads."""
+    found = open_target(TargetSpec(path=CORE, types="btf"))
+    named(row_name).damage(found.prog)
+    return found
+
+
+@each
+def test_strict_on_damage(row: Row) -> None:
+    """The report is there in any case, with what is lost."""
+    for strict, status in (((), 0), (("--strict",), 3)):
+        ran = call(row.command, CORE, "--json", *strict, opening=open_damaged(row))
+        assert (ran.status, ran.err) == (status, "")
+        check_json(row, ran.json, ONE_SHOT | row.payload)
+        assert ran.json["coverage"][row.damaged] > 0
+        assert "lost" in {note["code"] for note in ran.json["notes"]}
+        ran = call(row.command, *GUEST, "0.01", "2", *strict, opening=open_damaged(row))
+        assert (ran.status, ran.err) == (status, "")
+        assert "\nnote: " in ran.out
+
+
+def open_damaged(row: Row) -> Callable[[TargetSpec], Opened]:
+    found = damaged(row.name)
+    return lambda spec: Opened(found.prog, as_named(found.target, spec))
+
+
+@each
+def test_strict_in_drgn(row: Row, capsys: pytest.CaptureFixture[str]) -> None:
+    report = run_in_drgn(row.command, demo().prog, ["--strict", "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert report is not None
+    assert report.taken_at_ns == printed["taken_at_ns"]
+    with pytest.raises(CommandError, match=rf"%{row.name}: the report is not complete"):
+        run_in_drgn(row.command, damaged(row.name).prog, ["--strict"])
+    assert capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    """The demo without its last page."""
+    path = tmp_path_factory.mktemp("cut") / "vmcore"
+    path.write_bytes(Path(CORE).read_bytes()[:-4096])
+    return open_target(TargetSpec(path=str(path), types="btf"))
+
+
+@each
+def test_truncated(row: Row, cut: Opened) -> None:
+    said = "truncated: the file ends before the last of its pages"
+    ran = call(row.command, "--strict", "dump", opening=lambda _: cut)
+    assert ran.err == ""
+    assert ran.out.splitlines()[1] == said
+    assert ran.status == (3 if row.sees_cut else 0)
+    ran = call(row.command, "--json", "dump", opening=lambda _: cut)
+    assert ran.status == 0
+    assert ran.json["target"]["truncated"] is True
+    assert said not in asked(row.name).out
+
+
+# --- errors
+
+
+def check_error(row: Row, ran: Ran, said: str) -> None:
+    assert (ran.status, ran.out) == (1, "")
+    matched = re.fullmatch(rf"msa-{row.name}: ([^\n]+: [^\n]+; [^\n]+)\n", ran.err)
+    assert matched, ran.err
+    assert said in matched[1]
+
+
+@each
+def test_targets_that_cannot_be_opened(row: Row, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("hello\n")
+    lines = {
+        ("/nonexistent",): "/nonexistent: no such file",
+        (
+            "/nonexistent\x1b[31m\n[red]",
+        ): r"/nonexistent\x1b[31m\x0a[red]: no such file",
+        (str(tmp_path),): "a directory",
+        (str(tmp_path / "empty"),): "empty",
+        (str(tmp_path / "text"),): "not a dump",
+        (sys.executable,): "not a core",
+        (CORE, "-s", "/nonexistent"): "no such file",
+        (CORE, "--types", "dwarf"): "no debug info found",
+        ("--qemu", "/nonexistent"): "No such file",
+    }
+    for words, said in lines.items():
+        check_error(row, call(row.command, *words, opening=open_target), said)
+
+
+@each
+def test_file_that_may_not_be_read(row: Row, tmp_path: Path) -> None:
+    """By a user who is not root."""
+    path = tmp_path / "vmcore"
+    path.write_bytes(b"KDUMP   ")
+    path.chmod(0)
+    # No other user gets into the directory: the path is that of a descriptor.
+    descriptor = os.open(path, os.O_PATH)
+
+    def become_nobody() -> None:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+
+    words = f"/proc/self/fd/{descriptor}"
+    process = start(row.command, words, opening=open_target, before=become_nobody)
+    check_error(row, end(process), "permission denied")
+    os.close(descriptor)
+
+
+FAILURES: dict[str, Exception] = {
+    "it lacks memory that the report needs (gone: 0x10)": FaultError("gone", 16),
+    "its kernel or its types lack something (struct x)": LookupError("struct x"),
+    "no magic": BtfError("no magic"),
+    r"unexpected OSError: a\x1b\x0ab; run it with --debug": OSError("a\x1b\nb"),
+}
+
+
+@pytest.mark.parametrize("said", FAILURES)
+@each
+def test_report_that_cannot_be_made(row: Row, said: str) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise FAILURES[said]
+
+    failing = replace(row.command, start=fail)
+    check_error(row, call(failing, CORE), said)
+    ran = call(failing, "--debug", CORE)
+    assert ran.err.startswith("Traceback (most recent call last):\n")
+    assert said in ran.err.splitlines()[-1]
+
+
+# --- what is printed where
+
+
+class FakeTerminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def on_terminal(row: Row, *words: str) -> str:
+    out = FakeTerminal()
+    with patch("msatools.cli.open_target", open_demo), redirect_stdout(out):
+        assert run_console(row.command, [*words, CORE]) == 0
+    return out.getvalue()
+
+
+@each
+def test_colours_are_for_terminals(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "")
+    text = asked(row.name).out
+    styled = on_terminal(row)
+    assert styled != text
+    assert STYLE.sub("", styled) == text
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert on_terminal(row) == text
+    monkeypatch.delenv("NO_COLOR")
+    assert on_terminal(row, "--json").startswith('{"schema": ')
+
+
+EVIL = b"a\x1b[31m\n[b]\xff"
+ESCAPED = r"a\x1b[31m\x0a[b]"
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [(row, words) for row in ROWS for words in row.naming],
+    ids=lambda value: value.name if isinstance(value, Row) else value,
+)
+def test_names_are_escaped(row: Row, words: str) -> None:
+    """Those of tasks, which anyone may choose."""
+
+    def rename() -> None:
+        prog = demo().prog
+        for pid in (1, 43, 210, 211):
+            put(prog, find_task(prog, pid).comm.address_, EVIL.ljust(16, b"\0"))
+
+    for more in ((), ("--json",)):
+        ran = end(start(row.command, *words.split(), *more, CORE, before=rename))
+        assert (ran.status, ran.err) == (0, "")
+        assert all(line.isprintable() for line in ran.out.splitlines())
+        if not more:
+            assert ESCAPED in ran.out
+        else:
+            assert r"a\u001b[31m\n[b]" in ran.out
+
+
+@each
+def test_script_prints_the_same(row: Row) -> None:
+    """As a process of its own, and inside drgn."""
+    ran = end(start(row.command, "-c", CORE, "--types", "btf", opening=open_target))
+    assert ran == asked(row.name)
+    out = io.StringIO()
+    with redirect_stdout(out):
+        run_command(demo().prog, row.name)
+    # drgn knows neither the format nor the file.
+    assert out.getvalue().splitlines()[1:] == ran.out.splitlines()[1:]
+
+
+@each
+def test_closed_pipe(row: Row) -> None:
+    for words in ([CORE], [CORE, "--json"], ["-h"], [*GUEST, "0.01"]):
+        read, write = os.pipe()
+        os.close(read)
+        process = start(row.command, *words, stdout=write)
+        os.close(write)
+        assert end(process) == Ran(-signal.SIGPIPE, None, "")
+
+
+@each
+def test_full_disk(row: Row) -> None:
+    with open("/dev/full", "w") as full:
+        ran = end(start(row.command, CORE, stdout=full))
+    said = "standard output: No space left on device; print it elsewhere"
+    assert ran == Ran(1, None, f"msa-{row.name}: {said}\n")
+
+
+# --- signals
+
+
+@signals
+@each
+def test_signal_ends_a_report(row: Row, number: int) -> None:
+    """By the signal, with nothing printed."""
+
+    def wait(spec: TargetSpec) -> NoReturn:
+        print("opening", file=sys.stderr, flush=True)
+        time.sleep(60)
+        pytest.fail("it goes on")
+
+    process = start(row.command, CORE, opening=wait)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "opening\n"
+    process.send_signal(number)
+    assert end(process) == Ran(-number, "", "")
+
+
+@signals
+@each
+def test_signal_ends_samples(row: Row, number: int) -> None:
+    """Cleanly, after a whole one."""
+    process = start(row.command, *GUEST, "0.01", "--json")
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    process.send_signal(number)
+    ran = end(process)
+    assert (ran.status, ran.err) == (0, "")
+    assert json.loads(first)["schema"] == f"msatools.{row.name}/1"
+    assert ran.out == "" or ran.out.endswith("\n")
+    assert all(sample["cost"] for sample in ran.samples)
