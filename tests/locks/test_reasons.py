@@ -4,6 +4,7 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,6 +103,17 @@ def test_who_runs_in_the_kernel_is_told_with_its_function(tasks: Seen) -> None:
             compared += 1
     # Of its two CPUs each has a task that runs.
     assert compared >= 2
+
+
+def test_a_call_may_be_the_last_of_its_function(tasks: Seen) -> None:
+    """It then returns to where the next function begins."""
+    look = tasks.look()
+    start = look.layout.symbol("schedule")
+    names = [
+        look.function(SimpleNamespace(pc=start, interrupted=interrupted))  # type: ignore[arg-type]
+        for interrupted in (True, False)
+    ]
+    assert names[0] == "schedule" != names[1]
 
 
 @pytest.mark.parametrize(

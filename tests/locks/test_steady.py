@@ -128,6 +128,13 @@ def test_stack_of_one_that_sleeps_but_briefly(age_ns: int, closed: bool) -> None
     assert bool(deadlocks(made)) == closed
 
 
+def test_who_waits_for_any_of_several_waits_for_nobody() -> None:
+    """Whose lock it gets first is open."""
+    made = scene({0: AB, 1: BC}, {AB: [owned(2)], BC: [owned(3)]})
+    made.blocked[0] = Blocked(0, (Request(AB), Request(BC)))
+    assert [(edge.waiter, edge.owner) for edge in made.graph.edges] == [(1, 3)]
+
+
 def test_task_that_is_gone() -> None:
     again = table()
     again = again.only(again["pid"] != 2)

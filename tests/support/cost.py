@@ -1,131 +1,23 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Commands called as their console scripts do, on targets that are open already.
+"""What work costs, whatever the machine's speed: the calls that it takes."""
 
-Opening a dump takes longer than most reports. A demo core also stands for a guest that
-runs: whatever names one is answered with the core, whose clock stands still.
-"""
-
-import io
-import json
-import subprocess
+import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
-from unittest.mock import patch
-
-from drgn import Program
-
-from fixtures.demo import DEMOS
-from msatools.cli import Command, run_console
-from msatools.target import Opened, Target, TargetSpec, open_target
-from tests.support.forked import forked
-from tests.support.tiers import KERNEL
-
-CORE = str(DEMOS[KERNEL].core)
-GUEST = ("--qemu", "still.sock")
-"""The words that name the core as a guest that runs."""
-
-Open = Callable[[TargetSpec], Opened]
-
-MADE = Target(
-    path="vmcore",
-    kind="elf",
-    live=False,
-    release="6.12.0",
-    arch="x86_64",
-    page_size=4096,
-    types="btf",
-    dump_level=None,
-    truncated=False,
-    crash=None,
-)
 
 
-@dataclass(frozen=True)
-class Ran:
-    """How a run ended, and what it printed."""
+def calls(work: Callable[[], object]) -> int:
+    """Count the functions that some work calls, those written in C as well."""
+    count = 0
 
-    status: int
-    out: str
-    err: str
+    def profile(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        count += event.endswith("call")
 
-    @property
-    def json(self) -> dict[str, Any]:
-        """The only report."""
-        (found,) = self.samples
-        return found
-
-    @property
-    def samples(self) -> list[dict[str, Any]]:
-        """The report of each line."""
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-@cache
-def demo() -> Opened:
-    """Open the demo core, once."""
-    return open_target(TargetSpec(path=CORE, types="btf"))
-
-
-def open_demo(spec: TargetSpec) -> Opened:
-    """Open the demo core, whatever is named; a running kernel is the core, too."""
-    found = demo()
-    return Opened(found.prog, as_named(found.target, spec))
-
-
-def open_nothing(spec: TargetSpec) -> Opened:
-    """Open a program without memory: enough for a command that reads none."""
-    return Opened(Program(), as_named(MADE, spec))
-
-
-def as_named(target: Target, spec: TargetSpec) -> Target:
-    """Say of a target what is so of one that is named in some words."""
-    if spec.is_live:
-        kind = "kcore" if spec.qemu is None else "qmp"
-        path = spec.qemu or "/proc/kcore"
-        is_so = {"live": True, "kind": kind, "path": path, "format": ""}
-        return replace(target, **is_so, dump_level=None)
-    return replace(target, path=spec.path or "")
-
-
-def call(command: Command[Any], *words: str, opening: Open = open_demo) -> Ran:
-    """Run a command in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        patch("msatools.cli.open_target", opening),
-        redirect_stdout(out),
-        redirect_stderr(err),
-    ):
-        status = run_console(command, words)
-    return Ran(status, out.getvalue(), err.getvalue())
-
-
-def start(
-    command: Command[Any],
-    *words: str,
-    opening: Open = open_demo,
-    before: Callable[[], object] = lambda: None,
-    **options: Any,
-) -> "subprocess.Popen[str]":
-    """Start a command as a process of its own.
-
-    :param before: Is called in the process first.
-    :param options: Of :func:`forked`.
-    """
-
-    def work() -> int:
-        before()
-        with patch("msatools.cli.open_target", opening):
-            return run_console(command, words)
-
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return forked(work, **{**pipes, **options})
-
-
-def end(process: "subprocess.Popen[str]") -> Ran:
-    """Wait for the end of a process."""
-    out, err = process.communicate(timeout=60)
-    return Ran(process.returncode, out, err)
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count

@@ -2,13 +2,16 @@
 
 """Wait queues that tasks wait on."""
 
+import struct
+from functools import partial
+
 from msatools.kernel.report import Findings
 from msatools.locks.events.queues import Queues
 from msatools.locks.lock import Lock
 from tests.locks.events.waits import Waits, check_locks, waits
 from tests.locks.seen import Seen, Truth, damaged
 from tests.locks.sleeping.madekernel import BASE, SIZE, MadeKernel
-from tests.support.overlay import lose_page
+from tests.support.overlay import lose_page, put
 
 
 def test_waiters_in_order(locks: Seen) -> None:
@@ -27,6 +30,21 @@ def test_a_journal_is_committed_by_its_thread(tasks: Seen) -> None:
     assert lock.type == "wait_queue"
     assert found.queue(lock) == [tid]
     assert found.holders(lock) == [(tasks.tid("journal-thread"), "exact")]
+
+
+def test_a_journal_with_a_barrier(tasks: Seen) -> None:
+    """Who wants to write waits for its thread, or for whoever put the barrier up."""
+    done = waits(tasks).requests[tasks.tid("file-fsync")].lock
+    at = partial(tasks.look().layout.offset, "journal_s")
+    journal = (done.address or 0) - at("j_wait_done_commit")
+    locked = Lock("wait_queue", journal + at("j_wait_transaction_locked"))
+    thread = [(tasks.tid("journal-thread"), "exact")]
+    assert waits(tasks).holders(locked) == thread
+    dump = damaged(tasks.run.name)
+    put(dump.prog, journal + at("j_barrier_count"), struct.pack("<I", 1))
+    found = Waits(dump)
+    assert found.holders(locked) == []
+    assert found.holders(done) == thread
 
 
 def test_what_is_no_wait_queue(tasks: Seen) -> None:
