@@ -300,28 +300,28 @@ def slabinfo(run: Run) -> Figures:
 
 
 FACTS = (
-    Fact("pages", walked, vmstat, truth.held_back, HELD_BACK),
-    Fact("pages", walked, slabs, twice_held_back, HELD_BACK),
-    Fact("counter", counted, vmstat, truth.held_back, HELD_BACK),
+    Fact("pages in counters", walked, vmstat, truth.held_back, HELD_BACK),
+    Fact("slab pages", walked, slabs, twice_held_back, HELD_BACK),
+    Fact("counters", counted, vmstat, truth.held_back, HELD_BACK),
     Fact(
-        "KiB",
+        "KiB of stacks",
         lambda report: {"stacks": counted(report)["kernel.stacks"] * PAGE_KB},
         lambda run: {"stacks": truth.vmstat(run)["nr_kernel_stack"]},
         truth.held_back,
         HELD_BACK,
     ),
-    Fact("pages", walked, exact_counters),
-    Fact("counter", counted, exact_counters),
-    Fact("pages", walked, poisoned),
-    Fact("counter", counted, poisoned),
+    Fact("pages in exact counters", walked, exact_counters),
+    Fact("exact counters", counted, exact_counters),
+    Fact("poisoned pages", walked, poisoned),
+    Fact("counter of poisoned pages", counted, poisoned),
     Fact(
-        "counter",
+        "counter of percpu pages",
         counted,
         lambda run: {"kernel.percpu": truth.meminfo_pages(run, "Percpu")},
     ),
-    Fact("pages", totals, said_totals),
+    Fact("managed and physical pages", totals, said_totals),
     Fact("pages with the flag", of_flags, flags),
-    Fact("pages", cached_files, executed),
+    Fact("pages of executed files", cached_files, executed),
     Fact("managed and per-CPU pages", zones, zoneinfo),
     Fact("free blocks", free_blocks, buddyinfo),
     Fact(
@@ -333,7 +333,7 @@ FACTS = (
     Fact("section", sections, memory_blocks),
     Fact("process", processes, smaps),
     Fact("cached pages", by("file", "pages"), files),
-    Fact("pages", cgroups, memory_stat),
+    Fact("pages of memory.stat", cgroups, memory_stat),
     Fact("objects, slabs and pages", by("slab", "objects", "slabs", "pages"), slabinfo),
     Fact(
         "areas and pages", by("vmalloc", "areas", "pages"), ownertruth.vmalloc_callers

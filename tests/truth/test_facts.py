@@ -110,6 +110,12 @@ def test_facts(command: str, dump: str) -> None:
 
 
 @pytest.mark.parametrize("command", TABLES)
+def test_each_fact_has_a_name_of_its_own(command: str) -> None:
+    names = [fact.name for fact in TABLES[command].facts]
+    assert sorted({*names}) == sorted(names)
+
+
+@pytest.mark.parametrize("command", TABLES)
 def test_each_fact_is_recorded_by_some_dump(command: str) -> None:
     table = TABLES[command]
     dumps = [dump for dump in table.dumps if dump.endswith("-6.12")]
