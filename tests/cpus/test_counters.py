@@ -25,7 +25,7 @@ from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from tests.cpus.damaged import borrowed, lose, put
+from tests.cpus.damaged import borrowed, lose, put, put_word
 from tests.support.dumps import open_dump
 
 KERNELS = ("6.1", "6.12")
@@ -460,6 +460,25 @@ def test_task_of_a_cpu_without_ticks_that_is_lost(program: Program) -> None:
     }
     assert rows == {other: whole.rows[other] for other in rows}
     assert findings.lost["task_struct"] == 1
+
+
+def test_time_that_a_task_has_kept_for_itself(program: Program) -> None:
+    """It hands over a tick's worth at once; less than that it has on top."""
+    whole = seen("cpus-6.12", "btf")
+    cpu = whole.run.workload["cpus"]["isolated"]
+    row = whole.cpus.index(cpu)
+    vtime = per_cpu(program["runqueues"], cpu).curr.vtime
+    # As if it ran in user mode, if an interrupt has come.
+    put(
+        program,
+        vtime.state.address_,
+        program["VTIME_USER"].value_().to_bytes(4, "little"),
+    )
+    found = []
+    for kept in (0, 3 * TICK_NS):
+        put_word(vtime.utime, kept)
+        found.append(look_at(program)[0].times["USER"].at(row))
+    assert found[1] - found[0] == 3 * TICK_NS
 
 
 def test_counts_that_cannot_be(program: Program) -> None:

@@ -11,7 +11,7 @@ from drgn.helpers.linux.percpu import per_cpu
 
 from fixtures import lab
 from msatools.cpus.model import Processor
-from msatools.cpus.ticksched import read_tick_sched
+from msatools.cpus.ticksched import _latest, read_tick_sched
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.values import cpu_list
@@ -25,6 +25,7 @@ NODE = "sys/devices/system/node"
 TICK_NS = 4_000_000
 """HZ is 250."""
 
+FAR_NS = 1_000_000_000
 TICK_STOPPED = 2
 """TS_FLAG_STOPPED"""
 
@@ -177,12 +178,33 @@ def test_a_stopped_tick_was_last_when_either_stamp_says(prog: Program) -> None:
         (10 * TICK_NS, 20, updated - 11 * TICK_NS),
         (10 * TICK_NS, 1 << 60, updated - 11 * TICK_NS),
         (-1 << 62, 20, updated - 20 * TICK_NS),
+        (30 * TICK_NS, 0, updated),
     ):
         put_word(sched.last_tick, updated - before)
         put_word(sched.last_tick_jiffies, jiffies - ticks_ago)
         ticks = read_tick_sched(Reader(prog), dump.percpu, Findings())
         row = dump.percpu.cpus.tolist().index(cpu)
         assert ticks.ticked_ns[row] == told
+
+
+@pytest.mark.parametrize(
+    ("updated", "ticked", "idle", "latest"),
+    [
+        (50, [40, 0], [0, 30], 50),
+        (50, [60, 0], [0, 30], 60),
+        (50, [40, 0], [0, 70], 70),
+        # That no CPU is ahead of all others by so much, tells what is damaged.
+        (50, [50 + FAR_NS, 0], [0, 0], 50 + FAR_NS),
+        (50, [51 + FAR_NS, 0], [0, 0], 50),
+        (50, [40, 0], [0, 1 << 60], 50),
+        (50, [0, 0], [0, 0], 50),
+        (0, [0, 0], [0, 0], 0),
+    ],
+)
+def test_the_latest_moment_that_is_noted(
+    updated: int, ticked: list[int], idle: list[int], latest: int
+) -> None:
+    assert _latest(updated, ticked, idle) == latest
 
 
 def test_a_cpu_in_an_idle_state_names_it(prog: Program) -> None:

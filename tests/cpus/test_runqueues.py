@@ -18,6 +18,7 @@ from drgn.helpers.linux.rbtree import rbtree_inorder_for_each_entry
 from drgn.helpers.linux.sched import cpu_curr
 
 from fixtures import lab
+from msatools.cpus.fairqueue import _Entity, _Queue, _turn
 from msatools.cpus.runqueues import LATE_NS, LagWhy, lag_why
 from msatools.kernel.accounting import read_accounting
 from msatools.kernel.report import Findings
@@ -593,6 +594,26 @@ def test_who_had_more_than_the_average_comes_later(whole: Seen) -> None:
     found = whole.again()
     assert pids_of(found, cpu)[0] == first
     assert pids_of(found, cpu) == runs_before(found, queue)
+
+
+@pytest.mark.parametrize(
+    ("vruntime", "shift", "has_its_share"),
+    [(0, 0, False), (10, 0, False), (11, 0, True), (8, 1, False), (9, 1, True)],
+)
+def test_who_had_just_the_average_may_run(
+    vruntime: int, shift: int, has_its_share: bool
+) -> None:
+    """The average of what waits, and of what runs: a weight of 3, at 12.
+
+    If the queue's weights are scaled down, so is that one, to no less than 2.
+    """
+    queue = _Queue(zero=0, curr=1, sum=4, weights=1, shift=shift, throttled=False)
+    if shift:
+        queue = queue._replace(sum=8, weights=2)
+    runs = _Entity(parent=0, queue=9, on_rq=1, vruntime=12, deadline=50, weight=3 << 10)
+    waits = runs._replace(vruntime=vruntime, deadline=40)
+    turn = _turn(waits, 5, {9: queue}, {1: runs})
+    assert turn == (has_its_share, 40, 5)
 
 
 def weight(entity: Object) -> int:
