@@ -6,10 +6,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SOURCES := msatools commands fixtures tests setup.py
 PYTEST := $(BIN)/python -m pytest
+# Tests start hundreds of processes: byte code is kept, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 # A module stays with one process, which keeps what it has read of a dump.
 SPREAD := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-live test-long golden lint bench clean
+.PHONY: demo test test-fast test-live test-long golden mutants lint bench clean
 
 # msa-memstat's table of a real dump, which is small enough to be kept here.
 demo: $(INSTALLED)
@@ -40,6 +42,10 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+
+# Faults in the product, chosen at random, that the tests have to notice.
+mutants: $(INSTALLED)
+	$(BIN)/python -m tests.support.mutants
 
 bench: $(INSTALLED)
 	$(BIN)/python -m tests.bench

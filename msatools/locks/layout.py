@@ -6,14 +6,13 @@ import struct
 from functools import lru_cache
 
 import drgn
+import numpy as np
+import numpy.typing as npt
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.structs import find_offset
-from msatools.target.addresses import kernel_start
+from msatools.target.addresses import START_KERNEL_MAP, kernel_start
 from msatools.tasks.text import kernel_symbol
-
-CODE = 0xFFFF_FFFF_8000_0000
-"""All code lies in the last 2 GiB of x86-64 (its code model needs that)."""
 
 _WORD = struct.Struct("<Q")
 _FORMATS = {1: "<B", 2: "<H", 4: "<I", 8: "<Q"}
@@ -29,6 +28,14 @@ class Layout:
         self._offset = lru_cache(maxsize=None)(self._find_offset)
         self._size = lru_cache(maxsize=None)(self._find_size)
         self._symbol = lru_cache(maxsize=None)(self._find_symbol)
+
+    def data_pointers(self, words: npt.NDArray[np.uint64]) -> list[int]:
+        """Return the words that may be addresses of data, each once, in their order."""
+        data = words[
+            (words >= np.uint64(self.kernel_start))
+            & (words < np.uint64(START_KERNEL_MAP))
+        ]
+        return list(dict.fromkeys(data.tolist()))
 
     def offset(self, type_name: str, *members: str) -> int:
         """Find where a member is, by the first of some names that there is.

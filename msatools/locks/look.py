@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypedDict
 
+import drgn
 import numpy as np
 
 from msatools.kernel.clocks import Clocks
@@ -32,6 +33,7 @@ from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.descriptors import Descriptors
 from msatools.tasks.table import TaskTable
+from msatools.tasks.text import KernelText
 from msatools.tasks.waitopts import WaitOptsReader
 
 FEW_READS = 12
@@ -142,6 +144,11 @@ class Look:
         self._clock_offsets: dict[int, int] = {}
 
     @cached_property
+    def text(self) -> KernelText:
+        """Names functions."""
+        return KernelText(self.reader, self.findings)
+
+    @cached_property
     def places(self) -> Places:
         """Finds what locks are in."""
         return Places(self.layout, self.storage, self.findings, self.tasks)
@@ -199,6 +206,14 @@ class Look:
         if task < KERNEL_HALF:
             return None
         return self.layout.member(task, "task_struct", name, size=4)
+
+    def function(self, frame: drgn.StackFrame) -> str | None:
+        """Name a frame's function as the compiler did.
+
+        drgn names none of a module that has no debug info where the kernel has some.
+        """
+        # A call may be the last that its function does.
+        return self.text.name(frame.pc if frame.interrupted else frame.pc - 1)
 
     def ends(self, case: Case) -> Ends:
         """Tell when a wait ends by itself, by the timer on its stack."""

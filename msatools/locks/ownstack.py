@@ -15,8 +15,8 @@ import drgn
 import numpy as np
 
 from msatools.kernel.reader import Addresses
-from msatools.locks.layout import CODE, Layout
-from msatools.target.addresses import KERNEL_HALF
+from msatools.locks.layout import Layout
+from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
 
 _WORD = struct.Struct("<Q")
 _MAX_ENTRIES = 64
@@ -85,9 +85,8 @@ class OwnStack:
 
     def data_pointers(self) -> list[int]:
         """Give those words, innermost first, each once; none that is on the stack."""
-        words = self.words
-        chosen = words[(words >= np.uint64(KERNEL_HALF)) & (words < np.uint64(CODE))]
-        return [word for word in dict.fromkeys(chosen.tolist()) if word not in self]
+        chosen = self._layout.data_pointers(self.words)
+        return [word for word in chosen if word not in self]
 
     def word(self, address: int) -> int | None:
         """Give a word; ``None`` if it is not on the stack."""
@@ -129,7 +128,7 @@ class OwnStack:
                 continue
             # One that is on no queue points at itself.
             linked = following >= KERNEL_HALF <= before and following != address + node
-            if called >= CODE and linked:
+            if called >= START_KERNEL_MAP and linked:
                 yield WaitEntry(address, called, following, before)
 
     def timer(self) -> Timer | None:
@@ -221,7 +220,7 @@ class OwnStack:
             place = self.base + 8 * number
             start = place - address_at
             vma, page = self.word(start + vma_at), self.word(start + page_at)
-            if vma is None or page is None or not KERNEL_HALF <= vma < CODE:
+            if vma is None or page is None or not KERNEL_HALF <= vma < START_KERNEL_MAP:
                 continue
             address = self.word(place) or 0
             try:

@@ -93,7 +93,7 @@ def _running_in(look: Look, row: int) -> str:
         trace = prog.stack_trace(task)
     except (ValueError, LookupError, drgn.FaultError):
         return ""
-    names = (frame.name for frame in trace if frame.pc >= KERNEL_HALF)
+    names = (look.function(frame) for frame in trace if frame.pc >= KERNEL_HALF)
     name = next((name for name in names if name), None)
     return f" in {name}" if name else ""
 

@@ -20,6 +20,13 @@ The kernel's half of the address space: bit 63 of its addresses is set, and that
 addresses is not, on every 64-bit architecture and with any number of page table levels.
 """
 
+START_KERNEL_MAP: Final = 0xFFFF_FFFF_8000_0000
+"""
+Where x86-64 maps the kernel's image (__START_KERNEL_map).
+
+All its code lies from here on, modules too: its code model takes the last 2 GiB.
+"""
+
 _KERNEL_START = "msatools.kernel start"
 """Key of the program's cache."""
 

@@ -16,7 +16,8 @@ from drgn import Architecture, FaultError, Program
 from drgn.helpers.linux.mm import follow_phys
 
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
-from msatools.target.vmalloc import START_KERNEL_MAP, map_vmalloc
+from msatools.target.addresses import START_KERNEL_MAP
+from msatools.target.vmalloc import map_vmalloc
 
 _DIRECT_MAP = "msatools.direct map"
 """Key of the program's cache."""

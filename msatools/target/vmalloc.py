@@ -17,9 +17,7 @@ from drgn import Architecture, FaultError, Program, ProgramFlags
 from drgn.helpers.linux.mm import follow_phys
 
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
-
-START_KERNEL_MAP = 0xFFFF_FFFF_8000_0000
-"""Where the kernel's image is mapped (__START_KERNEL_map)."""
+from msatools.target.addresses import START_KERNEL_MAP
 
 _VMALLOC_TIB = {4: 32, 5: 12800}
 """Size of the vmalloc area by levels (VMALLOC_SIZE_TB_L4 and _L5)."""

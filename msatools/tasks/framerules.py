@@ -16,9 +16,6 @@ MAX_FRAMES = 512
 _REGS_BP, _REGS_IP, _REGS_SP = 32, 128, 152
 _PARTIAL_IP, _PARTIAL_SP = 0, 24
 
-CODE_START = 0xFFFF_FFFF_8000_0000
-"""All code of the kernel lies in the last 2 GiB (its code model needs that)."""
-
 _WORDS = 1 << 64
 """Offsets are added modulo this: there are negative ones."""
 

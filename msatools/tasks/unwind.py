@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses
 from msatools.kernel.structs import each_once
-from msatools.target.addresses import KERNEL_HALF
+from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
 from msatools.tasks.framerules import (
-    CODE_START,
     MAX_FRAMES,
     RULES,
     End,
@@ -27,7 +26,7 @@ from msatools.tasks.unwindone import OneMemory, OneStack, OneState, unwind_one
 _FEW = 8
 """Stacks that take less one by one: a step of all takes as long as twenty of one."""
 
-_USER, _CODE = np.uint64(KERNEL_HALF), np.uint64(CODE_START)
+_USER, _CODE = np.uint64(KERNEL_HALF), np.uint64(START_KERNEL_MAP)
 
 Flags = npt.NDArray[np.bool_]
 
@@ -141,7 +140,7 @@ class Unwinder:
             return OneStack([], [], End.NONE, False)
         memory = OneMemory(words, base)
         pc = memory.read(base + int(self._saved_ip))
-        if pc is None or pc < CODE_START:
+        if pc is None or pc < START_KERNEL_MAP:
             return OneStack([], [], End.LOST, False)
         state = OneState(
             pc=pc,

@@ -6,8 +6,8 @@ does many at once."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from msatools.target.addresses import KERNEL_HALF
-from msatools.tasks.framerules import CODE_START, MAX_FRAMES, End, FrameRule
+from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
+from msatools.tasks.framerules import MAX_FRAMES, End, FrameRule
 
 _WORD = 8
 _ALL = (1 << 64) - 1
@@ -89,7 +89,7 @@ def _step(memory: OneMemory, state: OneState, rule: FrameRule) -> bool | None:
     # Registers of user mode are no frame, wherever they point.
     if rule.regs and pc < KERNEL_HALF:
         return True
-    if pc < CODE_START or sp <= state.sp:
+    if pc < START_KERNEL_MAP or sp <= state.sp:
         return False
     bp: int | None = state.bp
     if rule.saves_bp:

@@ -77,6 +77,10 @@ class Seen:
     def has(self, name: str) -> bool:
         return name in self.run.truth_names()
 
+    def again(self) -> "Seen":
+        """Look once more, as its memory may have been damaged."""
+        return look_at(self.prog, self.run)
+
 
 def all_of(queue: RunQueue) -> list[Queued]:
     """List the task that runs and those that wait."""

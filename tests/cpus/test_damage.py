@@ -22,8 +22,8 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.render.json import dumps as as_json
 from msatools.target import describe
+from tests.cpus.damaged import borrowed, lose, put
 from tests.support.dumps import open_dump
-from tests.zombies.conftest import lose, put
 
 KERNELS = ("6.1", "6.12")
 OPTIONS = CpusOptions(irqs=True, tasks=True, doing=True)
@@ -115,9 +115,10 @@ def kernel(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def prog(kernel: str) -> Program:
-    """A dump opened anew, to be damaged."""
-    return open_dump(f"cpus-{kernel}", "btf")
+def prog(kernel: str) -> Iterator[Program]:
+    """A dump to be damaged."""
+    with borrowed(f"cpus-{kernel}") as prog:
+        yield prog
 
 
 @pytest.mark.parametrize("name", PERCPU)

@@ -5,7 +5,7 @@
 import sys
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from types import FrameType
 
 import pytest
@@ -17,20 +17,8 @@ from msatools.cpus.options import CpusOptions
 from msatools.target.describe import describe
 from tests.support.dumps import open_dump
 
-SHORT = (8, 64, 255)
-"""What ``make test`` looks at, of one kernel."""
+pytestmark = pytest.mark.long
 
-CASES = [
-    pytest.param(
-        (kernel, sizes, options), marks=marks, id=f"{kernel}-{options}-{len(sizes)}"
-    )
-    for kernel, sizes, marks in (
-        ("6.12", SHORT, ()),
-        ("6.12", POSSIBLE, pytest.mark.long),
-        ("6.1", POSSIBLE, pytest.mark.long),
-    )
-    for options in ("plain", "all")
-]
 OPTIONS = {
     "plain": CpusOptions(),
     "all": CpusOptions(irqs=True, tasks=True),
@@ -81,11 +69,11 @@ def _quiet(done: int, total: int) -> None:
     pass
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=product(("6.1", "6.12"), OPTIONS), ids="-".join)
 def costs(request: pytest.FixtureRequest) -> dict[int, Cost]:
     """What reports took, by how many CPUs there can be."""
-    kernel, sizes, options = request.param
-    return {possible: cost(kernel, possible, options) for possible in sizes}
+    kernel, options = request.param
+    return {possible: cost(kernel, possible, options) for possible in POSSIBLE}
 
 
 def test_dumps_differ_in_cpus_alone(costs: dict[int, Cost]) -> None:

@@ -3,9 +3,9 @@
 """Interrupts, against what the guest's kernel said of them and against drgn."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,8 @@ from msatools.kernel.cpumasks import cpus_of
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
+from tests.cpus.damaged import borrowed, lose, put
 from tests.support.dumps import TYPES, open_dump
-from tests.zombies.conftest import lose, put
 
 KERNELS = ("6.1", "6.12")
 LATE = {
@@ -139,14 +139,8 @@ def seen(name: str, types: str) -> Seen:
     return Seen(lab.build(name), *read(open_dump(name, types)))
 
 
-@pytest.fixture(params=product(KERNELS, TYPES), ids="-".join)
-def dump(request: pytest.FixtureRequest) -> Seen:
-    kernel, types = request.param
-    return seen(f"cpus-{kernel}", types)
-
-
 @pytest.fixture(params=KERNELS)
-def btf(request: pytest.FixtureRequest) -> Seen:
+def dump(request: pytest.FixtureRequest) -> Seen:
     return seen(f"cpus-{request.param}", "btf")
 
 
@@ -385,19 +379,20 @@ def test_drgn_says_the_same(name: str, types: str) -> None:
         assert table.counts[row].tolist() == counts
 
 
-def test_cost(btf: Seen) -> None:
+def test_cost(dump: Seen) -> None:
     """Reads: of nodes, masks and names few; of descriptors and counts at most one."""
-    cpus, rows = len(btf.table.cpus), len(btf.table)
-    assert btf.reads < 2 * rows + 4 * cpus
+    cpus, rows = len(dump.table.cpus), len(dump.table)
+    assert dump.reads < 2 * rows + 4 * cpus
 
 
 # --- damage
 
 
 @pytest.fixture
-def program() -> Program:
-    """One dump opened anew, to be damaged."""
-    return open_dump("cpus-6.12", "btf")
+def program() -> Iterator[Program]:
+    """A dump to be damaged."""
+    with borrowed("cpus-6.12") as prog:
+        yield prog
 
 
 def offset(prog: Program, member: str) -> int:

@@ -3,11 +3,11 @@
 """What each CPU is, against the guest's /sys/devices/system/cpu."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 
 import pytest
-from drgn import Object, Program, offsetof, sizeof
+from drgn import Program, offsetof, sizeof
 from drgn.helpers.linux.percpu import per_cpu
 
 from fixtures import lab
@@ -16,9 +16,9 @@ from msatools.cpus.ticksched import read_tick_sched
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.values import cpu_list
+from tests.cpus.damaged import borrowed, lose, put, put_word
 from tests.cpus.queuedumps import KERNELS, Seen, look_at, seen
-from tests.support.dumps import TYPES, open_dump
-from tests.zombies.conftest import lose, put
+from tests.support.dumps import TYPES
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"
@@ -30,10 +30,9 @@ TICK_STOPPED = 2
 """TS_FLAG_STOPPED"""
 
 
-@pytest.fixture(params=product(KERNELS, TYPES), ids="-".join)
+@pytest.fixture(params=KERNELS)
 def dump(request: pytest.FixtureRequest) -> Seen:
-    kernel, types = request.param
-    return seen(f"cpus-{kernel}", types)
+    return seen(f"cpus-{request.param}")
 
 
 def online(dump: Seen) -> list[tuple[int, Processor]]:
@@ -145,7 +144,9 @@ def test_ticks_are_stopped_where_tasks_do_not_compete(dump: Seen) -> None:
 def test_a_tick_brings_the_run_queues_clock_up_to_date(dump: Seen) -> None:
     """So that is no older than the last tick of a CPU whose tick goes on.
 
-    The two clocks are not corrected in the guest, and differ by less than a tick.
+    The two clocks are not corrected in the guest, and differ by less than a tick. A
+    tick comes late if the host has other things to do: one that was due at some time
+    brings the clock to a later one, and that not before the kernel was there.
     """
     ticking = 0
     for row, cpu in enumerate(dump.percpu.cpus.tolist()):
@@ -155,7 +156,7 @@ def test_a_tick_brings_the_run_queues_clock_up_to_date(dump: Seen) -> None:
         offset = dump.clocks.monotonic_offset_ns
         assert offset is not None
         clock = dump.by_cpu[cpu].clock_ns - offset
-        assert ticked - TICK_NS <= clock <= dump.ticks.latest_ns + TICK_NS
+        assert clock >= ticked - TICK_NS
         assert ticked <= dump.ticks.latest_ns
         ticking += 1
     assert ticking >= 3
@@ -167,8 +168,14 @@ def test_ticks_of_an_offline_cpu_are_not_known(dump: Seen) -> None:
         assert (dump.ticks.ticked_ns[row] is None) == is_offline
 
 
-def test_a_stopped_tick_was_last_when_either_stamp_says() -> None:
-    prog = open_dump("cpus-6.12", "btf")
+@pytest.fixture
+def prog() -> Iterator[Program]:
+    """A dump to be damaged."""
+    with borrowed("cpus-6.12") as prog:
+        yield prog
+
+
+def test_a_stopped_tick_was_last_when_either_stamp_says(prog: Program) -> None:
     dump = look_at(prog, lab.build("cpus-6.12"))
     cpu = dump.cpu("quiet")
     updated = prog["last_jiffies_update"].value_()
@@ -183,20 +190,15 @@ def test_a_stopped_tick_was_last_when_either_stamp_says() -> None:
         (10 * TICK_NS, 1 << 60, updated - 11 * TICK_NS),
         (-1 << 62, 20, updated - 20 * TICK_NS),
     ):
-        put_word(prog, sched.last_tick, updated - before)
-        put_word(prog, sched.last_tick_jiffies, jiffies - ticks_ago)
+        put_word(sched.last_tick, updated - before)
+        put_word(sched.last_tick_jiffies, jiffies - ticks_ago)
         ticks = read_tick_sched(Reader(prog), dump.percpu, Findings())
         row = dump.percpu.cpus.tolist().index(cpu)
         assert ticks.ticked_ns[row] == told
 
 
-def put_word(prog: Program, member: Object, value: int) -> None:
-    put(prog, member.address_, (value % (1 << 64)).to_bytes(8, "little"))
-
-
-def test_a_cpu_in_an_idle_state_names_it() -> None:
+def test_a_cpu_in_an_idle_state_names_it(prog: Program) -> None:
     """Guests have none, so one is put into memory that nothing else needs."""
-    prog = open_dump("cpus-6.12", "btf")
     run = lab.build("cpus-6.12")
     cpu = run.workload["cpus"]["quiet"]
     driver = prog.type("struct cpuidle_driver")
@@ -205,20 +207,19 @@ def test_a_cpu_in_an_idle_state_names_it() -> None:
     states = at + offsetof(driver, "states")
     third = states + 2 * sizeof(state)
     put(prog, third, b"C6".ljust(16, b"\0"))
-    put_word(prog, prog["cpuidle_curr_driver"], at)
-    put_word(prog, per_cpu(prog["runqueues"], cpu).idle_state, third)
+    put_word(prog["cpuidle_curr_driver"], at)
+    put_word(per_cpu(prog["runqueues"], cpu).idle_state, third)
     found = look_at(prog, run).processors
     told = {(processor.idle_state, processor.idle_depth) for processor in found}
     assert told == {(None, None), ("C6", 2)}
     assert (found[cpu].idle_state, found[cpu].idle_depth) == ("C6", 2)
     # A driver of another's: its number is not known.
-    put_word(prog, prog["cpuidle_curr_driver"], third)
+    put_word(prog["cpuidle_curr_driver"], third)
     found = look_at(prog, run).processors
     assert (found[cpu].idle_state, found[cpu].idle_depth) == ("C6", None)
 
 
-def test_what_cannot_be_read_costs_notes_alone() -> None:
-    prog = open_dump("cpus-6.12", "btf")
+def test_what_cannot_be_read_costs_notes_alone(prog: Program) -> None:
     run = lab.build("cpus-6.12")
     whole = look_at(prog, run).processors
     for name in ("cpu_info", "tick_cpu_sched", "numa_node", "cpuhp_state"):
@@ -248,9 +249,9 @@ def test_btf_tells_what_dwarf_tells(kernel: str) -> None:
     assert btf.ticks == dwarf.ticks
 
 
-@pytest.mark.parametrize("types", TYPES)
-def test_an_old_kernel_tells_too(types: str) -> None:
-    dump = seen("memory-5.10", types)
+@pytest.mark.parametrize("name", ["memory-5.10"])
+def test_an_old_kernel_tells_too(name: str) -> None:
+    dump = seen(name)
     assert not dump.findings.lost
     assert [p.node for p in dump.processors] == [0, 1]
     assert [p.package for p in dump.processors] == [0, 1]

@@ -27,6 +27,12 @@ ALL = tuple(
     f"{scenario}-{kernel}" for scenario, kernel in product(("cpus", "cpulock"), KERNELS)
 )
 SECOND = 10**9
+TICK_NS = 4_000_000
+"""HZ is 250."""
+
+KEPT = (1884 / 2048, 2014 / 2048, 2037 / 2048)
+"""What is left after 5 s of the load over 1, 5 and 15 minutes."""
+
 COUNTED = (
     *("minf", "mjf", "xcal", "tlb", "intr", "soft", "csw"),
     *("usr_ns", "nice_ns", "sys_ns", "irq_ns", "softirq_ns", "wt_ns", "st_ns"),
@@ -180,8 +186,8 @@ def test_head(dump: Told) -> None:
     report = dump.report
     (line,) = re.findall(r"^now at (\d+)", dump.truth("clock/8"), re.M)
     assert report.taken_at_ns is not None
-    # It was stopped as soon as it had said so; with interrupts off some seconds later.
-    assert 0 < report.taken_at_ns - int(line) < 60 * SECOND
+    # What it noted last may be a tick old.
+    assert report.taken_at_ns > int(line) - TICK_NS
     assert report.interval_ns is None
     nodes = {
         int(match[1])
@@ -192,11 +198,15 @@ def test_head(dump: Told) -> None:
     assert report.load is not None
     assert len(report.load) == 3
     told_load = [float(word) for word in dump.truth("proc/loadavg").split()[:3]]
-    # The first is what changes fastest: by one 12th of the way each 5 s.
-    most = 2 + report.coverage["tasks"] / 12
-    for ours, theirs in zip(report.load, told_load, strict=True):
-        assert abs(ours - theirs) < most
-    assert report.load[2] == pytest.approx(told_load[2], abs=1)
+    # Read before: each 5 s since, they have gone a part of the way (FIXED_1 - EXP_n,
+    # kernel/sched/loadavg.h) to what waited then: from no task to all there are.
+    (read,) = re.findall(r"^now at (\d+)", dump.truth("clock/2"), re.M)
+    steps = 1 + (report.taken_at_ns - int(read)) // (5 * SECOND)
+    tasks = report.coverage["tasks"]
+    for ours, theirs, kept in zip(report.load, told_load, KEPT, strict=True):
+        rest = kept**steps
+        # The file has two digits.
+        assert theirs * rest - 0.01 <= ours <= theirs * rest + tasks * (1 - rest) + 0.01
 
 
 # --- each CPU
@@ -788,11 +798,10 @@ def test_again_and_again(kernel: str) -> None:
     assert since.sets == first.sets
 
 
-@pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("name", ["memory-5.10", "crash-6.1", "crash-6.12"])
-def test_other_kernels(name: str, types: str) -> None:
+def test_other_kernels(name: str) -> None:
     """Without partitions, and some of them dead."""
-    dump = told(name, types, irqs=True, tasks=True, doing=True)
+    dump = told(name, irqs=True, tasks=True, doing=True)
     report = dump.report
     assert report.notes == ()
     assert {row.set for row in report.cpus} == {"default"}

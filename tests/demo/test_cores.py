@@ -15,6 +15,7 @@ from msatools.target import Opened
 from tests.conftest import Msa
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_command_answers_as_the_whole_dump_did(
     demo: Demo, opened: Opened, question: str
@@ -23,6 +24,7 @@ def test_command_answers_as_the_whole_dump_did(
     assert list(differences(demo.answers()[question], found)) == []
 
 
+@pytest.mark.kernels
 def test_helpers_answer_as_on_the_whole_dump(demo: Demo, opened: Opened) -> None:
     found = ask_helpers(opened.prog)
     assert list(differences(demo.answers()["helpers"], found)) == []

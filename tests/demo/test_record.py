@@ -2,6 +2,7 @@
 
 """Recording from the lab's dump. The cores in the repository are of other boots."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,25 @@ from drgn import FaultError
 from drgn.helpers.linux.mm import follow_phys
 
 from fixtures import lab
-from fixtures.demo import Demo
+from fixtures.demo import Demo, questions
+from fixtures.demo import check as checking
+from fixtures.demo import record as recording
 from fixtures.demo.catalog import sha256
 from fixtures.demo.check import DemoError, check
 from fixtures.demo.memory import PAGE
 from fixtures.demo.record import Recorder, read_pages, record, source_in, write_core
 from msatools.target import TargetError, TargetSpec, open_target
+
+FEW = ("memstat", "zombies")
+"""Enough to see how a demo is recorded; all that it answers is in test_cores.py."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_questions() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (questions, recording, checking):
+            patch.setattr(module, "QUESTIONS", FEW)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 """The guests with many CPUs have as many as their names say, and those are busy."""
 
 import re
+from itertools import product
 
 import drgn
 import pytest
@@ -22,25 +23,8 @@ GUESTS = {
 }
 
 
-GROWTH = (8, 64, 255)
-
-
-def short(name: str, kernel: str) -> bool:
-    """Those that tell whether costs grow as they should."""
-    sizes = tuple(f"possiblecpus{count}" for count in GROWTH)
-    return kernel == "6.12" and name in sizes
-
-
-@pytest.mark.parametrize(
-    ("name", "kernel"),
-    [
-        pytest.param(
-            name, kernel, marks=() if short(name, kernel) else pytest.mark.long
-        )
-        for name in GUESTS
-        for kernel in ("6.1", "6.12")
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "kernel"), list(product(GUESTS, ("6.1", "6.12"))))
 def test_cpus(name: str, kernel: str) -> None:
     run = lab.build(f"{name}-{kernel}")
     prog = drgn.Program()

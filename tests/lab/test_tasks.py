@@ -4,10 +4,13 @@ import os
 import re
 import signal
 import struct
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fixtures.lab import tasks
+from fixtures.lab.errors import LabError
 from fixtures.lab.guest import cases, kinds, mapper, sockets, stuck, taskstats, waits
 from fixtures.lab.image import GUEST
 from fixtures.lab.kernels import KERNELS
@@ -41,6 +44,21 @@ def test_every_class_that_is_named_can_be_checked() -> None:
 def test_variants_differ_in_their_command_lines() -> None:
     lines = {tasks.machine(name)(KERNELS["6.1"]).options for name in tasks.VARIANTS}
     assert len(lines) == len(tasks.VARIANTS) == len(tasks.SCENARIOS)
+
+
+@pytest.mark.parametrize(
+    ("name", "waits", "is_good"),
+    [("tasks-on", 1, False), ("tasks-on", 2, True), ("tasks", 0, True)],
+)
+def test_a_disk_that_was_never_waited_for(name: str, waits: int, is_good: bool) -> None:
+    facts: dict[str, Any] = {"tasks": {"has-read": {"tid": 7}}}
+    facts["taskstats"] = {"7": {"blkio_count": waits}}
+    run: Any = SimpleNamespace(name=f"{name}-6.12", workload=facts)
+    if is_good:
+        tasks.check(run)
+        return
+    with pytest.raises(LabError, match="has-read has waited for its disk 1 times"):
+        tasks.check(run)
 
 
 def test_structs_of_the_kernel_have_its_sizes() -> None:

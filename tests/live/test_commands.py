@@ -2,9 +2,9 @@
 
 """All commands inside of a guest, on the /proc/kcore of the kernel it runs on.
 
-How each begins and ends (``fixtures/lab/guest/livemanners.py``); msa-zombies against
-the dead of /proc, and msa-cpus against /proc/stat and its like. For the others see
-test_kcore.py, test_prstat.py and test_locks.py.
+How each begins and ends (``fixtures/lab/guest/livemanners.py``), and msa-zombies
+against the dead of /proc. For the others see test_kcore.py, test_prstat.py,
+test_locks.py and, of a guest of its own, test_cpus.py.
 """
 
 import json
@@ -12,25 +12,22 @@ import re
 import signal
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from fixtures import lab
-from fixtures.lab.guest import livecpus, livezombies
+from fixtures.lab.guest import livezombies
 from fixtures.lab.guest.livecommands import NAMES
 from fixtures.lab.inside import RESULTS
-from tests.live.test_cpus import TIMES, USER_TICK_NS, Look, Sample, stat, table
+from tests.live.following import clocks_ns, gap_ns
 
 Facts = dict[str, Any]
 KERNELS = ("6.1", "6.12")
 SECOND = 10**9
 MIB = 1 << 20
 SCHEMA = "msatools.{}/1"
-SLEWED = 2000
-"""CLOCK_MONOTONIC may be slewed by one part of these (500 ppm); the scheduler's clock,
-which msa-prstat takes for its intervals, is not."""
-
 TICK_NS = 4_000_000
 """Of the coarse clock by which a report is taken, and that may be noted late."""
 
@@ -54,14 +51,10 @@ class Guest:
         return [json.loads(line) for line in command["stdout"].splitlines()]
 
 
-def load(name: str) -> Guest:
-    run = lab.build(name)
-    return Guest(run.release, json.loads((run.directory / RESULTS).read_text()))
-
-
 @pytest.fixture(scope="module", params=KERNELS)
 def guest(request: pytest.FixtureRequest) -> Guest:
-    return load(f"kcore-{request.param}")
+    run = lab.build(f"kcore-{request.param}")
+    return Guest(run.release, json.loads((run.directory / RESULTS).read_text()))
 
 
 every_command = pytest.mark.parametrize("name", NAMES)
@@ -103,14 +96,13 @@ def test_json(guest: Guest, name: str) -> None:
     assert report["interval_ns"] is None
     assert "cost" not in report
     assert once["start_ns"] < report["taken_at_ns"] < once["end_ns"]
-    taken = reports[0]["taken_at_ns"] - reports[0]["interval_ns"]
-    assert interval["start_ns"] < taken
+    first, *_, last = reports
+    assert interval["start_ns"] < first["taken_at_ns"] - first["interval_ns"]
+    assert last["taken_at_ns"] < interval["end_ns"]
     for each in reports:
-        taken += each["interval_ns"]
-        assert abs(each["taken_at_ns"] - taken) <= each["interval_ns"] // SLEWED
-        taken = each["taken_at_ns"]
         check_cost(each["cost"])
-    assert taken < interval["end_ns"]
+    for before, after in pairwise(reports):
+        assert abs(gap_ns(before, after)) <= clocks_ns(after)
 
 
 def check_cost(cost: Facts) -> None:
@@ -146,26 +138,17 @@ ERRORS = {
     "masked": r"/proc/kcore: something else is mounted over it, .+; run outside .+",
     "no-kcore": r"/proc/kcore: no such file; .+ name a dump instead",
     "no-proc": r"/proc/kcore: /proc is not mounted; mount it: mount -t proc proc /proc",
+    "locked": r"/proc/kcore: the kernel is locked down \(confidentiality\); boot it .+",
 }
 """What follows the name of the command: what, why, and what to do."""
-
-
-def check_error(run: Facts, name: str, pattern: str) -> None:
-    assert (run["status"], run["stdout"]) == (1, "")
-    assert re.fullmatch(rf"msa-{name}: {pattern}\n", run["stderr"])
 
 
 @every_command
 @pytest.mark.parametrize("case", ERRORS)
 def test_error(guest: Guest, case: str, name: str) -> None:
-    check_error(guest.run(case, name), name, ERRORS[case])
-
-
-@every_command
-def test_lockdown(name: str) -> None:
-    """One word names the mode."""
-    why = r"/proc/kcore: the kernel is locked down \(confidentiality\); boot it .+"
-    check_error(load("lockdown-6.12").run("locked", name), name, why)
+    run = guest.run(case, name)
+    assert (run["status"], run["stdout"]) == (1, "")
+    assert re.fullmatch(rf"msa-{name}: {ERRORS[case]}\n", run["stderr"])
 
 
 # --- how they end
@@ -173,7 +156,10 @@ def test_lockdown(name: str) -> None:
 
 @every_command
 def test_interrupted_text(guest: Guest, name: str) -> None:
-    """Ctrl-C ends a run with an interval, after whole samples."""
+    """Ctrl-C ends a run with an interval, after whole samples.
+
+    So does SIGTERM, one of JSON: see test_hotplug.py.
+    """
     run = guest.run("interval-int", name)
     assert (run["status"], run["stderr"]) == (0, "")
     samples = re.split(r"^\d\d:\d\d:\d\d\n", run["stdout"], flags=re.MULTILINE)
@@ -182,20 +168,6 @@ def test_interrupted_text(guest: Guest, name: str) -> None:
     for sample in samples[1:]:
         check_text(guest, sample)
         assert re.match(rf"msa-{name}: [\d.]+ s CPU, ", sample.splitlines()[-1])
-
-
-@every_command
-def test_terminated_json(guest: Guest, name: str) -> None:
-    """SIGTERM, too; each line is a whole object, with what it took."""
-    run = guest.run("interval-term", name)
-    assert (run["status"], run["stderr"]) == (0, "")
-    reports = [json.loads(line) for line in run["stdout"].splitlines()]
-    assert reports
-    for report in reports:
-        assert report["schema"] == SCHEMA.format(name)
-        assert report["target"]["types"] == "btf"
-        assert report["interval_ns"] > 0
-        check_cost(report["cost"])
 
 
 @every_command
@@ -352,135 +324,3 @@ def test_ages_of_the_dead(guest: Guest, dead: list[Dead]) -> None:
             if zombie["age_bound"] == "exact":
                 assert entry["told_ns"] - TICK_NS <= ended
                 assert ended <= entry["exited_ns"] + TICK_NS
-
-
-# --- CPUs
-
-
-def samples_of(run: Facts) -> list[Sample]:
-    """Reports, and when each was looked for: each says how long that took.
-
-    But the first one's interval begins with a look of which that is not known; it has
-    to learn the kernel's types besides.
-    """
-    reports = [json.loads(line) for line in run["stdout"].splitlines()]
-    found: list[Sample] = []
-    began = None
-    # The last moment before it of which all is known.
-    earliest = max(each["to_ns"] for each in run["readings"][0].values())
-    for number, (report, line) in enumerate(zip(reports, run["lines"], strict=True)):
-        taken, interval = report["taken_at_ns"], report["interval_ns"]
-        start = earliest
-        if interval is not None:
-            start = taken - report["cost"]["elapsed_ns"]
-            if began is None:
-                begin = taken - interval
-                ends = begin + 2 * max(each["cost"]["elapsed_ns"] for each in reports)
-                began = Look(earliest, begin + TICK_NS, ends)
-        ended = Look(start, taken + TICK_NS, line["seen_ns"])
-        found.append(Sample(report, run["readings"], began, ended, number == 0))
-        began = ended
-    return found
-
-
-@pytest.fixture
-def cpus(guest: Guest) -> list[Sample]:
-    """Since boot, and the intervals."""
-    runs = guest.facts["cpus"]
-    once, intervals = samples_of(runs["once"]), samples_of(runs["interval"])
-    assert (len(once), len(intervals)) == (1, livecpus.COUNT)
-    return [*once, *intervals]
-
-
-def check_between(sample: Sample, ours: int | None, *bounds: Any, **more: Any) -> None:
-    found = sample.bounds(*bounds, **more)
-    assert found is not None
-    least, most = found
-    assert ours is not None
-    assert least <= ours <= most
-
-
-def total(sample: Sample, column: str) -> int:
-    return sum(row[column] for row in sample.rows.values() if row["online"])
-
-
-def test_cpus_have_nothing_to_complain_of(guest: Guest, cpus: list[Sample]) -> None:
-    for run in guest.facts["cpus"].values():
-        assert (run["status"], run["stderr"]) == (0, "")
-    for sample in cpus:
-        assert sample.report["notes"] == []
-        assert sample.report["coverage"]["cpus_unreadable"] == 0
-        online = {cpu for cpu, row in sample.rows.items() if row["online"]}
-        assert online == {0, 1} == {*sample.steady()}
-
-
-def test_switches_and_interrupts(cpus: list[Sample]) -> None:
-    """Of both CPUs together, as /proc/stat has them."""
-    for sample in cpus:
-        for column, name in (("csw", "ctxt"), ("intr", "intr"), ("soft", "softirq")):
-
-            def came(text: str, name: str = name) -> int:
-                return stat(text)[name][0]
-
-            check_between(sample, total(sample, column), "stat", came)
-
-
-def test_calls_and_flushes_of_each_cpu(cpus: list[Sample]) -> None:
-    for sample in cpus:
-        for column, name in (("xcal", "CAL"), ("tlb", "TLB")):
-            for cpu, row in sample.rows.items():
-
-                def came(text: str, name: str = name, cpu: int = cpu) -> int:
-                    return table(text)[name][cpu]
-
-                check_between(sample, row[column], "interrupts", came)
-
-
-def test_switches_of_each_cpu(cpus: list[Sample]) -> None:
-    """Each is a call of the scheduler (/proc/schedstat), but not each call is one."""
-    for sample in cpus:
-        for cpu, row in sample.rows.items():
-
-            def called(text: str, cpu: int = cpu) -> int:
-                (words,) = re.findall(rf"^cpu{cpu} (.*)$", text, re.M)
-                return int(words.split()[2])
-
-            bounds = sample.bounds("schedstat", called)
-            assert bounds is not None
-            if sample.began:
-                assert row["csw"] <= bounds[1]
-
-
-def test_times_of_each_cpu(cpus: list[Sample]) -> None:
-    for sample in cpus:
-        for cpu, row in sample.rows.items():
-            for columns, places in TIMES.items():
-
-                def spent(
-                    text: str, cpu: int = cpu, places: tuple[int, ...] = places
-                ) -> int:
-                    words = stat(text)[f"cpu{cpu}"]
-                    return USER_TICK_NS * sum(words[place] for place in places)
-
-                # Of each of the parts a part of one is left out. And a CPU that is
-                # idle as it is looked at has been so until the clock is read.
-                slack = len(places) * USER_TICK_NS
-                if "idl_ns" in columns:
-                    slack += sample.ended.counted_ns - sample.ended.from_ns
-                ours = sum(row[column] for column in columns)
-                check_between(sample, ours, "stat", spent, slack=slack)
-
-
-def test_interrupts_of_devices(cpus: list[Sample]) -> None:
-    for sample in cpus[1:]:
-        irqs = {str(irq["irq"]): irq for irq in sample.report["irqs"]}
-        names = table(sample.before("interrupts", sample.ended.from_ns))
-        assert {name for name in names if name.isdigit()} == irqs.keys()
-        for name, irq in irqs.items():
-            for cpu in sample.rows:
-
-                def came(text: str, name: str = name, cpu: int = cpu) -> int:
-                    return table(text)[name][cpu]
-
-                ours = irq["counts"].get(str(cpu), 0)
-                check_between(sample, ours, "interrupts", came, late=True)

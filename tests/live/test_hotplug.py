@@ -14,6 +14,7 @@ import pytest
 from fixtures import lab
 from fixtures.lab.guest import hotplug as guest
 from fixtures.lab.inside import RESULTS
+from tests.live.following import clocks_ns, gap_ns
 
 Facts = dict[str, Any]
 
@@ -89,15 +90,12 @@ def test_ends_well(session: Session, name: str) -> None:
 @pytest.mark.parametrize("name", guest.COMMANDS)
 def test_intervals_follow_each_other(session: Session, name: str) -> None:
     for before, after in pairwise(session.samples[name]):
-        gap = after["taken_at_ns"] - after["interval_ns"] - before["taken_at_ns"]
-        # The scheduler's clock, in which prstat counts, is not CLOCK_MONOTONIC's, and
-        # the kernel notes anew how they differ: here by 0.06 ppm.
-        slew = after["interval_ns"] // 10**6 if name == "prstat" else 0
+        gap, apart = gap_ns(before, after), clocks_ns(after)
         # One that was lost, as all that was read moved, leaves a gap, and is told.
         if any(note["code"] == "interval-lost" for note in after["notes"]):
-            assert gap > slew
+            assert gap > apart
         else:
-            assert abs(gap) <= slew
+            assert abs(gap) <= apart
 
 
 def test_the_table_of_segments_changes(session: Session) -> None:

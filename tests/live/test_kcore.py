@@ -16,7 +16,14 @@ import pytest
 from fixtures import lab
 from fixtures.lab.guest.sharedkcore import READS
 from fixtures.lab.inside import RESULTS
-from tests.support.vmstat import CACHED_STACKS, COUNTED, HUGE_PAGES
+from tests.support.vmstat import (
+    CACHED_STACKS,
+    COUNTED,
+    HUGE_PAGES,
+    counted,
+    counters,
+    held_back,
+)
 
 PAGE_KB = 4
 
@@ -50,34 +57,25 @@ class Session:
         (report,) = self.reports("json")
         return report
 
-    @property
-    def held_back(self) -> int:
-        """How far a counter in /proc/vmstat may be off.
-
-        A CPU passes its changes on only above a threshold, which depends on the
-        zone (at most 125).
-        """
-        pattern = r"vm stats threshold: (\d+)"
-        return sum(map(int, re.findall(pattern, self.readings[0]["zoneinfo"])))
-
     def around(self, name: str, number: int) -> list[dict[str, Any]]:
         """The readings from before a report was begun until after it was made.
 
-        The time between two reports in a row is at least what it takes to make one;
-        the first may take twice that, as types are looked up for the first time.
+        Without an interval, a report does not say how long it took: it was begun when
+        the command had been started.
         """
-        end = self.reports(name)[number]["taken_at_ns"]
-        takes = max(r["interval_ns"] for r in self.reports("interval"))
-        start = end - (takes if number else 2 * takes)
-        readings = self.all_readings[name]
+        report, readings = self.reports(name)[number], self.all_readings[name]
+        start, end = self.commands[name]["start_ns"], report["taken_at_ns"]
+        if "cost" in report:
+            start = end - report["cost"]["elapsed_ns"]
         before = [r for r in readings if r["at_ns"] < start] or readings[:1]
         during = [r for r in readings if start <= r["at_ns"] <= end]
         after = next(r for r in readings if r["at_ns"] > end)
         return [before[-1], *during, after]
 
 
-def load(name: str) -> Session:
-    run = lab.build(name)
+@pytest.fixture(scope="module", params=["6.1", "6.12"])
+def session(request: pytest.FixtureRequest) -> Session:
+    run = lab.build(f"kcore-{request.param}")
     results = json.loads((run.directory / RESULTS).read_text())
     text = results["manners"]["text"]["memstat"]["stdout"]
     parts = (results[name] for name in ("commands", "readings", "shared"))
@@ -85,7 +83,7 @@ def load(name: str) -> Session:
 
 
 def passing(readings: list[dict[str, Any]]) -> int:
-    """How many pages a look may have met twice, or missed, though there are no less.
+    """How many pages a look may have met twice, or missed, and counters be off.
 
     What is used in between two readings and free again by the second was met, or was
     met elsewhere just before. So are pages that khugepaged has made a huge one of, some
@@ -93,29 +91,14 @@ def passing(readings: list[dict[str, Any]]) -> int:
     midst of a look, and made some of a thousand pages of difference.) The huge page
     that it is about to fill is of no use yet; it looks like one of the slab allocator.
     """
-    first, last = counters(readings[0]), counters(readings[-1])
+    first, last = said(readings[0]), said(readings[-1])
     freed = last["pgfree"] - first["pgfree"]
     collapsed = last["thp_collapse_alloc"] - first["thp_collapse_alloc"]
-    return freed + HUGE_PAGES * collapsed
+    return freed + HUGE_PAGES * collapsed + held_back(readings[0]["zoneinfo"])
 
 
-def counters(reading: dict[str, Any]) -> dict[str, int]:
-    """The counters of /proc/vmstat in pages, and the pages on per-CPU lists."""
-    pairs = (line.split() for line in reading["vmstat"].splitlines())
-    values = {name: int(value) for name, value in pairs}
-    values["nr_kernel_stack"] //= PAGE_KB
-    lists = re.findall(r"^ +count: +(\d+)$", reading["zoneinfo"], re.MULTILINE)
-    values["pcp"] = sum(map(int, lists))
-    return values
-
-
-def pages(report: dict[str, Any], *names: str) -> int:
-    return sum(c["pages"] for c in report["classes"] if c["name"] in names)
-
-
-@pytest.fixture(scope="module", params=["6.1", "6.12"])
-def session(request: pytest.FixtureRequest) -> Session:
-    return load(f"kcore-{request.param}")
+def said(reading: dict[str, Any]) -> dict[str, int]:
+    return counters(reading["vmstat"], reading["zoneinfo"])
 
 
 def test_commands_that_succeed(session: Session) -> None:
@@ -160,27 +143,19 @@ def test_workers_get_what_they_ask_for(session: Session) -> None:
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_class_lies_between_the_counters(session: Session, name: str) -> None:
-    classes, names = COUNTED[name]
-    report, readings = session.report, session.around("json", 0)
-    found = [sum(counters(reading)[n] for n in names) for reading in readings]
-    slack = session.held_back + passing(readings)
-    lowest, highest = min(found) - slack, max(found) + slack
-    if name == "stacks":
-        highest += CACHED_STACKS
-    ours = pages(report, *classes)
-    if name == "anon":
-        # A huge page of which a part was unmapped is kept, and counted, as a whole
-        # until memory is scarce; NR_ANON_MAPPED has no more than is mapped of it.
-        (check,) = [each for each in report["checks"] if each["name"] == "user.anon"]
-        assert check["walk_pages"] <= ours
-        ours = check["walk_pages"]
-    assert lowest <= ours <= highest
+    _, names = COUNTED[name]
+    for number, report in enumerate(session.reports("interval")):
+        readings = session.around("interval", number)
+        found = [sum(said(reading)[n] for n in names) for reading in readings]
+        slack = passing(readings)
+        highest = max(found) + slack + CACHED_STACKS * (name == "stacks")
+        assert min(found) - slack <= counted(report, name) <= highest
 
 
 def test_checks(session: Session) -> None:
     for name in ("json", "interval", "dwarf"):
         for number, report in enumerate(session.reports(name)):
-            slack = session.held_back + passing(session.around(name, number))
+            slack = passing(session.around(name, number))
             for check in report["checks"]:
                 explained = check["explained_by"] is not None
                 assert explained or abs(check["difference"]) <= slack, check
@@ -236,7 +211,7 @@ def test_what_changed_during_the_scan(session: Session) -> None:
 
 def passed(reading: dict[str, Any], counter: str) -> int:
     """What is counted by one counter, or in several of the same first part."""
-    found = counters(reading).items()
+    found = said(reading).items()
     return sum(count for name, count in found if name.startswith(counter))
 
 

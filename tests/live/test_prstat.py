@@ -6,12 +6,20 @@ Each interval lies between two readings of /proc: one that ended before it began
 one that began after it ended. Within it lie two more. What a task has done in the
 interval is not less than what it did between the inner two, nor more than between the
 outer two.
+
+/proc counts time on the CPU up to the task's last tick or switch. However late an
+emulated CPU's tick is: once the count has grown again, all from before is in it.
+
+A look reads a task before it reads the clocks. A task that runs or waits for a CPU
+then is taken to have done so until the clocks were read, which is at most as long as
+the look took.
 """
 
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -26,19 +34,20 @@ HOGS = ("hog-0", "hog-1", "hog-2")
 STEADY = {"never": "SIG", "sleeper": "TMR", "stopped": "STP"}
 """Tasks that do not run at all, and their class."""
 
-OF_ONE_KIND = {
-    "ponger": "LCK",
-    "poller": "POL",
-    "pipe-reader": "PIP",
-    "pinger": "TMR",
-    "pipe-writer": "TMR",
+RUNNABLE = {"CPU", "LAT"}
+UNTOLD = "classes_untold"
+"""Of coverage: looks that a task has moved on under."""
+
+SLEEPS = {
+    "ponger": {"LCK"},
+    "poller": {"POL"},
+    "pipe-reader": {"PIP"},
+    "pinger": {"TMR"},
+    "pipe-writer": {"TMR"},
+    "turns-fast": {"LCK", "TMR"},
+    "turns-slow": {"LCK", "TMR"},
 }
-"""Tasks that run often, and always sleep in the same class."""
-
-TURNS = {"turns-fast": 0.02, "turns-slow": 2.0}
-"""Tasks that wait for a futex and a timer by turns, and how long both take: 7 to 3."""
-
-LOCKED = 0.7
+"""Tasks that run often, and the classes in which they sleep, by turns."""
 
 
 @dataclass
@@ -48,13 +57,21 @@ class Watched:
     report: dict[str, Any]
     tasks: dict[str, int]
     readings: list[dict[str, Any]]
+    start_ns: int
+    """When the command was started."""
+
     begin_look_ns: int = 0
     """How long the look took, at most, with which its interval began. A look ends with
     the clocks, so that each task was seen at some time before."""
 
+    ran_before: frozenset[str] = frozenset()
+    """Who may have run, or waited for a CPU, when it began."""
+
     @property
     def look_ns(self) -> int:
         """The same of the look with which it ended."""
+        if "cost" not in self.report:
+            return self.end_ns - self.start_ns
         return int(self.report["cost"]["elapsed_ns"])
 
     @property
@@ -68,7 +85,7 @@ class Watched:
 
     @property
     def begin_ns(self) -> int:
-        return self.end_ns - int(self.report["interval_ns"])
+        return self.end_ns - int(self.report["interval_ns"] or 0)
 
     def row(self, name: str) -> dict[str, Any]:
         (row,) = [row for row in self.report["tasks"] if row["pid"] == self.tasks[name]]
@@ -80,6 +97,25 @@ class Watched:
     def after(self, at_ns: int) -> dict[str, Any]:
         return next(r for r in self.readings if r["from_ns"] > at_ns)
 
+    def counted_up_to(self, at_ns: int, name: str) -> int:
+        """Read the time on the CPU when all from before a moment was counted.
+
+        If the count does not grow any more, the task has left the CPU, or its CPU has
+        had no tick up to the last reading.
+        """
+        counts = [
+            counters(reading["tasks"][name])["cpu_ns"]
+            for reading in self.readings
+            if reading["from_ns"] > at_ns
+        ]
+        return next((count for count in counts if count > counts[0]), counts[0])
+
+    def most(self, name: str, counter: str) -> int:
+        """Read a counter when it was no less than at the end."""
+        if counter == "cpu_ns":
+            return self.counted_up_to(self.end_ns, name)
+        return counters(self.after(self.end_ns)["tasks"][name])[counter]
+
     def between(self, name: str, counter: str) -> tuple[int, int]:
         """How much a counter has grown: at least, and at most."""
 
@@ -88,9 +124,21 @@ class Watched:
 
         begin_ns, end_ns = self.begin_ns, self.end_ns
         begun_ns = begin_ns - self.begin_look_ns
-        least = value(self.before(end_ns - self.look_ns)) - value(self.after(begin_ns))
-        most = value(self.after(end_ns)) - value(self.before(begun_ns))
+        start = value(self.after(begin_ns))
+        if counter == "cpu_ns":
+            start = self.counted_up_to(begin_ns, name)
+        least = value(self.before(end_ns - self.look_ns)) - start
+        most = self.most(name, counter) - value(self.before(begun_ns))
         return least, most
+
+    def slack_ns(self, name: str) -> int:
+        """How far times on the CPU, and waiting for one, may be off."""
+        slack = self.bound_ns
+        if self.row(name)["class"] in RUNNABLE:
+            slack += self.look_ns
+        if name in self.ran_before:
+            slack += self.begin_look_ns
+        return slack
 
 
 def counters(texts: dict[str, str]) -> dict[str, int]:
@@ -111,26 +159,31 @@ def session(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def reports(session: dict[str, Any], name: str) -> list[Watched]:
-    lines = session["commands"][name]["stdout"].splitlines()
-    found = [json.loads(line) for line in lines]
-    looks = [each["cost"]["elapsed_ns"] for each in found if "cost" in each]
-    # The first look has to learn the kernel's types, too.
-    before = [2 * max(looks, default=0), *looks]
-    return [
-        Watched(report, session["tasks"], session["readings"], look_ns)
-        for report, look_ns in zip(found, before, strict=False)
+    command = session["commands"][name]
+    watched = [
+        Watched(
+            json.loads(line),
+            session["tasks"],
+            session["readings"],
+            command["start_ns"],
+        )
+        for line in command["stdout"].splitlines()
     ]
+    first = watched[0]
+    if first.report["interval_ns"] is not None:
+        # Nobody knows who ran when it began, but who did not.
+        first.begin_look_ns = first.begin_ns - first.start_ns
+        first.ran_before = frozenset(first.tasks) - set(STEADY)
+    for one, other in pairwise(watched):
+        other.begin_look_ns = one.look_ns
+        runs = {name for name in one.tasks if one.row(name)["class"] in RUNNABLE}
+        other.ran_before = frozenset(runs)
+    return watched
 
 
 @pytest.fixture(scope="module", params=range(COUNT))
 def watched(request: pytest.FixtureRequest, session: dict[str, Any]) -> Watched:
     return reports(session, "interval")[request.param]
-
-
-@pytest.fixture
-def first(session: dict[str, Any]) -> Watched:
-    """The first interval: under emulation its report takes most of the second."""
-    return reports(session, "interval")[0]
 
 
 @pytest.fixture
@@ -157,19 +210,24 @@ def test_totals_since_birth(session: dict[str, Any], once: Watched) -> None:
     command, report = session["commands"]["once"], once.report
     assert command["start_ns"] < report["taken_at_ns"] < command["end_ns"]
     assert report["interval_ns"] is None
-    before, after = once.readings[0], once.after(once.end_ns)
     for name in once.tasks:
         row = once.row(name)
-        least, most = (counters(each["tasks"][name]) for each in (before, after))
-        row["cpu_ns"] = row["user_ns"] + row["system_ns"]
-        if row["class"] == "LAT":
-            # The file has a wait once that has ended.
-            row["latency_ns"] -= row["class_age_ns"]
+        least = counters(once.readings[0]["tasks"][name])
         for key in ("nvcsw", "nivcsw"):
-            assert least[key] <= row[key] <= most[key], name
-        for key in ("cpu_ns", "latency_ns"):
-            low, high = least[key] - once.bound_ns, most[key] + once.bound_ns
-            assert low <= row[key] <= high, (name, key)
+            assert least[key] <= row[key] <= once.most(name, key), name
+        cpu_ns = row["user_ns"] + row["system_ns"]
+        # From v6.12 on the kernel may count sleep as latency: no more of it is
+        # reported than there was time for.
+        room_ns = row["lifetime_ns"] - cpu_ns
+        assert cpu_ns >= least["cpu_ns"] - once.bound_ns, name
+        latency_ns = min(least["latency_ns"], room_ns) - once.bound_ns
+        assert row["latency_ns"] >= latency_ns, name
+        # The file has a wait once that has ended.
+        open_ns = row["class_age_ns"] if row["class"] == "LAT" else 0
+        slack_ns = once.slack_ns(name)
+        assert cpu_ns <= once.most(name, "cpu_ns") + slack_ns, name
+        ended_ns = row["latency_ns"] - open_ns
+        assert ended_ns <= once.most(name, "latency_ns") + slack_ns, name
 
 
 def test_parts_of_a_lifetime_add_up(once: Watched) -> None:
@@ -193,15 +251,21 @@ def test_classes_now(once: Watched) -> None:
         assert there["to_ns"] < once.end_ns
         assert row["class_age_ns"] > once.end_ns - there["to_ns"]
     for name in HOGS:
-        assert once.row(name)["class"] in {"CPU", "LAT"}
+        assert once.row(name)["class"] in RUNNABLE
 
 
 def test_time_is_that_of_the_kernel(watched: Watched) -> None:
     """CLOCK_MONOTONIC, which the readings have, too."""
     first, last = watched.readings[0], watched.readings[-1]
     assert first["to_ns"] < watched.begin_ns < watched.end_ns < last["from_ns"]
-    # A look that takes long under emulation delays the end.
-    assert watched.report["interval_ns"] > (INTERVAL - 1) * SECOND
+
+
+def test_no_report_is_early(session: dict[str, Any]) -> None:
+    """Each is due at its time, however late the one before was."""
+    found = reports(session, "interval")
+    for number, watched in enumerate(found, 1):
+        took_ns = watched.end_ns - found[0].begin_ns
+        assert took_ns >= number * INTERVAL * SECOND - watched.bound_ns
 
 
 def test_parts_add_up(watched: Watched) -> None:
@@ -216,21 +280,20 @@ def test_parts_add_up(watched: Watched) -> None:
 
 
 def test_time_on_the_cpu(watched: Watched) -> None:
-    """Of those that are on it just then, a tick may be uncounted in /proc."""
     for name in watched.tasks:
-        row = watched.row(name)
+        row, slack_ns = watched.row(name), watched.slack_ns(name)
         least, most = watched.between(name, "cpu_ns")
         found = row["user_ns"] + row["system_ns"]
-        assert least - watched.bound_ns <= found <= most + watched.bound_ns, name
+        assert least - slack_ns <= found <= most + slack_ns, name
 
 
 def test_latency(watched: Watched) -> None:
     for name in watched.tasks:
-        row = watched.row(name)
+        row, slack_ns = watched.row(name), watched.slack_ns(name)
         least, most = watched.between(name, "latency_ns")
-        assert row["latency_ns"] <= most + watched.bound_ns, name
+        assert row["latency_ns"] <= most + slack_ns, name
         if row["latency_bound"] == "exact":
-            assert row["latency_ns"] >= least - watched.bound_ns, name
+            assert row["latency_ns"] >= least - slack_ns, name
 
 
 @pytest.mark.parametrize("counter", ["nvcsw", "nivcsw"])
@@ -241,21 +304,26 @@ def test_switches(watched: Watched, counter: str) -> None:
 
 
 def test_class_is_where_the_kernel_says_it_waits(watched: Watched) -> None:
-    """Of those that were not switched from before the end until after it."""
+    """Of those that slept on from before the end until after it.
+
+    Who sleeps when its second file is read, and has not gone to sleep anew when the
+    third is, has been asleep since the first.
+    """
     compared = set()
     before = watched.before(watched.end_ns - watched.look_ns)
     after = watched.after(watched.end_ns)
+    later = watched.after(after["to_ns"])
     for name in watched.tasks:
-        texts = before["tasks"][name], after["tasks"][name]
-        one, other = map(counters, texts)
-        if one["nvcsw"] != other["nvcsw"] or name in HOGS:
+        each = [reading["tasks"][name] for reading in (before, after, later)]
+        wchans = {texts["wchan"] for texts in each[:2]}
+        if len({counters(texts)["nvcsw"] for texts in each}) > 1 or "0" in wchans:
             continue
         row = watched.row(name)
-        assert re.search(LOOKS[row["class"]][1], texts[1]["wchan"]), name
+        assert re.search(LOOKS[row["class"]][1], each[1]["wchan"]), name
         began = watched.end_ns - row["class_age_ns"]
         assert began < before["to_ns"], name
         compared.add(name)
-    assert compared >= set(STEADY)
+    assert compared >= {"never", "sleeper"}
 
 
 def test_who_does_not_run_is_known_exactly(watched: Watched) -> None:
@@ -264,47 +332,20 @@ def test_who_does_not_run_is_known_exactly(watched: Watched) -> None:
         assert list(off_cpu(watched.row(name))) == expected
 
 
-def test_hogs_that_share_a_cpu(watched: Watched) -> None:
-    """They have equal shares of what is theirs."""
-    rows = [watched.row(name) for name in HOGS]
-    ran = [row["user_ns"] + row["system_ns"] for row in rows]
-    assert min(ran) > 0.75 * max(ran) > 0
+def test_hogs_never_sleep(watched: Watched) -> None:
+    """A look may see one amid a switch, after which it neither runs nor waits."""
+    for name in HOGS:
+        off_ns = watched.row(name)["off_cpu_ns"]
+        assert off_ns <= watched.bound_ns + watched.slack_ns(name), name
 
 
-def test_hogs_never_sleep(session: dict[str, Any]) -> None:
-    short = 0
-    for watched in reports(session, "interval"):
-        # Clocks may be so far apart at either end of the interval.
-        bound_ns = 2 * watched.bound_ns
-        lacking = [watched.row(name)["off_cpu_ns"] for name in HOGS]
-        assert max(lacking) <= bound_ns + watched.look_ns
-        short += sum(ns > bound_ns for ns in lacking)
-    # Of nine one was 28 ms short. It was not seen why: they switch every few
-    # milliseconds, and a look that takes seconds may see one amid that, of which what
-    # follows until the clocks are read is neither run nor waited.
-    assert short <= 1
-
-
-def test_sleeps_of_one_kind(first: Watched) -> None:
-    """Too many for any look to see them all, but no look sees anything else."""
-    for name, task_class in OF_ONE_KIND.items():
-        row = first.row(name)
-        assert row["nvcsw"] > 20
+def test_sleeps_of_known_kinds(watched: Watched) -> None:
+    """Too many for looks to see them all, but no look sees anything else."""
+    for name, classes in SLEEPS.items():
+        row = watched.row(name)
         found = {key: ns for key, ns, _ in off_cpu(row)}
-        assert set(found) <= {task_class, None}, name
-        # A look that the task moves on under is untold; the others tell.
-        assert found[task_class] > 0.9 * row["off_cpu_ns"], name
-
-
-def test_sleeps_by_turns(first: Watched) -> None:
-    """As much of each kind as there was, within the error.
-
-    The slow one may have begun the interval with either.
-    """
-    for name, turn_s in TURNS.items():
-        row = first.row(name)
-        found = {key: (ns, error) for key, ns, error in off_cpu(row)}
-        assert set(found) <= {"LCK", "TMR", None}
-        slack = turn_s * SECOND * (1 - LOCKED)
-        ns, error = found["LCK"]
-        assert abs(ns - LOCKED * row["off_cpu_ns"]) < 3 * error + slack, name
+        assert set(found) <= {*classes, None}, name
+        if row["class"] in classes and not watched.report["coverage"].get(UNTOLD):
+            # It was seen in the sleep that lasts at the end.
+            lasts_ns = min(row["class_age_ns"], row["lifetime_ns"])
+            assert found[row["class"]] >= lasts_ns - watched.slack_ns(name), name

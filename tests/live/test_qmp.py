@@ -8,6 +8,7 @@ the tests go from one state of the guest to the next, in the order of this file.
 
 import contextlib
 import gc
+import io
 import itertools
 import json
 import os
@@ -25,6 +26,7 @@ import pytest
 
 from fixtures import lab
 from msatools.target import TargetSpec, open_target
+from tests.live.following import clocks_ns, gap_ns
 from tests.live.hang import control, hang, panic
 
 KERNELS = ("6.1", "6.12")
@@ -32,11 +34,7 @@ COMMANDS = ("memstat", "prstat", "locks", "zombies", "cpus")
 SCRIPTS = Path(sys.executable).parent
 INTERVAL_S = 0.3
 PATIENCE_SECONDS = 120
-SOON_SECONDS = 4.0
-"""Less than the time that QEMU has for an answer, more than it takes to end."""
-CLOCKS_NS = 1000
-"""By how much the scheduler's clock, by which msa-prstat goes, departs in an interval
-from CLOCK_MONOTONIC, which is steered."""
+PIPE_BYTES = (1 << 16) + io.DEFAULT_BUFFER_SIZE
 FRAMES_PER_MIB = 256
 POKED = ("asm_sysvec_apic_timer_interrupt", "unknown_nmi_panic", "panic_timeout")
 
@@ -205,20 +203,15 @@ def test_once(guest: lab.Live, command: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_intervals(guest: lab.Live, command: str) -> None:
-    began = time.monotonic_ns()
     reports = run(guest, command, INTERVAL_S, 3)
-    elapsed = time.monotonic_ns() - began
     assert len(reports) == 3
     for report in reports:
         check(guest, command, report)
     for before, after in itertools.pairwise(reports):
-        between_ns = after["taken_at_ns"] - before["taken_at_ns"]
-        # msa-prstat goes by the scheduler's clock, and says how far it may be off.
-        apart = max(CLOCKS_NS, after.get("bound_ns", 0))
-        assert between_ns == pytest.approx(after["interval_ns"], abs=apart)
-        assert between_ns >= 0
-    # The guest's time is the host's, but an idle guest looks at its clock rarely.
-    assert 0 < sum(report["interval_ns"] for report in reports) < elapsed + 10**9
+        assert abs(gap_ns(before, after)) <= clocks_ns(after)
+        assert after["taken_at_ns"] >= before["taken_at_ns"]
+    # An idle guest looks at its clock rarely, but does.
+    assert sum(report["interval_ns"] for report in reports) > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -234,7 +227,7 @@ def test_signal(guest: lab.Live, number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_while_it_waits(guest: lab.Live, number: signal.Signals) -> None:
-    """For a socket that another client holds."""
+    """For a socket that another client holds: the signal ends it, no time-out."""
     holder = start(guest, "cpus", INTERVAL_S)
     assert holder.stdout
     holder.stdout.readline()
@@ -242,11 +235,9 @@ def test_signal_while_it_waits(guest: lab.Live, number: signal.Signals) -> None:
     while not has_socket(running.pid):
         assert running.poll() is None
         time.sleep(0.01)
-    began = time.monotonic()
     running.send_signal(number)
     _, err = running.communicate(timeout=PATIENCE_SECONDS)
     assert (running.returncode, err) == (-number, "")
-    assert time.monotonic() - began < SOON_SECONDS
     holder.terminate()
     holder.communicate(timeout=PATIENCE_SECONDS)
 
@@ -284,18 +275,37 @@ def is_at_rest(report: Report) -> None:
         assert {**changes, "reread_pages": 0} == dict.fromkeys(changes, 0)
 
 
+def printed(running: "subprocess.Popen[str]") -> Report:
+    """Read the next report of a command that goes on."""
+    assert running.stdout
+    report: Report = json.loads(running.stdout.readline())
+    return report
+
+
+def still(running: "subprocess.Popen[str]") -> list[Report]:
+    """Return reports of looks that began once the guest stood still.
+
+    As much as the pipe and what reads it hold may be of looks before, and so may be
+    what is printed next.
+    """
+    assert running.stdout
+    left = PIPE_BYTES
+    while left > 0:
+        left -= len(running.stdout.readline())
+    printed(running)
+    return [printed(running) for _ in range(2)]
+
+
 def test_paused_in_between(guest: lab.Live) -> None:
     running = start(guest, "prstat", INTERVAL_S)
-    assert running.stdout
-    first = json.loads(running.stdout.readline())
+    first = printed(running)
     with paused(guest):
-        reports = [json.loads(running.stdout.readline()) for _ in range(4)]
-    while (last := json.loads(running.stdout.readline()))["interval_ns"] == 0:
+        reports = still(running)
+    while (last := printed(running))["interval_ns"] == 0:
         pass
     running.terminate()
     assert running.wait(PATIENCE_SECONDS) == 0
-    # What was looked at before it stood still, or in the midst of that.
-    assert [report["interval_ns"] for report in reports[2:]] == [0, 0]
+    assert [report["interval_ns"] for report in reports] == [0, 0]
     assert last["taken_at_ns"] > reports[-1]["taken_at_ns"] >= first["taken_at_ns"]
     check(guest, "prstat", last)
 
@@ -310,13 +320,12 @@ def test_stopped_qemu(guest: lab.Live) -> None:
 def test_qemu_that_stops_in_between(guest: lab.Live) -> None:
     """Its memory can be read all the same: the guest stands still, no more."""
     running = start(guest, "locks", INTERVAL_S)
-    assert running.stdout
-    running.stdout.readline()
+    printed(running)
     with process_stopped(guest):
-        reports = [json.loads(running.stdout.readline()) for _ in range(4)]
+        reports = still(running)
         running.terminate()
         assert running.wait(PATIENCE_SECONDS) == 0
-    assert [report["interval_ns"] for report in reports[2:]] == [0, 0]
+    assert [report["interval_ns"] for report in reports] == [0, 0]
     check(guest, "locks", reports[-1])
 
 

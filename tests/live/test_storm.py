@@ -16,7 +16,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,15 @@ from fixtures import lab
 from fixtures.lab.guest.storm import CPU, SAMPLES, ZOMBIES
 from fixtures.lab.storm import RESULTS
 from msatools.values import cpu_list
-from tests.support.vmstat import CACHED_STACKS, COUNTED, HUGE_PAGES
+from tests.live.following import clocks_ns, gap_ns
+from tests.support.vmstat import (
+    CACHED_STACKS,
+    COUNTED,
+    HUGE_PAGES,
+    counted,
+    counters,
+    held_back,
+)
 
 SECOND = 10**9
 COMMANDS = ("memstat", "prstat", "locks", "zombies", "cpus")
@@ -38,12 +45,11 @@ RUNS = (
     ),
 )
 
-LONGEST_NS = 300 * SECOND
-"""From one sample to the next, and from the signal to the end. One takes up to 6 s of
-an emulated CPU, of which a dozen processes share at most two: 30 s were seen, with four
-more guests on the machine. What loops, or waits for ever, does not end at all."""
-
 PAGE_KB = 4
+MORE = {"stacks": CACHED_STACKS, "slab": HUGE_PAGES}
+"""Pages that are in no counter; one that khugepaged is about to fill looks like one of
+the slab allocator."""
+
 LOCKS = {"futex": "futex", "pi-futex": "pi_futex", "flock": "flock"}
 """What waits for locks, and of which type."""
 
@@ -67,16 +73,8 @@ class Reading:
     @classmethod
     def of(cls, facts: Facts) -> "Reading":
         texts = facts["texts"]
-        pairs = (line.split() for line in texts["vmstat"].splitlines())
-        numbers = {name: int(value) for name, value in pairs}
-        numbers["nr_kernel_stack"] //= PAGE_KB
-        # Pages on per-CPU lists are in no counter of /proc/vmstat.
         zones = texts["zoneinfo"]
-        lists = re.findall(r"^ +count: +(\d+)$", zones, re.MULTILINE)
-        numbers["pcp"] = sum(map(int, lists))
-        # A CPU passes on what it has counted only above a threshold.
-        held = re.findall(r"vm stats threshold: (\d+)", zones)
-        numbers["held back"] = sum(map(int, held))
+        numbers = {**counters(texts["vmstat"], zones), "held back": held_back(zones)}
         for name, text in (("MemTotal", "meminfo"), ("processes", "stat")):
             (value,) = re.findall(rf"^{name}:? +(\d+)", texts[text], re.MULTILINE)
             numbers[name] = int(value)
@@ -162,42 +160,29 @@ def storm(request: pytest.FixtureRequest) -> Storm:
 # --- all commands
 
 
-def test_it_storms(storm: Storm) -> None:
-    """Else the rest would prove nothing."""
-    first, last = storm.readings[0].rounds, storm.readings[-1].rounds
-    for name, begin, end in zip(storm.start["storm"], first, last, strict=True):
-        assert end - begin > 10, name
-    assert {reading.online for reading in storm.readings} == {(0,), (0, CPU)}
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_it_ends_when_it_is_told(storm: Storm, command: str) -> None:
+    """What loops, or waits for ever, is killed, which its status says."""
     told, end = storm.told[command], storm.ends[command]
     assert (end["status"], end["stderr"], end["rest"]) == (0, "", "")
-    assert 0 < end["at_ns"] - told["at_ns"] < LONGEST_NS
+    assert told["at_ns"] < end["at_ns"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_sample_is_lost(storm: Storm, command: str) -> None:
-    """Each comes in time, and begins where the one before has ended."""
+    """Each begins where the one before has ended; there are some of the storm."""
     begun = max(seen[0] for seen in storm.seen.values())
-    seen = storm.seen[command]
-    assert sum(at > begun for at in seen) >= SAMPLES
-    for before, after in pairwise([*seen, storm.ends[command]["at_ns"]]):
-        assert after - before < LONGEST_NS
-    taken = None
+    assert sum(at > begun for at in storm.seen[command]) >= SAMPLES
+    before = None
     for sample in storm.samples(command):
         report = sample.report
         assert report["schema"] == f"msatools.{command}/1"
         assert report["target"]["kind"] == "kcore"
         assert report["target"]["types"] == "btf"
-        if taken is not None:
-            # Of msa-prstat, intervals are by the clock of the scheduler.
-            apart = report["taken_at_ns"] - report["interval_ns"] - taken
-            assert abs(apart) <= report.get("bound_ns", 0)
+        assert before is None or abs(gap_ns(before, report)) <= clocks_ns(report)
         assert report["interval_ns"] > 0
-        taken = report["taken_at_ns"]
-        assert taken <= sample.seen_ns
+        assert report["taken_at_ns"] <= sample.seen_ns
+        before = report
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -229,46 +214,29 @@ def test_notes_and_retries(storm: Storm, command: str) -> None:
 # --- msa-memstat
 
 
-def pages(report: Facts, *names: str) -> int:
-    return sum(each["pages"] for each in report["classes"] if each["name"] in names)
-
-
-def check_of(report: Facts, name: str) -> Facts:
-    (check,) = [check for check in report["checks"] if check["name"] == name]
-    return dict(check)
-
-
 def test_all_pages_are_told(storm: Storm) -> None:
     for sample in storm.samples("memstat"):
         report = sample.report
         assert sum(each["pages"] for each in report["classes"]) == report["pages"]
         assert sum(each["delta_pages"] for each in report["classes"]) == 0
         assert {report["managed_pages"] * PAGE_KB} == {*sample.numbers("MemTotal")}
-        assert check_of(report, "managed")["difference"] == 0
+        (managed,) = [each for each in report["checks"] if each["name"] == "managed"]
+        assert managed["difference"] == 0
         for key in ("excluded_pages", "unreadable_pages", "offline_pages"):
             assert report["coverage"][key] == 0
 
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_class_lies_between_the_counters(storm: Storm, name: str) -> None:
-    classes, counters = COUNTED[name]
+    _, names = COUNTED[name]
     for sample in storm.samples("memstat"):
-        told = pages(sample.report, *classes)
-        found = sample.numbers(*counters)
+        found = sample.numbers(*names)
         slack = max(sample.numbers("held back"))
         # What was used and is free again was met, or missed as it came to be used
         # behind the scan; so was what was copied to elsewhere, and freed.
         slack += sample.grown("pgfree")
-        lowest, highest = min(found) - slack, max(found) + slack
-        if name == "stacks":
-            highest += CACHED_STACKS
-        if name == "anon":
-            # Huge pages of which a part is unmapped: the counter has only the rest.
-            told = check_of(sample.report, "user.anon")["walk_pages"]
-        if name == "slab":
-            # One that khugepaged is about to fill.
-            highest += HUGE_PAGES
-        assert lowest <= told <= highest
+        highest = max(found) + slack + MORE.get(name, 0)
+        assert min(found) - slack <= counted(sample.report, name) <= highest
 
 
 def test_what_changed_during_a_scan(storm: Storm) -> None:

@@ -4,17 +4,12 @@
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 from fixtures import lab
 from msatools.locks.locks import collect_locks
-from msatools.locks.report import Deadlock, LockRow, LocksReport, Wait
+from msatools.locks.report import LockRow, LocksReport, Wait
+from tests.locks.seen import Truth
 from tests.support.dumps import open_dump
-
-STOCK = ("locks-6.1", "locks-6.12")
-MODULE = ("lockmodule-6.1", "lockmodule-6.12")
-
-Truth = dict[str, Any]
 
 
 @dataclass
@@ -54,14 +49,6 @@ class Told:
             return True
         same: bool = hex(lock.address) == address
         return same
-
-    def named(self, deadlock: Deadlock) -> set[str]:
-        """The names that the lab has for the locks of a deadlock."""
-        return {
-            name
-            for name, truth in self.truths.items()
-            if truth["waiters"] and set(deadlock.locks) & {self.of(truth).id}
-        }
 
 
 @lru_cache(maxsize=8)

@@ -13,14 +13,9 @@ from msatools.locks.herds import MIN_WAITERS, TURN_NS, confirm, find_herds
 from msatools.locks.model import Herd, On
 from msatools.prstat.microstates import bound_of
 from msatools.target.model import Address
-from msatools.tasks.now import Now
 from msatools.tasks.table import TaskTable
-from tests.locks.conftest import Seen, rows_of, seen
+from tests.locks.seen import TASKS, Seen, seen
 
-DUMPS = (
-    *("tasks-6.1", "tasks-6.12", "tasks-on-6.1", "tasks-on-6.12"),
-    *("tasks-midway-6.1", "tasks-midway-6.12"),
-)
 SECOND = 10**9
 
 
@@ -28,29 +23,22 @@ def herds_of(dump: Seen) -> tuple[Herd, ...]:
     return find_herds(dump.table, dump.now, dump.ons, dump.clocks)
 
 
-@pytest.mark.parametrize("name", DUMPS)
-def test_the_server_that_broadcasts_has_the_only_herd(name: str) -> None:
-    dump = seen(name)
-    (herd,) = herds_of(dump)
-    server = dump.run.workload["servers"]["server-broadcast"]
+def test_the_server_that_broadcasts_has_the_only_herd(tasks: Seen) -> None:
+    (herd,) = herds_of(tasks)
+    server = tasks.run.workload["servers"]["server-broadcast"]
     assert herd.waiters == len(server["workers"]) == 1000
     assert herd.pids == (server["pid"],)
     assert herd.address is not None
     assert 0 <= herd.address - server["condition"] < server["condition_bytes"]
     assert herd.lock == f"futex {server['pid']}:{herd.address:#x}"
     assert (herd.kind, herd.owner, herd.confidence) == ("futex", None, "one dump")
-    now = dump.clocks.monotonic_ns
+    now = tasks.clocks.monotonic_ns
     assert now is not None
     # By which clocks of CPUs may be apart: of some guests more than a tick.
-    slack = bound_of(read_accounting(dump.reader.prog, Findings()))
+    slack = bound_of(read_accounting(tasks.prog, Findings()))
     assert herd.max_age_ns <= now - server["last_request_ns"] + slack
     assert herd.min_age_ns >= now - server["at_rest_ns"] - slack
     assert herd.nvcsw_median >= server["requests"]
-
-
-def workers(dump: Seen, count: int) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    server = dump.run.workload["servers"]["server-broadcast"]
-    return rows_of(dump, server["workers"][:count])
 
 
 def crowd(
@@ -64,7 +52,8 @@ def crowd(
     on: On | None = None,
 ) -> tuple[Herd, ...]:
     """Have some workers wait as told: what *find_herds* makes of them."""
-    rows = workers(dump, count)
+    tids = dump.run.workload["servers"]["server-broadcast"]["workers"][:count]
+    rows = np.array([dump.rows[tid] for tid in tids])
     # So late that any of them may have lived so long.
     clocks = replace(dump.clocks, local_ns=dump.clocks.local_ns + life_ns)
     now_ns = clocks.monotonic_ns or 0
@@ -77,7 +66,6 @@ def crowd(
     ons = [(on or was) if row in waiters else None for row, was in enumerate(dump.ons)]
     table = TaskTable(records, dump.table.columns)
     now = replace(dump.now, age_ns=ages)
-    assert isinstance(now, Now)
     return find_herds(table, now, ons, clocks)
 
 
@@ -89,9 +77,9 @@ HERD = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def dump() -> Seen:
-    return seen(DUMPS[0])
+    return seen(TASKS[1])
 
 
 def test_a_crowd_that_is_a_herd(dump: Seen) -> None:

@@ -8,20 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from msatools.kernel.report import Findings
-from msatools.locks.cases import read_cases
-from msatools.locks.layout import Layout
 from msatools.locks.lock import Holder
-from msatools.locks.look import Case, Look
+from msatools.locks.look import Look
 from msatools.locks.model import On
 from msatools.locks.outside.externals import External
 from msatools.locks.reasons import external_reason, reason
 from msatools.target.model import Address
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.stackmemory import stack_bytes
-from tests.locks.conftest import Seen, seen
+from msatools.tasks.now import Now
+from tests.locks.seen import Seen
 
-DUMPS = ("tasks-6.1", "tasks-6.12")
 MAX_LENGTH = 60
 
 # By name; of a pattern in braces, what the guest says that the task waits on.
@@ -54,61 +50,57 @@ REASONS = {
 }
 
 
-@pytest.fixture(scope="module", params=DUMPS)
-def dump(request: pytest.FixtureRequest) -> Seen:
-    return seen(request.param)
+def told(
+    dump: Seen, of: str | int, *, look: Look | None = None, what: str | None = None
+) -> str:
+    """Return the reason of a task, by its name or its row."""
+    look = look or dump.look()
+    row = dump.row(of) if isinstance(of, str) else of
+    (case,) = dump.cases(look, [row])
+    return reason(look, row, dump.now, case, dump.ons[row], what)
 
 
-def look_at(dump: Seen) -> Look:
-    return Look(Layout(dump.reader), dump.table, Findings(), dump.clocks, alone=False)
+def in_class(dump: Seen, row: int, task_class: TaskClass) -> Now:
+    classes = dump.now.classes.copy()
+    classes[row] = task_class
+    return replace(dump.now, classes=classes)
 
 
-def cases_of(dump: Seen, look: Look) -> list[Case]:
-    rows = np.arange(len(dump.table))
-    return list(read_cases(look, dump.now, rows, stack_bytes(dump.reader.prog)))
-
-
-def test_reasons_of_named_tasks(dump: Seen) -> None:
-    look = look_at(dump)
-    cases = cases_of(dump, look)
-    named, wrong = dump.named(), {}
+def test_reasons_of_named_tasks(tasks: Seen) -> None:
+    look, wrong = tasks.look(), {}
     for name, text in REASONS.items():
-        on = named[name]["on"] or {}
-        row = dump.row(name)
-        told = reason(look, row, dump.now, cases[row], dump.ons[row], None)
-        literal = "(" not in text
-        expected = text.format(**on)
-        fits = told == expected if literal else re.fullmatch(expected, told)
-        if not fits:
-            wrong[name] = told, expected
+        expected = text.format(**(tasks.named[name]["on"] or {}))
+        found = told(tasks, name, look=look)
+        if not (re.fullmatch(expected, found) if "(" in text else found == expected):
+            wrong[name] = found, expected
     assert wrong == {}
 
 
-def test_every_task_has_a_short_reason(dump: Seen) -> None:
-    look = look_at(dump)
-    for case in cases_of(dump, look):
-        told = reason(look, case.row, dump.now, case, dump.ons[case.row], None)
-        assert told
-        on = dump.ons[case.row]
+def test_every_task_has_a_short_reason(tasks: Seen) -> None:
+    look = tasks.look()
+    for case in tasks.cases(look):
+        on = tasks.ons[case.row]
+        found = reason(look, case.row, tasks.now, case, on, None)
+        assert found
         path = len(on.path or "") if on else 0
-        assert len(told) <= MAX_LENGTH + path, told
-        assert not re.search(r"None|  ", told), told
+        assert len(found) <= MAX_LENGTH + path, found
+        assert not re.search(r"None|  ", found), found
 
 
-def test_who_runs_in_the_kernel_is_told_with_its_function(dump: Seen) -> None:
-    look = look_at(dump)
-    compared = 0
+def test_who_runs_in_the_kernel_is_told_with_its_function(tasks: Seen) -> None:
+    look, compared = tasks.look(), 0
     classes = {
         int(TaskClass.USR): r"runs on CPU \d+ in user mode",
         int(TaskClass.SYS): r"runs on CPU \d+ in \w+(\.\w+)*",
         int(TaskClass.INT): r"runs on CPU \d+ in an interrupt",
         int(TaskClass.LAT): r"waits for CPU \d+",
     }
-    for row, task_class in enumerate(dump.now.classes.tolist()):
+    for row, task_class in enumerate(tasks.now.classes.tolist()):
         if task_class in classes:
-            told = reason(look, row, dump.now, None, None, None)
-            assert re.fullmatch(classes[task_class], told), told
+            found = reason(look, row, tasks.now, None, None, None)
+            assert re.fullmatch(classes[task_class], found), found
             compared += 1
+    # Of its two CPUs each has a task that runs.
     assert compared >= 2
 
 
@@ -120,59 +112,47 @@ def test_who_runs_in_the_kernel_is_told_with_its_function(dump: Seen) -> None:
         ("futex-wait", "parked: nobody wakes it", "parked: nobody wakes it"),
     ],
 )
-def test_what_a_lock_stands_for(dump: Seen, name: str, what: str, text: str) -> None:
-    look = look_at(dump)
-    row = dump.row(name)
-    case = cases_of(dump, look)[row]
-    assert reason(look, row, dump.now, case, dump.ons[row], what) == text
+def test_what_a_lock_stands_for(tasks: Seen, name: str, what: str, text: str) -> None:
+    assert told(tasks, name, what=what) == text
 
 
-def test_frozen_tasks(dump: Seen) -> None:
+@pytest.mark.parametrize(
+    ("functions", "text"),
+    [
+        (("schedule", "do_freezer_trap"), "frozen by its control group"),
+        (("schedule", "__refrigerator.part.0"), "frozen"),
+        (("schedule", "do_signal_stop"), "stopped"),
+    ],
+)
+def test_frozen_tasks(tasks: Seen, functions: tuple[str, ...], text: str) -> None:
     """As none is in the dump, by the functions that such a task is in."""
-    look = look_at(dump)
-    row = dump.row("pause")
-    classes = dump.now.classes.copy()
-    classes[row] = TaskClass.STP
-    now = replace(dump.now, classes=classes)
-    case = cases_of(dump, look)[row]
-    names = {
-        ("schedule", "do_freezer_trap"): "frozen by its control group",
-        ("schedule", "__refrigerator.part.0"): "frozen",
-        ("schedule", "do_signal_stop"): "stopped",
-    }
-    for functions, text in names.items():
-        frozen = replace(case, names=functions)
-        assert reason(look, row, now, frozen, None, None) == text
+    look, row = tasks.look(), tasks.row("pause")
+    frozen = replace(tasks.case("pause", look), names=functions)
+    now = in_class(tasks, row, TaskClass.STP)
+    assert reason(look, row, now, frozen, None, None) == text
 
 
-def test_kernel_threads_sleep_in_a_function(dump: Seen) -> None:
+def test_kernel_threads_sleep_in_a_function(tasks: Seen) -> None:
     """Who has a lock does not just wait for work."""
-    look = look_at(dump)
-    cases = cases_of(dump, look)
-    (row,) = np.flatnonzero(dump.table["comm"] == b"kthreadd")
-    told = reason(look, row, dump.now, cases[row], dump.ons[row], None)
-    assert told == "asleep in kthreadd"
+    (row,) = np.flatnonzero(tasks.table["comm"] == b"kthreadd").tolist()
+    assert told(tasks, row) == "asleep in kthreadd"
 
 
-def test_who_exits_says_so(dump: Seen) -> None:
-    look = look_at(dump)
-    row = dump.row("disk-read")
-    case = cases_of(dump, look)[row]
-    before = reason(look, row, dump.now, case, dump.ons[row], None)
-    records = dump.table.records.copy()
+def test_who_exits_says_so(tasks: Seen) -> None:
+    look, row = tasks.look(), tasks.row("disk-read")
+    records = tasks.table.records.copy()
     records["flags"][row] |= 0x4  # PF_EXITING
-    look.tasks = replace(dump.table, records=records)
-    told = reason(look, row, dump.now, case, dump.ons[row], None)
-    assert told == f"exiting, {before}"
+    look.tasks = replace(tasks.table, records=records)
+    before = told(tasks, row)
+    assert told(tasks, row, look=look) == f"exiting, {before}"
 
 
-def test_dead_tasks_that_are_being_reaped(dump: Seen) -> None:
-    look = look_at(dump)
-    row = dump.row("zombie")
-    records = dump.table.records.copy()
+def test_dead_tasks_that_are_being_reaped(tasks: Seen) -> None:
+    look, row = tasks.look(), tasks.row("zombie")
+    records = tasks.table.records.copy()
     records["exit_state"][row] = 0x10  # EXIT_DEAD
-    look.tasks = replace(dump.table, records=records)
-    assert reason(look, row, dump.now, None, None, None) == "dead, being reaped"
+    look.tasks = replace(tasks.table, records=records)
+    assert reason(look, row, tasks.now, None, None, None) == "dead, being reaped"
 
 
 @pytest.mark.parametrize(
@@ -191,13 +171,12 @@ def test_dead_tasks_that_are_being_reaped(dump: Seen) -> None:
         ("WAI", None, "asleep in pause"),
     ],
 )
-def test_what_is_known_in_part(task_class: str, on: On | None, text: str) -> None:
-    dump = seen(DUMPS[0])
-    row = dump.row("pause")
-    classes = dump.now.classes.copy()
-    classes[row] = TaskClass[task_class]
-    now = replace(dump.now, classes=classes)
-    assert reason(look_at(dump), row, now, None, on, None) == text
+def test_what_is_known_in_part(
+    tasks: Seen, task_class: str, on: On | None, text: str
+) -> None:
+    row = tasks.row("pause")
+    now = in_class(tasks, row, TaskClass[task_class])
+    assert reason(tasks.look(), row, now, None, on, None) == text
 
 
 def test_what_a_server_does_is_said_where_it_is_not_known_to_read() -> None:

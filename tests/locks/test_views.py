@@ -15,7 +15,7 @@ from msatools.commands.locks import COMMAND
 
 from fixtures import lab
 from msatools.cli import run_console, run_in_drgn
-from tests.locks.reports import STOCK
+from tests.locks.seen import STOCK
 from tests.support.dumps import open_dump
 
 Report = dict[str, Any]

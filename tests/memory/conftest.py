@@ -11,17 +11,20 @@ import pytest
 from drgn import Program
 
 from fixtures import lab
+from fixtures.demo import DEMOS
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block
-from msatools.memory.layout import page_layout
+from msatools.memory.layout import PageLayout, page_layout
 from msatools.memory.memmap import memmap_ranges
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 from msatools.memory.owners import collect_owners
 from msatools.memory.scan import scan
-from msatools.target import TargetSpec, open_target
+from tests.support.dumps import open_dump
+
+from .madepages import demo_layout
 
 FLAGS = (
     "uptodate",
@@ -53,10 +56,18 @@ class PagesByPfn:
     """By name, of the page itself."""
 
 
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(name, marks=pytest.mark.kernels) for name in DEMOS],
+)
+def layout(request: pytest.FixtureRequest) -> PageLayout:
+    """The layout of struct page, which differs by kernel; no dump is needed."""
+    return demo_layout(request.param)
+
+
 @pytest.fixture(scope="session")
 def prog(run: lab.Run) -> Program:
-    spec = TargetSpec(path=str(run.elf), vmlinux=str(run.vmlinux))
-    return open_target(spec).prog
+    return open_dump(run.name, "dwarf")
 
 
 @pytest.fixture(scope="session")
@@ -90,8 +101,7 @@ def owners_run(request: pytest.FixtureRequest) -> lab.Run:
 
 @pytest.fixture(scope="session")
 def owners_prog(owners_run: lab.Run) -> Program:
-    spec = TargetSpec(path=str(owners_run.elf), vmlinux=str(owners_run.vmlinux))
-    return open_target(spec).prog
+    return open_dump(owners_run.name, "dwarf")
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from msatools.memory.memmap import CHUNK_BYTES, memmap_ranges
 from msatools.target import TargetSpec, open_target
 from msatools.target.kdumppages import CUT_OFF, KdumpPages, Pfns
 from msatools.target.vmalloc import PageTables, page_tables
-from tests.target.test_kdumppages import DESCRIPTOR, Layout, copied
+from tests.support.kdumpfile import DESCRIPTOR, Layout, copied
 
 PAGE = 4096
 IN_BULK = ("kdump-zlib", "kdump-lzo", "kdump-snappy", "kdump-zstd", "kdump-raw")
@@ -37,10 +37,18 @@ def pieces(reader: Reader) -> list[tuple[int, int]]:
     ]
 
 
-@pytest.mark.parametrize("format", IN_BULK)
-def test_memmap_is_the_same(run: lab.Run, format: str) -> None:
-    """In it are vmemmap pages that stand for many, by the memory of huge pages."""
-    reader = open_dump(run.dump(format))
+@pytest.fixture(scope="module")
+def small() -> lab.Run:
+    """A small dump, as what is tested is its format."""
+    return lab.build("barepages-6.12")
+
+
+@pytest.fixture
+def reader(small: lab.Run) -> Reader:
+    return open_dump(small.dump("kdump-lzo"))
+
+
+def assert_same(reader: Reader) -> None:
     whole = pieces(reader)
     found = BulkReader.of(reader)
     before = reader.reads, reader.bytes
@@ -51,14 +59,23 @@ def test_memmap_is_the_same(run: lab.Run, format: str) -> None:
     assert data == [reader.read_around_gaps(at, size, PAGE) for at, size in whole]
 
 
-def test_made_once(run_612: lab.Run) -> None:
-    reader = open_dump(run_612.dump("kdump-lzo"))
+@pytest.mark.parametrize("format", IN_BULK)
+def test_memmap_is_the_same(small: lab.Run, format: str) -> None:
+    assert_same(open_dump(small.dump(format)))
+
+
+def test_memmap_of_huge_pages_is_the_same(run: lab.Run) -> None:
+    """In it are vmemmap pages that stand for many."""
+    assert_same(open_dump(run.dump("kdump-lzo")))
+
+
+def test_made_once(reader: Reader) -> None:
     assert BulkReader.of(reader) is BulkReader.of(reader)
 
 
 @pytest.mark.parametrize("format", ["elf", "elf-filtered", "flattened"])
-def test_what_is_left_to_drgn(run_612: lab.Run, format: str) -> None:
-    reader = open_dump(run_612.dump(format))
+def test_what_is_left_to_drgn(small: lab.Run, format: str) -> None:
+    reader = open_dump(small.dump(format))
     at, size = pieces(reader)[0]
     found = BulkReader.of(reader)
     assert not found.in_bulk
@@ -68,8 +85,7 @@ def test_what_is_left_to_drgn(run_612: lab.Run, format: str) -> None:
 @pytest.mark.parametrize(
     ("skip", "size", "granule"), [(8, PAGE, PAGE), (0, 100, PAGE), (0, PAGE, 64)]
 )
-def test_parts_of_pages(run_612: lab.Run, skip: int, size: int, granule: int) -> None:
-    reader = open_dump(run_612.dump("kdump-lzo"))
+def test_parts_of_pages(reader: Reader, skip: int, size: int, granule: int) -> None:
     at = pieces(reader)[0][0] + skip
     data, gaps = BulkReader.of(reader).read_around_gaps(at, size, granule)
     assert (data, gaps) == (reader.read(at, size), [])
@@ -89,9 +105,8 @@ class Holes:
 
 
 def test_pages_that_drgn_has_to_be_asked_for(
-    run_612: lab.Run, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = open_dump(run_612.dump("kdump-lzo"))
     at, size = pieces(reader)[0]
     expected = reader.read(at, size)
     asked = dict.fromkeys([0, 1, 5, size // PAGE - 1])
@@ -105,9 +120,8 @@ def test_pages_that_drgn_has_to_be_asked_for(
     assert (reader.reads, reader.bytes) == (before[0] + 4, before[1] + size)
 
 
-def test_gaps_come_in_order(run_612: lab.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_come_in_order(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages that are cut off are lost; of those that are left out drgn tells why."""
-    reader = open_dump(run_612.dump("kdump-lzo"))
     start, size = pieces(reader)[0]
     vmemmap = start - (1 << 30)
     lost = {2: CUT_OFF, 3: CUT_OFF, 9: None}
@@ -124,7 +138,7 @@ def test_gaps_come_in_order(run_612: lab.Run, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_wrong_page_tables_are_noticed(
-    run_612: lab.Run, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frames = PageTables.frames
 
@@ -133,7 +147,6 @@ def test_wrong_page_tables_are_noticed(
         return found
 
     monkeypatch.setattr(PageTables, "frames", shifted)
-    reader = open_dump(run_612.dump("kdump-lzo"))
     at, size = pieces(reader)[0]
     found = BulkReader.of(reader)
     assert found.in_bulk
@@ -141,13 +154,13 @@ def test_wrong_page_tables_are_noticed(
     assert not found.in_bulk
 
 
-def test_memmap_of_a_cut_dump(run_612: lab.Run, tmp_path: Path) -> None:
+def test_memmap_of_a_cut_dump(small: lab.Run, tmp_path: Path) -> None:
     """What is there is right, and what is not is lost, not zero.
 
     Where the memmap lies is chance, as is whether a dump without the end of it has the
     kernel still: so every other page is said to lie where the file has ended.
     """
-    whole = run_612.dump("kdump-raw")
+    whole = small.dump("kdump-lzo")
     intact, layout = open_dump(whole), Layout(whole)
     tables = page_tables(intact.prog)
     assert tables is not None

@@ -2,13 +2,12 @@
 
 """Memory by process, held against smaps_rollup of each process."""
 
-import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from drgn import FaultError, Object, Program
+from drgn import Program
 from drgn.helpers.linux.pid import find_task
 
 from fixtures import lab
@@ -20,15 +19,16 @@ from msatools.memory.by.process import (
 )
 from msatools.memory.by.usertables import SPACE_BITS, Mapped
 from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, FarHead, classify
-from msatools.memory.layout import PageLayout, page_layout
+from msatools.memory.classify import Block
+from msatools.memory.layout import PageLayout
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport, ProcessGroup
-from msatools.target import TargetSpec, open_target
 from msatools.tasks.table import TaskTable
-from tests.support.overlay import lay_over
 
-from .test_owners_sums import check
+from .damage import Patient, patient
+from .madepages import Pages
+from .sums import check
+from .truth import kib, recorded_processes
 
 PAGE = 4096
 ADDRESS = 0x000F_FFFF_FFFF_F000
@@ -45,13 +45,10 @@ def its_run(request: pytest.FixtureRequest, scenario: str) -> lab.Run:
     return lab.build(f"{scenario}-{request.param}")
 
 
-def opened(run: lab.Run) -> Program:
-    return open_target(TargetSpec(path=str(run.elf), types="btf")).prog
-
-
 @pytest.fixture(scope="module")
 def its_report(its_run: lab.Run) -> MemstatReport:
-    return collect_memstat(opened(its_run), by=("process",), workers=1)
+    prog = patient(its_run.name, "btf").prog
+    return collect_memstat(prog, by=("process",), workers=1)
 
 
 def processes(report: MemstatReport) -> dict[int, ProcessGroup]:
@@ -59,63 +56,6 @@ def processes(report: MemstatReport) -> dict[int, ProcessGroup]:
     groups = [g for g in report.by["process"] if isinstance(g, ProcessGroup)]
     assert len(groups) == len(report.by["process"])
     return {group.pid: group for group in groups if group.pid is not None}
-
-
-def kib(run: lab.Run, pid: int, file: str) -> dict[str, int]:
-    text = run.truth(f"proc/{pid}/{file}").decode(errors="replace")
-    lines = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
-    return {name: int(value) for name, value in lines}
-
-
-def recorded(run: lab.Run) -> list[int]:
-    """The processes whose smaps_rollup there is."""
-    names = "\n".join(run.truth_names())
-    return [int(pid) for pid in re.findall(r"^proc/(\d+)/smaps_rollup$", names, re.M)]
-
-
-def test_each_process_is_as_smaps_says(
-    its_run: lab.Run, its_report: MemstatReport
-) -> None:
-    """To the page; Pss to the KiB, which is as much as the kernel shows of it."""
-    found = processes(its_report)
-    pids = recorded(its_run)
-    assert len(pids) >= 10
-    for pid in pids:
-        said, group = kib(its_run, pid, "smaps_rollup"), found[pid]
-        assert group.rss_pages is not None
-        assert group.rss_pages * 4 == said["Rss"]
-        assert group.pss_bytes is not None
-        assert group.pss_bytes >> 10 == said["Pss"]
-        assert group.anon_pages is not None
-        assert group.anon_pages * 4 == said["Anonymous"]
-        private = said["Private_Clean"] + said["Private_Dirty"]
-        assert group.private_pages is not None
-        assert group.private_pages * 4 == private
-        huge = said["Private_Hugetlb"] + said["Shared_Hugetlb"]
-        assert group.hugetlb_pages is not None
-        assert group.hugetlb_pages * 4 == huge
-        assert group.swap_pages is not None
-        assert group.swap_pages * 4 == kib(its_run, pid, "status")["VmSwap"]
-        # Swapped shared memory is in this one as well.
-        assert group.swap_pages * 4 <= said["Swap"]
-
-
-def test_all_kinds_of_memory_were_there(its_run: lab.Run, scenario: str) -> None:
-    sums: dict[str, int] = {}
-    for pid in recorded(its_run):
-        for name, value in kib(its_run, pid, "smaps_rollup").items():
-            sums[name] = sums.get(name, 0) + value
-    kinds = ["AnonHugePages", "Shared_Dirty", "Pss_Shmem", "Private_Hugetlb"]
-    if scenario == "memory":
-        kinds += ["ShmemPmdMapped", "Swap", "Locked"]
-    assert all(sums[kind] for kind in kinds)
-
-
-def test_names(its_run: lab.Run, its_report: MemstatReport) -> None:
-    for pid, group in processes(its_report).items():
-        if pid in recorded(its_run):
-            text = its_run.truth(f"proc/{pid}/status").decode()
-            assert group.name == text.splitlines()[0].removeprefix("Name:\t")
 
 
 def test_processes_sum_to_the_table(its_report: MemstatReport) -> None:
@@ -140,7 +80,8 @@ def test_nothing_is_lost(its_report: MemstatReport) -> None:
 
 def test_what_two_map_is_divided(owners_run: lab.Run) -> None:
     """One maps a whole file, another one a part of it."""
-    found = processes(collect_memstat(opened(owners_run), by=("process",)))
+    prog = patient(owners_run.name, "btf").prog
+    found = processes(collect_memstat(prog, by=("process",)))
     pids = {p["name"]: p["pid"] for p in owners_run.workload["processes"]}
     whole, part = (
         {pfn for pfn in owners_run.pfns(region) if pfn is not None}
@@ -155,31 +96,9 @@ def test_what_two_map_is_divided(owners_run: lab.Run) -> None:
 
 
 def test_workers_make_no_difference(run_612: lab.Run) -> None:
-    one, two = (
-        collect_memstat(opened(run_612), by=("process",), workers=workers)
-        for workers in (1, 2)
-    )
+    prog = patient(run_612.name, "btf").prog
+    one, two = (collect_memstat(prog, by=("process",), workers=n) for n in (1, 2))
     assert one.by == two.by
-
-
-def test_guest_that_runs(live_guest: lab.Live, live_qmp: str) -> None:
-    """It is at rest."""
-    prog = open_target(TargetSpec(qemu=live_qmp, types="btf")).prog
-    report = collect_memstat(prog, by=("process",))
-    found = processes(report)
-    for process in live_guest.workload["processes"]:
-        text = live_guest.truth(f"proc/{process['pid']}/smaps_rollup").decode()
-        match = re.search(r"^Rss: +(\d+) kB\nPss: +(\d+) kB$", text, re.MULTILINE)
-        assert match
-        group = found[process["pid"]]
-        assert group.rss_pages is not None
-        assert group.pss_bytes is not None
-        assert (group.rss_pages * 4, group.pss_bytes >> 10) == (
-            int(match[1]),
-            int(match[2]),
-        )
-    assert report.by is not None
-    assert sum(group.pages for group in report.by["process"]) == report.pages
 
 
 # --- Damage
@@ -210,8 +129,10 @@ def tables(prog: Program, pid: int) -> list[Table]:
 
 
 @pytest.fixture
-def damaged(run_612: lab.Run) -> Program:
-    return opened(run_612)
+def damaged(run_612: lab.Run) -> Iterator[Patient]:
+    found = patient(run_612.name, "btf")
+    yield found
+    found.mend()
 
 
 @pytest.fixture(scope="module")
@@ -219,22 +140,6 @@ def victim(run_612: lab.Run) -> int:
     """A process that shares no page tables with others."""
     (process,) = (p for p in run_612.workload["processes"] if p["name"] == "anon")
     return int(process["pid"])
-
-
-def replace(prog: Program, address: int, read: Callable[[], bytes]) -> None:
-    """Have the page of a physical address read in another way."""
-
-    def part(address: int, count: int, offset: int, physical: bool) -> bytes:
-        return read()[offset : offset + count]
-
-    lay_over(prog, address & -PAGE, PAGE, part, True)
-
-
-def poke(prog: Program, address: int, value: int) -> None:
-    start = address & -PAGE
-    page = bytearray(prog.read(start, PAGE, True))
-    page[address - start : address - start + 8] = value.to_bytes(8, "little")
-    replace(prog, start, lambda: bytes(page))
 
 
 def by_process(prog: Program) -> tuple[dict[int, ProcessGroup], MemstatReport]:
@@ -246,18 +151,14 @@ def by_process(prog: Program) -> tuple[dict[int, ProcessGroup], MemstatReport]:
 
 @pytest.mark.parametrize("level", range(LEVELS))
 def test_lost_table(
-    damaged: Program, run_612: lab.Run, victim: int, level: int
+    damaged: Patient, run_612: lab.Run, victim: int, level: int
 ) -> None:
-    table, _ = tables(damaged, victim)[level]
-
-    def fail() -> bytes:
-        raise FaultError("lost in this test", table)
-
-    replace(damaged, table, fail)
-    found, report = by_process(damaged)
+    table, _ = tables(damaged.prog, victim)[level]
+    damaged.lose(table, physical=True)
+    found, report = by_process(damaged.prog)
     assert report.coverage["user_tables_unreadable"] == 1
     assert any(note.code == "user-tables-unreadable" for note in report.notes)
-    for pid in recorded(run_612):
+    for pid in recorded_processes(run_612):
         said, rss = kib(run_612, pid, "smaps_rollup")["Rss"], found[pid].rss_pages
         # Of the others, all is known; of this one, what is still found.
         assert rss == (None if pid == victim else said // 4)
@@ -266,36 +167,31 @@ def test_lost_table(
 
 
 @pytest.mark.parametrize("level", range(LEVELS))
-def test_entry_that_names_no_memory(damaged: Program, victim: int, level: int) -> None:
-    _, entry = tables(damaged, victim)[level]
-    poke(damaged, entry, ADDRESS | 1)
-    _, report = by_process(damaged)
+def test_entry_that_names_no_memory(damaged: Patient, victim: int, level: int) -> None:
+    _, entry = tables(damaged.prog, victim)[level]
+    damaged.poke(entry, ADDRESS | 1, physical=True)
+    _, report = by_process(damaged.prog)
     assert report.coverage["user_table_entries_broken"] == 1
 
 
 @pytest.mark.parametrize("level", range(LEVELS))
-def test_table_that_names_itself(damaged: Program, victim: int, level: int) -> None:
+def test_table_that_names_itself(damaged: Patient, victim: int, level: int) -> None:
     """The walk ends, and what others have is as it was."""
-    table, entry = tables(damaged, victim)[level]
-    before, _ = by_process(damaged)
-    poke(damaged, entry, table | 1)
-    after, _ = by_process(damaged)
+    table, entry = tables(damaged.prog, victim)[level]
+    before, _ = by_process(damaged.prog)
+    damaged.poke(entry, table | 1, physical=True)
+    after, _ = by_process(damaged.prog)
     for pid, group in before.items():
         if pid != victim:
             assert after[pid].rss_pages == group.rss_pages
 
 
-def test_lost_address_space(damaged: Program, run_612: lab.Run, victim: int) -> None:
+def test_lost_address_space(damaged: Patient, victim: int) -> None:
     """A process of which nothing can be read is not there; its memory is nobody's."""
-    task: Object = find_task(damaged, victim)
-    start = task.mm.value_() & -PAGE
-
-    def fail(address: int, count: int, offset: int, physical: bool) -> bytes:
-        raise FaultError("lost in this test", address)
-
-    lay_over(damaged, start, PAGE, fail)
-    lay_over(damaged, start + PAGE, PAGE, fail)
-    found, report = by_process(damaged)
+    start = find_task(damaged.prog, victim).mm.value_()
+    damaged.lose(start)
+    damaged.lose(start + PAGE)
+    found, report = by_process(damaged.prog)
     assert victim not in found
     assert any("mm_struct" in note.text for note in report.notes)
 
@@ -312,35 +208,22 @@ def huge_page(
     layout: PageLayout, mapping: int, own: list[int], entire: int, both: bool
 ) -> Block:
     """Make a huge page, whose pages and which itself is mapped so often."""
-    words = np.zeros((HUGE_PAGES, layout.size // 8), np.uint64)
-    pages = words.view(np.uint8).reshape(HUGE_PAGES, layout.size)
-
-    def put(page: int, offset: int, value: int, size: int) -> None:
-        data = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
-        pages[page, offset : offset + size] = np.frombuffer(data, np.uint8)
-
-    head = 0xFFFF_EA00_0000_0000
-    for page in range(HUGE_PAGES):
-        put(page, layout.mapcount, own[page] - 1, 4)
-        if page:
-            put(page, layout.compound_head, head | 1, 8)
-    put(0, layout.flags, layout.bits["head"], 8)
-    put(0, layout.mapping, mapping, 8)
-    put(0, layout.refcount, 3, 4)
-    put(1, layout.entire_mapcount, entire - 1, 4)
+    pages = Pages(layout, HUGE_PAGES)
+    pages.compound(0, HUGE_PAGES)
+    pages.put(0, "mapping", mapping)
+    pages.put(1, "entire_mapcount", entire - 1)
+    for page, count in enumerate(own):
+        pages.put(page, "mapcount", count - 1)
     if both:
-        put(1, layout.flags, layout.bits["double_map"], 8)
-
-    def no_far_heads(address: int) -> FarHead:
-        raise AssertionError(hex(address))
-
-    return classify(pages.tobytes(), HUGE_PAGES, head, layout, no_far_heads)
+        pages.flag(1, "double_map")
+    return pages.block(HUGE_PAGES)
 
 
 @pytest.mark.parametrize("mapping", [ANON_MAPPING, FILE_MAPPING])
-def test_how_often_pages_of_a_huge_page_are_mapped(prog: Program, mapping: int) -> None:
+def test_how_often_pages_of_a_huge_page_are_mapped(
+    layout: PageLayout, mapping: int
+) -> None:
     """Twice as a whole, and one of them once more for itself."""
-    layout = page_layout(prog)
     doubled = "double_map" in layout.bits
     of_file = mapping == FILE_MAPPING
     # Up to v6.1 each page counts mappings of a file's huge page as well, and one more
@@ -354,8 +237,7 @@ def test_how_often_pages_of_a_huge_page_are_mapped(prog: Program, mapping: int) 
     assert set(counts) == {2}
 
 
-def test_how_often_typed_and_unmapped_pages_are_mapped(prog: Program) -> None:
-    layout = page_layout(prog)
+def test_how_often_typed_and_unmapped_pages_are_mapped(layout: PageLayout) -> None:
     own = [0] * HUGE_PAGES
     own[3] = 1 - (1 << 24)  # a type, instead of a count
     block = huge_page(layout, ANON_MAPPING, own, 0, False)
@@ -363,9 +245,9 @@ def test_how_often_typed_and_unmapped_pages_are_mapped(prog: Program) -> None:
 
 
 @pytest.mark.parametrize("gone", [0, 7, HUGE_PAGES - 1])
-def test_huge_page_of_which_a_page_is_another(prog: Program, gone: int) -> None:
+def test_huge_page_of_which_a_page_is_another(layout: PageLayout, gone: int) -> None:
     """As on a running kernel, where it was split meanwhile."""
-    block = huge_page(page_layout(prog), ANON_MAPPING, [0] * HUGE_PAGES, 1, False)
+    block = huge_page(layout, ANON_MAPPING, [0] * HUGE_PAGES, 1, False)
     block.codes[gone] = PageClass.FREE_BUDDY
     key = HUGE_PAGES << SPACE_BITS
     none = np.empty(0, np.uint64)

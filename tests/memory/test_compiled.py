@@ -16,14 +16,15 @@ from typing import Any
 
 import drgn
 import numpy as np
-import numpy.typing as npt
 import pytest
 from drgn import Program
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fixtures.demo import DEMOS
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.memory import compiled
+from msatools.memory import compiled, memmap
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block
 from msatools.memory.layout import HugetlbMark, PageLayout, page_layout
@@ -31,13 +32,15 @@ from msatools.memory.memmap import MemmapRange, memmap_ranges
 from msatools.memory.owners import collect_owners
 from msatools.memory.scan import scan
 from msatools.memory.scanresult import OwnedPages, ScanResult
-from msatools.target import TargetSpec, open_target
 
-ADDRESS = 0xFFFFEA0000000000
+from .madepages import ADDRESS, Pages, open_demo, type_word
+
 FIRST_PFN = (1 << 16) + 256
 """No free block of more than order 8 fits to it."""
 
-Words = npt.NDArray[np.uint64]
+SAME_EACH_TIME = settings(derandomize=True, deadline=None, max_examples=400)
+"""No chance: each run has the same examples, however long one takes."""
+
 NOBODY = OwnedPages(np.empty(0, np.uint64), np.empty(0, np.uint8))
 COLUMNS = (
     "flags",
@@ -56,13 +59,15 @@ COLUMNS = (
 class Digests:
     """Remembers what was in each block."""
 
-    blocks: list[tuple[int, ...]] = field(default_factory=list)
+    blocks: list[dict[str, int]] = field(default_factory=list)
     classes: set[int] = field(default_factory=set)
 
     def observe(self, block: Block) -> None:
-        columns = (np.ascontiguousarray(getattr(block, name)) for name in COLUMNS)
-        sums = (zlib.crc32(column.tobytes()) for column in columns)
-        self.blocks.append((block.pfn, len(block), *sums))
+        digests = {"pfn": block.pfn, "pages": len(block)}
+        for name in COLUMNS:
+            column = np.ascontiguousarray(getattr(block, name))
+            digests[name] = zlib.crc32(column.tobytes())
+        self.blocks.append(digests)
         self.classes.update(np.unique(block.codes).tolist())
 
     def merge(self, later: "Digests") -> None:
@@ -87,44 +92,22 @@ def comparable(result: ScanResult) -> dict[str, Any]:
 Scan = Callable[[], tuple[ScanResult, Digests]]
 
 
-def assert_same(monkeypatch: pytest.MonkeyPatch, do_scan: Scan) -> Digests:
-    """Scan both ways, and give what was seen."""
+def assert_same(do_scan: Scan) -> tuple[ScanResult, Digests]:
+    """Scan both ways, and return what both found."""
     if compiled.library() is None:
         pytest.skip("it is not compiled: see test_it_is_built()")
-    monkeypatch.setenv(compiled.SWITCH, "numpy")
-    expected, by_numpy = do_scan()
-    monkeypatch.setattr(
-        compiled.Compiled, "classify", counting := Counting(compiled.Compiled.classify)
-    )
-    monkeypatch.delenv(compiled.SWITCH)
-    found, by_compiled = do_scan()
-    assert counting.calls == len(by_compiled.blocks) > 0
-    differing = [
-        (pair[0][0], [pair[0][2 + at] == pair[1][2 + at] for at in range(len(COLUMNS))])
-        for pair in zip(by_numpy.blocks, by_compiled.blocks, strict=True)
-        if pair[0] != pair[1]
-    ]
-    assert differing == []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(compiled.SWITCH, "numpy")
+        expected, by_numpy = do_scan()
+        patch.delenv(compiled.SWITCH)
+        found, by_compiled = do_scan()
+    for one, other in zip(by_numpy.blocks, by_compiled.blocks, strict=True):
+        assert {n for n in one if one[n] != other[n]} == set(), one["pfn"]
     assert comparable(found) == comparable(expected)
-    return by_compiled
+    return found, by_compiled
 
 
-class Counting:
-    """A method that counts its calls."""
-
-    def __init__(self, method: Callable[..., Block]) -> None:
-        self.calls = 0
-        self._method = method
-
-    def __get__(self, instance: object, owner: type) -> Callable[..., Block]:
-        def call(*args: Any) -> Block:
-            self.calls += 1
-            return self._method(instance, *args)
-
-        return call
-
-
-def both_scans(prog: Program, monkeypatch: pytest.MonkeyPatch) -> Digests:
+def both_scans(prog: Program) -> Digests:
     """Scan a dump both ways."""
     reader, findings = Reader(prog), Findings()
     layout = page_layout(prog)
@@ -135,7 +118,7 @@ def both_scans(prog: Program, monkeypatch: pytest.MonkeyPatch) -> Digests:
         seen = Digests()
         return scan(Reader(prog), layout, ranges, owned, observers=[seen]), seen
 
-    return assert_same(monkeypatch, do_scan)
+    return assert_same(do_scan)[1]
 
 
 needs_compiler = pytest.mark.skipif(
@@ -148,8 +131,24 @@ def test_it_is_built() -> None:
     assert compiled.library() is not None
 
 
-def test_dump(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = both_scans(prog, monkeypatch)
+@needs_compiler
+def test_switch(demo_prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled is used, unless numpy is asked for."""
+    classified: list[int] = []
+    original = compiled.Compiled.classify
+
+    def classify(self: compiled.Compiled, data: bytes, pfn: int, *more: Any) -> Block:
+        classified.append(pfn)
+        return original(self, data, pfn, *more)
+
+    monkeypatch.setattr(compiled.Compiled, "classify", classify)
+    seen = both_scans(demo_prog)
+    # Of the two scans one.
+    assert classified == [block["pfn"] for block in seen.blocks]
+    assert len(classified) >= 12
+
+
+def test_dump(prog: Program) -> None:
     assert {
         PageClass.FREE_BUDDY,
         PageClass.ANON,
@@ -158,13 +157,7 @@ def test_dump(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
         PageClass.USER_HUGETLB,
         PageClass.SLAB,
         PageClass.RESERVED,
-    } <= seen.classes
-
-
-@cache
-def open_demo(name: str) -> Program:
-    """Open it once: pytest would for each layout that is made of its own."""
-    return open_target(TargetSpec(path=str(DEMOS[name].core), types="btf")).prog
+    } <= both_scans(prog).classes
 
 
 @pytest.fixture(scope="module", params=list(DEMOS))
@@ -172,19 +165,10 @@ def demo_prog(request: pytest.FixtureRequest) -> Program:
     return open_demo(request.param)
 
 
-@cache
-def layout_of(name: str) -> PageLayout:
-    return page_layout(open_demo(name))
-
-
-def test_demo(demo_prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(both_scans(demo_prog, monkeypatch).blocks) >= 12
-
-
 class Memory(Reader):
     """Nothing but struct pages, of which some cannot be read."""
 
-    def __init__(self, data: bytes, missing: set[int]) -> None:
+    def __init__(self, data: bytes, missing: frozenset[int]) -> None:
         super().__init__(Program())
         self._data = data
         self._missing = missing
@@ -205,171 +189,187 @@ class Made:
     """A memmap that no kernel made."""
 
     layout: PageLayout
-    pages: int
     data: bytes
     owned: OwnedPages = NOBODY
     missing: frozenset[int] = frozenset()
     """Which 4096 bytes each."""
 
+    step: int = 512
+    """Pages a block."""
+
     def scan(self) -> tuple[ScanResult, Digests]:
         seen = Digests()
-        part = MemmapRange(0, "online", True, FIRST_PFN, self.pages, ADDRESS)
-        memory = Memory(self.data, set(self.missing))
-        return scan(memory, self.layout, [part], self.owned, observers=[seen]), seen
+        pages = len(self.data) // self.layout.size
+        part = MemmapRange(0, "online", True, FIRST_PFN, pages, ADDRESS)
+        memory = Memory(self.data, self.missing)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memmap, "CHUNK_BYTES", self.step * self.layout.size)
+            found = scan(memory, self.layout, [part], self.owned, observers=[seen])
+        return found, seen
 
 
-def layouts(layout: PageLayout) -> Iterator[tuple[str, PageLayout]]:
-    """Give a kernel's layout, and others that kernels have or could have."""
-    yield "real", layout
-    names = layout.types.names | {"large_kmalloc"}
-    types = replace(layout.types, names=names)
-    yield "mask", replace(layout, types=types, compound_mask=True, fake_heads=False)
-    yield "wide", replace(layout, size=layout.size + 24)
-    apart = replace(layout, refcount=layout.private, private=layout.refcount - 4)
-    yield "apart", apart
+@cache
+def layouts(name: str) -> dict[str, PageLayout]:
+    """Return a kernel's layout, and others that kernels have or could have."""
+    layout = page_layout(open_demo(name))
+    types = replace(layout.types, names=layout.types.names | {"large_kmalloc"})
     mark = HugetlbMark(layout.flags, 8, layout.bits["active"], layout.bits["active"])
-    yield "flag", replace(layout, hugetlb=mark, zone_shift=50, device_zone=4)
+    refcount, private = layout.private, layout.refcount - 4
+    return {
+        "real": layout,
+        "mask": replace(layout, types=types, compound_mask=True, fake_heads=False),
+        "wide": replace(layout, size=layout.size + 24),
+        "apart": replace(layout, refcount=refcount, private=private),
+        "flag": replace(layout, hugetlb=mark, zone_shift=50, device_zone=4),
+    }
 
 
-LAYOUTS = ("real", "mask", "wide", "apart", "flag")
+class Chance:
+    """What hypothesis chooses for the struct pages of a memmap."""
+
+    def __init__(self, draw: st.DrawFn, layout: PageLayout, pages: int) -> None:
+        self.draw = draw
+        self.layout = layout
+        self.count = pages
+        self.pages = Pages(layout, pages, flags=1 << layout.zone_shift)
+        bits = layout.bits
+        names = ("head", "reserved", "swapbacked", "hwpoison", "active", "lru")
+        some = [bits.get(name, 0) for name in names]
+        some += [layout.slab_bit, layout.swapcache_bits]
+        self.bits = st.sets(st.sampled_from(some)).map(sum)
+        self.members = self._members()
+
+    def _members(self) -> dict[str, st.SearchStrategy[int]]:
+        """What the members of a struct page may be, likely or not."""
+        layout = self.layout
+        zones = st.integers(0, 5).map(lambda zone: zone << layout.zone_shift)
+        near = st.integers(-3, self.count + 3).map(self.pages.address)
+        masks = st.integers(6, 20).map(lambda shift: -(1 << shift))
+        anywhere = st.integers(0, (1 << 64) - 1)
+        codes = sorted({*layout.types.classes.tolist()} - {PageClass.UNATTRIBUTED})
+        typed = st.sampled_from([type_word(layout, code) for code in codes])
+        counts = st.sampled_from([-1, 0, 4, -2, 1 << 31])
+        return {
+            "flags": st.tuples(zones, self.bits).map(lambda pair: pair[0] | pair[1]),
+            "mapping": st.integers(1 << 40, (1 << 40) + 12) | st.just(0) | anywhere,
+            "compound_head": (near | masks).map(lambda word: word | 1) | anywhere,
+            "private": st.integers(0, 22) | anywhere,
+            "lru": near | st.just(0xFFFF_8880_0000_0000) | anywhere,
+            "mapcount": counts | typed,
+            "refcount": st.sampled_from([0, 1, 7]),
+            "entire_mapcount": counts,
+        }
+
+    def member(self, first: int, end: int) -> None:
+        name = self.draw(st.sampled_from(sorted(self.members)))
+        self.pages.put(slice(first, end), name, self.draw(self.members[name]))
+
+    def compound(self, first: int, end: int) -> None:
+        count = 1 << self.draw(st.integers(1, 9))
+        first = first // count * count
+        self.pages.compound(first, count)
+        if self.layout.compound_mask:
+            mask = -(1 << (count * self.layout.size - 1).bit_length()) | 1
+            tails = slice(first + 1, first + count)
+            self.pages.put(tails, "compound_head", mask)
+        for name in ("mapping", "mapcount", "refcount"):
+            self.pages.put(first, name, self.draw(self.members[name]))
+        self.pages.flag_bits(first, self.draw(self.bits))
+        mark, second = self.layout.hugetlb, slice(first + 1, first + 2)
+        if mark is not None and self.draw(st.booleans()):
+            self.pages.put_at(second, mark.offset, mark.size, mark.value)
+        if self.draw(st.booleans()):
+            # One page of struct pages is there again and again, fake heads in it.
+            words, each = self.pages.words[first : first + count], 64
+            for at in range(each, len(words), each):
+                words[at : at + each] = words[: len(words[at : at + each])]
+
+    def free(self, first: int, end: int) -> None:
+        self.pages.free(first, self.draw(st.integers(0, 21)))
+
+    def nothing(self, first: int, end: int) -> None:
+        self.pages.words[first:end] = 0
+
+    def garbage(self, first: int, end: int) -> None:
+        size = self.layout.size
+        noise = self.draw(st.binary(min_size=size, max_size=size))
+        self.pages.words[first:end] = np.frombuffer(noise, "<u8")
+
+    def claims(self) -> OwnedPages:
+        pfns = st.integers(FIRST_PFN - 3, FIRST_PFN + self.count + 3)
+        owners = self.draw(st.dictionaries(pfns, st.sampled_from(OWNERS)))
+        pairs = sorted(owners.items())
+        return OwnedPages(
+            np.array([pfn for pfn, _ in pairs], np.uint64),
+            np.array([code for _, code in pairs], np.uint8),
+        )
 
 
-@pytest.fixture(
-    params=[(name, made) for name in DEMOS for made in LAYOUTS], ids="-".join
+OWNERS = (PageClass.VMALLOC, PageClass.PIPES, PageClass.FILE)
+MAKE = (
+    *[Chance.member] * 5,
+    *[Chance.compound] * 2,
+    *(Chance.free, Chance.nothing, Chance.garbage),
 )
-def made_layout(request: pytest.FixtureRequest) -> PageLayout:
-    name, made = request.param
-    return dict(layouts(layout_of(name)))[made]
 
 
-def likely_pages(
-    rng: np.random.Generator, layout: PageLayout, pages: int, one_zone: bool = False
-) -> bytes:
-    """Make struct pages of words that mean something, in no order that does."""
-    words = np.zeros((pages, layout.size // 8), "<u8")
-    data = words.view(np.uint8)
-
-    def put(offset: int, size: int, values: list[int], weights: list[int]) -> None:
-        odds = np.array(weights) / sum(weights)
-        pool = np.array([value & ((1 << 8 * size) - 1) for value in values], np.uint64)
-        column = pool[rng.choice(len(values), pages, p=odds)].astype(f"<u{size}")
-        data[:, offset : offset + size] = column.view(np.uint8).reshape(pages, size)
-
-    near = [ADDRESS + layout.size * int(i) + 1 for i in rng.integers(0, pages, 12)]
-    far = [ADDRESS - 640 + 1, ADDRESS + 3 * pages * layout.size + 1, 5]
-    masks = [(-(1 << shift) | 1) & ((1 << 64) - 1) for shift in (9, 13, 15)]
-    bits = layout.bits
-    zone = int(rng.integers(1, 3)) << layout.zone_shift
-    device = (layout.device_zone or 0) << layout.zone_shift
-    flags = [bits[name] for name in ("head", "reserved", "swapbacked", "active")]
-    flags += [bits.get("hwpoison", 0), layout.slab_bit, layout.swapcache_bits]
-    flags += [0, bits["head"] | layout.swapcache_bits]
-    flags = [*(zone | flag for flag in flags), 0, device]
-    words_of_types = [
-        (value << layout.types.shift)
-        | (0xFFFFFFFF & ~(layout.types.mask << layout.types.shift))
-        for value in np.flatnonzero(layout.types.classes).tolist()
-    ]
-    put(layout.mapping, 8, [0, *range(1 << 40, (1 << 40) + 8)], [12] + [1] * 8)
-    put(layout.private, 8, [*range(13), 20, 21, 1 << 63], [400] + [2] * 15)
-    put(layout.compound_head, 8, [0, *near, *far, *masks], [150] + [2] * 18)
-    others = [0, 0] if one_zone else [3, 1]
-    put(layout.flags, 8, flags, [4] * 6 + [12, 90, 6, *others])
-    lru = [ADDRESS + 64, ADDRESS + 8, 0xDEAD000000000100]
-    if layout.lru != layout.compound_head:
-        put(layout.lru, 8, lru, [1, 1, 1])
-    entire = layout.entire_mapcount
-    if entire not in (layout.flags, layout.mapping, layout.compound_head):
-        put(entire, 4, [-1, 0, 3], [2, 1, 1])
-    if layout.hugetlb is not None and layout.hugetlb.size == 1:
-        put(layout.hugetlb.offset, 1, [layout.hugetlb.value, 0], [1, 3])
-    types = [3] * len(words_of_types)
-    put(layout.mapcount, 4, [-1, 0, 4, -2, *words_of_types], [60, 20, 1, 1, *types])
-    put(layout.refcount, 4, [0, 1, 7], [2, 3, 1])
-    # Runs of the same, and of nothing at all.
-    for start in rng.integers(0, pages - 64, pages // 128).tolist():
-        words[start : start + 40] = words[start] if start % 3 or one_zone else 0
-    # The last ones may be heads; nothing is after them to be read.
-    words[-2:, layout.flags // 8] |= np.uint64(bits["head"])
-    return words.tobytes()
+@st.composite
+def memmaps(draw: st.DrawFn) -> Made:
+    """Memmaps of a few blocks, of words that mean something in no order that does."""
+    kernel = draw(st.sampled_from(list(DEMOS)))
+    layout = layouts(kernel)[draw(st.sampled_from(sorted(layouts(kernel))))]
+    step = draw(st.sampled_from([64, 128, 512]))
+    pages = draw(st.integers(1, 3 * step))
+    chance = Chance(draw, layout, pages)
+    places, lengths = st.integers(0, pages - 1), st.sampled_from([1, 2, 5, 16, 64, 300])
+    for make in draw(st.lists(st.sampled_from(MAKE), max_size=24)):
+        first = draw(places)
+        make(chance, first, first + draw(lengths))
+    lost = st.frozensets(st.integers(0, pages * layout.size // 4096), max_size=3)
+    return Made(layout, chance.pages.data(), chance.claims(), draw(lost), step)
 
 
-def claims(rng: np.random.Generator, pages: int) -> OwnedPages:
-    pfns = np.unique(rng.integers(FIRST_PFN - 99, FIRST_PFN + pages + 99, pages // 20))
-    codes = rng.choice([PageClass.VMALLOC, PageClass.PIPES, PageClass.FILE], len(pfns))
-    return OwnedPages(pfns.astype(np.uint64), codes.astype(np.uint8))
+TOLD = (
+    PageClass.UNATTRIBUTED,
+    PageClass.FREE_BUDDY,
+    PageClass.FREE_HUGETLB,
+    PageClass.ANON,
+    PageClass.KSM,
+    PageClass.USER_HUGETLB,
+    PageClass.SHMEM,
+    PageClass.SLAB,
+    PageClass.LARGE_KMALLOC,
+    PageClass.PAGE_TABLES,
+    PageClass.MOVABLE,
+    PageClass.RESERVED,
+    PageClass.OFFLINE,
+    PageClass.HWPOISON,
+    PageClass.DEVICE,
+    PageClass.EXCLUDED,
+    PageClass.UNREADABLE,
+)
+"""By struct pages alone."""
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_pages_of_likely_words(
-    made_layout: PageLayout, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = np.random.default_rng(seed)
-    pages = (8192, 3 * 512, 999)[seed]
-    data = likely_pages(rng, made_layout, pages)
-    missing = frozenset(rng.integers(0, len(data) // 4096 + 1, 3).tolist())
-    made = Made(made_layout, pages, data, claims(rng, pages), missing)
-    seen = assert_same(monkeypatch, made.scan)
-    assert len(seen.classes) > 8
+def test_any_memmap() -> None:
+    classes: set[int] = set()
+    found = ScanResult()
 
+    @SAME_EACH_TIME
+    @given(memmaps())
+    def check(made: Made) -> None:
+        result, seen = assert_same(made.scan)
+        classes.update(seen.classes)
+        found.merge(result)
 
-@pytest.mark.parametrize("seed", range(3))
-def test_likely_words_in_one_zone(
-    made_layout: PageLayout, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Then sums are made in C, too."""
-    rng = np.random.default_rng(seed)
-    data = likely_pages(rng, made_layout, 6144, one_zone=True)
-    made = Made(made_layout, 6144, data, claims(rng, 6144))
-    seen = assert_same(monkeypatch, made.scan)
-    assert len(seen.classes) > 8
-    result, _ = made.scan()
-    assert len(result.counts) == 1
-    assert result.anon_swapcache
-    assert result.anon_unmapped
-
-
-def test_blocks_that_share_compound_pages(
-    made_layout: PageLayout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A gigantic page, of which later blocks have tails only."""
-    pages = 3 << 14
-    words = np.zeros((pages, made_layout.size // 8), "<u8")
-    words[:, made_layout.flags // 8] = 1 << 54
-    words[:, made_layout.mapcount // 8] |= np.uint64(0xFFFFFFFF)
-    words[0, made_layout.flags // 8] |= np.uint64(made_layout.bits["head"])
-    words[0, made_layout.mapping // 8] = 0xFFFF888000000000
-    words[1:, made_layout.compound_head // 8] = ADDRESS + 1
-    if made_layout.compound_mask:
-        words[1:, made_layout.compound_head // 8] = (-(1 << 24)) & ((1 << 64) - 1) | 1
-    seen = assert_same(monkeypatch, Made(made_layout, pages, words.tobytes()).scan)
-    assert len(seen.blocks) > 2
-    assert seen.classes == {PageClass.FILE}
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_garbage(
-    made_layout: PageLayout, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = np.random.default_rng(seed)
-    pages = (512, 300)[seed]
-    data = rng.bytes(pages * made_layout.size)
-    assert_same(monkeypatch, Made(made_layout, pages, data, claims(rng, pages)).scan)
-
-
-def test_real_pages_in_any_order(
-    demo_prog: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader, layout = Reader(demo_prog), page_layout(demo_prog)
-    parts = memmap_ranges(reader, layout, Findings())
-    pages = 8192
-    rows = [
-        np.frombuffer(reader.read(part.address, pages * layout.size), np.uint8)
-        for part in parts
-    ]
-    rng = np.random.default_rng(6)
-    shuffled = rng.permutation(np.concatenate(rows).reshape(-1, layout.size))[:pages]
-    assert_same(monkeypatch, Made(layout, pages, shuffled.tobytes()).scan)
+    check()
+    # What was compared is not all of one kind.
+    assert {*TOLD, *OWNERS} - classes == set()
+    for name in ("anon_swapcache", "shmem_swapcache", "anon_unmapped"):
+        assert getattr(found, name), name
+    assert found.swap_entries
+    assert found.heads_unreadable
+    assert found.candidates.nodes
 
 
 @pytest.fixture
@@ -389,8 +389,7 @@ def test_without_a_library(demo_prog: Program, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     layout = page_layout(demo_prog)
     assert compiled.compiled_classifier(layout) is None
-    data = likely_pages(np.random.default_rng(1), layout, 512)
-    result, _ = Made(layout, 512, data).scan()
+    result, _ = Made(layout, Pages(layout, 512).data()).scan()
     assert result.pages() == 512
 
 

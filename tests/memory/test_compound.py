@@ -11,45 +11,37 @@ from msatools.memory.by.compound import far_heads, give_to_tails
 from msatools.memory.by.file import SWAP_CACHE, mappings_of
 from msatools.memory.by.memcgs import charge_offset
 from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, FarHead, classify
-from msatools.memory.layout import PageLayout, page_layout
+from msatools.memory.classify import Block, FarHead
+from msatools.memory.layout import page_layout
 
-ADDRESS = 0xFFFFEA0000000000
+from .madepages import ADDRESS, Pages
+
 PAGES = 64
 FILE = 0xFFFF888000001000
 GROUP = 0xFFFF888000002000
 
 
-@pytest.fixture(scope="module")
-def layout(prog: Program) -> PageLayout:
-    return page_layout(prog)
-
-
 @pytest.fixture
-def block(prog: Program, layout: PageLayout) -> Block:
+def block(prog: Program) -> Block:
     """Tails of a huge page before it, a file's folio, anonymous pages."""
-    words = np.zeros((PAGES, layout.size // 8), np.uint64)
-    words[:, layout.flags // 8] = 1 << 54
-    words[:, layout.mapcount // 8] = 1 << 32 | 0xFFFFFFFF
-    head = layout.compound_head // 8
-    words[:8, head] = ADDRESS - 128 * layout.size + 1
-    words[16, layout.flags // 8] |= np.uint64(layout.bits["head"])
-    words[17:20, head] = ADDRESS + 16 * layout.size + 1
-    words[16:20, layout.mapping // 8] = (FILE, 0xDEAD, 0xDEAD, 0xDEAD)
-    words[32:34, layout.mapping // 8] = 0xFFFF888000000001
-    words[32:34, layout.flags // 8] |= np.uint64(layout.bits["swapbacked"])
-    words[33, layout.flags // 8] |= np.uint64(layout.swapcache_bits)
+    pages = Pages(page_layout(prog), PAGES)
+    pages.tails(slice(8), -128)
+    pages.compound(16, 4)
+    pages.put(16, "mapping", FILE)
+    pages.put(slice(17, 20), "mapping", 0xDEAD)
+    pages.anon(slice(32, 34))
+    pages.flag_bits(33, pages.layout.swapcache_bits)
     offset = charge_offset(prog)
     assert offset is not None
     # Of tails it is something else.
-    words[:40, offset // 8] = 0xBEEF
-    words[[16, 32, 33], offset // 8] = GROUP
+    pages.put_at(slice(40), offset, 8, 0xBEEF)
+    pages.put_at([16, 32, 33], offset, 8, GROUP)
 
     def far_head(address: int) -> FarHead:
-        assert address == ADDRESS - 128 * layout.size
+        assert address == pages.address(-128)
         return FarHead(PageClass.USER_HUGETLB, FILE + 0x1000)
 
-    return classify(words.tobytes(), 0x1000, ADDRESS, layout, far_head, None)
+    return pages.block(0x1000, far_head)
 
 
 def test_tails_have_their_heads_words(block: Block) -> None:

@@ -4,7 +4,6 @@
 
 import io
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -322,30 +321,27 @@ def files(saved: Callable[..., str]) -> tuple[str, str]:
     return saved(f"{dumps(BEFORE)}\n"), saved(f"{dumps(AFTER)}\n", "b.json")
 
 
-def test_text(msa: Msa, files: tuple[str, str]) -> None:
-    done = msa("--diff", *files)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "60.0s from one to the other\n" in done.stdout
-    assert "  anon      100    300    +200  +800 KiB\n" in done.stdout
+def test_text(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_console(COMMAND, ["--diff", *files]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "60.0s from one to the other\n" in out
+    assert "  anon      100    300    +200  +800 KiB\n" in out
 
 
-def test_json(msa: Msa, files: tuple[str, str]) -> None:
-    done = msa("--json", "--diff", *files)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout) == json.loads(dumps(compare(BEFORE, AFTER, files)))
+def test_json(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_console(COMMAND, ["--json", "--diff", *files]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert json.loads(out) == json.loads(dumps(compare(BEFORE, AFTER, files)))
 
 
-def test_standard_input(msa_memstat: Path, files: tuple[str, str]) -> None:
-    for words in (("-", files[1]), (files[0], "-")):
-        which = words.index("-")
-        done = subprocess.run(
-            [msa_memstat, "--json", "--diff", *words],
-            input=Path(files[which]).read_bytes(),
-            capture_output=True,
-            check=True,
-        )
-        found = json.loads(done.stdout)
-        assert found["elapsed_ns"] == 60 * SECOND
+@pytest.mark.parametrize("which", [0, 1])
+def test_standard_input(msa: Msa, files: tuple[str, str], which: int) -> None:
+    words = ("-", files[1]) if which == 0 else (files[0], "-")
+    done = msa("--json", "--diff", *words, input=Path(files[which]).read_text())
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["elapsed_ns"] == 60 * SECOND
 
 
 def test_standard_input_that_is_closed(
@@ -361,35 +357,32 @@ def test_standard_input_that_is_closed(
     )
 
 
-def test_error_is_one_line(msa: Msa, files: tuple[str, str], tmp_path: Path) -> None:
+def test_error_is_one_line(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "b\x1b[1m.json").write_text("?")
-    done = msa("--diff", files[0], tmp_path / "b\x1b[1m.json")
-    assert (done.returncode, done.stdout) == (1, "")
+    words = ["--diff", files[0], str(tmp_path / "b\x1b[1m.json")]
+    assert run_console(COMMAND, words) == 1
     name = f"{tmp_path}/b\\x1b[1m.json"
     to_do = "make it with msa-memstat --json"
-    assert done.stderr == f"msa-memstat: {name}: not JSON; {to_do}\n"
+    assert capsys.readouterr() == ("", f"msa-memstat: {name}: not JSON; {to_do}\n")
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["--diff"],
-        ["--diff", "a.json"],
-        ["--diff", "-", "-"],
-        ["--diff", "a.json", "b.json", "vmcore"],
-        ["--diff", "a.json", "b.json", "5"],
-        ["--diff", "a.json", "b.json", "-k"],
-        ["--diff", "a.json", "b.json", "-c", "vmcore"],
-        ["--diff", "a.json", "b.json", "--qemu", "x"],
-        ["--diff", "a.json", "b.json", "-s", "vmlinux"],
-        ["--diff", "a.json", "b.json", "--types", "btf"],
-        ["--diff", "a.json", "b.json", "--budget", "1%"],
-        ["--diff", "a.json", "b.json", "--by", "node"],
-        ["--diff", "a.json", "b.json", "--sections"],
+        *("--diff", "--diff a.json", "--diff - -"),
+        *(
+            f"--diff a.json b.json {more}"
+            for more in (
+                *("vmcore", "5", "-k", "-c vmcore", "--qemu x", "-s vmlinux"),
+                *("--types btf", "--budget 1%", "--by node", "--sections"),
+            )
+        ),
     ],
 )
-def test_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_console(COMMAND, words) == 2
+def test_wrong_usage(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_console(COMMAND, words.split()) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.endswith("; see msa-memstat --help\n")

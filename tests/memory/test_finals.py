@@ -8,34 +8,23 @@ from drgn import Program
 
 from msatools.kernel.reader import Reader
 from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, FarHead, classify, where
+from msatools.memory.classify import where
 from msatools.memory.finals import FinalClasses
 from msatools.memory.freelists import ListedPages
 from msatools.memory.layout import page_layout
 
+from .madepages import Pages
+
 PFN = 4096
 PAGES = 2048
-NOT_MAPPED = 0xFFFFFFFF
-IN_USE = 1 << 32
-
-
-def block_of(prog: Program, in_use: int) -> Block:
-    """Struct pages that tell nothing, from one on in use and before it unreferenced."""
-    layout = page_layout(prog)
-    words = np.zeros((PAGES, layout.size // 8), np.uint64)
-    words[:, layout.mapcount // 8] = NOT_MAPPED
-    words[in_use:, layout.mapcount // 8] |= IN_USE
-
-    def far_head(address: int) -> FarHead:
-        return FarHead(PageClass.UNATTRIBUTED, 0)
-
-    return classify(words.tobytes(), PFN, 0xFFFFEA0000000000, layout, far_head)
 
 
 @pytest.mark.parametrize(("in_use", "found"), [(PAGES, 512), (1024, 512), (1023, 0)])
 def test_huge_page_on_a_per_cpu_list(prog: Program, in_use: int, found: int) -> None:
     """All of it is free; one of which a page is in use is none."""
-    block = block_of(prog, in_use)
+    made = Pages(page_layout(prog), PAGES)
+    made.put(slice(in_use), "refcount", 0)
+    block = made.block(PFN)
     orphans = where(block.codes == PageClass.UNATTRIBUTED)
     orphans = orphans[block.unreferenced(orphans)]
     assert len(orphans) == in_use

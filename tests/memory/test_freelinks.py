@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from drgn import Program
 
-from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.memory import scanning
 from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.classify import FarHead, classify
+from msatools.memory.classify import FarHead
 from msatools.memory.finals import FinalClasses
 from msatools.memory.freelinks import (
     UNLISTED,
@@ -39,7 +38,9 @@ from msatools.memory.scanresult import (
     FreeCandidates,
     ScanResult,
 )
-from msatools.target import TargetSpec, open_target
+from tests.support.dumps import open_dump
+
+from .madepages import Pages
 
 FIRST, SIZE, PAGES = 0xFFFF_EA00_0000_0008, 64, 1000
 KERNEL_START = 0xFFFF_8000_0000_0000
@@ -196,11 +197,11 @@ def test_page_that_comes_by_is_told_if_nobody_has_it(
     prog: Program, owned: bool
 ) -> None:
     layout = page_layout(prog)
-    words = np.zeros((2, layout.size // 8), np.uint64)
-    words[:, layout.mapcount // 8] = 0xFFFFFFFF
-    words[0, layout.lru // 8 :][:2] = GONE, HEAD
-    address = FIRST - layout.lru
-    block = classify(words.tobytes(), 0, address, layout, lambda _: FarHead(CODE, 0))
+    pages = Pages(layout, 2)
+    pages.put(slice(2), "refcount", 0)
+    pages.put(0, "lru", GONE)
+    pages.put_at(0, layout.lru + 8, 8, HEAD)
+    block = pages.block(0, lambda _: FarHead(CODE, 0), address=FIRST - layout.lru)
     if owned:
         block.codes[:] = OWNED
     listed = ListedPages(np.empty(0, np.uint64), np.empty(0, np.uint8), 0)
@@ -303,8 +304,9 @@ def test_pages_of_lost_lists_are_told_as_they_come_by(
     assert found == lists - beyond > 0
 
 
-def test_old_kernels_have_links_left_over() -> None:
-    reader = Reader(open_target(TargetSpec(str(lab.build("memory-5.10").elf))).prog)
+@pytest.mark.parametrize("kernel", ["5.10"])
+def test_old_kernels_have_links_left_over(kernel: str) -> None:
+    reader = Reader(open_dump(f"memory-{kernel}", "btf"))
     reader.is_live = True
     assert free_links(reader, page_layout(reader.prog), ()) is None
 

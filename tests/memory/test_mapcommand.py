@@ -12,16 +12,10 @@ from drgn.commands import CommandError, run_command
 from msatools.commands.memstat import COMMAND
 from PIL import Image
 
-from fixtures import lab
+from fixtures.demo import DEMOS
 from msatools.cli import UsageError, make_parser, run_console
-from msatools.target import TargetSpec, open_target
-from tests.conftest import Msa
 
-
-@pytest.fixture(scope="module")
-def prog_612(run_612: lab.Run) -> Program:
-    spec = TargetSpec(path=str(run_612.elf), vmlinux=str(run_612.vmlinux))
-    return open_target(spec).prog
+from .asked import printed
 
 
 @pytest.mark.parametrize(
@@ -87,24 +81,19 @@ def test_target_that_follows(words: str, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err.startswith("msa-memstat: none/vmcore: no such file")
 
 
-def test_files(msa: Msa, run_612: lab.Run, tmp_path: Path) -> None:
-    dump = str(run_612.elf)
+def test_files(prog: Program, tmp_path: Path) -> None:
     svg, png = tmp_path / "map.svg", tmp_path / "map.png"
-    done = msa("--map", svg, dump)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"map written to {svg}"
+    text = printed(prog, "--map", svg)
+    assert text.splitlines()[-1] == f"map written to {svg}"
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
     png.write_bytes(b"old")
-    done = msa(dump, "--map", png, "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["map"]["runs"]
+    assert json.loads(printed(prog, "--map", png, "--json"))["map"]["runs"]
     assert Image.open(png).format == "PNG"
     assert {path.name for path in tmp_path.iterdir()} == {"map.svg", "map.png"}
 
 
-def test_text(msa: Msa, run_612: lab.Run) -> None:
-    done = msa("--map", "--frag", str(run_612.elf))
-    assert done.returncode == 0, done.stderr
+def test_text(prog: Program) -> None:
+    text = printed(prog, "--map", "--frag")
     for words in (
         "Physical memory, 1.0 MiB a cell",
         "Node 1, zone Normal",
@@ -113,28 +102,30 @@ def test_text(msa: Msa, run_612: lab.Run) -> None:
         "Page blocks of 2.0 MiB by migrate type",
         "Blocks that would be free but for so many pages",
     ):
-        assert words in done.stdout
+        assert words in text
 
 
 def test_file_that_cannot_be_written_is_one_line(
-    msa: Msa, run_612: lab.Run, tmp_path: Path
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "d.svg"
     folder.mkdir()
-    done = msa("--map", folder, str(run_612.elf))
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr == f"msa-memstat: {folder}: a directory; name a file\n"
+    dump = str(DEMOS["6.12"].core)
+    assert run_console(COMMAND, ["--map", str(folder), dump]) == 1
+    assert capsys.readouterr() == (
+        "",
+        f"msa-memstat: {folder}: a directory; name a file\n",
+    )
 
 
 def test_inside_drgn(
-    prog_612: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    prog: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "map.svg"
-    report = run_command(prog_612, f"memstat --frag --map {path}")
+    report = run_command(prog, f"memstat --frag --map {path}")
     assert path.exists()
     assert report.frag is not None
     assert len(report.map.cells) == report.pages // report.map.cell_pages
     assert f"map written to {path}" in capsys.readouterr().out
     with pytest.raises(CommandError, match=r"%memstat: .*: no such directory"):
-        run_command(prog_612, f"memstat --map {tmp_path}/none/map.svg")
+        run_command(prog, f"memstat --map {tmp_path}/none/map.svg")

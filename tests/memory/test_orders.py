@@ -6,66 +6,41 @@ import re
 from collections import Counter
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from drgn import Program
 
 from fixtures import lab
 from msatools.memory.by.order import OrderGroup
 from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, FarHead, classify
+from msatools.memory.classify import Block, FarHead
 from msatools.memory.counting import NCLASSES, class_counts
-from msatools.memory.layout import PageLayout, page_layout
+from msatools.memory.layout import PageLayout
 from msatools.memory.model import MemstatReport
 from msatools.memory.orders import NO_ORDER, ByOrder, free_blocks
 
 from . import truth
+from .madepages import ADDRESS, Pages
 
-ADDRESS = 0xFFFFEA0000000000
 PAGES = 1024
 NONE = np.empty(0, np.uint64)
-Pages = npt.NDArray[np.uint64]
-
-
-@pytest.fixture(scope="module")
-def layout(prog: Program) -> PageLayout:
-    return page_layout(prog)
 
 
 @pytest.fixture
 def pages(layout: PageLayout) -> Pages:
-    """Struct pages that are in use by the kernel and tell nothing."""
-    words = np.zeros((PAGES, layout.size // 8), np.uint64)
-    words[:, layout.mapcount // 8] = 1 << 32 | 0xFFFFFFFF
-    return words
+    return Pages(layout, PAGES)
 
 
-def block_of(pages: Pages, layout: PageLayout, pfn: int = PAGES) -> Block:
-    def far_head(address: int) -> FarHead:
-        return FarHead(PageClass.ANON, 0)
-
-    address = ADDRESS + pfn * layout.size
-    return classify(pages.tobytes(), pfn, address, layout, far_head)
+def block_of(pages: Pages, pfn: int = PAGES) -> Block:
+    """Place struct pages in memory; what is outside is anonymous memory."""
+    address = ADDRESS + pfn * pages.layout.size
+    return pages.block(pfn, lambda _: FarHead(PageClass.ANON, 0), address=address)
 
 
-def free(pages: Pages, layout: PageLayout, at: int, order: int) -> None:
-    types = layout.types
-    key = int(np.flatnonzero(types.classes == PageClass.FREE_BUDDY)[0])
-    word = 0xFFFFFFFF & ~(types.mask << types.shift) | key << types.shift
-    pages[at, layout.mapcount // 8] = word
-    pages[at, layout.private // 8] = order
-
-
-def compound(pages: Pages, layout: PageLayout, at: int, count: int, pfn: int) -> None:
+def compound(pages: Pages, at: int, count: int, pfn: int) -> None:
     """Make *count* pages from *at* on tails of page *pfn*, or its head and tails."""
-    head = ADDRESS + pfn * layout.size
-    if layout.compound_mask:
-        pytest.skip("tails of this kernel name no head")
-    first = at
     if pfn == PAGES + at:
-        pages[at, layout.flags // 8] |= np.uint64(layout.bits["head"])
-        first += 1
-    pages[first : at + count, layout.compound_head // 8] = head + 1
+        pages.flag(at, "head")
+        at, count = at + 1, count - 1
+    pages.tails(slice(at, at + count), pfn)
 
 
 def by_order(*blocks: Block) -> dict[int, Counter[int]]:
@@ -82,21 +57,21 @@ def by_order(*blocks: Block) -> dict[int, Counter[int]]:
     }
 
 
-def test_free_blocks(pages: Pages, layout: PageLayout) -> None:
-    free(pages, layout, 0, 3)
-    free(pages, layout, 4, 2)  # was merged into the one before
-    free(pages, layout, 8, 0)
-    free(pages, layout, 512, 9)
-    firsts, orders = free_blocks(block_of(pages, layout))
+def test_free_blocks(pages: Pages) -> None:
+    pages.free(0, 3)
+    pages.free(4, 2)  # was merged into the one before
+    pages.free(8, 0)
+    pages.free(512, 9)
+    firsts, orders = free_blocks(block_of(pages))
     assert firsts.tolist() == [0, 8, 512]
     assert orders.tolist() == [3, 0, 9]
 
 
-def test_damaged_orders_of_free_blocks(pages: Pages, layout: PageLayout) -> None:
-    free(pages, layout, 3, 5)
-    free(pages, layout, 64, 1 << 40)
-    free(pages, layout, 512, 10)
-    firsts, orders = free_blocks(block_of(pages, layout))
+def test_damaged_orders_of_free_blocks(pages: Pages) -> None:
+    pages.free(3, 5)
+    pages.free(64, 1 << 40)
+    pages.free(512, 10)
+    firsts, orders = free_blocks(block_of(pages))
     assert dict(zip(firsts.tolist(), orders.tolist(), strict=True)) == {
         3: 0,
         64: 0,
@@ -104,13 +79,13 @@ def test_damaged_orders_of_free_blocks(pages: Pages, layout: PageLayout) -> None
     }
 
 
-def test_compound_pages(pages: Pages, layout: PageLayout) -> None:
-    free(pages, layout, 256, 8)
-    compound(pages, layout, 0, 4, PAGES)
-    compound(pages, layout, 4, 2, PAGES + 4)
-    compound(pages, layout, 8, 3, PAGES + 8)  # of no size that there is
-    pages[16, layout.flags // 8] |= np.uint64(layout.bits["reserved"])
-    found = by_order(block_of(pages, layout))
+def test_compound_pages(pages: Pages) -> None:
+    pages.free(256, 8)
+    compound(pages, 0, 4, PAGES)
+    compound(pages, 4, 2, PAGES + 4)
+    compound(pages, 8, 3, PAGES + 8)  # of no size that there is
+    pages.flag(16, "reserved")
+    found = by_order(block_of(pages))
     assert found[8] == {PageClass.FREE_BUDDY: 256}
     assert found[2].total() == 4
     assert found[1].total() == 2
@@ -119,19 +94,19 @@ def test_compound_pages(pages: Pages, layout: PageLayout) -> None:
     assert sum(row.total() for row in found.values()) == PAGES
 
 
-def test_compound_page_larger_than_a_block(pages: Pages, layout: PageLayout) -> None:
+def test_compound_page_larger_than_a_block(pages: Pages) -> None:
     first, second = pages.copy(), pages.copy()
-    compound(first, layout, 0, PAGES, PAGES)
-    compound(second, layout, 0, PAGES, PAGES)
-    two = [block_of(first, layout, PAGES), block_of(second, layout, 2 * PAGES)]
+    compound(first, 0, PAGES, PAGES)
+    compound(second, 0, PAGES, PAGES)
+    two = [block_of(first), block_of(second, 2 * PAGES)]
     found = by_order(*two)
     assert found.keys() == {11}
     assert found[11].total() == 2 * PAGES
     assert by_order(two[0]).keys() == {10}, "alone it is a whole one"
 
 
-def test_pages_on_per_cpu_lists(pages: Pages, layout: PageLayout) -> None:
-    block = block_of(pages, layout)
+def test_pages_on_per_cpu_lists(pages: Pages) -> None:
+    block = block_of(pages)
     block.codes[8:16] = PageClass.FREE_PCP
     pfns = np.array([5, PAGES + 8, PAGES + 12, PAGES + 32], np.uint64)
     seen = ByOrder(pfns, np.array([2, 2, 1, 3], np.uint8))
@@ -141,11 +116,9 @@ def test_pages_on_per_cpu_lists(pages: Pages, layout: PageLayout) -> None:
     assert found[[2, 1, 0, 3]].tolist() == [4, 2, 2, 0]
 
 
-def test_block_that_was_listed_and_is_in_use_in_part(
-    pages: Pages, layout: PageLayout
-) -> None:
+def test_block_that_was_listed_and_is_in_use_in_part(pages: Pages) -> None:
     """Its first page is on a list again, alone."""
-    block = block_of(pages, layout)
+    block = block_of(pages)
     block.codes[[8, 16, 17, 18]] = PageClass.FREE_PCP
     block.codes[PAGES - 8 :] = PageClass.FREE_PCP
     pfns = np.array([8, 16, 24, PAGES - 8], np.uint64) + np.uint64(block.pfn)
@@ -181,15 +154,6 @@ def test_orders_sum_to_the_classes(
     for count in report.classes:
         of_orders = (group.classes[count.name] for group in orders(cut_up).values())
         assert sum(of_orders) == count.pages
-
-
-def test_free_pages_by_order(run: lab.Run, cut_up: MemstatReport) -> None:
-    lines = run.truth("proc/buddyinfo").decode().splitlines()
-    rows = [[int(word) for word in line.split()[4:]] for line in lines]
-    for order, blocks in enumerate(map(sum, zip(*rows, strict=True))):
-        group = orders(cut_up).get(str(order))
-        pages = 0 if group is None else group.classes["free.buddy"]
-        assert pages == blocks << order
 
 
 def test_compound_pages_by_order(run: lab.Run, cut_up: MemstatReport) -> None:

@@ -2,8 +2,7 @@
 
 """Owners that are lost or overwritten: their pages are counted, and that is told."""
 
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -15,31 +14,30 @@ from fixtures import lab
 from msatools.memory.by import VIEWS
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
-from msatools.target import TargetSpec, open_target
 
 from . import truth
 from .conftest import BY_OWNER
-from .test_damage import lose, poke, struct_page
+from .damage import Patient, patient, struct_page
 
+DUMP = "owners-6.12"
 GARBAGE = 0x5A5A_0000_1234_5678
 
 
 @pytest.fixture(scope="module")
 def run() -> lab.Run:
-    return lab.build("owners-6.12")
+    return lab.build(DUMP)
 
 
 @pytest.fixture
-def damaged(run: lab.Run) -> Program:
-    """A program of one's own to damage."""
-    spec = TargetSpec(path=str(run.elf), vmlinux=str(run.vmlinux))
-    return open_target(spec).prog
+def damaged() -> Iterator[Patient]:
+    found = patient(DUMP)
+    yield found
+    found.mend()
 
 
 @pytest.fixture(scope="module")
-def whole(run: lab.Run) -> MemstatReport:
-    spec = TargetSpec(path=str(run.elf), vmlinux=str(run.vmlinux))
-    return collect_memstat(open_target(spec).prog, by=BY_OWNER)
+def whole() -> MemstatReport:
+    return collect_memstat(patient(DUMP).prog, by=BY_OWNER)
 
 
 def look(prog: Program) -> MemstatReport:
@@ -60,12 +58,12 @@ LOST = {
 
 
 @pytest.mark.parametrize("what", LOST)
-def test_lost_owner(damaged: Program, whole: MemstatReport, what: str) -> None:
+def test_lost_owner(damaged: Patient, whole: MemstatReport, what: str) -> None:
     view, member, name = LOST[what]
     assert whole.by is not None
     group = next(group for group in whole.by[view] if group.name == name)
-    lose(damaged, getattr(group, member))
-    report = look(damaged)
+    damaged.lose(getattr(group, member))
+    report = look(damaged.prog)
     assert report.classes == whole.classes
     assert report.coverage["names_unreadable"] > 0
     assert COMMAND.problems(report)
@@ -74,10 +72,10 @@ def test_lost_owner(damaged: Program, whole: MemstatReport, what: str) -> None:
     assert group.pages in {group.pages for group in report.by[view]} or view == "cgroup"
 
 
-def test_lost_names(damaged: Program, whole: MemstatReport) -> None:
+def test_lost_names(damaged: Patient, whole: MemstatReport) -> None:
     """Of merged slab caches the first one's name is left."""
-    lose(damaged, damaged["slab_kset"].kobj.sd.value_())
-    report = look(damaged)
+    damaged.lose(damaged.prog["slab_kset"].kobj.sd.value_())
+    report = look(damaged.prog)
     assert "lost" in {note.code for note in report.notes}
     assert report.by is not None
     assert whole.by is not None
@@ -85,15 +83,12 @@ def test_lost_names(damaged: Program, whole: MemstatReport) -> None:
     assert sorted(found) == sorted(before)
 
 
-def test_removed_groups_without_pages(run: lab.Run, damaged: Program) -> None:
+def test_removed_groups_without_pages(run: lab.Run, damaged: Patient) -> None:
     """They are counted; the guest has two, both with pages."""
     said = run.truth("sys/fs/cgroup/cgroup.stat").decode().split()
     assert said[said.index("nr_dying_descendants") + 1] == "2"
-    root = damaged["cgrp_dfl_root"].cgrp
-    address = root.nr_dying_descendants.address_of_().value_()
-    (others,) = struct.unpack("<I", damaged.read(address + 4, 4))
-    poke(damaged, address, 7 | others << 32)
-    (note,) = (n for n in look(damaged).notes if n.code == "removed-cgroups")
+    damaged.poke_member(damaged.prog["cgrp_dfl_root"].cgrp.nr_dying_descendants, 7)
+    (note,) = (n for n in look(damaged.prog).notes if n.code == "removed-cgroups")
     assert note.text.startswith("7 removed control groups live on, 5 of them")
 
 
@@ -112,14 +107,14 @@ POKED: dict[str, tuple[Callable[[lab.Run], int | None], str, str]] = {
 
 @pytest.mark.parametrize("what", POKED)
 def test_overwritten_owner(
-    run: lab.Run, damaged: Program, whole: MemstatReport, what: str
+    run: lab.Run, damaged: Patient, whole: MemstatReport, what: str
 ) -> None:
     """Just that page is none of its owner's."""
     find, member, view = POKED[what]
     pfn = find(run)
     assert pfn is not None
-    poke(damaged, struct_page(damaged, pfn, member), GARBAGE)
-    report = look(damaged)
+    damaged.poke(struct_page(damaged.prog, pfn, member), GARBAGE)
+    report = look(damaged.prog)
     assert report.coverage["names_unreadable"] > 0
     assert report.by is not None
     assert whole.by is not None
@@ -130,11 +125,11 @@ def test_overwritten_owner(
     assert before[loser] - after[loser] == after[new] > 0
 
 
-def test_lost_stack_beside_cached_ones(damaged: Program, whole: MemstatReport) -> None:
+def test_lost_stack_beside_cached_ones(damaged: Patient, whole: MemstatReport) -> None:
     """What cannot be read does not explain that it is missing: the check fails."""
-    area = find_task(damaged, 1).stack_vm_area
-    poke(damaged, area.pages.address_of_().value_(), (1 << 64) - 8)
-    report = collect_memstat(damaged)
+    area = find_task(damaged.prog, 1).stack_vm_area
+    damaged.poke_member(area.pages, (1 << 64) - 8)
+    report = collect_memstat(damaged.prog)
     (before,) = (c for c in whole.checks if c.name == "kernel.stacks")
     (check,) = (c for c in report.checks if c.name == "kernel.stacks")
     assert check.walk_pages == before.walk_pages - area.nr_pages.value_()
@@ -143,11 +138,11 @@ def test_lost_stack_beside_cached_ones(damaged: Program, whole: MemstatReport) -
 
 
 @pytest.mark.parametrize("offset", [0, 0x1000000, 0x8000000])
-def test_section_whose_struct_pages_are_none(damaged: Program, offset: int) -> None:
+def test_section_whose_struct_pages_are_none(damaged: Patient, offset: int) -> None:
     """Whatever garbage says that it is, each view has each page once."""
-    memory = damaged["page_offset_base"].value_() + offset
-    poke(damaged, damaged["mem_section"][0].value_(), memory | 0xF)
-    report = collect_memstat(damaged, by=VIEWS)
+    memory = damaged.prog["page_offset_base"].value_() + offset
+    damaged.poke(damaged.prog["mem_section"][0].value_(), memory | 0xF)
+    report = collect_memstat(damaged.prog, by=VIEWS)
     assert report.by is not None
     for groups in report.by.values():
         for count in report.classes:

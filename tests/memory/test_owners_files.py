@@ -11,9 +11,9 @@ from msatools.memory.by import file as byfile
 from msatools.memory.by.groups import FileGroup, FileSystemGroup
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
-from tests.conftest import Msa
 
 from . import ownertruth
+from .asked import printed
 from .truth import cached_pages
 
 Files = dict[str, FileGroup]
@@ -36,15 +36,6 @@ def systems(owners_report: MemstatReport) -> dict[str, FileSystemGroup]:
     groups = owners_report.by["fs"]
     found = [g for g in groups if isinstance(g, FileSystemGroup) and g.fstype]
     return {group.name: group for group in found}
-
-
-def test_every_file_has_the_pages_that_mincore_says(
-    owners_run: lab.Run, files: Files
-) -> None:
-    said = ownertruth.files_by_path(owners_run)
-    said = {path: pages for path, pages in said.items() if pages}
-    assert {path: files[path].pages for path in said} == said
-    assert len(said) > 10
 
 
 def test_files_that_only_descriptors_hold(owners_run: lab.Run, files: Files) -> None:
@@ -175,9 +166,7 @@ def test_pages_of_hugetlb_have_a_file(run: lab.Run, by_owner: MemstatReport) -> 
     )
 
 
-def test_names_are_escaped(owners_run: lab.Run, msa: Msa) -> None:
-    elf = str(owners_run.elf)
-    shown = msa(elf, "-s", str(owners_run.vmlinux), "--by", "file", "--top", "50")
-    assert shown.returncode == 0, shown.stderr
-    assert "/mnt/data/od\\x1bd\\nname" in shown.stdout.replace("\\x0a", "\\n")
-    assert "\x1b" not in shown.stdout
+def test_names_are_escaped(owners_prog: Program) -> None:
+    text = printed(owners_prog, "--by", "file", "--top", 50)
+    assert "/mnt/data/od\\x1bd\\x0aname" in text
+    assert "\x1b" not in text

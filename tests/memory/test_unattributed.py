@@ -4,13 +4,14 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from drgn import FaultError, Program
+from drgn import Program
 from drgn.helpers.linux.module import for_each_module
 
 from fixtures import lab
@@ -27,9 +28,10 @@ from msatools.memory.unattributed.view import (
     allocations,
 )
 from msatools.render import json as as_json
-from msatools.target import TargetSpec, open_target
-from tests.conftest import Msa
-from tests.support.overlay import lay_over
+from tests.support.dumps import open_dump
+
+from .asked import printed
+from .damage import Patient, patient
 
 PAGE = 4096
 MODULE = "baremodule"
@@ -42,19 +44,20 @@ def bare_run(request: pytest.FixtureRequest) -> lab.Run:
     return lab.build(f"barepages-{request.param}")
 
 
-def opened(run: lab.Run, types: str = "btf") -> Program:
-    vmlinux = str(run.vmlinux) if types == "dwarf" else None
-    spec = TargetSpec(path=str(run.elf), vmlinux=vmlinux, types=types)
-    return open_target(spec).prog
-
-
 def collected(prog: Program, **options: Any) -> MemstatReport:
     return collect_memstat(prog, unattributed=True, **options)
 
 
 @pytest.fixture(scope="module")
 def bare_report(bare_run: lab.Run) -> MemstatReport:
-    return collected(opened(bare_run))
+    return collected(patient(bare_run.name, "btf").prog)
+
+
+@pytest.fixture
+def damaged(bare_run: lab.Run) -> Iterator[Patient]:
+    found = patient(bare_run.name, "btf")
+    yield found
+    found.mend()
 
 
 def groups(report: MemstatReport) -> tuple[UnattributedGroup, ...]:
@@ -162,14 +165,6 @@ def test_groups_sum_to_their_classes(bare_report: MemstatReport) -> None:
         assert pages > 0
 
 
-@pytest.mark.parametrize("scenario", ["memory", "owners"])
-def test_groups_sum_where_no_module_took_any(scenario: str) -> None:
-    report = collected(opened(lab.build(f"{scenario}-6.12")))
-    (pages,) = (c.pages for c in report.classes if c.name == CLASS)
-    assert sum(g.pages for g in groups(report) if g.class_name == CLASS) == pages
-    assert report.notes == ()
-
-
 def test_largest_first(bare_report: MemstatReport) -> None:
     """Those that no owner explains, then those that may be the slab allocator's."""
     found = [(g.class_name == GUESSED, -g.pages) for g in groups(bare_report)]
@@ -194,10 +189,10 @@ class SomeOwners:
 
 
 def test_blocks_of_different_stacks_are_not_alike(
-    bare_run: lab.Run, monkeypatch: pytest.MonkeyPatch
+    bare_run: lab.Run, damaged: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unattributed.PageOwners, "of", lambda *_: SomeOwners())
-    report = collected(opened(bare_run))
+    report = collected(damaged.prog)
     made = sets(bare_run)["blocks"]
     halves = like(report, made, owner=MODULE)
     found = {group.stack: group.blocks for group in halves}
@@ -209,19 +204,17 @@ def test_blocks_of_different_stacks_are_not_alike(
     assert len(found) == len(halves) == 2
 
 
-def test_types_and_workers_make_no_difference(bare_run: lab.Run) -> None:
-    with_btf = collected(opened(bare_run), workers=2)
-    with_dwarf = collected(opened(bare_run, "dwarf"), workers=1)
-    assert groups(with_btf) == groups(with_dwarf)
-
-
 @pytest.mark.parametrize("kernel", ["6.1", "6.12"])
-@pytest.mark.parametrize("scenario", ["memory", "owners"])
-def test_debug_info_names_no_more(scenario: str, kernel: str) -> None:
-    """Nor other symbols, where many pages point to the kernel's variables."""
-    run = lab.build(f"{scenario}-{kernel}")
-    with_btf, with_dwarf = (collected(opened(run, types)) for types in ("btf", "dwarf"))
+@pytest.mark.parametrize("scenario", ["barepages", "owners"])
+def test_types_and_workers_make_no_difference(scenario: str, kernel: str) -> None:
+    """Nor do other symbols, where many pages point to the kernel's variables."""
+    name = f"{scenario}-{kernel}"
+    with_btf = collected(open_dump(name, "btf"), workers=2)
+    with_dwarf = collected(open_dump(name, "dwarf"), workers=1)
     assert groups(with_btf) == groups(with_dwarf)
+    (pages,) = (c.pages for c in with_btf.classes if c.name == CLASS)
+    assert sum(g.pages for g in groups(with_btf) if g.class_name == CLASS) == pages
+    assert with_btf.notes == ()
     assert any(group.content == "symbol" for group in groups(with_btf))
 
 
@@ -247,16 +240,14 @@ def test_what_json_has(bare_report: MemstatReport) -> None:
     assert list(first["words"][0]) == ["kind", "name", "owner", "count"]
 
 
-def test_what_is_printed(bare_run: lab.Run, msa: Msa) -> None:
-    result = msa("--unattributed", "--top", "2", bare_run.elf)
-    assert result.stderr == ""
-    lines = result.stdout.splitlines()
+def test_what_is_printed(bare_run: lab.Run, bare_report: MemstatReport) -> None:
+    text = printed(patient(bare_run.name, "btf").prog, "--unattributed", "--top", 2)
+    lines = text.splitlines()
     start = lines.index("Pages that no owner explains")
     title, first, second, rest = (line.split() for line in lines[start + 1 : start + 5])
     assert title[:4] == ["PAGES", "SIZE", "ORDER", "BLOCKS"]
-    assert first[0] == "300"
-    assert "module baremodule  operations [baremodule] (9,600)" in lines[start + 2]
-    assert second[0] == "192"
+    largest = [f"{group.pages:,}" for group in groups(bare_report)[:2]]
+    assert [first[0], second[0]] == largest
     assert rest[-1] == "more"
     assert any(line.startswith("Compound pages taken") for line in lines)
 
@@ -265,10 +256,10 @@ def test_what_is_printed(bare_run: lab.Run, msa: Msa) -> None:
 
 
 def test_more_than_is_looked_into(
-    bare_run: lab.Run, monkeypatch: pytest.MonkeyPatch
+    damaged: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unattributed, "MAX_LOOKED_INTO", 100)
-    report = collected(opened(bare_run))
+    report = collected(damaged.prog)
     (note,) = report.notes
     assert note.code == "not-all-contents"
     looked = [g for g in groups(report) if g.content != "not looked into"]
@@ -279,12 +270,11 @@ def test_more_than_is_looked_into(
 
 
 def test_more_than_is_remembered(
-    bare_run: lab.Run, monkeypatch: pytest.MonkeyPatch
+    damaged: Patient, bare_report: MemstatReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prog = opened(bare_run)
-    whole = {(c.name, c.pages) for c in collected(prog).classes}
+    whole = {(c.name, c.pages) for c in bare_report.classes}
     monkeypatch.setattr(unattributed, "MAX_KEPT", 500)
-    report = collected(prog)
+    report = collected(damaged.prog)
     (left_out,) = (
         g for g in groups(report) if g.blocks is None and g.class_name == CLASS
     )
@@ -294,16 +284,10 @@ def test_more_than_is_remembered(
         assert (name, pages) in whole
 
 
-def test_contents_that_are_not_in_the_dump(bare_run: lab.Run) -> None:
-    prog = opened(bare_run)
+def test_contents_that_are_not_in_the_dump(bare_run: lab.Run, damaged: Patient) -> None:
     made = sets(bare_run)["large"]
-    lost = made["pfns"][0] * PAGE
-
-    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
-        raise FaultError("Excluded page", address)
-
-    lay_over(prog, lost, PAGE, read, True)
-    report = collected(prog)
+    damaged.lose(made["pfns"][0] * PAGE, physical=True)
+    report = collected(damaged.prog)
     (there,) = like(report, made, owner=MODULE)
     assert there.blocks == len(made["pfns"]) - 1
     (gone,) = like(report, made, content="not in the dump")
@@ -311,21 +295,12 @@ def test_contents_that_are_not_in_the_dump(bare_run: lab.Run) -> None:
     assert gone.words == ()
 
 
-def lose(prog: Program, address: int) -> None:
-    """Make what lies at a virtual address unreadable."""
-
-    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
-        raise FaultError("lost in this test", address)
-
-    lay_over(prog, address & -PAGE, PAGE, read)
-
-
-def test_lost_symbols_of_the_module(bare_run: lab.Run) -> None:
+def test_lost_symbols_of_the_module(bare_run: lab.Run, damaged: Patient) -> None:
     """It is named all the same."""
-    prog = opened(bare_run)
-    (module,) = (m for m in for_each_module(prog) if m.name.string_() == b"baremodule")
-    lose(prog, module.kallsyms.symtab.value_())
-    report = collected(prog)
+    modules = for_each_module(damaged.prog)
+    (module,) = (m for m in modules if m.name.string_() == MODULE.encode())
+    damaged.lose(module.kallsyms.symtab.value_())
+    report = collected(damaged.prog)
     made = sets(bare_run)["singles"]
     (group,) = like(report, made, owner=MODULE)
     assert group.blocks == len(made["pfns"])
@@ -333,27 +308,17 @@ def test_lost_symbols_of_the_module(bare_run: lab.Run) -> None:
     assert any(MODULE in note.text for note in report.notes)
 
 
-def test_lost_records_of_ftrace(bare_run: lab.Run) -> None:
-    prog = opened(bare_run)
-    lose(prog, prog["ftrace_pages_start"].value_())
-    report = collected(prog)
+def test_lost_records_of_ftrace(damaged: Patient) -> None:
+    damaged.lose(damaged.prog["ftrace_pages_start"].value_())
+    report = collected(damaged.prog)
     assert any("ftrace" in note.text for note in report.notes)
     assert all(group.content != "ftrace" for group in groups(report))
 
 
-def test_records_of_ftrace_that_are_a_loop(bare_run: lab.Run) -> None:
-    prog = opened(bare_run)
-    first = prog["ftrace_pages_start"].value_()
-    start = first & -PAGE
-    page = bytearray(prog.read(start, PAGE))
-    following = first - start + prog.type("struct ftrace_page").member("next").offset
-    page[following : following + 8] = first.to_bytes(8, "little")
-
-    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
-        return bytes(page[offset : offset + count])
-
-    lay_over(prog, start, PAGE, read)
-    report = collected(prog)
+def test_records_of_ftrace_that_are_a_loop(damaged: Patient) -> None:
+    first = damaged.prog["ftrace_pages_start"]
+    damaged.poke_member(first.next, first.value_())
+    report = collected(damaged.prog)
     assert any("loop" in note.text for note in report.notes)
     assert any(group.content == "ftrace" for group in groups(report))
 
@@ -390,18 +355,6 @@ def found(*pages: Page) -> list[tuple[int, int, int]]:
     )
 
 
-def test_no_pages() -> None:
-    assert found() == []
-
-
-def test_single_pages_in_a_row_are_single() -> None:
-    assert found(*block(4, 0), *block(5, 0), *block(6, 0)) == [
-        (4, 1, 0),
-        (5, 1, 0),
-        (6, 1, 0),
-    ]
-
-
 @pytest.mark.parametrize("order", range(5))
 def test_blocks_side_by_side(order: int) -> None:
     size = 1 << order
@@ -411,51 +364,58 @@ def test_blocks_side_by_side(order: int) -> None:
     ]
 
 
-def test_first_page_of_memory_fits_any_order() -> None:
-    assert found(*block(0, 3)) == [(0, 8, 3)]
-
-
-def test_block_is_no_larger_than_it_is_aligned() -> None:
-    pages = [(2, 1, NOT_COMPOUND), *((pfn, 0, NOT_COMPOUND) for pfn in (3, 4, 5))]
-    assert found(*pages) == [(2, 2, 1), (4, 2, NO_ORDER)]
-
-
-def test_what_is_left_of_a_run_is_no_block() -> None:
-    pages = [(8, 1, NOT_COMPOUND), *((pfn, 0, NOT_COMPOUND) for pfn in (9, 10))]
-    assert found(*pages) == [(8, 2, 1), (10, 1, NO_ORDER)]
-
-
-def test_pages_that_nobody_holds_are_no_block() -> None:
-    assert found((8, 0, NOT_COMPOUND), (9, 0, NOT_COMPOUND), (11, 0, NOT_COMPOUND)) == [
-        (8, 2, NO_ORDER),
-        (11, 1, NO_ORDER),
-    ]
-
-
-def test_compound_pages_say_what_they_are() -> None:
-    assert found(*compound(8, 2), *compound(12, 2), *block(16, 1)) == [
-        (8, 4, 2),
-        (12, 4, 2),
-        (16, 2, 1),
-    ]
-
-
-def test_tail_is_not_taken_from_a_compound_page() -> None:
-    """Unreferenced pages behind one are not its own, nor the other way round."""
-    assert found(*compound(8, 1), (10, 0, NOT_COMPOUND)) == [
-        (8, 2, 1),
-        (10, 1, NO_ORDER),
-    ]
-    assert found(*block(8, 0), (9, 0, TAIL)) == [(8, 1, 0), (9, 1, NO_ORDER)]
-
-
-def test_compound_page_that_is_not_whole() -> None:
-    """One of its tails is of another class, such as poisoned."""
-    assert found(*compound(8, 2)[:3]) == [(8, 3, 2)]
-    assert found(*compound(8, 2)[:2], *compound(8, 2)[3:]) == [
-        (8, 2, 2),
-        (11, 1, NO_ORDER),
-    ]
+@pytest.mark.parametrize(
+    ("pages", "rows"),
+    [
+        pytest.param([], [], id="no pages"),
+        pytest.param(
+            [*block(4, 0), *block(5, 0), *block(6, 0)],
+            [(4, 1, 0), (5, 1, 0), (6, 1, 0)],
+            id="single pages in a row are single",
+        ),
+        pytest.param(block(0, 3), [(0, 8, 3)], id="the first page fits any order"),
+        pytest.param(
+            [(2, 1, NOT_COMPOUND), *((pfn, 0, NOT_COMPOUND) for pfn in (3, 4, 5))],
+            [(2, 2, 1), (4, 2, NO_ORDER)],
+            id="no block is larger than it is aligned",
+        ),
+        pytest.param(
+            [(8, 1, NOT_COMPOUND), *((pfn, 0, NOT_COMPOUND) for pfn in (9, 10))],
+            [(8, 2, 1), (10, 1, NO_ORDER)],
+            id="what is left of a run is no block",
+        ),
+        pytest.param(
+            [(pfn, 0, NOT_COMPOUND) for pfn in (8, 9, 11)],
+            [(8, 2, NO_ORDER), (11, 1, NO_ORDER)],
+            id="pages that nobody holds are no block",
+        ),
+        pytest.param(
+            [*compound(8, 2), *compound(12, 2), *block(16, 1)],
+            [(8, 4, 2), (12, 4, 2), (16, 2, 1)],
+            id="compound pages say what they are",
+        ),
+        pytest.param(
+            [*compound(8, 1), (10, 0, NOT_COMPOUND)],
+            [(8, 2, 1), (10, 1, NO_ORDER)],
+            id="unreferenced pages behind a compound page are not its own",
+        ),
+        pytest.param(
+            [*block(8, 0), (9, 0, TAIL)],
+            [(8, 1, 0), (9, 1, NO_ORDER)],
+            id="a tail is of no block",
+        ),
+        pytest.param(
+            compound(8, 2)[:3], [(8, 3, 2)], id="the last tail is of another class"
+        ),
+        pytest.param(
+            [*compound(8, 2)[:2], *compound(8, 2)[3:]],
+            [(8, 2, 2), (11, 1, NO_ORDER)],
+            id="a tail between is of another class",
+        ),
+    ],
+)
+def test_blocks_from_pages(pages: list[Page], rows: list[tuple[int, int, int]]) -> None:
+    assert found(*pages) == rows
 
 
 def test_blocks_are_of_one_node() -> None:

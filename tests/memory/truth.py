@@ -4,46 +4,10 @@
 
 import re
 
-import numpy as np
-import numpy.typing as npt
-
 from fixtures.lab import Run
+from fixtures.lab.pageflags import having, page_flags
 
-# linux/kernel-page-flags.h and fs/proc/page.c.
-KPF = {
-    "UPTODATE": 3,
-    "DIRTY": 4,
-    "LRU": 5,
-    "ACTIVE": 6,
-    "SLAB": 7,
-    "WRITEBACK": 8,
-    "RECLAIM": 9,
-    "BUDDY": 10,
-    "ANON": 12,
-    "SWAPCACHE": 13,
-    "SWAPBACKED": 14,
-    "COMPOUND_HEAD": 15,
-    "COMPOUND_TAIL": 16,
-    "HUGE": 17,
-    "UNEVICTABLE": 18,
-    "HWPOISON": 19,
-    "NOPAGE": 20,
-    "KSM": 21,
-    "OFFLINE": 23,
-    "PGTABLE": 26,
-    "RESERVED": 32,
-    "MLOCKED": 33,
-}
-
-
-def page_flags(run: Run) -> npt.NDArray[np.uint64]:
-    """/proc/kpageflags: one word a pfn."""
-    return np.frombuffer(run.truth("proc/kpageflags"), np.uint64)
-
-
-def having(flags: npt.NDArray[np.uint64], name: str) -> npt.NDArray[np.bool_]:
-    """Tell which pages have the flag KPF_*name*."""
-    return flags >> np.uint64(KPF[name]) & np.uint64(1) != 0
+__all__ = ["having", "page_flags"]
 
 
 def vmstat(run: Run) -> dict[str, int]:
@@ -64,8 +28,22 @@ def held_back(run: Run) -> int:
 
 def meminfo_pages(run: Run, name: str) -> int:
     match = re.search(rf"^{name}: +(\d+) kB", run.truth("proc/meminfo").decode(), re.M)
-    assert match, name
+    if match is None:
+        raise LookupError(name)
     return int(match[1]) // 4
+
+
+def recorded_processes(run: Run) -> list[int]:
+    """The processes whose smaps_rollup there is."""
+    names = "\n".join(run.truth_names())
+    return [int(pid) for pid in re.findall(r"^proc/(\d+)/smaps_rollup$", names, re.M)]
+
+
+def kib(run: Run, pid: int, file: str) -> dict[str, int]:
+    """Read the sizes that a file of a process has."""
+    text = run.truth(f"proc/{pid}/{file}").decode(errors="replace")
+    lines = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.M)
+    return {name: int(value) for name, value in lines}
 
 
 def pcp_pages(run: Run) -> int:

@@ -8,6 +8,7 @@ from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
+import pytest
 from drgn import Object, Program
 
 from fixtures import lab
@@ -36,6 +37,11 @@ OFF = ("tasks-6.1", "tasks-6.12")
 ON = ("tasks-on-6.1", "tasks-on-6.12")
 MIDWAY = ("tasks-midway-6.1", "tasks-midway-6.12")
 ALL = (*OFF, *ON, *MIDWAY)
+
+
+def long(*names: str) -> list[Any]:
+    """Give dumps as parameters of tests that run with them in `make test-long`."""
+    return [pytest.param(name, marks=pytest.mark.long) for name in names]
 
 
 @dataclass
@@ -90,6 +96,20 @@ class Dump:
     @property
     def cpu_ns(self) -> Nanoseconds:
         return self.lives.user_ns + self.lives.system_ns
+
+    @property
+    def delays_dequeue(self) -> bool:
+        """Whether threads may sleep on the run queue (6.12)."""
+        return self.table.has("sched_delayed")
+
+    @property
+    def delayed_ns(self) -> Nanoseconds:
+        """How long each thread slept on the run queue, by the kernel's statistics.
+
+        They alone count that as waiting for a CPU. Below zero, it is sleep that all
+        but they count so, as the thread was moved.
+        """
+        return self.wait_sum_ns - self.table["run_delay_ns"].astype(np.int64)
 
     @property
     def stopped(self) -> Booleans:

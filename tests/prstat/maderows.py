@@ -65,7 +65,9 @@ class MadeThreads:
         latency_is_bound: bool = False,
         split: bool = False,
         reaped: bool = False,
+        delays: Sequence[str] = ("blkio",),
     ) -> None:
+        self._delays = delays
         self._given = [{"tgid": thread["pid"], **thread} for thread in given]
         records = np.zeros(len(given), list(_TABLE.items()))
         for name in _TABLE:
@@ -173,15 +175,26 @@ class MadeThreads:
         known = ~np.isnan(shares)
         slept = np.where(known, np.nan_to_num(shares) * self.lives.off_cpu_ns, 0)
         none = np.zeros(len(shares), np.int64)
-        unknown = Column(none, np.zeros(len(shares), np.bool_))
-        nothing = Column(none, known)
+
+        def given(name: str) -> Column:
+            there = np.array([name in thread for thread in self._given], np.bool_)
+            return Column(self._column(name), there)
+
+        def of_sleep(name: str) -> Column:
+            return Column(self._column(name), known)
+
+        delays = {kind: given(kind) for kind in self._delays}
         return Breakdown(
-            sleeps=Sleeps(Column(slept.astype(np.int64), known), nothing, nothing),
-            stopped=unknown,
-            interrupted=unknown,
-            delays={"blkio": Column(none + 7, self._column("delays", np.bool_))},
+            sleeps=Sleeps(
+                Column(slept.astype(np.int64), known),
+                of_sleep("blocked_ns"),
+                of_sleep("iowait_ns"),
+            ),
+            stopped=given("stopped_ns"),
+            interrupted=given("interrupted_ns"),
+            delays=delays,
             unexplained_ns=none,
             coverage=shares,
             known=known,
-            impossible=unknown.known,
+            impossible=np.zeros(len(shares), np.bool_),
         )

@@ -5,8 +5,7 @@
 import io
 import json
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from contextlib import redirect_stdout
 from functools import cache, cached_property
 from typing import Any
 
@@ -14,7 +13,7 @@ from drgn import Program
 from msatools.commands.prstat import COMMAND
 
 from fixtures import lab
-from msatools.cli import run_console, run_in_drgn
+from msatools.cli import run_in_drgn
 from tests.support.dumps import open_dump
 
 MS = 1_000_000
@@ -25,28 +24,6 @@ TICK_NS = 10 * MS
 
 Task = dict[str, Any]
 """A row of a report's ``tasks``."""
-
-
-@dataclass(frozen=True)
-class Ran:
-    """How a run of the command ended, and what it printed."""
-
-    status: int
-    out: str
-    err: str
-
-
-def prstat(*words: str) -> Ran:
-    """Run the command with some words."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        status = run_console(COMMAND, words)
-    return Ran(status, out.getvalue(), err.getvalue())
-
-
-def dump(name: str) -> str:
-    run = lab.build(name)
-    return str(run.dump("elf" if run.elf else "vmcore"))
 
 
 @cache
@@ -111,11 +88,6 @@ class Said:
         return frozenset(self.run.truth_names())
 
     @property
-    def listed(self) -> str:
-        """All names of files, a line each."""
-        return "\n".join(sorted(self.names))
-
-    @property
     def tasks(self) -> dict[str, Task]:
         named: dict[str, Task] = self.run.workload["tasks"]
         return named
@@ -160,12 +132,3 @@ def still(name: str, found: Any) -> Iterator[tuple[Task, str]]:
             continue
         if began_ns < recorded_ns - found["bound_ns"] and task["state"] != "R":
             yield task, place
-
-
-def still_processes(name: str, found: Any, threads: Any) -> Iterator[tuple[Task, str]]:
-    """The same of processes: those none of whose threads has run since."""
-    resting = {task["pid"] for task, _ in still(name, threads)}
-    moving = {task["tgid"] for task in threads["tasks"] if task["pid"] not in resting}
-    for task in found["tasks"]:
-        if task["pid"] not in moving:
-            yield task, f"proc/{task['pid']}"

@@ -287,7 +287,7 @@ def test_no_threads() -> None:
 @pytest.mark.parametrize("types", TYPES)
 def test_in_iowait(types: str) -> None:
     """As the kernel's types have it, but for what cannot be read."""
-    reader, findings = Reader(open_dump("tasks-6.1", types)), Findings()
+    reader, findings = Reader(open_dump("tasks-6.12", types)), Findings()
     table = TaskReader(reader).read_all(findings)
     good = read_in_iowait(reader, table, findings)
     assert not findings.lost

@@ -5,19 +5,18 @@
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from drgn import Program
 
-from msatools.target import TargetSpec, open_target
-from tests.prstat.dumps import ALL, OFF, ON
+from tests.prstat.dumps import MIDWAY, OFF, ON, long
 from tests.prstat.reports import (
-    SECOND,
     Task,
     by_pid,
-    dump,
     on_dump,
+    opened,
     report,
     said,
     still,
@@ -59,31 +58,51 @@ SELECTIONS: dict[str, Any] = {
     "--state DZ": lambda task: task["state"] in "DZ",
     "--state t,T": lambda task: task["state"] in "tT",
     "--class KLK,net": lambda task: task["class"] in ("KLK", "NET"),
-    "--age >10s": lambda task: task["class_age_ns"] >= 10 * SECOND,
-    "--age <5s": lambda task: task["class_age_ns"] <= 5 * SECOND,
     "--kernel-threads": lambda task: task["kthread"],
     "--user-tasks": lambda task: not task["kthread"],
     "--state S --class TMR --user-tasks": lambda task: (
         task["state"] == "S" and task["class"] == "TMR" and not task["kthread"]
     ),
-    "--age >2s --age <12s": lambda task: (
-        2 * SECOND <= task["class_age_ns"] <= 12 * SECOND
-    ),
 }
 
 
+VIEWS = pytest.mark.parametrize("view", [("-L",), ()], ids=["threads", "processes"])
+
+
 @pytest.mark.parametrize("words", SELECTIONS)
-@pytest.mark.parametrize("rows", [("-L",), ()], ids=["threads", "processes"])
-def test_selection(name: str, rows: tuple[str, ...], words: str) -> None:
+def test_selection(name: str, words: str) -> None:
+    check_selection(name, ("-L",), words, SELECTIONS[words])
+
+
+@pytest.mark.parametrize("words", ["-u 1000,65534", "--state DZ", "--class KLK,net"])
+def test_selection_of_processes(name: str, words: str) -> None:
+    check_selection(name, (), words, SELECTIONS[words])
+
+
+@VIEWS
+def test_selection_by_age(name: str, view: tuple[str, ...]) -> None:
+    ages = sorted(task["class_age_ns"] for task in tasks(name, *view))
+    low, high = (ages[len(ages) * part // 4] for part in (1, 3))
+    for words, fits in (
+        (f"--age >{low}ns", lambda task: task["class_age_ns"] >= low),
+        (
+            f"--age >{low}ns --age <{high}ns",
+            lambda task: low <= task["class_age_ns"] <= high,
+        ),
+    ):
+        check_selection(name, view, words, fits)
+
+
+def check_selection(
+    name: str, view: tuple[str, ...], words: str, fits: Callable[[Task], bool]
+) -> None:
     """Those that fit and no others, as they are among all; totals are of them."""
-    everything, found = report(name, *rows), report(name, *rows, *words.split())
-    wanted = [task for task in everything["tasks"] if SELECTIONS[words](task)]
+    everything, found = report(name, *view), report(name, *view, *words.split())
+    wanted = [task for task in everything["tasks"] if fits(task)]
     assert by_pid(found) == by_pid({"tasks": wanted})
     assert len(found["tasks"]) == len(wanted) > 0
-    if rows:
-        assert found["totals"]["threads"] == len(wanted)
-    else:
-        assert found["totals"]["processes"] == len(wanted)
+    counted = "threads" if view else "processes"
+    assert found["totals"][counted] == len(wanted)
 
 
 def test_users_are_the_real_ones(name: str) -> None:
@@ -101,73 +120,22 @@ def test_first_rows(name: str) -> None:
     assert report(name, "-L", "-n", "999999")["tasks"] == whole["tasks"]
 
 
-KEYS: dict[str, Any] = {
-    "FOR": lambda task: task["class_age_ns"],
-    "VCX": lambda task: task["nvcsw"],
-    "OFF": lambda task: task["off_cpu_ns"] / task["lifetime_ns"],
-    "LAT": lambda task: task["latency_ns"] / task["lifetime_ns"],
-    "CPU": lambda task: (task["user_ns"] + task["system_ns"]) / task["lifetime_ns"],
-    "OFF/VCX": lambda task: task["nvcsw"] and task["off_cpu_ns"] / task["nvcsw"],
-    "COMMAND": lambda task: task["comm"],
-    "CGROUP": lambda task: task["cgroup"],
-    "PID": lambda task: task["pid"],
-}
+def test_order(name: str) -> None:
+    """By CPU, if not asked for another; what is equal by PID."""
 
+    def share(task: Task) -> float:
+        used: int = task["user_ns"] + task["system_ns"]
+        return used / task["lifetime_ns"]
 
-@pytest.mark.parametrize("key", KEYS)
-def test_order(key: str) -> None:
-    # Not by text: bytes that are no UTF-8.
-    strange = {tid(OLD, "comm-not-utf8")}
-    least, largest = (
-        [KEYS[key](task) for task in found if task["pid"] not in strange]
-        for found in (tasks(OLD, "-L", f"--sort={sign}{key}") for sign in "+-")
-    )
-    assert least == sorted(least)
-    assert largest == sorted(largest, reverse=True)
-    assert len(set(least)) > 2
-
-
-SPLIT: dict[str, Any] = {
-    "IOW": lambda split: split["iowait_ns"],
-    "SLP": lambda split: split["sleep_ns"],
-    "STP": lambda split: split["stopped_ns"],
-    "BIO": lambda split: split["delays"]["blkio"],
-}
-
-
-@pytest.mark.parametrize("key", SPLIT)
-@pytest.mark.parametrize("dump", ON)
-@pytest.mark.parametrize("view", [["-L"], []], ids=["threads", "processes"])
-def test_order_by_what_off_was(dump: str, key: str, view: list[str]) -> None:
-    """What is not known comes after all that is."""
-    found = tasks(dump, *view, "--sort", key)
-    shares = [
-        value / task["lifetime_ns"]
-        if (value := SPLIT[key](task["breakdown"])) is not None
-        else -1
-        for task in found
-    ]
-    assert shares == sorted(shares, reverse=True)
-    # On 6.12 nobody's time stopped is known, where there was any.
-    assert len(set(shares)) > (1 if key == "STP" else 2)
-
-
-def test_order_by_what_children_used() -> None:
-    found = tasks(OLD, "--children", "--sort", "CSYS")
+    keys = [(-share(task), task["pid"]) for task in tasks(name)]
+    assert keys == sorted(keys)
+    found = tasks(name, "-L", "--sort", "STATE,-MAJ")
+    kinds = [(task["state"], -task["maj_flt"], task["pid"]) for task in found]
+    assert kinds == sorted(kinds)
+    found = tasks(name, "--children", "--sort", "CSYS")
     used = [task["children"]["system_ns"] for task in found]
     assert used == sorted(used, reverse=True)
     assert len(set(used)) > 2
-
-
-def test_usual_order(name: str) -> None:
-    """By CPU; what is equal by PID, whichever the order; names from a to z."""
-    keys = [(-KEYS["CPU"](task), task["pid"]) for task in tasks(name)]
-    assert keys == sorted(keys)
-    keys = [(task["state"], task["pid"]) for task in tasks(name, "--sort", "state")]
-    assert keys == sorted(keys)
-    found = tasks(name, "-L", "--sort", "STATE,-MAJ")
-    keys = [(task["state"], -task["maj_flt"], task["pid"]) for task in found]
-    assert keys == sorted(keys)
 
 
 # --- PIDs
@@ -256,114 +224,39 @@ def test_marks(dump_name: str) -> None:
             assert row[name] not in ("~0.0", "<0.0")
 
 
-def test_split_is_shown_where_it_is_kept() -> None:
-    off, on = (text(name, "-mL", "-n", "1")[1].split() for name in (OLD, ON[0]))
+@pytest.mark.parametrize(("without", "kept"), list(zip(OFF, ON, strict=True)))
+def test_split_is_shown_where_it_is_kept(without: str, kept: str) -> None:
+    off, on = (text(name, "-mL", "-n", "1")[1].split() for name in (without, kept))
     added = ["IOW", "BLK", "SLP", "STP", "COV"]
+    delays = {"BIO", "SWP", "RCL", "THR", "CMP", "COW"}
+    delays |= {"IRQ"} if kept == ON[1] else set()
     assert [name for name in on if name not in off][:5] == added
-    assert set(on) - set(off) - set(added) == {"BIO", "SWP", "RCL", "THR", "CMP", "COW"}
-    newer = text(ON[1], "-mL", "-n", "1")[1].split()
-    assert set(newer) - set(on) == {"IRQ"}
+    assert set(on) - set(off) - set(added) == delays
 
 
-@pytest.mark.parametrize("dump_name", ALL[2:])
+@pytest.mark.parametrize("dump_name", [*ON, *long(*MIDWAY)])
 def test_split_makes_up_off(dump_name: str) -> None:
     """Where all of it is covered; else what is known is a lower bound."""
-    whole = partly = none = stalled = 0
+    whole = partly = 0
     for row in table(text(dump_name, "-mL", "--state", "SDI"), "PID/TID"):
         kinds = [row[name] for name in ("IOW", "BLK", "SLP")]
         if row["COV"] == "-":
             assert number(row["OFF"]) == 0
-            none += 1
         elif row["COV"] == "100":
             stopped = 0 if row["STP"] == "-" else number(row["STP"])
             lacks = number(row["OFF"]) - sum(map(number, kinds)) - stopped
-            # The share is rounded, too: up to half a hundredth of OFF.
+            # The share is rounded, too: up to half a hundredth of OFF. There may be
+            # more of them: a CPU that the host stalls has that in one of its clocks,
+            # as time that its task ran, and not in the other.
             assert lacks <= 0.005 * number(row["OFF"]) + 0.3, row
-            # A CPU that the host stalls has that in one of its clocks, as time that
-            # its task ran, and not in the other.
-            stalled += lacks < -0.3
             assert not any(kind.startswith(">") for kind in kinds), row
             whole += 1
         else:
             assert all(kind.startswith(">") for kind in kinds), row
             partly += 1
-    assert whole > 900
-    assert stalled <= whole // 100
+    assert whole > 0
     if dump_name not in ON:
-        assert partly > 800
-
-
-def test_hogs_have_no_coverage() -> None:
-    """There is nothing to cover."""
-    rows = table(text(ON[0], "-mL", "--state", "R"), "PID/TID")
-    hogs = [row for row in rows if row["OFF"] == "0.0"]
-    assert len(hogs) >= 3
-    assert {row["COV"] for row in hogs} == {"-"}
-
-
-def test_columns_of_ones_own(name: str) -> None:
-    words = ("-L", "-o", "tgid,PID", "-o", "ppid,Psr,TIME,OFF/VCX,LIFE", "-p", "1")
-    head, row = text(name, *words)[1:3]
-    names = ["TGID", "PID/TID", "PPID", "PSR", "TIME", "OFF/VCX", "LIFE"]
-    assert head.split() == names
-    (one,) = tasks(name, "-p", "1")
-    cells = dict(zip(names, row.split(), strict=True))
-    assert (cells["TGID"], cells["PID/TID"], cells["PPID"]) == ("1", "1", "0")
-    assert cells["PSR"] == str(one["cpu"])
-    mean_ms = one["off_cpu_ns"] / one["nvcsw"] / 1e6
-    mark = ">" if name == NEW else ""
-    assert cells["OFF/VCX"] == f"{mark}{mean_ms:.0f}ms"
-    assert cells["LIFE"] == f"{one['lifetime_ns'] / 1e9:.1f}s"
-
-
-def test_usual_view(name: str) -> None:
-    lines = text(name)
-    assert lines[1].split() == [
-        *("PID", "USER", "SIZE", "RSS", "STATE", "PRI", "NICE", "TIME", "CPU", "NOW"),
-        *("FOR", "PROCESS/NLWP"),
-    ]
-    rows = {row["PID"]: row for row in table(lines, "PID")}
-    assert len(rows) == len(tasks(name))
-    server = said(name).run.workload["servers"]["server-signal"]
-    row = rows[str(server["pid"])]
-    assert row["PROCESS/NLWP"] == f"server/{len(server['workers']) + 1}"
-    assert (row["USER"], row["STATE"], row["NOW"]) == ("0", "S", "NET")
-    assert rows[str(tid(name, "user-1000"))]["USER"] == "1000"
-    assert rows["2"]["SIZE"] == rows["2"]["RSS"] == "0K"
-
-
-def test_total_line(name: str) -> None:
-    totals = report(name)["totals"]
-    (line,) = (line for line in text(name) if line.startswith("Total:"))
-    states = ", ".join(f"{count:,} {key}" for key, count in totals["states"].items())
-    averages = ", ".join(f"{value:.2f}" for value in totals["load_averages"])
-    assert line == (
-        f"Total: {totals['processes']} processes, {totals['threads']:,} threads "
-        f"({states}), load averages: {averages}"
-    )
-
-
-def test_herd_line(name: str) -> None:
-    server = said(name).run.workload["servers"]["server-broadcast"]
-    (line,) = (line for line in text(name) if line.startswith("HERD"))
-    assert line.startswith(f"HERD futex {server['pid']}:0x")
-    assert f": {len(server['workers']):,} waiters woken together" in line
-
-
-def test_nothing_from_a_dump_is_printed_raw(name: str) -> None:
-    """Tasks have names with escapes and markup."""
-    views = ["-mL", "-a", "-Z", "--stacks -v", "--folded count", "--load", "--children"]
-    for words in ("", *views):
-        out = on_dump(name, *words.split())
-        assert all(line.isprintable() for line in out.splitlines()), words
-        assert "\x1b" not in out
-        assert "\r" not in out
-    listed = on_dump(name, "-L")
-    assert "a\\x1b[31m\\x0d\\x0ab\\x7f\\x09c" in listed
-    assert "[bold]) R 1 (x" in listed
-    raw = on_dump(name, "-L", "--json")
-    assert raw.rstrip("\n").isprintable()
-    assert raw.isascii()
+        assert partly > 0
 
 
 # --- why
@@ -387,48 +280,40 @@ def test_why_of_every_column(name: str) -> None:
     assert bounds["USR"] == bounds["SYS"] == "estimate"
 
 
-def test_why_with_statistics() -> None:
-    for dump_name, kept in zip(ON, ("exact", "lower"), strict=True):
-        found = report(dump_name, "--why", "IOW,BLK,SLP,BIO,IRQ")["why"]
-        bounds = {why["field"]: why["bound"] for why in found}
-        assert {bounds[field] for field in ("IOW", "BLK", "SLP")} == {kept}
-        assert bounds["BIO"] == "exact"
-        # No kernel of a distribution has IRQ_TIME_ACCOUNTING switched on here.
-        assert bounds["IRQ"] == "not kept"
-
-
-def test_why_is_short(name: str) -> None:
-    lines = text(name, "--why", "lat,SCL")
-    assert lines[0] == ("LAT  < upper bound" if name == NEW else "LAT  exact")
-    assert "run_delay" in lines[1]
-    assert lines[2:] == [
-        "SCL  - not kept",
-        "  Linux does not count system calls by task.",
-    ]
+@pytest.mark.parametrize(
+    ("dump_name", "kept"), list(zip(ON, ("exact", "lower"), strict=True))
+)
+def test_why_with_statistics(dump_name: str, kept: str) -> None:
+    found = report(dump_name, "--why", "IOW,BLK,SLP,BIO,IRQ")["why"]
+    bounds = {why["field"]: why["bound"] for why in found}
+    assert {bounds[field] for field in ("IOW", "BLK", "SLP")} == {kept}
+    assert bounds["BIO"] == "exact"
+    # No kernel of a distribution has IRQ_TIME_ACCOUNTING switched on here.
+    assert bounds["IRQ"] == "not kept"
 
 
 # --- load
 
 
 def test_load_is_made_of_r_and_d(name: str) -> None:
-    """The same threads that /proc shows as R and D."""
+    """The threads that never sleep, and those that /proc shows as D and rest there.
+
+    Who runs while /proc is read may sleep when the dump is made.
+    """
     found = report(name, "--load", "-L")
     load, groups = found["load"], found["load"]["groups"]
     states = Counter(task["state"] for task in found["tasks"])
     assert load["runnable"] == states["R"] == sum_of(groups, "R")
     assert load["uninterruptible"] == states["D"] == sum_of(groups, "D")
-    listed: dict[str, set[int]] = {"R": set(), "D": set()}
-    resting = {task["pid"] for task, _ in still(name, found)}
-    for task in found["tasks"]:
-        place = f"proc/{task['tgid']}/task/{task['pid']}"
-        if said(name).has(f"{place}/stat"):
-            state = said(name).stat(place)[3]
-            if state == "R" or task["pid"] in resting:
-                listed.setdefault(state, set()).add(task["pid"])
-    assert pids_of(groups, "D") >= listed["D"]
-    assert len(listed["D"]) > 20
     hogs = {tid(name, hog) for hog in HOGS}
-    assert pids_of(groups, "R") >= listed["R"] >= hogs
+    assert pids_of(groups, "R") >= hogs
+    blocked = {
+        task["pid"]
+        for task, place in still(name, found)
+        if said(name).stat(place)[3] == "D"
+    }
+    assert pids_of(groups, "D") >= blocked
+    assert len(blocked) > 20
 
 
 def sum_of(groups: list[Any], state: str) -> int:
@@ -488,30 +373,6 @@ def test_groups_sum_to_the_whole(
     assert {group["key"]: group["processes"] for group in groups} == counts
 
 
-def test_groups_as_text(name: str) -> None:
-    lines = text(name, "-Z", "-n", "1")
-    (head,) = (line for line in lines if line.startswith("NPROC"))
-    assert head.split() == [
-        *("NPROC", "NLWP", "SIZE", "RSS", "MEMORY", "TIME", "CPU", "CGROUP")
-    ]
-    (row,) = (line.split() for line in lines if line.endswith(" /service/web"))
-    assert row[:2] == ["1", "1"]
-    both = text(name, "-a", "-Z", "-n", "1")
-    assert sum(line.startswith("NPROC") for line in both) == 2
-
-
-# --- states
-
-
-def test_states(name: str) -> None:
-    found = report(name, "--states")["states"]
-    names = [(state["family"], state["name"]) for state in found]
-    gelato = [n for family, n in names if family == "gelato"]
-    assert len(gelato) == 13
-    lines = "\n".join(text(name, "--states"))
-    assert all(re.search(rf"^{n} ", lines, re.MULTILINE) for _, n in names)
-
-
 # --- stacks
 
 
@@ -520,8 +381,7 @@ def drgns_names(prog: Program, pid: int) -> list[str]:
 
 
 def test_stacks_are_drgns(name: str) -> None:
-    path = dump(name)
-    prog = open_target(TargetSpec(path=path, types="btf")).prog
+    prog = opened(name, "btf")
     groups = report(name, "--stacks")["stacks"]
     of = {pid: group for group in groups for pid in group["pids"]}
     for task in ("pause", "poll", "disk-read", "directory-rename", "futex-waitv"):
@@ -604,10 +464,3 @@ def test_some_groups(view: str, name: str) -> None:
     assert words[left + 1 :] == [
         line.split() for line in whole[-len(lines) + left + 1 :]
     ]
-
-
-def test_stacks_as_text(name: str) -> None:
-    lines = text(name, "--stacks", "--class", "KLK")
-    heads = [line for line in lines if re.match(r"\d+ threads?  KLK  ", line)]
-    assert len(heads) == len(report(name, "--stacks", "--class", "KLK")["stacks"])
-    assert f"  rename-mutex: {tid(name, 'rename-mutex')}" in "\n".join(heads)

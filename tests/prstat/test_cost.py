@@ -10,6 +10,8 @@ import pytest
 from fixtures import lab
 from tests.support.strace import reads_of
 
+pytestmark = pytest.mark.long
+
 MOST_READS = 100
 """After opening, for a process with few threads."""
 

@@ -2,7 +2,6 @@
 
 """The JSON of msa-prstat on each kernel's dumps, held against its guest's /proc."""
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,48 +9,16 @@ import numpy as np
 import pytest
 
 from msatools.prstat.prstat import _why_impossible
-from tests.prstat.dumps import ALL, OFF, ON
+from tests.prstat.dumps import MIDWAY, OFF, ON, long
 from tests.prstat.maderows import MadeThreads
-from tests.prstat.reports import (
-    MS,
-    PAGE,
-    TICK_NS,
-    Task,
-    by_pid,
-    report,
-    said,
-    still,
-    still_processes,
-)
-
-ROW = {
-    *("pid", "tgid", "ppid", "uid", "comm", "cgroup", "kthread", "threads", "state"),
-    *("pri", "nice", "cpu", "size_bytes", "rss_bytes", "class", "class_age_ns"),
-    *("class_age_bound", "on", "lifetime_ns", "user_ns", "system_ns", "latency_ns"),
-    *("latency_bound", "off_cpu_ns", "zombie_ns", "breakdown", "nvcsw", "nivcsw"),
-    *("min_flt", "maj_flt", "syscalls", "signals"),
-}
-"""The keys of a row, by the contract."""
-
-BREAKDOWN = {"iowait_ns", "blocked_ns", "sleep_ns", "stopped_ns", "delays"}
-HEAD = {
-    *("schema", "target", "taken_at_ns", "interval_ns", "coverage", "notes"),
-    *("tasks", "herds"),
-}
-CLASSES = frozenset(
-    [
-        *("CPU", "USR", "SYS", "INT", "LAT", "LCK", "KLK", "FLK", "POL", "FLT", "SWP"),
-        *("RCL", "DSK", "PIP", "NET", "TMR", "WAI", "SIG", "IPC", "TTY", "URG", "KTW"),
-        *("STP", "TRC", "ZMB", "OTH"),
-    ]
-)
-BOUNDS = {"exact", "upper", "estimate"}
+from tests.prstat.reports import SECOND, Task, by_pid, report, said
+from tests.support.dumps import TYPES
 
 NEW = ("tasks-6.12", "tasks-on-6.12", "tasks-midway-6.12")
 """Where threads may sleep on the run queue."""
 
 
-@pytest.fixture(params=ALL)
+@pytest.fixture(params=[*OFF, *long(*ON, *MIDWAY)])
 def name(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
@@ -67,88 +34,32 @@ def processes(name: str) -> Any:
     return report(name)
 
 
-# --- what there is
+def test_every_thread_and_process_once(threads: Any, processes: Any) -> None:
+    """Which there are the guest's files say: see ``tests.truth``."""
+    found = [task["pid"] for task in threads["tasks"]]
+    assert len(found) == len(set(found)) > 2200
+    pids = [task["pid"] for task in processes["tasks"]]
+    assert sorted(pids) == sorted({task["tgid"] for task in threads["tasks"]})
+    assert all(task["pid"] == task["tgid"] for task in processes["tasks"])
 
 
-def test_keys(threads: Any, processes: Any) -> None:
-    """No more and no less than the contract has, but for the head's additions."""
-    for found in (threads, processes):
-        assert set(found) >= HEAD
-        assert set(found) - HEAD == {"bound_ns", "accounting", "totals"}
-        assert found["schema"] == "msatools.prstat/1"
-        assert found["interval_ns"] is None
-        assert {key for task in found["tasks"] for key in task} == ROW
-        assert all(len(task) == len(ROW) for task in found["tasks"])
-        splits = [task["breakdown"] for task in found["tasks"] if task["breakdown"]]
-        assert all(set(split) == {*BREAKDOWN, "coverage"} for split in splits)
-
-
-def test_values(threads: Any, processes: Any) -> None:
-    for task in (*threads["tasks"], *processes["tasks"]):
-        assert task["syscalls"] is task["signals"] is None
-        assert task["class"] in CLASSES
-        assert task["class_age_bound"] in BOUNDS
-        assert task["latency_bound"] in BOUNDS
-        assert task["state"] in "RSDTtZXIP"
-        assert (task["class"] == "ZMB") == (task["state"] == "Z")
-        assert task["on"] is None or isinstance(task["on"]["kind"], str)
-        numbers = [value for key, value in task.items() if key.endswith("_ns")]
-        assert all(isinstance(value, int) and value >= 0 for value in numbers)
-
-
-def test_nothing_is_lost(name: str, threads: Any) -> None:
+def test_nothing_is_lost(threads: Any) -> None:
     coverage = threads["coverage"]
     assert coverage["tasks"] == len(threads["tasks"]) > 2200
     kinds = ("unreadable", "broken", "incomplete", "lost")
     assert not {k: n for k, n in coverage.items() if n and k.endswith(kinds)}
     codes = {note["code"] for note in threads["notes"]}
-    # Delayed sleepers have impossible counters of waits for disks.
-    assert codes <= ({"breakdown-impossible"} if name in NEW else set())
-    assert coverage["latency_impossible"] == 0
-
-
-def test_every_thread_once(name: str, threads: Any) -> None:
-    listed = {int(tid) for tid in re.findall(r"/task/(\d+)/stat\b", said(name).listed)}
-    found = [task["pid"] for task in threads["tasks"]]
-    assert len(found) == len(set(found))
-    assert len(listed) > 2200
-    assert listed <= set(found)
-
-
-def test_every_process_once(name: str, threads: Any, processes: Any) -> None:
-    pids = [task["pid"] for task in processes["tasks"]]
-    assert sorted(pids) == sorted({task["tgid"] for task in threads["tasks"]})
-    listed = {int(pid) for pid in re.findall(r"proc/(\d+)/io\b", said(name).listed)}
-    assert len(listed) > 150
-    assert listed <= set(pids)
-    assert all(task["pid"] == task["tgid"] for task in processes["tasks"])
+    # Delayed sleepers have impossible counters, and so have CPUs whose clocks were
+    # apart: how many is chance, but not that it is said.
+    impossible = {
+        f"{key}-impossible"
+        for key in ("latency", "breakdown")
+        if coverage[f"{key}_impossible"]
+    }
+    assert codes == impossible
 
 
 # --- what each is doing
-
-
-def test_class_and_age_of_every_named_task(name: str, threads: Any) -> None:
-    """A wait never seems to have begun before it was announced."""
-    found, wrong, kinds, exact = by_pid(threads), {}, set(), 0
-    for task_name, told in said(name).tasks.items():
-        row = found[told["tid"]]
-        if row["class"] not in (told["class"], *told.get("also", ())):
-            wrong[task_name] = row["class"], told["class"]
-            continue
-        kinds.add(task_name.rstrip("0123456789"))
-        if not told["steady"] or not told.get("start_ns"):
-            continue
-        began = threads["taken_at_ns"] - row["class_age_ns"]
-        latest = told["in_place_ns"] + threads["bound_ns"]
-        assert began <= latest, task_name
-        if row["class_age_bound"] != "upper":
-            # An upper bound is when it came to the CPU before: a little earlier.
-            assert began >= told["start_ns"] - threads["bound_ns"], task_name
-            exact += 1
-    assert wrong == {}
-    assert len(kinds) > 120
-    assert exact > 150
-    assert {told["class"] for told in said(name).tasks.values()} <= CLASSES
 
 
 def test_ages_that_are_bounds(name: str, threads: Any) -> None:
@@ -174,99 +85,13 @@ def test_herds(name: str, threads: Any, processes: Any) -> None:
         assert herd["lock"].startswith(f"futex {server['pid']}:0x")
 
 
-# --- what /proc says of threads
-
-
-def test_as_proc_says_of_threads(name: str, threads: Any) -> None:
-    compared = 0
-    for task, place in still(name, threads):
-        fields = said(name).stat(place)
-        state = fields[3]
-        assert task["state"] == state, place
-        assert task["ppid"] == int(fields[4]), place
-        assert task["pri"] == int(fields[18]), place
-        assert task["nice"] == int(fields[19]), place
-        assert task["threads"] == int(fields[20]), place
-        assert task["cpu"] == int(fields[39]), place
-        assert task["min_flt"] == int(fields[10]), place
-        assert task["maj_flt"] == int(fields[12]), place
-        if state != "Z":
-            assert task["size_bytes"] == int(fields[23]), place
-        compared += 1
-    assert compared > 1800
-
-
-def test_as_status_says_of_threads(name: str, threads: Any) -> None:
-    compared, users = 0, set()
-    for task, place in still(name, threads):
-        if not said(name).has(f"{place}/status"):
-            continue
-        listed = said(name).status(place)
-        assert task["uid"] == int(listed["Uid"][0]), place
-        assert task["nvcsw"] == int(listed["voluntary_ctxt_switches"][0]), place
-        assert task["nivcsw"] == int(listed["nonvoluntary_ctxt_switches"][0]), place
-        if "VmRSS" in listed:
-            # It lacks what threads (6.1) or CPUs have not passed on of each of three
-            # counters: less than 64 pages.
-            resident = int(listed["VmRSS"][0]) << 10
-            holders = max(task["threads"], 2)
-            assert abs(task["rss_bytes"] - resident) <= 3 * 64 * PAGE * holders, place
-            assert task["size_bytes"] == int(listed["VmSize"][0]) << 10, place
-        else:
-            assert task["rss_bytes"] == task["size_bytes"] == 0, place
-        users.add(task["uid"])
-        compared += 1
-    assert compared > 200
-    assert users >= {0, 1000, 1001, 65534}
-
-
-def test_control_groups(name: str, threads: Any) -> None:
-    found, paths = by_pid(threads), set()
-    for file in said(name).names:
-        if file.endswith("/cgroup") and "/task/" in file:
-            task = found[int(file.split("/")[3])]
-            told = said(name).run.truth(file)
-            assert f"0::{task['cgroup']}\n".encode() == told, file
-            paths.add(task["cgroup"])
-    assert len(paths) > 5
-
-
-def test_names(name: str, threads: Any) -> None:
-    """The bytes that the kernel has; the kernel's own have what they do after them."""
-    compared = 0
-    for task in threads["tasks"]:
-        file = f"proc/{task['tgid']}/task/{task['pid']}/comm"
-        if not said(name).has(file):
-            continue
-        told = said(name).run.truth(file)[:-1].decode("utf-8", "backslashreplace")
-        if task["kthread"]:
-            assert told.startswith(task["comm"]), file
-        else:
-            assert task["comm"] == told, file
-        compared += 1
-    assert compared > 200
-    comms = {task["comm"] for task in threads["tasks"]}
-    assert {"a\x1b[31m\r\nb\x7f\tc", "[bold]) R 1 (x", ""} <= comms
-    assert "\\xff\\xfe\\xc3(\\x80caf\\xe9" in comms
-
-
-def test_times_of_threads(name: str, threads: Any) -> None:
-    """On the CPU to the nanosecond; and all parts of a life make up the whole."""
-    compared = 0
+def test_times_of_threads(threads: Any) -> None:
+    """All parts of a life make up the whole."""
     for task in threads["tasks"]:
         parts = ("user_ns", "system_ns", "latency_ns", "off_cpu_ns", "zombie_ns")
         assert sum(task[part] for part in parts) == task["lifetime_ns"]
         if task["kthread"]:
             assert task["user_ns"] == 0
-    for task, place in still(name, threads):
-        on_cpu, latency, _ = said(name).schedstat(place)
-        assert task["user_ns"] + task["system_ns"] == on_cpu, place
-        if task["latency_bound"] == "exact" and task["latency_ns"] != latency:
-            # More was counted than there was time for, as clocks go apart; it is cut.
-            assert task["off_cpu_ns"] == 0, place
-            assert 0 < latency - task["latency_ns"] < threads["bound_ns"], place
-        compared += 1
-    assert compared > 1800
 
 
 def test_latency_that_is_a_bound(name: str, threads: Any) -> None:
@@ -277,24 +102,6 @@ def test_latency_that_is_a_bound(name: str, threads: Any) -> None:
 
 
 # --- and of processes
-
-
-def test_as_proc_says_of_processes(name: str, threads: Any, processes: Any) -> None:
-    """With what threads did that have ended."""
-    compared = with_threads = 0
-    for task, place in still_processes(name, processes, threads):
-        fields = said(name).stat(place)
-        assert task["min_flt"] == int(fields[10]), place
-        assert task["maj_flt"] == int(fields[12]), place
-        on_cpu = task["user_ns"] + task["system_ns"]
-        # The kernel cuts off what is below a tick, of each.
-        shown = (int(fields[14]) + int(fields[15])) * TICK_NS
-        assert 0 <= on_cpu - shown < 2 * TICK_NS, place
-        assert task["threads"] == int(fields[20]), place
-        compared += 1
-        with_threads += task["threads"] > 1
-    assert compared > 150
-    assert with_threads > 5
 
 
 def of_process(found: Any, pid: int) -> list[Task]:
@@ -318,7 +125,7 @@ def test_processes_are_sums_of_their_threads(threads: Any, processes: Any) -> No
         assert min(ended.values()) >= 0
         dead += any(ended.values())
         more += len(of) > 1
-    assert 1 <= dead < 40
+    assert dead >= 1
     assert more > 8
 
 
@@ -329,7 +136,7 @@ def test_threads_that_have_ended(name: str, threads: Any, processes: Any) -> Non
     gone = task["user_ns"] + task["system_ns"]
     gone -= sum(t["user_ns"] + t["system_ns"] for t in of)
     # Its threads also began and ended.
-    assert sum(told["used_ns"]) < gone < 2 * sum(told["used_ns"])
+    assert sum(told["used_ns"]) < gone
     assert task["nvcsw"] + task["nivcsw"] >= len(told["used_ns"])
 
 
@@ -363,30 +170,10 @@ def test_other_processes_are_as_their_leaders(threads: Any, processes: Any) -> N
     assert compared > 190
 
 
-@pytest.mark.parametrize("name", OFF)
-def test_children_that_were_waited_for(name: str) -> None:
-    found = report(name, "--children")
-    assert {key for task in found["tasks"] for key in task} == {*ROW, "children"}
-    told = said(name).tasks["reaped"]
-    children = by_pid(found)[told["pid"]]["children"]
-    # getrusage() cuts off what is below a microsecond.
-    used = [children[key] // 1000 for key in ("user_ns", "system_ns")]
-    assert used == [round(seconds * 1e6) for seconds in told["reaped_s"]]
-    threads, seen = report(name, "-L"), 0
-    for task, place in still_processes(name, found, threads):
-        fields, children = said(name).stat(place), task["children"]
-        assert children["user_ns"] // TICK_NS == int(fields[16]), place
-        assert children["system_ns"] // TICK_NS == int(fields[17]), place
-        assert children["min_flt"] == int(fields[11]), place
-        assert children["maj_flt"] == int(fields[13]), place
-        seen += children["user_ns"] > 0
-    assert seen
-
-
 # --- the whole
 
 
-def test_totals(name: str, threads: Any, processes: Any) -> None:
+def test_totals(threads: Any, processes: Any) -> None:
     totals = threads["totals"]
     assert totals == processes["totals"]
     tasks = threads["tasks"]
@@ -400,64 +187,62 @@ def test_totals(name: str, threads: Any, processes: Any) -> None:
             for value, count in counts.items()
         )
         assert sum(counts.values()) == len(tasks)
-    (listed,) = (
-        line.split()[1]
-        for line in said(name).run.truth("proc/meminfo").decode().splitlines()
-        if line.startswith("MemTotal:")
-    )
-    assert totals["ram_bytes"] == int(listed) << 10
 
 
-FIXED_1 = 1 << 11
-LOAD_FACTORS = (1884, 2014, 2037)
+LOAD_FACTORS = (1884 / 2048, 2014 / 2048, 2037 / 2048)
 """EXP_1, EXP_5 and EXP_15 of include/linux/sched/loadavg.h."""
+
+LOAD_NS = 5 * SECOND
+"""How often the averages are brought up to date (calc_load())."""
 
 
 def test_load_averages(name: str, threads: Any) -> None:
-    """/proc cuts off what is below a hundredth, and adds half of one before.
-
-    Each five seconds they are brought up to date (calc_load()), maybe since /proc was
-    read as well: with as many tasks as there are at most.
-    """
-    told = [float(word) for word in said(name).run.truth("proc/loadavg").split()[:3]]
+    """What /proc had, brought up to date as often as there was time for since."""
+    truth = said(name).run
+    told = [float(word) for word in truth.truth("proc/loadavg").split()[:3]]
     found = threads["totals"]["load_averages"]
-    assert len(found) == 3
-    again = [int((value + 0.005) * 100) / 100 for value in found]
-    if again == told:
-        return
-    ran = [
-        (after * FIXED_1 - before * factor) / (FIXED_1 - factor)
-        for before, after, factor in zip(told, found, LOAD_FACTORS, strict=True)
-    ]
-    # What /proc cuts off weighs the more the slower the average is.
-    for count, factor in zip(ran, LOAD_FACTORS, strict=True):
-        slack = 0.01 * FIXED_1 / (FIXED_1 - factor)
-        assert -slack <= count <= threads["totals"]["threads"] + slack
+    since_ns = threads["taken_at_ns"] - truth.workload["times"]["monotonic_ns"]
+    updates = since_ns // LOAD_NS + 1
+    most = threads["totals"]["threads"]
+    for before, after, factor in zip(told, found, LOAD_FACTORS, strict=True):
+        kept = factor**updates
+        # /proc cuts off what is below a hundredth, and adds half of one before.
+        assert before * kept - 0.01 <= after
+        assert after <= before * kept + most * (1 - kept) + 0.01
 
 
-def test_accounting(name: str, threads: Any) -> None:
-    """Whether statistics are on, as sysctl says; and without them, nothing is 0."""
-    kept = threads["accounting"]
-    for key, file in (("schedstats", "sched_schedstats"), ("delayacct", None)):
-        file = f"proc/sys/kernel/{file or 'task_delayacct'}"
-        assert kept[key] == (said(name).run.truth(file).strip() == b"1")
-    splits = [task["breakdown"] for task in threads["tasks"]]
+@pytest.mark.parametrize("name", [*OFF, *ON, *long(*MIDWAY)])
+def test_accounting(name: str) -> None:
+    """Without statistics, nothing is 0; with them, no wait is longer than all waits."""
+    found = report(name, "-L")
+    splits = [task["breakdown"] for task in found["tasks"]]
     if name in OFF:
         assert set(splits) == {None}
         return
+    assert found["accounting"]["schedstats"]
     assert None not in splits
     delays = {kind for split in splits for kind in split["delays"]}
     assert {"blkio", "swapin", "freepages", "thrashing", "compact", "wpcopy"} <= delays
-    known = [all(v is not None for v in split["delays"].values()) for split in splits]
+    lack = sum(None in split["delays"].values() for split in splits)
+    impossible = found["coverage"]["breakdown_impossible"]
     # With accounting on from boot all threads have them, but for impossible ones.
-    assert sum(known) >= len(known) - 10 if name in ON else 10 < sum(known) < 1500
+    assert lack <= impossible if name in ON else impossible < lack < len(splits)
+    asleep = [task for task in found["tasks"] if task["state"] in "SDI"]
+    assert len(asleep) > 2000
+    for task in asleep:
+        split = task["breakdown"]
+        kinds = [split[key] for key in ("iowait_ns", "blocked_ns", "sleep_ns")]
+        if None in kinds:
+            impossible -= 1
+        else:
+            assert sum(kinds) >= task["class_age_ns"]
+    assert impossible >= 0
 
 
 @pytest.mark.parametrize("name", OFF)
-@pytest.mark.parametrize("words", [("-L",), ("--children",)], ids=" ".join)
-def test_debug_info_says_the_same(name: str, words: tuple[str, ...]) -> None:
+def test_debug_info_says_the_same(name: str) -> None:
     """Number for number, but for how the types were found."""
-    one, other = (dict(report(name, *words, types=t)) for t in ("btf", "dwarf"))
+    one, other = (dict(report(name, "-L", "--children", types=kind)) for kind in TYPES)
     kinds = one.pop("target"), other.pop("target")
     assert [kind["types"] for kind in kinds] == ["btf", "dwarf"]
     assert {**kinds[0], "types": None} == {**kinds[1], "types": None}
@@ -471,17 +256,6 @@ def test_debug_info_says_the_same(name: str, words: tuple[str, ...]) -> None:
     assert counts[0] == counts[1]
     assert one == other
     assert len(one["tasks"]) > 190
-
-
-def test_ages_with_statistics(threads: Any) -> None:
-    """What lasts is a part of what has been: no wait is longer than all waits."""
-    asleep = [t for t in threads["tasks"] if t["state"] in "SDI" and t["breakdown"]]
-    for task in asleep:
-        split = task["breakdown"]
-        kinds = [split[key] for key in ("iowait_ns", "blocked_ns", "sleep_ns")]
-        assert None not in kinds
-        assert sum(kinds) >= task["class_age_ns"] - MS
-    assert len(asleep) > 2000 or threads["accounting"]["schedstats"] is False
 
 
 @pytest.mark.parametrize(

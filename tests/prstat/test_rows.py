@@ -2,15 +2,17 @@
 
 """Rows of threads and processes, of threads made by hand."""
 
+from dataclasses import replace
 from math import nan
 
 import numpy as np
 import pytest
 
 from msatools.locks.model import On
+from msatools.prstat.interval import OffCpu as ByClass
 from msatools.prstat.microstates import EXIT_ZOMBIE, PF_KTHREAD
-from msatools.prstat.model import Children, TaskRow
-from msatools.prstat.rows import split_by_ticks
+from msatools.prstat.model import Children, OffCpu, TaskRow
+from msatools.prstat.rows import process_rows, split_by_ticks, thread_rows
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.now import AgeBound
@@ -176,9 +178,9 @@ def test_children() -> None:
 
 def test_split_of_threads() -> None:
     made = MadeThreads(
-        {"pid": 1, "delays": True},
+        {"pid": 1, "blkio": 7},
         {"pid": 2, "covered": nan},
-        {"pid": 3, "covered": nan, "delays": True},
+        {"pid": 3, "covered": nan, "blkio": 7},
         {"pid": 4, "covered": 0.5},
         split=True,
     )
@@ -211,6 +213,23 @@ def test_split_of_a_process() -> None:
     (row,) = MadeThreads(busy, split=True).by_process()
     assert row.breakdown
     assert row.breakdown.coverage == 1.0
+
+
+def test_time_off_the_cpu_by_class() -> None:
+    """Of a thread, and of a process that has one; the longest first."""
+    made = MadeThreads({"pid": 1}, {"pid": 2, "tgid": 1}, {"pid": 3})
+    ns, error = np.zeros((2, 3, len(TaskClass)), np.int64)
+    ns[0, [TaskClass.LCK, TaskClass.TMR]] = 5, 7
+    error[0, TaskClass.TMR] = 2
+    untold = np.array([6, 0, 8])
+    off_cpu = ByClass(ns, error, untold, np.zeros(3, np.bool_))
+    spent = replace(made.spent, off_cpu=off_cpu)
+    first = (OffCpu("TMR", 7, 2), OffCpu(None, 6, 0), OffCpu("LCK", 5, 0))
+    last = (OffCpu(None, 8, 0),)
+    threads = thread_rows(made.threads, spent)
+    assert [row.off_cpu for row in threads] == [first, (), last]
+    processes = process_rows(made.threads, spent)
+    assert [row.off_cpu for row in processes] == [None, last]
 
 
 def test_sequence() -> None:

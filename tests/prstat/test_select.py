@@ -2,6 +2,9 @@
 
 """Which rows are wanted, and in which order."""
 
+import operator
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,6 +24,8 @@ from msatools.prstat.select import (
 from msatools.render.prstat_columns import COLUMNS
 from msatools.tasks.classes import TaskClass
 from tests.prstat.maderows import MIB, SECOND, MadeThreads
+
+Value = Callable[[Any], Any]
 
 THREADS = (
     {"pid": 3, "uid": 0, "cpu": 0, "class": TaskClass.LCK, "age_ns": 5 * SECOND},
@@ -87,8 +92,7 @@ def test_no_sort(word: str) -> None:
 
 def test_keys_are_columns(rows: Rows) -> None:
     assert set(KEYS) <= set(COLUMNS)
-    for key in KEYS.values():
-        assert len(key(rows)) == len(rows)
+    assert set(KEYS) == set(VALUES)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +134,130 @@ def test_order(rows: Rows) -> None:
     assert pids(rows, "NOW", "-PSR") == [2, 3, 1]
     assert pids(rows, "NOW", "+PSR") == [3, 2, 1]
     assert pids(rows, "STATE", "-PID") == [1, 3, 2]
+
+
+def share_of(name: str) -> Value:
+    return lambda row: getattr(row, name) / row.lifetime_ns
+
+
+def split_of(name: str) -> Value:
+    return lambda row: known_share(getattr(row.breakdown, name), row)
+
+
+def delay_of(kind: str) -> Value:
+    return lambda row: known_share(row.breakdown.delays[kind], row)
+
+
+def known_share(ns: int | None, row: Any) -> float:
+    return -1 if ns is None else ns / row.lifetime_ns
+
+
+def of_child(name: str) -> Value:
+    return lambda row: getattr(row.children, name)
+
+
+VALUES: dict[str, Value] = {
+    **{
+        key: operator.attrgetter(name)
+        for key, name in {
+            "PID": "pid",
+            "TGID": "tgid",
+            "PPID": "ppid",
+            "USER": "uid",
+            "SIZE": "size_bytes",
+            "RSS": "rss_bytes",
+            "STATE": "state",
+            "PRI": "pri",
+            "NICE": "nice",
+            "PSR": "cpu",
+            "NLWP": "threads",
+            "COMMAND": "comm",
+            "CGROUP": "cgroup",
+            "FOR": "class_age_ns",
+            "VCX": "nvcsw",
+            "ICX": "nivcsw",
+            "MIN": "min_flt",
+            "MAJ": "maj_flt",
+            "LIFE": "lifetime_ns",
+        }.items()
+    },
+    "NOW": lambda row: TaskClass[row.task_class],
+    "TIME": lambda row: row.user_ns + row.system_ns,
+    "CPU": lambda row: (row.user_ns + row.system_ns) / row.lifetime_ns,
+    "USR": share_of("user_ns"),
+    "SYS": share_of("system_ns"),
+    "LAT": share_of("latency_ns"),
+    "OFF": share_of("off_cpu_ns"),
+    "ZMB": share_of("zombie_ns"),
+    "IOW": split_of("iowait_ns"),
+    "BLK": split_of("blocked_ns"),
+    "SLP": split_of("sleep_ns"),
+    "STP": split_of("stopped_ns"),
+    "BIO": delay_of("blkio"),
+    "SWP": delay_of("swapin"),
+    "RCL": delay_of("freepages"),
+    "THR": delay_of("thrashing"),
+    "CMP": delay_of("compact"),
+    "COW": delay_of("wpcopy"),
+    "IRQ": delay_of("irq"),
+    "OFF/VCX": lambda row: row.nvcsw and row.off_cpu_ns / row.nvcsw,
+    "CUSR": of_child("user_ns"),
+    "CSYS": of_child("system_ns"),
+    "CVCX": of_child("nvcsw"),
+    "CICX": of_child("nivcsw"),
+    "CMIN": of_child("min_flt"),
+    "CMAJ": of_child("maj_flt"),
+}
+"""What a row is ordered by, as its cell shows it."""
+
+SUMS = ("utime_ns", "stime_ns", "nvcsw", "nivcsw", "min_flt", "maj_flt")
+DELAYS = ("blkio", "swapin", "freepages", "thrashing", "compact", "wpcopy", "irq")
+LONG = ("user_ns", "system_ns", "latency_ns", "zombie_ns", "blocked_ns", "iowait_ns")
+SHORT = ("ppid", "uid", "cpu", "nvcsw", "nivcsw", "min_flt", "maj_flt", "prio")
+SHORT += ("static_prio", "threads", "size_bytes", "rss_bytes", "age_ns", "start_ns")
+
+
+@pytest.fixture(scope="module")
+def many() -> MadeThreads:
+    """Threads with any values, some of a process; of some, things are not known."""
+    chance = random.Random(1)
+    threads = []
+    for pid in chance.sample(range(1, 500), 40):
+        few = {name: chance.randrange(9) for name in SHORT}
+        times = {name: chance.randrange(SECOND) for name in LONG}
+        kept = chance.sample((*DELAYS, "stopped_ns"), 5)
+        threads.append(
+            few
+            | times
+            | {name: chance.randrange(SECOND) for name in kept}
+            | {
+                "pid": pid,
+                "tgid": pid - pid % 3,
+                "comm": chance.choice((b"a", b"b", b"c")),
+                "state": chance.choice((0, 1, 2)),
+                "cgroup": chance.randrange(3),
+                "class": chance.choice(list(TaskClass)),
+                "lifetime_ns": chance.randrange(6, 20) * SECOND,
+                "covered": chance.random(),
+                "reaped": {name: chance.randrange(9) for name in SUMS},
+            }
+        )
+    threads.sort(key=lambda thread: thread["tgid"])
+    return MadeThreads(*threads, split=True, reaped=True, delays=DELAYS)
+
+
+@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("view", ["by_thread", "by_process"])
+def test_order_of_many(many: MadeThreads, name: str, view: str) -> None:
+    """By what the cells show; the least or the largest first, what is equal by PID."""
+    rows: Rows = getattr(many, view)()
+    value = VALUES[name]
+    for sign in "+-":
+        found = list(rows.take(order(rows, [parse_sort(f"{sign}{name}")])))
+        expected = sorted(rows, key=lambda row: row.pid)
+        expected.sort(key=value, reverse=sign == "-")
+        assert [row.pid for row in found] == [row.pid for row in expected]
+    assert len({value(row) for row in rows}) > 2
 
 
 def test_order_of_what_is_not_known(rows: Rows) -> None:

@@ -14,6 +14,7 @@ from msatools.memory.frag.model import (
 )
 from msatools.render import plain
 from msatools.render.frag import blocks
+from tests.support.golden import Golden
 
 FRAG = Frag(
     huge_order=9,
@@ -42,37 +43,8 @@ FRAG = Frag(
     movable=("user.anon",),
 )
 
-SHOWN = r"""
-Free blocks by order
-NODE  ZONE            0  1  PAGES  NO 2.0 MiB  FRAGMENTATION  KERNEL SAYS
-   0  DMA32           1  1      3     100.0 %          0.996  ok
-   0  Normal\x1b[31m  3  1      5           -              -  0: +1, 1: -1
-   1  Normal          0  0      0           -          0.000  - (lost)
 
-Page blocks of 2.0 MiB by migrate type
-NODE  ZONE   TYPE     BLOCKS  FREE PAGES  MOVABLE  UNMOVABLE  BLOCKS WITH UNMOVABLE  WITH BOTH
-   0  DMA32  movable       2           3    1,000         21                      1          1
-
-What keeps blocks from being free
-BLOCKS OF                      2.0 MiB
-free                                 0
-one huge page                        0
-movable pages only                   1
-blocked by others                    1
-all                                  2
-pages to move in movable ones      500
-
-What is in the 1 blocked ones of 2.0 MiB
-CLASS        BLOCKS  ALONE  PAGES
-kernel.slab       1      1     21
-
-Blocks that would be free but for so many pages
-PAGES  2.0 MiB
-17-32        1
-"""  # noqa: E501
-
-
-def test_text() -> None:
+def test_golden_text(golden: Golden) -> None:
     out = io.StringIO()
     plain.show(blocks(FRAG, 4096), out)
-    assert out.getvalue() == SHOWN
+    golden("frag", out.getvalue())

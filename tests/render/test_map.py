@@ -25,9 +25,9 @@ from msatools.render.palette import FREE_COLOUR, LOOKS, mix
 from msatools.render.picture import Box, Picture
 from msatools.render.png import png
 from msatools.render.svg import svg
+from tests.support.golden import Golden
 
 PAGE = 4096
-RULER = ("|" + " " * 7) * 7 + "|"
 NODES = (Place(0, "DMA32"), Place(0, "Normal"), Place(1, "Normal"))
 Counts = Mapping[int, int]
 
@@ -78,28 +78,13 @@ def test_what_a_cell_shows() -> None:
     ]
 
 
-def test_text() -> None:
+def test_golden_text(golden: Golden) -> None:
     numbers = [0, 1, 2, 63, 64, 65, 66, 200]
     anon, half = {PageClass.ANON: 16}, {PageClass.SLAB: 8}
     counts = [anon, {}, half, anon, half, {}, anon, {PageClass.RESERVED: 16}]
     places = [0, 0, 0, 0, 0, 1, 1, 2]
     memory = memory_of(numbers, counts, places, section=16 * 8)
-    assert chart(memory) == [
-        "           Node 0, zone DMA32" + RULER[18:],
-        "      0x0  A.l" + " " * 60 + "A",
-        "0x40_0000  l",
-        "           Node 0, zone Normal" + RULER[19:],
-        "0x41_0000   .A",
-        "           (no memory: 4.0 MiB)",
-        "           Node 1, zone Normal" + RULER[19:],
-        "0xc8_0000          R",
-        "..  free.buddy   48     192 KiB   37.5 %",
-        "AA  user.anon    48     192 KiB   37.5 %",
-        "LL  kernel.slab  16      64 KiB   12.5 %",
-        "RR  reserved     16      64 KiB   12.5 %",
-        "a cell shows its largest class but free, paler if part is free: .aaAA",
-        "memory sections begin under |",
-    ]
+    golden("map", chart(memory))
 
 
 def test_sections_larger_than_a_row() -> None:

@@ -2,7 +2,6 @@
 
 """Where types come from, and what is said if they come from nowhere."""
 
-import re
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from msatools.selfdesc.finders import NAME
 from msatools.selfdesc.kallsyms import load_symbols
 from msatools.target import TargetError, TargetSpec, describe, open_target
 from msatools.target.errors import NoTypesError
+from tests.selfdesc.undescribed import Symbols, overlay
 
 
 @pytest.fixture
@@ -81,18 +81,6 @@ def test_command_at_the_prompt_needs_nothing(
     assert " types: btf " in capsys.readouterr().out.splitlines()[0]
 
 
-class Symbols:
-    """The symbols of a kernel, but for some."""
-
-    def __init__(self, symbols: SymbolIndex, hidden: str) -> None:
-        self.symbols = symbols
-        self.hidden = re.compile(hidden)
-
-    def __call__(self, *words: Any) -> list[Any]:
-        found = self.symbols(*words)
-        return [s for s in found if not self.hidden.fullmatch(s.name)]
-
-
 def test_kernel_without_btf(
     prog: Program, run_612: lab.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,15 +100,6 @@ def test_kernel_without_btf(
     assert words.endswith("or name its vmlinux with -s")
     with pytest.raises(NoTypesError, match=r": the kernel has no BTF.* -s"):
         open_target(TargetSpec(path=str(run_612.elf), types="btf"))
-
-
-def overlay(prog: Program, address: int, data: bytes) -> None:
-    """Have a program read something else in a place."""
-
-    def read(at: int, count: int, offset: int, physical: bool) -> bytes:
-        return data[offset : offset + count]
-
-    prog.add_memory_segment(address, len(data), read)
 
 
 def test_damaged_btf(prog: Program) -> None:

@@ -4,9 +4,11 @@
 
 from collections.abc import Callable
 
-from drgn import Program
+from drgn import FaultError, Program
 
 from msatools.target.linear import forget_direct_map
+
+PAGE = 4096
 
 
 def lay_over(
@@ -19,3 +21,26 @@ def lay_over(
     """Have *read* give what lies at an address, for readers that there are, too."""
     prog.add_memory_segment(address, size, read, physical)
     forget_direct_map(prog)
+
+
+def lose(prog: Program, address: int, size: int) -> None:
+    """Make memory of a dump unreadable."""
+
+    def fault(address: int, count: int, offset: int, physical: bool) -> bytes:
+        raise FaultError("lost in this test", address)
+
+    lay_over(prog, address, size, fault)
+
+
+def lose_page(prog: Program, address: int) -> None:
+    """Make the page of an address unreadable."""
+    lose(prog, address & -PAGE, PAGE)
+
+
+def put(prog: Program, address: int, data: bytes) -> None:
+    """Have other data in memory of a dump."""
+
+    def read(_: int, count: int, offset: int, physical: bool) -> bytes:
+        return data[offset : offset + count]
+
+    lay_over(prog, address, len(data), read)

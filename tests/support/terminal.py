@@ -2,6 +2,7 @@
 
 """A terminal with a program in its foreground, and someone at the keys."""
 
+import codecs
 import fcntl
 import os
 import pty
@@ -17,9 +18,14 @@ from typing import Any
 
 from tests.support.forked import forked
 
+PATIENCE_SECONDS = 60.0
+"""What takes longer never ends."""
+
 
 class Terminal:
     """Start a program on a terminal; ``seen`` is what it has printed.
+
+    Its ``modes`` are those from before the program, and in the end those after it.
 
     :param words: the program's, or what a copy of this process is to do
     :param is_own: whether it is the terminal of the program's session
@@ -37,6 +43,9 @@ class Terminal:
         self.fd, follower = pty.openpty()
         self.resize(*size)
         self.seen = ""
+        self.modes = termios.tcgetattr(self.fd)
+        # What is read may end in the midst of a character.
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         streams = {"stdin": follower, "stdout": follower, "stderr": follower}
         environ = {"TERM": "xterm-256color", "NO_COLOR": "", **environ}
         self._process: subprocess.Popen[Any]
@@ -74,36 +83,43 @@ class Terminal:
 
     def wait(self) -> int:
         """Wait for the end, and give the exit status."""
-        return self._process.wait(60)
+        return self._process.wait(PATIENCE_SECONDS)
 
     def wait_until_stopped(self) -> None:
         """Read until a signal has stopped the program, which waits to be read."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
         options = os.WSTOPPED | os.WNOWAIT | os.WNOHANG
         while os.waitid(os.P_PID, self._process.pid, options) is None:
+            assert time.monotonic() < deadline, "it is not stopped"
             if select.select([self.fd], [], [], 0.01)[0]:
-                self.seen += os.read(self.fd, 65536).decode()
+                self._read(deadline)
 
-    def read_until(self, pattern: str, start: int = 0, timeout: float = 60) -> None:
+    def read_until(
+        self, pattern: str, start: int = 0, timeout: float = PATIENCE_SECONDS
+    ) -> None:
         """Read until a pattern is seen after ``start``."""
         deadline = time.monotonic() + timeout
         while not re.search(pattern, self.seen[start:]):
-            left = deadline - time.monotonic()
-            assert left > 0, f"no {pattern!r} in {self.seen[start:]!r}"
-            if select.select([self.fd], [], [], left)[0]:
-                self.seen += os.read(self.fd, 65536).decode()
+            assert self._read(deadline), f"no {pattern!r} in {self.seen[start:]!r}"
 
     def end(self) -> int:
-        """Read to the end and give the exit status, a signal's as negative.
-
-        The terminal's ``modes`` are then those that the program left.
-        """
-        while True:
-            try:
-                self.seen += os.read(self.fd, 65536).decode()
-            except OSError:
-                # The program has closed its side.
-                break
+        """Read to the end and give the exit status, a signal's as negative."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self._read(deadline):
+            pass
         status = self.wait()
         self.modes = termios.tcgetattr(self.fd)
         os.close(self.fd)
         return status
+
+    def _read(self, deadline: float) -> bool:
+        """Add to ``seen``; tell whether there may be more."""
+        left = max(deadline - time.monotonic(), 0)
+        if not select.select([self.fd], [], [], left)[0]:
+            raise AssertionError(f"nothing more, and no end: {self.seen[-1000:]!r}")
+        try:
+            self.seen += self._decoder.decode(os.read(self.fd, 65536))
+        except OSError:
+            # The program has closed its side.
+            return False
+        return True

@@ -18,6 +18,7 @@ import pytest
 
 from fixtures import lab
 from fixtures.lab import store
+from fixtures.lab.cache import Cache
 
 KERNEL = "6.12"
 """The kernel that all tests have."""
@@ -96,10 +97,10 @@ def _guard_live_builds() -> None:
     def live(name: str) -> NoReturn:
         pytest.fail(f"{name} is to run: mark the test `live`")
 
-    def guarded(name: str) -> lab.Run:
-        if store.runs_inside(name):
+    def guarded(name: str, *cache: Cache) -> lab.Run:
+        if name in lab.scenarios() and store.runs_inside(name):
             pytest.fail(f"{name} runs commands inside a guest: mark the test `live`")
-        return build(name)
+        return build(name, *cache)
 
     lab.build, lab.live = guarded, live
 
@@ -109,10 +110,10 @@ def _build_anew() -> None:
     build = lab.build
     renewed: set[str] = set()
 
-    def anew(name: str) -> lab.Run:
+    def anew(name: str, *cache: Cache) -> lab.Run:
         if store.runs_inside(name) and name not in renewed:
             renewed.add(name)
-            store.forget(name)
-        return build(name)
+            store.forget(name, *cache)
+        return build(name, *cache)
 
     lab.build = anew

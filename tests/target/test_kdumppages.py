@@ -15,13 +15,11 @@ from drgn import FaultError, Program
 
 from fixtures import lab
 from fixtures.demo.catalog import DEMOS
-from msatools.target import kdump
 from msatools.target.codecs import find_codec
 from msatools.target.kdumppages import CUT_OFF, NO_PFN, KdumpPages, Pfns
-from msatools.target.reading import reader_of
+from tests.support.kdumpfile import DESCRIPTOR, Layout, copied
 
 PAGE = 4096
-DESCRIPTOR = struct.Struct("<QIIQ")
 FORMATS = (
     "kdump-zlib",
     "kdump-lzo",
@@ -54,27 +52,6 @@ class Library:
         return data
 
 
-class Layout:
-    """Where a dump has what, found without what is tested."""
-
-    def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            read = reader_of(file.fileno())
-            header = kdump.parse(read)
-            half = header.bitmap_size // 2
-            bits = np.frombuffer(read(header.bitmap_at + half, half), np.uint8)
-            self.kept = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-            self.table_at = header.bitmap_at + header.bitmap_size
-            table = read(self.table_at, len(self.kept) * DESCRIPTOR.size)
-            self.descriptors = list(DESCRIPTOR.iter_unpack(table))
-        assert header.max_pfn is not None
-        self.max_pfn = header.max_pfn
-
-    def left_out(self) -> Pfns:
-        """The pages after such as were kept, as far as they were not."""
-        return np.setdiff1d(self.kept + 1, [*self.kept, self.max_pfn])[:10]
-
-
 def array(pfns: object) -> Pfns:
     return np.array(pfns, np.int64)
 
@@ -87,16 +64,6 @@ def compare(path: Path, pfns: Pfns) -> int:
     for pfn, page in zip(pfns.tolist(), pages, strict=True):
         assert page == library.page(pfn), hex(pfn)
     return len(pages) - pages.count(None)
-
-
-def copied(path: Path, directory: Path, changes: dict[int, bytes]) -> Path:
-    """A copy of a dump with some bytes changed."""
-    data = bytearray(path.read_bytes())
-    for at, new in changes.items():
-        data[at : at + len(new)] = new
-    copy = directory / "changed"
-    copy.write_bytes(data)
-    return copy
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -6,44 +6,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from drgn import FaultError, Program
 
-from fixtures import lab
-from msatools.memory.memstat import collect_memstat
-from msatools.selfdesc.finders import finders_of
-from msatools.target import TargetError, TargetSpec, describe, open_target, qmp
-
-
-def test_guest_that_runs(live_qmp: str, run_612: lab.Run) -> None:
-    prog, target = open_target(TargetSpec(qemu=live_qmp, vmlinux=str(run_612.vmlinux)))
-    assert target.path == live_qmp
-    assert (target.kind, target.live, target.crash) == ("qmp", True, None)
-    assert target.release == run_612.release
-    before = prog["jiffies"].value_()
-    while prog["jiffies"].value_() == before:
-        pass
-    assert describe(prog).kind == "qmp"
-
-
-def test_guest_that_runs_without_debug_info(live_qmp: str, run_612: lab.Run) -> None:
-    prog, target = open_target(TargetSpec(qemu=live_qmp, types="btf"))
-    assert (target.kind, target.live, target.types) == ("qmp", True, "btf")
-    assert prog["init_task"].comm.string_() == b"swapper/0"
-    assert "loop" in [module.name for module in finders_of(prog).modules]
-    report = collect_memstat(prog, target=target)
-    assert report.coverage["unreadable_pages"] == 0
-    assert report.pages == sum(count.pages for count in report.classes)
-
-
-def test_socket_held_by_another_client(
-    live_qmp: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(qmp, "_TIMEOUT_S", 0.2)
-    with qmp.connect(live_qmp), pytest.raises(TargetError, match="no answer"):
-        qmp.connect(live_qmp)
+from msatools.target import TargetError, TargetSpec, open_target, qmp
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
@@ -232,26 +200,3 @@ def test_memory_that_is_gone(watched: Watched) -> None:
 def test_error_of_the_report_itself(watched: Watched) -> None:
     with pytest.raises(FaultError, match="mine"):
         report(watched.prog, FaultError("mine", 0))
-
-
-@pytest.mark.parametrize("types", ["btf", "dwarf"])
-def test_another_kernel(live_qmp: str, run_612: lab.Run, types: Any) -> None:
-    """Nobody has told of it: as after kexec."""
-    vmlinux = str(run_612.vmlinux) if types == "dwarf" else None
-    prog = open_target(TargetSpec(qemu=live_qmp, types=types, vmlinux=vmlinux)).prog
-    for _ in range(2):
-        with qmp.steady(prog):
-            pass
-    known = prog.cache[qmp._NAME]
-    assert len(known._identity) == 4
-    for number, word in enumerate(known._identity):
-        before = known._identity
-        known._identity = (*before[:number], word + 1, *before[number + 1 :])
-        with (
-            pytest.raises(TargetError, match="started anew"),
-            qmp.steady(prog),
-        ):
-            pass
-        known._identity = before
-    with qmp.steady(prog):
-        pass

@@ -2,58 +2,29 @@
 
 """All tasks of each kernel's dump, with debug info and without."""
 
-from dataclasses import dataclass
-
-import numpy as np
 import pytest
-from drgn import Object, Program
-from drgn.helpers.linux.pid import for_each_task
 
-from msatools.kernel.reader import Addresses
-from tests.support.dumps import BUSY, IDLE, open_dump, pairs
+from tests.support.dumps import BUSY, IDLE, pairs
+from tests.tasks.sleepers import Tasks, known
 
-
-@dataclass
-class Tasks:
-    """The tasks of one dump that do not run, as what collects stacks wants them."""
-
-    name: str
-    prog: Program
-    objects: list[Object]
-    tasks: Addresses
-    stacks: Addresses
-    pointers: Addresses
+AT_REST = tuple(name for name in IDLE if not name.startswith("crash"))
 
 
-def tasks_of(name: str, types: str) -> Tasks:
-    prog = open_dump(name, types)
-    objects = [task for task in for_each_task(prog) if not task.on_cpu]
-    columns = [
-        np.array(values, np.uint64)
-        for values in (
-            [task.value_() for task in objects],
-            [task.stack.value_() for task in objects],
-            [task.thread.sp.value_() for task in objects],
-        )
-    ]
-    return Tasks(name, prog, objects, *columns)
-
-
-@pytest.fixture(scope="session", params=pairs(IDLE + BUSY))
+@pytest.fixture(scope="session", params=pairs(AT_REST + BUSY))
 def tasks(request: pytest.FixtureRequest) -> Tasks:
-    return tasks_of(*request.param)
+    return known(*request.param)
 
 
-@pytest.fixture(scope="session", params=pairs(IDLE))
+@pytest.fixture(scope="session", params=AT_REST)
 def idle(request: pytest.FixtureRequest) -> Tasks:
-    return tasks_of(*request.param)
+    return known(request.param, "btf")
 
 
-@pytest.fixture(scope="session", params=pairs(BUSY))
+@pytest.fixture(scope="session", params=BUSY)
 def busy(request: pytest.FixtureRequest) -> Tasks:
-    return tasks_of(*request.param)
+    return known(request.param, "btf")
 
 
-@pytest.fixture(scope="session", params=IDLE + BUSY)
+@pytest.fixture(scope="session", params=AT_REST + BUSY)
 def tasks_btf(request: pytest.FixtureRequest) -> Tasks:
-    return tasks_of(request.param, "btf")
+    return known(request.param, "btf")

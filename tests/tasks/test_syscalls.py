@@ -2,7 +2,9 @@
 
 """System calls and their arguments, against /proc/PID/task/TID/syscall."""
 
+import re
 from dataclasses import astuple, dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +13,18 @@ from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks.stackmemory import read_stacks, stack_bytes
-from msatools.tasks.syscalls import NO_CALL, Syscalls, read_syscalls, syscalls_of
+from msatools.tasks.syscalls import (
+    _X86_NAMES,
+    NO_CALL,
+    Syscalls,
+    read_syscalls,
+    syscalls_of,
+)
 from msatools.tasks.table import TaskReader, TaskTable
 from tests.support.dumps import BUSY, TYPES, open_dump
 
 PF_KTHREAD = 0x00200000
+HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 
 
 @dataclass
@@ -114,6 +123,16 @@ def test_names_of_calls(dump: Read) -> None:
     }.items():
         assert dump.calls.name(rows[tasks[name]["tid"]]) == call
     assert dump.calls.name(rows[tasks["fault-data"]["tid"]]) is None
+
+
+@pytest.mark.skipif(not HEADER.exists(), reason="no headers of Linux for x86-64")
+def test_numbers_of_calls() -> None:
+    """As the C library's headers have them, and what is newer than those may be."""
+    listed = re.findall(r"#define __NR_(\w+) (\d+)", HEADER.read_text())
+    names = {455: "futex_wait", 456: "futex_requeue"}
+    names |= {int(number): name for name, number in listed}
+    assert len(_X86_NAMES) > 60
+    assert {number: names[number] for number in _X86_NAMES} == _X86_NAMES
 
 
 @pytest.mark.parametrize("name", BUSY)

@@ -10,17 +10,17 @@ import pytest
 from drgn import FaultError
 
 from fixtures import lab
-from msatools.kernel.accounting import read_accounting
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.prstat.microstates import bound_of, microstates, waits_for_cpu
+from msatools.prstat.microstates import waits_for_cpu
 from msatools.target import TargetSpec, open_target
 from msatools.tasks.table import TaskReader, TaskTable
 from tests.support.overlay import lay_over
 
 STATES = {"S": 1, "D": 2, "T": 4, "t": 8, "I": 0x402, "Z": 0}
-STAT_FIELDS = {"min_flt": 10, "maj_flt": 12}
+STAT_FIELDS = {"min_flt": 10, "maj_flt": 12, "exit_signal": 38, "cpu": 39}
+STAT_FIELDS |= {"rt_priority": 40, "policy": 41}
 """Where /proc/PID/stat has them, the process ID being field 1."""
 
 
@@ -66,19 +66,10 @@ def row(table: TaskTable, tid: int) -> np.void:
     return record
 
 
-def test_every_thread_once(run: lab.Run, table: TaskTable) -> None:
-    listed = {tid for _, tid in threads(run)}
-    found = table["pid"].tolist()
-    assert len(found) == len(set(found))
-    assert len(listed) > 2200
-    assert listed <= set(found)
-    # The one that recorded, and what the kernel started since.
-    assert len(set(found) - listed) < 10
-
-
 def test_reads(opened: tuple[Reader, Findings, TaskTable]) -> None:
     """One a thread, but for each list of threads that has its end read first."""
     reader, findings, table = opened
+    assert len(table) == len(set(table["pid"].tolist())) > 2200
     assert reader.reads <= len(table) + 1
     assert findings.notes == {}
 
@@ -110,70 +101,18 @@ def test_columns_that_stand_still(run: lab.Run, table: TaskTable) -> None:
             assert record[column] == int(fields[field]), (tid, column)
         assert record["prio"] - 100 == int(fields[18])
         assert record["static_prio"] - 120 == int(fields[19])
-        assert record["policy"] == int(fields[41])
     assert compared > 2000
-
-
-def test_switches(run: lab.Run, table: TaskTable) -> None:
-    names = set(run.truth_names())
-    compared = 0
-    for pid, tid in threads(run):
-        name = f"proc/{pid}/task/{tid}/status"
-        sched = run.truth(f"proc/{pid}/task/{tid}/schedstat").split()
-        record = row(table, tid)
-        if name not in names or int(sched[2]) != record["pcount"]:
-            continue
-        text = run.truth(name).decode("utf-8", "replace")
-        compared += 1
-        for column, key in (("nvcsw", "voluntary"), ("nivcsw", "nonvoluntary")):
-            listed = re.search(rf"^{key}_ctxt_switches:\t(\d+)$", text, re.MULTILINE)
-            assert listed
-            assert record[column] == int(listed[1]), (tid, column)
-    assert compared > 200
 
 
 def test_clock_is_that_of_the_guest(
     run: lab.Run, opened: tuple[Reader, Findings, TaskTable]
 ) -> None:
     """The dump was taken after the guest wrote down what time it was."""
-    reader, findings, _ = opened
+    reader, findings, table = opened
     now = read_clocks(reader, findings).monotonic_ns
     assert now is not None
-    assert 0 < now - run.workload["times"]["monotonic_ns"] < 60 * 10**9
-
-
-def test_lives_add_up(run: lab.Run, opened: tuple[Reader, Findings, TaskTable]) -> None:
-    reader, findings, table = opened
-    bound_ns = bound_of(read_accounting(reader.prog, findings))
-    made = microstates(table, read_clocks(reader, findings))
-    parts = (made.user_ns, made.system_ns, made.latency_ns, made.off_cpu_ns)
-    assert (sum((*parts, made.zombie_ns)) == made.lifetime_ns).all()
-    assert min(int(part.min()) for part in parts) >= 0
-    if not made.latency_is_bound:
-        assert int(made.missed_ns.max()) <= bound_ns
-
-
-def test_hogs_that_share_a_cpu(
-    run: lab.Run, opened: tuple[Reader, Findings, TaskTable]
-) -> None:
-    """Three that never sleep: what time they are not on the CPU, they wait for it.
-
-    Each has had as much as the guest told at the end, or more since.
-    """
-    reader, findings, table = opened
-    clocks = read_clocks(reader, findings)
-    made = microstates(table, clocks)
-    assert clocks.monotonic_ns is not None
-    for name in ("hog-pinned-0", "hog-pinned-1", "hog-pinned-2"):
-        task = run.workload["tasks"][name]
-        (at,) = np.flatnonzero(table["pid"] == task["tid"])
-        place = f"proc/{task['pid']}/task/{task['tid']}"
-        told = run.truth(f"{place}/schedstat.again").split()
-        assert made.user_ns[at] + made.system_ns[at] >= int(told[0]) > 0
-        assert made.latency_ns[at] + made.missed_ns[at] >= int(told[1]) > 0
-        # It has slept to be moved to that CPU, before it said so.
-        before = made.lifetime_ns[at] - (clocks.monotonic_ns - task["start_ns"])
-        assert made.off_cpu_ns[at] <= before
+    assert now > run.workload["times"]["monotonic_ns"]
+    assert now > table["start_ns"].max()
 
 
 @pytest.mark.parametrize("which", ["leader", "thread"])

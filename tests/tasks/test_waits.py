@@ -6,15 +6,13 @@ from collections import Counter
 
 import pytest
 
-from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks import functions
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.waits import classify
-
-from .conftest import Tasks
+from tests.tasks.sleepers import Tasks
 
 SYSCALL = "do_syscall_64 entry_SYSCALL_64_after_hwframe"
 FAULT = "handle_mm_fault do_user_addr_fault exc_page_fault asm_exc_page_fault"
@@ -204,15 +202,3 @@ def test_every_task_has_a_class(idle: Tasks) -> None:
     assert counts["SIG"] >= 4
     assert counts["TMR"] >= 1
     assert counts["WAI"] == 1
-
-
-def test_every_task_has_the_class_that_it_says(busy: Tasks) -> None:
-    told = classes(busy)
-    for name, task in lab.build(busy.name).workload["tasks"].items():
-        expected = task["class"]
-        # A state tells those, and not a stack; some have no name in the lab.
-        if expected not in ("USR", "SYS", "LAT", "ZMB"):
-            task_class, names = told[task["tid"]]
-            assert task_class.name == expected, (name, names)
-    for task_class, names in told.values():
-        assert task_class is not TaskClass.OTH, names

@@ -1,47 +1,341 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What msa-memstat counts, and /proc/vmstat, /proc/zoneinfo and /proc/meminfo."""
+"""What msa-memstat counts, and what /proc, /sys and mincore(2) said of the same."""
 
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from fixtures.lab import Run
-from tests.memory import truth
+from tests.memory import ownertruth, truth
 from tests.truth.fact import Fact, Figures
 
+VIEWS = "node,zone,process,file,cgroup,slab,vmalloc"
+WORDS = ("--by", VIEWS, "--frag", "--sections", "-v")
+"""Options without which the report lacks figures."""
 
-def classes(report: Any, *names: str) -> int:
-    """Sum the pages of classes."""
-    pages = {one["name"]: one["pages"] for one in report["classes"]}
-    return sum(pages[name] for name in names)
+PAGE_KB = 4
 
 
-def counted(name: str, classes_of: tuple[str, ...], *counters: str) -> Fact:
-    """Make the fact that classes have as many pages as counters of /proc/vmstat."""
+def classes(report: Any) -> dict[str, int]:
+    return {one["name"]: one["pages"] for one in report["classes"]}
 
-    def recorded(run: Run) -> Figures:
-        said = truth.vmstat(run)
-        return {name: sum(said[counter] for counter in counters)}
 
-    return Fact(
-        name=f"{name} pages",
-        reported=lambda report: {name: classes(report, *classes_of)},
-        recorded=recorded,
-        tolerance=truth.held_back,
-        cause="a CPU keeps its part of a counter from /proc/vmstat up to a threshold",
+def checks(report: Any, member: str) -> dict[str, int]:
+    return {check["name"]: check[member] for check in report["checks"]}
+
+
+walked = partial(checks, member="walk_pages")
+counted = partial(checks, member="kernel_pages")
+
+
+def by(view: str, *members: str) -> Callable[[Any], Figures]:
+    """Return what finds members of a view's groups, by their names."""
+
+    def found(report: Any) -> Figures:
+        return {
+            group["name"]: tuple(group[member] for member in members)
+            for group in report["by"][view]
+        }
+
+    return found
+
+
+# --- Counters
+
+
+def twice_held_back(run: Run) -> int:
+    return 2 * truth.held_back(run)
+
+
+HELD_BACK = "a CPU keeps its part of a counter from /proc/vmstat up to a threshold"
+COUNTERS = {
+    "free.buddy": "nr_free_pages",
+    "user.anon": "nr_anon_pages",
+    "cache": "nr_file_pages",
+    "cache.shmem": "nr_shmem",
+    "swapcache": "nr_swapcached",
+    "kernel.page_tables": "nr_page_table_pages",
+}
+"""By check, the counter of /proc/vmstat."""
+
+
+def vmstat(run: Run) -> Figures:
+    said = truth.vmstat(run)
+    return {name: said[counter] for name, counter in COUNTERS.items()}
+
+
+def slabs(run: Run) -> Figures:
+    """Besides slabs that is what a module took that looks like a large kmalloc."""
+    said = truth.vmstat(run)
+    taken = sum(
+        len(made["pfns"]) << made["order"]
+        for made in run.workload.get("sets", ())
+        if made["compound"]
     )
+    counters = said["nr_slab_reclaimable"] + said["nr_slab_unreclaimable"]
+    return {"kernel.slab": counters + taken}
+
+
+def exact_counters(run: Run) -> Figures:
+    huge = truth.hugetlb_pages(run, "nr_hugepages")
+    return {
+        "managed": truth.zone_sum(run, "managed"),
+        "free.pcp": truth.pcp_pages(run),
+        "user.ksm": int(run.truth("sys/kernel/mm/ksm/pages_shared")),
+        "user.hugetlb": huge,
+        "free.hugetlb": truth.hugetlb_pages(run, "free_hugepages"),
+        "cache.blockdev": truth.meminfo_pages(run, "Buffers"),
+        "kernel.vmalloc": truth.meminfo_pages(run, "VmallocUsed"),
+    }
+
+
+def poisoned(run: Run) -> Figures:
+    return {"hwpoison": truth.meminfo_pages(run, "HardwareCorrupted")}
+
+
+def totals(report: Any) -> Figures:
+    reserved = report["pages"] - classes(report)["reserved"]
+    return {
+        "managed": (report["managed_pages"], reserved),
+        "physical": report["physical_pages"],
+    }
+
+
+def said_totals(run: Run) -> Figures:
+    managed = truth.zone_sum(run, "managed")
+    total = truth.meminfo_pages(run, "MemTotal")
+    return {
+        "managed": (total, managed),
+        "physical": truth.zone_sum(run, "present"),
+    }
+
+
+# --- Flags of each page
+
+FLAGS = {
+    "BUDDY": ("free.buddy",),
+    "SLAB": ("kernel.slab",),
+    "PGTABLE": ("kernel.page_tables",),
+    "OFFLINE": ("offline",),
+    "HWPOISON": ("hwpoison",),
+    "HUGE": ("user.hugetlb", "free.hugetlb"),
+    "RESERVED": ("reserved",),
+}
+
+
+def of_flags(report: Any) -> Figures:
+    pages = classes(report)
+    return {flag: sum(map(pages.get, names)) for flag, names in FLAGS.items()}
+
+
+def flags(run: Run) -> Figures:
+    words = truth.page_flags(run)
+    return {flag: int(np.count_nonzero(truth.having(words, flag))) for flag in FLAGS}
+
+
+def cached_files(report: Any) -> Figures:
+    pages = classes(report)
+    return {"cache.exec": pages["cache.exec"]}
+
+
+def executed(run: Run) -> Figures:
+    files = truth.executed_files(run) | {"/lab/truth"}
+    return {"cache.exec": sum(truth.cached_pages(run, file) for file in files)}
+
+
+# --- Zones, blocks and sections
+
+
+def zones(report: Any) -> Figures:
+    """Managed pages and those on per-CPU lists."""
+    return {
+        group["key"]: (
+            group["pages"] - group["classes"]["reserved"],
+            group["classes"]["free.pcp"],
+        )
+        for group in report["by"]["zone"]
+    }
+
+
+def zoneinfo(run: Run) -> Figures:
+    found = {}
+    text = run.truth("proc/zoneinfo").decode()
+    for part in re.split(r"^(?=Node)", text, flags=re.M)[1:]:
+        node, zone = re.match(r"Node (\d+), zone +(\w+)", part).groups()  # type: ignore[union-attr]
+        (managed,) = map(int, re.findall(r"^ +managed +(\d+)$", part, re.M))
+        lists = map(int, re.findall(r"cpu: \d+\n +count: +(\d+)", part))
+        if managed:
+            found[f"{node}:{zone}"] = managed, sum(lists)
+    return found
+
+
+def free_blocks(report: Any, member: str = "blocks") -> Figures:
+    rows = report["frag"]["free"]
+    return {(row["node"], row["zone"]): tuple(row[member]) for row in rows}
+
+
+def buddyinfo(run: Run) -> Figures:
+    lines = run.truth("proc/buddyinfo").decode().splitlines()
+    words = [line.replace(",", "").split() for line in lines]
+    return {(int(w[1]), w[3]): tuple(map(int, w[4:])) for w in words}
+
+
+def page_blocks(report: Any) -> Figures:
+    rows = report["frag"]["pageblocks"]
+    return {(row["node"], row["zone"], row["type"]): row["blocks"] for row in rows}
+
+
+def pagetypeinfo(run: Run) -> Figures:
+    found = {}
+    text = run.truth("proc/pagetypeinfo").decode()
+    for part in re.findall(r"Number of blocks type(.*\n(?:Node.*\n)+)", text):
+        names, *lines = part.splitlines()
+        for line in lines:
+            node, zone, counts = re.match(  # type: ignore[union-attr]
+                r"Node (\d+), zone +(\w+) +(.*)", line
+            ).groups()
+            for name, count in zip(names.split(), counts.split(), strict=True):
+                if int(count):
+                    found[int(node), zone, name.lower()] = int(count)
+    return found
+
+
+def sections(report: Any) -> Figures:
+    return {section["nr"]: section["state"] for section in report["sections"]}
+
+
+def memory_blocks(run: Run) -> Figures:
+    name = re.compile(r"sys/devices/system/memory/memory(\d+)/state")
+    return {
+        int(match[1]): run.truth(match[0]).decode().strip()
+        for match in map(name.fullmatch, run.truth_names())
+        if match
+    }
+
+
+# --- Whose it is
+
+OF_PROCESS = ("name", "rss_pages", "anon_pages", "private_pages", "hugetlb_pages")
+
+
+def processes(report: Any) -> Figures:
+    """Pss to the KiB, which is as much as the kernel shows of it."""
+    return {
+        group["pid"]: (
+            *(group[member] for member in (*OF_PROCESS, "swap_pages")),
+            group["pss_bytes"] and group["pss_bytes"] >> 10,
+        )
+        for group in report["by"]["process"]
+        if group["pid"] is not None
+    }
+
+
+def smaps(run: Run) -> Figures:
+    found = {}
+    for pid in truth.recorded_processes(run):
+        said = truth.kib(run, pid, "smaps_rollup")
+        status = run.truth(f"proc/{pid}/status").decode(errors="replace")
+        found[pid] = (
+            status.splitlines()[0].removeprefix("Name:\t"),
+            said["Rss"] // PAGE_KB,
+            said["Anonymous"] // PAGE_KB,
+            (said["Private_Clean"] + said["Private_Dirty"]) // PAGE_KB,
+            (said["Private_Hugetlb"] + said["Shared_Hugetlb"]) // PAGE_KB,
+            truth.kib(run, pid, "status")["VmSwap"] // PAGE_KB,
+            said["Pss"],
+        )
+    return found
+
+
+def files(run: Run) -> Figures:
+    said = ownertruth.files_by_path(run)
+    return {path: (pages,) for path, pages in said.items() if pages}
+
+
+IN_MEMORY_STAT = {
+    "anon": ("user.anon",),
+    "file": ("cache.file", "cache.exec", "cache.shmem", "cache.blockdev"),
+    "shmem": ("cache.shmem",),
+    "pagetables": ("kernel.page_tables",),
+    "kernel_stack": ("kernel.stacks",),
+    "vmalloc": ("kernel.vmalloc",),
+}
+
+
+def cgroups(report: Any) -> Figures:
+    """A group has its children in it, those that are gone as well."""
+    found: dict[tuple[str, str], int] = {}
+    for group in report["by"]["cgroup"]:
+        path = group["name"]
+        above = [path[:at] for at in range(2, len(path)) if path[at] == "/"]
+        for name in (path, *above):
+            for row, its in IN_MEMORY_STAT.items():
+                pages = sum(group["classes"].get(each, 0) for each in its)
+                key = name.removeprefix("/"), row
+                found[key] = found.get(key, 0) + pages
+    return found
+
+
+def memory_stat(run: Run) -> Figures:
+    made: Iterable[str] = run.workload["cgroups"]
+    removed = {group["path"] for group in run.workload["removed"]}
+    return {
+        (path, row): ownertruth.memory_stat(run, path)[row] // ownertruth.PAGE
+        for path in made
+        if path not in removed
+        for row in IN_MEMORY_STAT
+    }
+
+
+def slabinfo(run: Run) -> Figures:
+    return {
+        name: (objects, count, count * pages)
+        for name, (_, objects, count, pages) in ownertruth.slabinfo(run).items()
+        if count
+    }
 
 
 FACTS = (
+    Fact("pages", walked, vmstat, truth.held_back, HELD_BACK),
+    Fact("pages", walked, slabs, twice_held_back, HELD_BACK),
+    Fact("counter", counted, vmstat, truth.held_back, HELD_BACK),
     Fact(
-        name="pages on per-CPU lists",
-        reported=lambda report: {"pages": classes(report, "free.pcp")},
-        recorded=lambda run: {"pages": truth.pcp_pages(run)},
+        "KiB",
+        lambda report: {"stacks": counted(report)["kernel.stacks"] * PAGE_KB},
+        lambda run: {"stacks": truth.vmstat(run)["nr_kernel_stack"]},
+        truth.held_back,
+        HELD_BACK,
     ),
-    counted("free", ("free.buddy",), "nr_free_pages"),
-    counted(
-        "slab",
-        ("kernel.slab", "kernel.large_kmalloc"),
-        *("nr_slab_reclaimable", "nr_slab_unreclaimable"),
+    Fact("pages", walked, exact_counters),
+    Fact("counter", counted, exact_counters),
+    Fact("pages", walked, poisoned),
+    Fact("counter", counted, poisoned),
+    Fact(
+        "counter",
+        counted,
+        lambda run: {"kernel.percpu": truth.meminfo_pages(run, "Percpu")},
     ),
-    counted("page table", ("kernel.page_tables",), "nr_page_table_pages"),
+    Fact("pages", totals, said_totals),
+    Fact("pages with the flag", of_flags, flags),
+    Fact("pages", cached_files, executed),
+    Fact("managed and per-CPU pages", zones, zoneinfo),
+    Fact("free blocks", free_blocks, buddyinfo),
+    Fact(
+        "the kernel's free blocks",
+        partial(free_blocks, member="kernel_blocks"),
+        buddyinfo,
+    ),
+    Fact("page blocks", page_blocks, pagetypeinfo),
+    Fact("section", sections, memory_blocks),
+    Fact("process", processes, smaps),
+    Fact("cached pages", by("file", "pages"), files),
+    Fact("pages", cgroups, memory_stat),
+    Fact("objects, slabs and pages", by("slab", "objects", "slabs", "pages"), slabinfo),
+    Fact(
+        "areas and pages", by("vmalloc", "areas", "pages"), ownertruth.vmalloc_callers
+    ),
 )

@@ -1,61 +1,152 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The tasks of a dump, and the dead among them."""
+"""Dumps with dead tasks, and what their guests recorded of these."""
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
+from drgn import Program
+
 from fixtures import lab
+from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.zombies.dead import zombie_rows
+from msatools.zombies.dead import Dead, read_ages, read_dead, zombie_rows
+from msatools.zombies.model import Verdict
+from msatools.zombies.parentfacts import ParentFacts
+from msatools.zombies.parents import Parents, read_parents
+from msatools.zombies.verdicts import VERDICTS, verdicts
 from tests.support.dumps import open_dump
 
-ZOMBIES = ("zombies-6.1", "zombies-6.12")
+Facts = dict[str, Any]
 
 
-@dataclass
 class Dump:
-    run: lab.Run
-    reader: Reader
-    tasks: TaskTable
-    dead: Rows
+    """The tasks of a dump, and the dead among them."""
+
+    def __init__(self, prog: Program, name: str) -> None:
+        self.run = lab.build(name)
+        self.prog = prog
+        self.reader, self.findings = Reader(prog), Findings()
+        self.table = TaskReader(self.reader).read_all(self.findings)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Rows of the dead in the table."""
+        return zombie_rows(self.table)
+
+    @cached_property
+    def _look(self) -> tuple[Dead, Parents, tuple[int, int]]:
+        _ = self.clocks  # not among the reads that are counted
+        start = self.reader.reads
+        dead = self.read_dead(self.table, self.findings)
+        middle = self.reader.reads
+        parents = self.read_parents(self.table, dead, self.findings)
+        return dead, parents, (middle - start, self.reader.reads - middle)
+
+    def read_dead(self, table: TaskTable, findings: Findings) -> Dead:
+        """Read the dead among other tasks."""
+        aged = read_ages(table, self.clocks)
+        return read_dead(self.reader, table, aged, findings)
+
+    def read_parents(self, table: TaskTable, dead: Dead, findings: Findings) -> Parents:
+        aged = read_ages(table, self.clocks)
+        return read_parents(self.reader, table, dead, aged, findings)
+
+    def with_records(self, **columns: tuple[Any, Any]) -> TaskTable:
+        """Copy the table with other values in some rows of some columns."""
+        records = self.table.records.copy()
+        for column, (rows, values) in columns.items():
+            records[column][rows] = values
+        return TaskTable(records, self.table.columns)
+
+    @cached_property
+    def clocks(self) -> Clocks:
+        return read_clocks(self.reader, self.findings)
 
     @property
-    def workload(self) -> dict[str, Any]:
+    def dead(self) -> Dead:
+        return self._look[0]
+
+    @property
+    def parents(self) -> Parents:
+        return self._look[1]
+
+    @property
+    def reads(self) -> tuple[int, int]:
+        """Reads that the dead took, and their parents."""
+        return self._look[2]
+
+    @cached_property
+    def verdicts(self) -> dict[int, Verdict]:
+        """Verdicts by thread ID."""
+        return verdicts_of(self.table, self.dead, self.parents)
+
+    @property
+    def pids(self) -> list[int]:
+        """The thread IDs of the dead."""
+        pids: list[int] = self.table["pid"][self.dead.row].tolist()
+        return pids
+
+    @property
+    def workload(self) -> Facts:
         return self.run.workload
 
-    def all_dead(self) -> list[dict[str, Any]]:
-        """What the guest knows of each: processes, and threads that are traced."""
-        return [*self.workload["zombies"], *self.workload["zombie_threads"]]
+    @cached_property
+    def recorded(self) -> dict[int, Facts]:
+        """What the guest recorded of its dead, by thread ID."""
+        return {one["pid"]: one for one in all_dead(self.run)}
 
-    def pids(self) -> set[int]:
-        """The IDs of all threads, as /proc has them."""
-        names = (name.split("/") for name in self.run.truth_names())
-        return {
-            int(part)
-            for name in names
-            if name[0] == "proc"
-            for part in (name[1:2] + name[3:4])
-            if part.isdigit()
-        }
+    def place(self, name: str) -> int:
+        """Find one of the dead by its name."""
+        (pid,) = [pid for pid, one in self.recorded.items() if one["comm"] == name]
+        return self.pids.index(pid)
+
+    def row(self, pid: int) -> int:
+        """Find a thread's row in the table."""
+        row: int = self.table["pid"].tolist().index(pid)
+        return row
+
+    def address(self, pid: int) -> int:
+        """Find a thread's ``struct task_struct``."""
+        return int(self.table["address"][self.row(pid)])
+
+    def parent(self, name: str) -> ParentFacts:
+        """Find a parent by its name."""
+        (parent,) = [each for each in self.parents.facts if each.comm == name]
+        return parent
+
+    def task(self, name: str) -> int:
+        """Find the PID of a task that the workload named."""
+        return int(self.workload["tasks"][name]["pid"])
 
 
-@lru_cache(maxsize=2)
-def read_dump(name: str, types: str) -> Dump:
-    reader, findings = Reader(open_dump(name, types)), Findings()
-    tasks = TaskReader(reader).read_all(findings)
-    assert not findings.notes
-    return Dump(lab.build(name), reader, tasks, zombie_rows(tasks))
+def all_dead(run: lab.Run) -> list[Facts]:
+    """What the guest recorded of dead processes, and of threads that are traced."""
+    return [*run.workload["zombies"], *run.workload["zombie_threads"]]
+
+
+def verdicts_of(table: TaskTable, dead: Dead, parents: Parents) -> dict[int, Verdict]:
+    """Verdicts by thread ID."""
+    pids = table["pid"][dead.row].tolist()
+    found = verdicts(dead, parents).tolist()
+    return {pid: VERDICTS[number] for pid, number in zip(pids, found, strict=True)}
+
+
+@lru_cache(maxsize=4)
+def read_dump(name: str, types: str = "btf") -> Dump:
+    """Read the tasks of a dump; the last dumps are kept for the next test."""
+    dump = Dump(open_dump(name, types), name)
+    assert not dump.findings.notes
+    return dump
 
 
 def with_above(counts: Counter[str]) -> Iterator[tuple[str, int]]:
-    """Give groups by path with what is in them and below; not the first of all."""
+    """Yield groups by path with what is in them and below; not the root group."""
     above: Counter[str] = Counter()
     for path, count in counts.items():
         parts = path.split("/")[1:]

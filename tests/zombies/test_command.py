@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""msa-zombies as people call it: what it understands, hands on and refuses."""
+"""msa-zombies as people call it; what all commands promise: tests/test_contract."""
 
-import io
-from dataclasses import replace
-from json import loads
 from typing import Any
 
 import pytest
 from msatools.commands.zombies import COMMAND
 
-from msatools.render import json
-from msatools.zombies.model import Changes
 from msatools.zombies.options import ZombiesOptions
 from tests.support import commandline
-from tests.zombies.madezombies import asked, heir, leak, limit, report, zombie
+from tests.support.golden import Golden
+from tests.zombies.madezombies import asked, heir, leak, report, zombie
 
 RUN = "msatools.zombies.zombies.Zombies"
 
@@ -59,35 +55,17 @@ def shown(*words: str, made: Any = MADE) -> list[str]:
     return commandline.shown(COMMAND, made, *words)
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("", "    2  147 parent-147  S   ~2.0s..~3.0s  never waits for children"),
-        (
-            "--by parent",
-            "    1  9 parent-9      S   ~4.0s         tracer must wait first",
-        ),
-        ("--by cgroup", "    1  /box    9 parent-9      ~4.0s         1 traced"),
-        (
-            "--by verdict",
-            "    1  traced       9 parent-9      ~4.0s         tracer must wait first",
-        ),
-        (
-            "--by user",
-            "    3  0     147 parent-147 (2), 1 other  ~2.0s..~4.0s  "
-            "2 never-waits, 1 traced",
-        ),
-        (
-            "--by namespace",
-            "    3  4026531836     147 parent-147 (2), 1 other  ~2.0s..~4.0s  "
-            "2 never-waits, 1 traced",
-        ),
-        ("--tree", "|- 147 parent-147  2 zombies  its heir: subreaper"),
-        ("--leaks", "  2  0xffff888000000002           3        2  zombie    1 task"),
-    ],
+VIEWS = (
+    *("", "--by parent", "--by cgroup", "--by verdict", "--by user"),
+    *("--by namespace", "--tree", "--leaks"),
 )
-def test_views(words: str, line: str) -> None:
-    assert line in shown(*words.split())
+
+
+def test_views(golden: Golden) -> None:
+    lines = []
+    for words in VIEWS:
+        lines += [f"$ msa-zombies {words}", *shown(*words.split()), ""]
+    golden("zombies/views", lines)
 
 
 def test_rows_and_detail_reach_the_view() -> None:
@@ -112,36 +90,3 @@ def test_one_task() -> None:
 def test_nobody_is_dead(words: str, some: bool) -> None:
     of = " of those that were asked for" if some else ""
     assert f"No zombie{of}." in shown(*words.split(), made=report())
-
-
-def test_json() -> None:
-    """What the contract names, and what was not asked for is not there."""
-    made = report([zombie(2, tracer=5), zombie(3)], limits=[limit("pid_max", 1, 9)])
-    out = io.StringIO()
-    json.show(made, out)
-    found = loads(out.getvalue())
-    assert found["schema"] == "msatools.zombies/1"
-    dead, other = found["zombies"]
-    told = {"pid", "comm", "ppid", "parent_comm", "uid", "cgroup", "exit_code"}
-    assert dead.keys() >= told | {"age_ns", "age_bound", "verdict"}
-    assert ("tracer" in dead, "tracer" in other) == (True, False)
-    (group,) = found["groups"]
-    assert group.keys() >= {"ppid", "parent_comm", "count", "verdict", "evidence"}
-    (most,) = found["limits"]
-    assert most.keys() >= {"name", "scope", "used", "max"}
-    extra = {"heirs", "leaks", "asked", "changes", "reads"}
-    assert not found.keys() & extra
-    assert not group.keys() & {"heir", "delta"}
-    full = replace(
-        made,
-        heirs=(heir(147, None),),
-        leaks=(leak(2, 3),),
-        asked=(asked(2),),
-        changes=Changes(begun=1, reaped=0),
-        reads=5,
-    )
-    out = io.StringIO()
-    json.show(full, out)
-    found = loads(out.getvalue())
-    assert found.keys() >= extra
-    assert found["heirs"][0]["heir"] is None

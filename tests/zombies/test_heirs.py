@@ -2,33 +2,29 @@
 
 """Who would inherit the dead, as the guest works it out from its /proc."""
 
-from dataclasses import replace
-
 import pytest
 
 from msatools.kernel.report import Findings
+from msatools.tasks.table import TaskTable
 from msatools.zombies.heirs import find_heirs
 from msatools.zombies.model import Heir
-from tests.support.dumps import pairs
-from tests.zombies.dumps import ZOMBIES, Dump, read_dump
+from tests.zombies.dumps import Dump
 
 
-@pytest.fixture(scope="module", params=pairs(ZOMBIES))
-def dump(request: pytest.FixtureRequest) -> Dump:
-    return read_dump(*request.param)
-
-
-@pytest.fixture(scope="module")
-def heirs(dump: Dump) -> dict[int, Heir]:
+def look(
+    dump: Dump, table: TaskTable | None = None
+) -> tuple[tuple[Heir, ...], Findings]:
     findings = Findings()
-    found = find_heirs(dump.reader, dump.tasks, dump.dead, findings)
+    table = dump.table if table is None else table
+    return find_heirs(dump.reader, table, dump.rows, findings), findings
+
+
+@pytest.fixture
+def heirs(dump: Dump) -> dict[int, Heir]:
+    found, findings = look(dump)
     assert not findings.notes
     assert len({heir.ppid for heir in found}) == len(found)
     return {heir.ppid: heir for heir in found}
-
-
-def pid_of(dump: Dump, name: str) -> int:
-    return int(dump.workload["tasks"][name]["pid"])
 
 
 def test_heirs_equal_the_guests(dump: Dump, heirs: dict[int, Heir]) -> None:
@@ -42,7 +38,7 @@ def test_heirs_equal_the_guests(dump: Dump, heirs: dict[int, Heir]) -> None:
 
 def test_namespaces_of_all_parents_are_read_at_once(dump: Dump) -> None:
     before = dump.reader.reads
-    found = find_heirs(dump.reader, dump.tasks, dump.dead, Findings())
+    found, _ = look(dump)
     assert len(found) > 40
     assert dump.reader.reads - before < len(found)
 
@@ -58,10 +54,10 @@ def test_reasons(dump: Dump, heirs: dict[int, Heir]) -> None:
         reaps=True,
     )
     below = heirs[comms["below-subreaper"]["pid"]]
-    assert (below.heir, below.why) == (pid_of(dump, "above"), "subreaper")
+    assert (below.heir, below.why) == (dump.task("above"), "subreaper")
     inner = comms["inner-service"]
     found = heirs[inner["pid"]]
-    assert (found.heir, found.heir_comm) == (pid_of(dump, "init-inner"), "init-inner")
+    assert (found.heir, found.heir_comm) == (dump.task("init-inner"), "init-inner")
     assert found.why == f"init of PID namespace {inner['namespace']}"
     ends = heirs[comms["init-1"]["pid"]]
     assert ends.why == f"PID namespace {comms['init-1']['namespace']} ends with it"
@@ -74,33 +70,30 @@ def test_who_reaps(dump: Dump, heirs: dict[int, Heir]) -> None:
     assert told.pop(None) is None
     assert told == {
         1: True,
-        pid_of(dump, "init-inner"): False,
+        dump.task("init-inner"): False,
         # It has none yet, and has never waited.
-        pid_of(dump, "above"): None,
+        dump.task("above"): None,
     }
 
 
 def test_what_is_lost_is_noted(dump: Dump) -> None:
     """Of processes whose PIDs lead nowhere."""
-    records = dump.tasks.records.copy()
-    row = int((records["pid"] == pid_of(dump, "never-sleeps")).nonzero()[0][0])
-    records["thread_pid"][row] = 0x8_0000
-    findings = Findings()
-    broken = replace(dump.tasks, records=records)
-    found = find_heirs(dump.reader, broken, dump.dead, findings)
-    everyone = find_heirs(dump.reader, dump.tasks, dump.dead, Findings())
-    left_out = {heir.ppid for heir in everyone} - {heir.ppid for heir in found}
-    assert left_out == {pid_of(dump, "never-sleeps")}
+    pid = dump.task("never-sleeps")
+    found, findings = look(
+        dump, dump.with_records(thread_pid=(dump.row(pid), 0x8_0000))
+    )
+    everyone, _ = look(dump)
+    assert {heir.ppid for heir in everyone} - {heir.ppid for heir in found} == {pid}
     assert findings.lost["heirs"] == 1
 
 
 def test_loop_ends(dump: Dump) -> None:
     """Of damaged tasks that are their own parents' parents."""
-    records = dump.tasks.records.copy()
-    rows = {pid: row for row, pid in enumerate(records["pid"].tolist())}
-    below, above = (rows[pid_of(dump, name)] for name in ("below-subreaper", "above"))
-    records["real_parent"][above] = records["address"][below]
-    records["flags"][records["signal"] == records["signal"][above]] |= 0x4
-    findings = Findings()
-    find_heirs(dump.reader, replace(dump.tasks, records=records), dump.dead, findings)
+    below, above = (dump.task(name) for name in ("below-subreaper", "above"))
+    same = dump.table["tgid"] == above
+    table = dump.with_records(
+        real_parent=(dump.row(above), dump.address(below)),
+        flags=(same, dump.table["flags"][same] | 0x4),
+    )
+    _, findings = look(dump, table)
     assert findings.lost["heirs"] == 1

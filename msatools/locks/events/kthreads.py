@@ -5,11 +5,10 @@
 from functools import cached_property
 
 import drgn
-import numpy as np
 
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records
-from msatools.locks.layout import CODE, Layout
+from msatools.locks.layout import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _KTHREAD = ("worker_private", "set_child_tid")
@@ -85,8 +84,7 @@ class KernelThreads:
             words = self._layout.reader.words(pointer, used // 8)
         except drgn.FaultError:
             return False
-        data = words[(words >= np.uint64(KERNEL_HALF)) & (words < np.uint64(CODE))]
-        for request in list(dict.fromkeys(data.tolist()))[:limit]:
+        for request in self._layout.data_pointers(words)[:limit]:
             try:
                 done = self._layout.member(request, "kthread_create_info", "done")
             except drgn.FaultError:

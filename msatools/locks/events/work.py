@@ -11,8 +11,8 @@ import drgn
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records
 from msatools.locks.events.kthreads import KernelThreads
-from msatools.locks.layout import CODE, Layout
-from msatools.target.addresses import KERNEL_HALF
+from msatools.locks.layout import Layout
+from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
 from msatools.tasks.text import KernelText
 
 _WORD = struct.Struct("<Q")
@@ -111,7 +111,7 @@ class Workqueues:
     def _is_work(self, node: int) -> bool:
         """Tell work from the head of a list, which has no function after it."""
         entry = self._layout.offset("work_struct", "entry")
-        return node >= KERNEL_HALF and self._function(node - entry) >= CODE
+        return node >= KERNEL_HALF and self._function(node - entry) >= START_KERNEL_MAP
 
     def _function(self, work: int) -> int:
         return self._layout.member(work, "work_struct", "func")

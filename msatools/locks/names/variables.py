@@ -8,9 +8,10 @@ import drgn
 import numpy as np
 
 from msatools.kernel.report import Findings
-from msatools.locks.layout import CODE, Layout
+from msatools.locks.layout import Layout
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf
+from msatools.target.addresses import START_KERNEL_MAP
 from msatools.tasks.modules import Modules
 
 _MAX_CPUS = 8192
@@ -38,7 +39,9 @@ class Variables:
             name = _name(self._static(offset), offset)
             return f"{name} of cpu{cpu}" if name else None
         # Where code is, is all that belongs to it.
-        return _name(self._in_module(address), address) if address >= CODE else None
+        if address < START_KERNEL_MAP:
+            return None
+        return _name(self._in_module(address), address)
 
     @cached_property
     def _image(self) -> tuple[int, int]:

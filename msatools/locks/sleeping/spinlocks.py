@@ -122,7 +122,12 @@ def spins(look: Look, stack_size: int) -> list[Spin]:
         # Many may read at once, but just one has any other lock.
         sure = len(holders) == 1 or request.mode is not None
         found.append(
-            Spin(rows[cpu.task], request, tuple(holders if sure else ()), _caller(cpu))
+            Spin(
+                rows[cpu.task],
+                request,
+                tuple(holders if sure else ()),
+                _caller(look, cpu),
+            )
         )
     return found
 
@@ -142,7 +147,7 @@ def _cpus(look: Look) -> Iterator[_Cpu]:
             look.findings.coverage["cpus_unreadable"] += 1
             look.findings.lose("CPUs", f"what a CPU was doing is lost: {error}")
             continue
-        names = [_name(frame) for frame in frames]
+        names = [_name(look, frame) for frame in frames]
         places = [
             place
             for place, name in enumerate(names)
@@ -151,22 +156,22 @@ def _cpus(look: Look) -> Iterator[_Cpu]:
         yield _Cpu(number, task.value_(), frames, places[0] if places else None)
 
 
-def _caller(cpu: _Cpu) -> str | None:
+def _caller(look: Look, cpu: _Cpu) -> str | None:
     """Name the first function above those that take a spinlock."""
     above = cpu.frames[(cpu.spinning or 0) + 1 :]
-    names = (_name(frame) for frame in above)
+    names = (_name(look, frame) for frame in above)
     return next((name for name in names if not name.startswith(_TAKES)), None)
 
 
-def _name(frame: drgn.StackFrame) -> str:
-    return (frame.name or "").partition(".")[0]
+def _name(look: Look, frame: drgn.StackFrame) -> str:
+    return (look.function(frame) or "").partition(".")[0]
 
 
 def _request(look: Look, cpu: _Cpu, place: int, spinning: set[int]) -> Request | None:
     """Tell the lock that a CPU spins for, if its registers or its stack tell one."""
     frame, within = cpu.frames[place], 0
-    name = _name(frame)
-    above = _name(cpu.frames[place + 1]) if place + 1 < len(cpu.frames) else ""
+    name = _name(look, frame)
+    above = _name(look, cpu.frames[place + 1]) if place + 1 < len(cpu.frames) else ""
     mode = _MODES.get(name) or _MODES.get(above)
     queue = look.layout.offset("qrwlock", "wait_lock") if mode else 0
     if name in _SPINS:

@@ -29,9 +29,6 @@ Numbers = npt.NDArray[np.int64]
 _AT_ONCE = 256
 """Pages that are looked through at a time: 1 MiB."""
 
-_KERNEL = np.uint64(0xFF00_0000_0000_0000)
-"""The lowest address of the kernel's half, with five levels of page tables."""
-
 _LAST = np.uint64(0xFFFF_FFFF_FFFF_F000)
 """From here on it is an error number, or -1."""
 
@@ -168,6 +165,7 @@ class _Pointers:
         self._by_address: dict[int, int | None] = {}
         self._by_pfn: dict[int, int | None] = {}
         self._start: int | None = None
+        self._kernel_start = np.uint64(scene.layout.kernel_start)
         self._slabs: SlabNames | None = None
         try:
             self._start = pfn_to_virt(prog, 0).value_()
@@ -180,7 +178,7 @@ class _Pointers:
 
         :return: Counts by number in ``known``, the most frequent of each page only.
         """
-        rows, columns = np.nonzero((pages >= _KERNEL) & (pages < _LAST))
+        rows, columns = np.nonzero((pages >= self._kernel_start) & (pages < _LAST))
         values, index = np.unique(pages[rows, columns], return_inverse=True)
         numbers = self._tell(values)[index]
         told = numbers >= 0

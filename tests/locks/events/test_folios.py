@@ -3,103 +3,90 @@
 """Pages and bits that tasks wait for."""
 
 from dataclasses import replace
-from itertools import product
-from typing import Any
-
-import pytest
 
 from msatools.locks.events import bitwaits, folios
 from msatools.locks.lock import Lock
-from tests.locks.events.test_completions import ALL_KINDS, KINDS
-from tests.locks.events.waits import STOCK, TASKS, check_locks, look_for, waits
-from tests.support.dumps import open_dump
+from tests.locks.events.waits import Waits, check_locks, waits
+from tests.locks.seen import Seen, Truth
 
 
-@pytest.mark.parametrize(("name", "types"), list(product(STOCK, KINDS)))
-def test_pages_and_their_files(name: str, types: str) -> None:
-    seen = waits(name, types)
+def test_pages_and_their_files(stock: Seen) -> None:
+    found = waits(stock)
 
-    def check(said: dict[str, Any], lock: Lock) -> None:
-        assert seen.holders(lock) == []
+    def check(said: Truth, lock: Lock) -> None:
+        assert found.holders(lock) == []
         assert lock.address is not None
-        inode = seen.look.storage.host_of_folio(lock.address)
+        inode = found.look.storage.host_of_folio(lock.address)
         assert inode is not None
-        index = seen.look.layout.member(lock.address, "page", "index")
+        index = found.look.layout.member(lock.address, "page", "index")
         assert said.get("inode") in (None, inode.number)
         assert said.get("index") in (None, index)
         for waiter in said["waiters"]:
-            assert seen.what(waiter["pid"]) == "locked"
+            assert found.what(waiter["pid"]) == "locked"
 
-    assert check_locks(seen, "folio", check) >= 5
-    assert not seen.findings.lost
+    assert check_locks(found, "folio", check) >= 5
 
 
-@pytest.mark.parametrize(("name", "types"), ALL_KINDS)
-def test_bits(name: str, types: str) -> None:
-    seen = waits(name, types)
+def test_bits(locks: Seen) -> None:
+    found = waits(locks)
 
-    def check(said: dict[str, Any], lock: Lock) -> None:
+    def check(said: Truth, lock: Lock) -> None:
         # Who has set it is known to nobody but the guest.
-        assert seen.holders(lock) == []
+        assert found.holders(lock) == []
         assert said.get("bit", lock.key) == lock.key
 
-    assert check_locks(seen, "bit_wait", check) >= 1
+    assert check_locks(found, "bit_wait", check) >= 1
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_what_a_page_is_waited_for(name: str) -> None:
-    seen = waits(name)
+def test_what_a_page_is_waited_for(tasks: Seen) -> None:
+    found = waits(tasks)
     for task, bit in {
         **dict.fromkeys(("disk-read", "file-read", "swap-in", "fault-text"), "locked"),
         "disk-fsync": "writeback",
     }.items():
-        pid = seen.named(task)
-        lock = seen.requests[pid].lock
-        assert (lock.type, seen.what(pid)) == ("folio", bit), task
-        assert seen.queue(lock) == [pid]
+        tid = tasks.tid(task)
+        lock = found.requests[tid].lock
+        assert (lock.type, found.what(tid)) == ("folio", bit), task
+        assert found.queue(lock) == [tid]
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_what_a_bit_is_of(name: str) -> None:
+def test_what_a_bit_is_of(tasks: Seen) -> None:
     """A page knows its buffers, but for those that a journal makes of its own."""
-    seen = waits(name)
+    found = waits(tasks)
     for task, known in {"directory-lookup": True, "journal-thread": False}.items():
-        pid = seen.named(task)
-        lock = seen.requests[pid].lock
+        tid = tasks.tid(task)
+        lock = found.requests[tid].lock
         # BH_Lock
         assert (lock.type, lock.key) == ("bit_wait", 2)
-        device = seen.look.storage.device_of_buffer(lock.address or 0)
+        device = found.look.storage.device_of_buffer(lock.address or 0)
         assert (device is not None) == known
-        assert seen.queue(lock) == [pid]
+        assert found.queue(lock) == [tid]
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_others_in_the_same_bucket_are_left_out(name: str) -> None:
+def test_others_in_the_same_bucket_are_left_out(tasks: Seen) -> None:
     """Asked for another page or bit on the same queue, nobody is told."""
-    seen = waits(name)
+    found = waits(tasks)
+    buckets = found.look.queues.buckets
     for task, queue in (
         ("file-read", folios.queue),
         ("journal-thread", bitwaits.queue),
     ):
-        lock = seen.requests[seen.named(task)].lock
+        lock = found.requests[tasks.tid(task)].lock
         assert isinstance(lock.key, int)
-        head = seen.look.queues.buckets[lock]
         for other in (
             replace(lock, address=(lock.address or 0) + 64),
             replace(lock, key=lock.key + 1),
         ):
-            seen.look.queues.buckets[other] = head
-            assert queue(seen.look, other) == []
-            del seen.look.queues.buckets[other]
-            assert queue(seen.look, other) is None
+            buckets[other] = buckets[lock]
+            assert queue(found.look, other) == []
+            del buckets[other]
+            assert queue(found.look, other) is None
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_one_task_is_told_without_the_others(name: str) -> None:
-    whole = waits(name)
+def test_one_task_is_told_without_the_others(tasks: Seen) -> None:
     for task in ("disk-read", "fault-data", "directory-lookup", "file-fsync"):
-        seen = look_for(open_dump(name, "btf"), name, alone=task)
-        pid = whole.named(task)
-        assert seen.requests == {pid: whole.requests[pid]}
-        assert seen.queue(seen.requests[pid].lock) == [pid]
-        assert not seen.findings.notes
+        tid = tasks.tid(task)
+        found = Waits(tasks.only(tid))
+        assert found.requests == {tid: waits(tasks).requests[tid]}
+        assert found.queue(found.requests[tid].lock) == [tid]
+        assert not found.findings.notes

@@ -2,83 +2,66 @@
 
 """Wait queues that tasks wait on."""
 
-from typing import Any
-
-import pytest
-
 from msatools.kernel.report import Findings
 from msatools.locks.events.queues import Queues
 from msatools.locks.lock import Lock
-from tests.locks.events.test_completions import ALL_KINDS, lose
-from tests.locks.events.waits import MODULE, TASKS, check_locks, look_for, waits
+from tests.locks.events.waits import Waits, check_locks, waits
+from tests.locks.seen import Seen, Truth, damaged
 from tests.locks.sleeping.madekernel import BASE, SIZE, MadeKernel
-from tests.support.dumps import open_dump
+from tests.support.overlay import lose_page
 
 
-@pytest.mark.parametrize(("name", "types"), ALL_KINDS)
-def test_waiters_in_order(name: str, types: str) -> None:
+def test_waiters_in_order(locks: Seen) -> None:
     """Who waits exclusively comes last, whenever it came."""
-    seen = waits(name, types)
+    found = waits(locks)
 
-    def check(said: dict[str, Any], lock: Lock) -> None:
-        assert seen.holders(lock) == []
+    def check(said: Truth, lock: Lock) -> None:
+        assert found.holders(lock) == []
 
-    assert check_locks(seen, "wait_queue", check) >= 1
-    assert not seen.findings.lost
+    assert check_locks(found, "wait_queue", check) >= 1
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_a_journal_is_committed_by_its_thread(name: str) -> None:
-    seen = waits(name)
-    pid = seen.named("file-fsync")
-    lock = seen.requests[pid].lock
+def test_a_journal_is_committed_by_its_thread(tasks: Seen) -> None:
+    found, tid = waits(tasks), tasks.tid("file-fsync")
+    lock = found.requests[tid].lock
     assert lock.type == "wait_queue"
-    assert seen.queue(lock) == [pid]
-    assert seen.holders(lock) == [(seen.named("journal-thread"), "exact")]
+    assert found.queue(lock) == [tid]
+    assert found.holders(lock) == [(tasks.tid("journal-thread"), "exact")]
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_what_is_no_wait_queue(name: str) -> None:
+def test_what_is_no_wait_queue(tasks: Seen) -> None:
     """Locks, polls, children, and what waits for no queue at all."""
-    seen = waits(name)
     others = ("pipe-mutex", "directory-read", "frozen-write", "poll", "epoll-wait")
     for task in (*others, "wait4", "over-high", "futex-wait", "file-direct-read"):
-        assert seen.named(task) not in seen.requests, task
+        assert tasks.tid(task) not in waits(tasks).requests, task
 
 
-@pytest.mark.parametrize("name", MODULE)
-def test_a_waiter_that_is_lost(name: str) -> None:
+def test_a_waiter_that_is_lost(module: Seen) -> None:
     """It breaks the ring: then nobody is told to wait there, rather than wrong."""
-    whole = waits(name)
-    (lock,) = whole.locks("wait_queue")
+    (lock,) = module.locks("wait_queue")
     gone, other = (waiter["pid"] for waiter in lock["waiters"])
-    prog = open_dump(name, "btf")
-    found = whole.look.queues.innermost(whole.cases[gone].stack)
+    found = waits(module).look.queues.innermost(module.case(gone).stack)
     assert found is not None
-    lose(prog, found[0].address)
-    damaged = look_for(prog, name)
-    assert gone not in damaged.requests
-    assert other not in damaged.requests
-    assert set(damaged.requests) == set(whole.requests) - {gone, other}
+    dump = damaged(module.run.name)
+    lose_page(dump.prog, found[0].address)
+    requests = Waits(dump).requests
+    assert set(requests) == set(waits(module).requests) - {gone, other}
 
 
-@pytest.mark.parametrize("name", MODULE)
-def test_a_long_queue_is_cut(name: str) -> None:
+def test_a_long_queue_is_cut(module: Seen) -> None:
     """Two wait; who may look at one other node only must not tell a wrong queue."""
-    seen = waits(name)
-    (said,) = seen.locks("wait_queue")
-    lock = seen.requests[said["waiters"][0]["pid"]].lock
+    (said,) = module.locks("wait_queue")
+    layout = module.look().layout
+    lock = waits(module).requests[said["waiters"][0]["pid"]].lock
     heads, codes = set(), set()
     for waiter in said["waiters"]:
         findings = Findings()
-        queues = Queues(seen.look.layout, findings, limit=1)
-        found = queues.innermost(seen.cases[waiter["pid"]].stack)
+        queues = Queues(layout, findings, limit=1)
+        found = queues.innermost(module.case(waiter["pid"]).stack)
         codes |= {code for code, _ in findings.notes}
         if found is not None:
             assert found[1].waiters is None
-            heads.add(
-                found[1].head - seen.look.layout.offset("wait_queue_head", "head")
-            )
+            heads.add(found[1].head - layout.offset("wait_queue_head", "head"))
     # One has the head next to it, the other has not.
     assert heads == {lock.address}
     assert codes == {"waiters-not-counted", "lock-not-found"}

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drgn import FaultError, Program
 from numpy.lib.recfunctions import append_fields
 
 from msatools.kernel.report import Findings
@@ -19,11 +18,10 @@ from msatools.locks.sleeping import locksorts
 from msatools.locks.sleeping.kernellocks import KernelLocks
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import TaskTable
-from tests.locks.conftest import Seen, look_at, seen
-from tests.support.dumps import open_dump
-from tests.support.overlay import lay_over
+from tests.locks.seen import TASKS, Seen, Truth, damaged, seen
+from tests.support.overlay import lose, lose_page
 
-DUMPS = ("tasks-6.1", "tasks-6.12", "tasks-on-6.1")
+DUMPS = (*TASKS, "tasks-on-6.1")
 
 MAX_READS = 40
 """That it may take to tell what one task waits on."""
@@ -45,12 +43,12 @@ UNTOLD = {
 LOCKS = ("mutex", "rwsem", "percpu_rwsem")
 
 
-@pytest.fixture(scope="module", params=DUMPS)
+@pytest.fixture(params=DUMPS)
 def dump(request: pytest.FixtureRequest) -> Seen:
     return seen(request.param)
 
 
-def expected(name: str, on: dict[str, Any]) -> dict[str, Any]:
+def expected(name: str, on: Truth) -> Truth:
     """Say what the guest says of a task as we do."""
     told = {key: value for key, value in on.items() if name not in UNTOLD.get(key, ())}
     kind = told["kind"]
@@ -77,7 +75,7 @@ def expected(name: str, on: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-def said(on: On | None, names: dict[str, Any]) -> dict[str, Any]:
+def said(on: On | None, names: Truth) -> Truth:
     def plain(value: Any) -> Any:
         return list(value) if isinstance(value, tuple) else value
 
@@ -86,16 +84,14 @@ def said(on: On | None, names: dict[str, Any]) -> dict[str, Any]:
 
 def test_what_every_named_task_waits_on(dump: Seen) -> None:
     wrong, compared = {}, 0
-    for name, task in dump.named().items():
-        row = dump.row(name)
+    for name, task in dump.named.items():
         if task["on"] is None or task["on"]["kind"] == "cpu":
             continue
-        if dump.now.classes[row] != TaskClass[task["class"]]:
-            assert not task["steady"], name
+        if not dump.is_as_said(name):
             continue
         compared += 1
         should = expected(name, task["on"])
-        found = said(dump.ons[row], should)
+        found = said(dump.ons[dump.row(name)], should)
         if found != should:
             wrong[name] = found, should
     assert wrong == {}
@@ -106,7 +102,7 @@ def test_all_that_is_not_told_was_asked_for(dump: Seen) -> None:
     """What the list above excuses is still there to be excused."""
     for key, names in UNTOLD.items():
         for name in names:
-            assert key in dump.named()[name]["on"], (key, name)
+            assert key in dump.named[name]["on"], (key, name)
 
 
 def test_times_that_end_waits(dump: Seen) -> None:
@@ -116,8 +112,7 @@ def test_times_that_end_waits(dump: Seen) -> None:
     assert now is not None
     timed = ("futex-timed", "nanosleep", "usleep", "sigtimedwait", "poll-timed")
     for name in (*timed, "fifo", "threads-07", "timerfd-read"):
-        on, task = dump.ons[dump.row(name)], dump.named()[name]
-        assert on is not None, name
+        on, task = dump.on(name), dump.named[name]
         assert on.expires_ns is not None, name
         # A timer of a descriptor is set before it is announced.
         first = task["start_ns"] - (10**9 if name == "timerfd-read" else 0)
@@ -134,9 +129,7 @@ def test_times_that_end_waits(dump: Seen) -> None:
 
 def test_waiters_of_one_lock_are_counted(dump: Seen) -> None:
     for name in ("directory-make", "directory-rename", "directory-read"):
-        on = dump.ons[dump.row(name)]
-        assert on is not None
-        assert on.waiters == 3
+        assert dump.on(name).waiters == 3
     for server in dump.run.workload["servers"].values():
         first = server["condition"]
         ons = [dump.ons[dump.rows[tid]] for tid in server["workers"]]
@@ -157,14 +150,12 @@ def test_sockets_have_their_addresses(dump: Seen) -> None:
         known[int(values[9])] = tuple(map(end, values[1:3]))
     compared = 0
     for name in ("tcp-accept", "tcp-receive", "tcp-send", "server-signal"):
-        on = dump.ons[dump.row(name)]
-        assert on is not None
+        on = dump.on(name)
         assert on.type == "tcp"
         assert (on.local, on.peer) == known[on.inode or 0]
         compared += 1
     assert compared == 4
-    unix = dump.ons[dump.row("unix-accept")]
-    assert unix is not None
+    unix = dump.on("unix-accept")
     assert (unix.type, unix.local) == ("unix stream", "/run/unix-accept")
 
 
@@ -187,9 +178,7 @@ def test_paths(dump: Seen) -> None:
         "mq-send": "/send",
         "rename-mutex": "/mnt/slow",
     }.items():
-        on = dump.ons[dump.row(name)]
-        assert on is not None
-        assert on.path == path
+        assert dump.on(name).path == path
 
 
 def test_who_does_not_wait_waits_on_nothing(dump: Seen) -> None:
@@ -202,8 +191,7 @@ def test_who_does_not_wait_waits_on_nothing(dump: Seen) -> None:
 
 
 def test_stopped_by_a_signal(dump: Seen) -> None:
-    on = dump.ons[dump.row("stopped")]
-    assert on == On(kind="stop", signals=(19,))
+    assert dump.on("stopped") == On(kind="stop", signals=(19,))
 
 
 def test_rows_are_answered_in_their_order(dump: Seen) -> None:
@@ -229,81 +217,61 @@ def test_reads_grow_with_tasks(dump: Seen) -> None:
 
 def test_one_task_is_told_without_the_others(dump: Seen) -> None:
     different, most = {}, 0
-    names = [name for name, task in dump.named().items() if task["on"]]
+    names = [name for name, task in dump.named.items() if task["on"]]
     for name in names:
-        row = dump.row(name)
-        on, reads, _ = dump.alone(row)
-        most = max(most, reads)
-        if without_now(on) != without_now(dump.ons[row]):
-            different[name] = on, dump.ons[row]
+        alone, on = dump.only(dump.tid(name)), dump.ons[dump.row(name)]
+        if without_now(alone.ons[0]) != without_now(on):
+            different[name] = alone.ons[0], on
+        most = max(most, alone.reads)
     assert different == {}
     assert most <= MAX_READS
     assert len(names) > 80
 
 
 def test_one_of_a_thousand_waiters(dump: Seen) -> None:
-    worker = dump.rows[dump.run.workload["servers"]["server-broadcast"]["workers"][500]]
-    on, reads, findings = dump.alone(worker)
-    other = dump.ons[worker]
+    tid = dump.run.workload["servers"]["server-broadcast"]["workers"][500]
+    alone, on = dump.only(tid), dump.ons[dump.rows[tid]]
     assert on is not None
-    assert other is not None
-    assert (on.address, on.waiters, other.waiters) == (other.address, None, 1000)
-    assert [code for code, _ in findings.notes] == ["waiters-not-counted"]
-    assert reads <= MAX_READS
+    assert on.waiters == 1000
+    (found,) = alone.ons
+    assert found is not None
+    assert (found.address, found.waiters) == (on.address, None)
+    assert [code for code, _ in alone.findings.notes] == ["waiters-not-counted"]
+    assert alone.reads <= MAX_READS
 
 
-def without_now(on: On | None) -> dict[str, Any]:
+def without_now(on: On | None) -> Truth:
     names = {field.name: None for field in fields(On) if field.name != "left_ns"}
     return said(on, names)
 
 
-@pytest.mark.parametrize("name", DUMPS[:2])
-def test_debug_info_says_the_same(name: str) -> None:
-    assert seen(name, "dwarf").ons == seen(name, "btf").ons
-
-
-def lose(prog: Program, address: int) -> None:
-    """Make the page of an address unreadable."""
-
-    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
-        raise FaultError("lost in this test", address)
-
-    lay_over(prog, address & -4096, 4096, read)
+def test_debug_info_says_the_same(tasks: Seen) -> None:
+    assert seen(tasks.run.name, "dwarf").ons == tasks.ons
 
 
 def test_what_is_lost_is_counted_and_costs_no_more() -> None:
-    whole = seen(DUMPS[1])
-    prog = open_dump(DUMPS[1], "btf")
-    gone = ("pipe-read", "file-read", "directory-make", "wait4")
+    whole, hurt = seen(TASKS[1]), damaged(TASKS[1])
+    gone = {"pipe-read", "file-read", "directory-make", "wait4"}
     for name in gone:
-        row = whole.row(name)
-        lose(prog, int(whole.table["sp"][row]))
-    damaged = look_at(prog, DUMPS[1])
-    table = damaged.table["pid"]
-    assert (table == whole.table["pid"]).all()
-    lost = {name for name in gone if damaged.ons[damaged.row(name)] is None}
-    assert lost == set(gone)
-    others = set(whole.named()) - set(gone) - {"directory-rename", "directory-read"}
-    for name in others:
-        on, before = damaged.ons[damaged.row(name)], whole.ons[whole.row(name)]
+        lose_page(hurt.prog, int(whole.table["sp"][whole.row(name)]))
+    hurt = hurt.again()
+    assert (hurt.table["pid"] == whole.table["pid"]).all()
+    assert {name for name in gone if hurt.ons[hurt.row(name)] is None} == gone
+    for name in set(whole.named) - gone - {"directory-rename", "directory-read"}:
+        on, before = hurt.ons[hurt.row(name)], whole.ons[whole.row(name)]
         assert without_now(on) == without_now(before), name
 
 
 def test_a_lost_table_of_futexes_leaves_the_stack() -> None:
     """Then a waiter that lies on its own stack cannot be shown to wait."""
-    whole = seen(DUMPS[1])
-    prog = open_dump(DUMPS[1], "btf")
-    table = prog["__futex_data"]
+    whole, hurt = seen(TASKS[1]), damaged(TASKS[1])
+    table = hurt.prog["__futex_data"]
     size = table.hashsize.value_() * table.queues[0].type_.size
-    start = table.queues.value_()
-    for page in range(start & -4096, start + size, 4096):
-        lose(prog, page)
-    damaged = look_at(prog, DUMPS[1])
-    assert damaged.findings.coverage["futex_chains_broken"] > 0
-    assert "futexes" in damaged.findings.lost
-    assert damaged.ons[damaged.row("futex-wait")] is None
-    pipe = damaged.row("pipe-read")
-    assert damaged.ons[pipe] == whole.ons[whole.row("pipe-read")]
+    lose(hurt.prog, table.queues.value_(), size)
+    assert hurt.ons[hurt.row("futex-wait")] is None
+    assert hurt.on("pipe-read") == whole.on("pipe-read")
+    assert hurt.findings.coverage["futex_chains_broken"] > 0
+    assert "futexes" in hurt.findings.lost
 
 
 def test_a_lock_whose_waiters_are_on_no_list(
@@ -316,9 +284,7 @@ def test_a_lock_whose_waiters_are_on_no_list(
     blockers = np.zeros(len(records), np.uint64)
     names = [name for name in records.dtype.names or () if name != "blocker"]
     for name, kind in kinds.items():
-        on = dump.ons[dump.row(name)]
-        assert on is not None
-        blockers[dump.row(name)] = int(on.address or 0) | kind
+        blockers[dump.row(name)] = int(dump.on(name).address or 0) | kind
     made = append_fields(records[names], "blocker", blockers, usemask=False)
     table = TaskTable(made, dump.table.columns | {"blocker"})
     rows = np.array([dump.row(name) for name in (*kinds, "pipe-mutex")])
@@ -360,12 +326,9 @@ def test_a_long_ring_of_waiters_is_cut(dump: Seen) -> None:
     assert [found for found, _ in findings.notes] == [code]
 
 
-@pytest.mark.parametrize("kernel", ["6.1", "6.12"])
-def test_fault_in_the_memory_of_another(kernel: str) -> None:
+def test_fault_in_the_memory_of_another(stock: Seen) -> None:
     """Not in what lies at some address of its own."""
-    dump = seen(f"locks-{kernel}")
-    on = dump.ons[dump.row("mmap-reader")]
-    assert on is not None
+    on = stock.on("mmap-reader")
     assert on.path == "/mnt/fuse/mapped"
-    truth = {lock["name"]: lock for lock in dump.run.workload["locks"]}
-    assert on.pid == truth["mmap"]["pid"]
+    (mmap,) = (lock for lock in stock.locks() if lock["name"] == "mmap")
+    assert on.pid == mmap["pid"]

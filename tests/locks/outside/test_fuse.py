@@ -3,7 +3,7 @@
 """What tasks wait for outside of all tasks: FUSE servers, disks, frozen files."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,77 +11,63 @@ import numpy as np
 import pytest
 from drgn import FaultError
 
-from msatools.kernel.report import Findings
-from msatools.locks.cases import read_cases
 from msatools.locks.kinds import requests_of
-from msatools.locks.layout import Layout
 from msatools.locks.lock import Lock, Request
 from msatools.locks.look import Case, Look
 from msatools.locks.outside import fuse as fuse_module
 from msatools.locks.outside.externals import External, external
-from msatools.tasks.stackmemory import stack_bytes
-from tests.locks.conftest import Seen, seen
-
-DUMPS = ("locks-6.1", "locks-6.12")
-TYPES = ("btf", "dwarf")
+from tests.locks.seen import Seen, Truth
 
 
-@dataclass
 class Outside:
     """What the waiters of one dump are said to wait for."""
 
-    seen: Seen
-    look: Look
-    cases: dict[int, Case]
-    """By thread ID."""
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
+        self.look = seen.look()
 
-    def of(self, pid: int, look: Look | None = None) -> External | None:
-        look, case = look or self.look, self.cases[pid]
+    def case(self, of: str | int) -> Case:
+        return self.seen.case(of, self.look)
+
+    def of(self, of: str | int, look: Look | None = None) -> External | None:
+        look, case = look or self.look, self.case(of)
         return external(look, case, requests_of(look, case))
 
-    def waiters(self, *types: str) -> Iterator[tuple[dict[str, Any], int]]:
+    def waiters(self, *types: str) -> Iterator[tuple[Truth, int]]:
         """Locks of some types, and the thread ID of each that waits for one."""
-        for lock in self.seen.run.workload["locks"]:
+        for lock in self.seen.locks(*types):
             for waiter in lock["waiters"]:
-                if lock["type"] in types:
-                    yield lock, waiter["pid"]
+                yield lock, waiter["pid"]
 
-    def pid(self, task: int) -> int:
-        pid = self.look.pid(task)
-        assert pid is not None
+    def clients(self, *types: str, look: Look | None = None) -> Iterator[Any]:
+        """Locks that a FUSE server is to end the wait for, and what is said of it."""
+        for lock, pid in self.waiters(*types):
+            if "fuse_server" in lock:
+                found = self.of(pid, look)
+                assert found is not None, lock["name"]
+                yield lock, found
+
+    @property
+    def busy(self) -> int:
+        """Who waits for a server that reads no requests."""
+        (pid,) = (pid for lock, pid in self.waiters("folio") if "busy" in lock["name"])
         return pid
 
 
-def look_at(dump: Seen, alone: bool = False) -> Look:
-    return Look(Layout(dump.reader), dump.table, Findings(), dump.clocks, alone=alone)
-
-
 @lru_cache(maxsize=1)
-def outside_of(name: str, types: str) -> Outside:
-    dump = seen(name, types)
-    look = look_at(dump)
-    rows = np.arange(len(dump.table))
-    cases = read_cases(look, dump.now, rows, stack_bytes(dump.reader.prog))
-    by_pid = dict(zip(dump.table["pid"].tolist(), cases, strict=True))
-    return Outside(dump, look, by_pid)
+def outside_of(seen: Seen) -> Outside:
+    return Outside(seen)
 
 
-@pytest.fixture(
-    scope="module", params=[(name, types) for name in DUMPS for types in TYPES], ids=str
-)
-def dump(request: pytest.FixtureRequest) -> Outside:
-    return outside_of(*request.param)
+@pytest.fixture
+def dump(stock: Seen) -> Outside:
+    return outside_of(stock)
 
 
 def test_who_waits_for_which_server(dump: Outside) -> None:
     connections: dict[str, set[object]] = {}
-    for lock, pid in dump.waiters("folio", "wait_queue"):
-        if "fuse_server" not in lock:
-            continue
-        found = dump.of(pid)
-        assert found is not None, lock["name"]
-        assert found.kind == "fuse"
-        assert found.path == lock["mount"]
+    for lock, found in dump.clients("folio", "wait_queue"):
+        assert (found.kind, found.path) == ("fuse", lock["mount"])
         assert found.pid == lock["fuse_server"], lock["name"]
         connections.setdefault(lock["mount"], set()).add(found.identity)
     # Each is one thing, and each is another.
@@ -91,12 +77,7 @@ def test_who_waits_for_which_server(dump: Outside) -> None:
 
 def test_how_sure_a_server_is(dump: Outside) -> None:
     """Who reads requests is sure; who only has the device open is likely."""
-    told = {}
-    for lock, pid in dump.waiters("folio", "wait_queue"):
-        if "fuse_server" in lock:
-            found = dump.of(pid)
-            assert found is not None
-            told[lock["mount"]] = found
+    told = {lock["mount"]: found for lock, found in dump.clients("folio", "wait_queue")}
     texts = {
         "/mnt/fuse": (
             "exact",
@@ -115,20 +96,17 @@ def test_how_sure_a_server_is(dump: Outside) -> None:
     for mount, (confidence, text) in texts.items():
         found = told[mount]
         (server,) = found.servers
-        assert dump.pid(server.task) == found.pid
+        assert dump.look.pid(server.task) == found.pid
         assert server.confidence == confidence
         assert found.text == text.format(found.pid)
 
 
 def test_a_look_at_one_task_does_not_search_all(dump: Outside) -> None:
     """Then only who reads is told: it is on the connection's own queue."""
-    look = look_at(dump.seen, alone=True)
-    told = {}
-    for lock, pid in dump.waiters("folio"):
-        if "fuse_server" in lock:
-            found = dump.of(pid, look)
-            assert found is not None
-            told[lock["mount"]] = found.text.partition(",")[0], found.pid
+    told = {
+        lock["mount"]: (found.text.partition(",")[0], found.pid)
+        for lock, found in dump.clients("folio", look=dump.seen.look(alone=True))
+    }
     server = told["/mnt/fuse"][1]
     assert told == {
         "/mnt/fuse": (f"FUSE server {server} fuse-server (/mnt/fuse)", server),
@@ -138,8 +116,7 @@ def test_a_look_at_one_task_does_not_search_all(dump: Outside) -> None:
 
 
 def test_a_server_is_no_client(dump: Outside) -> None:
-    server = dump.seen.named()["fuse-server"]["tid"]
-    case = dump.cases[server]
+    case = dump.case("fuse-server")
     assert case.is_in("fuse_dev_do_read")
     assert external(dump.look, case, ()) is None
 
@@ -148,9 +125,8 @@ def test_without_a_server_nobody_is_told(
     dump: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fuse_module, "_DEVICE", 0)
-    look = look_at(dump.seen)
-    (pid,) = (pid for lock, pid in dump.waiters("folio") if "busy" in lock["name"])
-    found = dump.of(pid, look)
+    look = dump.seen.look()
+    found = dump.of(dump.busy, look)
     assert found is not None
     assert found.pid is None
     assert found.servers == ()
@@ -160,14 +136,13 @@ def test_without_a_server_nobody_is_told(
 def test_a_list_of_file_systems_that_is_damaged_costs_a_note(
     dump: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = look_at(dump.seen)
+    look = dump.seen.look()
 
     def fails(*_: object) -> None:
         raise FaultError("not in the dump", 0)
 
     monkeypatch.setattr(look.fuse, "_mount", fails)
-    (pid,) = (pid for lock, pid in dump.waiters("folio") if "busy" in lock["name"])
-    assert dump.of(pid, look) is None
+    assert dump.of(dump.busy, look) is None
     assert look.findings.lost["super blocks"] == 1
 
 
@@ -188,7 +163,7 @@ def test_frozen_file_systems(dump: Outside) -> None:
 
 def test_a_lock_that_is_in_no_file_system_is_not_frozen(dump: Outside) -> None:
     _, pid = next(dump.waiters("percpu_rwsem"))
-    case = dump.cases[pid]
+    case = dump.case(pid)
     (request,) = requests_of(dump.look, case)
     assert request.lock.address
     other = replace(request.lock, address=request.lock.address + 8)
@@ -196,7 +171,7 @@ def test_a_lock_that_is_in_no_file_system_is_not_frozen(dump: Outside) -> None:
 
 
 def test_disks_and_that_they_are_suspended(dump: Outside) -> None:
-    named, compared = dump.seen.named(), set()
+    named, compared = dump.seen.named, set()
     waits = {
         pid: lock["device"]
         for lock, pid in dump.waiters("folio", "bit_wait", "completion")
@@ -228,27 +203,21 @@ def test_who_waits_for_a_lock_that_tasks_have_waits_for_those(dump: Outside) -> 
     assert [lock["name"] for lock, pid in waiters if dump.of(pid)] == []
 
 
-@pytest.mark.parametrize("name", ["tasks-6.1", "tasks-6.12"])
-def test_journals_and_swap(name: str) -> None:
-    dump = outside_of(name, "btf")
-    named = dump.seen.named()
-    thread = dump.of(named["journal-thread"]["tid"])
+def test_journals_and_swap(tasks: Seen) -> None:
+    dump = Outside(tasks)
+    thread = dump.of("journal-thread")
     assert thread is not None
     assert thread.text == "I/O on dm-1 254:1 (suspended)"
-    swap = dump.of(named["swap-in"]["tid"])
+    swap = dump.of("swap-in")
     assert swap is not None
     assert (swap.kind, swap.text) == ("swap", "swap on dm-2 254:2 (suspended)")
     # Who waits for the thread to commit waits for the thread.
-    assert dump.of(named["file-fsync"]["tid"]) is None
+    assert dump.of("file-fsync") is None
 
 
 def test_pages_of_no_file_are_of_nothing_outside(dump: Outside) -> None:
-    case = next(iter(dump.cases.values()))
-    stack = np.zeros(0, np.uint64)
-    bare = replace(case, names=(), stack=replace_words(case, stack), file=None)
+    case = dump.case(1)
+    words = np.zeros(0, np.uint64)
+    stack = type(case.stack)(dump.look.layout, case.address, case.stack.base, words)
+    bare = replace(case, names=(), stack=stack, file=None)
     assert external(dump.look, bare, [Request(Lock("folio", None, 0))]) is None
-
-
-def replace_words(case: Case, words: np.ndarray[Any, np.dtype[np.uint64]]) -> Any:
-    layout = case.stack._layout
-    return type(case.stack)(layout, case.address, case.stack.base, words)

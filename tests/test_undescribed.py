@@ -19,7 +19,7 @@ from msatools.cli import run_console
 from msatools.selfdesc import load
 from msatools.selfdesc.kallsyms import load_symbols
 from msatools.target import open as opening
-from tests.selfdesc.test_load import Symbols, overlay
+from tests.selfdesc.undescribed import Symbols, overlay
 
 
 @pytest.fixture

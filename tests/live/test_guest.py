@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""A guest of QEMU at rest: how it is opened, and msa-memstat's samples of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from fixtures import lab
+from msatools.memory.memstat import collect_memstat
+from msatools.selfdesc.finders import finders_of
+from msatools.target import TargetError, TargetSpec, describe, open_target, qmp
+from tests.conftest import Msa
+
+
+def test_guest_that_runs(live_qmp: str, run_612: lab.Run) -> None:
+    prog, target = open_target(TargetSpec(qemu=live_qmp, vmlinux=str(run_612.vmlinux)))
+    assert target.path == live_qmp
+    assert (target.kind, target.live, target.crash) == ("qmp", True, None)
+    assert target.release == run_612.release
+    before = prog["jiffies"].value_()
+    while prog["jiffies"].value_() == before:
+        pass
+    assert describe(prog).kind == "qmp"
+
+
+def test_guest_that_runs_without_debug_info(live_qmp: str, run_612: lab.Run) -> None:
+    prog, target = open_target(TargetSpec(qemu=live_qmp, types="btf"))
+    assert (target.kind, target.live, target.types) == ("qmp", True, "btf")
+    assert prog["init_task"].comm.string_() == b"swapper/0"
+    assert "loop" in [module.name for module in finders_of(prog).modules]
+    report = collect_memstat(prog, target=target)
+    assert report.coverage["unreadable_pages"] == 0
+    assert report.pages == sum(count.pages for count in report.classes)
+
+
+def test_socket_held_by_another_client(
+    live_qmp: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with qmp.connect(live_qmp):
+        monkeypatch.setattr(qmp, "_TIMEOUT_S", 0.2)
+        with pytest.raises(TargetError, match="no answer"):
+            qmp.connect(live_qmp)
+
+
+@pytest.mark.parametrize("types", ["btf", "dwarf"])
+def test_another_kernel(live_qmp: str, run_612: lab.Run, types: Any) -> None:
+    """Nobody has told of it: as after kexec."""
+    vmlinux = str(run_612.vmlinux) if types == "dwarf" else None
+    prog = open_target(TargetSpec(qemu=live_qmp, types=types, vmlinux=vmlinux)).prog
+    for _ in range(2):
+        with qmp.steady(prog):
+            pass
+    known = prog.cache[qmp._NAME]
+    assert len(known._identity) == 4
+    for number, word in enumerate(known._identity):
+        before = known._identity
+        known._identity = (*before[:number], word + 1, *before[number + 1 :])
+        with (
+            pytest.raises(TargetError, match="started anew"),
+            qmp.steady(prog),
+        ):
+            pass
+        known._identity = before
+    with qmp.steady(prog):
+        pass
+
+
+# --- maps and fragmentation
+
+
+def test_file_has_the_last_sample(msa: Msa, live_qmp: str, tmp_path: Path) -> None:
+    path = tmp_path / "map.svg"
+    done = msa("--qemu", live_qmp, "1", "2", "--json", "--frag", "--map", path)
+    assert done.returncode == 0, done.stderr
+    samples = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(samples) == 2
+    for sample in samples:
+        runs = sample["map"]["runs"]
+        assert sum(run["pages"] for run in runs) == sample["pages"]
+        states = ("free", "whole", "movable", "blocked", "partial")
+        for size in sample["frag"]["sizes"]:
+            found = sum(size[f"{state}_blocks"] for state in states)
+            assert found == size["blocks"]
+    assert list(tmp_path.iterdir()) == [path]
+    assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+def test_text_of_each_sample(msa: Msa, live_qmp: str) -> None:
+    done = msa("--qemu", live_qmp, "1", "2", "--map")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Physical memory, 1.0 MiB a cell") == 2

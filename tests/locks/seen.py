@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The tasks of a dump, what they wait for, and what the guest says of them."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from drgn import Program
+
+from fixtures import lab
+from msatools.kernel.clocks import read_clocks
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.locks.cases import read_cases
+from msatools.locks.layout import Layout
+from msatools.locks.lock import Lock, Request
+from msatools.locks.look import Case, Look
+from msatools.locks.model import On
+from msatools.locks.on.explain import explain
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.now import collect_now
+from msatools.tasks.stackmemory import stack_bytes
+from msatools.tasks.stacks import StackCollector
+from msatools.tasks.table import TaskReader, TaskTable
+from tests.support.dumps import open_dump
+
+STOCK = ("locks-6.1", "locks-6.12")
+MODULE = ("lockmodule-6.1", "lockmodule-6.12")
+SPINNING = ("lockspin-6.1", "lockspin-6.12")
+TASKS = ("tasks-6.1", "tasks-6.12")
+
+Truth = dict[str, Any]
+"""What the guest says of a task or a lock."""
+
+Asked = Callable[[Look, Case], Request | None]
+
+
+class Seen:
+    """Some tasks of a dump, all if not said."""
+
+    def __init__(self, run: lab.Run, reader: Reader, table: TaskTable) -> None:
+        aside = Findings()
+        self.run, self.reader, self.table = run, reader, table
+        self.prog = reader.prog
+        self.clocks = read_clocks(reader, aside)
+        self.collector = StackCollector(reader, aside)
+        self.now = collect_now(self.collector, self.prog, table, self.clocks)
+        self.findings = Findings()
+        """Of what is asked later on."""
+
+    def again(self) -> "Seen":
+        """Look at all tasks once more."""
+        return look_at(self.prog, self.run.name)
+
+    def only(self, tid: int) -> "Seen":
+        """Look at one thread: others than it are not in the table of tasks then."""
+        address = int(self.table["address"][self.rows[tid]])
+        one = TaskReader(self.reader).read([address], Findings())
+        return Seen(self.run, self.reader, one)
+
+    # --- what is said of tasks
+
+    @cached_property
+    def rows(self) -> dict[int, int]:
+        return {tid: row for row, tid in enumerate(self.table["pid"].tolist())}
+
+    @property
+    def named(self) -> dict[str, Truth]:
+        tasks: dict[str, Truth] = self.run.workload["tasks"]
+        return tasks
+
+    def tid(self, name: str) -> int:
+        return int(self.named[name]["tid"])
+
+    def row(self, name: str) -> int:
+        return self.rows[self.tid(name)]
+
+    def address(self, name: str) -> int:
+        return int(self.table["address"][self.row(name)])
+
+    def waits(self, *kinds: str) -> dict[str, Truth]:
+        """Return the named tasks that wait for something of some kinds."""
+        return {
+            name: task
+            for name, task in self.named.items()
+            if (task["on"] or {}).get("kind") in kinds
+        }
+
+    def is_as_said(self, name: str) -> bool:
+        """Tell whether a task is in the class that it said: a steady one must be."""
+        task, row = self.named[name], self.row(name)
+        same = bool(self.now.classes[row] == TaskClass[task["class"]])
+        assert same or not task["steady"], name
+        return same
+
+    def locks(self, *types: str) -> list[Truth]:
+        """Return what the guest says of locks of some types, or of all."""
+        locks: list[Truth] = self.run.workload["locks"]
+        return [lock for lock in locks if not types or lock["type"] in types]
+
+    # --- what is found out
+
+    @cached_property
+    def _explained(self) -> tuple[list[On | None], int]:
+        before = self.reader.reads
+        ons = explain(self.reader, self.table, self.now, self.clocks, self.findings)
+        return ons, self.reader.reads - before
+
+    @property
+    def ons(self) -> list[On | None]:
+        """What each waits on."""
+        return self._explained[0]
+
+    @property
+    def reads(self) -> int:
+        """That it took to explain what they wait on."""
+        return self._explained[1]
+
+    def on(self, name: str) -> On:
+        found = self.ons[self.row(name)]
+        assert found is not None, name
+        return found
+
+    def look(self, alone: bool | None = None) -> Look:
+        """Make a look at all of the tasks; its findings are its own."""
+        alone = len(self.table) == 1 if alone is None else alone
+        layout = Layout(self.reader)
+        return Look(layout, self.table, Findings(), self.clocks, alone=alone)
+
+    def cases(self, look: Look, rows: Iterable[int] | None = None) -> Iterator[Case]:
+        """Read the cases of some rows, or of all."""
+        wanted = range(len(self.table)) if rows is None else rows
+        size = stack_bytes(self.prog)
+        return read_cases(look, self.now, np.array(list(wanted), np.intp), size)
+
+    def case(self, of: str | int, look: Look | None = None) -> Case:
+        """Read the case of a task, by its name or its thread ID."""
+        row = self.row(of) if isinstance(of, str) else self.rows[of]
+        (case,) = self.cases(look or self.look(), [row])
+        return case
+
+    def requests(self, look: Look, asked: Asked) -> dict[int, Request]:
+        """Ask of each task what it waits for; by thread ID."""
+        tids = self.table["pid"].tolist()
+        found = ((tids[case.row], asked(look, case)) for case in self.cases(look))
+        return {tid: request for tid, request in found if request is not None}
+
+    def pids(self, tasks: Iterable[int]) -> list[int]:
+        return [self._by_address[task] for task in tasks]
+
+    @cached_property
+    def _by_address(self) -> dict[int, int]:
+        addresses, pids = self.table["address"].tolist(), self.table["pid"].tolist()
+        return dict(zip(addresses, pids, strict=True))
+
+
+def lock_of(truth: Truth) -> Lock:
+    """Return a lock as the guest knows it."""
+    return Lock(truth["type"], int(truth["address"], 16))
+
+
+def look_at(prog: Program, name: str) -> Seen:
+    """Look at all tasks of a dump."""
+    reader = Reader(prog)
+    return Seen(lab.build(name), reader, TaskReader(reader).read_all(Findings()))
+
+
+@lru_cache(maxsize=4)
+def seen(name: str, types: str = "btf") -> Seen:
+    """Look at a dump; the last ones are kept for the next test."""
+    return look_at(open_dump(name, types), name)
+
+
+def damaged(name: str) -> Seen:
+    """Look at a dump that is opened anew, to be damaged."""
+    return look_at(open_dump(name, "btf"), name)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""A dump of which pages are lost, or words overwritten, and which is whole again."""
+
+from functools import cache
+
+from drgn import FaultError, Object, Program, sizeof
+
+from fixtures import lab
+from tests.support.dumps import open_dump
+from tests.support.overlay import lay_over
+
+PAGE = 4096
+
+
+def struct_page(prog: Program, pfn: int, member: str) -> int:
+    """Return the address of a member of a struct page."""
+    page = prog.type("struct page")
+    base: int = prog["vmemmap_base"].value_()
+    return base + pfn * sizeof(page) + page.member(member).offset
+
+
+class Patient:
+    """
+    A program whose memory is damaged by one test after the other.
+
+    To open a dump takes longer than to look at it. So a test mends what it damaged:
+    the bytes are those of the dump again, and what was known from before is forgotten.
+    """
+
+    def __init__(self, name: str, types: str) -> None:
+        self.run = lab.build(name)
+        self.prog = open_dump(name, types)
+        self._whole = Program()
+        self._whole.set_core_dump(self.run.elf)
+        self._known = dict(self.prog.cache)
+        self._damaged: set[tuple[int, bool]] = set()
+
+    def _replace(self, start: int, data: bytes | None, physical: bool) -> None:
+        def read(address: int, count: int, offset: int, physical: bool) -> bytes:
+            if data is None:
+                raise FaultError("lost in this test", address)
+            return data[offset : offset + count]
+
+        self._damaged.add((start, physical))
+        lay_over(self.prog, start, PAGE, read, physical)
+
+    def lose(self, address: int, physical: bool = False) -> None:
+        """Make the page of an address unreadable."""
+        self._replace(address & -PAGE, None, physical)
+
+    def poke(
+        self, address: int, value: int, size: int = 8, physical: bool = False
+    ) -> None:
+        """Overwrite what lies at an address, within a page."""
+        start = address & -PAGE
+        page = bytearray(self.prog.read(start, PAGE, physical))
+        page[address - start : address - start + size] = value.to_bytes(size, "little")
+        self._replace(start, bytes(page), physical)
+
+    def poke_member(self, member: Object, value: int) -> None:
+        """Overwrite a member of a structure, and not what is beside it."""
+        address = member.address_
+        assert address is not None
+        self.poke(address, value, sizeof(member))
+
+    def mend(self) -> None:
+        for start, physical in self._damaged:
+            self._replace(start, self._whole.read(start, PAGE, physical), physical)
+        self._damaged.clear()
+        self.prog.cache.clear()
+        self.prog.cache.update(self._known)
+
+
+@cache
+def patient(name: str, types: str = "dwarf") -> Patient:
+    """Return the program of a dump that is there to be damaged."""
+    return Patient(name, types)

@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+Change single lines of the product at random, and see whether the tests notice.
+
+    python -m tests.support.mutants [-n 60] [--seed N] [--only K ...] [--list]
+
+Each package gets its share of the mutants by its lines of code. They are made in copies
+of the checkout. Of each, the tests of ``make test`` run until the first failure: those
+of its package in one process, what imports the module first, then all others in two.
+What failed has to pass without the mutation.
+
+The exit status is 1 if fewer than 90 % were noticed, and 2 if tests fail anyway.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from random import Random, randrange
+
+from tests.support.mutations import (
+    Mutation,
+    changes_code,
+    choose,
+    code_lines,
+    find_mutations,
+    share,
+)
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("msatools/**/*.py", "commands/**/*.py", "msatools/memory/_classify.c")
+WANTED = 0.9
+LIMIT = 1800
+"""Seconds in which the whole suite ends on a machine that has other things to do."""
+TEST_LIMIT = 300
+"""Seconds that no single test takes, guests being cached: a mutant that hangs."""
+MEMORY = 6 << 30
+"""Bytes of memory that one process may have, so that no mutant takes all."""
+NO_TESTS = 5
+"""pytest's exit status if all tests were left out."""
+
+_BUILD_COMPILED = ("setup.py", "--quiet", "build_ext", "--inplace")
+_HUNG_TEST = re.compile(r'File "[^"]*/(tests/[^"]*/test_\w+\.py)", line \d+ in (\w+)')
+_NOT_RUN = ("tests/live/", "tests/bench/", "tests/support/")
+"""Folders without tests of ``make test``."""
+
+
+class BrokenSuiteError(Exception):
+    """Tests fail though nothing is changed."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mutation with the number by which it can be had again."""
+
+    number: int
+    mutation: Mutation
+    source: str
+    """The file's text before."""
+
+    @property
+    def package(self) -> str:
+        return package_of(self.mutation.path)
+
+    def describe(self) -> str:
+        mutation = self.mutation
+        return (
+            f"{self.number:3}  {mutation.path}:{mutation.line}  {mutation.kind}\n"
+            f"     - {mutation.line_of(self.source).strip()}\n"
+            f"     + {mutation.changed_line(self.source).strip()}"
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the tests made of a mutant."""
+
+    mutant: Mutant
+    noticed_by: str | None
+    """The first test that failed, or how else it was noticed."""
+    seconds: float
+    note: str = ""
+
+    def describe(self) -> str:
+        verdict = self.note or "MISSED"
+        if self.noticed_by is not None:
+            verdict = f"killed by {self.noticed_by}"
+        return f"{self.mutant.describe()}\n     {verdict}  ({self.seconds:.0f} s)"
+
+
+def package_of(path: str) -> str:
+    """Return the folder; what is compiled is a package of its own."""
+    return path if path.endswith(".c") else path.rpartition("/")[0]
+
+
+def choose_mutants(root: Path, count: int, seed: int) -> list[Mutant]:
+    """Choose mutants of all packages, the same for the same seed and product."""
+    sources: dict[str, str] = {}
+    for pattern in PRODUCT:
+        for path in sorted(root.glob(pattern)):
+            sources[path.relative_to(root).as_posix()] = path.read_text()
+    lines: Counter[str] = Counter()
+    found: dict[str, list[Mutation]] = defaultdict(list)
+    for path, source in sources.items():
+        lines[package_of(path)] += code_lines(path, source)
+        found[package_of(path)] += find_mutations(path, source)
+
+    def works(mutation: Mutation) -> bool:
+        source = sources[mutation.path]
+        # Whether C compiles, and to something else, is seen when it is built.
+        return mutation.path.endswith(".c") or changes_code(
+            source, mutation.apply(source)
+        )
+
+    random = Random(seed)
+    chosen = [
+        mutation
+        for package, wanted in share(lines, count).items()
+        for mutation in choose(found[package], wanted, random, works)
+    ]
+    return [
+        Mutant(number, mutation, sources[mutation.path])
+        for number, mutation in enumerate(chosen, 1)
+    ]
+
+
+def tests_of(path: str, tests: Iterable[str], texts: dict[str, str]) -> list[str]:
+    """Return the test files of a module's package: the likeliest to notice first.
+
+    :param texts: What test files hold, by their path.
+    """
+    parts = path.partition(".")[0].split("/")
+    module = parts[-1]
+    if parts[0] == "commands":
+        package, imported = module, f"msatools.commands.{module}"
+    else:
+        package, imported = parts[1] if len(parts) > 2 else "", ".".join(parts)
+    folder = f"tests/{'memory' if package == 'memstat' else package}/"
+    own = (
+        *((folder, f"tests/render/test_{package}") if package else ("tests/test_",)),
+        f"tests/render/test_{module}",
+        "tests/test_contract.py",
+        "tests/truth/",
+    )
+
+    def order(test: str) -> tuple[bool, bool, bool, str]:
+        named = Path(test).stem == f"test_{module}"
+        imports = re.search(rf"\b{re.escape(imported)}\b", texts[test]) is not None
+        return not named, not imports, not test.startswith(folder), test
+
+    return sorted((test for test in tests if test.startswith(own)), key=order)
+
+
+class Copy:
+    """A copy of the checkout, with an environment of its own, to change and test."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.root = directory / "c"
+        self.python = self.root / ".venv/bin/python"
+        self.process: subprocess.Popen[str] | None = None
+        self.stopped = False
+        self._clock = time.time()
+        _copy_sources(self.root)
+        _copy_environment(self.root)
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file such that no byte code of before is taken for its own."""
+        target = self.root / path
+        target.write_text(text)
+        # Byte code is known by its source's size and time in seconds.
+        self._clock += 2
+        os.utime(target, (self._clock, self._clock))
+        if path.endswith(".c"):
+            self.run(*_BUILD_COMPILED, limit=LIMIT)
+
+    def compiled(self) -> list[bytes]:
+        """Return what the compiled parts are."""
+        return [path.read_bytes() for path in self.root.glob("msatools/**/*.so")]
+
+    def test(self, words: Sequence[str], limit: float) -> tuple[int, list[str], str]:
+        """Run tests until the first failure: status, what failed, and the output."""
+        cache = self.directory / "p"
+        shutil.rmtree(cache, ignore_errors=True)
+        status, output = self.run(
+            *("-m", "pytest", "-x", "-q", "--tb=no", "-o", f"cache_dir={cache}"),
+            *("-o", f"faulthandler_timeout={TEST_LIMIT}"),
+            *("-o", "faulthandler_exit_on_timeout=true"),
+            *("--basetemp", str(self.directory / "t"), *words),
+            limit=limit,
+        )
+        path = cache / "v/cache/lastfailed"
+        failed = list(json.loads(path.read_text())) if path.exists() else []
+        return status, failed, output
+
+    def run(self, *words: str, limit: float) -> tuple[int, str]:
+        """Run Python in the copy; TimeoutExpired if it takes longer than *limit*."""
+        if self.stopped:
+            raise KeyboardInterrupt
+        environment = os.environ | {"PYTHONHASHSEED": "0"}
+        for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTEST_ADDOPTS"):
+            environment.pop(name, None)
+        with subprocess.Popen(
+            [self.python, *words],
+            cwd=self.root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="backslashreplace",
+            start_new_session=True,
+        ) as process:
+            self.process = process
+            resource.prlimit(process.pid, resource.RLIMIT_DATA, (MEMORY, MEMORY))
+            try:
+                output, _ = process.communicate(timeout=limit)
+            finally:
+                _end(process)
+        return process.returncode, output
+
+    def stop(self) -> None:
+        self.stopped = True
+        if self.process is not None:
+            _end(self.process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a session of processes, be the first of them gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _copy_sources(root: Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    compiled = [path.relative_to(ROOT) for path in ROOT.glob("msatools/**/*.so")]
+    for name in [*listed.stdout.split("\0")[:-1], *compiled]:
+        source, target = ROOT / name, root / name
+        if source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+
+
+def _copy_environment(root: Path) -> None:
+    """Make an environment in which msatools is the copy, and all else is the same."""
+    old = Path(sys.prefix)
+    new = root / ".venv"
+    site = next(old.glob("lib/python3*/site-packages"))
+    for path in (old / "pyvenv.cfg", *old.glob("bin/*")):
+        _copy_with_paths(path, new / path.relative_to(old), root)
+    for path in site.iterdir():
+        target = new / path.relative_to(old)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.name == "__pycache__":
+            continue
+        if path.is_file() and path.name.startswith("__editable__"):
+            _copy_with_paths(path, target, root)
+        else:
+            target.symlink_to(path)
+
+
+def _copy_with_paths(source: Path, target: Path, root: Path) -> None:
+    """Copy a link or a script; paths of the checkout become those of the copy."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source, target, follow_symlinks=False)
+    if source.is_symlink():
+        return
+    data = source.read_bytes()
+    if str(ROOT).encode() in data:
+        target.write_bytes(data.replace(str(ROOT).encode(), str(root).encode()))
+
+
+class Trial:
+    """Mutants tested in some copies at once."""
+
+    def __init__(self, package_only: bool, limit: float) -> None:
+        self.package_only = package_only
+        self.limit = limit
+        self.tests = sorted(
+            path.relative_to(ROOT).as_posix()
+            for path in ROOT.glob("tests/**/test_*.py")
+            if not path.relative_to(ROOT).as_posix().startswith(_NOT_RUN)
+        )
+        self.texts = {path: (ROOT / path).read_text() for path in self.tests}
+        self.passing: set[str] = set()
+        """Tests that were seen to pass without a mutation."""
+
+    def run(self, mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
+        with (
+            tempfile.TemporaryDirectory(
+                prefix="mutants-", ignore_cleanup_errors=True
+            ) as scratch,
+            ThreadPoolExecutor(jobs) as pool,
+        ):
+            copies = [Copy(Path(scratch) / str(number)) for number in range(jobs)]
+            free: SimpleQueue[Copy] = SimpleQueue()
+            for copy in copies:
+                free.put(copy)
+
+            def one(mutant: Mutant) -> Outcome | None:
+                copy = free.get()
+                try:
+                    return self.try_one(copy, mutant)
+                finally:
+                    free.put(copy)
+
+            futures = [pool.submit(one, mutant) for mutant in mutants]
+            try:
+                for future in as_completed(futures):
+                    if (outcome := future.result()) is not None:
+                        yield outcome
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for copy in copies:
+                    copy.stop()
+
+    def try_one(self, copy: Copy, mutant: Mutant) -> Outcome | None:
+        """Test one mutant; ``None`` if it is none."""
+        began = time.monotonic()
+        mutation, source = mutant.mutation, mutant.source
+        before = copy.compiled() if mutation.path.endswith(".c") else None
+        copy.write(mutation.path, mutation.apply(source))
+        try:
+            if before is not None and before == copy.compiled():
+                return None
+            noticed_by = self._first_failure(copy, mutation.path, began)
+            note = ""
+        except subprocess.TimeoutExpired:
+            noticed_by, note = None, "NOT DONE within the limit"
+        finally:
+            if not copy.stopped:
+                copy.write(mutation.path, source)
+        seconds = time.monotonic() - began
+        if noticed_by is not None:
+            self._has_to_pass(copy, noticed_by)
+        return Outcome(mutant, noticed_by, seconds, note)
+
+    def _first_failure(self, copy: Copy, path: str, began: float) -> str | None:
+        first = tests_of(path, self.tests, self.texts)
+        rest = [test for test in self.tests if test not in first]
+        parallel = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+        stages = [first, [*parallel, *rest]]
+        for words in stages[: 1 if self.package_only else 2]:
+            left = self.limit - (time.monotonic() - began)
+            status, failed, output = copy.test(words, max(left, 1))
+            if status not in (0, NO_TESTS):
+                return failed[0] if failed else _how_it_failed(status, output)
+        return None
+
+    def _has_to_pass(self, copy: Copy, test: str) -> None:
+        """Raise BrokenSuiteError if a test fails without a mutation, too."""
+        if test in self.passing or not test.startswith("tests/"):
+            return
+        words = [test] if "::" in test else ["--collect-only", test]
+        status, _, output = copy.test(words, LIMIT)
+        if status not in (0, NO_TESTS):
+            raise BrokenSuiteError(f"{test} fails without a mutation, too:\n{output}")
+        self.passing.add(test)
+
+
+def _how_it_failed(status: int, output: str) -> str:
+    if "Timeout (" in output and (hung := _HUNG_TEST.search(output)):
+        return f"hanging in {hung[1]}::{hung[2]}"
+    lines = [line for line in output.splitlines() if line.strip()] or [""]
+    return f"status {status}: {lines[-1].strip()}"
+
+
+def table(outcomes: Iterable[Outcome]) -> list[str]:
+    """Return a line a package: mutants tried and noticed."""
+    tried: Counter[str] = Counter()
+    noticed: Counter[str] = Counter()
+    for outcome in outcomes:
+        for name in (outcome.mutant.package, "all"):
+            tried[name] += 1
+            noticed[name] += outcome.noticed_by is not None
+    width = max(map(len, tried), default=0)
+    names = sorted(tried, key=lambda name: (name == "all", name))
+    return [f"{'package':{width}}  tried  noticed     %"] + [
+        f"{name:{width}}  {tried[name]:5}  {noticed[name]:7}"
+        f"  {100 * noticed[name] / tried[name]:4.0f}"
+        for name in names
+    ]
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.mutants",
+        description="Change lines of the product at random; do the tests notice?",
+    )
+    number = {"type": int, "metavar": "N"}
+    parser.add_argument("-n", dest="count", default=60, **number, help="mutants")
+    parser.add_argument("--seed", **number, help="which; printed if it is chosen")
+    parser.add_argument("--only", nargs="+", default=[], **number, help="by number")
+    parser.add_argument("--path", default="", help="only those whose path begins so")
+    parser.add_argument("--list", action="store_true", help="print them, test nothing")
+    parser.add_argument("-j", dest="jobs", default=2, **number, help="at once")
+    parser.add_argument(
+        "--limit", default=LIMIT, **number, help="seconds a mutant (%(default)s)"
+    )
+    parser.add_argument(
+        "--package-only", action="store_true", help="run only its package's tests"
+    )
+    args = parser.parse_args(words)
+    seed = randrange(10**6) if args.seed is None else args.seed
+    mutants = choose_mutants(ROOT, args.count, seed)
+    mutants = [
+        mutant
+        for mutant in mutants
+        if mutant.number in (args.only or [mutant.number])
+        and mutant.mutation.path.startswith(args.path)
+    ]
+    print(f"-n {args.count} --seed {seed}: {len(mutants)} mutants", flush=True)
+    if args.list:
+        for mutant in mutants:
+            print(mutant.describe())
+        return 0
+    outcomes = []
+    try:
+        for outcome in Trial(args.package_only, args.limit).run(mutants, args.jobs):
+            outcomes.append(outcome)
+            print(outcome.describe(), flush=True)
+    except BrokenSuiteError as error:
+        print(error)
+        return 2
+    print(*table(outcomes), sep="\n")
+    missed = [outcome for outcome in outcomes if outcome.noticed_by is None]
+    if missed:
+        print("not noticed: --only", *(outcome.mutant.number for outcome in missed))
+    return int(len(outcomes) - len(missed) < WANTED * len(outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Tests of running guests are tried twice, and what makes guests ends with them."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import ahead
+from tests.support.twice import Outcome, Recorder, status_of, summary
+
+ROOT = Path(__file__).parents[1]
+PATIENCE_SECONDS = 60.0
+
+OPTION = """
+def pytest_addoption(parser):
+    parser.addoption("--anew", action="store_true")
+"""
+TESTS = """
+import pytest
+
+@pytest.fixture
+def guest(request):
+    if not request.config.getoption("--anew"):
+        pytest.fail("it did not boot")
+
+def test_good(): pass
+def test_chance(guest): pass
+def test_bad(): assert False
+def test_untried(): pass
+"""
+
+
+def twice(directory: Path, *words: str) -> "subprocess.Popen[str]":
+    """Start it on the tests of a directory, all of which are live there."""
+    (directory / "pytest.ini").write_text("[pytest]\nmarkers = live\n")
+    (directory / "conftest.py").write_text(OPTION)
+    where = ["-c", str(directory / "pytest.ini"), "-m", "", "-q", str(directory)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.support.twice", *where, *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def said(directory: Path, tests: str, *words: str) -> tuple[int, list[str]]:
+    """Return the exit status, and the lines about what needed a second try."""
+    (directory / "test_some.py").write_text(tests)
+    process = twice(directory, *words)
+    out, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    tries = ("failed twice: ", "passed at ", "failed, and not ", "not run at all: ")
+    return process.returncode, [
+        line for line in out.splitlines() if line.startswith(tries)
+    ]
+
+
+def test_each_that_needed_a_second_try_is_named(tmp_path: Path) -> None:
+    status, lines = said(tmp_path, TESTS)
+    assert status == pytest.ExitCode.TESTS_FAILED
+    assert lines == [
+        "passed at the second try: test_some.py::test_chance",
+        "failed twice: test_some.py::test_bad",
+    ]
+
+
+def test_second_try_makes_it_green(tmp_path: Path) -> None:
+    status, lines = said(tmp_path, TESTS.replace("assert False", "pass"))
+    assert status == pytest.ExitCode.OK
+    assert lines == ["passed at the second try: test_some.py::test_chance"]
+
+
+def test_what_was_not_run_is_not_green(tmp_path: Path) -> None:
+    """As the first failure ended the run, though that was chance."""
+    status, lines = said(tmp_path, TESTS, "-x")
+    assert status == pytest.ExitCode.TESTS_FAILED
+    assert lines[-1] == "not run at all: 2 tests"
+
+
+@pytest.mark.parametrize(
+    ("tests", "status"),
+    [
+        ("def test_good(): pass", pytest.ExitCode.OK),
+        ("import nothing_of_the_sort", pytest.ExitCode.INTERRUPTED),
+    ],
+)
+def test_exit_status_is_that_of_pytest(
+    tmp_path: Path, tests: str, status: pytest.ExitCode
+) -> None:
+    assert said(tmp_path, tests) == (status, [])
+
+
+def test_interrupt_lets_fixtures_end(tmp_path: Path) -> None:
+    """Such as those that have a guest."""
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    (tmp_path / "test_some.py").write_text(f"""
+import pathlib, pytest, time
+
+@pytest.fixture
+def guest():
+    yield
+    time.sleep(0.5)
+    pathlib.Path({str(ended)!r}).touch()
+
+def test_long(guest):
+    pathlib.Path({str(begun)!r}).touch()
+    time.sleep({PATIENCE_SECONDS})
+""")
+    process = twice(tmp_path)
+    wait_for(begun)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
+    assert ended.exists()
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# --- what both runs say together
+
+
+def outcome(**tests: list[str]) -> Outcome:
+    status = pytest.ExitCode.TESTS_FAILED if "failed" in tests else pytest.ExitCode.OK
+    chosen = [test for found in tests.values() for test in found]
+    return Outcome(status, chosen, **tests)
+
+
+FIRST = outcome(passed=["a"], failed=["b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("second", "status"),
+    [
+        (outcome(passed=["b", "c"]), 0),
+        (outcome(passed=["b"], failed=["c"]), 1),
+        (outcome(passed=["b"], skipped=["c"]), 1),
+        (outcome(passed=["b"]), 1),
+        (Outcome(pytest.ExitCode.INTERRUPTED, ["b", "c"], ["b", "c"]), 2),
+        (Outcome(pytest.ExitCode.INTERNAL_ERROR), 3),
+        (Outcome(pytest.ExitCode.NO_TESTS_COLLECTED), 5),
+    ],
+)
+def test_status(second: Outcome, status: int) -> None:
+    assert status_of(FIRST, second) == status
+
+
+def test_status_of_a_run_cut_short() -> None:
+    first = outcome(failed=["a"])
+    first.chosen.append("b")
+    assert status_of(first, outcome(passed=["a"])) == pytest.ExitCode.TESTS_FAILED
+
+
+def test_summary() -> None:
+    second = outcome(passed=["b"])
+    assert [*summary(FIRST, second)] == [
+        "passed at the second try: b",
+        "failed, and not run a second time: c",
+    ]
+
+
+def test_end_of_a_fixture_counts() -> None:
+    """A test that passed has failed if that does."""
+    recorder = Recorder()
+    for when, result in (
+        ("setup", "passed"),
+        ("call", "passed"),
+        ("teardown", "failed"),
+    ):
+        recorder.pytest_runtest_logreport(
+            pytest.TestReport("a", ("", 0, ""), {}, result, None, when)  # type: ignore[arg-type]
+        )
+    assert (recorder.outcome.passed, recorder.outcome.failed) == ([], ["a"])
+
+
+# --- what makes guests meanwhile
+
+
+STUBBORN = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(1000)
+"""
+
+
+def test_stubborn_builder_is_killed(tmp_path: Path) -> None:
+    """No run waits for what it makes."""
+    there = tmp_path / "there"
+    builder = ahead.start([sys.executable, "-c", STUBBORN, str(there)], tmp_path)
+    wait_for(there)
+    ahead.end(builder, seconds=0.2)
+    assert builder.returncode == -signal.SIGKILL
+
+
+def test_builder_ends_when_it_is_told(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    program = STUBBORN.replace("SIG_IGN", "SIG_DFL")
+    builder = ahead.start([sys.executable, "-c", program, str(there)], tmp_path)
+    wait_for(there)
+    ahead.end(builder)
+    assert builder.returncode == -signal.SIGINT
+
+
+def test_builder_dies_with_the_tests(tmp_path: Path) -> None:
+    """However they end."""
+    there, pid = tmp_path / "there", tmp_path / "pid"
+    program = f"""
+import pathlib, sys, time
+from tests.support import ahead
+command = [sys.executable, "-c", {STUBBORN!r}, {str(there)!r}]
+builder = ahead.start(command, pathlib.Path("/"))
+pathlib.Path({str(pid)!r}).write_text(str(builder.pid))
+time.sleep(1000)
+"""
+    tests = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    wait_for(there)
+    tests.kill()
+    tests.wait()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while is_running(int(pid.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    # Who inherits it may leave it a zombie.
+    return not text.rpartition(") ")[2].startswith("Z")

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What msa-prstat reports of threads and processes, and their files in /proc.
+
+Of tasks at rest only: those that the guest saw where they wait, for what does not come.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from fixtures.lab import Run
+from msatools.prstat.microstates import UNSTABLE_BOUND_NS
+from tests.prstat.reports import PAGE, TICK_NS, Task, said
+from tests.truth.fact import Fact, Figures
+
+Texts = Mapping[int, Any]
+"""What a file says, by the ID of its thread or process."""
+
+STAT = {"ppid": 4, "min_flt": 10, "maj_flt": 12, "pri": 18, "nice": 19}
+STAT |= {"threads": 20, "size_bytes": 23, "cpu": 39}
+"""Where /proc/PID/task/TID/stat has them, the thread's ID being field 1."""
+
+CHILDREN = {"user_ns": 16, "system_ns": 17, "min_flt": 11, "maj_flt": 13}
+"""Where /proc/PID/stat has what children used that were waited for."""
+
+
+@cache
+def resting(name: str) -> dict[int, int]:
+    """Return the threads at rest, and the process of each."""
+    workload = said(name).run.workload
+    rest = {t["tid"]: t["pid"] for t in workload["tasks"].values() if t["steady"]}
+    for server in workload["servers"].values():
+        rest |= dict.fromkeys(server["workers"], server["pid"])
+    return rest
+
+
+@cache
+def places(name: str, processes: bool) -> dict[int, str]:
+    """Return where the files lie of threads at rest, or of whole processes."""
+    rest = resting(name)
+    if not processes:
+        return {tid: f"proc/{pid}/task/{tid}" for tid, pid in rest.items()}
+    listed = (file.split("/") for file in said(name).names if "/task/" in file)
+    moving = {int(parts[1]) for parts in listed if int(parts[3]) not in rest}
+    return {pid: f"proc/{pid}" for pid in set(rest.values()) - moving}
+
+
+@cache
+def texts(name: str, file: str, processes: bool) -> Texts:
+    """Read a file of all threads, or processes, at rest that it was recorded of."""
+    truth = said(name)
+    read: dict[str, Callable[[str], Any]] = {
+        "stat": truth.stat,
+        "status": truth.status,
+        "schedstat": truth.schedstat,
+    }
+    return {
+        pid: read[file](place) if file in read else truth.run.truth(f"{place}/{file}")
+        for pid, place in places(name, processes).items()
+        if truth.has(f"{place}/{file}")
+    }
+
+
+def by_pid(value: Callable[[Task], Any]) -> Callable[[Any], Figures]:
+    def reported(report: Any) -> Figures:
+        return {task["pid"]: value(task) for task in report["tasks"]}
+
+    return reported
+
+
+def fact(
+    name: str,
+    value: Callable[[Task], Any],
+    file: str,
+    told: Callable[[Any], Any],
+    processes: bool = False,
+    **tolerance: Any,
+) -> Fact:
+    """Make the fact that a value of each row is what a file has.
+
+    :param told: Reads the figure from the file; ``None`` where it has none.
+    """
+
+    def recorded(run: Run) -> Figures:
+        found = texts(run.name, file, processes).items()
+        return {pid: told(text) for pid, text in found if told(text) is not None}
+
+    return Fact(name, by_pid(value), recorded, **tolerance)
+
+
+def in_stat(key: str, field: int, processes: bool = False) -> Fact:
+    """Make the fact that a number is a field of the stat file."""
+    where = "of processes" if processes else "of threads"
+    return fact(
+        f"{key} {where}",
+        lambda task: task[key],
+        "stat",
+        lambda fields: int(fields[field]),
+        processes,
+    )
+
+
+def of_children(key: str, field: int) -> Fact:
+    unit = TICK_NS if key.endswith("_ns") else 1
+    return fact(
+        f"{key} of children",
+        lambda task: task["children"][key] // unit,
+        "stat",
+        lambda fields: int(fields[field]),
+        processes=True,
+    )
+
+
+def cpu_ns(task: Task) -> int:
+    return int(task["user_ns"] + task["system_ns"])
+
+
+def resident_bytes(status: dict[str, list[str]]) -> int | None:
+    """Read VmRSS, of processes with few threads."""
+    if "VmRSS" not in status or int(status["Threads"][0]) > 2:
+        return None
+    return int(status["VmRSS"][0]) << 10
+
+
+def classes(run: Run) -> Figures:
+    """Return what each task at rest that has a name is doing, by its own word."""
+    named = run.workload["tasks"].values()
+    return {task["tid"]: task["class"] for task in named if task["steady"]}
+
+
+def ram(run: Run) -> Figures:
+    (line,) = (
+        line
+        for line in run.truth("proc/meminfo").decode().splitlines()
+        if line.startswith("MemTotal:")
+    )
+    return {"bytes": int(line.split()[1]) << 10}
+
+
+SWITCHED = {"schedstats": "sched_schedstats", "delayacct": "task_delayacct"}
+
+
+def switches(run: Run) -> Figures:
+    return {
+        key: run.truth(f"proc/sys/kernel/{file}").strip() == b"1"
+        for key, file in SWITCHED.items()
+    }
+
+
+THREADS = (
+    fact("state", lambda task: task["state"], "stat", lambda fields: fields[3]),
+    *(in_stat(key, field) for key, field in STAT.items()),
+    fact(
+        "uid",
+        lambda task: task["uid"],
+        "status",
+        lambda status: int(status["Uid"][0]),
+    ),
+    fact(
+        "nvcsw",
+        lambda task: task["nvcsw"],
+        "status",
+        lambda status: int(status["voluntary_ctxt_switches"][0]),
+    ),
+    fact(
+        "nivcsw",
+        lambda task: task["nivcsw"],
+        "status",
+        lambda status: int(status["nonvoluntary_ctxt_switches"][0]),
+    ),
+    fact(
+        "rss_bytes",
+        lambda task: task["rss_bytes"],
+        "status",
+        resident_bytes,
+        tolerance=lambda run: 3 * 64 * PAGE * 2,
+        cause="VmRSS lacks what threads (6.1) or CPUs keep of each of three counters",
+    ),
+    fact("time on the CPU", cpu_ns, "schedstat", lambda times: times[0]),
+    fact(
+        "latency_ns",
+        lambda task: task["latency_ns"],
+        "schedstat",
+        lambda times: times[1],
+        tolerance=lambda run: UNSTABLE_BOUND_NS,
+        cause="more than a life has room for is cut, as the CPUs' clocks are apart",
+    ),
+    fact(
+        "cgroup",
+        lambda task: f"0::{task['cgroup']}\n",
+        "cgroup",
+        lambda text: text.decode(),
+    ),
+    fact(
+        "comm",
+        lambda task: task["comm"],
+        "comm",
+        lambda text: text[:-1].decode("utf-8", "backslashreplace"),
+    ),
+    Fact("class", by_pid(lambda task: task["class"]), classes),
+    Fact("RAM", lambda report: {"bytes": report["totals"]["ram_bytes"]}, ram),
+    Fact("accounting", lambda report: report["accounting"], switches),
+)
+
+PROCESSES = (
+    in_stat("min_flt", 10, processes=True),
+    in_stat("maj_flt", 12, processes=True),
+    in_stat("threads", 20, processes=True),
+    fact(
+        "ticks on the CPU",
+        lambda task: cpu_ns(task) // TICK_NS,
+        "stat",
+        lambda fields: int(fields[14]) + int(fields[15]),
+        processes=True,
+        tolerance=lambda run: 1,
+        cause="the kernel cuts what is below a tick of user and of system time, each",
+    ),
+    *(of_children(key, field) for key, field in CHILDREN.items()),
+)
+"""With what threads did that have ended."""
