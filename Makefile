@@ -36,7 +36,7 @@ test-long: lint
 
 # Record the rendered text that tests compare with; read what changed before a commit.
 golden: $(INSTALLED)
-	$(PYTEST) -k golden --record-golden
+	$(PYTEST) --record-golden
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check $(SOURCES)

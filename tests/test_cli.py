@@ -269,7 +269,7 @@ def test_progress_is_erased_when_stopped() -> None:
 @pytest.mark.parametrize("key", ["q", "Q", "\x03"])
 def test_keys_that_end_an_interval_run(key: str) -> None:
     terminal = on_terminal(*GUEST, "0.05")
-    before = termios.tcgetattr(terminal.fd)
+    before = terminal.modes
     terminal.read_until("line 0")
     during = termios.tcgetattr(terminal.fd)
     terminal.press(f"x{key}")

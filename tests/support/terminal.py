@@ -25,6 +25,8 @@ PATIENCE_SECONDS = 60.0
 class Terminal:
     """Start a program on a terminal; ``seen`` is what it has printed.
 
+    Its ``modes`` are those from before the program, and in the end those after it.
+
     :param words: the program's, or what a copy of this process is to do
     :param is_own: whether it is the terminal of the program's session
     :param size: columns and lines
@@ -41,6 +43,7 @@ class Terminal:
         self.fd, follower = pty.openpty()
         self.resize(*size)
         self.seen = ""
+        self.modes = termios.tcgetattr(self.fd)
         # What is read may end in the midst of a character.
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         streams = {"stdin": follower, "stdout": follower, "stderr": follower}
@@ -84,10 +87,12 @@ class Terminal:
 
     def wait_until_stopped(self) -> None:
         """Read until a signal has stopped the program, which waits to be read."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
         options = os.WSTOPPED | os.WNOWAIT | os.WNOHANG
         while os.waitid(os.P_PID, self._process.pid, options) is None:
+            assert time.monotonic() < deadline, "it is not stopped"
             if select.select([self.fd], [], [], 0.01)[0]:
-                self._read(time.monotonic())
+                self._read(deadline)
 
     def read_until(
         self, pattern: str, start: int = 0, timeout: float = PATIENCE_SECONDS
@@ -98,10 +103,7 @@ class Terminal:
             assert self._read(deadline), f"no {pattern!r} in {self.seen[start:]!r}"
 
     def end(self) -> int:
-        """Read to the end and give the exit status, a signal's as negative.
-
-        The terminal's ``modes`` are then those that the program left.
-        """
+        """Read to the end and give the exit status, a signal's as negative."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self._read(deadline):
             pass

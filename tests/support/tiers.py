@@ -79,11 +79,7 @@ def pytest_collection_modifyitems(
 
 def _is_wanted(item: pytest.Item) -> bool:
     kernels = set(_KERNEL_NAME.findall(item.name.partition("[")[2]))
-    return (
-        not kernels
-        or KERNEL in kernels
-        or item.get_closest_marker("kernels") is not None
-    )
+    return kernels <= {KERNEL} or item.get_closest_marker("kernels") is not None
 
 
 def _no_lab(name: str, *_: object, **__: object) -> NoReturn:
