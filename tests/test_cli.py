@@ -17,6 +17,7 @@ from fixtures import lab
 from msatools.cli import UsageError, Words, make_parser, parse_words
 from tests.conftest import Msa
 from tests.support import probe
+from tests.support.madeelf import image
 from tests.support.terminal import Terminal
 
 PROBE = [sys.executable, "-m", "tests.support.probe"]
@@ -166,7 +167,8 @@ def test_errors_are_one_line_and_status_1(
 ) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("hello\n")
-    other = str(lab.build("memory-6.1").vmlinux)
+    other = str(tmp_path / "vmlinux")
+    (tmp_path / "vmlinux").write_bytes(image(kind=2))
     elf = str(run_612.elf)
     lines = {
         ("/nonexistent",): "no such file",
