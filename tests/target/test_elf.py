@@ -22,6 +22,17 @@ def test_headers(order: str, bits: int, many: bool) -> None:
     assert next(elf.notes(reader(data), headers)).description == b"abcde"
 
 
+def test_notes_of_a_separate_debug_file_are_in_its_sections() -> None:
+    """What its program headers point at is not in the file."""
+    data = bytearray(image())
+    note, other = elf.parse(reader(data)).segments
+    struct.pack_into("<Q", data, 40, len(data))  # place of the section headers
+    struct.pack_into("<HH", data, 58, 64, 1)  # bytes of one, and their number
+    data += struct.pack("<IIQQQQIIQQ", 0, 7, 0, 0, note.offset, note.size, *[0] * 4)
+    struct.pack_into("<Q", data, 64 + 8, other.offset)
+    assert elf.build_id(reader(bytes(data)), elf.parse(reader(data))) == BUILD_ID
+
+
 def test_end_of_cut_file_is_that_of_whole() -> None:
     whole = image()
     assert elf.parse(reader(whole[:-50])).end == len(whole)
