@@ -19,7 +19,8 @@ from msatools.cli import run_console
 from msatools.selfdesc import load
 from msatools.selfdesc.kallsyms import load_symbols
 from msatools.target import open as opening
-from tests.selfdesc.undescribed import Symbols, overlay
+from tests.selfdesc.undescribed import Symbols
+from tests.support.overlay import put
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def no_kallsyms(monkeypatch: pytest.MonkeyPatch) -> None:
             symbols(prog, name, None, True)[0].address
             for name in ("__start_rodata", "__end_rodata")
         )
-        overlay(prog, start, bytes(end - start))
+        put(prog, start, bytes(end - start))
         return prog
 
     monkeypatch.setattr(opening, "_open_dump", blank)

@@ -10,6 +10,8 @@ from fixtures.lab.cache import Cache, content_key, default_limit, default_root
 from fixtures.lab.errors import LabError
 
 MIB = 1 << 20
+HANGS = 300
+"""Seconds after which a process is taken for one that will never end."""
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_second_builder_waits_for_the_first(cache: Cache) -> None:
     def fill(directory: Path) -> None:
         with (cache.root / "fills").open("a") as fills:
             fills.write("x")
-        time.sleep(0.3)
+        time.sleep(0.3)  # so that the others come meanwhile, on most machines
 
     context = multiprocessing.get_context("fork")
     all_have_it = context.Barrier(3)
@@ -80,13 +82,13 @@ def test_second_builder_waits_for_the_first(cache: Cache) -> None:
     def build() -> None:
         user = Cache(cache.root, cache.limit)
         user.entry("run", "name", "key", fill)
-        all_have_it.wait(20)
+        all_have_it.wait(HANGS)
 
     builders = [context.Process(target=build) for _ in range(3)]
     for builder in builders:
         builder.start()
     for builder in builders:
-        builder.join(30)
+        builder.join(HANGS)
         assert builder.exitcode == 0
     assert (cache.root / "fills").read_text() == "x"
 

@@ -36,7 +36,7 @@ def connect() -> Iterator[Connect]:
 
     yield start
     for thread in threads:
-        thread.join(10)
+        thread.join()
 
 
 def test_reply_comes_back_past_events(connect: Connect) -> None:

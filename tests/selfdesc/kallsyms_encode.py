@@ -8,6 +8,8 @@ from typing import Literal
 
 from drgn import Architecture, Object, Platform, PlatformFlags, Program
 
+from tests.support.overlay import put
+
 TEXT = 0xFFFFFFFF81000000
 TEXT_32 = 0xC0100000
 PERCPU_END = 0x30000
@@ -146,7 +148,7 @@ def program(kernel: Kernel, memory: dict[int, bytes], vmcoreinfo: str) -> Progra
         flags |= PlatformFlags.IS_LITTLE_ENDIAN
     prog = Program(Platform(Architecture.UNKNOWN, flags))
     for start, data in memory.items():
-        add(prog, start, data)
+        put(prog, start, bytes(data))
     note = Object(
         prog,
         prog.array_type(prog.int_type("char", 1, True), len(vmcoreinfo) + 1),
@@ -158,12 +160,3 @@ def program(kernel: Kernel, memory: dict[int, bytes], vmcoreinfo: str) -> Progra
 
     prog.register_object_finder("note", find, enable_index=0)
     return prog
-
-
-def add(prog: Program, start: int, data: bytes) -> None:
-    """Lay bytes over what a program has at an address."""
-
-    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
-        return bytes(data[offset : offset + count])
-
-    prog.add_memory_segment(start, len(data), read)

@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 import random
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import pytest
-from drgn import FaultError, Object, Program, SymbolIndex
+from drgn import Object, Program, SymbolIndex
 
 from fixtures import lab
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo
 from msatools.target import TargetSpec, open_target
+from tests.selfdesc.conftest import Pair
+from tests.support import overlay
 
-from .kallsyms_encode import TEXT, TOKENS_START, Kernel, add, program
-
-SECONDS = 10
-"""Longer than any refusal may take; the longest have a bound on what they look at."""
+from .kallsyms_encode import TEXT, TOKENS_START, Kernel, program
 
 KERNELS = {
     "4.6": Kernel(alignment=256, marker_bytes=8, addresses="base"),
@@ -76,21 +74,9 @@ def names_of(kernel: Kernel) -> list[tuple[int, str]]:
 
 
 def refused(prog: Program) -> str:
-    start = time.monotonic()
     with pytest.raises(NoSymbolsError) as error:
         load_symbols(prog)
-    assert time.monotonic() - start < SECONDS
     return str(error.value)
-
-
-@pytest.fixture(scope="session")
-def run_510() -> lab.Run:
-    return lab.build("memory-5.10")
-
-
-@pytest.fixture(scope="session", params=["5.10", "6.1", "6.12"])
-def any_run(request: pytest.FixtureRequest) -> lab.Run:
-    return lab.build(f"memory-{request.param}")
 
 
 def opened(run: lab.Run, format: str = "elf") -> Program:
@@ -114,27 +100,23 @@ def hide_names(prog: Program) -> None:
 
 
 @pytest.fixture(scope="session")
-def places(any_run: lab.Run) -> dict[str, int]:
+def places(pair: Pair) -> dict[str, int]:
     """Where the tables are, from debug info's symbols."""
-    spec = TargetSpec(path=str(any_run.elf), vmlinux=str(any_run.vmlinux))
-    prog = open_target(spec).prog
     names = ("names", "num_syms", "markers", "token_table", "token_index", "offsets")
-    return {name: prog.symbol(f"kallsyms_{name}").address for name in names}
+    return {name: pair.dwarf.symbol(f"kallsyms_{name}").address for name in names}
 
 
-def test_symbols_are_those_of_the_vmlinux(any_run: lab.Run) -> None:
-    dwarf = open_target(
-        TargetSpec(path=str(any_run.elf), vmlinux=str(any_run.vmlinux))
-    ).prog
-    prog = opened(any_run)
+def test_symbols_are_those_of_the_vmlinux(pair: Pair) -> None:
+    prog = opened(pair.run)
     index = load_symbols(prog)
     found = entries(index, prog)
     assert len(found) > 80_000
-    elf = {(symbol.address, symbol.name) for symbol in dwarf.symbols()}
+    elf = {(symbol.address, symbol.name) for symbol in pair.dwarf.symbols()}
     # drgn takes this one, beyond the kernel's end, for one that does not move.
     assert {name for _, name in set(found) - elf} == {"__init_scratch_end"}
     for name in ("init_task", "node_data", "mem_section", "vm_node_stat", "jiffies"):
-        assert index(prog, name, None, True)[0].address == dwarf[name].address_, name
+        address = pair.dwarf[name].address_
+        assert index(prog, name, None, True)[0].address == address, name
 
 
 @pytest.mark.parametrize("format", ["elf", "kdump-zlib"])
@@ -144,10 +126,6 @@ def test_found_by_shape(run: lab.Run, format: str) -> None:
     hide_names(prog)
     assert "SYMBOL(kallsyms_names)" not in vmcoreinfo(prog)
     assert entries(load_symbols(prog), prog) == named
-
-
-def test_5_10_does_not_name_them(run_510: lab.Run) -> None:
-    assert "SYMBOL(kallsyms_names)" not in vmcoreinfo(opened(run_510))
 
 
 def test_guest_that_runs(live_qmp: str, run_612: lab.Run) -> None:
@@ -163,28 +141,26 @@ def test_guest_that_runs(live_qmp: str, run_612: lab.Run) -> None:
     "table", ["names", "markers", "token_table", "token_index", "offsets", "num_syms"]
 )
 def test_damage_in_a_dump(
-    any_run: lab.Run, places: dict[str, int], table: str, named: bool
+    pair: Pair, places: dict[str, int], table: str, named: bool
 ) -> None:
     place = places[table]
     for what in (bytes(64), b"\xff" * 64):
-        prog = opened(any_run)
+        prog = opened(pair.run)
         if not named:
             hide_names(prog)
-        add(prog, place + (0x8000 if table in ("names", "offsets") else 0), what)
+        overlay.put(
+            prog, place + (0x8000 if table in ("names", "offsets") else 0), what
+        )
         refused(prog)
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_hole_in_a_dump(any_run: lab.Run, places: dict[str, int], named: bool) -> None:
+def test_hole_in_a_dump(pair: Pair, places: dict[str, int], named: bool) -> None:
     for table in ("names", "offsets", "token_table"):
-        prog = opened(any_run)
+        prog = opened(pair.run)
         if not named:
             hide_names(prog)
-
-        def fault(address: int, count: int, offset: int, physical: bool) -> bytes:
-            raise FaultError("gone", address)
-
-        prog.add_memory_segment(places[table] + 0x400 & -4096, 4096, fault)
+        overlay.lose_page(prog, places[table] + 0x400)
         refused(prog)
 
 
@@ -216,7 +192,7 @@ def test_two_tables() -> None:
     memory = {kernel.text: bytes(TOKENS_START) + data + bytes(0x100000)}
     prog = program(kernel, memory, vmcoreinfo_of(kernel, named=False))
     load_symbols(prog)
-    add(prog, second, bytes(replace(kernel, place={}).memory(second)))
+    overlay.put(prog, second, bytes(replace(kernel, place={}).memory(second)))
     assert "two tables" in refused(prog)
 
 
@@ -342,7 +318,7 @@ def test_stext_elsewhere(named: bool) -> None:
 def test_random_damage_is_refused_or_harmless() -> None:
     generator = random.Random(2)
     refusals = 0
-    for _ in range(150):
+    for _ in range(50):
 
         def damage(kernel: Kernel, data: bytearray) -> None:
             for _ in range(generator.choice((1, 20))):
@@ -356,4 +332,4 @@ def test_random_damage_is_refused_or_harmless() -> None:
             refusals += 1
         else:
             assert len(found) == len(kernel.symbols)
-    assert refusals > 75
+    assert refusals > 25

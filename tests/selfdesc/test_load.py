@@ -20,7 +20,8 @@ from msatools.selfdesc.finders import NAME
 from msatools.selfdesc.kallsyms import load_symbols
 from msatools.target import TargetError, TargetSpec, describe, open_target
 from msatools.target.errors import NoTypesError
-from tests.selfdesc.undescribed import Symbols, overlay
+from tests.selfdesc.undescribed import Symbols
+from tests.support.overlay import put
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ def test_kernel_without_btf(
 
 def test_damaged_btf(prog: Program) -> None:
     start = load_symbols(prog)(prog, "__start_BTF", None, True)[0].address
-    overlay(prog, start, b"\0" * 24)
+    put(prog, start, b"\0" * 24)
     with pytest.raises(
         NotSelfDescribedError, match="BTF cannot be used: it does not start"
     ):
@@ -139,7 +140,7 @@ def test_btf_damaged_within(prog: Program) -> None:
     header = prog.read(start, 24)
     strings = int.from_bytes(header[16:20], "little")
     size = int.from_bytes(header[20:24], "little")
-    overlay(prog, start + 24 + strings, b"\0" * size)
+    put(prog, start + 24 + strings, b"\0" * size)
     load_btf(prog)
     with pytest.raises(TargetError, match="could not find 'struct page'"):
         run_command(prog, "memstat")

@@ -14,6 +14,7 @@ from msatools.selfdesc.btf import BtfError
 from msatools.selfdesc.finders import Finders, finders_of
 from msatools.selfdesc.modules import Modules
 from msatools.target import TargetSpec, open_target
+from tests.support.overlay import put
 
 LOOP = "loop"
 
@@ -120,10 +121,7 @@ def test_list_of_modules_that_is_a_circle(run: lab.Run) -> None:
     prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
     head = prog["modules"].address_of_()
     first, last = head.next, head.prev
-    words = first.value_().to_bytes(8, "little")
-    prog.add_memory_segment(
-        last.value_(), 8, lambda at, count, offset, _: words[offset : offset + count]
-    )
+    put(prog, last.value_(), first.value_().to_bytes(8, "little"))
     names = [module.name for module in finders_of(prog).modules]
     assert len(names) == len(set(names)) > 2
     assert len(prog.symbols("loop_configure")) == 1
@@ -134,9 +132,6 @@ def test_list_of_modules_that_is_a_circle(run: lab.Run) -> None:
 def test_list_of_modules_that_leads_nowhere(run: lab.Run) -> None:
     prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
     head = prog["modules"].address_
-    data = (head + 1024).to_bytes(8, "little") * 2
-    prog.add_memory_segment(
-        head, 16, lambda at, count, offset, _: data[offset : offset + count]
-    )
+    put(prog, head, (head + 1024).to_bytes(8, "little") * 2)
     assert len(list(finders_of(prog).modules)) < 100
     assert prog.symbol("schedule").name == "schedule"

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Kernels that do not describe themselves: symbols are hidden, or memory is another."""
+"""Kernels that do not describe themselves: some of their symbols are hidden."""
 
 import re
 from typing import Any
 
-from drgn import Program, SymbolIndex
+from drgn import SymbolIndex
 
 
 class Symbols:
@@ -18,12 +18,3 @@ class Symbols:
     def __call__(self, *words: Any) -> list[Any]:
         found = self.symbols(*words)
         return [s for s in found if not self.hidden.fullmatch(s.name)]
-
-
-def overlay(prog: Program, address: int, data: bytes) -> None:
-    """Have a program read something else in a place."""
-
-    def read(at: int, count: int, offset: int, physical: bool) -> bytes:
-        return data[offset : offset + count]
-
-    prog.add_memory_segment(address, len(data), read)

@@ -9,8 +9,10 @@ import pytest
 from drgn import Program
 
 from fixtures import lab
-from msatools.target import TargetError, TargetSpec, debuginfo, open_target
+from msatools.target import TargetError, TargetSpec, debuginfo, elf, open_target
 from msatools.target.errors import NoTypesError, WrongBuildError
+from msatools.target.reading import reader_of
+from tests.support.madeelf import BUILD_ID, image
 
 
 @pytest.fixture
@@ -35,35 +37,38 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]
         server.shutdown()
 
 
-def open_without_build_id(run: lab.Run) -> Program:
+def open_without_build_id(run: lab.Run, release: str) -> Program:
     """Open a dump as if its kernel were older than 5.9, when there was no BUILD-ID."""
     prog = Program()
     prog.set_core_dump(run.elf)
-    lines = prog["VMCOREINFO"].string_().splitlines(keepends=True)
-    older = Program(
-        vmcoreinfo=b"".join(line for line in lines if not line.startswith(b"BUILD-ID"))
-    )
+    note = prog["VMCOREINFO"].string_().decode()
+    lines = [line for line in note.splitlines() if not line.startswith("BUILD-ID")]
+    note = "\n".join([*lines, ""]).replace(run.release, release)
+    older = Program(vmcoreinfo=note.encode())
     older.set_core_dump(run.elf)
     return older
 
 
-def test_vmlinux_of_another_build(run_612: lab.Run) -> None:
-    other = lab.build("memory-6.1").vmlinux
+def test_vmlinux_of_another_build(run_612: lab.Run, tmp_path: Path) -> None:
+    other = tmp_path / "vmlinux"
+    other.write_bytes(image(kind=2))
     with pytest.raises(WrongBuildError, match="another build") as caught:
         open_target(TargetSpec(path=str(run_612.elf), vmlinux=str(other)))
     assert caught.value.what == str(other)
+    assert f"the file's: {BUILD_ID.hex()})" in str(caught.value)
 
 
 def test_kernel_without_build_id(run_612: lab.Run) -> None:
-    prog = open_without_build_id(run_612)
+    prog = open_without_build_id(run_612, run_612.release)
     debuginfo.load_named(prog, str(run_612.vmlinux))
     assert prog["linux_banner"].string_().startswith(b"Linux version")
 
 
 def test_vmlinux_of_another_build_without_build_id(run_612: lab.Run) -> None:
-    prog = open_without_build_id(run_612)
+    """What lies where the debug info has the banner names another release."""
+    prog = open_without_build_id(run_612, "6.12.1-other")
     with pytest.raises(WrongBuildError, match="another build"):
-        debuginfo.load_named(prog, str(lab.build("memory-6.1").vmlinux))
+        debuginfo.load_named(prog, str(run_612.vmlinux))
 
 
 @pytest.mark.parametrize(
@@ -91,14 +96,14 @@ def test_vmlinux_that_is_not_there(run_612: lab.Run, tmp_path: Path) -> None:
 
 
 def test_stripped_vmlinux(run_612: lab.Run, tmp_path: Path) -> None:
+    """Its build ID is found through the program headers."""
     stripped = tmp_path / "vmlinux"
-    data = bytearray(run_612.vmlinux.read_bytes())
-    # Without section headers there is no debug info to be found, and the build ID
-    # still is, through the program headers.
-    data[40:48] = bytes(8)
-    data[58:64] = bytes(6)
-    stripped.write_bytes(data)
-    with pytest.raises(TargetError, match="no debug info"):
+    with run_612.vmlinux.open("rb") as file:
+        read = reader_of(file.fileno())
+        build_id = elf.build_id(read, elf.parse(read))
+    assert build_id
+    stripped.write_bytes(image(kind=2, build_id=build_id))
+    with pytest.raises(NoTypesError, match="no debug info"):
         open_target(TargetSpec(path=str(run_612.elf), vmlinux=str(stripped)))
 
 

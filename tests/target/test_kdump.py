@@ -5,13 +5,9 @@ import struct
 import pytest
 
 from msatools.target import kdump
-from msatools.target.reading import ReadAt
+from tests.support.madeelf import reader
 
 BLOCK = 4096
-
-
-def reader(data: bytes) -> ReadAt:
-    return lambda offset, size: data[offset : offset + size]
 
 
 def image(

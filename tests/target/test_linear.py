@@ -9,7 +9,6 @@ import pytest
 from drgn import FaultError, Program
 from drgn.helpers.linux.mm import follow_phys
 
-from fixtures import lab
 from msatools.kernel.reader import Reader, fault_reason
 from msatools.selfdesc import vmcoreinfo
 from msatools.target import linear
@@ -23,13 +22,9 @@ DUMPS = [
 ]
 
 
-def open_dump(name: str, format: str = "elf") -> Program:
-    return open_plain(lab.build(name).dump(format))
-
-
 @pytest.mark.parametrize(("name", "format"), DUMPS)
 def test_pieces_are_where_the_page_tables_have_them(name: str, format: str) -> None:
-    plain, mapped = open_dump(name, format), open_dump(name, format)
+    plain, mapped = open_plain(name, format), open_plain(name, format)
     pieces = map_linear(mapped)
     assert len(pieces) == 5
     chance = random.Random(0)
@@ -52,9 +47,9 @@ def test_pieces_are_where_the_page_tables_have_them(name: str, format: str) -> N
 
 
 def test_names_and_types_are_the_same() -> None:
-    mapped = open_dump("memory-6.12")
+    mapped = open_plain("memory-6.12")
     map_linear(mapped)
-    for prog in (open_dump("memory-6.12"), mapped):
+    for prog in (open_plain("memory-6.12"), mapped):
         assert prog["init_task"].comm.string_() == b"swapper/0"
         assert (
             prog["init_task"].tasks.next.prev == prog["init_task"].tasks.address_of_()
@@ -69,12 +64,12 @@ def test_piece_that_is_elsewhere_is_left(monkeypatch: pytest.MonkeyPatch) -> Non
         return (number(prog, name) or 0) + (2 << 20)
 
     monkeypatch.setattr(linear, "vmcoreinfo_number", shifted)
-    prog = open_dump("memory-6.12")
+    prog = open_plain("memory-6.12")
     assert [piece.physical for piece in map_linear(prog)] == [0]
 
 
 def test_hole_in_memory_is_a_fault_of_the_address_asked() -> None:
-    prog = open_dump("memory-6.12")
+    prog = open_plain("memory-6.12")
     memory = map_linear(prog)[0]
     last = memory.start + memory.size - 4096
     assert len(prog.read(last, 4096)) == 4096
@@ -90,7 +85,7 @@ def test_hole_in_memory_is_a_fault_of_the_address_asked() -> None:
 def test_readers_need_not_ask_drgn_for_what_it_was_given(
     name: str, format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, mapped = open_dump(name, format), open_dump(name, format)
+    plain, mapped = open_plain(name, format), open_plain(name, format)
     asked: list[int] = []
     reading = linear._reading
 
@@ -121,7 +116,7 @@ def test_readers_need_not_ask_drgn_for_what_it_was_given(
 
 
 def test_readers_fault_at_the_address_asked() -> None:
-    prog = open_dump("memory-6.12")
+    prog = open_plain("memory-6.12")
     hole = map_linear(prog)[0].start + (3 << 30)
     with pytest.raises(FaultError) as caught:
         Reader(prog).read(hole, 8)
@@ -130,7 +125,7 @@ def test_readers_fault_at_the_address_asked() -> None:
 
 
 def test_readers_see_what_is_laid_over() -> None:
-    prog = open_dump("memory-6.12")
+    prog = open_plain("memory-6.12")
     map_linear(prog)
     reader = Reader(prog)
     address = prog["init_task"].tasks.next.value_()

@@ -192,9 +192,17 @@ def test_no_answer(watched: Watched) -> None:
     assert watched.ours.recv(1) == b""
 
 
-def test_memory_that_is_gone(watched: Watched) -> None:
-    with pytest.raises(TargetError, match="guest: QEMU took memory from the guest"):
-        report(watched.prog, OSError(errno.EFAULT, "?"))
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (errno.EFAULT, "QEMU took memory from the guest"),
+        (errno.EPERM, "QEMU's memory may not be read any more"),
+        (errno.EIO, "QEMU has ended"),
+    ],
+)
+def test_memory_that_cannot_be_read(watched: Watched, number: int, why: str) -> None:
+    with pytest.raises(TargetError, match=f"^guest: {why}"):
+        report(watched.prog, OSError(number, "?"))
 
 
 def test_error_of_the_report_itself(watched: Watched) -> None:

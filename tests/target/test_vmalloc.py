@@ -11,19 +11,12 @@ from drgn import FaultError, Program
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import follow_phys
 
-from fixtures import lab
 from msatools.target import vmalloc
 from msatools.target.vmalloc import PageTables, map_vmalloc, page_tables
 from tests.target.plain import open_plain
 
 STACK_BYTES = 16384
 PAGE = 4096
-
-
-def open_dump(name: str) -> Program:
-    elf = lab.build(name).elf
-    assert elf
-    return open_plain(elf)
 
 
 def read(prog: Program, address: int, size: int) -> bytes | None:
@@ -49,7 +42,7 @@ def modules(prog: Program) -> Iterator[int]:
 
 @pytest.mark.parametrize("name", ["memory-5.10", "memory-6.1", "memory-6.12"])
 def test_all_is_read_as_drgn_reads_it(name: str) -> None:
-    plain, mapped = open_dump(name), open_dump(name)
+    plain, mapped = open_plain(name), open_plain(name)
     assert map_vmalloc(mapped)
     # Whole, in part, across pages, and with the guard page before it.
     parts = [
@@ -68,7 +61,7 @@ def test_all_is_read_as_drgn_reads_it(name: str) -> None:
 
 
 def test_tables_are_read_once() -> None:
-    plain, mapped = open_dump("memory-6.12"), open_dump("memory-6.12")
+    plain, mapped = open_plain("memory-6.12"), open_plain("memory-6.12")
     assert map_vmalloc(mapped)
     stack = next(stacks(plain))
     data = read(plain, stack, 64)
@@ -86,7 +79,7 @@ def test_tables_are_read_once() -> None:
 
 
 def test_fault_is_of_the_address_asked() -> None:
-    prog = open_dump("memory-6.12")
+    prog = open_plain("memory-6.12")
     assert map_vmalloc(prog)
     guard = next(stacks(prog)) - PAGE
     with pytest.raises(FaultError) as caught:
@@ -96,7 +89,7 @@ def test_fault_is_of_the_address_asked() -> None:
 
 @pytest.mark.parametrize("what", ["root", "nowhere", "no number", "levels", "live"])
 def test_tables_that_are_not_known(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    prog = open_dump("memory-6.12")
+    prog = open_plain("memory-6.12")
     lines = vmalloc.vmcoreinfo(prog)
     if what == "root":
         wrong = hex(int(lines["SYMBOL(swapper_pg_dir)"], 16) + PAGE)
@@ -122,7 +115,7 @@ def test_tables_that_are_not_known(what: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", ["memory-5.10", "memory-6.1", "memory-6.12"])
 def test_frames_are_where_drgn_finds_them(name: str) -> None:
-    prog = open_dump(name)
+    prog = open_plain(name)
     tables = page_tables(prog)
     assert tables
     space = prog["init_mm"].address_of_()
