@@ -6,6 +6,7 @@ import struct
 from functools import partial
 
 from msatools.kernel.report import Findings
+from msatools.locks.events import waitqueues
 from msatools.locks.events.queues import Queues
 from msatools.locks.lock import Lock
 from tests.locks.events.waits import Waits, check_locks, waits
@@ -45,6 +46,17 @@ def test_a_journal_with_a_barrier(tasks: Seen) -> None:
     found = Waits(dump)
     assert found.holders(locked) == []
     assert found.holders(done) == thread
+
+
+def test_who_looks_up_a_name_that_others_want_too(tasks: Seen) -> None:
+    """It has their queue on its own stack."""
+    look = tasks.look()
+    stack = int(tasks.table["stack"][tasks.row("wait4")])
+    for place in (0, look.queues.stack_bytes - 8):
+        lock = Lock("wait_queue", stack + place)
+        look.queues.lookups.add(lock)
+        holders = waitqueues.holders(look, lock)
+        assert [holder.task for holder in holders] == [tasks.address("wait4")]
 
 
 def test_what_is_no_wait_queue(tasks: Seen) -> None:

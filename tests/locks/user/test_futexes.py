@@ -24,58 +24,48 @@ from msatools.kernel.report import Findings
 from msatools.locks.futexkey import Key
 from msatools.locks.layout import Layout
 from msatools.locks.user.futexes import Futexes, Waiter
-from tests.locks.conftest import Seen, seen
-
-DUMPS = ("tasks-6.1", "tasks-6.12")
+from tests.locks.seen import Seen
 
 
-@pytest.fixture(scope="module", params=DUMPS)
-def dump(request: pytest.FixtureRequest) -> Seen:
-    return seen(request.param)
-
-
-def read(dump: Seen) -> list[Waiter]:
+def read(tasks: Seen) -> list[Waiter]:
     findings = Findings()
-    mms = set(dump.table["mm"].tolist()) - {0}
-    found = list(Futexes(Layout(dump.reader), findings).all(mms))
+    mms = set(tasks.table["mm"].tolist()) - {0}
+    found = list(Futexes(Layout(tasks.reader), findings).all(mms))
     assert not findings.lost
     return found
 
 
-def test_all_waiters_are_found_and_no_more(dump: Seen) -> None:
+def test_all_waiters_are_found_and_no_more(tasks: Seen) -> None:
     """Those of the servers, and those that are named; one waits on three at once."""
     expected: Counter[int] = Counter()
-    for server in dump.run.workload["servers"].values():
+    for server in tasks.run.workload["servers"].values():
         expected.update(server["workers"])
-    for task in dump.named().values():
+    for task in tasks.named.values():
         if task["class"] == "LCK":
             expected[task["tid"]] = len(task["on"].get("addresses", [0]))
-    addresses = dump.table["address"].tolist()
-    pids = dict(zip(addresses, dump.table["pid"].tolist(), strict=True))
-    found = Counter(pids[waiter.task] for waiter in read(dump))
+    found = Counter(tasks.pids(waiter.task for waiter in read(tasks)))
     assert found == expected
     assert found.total() > 2005
 
 
-def test_keys(dump: Seen) -> None:
-    waiters = {waiter.task: waiter for waiter in read(dump)}
+def test_keys(tasks: Seen) -> None:
+    waiters = {waiter.task: waiter for waiter in read(tasks)}
     for name in ("futex-wait", "futex-bitset", "futex-pi", "futex-requeue"):
-        row = dump.row(name)
-        waiter = waiters[int(dump.table["address"][row])]
-        assert waiter.key.address == dump.named()[name]["on"]["address"]
-        assert waiter.key.object == dump.table["mm"][row]
+        waiter = waiters[tasks.address(name)]
+        assert waiter.key.address == tasks.named[name]["on"]["address"]
+        assert waiter.key.object == tasks.table["mm"][tasks.row(name)]
         assert not waiter.key.shared
         assert bool(waiter.pi_state) == (name == "futex-pi")
         assert waiter.bitset == (0xF0 if name == "futex-bitset" else 0xFFFF_FFFF)
-    shared = waiters[int(dump.table["address"][dump.row("futex-shared")])].key
+    shared = waiters[tasks.address("futex-shared")].key
     assert shared.shared
     assert shared.of_inode
     assert (shared.address, shared.file_offset) == (None, 0)
 
 
-def test_one_chain_has_those_of_its_bucket(dump: Seen) -> None:
-    waiters = read(dump)
-    futexes = Futexes(Layout(dump.reader), Findings())
+def test_one_chain_has_those_of_its_bucket(tasks: Seen) -> None:
+    waiters = read(tasks)
+    futexes = Futexes(Layout(tasks.reader), Findings())
     lock, count = Counter(waiter.lock for waiter in waiters).most_common(1)[0]
     assert count >= 996
     chain = list(futexes.chain(lock))
