@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import drgn
 import numpy as np
 import numpy.typing as npt
-from drgn.helpers.linux.mm import PageReserved, virt_to_page
+from drgn.helpers.linux.mm import PageReserved, follow_page
 from drgn.helpers.linux.slab import slab_object_info
 
 from msatools.kernel.pidnamespaces import MAX_LEVEL
@@ -287,7 +287,8 @@ def _in_variables(reader: Reader, wanted: Addresses, findings: Findings) -> Foun
 
 def _variable(prog: drgn.Program, address: int) -> str | None:
     try:
-        if not PageReserved(virt_to_page(prog, address)):
+        # The kernel's image is not in the direct map, as virt_to_page() expects.
+        if not PageReserved(follow_page(prog["init_mm"].address_of_(), address)):
             return None
         name: str = prog.symbol(address).name
     except (drgn.FaultError, LookupError):

@@ -4,6 +4,7 @@
 
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import drgn
@@ -131,6 +132,26 @@ def test_array_of_free_objects_is_no_holder(
     assert leak.address not in found()
     monkeypatch.setattr(leaks, "_sheaf_cache", lambda _: 16)
     assert leak.address in found()
+
+
+def test_variable_is_a_holder(program: Program) -> None:
+    damaged = Dump(program, "zombies-6.12")
+    whole = {leak.address: leak for leak in look(damaged)[0]}
+    leak = max(whole.values(), key=lambda leak: leak.references)
+    place = program["core_pattern"].address_
+    put(program, place + 8, struct.pack("<Q", leak.address))
+    after = {each.address: each for each in look(damaged)[0]}
+    named = {**leak.named, "variable core_pattern": 1}
+    assert after == whole | {leak.address: replace(leak, named=named)}
+
+
+def test_objects_come_after_their_padding(dump: Dump) -> None:
+    """Which only debugging of slabs has (CONFIG_SLUB_DEBUG)."""
+    scan = SlabScan(dump.reader, Findings())
+    address, cache = next(iter(scan.caches.items()))
+    plain = scan.objects(address)
+    scan.caches[address] = replace(cache, padding=64)
+    assert (scan.objects(address) - plain == 64).all()
 
 
 def test_kind_that_fails_is_noted(dump: Dump, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from msatools.tasks.identity import read_identities
 from msatools.tasks.table import PF_KTHREAD
 from msatools.zombies.limits import collect_limits, left
 from msatools.zombies.model import Limit
+from msatools.zombies.userlimits import _Account as Account
 from tests.zombies.dumps import Dump, read_dump
 
 SECOND = 10**9
@@ -147,6 +148,13 @@ def test_what_cannot_be_read_is_noted(dump: Dump) -> None:
     assert [limit.name for limit in found] == ["threads-max"]
     assert findings.lost == {"pid": 1, "css_set": 1, "cred": 1}
     assert len(findings.notes) == 3
+
+
+def test_lowest_limit_of_a_user_counts() -> None:
+    account = Account(uid=5, used=1, space=0)
+    for most in (9, 7, 8):
+        account.lower(most)
+    assert account.most == 7
 
 
 # --- when they will be hit

@@ -160,6 +160,16 @@ def test_the_first_thread_and_who_has_children_may_be_stuck(dump: Dump) -> None:
         assert not parent.killable
 
 
+def test_a_dead_leader_is_shown_by_the_first_thread_that_lives(dump: Dump) -> None:
+    pid = dump.parent("leader-parent").pid
+    first, *_, last = sorted(
+        dump.table["pid"][list(dump.parent("leader-parent").living)].tolist()
+    )
+    assert pid < first < last
+    states = [with_state(dump, thread, 2)[1].state for thread in (first, last)]
+    assert states == ["D", "S"]
+
+
 def test_a_wait_for_a_child_of_vfork_is_not_frozen(dump: Dump) -> None:
     """Though the group is to be: that is its bit in ``jobctl``."""
     pid = dump.parent("blocked-vfork").pid
