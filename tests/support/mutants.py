@@ -61,6 +61,10 @@ _NOT_RUN = ("tests/live/", "tests/bench/", "tests/support/")
 """Folders without tests of ``make test``."""
 
 
+class EndedError(Exception):
+    """Somebody else has ended the tests, such as the kernel for want of memory."""
+
+
 @dataclass(frozen=True)
 class Mutant:
     """A mutation with the number by which it can be had again."""
@@ -211,7 +215,11 @@ class Copy:
         return status, failed, output
 
     def run(self, *words: str, limit: float) -> tuple[int, str]:
-        """Run Python in the copy; TimeoutExpired if it takes longer than *limit*."""
+        """Run Python in the copy: its status and what it printed.
+
+        :raises TimeoutExpired: if it takes longer than *limit* seconds
+        :raises EndedError: if it is killed
+        """
         if self.stopped:
             raise KeyboardInterrupt
         environment = os.environ | {"PYTHONHASHSEED": "0"}
@@ -234,6 +242,9 @@ class Copy:
                 output, _ = process.communicate(timeout=limit)
             finally:
                 _end(process)
+                self.process = None
+        if process.returncode == -signal.SIGKILL:
+            raise EndedError
         return process.returncode, output
 
     def stop(self) -> None:
@@ -359,6 +370,8 @@ class Trial:
             note = ""
         except subprocess.TimeoutExpired:
             noticed_by, note = None, "NOT DONE within the limit"
+        except EndedError:
+            noticed_by, note = None, "NOT DONE: the tests were killed"
         finally:
             if not copy.stopped:
                 copy.write(mutation.path, source)
@@ -449,6 +462,8 @@ def main(words: Sequence[str]) -> int:
     if args.list:
         print(*(mutant.describe() for mutant in mutants), sep="\n")
         return 0
+    # So that the tests end, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     outcomes = []
     trial = Trial(args.package_only, args.limit)
     for outcome in trial.run(mutants, args.jobs):
