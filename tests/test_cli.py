@@ -6,6 +6,7 @@ What each command promises is in test_contract.py.
 """
 
 import json
+import logging
 import os
 import re
 import select
@@ -116,6 +117,20 @@ def test_report_that_cannot_be_made(
     ran = failing(error, **changes)
     assert (ran.status, ran.out, ran.err.count("\n")) == (1, "", 1)
     assert said in ran.err
+
+
+def test_drgns_own_warnings_are_for_debugging() -> None:
+    shown = []
+
+    def opening(spec: TargetSpec) -> Opened:
+        logger = logging.getLogger("drgn")
+        levels = (logging.INFO, logging.WARNING, logging.CRITICAL)
+        shown.append([logger.isEnabledFor(level) for level in levels])
+        return open_nothing(spec)
+
+    call(COMMAND, DUMP, "--debug", opening=opening)
+    call(COMMAND, DUMP, opening=opening)
+    assert shown == [[False, True, True], [False, False, False]]
 
 
 @pytest.mark.parametrize(("times", "status"), [(2, 0), (3, 1)])
