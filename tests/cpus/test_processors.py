@@ -82,6 +82,7 @@ def test_a_cpu_that_went_offline_is_still_where_it_was(dump: Seen) -> None:
     assert processor.package == package
 
 
+@pytest.mark.kernels
 def test_a_cpu_that_never_was_online_is_nowhere() -> None:
     dump = seen("cpus-6.1")
     present = cpu_list(dump.truth(f"{CPU}/present"))

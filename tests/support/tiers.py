@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
         for name in ("build", "live"):
             setattr(lab, name, _no_lab)
     elif "not live" in config.getoption("markexpr"):
-        _guard_live_builds()
+        config.pluginmanager.register(_Guard(config), "guard of builds")
     elif config.getoption("--anew"):
         _build_anew()
 
@@ -86,19 +86,35 @@ def _no_lab(name: str, *_: object, **__: object) -> NoReturn:
     pytest.skip(f"needs the lab's {name}, and --no-lab says not to make it")
 
 
-def _guard_live_builds() -> None:
-    """Fail a test that needs a guest that runs without being marked ``live``."""
-    build = lab.build
+class _Guard:
+    """Fails tests that need guests other than those that they are marked for."""
 
-    def live(name: str) -> NoReturn:
+    def __init__(self, config: pytest.Config) -> None:
+        self._build = lab.build
+        self._all_kernels = bool(config.getoption("--all-kernels"))
+        self._test: pytest.Item | None = None
+        lab.build, lab.live = self.build, self.live
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self._test = item
+
+    def build(self, name: str, *cache: Cache) -> lab.Run:
+        if name in lab.scenarios():
+            if store.runs_inside(name):
+                pytest.fail(
+                    f"{name} runs commands inside a guest: mark the test `live`"
+                )
+            if not name.endswith(f"-{KERNEL}") and not self._may_have_others():
+                pytest.fail(f"{name} is another kernel's: mark the test `kernels`")
+        return self._build(name, *cache)
+
+    def live(self, name: str) -> NoReturn:
         pytest.fail(f"{name} is to run: mark the test `live`")
 
-    def guarded(name: str, *cache: Cache) -> lab.Run:
-        if name in lab.scenarios() and store.runs_inside(name):
-            pytest.fail(f"{name} runs commands inside a guest: mark the test `live`")
-        return build(name, *cache)
-
-    lab.build, lab.live = guarded, live
+    def _may_have_others(self) -> bool:
+        test = self._test
+        marked = test is None or test.get_closest_marker("kernels") is not None
+        return marked or self._all_kernels
 
 
 def _build_anew() -> None:

@@ -21,15 +21,19 @@ NAMED = ("poll", "tty-read", "pipe-mutex", "file-read", "mq-send", "freezer", "e
 
 
 @pytest.fixture(scope="module", params=BUSY)
-def prog(request: pytest.FixtureRequest) -> Program:
-    return open_dump(request.param, "btf")
+def dump(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def prog(dump: str) -> Program:
+    return open_dump(dump, "btf")
 
 
 @pytest.fixture
-def tasks(prog: Program, request: pytest.FixtureRequest) -> list[Object]:
-    release = prog["init_uts_ns"].name.release.string_().decode()
-    run = next(run for name in BUSY if (run := lab.build(name)).release == release)
-    named = run.workload["tasks"]
+def tasks(dump: str, prog: Program) -> list[Object]:
+    named = lab.build(dump).workload["tasks"]
     return [find_task(prog, named[name]["tid"]) for name in NAMED]
 
 

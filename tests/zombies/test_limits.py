@@ -110,6 +110,7 @@ def test_nearest_first(limits: tuple[Limit, ...]) -> None:
     assert all(limit.left_ns is None for limit in limits)
 
 
+@pytest.mark.kernels
 def test_users_before_ucounts() -> None:
     """Of all tasks of an old kernel, as if they were dead."""
     old = read_dump("memory-5.10")
