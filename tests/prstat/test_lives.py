@@ -18,6 +18,9 @@ TICK_NS = 10 * MS
 """Of /proc's times: USER_HZ is 100."""
 
 HOGS = ("hog-pinned-0", "hog-pinned-1", "hog-pinned-2")
+FEW = 5
+"""Of fewer of a class a CPU may have stood at half."""
+
 ZOMBIES = ("zombie", "zombie-killed", "zombie-terminated", "dead-leader")
 
 
@@ -36,15 +39,16 @@ def midway(request: pytest.FixtureRequest) -> Dump:
     return look(request.param)
 
 
-def assert_near(dump: Dump, apart: Nanoseconds) -> None:
-    """Hardly any are farther apart than the clocks.
+def assert_near(dump: Dump, apart: Nanoseconds, rows: Booleans) -> None:
+    """Threads of each class are hardly farther apart than the clocks.
 
     The kernel reads its clock twice for some pairs of counters, and in between the CPU
-    may stand, as the host has something else to run: in few of a thousand threads on
-    the busiest machine.
+    may stand, as the host has something else to run. That meets few threads and any:
+    what is told wrongly is so for all of a kind.
     """
-    far = np.count_nonzero(np.abs(apart) > dump.bound_ns)
-    assert far <= len(apart) // 10
+    for each in np.unique(dump.now.classes[rows]):
+        of_class = np.abs(apart[rows & (dump.now.classes == each)])
+        assert np.median(of_class) <= dump.bound_ns or len(of_class) < FEW
 
 
 def test_nothing_is_lost(dump: Dump) -> None:
@@ -175,9 +179,9 @@ def test_sleeps_are_all_of_it(on: Dump) -> None:
     lack = on.parts.unexplained_ns
     if on.delays_dequeue:
         lack = lack - np.maximum(on.delayed_ns, 0)
-    lack = lack[~uncounted(on)]
-    assert len(lack) > 2200
-    assert_near(on, lack)
+    counted = ~uncounted(on)
+    assert np.count_nonzero(counted) > 2200
+    assert_near(on, lack, counted)
 
 
 def test_what_statistics_do_not_count(on: Dump) -> None:
@@ -256,8 +260,7 @@ def test_sleep_that_counts_as_latency(on: Dump) -> None:
         assert not twice.any()
         return
     # Which threads that happens to is chance.
-    counted = ~stop_class(on)
-    assert_near(on, np.minimum(twice + on.delayed_ns, 0)[counted])
+    assert_near(on, np.minimum(twice + on.delayed_ns, 0), ~stop_class(on))
     moved = twice > 0
     # All of their latency was sleep, or all that was too much is taken from it.
     assert ((on.parts.unexplained_ns == 0) | (on.lives.latency_ns == 0))[moved].all()
@@ -309,7 +312,7 @@ def test_delays_of_disks_are_sleeps_that_waited_for_them(on: Dump) -> None:
     believed = blkio.known & ((blkio.ns > 0) | (past > 0))
     row = on.row("has-read")
     assert believed[row] or on.parts.impossible[row]
-    assert_near(on, (blkio.ns - past)[believed])
+    assert_near(on, blkio.ns - past, believed)
 
 
 # --- statistics that are on since midway

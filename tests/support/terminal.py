@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -55,6 +56,8 @@ class Terminal:
             def copy() -> int:
                 # The terminal is gone once we have closed it.
                 os.close(self.fd)
+                # The tests may run under nohup.
+                signal.signal(signal.SIGHUP, signal.SIG_DFL)
                 if is_own:
                     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
                 return work()
@@ -64,7 +67,11 @@ class Terminal:
             )
         else:
             self._process = subprocess.Popen(
-                ["setsid", *(["--ctty"] if is_own else []), *words],
+                [
+                    *("env", "--default-signal=HUP", "setsid"),
+                    *(["--ctty"] if is_own else []),
+                    *words,
+                ],
                 env={**os.environ, **environ},
                 **streams,
             )

@@ -22,6 +22,9 @@ from msatools.tasks.table import TaskReader, TaskTable
 from tests.prstat.dumps import MIDWAY, OFF, ON, by_drgn, long
 from tests.support.dumps import open_dump
 
+FEW = 5
+"""Of fewer of a class a CPU may have stood at half."""
+
 
 @dataclass
 class Dump:
@@ -128,10 +131,11 @@ def test_ages_agree_with_the_statistics(dump: Dump) -> None:
     slept = (stamp != 0) & (bound == AgeBound.EXACT) & asleep(dump.table)
     assert np.count_nonzero(slept) > 1000
     longer = age - (dump.clocks.local_ns - stamp)
-    # A CPU stands between the two in few of a thousand threads on any machine.
-    most = np.count_nonzero(slept) // 10
+    kinds = [slept & (dump.now.classes == each) for each in np.unique(dump.now.classes)]
+    # What is told wrongly is so for all of a kind; where a CPU stands is chance.
+    kinds = [kind for kind in kinds if np.count_nonzero(kind) >= FEW]
     # Both are of one clock: that of its run queue, and its task clock.
-    assert np.count_nonzero(longer[slept] < -BOUND_NS) <= most
+    assert min(np.median(longer[kind]) for kind in kinds) >= -BOUND_NS
     if dump.table.has("sched_delayed"):
         since_boot = dump.run.workload["times"]["switched_on_ns"] is None
         if not since_boot:
@@ -140,7 +144,7 @@ def test_ages_agree_with_the_statistics(dump: Dump) -> None:
         waited = by_drgn(dump.prog, dump.table, lambda task: task.stats.wait_sum)
         on_queue = waited - dump.table["run_delay_ns"].astype(np.int64)
         longer -= np.clip(on_queue, 0, np.maximum(longer, 0))
-    assert np.count_nonzero(longer[slept] > BOUND_NS) <= most
+    assert max(np.median(longer[kind]) for kind in kinds) <= BOUND_NS
 
 
 def test_cost(dump: Dump) -> None:
