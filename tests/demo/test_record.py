@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Recording from the lab's dump. The cores in the repository are of other boots."""
+"""Recording from the lab's dump. The cores in the repository are of other boots.
+
+That is done when a demo is added, and tested with what is long.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,9 +34,11 @@ def few_questions() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def run() -> lab.Run:
-    return lab.build("demo-6.12")
+@pytest.fixture(
+    scope="module", params=[pytest.param("demo-6.12", marks=pytest.mark.long)]
+)
+def run(request: pytest.FixtureRequest) -> lab.Run:
+    return lab.build(request.param)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,6 @@ DUMPS = (
     *("crash-6.12", "locks-6.12", "lockmodule-6.12", "lockspin-6.12"),
     *("memory-6.12", "memory-6.1", "owners-6.12", "barepages-6.12"),
     *("tasks-6.12", "tasks-on-6.12", "tasks-6.1", "zombies-6.12", "zombies-6.1"),
-    "demo-6.12",
 )
 """What ``make test`` needs, in the order of its tests."""
 
