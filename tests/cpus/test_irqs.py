@@ -2,9 +2,7 @@
 
 """Interrupts, against what the guest's kernel said of them and against drgn."""
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -36,95 +34,36 @@ from msatools.kernel.cpumasks import cpus_of
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from tests.cpus.damaged import borrowed, lose, put
+from tests.cpus.damaged import lose, put
+from tests.cpus.guests import KERNELS, Guest
+from tests.cpus.setdumps import set_of
 from tests.support.dumps import TYPES, open_dump
-
-KERNELS = ("6.1", "6.12")
-LATE = {
-    # Of the guest's last words once a character, and once when there is no more.
-    r"ttyS0": len("\r\nLAB-TRUTH 2\r\n") + 1,
-    # One commit of the root disk's journal, which comes 5 s after the last change: its
-    # blocks, and the commit record with a flush before and after it, on one queue.
-    r"nvme\d+q\d+": 8,
-}
-"""How often who may still interrupt after the counters were read, by name. All other
-devices are at rest by then, and so their counts are exact."""
-
-Counts = dict[int, int]
 
 
 @dataclass
-class Seen:
-    run: lab.Run
+class Seen(Guest):
     table: IrqTable
     findings: Findings
     reads: int
-
-    def truth(self, name: str) -> str:
-        return self.run.truth(name).decode().strip("\n")
 
     def row(self, name: str) -> int:
         (row,) = [row for row, names in enumerate(self.table.names) if name in names]
         return row
 
-    @property
-    def still(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which interrupts do not come any more."""
-        return np.array(
-            [most_late(", ".join(names)) == 0 for names in self.table.names]
-        )
-
-    @property
-    def online(self) -> tuple[int, ...]:
-        return numbers(self.truth("sys/devices/system/cpu/online"))
-
-    @property
-    def files(self) -> set[int]:
-        """The interrupts that have a directory."""
-        pattern = r"proc/irq/(\d+)/smp_affinity_list"
-        found = (re.fullmatch(pattern, name) for name in self.run.truth_names())
-        return {int(match[1]) for match in found if match}
-
     def affinity(self, irq: int, kind: str = "smp") -> tuple[int, ...]:
-        return numbers(self.truth(f"proc/irq/{irq}/{kind}_affinity_list"))
-
-    def counts_of_all(self, irq: int) -> list[int]:
-        """Give the counts of all CPUs, which were read some time before the last."""
-        text = self.truth(f"sys/kernel/irq/{irq}/per_cpu_count")
-        return [int(count) for count in text.split(",")]
+        return self.numbers(f"proc/irq/{irq}/{kind}_affinity_list")
 
     @property
-    def lines(self) -> dict[int, tuple[Counts, str]]:
-        """Of /proc/interrupts: the counts that are not 0, and what is said of each.
-
-        It tells of CPUs that are online; the counts of others are from /sys.
-        """
+    def lines(self) -> dict[int, str]:
+        """What /proc/interrupts says of each interrupt, beside its counts."""
         head, *lines = self.truth("proc/interrupts").splitlines()
-        cpus = [int(word.removeprefix("CPU")) for word in head.split()]
         found = {}
         for line in lines:
             name, _, rest = line.partition(":")
             if name.strip().isdigit():
-                words = rest.split(maxsplit=len(cpus))
-                counts = dict(enumerate(self.counts_of_all(int(name))))
-                counts |= dict(zip(cpus, map(int, words), strict=False))
-                said = " ".join(words[len(cpus)].split())
-                found[int(name)] = {cpu: n for cpu, n in counts.items() if n}, said
+                words = rest.split(maxsplit=len(head.split()))
+                found[int(name)] = " ".join(words[-1].split())
         return found
-
-
-def most_late(name: str) -> int:
-    """Tell how often an interrupt may come after the truth was read."""
-    return sum(most for who, most in LATE.items() if re.fullmatch(who, name))
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Make numbers of a list as the kernel prints it: 0-3,5."""
-    found: list[int] = []
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return tuple(found)
 
 
 def read(prog: Program) -> tuple[IrqTable, Findings, int]:
@@ -150,31 +89,6 @@ def test_nothing_is_lost(dump: Seen) -> None:
     assert dump.findings.coverage["irqs"] == len(dump.table)
 
 
-def test_affinities_are_those_of_proc(dump: Seen) -> None:
-    table = dump.table
-    rows = {irq: row for row, irq in enumerate(table.irq.tolist())}
-    assert len(dump.files) > 30
-    # Numbers that no controller has been given for have no directory.
-    assert dump.files <= rows.keys()
-    assert not any(table.handled[rows[irq]] for irq in rows.keys() - dump.files)
-    for irq in dump.files:
-        row = rows[irq]
-        assert cpus_of(table.affinity[row]) == dump.affinity(irq), irq
-        assert cpus_of(table.effective[row]) == dump.affinity(irq, "effective"), irq
-
-
-def test_affinities_differ_as_the_guest_made_them(dump: Seen) -> None:
-    made = dump.run.workload["irqs"]
-    gone = dump.run.workload["cpus"]["gone"]
-    wanted = {name: irq["wanted"] for name, irq in made.items() if irq["wanted"]}
-    assert len(wanted) > 5
-    for name, cpus in wanted.items():
-        there = cpus_of(dump.table.affinity[dump.row(name)])
-        # Whoever may go nowhere else, may go anywhere.
-        elsewhere = set(numbers(cpus)) <= {gone}
-        assert (there == numbers(cpus)) is not elsewhere, name
-
-
 def test_one_is_on_its_way(dump: Seen) -> None:
     """Of some the affinity is another since they came last."""
     table = dump.table
@@ -185,13 +99,9 @@ def test_managed_ones(dump: Seen) -> None:
     made = dump.run.workload["irqs"]
     managed = {name for name, irq in made.items() if irq["managed"]}
     table = dump.table
-    found = [
-        names
-        for names, is_managed in zip(table.names, table.managed, strict=True)
-        if is_managed
-    ]
+    names = [table.names[row] for row in np.flatnonzero(table.managed).tolist()]
     assert len(managed) > 8
-    assert {name for names in found for name in names} == managed
+    assert {name for each in names for name in each} == managed
     assert not (table.managed & table.movable).any()
 
 
@@ -209,7 +119,7 @@ def test_lines_are_those_of_proc(dump: Seen) -> None:
         + ", ".join(table.names[row])
         for row in np.flatnonzero(table.listed).tolist()
     }
-    assert said == {irq: text for irq, (_, text) in dump.lines.items()}
+    assert said == dump.lines
     shown = {irq.irq: (irq.chip, irq.name) for irq in irqs(table)}
     for irq, (chip, name) in shown.items():
         assert said[irq].startswith(f"{chip} ")
@@ -217,59 +127,12 @@ def test_lines_are_those_of_proc(dump: Seen) -> None:
     assert shown.keys() == said.keys()
 
 
-def test_counts_are_those_of_proc(dump: Seen) -> None:
-    lines = dump.lines
-    exact = 0
-    for irq in irqs(dump.table):
-        truth, _ = lines[irq.irq]
-        late = {
-            cpu: irq.counts.get(cpu, 0) - truth.get(cpu, 0)
-            for cpu in irq.counts.keys() | truth.keys()
-        }
-        assert all(count >= 0 for count in late.values()), irq.name
-        assert sum(late.values()) <= most_late(irq.name), irq.name
-        exact += 0 if any(late.values()) else irq.total
-        assert irq.total == sum(irq.counts.values())
-    assert exact > 1000
-
-
-def test_counts_of_all_cpus_are_those_of_sys(dump: Seen) -> None:
-    """Which tells also of CPUs that are not online."""
-    table = dump.table
-    for row in np.flatnonzero(dump.still).tolist():
-        if (irq := int(table.irq[row])) in dump.files:
-            assert table.counts[row].tolist() == dump.counts_of_all(irq)
-
-
-def test_sums_and_shares(dump: Seen) -> None:
-    still = replace(dump.table, device=dump.table.device & dump.still)
-    lines = {irq.irq: dump.lines[irq.irq][0] for irq in irqs(still)}
-    total = sum(sum(counts.values()) for counts in lines.values())
-    for irq in irqs(still):
-        assert irq.share == pytest.approx(sum(lines[irq.irq].values()) / total)
-    assert sum(irq.share or 0 for irq in irqs(dump.table)) == pytest.approx(1)
-
-
 def cpu_set(*cpus: int) -> CpuSet:
-    return CpuSet(
-        name="made",
-        kind="root",
-        cpus=cpus,
-        source="",
-        asked=None,
-        exclusive=None,
-        nodes=(),
-        reason=None,
-        root_domain=None,
-        balanced=None,
-        irqs_routed=(),
-        irqs_allowed=(),
-        irqs_managed=0,
-    )
+    return set_of("made", "root", cpus)
 
 
 def test_sets_have_the_interrupts_that_land_there(dump: Seen) -> None:
-    roles = dump.run.workload["cpus"]
+    roles = dump.roles
     sets = [
         cpu_set(roles["partition"]),
         cpu_set(roles["quiet"], roles["isolated"]),
@@ -303,7 +166,7 @@ def test_sets_have_the_interrupts_that_land_there(dump: Seen) -> None:
 
 def test_no_intr_after_all_were_moved_away(dump: Seen) -> None:
     """As after psrset -f, if somebody had written all of smp_affinity."""
-    table, roles = dump.table, dump.run.workload["cpus"]
+    table, roles = dump.table, dump.roles
     # As it is, there are some that may go anywhere.
     assert no_intr_cpus(table, dump.online) == set()
     home = np.zeros(table.affinity.shape[1], np.bool_)
@@ -326,7 +189,7 @@ def test_no_intr_after_all_were_moved_away(dump: Seen) -> None:
 
 
 def test_own_queues_count_when_they_came(dump: Seen) -> None:
-    table, roles = dump.table, dump.run.workload["cpus"]
+    table, roles = dump.table, dump.roles
     one = roles["isolated"]
     # Nothing but the queues that are for one CPU.
     queues = [
@@ -347,18 +210,10 @@ def test_own_queues_count_when_they_came(dump: Seen) -> None:
     assert one not in no_intr_cpus(came, dump.online)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_types_make_no_difference(kernel: str) -> None:
-    ours, theirs = (seen(f"cpus-{kernel}", types).table for types in TYPES)
-    for field in fields(IrqTable):
-        one, other = getattr(ours, field.name), getattr(theirs, field.name)
-        assert (
-            np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
-        )
-
-
 @pytest.mark.parametrize("types", TYPES)
-@pytest.mark.parametrize("name", ["memory-5.10", "tasks-6.1", "tasks-6.12"])
+@pytest.mark.parametrize(
+    "name", ["memory-5.10", "tasks-6.1", "tasks-6.12", "cpus-6.1", "cpus-6.12"]
+)
 def test_drgn_says_the_same(name: str, types: str) -> None:
     prog = open_dump(name, types)
     table, findings, _ = read(prog)
@@ -367,14 +222,19 @@ def test_drgn_says_the_same(name: str, types: str) -> None:
     assert table.irq.tolist() == [irq for irq, _ in found]
     cpus = list(for_each_possible_cpu(prog))
     assert table.cpus.tolist() == cpus
+    moving = prog.constant("IRQD_SETAFFINITY_PENDING")
     for row, (_, desc) in enumerate(found):
         assert table.address[row] == desc.value_()
         names = [name.decode() for name in irq_desc_action_names(desc)]
         assert list(table.names[row]) == names
         chip = irq_desc_chip_name(desc)
         assert table.chip[row] == (chip.decode() if chip else None)
-        affinity = list(for_each_cpu(irq_desc_affinity_mask(desc)[0]))
-        assert list(cpus_of(table.affinity[row])) == affinity
+        # One that was set since it came last is on its way there.
+        is_moving = desc.irq_common_data.state_use_accessors & moving
+        mask = desc.pending_mask if is_moving else irq_desc_affinity_mask(desc)
+        assert list(cpus_of(table.affinity[row])) == list(for_each_cpu(mask[0]))
+        effective = desc.irq_common_data.effective_affinity
+        assert list(cpus_of(table.effective[row])) == list(for_each_cpu(effective[0]))
         counts = [irq_desc_kstat_cpu(desc, cpu) for cpu in cpus]
         assert table.counts[row].tolist() == counts
 
@@ -386,13 +246,6 @@ def test_cost(dump: Seen) -> None:
 
 
 # --- damage
-
-
-@pytest.fixture
-def program() -> Iterator[Program]:
-    """A dump to be damaged."""
-    with borrowed("cpus-6.12") as prog:
-        yield prog
 
 
 def offset(prog: Program, member: str) -> int:

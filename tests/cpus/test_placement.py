@@ -18,17 +18,9 @@ from msatools.cpus.sets import set_of_cpus
 from msatools.kernel.report import Findings
 from msatools.tasks.cgroups import TaskCgroups
 from msatools.tasks.table import PF_KTHREAD, TaskTable
-from tests.cpus.damaged import borrowed, lose
-from tests.cpus.setdumps import (
-    GROUPS,
-    KERNELS,
-    Seen,
-    look_at,
-    masks_of,
-    numbers,
-    seen,
-    set_of,
-)
+from tests.cpus.damaged import lose
+from tests.cpus.guests import GROUPS, KERNELS, numbers
+from tests.cpus.setdumps import Seen, look_at, masks_of, seen, set_of
 
 NOT_YET = (b"truth", b"kworker/")
 """Names of threads that begin once the guest has listed all: the program that records
@@ -41,7 +33,7 @@ CPUS = 8
 @pytest.fixture(params=KERNELS)
 def dump(request: pytest.FixtureRequest) -> Seen:
     """The cpus scenario, on each kernel."""
-    return seen(request.param)
+    return seen(f"cpus-{request.param}")
 
 
 # --- what the guest's kernel said
@@ -101,7 +93,7 @@ def nearest(dump: Seen, path: str, cpus: tuple[int, ...]) -> CpuSet:
 
 def test_threads_that_are_bound(dump: Seen) -> None:
     """Of all that the guest made, those that may not use all of their set."""
-    made = dump.run.workload["tasks"]
+    made = dump.made
     expected = {}
     for task in made.values():
         cpus = numbers(dump.status(task["pid"], "Cpus_allowed_list"))
@@ -120,7 +112,7 @@ def test_threads_that_are_bound(dump: Seen) -> None:
 
 
 def test_what_is_told_of_one_that_is_bound(dump: Seen) -> None:
-    made = dump.run.workload["tasks"]["pinned-two"]
+    made = dump.made["pinned-two"]
     tasks = dump.one("default").tasks
     assert tasks is not None
     (task,) = [task for task in tasks.pinned if task.pid == made["pid"]]
@@ -166,7 +158,7 @@ def test_threads_that_stray(dump: Seen) -> None:
     What the guest made and rests is where it was. The one that may run on two CPUs
     alone strays in any case; those that may run on all have come by chance.
     """
-    made = dump.run.workload["tasks"]
+    made = dump.made
     alone = set(dump.one("isolcpus").cpus)
     default = set(dump.one("default").cpus)
     expected = {}
@@ -194,7 +186,7 @@ def test_threads_that_stray(dump: Seen) -> None:
 
 
 def test_threads_of_the_kernel_stray_where_they_are(dump: Seen) -> None:
-    made = dump.pids(*dump.run.workload["tasks"])
+    made = dump.pids(*dump.made)
     for one in dump.sets:
         assert one.tasks is not None
         for task in one.tasks.straying:
@@ -215,25 +207,20 @@ def test_who_is_bound_to_isolated_cpus_is_a_member(dump: Seen) -> None:
         assert not bound & {task.pid for task in tasks.straying}
 
 
-@pytest.fixture
-def program() -> Iterator[Program]:
-    """A dump to be damaged."""
-    with borrowed("cpus-6.12") as prog:
-        yield prog
 
 
 def test_affinities_need_the_number_of_cpus(program: Program) -> None:
     lose(program, program["nr_cpu_ids"].address_, 4)
     found = look_at(program, lab.build("cpus-6.12"))
     assert not found.tasks.has("cpus_mask")
-    assert len(found.tasks) == len(seen("6.12").tasks)
+    assert len(found.tasks) == len(seen("cpus-6.12").tasks)
 
 
 def test_a_group_that_is_lost_has_no_members(program: Program) -> None:
-    (group,) = [one for one in seen("6.12").cpusets.all if one.path == "/db/mysql"]
+    (group,) = [one for one in seen("cpus-6.12").cpusets.all if one.path == "/db/mysql"]
     lose(program, group.address, 8)
     found = look_at(program, lab.build("cpus-6.12"))
-    whole = seen("6.12").one("/db").tasks
+    whole = seen("cpus-6.12").one("/db").tasks
     assert whole is not None
     assert whole.members
     tasks = found.one("/db").tasks
@@ -287,8 +274,6 @@ class Made:
         }
 
 
-def pids(tasks: tuple[BoundTask, ...]) -> list[int]:
-    return [task.pid for task in tasks]
 
 
 ALL = tuple(range(CPUS))
