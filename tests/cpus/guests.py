@@ -4,6 +4,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fixtures import lab
@@ -55,7 +56,7 @@ class Guest:
         """Return the thread IDs of tasks that the guest made."""
         return {self.made[name]["pid"] for name in names}
 
-    @property
+    @cached_property
     def threads(self) -> dict[int, str]:
         """The directory of each thread that the guest saw."""
         pattern = r"(proc/\d+/task/(\d+))/status"
@@ -70,7 +71,7 @@ class Guest:
 
     def stat(self, pid: int) -> list[str]:
         """Return the fields of a thread's ``stat`` from its state on."""
-        text = self.truth(f"proc/{pid}/task/{pid}/stat")
+        text = self.truth(f"{self.threads[pid]}/stat")
         return text.rpartition(") ")[2].split()
 
     def moment_ns(self, clock: int) -> int:

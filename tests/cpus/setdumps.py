@@ -12,7 +12,7 @@ from fixtures import lab
 from msatools.cpus.cpusets import Cpusets, read_cpusets
 from msatools.cpus.domains import RootDomains, read_root_domains
 from msatools.cpus.masks import CpuMasks, read_masks
-from msatools.cpus.model import CpuSet, SetKind
+from msatools.cpus.model import CpuSet, SetKind, SetTasks
 from msatools.cpus.placement import place
 from msatools.cpus.sets import read_sets
 from msatools.kernel.cpumasks import Cpus
@@ -43,6 +43,11 @@ class Seen(Guest):
     def one(self, name: str) -> CpuSet:
         (found,) = [one for one in self.sets if one.name == name]
         return found
+
+    def tasks_of(self, name: str) -> SetTasks:
+        tasks = self.one(name).tasks
+        assert tasks is not None
+        return tasks
 
 
 def look_at(prog: Program, run: lab.Run) -> Seen:

@@ -3,7 +3,6 @@
 """Masks, cpusets and processor sets, equal to what the guest's kernel said of them."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -27,8 +26,6 @@ def dump(request: pytest.FixtureRequest) -> Seen:
     return seen(f"cpus-{request.param}")
 
 
-
-
 def of_path(path: str) -> Cpuset:
     (found,) = [one for one in seen("cpus-6.12").cpusets.all if one.path == path]
     return found
@@ -36,8 +33,6 @@ def of_path(path: str) -> Cpuset:
 
 def look(program: Program) -> Seen:
     return look_at(program, lab.build("cpus-6.12"))
-
-
 
 
 # --- masks
@@ -134,8 +129,6 @@ def test_all_cpusets_equal_their_files(dump: Seen) -> None:
             states.add(state.partition(" (")[0])
     assert states == {"member", "root", "isolated", "root invalid"}
     assert any(one.reason for one in dump.cpusets.all)
-
-
 
 
 def test_parents_come_first(dump: Seen) -> None:
@@ -237,8 +230,6 @@ def test_the_set_of_each_cpu(dump: Seen) -> None:
     assert sum(name != "default" for name in names.values()) == 3
 
 
-
-
 # --- what cannot be had
 
 
@@ -293,8 +284,6 @@ def test_words_of_the_command_line(line: str, found: dict[str, str] | None) -> N
     if found is None:
         found = {"nohz_full": "nohz_full=2", "rcu_nocb": "rcu_nocbs nohz_full=2"}
     assert boot_words(line) == found
-
-
 
 
 def test_lists_of_cpus() -> None:

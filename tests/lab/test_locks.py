@@ -28,9 +28,6 @@ LOCK_TYPES = {
     *("bit_wait", "wait_queue", "posix_lock", "flock"),
 }
 """Those in contract.md that stock kernels can be made to wait for."""
-FUTEX, FUTEX_WAITV, LOCK_PI = 202, 449, 6
-COMMAND = 0x7F
-"""Of a futex's operation, that which is not flags."""
 BOTH = ["6.1", "6.12"]
 
 Task = dict[str, Any]
@@ -73,11 +70,6 @@ def run(request: pytest.FixtureRequest) -> lab.Run:
 
 def by_tid(run: lab.Run) -> dict[int, Task]:
     return {task["tid"]: task for task in run.workload["tasks"].values()}
-
-
-def seen(run: lab.Run, task: Task, name: str) -> str:
-    """A file of the task in /proc, as it was at rest."""
-    return run.truth(f"proc/{task['pid']}/task/{task['tid']}/{name}").decode()
 
 
 # --- the program, and what is made of what tasks say
@@ -187,95 +179,3 @@ def test_a_guest_that_is_not_as_it_says_is_built_anew(run: lab.Run) -> None:
         other.__dict__["workload"] = said | wrong
         with pytest.raises(LabError, match=why):
             locks.check(other)
-
-
-def test_futexes_have_the_addresses_that_calls_were_made_with(run: lab.Run) -> None:
-    tasks = by_tid(run)
-    for lock in run.workload["locks"]:
-        if lock["type"] not in ("futex", "pi_futex"):
-            assert lock["address"] is None
-            continue
-        for waiter in lock["waiters"]:
-            call, address, operation = [
-                int(word, 0)
-                for word in seen(run, tasks[waiter["pid"]], "syscall").split()[:3]
-            ]
-            if call == FUTEX_WAITV:
-                continue
-            assert (call, address) == (FUTEX, int(lock["address"], 0))
-            is_pi = operation & COMMAND == LOCK_PI
-            assert is_pi == (lock["type"] == "pi_futex")
-
-
-def test_file_locks_are_those_of_the_kernel(run: lab.Run) -> None:
-    """Who waits for whom there is the order here."""
-    found: dict[int, list[int]] = {}
-    for line in run.truth("proc/locks").decode().splitlines():
-        words = line.replace("->", "").split()
-        inode = int(words[5].split(":")[2])
-        found.setdefault(inode, []).append(int(words[4]))
-    of_files = [
-        lock
-        for lock in run.workload["locks"]
-        if lock["type"] in ("posix_lock", "flock")
-    ]
-    assert len(of_files) == len(found)
-    for lock in of_files:
-        locker = lock.get("locker", lock["owners"][0]["pid"])
-        expected = [locker, *(waiter["pid"] for waiter in lock["waiters"])]
-        if lock["name"] == "ofd":
-            expected = [-1, -1]  # such a lock is no process's
-        assert found[lock["inode"]] == expected
-
-
-def test_priorities_make_the_order(run: lab.Run) -> None:
-    tasks = by_tid(run)
-    (lock,) = [lock for lock in run.workload["locks"] if lock["name"] == "pi"]
-    ranks = [tasks[waiter["pid"]]["rt_priority"] for waiter in lock["waiters"]]
-    assert ranks == [30, 20, 10]
-
-
-def test_inverted_owner_is_ready_to_run(run: lab.Run) -> None:
-    (lock,) = [lock for lock in run.workload["locks"] if lock.get("inversion")]
-    tasks = by_tid(run)
-    owner, waiter = (
-        locks.fields(run, tasks[tid]["pid"], tid)
-        for tid in (lock["holders"][0], lock["waiters"][0]["pid"])
-    )
-    # Fields 3, 19 and 39: the state, the nice value and the CPU; 40 is rt_priority.
-    assert (owner[0], owner[16], owner[36]) == ("R", "19", "1")
-    assert waiter[37] == "50"
-
-
-def test_dead_owners_are_dead(run: lab.Run) -> None:
-    stale = {
-        lock["name"]: lock["stale_owner"]
-        for lock in run.workload["locks"]
-        if "stale_owner" in lock
-    }
-    there = by_tid(run)
-    assert stale["stale"] not in there
-    assert there[stale["reused"]]["class"] == "FLK"
-
-
-def test_only_one_deadlock(run: lab.Run) -> None:
-    locks_there = run.workload["locks"]
-    assert {lock["name"] for lock in locks_there if lock["deadlock"]} == {
-        "abba-a",
-        "abba-b",
-    }
-    rings = [root for root in run.workload["roots"] if root["kind"] == "cycle"]
-    tasks = run.workload["tasks"]
-    pair = sorted(tasks[name]["tid"] for name in ("abba-1", "abba-2"))
-    assert [ring["pids"] for ring in rings] == [pair]
-
-
-def test_roots_block_whom_they_should(run: lab.Run) -> None:
-    tasks = run.workload["tasks"]
-    blocks = {root["pid"]: set(root["blocks"]) for root in run.workload["roots"]}
-    served = blocks[tasks["fuse-server"]["tid"]]
-    for name in ("mmap-behind", "acct-2", "ring-last-reader", "mkdir-list", "pipe"):
-        assert tasks[name]["tid"] in served
-    assert blocks[tasks["fuse-busy-server"]["tid"]] == {tasks["fuse-busy"]["tid"]}
-    locked = {tasks[name]["tid"] for name in ("fuse-locked", "fuse-locked-server")}
-    assert blocks[tasks["fuse-mutex-owner"]["tid"]] == locked
