@@ -310,34 +310,6 @@ def test_cost(dump: Seen) -> None:
 # --- what is lost
 
 
-def test_variables_of_a_cpu_that_are_lost(program: Program) -> None:
-    whole = seen("cpus-6.12", "btf")
-    for name in ("runqueues", "kstat", "irq_stat", "kernel_cpustat", "vm_event_states"):
-        variable = per_cpu(program[name], 1)
-        lose(program, variable.address_, sizeof(variable))
-    counters, _, findings, _ = look_at(program)
-    rows = counters.rows()
-    # What it was idle before it went on is its tick's to know.
-    known = {name for name, number in rows.pop(1).items() if number is not None}
-    assert known == {"idl_ns", "wt_ns"}
-    # One without ticks goes by the latest clock of all, which may have been lost.
-    exact = whole.run.workload["cpus"]["isolated"]
-    for cpu in set(whole.cpus) - {1, exact}:
-        assert rows[cpu] == whole.rows[cpu]
-    lost = {"rq", "kernel_stat", "irq_cpustat_t", "kernel_cpustat", "vm_event_state"}
-    assert lost <= findings.lost.keys()
-
-
-def test_tick_that_is_lost(program: Program) -> None:
-    """What it alone has is not known, all else is."""
-    lose(program, per_cpu(program["tick_cpu_sched"], 2).address_, 8)
-    counters, _, findings, _ = look_at(program)
-    row = counters.rows()[2]
-    assert row.pop("idl_ns") is row.pop("wt_ns") is None
-    assert None not in row.values()
-    assert findings.lost["tick_sched"] == 1
-
-
 def test_task_of_a_cpu_without_ticks_that_is_lost(program: Program) -> None:
     """It alone knows what it has run; what the CPU took meanwhile is known."""
     whole = seen("cpus-6.12", "btf")

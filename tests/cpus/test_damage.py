@@ -163,15 +163,6 @@ def test_variable_of_all_cpus(kernel: str, prog: Program, name: str) -> None:
     assert found["irqs"] == whole(kernel)["irqs"]
 
 
-def test_run_queue(kernel: str, prog: Program) -> None:
-    """Nobody knows what it runs; it is online and in its set all the same."""
-    lose_variable(prog, "runqueues", range(CPU, CPU + 1))
-    found = report(prog)
-    row = found["cpus"][CPU]
-    assert (row["state"], row["set"]) == (["on"], "default")
-    assert CPU not in values(found, "run_queues", "cpu")
-
-
 def test_run_queues(kernel: str, prog: Program) -> None:
     """Nothing is found where nothing is known."""
     lose_variable(prog, "runqueues", range(POSSIBLE))
