@@ -89,12 +89,6 @@ def test_nothing_is_lost(dump: Seen) -> None:
     assert dump.findings.coverage["irqs"] == len(dump.table)
 
 
-def test_one_is_on_its_way(dump: Seen) -> None:
-    """Of some the affinity is another since they came last."""
-    table = dump.table
-    assert (table.effective & ~table.affinity)[table.started].any()
-
-
 def test_managed_ones(dump: Seen) -> None:
     made = dump.run.workload["irqs"]
     managed = {name for name, irq in made.items() if irq["managed"]}
@@ -129,85 +123,6 @@ def test_lines_are_those_of_proc(dump: Seen) -> None:
 
 def cpu_set(*cpus: int) -> CpuSet:
     return set_of("made", "root", cpus)
-
-
-def test_sets_have_the_interrupts_that_land_there(dump: Seen) -> None:
-    roles = dump.roles
-    sets = [
-        cpu_set(roles["partition"]),
-        cpu_set(roles["quiet"], roles["isolated"]),
-        cpu_set(roles["gone"]),
-        cpu_set(*dump.online),
-    ]
-    online = set(dump.online)
-    managed = {
-        irq["irq"] for irq in dump.run.workload["irqs"].values() if irq["managed"]
-    }
-    # Those that are shut down, as no CPU is left that they may go to.
-    down = {irq for irq in managed if not online & set(dump.affinity(irq))}
-    assert down
-    # One that was moved, and has not come since, is on its way.
-    moving = {
-        irq
-        for irq in dump.lines
-        if not set(dump.affinity(irq)) & set(dump.affinity(irq, "effective"))
-    }
-    for each in route(tuple(sets), dump.table, dump.online):
-        there = online & set(each.cpus)
-        routed, allowed = (
-            {irq for irq in dump.lines if there & set(dump.affinity(irq, kind))}
-            for kind in ("effective", "smp")
-        )
-        assert set(each.irqs_routed) == routed - down - moving
-        assert set(each.irqs_allowed) == allowed
-        assert each.irqs_managed == len(allowed & managed)
-    assert not route((sets[2],), dump.table, dump.online)[0].irqs_allowed
-
-
-def test_no_intr_after_all_were_moved_away(dump: Seen) -> None:
-    """As after psrset -f, if somebody had written all of smp_affinity."""
-    table, roles = dump.table, dump.roles
-    # As it is, there are some that may go anywhere.
-    assert no_intr_cpus(table, dump.online) == set()
-    home = np.zeros(table.affinity.shape[1], np.bool_)
-    home[[roles["home"], roles["fair"]]] = True
-    moved = np.where(table.movable[:, None], home, table.affinity)
-    table = replace(table, affinity=moved)
-    # The queues of one device are for one CPU each, those of the other are shared: that
-    # of the last two CPUs goes to the one that isolcpus=managed_irq does not name.
-    shared = {
-        cpu
-        for cpu in dump.online
-        for row in np.flatnonzero(table.managed & table.started).tolist()
-        if table.effective[row, cpu]
-        and len(set(cpus_of(table.affinity[row])) & set(dump.online)) > 1
-    }
-    assert roles["quiet"] in shared
-    free = no_intr_cpus(table, dump.online)
-    assert {roles["partition"], roles["isolated"]} <= free
-    assert free == set(dump.online) - {roles["home"], roles["fair"]} - shared
-
-
-def test_own_queues_count_when_they_came(dump: Seen) -> None:
-    table, roles = dump.table, dump.roles
-    one = roles["isolated"]
-    # Nothing but the queues that are for one CPU.
-    queues = [
-        row
-        for row in np.flatnonzero(table.managed & table.placed).tolist()
-        if set(cpus_of(table.affinity[row])) & set(dump.online) == {one}
-    ]
-    assert queues
-    device = np.zeros(len(table), np.bool_)
-    device[queues] = True
-    alone = replace(table, device=device)
-    assert one in no_intr_cpus(alone, dump.online)
-    counts = table.counts.copy()
-    same = delta(alone, alone)
-    assert one in no_intr_cpus(same, dump.online)
-    counts[queues[0], one] += 1
-    came = delta(alone, replace(alone, counts=counts))
-    assert one not in no_intr_cpus(came, dump.online)
 
 
 @pytest.mark.parametrize("types", TYPES)
@@ -418,6 +333,41 @@ def test_what_nobody_moves_is_where_it_is() -> None:
     assert no_intr_cpus(table, (0, 1)) == {1}
     not_yet = replace(table, started=np.zeros(2, np.bool_))
     assert no_intr_cpus(not_yet, (0, 1)) == {0, 1}
+
+
+def test_queues_of_one_cpu_count_if_they_came() -> None:
+    kept = {"managed": np.ones(2, np.bool_), "movable": np.zeros(2, np.bool_)}
+    table = made(affinity=np.eye(2, dtype=np.bool_), **kept)
+    assert no_intr_cpus(table, (0, 1)) == {0, 1}
+    assert no_intr_cpus(delta(table, table), (0, 1)) == {0, 1}
+    later = table.counts + np.array([[1, 0], [0, 0]])
+    came = delta(table, replace(table, counts=later))
+    assert no_intr_cpus(came, (0, 1)) == {1}
+    # Those that CPUs share go to one of them, unless the others are offline.
+    shared = made(**kept)
+    assert no_intr_cpus(shared, (0, 1)) == set()
+    assert no_intr_cpus(shared, (0,)) == {0}
+
+
+def test_where_interrupts_go_and_may_go() -> None:
+    first = np.array([True, False])
+    sets = (cpu_set(0), cpu_set(1), cpu_set(7))
+    found = route(sets, made(managed=first), (0, 1))
+    assert [each.irqs_routed for each in found] == [(10,), (11,), ()]
+    assert [each.irqs_allowed for each in found] == [(10, 11), (10, 11), ()]
+    assert [each.irqs_managed for each in found] == [1, 1, 0]
+    # One that is shut down goes nowhere, but may.
+    down = route(sets, made(started=~first), (0, 1))
+    assert [each.irqs_routed for each in down] == [(), (11,), ()]
+    assert down[0].irqs_allowed == (10, 11)
+    # One that was moved since it came last is on its way, if somebody can move it.
+    away = np.array([[False, True], [True, True]])
+    on_its_way = made(affinity=away)
+    for table, routed in (
+        (on_its_way, ()),
+        (replace(on_its_way, movable=~first), (10,)),
+    ):
+        assert route(sets, table, (0, 1))[0].irqs_routed == routed
 
 
 def test_only_cpus_that_are_online_take_interrupts() -> None:

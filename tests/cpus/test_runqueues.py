@@ -23,7 +23,6 @@ from msatools.cpus.runqueues import LATE_NS, LagWhy, lag_why
 from msatools.kernel.accounting import read_accounting
 from msatools.kernel.report import Findings
 from msatools.prstat.microstates import bound_of
-from msatools.tasks.table import PF_KTHREAD
 from tests.cpus.damaged import lose, put, put_word
 from tests.cpus.guests import KERNELS, TICK_NS
 from tests.cpus.queuedumps import Seen, all_of, look_at, seen
@@ -57,17 +56,6 @@ def test_each_hog_is_once_where_it_is_bound_to(dump: Seen) -> None:
             places.get(task.pid, []).append(queue.cpu)
     assert places == {task["pid"]: task["cpus"] for _, task in hogs(dump)}
     assert len(places) >= 25
-
-
-def test_nobody_else_waits_but_threads_of_the_kernel(dump: Seen) -> None:
-    known = {task["pid"] for _, task in hogs(dump)}
-    for queue in dump.queues:
-        # Where the guest has just recorded its truth, that program may wait, too.
-        if queue.cpu == dump.cpu("home"):
-            continue
-        for task in queue.waiting:
-            if task.pid not in known:
-                assert find_task(dump.prog, task.pid).flags & PF_KTHREAD, task
 
 
 def test_hogs_are_what_the_guest_made_them(dump: Seen) -> None:
@@ -253,16 +241,6 @@ def test_what_runs_is_what_the_kernel_says(dump: Seen) -> None:
             assert (queue.running, queue.waiting) == (0, ())
 
 
-def test_a_hog_that_nobody_interrupts_runs_since_it_was_woken(dump: Seen) -> None:
-    queue = dump.queue("realtime")
-    assert queue.switched_ns is not None
-    slack = bound_of(read_accounting(dump.prog, Findings()))
-    now = dump.clocks.monotonic_ns
-    assert now is not None
-    # The kernel's own stop threads may have come before it for a moment.
-    assert now - queue.switched_ns >= dump.made["rt-hog"]["from_ns"] - slack
-
-
 def test_clocks_lag_as_they_do(dump: Seen) -> None:
     online = set(for_each_online_cpu(dump.prog))
     latest = max(dump.rq(cpu).clock.value_() for cpu in online)
@@ -318,16 +296,6 @@ def test_why_a_clock_stands(
 ) -> None:
     why = lag_why(online=online, idle=idle, tick_stopped=stopped, late_ns=late)
     assert why == told
-
-
-@pytest.mark.parametrize("name", ["memory-5.10"])
-def test_an_old_kernel_tells_too(name: str) -> None:
-    dump = seen(name)
-    assert not dump.findings.notes
-    assert [queue.lag_why for queue in dump.queues] == ["idle", "idle"]
-    for queue in dump.queues:
-        assert queue.current is not None
-        assert queue.current.comm == f"swapper/{queue.cpu}"
 
 
 # --- what each CPU does
