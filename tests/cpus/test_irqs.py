@@ -50,9 +50,6 @@ class Seen(Guest):
         (row,) = [row for row, names in enumerate(self.table.names) if name in names]
         return row
 
-    def affinity(self, irq: int, kind: str = "smp") -> tuple[int, ...]:
-        return self.numbers(f"proc/irq/{irq}/{kind}_affinity_list")
-
     @property
     def lines(self) -> dict[int, str]:
         """What /proc/interrupts says of each interrupt, beside its counts."""

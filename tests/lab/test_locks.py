@@ -3,8 +3,6 @@ import json
 import os
 import re
 import subprocess
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,9 @@ from fixtures import lab
 from fixtures.lab import locks
 from fixtures.lab.cache import Cache
 from fixtures.lab.errors import LabError
-from fixtures.lab.guest import cases, fuse, lockcases
+from fixtures.lab.guest import fuse, lockcases
 from fixtures.lab.guest.locks import locks_of, roots_of
-
-SECONDS = 60
-"""After which who does not wait hangs."""
+from tests.lab.waiting import wait_until_in_class
 
 NOT_HERE = {"pi", "inversion", "shared-file"}
 """Kinds that need root, or /data as guests have it."""
@@ -34,33 +30,24 @@ Task = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return locks.program(Cache(tmp_path_factory.mktemp("cache"), 1 << 30))
+def program(programs: Cache) -> Path:
+    return locks.program(programs)
 
 
 @pytest.fixture
-def start(program: Path) -> Iterator[Any]:
+def start(program: Path, spawn: Any) -> Any:
     """Runs a kind of the program here; what its tasks have said, by name."""
-    started: list[subprocess.Popen[bytes]] = []
 
     def run(kind: str) -> dict[str, Task]:
         reading, writing = os.pipe()
-        words = [str(program), str(writing), kind]
-        started.append(
-            subprocess.Popen(words, pass_fds=[writing], start_new_session=True)
-        )
+        spawn(program, str(writing), kind, pass_fds=[writing])
         os.close(writing)
-        said: dict[str, Task] = {}
         with open(reading, "rb") as pipe:
-            for _ in range(lockcases.KINDS[kind]):
-                task = json.loads(pipe.readline())
-                said[task["name"]] = task
-        return said
+            lines = [pipe.readline() for _ in range(lockcases.KINDS[kind])]
+        said = [json.loads(line) for line in lines]
+        return {task["name"]: task for task in said}
 
-    yield run
-    for process in started:
-        os.killpg(process.pid, 9)
-        process.wait()
+    return run
 
 
 @pytest.fixture(scope="module", params=BOTH)
@@ -86,12 +73,8 @@ def test_program_knows_every_kind() -> None:
 def test_tasks_wait_where_they_say(kind: str, start: Any) -> None:
     said = start(kind)
     assert len(said) == lockcases.KINDS[kind]
-    until = time.monotonic() + SECONDS
     for task in said.values():
-        states = cases.LOOKS[task["class"]][0]
-        while cases.state_of(task["pid"], task["tid"]) not in states:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until_in_class(task["pid"], task["tid"], task["class"])
 
 
 def test_owners_are_who_took_the_locks(start: Any) -> None:

@@ -40,9 +40,9 @@ def parents(run: lab.Run, verdict: str) -> Iterator[Facts]:
 
 
 @pytest.fixture(scope="module")
-def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Facts, Any]]:
+def farm(programs: Cache) -> Iterator[tuple[Facts, Any]]:
     """What a parent of 20 zombies says here, and its log of them."""
-    program = zombies.program(Cache(tmp_path_factory.mktemp("cache"), 1 << 30))
+    program = zombies.program(programs)
     said, say = os.pipe()
     logged, log = os.pipe()
     words = [str(program), str(say), str(log), "20", "400"]
