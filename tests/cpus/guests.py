@@ -30,7 +30,11 @@ class Guest:
         return self.run.truth(name).decode().strip()
 
     def has(self, name: str) -> bool:
-        return name in self.run.truth_names()
+        return name in self._names
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.run.truth_names())
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """Return the numbers of a file that is a list of them."""
@@ -60,7 +64,7 @@ class Guest:
     def threads(self) -> dict[int, str]:
         """The directory of each thread that the guest saw."""
         pattern = r"(proc/\d+/task/(\d+))/status"
-        found = (re.fullmatch(pattern, name) for name in self.run.truth_names())
+        found = (re.fullmatch(pattern, name) for name in self._names)
         return {int(match[2]): match[1] for match in found if match}
 
     def status(self, pid: int, field: str) -> str:
