@@ -2,16 +2,20 @@
 
 """msa-cpus as people call it: what it understands, hands on and refuses."""
 
+from functools import cache
 from typing import Any
 
 import pytest
 from msatools.commands.cpus import COMMAND
 
+from fixtures import lab
 from msatools.cpus.model import CpusReport
 from msatools.cpus.options import CpusOptions
 from msatools.render.cpus import COLUMNS
+from msatools.target import Opened, TargetSpec, open_target
 from tests.cpus.madecpus import cpu, cpuset, irq, offline, processor, report
 from tests.support import commandline
+from tests.support.calls import Ran, call
 
 ON_REQUEST = {"icsw", "migr", "smtx", "srw", "syscl"}
 RUN = "msatools.cpus.cpus.Cpus"
@@ -112,3 +116,36 @@ def test_rows_and_detail_reach_the_view() -> None:
     assert any("-n COUNT" in line for line in shown("-n", "1"))
     assert any(line.split()[:1] == ["2"] for line in shown("-v"))
     assert not any(line.split()[:1] == ["2"] for line in shown())
+
+
+# --- through the command line, on a real dump
+
+
+@cache
+def opened() -> Opened:
+    path = str(lab.build("cpus-6.12").dump("elf"))
+    return open_target(TargetSpec(path=path, types="btf"))
+
+
+@cache
+def on_dump(*words: str) -> Ran:
+    return call(COMMAND, "dump", *words, opening=lambda _: opened())
+
+
+@pytest.mark.parametrize("words", ["", "-v", "-i", "--sets -v", "--info", "-o all"])
+def test_dump_without_losses(words: str) -> None:
+    ran = on_dump("--strict", *words.split())
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.splitlines()[0].startswith("6.12")
+    assert "note: " not in ran.out
+
+
+def test_json_of_some() -> None:
+    whole = on_dump("--json").json
+    for words in (("-P", "5-6"), ("--set", "/db,/quiet")):
+        found = on_dump("--json", *words).json
+        assert found["cpus"] == whole["cpus"][5:7]
+        assert {each["cpu"] for each in found["run_queues"]} == {5, 6}
+        assert found["coverage"]["cpus"] == len(whole["cpus"])
+    # Rows are of what is shown.
+    assert on_dump("--json", "-n", "1").json["cpus"] == whole["cpus"]

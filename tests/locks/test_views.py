@@ -57,6 +57,16 @@ def test_ids(name: str) -> None:
     assert {wait["lock"] for wait in found["waits"]} - {None} <= set(ids)
 
 
+@pytest.mark.parametrize(
+    "words", ["-v", "--by task", "--by lock", "--chains", "--holders", "--dot -v"]
+)
+def test_views_of_a_dump(name: str, words: str) -> None:
+    """What each shows of a report is held against tests/golden by tests/render."""
+    lines = text(name, *words.split())
+    assert len(lines) > len(report(name)["roots"]) > 10
+    assert len(text(name)) < 100
+
+
 SELECTIONS: dict[str, Any] = {
     "--state D": lambda wait, lock: wait["state"] == "D",
     "--type mutex": lambda wait, lock: lock == "mutex",
