@@ -4,7 +4,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 from drgn import Object, Program
 from drgn.helpers.linux.percpu import per_cpu
@@ -21,16 +20,14 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks.table import TaskReader
 from msatools.tasks.text import KernelText
+from tests.cpus.guests import Guest
 from tests.support.dumps import open_dump
-
-KERNELS = ("6.1", "6.12")
 
 
 @dataclass
-class Seen:
+class Seen(Guest):
     """All of one dump."""
 
-    run: lab.Run
     prog: Program
     percpu: PerCpu
     clocks: Clocks
@@ -47,15 +44,9 @@ class Seen:
     def by_cpu(self) -> dict[int, RunQueue]:
         return {queue.cpu: queue for queue in self.queues}
 
-    @property
-    def tasks(self) -> dict[str, dict[str, Any]]:
-        """What the guest told of the tasks that it made, by name."""
-        tasks: dict[str, dict[str, Any]] = self.run.workload["tasks"]
-        return tasks
-
     def cpu(self, role: str) -> int:
-        """Tell the CPU that the guest had for something."""
-        return int(self.run.workload["cpus"][role])
+        """Return the CPU that the guest had for something."""
+        return self.roles[role]
 
     def queue(self, role: str) -> RunQueue:
         return self.by_cpu[self.cpu(role)]
@@ -69,13 +60,6 @@ class Seen:
     @cached_property
     def _text(self) -> KernelText:
         return KernelText(Reader(self.prog), self.findings)
-
-    def truth(self, name: str) -> str:
-        """Give a file of the guest."""
-        return self.run.truth(name).decode().strip()
-
-    def has(self, name: str) -> bool:
-        return name in self.run.truth_names()
 
     def again(self) -> "Seen":
         """Look once more, as its memory may have been damaged."""

@@ -3,7 +3,6 @@
 """Whole reports of dumps with holes: what is lost is said and counted, and no more."""
 
 import json
-from argparse import Namespace
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -13,7 +12,6 @@ from drgn import FaultError, Program, sizeof
 from drgn.helpers.linux.percpu import per_cpu
 from msatools.commands.cpus import COMMAND
 
-from msatools.arguments import make_parser
 from msatools.cpus.cpus import Cpus, collect_cpus
 from msatools.cpus.cpusets import read_cpusets
 from msatools.cpus.model import CpusReport
@@ -23,9 +21,10 @@ from msatools.kernel.report import Findings
 from msatools.render.json import dumps as as_json
 from msatools.target import describe
 from tests.cpus.damaged import borrowed, lose, put
+from tests.cpus.guests import KERNELS
+from tests.support.commandline import shown
 from tests.support.dumps import open_dump
 
-KERNELS = ("6.1", "6.12")
 OPTIONS = CpusOptions(irqs=True, tasks=True, doing=True)
 CPU = 1
 """One that is busy."""
@@ -70,12 +69,8 @@ def collected(prog: Program) -> CpusReport:
     made = collect_cpus(prog, options=OPTIONS)
     # Each view of it can be shown.
     for view in ([], ["-v"], ["-i"], ["--sets"], ["--info"], ["-o", "all"]):
-        assert list(COMMAND.blocks(made, parsed(*view)))
+        assert shown(COMMAND, made, *view)
     return made
-
-
-def parsed(*words: str) -> Namespace:
-    return make_parser(COMMAND, in_drgn=True).parse_intermixed_args(words)
 
 
 def differs(kernel: str, found: Report) -> set[str]:
@@ -86,6 +81,11 @@ def is_incomplete(found: Report) -> bool:
     """Tell whether --strict would fail."""
     lost = ("_unreadable", "_broken", "_lost", "_unknown", "_differ")
     return any(n and key.endswith(lost) for key, n in found["coverage"].items())
+
+
+def values(found: Report, part: str, key: str) -> list[Any]:
+    """List what each row of a part of a report has."""
+    return [row[key] for row in found[part]]
 
 
 def check(kernel: str, found: Report) -> None:
@@ -121,18 +121,35 @@ def prog(kernel: str) -> Iterator[Program]:
         yield prog
 
 
+COUNTERS = {
+    "runqueues": {"csw", "runq", "current"},
+    "kstat": {"intr", "soft"},
+    "irq_stat": {"intr", "xcal", "tlb"},
+    "vm_event_states": {"minf", "mjf"},
+    "tick_cpu_sched": {"idl_ns", "wt_ns"},
+}
+"""Columns that come from a variable; they are null without it, and never 0."""
+
+
 @pytest.mark.parametrize("name", PERCPU)
 def test_variable_of_one_cpu(kernel: str, prog: Program, name: str) -> None:
     lose_variable(prog, name, range(CPU, CPU + 1))
     found = report(prog)
     assert found["notes"]
     assert is_incomplete(found)
+    assert len(found["cpus"]) == len(whole(kernel)["cpus"])
     # The others are as they were, but what one without ticks ran goes by the latest
     # clock of all, and ``no-intr`` and siblings are about each other.
     for row, other in zip(found["cpus"], whole(kernel)["cpus"], strict=True):
         if row["cpu"] not in (CPU, 7):
             assert row == other
-    assert len(found["cpus"]) == len(whole(kernel)["cpus"])
+    row, was = found["cpus"][CPU], whole(kernel)["cpus"][CPU]
+    never = {"icsw", "migr", "smtx", "srw", "syscl"}
+    unknown = {key for key, value in row.items() if value is None} - never
+    assert unknown >= COUNTERS.get(name, set())
+    # All that is told is as it was.
+    for key in row.keys() - unknown - {"state", "processor"} - never:
+        assert row[key] == was[key], key
 
 
 @pytest.mark.parametrize("name", PERCPU)
@@ -141,66 +158,9 @@ def test_variable_of_all_cpus(kernel: str, prog: Program, name: str) -> None:
     found = report(prog)
     assert found["notes"]
     assert is_incomplete(found)
-    assert [row["cpu"] for row in found["cpus"]] == [
-        row["cpu"] for row in whole(kernel)["cpus"]
-    ]
+    assert values(found, "cpus", "cpu") == values(whole(kernel), "cpus", "cpu")
     # What it does not have to do with is the same.
     assert found["irqs"] == whole(kernel)["irqs"]
-
-
-COUNTERS = {
-    "runqueues": {"csw", "runq"},
-    "kstat": {"intr", "soft"},
-    "irq_stat": {"intr", "xcal", "tlb"},
-    "vm_event_states": {"minf", "mjf"},
-    "tick_cpu_sched": {"idl_ns", "wt_ns"},
-}
-
-
-@pytest.mark.parametrize("name", COUNTERS)
-def test_columns_that_are_lost(kernel: str, prog: Program, name: str) -> None:
-    """They are null, and never 0."""
-    lose_variable(prog, name, range(CPU, CPU + 1))
-    row = report(prog)["cpus"][CPU]
-    never = {"icsw", "migr", "smtx", "srw", "syscl"}
-    assert {key for key, value in row.items() if value is None} - never >= COUNTERS[
-        name
-    ]
-    # All that is told is as it was.
-    for key, value in row.items():
-        if value is not None and key not in ("state", "processor"):
-            assert value == whole(kernel)["cpus"][CPU][key], key
-
-
-def test_run_queue(kernel: str, prog: Program) -> None:
-    """Nobody knows what it runs; it is online and in its set all the same."""
-    lose_variable(prog, "runqueues", range(CPU, CPU + 1))
-    found = report(prog)
-    row = found["cpus"][CPU]
-    assert (row["current"], row["csw"], row["runq"]) == (None, None, None)
-    assert (row["state"], row["set"]) == (["on"], "default")
-    assert CPU not in [queue["cpu"] for queue in found["run_queues"]]
-    others = [each for each in whole(kernel)["run_queues"] if each["cpu"] != CPU]
-    late = {moments(*pair) for pair in pairs(found["run_queues"], others)}
-    # The one that is lost may be the one with the latest of all clocks.
-    assert len(late) == 1
-    assert min(late) >= 0
-
-
-def pairs(found: list[Any], others: list[Any]) -> Iterator[tuple[Any, Any]]:
-    """Give each task that waits, as it is told and as it was."""
-    for queue, other in zip(found, others, strict=True):
-        yield from zip(queue["waiting"], other["waiting"], strict=True)
-
-
-def moments(task: dict[str, Any], other: dict[str, Any]) -> int:
-    """Tell by how much the clock is late, by which a task is told that waits."""
-    late: int = other["wait_ns"] - task["wait_ns"]
-    times = {"wait_ns": task["wait_ns"] + late}
-    if task["deadline_ns"] is not None:
-        times["deadline_ns"] = task["deadline_ns"] - late
-    assert {**task, **times} == other
-    return late
 
 
 def test_run_queues(kernel: str, prog: Program) -> None:
@@ -236,12 +196,8 @@ def test_all_variables_of_all_cpus(kernel: str, prog: Program) -> None:
         lose(prog, *area(prog, cpu))
     found = report(prog)
     check(kernel, found)
-    assert [row["online"] for row in found["cpus"]] == [
-        row["online"] for row in whole(kernel)["cpus"]
-    ]
-    assert [each["name"] for each in found["sets"]] == [
-        each["name"] for each in whole(kernel)["sets"]
-    ]
+    for part, key in (("cpus", "online"), ("sets", "name")):
+        assert values(found, part, key) == values(whole(kernel), part, key)
 
 
 def test_place_of_a_cpus_variables(kernel: str, prog: Program) -> None:
@@ -306,16 +262,9 @@ def test_cpus_that_are_online(kernel: str, prog: Program) -> None:
     mask = prog["__cpu_online_mask"]
     lose(prog, mask.address_, sizeof(mask))
     found = report(prog)
-    was = whole(kernel)
-    assert [row["online"] for row in found["cpus"]] == [
-        row["online"] for row in was["cpus"]
-    ]
-    assert [each["cpus"] for each in found["sets"]] == [
-        each["cpus"] for each in was["sets"]
-    ]
-    assert [each["lag_why"] for each in found["run_queues"]] == [
-        each["lag_why"] for each in was["run_queues"]
-    ]
+    parts = (("cpus", "online"), ("sets", "cpus"), ("run_queues", "lag_why"))
+    for part, key in parts:
+        assert values(found, part, key) == values(whole(kernel), part, key)
     assert is_incomplete(found)
     active = prog["__cpu_active_mask"]
     lose(prog, active.address_, sizeof(active))

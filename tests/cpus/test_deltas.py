@@ -2,7 +2,7 @@
 
 """What CPUs have counted from one look to another."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from msatools.kernel.report import Findings
 SECOND = 1_000_000_000
 WRAP = 1 << 32
 
-Numbers = Sequence[int | None]
+Numbers = Sequence[float | None]
 
 
 def counts(numbers: Numbers) -> Counts:
@@ -36,7 +36,7 @@ def look(
     times: dict[str, Numbers] = {"USER": none, "IDLE": none, "IOWAIT": none}
     for name, numbers in columns.items():
         if name.isupper():
-            times[name] = [n if n is None else n * SECOND for n in numbers]
+            times[name] = [n if n is None else int(n * SECOND) for n in numbers]
         elif name in kept:
             kept[name] = numbers
     return Counters(
@@ -64,131 +64,117 @@ def column(counters: Counters, name: str) -> list[int | None]:
     return [number if number is None else number // SECOND for number in rows]
 
 
-def test_all_grow() -> None:
-    before = look(10, csw=(5, 7), USER=(1, 2), IDLE=(3, 4), faults=(9, 9), irqs=(1, 1))
-    after = look(12, csw=(6, 9), USER=(2, 2), IDLE=(4, 6), faults=(9, 10), irqs=(3, 1))
+Expected = Mapping[str, list[int | None]]
+CASES: Mapping[str, tuple[Counters, Counters, Expected]] = {
+    "all grow": (
+        look(10, csw=(5, 7), USER=(1, 2), IDLE=(3, 4), faults=(9, 9), irqs=(1, 1)),
+        look(12, csw=(6, 9), USER=(2, 2), IDLE=(4, 6), faults=(9, 10), irqs=(3, 1)),
+        {
+            "csw": [1, 2],
+            "usr_ns": [1, 0],
+            "idl_ns": [1, 2],
+            "wt_ns": [0, 0],
+            "minf": [0, 1],
+            "intr": [2, 0],
+        },
+    ),
+    "a run queue is as it is": (
+        *(look(0, runq=(8, 0)), look(1, runq=(3, 2))),
+        {"runq": [3, 2]},
+    ),
+    "words begin anew": (
+        look(0, loc=(WRAP - 2, 4), timer=(WRAP - 1, 0)),
+        look(1, loc=(3, 4), timer=(0, 0)),
+        {"intr": [5, 0], "soft": [1, 0]},
+    ),
+    # All that a CPU was idle for changes sides, when a task comes to wait for I/O.
+    "idle becomes waiting for I/O": (
+        look(0, IDLE=(10, 10), IOWAIT=(0, 3)),
+        look(2, IDLE=(4, 15), IOWAIT=(8, 0)),
+        {"idl_ns": [0, 2], "wt_ns": [2, 0]},
+    ),
+    "idle for longer than there was, nobody knows how long": (
+        *(look(0, IDLE=(1, 1)), look(None, IDLE=(3, 9))),
+        {"idl_ns": [2, 8]},
+    ),
+    "by as much as the clock is late": (
+        *(look(0, USER=(1, 5)), look(1, USER=(1, 4.99))),
+        {"usr_ns": [0, 0]},
+    ),
+    "a CPU in the first look, one in the second": (
+        look(0, cpus=(0, 2), csw=(1, 10), IDLE=(1, 1), loc=(3, 3)),
+        look(1, cpus=(1, 2), csw=(7, 12), IDLE=(2, 2), loc=(9, 5)),
+        {"csw": [None, 2], "idl_ns": [None, 1], "intr": [None, 2]},
+    ),
+    "what was not known is not": (
+        look(0, csw=(None, 1), USER=(None, 1), loc=(None, 1)),
+        look(1, csw=(4, 4), USER=(3, 2), loc=(2, 2)),
+        {"csw": [None, 3], "usr_ns": [None, 1], "intr": [None, 1]},
+    ),
+}
+NOTED: Mapping[str, tuple[Counters, Counters, Expected]] = {
+    # It was read while it changed, and nobody knows by how much.
+    "csw": (*(look(0, csw=(5, 7)), look(1, csw=(6, 6))), {"csw": [1, None]}),
+    "USER": (*(look(0, USER=(1, 5)), look(1, USER=(1, 4.8))), {"usr_ns": [0, None]}),
+    # For longer than there was time: read while the kernel added to it.
+    "IDLE": (
+        *(look(0, IDLE=(1, 1)), look(2, IDLE=(3, 9))),
+        {"idl_ns": [2, None], "wt_ns": [0, None]},
+    ),
+    # A CPU was off and on again between two looks, before v6.8.
+    "IDLE, IOWAIT": (
+        *(look(0, IDLE=(5, 9)), look(2, IDLE=(7, 1))),
+        {"idl_ns": [2, None], "wt_ns": [0, None], "usr_ns": [0, 0]},
+    ),
+    # One went offline: its faults are another's; its idle time is kept elsewhere.
+    "IDLE, faults": (
+        look(0, IDLE=(5, 5), faults=(7, 4), csw=(1, 1)),
+        look(2, (True, False), IDLE=(7, 6), faults=(12, 0), csw=(2, 2)),
+        {
+            "minf": [None, None],
+            "mjf": [None, None],
+            "csw": [1, 1],
+            "idl_ns": [2, None],
+        },
+    ),
+    # One came.
+    "IDLE of one that came": (
+        look(0, (True, False), IDLE=(5, 5), faults=(7, 4)),
+        look(2, IDLE=(7, 6), faults=(9, 5)),
+        {"minf": [2, 1], "idl_ns": [2, None]},
+    ),
+    # One was off and on again between two looks.
+    "faults": (
+        *(look(0, faults=(7, 4)), look(2, faults=(12, 1))),
+        {"minf": [None, None]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*CASES, *NOTED])
+def test_between_two_looks(name: str) -> None:
+    before, after, expected = (CASES | NOTED)[name]
     grown, findings = between(before, after)
-    assert column(grown, "csw") == [1, 2]
-    assert column(grown, "usr_ns") == [1, 0]
-    assert column(grown, "idl_ns") == [1, 2]
-    assert column(grown, "wt_ns") == [0, 0]
-    assert column(grown, "minf") == [0, 1]
-    assert column(grown, "intr") == [2, 0]
-    assert grown.interval_ns == 2 * SECOND
+    assert {key: column(grown, key) for key in expected} == expected
     assert grown.taken_ns == after.taken_ns
+    assert grown.cpus.tolist() == after.cpus.tolist()
+    assert grown.online.tolist() == after.online.tolist()
     assert grown.vectors.totals == {"ERR": 0}
-    assert not findings.notes
-
-
-def test_run_queue_is_as_it_is() -> None:
-    grown, _ = between(look(0, runq=(8, 0)), look(1, runq=(3, 2)))
-    assert column(grown, "runq") == [3, 2]
-
-
-def test_words_begin_anew() -> None:
-    before = look(0, loc=(WRAP - 2, 4), timer=(WRAP - 1, 0))
-    grown, findings = between(before, look(1, loc=(3, 4), timer=(0, 0)))
-    assert column(grown, "intr") == [5, 0]
-    assert column(grown, "soft") == [1, 0]
-    (row,) = grown.vector_rows()[:1]
-    assert (row.name, dict(row.counts), row.total) == ("LOC", {0: 5}, 5)
-    assert not findings.notes
-
-
-def test_counter_that_goes_back() -> None:
-    """It was read while it changed, and nobody knows by how much."""
-    grown, findings = between(look(0, csw=(5, 7)), look(1, csw=(6, 6)))
-    assert column(grown, "csw") == [1, None]
+    if name in CASES:
+        assert not findings.notes
+        return
     (note,) = findings.notes.values()
     assert note.code == "cpus-changed"
-    assert "csw" in note.text
+    for counter in name.partition(" of ")[0].split(", "):
+        assert counter in note.text
 
 
-@pytest.mark.parametrize(("back", "known"), [(0.01, True), (0.2, False)])
-def test_time_that_goes_back(back: float, known: bool) -> None:
-    """By as much as the clock is late: nothing. By more: unknown."""
-    grown, findings = between(look(0, USER=(1, 5)), look(1, USER=(1, 5 - back)))
-    assert column(grown, "usr_ns") == [0, 0 if known else None]
-    assert bool(findings.notes) != known
+def test_interval() -> None:
+    assert between(look(10), look(12))[0].interval_ns == 2 * SECOND
+    assert between(look(10), look(None))[0].interval_ns is None
 
 
-def test_idle_becomes_waiting_for_io() -> None:
-    """All that a CPU was idle for changes sides, when a task comes to wait for I/O."""
-    before = look(0, IDLE=(10, 10), IOWAIT=(0, 3))
-    after = look(2, IDLE=(4, 15), IOWAIT=(8, 0))
-    grown, findings = between(before, after)
-    assert column(grown, "idl_ns") == [0, 2]
-    assert column(grown, "wt_ns") == [2, 0]
-    assert not findings.notes
-
-
-def test_idle_for_longer_than_there_was_time() -> None:
-    """It was read while the kernel added to it."""
-    before, after = look(0, IDLE=(1, 1)), look(2, IDLE=(3, 9))
-    grown, findings = between(before, after)
-    assert column(grown, "idl_ns") == [2, None]
-    assert column(grown, "wt_ns") == [0, None]
-    assert findings.notes
-    after = look(None, IDLE=(3, 9))
-    grown, findings = between(before, after)
-    assert column(grown, "idl_ns") == [2, 8]
-    assert grown.interval_ns is None
-
-
-def test_idle_begins_anew() -> None:
-    """A CPU was off and on again between two looks, before v6.8."""
-    grown, findings = between(look(0, IDLE=(5, 9)), look(2, IDLE=(7, 1)))
-    assert column(grown, "idl_ns") == [2, None]
-    assert column(grown, "wt_ns") == [0, None]
-    assert column(grown, "usr_ns") == [0, 0]
-    assert findings.notes
-
-
-def test_cpu_that_went_offline() -> None:
-    """Its faults are another's, nobody knows whose; its idle time is kept elsewhere."""
-    before = look(0, IDLE=(5, 5), faults=(7, 4), csw=(1, 1))
-    after = look(2, (True, False), IDLE=(7, 6), faults=(12, 0), csw=(2, 2))
-    grown, findings = between(before, after)
-    assert column(grown, "minf") == column(grown, "mjf") == [None, None]
-    assert column(grown, "idl_ns") == [2, None]
-    assert column(grown, "csw") == [1, 1]
-    assert grown.online.tolist() == [True, False]
-    (note,) = findings.notes.values()
-    assert "IDLE" in note.text
-    assert "faults" in note.text
-
-
-def test_cpu_that_came() -> None:
-    before = look(0, (True, False), IDLE=(5, 5), faults=(7, 4))
-    after = look(2, IDLE=(7, 6), faults=(9, 5))
-    grown, _ = between(before, after)
-    assert column(grown, "minf") == [2, 1]
-    assert column(grown, "idl_ns") == [2, None]
-
-
-def test_faults_that_went_back() -> None:
-    """A CPU was off and on again between two looks."""
-    grown, _ = between(look(0, faults=(7, 4)), look(2, faults=(12, 1)))
-    assert column(grown, "minf") == [None, None]
-
-
-def test_cpus_that_could_not_be_read() -> None:
-    """One in the first look, one in the second."""
-    before = look(0, cpus=(0, 2), csw=(1, 10), IDLE=(1, 1), loc=(3, 3))
-    after = look(1, cpus=(1, 2), csw=(7, 12), IDLE=(2, 2), loc=(9, 5))
-    grown, findings = between(before, after)
-    assert grown.cpus.tolist() == [1, 2]
-    assert column(grown, "csw") == [None, 2]
-    assert column(grown, "idl_ns") == [None, 1]
-    assert column(grown, "intr") == [None, 2]
-    # There was nothing known to lose.
-    assert not findings.notes
-
-
-def test_what_was_not_known_is_not() -> None:
-    before = look(0, csw=(None, 1), USER=(None, 1), loc=(None, 1))
-    grown, findings = between(before, look(1, csw=(4, 4), USER=(3, 2), loc=(2, 2)))
-    assert column(grown, "csw") == [None, 3]
-    assert column(grown, "usr_ns") == [None, 1]
-    assert column(grown, "intr") == [None, 1]
-    assert not findings.notes
+def test_rows_of_vectors() -> None:
+    grown, _ = between(look(0, loc=(WRAP - 2, 4)), look(1, loc=(3, 4)))
+    (row,) = grown.vector_rows()[:1]
+    assert (row.name, dict(row.counts), row.total) == ("LOC", {0: 5}, 5)

@@ -2,11 +2,9 @@
 
 """A report costs no more than linear in the CPUs that there can be."""
 
-import sys
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise, product
-from types import FrameType
 
 import pytest
 
@@ -14,15 +12,14 @@ from fixtures.lab.possiblecpus import ONLINE, POSSIBLE
 from msatools.cpus.cpus import Cpus
 from msatools.cpus.model import CpusReport
 from msatools.cpus.options import CpusOptions
+from msatools.kernel.session import quietly
 from msatools.target.describe import describe
+from tests.support.cost import calls
 from tests.support.dumps import open_dump
 
 pytestmark = pytest.mark.long
 
-OPTIONS = {
-    "plain": CpusOptions(),
-    "all": CpusOptions(irqs=True, tasks=True),
-}
+OPTIONS = {"plain": CpusOptions(), "all": CpusOptions(irqs=True, tasks=True)}
 READS = 24
 """That a CPU may take at most if it is not online: one for each of some 20 variables
 that it has of its own. Whoever reads one more may have to raise this."""
@@ -49,24 +46,10 @@ def cost(kernel: str, possible: int, options: str) -> Cost:
     """Take a report of a dump; what is learned of the kernel once is not counted."""
     prog = open_dump(f"possiblecpus{possible}-{kernel}", "btf")
     session = Cpus(prog, describe(prog), OPTIONS[options])
-    session.report(_quiet)
-    calls = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        report = session.report(_quiet)
-    finally:
-        sys.setprofile(before)
-    return Cost(report, session._reader.reads, calls)
-
-
-def _quiet(done: int, total: int) -> None:
-    pass
+    session.report(quietly)
+    reports: list[CpusReport] = []
+    called = calls(lambda: reports.append(session.report(quietly)))
+    return Cost(reports[0], session._reader.reads, called)
 
 
 @pytest.fixture(params=product(("6.1", "6.12"), OPTIONS), ids="-".join)
@@ -81,22 +64,16 @@ def test_dumps_differ_in_cpus_alone(costs: dict[int, Cost]) -> None:
         cpus = [cpu.online for cpu in each.report.cpus]
         assert cpus == [True] * ONLINE + [False] * (possible - ONLINE)
         assert not each.report.notes
-    numbers = {each.report.coverage["irqs"] for each in costs.values()}
-    assert len(numbers) == 1
+    assert len({each.report.coverage["irqs"] for each in costs.values()}) == 1
 
 
 def test_reads_are_linear(costs: dict[int, Cost]) -> None:
-    few = costs[ONLINE].reads
-    for possible, each in costs.items():
-        assert each.reads <= few + READS * (possible - ONLINE) + ELSEWHERE
-
-
-def test_one_more_cpu_takes_the_same_reads(costs: dict[int, Cost]) -> None:
     few, many = POSSIBLE[0], POSSIBLE[-1]
-    each = (costs[many].reads - costs[few].reads) / (many - few)
-    for possible, one in costs.items():
-        expected = costs[few].reads + each * (possible - few)
-        assert abs(one.reads - expected) <= ELSEWHERE
+    more = (costs[many].reads - costs[few].reads) / (many - few)
+    for possible, each in costs.items():
+        most = costs[ONLINE].reads + READS * (possible - ONLINE)
+        assert each.reads <= most + ELSEWHERE
+        assert abs(each.reads - costs[few].reads - more * (possible - few)) <= ELSEWHERE
 
 
 def test_calls_are_linear(costs: dict[int, Cost]) -> None:

@@ -2,9 +2,7 @@
 
 """Interrupts, against what the guest's kernel said of them and against drgn."""
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -36,95 +34,33 @@ from msatools.kernel.cpumasks import cpus_of
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from tests.cpus.damaged import borrowed, lose, put
+from tests.cpus.damaged import lose, put
+from tests.cpus.guests import KERNELS, Guest
+from tests.cpus.setdumps import set_of
 from tests.support.dumps import TYPES, open_dump
-
-KERNELS = ("6.1", "6.12")
-LATE = {
-    # Of the guest's last words once a character, and once when there is no more.
-    r"ttyS0": len("\r\nLAB-TRUTH 2\r\n") + 1,
-    # One commit of the root disk's journal, which comes 5 s after the last change: its
-    # blocks, and the commit record with a flush before and after it, on one queue.
-    r"nvme\d+q\d+": 8,
-}
-"""How often who may still interrupt after the counters were read, by name. All other
-devices are at rest by then, and so their counts are exact."""
-
-Counts = dict[int, int]
 
 
 @dataclass
-class Seen:
-    run: lab.Run
+class Seen(Guest):
     table: IrqTable
     findings: Findings
     reads: int
-
-    def truth(self, name: str) -> str:
-        return self.run.truth(name).decode().strip("\n")
 
     def row(self, name: str) -> int:
         (row,) = [row for row, names in enumerate(self.table.names) if name in names]
         return row
 
     @property
-    def still(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which interrupts do not come any more."""
-        return np.array(
-            [most_late(", ".join(names)) == 0 for names in self.table.names]
-        )
-
-    @property
-    def online(self) -> tuple[int, ...]:
-        return numbers(self.truth("sys/devices/system/cpu/online"))
-
-    @property
-    def files(self) -> set[int]:
-        """The interrupts that have a directory."""
-        pattern = r"proc/irq/(\d+)/smp_affinity_list"
-        found = (re.fullmatch(pattern, name) for name in self.run.truth_names())
-        return {int(match[1]) for match in found if match}
-
-    def affinity(self, irq: int, kind: str = "smp") -> tuple[int, ...]:
-        return numbers(self.truth(f"proc/irq/{irq}/{kind}_affinity_list"))
-
-    def counts_of_all(self, irq: int) -> list[int]:
-        """Give the counts of all CPUs, which were read some time before the last."""
-        text = self.truth(f"sys/kernel/irq/{irq}/per_cpu_count")
-        return [int(count) for count in text.split(",")]
-
-    @property
-    def lines(self) -> dict[int, tuple[Counts, str]]:
-        """Of /proc/interrupts: the counts that are not 0, and what is said of each.
-
-        It tells of CPUs that are online; the counts of others are from /sys.
-        """
+    def lines(self) -> dict[int, str]:
+        """What /proc/interrupts says of each interrupt, beside its counts."""
         head, *lines = self.truth("proc/interrupts").splitlines()
-        cpus = [int(word.removeprefix("CPU")) for word in head.split()]
         found = {}
         for line in lines:
             name, _, rest = line.partition(":")
             if name.strip().isdigit():
-                words = rest.split(maxsplit=len(cpus))
-                counts = dict(enumerate(self.counts_of_all(int(name))))
-                counts |= dict(zip(cpus, map(int, words), strict=False))
-                said = " ".join(words[len(cpus)].split())
-                found[int(name)] = {cpu: n for cpu, n in counts.items() if n}, said
+                words = rest.split(maxsplit=len(head.split()))
+                found[int(name)] = " ".join(words[-1].split())
         return found
-
-
-def most_late(name: str) -> int:
-    """Tell how often an interrupt may come after the truth was read."""
-    return sum(most for who, most in LATE.items() if re.fullmatch(who, name))
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Make numbers of a list as the kernel prints it: 0-3,5."""
-    found: list[int] = []
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return tuple(found)
 
 
 def read(prog: Program) -> tuple[IrqTable, Findings, int]:
@@ -150,48 +86,13 @@ def test_nothing_is_lost(dump: Seen) -> None:
     assert dump.findings.coverage["irqs"] == len(dump.table)
 
 
-def test_affinities_are_those_of_proc(dump: Seen) -> None:
-    table = dump.table
-    rows = {irq: row for row, irq in enumerate(table.irq.tolist())}
-    assert len(dump.files) > 30
-    # Numbers that no controller has been given for have no directory.
-    assert dump.files <= rows.keys()
-    assert not any(table.handled[rows[irq]] for irq in rows.keys() - dump.files)
-    for irq in dump.files:
-        row = rows[irq]
-        assert cpus_of(table.affinity[row]) == dump.affinity(irq), irq
-        assert cpus_of(table.effective[row]) == dump.affinity(irq, "effective"), irq
-
-
-def test_affinities_differ_as_the_guest_made_them(dump: Seen) -> None:
-    made = dump.run.workload["irqs"]
-    gone = dump.run.workload["cpus"]["gone"]
-    wanted = {name: irq["wanted"] for name, irq in made.items() if irq["wanted"]}
-    assert len(wanted) > 5
-    for name, cpus in wanted.items():
-        there = cpus_of(dump.table.affinity[dump.row(name)])
-        # Whoever may go nowhere else, may go anywhere.
-        elsewhere = set(numbers(cpus)) <= {gone}
-        assert (there == numbers(cpus)) is not elsewhere, name
-
-
-def test_one_is_on_its_way(dump: Seen) -> None:
-    """Of some the affinity is another since they came last."""
-    table = dump.table
-    assert (table.effective & ~table.affinity)[table.started].any()
-
-
 def test_managed_ones(dump: Seen) -> None:
     made = dump.run.workload["irqs"]
     managed = {name for name, irq in made.items() if irq["managed"]}
     table = dump.table
-    found = [
-        names
-        for names, is_managed in zip(table.names, table.managed, strict=True)
-        if is_managed
-    ]
+    names = [table.names[row] for row in np.flatnonzero(table.managed).tolist()]
     assert len(managed) > 8
-    assert {name for names in found for name in names} == managed
+    assert {name for each in names for name in each} == managed
     assert not (table.managed & table.movable).any()
 
 
@@ -209,7 +110,7 @@ def test_lines_are_those_of_proc(dump: Seen) -> None:
         + ", ".join(table.names[row])
         for row in np.flatnonzero(table.listed).tolist()
     }
-    assert said == {irq: text for irq, (_, text) in dump.lines.items()}
+    assert said == dump.lines
     shown = {irq.irq: (irq.chip, irq.name) for irq in irqs(table)}
     for irq, (chip, name) in shown.items():
         assert said[irq].startswith(f"{chip} ")
@@ -217,148 +118,14 @@ def test_lines_are_those_of_proc(dump: Seen) -> None:
     assert shown.keys() == said.keys()
 
 
-def test_counts_are_those_of_proc(dump: Seen) -> None:
-    lines = dump.lines
-    exact = 0
-    for irq in irqs(dump.table):
-        truth, _ = lines[irq.irq]
-        late = {
-            cpu: irq.counts.get(cpu, 0) - truth.get(cpu, 0)
-            for cpu in irq.counts.keys() | truth.keys()
-        }
-        assert all(count >= 0 for count in late.values()), irq.name
-        assert sum(late.values()) <= most_late(irq.name), irq.name
-        exact += 0 if any(late.values()) else irq.total
-        assert irq.total == sum(irq.counts.values())
-    assert exact > 1000
-
-
-def test_counts_of_all_cpus_are_those_of_sys(dump: Seen) -> None:
-    """Which tells also of CPUs that are not online."""
-    table = dump.table
-    for row in np.flatnonzero(dump.still).tolist():
-        if (irq := int(table.irq[row])) in dump.files:
-            assert table.counts[row].tolist() == dump.counts_of_all(irq)
-
-
-def test_sums_and_shares(dump: Seen) -> None:
-    still = replace(dump.table, device=dump.table.device & dump.still)
-    lines = {irq.irq: dump.lines[irq.irq][0] for irq in irqs(still)}
-    total = sum(sum(counts.values()) for counts in lines.values())
-    for irq in irqs(still):
-        assert irq.share == pytest.approx(sum(lines[irq.irq].values()) / total)
-    assert sum(irq.share or 0 for irq in irqs(dump.table)) == pytest.approx(1)
-
-
 def cpu_set(*cpus: int) -> CpuSet:
-    return CpuSet(
-        name="made",
-        kind="root",
-        cpus=cpus,
-        source="",
-        asked=None,
-        exclusive=None,
-        nodes=(),
-        reason=None,
-        root_domain=None,
-        balanced=None,
-        irqs_routed=(),
-        irqs_allowed=(),
-        irqs_managed=0,
-    )
-
-
-def test_sets_have_the_interrupts_that_land_there(dump: Seen) -> None:
-    roles = dump.run.workload["cpus"]
-    sets = [
-        cpu_set(roles["partition"]),
-        cpu_set(roles["quiet"], roles["isolated"]),
-        cpu_set(roles["gone"]),
-        cpu_set(*dump.online),
-    ]
-    online = set(dump.online)
-    managed = {
-        irq["irq"] for irq in dump.run.workload["irqs"].values() if irq["managed"]
-    }
-    # Those that are shut down, as no CPU is left that they may go to.
-    down = {irq for irq in managed if not online & set(dump.affinity(irq))}
-    assert down
-    # One that was moved, and has not come since, is on its way.
-    moving = {
-        irq
-        for irq in dump.lines
-        if not set(dump.affinity(irq)) & set(dump.affinity(irq, "effective"))
-    }
-    for each in route(tuple(sets), dump.table, dump.online):
-        there = online & set(each.cpus)
-        routed, allowed = (
-            {irq for irq in dump.lines if there & set(dump.affinity(irq, kind))}
-            for kind in ("effective", "smp")
-        )
-        assert set(each.irqs_routed) == routed - down - moving
-        assert set(each.irqs_allowed) == allowed
-        assert each.irqs_managed == len(allowed & managed)
-    assert not route((sets[2],), dump.table, dump.online)[0].irqs_allowed
-
-
-def test_no_intr_after_all_were_moved_away(dump: Seen) -> None:
-    """As after psrset -f, if somebody had written all of smp_affinity."""
-    table, roles = dump.table, dump.run.workload["cpus"]
-    # As it is, there are some that may go anywhere.
-    assert no_intr_cpus(table, dump.online) == set()
-    home = np.zeros(table.affinity.shape[1], np.bool_)
-    home[[roles["home"], roles["fair"]]] = True
-    moved = np.where(table.movable[:, None], home, table.affinity)
-    table = replace(table, affinity=moved)
-    # The queues of one device are for one CPU each, those of the other are shared: that
-    # of the last two CPUs goes to the one that isolcpus=managed_irq does not name.
-    shared = {
-        cpu
-        for cpu in dump.online
-        for row in np.flatnonzero(table.managed & table.started).tolist()
-        if table.effective[row, cpu]
-        and len(set(cpus_of(table.affinity[row])) & set(dump.online)) > 1
-    }
-    assert roles["quiet"] in shared
-    free = no_intr_cpus(table, dump.online)
-    assert {roles["partition"], roles["isolated"]} <= free
-    assert free == set(dump.online) - {roles["home"], roles["fair"]} - shared
-
-
-def test_own_queues_count_when_they_came(dump: Seen) -> None:
-    table, roles = dump.table, dump.run.workload["cpus"]
-    one = roles["isolated"]
-    # Nothing but the queues that are for one CPU.
-    queues = [
-        row
-        for row in np.flatnonzero(table.managed & table.placed).tolist()
-        if set(cpus_of(table.affinity[row])) & set(dump.online) == {one}
-    ]
-    assert queues
-    device = np.zeros(len(table), np.bool_)
-    device[queues] = True
-    alone = replace(table, device=device)
-    assert one in no_intr_cpus(alone, dump.online)
-    counts = table.counts.copy()
-    same = delta(alone, alone)
-    assert one in no_intr_cpus(same, dump.online)
-    counts[queues[0], one] += 1
-    came = delta(alone, replace(alone, counts=counts))
-    assert one not in no_intr_cpus(came, dump.online)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_types_make_no_difference(kernel: str) -> None:
-    ours, theirs = (seen(f"cpus-{kernel}", types).table for types in TYPES)
-    for field in fields(IrqTable):
-        one, other = getattr(ours, field.name), getattr(theirs, field.name)
-        assert (
-            np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
-        )
+    return set_of("made", "root", cpus)
 
 
 @pytest.mark.parametrize("types", TYPES)
-@pytest.mark.parametrize("name", ["memory-5.10", "tasks-6.1", "tasks-6.12"])
+@pytest.mark.parametrize(
+    "name", ["memory-5.10", "tasks-6.1", "tasks-6.12", "cpus-6.1", "cpus-6.12"]
+)
 def test_drgn_says_the_same(name: str, types: str) -> None:
     prog = open_dump(name, types)
     table, findings, _ = read(prog)
@@ -367,14 +134,19 @@ def test_drgn_says_the_same(name: str, types: str) -> None:
     assert table.irq.tolist() == [irq for irq, _ in found]
     cpus = list(for_each_possible_cpu(prog))
     assert table.cpus.tolist() == cpus
+    moving = prog.constant("IRQD_SETAFFINITY_PENDING")
     for row, (_, desc) in enumerate(found):
         assert table.address[row] == desc.value_()
         names = [name.decode() for name in irq_desc_action_names(desc)]
         assert list(table.names[row]) == names
         chip = irq_desc_chip_name(desc)
         assert table.chip[row] == (chip.decode() if chip else None)
-        affinity = list(for_each_cpu(irq_desc_affinity_mask(desc)[0]))
-        assert list(cpus_of(table.affinity[row])) == affinity
+        # One that was set since it came last is on its way there.
+        is_moving = desc.irq_common_data.state_use_accessors & moving
+        mask = desc.pending_mask if is_moving else irq_desc_affinity_mask(desc)
+        assert list(cpus_of(table.affinity[row])) == list(for_each_cpu(mask[0]))
+        effective = desc.irq_common_data.effective_affinity
+        assert list(cpus_of(table.effective[row])) == list(for_each_cpu(effective[0]))
         counts = [irq_desc_kstat_cpu(desc, cpu) for cpu in cpus]
         assert table.counts[row].tolist() == counts
 
@@ -386,13 +158,6 @@ def test_cost(dump: Seen) -> None:
 
 
 # --- damage
-
-
-@pytest.fixture
-def program() -> Iterator[Program]:
-    """A dump to be damaged."""
-    with borrowed("cpus-6.12") as prog:
-        yield prog
 
 
 def offset(prog: Program, member: str) -> int:
@@ -565,6 +330,41 @@ def test_what_nobody_moves_is_where_it_is() -> None:
     assert no_intr_cpus(table, (0, 1)) == {1}
     not_yet = replace(table, started=np.zeros(2, np.bool_))
     assert no_intr_cpus(not_yet, (0, 1)) == {0, 1}
+
+
+def test_queues_of_one_cpu_count_if_they_came() -> None:
+    kept = {"managed": np.ones(2, np.bool_), "movable": np.zeros(2, np.bool_)}
+    table = made(affinity=np.eye(2, dtype=np.bool_), **kept)
+    assert no_intr_cpus(table, (0, 1)) == {0, 1}
+    assert no_intr_cpus(delta(table, table), (0, 1)) == {0, 1}
+    later = table.counts + np.array([[1, 0], [0, 0]])
+    came = delta(table, replace(table, counts=later))
+    assert no_intr_cpus(came, (0, 1)) == {1}
+    # Those that CPUs share go to one of them, unless the others are offline.
+    shared = made(**kept)
+    assert no_intr_cpus(shared, (0, 1)) == set()
+    assert no_intr_cpus(shared, (0,)) == {0}
+
+
+def test_where_interrupts_go_and_may_go() -> None:
+    first = np.array([True, False])
+    sets = (cpu_set(0), cpu_set(1), cpu_set(7))
+    found = route(sets, made(managed=first), (0, 1))
+    assert [each.irqs_routed for each in found] == [(10,), (11,), ()]
+    assert [each.irqs_allowed for each in found] == [(10, 11), (10, 11), ()]
+    assert [each.irqs_managed for each in found] == [1, 1, 0]
+    # One that is shut down goes nowhere, but may.
+    down = route(sets, made(started=~first), (0, 1))
+    assert [each.irqs_routed for each in down] == [(), (11,), ()]
+    assert down[0].irqs_allowed == (10, 11)
+    # One that was moved since it came last is on its way, if somebody can move it.
+    away = np.array([[False, True], [True, True]])
+    on_its_way = made(affinity=away)
+    for table, routed in (
+        (on_its_way, ()),
+        (replace(on_its_way, movable=~first), (10,)),
+    ):
+        assert route(sets, table, (0, 1))[0].irqs_routed == routed
 
 
 def test_only_cpus_that_are_online_take_interrupts() -> None:

@@ -2,7 +2,6 @@
 
 """What each CPU is, against the guest's /sys/devices/system/cpu."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,16 +13,9 @@ from msatools.cpus.model import Processor
 from msatools.cpus.ticksched import _latest, read_tick_sched
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.values import cpu_list
-from tests.cpus.damaged import borrowed, lose, put, put_word
-from tests.cpus.queuedumps import KERNELS, Seen, look_at, seen
-from tests.support.dumps import TYPES
-
-CPU = "sys/devices/system/cpu"
-NODE = "sys/devices/system/node"
-
-TICK_NS = 4_000_000
-"""HZ is 250."""
+from tests.cpus.damaged import lose, put, put_word
+from tests.cpus.guests import CPU, KERNELS, TICK_NS
+from tests.cpus.queuedumps import Seen, look_at, seen
 
 FAR_NS = 1_000_000_000
 TICK_STOPPED = 2
@@ -35,57 +27,37 @@ def dump(request: pytest.FixtureRequest) -> Seen:
     return seen(f"cpus-{request.param}")
 
 
-def online(dump: Seen) -> list[tuple[int, Processor]]:
-    cpus = cpu_list(dump.truth(f"{CPU}/online"))
-    return [pair for pair in all_cpus(dump) if pair[0] in cpus]
-
-
 def all_cpus(dump: Seen) -> list[tuple[int, Processor]]:
     return list(zip(dump.percpu.cpus.tolist(), dump.processors, strict=True))
 
 
-def test_nothing_is_lost(dump: Seen) -> None:
-    assert not dump.findings.lost
-    assert not dump.findings.notes
-
-
-def test_there_is_one_for_each_possible_cpu(dump: Seen) -> None:
-    possible = cpu_list(dump.truth(f"{CPU}/possible"))
-    assert [cpu for cpu, _ in all_cpus(dump)] == sorted(possible)
-
-
-def test_places_are_those_of_sysfs(dump: Seen) -> None:
-    cpus = online(dump)
-    assert len({processor.package for _, processor in cpus}) > 1
-    assert max(len(processor.siblings) for _, processor in cpus) > 1
-    for cpu, processor in cpus:
-        where = f"{CPU}/cpu{cpu}/topology"
-        siblings = sorted(cpu_list(dump.truth(f"{where}/core_cpus_list")))
-        assert processor.package == int(dump.truth(f"{where}/physical_package_id"))
-        assert processor.die == int(dump.truth(f"{where}/die_id"))
-        assert processor.core == int(dump.truth(f"{where}/core_id"))
-        assert processor.siblings == tuple(siblings)
-        assert processor.thread == siblings.index(cpu)
+def test_siblings_are_those_of_sysfs(dump: Seen) -> None:
+    cpus = dict(all_cpus(dump))
+    assert {cpu for cpu, processor in cpus.items() if processor.active} == {
+        *dump.online
+    }
+    for cpu in dump.online:
+        siblings = dump.numbers(f"{CPU}/cpu{cpu}/topology/core_cpus_list")
+        assert cpus[cpu].siblings == siblings
+        assert cpus[cpu].thread == siblings.index(cpu)
+    assert max(len(processor.siblings) for processor in cpus.values()) > 1
 
 
 def test_a_cpu_that_went_offline_is_still_where_it_was(dump: Seen) -> None:
-    cpu = dump.cpu("gone")
-    processor = dict(all_cpus(dump))[cpu]
-    assert not processor.active
-    assert (processor.siblings, processor.thread) == ((), None)
+    cpu, cpus = dump.cpu("gone"), dict(all_cpus(dump))
+    assert not cpus[cpu].active
+    assert (cpus[cpu].siblings, cpus[cpu].thread) == ((), None)
     # It is in the same package as its neighbours, as the guest's CPUs are numbered.
-    (package,) = {
-        other.package
-        for number, other in online(dump)
-        if number in (cpu - 1, cpu + 1) and other.node == processor.node
-    }
-    assert processor.package == package
+    near = [cpus[number] for number in (cpu - 1, cpu + 1)]
+    (package,) = {each.package for each in near if each.node == cpus[cpu].node}
+    assert cpus[cpu].package == package
 
 
 @pytest.mark.kernels
 def test_a_cpu_that_never_was_online_is_nowhere() -> None:
     dump = seen("cpus-6.1")
-    present = cpu_list(dump.truth(f"{CPU}/present"))
+    present = dump.numbers(f"{CPU}/present")
+    assert [cpu for cpu, _ in all_cpus(dump)] == [*dump.numbers(f"{CPU}/possible")]
     absent = [processor for cpu, processor in all_cpus(dump) if cpu not in present]
     assert absent
     for processor in absent:
@@ -105,11 +77,6 @@ def test_hotplug_states_are_those_of_sysfs(dump: Seen) -> None:
             assert processor.hotplug_target is None
             states.add(processor.hotplug)
     assert states == {"online", "offline"}
-
-
-def test_active_ones_are_online(dump: Seen) -> None:
-    active = {cpu for cpu, processor in all_cpus(dump) if processor.active}
-    assert active == {cpu for cpu, _ in online(dump)}
 
 
 def test_capacity_is_that_of_the_run_queue(dump: Seen) -> None:
@@ -158,22 +125,15 @@ def test_ticks_of_an_offline_cpu_are_not_known(dump: Seen) -> None:
         assert (dump.ticks.ticked_ns[row] is None) == is_offline
 
 
-@pytest.fixture
-def prog() -> Iterator[Program]:
-    """A dump to be damaged."""
-    with borrowed("cpus-6.12") as prog:
-        yield prog
-
-
-def test_a_stopped_tick_was_last_when_either_stamp_says(prog: Program) -> None:
-    dump = look_at(prog, lab.build("cpus-6.12"))
+def test_a_stopped_tick_was_last_when_either_stamp_says(program: Program) -> None:
+    dump = look_at(program, lab.build("cpus-6.12"))
     cpu = dump.cpu("quiet")
-    updated = prog["last_jiffies_update"].value_()
-    jiffies = prog["jiffies_64"].value_()
-    sched = per_cpu(prog["tick_cpu_sched"], cpu)
+    updated = program["last_jiffies_update"].value_()
+    jiffies = program["jiffies_64"].value_()
+    sched = per_cpu(program["tick_cpu_sched"], cpu)
     # An interrupt may just have started it again.
     flags = sched.flags.value_() | TICK_STOPPED
-    put(prog, sched.flags.address_, flags.to_bytes(sizeof(sched.flags), "little"))
+    put(program, sched.flags.address_, flags.to_bytes(sizeof(sched.flags), "little"))
     for before, ticks_ago, told in (
         (30 * TICK_NS, 20, updated - 20 * TICK_NS),
         (10 * TICK_NS, 20, updated - 11 * TICK_NS),
@@ -183,7 +143,7 @@ def test_a_stopped_tick_was_last_when_either_stamp_says(prog: Program) -> None:
     ):
         put_word(sched.last_tick, updated - before)
         put_word(sched.last_tick_jiffies, jiffies - ticks_ago)
-        ticks = read_tick_sched(Reader(prog), dump.percpu, Findings())
+        ticks = read_tick_sched(Reader(program), dump.percpu, Findings())
         row = dump.percpu.cpus.tolist().index(cpu)
         assert ticks.ticked_ns[row] == told
 
@@ -208,36 +168,36 @@ def test_the_latest_moment_that_is_noted(
     assert _latest(updated, ticked, idle) == latest
 
 
-def test_a_cpu_in_an_idle_state_names_it(prog: Program) -> None:
+def test_a_cpu_in_an_idle_state_names_it(program: Program) -> None:
     """Guests have none, so one is put into memory that nothing else needs."""
     run = lab.build("cpus-6.12")
     cpu = run.workload["cpus"]["quiet"]
-    driver = prog.type("struct cpuidle_driver")
-    state = prog.type("struct cpuidle_state")
-    at = prog["init_task"].address_
+    driver = program.type("struct cpuidle_driver")
+    state = program.type("struct cpuidle_state")
+    at = program["init_task"].address_
     states = at + offsetof(driver, "states")
     third = states + 2 * sizeof(state)
-    put(prog, third, b"C6".ljust(16, b"\0"))
-    put_word(prog["cpuidle_curr_driver"], at)
-    put_word(per_cpu(prog["runqueues"], cpu).idle_state, third)
-    found = look_at(prog, run).processors
+    put(program, third, b"C6".ljust(16, b"\0"))
+    put_word(program["cpuidle_curr_driver"], at)
+    put_word(per_cpu(program["runqueues"], cpu).idle_state, third)
+    found = look_at(program, run).processors
     told = {(processor.idle_state, processor.idle_depth) for processor in found}
     assert told == {(None, None), ("C6", 2)}
     assert (found[cpu].idle_state, found[cpu].idle_depth) == ("C6", 2)
     # A driver of another's: its number is not known.
-    put_word(prog["cpuidle_curr_driver"], third)
-    found = look_at(prog, run).processors
+    put_word(program["cpuidle_curr_driver"], third)
+    found = look_at(program, run).processors
     assert (found[cpu].idle_state, found[cpu].idle_depth) == ("C6", None)
 
 
-def test_what_cannot_be_read_costs_notes_alone(prog: Program) -> None:
+def test_what_cannot_be_read_costs_notes_alone(program: Program) -> None:
     run = lab.build("cpus-6.12")
-    whole = look_at(prog, run).processors
+    whole = look_at(program, run).processors
     for name in ("cpu_info", "tick_cpu_sched", "numa_node", "cpuhp_state"):
-        variable = per_cpu(prog[name], 1)
-        lose(prog, variable.address_, sizeof(variable))
-    lose(prog, prog["__cpu_active_mask"].address_, 8)
-    dump = look_at(prog, run)
+        variable = per_cpu(program[name], 1)
+        lose(program, variable.address_, sizeof(variable))
+    lose(program, program["__cpu_active_mask"].address_, 8)
+    dump = look_at(program, run)
     assert not any(processor.active for processor in dump.processors)
     lost = dump.processors[1]
     assert lost.package is lost.node is lost.hotplug is lost.tick_stopped is None
@@ -251,13 +211,6 @@ def test_what_cannot_be_read_costs_notes_alone(prog: Program) -> None:
         "cpumasks_unreadable": 1,
     }
     assert "the mask of active CPUs" in dump.findings.lost
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_btf_tells_what_dwarf_tells(kernel: str) -> None:
-    btf, dwarf = (seen(f"cpus-{kernel}", types) for types in TYPES)
-    assert btf.processors == dwarf.processors
-    assert btf.ticks == dwarf.ticks
 
 
 @pytest.mark.parametrize("name", ["memory-5.10"])

@@ -2,6 +2,7 @@
 
 """Rows of CPUs: what each is, put together of what was read. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -99,74 +100,59 @@ def test_counts_that_are_not_known() -> None:
 
 
 MASKS = masks_of((0, 1), (0,))
+STOP = queued(17, sched_class="stop")
 
 
-@pytest.mark.parametrize(
-    ("others", "state"),
-    [
-        ({}, ("on",)),
-        ({"no_intr": {0}}, ("on", "no-intr")),
-        ({"masks": replace(MASKS, isolated=(0,))}, ("on", "isolated")),
-        ({"masks": replace(MASKS, nohz_full=(0,))}, ("on", "nohz_full")),
-        ({"masks": replace(MASKS, rcu_nocb=(0,))}, ("on", "rcu_nocb")),
-        # What isolcpus= says is in the mask of all that are isolated.
-        ({"masks": replace(MASKS, isolcpus=(0,), managed_irq=(0,))}, ("on",)),
-        ({"processors": (processor(0, active=False),) * 2}, ("on", "inactive")),
-        ({"queues": {0: queue(0)}}, ("on", "idle")),
-        (
-            {"queues": {0: queue(0, current=queued(17, sched_class="stop"))}},
-            ("on", "stopped"),
-        ),
-        # A thread of that class that only waits stops nobody.
-        (
-            {
-                "queues": {
-                    0: queue(
-                        0,
-                        current=queued(5),
-                        waiting=(queued(17, sched_class="stop"),),
-                    )
-                }
-            },
-            ("on",),
-        ),
-        ({"queues": {0: queue(0, current=None)}}, ("on",)),
-        ({"queues": {}}, ("on",)),
-        (
-            {
-                "no_intr": {0},
-                "masks": replace(MASKS, isolated=(0,), nohz_full=(0,), rcu_nocb=(0, 1)),
-                "queues": {0: queue(0)},
-            },
-            ("on", "no-intr", "isolated", "nohz_full", "rcu_nocb", "idle"),
-        ),
-        # Nobody knows.
-        (
-            {"masks": replace(MASKS, isolated=None, nohz_full=None, rcu_nocb=None)},
-            ("on",),
-        ),
-    ],
-)
-def test_states(others: dict[str, Any], state: tuple[str, ...]) -> None:
-    assert first(**others).state == state
+def masks(**others: Any) -> dict[str, Any]:
+    return {"masks": replace(MASKS, **others)}
 
 
-@pytest.mark.parametrize(
-    ("others", "state"),
-    [
-        ({}, ("off",)),
-        # None comes to it, but that is no merit; nor do tasks.
-        ({"no_intr": {1}}, ("off",)),
-        # What it will be once it is online.
-        (
-            {"masks": replace(MASKS, isolated=(1,), nohz_full=(1,), rcu_nocb=(1,))},
-            ("off", "isolated", "nohz_full", "rcu_nocb"),
-        ),
-    ],
-)
-def test_states_of_one_that_is_offline(
-    others: dict[str, Any], state: tuple[str, ...]
-) -> None:
-    row = second(**others)
-    assert row.state == state
-    assert not row.online
+def runs(**others: Any) -> dict[str, Any]:
+    return {"queues": {0: queue(0, **others)}}
+
+
+STATES: Sequence[tuple[dict[str, Any], str]] = [
+    ({}, "on"),
+    ({"no_intr": {0}}, "on no-intr"),
+    (masks(isolated=(0,)), "on isolated"),
+    (masks(nohz_full=(0,)), "on nohz_full"),
+    (masks(rcu_nocb=(0,)), "on rcu_nocb"),
+    # What isolcpus= says is in the mask of all that are isolated.
+    (masks(isolcpus=(0,), managed_irq=(0,)), "on"),
+    ({"processors": (processor(0, active=False),) * 2}, "on inactive"),
+    (runs(), "on idle"),
+    (runs(current=STOP), "on stopped"),
+    # A thread of that class that only waits stops nobody.
+    (runs(current=queued(5), waiting=(STOP,)), "on"),
+    (runs(current=None), "on"),
+    ({"queues": {}}, "on"),
+    (
+        masks(isolated=(0,), nohz_full=(0,), rcu_nocb=(0, 1))
+        | {"no_intr": {0}}
+        | runs(),
+        "on no-intr isolated nohz_full rcu_nocb idle",
+    ),
+    # Nobody knows.
+    (masks(isolated=None, nohz_full=None, rcu_nocb=None), "on"),
+]
+OFFLINE: Sequence[tuple[dict[str, Any], str]] = [
+    ({}, "off"),
+    # None comes to it, but that is no merit; nor do tasks.
+    ({"no_intr": {1}}, "off"),
+    # What it will be once it is online.
+    (
+        masks(isolated=(1,), nohz_full=(1,), rcu_nocb=(1,)),
+        "off isolated nohz_full rcu_nocb",
+    ),
+]
+
+
+@pytest.mark.parametrize(("others", "state"), STATES)
+def test_states(others: dict[str, Any], state: str) -> None:
+    assert first(**others).state == tuple(state.split())
+
+
+@pytest.mark.parametrize(("others", "state"), OFFLINE)
+def test_states_of_one_that_is_offline(others: dict[str, Any], state: str) -> None:
+    assert second(**others).state == tuple(state.split())
+    assert not second(**others).online

@@ -3,7 +3,6 @@
 """Masks, cpusets and processor sets, equal to what the guest's kernel said of them."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,40 +14,25 @@ from msatools.cpus.masks import boot_words, place_of
 from msatools.cpus.sets import set_of_cpus, with_reason
 from msatools.kernel.cpumasks import mask_at
 from msatools.values import ranges
-from tests.cpus.damaged import borrowed, lose, put
+from tests.cpus.damaged import lose, put
+from tests.cpus.guests import CPU, GROUPS, KERNELS, numbers
 from tests.cpus.madecpus import cpuset
-from tests.cpus.setdumps import (
-    CPU,
-    GROUPS,
-    KERNELS,
-    Seen,
-    look_at,
-    numbers,
-    seen,
-    set_of,
-)
+from tests.cpus.setdumps import Seen, look_at, seen, set_of
 
 
 @pytest.fixture(params=KERNELS)
 def dump(request: pytest.FixtureRequest) -> Seen:
     """The cpus scenario, on each kernel."""
-    return seen(request.param)
+    return seen(f"cpus-{request.param}")
 
 
-@pytest.fixture
-def program() -> Iterator[Program]:
-    """A dump to be damaged."""
-    with borrowed("cpus-6.12") as prog:
-        yield prog
+def of_path(path: str) -> Cpuset:
+    (found,) = [one for one in seen("cpus-6.12").cpusets.all if one.path == path]
+    return found
 
 
 def look(program: Program) -> Seen:
     return look_at(program, lab.build("cpus-6.12"))
-
-
-def test_nothing_is_lost(dump: Seen) -> None:
-    assert dump.findings.notes == {}
-    assert not dump.findings.coverage
 
 
 # --- masks
@@ -150,8 +134,7 @@ def test_all_cpusets_equal_their_files(dump: Seen) -> None:
 def test_parents_come_first(dump: Seen) -> None:
     paths = {one.address: one.path or "" for one in dump.cpusets.all}
     first, *others = dump.cpusets.all
-    assert first == dump.cpusets.root
-    assert first.path == "/"
+    assert (first, first.path) == (dump.cpusets.root, "/")
     known = {first.address}
     for one in others:
         assert one.parent in known
@@ -237,7 +220,7 @@ def test_exclusive_cpus_where_the_kernel_keeps_them(dump: Seen) -> None:
 
 def test_the_set_of_each_cpu(dump: Seen) -> None:
     names = set_of_cpus(dump.sets, dump.masks.possible)
-    roles = dump.run.workload["cpus"]
+    roles = dump.roles
     assert tuple(names) == dump.masks.possible
     assert names[roles["partition"]] == "/db"
     assert names[roles["quiet"]] == "/quiet"
@@ -245,14 +228,6 @@ def test_the_set_of_each_cpu(dump: Seen) -> None:
     # Its partition is not in force: nobody has it.
     assert names[roles["gone"]] == "default"
     assert sum(name != "default" for name in names.values()) == 3
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_debug_info_makes_no_difference(kernel: str) -> None:
-    one, other = seen(kernel, "btf"), seen(kernel, "dwarf")
-    assert one.masks == other.masks
-    assert one.cpusets == other.cpusets
-    assert one.sets == other.sets
 
 
 # --- what cannot be had
@@ -318,9 +293,8 @@ def test_lists_of_cpus() -> None:
 
 
 def test_a_cpuset_that_is_lost_costs_a_count(program: Program) -> None:
-    whole = seen("6.12")
-    (lost,) = [one for one in whole.cpusets.all if one.path == "/quiet"]
-    lose(program, lost.address, 8)
+    whole = seen("cpus-6.12")
+    lose(program, of_path("/quiet").address, 8)
     found = look(program)
     assert found.findings.coverage["lists_broken"]
     paths = [one.path for one in found.cpusets.all]
@@ -338,7 +312,7 @@ def test_a_mask_that_is_lost_costs_a_count(program: Program) -> None:
     assert found.findings.coverage["cpumasks_unreadable"] == 2
     assert found.masks.rcu_nocb is None
     # Root domains tell of those that are online.
-    assert found.masks.isolated == seen("6.12").masks.isolated
+    assert found.masks.isolated == seen("cpus-6.12").masks.isolated
 
 
 def test_a_tree_of_cpusets_that_is_a_loop_ends(program: Program) -> None:
@@ -349,11 +323,11 @@ def test_a_tree_of_cpusets_that_is_a_loop_ends(program: Program) -> None:
     put(program, below.address_, node.to_bytes(8, "little"))
     found = look(program)
     assert found.findings.coverage["lists_broken"]
-    assert len(found.cpusets.all) < len(seen("6.12").cpusets.all)
+    assert len(found.cpusets.all) < len(seen("cpus-6.12").cpusets.all)
 
 
 def test_a_partition_of_unknown_kind_is_noted(program: Program) -> None:
-    (one,) = [one for one in seen("6.12").cpusets.all if one.path == "/db"]
+    one = of_path("/db")
     state = program["top_cpuset"].type_.member("partition_root_state")
     put(program, one.address + state.bit_offset // 8, (9).to_bytes(4, "little"))
     found = look(program)
@@ -362,7 +336,7 @@ def test_a_partition_of_unknown_kind_is_noted(program: Program) -> None:
 
 
 def test_a_reason_that_is_none_is_a_number(program: Program) -> None:
-    (one,) = [one for one in seen("6.12").cpusets.all if one.path == "/limit/root"]
+    one = of_path("/limit/root")
     error = program["top_cpuset"].type_.member("prs_err")
     put(program, one.address + error.bit_offset // 8, (99).to_bytes(4, "little"))
     found = look(program)
@@ -376,7 +350,7 @@ def test_cpusets_of_an_own_hierarchy(program: Program) -> None:
     found = look(program)
     assert not found.cpusets.unified
     limits = {one.name: one for one in found.sets if one.kind == "limit"}
-    assert limits["/limit/one"].cpus == seen("6.12").one("/limit/one").cpus
+    assert limits["/limit/one"].cpus == seen("cpus-6.12").one("/limit/one").cpus
     # It asks for no CPUs, which is what these are of no use for in v1.
     assert "/mems" not in limits
 
@@ -391,16 +365,14 @@ def test_a_kernel_without_number_of_cpus(program: Program) -> None:
         found.reader.read(program["nr_cpu_ids"].address_, 4)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_masks_that_lie_in_variables_and_masks_behind_pointers(kernel: str) -> None:
+def test_masks_that_lie_in_variables_and_masks_behind_pointers(dump: Seen) -> None:
     """``cpumask_var_t`` is a pointer or an array of one, by configuration."""
-    program = seen(kernel).prog
-    pointer = program["tick_nohz_full_mask"]
+    pointer = dump.prog["tick_nohz_full_mask"]
     assert place_of(pointer) == pointer.value_()
-    mask = program.array_type(program.type("struct cpumask"), 1)
-    here = Object(program, mask, address=pointer.value_())
+    mask = dump.prog.array_type(dump.prog.type("struct cpumask"), 1)
+    here = Object(dump.prog, mask, address=pointer.value_())
     assert place_of(here) == pointer.value_()
-    assert mask_at(seen(kernel).reader, place_of(here)) == seen(kernel).masks.nohz_full
+    assert mask_at(dump.reader, place_of(here)) == dump.masks.nohz_full
 
 
 def test_partition_whose_cpus_are_gone() -> None:

@@ -3,7 +3,6 @@
 """Involuntary switches and moves, by CPU."""
 
 import re
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -14,64 +13,45 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks.states import asleep
 from msatools.tasks.table import TaskReader, TaskTable
+from tests.cpus.guests import KERNELS, Guest
 from tests.support.dumps import open_dump
 
-KERNELS = ("6.1", "6.12")
 COLUMNS = ("address", "pid", "start_ns", "cpu", "nivcsw", "migrations")
-
-
-def number(text: str, name: str) -> int:
-    (found,) = re.findall(rf"^{name}\s*:\s*(\d+)$", text, re.M)
-    return int(found)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_tasks_of_a_dump(kernel: str) -> None:
-    """Those that have slept since are exact; those that ran have no less."""
-    run = lab.build(f"cpus-{kernel}")
-    table = TaskReader(Reader(open_dump(run.name, "btf"))).read_all(Findings())
-    names = set(run.truth_names())
-    rested, moved, sums, gone = 0, 0, Counter[int](), Counter[int]()
-    slept = asleep(table)
-    for row, (pid, tgid, cpu, switches, voluntary, migrations) in enumerate(
-        zip(
-            *(
-                table[name].tolist()
-                for name in ("pid", "tgid", "cpu", "nivcsw", "nvcsw", "migrations")
-            ),
-            strict=True,
-        )
-    ):
-        sums[cpu] += switches
-        gone[cpu] += migrations
-        base = f"proc/{tgid}/task/{pid}"
-        if f"{base}/status" not in names:
-            # The program that reads all this was made last; the kernel makes workers.
-            assert table["comm"][row].startswith((b"truth", b"kworker/"))
+    """Moves of those that have slept since are exact; others have no fewer."""
+    guest = Guest(lab.build(f"cpus-{kernel}"))
+    table = TaskReader(Reader(open_dump(guest.run.name, "btf"))).read_all(Findings())
+    rows = {pid: row for row, pid in enumerate(table["pid"].tolist())}
+    slept, rested, moved = asleep(table), 0, 0
+    for pid in guest.threads.keys() & rows.keys():
+        file = f"{guest.threads[pid]}/sched"
+        if not guest.has(file):
             continue
-        status = run.truth(f"{base}/status").decode()
-        told = number(status, "nonvoluntary_ctxt_switches")
-        has_rested = slept[row] and voluntary == number(
-            status, "voluntary_ctxt_switches"
-        )
-        assert switches == told if has_rested else switches >= told
+        pattern = r"^se.nr_migrations\s*:\s*(\d+)$"
+        (recorded,) = map(int, re.findall(pattern, guest.truth(file), re.M))
+        row, switches = rows[pid], int(guest.status(pid, "voluntary_ctxt_switches"))
+        has_rested = slept[row] and table["nvcsw"][row] == switches
+        found = int(table["migrations"][row])
+        assert found == recorded if has_rested else found >= recorded
         rested += has_rested
-        if f"{base}/sched" in names:
-            sched = run.truth(f"{base}/sched").decode()
-            told = number(sched, "se.nr_migrations")
-            assert migrations == told if has_rested else migrations >= told
-            moved += migrations
+        moved += found
     # All that the guest made to rest.
-    assert rested >= sum(t["does"] == "rest" for t in run.workload["tasks"].values())
+    assert rested >= sum(task["does"] == "rest" for task in guest.made.values())
     assert moved > 0
     cpus = np.arange(8)
-    assert involuntary(table, cpus).values.tolist() == [sums[cpu] for cpu in cpus]
-    counted = moves(table, cpus)
-    assert counted is not None
-    assert counted.known.all()
-    assert counted.values.tolist() == [gone[cpu] for cpu in cpus]
-    # Of a CPU that is not asked about nothing is told.
-    assert involuntary(table, cpus[2:4]).values.tolist() == [sums[2], sums[3]]
+    for column, count in (("nivcsw", involuntary), ("migrations", moves)):
+        sums = [int(table[column][table["cpu"] == cpu].sum()) for cpu in cpus]
+        counted = count(table, cpus)
+        assert counted is not None
+        assert counted.known.all()
+        assert counted.values.tolist() == sums
+        # Of a CPU that is not asked about nothing is told.
+        some = count(table, cpus[2:4])
+        assert some is not None
+        assert some.values.tolist() == sums[2:4]
 
 
 def tasks(*rows: tuple[int, ...], columns: tuple[str, ...] = COLUMNS) -> TaskTable:

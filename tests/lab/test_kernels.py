@@ -105,21 +105,30 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeArchive:
     return archive
 
 
-def test_newest_is_installed(archive: FakeArchive) -> None:
-    assert kernels.install("6.1", archive).release == RELEASE.format(56)
-
-
-def test_vanished_release_falls_back_to_the_cached_one(archive: FakeArchive) -> None:
-    archive.listed = [54]
-    kernels.install("6.1", archive)
-    archive.listed = [54, 55, 56]
-    archive.there = [RELEASE.format(55)]
-    assert kernels.install("6.1", archive).release == RELEASE.format(54)
-
-
-def test_vanished_release_falls_back_to_the_next_newest(archive: FakeArchive) -> None:
-    archive.there = [RELEASE.format(55), RELEASE.format(54)]
-    assert kernels.install("6.1", archive).release == RELEASE.format(55)
+@pytest.mark.parametrize(
+    ("cached", "listed", "renewed", "there", "installed"),
+    [
+        pytest.param([], [54, 55, 56], [], [54, 55, 56], 56, id="the newest"),
+        pytest.param([54], [54, 55, 56], [], [55], 54, id="the cached one"),
+        pytest.param([], [54, 55, 56], [], [54, 55], 55, id="the next newest"),
+        # Before a cached one comes the newest of lists that were out of date.
+        pytest.param([54], [54, 56], [54, 57], [57], 57, id="a renewed one"),
+    ],
+)
+def test_what_is_installed(
+    archive: FakeArchive,
+    cached: list[int],
+    listed: list[int],
+    renewed: list[int],
+    there: list[int],
+    installed: int,
+) -> None:
+    if cached:
+        archive.listed = cached
+        kernels.install("6.1", archive)
+    archive.listed, archive.fresh = listed, renewed
+    archive.there = [RELEASE.format(number) for number in there]
+    assert kernels.install("6.1", archive).release == RELEASE.format(installed)
 
 
 def test_nothing_to_be_had_is_one_clear_error(archive: FakeArchive) -> None:
@@ -137,16 +146,6 @@ def test_what_failed_is_left_alone_until_the_lists_change(
     assert archive.tried == [RELEASE.format(n) for n in (56, 55, 54)]
     archive.listed = [54, 55, 56, 57]
     archive.there.append(RELEASE.format(57))
-    assert kernels.install("6.1", archive).release == RELEASE.format(57)
-
-
-def test_newest_of_renewed_lists_comes_before_a_cached_one(
-    archive: FakeArchive,
-) -> None:
-    archive.listed = [54]
-    kernels.install("6.1", archive)
-    archive.listed, archive.fresh = [54, 56], [54, 57]
-    archive.there = [RELEASE.format(57)]
     assert kernels.install("6.1", archive).release == RELEASE.format(57)
 
 

@@ -3,8 +3,6 @@ import json
 import os
 import re
 import subprocess
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,9 @@ from fixtures import lab
 from fixtures.lab import locks
 from fixtures.lab.cache import Cache
 from fixtures.lab.errors import LabError
-from fixtures.lab.guest import cases, fuse, lockcases
+from fixtures.lab.guest import fuse, lockcases
 from fixtures.lab.guest.locks import locks_of, roots_of
-
-SECONDS = 60
-"""After which who does not wait hangs."""
+from tests.lab.waiting import wait_until_in_class
 
 NOT_HERE = {"pi", "inversion", "shared-file"}
 """Kinds that need root, or /data as guests have it."""
@@ -28,42 +24,30 @@ LOCK_TYPES = {
     *("bit_wait", "wait_queue", "posix_lock", "flock"),
 }
 """Those in contract.md that stock kernels can be made to wait for."""
-FUTEX, FUTEX_WAITV, LOCK_PI = 202, 449, 6
-COMMAND = 0x7F
-"""Of a futex's operation, that which is not flags."""
 BOTH = ["6.1", "6.12"]
 
 Task = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return locks.program(Cache(tmp_path_factory.mktemp("cache"), 1 << 30))
+def program(programs: Cache) -> Path:
+    return locks.program(programs)
 
 
 @pytest.fixture
-def start(program: Path) -> Iterator[Any]:
+def start(program: Path, spawn: Any) -> Any:
     """Runs a kind of the program here; what its tasks have said, by name."""
-    started: list[subprocess.Popen[bytes]] = []
 
     def run(kind: str) -> dict[str, Task]:
         reading, writing = os.pipe()
-        words = [str(program), str(writing), kind]
-        started.append(
-            subprocess.Popen(words, pass_fds=[writing], start_new_session=True)
-        )
+        spawn(program, str(writing), kind, pass_fds=[writing])
         os.close(writing)
-        said: dict[str, Task] = {}
         with open(reading, "rb") as pipe:
-            for _ in range(lockcases.KINDS[kind]):
-                task = json.loads(pipe.readline())
-                said[task["name"]] = task
-        return said
+            lines = [pipe.readline() for _ in range(lockcases.KINDS[kind])]
+        said = [json.loads(line) for line in lines]
+        return {task["name"]: task for task in said}
 
-    yield run
-    for process in started:
-        os.killpg(process.pid, 9)
-        process.wait()
+    return run
 
 
 @pytest.fixture(scope="module", params=BOTH)
@@ -73,11 +57,6 @@ def run(request: pytest.FixtureRequest) -> lab.Run:
 
 def by_tid(run: lab.Run) -> dict[int, Task]:
     return {task["tid"]: task for task in run.workload["tasks"].values()}
-
-
-def seen(run: lab.Run, task: Task, name: str) -> str:
-    """A file of the task in /proc, as it was at rest."""
-    return run.truth(f"proc/{task['pid']}/task/{task['tid']}/{name}").decode()
 
 
 # --- the program, and what is made of what tasks say
@@ -94,12 +73,8 @@ def test_program_knows_every_kind() -> None:
 def test_tasks_wait_where_they_say(kind: str, start: Any) -> None:
     said = start(kind)
     assert len(said) == lockcases.KINDS[kind]
-    until = time.monotonic() + SECONDS
     for task in said.values():
-        states = cases.LOOKS[task["class"]][0]
-        while cases.state_of(task["pid"], task["tid"]) not in states:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until_in_class(task["pid"], task["tid"], task["class"])
 
 
 def test_owners_are_who_took_the_locks(start: Any) -> None:
@@ -187,95 +162,3 @@ def test_a_guest_that_is_not_as_it_says_is_built_anew(run: lab.Run) -> None:
         other.__dict__["workload"] = said | wrong
         with pytest.raises(LabError, match=why):
             locks.check(other)
-
-
-def test_futexes_have_the_addresses_that_calls_were_made_with(run: lab.Run) -> None:
-    tasks = by_tid(run)
-    for lock in run.workload["locks"]:
-        if lock["type"] not in ("futex", "pi_futex"):
-            assert lock["address"] is None
-            continue
-        for waiter in lock["waiters"]:
-            call, address, operation = [
-                int(word, 0)
-                for word in seen(run, tasks[waiter["pid"]], "syscall").split()[:3]
-            ]
-            if call == FUTEX_WAITV:
-                continue
-            assert (call, address) == (FUTEX, int(lock["address"], 0))
-            is_pi = operation & COMMAND == LOCK_PI
-            assert is_pi == (lock["type"] == "pi_futex")
-
-
-def test_file_locks_are_those_of_the_kernel(run: lab.Run) -> None:
-    """Who waits for whom there is the order here."""
-    found: dict[int, list[int]] = {}
-    for line in run.truth("proc/locks").decode().splitlines():
-        words = line.replace("->", "").split()
-        inode = int(words[5].split(":")[2])
-        found.setdefault(inode, []).append(int(words[4]))
-    of_files = [
-        lock
-        for lock in run.workload["locks"]
-        if lock["type"] in ("posix_lock", "flock")
-    ]
-    assert len(of_files) == len(found)
-    for lock in of_files:
-        locker = lock.get("locker", lock["owners"][0]["pid"])
-        expected = [locker, *(waiter["pid"] for waiter in lock["waiters"])]
-        if lock["name"] == "ofd":
-            expected = [-1, -1]  # such a lock is no process's
-        assert found[lock["inode"]] == expected
-
-
-def test_priorities_make_the_order(run: lab.Run) -> None:
-    tasks = by_tid(run)
-    (lock,) = [lock for lock in run.workload["locks"] if lock["name"] == "pi"]
-    ranks = [tasks[waiter["pid"]]["rt_priority"] for waiter in lock["waiters"]]
-    assert ranks == [30, 20, 10]
-
-
-def test_inverted_owner_is_ready_to_run(run: lab.Run) -> None:
-    (lock,) = [lock for lock in run.workload["locks"] if lock.get("inversion")]
-    tasks = by_tid(run)
-    owner, waiter = (
-        locks.fields(run, tasks[tid]["pid"], tid)
-        for tid in (lock["holders"][0], lock["waiters"][0]["pid"])
-    )
-    # Fields 3, 19 and 39: the state, the nice value and the CPU; 40 is rt_priority.
-    assert (owner[0], owner[16], owner[36]) == ("R", "19", "1")
-    assert waiter[37] == "50"
-
-
-def test_dead_owners_are_dead(run: lab.Run) -> None:
-    stale = {
-        lock["name"]: lock["stale_owner"]
-        for lock in run.workload["locks"]
-        if "stale_owner" in lock
-    }
-    there = by_tid(run)
-    assert stale["stale"] not in there
-    assert there[stale["reused"]]["class"] == "FLK"
-
-
-def test_only_one_deadlock(run: lab.Run) -> None:
-    locks_there = run.workload["locks"]
-    assert {lock["name"] for lock in locks_there if lock["deadlock"]} == {
-        "abba-a",
-        "abba-b",
-    }
-    rings = [root for root in run.workload["roots"] if root["kind"] == "cycle"]
-    tasks = run.workload["tasks"]
-    pair = sorted(tasks[name]["tid"] for name in ("abba-1", "abba-2"))
-    assert [ring["pids"] for ring in rings] == [pair]
-
-
-def test_roots_block_whom_they_should(run: lab.Run) -> None:
-    tasks = run.workload["tasks"]
-    blocks = {root["pid"]: set(root["blocks"]) for root in run.workload["roots"]}
-    served = blocks[tasks["fuse-server"]["tid"]]
-    for name in ("mmap-behind", "acct-2", "ring-last-reader", "mkdir-list", "pipe"):
-        assert tasks[name]["tid"] in served
-    assert blocks[tasks["fuse-busy-server"]["tid"]] == {tasks["fuse-busy"]["tid"]}
-    locked = {tasks[name]["tid"] for name in ("fuse-locked", "fuse-locked-server")}
-    assert blocks[tasks["fuse-mutex-owner"]["tid"]] == locked

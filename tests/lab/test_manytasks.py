@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 import json
-import os
 import re
-import signal
 import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +11,25 @@ from fixtures.lab import host, manytasks
 from fixtures.lab.cache import Cache
 from fixtures.lab.guest import cases
 from fixtures.lab.guest.manytasks import KINDS
+from tests.lab.waiting import wait_until_in_class
 
-SECONDS = 10
 UNLIKELY_HERE = {"fault", "inode", "flock", "range-lock"}
 """Kinds that need root, or /data as guests have it."""
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return manytasks.program(Cache(tmp_path_factory.mktemp("cache"), 1 << 30))
+def program(programs: Cache) -> Path:
+    return manytasks.program(programs)
 
 
 @pytest.fixture
-def start(program: Path) -> Iterator[Any]:
-    started: list[subprocess.Popen[str]] = []
-
+def start(program: Path, spawn: Any) -> Any:
     def run(kind: str, count: int) -> dict[str, Any]:
-        words = [program, kind, str(count)]
-        started.append(
-            subprocess.Popen(
-                words, stdout=subprocess.PIPE, text=True, start_new_session=True
-            )
-        )
-        output = started[-1].stdout
-        assert output
-        made: dict[str, Any] = json.loads(output.readline())
+        process = spawn(program, kind, str(count), stdout=subprocess.PIPE, text=True)
+        made: dict[str, Any] = json.loads(process.stdout.readline())
         return made
 
-    yield run
-    for process in started:
-        # The child that one kind waits for would outlive it.
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    return run
 
 
 def test_program_knows_every_kind() -> None:
@@ -61,11 +44,8 @@ def test_threads_wait(kind: str, start: Any) -> None:
     made = start(kind, 30)
     pid, tids = made["pid"], made["tids"]
     assert len(set(tids)) == 30
-    expected = cases.LOOKS[KINDS[kind]][0]
-    until = time.monotonic() + SECONDS
-    while any(cases.state_of(pid, tid) not in expected for tid in tids):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    for tid in tids:
+        wait_until_in_class(pid, tid, KINDS[kind])
 
 
 def test_zombies(start: Any) -> None:

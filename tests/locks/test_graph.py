@@ -40,80 +40,68 @@ def test_nothing() -> None:
     assert graph("").roots == () == graph("").cycles
 
 
-def test_chain() -> None:
-    (root,) = graph("1=2 2=3 4=3").roots
-    assert root.tasks == {3}
-    assert root.blocked == {1, 2, 4}
-    assert root.direct == (2, 4)
-    assert root.chain == (1, 2, 3)
+@pytest.mark.parametrize(
+    ("edges", "things", "direct", "chain"),
+    [
+        ("1=2 2=3 4=3", {}, (2, 4), (1, 2, 3)),
+        # That of the longest wait.
+        ("5=9 4=9", {}, (5, 4), (4, 9)),
+        ("1=2", {2: "disk", 3: "disk"}, (2, 3), (1, 2)),
+    ],
+)
+def test_chain(
+    edges: str, things: dict[int, str], direct: tuple[int, ...], chain: tuple[int, ...]
+) -> None:
+    (root,) = graph(edges, things).roots
+    assert root.direct == direct
+    assert root.chain == chain
 
 
-def test_chain_of_the_longest_wait() -> None:
-    (root,) = graph("5=9 4=9").roots
-    assert root.chain == (4, 9)
+@pytest.mark.parametrize(
+    ("edges", "things", "behind"),
+    [
+        ("1=2 2=3 4=3", {}, {(3,): {1, 2, 4}}),
+        ("1=2", {2: "disk", 3: "disk"}, {"disk": {1, 2, 3}}),
+        # Who waits for a task does not wait for a thing.
+        ("1=2", {1: "disk"}, {(2,): {1}}),
+        # Readers are each waited for.
+        ("1=2 1=3", {}, {(2,): {1}, (3,): {1}}),
+        ("1=2 2=1 3=1", {}, {(1, 2): {3}}),
+        ("1=1 2=1", {}, {(1,): {2}}),
+        # What is too loose for a cycle counts elsewhere.
+        ("1=2 2?1!", {}, {(2,): {1}}),
+        ("1=2 2?3!", {}, {(3,): {1, 2}}),
+        ("1=2 2?1!", {2: "rwsem"}, {"rwsem": {1, 2}}),
+    ],
+)
+def test_who_is_behind_each_root(
+    edges: str, things: dict[int, str], behind: dict[object, set[int]]
+) -> None:
+    assert told(edges, things) == behind
 
 
-def test_thing_is_the_root() -> None:
-    assert told("1=2", {2: "disk", 3: "disk"}) == {"disk": {1, 2, 3}}
-    (root,) = graph("1=2", {2: "disk", 3: "disk"}).roots
-    assert root.direct == (2, 3)
-    assert root.chain == (1, 2)
-
-
-def test_thing_of_who_waits_for_a_task_does_not_count() -> None:
-    assert told("1=2", {1: "disk"}) == {(2,): {1}}
-
-
-def test_readers_are_each_waited_for() -> None:
-    assert told("1=2 1=3") == {(2,): {1}, (3,): {1}}
-
-
-def test_two_tasks() -> None:
-    (cycle,) = graph("1=2 2=1").cycles
-    assert cycle.exact
-    assert cycle.tasks == {1, 2}
-    assert [(edge.waiter, edge.owner) for edge in cycle.edges] == [(1, 2), (2, 1)]
-    assert told("1=2 2=1 3=1") == {(1, 2): {3}}
-
-
-def test_itself() -> None:
-    (cycle,) = graph("1=1").cycles
-    assert cycle.tasks == {1}
-    assert told("1=1 2=1") == {(1,): {2}}
-
-
-@pytest.mark.parametrize("mark", "~?")
-def test_one_doubt_makes_it_possible(mark: str) -> None:
-    (cycle,) = graph(f"1=2 2{mark}1").cycles
-    assert not cycle.exact
-
-
-def test_exact_cycle_within_a_possible_one() -> None:
-    cycles = graph("1=2 2=1 2~3 3=1").cycles
-    assert [(cycle.exact, cycle.tasks) for cycle in cycles] == [(True, {1, 2})]
-
-
-def test_exact_and_possible_apart() -> None:
-    cycles = graph("1=2 2=1 5~6 6=5").cycles
-    assert [cycle.exact for cycle in cycles] == [True, False]
-
-
-def test_cycle_is_a_shortest_one() -> None:
-    (cycle,) = graph("1=2 2=3 3=4 4=1 2=1").cycles
-    assert [edge.waiter for edge in cycle.edges] == [1, 2]
-    assert cycle.tasks == {1, 2, 3, 4}
-
-
-def test_loose_edges_close_no_cycle() -> None:
-    made = graph("1=2 2?1!")
-    assert made.cycles == ()
-    assert told("1=2 2?1!") == {(2,): {1}}
-    # Elsewhere they count.
-    assert told("1=2 2?3!") == {(3,): {1, 2}}
-
-
-def test_loose_edge_left_out_leaves_the_thing() -> None:
-    assert told("1=2 2?1!", {2: "rwsem"}) == {"rwsem": {1, 2}}
+@pytest.mark.parametrize(
+    ("edges", "cycles"),
+    [
+        ("1=2 2=1", [(True, {1, 2}, [1, 2])]),
+        ("1=1", [(True, {1}, [1])]),
+        # One doubt makes it possible.
+        ("1=2 2~1", [(False, {1, 2}, [1, 2])]),
+        ("1=2 2?1", [(False, {1, 2}, [1, 2])]),
+        # An exact one within a possible one, and one apart.
+        ("1=2 2=1 2~3 3=1", [(True, {1, 2}, [1, 2])]),
+        ("1=2 2=1 5~6 6=5", [(True, {1, 2}, [1, 2]), (False, {5, 6}, [5, 6])]),
+        # The edges are of a shortest one.
+        ("1=2 2=3 3=4 4=1 2=1", [(True, {1, 2, 3, 4}, [1, 2])]),
+        ("1=2 2?1!", []),
+    ],
+)
+def test_cycles(edges: str, cycles: list[tuple[bool, set[int], list[int]]]) -> None:
+    found = graph(edges).cycles
+    assert [
+        (cycle.exact, cycle.tasks, [edge.waiter for edge in cycle.edges])
+        for cycle in found
+    ] == cycles
 
 
 def test_way() -> None:

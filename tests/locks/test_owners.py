@@ -2,11 +2,16 @@
 
 """Who has a lock: what it says of itself, and what stacks say."""
 
+import pytest
+
 from msatools.locks.lock import Lock, OwnerConfidence
 from msatools.locks.owners import MAX_TOLD, Owned, owners
 
 RWSEM = Lock("rwsem", 0xFFFF888000001000)
 MUTEX = Lock("mutex", 0xFFFF888000001000)
+PERCPU = Lock("percpu_rwsem", 0xFFFF888000001000)
+SEMAPHORE = Lock("semaphore", 0xFFFF888000001000)
+FUTEX = Lock("futex", 0x4C1520)
 
 
 def told(
@@ -19,82 +24,65 @@ def told(
     return owners(lock, named or [], readers, seen, waiting)
 
 
-def test_exact_owner_is_the_only_one() -> None:
-    """Others may have had it, or have passed its address on."""
-    expected = (Owned(1, "exact", False, True),)
-    assert told(MUTEX, [(1, "exact")], None, seen=(5, 6)) == expected
-    assert told(RWSEM, [(1, "exact")], 0, seen=(5,)) == expected
+def exact(row: int) -> Owned:
+    return Owned(row, "exact", False, True)
 
 
-def test_last_reader_that_is_seen() -> None:
-    named: list[tuple[int, OwnerConfidence]] = [(1, "likely")]
-    expected = (Owned(1, "likely", True, True),)
-    assert told(named=named, seen=(1, 7), waiting=(7,)) == expected
+def seen(row: int, firm: bool = True) -> Owned:
+    """Make one whose stack says that it has the lock."""
+    return Owned(row, "evidence", True, firm)
 
 
-def test_last_reader_that_is_not_seen_may_close_no_cycle() -> None:
-    expected = (Owned(1, "likely", False, False),)
-    assert told(named=[(1, "likely")]) == expected
+LAST: list[tuple[int, OwnerConfidence]] = [(1, "likely")]
+FIRST: list[tuple[int, OwnerConfidence]] = [(1, "exact")]
+LIKELY = Owned(1, "likely", True, True)
+# Not seen, it may close no cycle.
+UNSEEN = Owned(1, "likely", False, False)
 
 
-def test_last_reader_has_left_when_another_is_the_only_one() -> None:
-    expected = (Owned(5, "evidence", True, True),)
-    assert told(named=[(1, "likely")], seen=(5,)) == expected
-
-
-def test_two_readers() -> None:
-    found = told(named=[(1, "likely")], readers=2, seen=(1, 5))
-    assert found == (Owned(1, "likely", True, True), Owned(5, "evidence", True, True))
-    # The last one may be the second that is not seen.
-    found = told(named=[(1, "likely")], readers=2, seen=(5,))
-    assert found == (Owned(1, "likely", False, False), Owned(5, "evidence", True, True))
-
-
-def test_more_seen_than_there_are() -> None:
-    """The lock's own word is left, which closes no cycle."""
-    found = told(named=[(1, "likely")], seen=(1, 5))
-    assert found == (Owned(1, "likely", True, False),)
-    assert told(seen=(5, 6)) == ()
-
-
-def test_writer_that_waits_for_readers() -> None:
-    """It is first in the queue, and not its own owner."""
-    lock = Lock("percpu_rwsem", 0xFFFF888000001000)
-    expected = (Owned(5, "evidence", True, True),)
-    assert told(lock, [(1, "exact")], 1, seen=(1, 5), waiting=(1, 2)) == expected
-    # Who has it and wants it again waits for itself.
-    assert told(lock, [(1, "exact")], 0, waiting=(1,)) == (
-        Owned(1, "exact", False, True),
-    )
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        # An exact owner is the only one: others may have had it, or have passed its
+        # address on.
+        (told(MUTEX, FIRST, None, seen=(5, 6)), [exact(1)]),
+        (told(RWSEM, FIRST, 0, seen=(5,)), [exact(1)]),
+        # The last reader.
+        (told(named=LAST, seen=(1, 7), waiting=(7,)), [LIKELY]),
+        (told(named=LAST), [UNSEEN]),
+        # It has left when another is the only one.
+        (told(named=LAST, seen=(5,)), [seen(5)]),
+        (told(named=LAST, readers=2, seen=(1, 5)), [LIKELY, seen(5)]),
+        # It may be the second that is not seen.
+        (told(named=LAST, readers=2, seen=(5,)), [UNSEEN, seen(5)]),
+        # More are seen than there are: the lock's own word is left.
+        (told(named=LAST, seen=(1, 5)), [Owned(1, "likely", True, False)]),
+        (told(seen=(5, 6)), []),
+        # A writer that waits for readers is first in the queue, and no owner.
+        (told(PERCPU, FIRST, 1, seen=(1, 5), waiting=(1, 2)), [seen(5)]),
+        # Who has it and wants it again waits for itself.
+        (told(PERCPU, FIRST, 0, waiting=(1,)), [exact(1)]),
+        (told(SEMAPHORE, readers=None, seen=(5,)), [seen(5)]),
+        (
+            told(SEMAPHORE, readers=None, seen=(5, 6)),
+            [seen(5, firm=False), seen(6, firm=False)],
+        ),
+        # A word of the C library.
+        (told(FUTEX, LAST, None), [Owned(1, "likely", False, True)]),
+        (told(), []),
+        (told(MUTEX, readers=None, seen=(5,)), []),
+    ],
+)
+def test_owners(found: tuple[Owned, ...], expected: list[Owned]) -> None:
+    assert [*found] == expected
 
 
 def test_last_reader_where_others_were_not_looked_at() -> None:
     """It is told only if its own stack says so, too."""
-    named: list[tuple[int, OwnerConfidence]] = [(1, "likely")]
-    assert owners(RWSEM, named, 1, (), (), searched=False) == ()
-    found = owners(RWSEM, named, 1, (1,), (), searched=False)
+    assert owners(RWSEM, LAST, 1, (), (), searched=False) == ()
+    found = owners(RWSEM, LAST, 1, (1,), (), searched=False)
     assert [own.row for own in found] == [1]
 
 
 def test_a_thousand_readers() -> None:
     assert len(told(readers=1000, seen=tuple(range(1000)))) == MAX_TOLD
-
-
-def test_semaphore() -> None:
-    lock = Lock("semaphore", 0xFFFF888000001000)
-    assert told(lock, readers=None, seen=(5,)) == (Owned(5, "evidence", True, True),)
-    found = told(lock, readers=None, seen=(5, 6))
-    assert found == (
-        Owned(5, "evidence", True, False),
-        Owned(6, "evidence", True, False),
-    )
-
-
-def test_word_of_the_c_library() -> None:
-    lock = Lock("futex", 0x4C1520)
-    found = told(lock, [(3, "likely")], None)
-    assert found == (Owned(3, "likely", False, True),)
-
-
-def test_nobody() -> None:
-    assert told() == told(MUTEX, readers=None, seen=(5,)) == ()

@@ -2,20 +2,9 @@
 
 """Completions that tasks wait for, and who is to complete them."""
 
-from msatools.locks.lock import Lock
-from tests.locks.events.waits import TYPES, Waits, check_locks, waits
-from tests.locks.seen import Seen, Truth, damaged
+from tests.locks.events.waits import TYPES, Waits, waits
+from tests.locks.seen import Seen, damaged
 from tests.support.overlay import lose_page
-
-
-def test_waiters_and_who_completes(locks: Seen) -> None:
-    found = waits(locks)
-
-    def check(said: Truth, lock: Lock) -> None:
-        owners = [(owner["pid"], "exact") for owner in said["owners"]]
-        assert found.holders(lock) == owners, said["name"]
-
-    assert check_locks(found, "completion", check) >= 2
 
 
 def test_only_waiters_wait(locks: Seen) -> None:

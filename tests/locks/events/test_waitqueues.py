@@ -9,20 +9,10 @@ from msatools.kernel.report import Findings
 from msatools.locks.events import waitqueues
 from msatools.locks.events.queues import Queues
 from msatools.locks.lock import Lock
-from tests.locks.events.waits import Waits, check_locks, waits
-from tests.locks.seen import Seen, Truth, damaged
-from tests.locks.sleeping.madekernel import BASE, SIZE, MadeKernel
+from tests.locks.events.waits import Waits, waits
+from tests.locks.madememory import BASE, SIZE, MadeMemory
+from tests.locks.seen import Seen, damaged
 from tests.support.overlay import lose_page, put
-
-
-def test_waiters_in_order(locks: Seen) -> None:
-    """Who waits exclusively comes last, whenever it came."""
-    found = waits(locks)
-
-    def check(said: Truth, lock: Lock) -> None:
-        assert found.holders(lock) == []
-
-    assert check_locks(found, "wait_queue", check) >= 1
 
 
 def test_a_journal_is_committed_by_its_thread(tasks: Seen) -> None:
@@ -99,7 +89,7 @@ def test_a_long_queue_is_cut(module: Seen) -> None:
 
 def test_a_long_queue_that_is_lost_is_followed_once() -> None:
     """Each of its waiters would follow it as far as it goes."""
-    kernel = MadeKernel()
+    kernel = MadeMemory()
     kernel.struct(
         "wait_queue_entry",
         40,

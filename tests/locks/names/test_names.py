@@ -109,13 +109,6 @@ def test_a_file_system_is_called_by_its_root(dump: Dump) -> None:
     assert (told.name, told.path) == ("s_vfs_rename_mutex of /mnt/slow", "/mnt/slow")
 
 
-def test_a_frozen_file_system(dump: Dump) -> None:
-    for name, level in (("frozen-write", "write"), ("frozen-fault", "page fault")):
-        told = dump.name(name)
-        assert told.name == f"frozen /mnt/frozen ({level})"
-        assert told.path == "/mnt/frozen"
-
-
 def test_locks_of_an_address_space(dump: Dump) -> None:
     pid = dump.truth("unmap")["mm_of"]
     told = dump.name("cmdline-read")

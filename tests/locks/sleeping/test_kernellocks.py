@@ -11,11 +11,10 @@ from msatools.locks.model import Mode
 from msatools.locks.sleeping import lockwords, sleeplocks
 from msatools.locks.sleeping.kernellocks import KernelLock, KernelLocks
 from msatools.locks.sleeping.locksorts import Record
+from tests.locks.madememory import BASE, SIZE
 from tests.locks.sleeping.madekernel import (
-    BASE,
     LOCK,
     OTHER_LOCK,
-    SIZE,
     STACKS,
     TASKS,
     WAITERS,

@@ -19,26 +19,6 @@ def spins_of(dump: Seen) -> dict[int, Spin]:
     return {int(dump.table["pid"][spin.row]): spin for spin in found}
 
 
-def test_who_spins_for_which_lock_and_who_has_it(spinning: Seen) -> None:
-    expected = {
-        waiter["pid"]: (
-            int(lock["address"], 16),
-            waiter["mode"],
-            [owner["pid"] for owner in lock["owners"]],
-        )
-        for lock in spinning.locks()
-        for waiter in lock["waiters"]
-    }
-    told = {}
-    for pid, spin in spins_of(spinning).items():
-        assert spin.request.lock.type == "spinlock"
-        assert {holder.confidence for holder in spin.holders} == {"evidence"}
-        owners = spinning.pids(holder.task for holder in spin.holders)
-        told[pid] = (spin.request.lock.address, spin.request.mode, owners)
-    assert told == expected
-    assert len(told) >= 3
-
-
 def test_nobody_is_told_where_two_may_have_it(
     spinning: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,18 +58,6 @@ def queue(dump: Seen, look: Look, request: Request) -> list[tuple[int, object]]:
     return list(zip(pids, [each.mode for each in found], strict=True))
 
 
-def test_queues(stock: Seen) -> None:
-    """A writer that waits behind a reader waits for the same lock in the end."""
-    look, long = stock.look(), 0
-    known = {lock["name"]: lock for lock in stock.locks()}
-    for name, task in stock.waits(*FILE_LOCKS).items():
-        truth = known[task["on"]["lock"]]["waiters"]
-        told = queue(stock, look, request_of(stock, look, name))
-        assert told == [(each["pid"], each["mode"]) for each in truth], name
-        long += len(told) > 1
-    assert long >= 8
-
-
 def test_modes(dump: Seen) -> None:
     look = dump.look()
     if dump.run.name.startswith("tasks"):

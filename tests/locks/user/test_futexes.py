@@ -2,28 +2,21 @@
 
 """Waiters on futexes: those of the lab's kernels, and tables of other kernels."""
 
-import struct
 from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from drgn import (
-    Architecture,
     Object,
-    Platform,
-    Program,
     Type,
-    TypeKind,
-    TypeKindSet,
-    TypeMember,
 )
 
-from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.locks.futexkey import Key
 from msatools.locks.layout import Layout
 from msatools.locks.user.futexes import Futexes, Waiter
+from tests.locks.madememory import BASE, SIZE, MadeMemory
 from tests.locks.seen import Seen
 
 
@@ -75,8 +68,6 @@ def test_one_chain_has_those_of_its_bucket(tasks: Seen) -> None:
 
 # --- tables that kernels of the lab do not have
 
-BASE = 0xFFFF_8880_0000_0000
-SIZE = 0x10000
 TABLES = (BASE + 0x1000, BASE + 0x2000)
 VARIABLE = BASE + 0x800
 MM, PRIVATE = BASE + 0x400, BASE + 0x3000
@@ -85,50 +76,13 @@ CHAIN, LOCK = 16, 4
 NODE, TASK, LOCK_PTR, KEY = 24, 40, 48, 72
 
 
-class Kernel:
-    """A kernel that has nothing but futexes, in memory that can be written."""
+class Kernel(MadeMemory):
+    """A kernel that has nothing but futexes."""
 
     def __init__(self) -> None:
-        self.memory = bytearray(SIZE)
-        self.prog = Program(Platform(Architecture.X86_64))
-        self.types: dict[str, Type] = {}
-        self.variables: dict[str, Callable[[], Object]] = {}
-        self.prog.add_memory_segment(BASE, SIZE, self._read)
-        self.prog.register_type_finder("made", self._type, enable_index=0)
-        self.prog.register_object_finder("made", self._object, enable_index=0)
-        self._add_types()
-
-    def _read(self, address: int, count: int, offset: int, physical: bool) -> bytes:
-        return bytes(self.memory[offset : offset + count])
-
-    def _type(
-        self, prog: Program, kinds: TypeKindSet, name: str, filename: str | None
-    ) -> Type | None:
-        return self.types.get(name) if TypeKind.STRUCT in kinds else None
-
-    def _object(
-        self, prog: Program, name: str, flags: object, filename: str | None
-    ) -> Object | None:
-        made = self.variables.get(name)
-        return made() if made else None
-
-    def struct(self, name: str, size: int, **members: tuple[Type, int]) -> Type:
-        made = self.prog.struct_type(
-            name,
-            size,
-            [TypeMember(type_, key, 8 * at) for key, (type_, at) in members.items()],
-        )
-        self.types[name] = made
-        return made
-
-    def _add_types(self) -> None:
-        prog = self.prog
-        self.word = prog.int_type("unsigned long", 8, False)
-        self.half = prog.int_type("unsigned int", 4, False)
-        pointer = prog.pointer_type(prog.void_type())
-        heads = self.struct("list_head", 16, next=(pointer, 0), prev=(pointer, 8))
-        chain = self.struct("plist_head", 16, node_list=(heads, 0))
-        node = self.struct("plist_node", 40, node_list=(heads, NODE))
+        super().__init__()
+        chain = self.struct("plist_head", 16, node_list=(self.heads, 0))
+        node = self.struct("plist_node", 40, node_list=(self.heads, NODE))
         self.bucket = self.struct(
             "futex_hash_bucket", BUCKET, lock=(self.half, LOCK), chain=(chain, CHAIN)
         )
@@ -137,17 +91,17 @@ class Kernel:
             "futex_q",
             WAITER,
             list=(node, 0),
-            task=(pointer, TASK),
-            lock_ptr=(pointer, LOCK_PTR),
+            task=(self.pointer, TASK),
+            lock_ptr=(self.pointer, LOCK_PTR),
             key=(key, KEY),
-            pi_state=(pointer, 96),
+            pi_state=(self.pointer, 96),
             bitset=(self.half, 120),
         )
         self.struct("mm_struct", 64)
 
-    def write(self, address: int, *words: int) -> None:
-        data = struct.pack(f"<{len(words)}Q", *words)
-        self.memory[address - BASE : address - BASE + len(data)] = data
+    def variable(self, name: str, kind: Type, **place: int) -> None:
+        """Make a variable at an address, or one of a value."""
+        self.variables[name] = lambda: Object(self.prog, kind, **place)
 
     def empty(self, table: int, buckets: int) -> None:
         for number in range(buckets):
@@ -157,16 +111,14 @@ class Kernel:
     def queue(self, table: int, number: int, *waiters: int) -> None:
         """Put waiters on a bucket's chain; each is its own task, on its own word."""
         bucket = table + number * BUCKET
-        ring = [bucket + CHAIN, *(waiter + NODE for waiter in waiters)]
-        for place, node in enumerate(ring):
-            self.write(node, ring[(place + 1) % len(ring)], ring[place - 1])
+        self.link(bucket + CHAIN, *(waiter + NODE for waiter in waiters))
         for waiter in waiters:
             self.write(waiter + TASK, waiter + 1, bucket + LOCK)
             self.write(waiter + KEY, MM, 0x7000, 0x10)
 
     def all(self, *mms: int) -> tuple[list[int], Findings]:
         findings = Findings()
-        futexes = Futexes(Layout(Reader(self.prog)), findings)
+        futexes = Futexes(self.layout, findings)
         return [waiter.address for waiter in futexes.all(mms)], findings
 
     def pointers(self, count: int) -> Type:
@@ -191,9 +143,7 @@ def one_table(kernel: Kernel) -> None:
     pointer = kernel.prog.pointer_type(kernel.bucket)
     data = kernel.struct("", 16, queues=(pointer, 0), hashsize=(kernel.word, 8))
     kernel.write(VARIABLE, TABLES[0], 4)
-    kernel.variables["__futex_data"] = lambda: Object(
-        kernel.prog, data, address=VARIABLE
-    )
+    kernel.variable("__futex_data", data, address=VARIABLE)
 
 
 def by_node(kernel: Kernel) -> None:
@@ -206,9 +156,7 @@ def by_node(kernel: Kernel) -> None:
         queues=(kernel.pointers(4), 16),
     )
     kernel.write(VARIABLE, 3, 2, TABLES[0], 0, TABLES[1], 0xDEAD)
-    kernel.variables["__futex_data"] = lambda: Object(
-        kernel.prog, data, address=VARIABLE
-    )
+    kernel.variable("__futex_data", data, address=VARIABLE)
     nodes(kernel)
 
 
@@ -216,15 +164,13 @@ def by_runtime_constants(kernel: Kernel) -> None:
     """Then without a structure."""
     pointer = kernel.prog.pointer_type(kernel.prog.pointer_type(kernel.bucket))
     kernel.write(VARIABLE, TABLES[0], 0, TABLES[1])
-    kernel.variables["__futex_queues"] = lambda: Object(
-        kernel.prog, pointer, value=VARIABLE
-    )
-    kernel.variables["__futex_mask"] = lambda: Object(kernel.prog, kernel.half, value=3)
+    kernel.variable("__futex_queues", pointer, value=VARIABLE)
+    kernel.variable("__futex_mask", kernel.half, value=3)
     nodes(kernel)
 
 
 def nodes(kernel: Kernel) -> None:
-    kernel.variables["nr_node_ids"] = lambda: Object(kernel.prog, kernel.half, value=3)
+    kernel.variable("nr_node_ids", kernel.half, value=3)
 
 
 @pytest.mark.parametrize(
@@ -240,19 +186,16 @@ def test_common_tables(
 
 
 def hash_member(kernel: Kernel) -> Type:
-    pointer = kernel.prog.pointer_type(kernel.prog.void_type())
-    return kernel.struct("mm_struct", 64, futex_phash=(pointer, 16))
+    return kernel.struct("mm_struct", 64, futex_phash=(kernel.pointer, 16))
 
 
 def hash_in_data(kernel: Kernel) -> Type:
-    pointer = kernel.prog.pointer_type(kernel.prog.void_type())
-    data = kernel.struct("futex_mm_data", 16, phash=(pointer, 8))
+    data = kernel.struct("futex_mm_data", 16, phash=(kernel.pointer, 8))
     return kernel.struct("mm_struct", 64, futex=(data, 8))
 
 
 def hash_in_structure(kernel: Kernel) -> Type:
-    pointer = kernel.prog.pointer_type(kernel.prog.void_type())
-    phash = kernel.struct("futex_mm_phash", 16, hash=(pointer, 8))
+    phash = kernel.struct("futex_mm_phash", 16, hash=(kernel.pointer, 8))
     data = kernel.struct("futex_mm_data", 16, phash=(phash, 0))
     return kernel.struct("mm_struct", 64, futex=(data, 8))
 
@@ -278,7 +221,7 @@ def test_private_tables(kernel: Kernel, make: Callable[[Kernel], Type]) -> None:
 
 def test_a_key(kernel: Kernel) -> None:
     one_table(kernel)
-    futexes = Futexes(Layout(Reader(kernel.prog)), Findings())
+    futexes = Futexes(kernel.layout, Findings())
     waiter = futexes.read(WAITERS[0])
     assert waiter.key == Key(MM, 0x7000, 0x10)
     assert waiter.key.address == 0x7010
@@ -303,7 +246,7 @@ def test_waiters_on_a_stack(
     first = WAITERS[0]
     kernel.write(first + KEY, *key)
     words = np.frombuffer(kernel.memory, "<u8")[(first - BASE) // 8 :]
-    futexes = Futexes(Layout(Reader(kernel.prog)), Findings())
+    futexes = Futexes(kernel.layout, Findings())
     found = [waiter.address for waiter in futexes.on_stack(first, words, first + 1)]
     assert found == [first] * is_one
 
@@ -342,9 +285,7 @@ def test_a_table_that_is_not_there(kernel: Kernel) -> None:
 def test_a_variable_that_is_lost(kernel: Kernel) -> None:
     one_table(kernel)
     made = kernel.variables["__futex_data"]()
-    kernel.variables["__futex_data"] = lambda: Object(
-        kernel.prog, made.type_, address=BASE + SIZE
-    )
+    kernel.variable("__futex_data", made.type_, address=BASE + SIZE)
     found, findings = kernel.all()
     assert found == []
     assert findings.lost["futexes"] == 1

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What the guest of a dump has recorded of its CPUs."""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fixtures import lab
+from msatools.values import cpu_list
+
+KERNELS = ("6.1", "6.12")
+SECOND = 10**9
+TICK_NS = 4_000_000
+"""HZ is 250."""
+
+CPU = "sys/devices/system/cpu"
+GROUPS = "sys/fs/cgroup"
+
+
+@dataclass
+class Guest:
+    """A guest, by what it has recorded."""
+
+    run: lab.Run
+
+    def truth(self, name: str) -> str:
+        """Return the text of a file."""
+        return self.run.truth(name).decode().strip()
+
+    def has(self, name: str) -> bool:
+        return name in self._names
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.run.truth_names())
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """Return the numbers of a file that is a list of them."""
+        return numbers(self.truth(name))
+
+    @property
+    def online(self) -> tuple[int, ...]:
+        return self.numbers(f"{CPU}/online")
+
+    @property
+    def roles(self) -> dict[str, int]:
+        """What the guest has its CPUs for."""
+        roles: dict[str, int] = self.run.workload["cpus"]
+        return roles
+
+    @property
+    def made(self) -> dict[str, dict[str, Any]]:
+        """The tasks that the guest made, by name."""
+        tasks: dict[str, dict[str, Any]] = self.run.workload["tasks"]
+        return tasks
+
+    def pids(self, *names: str) -> set[int]:
+        """Return the thread IDs of tasks that the guest made."""
+        return {self.made[name]["pid"] for name in names}
+
+    @cached_property
+    def threads(self) -> dict[int, str]:
+        """The directory of each thread that the guest saw."""
+        pattern = r"(proc/\d+/task/(\d+))/status"
+        found = (re.fullmatch(pattern, name) for name in self._names)
+        return {int(match[2]): match[1] for match in found if match}
+
+    def status(self, pid: int, field: str) -> str:
+        """Return a field of a thread's ``status``."""
+        text = self.truth(f"{self.threads[pid]}/status")
+        (line,) = [line for line in text.splitlines() if line.startswith(f"{field}:")]
+        return line.partition(":")[2].strip()
+
+    def stat(self, pid: int) -> list[str]:
+        """Return the fields of a thread's ``stat`` from its state on."""
+        text = self.truth(f"{self.threads[pid]}/stat")
+        return text.rpartition(") ")[2].split()
+
+    def moment_ns(self, clock: int) -> int:
+        """Return the time that one of the guest's readings of the clock had."""
+        pattern = r"^now at (\d+)"
+        (now,) = re.findall(pattern, self.truth(f"clock/{clock}"), re.M)
+        return int(now)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list as the kernel prints it."""
+    return tuple(sorted(cpu_list(text))) if text else ()
