@@ -48,6 +48,7 @@ def cases() -> Iterator[object]:
 
 
 TASKS = ("tasks-6.1", "tasks-6.12")
+LOCK_DUMPS = ("locks", "lockmodule", "lockspin")
 
 TABLES = {
     "cpus": Facts(
@@ -60,7 +61,7 @@ TABLES = {
     "locks": Facts(
         LOCKS,
         locks.FACTS,
-        ("locks-6.1", "locks-6.12", "lockmodule-6.12", "lockspin-6.12"),
+        tuple(f"{name}-{k}" for name in LOCK_DUMPS for k in ("6.1", "6.12")),
     ),
     "memstat": Facts(
         MEMSTAT,
