@@ -213,6 +213,7 @@ def groups() -> Screens:
     unknown = strange()[2:]
     little = group(unknown, parent_state=None, advice="", exit_codes={})
     lost = replace(report(limits=LIMITS), coverage={"tasks_unreadable": 1})
+    broken = replace(lost, coverage={"lists_broken": 1})
     twenty = report([zombie(n, n) for n in range(1, 21)], limits=LIMITS)
     rest = [zombie(n, n, verdict="traced") for n in range(100, 120)]
     kinds = [zombie(n, verdict=kind) for n, kind in enumerate(get_args(Verdict))]
@@ -252,9 +253,7 @@ def groups() -> Screens:
         ),
         "four zombies": blocks(crowd(9), verbose=True, rows=4),
         "none among the tasks that could be read": blocks(lost),
-        "or in lists that are whole": blocks(
-            replace(lost, coverage={"lists_broken": 1})
-        ),
+        "or in lists that are whole": blocks(broken),
     }
 
 
