@@ -44,9 +44,9 @@ class Parsed:
 
 def parse(made: LocksReport, *, verbose: bool = False) -> Parsed:
     """Read a graph; what is no sentence of the language fails."""
-    *head, last = lines = printed(digraph(made, verbose=verbose))
-    assert head[:3] == ["digraph waits {", "  rankdir=LR;", "  node [shape=box];"]
-    assert last == "}"
+    lines = printed(digraph(made, verbose=verbose))
+    assert lines[:3] == ["digraph waits {", "  rankdir=LR;", "  node [shape=box];"]
+    assert lines[-1] == "}"
     parsed = Parsed()
     for text in lines[3:-1]:
         matched = LINE.fullmatch(text)
