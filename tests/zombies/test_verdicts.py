@@ -348,7 +348,6 @@ def test_golden_advice(golden: Golden) -> None:
     idle, none = replace(heir, reaps=False), replace(heir, heir=None)
     init, first = parent(reaper="init"), parent(pid=1, reaper="init")
     stuck, brief = CASES["parent-blocked"][1], 10**9 - 1
-    traced = parent(**STOPPED | {"state": "t"})
     frozen = STOPPED | {"frozen": frozenset({5})}
     texts = {
         **{
