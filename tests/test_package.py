@@ -68,6 +68,21 @@ def build(source: Path, out: Path, **environment: str) -> None:
     )
 
 
+def run_python(code: str, path: Path, **environment: str) -> str:
+    """Run some code in a directory, and return what it prints."""
+    words = [sys.executable, "-c", code]
+    env = environment or None
+    done = subprocess.run(words, cwd=path, env=env, stdout=subprocess.PIPE, check=True)
+    return done.stdout.decode()
+
+
+def run_wheel(code: str, wheel: Path, path: Path) -> list[str]:
+    """Unpack a wheel, and return the words that some code with it prints."""
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(path)
+    return run_python(code, path, PYTHONPATH=str(path)).split()
+
+
 def modules(folder: str) -> set[str]:
     """The Python files under a folder of the source, the folder's name included."""
     return {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")}
@@ -94,22 +109,12 @@ def test_sdist_holds_every_module(built: tuple[Path, Path]) -> None:
 
 
 def test_wheel_runs(built: tuple[Path, Path], tmp_path: Path) -> None:
-    with zipfile.ZipFile(built[1]) as wheel:
-        wheel.extractall(tmp_path)
     code = (
         "import msatools.commands.memstat as memstat, msatools.plugin\n"
         "print(memstat.__file__)\n"
         "memstat.run_console(memstat.COMMAND, ['--version'])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    path, version = done.stdout.splitlines()
+    path, version = run_wheel(code, built[1], tmp_path)
     assert Path(path) == tmp_path / "msatools/commands/memstat.py"
     assert f"msatools-{version}-" in built[1].name
 
@@ -118,21 +123,6 @@ CLASSIFIER = (
     "from msatools.memory import compiled, scan\n"
     "print(compiled.__file__, compiled.library() is not None)\n"
 )
-
-
-def classifier_of(wheel: Path, path: Path) -> list[str]:
-    """Unpack a wheel and ask where its classifier is, and whether it is compiled."""
-    with zipfile.ZipFile(wheel) as packed:
-        packed.extractall(path)
-    done = subprocess.run(
-        [sys.executable, "-c", CLASSIFIER],
-        cwd=path,
-        env={"PYTHONPATH": str(path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.split()
 
 
 @pytest.mark.skipif(
@@ -144,7 +134,7 @@ def test_wheel_holds_the_compiled_part(
     """One that any version of Python can load."""
     assert "-cp310-abi3-" in built[1].name
     here = str(tmp_path / "msatools/memory/compiled.py")
-    assert classifier_of(built[1], tmp_path) == [here, "True"]
+    assert run_wheel(CLASSIFIER, built[1], tmp_path) == [here, "True"]
 
 
 @pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
@@ -155,7 +145,7 @@ def test_installs_without_a_compiler(compiler: str, tmp_path: Path) -> None:
     build(source, out, CC=compiler)
     (wheel,) = out.glob("*.whl")
     here = str(target / "msatools/memory/compiled.py")
-    assert classifier_of(wheel, target) == [here, "False"]
+    assert run_wheel(CLASSIFIER, wheel, target) == [here, "False"]
 
 
 def test_editable_install_leaks_no_package(tmp_path: Path) -> None:
@@ -163,11 +153,4 @@ def test_editable_install_leaks_no_package(tmp_path: Path) -> None:
         "import msatools.commands.memstat, importlib.util\n"
         "print(importlib.util.find_spec('commands'))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "None\n"
+    assert run_python(code, tmp_path) == "None\n"

@@ -8,16 +8,9 @@ import re
 import pytest
 
 from msatools.render import plain, show
-from msatools.render.blocks import (
-    Block,
-    Column,
-    Span,
-    Table,
-    Text,
-    Tree,
-    escape,
-    text,
-)
+from msatools.render.blocks import Block, Column, Span, Table, Text, Tree, escape, text
+from tests.render.screens import check_screens
+from tests.support.golden import Golden
 
 EVIL = "a\x1b[31mb\x07\r\nc\x9bd\u202ee\ud800[bold]f[/bold]\\[red]"
 ESCAPED = r"a\x1b[31mb\x07\x0d\x0ac\x9bd\u202ee\ud800[bold]f[/bold]\[red]"
@@ -59,60 +52,48 @@ def test_escape(raw: str, escaped: str) -> None:
     assert escape(raw) == escaped
 
 
-def test_table() -> None:
-    assert printed(TABLE) == (
-        "NAME                PAGES  WHY\n"
-        "slab                3,775  ok\n"
-        "a longer name           1\n"
-        "               12,345,678  because\n"
-    )
-
-
-def test_table_without_rows() -> None:
-    assert printed(Table(TABLE.columns, [])) == "NAME  PAGES  WHY\n"
-
-
-def test_text() -> None:
-    assert printed(text("a ", Span("b", "bad")), text(), Text(("c",))) == "a b\n\nc\n"
-
-
-def test_tree() -> None:
+def test_golden(golden: Golden) -> None:
     tree = Tree("root", (Tree("a", (Tree("b"), Tree("c"))), Tree("d", (Tree("e"),))))
-    assert printed(tree) == (
-        "root\n"
-        "|- a\n"
-        "|  |- b\n"
-        "|  `- c\n"
-        "`- d\n"
-        "   `- e\n"
-    )  # fmt: skip
+    screens: dict[str, list[Block]] = {
+        "a table": [TABLE],
+        "without rows": [Table(TABLE.columns, [])],
+        "text": [text("a ", Span("b", "bad")), text(), Text(("c",))],
+        "a tree": [tree],
+    }
+    check_screens(golden, "blocks", screens)
 
 
+@pytest.fixture
+def colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an environment in which terminals have colours."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+def without_styles(out: io.StringIO) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+
+
+@pytest.mark.usefixtures("colours")
 @pytest.mark.parametrize(
     "block", [text(EVIL), Table((Column("X"),), [[EVIL]]), Tree(EVIL, (Tree(EVIL),))]
 )
-def test_data_cannot_reach_the_terminal(
-    block: Block, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
+def test_data_cannot_reach_the_terminal(block: Block) -> None:
     for out in (io.StringIO(), FakeTerminal()):
         show([block], out)
-        shown = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
-        assert ESCAPED in shown
-        assert shown.replace("\n", "").isprintable()
+        assert ESCAPED in without_styles(out)
+        assert without_styles(out).replace("\n", "").isprintable()
 
 
+@pytest.mark.usefixtures("colours")
 def test_terminal_differs_only_in_styles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
     # Narrower than the lines: nothing may be cut or folded.
     monkeypatch.setenv("COLUMNS", "20")
     blocks = [TABLE, text(Span("x" * 200, "bad")), Tree("a", (Tree("b"),))]
     out = FakeTerminal()
     show(blocks, out)
     assert "\x1b[32mok\x1b[0m" in out.getvalue()
-    assert re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()) == printed(*blocks)
+    assert without_styles(out) == printed(*blocks)
 
 
 @pytest.mark.parametrize(
@@ -128,21 +109,19 @@ def test_terminal_without_colours(
     assert out.getvalue() == printed(TABLE)
 
 
-def test_end_of_a_long_table_has_no_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("colours")
+def test_end_of_a_long_table_has_no_colours() -> None:
     """rich takes a millisecond a line, and nobody looks at ten thousand."""
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
     table = Table(TABLE.columns, [[Span("x", "good"), "1", "2"]] * 1500)
     out = FakeTerminal()
     show([table], out)
-    assert re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()) == printed(table)
+    assert without_styles(out) == printed(table)
     styled = ["\x1b[" in line for line in out.getvalue().splitlines()]
     assert styled == [True] * 1000 + [False] * 501
 
 
-def test_real_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
+@pytest.mark.usefixtures("colours")
+def test_real_terminal() -> None:
     leader, follower = pty.openpty()
     with os.fdopen(follower, "w") as out:
         show([text(Span("alarm", "bad"))], out)

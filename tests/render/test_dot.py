@@ -2,16 +2,15 @@
 
 """The graph of waits in Graphviz's language, read back by a small parser of it."""
 
-import io
 import re
 from dataclasses import dataclass, field
 
 import pytest
 
 from msatools.locks.report import LocksReport
-from msatools.render import show
 from msatools.render.dot import digraph, quoted
 from tests.locks.madelocks import deadlock, lock, owner, report, root, wait
+from tests.render.screens import printed
 
 HOSTILE = (
     'a"b',
@@ -43,20 +42,13 @@ class Parsed:
     edges: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
 
 
-def lines(made: LocksReport, *, verbose: bool = False) -> list[str]:
-    out = io.StringIO()
-    show(digraph(made, verbose=verbose), out)
-    return out.getvalue().split("\n")
-
-
 def parse(made: LocksReport, *, verbose: bool = False) -> Parsed:
     """Read a graph; what is no sentence of the language fails."""
-    first, direction, shape, *rest = lines(made, verbose=verbose)
-    assert first == "digraph waits {"
-    assert (direction, shape) == ("  rankdir=LR;", "  node [shape=box];")
-    assert rest[-2:] == ["}", ""]
+    lines = printed(digraph(made, verbose=verbose))
+    assert lines[:3] == ["digraph waits {", "  rankdir=LR;", "  node [shape=box];"]
+    assert lines[-1] == "}"
     parsed = Parsed()
-    for text in rest[:-2]:
+    for text in lines[3:-1]:
         matched = LINE.fullmatch(text)
         assert matched, text
         name, to, inside = matched.groups()
@@ -90,10 +82,7 @@ def test_strings_stay_what_they_are(text: str) -> None:
     assert string.isprintable()
     shown, _, after = unquoted(string).partition("\n")
     assert after == "next"
-    if text.isprintable():
-        assert shown == text
-    else:
-        assert shown.isprintable()
+    assert shown == text if text.isprintable() else shown.isprintable()
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -120,27 +109,20 @@ def test_hostile_names(text: str) -> None:
     }
 
 
-def test_confidence() -> None:
-    made = report(
-        [wait(9, "rwsem 1", mode="read")], [lock("rwsem 1", (9,), "=1 ~2 ?3")]
-    )
-    parsed = parse(made)
+def test_confidence_and_labels() -> None:
+    task = wait(9, "rwsem 1", mode="read", comm="cat", caller="vfs_read", call="read")
+    owners = [owner("=1", "boss"), owner("~2"), owner("?3")]
+    one = lock("rwsem 1", (9,), owners, name="i_rwsem of /a", readers=2)
+    boss = root(1, (1, 0), comm="boss", state="D", reason="vda 254:0")
+    parsed = parse(report([task], [one], [boss]))
     styles = {to: parsed.edges["l0", to]["style"] for to in ("t1", "t2", "t3")}
     assert styles == {"t1": "solid", "t2": "dashed", "t3": "dotted"}
     assert parsed.edges["t9", "l0"] == {"label": "read"}
-    assert parsed.nodes["l0"]["shape"] == "ellipse"
-    assert "shape" not in parsed.nodes["t9"]
-
-
-def test_labels() -> None:
-    task = wait(9, "rwsem 1", comm="cat", caller="vfs_read", call="read")
-    one = lock("rwsem 1", (9,), [owner("=1", "boss")], name="i_rwsem of /a", readers=2)
-    boss = root(1, (1, 0), comm="boss", state="D", reason="vda 254:0")
-    parsed = parse(report([task], [one], [boss]))
-    assert parsed.nodes["t9"]["label"] == "9 cat\nD 9.0s\nvfs_read, read()"
-    assert parsed.nodes["l0"]["label"] == "rwsem i_rwsem of /a\n2 readers"
-    assert parsed.nodes["t1"]["label"] == "1 boss\nD 1.0s\nvda 254:0"
-    assert parsed.nodes["t1"]["penwidth"] == "2"
+    assert parsed.nodes["t9"] == {"label": "9 cat\nD 9.0s\nvfs_read, read()"}
+    label = "rwsem i_rwsem of /a\n2 readers"
+    assert parsed.nodes["l0"] == {"shape": "ellipse", "label": label}
+    label = "1 boss\nD 1.0s\nvda 254:0"
+    assert parsed.nodes["t1"] == {"label": label, "penwidth": "2"}
 
 
 def test_deadlock_is_red() -> None:

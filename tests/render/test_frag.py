@@ -2,8 +2,6 @@
 
 """How memory is cut up, made by hand and as text."""
 
-import io
-
 from msatools.memory.frag.model import (
     Blocker,
     BlockSize,
@@ -12,8 +10,8 @@ from msatools.memory.frag.model import (
     Needed,
     PageBlocks,
 )
-from msatools.render import plain
 from msatools.render.frag import blocks
+from tests.render.screens import printed
 from tests.support.golden import Golden
 
 FRAG = Frag(
@@ -45,6 +43,4 @@ FRAG = Frag(
 
 
 def test_golden_text(golden: Golden) -> None:
-    out = io.StringIO()
-    plain.show(blocks(FRAG, 4096), out)
-    golden("frag", out.getvalue())
+    golden("frag", printed(blocks(FRAG, 4096)))

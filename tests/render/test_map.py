@@ -79,40 +79,29 @@ def test_what_a_cell_shows() -> None:
 
 
 def test_golden_text(golden: Golden) -> None:
-    numbers = [0, 1, 2, 63, 64, 65, 66, 200]
     anon, half = {PageClass.ANON: 16}, {PageClass.SLAB: 8}
-    counts = [anon, {}, half, anon, half, {}, anon, {PageClass.RESERVED: 16}]
-    places = [0, 0, 0, 0, 0, 1, 1, 2]
-    memory = memory_of(numbers, counts, places, section=16 * 8)
-    golden("map", chart(memory))
+    memories = {
+        "two nodes": memory_of(
+            [0, 1, 2, 63, 64, 65, 66, 200],
+            [anon, {}, half, anon, half, {}, anon, {PageClass.RESERVED: 16}],
+            [0, 0, 0, 0, 0, 1, 1, 2],
+            section=16 * 8,
+        ),
+        "sections larger than a row": memory_of(range(256), [{}] * 256, section=2048),
+        "four sections a cell": memory_of([0], [{}], section=4),
+        "two cells a section": memory_of([0], [{}], section=32),
+    }
+    lines = []
+    for title, memory in memories.items():
+        lines += [f"--- {title}", *chart(memory), ""]
+    golden("map", lines)
 
 
-def test_sections_larger_than_a_row() -> None:
-    memory = memory_of(range(256), [{}] * 256, section=16 * 128)
-    lines = chart(memory)
-    assert [line.partition(" .")[0] for line in lines[1:5]] == [
-        "      0x0+",
-        "0x40_0000 ",
-        "0x80_0000+",
-        "0xc0_0000 ",
-    ]
-    assert lines[-1] == "memory sections begin at rows with +"
-
-
-def test_sections_smaller_than_a_cell() -> None:
-    memory = memory_of([0], [{}], section=4)
-    assert chart(memory)[-1] == "memory sections: 4 a cell"
-    memory = memory_of([0], [{}], section=32)
-    assert chart(memory)[-1] == "memory sections: 2 cells each"
-
-
-def test_zones_in_many_pieces_are_not_told_apart() -> None:
-    alternating = [i % 2 for i in range(200)]
+@pytest.mark.parametrize(("step", "label"), [(1, "Node 0"), (2, "")])
+def test_zones_in_many_pieces_are_not_told_apart(step: int, label: str) -> None:
+    alternating = [step * (i % 2) for i in range(200)]
     (band,) = bands(memory_of(range(200), [{}] * 200, alternating), 64)
-    assert band.label == "Node 0"
-    alternating = [2 * (i % 2) for i in range(200)]
-    (band,) = bands(memory_of(range(200), [{}] * 200, alternating), 64)
-    assert band.label == ""
+    assert band.label == label
     assert sum(len(row.cells) for row in band.rows) == 200
 
 
@@ -212,40 +201,45 @@ def test_mixed_colours() -> None:
 MARKS = Chart((("x ", Mark("AA", colour="#0055cc", signs="\u2588\u2588")),))
 
 
-def printed(encoding: str, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture
+def coloured(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLORTERM", "truecolor")
-    out = io.BytesIO()
-    file = io.TextIOWrapper(out, encoding=encoding)
+    return monkeypatch
+
+
+def on_terminal(patch: pytest.MonkeyPatch, encoding: str) -> io.TextIOWrapper:
+    """Return what stands for a terminal of this encoding."""
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
     console = Console(file=file, force_terminal=True)
-    monkeypatch.setattr(terminal, "_console", lambda _: console)
+    patch.setattr(terminal, "_console", lambda _: console)
+    return file
+
+
+def printed(patch: pytest.MonkeyPatch, encoding: str = "utf-8") -> str:
+    file = on_terminal(patch, encoding)
     terminal.show([MARKS], file)
-    file.flush()
-    return out.getvalue().decode()
+    file.seek(0)
+    return file.read()
 
 
-def test_colours_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[38;2;0;85;204m\u2588\u2588\x1b[0m" in printed("utf-8", monkeypatch)
-    letters = printed("ascii", monkeypatch)
+def test_colours_on_a_terminal(coloured: pytest.MonkeyPatch) -> None:
+    assert "\x1b[38;2;0;85;204m\u2588\u2588\x1b[0m" in printed(coloured)
+    letters = printed(coloured, "ascii")
     assert "AA" in letters
     assert "\x1b[38;2;0;85;204m" in letters
 
 
-def test_colours_on_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    file = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    monkeypatch.setenv("COLORTERM", "truecolor")
-    monkeypatch.setenv("TERM", "xterm")
-    console = Console(file=file, force_terminal=True)
-    monkeypatch.setattr(terminal, "_console", lambda _: console)
+def test_colours_on_a_screen(coloured: pytest.MonkeyPatch) -> None:
+    on_terminal(coloured, "utf-8")
     (line,) = terminal.Styler().styled(plain.lines(MARKS), width=3)
     assert line == "x \x1b[38;2;0;85;204m\u2588\x1b[0m"
 
 
-def test_letters_without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert printed("utf-8", monkeypatch).strip() == "x AA"
+def test_letters_without_colours(coloured: pytest.MonkeyPatch) -> None:
+    coloured.setenv("NO_COLOR", "1")
+    assert printed(coloured).strip() == "x AA"
 
 
 def test_charts_are_not_folded() -> None:
@@ -288,12 +282,15 @@ def test_svg_and_png_show_the_same(drawn: Picture) -> None:
     assert image.getpixel((x, y + 48)) == tuple(bytes.fromhex(FREE_COLOUR[1:]))
 
 
+def picture_of(cells: Cells, each: int, release: str = "6.1") -> Picture:
+    return mappicture.picture(MemoryMap(each, 8 * each, cells), PAGE, release)
+
+
 def test_text_of_dumps_is_escaped() -> None:
-    evil = "6.1<script>\x1b[31m&\u202e"
-    places = (Place(0, "<b>\x07"),)
-    cells = Cells(np.zeros(1, np.int64), np.ones((1, NCLASSES), np.int64),
-                  np.zeros(1, np.intp), NCLASSES, places)  # fmt: skip
-    picture = mappicture.picture(MemoryMap(32, 32, cells), PAGE, evil)
+    none = np.zeros(1, np.int64)
+    counts = np.ones((1, NCLASSES), np.int64)
+    cells = Cells(none, counts, none, NCLASSES, (Place(0, "<b>\x07"),))
+    picture = picture_of(cells, 32, "6.1<script>\x1b[31m&\u202e")
     root = ElementTree.fromstring(svg(picture))
     texts = "".join(element.text or "" for element in root)
     assert r"6.1<script>\x1b[31m&\u202e" in texts
@@ -303,30 +300,19 @@ def test_text_of_dumps_is_escaped() -> None:
 
 def test_size_of_files_is_bounded() -> None:
     """As if no two cells of the largest map were alike."""
-    random = np.random.default_rng(1)
-    rows = random.integers(0, 100, (1 << 16, NCLASSES))
-    cells = Cells(
-        np.arange(1 << 16),
-        rows,
-        np.zeros(1 << 16, np.intp),
-        4096,
-        (Place(0, "Normal"),),
-    )
-    picture = mappicture.picture(MemoryMap(4096, 32768, cells), PAGE, "6.1")
-    assert len(svg(picture)) < 1_600_000
+    count = 1 << 16
+    rows = np.random.default_rng(1).integers(0, 100, (count, NCLASSES))
+    places = np.zeros(count, np.intp)
+    cells = Cells(np.arange(count), rows, places, 4096, (Place(0, "Normal"),))
+    assert len(svg(picture_of(cells, 4096))) < 1_600_000
 
 
 def test_addresses_do_not_overlap() -> None:
     places = [at // 100 % 3 for at in range(4000)]
-    picture = mappicture.picture(
-        memory_of(range(4000), [{}] * 4000, places), PAGE, "6.1"
-    )
-    addresses = sorted(
-        label.y
-        for label in picture.labels
-        if label.anchor == "end" and "0x" in label.text
-    )
+    memory = memory_of(range(4000), [{}] * 4000, places)
+    labels = mappicture.picture(memory, PAGE, "6.1").labels
+    addresses = [x.y for x in labels if x.anchor == "end" and "0x" in x.text]
+    zones = [x.y for x in labels if x.text.startswith("Node")]
     assert len(addresses) > 10
-    assert min(b - a for a, b in itertools.pairwise(addresses)) >= 12
-    zones = sorted(label.y for label in picture.labels if label.text.startswith("Node"))
-    assert min(b - a for a, b in itertools.pairwise(zones)) >= 16
+    for heights, least in ((addresses, 12), (zones, 16)):
+        assert min(b - a for a, b in itertools.pairwise(sorted(heights))) >= least

@@ -2,16 +2,15 @@
 
 """What ``msa-memstat --diff`` shows."""
 
-import io
 from dataclasses import replace
 
 import pytest
 
 from msatools.kernel.report import Note
 from msatools.memory.diff import MemstatDiff, compare
-from msatools.render import show
 from msatools.render.memstatdiff import blocks
 from tests.memory.madereports import PAGE, SECOND, TARGET, check, group, report
+from tests.render.screens import EVIL, check_escaped, printed
 from tests.support.golden import Golden
 
 BEFORE = report(
@@ -24,9 +23,7 @@ AFTER = report(
 
 
 def shown(diff: MemstatDiff, rows: int | None = 20) -> list[str]:
-    out = io.StringIO()
-    show(blocks(diff, rows), out)
-    return out.getvalue().splitlines()
+    return printed(blocks(diff, rows))
 
 
 def test_golden_all_of_it(golden: Golden) -> None:
@@ -83,10 +80,6 @@ def test_golden_bytes_where_pages_are_not_the_same(golden: Golden) -> None:
 
 
 def test_what_a_file_says_is_escaped() -> None:
-    target = replace(TARGET, release="6\x1b[1m", path="a\nb")
-    noted = replace(BEFORE, target=target, notes=(Note("x", "a\rb"),))
-    text = "\n".join(shown(compare(noted, AFTER, ("\x07", "b"))))
-    assert not any(letter in text for letter in "\x1b\r\x07")
-    assert "note of the first: a\\x0db" in text
-    assert "6\\x1b[1m" in text
-    assert "vmcore (ELF) a\\x0ab" in text
+    target = replace(TARGET, release=EVIL, path=EVIL)
+    noted = replace(BEFORE, target=target, notes=(Note("x", EVIL),))
+    check_escaped(blocks(compare(noted, AFTER, (EVIL, "b")), 20), 3)

@@ -2,7 +2,6 @@
 
 """prstat's cells and tables, of reports made by hand: see ``tests/golden/prstat``."""
 
-import io
 import os
 import pwd
 from dataclasses import replace
@@ -27,15 +26,15 @@ from msatools.prstat.model import (
     Why,
 )
 from msatools.prstat.states import StateTime
-from msatools.render import show
 from msatools.render.blocks import Span
 from msatools.render.prstat import blocks, folded
 from msatools.render.prstat_columns import COLUMNS, Context, share, write
-from msatools.target.model import Address, Target
+from msatools.target.model import Address
+from tests.locks.madelocks import SECOND, TARGET
+from tests.render.screens import Screens, check_screens, printed
 from tests.support.golden import Golden
 
 MS = 1_000_000
-SECOND = 1000 * MS
 
 ROW = TaskRow(
     pid=12,
@@ -71,19 +70,6 @@ ROW = TaskRow(
     maj_flt=1,
 )
 SPLIT = Split(SECOND, 2 * SECOND, 5_250 * MS, 0, {"blkio": SECOND, "swapin": None}, 1.0)
-TARGET = Target(
-    path="vmcore",
-    kind="elf",
-    live=False,
-    release="6.12",
-    arch="x86_64",
-    page_size=4096,
-    types="btf",
-    dump_level=None,
-    truncated=False,
-    crash=None,
-    format="ELF",
-)
 REPORT = PrstatReport(
     target=TARGET,
     taken_at_ns=SECOND,
@@ -123,32 +109,7 @@ def cell(name: str, of: TaskRow = ROW, about: Context = ABOUT) -> str:
     return found.text if isinstance(found, Span) else found
 
 
-def printed(report: PrstatReport, **options: Any) -> list[str]:
-    out = io.StringIO()
-    show(blocks(report, **options), out)
-    return out.getvalue().splitlines()
-
-
 # --- cells
-
-
-@pytest.mark.parametrize(
-    ("ns", "of_ns", "text"),
-    [
-        (0, 1000, "0.0"),
-        (1, 10**6, "0.0"),
-        (237, 1000, "23.7"),
-        (9994, 10_000, "99.9"),
-        (9995, 10_000, "100"),
-        (1000, 1000, "100"),
-        (3, 1, "300"),
-        (1001, 1, "100K"),
-        (5, 0, "-"),
-        (0, 0, "-"),
-    ],
-)
-def test_share(ns: int, of_ns: int, text: str) -> None:
-    assert share(ns, of_ns) == text
 
 
 NOTHING = dict.fromkeys(("ppid", "uid", "cgroup", "threads", "size_bytes", "rss_bytes"))
@@ -207,6 +168,12 @@ def test_golden_cells(golden: Golden) -> None:
             if what == "a thread" or found != usual[name]:
                 lines.append(f"    {name:<12} {found}")
     golden("prstat/cells", lines)
+
+
+def test_golden_shares(golden: Golden) -> None:
+    shares = ((0, 1000), (1, 10**6), (237, 1000), (9994, 10_000), (9995, 10_000))
+    shares += ((1000, 1000), (3, 1), (1001, 1), (5, 0), (0, 0))
+    golden("prstat/shares", [f"{ns} of {of}: {share(ns, of)}" for ns, of in shares])
 
 
 def test_users_have_names_on_the_machine_itself() -> None:
@@ -282,60 +249,52 @@ SWITCHED = replace(REPORT, accounting=ON, tasks=(ROW, row(breakdown=SPLIT)))
 WITHIN = replace(
     SWITCHED, interval_ns=5 * SECOND, tasks=(row(off_cpu=PARTS),) * 21, taken_at_ns=None
 )
+THREADS = replace(REPORT, per_thread=True)
+EVIL_GROUP = replace(GROUPS[0], key="/\x1b")
 DEAD = replace(REPORT, totals=replace(REPORT.totals, classes={"ZMB": 1}))
 WHY = (Why("LAT", "upper", "Because."), Why("SIG", "not kept", "No."))
 NOTE = Note("lost", "something\x1b is lost")
 
-SHOWN: dict[str, tuple[PrstatReport, dict[str, Any]]] = {
-    "usual": (REPORT, {}),
-    "microstates": (REPORT, {"microstates": True}),
-    "microstates of threads": (
-        replace(REPORT, per_thread=True),
-        {"microstates": True},
-    ),
-    "microstates, one dead": (DEAD, {"microstates": True}),
-    "microstates, split": (SWITCHED, {"microstates": True}),
-    "microstates, an interval": (
-        replace(WITHIN, tasks=WITHIN.tasks[:1]),
-        {"microstates": True},
-    ),
-    "an interval": (WITHIN, {"columns": ("PID", "LIFE")}),
-    "an interval, all rows": (WITHIN, {"columns": ("PID", "LIFE"), "rows": 21}),
-    "columns": (REPORT, {"microstates": True, "columns": ("LIFE", "COMMAND")}),
-    "children": (replace(REPORT, tasks=(row(children=Children(*range(6))),)), {}),
-    "groups": (replace(REPORT, users=GROUPS, cgroups=(GROUPS[1],)), {}),
-    "what is lost": (replace(REPORT, totals=LOST, users=GROUPS, load=LOAD), {}),
-    "herds and notes": (replace(REPORT, herds=(HERD,), notes=(NOTE,)), {}),
-    "a herd that was confirmed": (
-        replace(REPORT, herds=(replace(HERD, owner=7, confidence="confirmed"),)),
-        {},
-    ),
-    "why": (replace(REPORT, why=WHY), {}),
-    "load": (replace(REPORT, load=LOAD), {}),
-    "load, the first": (replace(REPORT, load=LOAD), {"rows": 1}),
-    "states": (replace(REPORT, states=STATES), {}),
-    "stacks": (replace(REPORT, stacks=STACKS), {}),
-    "stacks in full": (replace(REPORT, stacks=STACKS), {"verbose": True}),
-    "stacks, the first": (replace(REPORT, stacks=STACKS), {"rows": 1}),
-    "hostile": (
-        replace(REPORT, tasks=(HOSTILE,), cgroups=(replace(GROUPS[0], key="/\x1b"),)),
-        {"columns": ("COMMAND", "CGROUP")},
-    ),
-}
+
+def screens() -> Screens:
+    """Names are escaped, and columns are by what is asked for and kept."""
+    one = replace(WITHIN, tasks=WITHIN.tasks[:1])
+    confirmed = replace(HERD, owner=7, confidence="confirmed")
+    hostile = replace(REPORT, tasks=(HOSTILE,), cgroups=(EVIL_GROUP,))
+    states, load = replace(REPORT, states=STATES), replace(REPORT, load=LOAD)
+    stacks = replace(REPORT, stacks=STACKS)
+    return {
+        "usual": blocks(REPORT),
+        "microstates": blocks(REPORT, microstates=True),
+        "microstates of threads": blocks(THREADS, microstates=True),
+        "microstates, one dead": blocks(DEAD, microstates=True),
+        "microstates, split": blocks(SWITCHED, microstates=True),
+        "microstates, an interval": blocks(one, microstates=True),
+        "an interval": blocks(WITHIN, columns=("PID", "LIFE")),
+        "an interval, all rows": blocks(WITHIN, columns=("PID", "LIFE"), rows=21),
+        "columns": blocks(REPORT, microstates=True, columns=("LIFE", "COMMAND")),
+        "children": blocks(replace(REPORT, tasks=(row(children=Children(*range(6))),))),
+        "groups": blocks(replace(REPORT, users=GROUPS, cgroups=(GROUPS[1],))),
+        "what is lost": blocks(replace(REPORT, totals=LOST, users=GROUPS, load=LOAD)),
+        "herds and notes": blocks(replace(REPORT, herds=(HERD,), notes=(NOTE,))),
+        "a herd that was confirmed": blocks(replace(REPORT, herds=(confirmed,))),
+        "why": blocks(replace(REPORT, why=WHY)),
+        "load": blocks(load),
+        "load, the first": blocks(load, rows=1),
+        "states": blocks(states),
+        "stacks": blocks(stacks),
+        "stacks in full": blocks(stacks, verbose=True),
+        "stacks, the first": blocks(stacks, rows=1),
+        "hostile": blocks(hostile, columns=("COMMAND", "CGROUP")),
+    }
 
 
 def test_golden_views(golden: Golden) -> None:
-    """Names are escaped, and columns are by what is asked for and kept."""
-    lines = []
-    for what, (report, options) in SHOWN.items():
-        lines += [f"--- {what}", *printed(report, **options), ""]
-    assert all(line.isprintable() for line in lines)
-    golden("prstat/views", lines)
+    check_screens(golden, "prstat/views", screens())
 
 
 @pytest.mark.parametrize("weight", ["count", "age"])
 def test_golden_folded(weight: str, golden: Golden) -> None:
     """Outermost first; in names no character that the format has for itself."""
-    out = io.StringIO()
-    show(folded(replace(REPORT, stacks=STACKS), weight), out)
-    golden(f"prstat/folded-{weight}", out.getvalue())
+    stacks = folded(replace(REPORT, stacks=STACKS), weight)
+    golden(f"prstat/folded-{weight}", printed(stacks))

@@ -43,31 +43,15 @@ def test_way() -> None:
     assert way(chain, 1) == []
     assert way(chain, 99) == []
     assert way(graph("3>2", "2>"), 3) == [2, None]
-
-
-def test_way_takes_the_surest_owner() -> None:
-    steps = list(graph("3>?9,~8,=7,=6").way(3))
-    assert [(step.owner and step.owner.pid, step.others) for step in steps] == [(7, 3)]
-
-
-def test_way_of_a_cycle_ends_where_it_has_been() -> None:
+    # That of a cycle ends where it has been.
     assert way(graph("1>2", "2>3", "3>1"), 1) == [2, 3, 1]
     assert way(graph("9>1", "1>2", "2>1"), 9) == [1, 2, 1]
     assert way(graph("1>1"), 1) == [1]
 
 
-def test_behind() -> None:
-    assert graph("2,3>1", "4>3", "5,6>4").behind == {1: 5, 3: 3, 4: 2}
-
-
-def test_behind_counts_each_once() -> None:
-    """Whoever waits for two readers, and the readers for one."""
-    assert graph("5>2,3", "2,3>1").behind == {2: 1, 3: 1, 1: 3}
-
-
-def test_behind_in_a_cycle_does_not_count_itself() -> None:
-    assert graph("1>2", "2>1", "3>1").behind == {2: 2, 1: 2}
-    assert graph("1>1").behind == {1: 0}
+def test_way_takes_the_surest_owner() -> None:
+    steps = list(graph("3>?9,~8,=7,=6").way(3))
+    assert [(step.owner and step.owner.pid, step.others) for step in steps] == [(7, 3)]
 
 
 @pytest.mark.parametrize("seed", range(100))

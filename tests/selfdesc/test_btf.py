@@ -6,6 +6,7 @@ import contextlib
 import random
 import struct
 from collections.abc import Callable
+from typing import TypeVar
 
 import drgn
 import pytest
@@ -18,6 +19,8 @@ from msatools.selfdesc.types import AmbiguousError, BtfTypes
 from tests.selfdesc.encode import VOID, Writer
 
 SIGNED, BOOL = 1, 4
+INT = 1
+"""The first type of each writer."""
 ALL = {
     TypeKind.INT,
     TypeKind.BOOL,
@@ -27,6 +30,9 @@ ALL = {
     TypeKind.ENUM,
     TypeKind.TYPEDEF,
 }
+
+
+Found = TypeVar("Found")
 
 
 def program(order: str = "<") -> Program:
@@ -46,27 +52,44 @@ def values(enum: drgn.Type) -> list[tuple[str, int]]:
 
 @pytest.fixture(params=["<", ">"], ids=["little", "big"])
 def writer(request: pytest.FixtureRequest) -> Writer:
-    return Writer(request.param)
+    writer = Writer(request.param)
+    assert writer.int("int", 4, SIGNED) == INT
+    return writer
 
 
-def test_int(writer: Writer) -> None:
+def found(it: Found | None) -> Found:
+    """Return what was found, and fail if nothing was."""
+    assert it is not None
+    return it
+
+
+def check_types(made: BtfTypes, expected: dict[int, drgn.Type | None]) -> None:
+    """Check that types are what they are to be."""
+    for type_id, wanted in expected.items():
+        assert repr(made.type(type_id)) == repr(wanted)
+
+
+def test_numbers(writer: Writer) -> None:
     char = writer.int("char", 1, SIGNED)
     long = writer.int("unsigned long", 8)
     boolean = writer.int("_Bool", 1, BOOL)
     wide = writer.int("__int128", 16, SIGNED)
+    double = writer.float("double", 8)
     made = types(writer)
-    prog, byteorder = made.prog, made.btf.byteorder
-    assert repr(made.type(char)) == repr(prog.int_type("char", 1, True, byteorder))
-    assert repr(made.type(long)) == repr(
-        prog.int_type("unsigned long", 8, False, byteorder)
-    )
-    assert repr(made.type(boolean)) == repr(prog.bool_type("_Bool", 1, byteorder))
-    assert repr(made.type(wide)) == repr(prog.int_type("__int128", 16, True, byteorder))
-    assert repr(made.find({TypeKind.INT}, "char")) == repr(made.type(char))
+    prog, order = made.prog, made.btf.byteorder
+    expected: dict[int, drgn.Type | None] = {
+        char: prog.int_type("char", 1, True, order),
+        long: prog.int_type("unsigned long", 8, False, order),
+        boolean: prog.bool_type("_Bool", 1, order),
+        wide: prog.int_type("__int128", 16, True, order),
+        double: prog.float_type("double", 8, order),
+    }
+    check_types(made, expected)
+    check_types(made, {char: made.find({TypeKind.INT}, "char")})
+    check_types(made, {boolean: made.find({TypeKind.BOOL}, "_Bool")})
     assert made.find({TypeKind.BOOL}, "char") is None
-    assert repr(made.find({TypeKind.BOOL}, "_Bool")) == repr(made.type(boolean))
     assert made.find({TypeKind.INT}, "_Bool") is None
-    assert made.find(ALL, "int") is None
+    assert made.find(ALL, "long") is None
 
 
 @pytest.mark.parametrize(
@@ -86,53 +109,45 @@ def test_sign_of_char_that_is_not_told(
         assert made.type(2).is_signed
 
 
-def test_float(writer: Writer) -> None:
-    double = writer.float("double", 8)
-    made = types(writer)
-    expected = made.prog.float_type("double", 8, made.btf.byteorder)
-    assert repr(made.type(double)) == repr(expected)
-
-
 def test_declarators(writer: Writer) -> None:
-    integer = writer.int("int", 4, SIGNED)
-    pointer = writer.ptr(integer)
+    pointer = writer.ptr(INT)
     void_pointer = writer.ptr(VOID)
     array = writer.array(pointer, 7)
-    flexible = writer.array(integer, 0)
-    const = writer.const(writer.volatile(integer))
+    flexible = writer.array(INT, 0)
+    const = writer.const(writer.volatile(INT))
     restricted = writer.restrict(pointer)
     alias = writer.typedef("number", const)
-    tagged = writer.ptr(writer.type_tag("user", integer))
+    tagged = writer.ptr(writer.type_tag("user", INT))
     writer.decl_tag("note", alias)
     made = types(writer)
-    prog = made.prog
-    plain = made.type(integer)
-    assert repr(made.type(pointer)) == repr(prog.pointer_type(plain))
-    assert repr(made.type(void_pointer)) == repr(prog.pointer_type(prog.void_type()))
-    assert repr(made.type(array)) == repr(prog.array_type(made.type(pointer), 7))
-    assert repr(made.type(flexible)) == repr(prog.array_type(plain))
+    prog, plain = made.prog, made.type(INT)
     both = drgn.Qualifiers.CONST | drgn.Qualifiers.VOLATILE
-    assert repr(made.type(const)) == repr(plain.qualified(both))
+    expected: dict[int, drgn.Type | None] = {
+        pointer: prog.pointer_type(plain),
+        void_pointer: prog.pointer_type(prog.void_type()),
+        array: prog.array_type(made.type(pointer), 7),
+        flexible: prog.array_type(plain),
+        const: plain.qualified(both),
+        alias: prog.typedef_type("number", made.type(const)),
+        tagged: made.type(pointer),
+    }
+    check_types(made, expected)
     assert made.type(restricted).qualifiers == drgn.Qualifiers.RESTRICT
-    assert repr(made.type(alias)) == repr(prog.typedef_type("number", made.type(const)))
-    assert repr(made.type(tagged)) == repr(made.type(pointer))
 
 
 def test_struct_and_union(writer: Writer) -> None:
-    integer = writer.int("int", 4, SIGNED)
-    inner = writer.struct("", 4, [("a", integer, 0), ("b", integer, 0)], union=True)
-    outer = writer.struct("outer", 16, [("first", integer, 0), ("", inner, 64)])
+    inner = writer.struct("", 4, [("a", INT, 0), ("b", INT, 0)], union=True)
+    outer = writer.struct("outer", 16, [("first", INT, 0), ("", inner, 64)])
     itself = writer.next_id + 1
     node = writer.struct("node", 8, [("next", itself, 0)])
     assert writer.ptr(node) == itself
     made = types(writer)
-    found = made.find({TypeKind.STRUCT}, "outer")
-    assert repr(found) == repr(made.type(outer))
-    assert found is not None
-    assert sizeof(found) == 16
-    assert [(m.name, m.offset) for m in found.members] == [("first", 0), (None, 8)]
-    assert found.member("b").offset == 8
-    assert found.members[1].type.kind == TypeKind.UNION
+    whole = found(made.find({TypeKind.STRUCT}, "outer"))
+    check_types(made, {outer: whole})
+    assert sizeof(whole) == 16
+    assert [(m.name, m.offset) for m in whole.members] == [("first", 0), (None, 8)]
+    assert whole.member("b").offset == 8
+    assert whole.members[1].type.kind == TypeKind.UNION
     node_type = made.type(node)
     assert repr(node_type.member("next").type.type) == repr(node_type)
     assert made.find({TypeKind.UNION}, "outer") is None
@@ -171,17 +186,13 @@ def test_constant_whose_value_is_not_told(writer: Writer) -> None:
     writer.enum("e", [("ONE", 1), ("ALL", 0xFFFFFFFF)])
     writer.enum("cut", [("LOW", 1)], size=8)
     old = types(writer)
-    one = old.find_constant("ONE")
-    assert one is not None
-    assert one.value_() == 1
+    assert found(old.find_constant("ONE")).value_() == 1
     for name in ("ALL", "LOW"):
         with pytest.raises(AmbiguousError, match=f"value of {name}"):
             old.find_constant(name)
     writer.enum("other", [("MINUS", -1)], flag=True)
     new = types(writer)
-    known = new.find_constant("ALL")
-    assert known is not None
-    assert known.value_() == 0xFFFFFFFF
+    assert found(new.find_constant("ALL")).value_() == 0xFFFFFFFF
     with pytest.raises(AmbiguousError, match="value of LOW"):
         new.find_constant("LOW")
 
@@ -199,41 +210,35 @@ def test_enums(writer: Writer) -> None:
     assert made.type(wide).type.is_signed is False
     assert values(made.type(negative)) == [("LOW", -(1 << 40))]
     assert not made.type(later).is_complete()
-    constant = made.find_constant("BIG")
-    assert constant is not None
-    assert constant.value_() == 1 << 40
+    assert found(made.find_constant("BIG")).value_() == 1 << 40
     assert made.find_constant("NONE") is None
 
 
 def test_functions(writer: Writer) -> None:
-    integer = writer.int("int", 4, SIGNED)
-    text = writer.ptr(integer)
-    prototype = writer.proto(integer, [("format", text), ("", 0)])
+    text = writer.ptr(INT)
+    prototype = writer.proto(INT, [("format", text), ("", 0)])
     writer.func("printk", prototype)
-    plain = writer.proto(VOID, [("count", integer)])
+    plain = writer.proto(VOID, [("count", INT)])
     writer.func("plain", plain)
     made = types(writer)
-    printk = made.find_function("printk")
-    assert printk is not None
+    printk = found(made.find_function("printk"))
     assert printk.is_variadic
     assert [p.name for p in printk.parameters] == ["format"]
     assert repr(printk.parameters[0].type) == repr(made.type(text))
-    assert repr(printk.type) == repr(made.type(integer))
-    found = made.find_function("plain")
-    assert found is not None
-    assert not found.is_variadic
-    assert repr(found.type) == repr(made.prog.void_type())
+    assert repr(printk.type) == repr(made.type(INT))
+    other = found(made.find_function("plain"))
+    assert not other.is_variadic
+    assert repr(other.type) == repr(made.prog.void_type())
     assert made.find_function("int") is None
 
 
 def test_variables(writer: Writer) -> None:
-    integer = writer.int("int", 4, SIGNED)
-    once = writer.var("once", integer)
-    twice = [writer.var("twice", integer), writer.var("twice", integer)]
+    once = writer.var("once", INT)
+    twice = [writer.var("twice", INT), writer.var("twice", INT)]
     places = [(variable, 8 * n, 4) for n, variable in enumerate([once, *twice])]
     writer.datasec(".data..percpu", places)
     made = types(writer)
-    assert repr(made.find_variable("once")) == repr(made.type(integer))
+    assert repr(made.find_variable("once")) == repr(made.type(INT))
     assert made.find_variable("never") is None
     with pytest.raises(AmbiguousError, match="twice"):
         made.find_variable("twice")
@@ -263,20 +268,19 @@ def test_types_of_one_name_that_agree(writer: Writer) -> None:
 
 
 def test_types_of_one_name_that_differ(writer: Writer) -> None:
-    integer = writer.int("int", 4, SIGNED)
     unsigned = writer.int("unsigned int", 4)
     pairs = {
-        "member": [[("a", integer, 0)], [("b", integer, 0)]],
-        "offset": [[("a", integer, 0)], [("a", integer, 32)]],
-        "sign": [[("a", integer, 0)], [("a", unsigned, 0)]],
-        "length": [[("a", writer.array(integer, length), 0)] for length in (1, 2)],
-        "count": [[("a", integer, 0)], [("a", integer, 0), ("b", integer, 32)]],
+        "member": [[("a", INT, 0)], [("b", INT, 0)]],
+        "offset": [[("a", INT, 0)], [("a", INT, 32)]],
+        "sign": [[("a", INT, 0)], [("a", unsigned, 0)]],
+        "length": [[("a", writer.array(INT, length), 0)] for length in (1, 2)],
+        "count": [[("a", INT, 0)], [("a", INT, 0), ("b", INT, 32)]],
         "pointee": [
             [("a", writer.ptr(writer.fwd(name)), 0)] for name in ("one", "other")
         ],
         "function": [
             [("a", writer.ptr(writer.proto(returns, [])), 0)]
-            for returns in (integer, unsigned)
+            for returns in (INT, unsigned)
         ],
     }
     for name, definitions in pairs.items():
@@ -285,7 +289,7 @@ def test_types_of_one_name_that_differ(writer: Writer) -> None:
     writer.struct("size", 4, [])
     writer.struct("size", 8, [])
     for part in ("one", "other"):
-        inner = writer.struct(part, 4, [("x", integer, 0)])
+        inner = writer.struct(part, 4, [("x", INT, 0)])
         writer.struct("part", 4, [("part", inner, 0)])
     writer.enum("enum", [("X", 1)])
     writer.enum("enum", [("X", 2)])
@@ -298,17 +302,14 @@ def test_types_of_one_name_that_differ(writer: Writer) -> None:
 
 
 def test_split_btf(writer: Writer) -> None:
-    integer = writer.int("int", 4, SIGNED)
-    writer.struct("shared", 4, [("x", integer, 0)])
+    writer.struct("shared", 4, [("x", INT, 0)])
     module = Writer(writer.order, writer)
-    own = module.struct("own", 12, [("x", integer, 0), ("y", module.ptr(2), 32)])
+    own = module.struct("own", 12, [("x", INT, 0), ("y", module.ptr(2), 32)])
     base = types(writer)
     made = BtfTypes(base.prog, Btf(module.blob(), base.btf), base.type)
-    found = made.find({TypeKind.STRUCT}, "own")
-    assert found is not None
-    assert repr(found) == repr(made.type(own))
-    assert repr(found.member("x").type) == repr(base.type(integer))
-    assert repr(found.member("y").type.type) == repr(base.type(2))
+    type_ = found(made.find({TypeKind.STRUCT}, "own"))
+    check_types(made, {own: type_})
+    check_types(base, {INT: type_.member("x").type, 2: type_.member("y").type.type})
     # What the kernel itself has is its own to find.
     assert made.find({TypeKind.STRUCT}, "shared") is None
     assert made.find_function("own") is None
@@ -319,9 +320,7 @@ def test_name_within_another_name(writer: Writer) -> None:
     writer.struct("long_name", 4, [])
     whole = writer.strings.index(b"long_name")
     writer.types += writer.words(whole + len("long_"), 4 << 24, 8)
-    found = types(writer).find({TypeKind.STRUCT}, "name")
-    assert found is not None
-    assert sizeof(found) == 8
+    assert sizeof(found(types(writer).find({TypeKind.STRUCT}, "name"))) == 8
 
 
 # What no compiler writes
@@ -355,14 +354,12 @@ def header(writer: Writer, **changes: int) -> bytes:
     ids=str,
 )
 def test_header_that_lies(writer: Writer, changes: dict[str, int]) -> None:
-    writer.int("int", 4, SIGNED)
     with pytest.raises(BtfError):
         Btf(header(writer, **changes))
 
 
 def test_every_cut(writer: Writer) -> None:
-    integer = writer.int("int", 4, SIGNED)
-    writer.struct("s", 4, [("x", integer, 0)])
+    writer.struct("s", 4, [("x", INT, 0)])
     blob = writer.blob()
     for size in range(len(blob)):
         with pytest.raises(BtfError):
@@ -386,10 +383,10 @@ def test_more_members_than_there_were_bits_for(writer: Writer) -> None:
     """The length has 24 bits since Linux 7.1; there were 16."""
     values = [(f"V{number}", number) for number in range(70_000)]
     enum = writer.enum("e", values)
-    after = writer.int("int", 4, SIGNED)
+    after = writer.int("long", 8, SIGNED)
     made = types(writer)
     assert len(made.type(enum).enumerators or ()) == 70_000
-    assert made.find({TypeKind.INT}, "int") is made.type(after)
+    assert made.find({TypeKind.INT}, "long") is made.type(after)
 
 
 @pytest.mark.parametrize(
@@ -397,8 +394,7 @@ def test_more_members_than_there_were_bits_for(writer: Writer) -> None:
     ["int", "const int", "int *", "const int **", "const int * const", "struct s *"],
 )
 def test_declared_type(writer: Writer, text: str) -> None:
-    integer = writer.int("int", 4, SIGNED)
-    writer.struct("s", 4, [("x", integer, 0)])
+    writer.struct("s", 4, [("x", INT, 0)])
     made = types(writer).parse(text)
     assert made.type_name().replace(" ", "") == text.replace(" ", "")
 
@@ -419,7 +415,6 @@ def test_declared_types_in_the_spelling_of_either_compiler() -> None:
 
 @pytest.mark.parametrize("text", ["no_such_t", "struct no", "int (*)(void)", "", "*"])
 def test_declared_type_that_is_none(writer: Writer, text: str) -> None:
-    writer.int("int", 4, SIGNED)
     with pytest.raises(LookupError):
         types(writer).parse(text)
 
@@ -457,9 +452,8 @@ def circle(writer: Writer, kind: str) -> int:
     "kind", ["ptr", "typedef", "const", "volatile", "restrict", "array", "function"]
 )
 def test_circle(writer: Writer, kind: str) -> None:
-    made = types(writer_with := writer)
-    looped = circle(writer_with, kind)
-    made = types(writer_with)
+    looped = circle(writer, kind)
+    made = types(writer)
     with pytest.raises(BtfError, match="has no end"):
         made.type(looped)
 
@@ -472,10 +466,8 @@ def test_circle_is_not_looked_through(writer: Writer) -> None:
 
 
 def test_member_that_reaches_out(writer: Writer) -> None:
-    integer = writer.int("int", 4, SIGNED)
-    writer.struct("s", 8, [("in", integer, 32), ("out", integer, 33)])
-    made = types(writer).find({TypeKind.STRUCT}, "s")
-    assert made is not None
+    writer.struct("s", 8, [("in", INT, 32), ("out", INT, 33)])
+    made = found(types(writer).find({TypeKind.STRUCT}, "s"))
     assert repr(made.member("in").type)
     with pytest.raises(BtfError, match="reaches out"):
         _ = made.members[1].type
@@ -483,7 +475,6 @@ def test_member_that_reaches_out(writer: Writer) -> None:
 
 @pytest.mark.parametrize("name", ["named", ""])
 def test_structure_within_itself(writer: Writer, name: str) -> None:
-    writer.int("int", 4, SIGNED)
     direct = writer.struct("direct", 8, [(name, writer.next_id, 0)])
     first = writer.next_id
     array = writer.array(writer.typedef("t", first + 2), 1)
@@ -496,8 +487,7 @@ def test_structure_within_itself(writer: Writer, name: str) -> None:
 
 def test_comparison_that_would_never_end(writer: Writer) -> None:
     """Structures of pairs of structures of pairs...: all pairs are different types."""
-    integer = writer.int("int", 4, SIGNED)
-    left, right = (writer.struct("", 4, [("x", integer, 0)]) for _ in range(2))
+    left, right = (writer.struct("", 4, [("x", INT, 0)]) for _ in range(2))
     for _ in range(60):
         left, right = (
             writer.struct("", 4, [("l", left, 0), ("r", right, 0), ("n", side, 0)])
@@ -523,7 +513,6 @@ def test_comparison_that_would_never_end(writer: Writer) -> None:
     ],
 )
 def test_type_that_lies(writer: Writer, make: object, words: str) -> None:
-    writer.int("char", 1, SIGNED)
     assert callable(make)
     lying = make(writer)
     made = types(writer)
@@ -532,12 +521,12 @@ def test_type_that_lies(writer: Writer, make: object, words: str) -> None:
 
 
 def test_name_out_of_the_strings(writer: Writer) -> None:
+    named = writer.next_id
     writer.types += writer.words(9999, 4 << 24, 8)
     made = types(writer)
-    with pytest.raises(BtfError, match="no string at 9999"):
-        made.type(1)
-    with pytest.raises(BtfError, match="no string at 9999"):
-        made.find({TypeKind.STRUCT}, "s")
+    for look in (lambda: made.type(named), lambda: made.find({TypeKind.STRUCT}, "s")):
+        with pytest.raises(BtfError, match="no string at 9999"):
+            look()
 
 
 def test_array_larger_than_memory(writer: Writer) -> None:

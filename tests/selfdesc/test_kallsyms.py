@@ -65,6 +65,11 @@ def made(
     return program(kernel, memory, vmcoreinfo_of(kernel, named=named))
 
 
+def unnamed(kernel: Kernel, memory: dict[int, bytes]) -> Program:
+    """A program of some memory, where VMCOREINFO does not name the tables."""
+    return program(kernel, memory, vmcoreinfo_of(kernel, named=False))
+
+
 def entries(index: SymbolIndex, prog: Program) -> list[tuple[int, str]]:
     return sorted((s.address, s.name) for s in index(prog, None, None, False))
 
@@ -79,9 +84,11 @@ def refused(prog: Program) -> str:
     return str(error.value)
 
 
-def opened(run: lab.Run, format: str = "elf") -> Program:
+def opened(run: lab.Run, format: str = "elf", *, named: bool = True) -> Program:
     prog = Program()
     prog.set_core_dump(str(run.dump(format)))
+    if not named:
+        hide_names(prog)
     return prog
 
 
@@ -145,9 +152,7 @@ def test_damage_in_a_dump(
 ) -> None:
     place = places[table]
     for what in (bytes(64), b"\xff" * 64):
-        prog = opened(pair.run)
-        if not named:
-            hide_names(prog)
+        prog = opened(pair.run, named=named)
         overlay.put(
             prog, place + (0x8000 if table in ("names", "offsets") else 0), what
         )
@@ -157,9 +162,7 @@ def test_damage_in_a_dump(
 @pytest.mark.parametrize("named", [True, False])
 def test_hole_in_a_dump(pair: Pair, places: dict[str, int], named: bool) -> None:
     for table in ("names", "offsets", "token_table"):
-        prog = opened(pair.run)
-        if not named:
-            hide_names(prog)
+        prog = opened(pair.run, named=named)
         overlay.lose_page(prog, places[table] + 0x400)
         refused(prog)
 
@@ -180,7 +183,7 @@ def test_holes_around_the_tables() -> None:
     page = (start & -4096) - 0x20000
     lead, tail = bytes(start - page), bytes(-(start + len(data)) % 4096)
     memory = {kernel.text: bytes(4096), page: lead + data + tail}
-    prog = program(kernel, memory, vmcoreinfo_of(kernel, named=False))
+    prog = unnamed(kernel, memory)
     assert entries(load_symbols(prog), prog) == names_of(kernel)
 
 
@@ -190,7 +193,7 @@ def test_two_tables() -> None:
     data = bytes(kernel.memory(start))
     second = start + len(data) + 0x1000 & -8
     memory = {kernel.text: bytes(TOKENS_START) + data + bytes(0x100000)}
-    prog = program(kernel, memory, vmcoreinfo_of(kernel, named=False))
+    prog = unnamed(kernel, memory)
     load_symbols(prog)
     overlay.put(prog, second, bytes(replace(kernel, place={}).memory(second)))
     assert "two tables" in refused(prog)
@@ -203,7 +206,7 @@ def test_copies_of_the_letters_elsewhere() -> None:
     data = tokens * 3 + bytes(-len(tokens) * 3 % 8)
     tables = bytes(kernel.memory(start + len(data)))
     memory = {kernel.text: bytes(TOKENS_START) + data + tables + bytes(0x10000)}
-    prog = program(kernel, memory, vmcoreinfo_of(kernel, named=False))
+    prog = unnamed(kernel, memory)
     assert entries(load_symbols(prog), prog) == names_of(kernel)
 
 
@@ -211,23 +214,18 @@ def test_nothing_but_letters() -> None:
     kernel = KERNELS["5.10"]
     tokens, _ = kernel.tokens()
     memory = {kernel.text: tokens * 20_000}
-    prog = program(kernel, memory, vmcoreinfo_of(kernel, named=False))
-    assert "too many" in refused(prog)
+    assert "too many" in refused(unnamed(kernel, memory))
 
 
 @pytest.mark.parametrize("byte", [b"\0", b"\xff", b"0\0"])
 def test_no_tables(byte: bytes) -> None:
     kernel = Kernel()
-    prog = program(
-        kernel, {kernel.text: byte * (1 << 23)}, vmcoreinfo_of(kernel, named=False)
-    )
-    assert "CONFIG_KALLSYMS)" in refused(prog) or "missing" in refused(prog)
+    said = refused(unnamed(kernel, {kernel.text: byte * (1 << 23)}))
+    assert "CONFIG_KALLSYMS)" in said or "missing" in said
 
 
 def test_no_memory() -> None:
-    kernel = Kernel()
-    prog = program(kernel, {}, vmcoreinfo_of(kernel, named=False))
-    assert "that part of its memory is missing" in refused(prog)
+    assert "that part of its memory is missing" in refused(unnamed(Kernel(), {}))
 
 
 @pytest.mark.parametrize("text", [0x1000, (1 << 64) - 0x3000])

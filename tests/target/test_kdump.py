@@ -65,27 +65,24 @@ def test_header(order: str, word: int, block: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "name"),
-    [(0, "uncompressed"), (1, "zlib"), (2, "lzo"), (4, "snappy"), (0x20, "zstd")],
+    ("changes", "field", "value"),
+    [
+        ({"status": 0}, "compression", "uncompressed"),
+        ({"status": 1}, "compression", "zlib"),
+        ({"status": 2}, "compression", "lzo"),
+        ({"status": 4}, "compression", "snappy"),
+        ({"status": 0x20}, "compression", "zstd"),
+        ({"status": 0x9}, "incomplete", True),
+        ({"split": 1}, "split", True),
+        ({"version": 0}, "dump_level", None),
+        ({"version": 0}, "has_vmcoreinfo", None),
+        ({"vmcoreinfo": 1000}, "has_vmcoreinfo", True),
+        ({"vmcoreinfo": 0}, "has_vmcoreinfo", False),
+    ],
 )
-def test_compression(status: int, name: str) -> None:
-    assert kdump.parse(reader(image(status=status))).compression == name
-
-
-def test_marks_of_incomplete_and_split_dumps() -> None:
-    assert kdump.parse(reader(image(status=0x9))).incomplete
-    assert kdump.parse(reader(image(split=1))).split
-
-
-def test_old_header_has_no_level() -> None:
-    header = kdump.parse(reader(image(version=0)))
-    assert header.dump_level is None
-    assert header.has_vmcoreinfo is None
-
-
-@pytest.mark.parametrize(("size", "expected"), [(1000, True), (0, False)])
-def test_vmcoreinfo(size: int, expected: bool) -> None:
-    assert kdump.parse(reader(image(vmcoreinfo=size))).has_vmcoreinfo is expected
+def test_fields(changes: dict[str, int], field: str, value: object) -> None:
+    made = image(**changes)  # type: ignore[arg-type]
+    assert getattr(kdump.parse(reader(made)), field) == value
 
 
 @pytest.mark.parametrize("size", [4, 300, 430, BLOCK + 4])

@@ -206,43 +206,31 @@ def test_descriptors_that_are_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "descriptor",
+    ("descriptor", "found"),
     [
-        (1 << 63, PAGE, 0, 0),
-        ((1 << 64) - 1, 1, 1, 0),
-        ((1 << 63) - 1, 0xFFFFFFFF, 1, 0),
-        (0, 0xFFFFFFFF, 1, 0),
+        # A place that is in no file.
+        ((1 << 63, PAGE, 0, 0), CUT_OFF),
+        (((1 << 64) - 1, 1, 1, 0), CUT_OFF),
+        (((1 << 63) - 1, 0xFFFFFFFF, 1, 0), CUT_OFF),
+        ((0, 0xFFFFFFFF, 1, 0), CUT_OFF),
+        # What libkdumpfile has to judge: no data; too little and too much for a page;
+        # flags that mean nothing.
+        ((0, 0, 0, 0), None),
+        ((0, PAGE - 1, 0, 0), None),
+        ((0, PAGE + 1, 0, 0), None),
+        ((0, PAGE, 0x40, 0), None),
+        ((0, PAGE, 0x80000000, 0), None),
+        ((0, PAGE, 0x2, 0), None),
+        ((0, 2 * PAGE, 1, 0), None),
     ],
 )
-def test_place_that_is_in_no_file(
-    descriptor: tuple[int, int, int, int], tmp_path: Path
+def test_descriptor_that_lies(
+    descriptor: tuple[int, int, int, int], found: object, tmp_path: Path
 ) -> None:
     layout = Layout(DEMO)
-    changes = {layout.table_at: DESCRIPTOR.pack(*descriptor)}
-    found = KdumpPages(str(copied(DEMO, tmp_path, changes))).read(layout.kept[:2])
-    assert found == [CUT_OFF, KdumpPages(str(DEMO)).read(layout.kept[1:2])[0]]
-
-
-@pytest.mark.parametrize(
-    "descriptor",
-    [
-        # No data; too little and too much for a page; flags that mean nothing.
-        (0, 0, 0, 0),
-        (0, PAGE - 1, 0, 0),
-        (0, PAGE + 1, 0, 0),
-        (0, PAGE, 0x40, 0),
-        (0, PAGE, 0x80000000, 0),
-        (0, PAGE, 0x2, 0),
-        (0, 2 * PAGE, 1, 0),
-    ],
-)
-def test_page_that_libkdumpfile_has_to_judge(
-    descriptor: tuple[int, int, int, int], tmp_path: Path
-) -> None:
-    layout = Layout(DEMO)
-    changes = {layout.table_at: DESCRIPTOR.pack(*descriptor)}
-    copy = copied(DEMO, tmp_path, changes)
-    assert KdumpPages(str(copy)).read(layout.kept[:1]) == [None]
+    copy = copied(DEMO, tmp_path, {layout.table_at: DESCRIPTOR.pack(*descriptor)})
+    (second,) = KdumpPages(str(DEMO)).read(layout.kept[1:2])
+    assert KdumpPages(str(copy)).read(layout.kept[:2]) == [found, second]
 
 
 @pytest.mark.parametrize("format", [*FORMATS[:5], "demo"])

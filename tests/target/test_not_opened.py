@@ -12,6 +12,7 @@ import pytest
 
 from msatools.target import TargetError, TargetSpec, kcore, open_target
 from msatools.target import open as opening
+from tests.support.golden import Golden
 
 DENIED = PermissionError(1, "Operation not permitted")
 NO_CAPABILITIES = "CapEff:\t0000000000000000\n"
@@ -73,37 +74,26 @@ def test_something_else_in_its_place(
     )
 
 
-def test_not_root(denied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert said() == "/proc/kcore: permission denied; run as root"
-
-
-@pytest.mark.parametrize("user", [0, 1000])
-def test_lockdown(denied: Path, monkeypatch: pytest.MonkeyPatch, user: int) -> None:
-    """To become root would not help."""
-    monkeypatch.setattr(os, "geteuid", lambda: user)
-    (denied / "lockdown").write_text("none integrity [confidentiality]\n")
-    assert said() == (
-        "/proc/kcore: the kernel is locked down (confidentiality); boot it without "
-        "lockdown, or name a dump instead"
-    )
-
-
-@pytest.mark.parametrize("mode", ["[none] integrity", "none [integrity]"])
-def test_lockdown_that_does_not_deny_it(denied: Path, mode: str) -> None:
-    (denied / "lockdown").write_text(f"{mode} confidentiality\n")
-    assert said() == (
-        "/proc/kcore: permission denied, even to root; see if lockdown or a security "
-        "module (LSM) of the kernel denies it"
-    )
-
-
-def test_root_of_a_container(denied: Path) -> None:
-    (denied / "self/status").write_text("Name:\tmsa\n" + NO_CAPABILITIES)
-    assert said() == (
-        "/proc/kcore: permission denied, even to root; run outside of the container, "
-        "with CAP_SYS_RAWIO"
-    )
+def test_golden_denied(
+    denied: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
+    """Where the kernel is locked down, to become root would not help."""
+    locked, lines = "none integrity [confidentiality]", []
+    for user, lockdown, capabilities in (
+        (1000, None, ALL_CAPABILITIES),
+        (0, locked, ALL_CAPABILITIES),
+        (1000, locked, ALL_CAPABILITIES),
+        (0, "[none] integrity confidentiality", ALL_CAPABILITIES),
+        (0, "none [integrity] confidentiality", ALL_CAPABILITIES),
+        (0, None, NO_CAPABILITIES),
+    ):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        (denied / "lockdown").unlink(missing_ok=True)
+        if lockdown:
+            (denied / "lockdown").write_text(f"{lockdown}\n")
+        (denied / "self/status").write_text("Name:\tmsa\n" + capabilities)
+        lines += [f"user {user}, {capabilities.strip()}, lockdown {lockdown}:", said()]
+    golden("kcore-denied", lines)
 
 
 def test_something_that_drgn_does_not_know(

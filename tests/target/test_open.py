@@ -115,33 +115,27 @@ def test_truncated_dump_opens_and_says_so(
     assert open_target(spec(run_612, dump)).target.truncated
 
 
-@pytest.mark.parametrize("size", [32 << 10, 200_000, 1_000_000])
-def test_kdump_cut_off_before_its_pages(
-    run_612: lab.Run, tmp_path: Path, size: int
+@pytest.mark.parametrize(
+    ("formats", "size", "why"),
+    [
+        # Within its bitmaps, where libkdumpfile dies, or within its descriptors.
+        (["kdump-lzo"], 32 << 10, "before its pages"),
+        (["kdump-lzo"], 200_000, "before its pages"),
+        (["kdump-lzo"], 1_000_000, "before its pages"),
+        (["flattened"], -100, "cut off"),
+        (["elf", "kdump-lzo", "flattened"], 20, "within its headers"),
+        (["elf", "kdump-lzo", "flattened"], 300, "within its headers"),
+    ],
+)
+def test_dump_cut_off_so_that_it_cannot_be_opened(
+    run_612: lab.Run, tmp_path: Path, formats: list[str], size: int, why: str
 ) -> None:
-    """Within its bitmaps, where libkdumpfile dies, or within its descriptors."""
-    dump = cut(run_612.dump("kdump-lzo"), tmp_path / "vmcore", size)
-    with pytest.raises(DamagedDumpError, match="before its pages"):
-        open_target(spec(run_612, dump))
-
-
-def test_truncated_flattened_dump_cannot_be_opened(
-    run_612: lab.Run, tmp_path: Path
-) -> None:
-    whole = run_612.dump("flattened")
-    dump = cut(whole, tmp_path / "vmcore", whole.stat().st_size - 100)
-    with pytest.raises(DamagedDumpError, match="cut off"):
-        open_target(spec(run_612, dump))
-
-
-@pytest.mark.parametrize("format", ["elf", "kdump-lzo", "flattened"])
-@pytest.mark.parametrize("size", [20, 300])
-def test_dump_cut_off_within_its_header(
-    run_612: lab.Run, tmp_path: Path, format: str, size: int
-) -> None:
-    dump = cut(run_612.dump(format), tmp_path / "vmcore", size)
-    with pytest.raises(DamagedDumpError, match="within its headers"):
-        open_target(spec(run_612, dump))
+    for format in formats:
+        whole = run_612.dump(format)
+        kept = size if size > 0 else whole.stat().st_size + size
+        dump = cut(whole, tmp_path / format, kept)
+        with pytest.raises(DamagedDumpError, match=why):
+            open_target(spec(run_612, dump))
 
 
 @pytest.mark.parametrize("format", ["elf", "kdump-lzo", "flattened"])
@@ -155,30 +149,18 @@ def test_garbage_after_the_signature(
         open_target(spec(run_612, dump))
 
 
-def make_directory(path: Path) -> None:
-    path.mkdir()
-
-
-def make_fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def make_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as it:
         it.bind(str(path))
 
 
-def make_gzip(path: Path) -> None:
-    path.write_bytes(gzip.compress(b"KDUMP   "))
-
-
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (make_directory, "a directory"),
-        (make_fifo, "not a regular file"),
+        (Path.mkdir, "a directory"),
+        (os.mkfifo, "not a regular file"),
         (make_socket, "a socket"),
-        (make_gzip, "compressed with gzip"),
+        (lambda path: path.write_bytes(gzip.compress(b"KDUMP")), "with gzip"),
         (Path.touch, "empty"),
         (lambda path: path.write_text("hello, world\n"), "not a dump"),
         (lambda path: path.write_bytes(b"\x7fE"), "not a dump"),

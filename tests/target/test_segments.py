@@ -87,6 +87,14 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
+def refreshed(path: Path, memory: Memory) -> Program:
+    """Open a file, and refresh what is known of it as its memory has moved."""
+    prog, segments = opened(path)
+    write(path, memory, moved=1)
+    assert segments.refresh(prog)
+    return prog
+
+
 def page_at(prog: Program, address: int, physical: bool = False) -> int:
     return int(prog.read_u64(address, physical))
 
@@ -147,12 +155,9 @@ def test_it_comes_and_goes_again(path: Path) -> None:
 
 
 def test_segments_split_and_touch(path: Path) -> None:
-    prog, segments = opened(path)
     memory = {BASE + n * PAGE: (n * PAGE, fill(n, 1)) for n in (0, 1, 3)}
-    write(path, memory, moved=1)
-    assert segments.refresh(prog)
-    data = prog.read(BASE, 2 * PAGE)
-    assert data == fill(0, 2)
+    prog = refreshed(path, memory)
+    assert prog.read(BASE, 2 * PAGE) == fill(0, 2)
     with pytest.raises(FaultError, match="gone"):
         prog.read(BASE, 4 * PAGE)
     assert page_at(prog, BASE + 3 * PAGE) == 3
@@ -183,9 +188,7 @@ def test_what_drgn_knows_may_not_be_known(path: Path) -> None:
 
 
 def test_a_file_that_ends(path: Path) -> None:
-    prog, segments = opened(path)
-    write(path, RAM, moved=1)
-    assert segments.refresh(prog)
+    prog = refreshed(path, RAM)
     with path.open("r+b") as file:
         file.truncate(PAGE * 3)
     with pytest.raises(FaultError, match="could not be read"):
@@ -193,9 +196,7 @@ def test_a_file_that_ends(path: Path) -> None:
 
 
 def test_reads_that_fail(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prog, segments = opened(path)
-    write(path, RAM, moved=1)
-    assert segments.refresh(prog)
+    prog = refreshed(path, RAM)
 
     def fail(fd: int, size: int, offset: int) -> bytes:
         raise OSError(12, "Cannot allocate memory")

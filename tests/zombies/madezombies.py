@@ -45,23 +45,17 @@ def zombie(pid: int, ppid: int = 147, **others: Any) -> Zombie:
     return Zombie(pid=pid, ppid=ppid, **(given | others))
 
 
+_UNKNOWN = dict.fromkeys(
+    (
+        *("sigchld", "handler", "pending", "blocked", "blocked_signals"),
+        *("ignored_signals", "caught_signals", "reaper", "tracer", "root", "root_pid"),
+    )
+)
+
+
 def evidence(text: str = "it sleeps", **others: Any) -> Evidence:
     """Make evidence of which little is known."""
-    given: dict[str, Any] = {
-        "sigchld": None,
-        "handler": None,
-        "pending": None,
-        "blocked": None,
-        "blocked_signals": None,
-        "ignored_signals": None,
-        "caught_signals": None,
-        "reaper": None,
-        "threads": (),
-        "thread_count": 1,
-        "tracer": None,
-        "root": None,
-        "root_pid": None,
-    }
+    given: dict[str, Any] = {**_UNKNOWN, "threads": (), "thread_count": 1}
     return Evidence(text=text, **(given | others))
 
 

@@ -39,14 +39,6 @@ def test_threads_that_live(dump: Dump) -> None:
     assert found[dump.dead.process[dump.place("leader-many")]] == 40
 
 
-def test_what_they_send(dump: Dump) -> None:
-    sends = dump.dead.exit_signal
-    assert sends[dump.place("cloned-none-1")] == 0
-    assert sends[dump.place("cloned-usr1-1")] == 10
-    assert sends[dump.place("thread-traced")] == -1
-    assert sends[dump.place("mixed-plain-1")] == 17
-
-
 def test_who_traces(dump: Dump) -> None:
     for place, pid in enumerate(dump.pids):
         one = dump.recorded[pid]

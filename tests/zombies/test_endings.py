@@ -9,13 +9,9 @@ from msatools.zombies.endings import ending, signal_name
 
 
 def test_signals_are_those_of_linux() -> None:
-    named = {each.value: each.name for each in signal.Signals if each.value < 32}
-    assert {number: signal_name(number) for number in named} == named
-
-
-@pytest.mark.parametrize("number", [0, 32, 34, 64, 127])
-def test_signals_without_a_name(number: int) -> None:
-    assert signal_name(number) == f"signal {number}"
+    names = {each.value: each.name for each in signal.Signals if each.value < 32}
+    names |= {number: f"signal {number}" for number in (0, 32, 34, 64, 127)}
+    assert {number: signal_name(number) for number in names} == names
 
 
 @pytest.mark.parametrize(

@@ -168,45 +168,32 @@ def limit(name: str, used: int | None, most: int | None) -> Limit:
 def test_rate_tells_when() -> None:
     before = (limit("a", 10, 100), limit("b", 0, 20))
     after = (limit("b", 1, 20), limit("a", 40, 100))
-    found = left(before, after, 3 * SECOND)
+    found = [(x.name, x.left_ns, x.first) for x in left(before, after, 3 * SECOND)]
     # 60 more at 10 a second; 19 more at one in three seconds.
-    assert [(x.name, x.left_ns) for x in found] == [
-        ("a", 6 * SECOND),
-        ("b", 57 * SECOND),
-    ]
-    assert [x.first for x in found] == [True, False]
+    assert found == [("a", 6 * SECOND, True), ("b", 57 * SECOND, False)]
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [((5, 9), (5, 9)), ((6, 9), (5, 9)), ((None, 9), (5, 9)), ((1, None), (5, None))],
-)
-def test_nothing_to_tell(
-    before: tuple[int | None, int | None], after: tuple[int | None, int | None]
-) -> None:
-    (found,) = left((limit("a", *before),), (limit("a", *after),), SECOND)
-    assert found.left_ns is None
-    assert found.first == (after[1] is not None)
-
-
-def test_hit_already() -> None:
-    (found,) = left((limit("a", 9, 9),), (limit("a", 9, 9),), SECOND)
-    assert found.left_ns == 0
-    (found,) = left((limit("a", 9, 9),), (limit("a", 11, 9),), SECOND)
-    assert found.left_ns == 0
-
-
-def test_new_limit_has_no_rate() -> None:
-    (found,) = left((), (limit("a", 1, 9),), SECOND)
-    assert found.left_ns is None
+def test_no_rate() -> None:
+    for before, after, told in (
+        ((5, 9), (5, 9), None),
+        ((6, 9), (5, 9), None),
+        ((None, 9), (5, 9), None),
+        ((1, None), (5, None), None),
+        # Hit already.
+        ((9, 9), (9, 9), 0),
+        ((9, 9), (11, 9), 0),
+    ):
+        (found,) = left((limit("a", *before),), (limit("a", *after),), SECOND)
+        assert (found.left_ns, found.first) == (told, after[1] is not None)
+    (new,) = left((), (limit("a", 1, 9),), SECOND)
+    assert new.left_ns is None
 
 
 def test_those_that_do_not_fill_come_after() -> None:
     before = (limit("near", 8, 9), limit("fills", 0, 1000), limit("none", 0, None))
     after = (limit("none", 1, None), limit("near", 8, 9), limit("fills", 1, 1000))
-    found = left(before, after, SECOND)
-    assert [x.name for x in found] == ["fills", "near", "none"]
-    assert [x.first for x in found] == [True, False, False]
+    found = [(x.name, x.first) for x in left(before, after, SECOND)]
+    assert found == [("fills", True), ("near", False), ("none", False)]
 
 
 def test_scopes_have_one_row_each(limits: tuple[Limit, ...]) -> None:

@@ -43,13 +43,9 @@ def test_each_parent_once(dump: Dump) -> None:
     ppids = {one["ppid"] for one in dump.recorded.values()}
     assert set(found) == ppids
     assert ppids - {1} == {each["pid"] for each in dump.workload["parents"]}
-
-
-def test_whose_each_is(dump: Dump) -> None:
-    """The thread that it is a child of is one of its parent."""
-    for place in range(len(dump.pids)):
-        parent = dump.parents.facts[dump.parents.index[place]]
-        assert dump.parents.row[place] in parent.living
+    # The thread that one of the dead is a child of is one of its parent.
+    for row, index in zip(dump.parents.row, dump.parents.index, strict=True):
+        assert row in dump.parents.facts[index].living
 
 
 def test_threads_that_live(dump: Dump) -> None:
@@ -94,21 +90,14 @@ def test_waits(dump: Dump) -> None:
         assert sorted(tids) == in_wait, told
         for wait, tid in zip(found.waits, tids, strict=True):
             (task,) = [t for t in dump.workload["tasks"].values() if t["tid"] == tid]
-            check_wait(wait.number, wait.kind, wait.own, wait.exited, task)
+            waits_for = task.get("waits_for", {})
+            assert wait.own == ("thread" in waits_for)
+            assert wait.exited == (waits_for.get("events") != "stopped")
+            for name, kind in (("pid", "pid"), ("pgid", "group")):
+                if name in waits_for:
+                    assert (wait.kind, wait.number) == (kind, waits_for[name])
             kinds.add(wait.kind)
     assert kinds == {"any", "pid", "group"}
-
-
-def check_wait(
-    number: int | None, kind: str, own: bool, exited: bool, task: Facts
-) -> None:
-    told = task.get("waits_for", {})
-    assert own == ("thread" in told)
-    assert exited == (told.get("events") != "stopped")
-    if "pid" in told:
-        assert (kind, number) == ("pid", told["pid"])
-    elif "pgid" in told:
-        assert (kind, number) == ("group", told["pgid"])
 
 
 def tid_of(dump: Dump, task: int) -> int:
@@ -261,14 +250,19 @@ def test_what_threads_are_doing(dump: Dump) -> None:
         assert each.task_class in told, task
         counted += 1
     assert counted > 40
-    said = {name: told[0].doing for name, told in found.items()}
-    assert said["stopped"] == "stopped"
-    assert said["frozen"] == "frozen"
-    assert said["debugged"] == "stopped by its tracer"
-    assert said["waiter-stops"] == "in wait() for any child to stop or go on"
-    assert said["waiter-first"].startswith("asleep in ")
-    assert found["waiter-first"][1].doing == "in wait() for any child of its own"
-    assert said["never-sleeps"].endswith("of clock_nanosleep()")
+    assert {
+        name: found[name][0].doing
+        for name in ("stopped", "frozen", "debugged", "waiter-stops")
+    } == {
+        "stopped": "stopped",
+        "frozen": "frozen",
+        "debugged": "stopped by its tracer",
+        "waiter-stops": "in wait() for any child to stop or go on",
+    }
+    first, second, *_ = found["waiter-first"]
+    assert first.doing.startswith("asleep in ")
+    assert second.doing == "in wait() for any child of its own"
+    assert found["never-sleeps"][0].doing.endswith("of clock_nanosleep()")
     assert all(each.blocks_sigchld for each in found["masked-threads"])
 
 
@@ -304,34 +298,33 @@ def test_a_parent_that_is_gone(dump: Dump) -> None:
     assert len(lost) == 3
 
 
-LOST = {"sighand": "sighand_struct", "signal": "signal_struct", "waits": "who waits"}
-
-
-@pytest.mark.parametrize("what", LOST)
-def test_what_is_lost(program: Program, what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        ("sighand_struct", "never-sleeps"),
+        ("signal_struct", "never-sleeps"),
+        ("who waits", "waiter"),
+    ],
+)
+def test_what_is_lost(program: Program, what: str, name: str) -> None:
     """A part of one parent is unreadable: nothing is told of its children."""
     whole = read_dump("zombies-6.12")
-    parent = whole.parent("waiter" if what == "waits" else "never-sleeps")
-    pid = parent.pid
+    pid = whole.parent(name).pid
     task = Object(whole.prog, "struct task_struct *", whole.address(pid))
-    if what == "sighand":
-        lose(program, int(task.sighand), sizeof(task.sighand[0]))
-    elif what == "signal":
-        place = int(task.signal.shared_pending.signal.address_of_())
-        lose(program, place, 8)
-    else:
-        assert parent.waits
-        queue = task.signal.wait_chldexit.head.next
-        lose(program, int(queue), 16)
+    places = {
+        "sighand_struct": (task.sighand, sizeof(task.sighand[0])),
+        "signal_struct": (task.signal.shared_pending.signal.address_of_(), 8),
+        "who waits": (task.signal.wait_chldexit.head.next, 16),
+    }
+    place, size = places[what]
+    lose(program, int(place), size)
     found = Dump(program, "zombies-6.12")
     mine = {p for p, one in whole.recorded.items() if one["ppid"] == pid}
     for each, told in found.verdicts.items():
-        if each in mine:
-            assert told == "unknown"
-        elif told != whole.verdicts[each]:
-            # What lies beside may be lost as well, and is then not told wrongly.
-            assert told == "unknown", whole.recorded[each]
-    assert LOST[what] in " ".join(n.text for n in found.findings.notes.values())
+        # What lies beside may be lost as well, and is then not told wrongly.
+        wanted = {"unknown"} if each in mine else {"unknown", whole.verdicts[each]}
+        assert told in wanted, whole.recorded[each]
+    assert what in " ".join(n.text for n in found.findings.notes.values())
 
 
 def test_who_was_in_the_table_only_in_part(dump: Dump) -> None:

@@ -91,16 +91,6 @@ def test_same_with_debug_info() -> None:
     assert one == other
 
 
-def test_twenty_thousand() -> None:
-    found = report("manytasks-6.12")
-    farm = read_dump("manytasks-6.12").workload["farm"]
-    assert len(found.zombies) == len(farm["zombies"]) == 20_000
-    (group,) = found.groups
-    assert (group.ppid, group.count) == (farm["pid"], 20_000)
-    assert group.verdict == "never-waits"
-    assert sorted(group.pids) == sorted(farm["zombies"])
-
-
 @pytest.mark.parametrize("by", ["parents", "namespaces", "uids", "verdicts"])
 def test_selection(by: str) -> None:
     key = {"parents": "ppid", "namespaces": "namespace"}.get(by, by.rstrip("s"))

@@ -18,6 +18,7 @@ from msatools.zombies.model import Evidence, Heir, Verdict
 from msatools.zombies.parentfacts import SIGCHLD, ParentFacts
 from msatools.zombies.parents import NONE, Parents
 from msatools.zombies.verdicts import BRIEF_NS, VERDICTS, verdicts
+from tests.support.golden import Golden
 from tests.zombies.dumps import Dump
 
 SECOND = 1_000_000_000
@@ -32,14 +33,6 @@ OWN_PROCESS, OWN_PID, GROUP = 0x4000, 0x5000, 0x6000
 def test_every_verdict_of_a_guest(dump: Dump) -> None:
     """That they are the right ones: tests/truth/zombies."""
     assert {*VERDICTS} - {*dump.verdicts.values()} == {"being-reaped", "unknown"}
-
-
-def test_children_that_the_kernel_reaped_are_no_zombies(dump: Dump) -> None:
-    gone = {
-        child for one in dump.workload["reaped_by_kernel"] for child in one["children"]
-    }
-    assert gone
-    assert not gone & set(dump.table["pid"].tolist())
 
 
 # --- one zombie, made up
@@ -199,19 +192,67 @@ def test_order(first: Verdict) -> None:
             assert made(second, first) == first, second
 
 
-def test_threads_that_are_not_known() -> None:
-    assert verdict(dead(threads=UNKNOWN), parents(parent())) == "unknown"
+def of(between: dict[str, Any] | None = None, **facts: Any) -> Parents:
+    """One dead task's parent, of which some facts are other than usual."""
+    return parents(parent(**facts), **(between or {}))
 
 
-def test_parents_that_are_not_known() -> None:
-    unknown = parents(index=[NONE])
-    assert verdict(dead(), unknown) == "unknown"
-    assert verdict(dead(threads=2), unknown) == "leader-exited"
-    assert verdict(dead(reaped=True), unknown) == "being-reaped"
+UNKNOWN_PARENT = parents(index=[NONE])
+TO_TRACER = {"ptraced": True, "parent": TRACER}
+BY_THREAD = {"ptraced": True, "parent": OTHER_THREAD}
+OWN_WAIT = wait(flags=EXITED | NOTHREAD, task=OTHER_THREAD)
+STUCK_HERE = {"stuck": frozenset({5})}
+BRIEF = {"stuck_ns": BRIEF_NS - 1}
+SOME = {"living": (5, 6), "stopped": frozenset({5})}
+ABOUT = {"reaper": "init", "pending": True, "blocks": True}
+WAITING_INIT = {"reaper": "init", "waits": (wait(),)}
+
+DETAILS: list[tuple[Dead, Parents, Verdict]] = [
+    (dead(threads=UNKNOWN), of(), "unknown"),
+    (dead(), UNKNOWN_PARENT, "unknown"),
+    (dead(threads=2), UNKNOWN_PARENT, "leader-exited"),
+    (dead(reaped=True), UNKNOWN_PARENT, "being-reaped"),
+    (dead(), of(living=()), "never-waits"),
+    # One wait of two takes it; one that is frozen does not.
+    (dead(), of(waits=(FOR_OTHER, wait())), "being-reaped"),
+    (dead(), of(waits=(wait(),), **STOPPED), "parent-stopped"),
+    # A wait does not take what another traces, but what its parent does, whatever
+    # that sends, or the thread that waits.
+    (dead(**TO_TRACER), of(TRACED, waits=(wait(),)), "traced"),
+    (dead(ptraced=True, exit_signal=10), of(), "never-waits"),
+    (dead(ptraced=True, exit_signal=10), of(waits=(wait(),)), "being-reaped"),
+    (dead(**BY_THREAD), of(waits=(OWN_WAIT,)), "being-reaped"),
+    # A sleep that is brief says something of a death that is, too.
+    (dead(), of(BRIEF, **STUCK_HERE), "never-waits"),
+    (dead(age_ns=BRIEF_NS - 1), of(BRIEF, **STUCK_HERE), "parent-blocked"),
+    (dead(), of({"stuck_ns": BRIEF_NS}, **STUCK_HERE), "parent-blocked"),
+    # It waits in another thread.
+    (dead(), of(STUCK, waits=(FOR_OTHER,), **STUCK_HERE), "waiting-for-other"),
+    # SIGCHLD is blocked for those that send it.
+    (dead(exit_signal=10), of(**BLOCKED), "clone-child"),
+    (dead(), of(pending=True), "never-waits"),
+    # Some threads are stopped; all are.
+    (dead(), of(**SOME), "never-waits"),
+    (dead(), of(**SOME | {"stopped": frozenset({5, 6})}), "parent-stopped"),
+    # A reaper takes SIGCHLD that has just come; what was dead for long it left.
+    (dead(age_ns=999_999_999), of(**ABOUT), "sigchld-blocked"),
+    (dead(age_ns=1_000_000_000), of(**ABOUT), "reaper-never-reaps"),
+    (dead(age_ns=1), of(**ABOUT | {"pending": False}), "reaper-never-reaps"),
+    # A reaper that waits for others only; for what sends SIGCHLD.
+    (dead(), of(reaper="init", waits=(FOR_OTHER,)), "reaper-never-reaps"),
+    (dead(exit_signal=0), of(**WAITING_INIT), "clone-child"),
+    (dead(), of(**WAITING_INIT), "being-reaped"),
+    # A handler that is about to run; SIGCHLD taken by sigwait() or a signalfd.
+    (dead(), of(**HANDLED, pending=True), "unknown"),
+    (dead(), of(**HANDLED, blocks=True), "handler-missed"),
+    # Ignored too late.
+    (dead(), of(disposition="ignored"), "never-waits"),
+]
 
 
-def test_parents_without_living_threads() -> None:
-    assert verdict(dead(), parents(parent(living=()))) == "never-waits"
+@pytest.mark.parametrize(("one", "between", "wanted"), DETAILS)
+def test_details(one: Dead, between: Parents, wanted: Verdict) -> None:
+    assert verdict(one, between) == wanted
 
 
 @pytest.mark.parametrize(
@@ -241,30 +282,6 @@ def test_what_a_wait_takes(
     assert verdict(dead(exit_signal=sends), of) == wanted
 
 
-def test_one_wait_of_two_takes_it() -> None:
-    assert verdict(dead(), parents(parent(waits=(FOR_OTHER, wait())))) == "being-reaped"
-
-
-def test_a_wait_that_is_frozen() -> None:
-    of = parents(parent(waits=(wait(),), **STOPPED))
-    assert verdict(dead(), of) == "parent-stopped"
-
-
-def test_a_wait_does_not_take_what_another_traces() -> None:
-    of = parents(parent(waits=(wait(),)), **TRACED)
-    assert verdict(dead(ptraced=True, parent=TRACER), of) == "traced"
-
-
-def test_traced_by_its_parent() -> None:
-    """Whatever it sends, a plain wait takes it."""
-    traced = dead(ptraced=True, exit_signal=10)
-    assert verdict(traced, parents(parent())) == "never-waits"
-    assert verdict(traced, parents(parent(waits=(wait(),)))) == "being-reaped"
-    own = wait(flags=EXITED | NOTHREAD, task=OTHER_THREAD)
-    traced = dead(ptraced=True, parent=OTHER_THREAD)
-    assert verdict(traced, parents(parent(waits=(own,)))) == "being-reaped"
-
-
 def test_a_thread_that_is_traced() -> None:
     """And its process, which cannot go before it."""
     both = dead(
@@ -279,65 +296,6 @@ def test_a_thread_that_is_traced() -> None:
     assert [VERDICTS[n] for n in verdicts(both, of)] == ["traced", "traced"]
     alone = both.only(np.array([True, False]))
     assert verdict(alone, parents(parent())) == "being-reaped"
-
-
-def test_sleep_that_is_brief() -> None:
-    stuck = {"stuck": frozenset({5})}
-    of = parents(parent(**stuck), stuck_ns=BRIEF_NS - 1)
-    assert verdict(dead(), of) == "never-waits"
-    assert verdict(dead(age_ns=BRIEF_NS - 1), of) == "parent-blocked"
-    assert verdict(dead(), parents(parent(**stuck), stuck_ns=BRIEF_NS)) == (
-        "parent-blocked"
-    )
-
-
-def test_a_blocked_parent_that_waits_in_another_thread() -> None:
-    of = parents(parent(stuck=frozenset({5}), waits=(FOR_OTHER,)), stuck_ns=HOUR)
-    assert verdict(dead(), of) == "waiting-for-other"
-
-
-def test_sigchld_is_blocked_for_those_that_send_it() -> None:
-    of = parents(parent(**BLOCKED))
-    assert verdict(dead(exit_signal=10), of) == "clone-child"
-    open_ = parents(parent(pending=True))
-    assert verdict(dead(), open_) == "never-waits"
-
-
-def test_some_threads_are_stopped() -> None:
-    some = parent(living=(5, 6), stopped=frozenset({5}))
-    assert verdict(dead(), parents(some)) == "never-waits"
-    every = replace(some, stopped=frozenset({5, 6}))
-    assert verdict(dead(), parents(every)) == "parent-stopped"
-
-
-def test_reaper_that_is_about_to() -> None:
-    """It takes SIGCHLD, which has just come; what has been dead for long it left."""
-    takes: dict[str, Any] = {"reaper": "init", "pending": True, "blocks": True}
-    init = parents(parent(**takes))
-    assert verdict(dead(age_ns=999_999_999), init) == "sigchld-blocked"
-    assert verdict(dead(age_ns=1_000_000_000), init) == "reaper-never-reaps"
-    unaware = parents(parent(**takes | {"pending": False}))
-    assert verdict(dead(age_ns=1), unaware) == "reaper-never-reaps"
-
-
-def test_reapers_that_wait() -> None:
-    """For others only; for what sends SIGCHLD."""
-    init = parent(reaper="init", waits=(FOR_OTHER,))
-    assert verdict(dead(), parents(init)) == "reaper-never-reaps"
-    plain = parent(reaper="init", waits=(wait(),))
-    assert verdict(dead(exit_signal=0), parents(plain)) == "clone-child"
-    assert verdict(dead(), parents(plain)) == "being-reaped"
-
-
-def test_handlers_that_are_about_to_run() -> None:
-    about = parent(**HANDLED, pending=True)
-    assert verdict(dead(), parents(about)) == "unknown"
-    taken = parent(**HANDLED, blocks=True)  # by sigwait() or a signalfd
-    assert verdict(dead(), parents(taken)) == "handler-missed"
-
-
-def test_ignored_too_late() -> None:
-    assert verdict(dead(), parents(parent(disposition="ignored"))) == "never-waits"
 
 
 def test_children_of_one_parent_may_differ() -> None:
@@ -355,25 +313,20 @@ def text(name: Verdict, *tracers: int, **other: Any) -> str:
     return evidence(name, parent(**CASES[name][1] | other), (), tracers).text
 
 
-def test_evidence_of_each() -> None:
-    assert text("leader-exited") == "its first thread has ended, and others live"
-    assert text("being-reaped") == "it is taken off right now"
-    assert text("traced", 220) == "traced by 220, which has to wait for it first"
-    assert text("traced", 1, 2, 3, 4, 4) == (
-        "traced by 1, 2, 3 and 1 more, which have to wait for it first"
-    )
-    assert text("parent-stopped") == "it is stopped"
-    assert text("parent-stopped", frozen=frozenset({5})) == "it is frozen"
-    assert text("parent-stopped", living=(5, 6)) == "all 2 threads are stopped"
-    assert text("reaper-never-reaps") == "it is a subreaper, and no thread is in wait()"
-    assert text("sigchld-blocked") == "SIGCHLD is pending, and blocked"
-    assert text("sigchld-blocked", living=(5, 6)).endswith("blocked by all 2 threads")
-    assert text("waiting-for-other") == "in wait() for child 150"
-    assert "__WALL" in text("clone-child")
-    assert "handler" in text("handler-missed")
-    assert text("never-waits") == "SIGCHLD has no handler, and no thread is in wait()"
-    assert "is ignored, but was not" in text("never-waits", disposition="ignored")
-    assert "sigwait()" in text("never-waits", sigwaits=True)
+def test_golden_evidence(golden: Golden) -> None:
+    two = {"living": (5, 6)}
+    texts = {
+        **{f"{name}": text(name) for name in VERDICTS},
+        "traced by one": text("traced", 220),
+        "traced by four": text("traced", 1, 2, 3, 4, 4),
+        "frozen": text("parent-stopped", frozen=frozenset({5})),
+        "two threads are stopped": text("parent-stopped", **two),
+        "SIGCHLD is blocked by two": text("sigchld-blocked", **two),
+        "ignored": text("never-waits", disposition="ignored"),
+        "taken by sigwait()": text("never-waits", sigwaits=True),
+        "the parent is not known": evidence("unknown", None).text,
+    }
+    golden("zombies/evidence", [f"{what}: {said}" for what, said in texts.items()])
 
 
 def test_evidence_has_the_facts() -> None:
@@ -385,68 +338,39 @@ def test_evidence_has_the_facts() -> None:
     assert (found.thread_count, found.tracer, found.root) == (1, None, None)
     assert evidence("traced", parent(), (), [220, 220]).tracer == 220
     assert evidence("traced", parent(), (), [220, 221]).tracer is None
+    unknown = evidence("unknown", None)
+    assert unknown.sigchld is unknown.blocked_signals is unknown.pending is None
 
 
-def test_evidence_of_a_parent_that_is_not_known() -> None:
-    found = evidence("unknown", None)
-    assert found.text == "nothing is known of its parent"
-    assert found.sigchld is found.blocked_signals is found.pending is None
-
-
-@pytest.mark.parametrize("name", VERDICTS)
-def test_advice_is_one_line_that_names_who_to_act_on(name: Verdict) -> None:
-    told = advice(name, parent(**CASES[name][1]), tracers=[220])
-    assert "\n" not in told
-    if name in ("being-reaped", "leader-exited"):
-        assert "does nothing" not in told
-    else:
-        assert told.endswith("; kill -9 on a zombie does nothing")
-        assert ("220" if name == "traced" else "147 farm") in told
-    assert advice(name, None)
-
-
-def test_advice_tells_who_inherits() -> None:
+def test_golden_advice(golden: Golden) -> None:
+    """One line that names who to act on, and who inherits if that one ends."""
     heir = Heir(ppid=147, heir=1, heir_comm="init", why="init", reaps=True)
-    told = advice("never-waits", parent(), heir=heir)
-    assert told.startswith(
-        "restart or fix 147 farm: it never waits for its children; if 147 ends, 1 "
-        "inherits and reaps them;"
-    )
-    idle = advice("never-waits", parent(), heir=replace(heir, reaps=False))
-    assert "1 inherits them, and does not reap them either" in idle
-    init = parent(reaper="init")
-    for none in (None, replace(heir, heir=None)):
-        told = advice("reaper-never-reaps", init, heir=none)
-        assert "if 147 ends, its PID namespace does" in told
-    first = advice("never-waits", parent(pid=1, reaper="init"))
-    assert first.startswith("fix 1 farm")
-    assert "1 cannot end" in first
-
-
-def test_advice_on_who_has_just_died() -> None:
-    """A parent that did not have the time is not to be restarted."""
-    brief = advice("never-waits", parent(), age_ns=10**9 - 1)
-    assert brief.startswith("look again: none has been dead for a second, and 147 farm")
-    assert "restart" in advice("never-waits", parent(), age_ns=10**9)
-    stuck = CASES["parent-blocked"][1]
-    assert "kill -9 147" in advice("parent-blocked", parent(**stuck), age_ns=0)
-
-
-def test_advice_for_who_can_be_killed() -> None:
-    stuck = CASES["parent-blocked"][1]
-    assert "kill -9 147" in advice("parent-blocked", parent(**stuck))
-    firm = advice("parent-blocked", parent(**stuck, killable=False))
-    assert "cannot even be killed" in firm
-    init = advice("parent-blocked", parent(**stuck, reaper="init"))
-    assert "do not kill it: if 147 ends, its PID namespace does" in init
-
-
-def test_advice_for_who_is_stopped() -> None:
-    assert "kill -CONT 147" in advice("parent-stopped", parent(**STOPPED))
-    traced = advice("parent-stopped", parent(**STOPPED | {"state": "t"}))
-    assert "tracer of 147 farm" in traced
-    frozen = parent(**STOPPED, frozen=frozenset({5}))
-    assert "thaw" in advice("parent-stopped", frozen)
+    idle, none = replace(heir, reaps=False), replace(heir, heir=None)
+    init, first = parent(reaper="init"), parent(pid=1, reaper="init")
+    stuck, brief = CASES["parent-blocked"][1], 10**9 - 1
+    frozen = STOPPED | {"frozen": frozenset({5})}
+    texts = {
+        **{
+            f"{name}": advice(name, parent(**CASES[name][1]), tracers=[220])
+            for name in VERDICTS
+        },
+        **{f"{name}, of whom?": advice(name, None) for name in VERDICTS},
+        "an heir that reaps": advice("never-waits", parent(), heir=heir),
+        "one that does not": advice("never-waits", parent(), heir=idle),
+        "init": advice("reaper-never-reaps", init),
+        "init, without an heir": advice("reaper-never-reaps", init, heir=none),
+        "the first process": advice("never-waits", first),
+        "brief": advice("never-waits", parent(), age_ns=brief),
+        "not brief": advice("never-waits", parent(), age_ns=10**9),
+        "blocked, and brief": advice("parent-blocked", parent(**stuck), age_ns=0),
+        "blocked for good": advice("parent-blocked", parent(**stuck, killable=False)),
+        "blocked init": advice("parent-blocked", parent(**stuck, reaper="init")),
+        "stopped by its tracer": advice(
+            "parent-stopped", parent(**STOPPED | {"state": "t"})
+        ),
+        "frozen": advice("parent-stopped", parent(**frozen)),
+    }
+    golden("zombies/advice", [f"{what}: {said}" for what, said in texts.items()])
 
 
 def test_evidence_of_a_guest(dump: Dump) -> None:

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What views show of reports made by hand, held against golden files."""
+
+import io
+from collections.abc import Iterable, Mapping
+
+from msatools.render import plain, show
+from msatools.render.blocks import Block, Span
+from tests.support.golden import Golden
+
+Screens = Mapping[str, Iterable[Block]]
+"""What is shown, by what it is an example of."""
+
+EVIL = "a\x1b[31m\u202eb\r\nc"
+"""A name that a dump may have, and what it has to become."""
+SAFE = r"a\x1b[31m\u202eb\x0d\x0ac"
+
+
+def printed(blocks: Iterable[Block]) -> list[str]:
+    """Return the lines of some blocks."""
+    out = io.StringIO()
+    show(blocks, out)
+    return out.getvalue().splitlines()
+
+
+def alarms(blocks: Iterable[Block]) -> list[Span]:
+    """Return the pieces of text that stand out, each once."""
+    spans = (span for each in blocks for line in plain.lines(each) for span in line)
+    styled = (span for span in spans if span.style not in (None, "title", "dim"))
+    return list(dict.fromkeys(styled))
+
+
+def check_screens(golden: Golden, name: str, screens: Screens) -> None:
+    """Compare screens, and below each what stands out in it, with a golden file."""
+    lines = []
+    for title, blocks in screens.items():
+        shown = list(blocks)
+        lines += [f"--- {title}", *printed(shown)]
+        lines += [f"    ({span.style}: {span.text})" for span in alarms(shown)]
+        lines += [""]
+    golden(name, lines)
+
+
+def check_escaped(blocks: Iterable[Block], at_least: int = 1) -> None:
+    """Check that no name from a dump reaches the terminal as it is."""
+    lines = printed(blocks)
+    assert all(line.isprintable() for line in lines)
+    assert sum(SAFE in line for line in lines) >= at_least
