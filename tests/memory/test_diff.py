@@ -20,7 +20,7 @@ from fixtures.demo import DEMOS
 from msatools.cli import run_console
 from msatools.kernel.report import Note
 from msatools.memory.by import VIEWS
-from msatools.memory.diff import MemstatDiff, compare
+from msatools.memory.diff import GroupChange, MemstatDiff, compare
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.snapshot import SnapshotError, load_snapshot
 from msatools.render.json import dumps
@@ -31,6 +31,11 @@ from .madereports import PAGE, SECOND, TARGET, check, group, report
 
 BEFORE = report({"free.buddy": 900, "user.anon": 100})
 AFTER = report({"free.buddy": 700, "user.anon": 300}, taken_at_ns=160 * SECOND)
+
+
+def groups(found: MemstatDiff, view: str) -> tuple[GroupChange, ...]:
+    assert found.by is not None
+    return found.by[view]
 
 
 def codes(found: MemstatDiff) -> list[str]:
@@ -132,8 +137,7 @@ def test_groups_are_joined_by_key() -> None:
         )
     }
     found = compare(replace(BEFORE, by=before), replace(AFTER, by=after))
-    assert found.by is not None
-    made, init, gone = found.by["process"]
+    made, init, gone = groups(found, "process")
     assert (made.key, made.before_pages, made.delta_pages) == ("8", None, 400)
     assert (init.key, init.name, init.name_before) == ("1", "systemd", "init")
     assert init.delta_pages == 10
@@ -151,8 +155,7 @@ def test_groups_of_one_key_are_one() -> None:
         replace(BEFORE, by={"file": twice}),
         replace(AFTER, by={"file": (group("-", user_anon=3, cache_file=5),)}),
     )
-    assert found.by is not None
-    (only,) = found.by["file"]
+    (only,) = groups(found, "file")
     assert (only.before_pages, only.after_pages) == (7, 8)
     assert [(c.name, c.delta_pages) for c in only.classes] == [("cache.file", 1)]
 
