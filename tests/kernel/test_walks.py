@@ -41,21 +41,23 @@ def walk(data: bytes, holes: tuple[int, ...] = ()) -> tuple[list[int], Findings]
     return [int.from_bytes(data[:8], "little") for _, data in records], findings
 
 
-def test_whole_list() -> None:
-    found, findings = walk(list_of(2, 0, 1))
-    assert found == [2, 1]
-    assert not findings.notes
-
-
-def test_empty_list() -> None:
-    assert walk(list_of(0))[0] == []
-
-
-def test_loop_that_misses_the_head_ends() -> None:
-    found, findings = walk(list_of(1, 2, 1))
-    assert found == [1, 2]
-    assert findings.coverage["lists_broken"] == 1
-    assert "loop" in next(iter(findings.notes.values())).text
+@pytest.mark.parametrize(
+    ("data", "holes", "found", "broken"),
+    [
+        (list_of(2, 0, 1), (), [2, 1], 0),
+        (list_of(0), (), [], 0),
+        (list_of(1, 2, 1), (), [1, 2], 1),  # a loop that misses the head
+        (list_of(1, 2, 3, 0), (2,), [1], 1),
+    ],
+)
+def test_list(
+    data: bytes, holes: tuple[int, ...], found: list[int], broken: int
+) -> None:
+    entries, findings = walk(data, holes)
+    assert entries == found
+    assert findings.coverage["lists_broken"] == len(findings.notes) == broken
+    if broken and not holes:
+        assert "loop" in next(iter(findings.notes.values())).text
 
 
 def test_null_ends() -> None:
@@ -63,12 +65,6 @@ def test_null_ends() -> None:
     data = data[: STEP * 2 + 8] + bytes(8) + data[STEP * 2 + 16 :]
     found, findings = walk(data)
     assert found == [1, 2]
-    assert findings.coverage["lists_broken"] == 1
-
-
-def test_hole_ends() -> None:
-    found, findings = walk(list_of(1, 2, 3, 0), holes=(2,))
-    assert found == [1]
     assert findings.coverage["lists_broken"] == 1
 
 
@@ -233,23 +229,21 @@ def indices(data: bytes, holes: tuple[int, ...] = ()) -> tuple[list[int], Findin
     return sorted((address - BASE) // STEP for address, _ in records), findings
 
 
-def test_whole_tree() -> None:
-    found, findings = indices(tree((2, 3), (0, 4), (0, 0), (0, 0)))
-    assert found == [1, 2, 3, 4]
-    assert not findings.notes
+TREE = tree((2, 3), (0, 4), (0, 0), (0, 0))
 
 
-def test_empty_tree() -> None:
-    assert indices(tree())[0] == []
-
-
-def test_hole_costs_a_branch_only() -> None:
-    found, findings = indices(tree((2, 3), (0, 4), (0, 0), (0, 0)), holes=(2,))
-    assert found == [1, 3]
-    assert findings.coverage["lists_broken"] == 1
-
-
-def test_loop_in_a_tree_ends() -> None:
-    found, findings = indices(tree((2, 0), (1, 0)))
-    assert found == [1, 2]
-    assert findings.coverage["lists_broken"] == 1
+@pytest.mark.parametrize(
+    ("data", "holes", "found", "broken"),
+    [
+        (TREE, (), [1, 2, 3, 4], 0),
+        (tree(), (), [], 0),
+        (TREE, (2,), [1, 3], 1),  # a hole costs a branch only
+        (tree((2, 0), (1, 0)), (), [1, 2], 1),  # a loop
+    ],
+)
+def test_tree(
+    data: bytes, holes: tuple[int, ...], found: list[int], broken: int
+) -> None:
+    nodes, findings = indices(data, holes)
+    assert nodes == found
+    assert findings.coverage["lists_broken"] == len(findings.notes) == broken

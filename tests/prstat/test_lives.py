@@ -287,24 +287,6 @@ def test_impossible_counters(dump: Dump) -> None:
         )
 
 
-def test_delays_as_taskstats_had_them(on: Dump) -> None:
-    compared = dict.fromkeys(on.parts.delays, 0)
-    steady = {task["tid"] for task in on.tasks.values() if task["steady"]}
-    for tid, told in on.run.workload["taskstats"].items():
-        if int(tid) not in steady:
-            continue
-        row = on.rows[int(tid)]
-        for kind, column in on.parts.delays.items():
-            if column[row] is None:
-                is_too_much = told[f"{kind}_ns"] > on.lives.off_cpu_ns[row]
-                assert is_too_much or on.delays_dequeue
-                continue
-            assert column[row] == told[f"{kind}_ns"], (tid, kind)
-            compared[kind] += 1
-    # Of how many one is impossible (6.12) is chance.
-    assert min(compared.values()) > 0
-
-
 def test_delays_of_disks_are_sleeps_that_waited_for_them(on: Dump) -> None:
     """Two counters of the same: kept apart, and agreeing where they are believed."""
     blkio = on.parts.delays["blkio"]
