@@ -16,7 +16,7 @@ def made_program() -> Program:
 
 
 def struct(
-    prog: Program, tag: str, size: int, **members: tuple[Type | Object, int]
+    prog: Program, tag: str, size: int, /, **members: tuple[Type | Object, int]
 ) -> Type:
     """Make a structure type.
 
