@@ -6,13 +6,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from drgn import Program
 
 from fixtures import lab
 from msatools.memory.by.groups import CgroupGroup
 from msatools.memory.model import MemstatReport
 
-from .asked import printed
 from .ownertruth import PAGE
 from .sums import pages_of, view
 from .truth import having, page_flags
@@ -61,15 +59,6 @@ def test_removed_groups_and_what_pins_them(
         assert group.files == len(pins)
         sizes = [-pin.pages for pin in group.pinned_by]
         assert sizes == sorted(sizes)
-
-
-def test_removed_groups_are_shown_with_their_files(
-    owners_prog: Program,
-) -> None:
-    text = printed(owners_prog, "--by", "cgroup", "--top", 3)
-    words = [line.split() for line in text.splitlines()]
-    assert ["768", "/gone", "(deleted)", "/mnt/data/pinned-a"] in words
-    assert ["512", "/service/old", "(deleted)", "/mnt/data/pinned-c"] in words
 
 
 def test_charges_of_all_pages(owners_run: lab.Run, cgroups: Cgroups) -> None:

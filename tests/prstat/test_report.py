@@ -12,7 +12,7 @@ import pytest
 from msatools.prstat.prstat import _why_impossible
 from tests.prstat.dumps import MIDWAY, OFF, ON, long
 from tests.prstat.maderows import MadeThreads
-from tests.prstat.reports import SECOND, Task, by_pid, report, said
+from tests.prstat.reports import Task, by_pid, report, said
 from tests.support.dumps import TYPES
 
 
@@ -153,28 +153,6 @@ def test_totals(threads: Any, processes: Any) -> None:
     for key, column in (("states", "state"), ("classes", "class")):
         counts = Counter(task[column] for task in tasks)
         assert counts == {name: n for name, n in totals[key].items() if n}
-
-
-LOAD_FACTORS = (1884 / 2048, 2014 / 2048, 2037 / 2048)
-"""EXP_1, EXP_5 and EXP_15 of include/linux/sched/loadavg.h."""
-
-LOAD_NS = 5 * SECOND
-"""How often the averages are brought up to date (calc_load())."""
-
-
-def test_load_averages(name: str, threads: Any) -> None:
-    """What /proc had, brought up to date as often as there was time for since."""
-    truth = said(name).run
-    told = [float(word) for word in truth.truth("proc/loadavg").split()[:3]]
-    found = threads["totals"]["load_averages"]
-    since_ns = threads["taken_at_ns"] - truth.workload["times"]["monotonic_ns"]
-    updates = since_ns // LOAD_NS + 1
-    most = threads["totals"]["threads"]
-    for before, after, factor in zip(told, found, LOAD_FACTORS, strict=True):
-        kept = factor**updates
-        # /proc cuts off what is below a hundredth, and adds half of one before.
-        assert before * kept - 0.01 <= after
-        assert after <= before * kept + most * (1 - kept) + 0.01
 
 
 @pytest.mark.parametrize("name", [*OFF, *ON, *long(*MIDWAY)])
