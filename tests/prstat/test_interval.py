@@ -185,13 +185,21 @@ Step = Callable[[Thread], object]
 LOSES_STAMP = "runs 10, sleeps 90 DSK, loses_stamp"
 
 
+def between(first: Look, *later: Look) -> Deltas:
+    """An interval from the first of some snapshots to the last."""
+    under_way = Interval(first)
+    for each in later:
+        under_way.add(each)
+    return under_way.end()
+
+
 def interval(thread: Thread, *steps: Step) -> Deltas:
     """An interval of one thread; a snapshot after each step."""
-    under_way = Interval(snapshot(thread))
+    looks = [snapshot(thread)]
     for step in steps:
         step(thread)
-        under_way.add(snapshot(thread))
-    return under_way.end()
+        looks.append(snapshot(thread))
+    return between(*looks)
 
 
 def acts(words: str) -> Step:
@@ -403,14 +411,10 @@ def newborn(pid: int, at_ns: int, **columns: int) -> Thread:
 
 def test_born_within_the_interval() -> None:
     old = Thread(1)
-    under_way = Interval(snapshot(old))
-    old.sleeps(100)
-    under_way.add(snapshot(old))
-    new = newborn(2, old.sleeps(0).at_ns).runs(10).sleeps(20, TMR)
-    under_way.add(snapshot(new, old.sleeps(30)))
-    new.sleeps(70)
-    under_way.add(snapshot(old.sleeps(70), new))
-    made = under_way.end()
+    looks = [snapshot(old), snapshot(old.sleeps(100))]
+    new = newborn(2, old.at_ns).runs(10).sleeps(20, TMR)
+    looks.append(snapshot(new, old.sleeps(30)))
+    made = between(*looks, snapshot(old.sleeps(70), new.sleeps(70)))
     assert made.born.tolist() == [False, True]
     assert parts(made, 0) == [0, 0, 0, 200, 0]
     assert parts(made, 1) == [5, 5, 0, 90, 0]
@@ -421,14 +425,13 @@ def test_born_within_the_interval() -> None:
 
 def test_born_while_the_first_look_was_under_way() -> None:
     """What it did is what it has counted since its birth, as far as there is room."""
-    under_way = Interval(replace(snapshot(Thread(1)), took_ns=300 * MS))
+    first = replace(snapshot(Thread(1)), took_ns=300 * MS)
     born = BEGIN - 200 * MS
     asleep = newborn(2, born).runs(40).sleeps(260, TMR)
     # It has waited for a CPU in the look, and run in the interval.
     busy = newborn(3, born).waits(150).gets_cpu().runs(150)
     missed = newborn(4, BEGIN - 300 * MS - 2 * BOUND_NS).runs(400 + 2 * BOUND_NS / MS)
-    under_way.add(snapshot(Thread(1).sleeps(100), asleep, busy, missed))
-    made = under_way.end()
+    made = between(first, snapshot(Thread(1).sleeps(100), asleep, busy, missed))
     assert made.born.tolist() == [False, True, True, True]
     assert parts(made, 1) == [20, 20, 0, 60, 0]
     assert exactly(made, 1) == {"TMR": 60}
@@ -441,53 +444,42 @@ def test_born_while_the_first_look_was_under_way() -> None:
 
 def test_gone_within_the_interval() -> None:
     one, other = Thread(1), Thread(2)
-    under_way = Interval(snapshot(one, other))
-    one.sleeps(50, LCK)
-    under_way.add(snapshot(one, other.sleeps(50)))
-    under_way.add(snapshot(other.sleeps(50)))
-    made = under_way.end()
+    made = between(
+        snapshot(one, other),
+        snapshot(one.sleeps(50, LCK), other.sleeps(50)),
+        snapshot(other.sleeps(50)),
+    )
     assert made.gone == 1
     assert exactly(made) == {"POL": 100}
 
 
-def busy() -> Thread:
-    """A thread that has run for half of its 99 s, and waited for a CPU for 20."""
+@pytest.mark.parametrize(
+    ("missed", "known"), [(1, [0, 0, 0, 100, 0]), (0, [0, 0, 0, 0, 0])]
+)
+def test_thread_that_a_look_has_missed(missed: int, known: list[int]) -> None:
+    """Its life before is not of the interval; nor is anything known without a begin.
+
+    It has run for half of its 99 s, and waited for a CPU for 20.
+    """
     columns = {"sum_exec_ns": 50 * SECOND, "run_delay_ns": 20 * SECOND}
-    return Thread(2, columns=columns)
-
-
-def test_thread_that_a_look_in_between_has_missed() -> None:
-    """Its life before is not of the interval."""
-    one, other = Thread(1), busy()
-    under_way = Interval(snapshot(one, other))
-    for threads in ([one], [one, other]):
-        one.sleeps(50)
-        other.sleeps(50)
-        under_way.add(snapshot(*threads))
-    made = under_way.end()
-    assert parts(made, 1) == [0, 0, 0, 100, 0]
-    assert off(made, 1) == {None: 100}
-    assert not made.lives.impossible.any()
-    assert not made.nvcsw.any()
-
-
-def test_thread_that_the_first_look_has_missed() -> None:
-    """What it did in the interval is not known."""
-    one, other = Thread(1), busy()
-    under_way = Interval(snapshot(one))
-    under_way.add(snapshot(one.sleeps(50), other.sleeps(50)))
-    made = under_way.end()
-    assert parts(made, 1) == [0, 0, 0, 0, 0]
+    one, other = Thread(1), Thread(2, columns=columns)
+    looks = []
+    for number in range(missed + 2):
+        if number:
+            one.sleeps(50)
+            other.sleeps(50)
+        looks.append(snapshot(one) if number == missed else snapshot(one, other))
+    made = between(*looks)
+    assert parts(made, 1) == known
+    assert off(made, 1) == ({None: 100} if missed else {})
     assert not made.lives.impossible.any()
     assert not made.nvcsw.any()
 
 
 def test_address_that_another_thread_has_now() -> None:
     old = Thread(1)
-    under_way = Interval(snapshot(old))
     new = newborn(2, BEGIN + 10 * MS, address=old.columns["address"])
-    under_way.add(snapshot(new.runs(10)))
-    made = under_way.end()
+    made = between(snapshot(old), snapshot(new.runs(10)))
     assert (made.gone, made.born.tolist()) == (1, [True])
     assert parts(made) == [5, 5, 0, 0, 0]
 
@@ -495,34 +487,32 @@ def test_address_that_another_thread_has_now() -> None:
 def test_thread_that_takes_the_place_of_its_leader() -> None:
     """exec(): it gets the leader's number and start; what it has counted is its own."""
     thread = Thread(7, columns={"tgid": 3, "start_ns": 2 * SECOND})
-    under_way = Interval(snapshot(thread))
+    first = snapshot(thread)
     thread.columns |= {"pid": 3, "start_ns": SECOND}
-    under_way.add(snapshot(thread.sleeps(100)))
-    made = under_way.end()
+    made = between(first, snapshot(thread.sleeps(100)))
     assert made.gone == 0
     assert parts(made) == [0, 0, 0, 100, 0]
 
 
 def test_no_thread_at_all() -> None:
     one = snapshot(Thread(1))
-    tasks = one.tasks.only(np.zeros(1, np.bool_))
+    nobody = np.zeros(1, np.bool_)
+    tasks = one.tasks.only(nobody)
     none = replace(
         one,
         tasks=tasks,
         states=microstates(tasks, one.clocks),
         now=replace(
             one.now,
-            classes=one.now.classes[:0],
-            age_ns=one.now.age_ns[:0],
-            age_bound=one.now.age_bound[:0],
+            **{
+                name: getattr(one.now, name)[nobody]
+                for name in ("classes", "age_ns", "age_bound")
+            },
         ),
-        told=one.told[:0],
+        told=one.told[nobody],
     )
-    under_way = Interval(none)
-    under_way.add(one)
-    assert under_way.end().born.tolist() == [True]
-    under_way.add(none)
-    assert len(under_way.end().lives.user_ns) == 0
+    assert between(none, one).born.tolist() == [True]
+    assert len(between(none, one, none).lives.user_ns) == 0
 
 
 def test_clock_that_lags() -> None:
