@@ -25,7 +25,7 @@ from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport, ProcessGroup
 from msatools.tasks.table import TaskTable
 
-from .damage import Patient, patient
+from .damage import Patient, patient, to_damage
 from .madepages import Pages
 from .sums import check, view
 from .truth import kib, recorded_processes
@@ -120,9 +120,7 @@ def tables(prog: Program, pid: int) -> list[Table]:
 
 @pytest.fixture
 def damaged(run_612: lab.Run) -> Iterator[Patient]:
-    found = patient(run_612.name, "btf")
-    yield found
-    found.mend()
+    yield from to_damage(run_612.name, "btf")
 
 
 @pytest.fixture(scope="module")

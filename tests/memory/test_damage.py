@@ -18,15 +18,13 @@ from msatools.memory import memmap
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 
-from .damage import Patient, patient, struct_page
+from .damage import Patient, struct_page, to_damage
 from .sums import check_of, pages_of
 
 
 @pytest.fixture
 def damaged() -> Iterator[Patient]:
-    found = patient("memory-6.12")
-    yield found
-    found.mend()
+    yield from to_damage("memory-6.12")
 
 
 def looked_at(damaged: Patient, **options: Any) -> MemstatReport:

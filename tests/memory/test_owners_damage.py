@@ -17,7 +17,7 @@ from msatools.memory.model import MemstatReport
 
 from . import truth
 from .conftest import BY_OWNER
-from .damage import Patient, patient, struct_page
+from .damage import Patient, patient, struct_page, to_damage
 from .sums import check_of, pages_of, summed, view
 
 DUMP = "owners-6.12"
@@ -31,9 +31,7 @@ def run() -> lab.Run:
 
 @pytest.fixture
 def damaged() -> Iterator[Patient]:
-    found = patient(DUMP)
-    yield found
-    found.mend()
+    yield from to_damage(DUMP)
 
 
 @pytest.fixture(scope="module")

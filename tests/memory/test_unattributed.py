@@ -31,7 +31,7 @@ from msatools.render import json as as_json
 from tests.support.dumps import open_dump
 
 from .asked import printed
-from .damage import Patient, patient
+from .damage import Patient, patient, to_damage
 from .sums import check_of, pages_of
 
 PAGE = 4096
@@ -56,9 +56,7 @@ def bare_report(bare_run: lab.Run) -> MemstatReport:
 
 @pytest.fixture
 def damaged(bare_run: lab.Run) -> Iterator[Patient]:
-    found = patient(bare_run.name, "btf")
-    yield found
-    found.mend()
+    yield from to_damage(bare_run.name, "btf")
 
 
 def groups(report: MemstatReport) -> tuple[UnattributedGroup, ...]:

@@ -251,15 +251,10 @@ def test_command_that_is_stopped_leaves_nothing(
 
 def collected(prog: Program, workers: int, by: tuple[str, ...]) -> dict[str, object]:
     """Collect a report, but for what depends on who reads how often, and when."""
-    report = collect_memstat(
-        prog,
-        by=by,
-        sections=True,
-        verbose=True,
-        frag=bool(by),
-        memory_map=bool(by),
-        workers=workers,
-    )
+    more = dict.fromkeys(("sections", "verbose"), True)
+    if by:
+        more |= dict.fromkeys(("frag", "memory_map"), True)
+    report = collect_memstat(prog, by=by, workers=workers, **more)
     found: dict[str, object] = json.loads(dumps(report))
     coverage = found["coverage"]
     assert isinstance(coverage, dict)

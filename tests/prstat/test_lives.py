@@ -51,11 +51,6 @@ def assert_near(dump: Dump, apart: Nanoseconds, rows: Booleans) -> None:
         assert np.median(of_class) <= dump.bound_ns or len(of_class) < FEW
 
 
-def test_nothing_is_lost(dump: Dump) -> None:
-    assert not dump.findings.notes
-    assert not dump.findings.lost
-
-
 def test_hogs_that_share_a_cpu(dump: Dump) -> None:
     """All of it, and the rest waiting for it.
 
@@ -144,17 +139,6 @@ def test_zombies(dump: Dump) -> None:
 
 
 # --- what the time off the CPU was
-
-
-@pytest.mark.parametrize("name", OFF)
-def test_without_statistics_nothing_is_known(name: str) -> None:
-    dump = look(name)
-    assert not dump.parts.known.any()
-    assert not dump.parts.impossible.any()
-    assert not dump.parts.stopped.known.any()
-    assert np.isnan(dump.parts.coverage).all()
-    assert not any(column.known.any() for column in dump.parts.delays.values())
-    assert dump.parts.sleeps.sleep[0] is None
 
 
 def uncounted(dump: Dump) -> Booleans:
