@@ -76,7 +76,9 @@ def test_target_that_follows(words: str, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_files(prog: Program, tmp_path: Path) -> None:
     svg, png = tmp_path / "map.svg", tmp_path / "map.png"
-    text = printed(prog, "--map", svg, "--frag")
+    text = printed(prog, "--map", svg)
+    assert text.splitlines()[-1] == f"map written to {svg}"
+    text = printed(prog, "--map", "--frag")
     for words in (
         "Physical memory, 1.0 MiB a cell",
         "Node 1, zone Normal",
@@ -86,7 +88,6 @@ def test_files(prog: Program, tmp_path: Path) -> None:
         "Blocks that would be free but for so many pages",
     ):
         assert words in text
-    assert text.splitlines()[-1] == f"map written to {svg}"
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
     png.write_bytes(b"old")
     assert json.loads(printed(prog, "--map", png, "--json"))["map"]["runs"]

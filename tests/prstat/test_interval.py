@@ -610,9 +610,12 @@ def test_threads_that_ended() -> None:
             nvcsw=[5 + 40 + 3 + 1, 0],
             utime_ns=[4 + 1 + 3, 0],
             stime_ns=[1 + 1, 0],
+            min_flt=[8, 0],
+            maj_flt=[6, 0],
         ),
     )
     assert made.nvcsw.tolist() == [4, 0]
+    assert (made.min_flt[0], made.maj_flt[0]) == (8, 6)
     assert cpu_ns(made) == [350 * MS, 0]
     assert made.user_ns[0] == pytest.approx(350 * MS * 3 / 4, abs=1)
 
