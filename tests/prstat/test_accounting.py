@@ -98,6 +98,7 @@ ALL_ON = {
     [
         ({}, Accounting(None, None, False, False, True)),
         (ALL_ON, Accounting(True, True, True, True, True)),
+        ({"sched_clock_irqtime": 1}, Accounting(None, None, True, False, True)),
         # The name that the key had before.
         ({"context_tracking_enabled": 1}, Accounting(None, None, False, True, True)),
         (
