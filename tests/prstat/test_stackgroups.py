@@ -86,36 +86,23 @@ def test_group() -> None:
     )
 
 
-STOPPED = TaskClass.STP
+def test_largest_first() -> None:
+    threads = [Thread(5, 1), Thread(2, 2), Thread(1, 3), Thread(4, 3)]
+    assert [group.pids for group in groups(*threads)] == [(1, 4), (2,), (5,)]
 
 
-@pytest.mark.parametrize(
-    ("threads", "expected"),
-    [
-        # The largest first.
-        (
-            [Thread(5, 1), Thread(2, 2), Thread(1, 3), Thread(4, 3)],
-            [("DSK", (1, 4)), ("DSK", (2,)), ("DSK", (5,))],
-        ),
-        # Who is stopped has come there the same way.
-        (
-            [Thread(1, 1), Thread(2, 1, task_class=STOPPED)],
-            [("DSK", (1,)), ("STP", (2,))],
-        ),
-        # Only those that are wanted.
-        (
-            [Thread(1, 1), Thread(2, 1, wanted=False), Thread(3, 2, wanted=False)],
-            [("DSK", (1,))],
-        ),
-        ([Thread(1, 0)], []),
-        ([], []),
-    ],
-)
-def test_groups(
-    threads: list[Thread], expected: list[tuple[str, tuple[int, ...]]]
-) -> None:
-    found = [(group.task_class, group.pids) for group in groups(*threads)]
-    assert found == expected
+def test_one_stack_of_two_classes() -> None:
+    """Who is stopped has come there the same way."""
+    found = groups(Thread(1, 1), Thread(2, 1, task_class=TaskClass.STP))
+    assert [(group.task_class, group.pids) for group in found] == [
+        ("DSK", (1,)),
+        ("STP", (2,)),
+    ]
+
+
+def test_only_those_that_are_wanted() -> None:
+    found = groups(Thread(1, 1), Thread(2, 1, wanted=False), Thread(3, 2, wanted=False))
+    assert [group.pids for group in found] == [(1,)]
 
 
 def test_module_and_address() -> None:
@@ -144,3 +131,7 @@ def test_module_and_address() -> None:
 def test_filters(filters: dict[str, list[str]], pids: list[int]) -> None:
     found = groups(Thread(1, 1), Thread(2, 2), Thread(3, 3), **filters)
     assert sorted(pid for group in found for pid in group.pids) == pids
+
+
+def test_nobody() -> None:
+    assert groups() == groups(Thread(1, 0)) == ()

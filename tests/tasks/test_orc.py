@@ -3,10 +3,9 @@
 """ORC entries in each form that the kernel has had."""
 
 import pytest
-from drgn import Object, Type, TypeMember
+from drgn import Architecture, Object, Platform, Program, Type, TypeMember
 
 from msatools.tasks.orc import BY_FRAME_POINTER, Base, Kind, Rule, _Format
-from tests.support.madetypes import made_program
 
 FIELDS = {
     "v4.14": ("sp_reg:4", "bp_reg:4", "type:2", "end:1"),
@@ -16,7 +15,7 @@ FIELDS = {
 
 
 def entry_type(version: str) -> Type:
-    prog = made_program()
+    prog = Program(Platform(Architecture.X86_64))
     s16 = prog.int_type("s16", 2, True)
     u32 = prog.int_type("unsigned int", 4, False)
     members = [TypeMember(s16, "sp_offset", 0), TypeMember(s16, "bp_offset", 16)]
@@ -29,35 +28,31 @@ def entry_type(version: str) -> Type:
     return prog.struct_type("orc_entry", 6, members)
 
 
-CALL, REGS, END = Kind.CALL, Kind.REGS, Kind.END
-SP, BP, BP_AT, CFA, NONE = Base.SP, Base.BP, Base.BP_AT, Base.CFA, Base.NONE
-
-
 @pytest.mark.parametrize(
     ("version", "numbering", "flags", "expected"),
     [
         # A call, with what is at an offset from the stack pointer.
-        ("v4.14", "first", 0x005, Rule(CALL, SP, 16, NONE, -8, False)),
-        ("v6.3", "first", 0x005, Rule(CALL, SP, 16, NONE, -8, False)),
-        ("v6.4", "first", 0x205, Rule(CALL, SP, 16, NONE, -8, False)),
-        ("v6.4", "second", 0x203, Rule(CALL, SP, 16, NONE, -8, False)),
+        ("v4.14", "first", 0x005, Rule(Kind.CALL, Base.SP, 16, Base.NONE, -8, False)),
+        ("v6.3", "first", 0x005, Rule(Kind.CALL, Base.SP, 16, Base.NONE, -8, False)),
+        ("v6.4", "first", 0x205, Rule(Kind.CALL, Base.SP, 16, Base.NONE, -8, False)),
+        ("v6.4", "second", 0x203, Rule(Kind.CALL, Base.SP, 16, Base.NONE, -8, False)),
         # The frame pointer saved beside the return address.
-        ("v4.14", "first", 0x014, Rule(CALL, BP, 16, CFA, -8, False)),
-        ("v6.4", "first", 0x214, Rule(CALL, BP, 16, CFA, -8, False)),
-        ("v6.4", "second", 0x284, Rule(CALL, BP, 16, CFA, -8, False)),
+        ("v4.14", "first", 0x014, Rule(Kind.CALL, Base.BP, 16, Base.CFA, -8, False)),
+        ("v6.4", "first", 0x214, Rule(Kind.CALL, Base.BP, 16, Base.CFA, -8, False)),
+        ("v6.4", "second", 0x284, Rule(Kind.CALL, Base.BP, 16, Base.CFA, -8, False)),
         # A stack that was aligned anew.
-        ("v6.4", "first", 0x248, Rule(CALL, BP_AT, 16, BP, -8, False)),
-        ("v6.4", "second", 0x24A, Rule(CALL, BP_AT, 16, BP, -8, False)),
+        ("v6.4", "first", 0x248, Rule(Kind.CALL, Base.BP_AT, 16, Base.BP, -8, False)),
+        ("v6.4", "second", 0x24A, Rule(Kind.CALL, Base.BP_AT, 16, Base.BP, -8, False)),
         # An exception, which leaves no return address.
-        ("v4.14", "first", 0x105, Rule(REGS, SP, 16, NONE, -8, True)),
-        ("v6.3", "first", 0x505, Rule(REGS, SP, 16, NONE, -8, True)),
-        ("v6.3", "first", 0x105, Rule(REGS, SP, 16, NONE, -8, False)),
-        ("v6.4", "first", 0xB05, Rule(REGS, SP, 16, NONE, -8, True)),
-        ("v6.4", "second", 0xB03, Rule(REGS, SP, 16, NONE, -8, True)),
+        ("v4.14", "first", 0x105, Rule(Kind.REGS, Base.SP, 16, Base.NONE, -8, True)),
+        ("v6.3", "first", 0x505, Rule(Kind.REGS, Base.SP, 16, Base.NONE, -8, True)),
+        ("v6.3", "first", 0x105, Rule(Kind.REGS, Base.SP, 16, Base.NONE, -8, False)),
+        ("v6.4", "first", 0xB05, Rule(Kind.REGS, Base.SP, 16, Base.NONE, -8, True)),
+        ("v6.4", "second", 0xB03, Rule(Kind.REGS, Base.SP, 16, Base.NONE, -8, True)),
         # The end of the stack.
-        ("v4.14", "first", 0x400, Rule(END, NONE, 16, NONE, -8, False)),
-        ("v6.3", "first", 0x800, Rule(END, NONE, 16, NONE, -8, False)),
-        ("v6.4", "first", 0x100, Rule(END, NONE, 16, NONE, -8, False)),
+        ("v4.14", "first", 0x400, Rule(Kind.END, Base.NONE, 16, Base.NONE, -8, False)),
+        ("v6.3", "first", 0x800, Rule(Kind.END, Base.NONE, 16, Base.NONE, -8, False)),
+        ("v6.4", "first", 0x100, Rule(Kind.END, Base.NONE, 16, Base.NONE, -8, False)),
         # Nothing known, or nothing that means anything.
         ("v4.14", "first", 0x000, BY_FRAME_POINTER),
         ("v6.3", "first", 0x000, BY_FRAME_POINTER),
@@ -72,6 +67,6 @@ def test_entry(version: str, numbering: str, flags: int, expected: Rule) -> None
 
 
 def test_entries_of_another_size() -> None:
-    prog = made_program()
+    prog = Program(Platform(Architecture.X86_64))
     with pytest.raises(LookupError):
         _Format(prog.struct_type("orc_entry", 8, ()), "first")
