@@ -41,16 +41,14 @@ def test_run_queue_that_is_damaged(cpu: int, member: str, value: int) -> None:
     assert findings.coverage["run_queues_unreadable"] == 1
 
 
-@pytest.mark.parametrize("value", IMPOSSIBLE[:2])
-def test_offset_that_is_damaged(value: int) -> None:
+@pytest.mark.parametrize(
+    ("value", "offset"), [*((n, None) for n in IMPOSSIBLE[:2]), ((1 << 64) - 5, -5)]
+)
+def test_offset(value: int, offset: int | None) -> None:
+    """It may be below zero, and it may be damaged."""
     prog, findings = open_dump(NAME, "btf"), Findings()
     write(prog, prog["__gtod_offset"].address_, value)
-    assert read_clocks(Reader(prog), findings).monotonic_ns is None
-    assert findings.lost["clocks"] == 1
-
-
-def test_offset_below_zero() -> None:
-    prog, findings = open_dump(NAME, "btf"), Findings()
-    write(prog, prog["__gtod_offset"].address_, (1 << 64) - 5)
-    assert read_clocks(Reader(prog), findings).monotonic_offset_ns == -5
-    assert not findings.lost
+    clocks = read_clocks(Reader(prog), findings)
+    assert clocks.monotonic_offset_ns == offset
+    assert (clocks.monotonic_ns is None) == (offset is None)
+    assert findings.lost["clocks"] == (offset is None)

@@ -2,19 +2,19 @@
 
 """Tasks by PID: in real dumps held against a walk of all, and in trees made by hand."""
 
-import struct
 from collections.abc import Mapping
+from struct import pack
 
-import drgn
 import pytest
-from drgn import Architecture, Object, Platform, Program, TypeMember
+from drgn import Object, Program
 
 from msatools.kernel.pids import PID_MAX_LIMIT, find_tasks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks.table import TaskReader
 from tests.support.dumps import open_dump
-from tests.support.overlay import lose
+from tests.support.madetypes import made_program, serve, struct
+from tests.support.overlay import lose, put
 
 DUMPS = ("memory-5.10", "memory-6.1", "tasks-6.1", "tasks-6.12", "manytasks-6.12")
 
@@ -41,50 +41,24 @@ NUMBER = 70 << 6 | 5
 
 
 def types() -> Program:
-    prog = Program(Platform(Architecture.X86_64))
+    prog = made_program()
     byte = prog.int_type("unsigned char", 1, False)
     number = prog.int_type("int", 4, True)
     pointer = prog.pointer_type(prog.void_type())
-
-    def struct_of(name: str, size: int, **members: tuple[drgn.Type, int]) -> drgn.Type:
-        made = [TypeMember(kind, key, 8 * at) for key, (kind, at) in members.items()]
-        return prog.struct_type(name, size, made)
-
-    head = struct_of("hlist_head", 8, first=(pointer, 0))
-    links = struct_of("hlist_node", 16, next=(pointer, 0))
-    upid = struct_of("upid", 16, nr=(number, 0))
-    tree = struct_of("xarray", 16, xa_head=(pointer, 8))
-    idr = struct_of("idr", 24, idr_rt=(tree, 0))
-    space = struct_of("pid_namespace", 32, idr=(idr, 8))
+    head = struct(prog, "hlist_head", 8, first=(pointer, 0))
+    links = prog.array_type(struct(prog, "hlist_node", 16, next=(pointer, 0)), 4)
+    numbers = prog.array_type(struct(prog, "upid", 16, nr=(number, 0)), 1)
+    tree = struct(prog, "xarray", 16, xa_head=(pointer, 8))
+    idr = struct(prog, "idr", 24, idr_rt=(tree, 0))
+    space = struct(prog, "pid_namespace", 32, idr=(idr, 8))
+    slots, tasks = prog.array_type(pointer, 64), prog.array_type(head, 4)
     made = [
         space,
-        struct_of(
-            "xa_node", 528, shift=(byte, 0), slots=(prog.array_type(pointer, 64), 16)
-        ),
-        struct_of(
-            "pid",
-            128,
-            tasks=(prog.array_type(head, 4), 16),
-            numbers=(prog.array_type(upid, 1), 96),
-        ),
-        struct_of(
-            "task_struct",
-            256,
-            pid=(number, 8),
-            pid_links=(prog.array_type(links, 4), 64),
-        ),
+        struct(prog, "xa_node", 528, shift=(byte, 0), slots=(slots, 16)),
+        struct(prog, "pid", 128, tasks=(tasks, 16), numbers=(numbers, 96)),
+        struct(prog, "task_struct", 256, pid=(number, 8), pid_links=(links, 64)),
     ]
-    named = {type_.tag: type_ for type_ in made}
-    prog.register_type_finder(
-        "made", lambda prog, kinds, name, file: named.get(name), enable_index=0
-    )
-    prog.register_object_finder(
-        "made",
-        lambda prog, name, flags, file: (
-            Object(prog, space, address=HEAD) if name == "init_pid_ns" else None
-        ),
-        enable_index=0,
-    )
+    serve(prog, made, {"init_pid_ns": Object(prog, space, address=HEAD)})
     return prog
 
 
@@ -92,16 +66,16 @@ def node(shift: int, **slots: int) -> bytes:
     words = [0] * 64
     for place, word in slots.items():
         words[int(place[1:])] = word
-    return struct.pack("<B15x64Q", shift, *words)
+    return pack("<B15x64Q", shift, *words)
 
 
 WHOLE = {
-    HEAD: struct.pack("<4Q", 0, 0, ROOT | 2, 0),
+    HEAD: pack("<4Q", 0, 0, ROOT | 2, 0),
     ROOT: node(12, _1=MIDDLE | 2),
     MIDDLE: node(6, _6=LEAF | 2),
     LEAF: node(0, _5=PID),
-    PID: struct.pack("<16xQ72xi28x", TASK + 64, NUMBER),
-    TASK: struct.pack("<8xi244x", NUMBER),
+    PID: pack("<16xQ72xi28x", TASK + 64, NUMBER),
+    TASK: pack("<8xi244x", NUMBER),
 }
 
 
@@ -112,13 +86,7 @@ def look(
     prog = types()
     for start, data in {**WHOLE, **(changed or {})}.items():
         if data is not None:
-
-            def read(
-                at: int, count: int, offset: int, physical: bool, data: bytes = data
-            ) -> bytes:
-                return data[offset : offset + count]
-
-            prog.add_memory_segment(start, len(data), read)
+            put(prog, start, data)
     reader, findings = Reader(prog), Findings()
     found = find_tasks(reader, [pid], findings)
     assert found or bool(findings.notes) == bool(findings.coverage["pids_unreadable"])
@@ -145,15 +113,15 @@ def test_number_that_no_task_has(pid: int) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {HEAD: struct.pack("<4Q", 0, 0, 0, 0)},  # none at all
-        {HEAD: struct.pack("<4Q", 0, 0, PID, 0)},  # number 0 alone
-        {HEAD: struct.pack("<4Q", 0, 0, 256 << 2 | 2, 0)},  # one that changes
+        {HEAD: pack("<4Q", 0, 0, 0, 0)},  # none at all
+        {HEAD: pack("<4Q", 0, 0, PID, 0)},  # number 0 alone
+        {HEAD: pack("<4Q", 0, 0, 256 << 2 | 2, 0)},  # one that changes
         {MIDDLE: node(6, _6=256 << 2 | 2)},
         {MIDDLE: node(6, _6=PID)},
         {LEAF: node(0, _5=PID | 1)},
         {LEAF: node(0, _5=256 << 2 | 2)},
         # The number of a process group or session only.
-        {PID: struct.pack("<16xQ72xi28x", 0, NUMBER)},
+        {PID: pack("<16xQ72xi28x", 0, NUMBER)},
     ],
 )
 def test_tree_without_the_task(changed: dict[int, bytes]) -> None:
@@ -171,9 +139,9 @@ def test_tree_without_the_task(changed: dict[int, bytes]) -> None:
         {LEAF: node(6, _5=PID)},
         {MIDDLE: node(7, _6=LEAF | 2)},
         {ROOT: node(255, _0=MIDDLE | 2)},
-        {PID: struct.pack("<16xQ72xi28x", TASK + 64, NUMBER + 1)},
-        {PID: struct.pack("<16xQ72xi28x", 8, NUMBER)},
-        {TASK: struct.pack("<8xi244x", NUMBER + 1)},
+        {PID: pack("<16xQ72xi28x", TASK + 64, NUMBER + 1)},
+        {PID: pack("<16xQ72xi28x", 8, NUMBER)},
+        {TASK: pack("<8xi244x", NUMBER + 1)},
     ],
 )
 def test_damage_costs_a_note(changed: dict[int, bytes | None]) -> None:

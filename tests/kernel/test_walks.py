@@ -3,7 +3,7 @@
 """Walks of linked structures, whole and damaged."""
 
 import random
-import struct
+from struct import pack
 
 import pytest
 
@@ -29,7 +29,7 @@ def at(index: int) -> int:
 def list_of(*nexts: int) -> bytes:
     """Make a head and entries, whose list node is at 8, by the index of the next."""
     return b"".join(
-        struct.pack("<QQ", index, at(target) + 8).ljust(STEP, b"\0")
+        pack("<QQ", index, at(target) + 8).ljust(STEP, b"\0")
         for index, target in enumerate(nexts)
     )
 
@@ -41,35 +41,31 @@ def walk(data: bytes, holes: tuple[int, ...] = ()) -> tuple[list[int], Findings]
     return [int.from_bytes(data[:8], "little") for _, data in records], findings
 
 
-def test_whole_list() -> None:
-    found, findings = walk(list_of(2, 0, 1))
-    assert found == [2, 1]
-    assert not findings.notes
+LOOP = list_of(1, 2, 1)
+"""It misses the head."""
+
+NULL = list_of(1, 2) + pack("<QQ", 2, 0).ljust(STEP, b"\0")
+"""A list whose last entry names none."""
 
 
-def test_empty_list() -> None:
-    assert walk(list_of(0))[0] == []
-
-
-def test_loop_that_misses_the_head_ends() -> None:
-    found, findings = walk(list_of(1, 2, 1))
-    assert found == [1, 2]
-    assert findings.coverage["lists_broken"] == 1
-    assert "loop" in next(iter(findings.notes.values())).text
-
-
-def test_null_ends() -> None:
-    data = list_of(1, 2, 0)
-    data = data[: STEP * 2 + 8] + bytes(8) + data[STEP * 2 + 16 :]
-    found, findings = walk(data)
-    assert found == [1, 2]
-    assert findings.coverage["lists_broken"] == 1
-
-
-def test_hole_ends() -> None:
-    found, findings = walk(list_of(1, 2, 3, 0), holes=(2,))
-    assert found == [1]
-    assert findings.coverage["lists_broken"] == 1
+@pytest.mark.parametrize(
+    ("data", "holes", "found", "broken"),
+    [
+        (list_of(2, 0, 1), (), [2, 1], 0),
+        (list_of(0), (), [], 0),
+        (LOOP, (), [1, 2], 1),
+        (list_of(1, 2, 3, 0), (2,), [1], 1),
+        (NULL, (), [1, 2], 1),
+    ],
+)
+def test_list(
+    data: bytes, holes: tuple[int, ...], found: list[int], broken: int
+) -> None:
+    entries, findings = walk(data, holes)
+    assert entries == found
+    assert findings.coverage["lists_broken"] == len(findings.notes) == broken
+    if data == LOOP:
+        assert "loop" in next(iter(findings.notes.values())).text
 
 
 def test_what_is_no_list_ends_soon() -> None:
@@ -82,12 +78,7 @@ def test_what_is_no_list_ends_soon() -> None:
 
 def test_long_list_that_is_one() -> None:
     count = 4 * _MAX_ASTRAY
-    data = b"".join(
-        struct.pack(
-            "<QQQ", index, at((index + 1) % count) + 8, at(index - 1) + 8
-        ).ljust(STEP, b"\0")
-        for index in range(count)
-    )
+    data = linked(*(((i + 1) % count, i - 1) for i in range(count)))
     found, findings = walk(data)
     assert len(found) == count - 1
     assert not findings.notes
@@ -96,7 +87,7 @@ def test_long_list_that_is_one() -> None:
 def linked(*ways: tuple[int, int]) -> bytes:
     """Make a head and entries by the indices of the next and the previous one."""
     return b"".join(
-        struct.pack("<QQQ", 0, at(following) + 8, at(previous) + 8).ljust(STEP, b"\0")
+        pack("<QQQ", 0, at(following) + 8, at(previous) + 8).ljust(STEP, b"\0")
         for following, previous in ways
     )
 
@@ -153,8 +144,8 @@ def test_words_of_a_list(count: int, live: bool) -> None:
     ways = [(i + 1, i - 1) for i in range(count)]
     data = bytearray(linked(*ways, (0, count - 1)))
     for i in range(count + 1):
-        data[STEP * i : STEP * i + 8] = struct.pack("<Q", i)
-        data[STEP * i + 24 : STEP * i + 32] = struct.pack("<Q", (1 << 64) - 1 - i)
+        data[STEP * i : STEP * i + 8] = pack("<Q", i)
+        data[STEP * i + 24 : STEP * i + 32] = pack("<Q", (1 << 64) - 1 - i)
     before, findings, reader = words(bytes(data), 0, live=live)
     assert before == [*range(1, count + 1)]
     assert not findings.coverage
@@ -178,9 +169,7 @@ def test_nodes_in_more_windows_than_are_kept() -> None:
     data = bytearray((count + 1) * WINDOW)
     for i in range(count + 1):
         links = ((i + 1) % (count + 1)) * WINDOW, ((i - 1) % (count + 1)) * WINDOW
-        data[i * WINDOW : i * WINDOW + 16] = struct.pack(
-            "<QQ", *(BASE + x for x in links)
-        )
+        data[i * WINDOW : i * WINDOW + 16] = pack("<QQ", *(BASE + x for x in links))
     reader, findings = reader_of(bytes(data)), Findings()
     found = list_nodes(reader, BASE, findings, "a list")
     assert found.tolist() == [BASE + WINDOW * i for i in range(1, count + 1)]
@@ -198,7 +187,7 @@ def test_nodes_before_a_hole() -> None:
 @pytest.mark.parametrize("following", [0, 3, at(2) + 9])
 def test_nodes_before_what_is_no_pointer(following: int) -> None:
     data = bytearray(list_of(1, 2, 0))
-    data[STEP + 8 : STEP + 16] = struct.pack("<Q", following)
+    data[STEP + 8 : STEP + 16] = pack("<Q", following)
     findings = Findings()
     reader = reader_of(bytes(data.ljust(WINDOW, b"\0")))
     found = list_nodes(reader, at(0) + 8, findings, "a list")
@@ -217,11 +206,9 @@ def test_the_same_trouble_is_noted_once() -> None:
 
 def tree(*nodes: tuple[int, int]) -> bytes:
     """Make a root and nodes by the indices of their children, 0 for none."""
-    root = struct.pack("<Q", at(1) if nodes else 0).ljust(STEP, b"\0")
+    root = pack("<Q", at(1) if nodes else 0).ljust(STEP, b"\0")
     return root + b"".join(
-        struct.pack("<QQQ", 0, right and at(right), left and at(left)).ljust(
-            STEP, b"\0"
-        )
+        pack("<QQQ", 0, right and at(right), left and at(left)).ljust(STEP, b"\0")
         for right, left in nodes
     )
 
@@ -233,23 +220,21 @@ def indices(data: bytes, holes: tuple[int, ...] = ()) -> tuple[list[int], Findin
     return sorted((address - BASE) // STEP for address, _ in records), findings
 
 
-def test_whole_tree() -> None:
-    found, findings = indices(tree((2, 3), (0, 4), (0, 0), (0, 0)))
-    assert found == [1, 2, 3, 4]
-    assert not findings.notes
+TREE = tree((2, 3), (0, 4), (0, 0), (0, 0))
 
 
-def test_empty_tree() -> None:
-    assert indices(tree())[0] == []
-
-
-def test_hole_costs_a_branch_only() -> None:
-    found, findings = indices(tree((2, 3), (0, 4), (0, 0), (0, 0)), holes=(2,))
-    assert found == [1, 3]
-    assert findings.coverage["lists_broken"] == 1
-
-
-def test_loop_in_a_tree_ends() -> None:
-    found, findings = indices(tree((2, 0), (1, 0)))
-    assert found == [1, 2]
-    assert findings.coverage["lists_broken"] == 1
+@pytest.mark.parametrize(
+    ("data", "holes", "found", "broken"),
+    [
+        (TREE, (), [1, 2, 3, 4], 0),
+        (tree(), (), [], 0),
+        (TREE, (2,), [1, 3], 1),  # a hole costs a branch only
+        (tree((2, 0), (1, 0)), (), [1, 2], 1),  # a loop
+    ],
+)
+def test_tree(
+    data: bytes, holes: tuple[int, ...], found: list[int], broken: int
+) -> None:
+    nodes, findings = indices(data, holes)
+    assert nodes == found
+    assert findings.coverage["lists_broken"] == len(findings.notes) == broken

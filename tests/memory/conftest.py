@@ -25,19 +25,10 @@ from msatools.memory.scan import scan
 from tests.support.dumps import open_dump
 
 from .madepages import demo_layout
+from .sums import pages_of
 
-FLAGS = (
-    "uptodate",
-    "dirty",
-    "lru",
-    "active",
-    "swapbacked",
-    "unevictable",
-    "reserved",
-    "mlocked",
-)
-
-
+FLAGS = ("uptodate", "dirty", "lru", "active", "swapbacked", "unevictable")
+FLAGS += ("reserved", "mlocked")
 BY_OWNER = ("file", "fs", "cgroup", "slab", "vmalloc")
 
 
@@ -84,7 +75,7 @@ def cut_up(prog: Program) -> MemstatReport:
 @pytest.fixture(scope="session")
 def pages(report: MemstatReport) -> dict[str, int]:
     """Pages by class."""
-    return {count.name: count.pages for count in report.classes}
+    return pages_of(report)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 """A dump of which pages are lost, or words overwritten, and which is whole again."""
 
+from collections.abc import Iterator
 from functools import cache
 
 from drgn import FaultError, Object, Program, sizeof
@@ -76,3 +77,10 @@ class Patient:
 def patient(name: str, types: str = "dwarf") -> Patient:
     """Return the program of a dump that is there to be damaged."""
     return Patient(name, types)
+
+
+def to_damage(name: str, types: str = "dwarf") -> Iterator[Patient]:
+    """Yield a dump for one test, and mend it."""
+    found = patient(name, types)
+    yield found
+    found.mend()

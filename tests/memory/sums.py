@@ -1,21 +1,42 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What each break-down of memory promises: its groups are those of the table."""
+"""Groups and checks of a report, and what each break-down of memory promises."""
 
-from msatools.memory.model import Group, MemstatReport
+from msatools.memory.model import Check, Group, MemstatReport
 
 
-def check(report: MemstatReport, view: str) -> tuple[Group, ...]:
-    """Hold the groups of a view against the classes, and return them."""
+def view(report: MemstatReport, name: str) -> tuple[Group, ...]:
+    """Return the groups of a view that was asked for."""
     assert report.by is not None
-    groups = report.by[view]
+    return report.by[name]
+
+
+def pages_of(report: MemstatReport) -> dict[str, int]:
+    """Return the pages of each class."""
+    return {count.name: count.pages for count in report.classes}
+
+
+def check_of(report: MemstatReport, name: str) -> Check:
+    (found,) = (check for check in report.checks if check.name == name)
+    return found
+
+
+def summed(groups: tuple[Group, ...]) -> dict[str, int]:
+    """Sum groups up by class."""
     sums: dict[str, int] = {}
     for group in groups:
-        assert group.pages == sum(group.classes.values()) > 0
         for name, pages in group.classes.items():
             sums[name] = sums.get(name, 0) + pages
-    expected = {count.name: count.pages for count in report.classes if count.pages}
-    assert {name: pages for name, pages in sums.items() if pages} == expected
+    return sums
+
+
+def check(report: MemstatReport, name: str) -> tuple[Group, ...]:
+    """Hold the groups of a view against the classes, and return them."""
+    groups = view(report, name)
+    assert all(g.pages == sum(g.classes.values()) > 0 for g in groups)
+    pages = pages_of(report)
+    assert summed(groups) == {key: pages[key] for key in summed(groups)}
+    assert sum(group.pages for group in groups) == report.pages
     assert len({group.key for group in groups}) == len(groups)
     sizes = [group.pages for group in groups]
     assert sizes == sorted(sizes, reverse=True)

@@ -51,6 +51,7 @@ def reader(small: lab.Run) -> Reader:
 def assert_same(reader: Reader) -> None:
     whole = pieces(reader)
     found = BulkReader.of(reader)
+    assert BulkReader.of(reader) is found
     before = reader.reads, reader.bytes
     data = [found.read_around_gaps(at, size, PAGE) for at, size in whole]
     assert found.in_bulk
@@ -67,10 +68,6 @@ def test_memmap_is_the_same(small: lab.Run, format: str) -> None:
 def test_memmap_of_huge_pages_is_the_same(run: lab.Run) -> None:
     """In it are vmemmap pages that stand for many."""
     assert_same(open_dump(run.dump("kdump-lzo")))
-
-
-def test_made_once(reader: Reader) -> None:
-    assert BulkReader.of(reader) is BulkReader.of(reader)
 
 
 @pytest.mark.parametrize("format", ["elf", "elf-filtered", "flattened"])

@@ -25,6 +25,13 @@ def before(layout: PageLayout) -> Pages:
     return Pages(layout, RUN_PAGES)
 
 
+Change = Callable[[Pages], None]
+
+
+def nothing(pages: Pages) -> None:
+    pass
+
+
 def freed(pages: Pages, page: int) -> None:
     """As on a per-CPU list: nothing says so but that nobody holds it."""
     for member in ("mapping", "compound_head", "refcount"):
@@ -43,16 +50,12 @@ def changed(before: Pages, after: Pages) -> list[int]:
     return [int(folio) for folio in found]
 
 
-def test_nothing_has_changed(before: Pages) -> None:
-    before.anon(3)
-    huge(before, 64, 16)
-    assert changed(before, before.copy()) == []
-
-
 def test_what_comes_and_goes_without_a_change(before: Pages) -> None:
     """References, mappings by page tables, bits such as PG_active, list nodes."""
     before.anon(3)
+    huge(before, 64, 16)
     after = before.copy()
+    assert changed(before, after) == []
     after.put(3, "refcount", 5)
     after.put(3, "mapcount", 2)
     after.put(3, "lru", 0xFFFF888000002000)
@@ -61,32 +64,23 @@ def test_what_comes_and_goes_without_a_change(before: Pages) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("was", "change"),
     [
-        lambda pages: pages.anon(5),
-        lambda pages: freed(pages, 5),
-        lambda pages: pages.anon(5, MAPPING),
+        (nothing, lambda pages: pages.anon(5)),
+        (nothing, lambda pages: freed(pages, 5)),
+        (nothing, lambda pages: pages.anon(5, MAPPING)),
+        # It was mapped once.
+        (lambda pages: pages.put(5, "mapcount", 0), lambda pages: freed(pages, 5)),
+        # Another owner of the same class.
+        (lambda pages: pages.anon(5), lambda pages: pages.anon(5, ANON_VMA + 64)),
     ],
 )
-def test_one_page(before: Pages, change: Callable[[Pages], None]) -> None:
+def test_one_page(before: Pages, was: Change, change: Change) -> None:
+    was(before)
     after = before.copy()
     change(after)
     assert changed(before, after) == [5]
     assert changed(after, before) == [5]
-
-
-def test_page_that_is_mapped_once_and_freed(before: Pages) -> None:
-    before.put(5, "mapcount", 0)
-    after = before.copy()
-    freed(after, 5)
-    assert changed(before, after) == [5]
-
-
-def test_other_owner_of_the_same_class(before: Pages) -> None:
-    before.anon(5)
-    after = before.copy()
-    after.anon(5, ANON_VMA + 64)
-    assert changed(before, after) == [5]
 
 
 def test_word_of_a_page_that_names_no_owner_there(before: Pages) -> None:

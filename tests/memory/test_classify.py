@@ -36,6 +36,8 @@ def classes(pages: Pages, *gaps: Gap) -> dict[int, list[int]]:
 
 def test_nothing_told(pages: Pages) -> None:
     assert classes(pages) == {}
+    pages.words[10:20] = 0
+    assert classes(pages) == {PageClass.EXCLUDED: [*range(10, 20)]}
 
 
 @pytest.mark.parametrize(
@@ -58,14 +60,12 @@ def test_mapping(
     assert classes(pages) == ({} if code is None else {code: [5]})
 
 
-def test_compound_page_from_before_the_block(pages: Pages) -> None:
+def test_compound_pages_of_other_blocks(pages: Pages) -> None:
+    """Of one before, and of one behind."""
     pages.tails(slice(7), -64)
-    assert classes(pages) == {PageClass.SHMEM: [*range(7)]}
-
-
-def test_tail_whose_head_comes_after_the_block(pages: Pages) -> None:
-    pages.tails(3, 2 * PAGES)
-    assert classes(pages) == {PageClass.DEVICE: [3]}
+    pages.tails(9, 2 * PAGES)
+    expected = {PageClass.SHMEM: [*range(7)], PageClass.DEVICE: [9]}
+    assert classes(pages) == expected
 
 
 def test_fake_heads_have_their_true_heads_class(pages: Pages) -> None:
@@ -88,11 +88,6 @@ def test_free_block(pages: Pages) -> None:
     # What the pages were before they were freed stays in them.
     pages.anon(70)
     assert classes(pages) == {PageClass.FREE_BUDDY: [*range(64, 128)]}
-
-
-def test_zeroes_are_no_struct_page(pages: Pages) -> None:
-    pages.words[10:20] = 0
-    assert classes(pages) == {PageClass.EXCLUDED: [*range(10, 20)]}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from drgn import Program, cast, container_of
+from drgn import Object, Program, cast, container_of
 from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.fs import for_each_file
 from drgn.helpers.linux.percpu import per_cpu_ptr
@@ -18,22 +18,25 @@ from msatools.memory import memmap
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 
-from .damage import Patient, patient, struct_page
+from .damage import Patient, struct_page, to_damage
+from .sums import check_of, pages_of
 
 
 @pytest.fixture
 def damaged() -> Iterator[Patient]:
-    found = patient("memory-6.12")
-    yield found
-    found.mend()
+    yield from to_damage("memory-6.12")
 
 
 def looked_at(damaged: Patient, **options: Any) -> MemstatReport:
     """Return the report, which has all pages and says that something is wrong."""
     report = collect_memstat(damaged.prog, **options)
-    assert sum(count.pages for count in report.classes) == report.pages == 524_288
+    assert_whole(report)
     assert COMMAND.problems(report)
     return report
+
+
+def assert_whole(report: MemstatReport) -> None:
+    assert sum(pages_of(report).values()) == report.pages == 524_288
 
 
 LOST: dict[str, Callable[[Program], int]] = {
@@ -58,60 +61,78 @@ LOST: dict[str, Callable[[Program], int]] = {
 def test_lost_page(damaged: Patient, what: str) -> None:
     damaged.lose(LOST[what](damaged.prog))
     report = collect_memstat(damaged.prog)
-    assert sum(count.pages for count in report.classes) == report.pages > 0
+    assert sum(pages_of(report).values()) == report.pages > 0
     assert report.notes or COMMAND.problems(report)
     assert [c for c in report.checks if c.kernel_pages is not None]
 
 
-POKED: dict[str, tuple[Callable[[Program], int], int]] = {
-    "a tail without a head": (
-        lambda prog: struct_page(prog, 0x110007, "compound_head"),
-        0x1235,
-    ),
-    "a tail whose head is far off": (
-        lambda prog: struct_page(prog, 0x110007, "compound_head"),
-        0xFFFFFFFFFFFFFFF1,
-    ),
-    "a mapping that is none": (
-        lambda prog: struct_page(prog, 0x110007, "mapping"),
-        0x10,
-    ),
-    "a list of tables that leads nowhere": (lambda prog: prog["pgd_list"].address_, 8),
-    "a memmap beyond all addresses": (
-        lambda prog: prog["vmemmap_base"].address_,
-        (1 << 64) - 1,
-    ),
-    "a huge zero page that is none": (
-        lambda prog: prog["huge_zero_folio"].address_,
-        0x1000,
-    ),
+POKED = {
+    # A member of a struct page, or a variable, and what it says.
+    "a tail without a head": ("compound_head", 0x1235),
+    "a tail whose head is far off": ("compound_head", 0xFFFFFFFFFFFFFFF1),
+    "a mapping that is none": ("mapping", 0x10),
+    "a list of tables that leads nowhere": ("pgd_list", 8),
+    "a memmap beyond all addresses": ("vmemmap_base", (1 << 64) - 1),
+    "a huge zero page that is none": ("huge_zero_folio", 0x1000),
 }
 
 
 @pytest.mark.parametrize("what", POKED)
 def test_overwritten_word(damaged: Patient, what: str) -> None:
-    where, value = POKED[what]
-    damaged.poke(where(damaged.prog), value)
-    report = collect_memstat(damaged.prog)
-    assert sum(count.pages for count in report.classes) == report.pages == 524_288
+    name, value = POKED[what]
+    if name in ("compound_head", "mapping"):
+        damaged.poke(struct_page(damaged.prog, 0x110007, name), value)
+    else:
+        damaged.poke_member(damaged.prog[name], value)
+    assert_whole(collect_memstat(damaged.prog))
 
 
-def test_absurd_number_of_sections(
-    damaged: Patient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The table cannot be trusted; the struct pages can still be found."""
+def init_process(prog: Program) -> Object:
+    init = prog["init_task"]
+    return container_of(init.children.next, init.type_, "sibling")
+
+
+def a_pipe(prog: Program) -> Object:
+    fops = prog["pipefifo_fops"].address_
+    tasks = (task for task in for_each_task(prog) if task.files)
+    files = (file for task in tasks for _, file in for_each_file(task))
+    file = next(file for file in files if file.f_op.value_() == fops)
+    return cast("struct pipe_inode_info *", file.private_data)
+
+
+ABSURD: dict[str, tuple[Callable[[Program], Object], int, str]] = {
+    # The table cannot be trusted; the struct pages can still be found.
+    "number of sections": (
+        lambda prog: prog["__highest_present_section_nr"],
+        *(0x7FFFFFFF_FFFFFFFF, "section_table_lost"),
+    ),
+    "size of a vmalloc area": (
+        lambda prog: init_process(prog).stack_vm_area.nr_pages,
+        *(0xFFFFFFFF, "vmalloc_areas_unreadable"),
+    ),
+    # What is behind a table of files is not read as files, one read each.
+    "number of open files": (
+        lambda prog: find_task(prog, 1).files.fdt.max_fds,
+        *(1 << 20, "file_tables_unreadable"),
+    ),
+    **{
+        f"size of a pipe: {size}": (
+            lambda prog: a_pipe(prog).ring_size,
+            *(size, "pipes_unreadable"),
+        )
+        for size in (0, 3, 0xFFFFFFFF)
+    },
+}
+
+
+@pytest.mark.parametrize("what", ABSURD)
+def test_absurd(damaged: Patient, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    find, value, counted = ABSURD[what]
     # The guest's 5 GiB of addresses, and as much that is not there.
     monkeypatch.setattr(memmap, "_MAX_PROBED_SECTIONS", 80)
-    number = damaged.prog["__highest_present_section_nr"]
-    damaged.poke_member(number, 0x7FFFFFFF_FFFFFFFF)
-    assert looked_at(damaged).coverage["section_table_lost"] == 1
-
-
-def test_vmalloc_area_of_absurd_size(damaged: Patient) -> None:
-    init = damaged.prog["init_task"]
-    task = container_of(init.children.next, init.type_, "sibling")
-    damaged.poke_member(task.stack_vm_area.nr_pages, 0xFFFFFFFF)
-    assert looked_at(damaged).coverage["vmalloc_areas_unreadable"] == 1
+    damaged.poke_member(find(damaged.prog), value)
+    coverage = looked_at(damaged).coverage
+    assert (coverage[counted], coverage["files_unreadable"]) == (1, 0)
 
 
 @pytest.mark.parametrize("name", ["nr_vmap_nodes", "pcpu_nr_slots"])
@@ -120,15 +141,6 @@ def test_absurd_number_of_lists(damaged: Patient, name: str, count: int) -> None
     damaged.poke_member(damaged.prog[name], count)
     report = looked_at(damaged)
     assert any("there cannot be" in note.text for note in report.notes)
-
-
-def test_absurd_number_of_open_files(damaged: Patient) -> None:
-    """What is behind a table of files is not read as files, one read each."""
-    table = find_task(damaged.prog, 1).files.fdt
-    damaged.poke_member(table.max_fds, 1 << 20)
-    report = looked_at(damaged)
-    assert report.coverage["file_tables_unreadable"] == 1
-    assert report.coverage["files_unreadable"] == 0
 
 
 @pytest.mark.parametrize("views", [(), ("order", "zone")])
@@ -148,7 +160,7 @@ def test_list_of_blocks_that_has_single_pages(
         damaged.poke_member(blocks.next, first)
         damaged.poke_member(blocks.prev, last)
     report = looked_at(damaged, by=views)
-    before, after = ({c.name: c.pages for c in r.classes} for r in (whole, report))
+    before, after = map(pages_of, (whole, report))
     assert after["free.pcp"] < before["free.pcp"]
     moved = ("free.pcp", "kernel.unattributed")
     assert sum(after[name] for name in moved) == sum(before[name] for name in moved)
@@ -164,24 +176,8 @@ def test_bitmap_of_page_blocks_beyond_all_addresses(damaged: Patient) -> None:
     assert looked_at(damaged, frag=True).coverage["pageblocks_unreadable"] > 0
 
 
-@pytest.mark.parametrize("size", [0, 3, 0xFFFFFFFF])
-def test_absurd_size_of_a_pipe(damaged: Patient, size: int) -> None:
-    fops = damaged.prog["pipefifo_fops"].address_
-    files = (
-        file
-        for task in for_each_task(damaged.prog)
-        if task.files
-        for _, file in for_each_file(task)
-    )
-    file = next(file for file in files if file.f_op.value_() == fops)
-    pipe = cast("struct pipe_inode_info *", file.private_data)
-    damaged.poke_member(pipe.ring_size, size)
-    assert looked_at(damaged).coverage["pipes_unreadable"] == 1
-
-
 def test_lost_block_devices_are_no_sum(damaged: Patient) -> None:
     damaged.poke_member(damaged.prog["blockdev_superblock"].s_inodes.next, 8)
-    report = looked_at(damaged)
-    (check,) = (c for c in report.checks if c.name == "cache.blockdev")
+    check = check_of(looked_at(damaged), "cache.blockdev")
     assert check.walk_pages > 0
     assert check.kernel_pages is None

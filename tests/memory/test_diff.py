@@ -20,8 +20,9 @@ from fixtures.demo import DEMOS
 from msatools.cli import run_console
 from msatools.kernel.report import Note
 from msatools.memory.by import VIEWS
-from msatools.memory.diff import MemstatDiff, compare
+from msatools.memory.diff import GroupChange, MemstatDiff, compare
 from msatools.memory.memstat import collect_memstat
+from msatools.memory.model import Group
 from msatools.memory.snapshot import SnapshotError, load_snapshot
 from msatools.render.json import dumps
 from msatools.target import TargetSpec, open_target
@@ -29,8 +30,18 @@ from tests.conftest import Msa
 
 from .madereports import PAGE, SECOND, TARGET, check, group, report
 
+Groups = tuple[Group, ...]
 BEFORE = report({"free.buddy": 900, "user.anon": 100})
 AFTER = report({"free.buddy": 700, "user.anon": 300}, taken_at_ns=160 * SECOND)
+
+
+def joined(before: Groups, after: Groups) -> tuple[GroupChange, ...]:
+    """Compare the groups of a view."""
+    found = compare(
+        replace(BEFORE, by={"file": before}), replace(AFTER, by={"file": after})
+    )
+    assert found.by is not None
+    return found.by["file"]
 
 
 def codes(found: MemstatDiff) -> list[str]:
@@ -122,37 +133,24 @@ def test_checks_are_put_side_by_side() -> None:
 
 
 def test_groups_are_joined_by_key() -> None:
-    before = {
-        "process": (group("1", "init", user_anon=50), group("7", "cc", user_anon=9))
-    }
-    after = {
-        "process": (
-            group("1", "systemd", user_anon=20, cache_file=40),
-            group("8", "ld", user_anon=400),
-        )
-    }
-    found = compare(replace(BEFORE, by=before), replace(AFTER, by=after))
-    assert found.by is not None
-    made, init, gone = found.by["process"]
+    before = group("1", "init", user_anon=50), group("7", "cc", user_anon=9)
+    after = (
+        group("1", "systemd", user_anon=20, cache_file=40),
+        group("8", "ld", user_anon=400),
+    )
+    made, init, gone = joined(before, after)
     assert (made.key, made.before_pages, made.delta_pages) == ("8", None, 400)
     assert (init.key, init.name, init.name_before) == ("1", "systemd", "init")
     assert init.delta_pages == 10
-    assert [(c.name, c.delta_pages) for c in init.classes] == [
-        ("cache.file", 40),
-        ("user.anon", -30),
-    ]
+    changes = [(c.name, c.delta_pages) for c in init.classes]
+    assert changes == [("cache.file", 40), ("user.anon", -30)]
     assert (gone.key, gone.after_pages, gone.delta_pages) == ("7", None, -9)
     assert gone.name_before is None
 
 
 def test_groups_of_one_key_are_one() -> None:
-    twice = (group("-", user_anon=1), group("-", user_anon=2, cache_file=4))
-    found = compare(
-        replace(BEFORE, by={"file": twice}),
-        replace(AFTER, by={"file": (group("-", user_anon=3, cache_file=5),)}),
-    )
-    assert found.by is not None
-    (only,) = found.by["file"]
+    twice = group("-", user_anon=1), group("-", user_anon=2, cache_file=4)
+    (only,) = joined(twice, (group("-", user_anon=3, cache_file=5),))
     assert (only.before_pages, only.after_pages) == (7, 8)
     assert [(c.name, c.delta_pages) for c in only.classes] == [("cache.file", 1)]
 
@@ -217,21 +215,20 @@ def test_demo_comes_back() -> None:
         assert len(groups) == len(real.by[name]) > 0
 
 
-def test_last_line_counts(saved: Callable[..., str]) -> None:
-    path = saved(f"{dumps(BEFORE)}\n{dumps(AFTER)}\n\n")
-    assert load_snapshot(path) == AFTER
+FOREIGN = json.loads(dumps(AFTER)) | {"more": [1, 2]}
+FOREIGN["classes"][0]["more"] = None
 
 
-def test_report_laid_out_over_lines(saved: Callable[..., str]) -> None:
-    """As ``jq .`` does."""
-    assert load_snapshot(saved(json.dumps(json.loads(dumps(AFTER)), indent=2))) == AFTER
-
-
-def test_what_a_newer_msatools_adds_is_no_error(saved: Callable[..., str]) -> None:
-    found = json.loads(dumps(AFTER))
-    found["more"] = [1, 2]
-    found["classes"][0]["more"] = None
-    assert load_snapshot(saved(json.dumps(found))) == AFTER
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{dumps(BEFORE)}\n{dumps(AFTER)}\n\n",  # the last line counts
+        json.dumps(json.loads(dumps(AFTER)), indent=2),  # as ``jq .`` lays it out
+        json.dumps(FOREIGN),  # what a newer msatools adds is no error
+    ],
+)
+def test_report_in_other_shapes(saved: Callable[..., str], text: str) -> None:
+    assert load_snapshot(saved(text)) == AFTER
 
 
 def refused(path: str) -> str:
@@ -321,19 +318,18 @@ def files(saved: Callable[..., str]) -> tuple[str, str]:
     return saved(f"{dumps(BEFORE)}\n"), saved(f"{dumps(AFTER)}\n", "b.json")
 
 
-def test_text(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+Capture = pytest.CaptureFixture[str]
+
+
+def test_text_and_json(files: tuple[str, str], capsys: Capture) -> None:
     assert run_console(COMMAND, ["--diff", *files]) == 0
     out, err = capsys.readouterr()
-    assert err == ""
     assert "60.0s from one to the other\n" in out
     assert "  anon      100    300    +200  +800 KiB\n" in out
-
-
-def test_json(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_console(COMMAND, ["--json", "--diff", *files]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert json.loads(out) == json.loads(dumps(compare(BEFORE, AFTER, files)))
+    document, more = capsys.readouterr()
+    assert json.loads(document) == json.loads(dumps(compare(BEFORE, AFTER, files)))
+    assert (err, more) == ("", "")
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -345,27 +341,23 @@ def test_standard_input(msa: Msa, files: tuple[str, str], which: int) -> None:
 
 
 def test_standard_input_that_is_closed(
-    files: tuple[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    files: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """Python has none then."""
     monkeypatch.setattr(sys, "stdin", None)
     assert run_console(COMMAND, ["--diff", files[0], "-"]) == 1
-    assert capsys.readouterr().err == (
-        "msa-memstat: standard input: closed; name a file of msa-memstat --json\n"
-    )
+    error = "standard input: closed; name a file of msa-memstat --json"
+    assert capsys.readouterr() == ("", f"msa-memstat: {error}\n")
 
 
 def test_error_is_one_line(
-    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    files: tuple[str, str], tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "b\x1b[1m.json").write_text("?")
     words = ["--diff", files[0], str(tmp_path / "b\x1b[1m.json")]
     assert run_console(COMMAND, words) == 1
-    name = f"{tmp_path}/b\\x1b[1m.json"
-    to_do = "make it with msa-memstat --json"
-    assert capsys.readouterr() == ("", f"msa-memstat: {name}: not JSON; {to_do}\n")
+    error = f"{tmp_path}/b\\x1b[1m.json: not JSON; make it with msa-memstat --json"
+    assert capsys.readouterr() == ("", f"msa-memstat: {error}\n")
 
 
 @pytest.mark.parametrize(
@@ -381,7 +373,7 @@ def test_error_is_one_line(
         ),
     ],
 )
-def test_wrong_usage(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage(words: str, capsys: Capture) -> None:
     assert run_console(COMMAND, words.split()) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
@@ -397,7 +389,7 @@ def test_strict(saved: Callable[..., str], which: int) -> None:
     assert run_console(COMMAND, [*words, paths[0], paths[0]]) == 0
 
 
-def test_in_drgn(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_drgn(files: tuple[str, str], capsys: Capture) -> None:
     prog: Program = open_target(TargetSpec(path=str(DEMOS["6.12"].core))).prog
     found = run_command(prog, f"memstat --diff {' '.join(files)}")
     assert found == compare(BEFORE, AFTER, files)

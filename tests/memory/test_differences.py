@@ -29,61 +29,51 @@ def test_events_are_those_of_proc(prog: Program, run: lab.Run) -> None:
     assert found["PGMIGRATE_SUCCESS"] > 0 or found["THP_FAULT_ALLOC"] > 0
 
 
-def explained(name: str, walk: int, before: int, after: int, moved: int) -> str | None:
-    difference = Difference(name, walk, after, before)
-    return explain(difference, Meanwhile(moved=moved), 0, Findings())
+ANON, PCP, VMALLOC = "user.anon", "free.pcp", "kernel.vmalloc"
+MOVED = Meanwhile(moved=1024)
+MOVES = "up to 1,024 pages moved to others during the scan"
+FREED = "up to 10 pages were freed during the scan, and used anew"
+TAKEN = "up to 15 pages were taken or freed during the scan"
+REASON = Reason(-132, "132 in reserved boot memory")
+BOTH = "132 in reserved boot memory; went from 138 to 144 during the scan"
 
 
-@pytest.mark.parametrize("walk", [34_414, 34_921 + 1024])
-def test_what_moved_explains_as_much(walk: int) -> None:
-    """It may have been missed, or met twice."""
-    words = "up to 1,024 pages moved to others during the scan"
-    assert explained("user.anon", walk, 34_921, 34_927, 1024) == words
+@pytest.mark.parametrize(
+    ("name", "before", "after", "walks", "meanwhile", "why"),
+    [
+        # It may have been missed, or met twice; no more than moved is explained.
+        (ANON, 34_921, 34_927, (34_414, 34_921 + 1024), MOVED, MOVES),
+        (ANON, 34_921, 34_927, (34_921 - 1025, 34_927 + 1025), MOVED, None),
+        # What cannot move.
+        (VMALLOC, 1004, 1004, (1000,), MOVED, None),
+        # The counters alone explain it, or not.
+        (ANON, 6, 7, (5,), Meanwhile(), None),
+        (ANON, 5, 7, (6,), MOVED, "went from 5 to 7 during the scan"),
+        # Pages that another process has had, and given back, meanwhile.
+        (ANON, 100, 110, (90,), Meanwhile(freed=10), FREED),
+        (ANON, 100, 110, (89,), Meanwhile(freed=10), None),
+        # Others come to the lists for those that are taken.
+        (PCP, 50, 60, (75, 35), Meanwhile(allocated=11, freed=4), TAKEN),
+        (PCP, 50, 60, (76, 34), Meanwhile(allocated=11, freed=4), None),
+    ],
+)
+def test_what_happens_meanwhile_explains_as_much(
+    name: str,
+    before: int,
+    after: int,
+    walks: tuple[int, ...],
+    meanwhile: Meanwhile,
+    why: str | None,
+) -> None:
+    for walk in walks:
+        difference = Difference(name, walk, after, before)
+        assert explain(difference, meanwhile, 0, Findings()) == why
 
 
-@pytest.mark.parametrize("walk", [34_921 - 1025, 34_927 + 1025])
-def test_no_more_than_moved_is_explained(walk: int) -> None:
-    assert explained("user.anon", walk, 34_921, 34_927, 1024) is None
-
-
-def test_what_cannot_move_is_not_explained() -> None:
-    assert explained("kernel.vmalloc", 1000, 1004, 1004, 1024) is None
-
-
-def test_without_moves_the_counters_aloneexplain() -> None:
-    assert explained("user.anon", 5, 6, 7, 0) is None
-    words = "went from 5 to 7 during the scan"
-    assert explained("user.anon", 6, 5, 7, 1024) == words
-
-
-def test_what_was_freed_explains_as_much() -> None:
-    """Pages that another process has had, and given back, meanwhile."""
-    most, more = (Difference("user.anon", walk, 110, 100) for walk in (90, 89))
-    freed = Meanwhile(freed=10)
-    words = "up to 10 pages were freed during the scan, and used anew"
-    assert explain(most, freed, 0, Findings()) == words
-    assert explain(more, freed, 0, Findings()) is None
-
-
-def test_a_reason_and_a_counter_that_went_on() -> None:
-    reason = Reason(-132, "132 in reserved boot memory")
-    words = "132 in reserved boot memory; went from 138 to 144 during the scan"
-    both, neither = (
-        Difference("kernel.percpu", walk, 144, 138, reason) for walk in (9, 13)
-    )
-    assert explain(both, Meanwhile(), 0, Findings()) == words
-    assert explain(neither, Meanwhile(), 0, Findings()) is None
-
-
-def test_others_come_to_the_lists_for_those_that_are_taken() -> None:
-    most, more = (Difference("free.pcp", walk, 60, 50) for walk in (75, 76))
-    least, less = (Difference("free.pcp", walk, 60, 50) for walk in (35, 34))
-    taken = Meanwhile(allocated=11, freed=4)
-    words = "up to 15 pages were taken or freed during the scan"
-    for pair in (most, least):
-        assert explain(pair, taken, 0, Findings()) == words
-    for pair in (more, less):
-        assert explain(pair, taken, 0, Findings()) is None
+@pytest.mark.parametrize(("walk", "why"), [(9, BOTH), (13, None)])
+def test_a_reason_and_a_counter_that_went_on(walk: int, why: str | None) -> None:
+    difference = Difference("kernel.percpu", walk, 144, 138, REASON)
+    assert explain(difference, Meanwhile(), 0, Findings()) == why
 
 
 def test_on_a_dump_what_was_lost_explains_nothing() -> None:
@@ -96,17 +86,22 @@ def test_on_a_dump_what_was_lost_explains_nothing() -> None:
         assert explain(difference, Meanwhile(), 0, lost) is not None
 
 
-def test_struct_pages_that_are_missing_explain_as_many() -> None:
-    words = "45 struct pages could not be read"
-    assert explain(Difference("free.pcp", 5, 50), None, 45, Findings()) == words
-    assert explain(Difference("free.pcp", 4, 50), None, 45, Findings()) is None
-    assert explain(Difference("free.pcp", 51, 50), None, 45, Findings()) is None
-
-
-def test_counters_of_cpus_that_are_missing_explain_what_they_can_hold() -> None:
+@pytest.mark.parametrize(
+    ("name", "walk", "kernel", "missing", "why"),
+    [
+        (PCP, 5, 50, 45, "45 struct pages could not be read"),
+        (PCP, 4, 50, 45, None),
+        (PCP, 51, 50, 45, None),
+        # Counters of CPUs that are missing explain what they can hold.
+        (ANON, 1254, 1000, 0, "2 per-CPU parts of counters could not be read"),
+        (ANON, 1255, 1000, 0, None),
+        (VMALLOC, 1001, 1000, 0, None),
+    ],
+)
+def test_what_is_missing_explains_as_much(
+    name: str, walk: int, kernel: int, missing: int, why: str | None
+) -> None:
     lost = Findings()
-    lost.coverage["vmstat_cpus_unreadable"] = 2
-    most, more = (Difference("user.anon", walk, 1000) for walk in (1254, 1255))
-    assert explain(most, None, 0, lost) is not None
-    assert explain(more, None, 0, lost) is None
-    assert explain(Difference("kernel.vmalloc", 1001, 1000), None, 0, lost) is None
+    if not missing:
+        lost.coverage["vmstat_cpus_unreadable"] = 2
+    assert explain(Difference(name, walk, kernel), None, missing, lost) == why

@@ -17,6 +17,8 @@ from msatools.target import TargetSpec, open_target
 from tests.conftest import Msa
 from tests.support.elf import file_offset, load_segments
 
+from .sums import check_of, pages_of
+
 SMALL = "barepages-6.12"
 """As what is tested is the format."""
 
@@ -66,9 +68,9 @@ def unowned(report: MemstatReport) -> dict[str, int]:
     """The classes that struct pages alone tell."""
     owned = ("file", "exec", "blockdev", "kernel.")
     return {
-        count.name: count.pages
-        for count in report.classes
-        if not any(word in count.name for word in owned)
+        name: pages
+        for name, pages in pages_of(report).items()
+        if not any(word in name for word in owned)
     }
 
 
@@ -92,14 +94,13 @@ def test_truncated_dump_says_what_it_lacks(
     assert found.pages - found.coverage["unreadable_pages"] < report.pages
     assert found.coverage["section_table_lost"] == 1
     assert any("table of memory sections" in note.text for note in found.notes)
-    assert sum(count.pages for count in found.classes) == found.pages
-    have = {count.name: count.pages for count in found.classes}
-    whole_has = {count.name: count.pages for count in report.classes}
+    have, whole_has = pages_of(found), pages_of(report)
+    assert sum(have.values()) == found.pages
     lost = ("unreadable", "kernel.unattributed", "cache.file", "kernel.large_kmalloc")
     assert all(have[name] <= whole_has[name] for name in have if name not in lost)
     assert have["free.buddy"] > 0
     # How much is missing nobody counted, so nothing explains a difference.
-    (managed,) = (check for check in found.checks if check.name == "managed")
+    managed = check_of(found, "managed")
     assert managed.difference is not None
     assert managed.difference < 0
     assert managed.explained_by is None

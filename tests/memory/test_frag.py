@@ -3,7 +3,6 @@
 """What keeps blocks of memory from being free, held against the guest's own words."""
 
 import copy
-import json
 import pickle
 
 import numpy as np
@@ -26,11 +25,10 @@ from msatools.memory.frag.pageblocks import (
     _unpack,
     migrate_types,
 )
-from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
-from msatools.render.json import dumps
 
 from . import truth
+from .sums import pages_of, summed, view
 
 PER_BLOCK = 512
 
@@ -49,6 +47,7 @@ def test_page_blocks_sum_to_the_classes(
     frag: Frag, report: MemstatReport, pages: dict[str, int]
 ) -> None:
     rows = frag.pageblocks
+    assert frag.movable == tuple(CLASSES[code] for code in MOVABLE)
     free = pages["free.buddy"] + pages["free.pcp"]
     movable = sum(pages[name] for name in frag.movable)
     assert sum(row.free_pages for row in rows) == free
@@ -158,18 +157,10 @@ def test_states_of_blocks() -> None:
     assert blocks.needed.nonzero()[0].tolist() == [0, 3]
 
 
-def test_movable_classes_are_told(frag: Frag) -> None:
-    assert frag.movable == tuple(CLASSES[code] for code in MOVABLE)
-    assert "kernel.slab" not in frag.movable
-
-
-def test_bits_of_page_blocks() -> None:
+def test_types_of_page_blocks() -> None:
     records = np.array([[0x21, 0x43]], np.uint8)
     assert _unpack(records, 4).tolist() == [[1, 2, 3, 4]]
     assert _unpack(records, 8).tolist() == [[0x21, 0x43]]
-
-
-def test_types_of_page_blocks() -> None:
     sections = np.array([3, 7])
     matrix = np.arange(128, dtype=np.uint8).reshape(2, 64) % 5
     types = MigrateTypes(9, {}, sections, matrix)
@@ -188,11 +179,6 @@ def test_types_that_are_lost(prog: Program, monkeypatch: pytest.MonkeyPatch) -> 
     types = migrate_types(Reader(prog), 10, findings)
     assert types.of(0, 3).tolist() == [UNKNOWN_TYPE] * 3
     assert findings.lost["page blocks"] == 1
-
-
-def test_types_that_cannot_be_read(
-    prog: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(pageblocks, "section_usages", lambda *_: {2: 8})
     findings = Findings()
     types = migrate_types(Reader(prog), 10, findings)
@@ -200,30 +186,11 @@ def test_types_that_cannot_be_read(
     assert findings.coverage["pageblocks_unreadable"] == 64
 
 
-def test_workers_find_the_same(cut_up: MemstatReport, prog: Program) -> None:
-    one, two = (
-        collect_memstat(
-            prog,
-            by=("order", "section"),
-            frag=True,
-            memory_map=True,
-            workers=workers,
-        )
-        for workers in (1, 2)
-    )
-    for found in (one, two):
-        mine, theirs = json.loads(dumps(found)), json.loads(dumps(cut_up))
-        for key in ("by", "frag", "map", "classes", "notes"):
-            assert mine[key] == theirs[key]
-
-
 def test_sections_sum_to_the_classes(
-    cut_up: MemstatReport, report: MemstatReport, pages: dict[str, int]
+    cut_up: MemstatReport, report: MemstatReport
 ) -> None:
-    assert cut_up.by is not None
     assert report.sections is not None
-    groups = [g for g in cut_up.by["section"] if isinstance(g, SectionGroup)]
+    groups = [g for g in view(cut_up, "section") if isinstance(g, SectionGroup)]
     listed = [(str(s.nr), s.pages, s.node, s.zones) for s in report.sections]
     assert [(g.key, g.pages, g.node, g.zones) for g in groups] == listed
-    for name, count in pages.items():
-        assert sum(group.classes[name] for group in groups) == count
+    assert summed(view(cut_up, "section")) == pages_of(report)

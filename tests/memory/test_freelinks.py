@@ -32,15 +32,12 @@ from msatools.memory.freelists import (
 from msatools.memory.layout import PageLayout, page_layout
 from msatools.memory.memmap import MemmapRange
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.scanresult import (
-    NCLASSES,
-    CachePages,
-    FreeCandidates,
-    ScanResult,
-)
+from msatools.memory.scanresult import ScanResult
 from tests.support.dumps import open_dump
 
 from .madepages import Pages
+from .madescans import scanned
+from .sums import pages_of
 
 FIRST, SIZE, PAGES = 0xFFFF_EA00_0000_0008, 64, 1000
 KERNEL_START = 0xFFFF_8000_0000_0000
@@ -78,6 +75,8 @@ def node(pfn: int) -> int:
 def test_links_that_lead_to_others(after: int, before: int, is_listed: bool) -> None:
     columns = (np.array([value], np.uint64) for value in (node(7), after, before))
     assert LINKS.lead_to_others(*columns).tolist() == [is_listed]
+    nodes = np.array([node(0), node(999)], np.uint64)
+    assert LINKS.pfns(nodes).tolist() == [0, 999]
 
 
 @pytest.mark.parametrize(
@@ -95,19 +94,14 @@ def test_list_heads_lie_in_the_direct_map(kernel_start: int, direct_map: int) ->
     assert linked.tolist() == [True, False, False, False, False]
 
 
-def test_pages_of_nodes() -> None:
-    nodes = np.array([node(0), node(999)], np.uint64)
-    assert LINKS.pfns(nodes).tolist() == [0, 999]
-
-
 def test_order_is_that_of_what_the_links_lead_to() -> None:
     # Five pages, a list's head, and nowhere.
     orders = np.array([UNLISTED, UNLISTED, UNLISTED, 2, UNLISTED, 3, UNLISTED])
     following = [1, 5, 3, 6, 4]
     preceding = [6, 0, 6, 2, 0]
     # The last leads to itself one way, the other way to the first.
-    found = spread_orders(orders, (following, preceding))
-    assert found.tolist() == [3, 3, 2, 2, 3, 3, UNLISTED]
+    spread = spread_orders(orders, (following, preceding))
+    assert spread.tolist() == [3, 3, 2, 2, 3, 3, UNLISTED]
     assert spread_orders(orders, (following,))[4] == UNLISTED
 
 
@@ -130,30 +124,20 @@ def test_blocks_inside_of_others() -> None:
 
 # Struct pages made by hand, of which a scan has found these.
 
-KEY, CODE, OWNED = 0, PageClass.UNATTRIBUTED, PageClass.PIPES
+CODE, OWNED = PageClass.UNATTRIBUTED, PageClass.PIPES
 GONE = node(999)
 """A page that was on the list, and was in use when it was scanned, or the list read."""
 
 LIST = PcpList(HEAD, GONE, GONE, order=0)
 
 
-def scanned(
+def found(
     links: dict[int, tuple[int, int]], rooms: int = 1, code: int = CODE
 ) -> ScanResult:
     """
     :param links: By pfn, what is behind and before it on a list.
     """
-    counts = np.zeros(NCLASSES, np.int64)
-    counts[code] = 1000
-    addresses = np.array([*map(node, links)], np.uint64)
-    nexts, prevs = np.array([*links.values()], np.uint64).T
-    candidates = FreeCandidates(
-        *([column] for column in (addresses, nexts, prevs)),
-        [np.full(len(links), code, np.uint8)],
-        [np.full(len(links), KEY, np.int64)],
-        [np.full(len(links), rooms, np.intp)],
-    )
-    return ScanResult({KEY: counts}, CachePages(), candidates)
+    return scanned({node(pfn): ways for pfn, ways in links.items()}, rooms, code)
 
 
 def told(result: ScanResult, *lists: PcpList) -> int:
@@ -165,31 +149,28 @@ def told(result: ScanResult, *lists: PcpList) -> int:
     return pages
 
 
-def test_pages_of_a_list_that_changed_are_told() -> None:
-    links = {1: (node(2), GONE), 2: (GONE, node(1)), 5: (GONE, GONE)}
-    assert told(scanned(links), LIST) == 3
+LARGER = replace(LIST, order=2)
+IN_A_BLOCK = {8: (HEAD, GONE), 10: (GONE, GONE), 12: (GONE, GONE)}
 
 
-def test_pages_of_others_are_not_told() -> None:
-    """Links may be left over in memory that somebody has."""
-    assert told(scanned({1: (node(2), GONE)}, code=OWNED), LIST) == 0
-
-
-@pytest.mark.parametrize(("after", "before"), [(HEAD, GONE), (GONE, HEAD)])
-def test_order_is_that_of_the_list(after: int, before: int) -> None:
-    larger = replace(LIST, order=2)
-    assert told(scanned({8: (after, before)}, rooms=4), larger) == 4
-
-
-def test_page_has_no_order_for_which_there_is_no_room() -> None:
-    larger = replace(LIST, order=3)
-    assert told(scanned({8: (HEAD, GONE)}, rooms=4), larger) == 1
-
-
-def test_page_inside_of_a_block_is_told_once() -> None:
-    """It was split, or joined, between the looks at both."""
-    links = {8: (HEAD, GONE), 10: (GONE, GONE), 12: (GONE, GONE)}
-    assert told(scanned(links, rooms=4), replace(LIST, order=2)) == 4 + 1
+@pytest.mark.parametrize(
+    ("result", "listed", "pages"),
+    [
+        (found({1: (node(2), GONE), 2: (GONE, node(1)), 5: (GONE, GONE)}), LIST, 3),
+        # Links may be left over in memory that somebody has.
+        (found({1: (node(2), GONE)}, code=OWNED), LIST, 0),
+        # The order is that of the list, but for where there is no room for it.
+        (found({8: (HEAD, GONE)}, rooms=4), LARGER, 4),
+        (found({8: (GONE, HEAD)}, rooms=4), LARGER, 4),
+        (found({8: (HEAD, GONE)}, rooms=4), replace(LIST, order=3), 1),
+        # A block was split, or joined, between the looks at both.
+        (found(IN_A_BLOCK, rooms=4), LARGER, 4 + 1),
+    ],
+)
+def test_pages_of_a_list_that_changed(
+    result: ScanResult, listed: PcpList, pages: int
+) -> None:
+    assert told(result, listed) == pages
 
 
 @pytest.mark.parametrize("owned", [False, True])
@@ -226,8 +207,8 @@ def as_if_live(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def totals(prog: Program, *by: str) -> dict[str, int]:
-    report = collect_memstat(prog, by=by)
-    return {each.name: each.pages for each in report.classes if each.pages}
+    found = pages_of(collect_memstat(prog, by=by))
+    return {name: pages for name, pages in found.items() if pages}
 
 
 def section(number: int, address: int) -> MemmapRange:
@@ -236,6 +217,7 @@ def section(number: int, address: int) -> MemmapRange:
 
 def test_memmap_that_is_not_one_array_has_no_links(prog: Program) -> None:
     reader, layout = Reader(prog), page_layout(prog)
+    assert free_links(reader, layout, ()) is None, "no dump needs them"
     reader.is_live = True
     starts = [FIRST + number * 100 * layout.size for number in range(3)]
     parts = [section(number, start) for number, start in enumerate(starts)]
@@ -280,8 +262,7 @@ def test_all_are_told_that_are_on_lists_with_others(
     (note,) = report.notes
     assert note.text.endswith(" some of their pages may be unattributed")
     name = CLASSES[PageClass.FREE_PCP]
-    (found,) = (each.pages for each in report.classes if each.name == name)
-    assert found == lists[name] - alone > 0
+    assert pages_of(report)[name] == lists[name] - alone > 0
 
 
 def test_pages_of_lost_lists_are_told_as_they_come_by(
@@ -309,7 +290,3 @@ def test_old_kernels_have_links_left_over(kernel: str) -> None:
     reader = Reader(open_dump(f"memory-{kernel}", "btf"))
     reader.is_live = True
     assert free_links(reader, page_layout(reader.prog), ()) is None
-
-
-def test_no_dump_needs_links(prog: Program) -> None:
-    assert free_links(Reader(prog), page_layout(prog), ()) is None

@@ -6,43 +6,33 @@ import struct
 from types import SimpleNamespace
 from typing import cast
 
-import numpy as np
 import pytest
-from drgn import Architecture, Platform, PlatformFlags, Program
 
 from msatools.kernel.reader import Reader
 from msatools.memory import freelists
 from msatools.memory.classes import PageClass
 from msatools.memory.freelists import PcpList, PcpLists, listed_pages, settle_pcp
 from msatools.memory.layout import PageLayout
-from msatools.memory.scanresult import NCLASSES, CachePages, FreeCandidates, ScanResult
+from msatools.memory.scanresult import ScanResult
+from tests.support.madetypes import made_program
+from tests.support.overlay import put
+
+from .madescans import scanned
 
 HEAD = 1
-KEY = 0
 CODE = PageClass.UNATTRIBUTED
-ROOM = 4
 
 
-def scanned(*lists: list[int]) -> ScanResult:
+def found_on(*lists: list[int]) -> ScanResult:
     """What a scan found: the nodes of each list in order, which begin with its head."""
-    links = [
-        (node, after, before)
+    links = {
+        node: (after, before)
         for nodes in lists
         for before, node, after in zip(
             nodes, nodes[1:], [*nodes[2:], nodes[0]], strict=False
         )
-    ]
-    columns = [np.array(column, np.uint64) for column in zip(*links, strict=True)]
-    counts = np.zeros(NCLASSES, np.int64)
-    counts[CODE] = 1000
-    count = len(links)
-    candidates = FreeCandidates(
-        *([column] for column in columns),
-        [np.full(count, CODE, np.uint8)],
-        [np.full(count, KEY, np.int64)],
-        [np.full(count, ROOM, np.intp)],
-    )
-    return ScanResult({KEY: counts}, CachePages(), candidates)
+    }
+    return scanned(links, rooms=4)
 
 
 def settled(result: ScanResult, *lists: PcpList) -> tuple[int, int]:
@@ -52,25 +42,25 @@ def settled(result: ScanResult, *lists: PcpList) -> tuple[int, int]:
     return pages, broken
 
 
-def test_whole_list() -> None:
-    result = scanned([HEAD, 10, 11, 12])
-    assert settled(result, PcpList(HEAD, 10, 12, order=2)) == (12, 0)
-
-
-@pytest.mark.parametrize("first", [99, 11])
-def test_front_that_has_changed(first: int) -> None:
-    """One more page has come since, or one has gone: the others are found."""
-    result = scanned([HEAD, 10, 11, 12, 13])
-    if first == 99:
-        # Behind the head no page is that was not there.
-        assert settled(result, PcpList(HEAD, first, 13, order=0)) == (4, 0)
-    else:
-        assert settled(result, PcpList(HEAD, first, 13, order=0)) == (3, 0)
+@pytest.mark.parametrize(
+    ("nodes", "listed", "pages"),
+    [
+        ([10, 11, 12], PcpList(HEAD, 10, 12, order=2), (12, 0)),
+        # At the front one more has come since, behind which none is that was not there.
+        ([10, 11, 12, 13], PcpList(HEAD, 99, 13, order=0), (4, 0)),
+        # Or one has gone.
+        ([10, 11, 12, 13], PcpList(HEAD, 11, 13, order=0), (3, 0)),
+        # Smaller blocks than those of the list.
+        ([10, 11, 12], PcpList(HEAD, 10, 12, order=3), (0, 1)),
+    ],
+)
+def test_list(nodes: list[int], listed: PcpList, pages: tuple[int, int]) -> None:
+    assert settled(found_on([HEAD, *nodes]), listed) == pages
 
 
 def test_middle_that_is_lost() -> None:
     """What is on this side of it, and on the other."""
-    result = scanned([HEAD, 10, 11, 50], [51, 12, 13])
+    result = found_on([HEAD, 10, 11, 50], [51, 12, 13])
     # The second part ends at the head, its first is after what is lost.
     result.candidates.nexts[0][-1] = HEAD
     result.candidates.nexts[0][2] = 60
@@ -78,21 +68,16 @@ def test_middle_that_is_lost() -> None:
 
 
 def test_circle_ends() -> None:
-    result = scanned([HEAD, 10, 11, 12])
+    result = found_on([HEAD, 10, 11, 12])
     result.candidates.nexts[0][-1] = 10
     result.candidates.prevs[0][0] = 12
     assert settled(result, PcpList(HEAD, 10, 12, order=0)) == (3, 1)
 
 
 def test_page_is_counted_once() -> None:
-    result = scanned([HEAD, 10, 11, 12])
+    result = found_on([HEAD, 10, 11, 12])
     twice = PcpList(HEAD, 10, 12, order=0)
     assert settled(result, twice, twice) == (3, 1)
-
-
-def test_smaller_blocks_than_those_of_the_list() -> None:
-    result = scanned([HEAD, 10, 11, 12])
-    assert settled(result, PcpList(HEAD, 10, 12, order=3)) == (0, 1)
 
 
 # The same lists, followed before there is a scan.
@@ -115,12 +100,8 @@ def listed(
     for pfn, pointers in links.items():
         struct.pack_into("<QQ", memmap, pfn * SIZE + LRU, *pointers)
 
-    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
-        return bytes(memmap[offset : offset + count])
-
-    flags = PlatformFlags.IS_64_BIT | PlatformFlags.IS_LITTLE_ENDIAN
-    prog = Program(Platform(Architecture.X86_64, flags))
-    prog.add_memory_segment(BASE, len(memmap), read)
+    prog = made_program()
+    put(prog, BASE, memmap)
     monkeypatch.setattr(freelists, "vmemmap_base", lambda _: BASE)
     layout = cast(PageLayout, SimpleNamespace(lru=LRU, size=SIZE))
     found = listed_pages(Reader(prog), layout, PcpLists([*lists], None))

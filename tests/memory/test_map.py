@@ -16,6 +16,8 @@ from msatools.memory.memmap import MemmapRange
 from msatools.memory.model import MemstatReport
 from msatools.render.json import dumps
 
+from .sums import pages_of, view
+
 SECTION = 1 << 15
 GIB = 1 << 18
 
@@ -28,8 +30,7 @@ def memory(cut_up: MemstatReport) -> MemoryMap:
 
 def test_cells_sum_to_the_classes(memory: MemoryMap, report: MemstatReport) -> None:
     sums = memory.cells.counts.sum(axis=0)
-    pages = {count.name: count.pages for count in report.classes}
-    assert {name: sums[code] for code, name in CLASSES.items()} == pages
+    assert {name: sums[code] for code, name in CLASSES.items()} == pages_of(report)
     assert sums.sum() == report.pages
 
 
@@ -47,14 +48,13 @@ def test_cells_are_where_the_sections_are(
 
 
 def test_cells_tell_their_zones(memory: MemoryMap, report: MemstatReport) -> None:
-    assert report.by is not None
-    zones = {group.key: group.pages for group in report.by["zone"]}
+    zones = {group.key: group.pages for group in view(report, "zone")}
     cells = memory.cells
-    sums = dict.fromkeys(zones, 0)
-    for at, place in enumerate(cells.all_places):
-        sums[f"{place.node}:{place.zone}"] += int(
-            cells.counts[cells.places == at].sum()
-        )
+    sums = {
+        f"{place.node}:{place.zone}": int(cells.counts[cells.places == at].sum())
+        for at, place in enumerate(cells.all_places)
+    }
+    assert sums.keys() == zones.keys()
     # Struct pages of holes at a zone's end name another zone, and lie in this one.
     for key, pages in zones.items():
         assert abs(sums[key] - pages) <= 256
@@ -106,6 +106,7 @@ def made(numbers: list[int], codes: list[int], places: list[int]) -> MemoryMap:
 
 
 def test_runs_end_where_cells_are_not_alike() -> None:
+    assert made([], [], []).outline().runs == ()
     anon, slab = PageClass.ANON, PageClass.SLAB
     outline = made(
         [0, 1, 2, 3, 10, 11, 12],
@@ -119,10 +120,6 @@ def test_runs_end_where_cells_are_not_alike() -> None:
         Run(176, 1, 16, 1, "Normal", {"kernel.slab": 16}),
         Run(192, 1, 16, None, None, {"kernel.slab": 16}),
     )
-
-
-def test_no_cells() -> None:
-    assert made([], [], []).outline().runs == ()
 
 
 def test_outline_of_a_terabyte_is_small(cut_up: MemstatReport) -> None:

@@ -36,24 +36,17 @@ def test_words(words: str, file: str | None, rest: list[str]) -> None:
     assert (args.map, args.words) == (file, rest)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--map=map.jpg",
-        "--map map.jpg",
-        "--map map.JPG vmcore",
-        "vmcore --map map.jpg",
-        "--map map.pdf 5",
-        "-k --map map.jpg 5",
-        "--json --map map.jpg --frag vmcore",
-        # No picture's ending, but the target is another.
-        "--map map vmcore",
-        "vmcore --map map",
-        "-c vmcore --map map",
-        "--qemu guest.sock --map map 5",
-        "-k --map map",
-    ],
+NO_PICTURES = (
+    *("--map=map.jpg", "--map map.jpg", "--map map.JPG vmcore", "vmcore --map map.jpg"),
+    *("--map map.pdf 5", "-k --map map.jpg 5"),
+    "--json --map map.jpg --frag vmcore",
+    # No picture's ending, but the target is another.
+    *("--map map vmcore", "vmcore --map map", "-c vmcore --map map", "-k --map map"),
+    "--qemu guest.sock --map map 5",
 )
+
+
+@pytest.mark.parametrize("words", NO_PICTURES)
 def test_file_of_another_kind(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_console(COMMAND, words.split()) == 2
     (word,) = (word for word in words.split() if "map" in word and word != "--map")
@@ -85,14 +78,6 @@ def test_files(prog: Program, tmp_path: Path) -> None:
     svg, png = tmp_path / "map.svg", tmp_path / "map.png"
     text = printed(prog, "--map", svg)
     assert text.splitlines()[-1] == f"map written to {svg}"
-    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
-    png.write_bytes(b"old")
-    assert json.loads(printed(prog, "--map", png, "--json"))["map"]["runs"]
-    assert Image.open(png).format == "PNG"
-    assert {path.name for path in tmp_path.iterdir()} == {"map.svg", "map.png"}
-
-
-def test_text(prog: Program) -> None:
     text = printed(prog, "--map", "--frag")
     for words in (
         "Physical memory, 1.0 MiB a cell",
@@ -103,6 +88,11 @@ def test_text(prog: Program) -> None:
         "Blocks that would be free but for so many pages",
     ):
         assert words in text
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+    png.write_bytes(b"old")
+    assert json.loads(printed(prog, "--map", png, "--json"))["map"]["runs"]
+    assert Image.open(png).format == "PNG"
+    assert {path.name for path in tmp_path.iterdir()} == {"map.svg", "map.png"}
 
 
 def test_file_that_cannot_be_written_is_one_line(
@@ -110,12 +100,9 @@ def test_file_that_cannot_be_written_is_one_line(
 ) -> None:
     folder = tmp_path / "d.svg"
     folder.mkdir()
-    dump = str(DEMOS["6.12"].core)
-    assert run_console(COMMAND, ["--map", str(folder), dump]) == 1
-    assert capsys.readouterr() == (
-        "",
-        f"msa-memstat: {folder}: a directory; name a file\n",
-    )
+    assert run_console(COMMAND, ["--map", str(folder), str(DEMOS["6.12"].core)]) == 1
+    error = f"msa-memstat: {folder}: a directory; name a file\n"
+    assert capsys.readouterr() == ("", error)
 
 
 def test_inside_drgn(

@@ -3,9 +3,11 @@
 """memstat on real dumps, held against what the guest said of itself."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from fixtures import lab
@@ -14,18 +16,18 @@ from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.model import MemstatReport
 
 from . import truth
-from .conftest import PagesByPfn
+from .conftest import FLAGS, PagesByPfn
+from .sums import summed, view
 
 Pages = dict[str, int]
+Booleans = npt.NDArray[np.bool_]
 
 
 def test_classes_sum_to_the_pages_examined(report: MemstatReport, pages: Pages) -> None:
     assert list(pages) == list(CLASSES.values())
     assert sum(pages.values()) == report.pages
-    assert report.by is not None
-    for groups in report.by.values():
-        for name, count in pages.items():
-            assert sum(group.classes[name] for group in groups) == count
+    for name in ("node", "zone"):
+        assert summed(view(report, name)) == pages
     assert report.coverage["excluded_pages"] == 0
     assert report.coverage["unreadable_pages"] == 0
     assert report.notes == ()
@@ -62,25 +64,33 @@ def test_little_is_unattributed(report: MemstatReport, pages: Pages) -> None:
     assert pages["kernel.unattributed"] <= 0.005 * report.managed_pages
 
 
+@pytest.fixture
+def said(run: lab.Run, by_pfn: PagesByPfn) -> Callable[[str], Booleans]:
+    """Whether the guest said a flag of each pfn that there is a page of."""
+    flags = truth.page_flags(run)[: len(by_pfn.codes)]
+    here = by_pfn.codes != 255
+    return lambda flag: truth.having(flags, flag)[here]
+
+
 @pytest.mark.parametrize(
     ("flag", "classes"),
     [
-        ("BUDDY", {PageClass.FREE_BUDDY}),
-        ("SLAB", {PageClass.SLAB}),
-        ("PGTABLE", {PageClass.PAGE_TABLES}),
-        ("OFFLINE", {PageClass.OFFLINE}),
-        ("HWPOISON", {PageClass.HWPOISON}),
-        ("HUGE", {PageClass.USER_HUGETLB, PageClass.FREE_HUGETLB}),
+        ("BUDDY", [PageClass.FREE_BUDDY]),
+        ("SLAB", [PageClass.SLAB]),
+        ("PGTABLE", [PageClass.PAGE_TABLES]),
+        ("OFFLINE", [PageClass.OFFLINE]),
+        ("HWPOISON", [PageClass.HWPOISON]),
+        ("HUGE", [PageClass.USER_HUGETLB, PageClass.FREE_HUGETLB]),
     ],
 )
 def test_class_of_each_pfn(
-    run: lab.Run, by_pfn: PagesByPfn, flag: str, classes: set[PageClass]
+    said: Callable[[str], Booleans],
+    by_pfn: PagesByPfn,
+    flag: str,
+    classes: list[PageClass],
 ) -> None:
-    flags = truth.page_flags(run)[: len(by_pfn.codes)]
-    here = by_pfn.codes != 255
-    assert np.array_equal(
-        np.isin(by_pfn.codes, list(classes))[here], truth.having(flags, flag)[here]
-    )
+    codes = by_pfn.codes[by_pfn.codes != 255]
+    assert np.array_equal(np.isin(codes, classes), said(flag))
 
 
 def test_anon_of_each_pfn(run: lab.Run, by_pfn: PagesByPfn) -> None:
@@ -97,60 +107,40 @@ def test_anon_of_each_pfn(run: lab.Run, by_pfn: PagesByPfn) -> None:
     assert np.all(truth.having(flags, "SWAPCACHE")[heads])
 
 
-@pytest.mark.parametrize(
-    ("flag", "name"),
-    [
-        ("UPTODATE", "uptodate"),
-        ("DIRTY", "dirty"),
-        ("LRU", "lru"),
-        ("ACTIVE", "active"),
-        ("SWAPBACKED", "swapbacked"),
-        ("UNEVICTABLE", "unevictable"),
-        ("RESERVED", "reserved"),
-        ("MLOCKED", "mlocked"),
-    ],
-)
+@pytest.mark.parametrize("name", FLAGS)
 def test_flag_of_each_pfn(
-    run: lab.Run, by_pfn: PagesByPfn, flag: str, name: str
+    run: lab.Run, said: Callable[[str], Booleans], by_pfn: PagesByPfn, name: str
 ) -> None:
-    flags = truth.page_flags(run)[: len(by_pfn.codes)]
-    here = by_pfn.codes != 255
     # Up to v6.9 the kernel says what is in the page's own word, then its folio's.
     mine = by_pfn.flags[name]
     if not run.release.startswith("6.1."):
         mine = mine[by_pfn.heads]
-    assert np.count_nonzero((mine != truth.having(flags, flag)) & here) == 0
+    assert np.array_equal(mine[by_pfn.codes != 255], said(name.upper()))
 
 
-def test_tails_of_each_pfn(run: lab.Run, by_pfn: PagesByPfn) -> None:
-    flags = truth.page_flags(run)[: len(by_pfn.codes)]
-    here = by_pfn.codes != 255
-    said = truth.having(flags, "COMPOUND_TAIL")
-    assert np.array_equal(by_pfn.tails[here], said[here])
+def test_tails_of_each_pfn(said: Callable[[str], Booleans], by_pfn: PagesByPfn) -> None:
+    assert np.array_equal(by_pfn.tails[by_pfn.codes != 255], said("COMPOUND_TAIL"))
 
 
-@pytest.mark.parametrize(
-    ("region", "classes"),
-    [
-        ("anon", {PageClass.ANON}),
-        ("thp", {PageClass.ANON}),
-        ("mlock", {PageClass.ANON}),
-        ("file", {PageClass.FILE}),
-        ("shmem-tmpfs", {PageClass.SHMEM}),
-        ("shmem-anonymous", {PageClass.SHMEM}),
-        ("shmem-sysv", {PageClass.SHMEM}),
-        ("shmem-memfd", {PageClass.SHMEM}),
-        ("hugetlb", {PageClass.USER_HUGETLB}),
-        ("hugetlb-shared", {PageClass.USER_HUGETLB}),
-        ("ksm-0", {PageClass.KSM}),
-    ],
-)
+REGIONS = {
+    **dict.fromkeys(("anon", "thp", "mlock"), PageClass.ANON),
+    "file": PageClass.FILE,
+    "shmem-tmpfs": PageClass.SHMEM,
+    "shmem-anonymous": PageClass.SHMEM,
+    "shmem-sysv": PageClass.SHMEM,
+    "shmem-memfd": PageClass.SHMEM,
+    "hugetlb": PageClass.USER_HUGETLB,
+    "hugetlb-shared": PageClass.USER_HUGETLB,
+    "ksm-0": PageClass.KSM,
+}
+
+
+@pytest.mark.parametrize("region", REGIONS)
 def test_class_of_what_the_workload_mapped(
-    run: lab.Run, by_pfn: PagesByPfn, region: str, classes: set[PageClass]
+    run: lab.Run, by_pfn: PagesByPfn, region: str
 ) -> None:
     pfns = [pfn for pfn in run.pfns(region) if pfn]
-    assert pfns
-    assert set(by_pfn.codes[pfns].tolist()) == {int(code) for code in classes}
+    assert set(by_pfn.codes[pfns].tolist()) == {int(REGIONS[region])}
 
 
 def test_sections(run: lab.Run, report: MemstatReport) -> None:

@@ -19,6 +19,7 @@ from msatools.memory.orders import NO_ORDER, ByOrder, free_blocks
 
 from . import truth
 from .madepages import ADDRESS, Pages
+from .sums import pages_of, summed, view
 
 PAGES = 1024
 NONE = np.empty(0, np.uint64)
@@ -72,11 +73,7 @@ def test_damaged_orders_of_free_blocks(pages: Pages) -> None:
     pages.free(64, 1 << 40)
     pages.free(512, 10)
     firsts, orders = free_blocks(block_of(pages))
-    assert dict(zip(firsts.tolist(), orders.tolist(), strict=True)) == {
-        3: 0,
-        64: 0,
-        512: 0,
-    }
+    assert (firsts.tolist(), orders.tolist()) == ([3, 64, 512], [0, 0, 0])
 
 
 def test_compound_pages(pages: Pages) -> None:
@@ -141,19 +138,24 @@ def test_class_counts(each: int, skip: int) -> None:
 
 
 def orders(cut_up: MemstatReport) -> dict[str, OrderGroup]:
-    assert cut_up.by is not None
-    groups = cut_up.by["order"]
-    assert all(isinstance(group, OrderGroup) for group in groups)
-    return {group.key: group for group in groups if isinstance(group, OrderGroup)}
+    groups = view(cut_up, "order")
+    found = {group.key: group for group in groups if isinstance(group, OrderGroup)}
+    assert len(found) == len(groups)
+    return found
 
 
 def test_orders_sum_to_the_classes(
     cut_up: MemstatReport, report: MemstatReport
 ) -> None:
     assert cut_up.classes == report.classes
-    for count in report.classes:
-        of_orders = (group.classes[count.name] for group in orders(cut_up).values())
-        assert sum(of_orders) == count.pages
+    assert summed(view(cut_up, "order")) == pages_of(report)
+    for group in orders(cut_up).values():
+        if group.key == "-":
+            assert group.blocks is None
+            assert re.match("no order", group.name)
+        else:
+            assert group.blocks is not None
+            assert group.blocks << int(group.key) == group.pages
 
 
 def test_compound_pages_by_order(run: lab.Run, cut_up: MemstatReport) -> None:
@@ -166,22 +168,9 @@ def test_compound_pages_by_order(run: lab.Run, cut_up: MemstatReport) -> None:
     expected: Counter[int] = Counter()
     for size in sizes.tolist():
         expected[size.bit_length() - 1] += size
-    for group in orders(cut_up).values():
-        if group.key not in ("-", "0"):
-            free = group.classes["free.buddy"] + group.classes["free.pcp"]
-            assert group.pages - free == expected[int(group.key)]
-    assert sum(sizes) == sum(
-        group.pages - group.classes["free.buddy"] - group.classes["free.pcp"]
-        for group in orders(cut_up).values()
-        if group.key not in ("-", "0")
-    )
-
-
-def test_blocks_are_counted(cut_up: MemstatReport) -> None:
-    for group in orders(cut_up).values():
-        if group.key == "-":
-            assert group.blocks is None
-            assert re.match("no order", group.name)
-        else:
-            assert group.blocks is not None
-            assert group.blocks << int(group.key) == group.pages
+    found = {
+        int(key): group.pages - group.classes["free.buddy"] - group.classes["free.pcp"]
+        for key, group in orders(cut_up).items()
+        if key not in ("-", "0")
+    }
+    assert {order: pages for order, pages in found.items() if pages} == expected

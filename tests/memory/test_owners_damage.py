@@ -17,7 +17,8 @@ from msatools.memory.model import MemstatReport
 
 from . import truth
 from .conftest import BY_OWNER
-from .damage import Patient, patient, struct_page
+from .damage import Patient, patient, struct_page, to_damage
+from .sums import check_of, pages_of, summed, view
 
 DUMP = "owners-6.12"
 GARBAGE = 0x5A5A_0000_1234_5678
@@ -30,9 +31,7 @@ def run() -> lab.Run:
 
 @pytest.fixture
 def damaged() -> Iterator[Patient]:
-    found = patient(DUMP)
-    yield found
-    found.mend()
+    yield from to_damage(DUMP)
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +41,15 @@ def whole() -> MemstatReport:
 
 def look(prog: Program) -> MemstatReport:
     report = collect_memstat(prog, by=BY_OWNER)
-    assert report.by is not None
-    for groups in report.by.values():
+    for name in BY_OWNER:
+        groups = view(report, name)
         assert sum(group.pages for group in groups) == report.pages
         assert len({group.key for group in groups}) == len(groups)
     return report
+
+
+def by_key(report: MemstatReport, name: str) -> dict[str, int]:
+    return {group.key: group.pages for group in view(report, name)}
 
 
 LOST = {
@@ -59,17 +62,16 @@ LOST = {
 
 @pytest.mark.parametrize("what", LOST)
 def test_lost_owner(damaged: Patient, whole: MemstatReport, what: str) -> None:
-    view, member, name = LOST[what]
-    assert whole.by is not None
-    group = next(group for group in whole.by[view] if group.name == name)
+    kind, member, name = LOST[what]
+    group = next(group for group in view(whole, kind) if group.name == name)
     damaged.lose(getattr(group, member))
     report = look(damaged.prog)
     assert report.classes == whole.classes
     assert report.coverage["names_unreadable"] > 0
     assert COMMAND.problems(report)
-    assert report.by is not None
-    assert name not in {group.name for group in report.by[view]}
-    assert group.pages in {group.pages for group in report.by[view]} or view == "cgroup"
+    left = view(report, kind)
+    assert name not in {group.name for group in left}
+    assert group.pages in {group.pages for group in left} or kind == "cgroup"
 
 
 def test_lost_names(damaged: Patient, whole: MemstatReport) -> None:
@@ -77,10 +79,7 @@ def test_lost_names(damaged: Patient, whole: MemstatReport) -> None:
     damaged.lose(damaged.prog["slab_kset"].kobj.sd.value_())
     report = look(damaged.prog)
     assert "lost" in {note.code for note in report.notes}
-    assert report.by is not None
-    assert whole.by is not None
-    found, before = ([g.key for g in r.by["slab"]] for r in (report, whole))
-    assert sorted(found) == sorted(before)
+    assert by_key(report, "slab").keys() == by_key(whole, "slab").keys()
 
 
 def test_removed_groups_without_pages(run: lab.Run, damaged: Patient) -> None:
@@ -110,16 +109,13 @@ def test_overwritten_owner(
     run: lab.Run, damaged: Patient, whole: MemstatReport, what: str
 ) -> None:
     """Just that page is none of its owner's."""
-    find, member, view = POKED[what]
+    find, member, kind = POKED[what]
     pfn = find(run)
     assert pfn is not None
     damaged.poke(struct_page(damaged.prog, pfn, member), GARBAGE)
     report = look(damaged.prog)
     assert report.coverage["names_unreadable"] > 0
-    assert report.by is not None
-    assert whole.by is not None
-    before = {group.key: group.pages for group in whole.by[view]}
-    after = {group.key: group.pages for group in report.by[view]}
+    before, after = by_key(whole, kind), by_key(report, kind)
     (new,) = after.keys() - before.keys()
     (loser,) = {key for key in before if after[key] != before[key]}
     assert before[loser] - after[loser] == after[new] > 0
@@ -130,8 +126,7 @@ def test_lost_stack_beside_cached_ones(damaged: Patient, whole: MemstatReport) -
     area = find_task(damaged.prog, 1).stack_vm_area
     damaged.poke_member(area.pages, (1 << 64) - 8)
     report = collect_memstat(damaged.prog)
-    (before,) = (c for c in whole.checks if c.name == "kernel.stacks")
-    (check,) = (c for c in report.checks if c.name == "kernel.stacks")
+    before, check = (check_of(r, "kernel.stacks") for r in (whole, report))
     assert check.walk_pages == before.walk_pages - area.nr_pages.value_()
     assert check.explained_by is None
     assert report.coverage["vmalloc_areas_unreadable"] == 1
@@ -143,8 +138,7 @@ def test_section_whose_struct_pages_are_none(damaged: Patient, offset: int) -> N
     memory = damaged.prog["page_offset_base"].value_() + offset
     damaged.poke(damaged.prog["mem_section"][0].value_(), memory | 0xF)
     report = collect_memstat(damaged.prog, by=VIEWS)
-    assert report.by is not None
-    for groups in report.by.values():
-        for count in report.classes:
-            its = sum(group.classes.get(count.name, 0) for group in groups)
-            assert its == count.pages >= 0
+    for name in VIEWS:
+        sums = {**dict.fromkeys(pages_of(report), 0), **summed(view(report, name))}
+        assert sums == pages_of(report)
+        assert min(sums.values()) >= 0

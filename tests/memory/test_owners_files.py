@@ -14,26 +14,28 @@ from msatools.memory.model import MemstatReport
 
 from . import ownertruth
 from .asked import printed
+from .sums import check_of, view
 from .truth import cached_pages
 
 Files = dict[str, FileGroup]
-ODD = "od\x1bd\nname"
+
+
+def listed(report: MemstatReport) -> list[FileGroup]:
+    groups = view(report, "file")
+    return [g for g in groups if isinstance(g, FileGroup) and g.kind]
 
 
 @pytest.fixture(scope="module")
 def files(owners_report: MemstatReport) -> Files:
     """By name, each of which one file has."""
-    assert owners_report.by is not None
-    groups = owners_report.by["file"]
-    found = [g for g in groups if isinstance(g, FileGroup) and g.kind]
+    found = listed(owners_report)
     assert len({group.name for group in found}) == len(found) > 20
     return {group.name: group for group in found}
 
 
 @pytest.fixture(scope="module")
 def systems(owners_report: MemstatReport) -> dict[str, FileSystemGroup]:
-    assert owners_report.by is not None
-    groups = owners_report.by["fs"]
+    groups = view(owners_report, "fs")
     found = [g for g in groups if isinstance(g, FileSystemGroup) and g.fstype]
     return {group.name: group for group in found}
 
@@ -63,26 +65,24 @@ def test_size_and_device_of_files(owners_run: lab.Run, files: Files) -> None:
 
 def test_shared_memory(owners_run: lab.Run, files: Files) -> None:
     held = ownertruth.open_file_pages(owners_run, "shmem")
+    sysv, shared = (
+        ownertruth.region_pages(owners_run, name)
+        for name in ("sysv", "shared-anonymous")
+    )
     expected = {
         "/mnt/tmpfs/tmpfs": ("tmpfs", held["tmpfs"]),
         "/mnt/tmpfs/tmpfs-deleted (deleted)": ("tmpfs", held["tmpfs-deleted"]),
         "/memfd:lab (deleted)": ("memfd", held["memfd"]),
-        "/SYSV000001ab (deleted)": (
-            "sysv",
-            ownertruth.region_pages(owners_run, "sysv"),
-        ),
-        "/dev/zero (deleted)": (
-            "shared anonymous",
-            ownertruth.region_pages(owners_run, "shared-anonymous"),
-        ),
+        "/SYSV000001ab (deleted)": ("sysv", sysv),
+        "/dev/zero (deleted)": ("shared anonymous", shared),
     }
     found = {name: (files[name].kind, files[name].pages) for name in expected}
     assert found == expected
     assert all(pages >= 2 * 256 for _, pages in expected.values())
     assert files["/mnt/tmpfs/tmpfs-deleted (deleted)"].deleted
     assert files["/mnt/tmpfs/tmpfs"].mount == "/mnt/tmpfs"
-    assert files["/memfd:lab (deleted)"].mount is None
-    assert not files["/memfd:lab (deleted)"].deleted
+    memfd = files["/memfd:lab (deleted)"]
+    assert (memfd.mount, memfd.deleted) == (None, False)
 
 
 def test_block_device_by_its_name(owners_run: lab.Run, files: Files) -> None:
@@ -113,30 +113,24 @@ def test_too_many_files(
     monkeypatch.setattr(byfile, "MAX_FILES", 12)
     monkeypatch.setattr(cachefiles, "MAX_PATHS", 4)
     report = collect_memstat(owners_prog, by=("file",))
-    assert report.by is not None
-    assert owners_report.by is not None
-    groups = report.by["file"]
-    listed = [g for g in groups if isinstance(g, FileGroup) and g.kind]
-    assert len(listed) == 12
-    assert [file.path is not None for file in listed[:4]] == [True] * 4
-    assert not any(file.path for file in listed[4:])
+    paths = [file.path is not None for file in listed(report)]
+    assert paths == [True] * 4 + [False] * 8
     assert "paths-not-told" in {note.code for note in report.notes}
-    before = {group.key: group.pages for group in owners_report.by["file"]}
-    (rest,) = (group for group in groups if group.key == "-rest")
-    assert rest.name == f"{len(before) - len(groups) + 1} smaller files"
-    assert rest.pages + sum(before[g.key] for g in groups if g is not rest) == sum(
-        before.values()
-    )
+    before = {group.key: group.pages for group in view(owners_report, "file")}
+    after = {group.key: group.pages for group in view(report, "file")}
+    (rest,) = (group for group in view(report, "file") if group.key == "-rest")
+    assert rest.name == f"{len(before) - len(after) + 1} smaller files"
+    gone = before.keys() - after.keys()
+    assert rest.pages == sum(before[key] for key in gone) > 0
 
 
-@pytest.mark.parametrize("view", ["file", "fs"])
+@pytest.mark.parametrize("kind", ["file", "fs"])
 def test_more_files_than_are_told_apart(
-    monkeypatch: pytest.MonkeyPatch, owners_prog: Program, view: str
+    monkeypatch: pytest.MonkeyPatch, owners_prog: Program, kind: str
 ) -> None:
     monkeypatch.setattr(tally, "_MOST_OWNERS", 16)
-    report = collect_memstat(owners_prog, by=(view,))
-    assert report.by is not None
-    groups = report.by[view]
+    report = collect_memstat(owners_prog, by=(kind,))
+    groups = view(report, kind)
     assert sum(group.pages for group in groups) == report.pages
     (rest,) = (group for group in groups if group.key == "-rest")
     assert rest.name == "smaller files"
@@ -146,24 +140,15 @@ def test_more_files_than_are_told_apart(
 
 def test_swap_cache_is_apart(by_owner: MemstatReport) -> None:
     """Of shared memory, too: what is in swap has no file until it is read."""
-    assert by_owner.by is not None
-    (check,) = (check for check in by_owner.checks if check.name == "swapcache")
-    for view in ("file", "fs"):
-        (group,) = (g for g in by_owner.by[view] if g.key == "-swap")
-        assert group.pages == check.walk_pages
+    for kind in ("file", "fs"):
+        (group,) = (g for g in view(by_owner, kind) if g.key == "-swap")
+        assert group.pages == check_of(by_owner, "swapcache").walk_pages
         assert set(group.classes) == {"user.anon", "cache.shmem"}
 
 
 def test_pages_of_hugetlb_have_a_file(run: lab.Run, by_owner: MemstatReport) -> None:
-    assert by_owner.by is not None
-    found = [
-        group
-        for group in by_owner.by["file"]
-        if isinstance(group, FileGroup) and group.kind == "hugetlbfs"
-    ]
-    assert sum(group.pages for group in found) == ownertruth.region_pages(
-        run, "hugetlb-shared"
-    )
+    found = sum(file.pages for file in listed(by_owner) if file.kind == "hugetlbfs")
+    assert found == ownertruth.region_pages(run, "hugetlb-shared")
 
 
 def test_names_are_escaped(owners_prog: Program) -> None:

@@ -9,12 +9,12 @@ from msatools.memory.by.groups import SlabGroup
 from msatools.memory.model import MemstatReport
 
 from . import ownertruth
+from .sums import view
 
 
 @pytest.fixture(scope="module")
 def slabs(owners_report: MemstatReport) -> dict[str, SlabGroup]:
-    assert owners_report.by is not None
-    groups = owners_report.by["slab"]
+    groups = view(owners_report, "slab")
     found = [g for g in groups if isinstance(g, SlabGroup) and g.kmem_cache]
     assert len({group.name for group in found}) == len(found) > 50
     return {group.name: group for group in found}

@@ -5,23 +5,18 @@
 Its structures are those of v6.12 (mm/page_owner.c, lib/stackdepot.c).
 """
 
-import struct
-from collections.abc import Callable
+from struct import pack
 
 import numpy as np
 import pytest
 from drgn import (
-    Architecture,
     Object,
-    Platform,
     Program,
     Symbol,
     SymbolBinding,
     SymbolIndex,
     SymbolKind,
-    Type,
     TypeEnumerator,
-    TypeKind,
     TypeMember,
 )
 
@@ -29,6 +24,8 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.memory.unattributed import pageowner
 from msatools.memory.unattributed.pageowner import PageOwners
+from tests.support.madetypes import made_program, serve, struct
+from tests.support.overlay import put
 
 EXT, POOL, TEXT, TABLE = 0x1000_0000, 0x2000_0000, 0x3000_0000, 0x4000_0000
 """Where the records of pages are, a pool of stacks, functions, and the sections."""
@@ -53,63 +50,37 @@ class Kernel:
         for number in range(SECTIONS):
             # (void *)base - page_ext_size * pfn
             self.set_base(number, EXT)
-        self.prog = prog = Program(Platform(Architecture.X86_64))
-        for address, memory in (
-            *((EXT, self.ext), (POOL, self.pool), (TABLE, self.sections)),
-        ):
-            prog.add_memory_segment(address, len(memory), _reading(memory))
-        u16, u32, u64 = (
-            prog.int_type(name, size, False)
-            for name, size in (
-                ("unsigned short", 2),
-                ("unsigned int", 4),
-                ("unsigned long", 8),
-            )
-        )
+        self.prog = prog = made_program()
+        put(prog, EXT, self.ext)
+        put(prog, POOL, self.pool)
+        put(prog, TABLE, self.sections)
+        u16 = prog.int_type("unsigned short", 2, False)
+        u32 = prog.int_type("unsigned int", 4, False)
+        u64 = prog.int_type("unsigned long", 8, False)
         handle = prog.typedef_type("depot_stack_handle_t", u32)
+        index, offset, extra = (
+            Object(prog, u32, bit_field_size=size) for size in (17, 10, 5)
+        )
+        members = (("pool_index_plus_1", index, 0), ("offset", offset, 17))
         parts = [
-            TypeMember(Object(prog, u32, bit_field_size=size), name, offset)
-            for name, size, offset in (
-                ("pool_index_plus_1", 17, 0),
-                ("offset", 10, 17),
-                ("extra", 5, 27),
-            )
+            TypeMember(value, name, bit)
+            for name, value, bit in (*members, ("extra", extra, 27))
         ]
-        record = prog.struct_type(
-            "stack_record",
-            32 + 8 * 64,
-            [
-                TypeMember(u32, "size", 20 * 8),
-                TypeMember(prog.array_type(u64, 64), "entries", 32 * 8),
-            ],
-        )
-        ops = prog.struct_type(
-            "page_ext_operations", 40, [TypeMember(u64, "offset", 0)]
-        )
+        entries = prog.array_type(u64, 64)
+        ops = struct(prog, "page_ext_operations", 40, offset=(u64, 0))
         types = [
             handle,
-            record,
             ops,
             prog.union_type("handle_parts", 4, parts),
-            prog.struct_type("page_ext", 8, [TypeMember(u64, "flags", 0)]),
-            prog.struct_type(
-                "page_owner",
-                56,
-                [TypeMember(u16, "order", 0), TypeMember(handle, "handle", 8 * 8)],
-            ),
+            struct(prog, "stack_record", 544, size=(u32, 20), entries=(entries, 32)),
+            struct(prog, "page_ext", 8, flags=(u64, 0)),
+            struct(prog, "page_owner", 56, order=(u16, 0), handle=(handle, 8)),
         ]
-        flags = prog.enum_type(
-            "page_ext_flags",
-            u32,
-            [
-                TypeEnumerator("PAGE_EXT_OWNER", 0),
-                TypeEnumerator("PAGE_EXT_OWNER_ALLOCATED", 1),
-            ],
-        )
+        bits = ("PAGE_EXT_OWNER", "PAGE_EXT_OWNER_ALLOCATED")
+        values = [TypeEnumerator(name, bit) for bit, name in enumerate(bits)]
+        flags = prog.enum_type("page_ext_flags", u32, values)
         pointer = prog.pointer_type(prog.void_type())
-        self.section = prog.struct_type(
-            "mem_section", 8, [TypeMember(u64, "page_ext", 0)]
-        )
+        self.section = struct(prog, "mem_section", 8, page_ext=(u64, 0))
         objects = {
             "page_owner_ops": Object(prog, ops, value={"offset": ops_offset}),
             "page_ext_size": Object(prog, u64, value=EACH),
@@ -117,63 +88,35 @@ class Kernel:
             "PAGE_EXT_OWNER_ALLOCATED": Object(prog, flags, value=1),
             "stack_pools": Object(prog, prog.array_type(pointer, 2), value=[POOL, 0]),
         }
-        _serve(prog, types, objects)
+        serve(prog, types, objects)
+        symbols = [
+            Symbol(name, TEXT + 256 * i, 256, SymbolBinding.GLOBAL, SymbolKind.FUNC)
+            for i, name in enumerate(FUNCTIONS)
+        ]
+        prog.register_symbol_finder("made", SymbolIndex(symbols), enable_index=0)
 
     def set_base(self, section: int, base: int) -> None:
-        self.sections[8 * section : 8 * section + 8] = struct.pack("<Q", base)
+        self.sections[8 * section : 8 * section + 8] = pack("<Q", base)
 
     def own(self, pfn: int, handle: int, flags: int = OWNER | ALLOCATED) -> None:
         at = EACH * pfn
-        self.ext[at : at + 8] = struct.pack("<Q", flags)
+        self.ext[at : at + 8] = pack("<Q", flags)
         at += OFFSET + 8
-        self.ext[at : at + 4] = struct.pack("<I", handle)
+        self.ext[at : at + 4] = pack("<I", handle)
 
     def put_stack(self, offset: int, *addresses: int) -> int:
         """Put a stack into the first pool.
 
         :return: Its handle.
         """
-        data = struct.pack(f"<20xI8x{len(addresses)}Q", len(addresses), *addresses)
+        data = pack(f"<20xI8x{len(addresses)}Q", len(addresses), *addresses)
         self.pool[offset : offset + len(data)] = data
         return 1 | offset >> 4 << 17
 
-    def owners(self, findings: Findings | None = None) -> PageOwners | None:
-        return PageOwners.of(Reader(self.prog), findings or Findings())
-
-
-def _reading(memory: bytearray) -> Callable[[int, int, int, bool], bytes]:
-    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
-        return bytes(memory[offset : offset + count])
-
-    return read
-
-
-def _serve(prog: Program, types: list[Type], objects: dict[str, Object]) -> None:
-    by_name = {}
-    for type_ in types:
-        name = type_.name if type_.kind == TypeKind.TYPEDEF else type_.tag
-        by_name[type_.kind, name] = type_
-
-    def find_type(
-        prog: Program, kinds: object, name: str, filename: str | None
-    ) -> Type | None:
-        for (kind, known), type_ in by_name.items():
-            if known == name and kind in kinds:  # type: ignore[operator]
-                return type_
-        return None
-
-    def find_object(
-        prog: Program, name: str, flags: object, filename: str | None
-    ) -> Object | None:
-        return objects.get(name)
-
-    symbols = [
-        Symbol(name, TEXT + 256 * i, 256, SymbolBinding.GLOBAL, SymbolKind.FUNC)
-        for i, name in enumerate(FUNCTIONS)
-    ]
-    prog.register_type_finder("test", find_type, enable_index=0)
-    prog.register_object_finder("test", find_object, enable_index=0)
-    prog.register_symbol_finder("test", SymbolIndex(symbols), enable_index=0)
+    def owners(self, findings: Findings | None = None) -> PageOwners:
+        found = PageOwners.of(Reader(self.prog), findings or Findings())
+        assert found is not None
+        return found
 
 
 @pytest.fixture
@@ -188,10 +131,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return made
 
 
-def handles(kernel: Kernel, *pfns: int) -> list[int]:
-    owners = kernel.owners()
-    assert owners is not None
-    return owners.handles(np.array(pfns, np.int64)).tolist()  # type: ignore[no-any-return]
+def handles(kernel: Kernel, *pfns: int, findings: Findings | None = None) -> list[int]:
+    found = kernel.owners(findings).handles(np.array(pfns, np.int64))
+    return found.tolist()  # type: ignore[no-any-return]
 
 
 def test_handles(kernel: Kernel) -> None:
@@ -218,10 +160,7 @@ def test_lost_records_are_noted(kernel: Kernel) -> None:
     kernel.own(SECTION_PAGES, 0x5678)
     kernel.set_base(0, 0x7000_0000)
     findings = Findings()
-    owners = kernel.owners(findings)
-    assert owners is not None
-    found = owners.handles(np.array([3, 4, SECTION_PAGES], np.int64))
-    assert found.tolist() == [0, 0, 0x5678]
+    assert handles(kernel, 3, 4, SECTION_PAGES, findings=findings) == [0, 0, 0x5678]
     (note,) = findings.notes.values()
     assert "2 blocks" in note.text
 
@@ -229,24 +168,13 @@ def test_lost_records_are_noted(kernel: Kernel) -> None:
 def test_stack(kernel: Kernel) -> None:
     addresses = [TEXT + 256 * i + 16 for i in range(len(FUNCTIONS))]
     handle = kernel.put_stack(0x80, *addresses)
-    owners = kernel.owners()
-    assert owners is not None
-    assert owners.stack(handle) == FUNCTIONS
+    assert kernel.owners().stack(handle) == FUNCTIONS
+    assert kernel.owners().stack(2) is None, "it names no pool"
 
 
-def test_stack_of_a_handle_that_names_no_pool(kernel: Kernel) -> None:
+@pytest.mark.parametrize("prog", [Kernel(ops_offset=0).prog, made_program()])
+def test_kernel_that_keeps_no_owners(prog: Program) -> None:
+    """It was not told to, or cannot."""
     findings = Findings()
-    owners = kernel.owners(findings)
-    assert owners is not None
-    assert owners.stack(2) is None
-
-
-def test_kernel_that_was_not_told_to_keep_owners() -> None:
-    assert Kernel(ops_offset=0).owners() is None
-
-
-def test_kernel_that_cannot() -> None:
-    reader = Reader(Program(Platform(Architecture.X86_64)))
-    findings = Findings()
-    assert PageOwners.of(reader, findings) is None
+    assert PageOwners.of(Reader(prog), findings) is None
     assert not findings.notes

@@ -95,6 +95,8 @@ def test_no_variable_is_as_far_as_strings_reach(
     prog: Program, with_btf: SymbolNames, with_dwarf: SymbolNames
 ) -> None:
     """String constants have no symbols, and are named after nothing before them."""
+    for address in (0, 8, prog.symbol("_stext").address - 1, (1 << 64) - 1):
+        assert with_btf.name(address) is None
     text = prog["linux_proc_banner"].address_of_()
     strings = prog["migratetype_names"][0].value_()
     assert name(with_btf, text.value_()) == "linux_proc_banner"
@@ -112,11 +114,6 @@ def test_ends_of_sections_name_nothing_behind_them(
         # The end of the text may be there as well.
         start = prog.symbol("__start_rodata").address
         assert name(names, start) == "__start_rodata"
-
-
-def test_outside_of_the_image(prog: Program, with_btf: SymbolNames) -> None:
-    for address in (0, 8, prog.symbol("_stext").address - 1, (1 << 64) - 1):
-        assert with_btf.name(address) is None
 
 
 def test_kernel_without_symbols_of_its_own(

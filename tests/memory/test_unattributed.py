@@ -31,7 +31,8 @@ from msatools.render import json as as_json
 from tests.support.dumps import open_dump
 
 from .asked import printed
-from .damage import Patient, patient
+from .damage import Patient, patient, to_damage
+from .sums import check_of, pages_of
 
 PAGE = 4096
 MODULE = "baremodule"
@@ -55,9 +56,7 @@ def bare_report(bare_run: lab.Run) -> MemstatReport:
 
 @pytest.fixture
 def damaged(bare_run: lab.Run) -> Iterator[Patient]:
-    found = patient(bare_run.name, "btf")
-    yield found
-    found.mend()
+    yield from to_damage(bare_run.name, "btf")
 
 
 def groups(report: MemstatReport) -> tuple[UnattributedGroup, ...]:
@@ -84,6 +83,13 @@ def like(
         for group in groups(report)
         if all(getattr(group, name) == value for name, value in wanted.items())
     ]
+
+
+def assert_sums(report: MemstatReport) -> None:
+    """The groups of each class have all of its pages."""
+    for name in (CLASS, GUESSED):
+        pages = sum(g.pages for g in groups(report) if g.class_name == name)
+        assert pages == pages_of(report)[name]
 
 
 def runs(made: dict[str, Any]) -> int:
@@ -157,24 +163,14 @@ def test_pages_without_pointers(
 
 
 def test_groups_sum_to_their_classes(bare_report: MemstatReport) -> None:
-    for name in (CLASS, GUESSED):
-        (pages,) = (c.pages for c in bare_report.classes if c.name == name)
-        assert (
-            sum(g.pages for g in groups(bare_report) if g.class_name == name) == pages
-        )
-        assert pages > 0
-
-
-def test_largest_first(bare_report: MemstatReport) -> None:
-    """Those that no owner explains, then those that may be the slab allocator's."""
+    """The largest first: of those that no owner explains, then of maybe slabs."""
+    assert_sums(bare_report)
+    assert min(pages_of(bare_report)[name] for name in (CLASS, GUESSED)) > 0
     found = [(g.class_name == GUESSED, -g.pages) for g in groups(bare_report)]
     assert found == sorted(found)
     assert found[0][0] is False
     assert found[-1][0] is True
-
-
-def test_stock_kernels_keep_no_page_owner(bare_report: MemstatReport) -> None:
-    assert all(group.stack is None for group in groups(bare_report))
+    assert {group.stack for group in groups(bare_report)} == {None}
     assert bare_report.notes == ()
 
 
@@ -212,8 +208,7 @@ def test_types_and_workers_make_no_difference(scenario: str, kernel: str) -> Non
     with_btf = collected(open_dump(name, "btf"), workers=2)
     with_dwarf = collected(open_dump(name, "dwarf"), workers=1)
     assert groups(with_btf) == groups(with_dwarf)
-    (pages,) = (c.pages for c in with_btf.classes if c.name == CLASS)
-    assert sum(g.pages for g in groups(with_btf) if g.class_name == CLASS) == pages
+    assert_sums(with_btf)
     assert with_btf.notes == ()
     assert any(group.content == "symbol" for group in groups(with_btf))
 
@@ -223,7 +218,7 @@ def test_the_class_that_is_off_names_the_module_too(
 ) -> None:
     """What a module takes as compound pages, no counter of slabs has."""
     made = sets(bare_run)["compounds"]
-    (check,) = (check for check in bare_report.checks if check.name == "kernel.slab")
+    check = check_of(bare_report, "kernel.slab")
     assert check.difference == len(made["pfns"]) << made["order"]
     assert check.explained_by is None
 
@@ -240,16 +235,14 @@ def test_what_json_has(bare_report: MemstatReport) -> None:
     assert list(first["words"][0]) == ["kind", "name", "owner", "count"]
 
 
-def test_what_is_printed(bare_run: lab.Run, bare_report: MemstatReport) -> None:
+def test_first_rows(bare_run: lab.Run, bare_report: MemstatReport) -> None:
     text = printed(patient(bare_run.name, "btf").prog, "--unattributed", "--top", 2)
     lines = text.splitlines()
     start = lines.index("Pages that no owner explains")
-    title, first, second, rest = (line.split() for line in lines[start + 1 : start + 5])
-    assert title[:4] == ["PAGES", "SIZE", "ORDER", "BLOCKS"]
-    largest = [f"{group.pages:,}" for group in groups(bare_report)[:2]]
-    assert [first[0], second[0]] == largest
+    _, *rows, rest = (line.split() for line in lines[start + 1 : start + 5])
+    largest = groups(bare_report)[:2]
+    assert [row[0] for row in rows] == [f"{group.pages:,}" for group in largest]
     assert rest[-1] == "more"
-    assert any(line.startswith("Compound pages taken") for line in lines)
 
 
 # --- Limits, and what is lost
@@ -265,23 +258,20 @@ def test_more_than_is_looked_into(
     looked = [g for g in groups(report) if g.content != "not looked into"]
     assert sum(g.blocks or 0 for g in looked) == 100
     assert MODULE in {group.owner for group in looked}
-    (pages,) = (c.pages for c in report.classes if c.name == CLASS)
-    assert sum(g.pages for g in groups(report) if g.class_name == CLASS) == pages
+    assert_sums(report)
 
 
 def test_more_than_is_remembered(
     damaged: Patient, bare_report: MemstatReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = {(c.name, c.pages) for c in bare_report.classes}
     monkeypatch.setattr(unattributed, "MAX_KEPT", 500)
     report = collected(damaged.prog)
     (left_out,) = (
         g for g in groups(report) if g.blocks is None and g.class_name == CLASS
     )
     assert left_out.content == "not looked into"
-    for name in (CLASS, GUESSED):
-        pages = sum(g.pages for g in groups(report) if g.class_name == name)
-        assert (name, pages) in whole
+    assert_sums(report)
+    assert report.classes == bare_report.classes
 
 
 def test_contents_that_are_not_in_the_dump(bare_run: lab.Run, damaged: Patient) -> None:
@@ -330,7 +320,7 @@ Page = tuple[int, int, int]
 """Page frame number, references, and order or what is in its place."""
 
 
-def pages_of(*pages: Page, node: int = 0) -> npt.NDArray[np.void]:
+def array_of(*pages: Page, node: int = 0) -> npt.NDArray[np.void]:
     rows = [
         (pfn, refs, node, order, PageClass.UNATTRIBUTED) for pfn, refs, order in pages
     ]
@@ -349,7 +339,7 @@ def compound(pfn: int, order: int) -> list[Page]:
 
 def found(*pages: Page) -> list[tuple[int, int, int]]:
     """First page, pages and order of each row."""
-    rows: Allocations = allocations(pages_of(*pages))
+    rows: Allocations = allocations(array_of(*pages))
     return list(
         zip(rows.pfn.tolist(), rows.pages.tolist(), rows.order.tolist(), strict=True)
     )
@@ -364,63 +354,61 @@ def test_blocks_side_by_side(order: int) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("pages", "rows"),
-    [
-        pytest.param([], [], id="no pages"),
-        pytest.param(
-            [*block(4, 0), *block(5, 0), *block(6, 0)],
-            [(4, 1, 0), (5, 1, 0), (6, 1, 0)],
-            id="single pages in a row are single",
-        ),
-        pytest.param(block(0, 3), [(0, 8, 3)], id="the first page fits any order"),
-        pytest.param(
-            [(2, 1, NOT_COMPOUND), *((pfn, 0, NOT_COMPOUND) for pfn in (3, 4, 5))],
-            [(2, 2, 1), (4, 2, NO_ORDER)],
-            id="no block is larger than it is aligned",
-        ),
-        pytest.param(
-            [(8, 1, NOT_COMPOUND), *((pfn, 0, NOT_COMPOUND) for pfn in (9, 10))],
-            [(8, 2, 1), (10, 1, NO_ORDER)],
-            id="what is left of a run is no block",
-        ),
-        pytest.param(
-            [(pfn, 0, NOT_COMPOUND) for pfn in (8, 9, 11)],
-            [(8, 2, NO_ORDER), (11, 1, NO_ORDER)],
-            id="pages that nobody holds are no block",
-        ),
-        pytest.param(
-            [*compound(8, 2), *compound(12, 2), *block(16, 1)],
-            [(8, 4, 2), (12, 4, 2), (16, 2, 1)],
-            id="compound pages say what they are",
-        ),
-        pytest.param(
-            [*compound(8, 1), (10, 0, NOT_COMPOUND)],
-            [(8, 2, 1), (10, 1, NO_ORDER)],
-            id="unreferenced pages behind a compound page are not its own",
-        ),
-        pytest.param(
-            [*block(8, 0), (9, 0, TAIL)],
-            [(8, 1, 0), (9, 1, NO_ORDER)],
-            id="a tail is of no block",
-        ),
-        pytest.param(
-            compound(8, 2)[:3], [(8, 3, 2)], id="the last tail is of another class"
-        ),
-        pytest.param(
-            [*compound(8, 2)[:2], *compound(8, 2)[3:]],
-            [(8, 2, 2), (11, 1, NO_ORDER)],
-            id="a tail between is of another class",
-        ),
-    ],
-)
-def test_blocks_from_pages(pages: list[Page], rows: list[tuple[int, int, int]]) -> None:
+def alone(*pfns: int) -> list[Page]:
+    """Pages that nobody holds."""
+    return [(pfn, 0, NOT_COMPOUND) for pfn in pfns]
+
+
+HELD_2, HELD_8 = [(2, 1, NOT_COMPOUND)], [(8, 1, NOT_COMPOUND)]
+FOUR = compound(8, 2)
+BLOCKS: dict[str, tuple[list[Page], list[tuple[int, int, int]]]] = {
+    "no pages": ([], []),
+    "single pages in a row are single": (
+        [*block(4, 0), *block(5, 0), *block(6, 0)],
+        [(4, 1, 0), (5, 1, 0), (6, 1, 0)],
+    ),
+    "the first page fits any order": (block(0, 3), [(0, 8, 3)]),
+    "no block is larger than it is aligned": (
+        HELD_2 + alone(3, 4, 5),
+        [(2, 2, 1), (4, 2, NO_ORDER)],
+    ),
+    "what is left of a run is no block": (
+        HELD_8 + alone(9, 10),
+        [(8, 2, 1), (10, 1, NO_ORDER)],
+    ),
+    "pages that nobody holds are no block": (
+        alone(8, 9, 11),
+        [(8, 2, NO_ORDER), (11, 1, NO_ORDER)],
+    ),
+    "compound pages say what they are": (
+        [*FOUR, *compound(12, 2), *block(16, 1)],
+        [(8, 4, 2), (12, 4, 2), (16, 2, 1)],
+    ),
+    "pages behind a compound page are not its own": (
+        compound(8, 1) + alone(10),
+        [(8, 2, 1), (10, 1, NO_ORDER)],
+    ),
+    "a tail is of no block": (
+        [*block(8, 0), (9, 0, TAIL)],
+        [(8, 1, 0), (9, 1, NO_ORDER)],
+    ),
+    "the last tail is of another class": (FOUR[:3], [(8, 3, 2)]),
+    "a tail between is of another class": (
+        [*FOUR[:2], *FOUR[3:]],
+        [(8, 2, 2), (11, 1, NO_ORDER)],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BLOCKS)
+def test_blocks_from_pages(what: str) -> None:
+    pages, rows = BLOCKS[what]
     assert found(*pages) == rows
 
 
 def test_blocks_are_of_one_node() -> None:
     pages = np.concatenate(
-        [pages_of(*block(8, 1)[:1]), pages_of((9, 0, NOT_COMPOUND), node=1)]
+        [array_of(*block(8, 1)[:1]), array_of((9, 0, NOT_COMPOUND), node=1)]
     )
     rows = allocations(pages)
     assert rows.pages.tolist() == [1, 1]

@@ -4,14 +4,16 @@
 
 import pickle
 from copy import deepcopy
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from drgn import Architecture, FaultError, Object, Platform, Program
+from drgn import FaultError, Object
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.memory.by.usertables import Mapped, UserTables
+from tests.support.madetypes import made_program, serve
 
 PAGE = 4096
 LINEAR = 0xFFFF_8880_0000_0000
@@ -30,23 +32,17 @@ class Memory:
     def __init__(self, info: str = "") -> None:
         self.pages: dict[int, bytearray] = {}
         self.reads: list[int] = []
-        self.prog = Program(Platform(Architecture.X86_64))
+        self.prog = made_program()
         self.prog.add_memory_segment(0, END * PAGE, self._read, True)
         self.prog.add_memory_segment(LINEAR, END * PAGE, self._read)
         char = self.prog.int_type("char", 1, True)
         text = self.prog.array_type(char, len(info) + 1)
         unsigned = self.prog.int_type("unsigned int", 4, False)
-
-        def find(
-            prog: Program, name: str, flags: object, filename: str | None
-        ) -> Object | None:
-            if name == "VMCOREINFO":
-                return Object(prog, text, value=info.encode())
-            if name == "nr_swapfiles":
-                return Object(prog, unsigned, value=2)
-            return None
-
-        self.prog.register_object_finder("test", find, enable_index=0)
+        objects = {
+            "VMCOREINFO": Object(self.prog, text, value=info.encode()),
+            "nr_swapfiles": Object(self.prog, unsigned, value=2),
+        }
+        serve(self.prog, (), objects)
 
     def _read(self, address: int, count: int, offset: int, physical: bool) -> bytes:
         pfn = offset // PAGE
@@ -59,6 +55,12 @@ class Memory:
         words = np.zeros(512, np.uint64)
         words[: len(entries)] = entries
         self.pages[pfn] = bytearray(words.tobytes())
+
+    def put_chain(self, *pfns: int, flags: int = 0) -> "Memory":
+        """Have the first entry of each table name the next one."""
+        for pfn, following in pairwise(pfns):
+            self.put(pfn, names(following, PRESENT | flags))
+        return self
 
     def walk(self, *tops: int) -> tuple[Mapped, Findings]:
         findings = Findings()
@@ -78,9 +80,7 @@ def absent(pfn: int, flags: int) -> int:
 
 def small(*entries: int) -> tuple[Mapped, Findings]:
     """Walk what one address space has in a table of the lowest level."""
-    memory = Memory()
-    for pfn in (1, 2, 3):
-        memory.put(pfn, names(pfn + 1))
+    memory = Memory().put_chain(1, 2, 3, 4)
     memory.put(4, *entries)
     return memory.walk(1)
 
@@ -139,9 +139,7 @@ def test_only_entries_of_a_swap_device_are_swap() -> None:
 )
 @pytest.mark.parametrize("level", [2, 3])
 def test_huge_page(level: int, flags: int, mapped: bool) -> None:
-    memory = Memory()
-    memory.put(1, names(2))
-    memory.put(2, names(3))
+    memory = Memory().put_chain(1, 2, 3)
     length = 512 if level == 2 else 512 * 512
     memory.put(3 if level == 2 else 2, names(2 * length, flags))
     found, findings = memory.walk(1)
@@ -153,9 +151,7 @@ def test_huge_page(level: int, flags: int, mapped: bool) -> None:
 
 @pytest.mark.parametrize("flags", [HUGE, HUGE | PROTNONE])
 def test_huge_page_that_is_being_split_or_watched(flags: int) -> None:
-    memory = Memory()
-    memory.put(1, names(2))
-    memory.put(2, names(3))
+    memory = Memory().put_chain(1, 2, 3)
     memory.put(3, absent(1024, flags))
     first, end, _ = memory.walk(1)[0].large_within(0, END)
     assert (first.tolist(), end.tolist()) == ([1024], [1536])
@@ -189,20 +185,16 @@ def test_only_the_lower_half_is_the_process_own() -> None:
     assert not +findings.coverage
 
 
-def test_five_levels() -> None:
-    memory = Memory("NUMBER(pgtable_l5_enabled)=1\n")
-    for pfn in (1, 2, 3, 4):
-        memory.put(pfn, names(pfn + 1))
-    memory.put(5, names(1000))
-    assert pages(memory.walk(1)[0]) == [(1000, 0)]
-
-
-def test_encryption_bit_is_no_address() -> None:
-    bit = 1 << 47
-    memory = Memory(f"NUMBER(sme_mask)={bit}\n")
-    for pfn in (1, 2, 3):
-        memory.put(pfn, names(pfn + 1) | bit)
-    memory.put(4, names(1000) | bit)
+@pytest.mark.parametrize(
+    ("info", "tables", "flags"),
+    [
+        ("NUMBER(pgtable_l5_enabled)=1\n", (1, 2, 3, 4, 5, 1000), 0),
+        # The encryption bit is no part of an address.
+        (f"NUMBER(sme_mask)={1 << 47}\n", (1, 2, 3, 4, 1000), 1 << 47),
+    ],
+)
+def test_what_vmcoreinfo_tells(info: str, tables: tuple[int, ...], flags: int) -> None:
+    memory = Memory(info).put_chain(*tables, flags=flags)
     assert pages(memory.walk(1)[0]) == [(1000, 0)]
 
 

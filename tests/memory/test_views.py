@@ -16,6 +16,8 @@ from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import Group, MemstatReport
 from msatools.memory.views import Scene
 
+from .sums import view
+
 
 class ClassCounts:
     """Counts the pages of each class, and says in which order it saw them."""
@@ -56,8 +58,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, prog: Program) -> MemstatReport:
 def test_view_sees_the_classes_of_the_table(
     counted: MemstatReport, report: MemstatReport, pages: dict[str, int]
 ) -> None:
-    assert counted.by is not None
-    (group,) = counted.by["counts"]
+    (group,) = view(counted, "counts")
     assert group.classes == pages
     assert counted.classes == report.classes
     assert counted.checks == report.checks

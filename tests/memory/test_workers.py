@@ -59,25 +59,21 @@ def no_more(directory: Path) -> bool:
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_results_come_in_order(workers: int) -> None:
-    taken: list[tuple[int, bool]] = []
+    taken: list[tuple[int, bool, bytes]] = []
     done: list[int] = []
     parent = os.getpid()
 
-    def work(number: int) -> tuple[int, bool]:
+    def large(number: int) -> bytes:
+        return bytes([number]) * 3_000_000 if number > 3 else b""
+
+    def work(number: int) -> tuple[int, bool, bytes]:
         # The later, the sooner done.
         time.sleep(0.02 * (6 - number))
-        return number, in_worker(parent)
+        return number, in_worker(parent), large(number)
 
     assert do_in_order(work, 7, workers, taken.append, done.append) == 0
-    assert taken == [(number, True) for number in range(7)]
+    assert taken == [(number, True, large(number)) for number in range(7)]
     assert sorted(done) == list(range(7))
-
-
-def test_large_results_come_whole() -> None:
-    taken: list[bytes] = []
-    done: list[int] = []
-    do_in_order(lambda n: bytes([n]) * 3_000_000, 4, 2, taken.append, done.append)
-    assert taken == [bytes([n]) * 3_000_000 for n in range(4)]
 
 
 @pytest.mark.parametrize("victims", [{1}, {0, 1, 2, 3, 4}])
@@ -98,45 +94,48 @@ def test_what_a_killed_worker_leaves_is_done_here(victims: set[int]) -> None:
     assert sorted(done) == [0, 1, 2, 3, 4]
 
 
-def test_error_of_the_work_is_raised_here(tmp_path: Path) -> None:
+@pytest.mark.parametrize("who", ["works", "takes"])
+def test_error_is_raised_here_and_ends_the_workers(tmp_path: Path, who: str) -> None:
     def work(number: int) -> int:
         (tmp_path / str(os.getpid())).touch()
-        if number == 1:
-            raise ValueError("one")
-        return number
-
-    taken: list[int] = []
-    with pytest.raises(ValueError, match="one"):
-        do_in_order(work, 3, 2, taken.append, lambda _: None)
-    assert taken == [0]
-    (tmp_path / str(os.getpid())).unlink()
-    assert no_more(tmp_path)
-
-
-def test_error_of_who_takes_ends_the_workers(tmp_path: Path) -> None:
-    def work(number: int) -> int:
-        (tmp_path / str(os.getpid())).touch()
-        time.sleep(60 * number)
+        if who == "works" and number == 1:
+            raise ValueError("enough")
+        time.sleep(60 * number if who == "takes" else 0)
         return number
 
     def take(number: int) -> None:
-        raise ValueError("enough")
+        taken.append(number)
+        if who == "takes":
+            raise ValueError("enough")
 
+    taken: list[int] = []
     with pytest.raises(ValueError, match="enough"):
         do_in_order(work, 3, 2, take, lambda _: None)
+    assert taken == [0]
+    (tmp_path / str(os.getpid())).unlink(missing_ok=True)
     assert no_more(tmp_path)
 
 
-def test_work_is_done_where_no_process_can_be_forked(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("what", ["fork", "begin"])
+def test_work_is_done_here_where_no_worker_can(
+    monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    def refuse() -> int:
-        raise BlockingIOError
+    """No process can be forked, or none can begin."""
 
-    monkeypatch.setattr(os, "fork", refuse)
-    taken: list[int] = []
-    assert do_in_order(lambda number: number, 3, 2, taken.append, lambda _: None) == 3
-    assert taken == [0, 1, 2]
+    def refuse() -> int:
+        raise BlockingIOError if what == "fork" else PermissionError
+
+    if what == "fork":
+        monkeypatch.setattr(os, "fork", refuse)
+    begin = refuse if what == "begin" else lambda: None
+    parent = os.getpid()
+    taken: list[tuple[int, bool]] = []
+
+    def work(number: int) -> tuple[int, bool]:
+        return number, in_worker(parent)
+
+    assert do_in_order(work, 3, 2, taken.append, lambda _: None, begin) == 3
+    assert taken == [(number, False) for number in range(3)]
 
 
 def test_workers_begin_each_for_itself() -> None:
@@ -153,20 +152,6 @@ def test_workers_begin_each_for_itself() -> None:
     assert do_in_order(work, 5, 2, taken.append, lambda _: None, begin) == 0
     assert all(who == [pid] != [parent] for who, pid in taken)
     assert begun == []
-
-
-def test_worker_that_cannot_begin_does_nothing() -> None:
-    parent = os.getpid()
-
-    def refuse() -> None:
-        raise PermissionError
-
-    def work(number: int) -> bool:
-        return in_worker(parent)
-
-    taken: list[bool] = []
-    assert do_in_order(work, 3, 2, taken.append, lambda _: None, refuse) == 3
-    assert taken == [False] * 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -266,7 +251,10 @@ def test_command_that_is_stopped_leaves_nothing(
 
 def collected(prog: Program, workers: int, by: tuple[str, ...]) -> dict[str, object]:
     """Collect a report, but for what depends on who reads how often, and when."""
-    report = collect_memstat(prog, by=by, sections=True, verbose=True, workers=workers)
+    more = dict.fromkeys(("sections", "verbose"), True)
+    if by:
+        more |= dict.fromkeys(("frag", "memory_map"), True)
+    report = collect_memstat(prog, by=by, workers=workers, **more)
     found: dict[str, object] = json.loads(dumps(report))
     coverage = found["coverage"]
     assert isinstance(coverage, dict)

@@ -29,6 +29,9 @@ COLUMNS = (
     *("sum_sleep_ns", "sum_block_ns", "iowait_sum_ns"),
     *("sleep_start_ns", "block_start_ns"),
 )
+CLOCKS = Clocks(NOW, 0, np.array([0, 2 * MS]))
+"""CPU 1 has lost 2 ms to interrupts, or to the hypervisor."""
+
 DEFAULTS = {"start_ns": START, "utime_ns": 1, "stime_ns": 1, "state": ASLEEP}
 NEW = ("sched_delayed",)
 """What kernels up to 6.11 do not have."""
@@ -58,16 +61,23 @@ class Made:
         self.accounting = accounting
         self.tasks = TaskTable(records, frozenset(kept))
         self.now = now_of(threads)
-        clocks = Clocks(NOW, 0, np.zeros(1, np.int64))
-        waits = [bool(thread.get("in_iowait")) for thread in threads]
-        in_iowait = np.array(waits, np.bool_)
+        in_iowait = np.array([bool(t.get("in_iowait")) for t in threads], np.bool_)
         slept = sleeps(self.tasks, accounting, self.now, in_iowait)
-        self.lives: Microstates = microstates(self.tasks, clocks)
+        self.lives: Microstates = microstates(self.tasks, CLOCKS)
         if refine:
             self.lives = without_sleep(self.lives, slept.total_ns)
         self.parts: Breakdown = breakdown(
-            self.tasks, clocks, self.lives, slept, delays_of(threads), accounting
+            self.tasks, CLOCKS, self.lives, slept, delays_of(threads), accounting
         )
+
+
+def shares(lives: Microstates, row: int = 0) -> list[int]:
+    """User, system, latency, off the CPU, zombie, in ms; they must be all there is."""
+    arrays = (lives.user_ns, lives.system_ns, lives.latency_ns, lives.off_cpu_ns)
+    found = [int(values[row]) for values in (*arrays, lives.zombie_ns)]
+    assert sum(found) == lives.lifetime_ns[row]
+    assert min(found) >= 0
+    return [value // MS for value in found]
 
 
 def now_of(threads: tuple[Thread, ...]) -> Now:

@@ -95,6 +95,7 @@ class MadeThreads:
             breakdown=self._breakdown() if split else None,
             reaped=self._sums("reaped") if reaped else None,
         )
+        dead = self._sums("dead")
         self.spent = Spent(
             lives=self.lives,
             nvcsw=self._column("nvcsw"),
@@ -102,12 +103,9 @@ class MadeThreads:
             min_flt=self._column("min_flt"),
             maj_flt=self._column("maj_flt"),
             dead=Ended(
-                user_ns=self._sums("dead").utime_ns,
-                system_ns=self._sums("dead").stime_ns,
-                nvcsw=self._sums("dead").nvcsw,
-                nivcsw=self._sums("dead").nivcsw,
-                min_flt=self._sums("dead").min_flt,
-                maj_flt=self._sums("dead").maj_flt,
+                dead.utime_ns,
+                dead.stime_ns,
+                *(dead.nvcsw, dead.nivcsw, dead.min_flt, dead.maj_flt),
             ),
         )
 

@@ -2,6 +2,8 @@
 
 """What accounting is on, held against what each guest's /proc said."""
 
+from types import SimpleNamespace
+
 import pytest
 from drgn import FaultError, Program
 
@@ -65,10 +67,10 @@ class Memory:
     def has_member(self, name: str) -> bool:
         return name == "prev_irq_time" and "sched_clock_irqtime" in self.values
 
-    def symbol(self, name: str) -> "Symbol":
+    def symbol(self, name: str) -> SimpleNamespace:
         if name not in self.values:
             raise LookupError(name)
-        return Symbol(list(self.values).index(name))
+        return SimpleNamespace(address=list(self.values).index(name))
 
     def read(self, address: int, size: int) -> bytes:
         value = list(self.values.values())[address]
@@ -77,42 +79,41 @@ class Memory:
         return value.to_bytes(size, "little")
 
 
-class Symbol:
-    def __init__(self, address: int) -> None:
-        self.address = address
-
-
 def of(**values: int | None) -> tuple[Accounting, Findings]:
     findings = Findings()
     prog: Program = Memory(**values)  # type: ignore[assignment]
     return read_accounting(prog, findings), findings
 
 
-def test_kernel_that_has_none_of_it() -> None:
-    found, findings = of()
-    assert found == Accounting(None, None, False, False, True)
+ALL_ON = {
+    **dict.fromkeys(("sched_schedstats", "delayacct_on", "sched_clock_irqtime"), 1),
+    "context_tracking_key": 3,
+    "__sched_clock_stable": 1,
+}
+"""A static key counts who wants it on."""
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, Accounting(None, None, False, False, True)),
+        (ALL_ON, Accounting(True, True, True, True, True)),
+        ({"sched_clock_irqtime": 1}, Accounting(None, None, True, False, True)),
+        # The name that the key had before.
+        ({"context_tracking_enabled": 1}, Accounting(None, None, False, True, True)),
+        (
+            {"context_tracking_key": 0, "context_tracking_enabled": 1},
+            Accounting(None, None, False, False, True),
+        ),
+    ],
+)
+def test_switches(values: dict[str, int], expected: Accounting) -> None:
+    found, findings = of(**values)
+    assert found == expected
     assert not findings.notes
-
-
-def test_all_on() -> None:
-    """A static key counts who wants it on."""
-    found, _ = of(
-        sched_schedstats=1,
-        delayacct_on=1,
-        sched_clock_irqtime=1,
-        context_tracking_key=3,
-        __sched_clock_stable=1,
-    )
-    assert found == Accounting(True, True, True, True, True)
-
-
-def test_old_name() -> None:
-    assert of(context_tracking_enabled=1)[0].precise_cputime
-    assert not of(context_tracking_key=0, context_tracking_enabled=1)[0].precise_cputime
 
 
 def test_unreadable() -> None:
     found, findings = of(sched_schedstats=None, delayacct_on=0)
-    assert found.schedstats is None
-    assert found.delayacct is False
+    assert (found.schedstats, found.delayacct) == (None, False)
     assert findings.lost == {"accounting": 1}

@@ -3,11 +3,12 @@
 """Time off the CPU, split by hand."""
 
 from dataclasses import replace
+from typing import Any
 
-import drgn
 import numpy as np
 import pytest
 
+from msatools.kernel.accounting import Accounting
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.prstat.breakdown import SCHED_DEADLINE
@@ -20,18 +21,41 @@ from msatools.prstat.microstates import (
 )
 from msatools.tasks.iowait import read_in_iowait
 from msatools.tasks.table import TaskReader
-from tests.prstat.made import BLOCKED, MS, NOW, OFF, ON, SECOND, START, Made
+from tests.prstat.dumps import by_drgn
+from tests.prstat.made import (
+    BLOCKED,
+    MS,
+    NOW,
+    OFF,
+    ON,
+    SECOND,
+    START,
+    Made,
+    Thread,
+    shares,
+)
 from tests.support.dumps import TYPES, open_dump
 
 STOPPED = 4
+Told = list[int | None]
 
 
-def told(made: Made, row: int = 0) -> list[int | None]:
-    """Interruptible, blocked, waiting for input or output, stopped; in milliseconds."""
+def told(made: Made, row: int = 0) -> Told:
+    """Interruptible, blocked, waiting for input or output, stopped; in milliseconds.
+
+    And how much of the time off the CPU is covered, in hundredths.
+    """
     sleeps = made.parts.sleeps
     columns = (sleeps.sleep, sleeps.blocked, sleeps.iowait, made.parts.stopped)
     values = [column[row] for column in columns]
-    return [None if value is None else value // MS for value in values]
+    share = made.parts.coverage[row]
+    covered = None if np.isnan(share) else round(100 * share)
+    return [*(None if value is None else value // MS for value in values), covered]
+
+
+def asleep(seconds: int, **columns: Any) -> Thread:
+    """Sleeps since so many seconds."""
+    return {"age_ns": seconds * SECOND, **columns}
 
 
 PAST = {
@@ -41,247 +65,187 @@ PAST = {
 }
 """Six seconds asleep, half of them blocked, and a third of that for a disk."""
 
-
-def test_past_and_present_sleep() -> None:
-    made = Made({**PAST, "age_ns": 4 * SECOND, "sleep_start_ns": NOW - 4 * SECOND})
-    assert told(made) == [7000, 2000, 1000, 0]
-    assert made.parts.coverage[0] == 1
-    assert made.parts.unexplained_ns[0] == 0
+PRESENT = {**PAST, **asleep(4)}
+AWAKE = {**PRESENT, "exec_start_ns": NOW}
+STOPPER = {**PAST, **asleep(3, state=STOPPED)}
+"""Has slept for six seconds, and done something else for four."""
 
 
-def test_blocked_now() -> None:
-    made = Made({**PAST, "state": BLOCKED, "age_ns": 4 * SECOND})
-    assert told(made) == [3000, 6000, 1000, 0]
-
-
-def test_waiting_for_a_disk_now() -> None:
-    thread = {**PAST, "state": BLOCKED, "age_ns": 4 * SECOND, "in_iowait": True}
-    assert told(Made(thread)) == [3000, 2000, 5000, 0]
-
-
-def test_killable_and_idle_are_blocked() -> None:
-    for state in (0x102, 0x402):
-        assert told(Made({"state": state, "age_ns": 10 * SECOND}))[1] == 10_000
-
-
-@pytest.mark.parametrize(
-    "runs",
-    [{"state": 0, "on_cpu": 1}, {"on_cpu": 1}, {"exit_state": EXIT_ZOMBIE}],
-)
-def test_who_does_not_sleep_has_no_present_sleep(runs: dict[str, int]) -> None:
-    """About to sleep, or dead: the age is not one of sleep."""
-    made = Made({**PAST, "exec_start_ns": NOW, "age_ns": 4 * SECOND, **runs})
-    assert told(made)[:3] == [3000, 2000, 1000]
-
-
-def test_nothing_is_known_without_statistics() -> None:
-    made = Made({"age_ns": 4 * SECOND}, accounting=OFF)
-    assert told(made) == [None, None, None, None]
-    assert np.isnan(made.parts.coverage[0])
-    assert not made.parts.known[0]
-
-
-def test_kernel_that_has_no_statistics() -> None:
-    lacks = ("sum_sleep_ns", "sum_block_ns", "iowait_sum_ns", "sleep_start_ns")
-    none = replace(OFF, schedstats=None)
-    made = Made({"age_ns": SECOND}, accounting=none, without=(*lacks, "block_start_ns"))
-    assert told(made) == [None, None, None, None]
-
-
-def test_statistics_that_were_on_before() -> None:
-    """They have what they have; they say nothing of those who did not sleep then."""
-    made = Made(PAST, {}, accounting=OFF)
-    assert told(made)[:3] == [3000, 2000, 1000]
-    assert made.parts.coverage[0] == 0.6
-    assert told(made, 1)[:3] == [None, None, None]
-
-
-def test_switched_on_midway() -> None:
-    """The sleep that lasts is known in any case, by what went before it."""
-    made = Made({"age_ns": 4 * SECOND}, {"age_ns": 10 * SECOND})
-    assert made.parts.coverage.tolist() == [0.4, 1]
-    # It may have slept, too, before that was counted.
-    assert told(made) == [4000, 0, 0, None]
-    assert told(made, 1) == [10_000, 0, 0, 0]
-
-
-def stopper(**columns: int) -> dict[str, int]:
-    """Has slept for six seconds, and done something else for four."""
-    return {**PAST, "state": STOPPED, "age_ns": 3 * SECOND, **columns}
-
-
-def witness(slept_ns: int = 10 * SECOND, **columns: int) -> dict[str, int]:
+def witness(ns: int = 10 * SECOND, **columns: Any) -> Thread:
     """Sleeps, with a stamp that the statistics made."""
-    start = NOW - slept_ns
-    stamp = {"sleep_start_ns": start, "exec_start_ns": start}
-    return {"age_ns": slept_ns, **stamp, **columns}
+    stamp = {"sleep_start_ns": NOW - ns, "exec_start_ns": NOW - ns}
+    return {"age_ns": ns, **stamp, **columns}
 
 
-def test_stopped() -> None:
-    """The statistics were on before it started, as another's stamp tells."""
-    made = Made(stopper(), witness())
-    assert told(made) == [3000, 2000, 1000, 4000]
-    assert told(made, 1) == [10_000, 0, 0, 0]
+NONE: Told = [None] * 5
+WHOLE: Told = [10_000, 0, 0, 0, 100]
+SLEPT: Told = [3000, 2000, 1000, None, 60]
+UNSTABLE = replace(ON, stable_clock=False)
+KEEPS_INTERRUPTS = replace(ON, irq_time=True)
+"""As no stock kernel does."""
+
+NO_STATISTICS = ("sum_sleep_ns", "sum_block_ns", "iowait_sum_ns", "sleep_start_ns")
+DELAYS: dict[str, Any] = {"without": ()}
+"""A kernel where threads may sleep on the run queue."""
+
+CASES: dict[str, tuple[list[Thread], dict[str, Any], list[Told]]] = {
+    # Threads, options, and what is told of each.
+    "asleep": ([witness(4 * SECOND, **PAST)], {}, [[7000, 2000, 1000, 0, 100]]),
+    "blocked": ([{**PRESENT, "state": BLOCKED}], {}, [[3000, 6000, 1000, 0, 100]]),
+    "waits for a disk": (
+        [{**PRESENT, "state": BLOCKED, "in_iowait": True}],
+        *({}, [[3000, 2000, 5000, 0, 100]]),
+    ),
+    "killable": ([asleep(10, state=0x102)], {}, [[0, 10_000, 0, 0, 100]]),
+    "idle": ([asleep(10, state=0x402)], {}, [[0, 10_000, 0, 0, 100]]),
+    # The age is not one of sleep.
+    "awake": ([{**AWAKE, "state": 0, "on_cpu": 1}], {}, [SLEPT]),
+    "about to sleep": ([{**AWAKE, "on_cpu": 1}], {}, [SLEPT]),
+    "dead": ([{**AWAKE, "exit_state": EXIT_ZOMBIE}], {}, [SLEPT]),
+    "statistics are off": ([asleep(4)], {"accounting": OFF}, [NONE]),
+    "kernel has no statistics": (
+        [asleep(1)],
+        {
+            "accounting": replace(OFF, schedstats=None),
+            "without": (*NO_STATISTICS, "block_start_ns"),
+        },
+        [NONE],
+    ),
+    # They have what they have; they say nothing of those who did not sleep then.
+    "statistics were on before": ([PAST, {}], {"accounting": OFF}, [SLEPT, NONE]),
+    # The sleep that lasts is known in any case, by what went before it; but a thread
+    # may have slept, too, before that was counted.
+    "statistics on midway": (
+        *([asleep(4), asleep(10)], {}),
+        [[4000, 0, 0, None, 40], WHOLE],
+    ),
+    # They were on before it started, as another's stamp tells.
+    "stopped": ([STOPPER, witness()], {}, [[3000, 2000, 1000, 4000, 60], WHOLE]),
+    "no witness": ([STOPPER, {}], {}, [SLEPT]),
+    "late witness": ([STOPPER, witness(9 * SECOND)], {}, [SLEPT]),
+    # From when they were on before, and off again: it has been awake since.
+    "old witness": ([STOPPER, witness(exec_start_ns=START + SECOND)], {}, [SLEPT]),
+    "awake witness": ([STOPPER, witness(state=0, on_cpu=1)], {}, [SLEPT]),
+    "stopped, but its class has no statistics": (
+        [{**STOPPER, "policy": SCHED_DEADLINE}, witness()],
+        *({}, [SLEPT]),
+    ),
+    "kernel threads are never stopped": (
+        [{**STOPPER, "flags": PF_KTHREAD}, witness(3 * SECOND)],
+        *({}, [[3000, 2000, 1000, 0, 60]]),
+    ),
+    "slept on the run queue instead": ([STOPPER, witness()], DELAYS, [SLEPT, WHOLE]),
+    # Interrupts are no sleep, and no stop; where they are not kept, they are user time.
+    "interrupts": (
+        [witness(9 * SECOND, delays={"irq": SECOND}), witness()],
+        {"accounting": KEEPS_INTERRUPTS},
+        [[9000, 0, 0, 0, 100]],
+    ),
+    "interrupts that are not kept": (
+        [witness(9 * SECOND, delays={"irq": 0}), witness()],
+        *({}, [[9000, 0, 0, 1000, 90]]),
+    ),
+    # They are in the time off the CPU, and nobody knows how much of it.
+    "interrupts without delay accounting": (
+        [witness(9 * SECOND), witness()],
+        {"accounting": KEEPS_INTERRUPTS},
+        [[9000, 0, 0, None, 90]],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_time_off_the_cpu(case: str) -> None:
+    threads, options, expected = CASES[case]
+    made = Made(*threads, **options)
+    assert [told(made, row) for row in range(len(expected))] == expected
+    for row, (*_, covered) in enumerate(expected):
+        assert made.parts.known[row] == (covered is not None)
+        if covered == 100:
+            assert made.parts.unexplained_ns[row] == 0
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        {},
-        witness(9 * SECOND),
-        # From when they were on before, and off again: it has been awake since.
-        witness(exec_start_ns=START + SECOND),
-        # It is awake.
-        witness(state=0, on_cpu=1),
-    ],
+    ("accounting", "bound"), [(ON, BOUND_NS), (UNSTABLE, UNSTABLE_BOUND_NS)]
 )
-def test_nobody_tells_that_statistics_were_on(other: dict[str, int]) -> None:
-    assert told(Made(stopper(), other))[3] is None
-
-
-def test_stopped_but_in_a_class_without_statistics() -> None:
-    made = Made(stopper(policy=SCHED_DEADLINE), witness())
-    assert told(made)[3] is None
-
-
-def test_kernel_threads_are_never_stopped() -> None:
-    made = Made(stopper(flags=PF_KTHREAD), witness(PAST["sum_block_ns"]))
-    assert told(made)[3] == 0
-    assert made.parts.unexplained_ns[0] == 4 * SECOND
-
-
-def test_delayed_sleepers_may_have_been_asleep_instead() -> None:
-    made = Made(stopper(), witness(), without=())
-    assert told(made) == [3000, 2000, 1000, None]
-    assert told(made, 1) == [10_000, 0, 0, 0]
-
-
-def test_less_than_clocks_are_apart_is_no_stop() -> None:
-    for left, stopped in ((BOUND_NS, 0), (BOUND_NS + MS, 11)):
-        made = Made(witness(10 * SECOND - left), witness())
-        assert told(made)[3] == stopped
-
-
-def test_bound_of_clocks() -> None:
-    unstable = replace(ON, stable_clock=False)
-    assert (bound_of(ON), bound_of(unstable)) == (BOUND_NS, UNSTABLE_BOUND_NS)
-    left = UNSTABLE_BOUND_NS
-    made = Made(witness(10 * SECOND - left), witness(), accounting=unstable)
-    assert told(made)[3] == 0
+def test_less_than_clocks_are_apart_is_no_stop(
+    accounting: Accounting, bound: int
+) -> None:
+    assert bound_of(accounting) == bound
+    for left, stopped in ((bound, 0), (bound + MS, (bound + MS) // MS)):
+        thread = witness(10 * SECOND - left)
+        made = Made(thread, witness(), accounting=accounting)
+        assert made.parts.stopped[0] == stopped * MS
 
 
 # --- counters that are too large
 
 
 def test_more_sleep_than_there_was_time() -> None:
-    made = Made({"sum_sleep_ns": 10 * SECOND + BOUND_NS + 1}, {"age_ns": SECOND})
-    assert told(made) == [None, None, None, None]
-    assert made.parts.impossible.tolist() == [True, False]
-    assert made.parts.known.tolist() == [False, True]
-    assert np.isnan(made.parts.coverage[0])
+    most = 10 * SECOND + BOUND_NS
+    made = Made({"sum_sleep_ns": most + 1}, {"age_ns": SECOND}, {"sum_sleep_ns": most})
+    assert told(made) == NONE
+    assert made.parts.impossible.tolist() == [True, False, False]
+    assert made.parts.known.tolist() == [False, True, True]
+    assert told(made, 2)[3:] == [0, 100]
+    assert made.parts.unexplained_ns[2] == -BOUND_NS
 
 
-def test_as_much_more_as_clocks_are_apart() -> None:
-    made = Made({"sum_sleep_ns": 10 * SECOND + BOUND_NS})
-    assert not made.parts.impossible[0]
-    assert made.parts.coverage[0] == 1
-    assert made.parts.unexplained_ns[0] == -BOUND_NS
-    assert told(made)[3] == 0
-
-
-@pytest.mark.parametrize("refine", [False, True])
-def test_sleep_that_counts_as_latency_too(refine: bool) -> None:
-    """Eight seconds of sleep are in both (6.12)."""
+@pytest.mark.parametrize(
+    ("options", "refine", "latency_s", "slept"),
+    # Eight seconds of sleep are in both (6.12); latency that is exact stays.
+    [(DELAYS, False, 9, None), (DELAYS, True, 1, 9000), ({}, True, 9, None)],
+)
+def test_sleep_that_counts_as_latency_too(
+    options: dict[str, Any], refine: bool, latency_s: int, slept: int | None
+) -> None:
     thread = {"sum_sleep_ns": 9 * SECOND, "run_delay_ns": 9 * SECOND}
-    made = Made(thread, without=(), refine=refine)
-    assert made.parts.impossible[0] == (not refine)
-    assert told(made)[0] == (9000 if refine else None)
-    assert made.lives.latency_ns[0] == (1 if refine else 9) * SECOND
-    life = made.lives.user_ns + made.lives.system_ns + made.lives.off_cpu_ns
-    assert life[0] + made.lives.latency_ns[0] == made.lives.lifetime_ns[0]
+    made = Made(thread, refine=refine, **options)
+    assert made.parts.impossible[0] == (slept is None)
+    assert told(made)[0] == slept
+    assert shares(made.lives)[2] == 1000 * latency_s
 
 
-def test_latency_that_is_exact_stays() -> None:
-    thread = {"sum_sleep_ns": 9 * SECOND, "run_delay_ns": 9 * SECOND}
-    made = Made(thread, refine=True)
-    assert made.lives.latency_ns[0] == 9 * SECOND
-    assert made.parts.impossible[0]
+HELD: dict[str, tuple[Thread, dict[str, Any], dict[str, int | None]]] = {
+    # A thread that was held up, options, and the delays that are believed. Work that
+    # took its time may have been on the CPU; a wait for a disk is not.
+    "wait that is too long": (
+        {"sum_exec_ns": 2 * SECOND, "delays": {"blkio": 9, "freepages": 9}},
+        *({}, {"blkio": None, "freepages": 9}),
+    ),
+    "work that is too long": (
+        {"sum_exec_ns": 2 * SECOND, "delays": {"blkio": 0, "freepages": 11}},
+        *({}, {"blkio": 0, "freepages": None}),
+    ),
+    "wait": (witness(delays={"blkio": 2}), {}, {"blkio": 2}),
+    # Where it is counted at wrong moments (6.12), the statistics contradict.
+    "wait that was sleep": (witness(delays={"blkio": 2}), DELAYS, {"blkio": None}),
+    # Unless they lack some themselves.
+    "statistics that lack it": (
+        *(asleep(7, delays={"blkio": 2}), DELAYS),
+        {"blkio": 2},
+    ),
+}
 
 
-def delay(made: Made, kind: str) -> int | None:
-    return made.parts.delays[kind][0]
-
-
-def test_delays() -> None:
-    """Work that took its time may have been on the CPU; a wait for a disk is not."""
-    nine = {"blkio": 9 * SECOND, "freepages": 9 * SECOND}
-    made = Made({"sum_exec_ns": 2 * SECOND, "delays": nine})
-    assert delay(made, "blkio") is None
-    assert delay(made, "freepages") == 9 * SECOND
-    assert made.parts.impossible[0]
-    eleven = {"blkio": 0, "freepages": 11 * SECOND}
-    made = Made({"sum_exec_ns": 2 * SECOND, "delays": eleven})
-    assert delay(made, "blkio") == 0
-    assert delay(made, "freepages") is None
-
-
-def test_delays_that_are_not_kept() -> None:
-    """Forked while they were off."""
-    made = Made({"delays": {"blkio": SECOND}}, {})
-    column = made.parts.delays["blkio"]
-    assert column[0] == SECOND
-    assert column[1] is None
-
-
-@pytest.mark.parametrize(("new", "believed"), [(False, True), (True, False)])
-def test_wait_for_a_disk_that_was_sleep(new: bool, believed: bool) -> None:
-    """Where it is counted at wrong moments (6.12), the statistics contradict."""
-    thread = {**witness(), "delays": {"blkio": 2 * SECOND}}
-    made = Made(thread, without=() if new else ("sched_delayed",))
-    assert (delay(made, "blkio") == 2 * SECOND) == believed
-    assert made.parts.impossible[0] == (not believed)
-
-
-def test_wait_for_a_disk_that_the_statistics_lack() -> None:
-    thread = {"age_ns": 7 * SECOND, "delays": {"blkio": 2 * SECOND}}
-    assert delay(Made(thread, without=()), "blkio") == 2 * SECOND
-
-
-# --- interrupts: no stock kernel keeps them
-
-
-KEEPS_INTERRUPTS = replace(ON, irq_time=True)
-
-
-def test_interrupts() -> None:
-    """They are no sleep, and no stop; where they are not kept, they are user time."""
-    thread = {**witness(9 * SECOND), "delays": {"irq": SECOND}}
-    made = Made(thread, witness(), accounting=KEEPS_INTERRUPTS)
-    assert made.parts.interrupted[0] == SECOND
-    assert told(made) == [9000, 0, 0, 0]
-    assert made.parts.coverage[0] == 1
-
-
-def test_interrupts_that_are_not_kept() -> None:
-    thread = {**witness(9 * SECOND), "delays": {"irq": 0}}
-    made = Made(thread, witness())
-    assert made.parts.interrupted[0] is None
-    assert told(made)[3] == 1000
-
-
-def test_interrupts_without_delay_accounting() -> None:
-    """They are in the time off the CPU, and nobody knows how much of it."""
-    made = Made(witness(9 * SECOND), witness(), accounting=KEEPS_INTERRUPTS)
-    assert made.parts.interrupted[0] is None
-    assert told(made) == [9000, 0, 0, None]
+@pytest.mark.parametrize("case", HELD)
+def test_delays(case: str) -> None:
+    thread, options, expected = HELD[case]
+    seconds = {kind: value * SECOND for kind, value in thread["delays"].items()}
+    # Another was forked while they were off.
+    made = Made({**thread, "delays": seconds}, {}, **options)
+    found = {kind: column[0] for kind, column in made.parts.delays.items()}
+    assert found == {
+        kind: None if value is None else value * SECOND
+        for kind, value in expected.items()
+    }
+    assert {column[1] for column in made.parts.delays.values()} == {None}
+    assert made.parts.impossible[0] == (None in expected.values())
 
 
 def test_no_threads() -> None:
     made = Made()
     assert len(made.parts.coverage) == len(made.parts.stopped.ns) == 0
-
-
-# --- who waits for input or output
 
 
 @pytest.mark.parametrize("types", TYPES)
@@ -292,11 +256,7 @@ def test_in_iowait(types: str) -> None:
     good = read_in_iowait(reader, table, findings)
     assert not findings.lost
     assert (table["state"][good] & BLOCKED != 0).all()
-    objects = [
-        drgn.Object(reader.prog, "struct task_struct *", int(address))
-        for address in table["address"]
-    ]
-    assert good.tolist() == [bool(task.in_iowait) for task in objects]
+    assert good.tolist() == by_drgn(reader.prog, table, lambda t: t.in_iowait).tolist()
     assert np.count_nonzero(good) > 10
     lost = np.flatnonzero(good)[:3]
     table.records["address"][lost] = 0xFFFF_DEAD_0000_0000

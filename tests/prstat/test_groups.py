@@ -25,18 +25,13 @@ def test_containers(path: str) -> None:
     assert container(f"{path}/a/b") == path
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/",
-        "/user.slice/user-0.slice/session-1.scope",
-        f"/a{ID}",
-        f"/{ID}a",
-        f"/{ID[:-1]}",
-        f"/{ID.upper()}",
-        f"/{ID}0",
-    ],
+OTHERS = (
+    *("/", "/user.slice/user-0.slice/session-1.scope", f"/a{ID}", f"/{ID}a"),
+    *(f"/{ID[:-1]}", f"/{ID.upper()}", f"/{ID}0"),
 )
+
+
+@pytest.mark.parametrize("path", OTHERS)
 def test_what_is_no_container(path: str) -> None:
     assert container(f"{path}/b") == f"{path}/b"
 
@@ -69,10 +64,10 @@ def test_users_of_threads() -> None:
 def test_threads_whose_leader_is_dead_or_left_out() -> None:
     dead = {"has_mm": False, "size_bytes": 0, "rss_bytes": 0, "threads": 2}
     rows = MadeThreads({"pid": 2, **dead}, {"pid": 3, "tgid": 2}).by_thread()
-    (group,) = by_user(rows)
-    assert (group.processes, group.threads, group.size_bytes) == (1, 2, 8 * MIB)
-    (group,) = by_user(rows[1:])
-    assert (group.processes, group.threads, group.size_bytes) == (1, 1, 8 * MIB)
+    for some, threads in ((rows, 2), (rows[1:], 1)):
+        (group,) = by_user(some)
+        found = group.processes, group.threads, group.size_bytes
+        assert found == (1, threads, 8 * MIB)
 
 
 def test_control_groups() -> None:

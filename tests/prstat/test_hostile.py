@@ -2,31 +2,32 @@
 
 """What damaged dumps and other kernels have in their records of tasks."""
 
+from struct import pack
 from typing import Any
 
-import drgn
 import numpy as np
 import pytest
+from drgn import Program
 
-from msatools.kernel.clocks import Clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.now import ages
 from msatools.tasks.table import PID_MAX_LIMIT, TaskReader, TaskTable, believable, cut
-from tests.prstat.made import ASLEEP, NOW, SECOND, START, Made
+from tests.prstat.made import ASLEEP, CLOCKS, NOW, SECOND, START, Made
+from tests.support.madetypes import made_program, serve, struct
+from tests.support.overlay import put
 
 HUGE = (1 << 64) - 1
 LEADER = 0x1000
 
 
 def record(**columns: int) -> Any:
-    names = ("pid", "tgid", "nvcsw", "sum_exec_ns", "mm")
-    formats = ("i4", "i4", "u8", "u8", "u8")
-    records = np.zeros(1, list(zip(names, formats, strict=True)))
-    for name in names:
-        records[name] = columns.get(name, 1)
-    return records
+    counts = ("nvcsw", "sum_exec_ns", "mm")
+    kinds = {"pid": "i4", "tgid": "i4", **dict.fromkeys(counts, "u8")}
+    return np.array(
+        [tuple(columns.get(name, 1) for name in kinds)], list(kinds.items())
+    )
 
 
 @pytest.mark.parametrize("pid", [0, -5, PID_MAX_LIMIT + 1])
@@ -86,75 +87,46 @@ def test_a_part_of_sleep_that_is_more_than_all_of_it(sums: dict[str, int]) -> No
 
 @pytest.mark.parametrize("start", [START, NOW + SECOND])
 def test_no_task_does_anything_longer_than_it_lives(start: int) -> None:
-    names = {
+    values = {
         **dict.fromkeys(("cpu", "on_cpu", "exit_state", "last_queued_ns"), 0),
+        **dict.fromkeys(("exec_start_ns", "last_arrival_ns"), SECOND),
         "state": ASLEEP,
         "start_ns": start,
-        "exec_start_ns": SECOND,
-        "last_arrival_ns": SECOND,
     }
-    records = np.zeros(1, [(name, "u8") for name in names])
-    for name, value in names.items():
-        records[name] = value
-    tasks = TaskTable(records, frozenset(names))
-    clocks = Clocks(NOW, 0, np.zeros(1, np.int64))
-    age, _ = ages(tasks, clocks, np.array([TaskClass.TMR], np.uint8))
+    records = np.array([tuple(values.values())], [(name, "u8") for name in values])
+    tasks = TaskTable(records, frozenset(values))
+    age, _ = ages(tasks, CLOCKS, np.array([TaskClass.TMR], np.uint8))
     assert age.tolist() == [max(NOW - start, 0)]
 
 
-class Memory(Reader):
+def kernel_with_small_members() -> Program:
     """A kernel whose ``struct task_struct`` has members smaller than most have."""
-
-    def __init__(self) -> None:
-        prog = drgn.Program(drgn.Platform(drgn.Architecture.X86_64))
-        byte = prog.int_type("u8", 1, False)
-        long = prog.int_type("unsigned long", 8, False)
-        int_ = prog.int_type("int", 4, True)
-        node = prog.struct_type(
-            "list_head",
-            16,
-            (
-                drgn.TypeMember(long, "next", 0),
-                drgn.TypeMember(long, "prev", 64),
-            ),
-        )
-        task = prog.struct_type(
-            "task_struct",
-            64,
-            (
-                drgn.TypeMember(byte, "on_cpu", 0),
-                drgn.TypeMember(byte, "on_rq", 8),
-                drgn.TypeMember(int_, "pid", 32),
-                drgn.TypeMember(int_, "tgid", 64),
-                drgn.TypeMember(long, "__state", 128),
-                drgn.TypeMember(node, "tasks", 192),
-                drgn.TypeMember(node, "thread_node", 320),
-            ),
-        )
-        signal = prog.struct_type(
-            "signal_struct", 16, (drgn.TypeMember(node, "thread_head", 0),)
-        )
-        types = {"task_struct": task, "signal_struct": signal}
-        prog.register_type_finder(
-            "made",
-            lambda prog, kinds, name, filename: types.get(name),
-            enable_index=0,
-        )
-        data = bytearray(64)
-        data[1] = 1
-        data[4:8] = (12).to_bytes(4, "little")
-        data[8:12] = (12).to_bytes(4, "little")
-        data[16:24] = ((1 << 32) + 2).to_bytes(8, "little")
-        prog.add_memory_segment(
-            LEADER, 64, lambda address, count, offset, physical: bytes(data)[:count]
-        )
-        super().__init__(prog)
+    prog = made_program()
+    byte, int_ = prog.int_type("u8", 1, False), prog.int_type("int", 4, True)
+    long = prog.int_type("unsigned long", 8, False)
+    node = struct(prog, "list_head", 16, next=(long, 0), prev=(long, 8))
+    task = struct(
+        prog,
+        "task_struct",
+        64,
+        on_cpu=(byte, 0),
+        on_rq=(byte, 1),
+        pid=(int_, 4),
+        tgid=(int_, 8),
+        __state=(long, 16),
+        tasks=(node, 24),
+        thread_node=(node, 40),
+    )
+    serve(prog, [task, struct(prog, "signal_struct", 16, thread_head=(node, 0))])
+    put(prog, LEADER, pack("<BBxxii4xQ40x", 0, 1, 12, 12, (1 << 32) + 2))
+    return prog
 
 
 def test_members_of_other_sizes() -> None:
     """``on_rq`` is not part of ``on_cpu``, nor the state's upper half of the state."""
     findings = Findings()
-    table = TaskReader(Memory()).read([LEADER], findings)
+    reader = Reader(kernel_with_small_members())
+    table = TaskReader(reader).read([LEADER], findings)
     assert (table["on_cpu"][0], table["on_rq"][0]) == (0, 1)
     assert table["state"][0] == 2
     assert table["pid"][0] == 12

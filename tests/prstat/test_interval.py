@@ -2,14 +2,16 @@
 
 """Intervals made by hand: what threads did is known, and snapshots are made of it."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from msatools.kernel.clocks import Clocks
-from msatools.prstat.ended import ended
+from msatools.prstat.ended import Ended, ended
 from msatools.prstat.interval import Deltas, Interval
 from msatools.prstat.looks import Look
 from msatools.prstat.microstates import (
@@ -29,6 +31,7 @@ SECOND = 1000 * MS
 BEGIN = 100 * SECOND
 
 LCK, TMR, POL, DSK = TaskClass.LCK, TaskClass.TMR, TaskClass.POL, TaskClass.DSK
+Numbers = npt.NDArray[np.int64]
 COLUMNS = {
     **dict.fromkeys(("address", "signal", "start_ns", "sum_exec_ns"), "u8"),
     **dict.fromkeys(("exec_start_ns", "run_delay_ns", "last_queued_ns"), "u8"),
@@ -49,6 +52,8 @@ class Thread:
     columns: dict[str, int] = field(default_factory=dict)
     task_class: TaskClass = POL
     told: bool = True
+    counted: tuple[int, int] = (0, 0)
+    """Switches before the interval."""
 
     def __post_init__(self) -> None:
         self.columns = {
@@ -68,10 +73,10 @@ class Thread:
         if task_class is not None:
             self._leaves("nvcsw", 1)
             self.task_class = task_class
-        return self._goes(ms)
+        return self.goes(ms)
 
     def runs(self, ms: float) -> "Thread":
-        self._goes(ms)
+        self.goes(ms)
         ns = round(ms * MS)
         self.columns["sum_exec_ns"] += ns
         self.columns |= {"state": 0, "on_cpu": 1, "on_rq": 1, "last_queued_ns": 0}
@@ -85,7 +90,7 @@ class Thread:
             self._leaves("nivcsw", 0)
         self.columns |= {"state": 0, "on_rq": 1, "last_queued_ns": self.at_ns}
         self.task_class = TaskClass.LAT
-        return self._goes(ms)
+        return self.goes(ms)
 
     def gets_cpu(self) -> "Thread":
         """End a wait for a CPU: what it took is counted."""
@@ -99,12 +104,28 @@ class Thread:
         self.task_class = TaskClass.ZMB
         return self
 
+    def ran_instead(self, ms: float) -> "Thread":
+        """Have run for a part of a wait for a CPU that was open."""
+        waited = self.at_ns - self.columns["last_queued_ns"]
+        self.columns["run_delay_ns"] += waited - round(ms * MS)
+        self.columns["sum_exec_ns"] += round(ms * MS)
+        return self
+
+    def loses_stamp(self) -> "Thread":
+        """Be moved to another CPU as a delayed sleeper (6.12): its age is lost."""
+        self.columns["exec_start_ns"] = 0
+        return self
+
+    def is_told(self, told: int) -> "Thread":
+        self.told = bool(told)
+        return self
+
     def _leaves(self, counter: str, state: int) -> None:
         self.columns[counter] += 1
         self.columns |= {"state": state, "on_cpu": 0, "on_rq": 0}
         self.columns["exec_start_ns"] = self.at_ns
 
-    def _goes(self, ms: float) -> "Thread":
+    def goes(self, ms: float) -> "Thread":
         self.at_ns += round(ms * MS)
         return self
 
@@ -160,51 +181,120 @@ def exactly(made: Deltas, row: int = 0) -> dict[str | None, float]:
     return off(made, row)
 
 
-def interval(thread: Thread, *steps: Any) -> Deltas:
-    """An interval of one thread; a snapshot after each step."""
-    under_way = Interval(snapshot(thread))
-    for step in steps:
-        step(thread)
-        under_way.add(snapshot(thread))
+Step = Callable[[Thread], object]
+LOSES_STAMP = "runs 10, sleeps 90 DSK, loses_stamp"
+
+
+def between(first: Look, *later: Look) -> Deltas:
+    """An interval from the first of some snapshots to the last."""
+    under_way = Interval(first)
+    for each in later:
+        under_way.add(each)
     return under_way.end()
 
 
-def test_who_never_switches() -> None:
-    made = interval(Thread(1), lambda t: t.sleeps(400), lambda t: t.sleeps(600))
-    assert made.interval_ns == SECOND
-    assert made.samples == 1
-    assert parts(made) == [0, 0, 0, 1000, 0]
-    assert exactly(made) == {"POL": 1000}
-    assert made.nvcsw[0] == 0
+def interval(thread: Thread, *steps: Step) -> Deltas:
+    """An interval of one thread; a snapshot after each step."""
+    looks = [snapshot(thread)]
+    for step in steps:
+        step(thread)
+        looks.append(snapshot(thread))
+    return between(*looks)
 
 
-def test_one_sleep_after_another() -> None:
-    """Both are known, also without samples: one was seen to begin, one to last."""
-    made = interval(Thread(1), lambda t: t.sleeps(100).runs(50).sleeps(850, TMR))
-    assert parts(made) == [25, 25, 0, 950, 0]
-    assert exactly(made) == {"TMR": 850, "POL": 100}
-    assert (made.nvcsw[0], made.nivcsw[0]) == (1, 0)
-
-
-def test_sleep_that_began_with_the_interval() -> None:
-    made = interval(Thread(1).runs(5), lambda t: t.runs(10).sleeps(90, DSK))
-    assert parts(made) == [5, 5, 0, 90, 0]
-    assert exactly(made) == {"DSK": 90}
-
-
-def test_sleep_that_ended_in_it() -> None:
-    made = interval(Thread(1), lambda t: t.sleeps(90).runs(10))
-    assert exactly(made) == {"POL": 90}
-
-
-def test_sleeps_that_nothing_saw() -> None:
-    """Without samples there is nothing to tell them by."""
+def acts(words: str) -> Step:
+    """What a thread does, one after the other, such as ``runs 50, sleeps 850 TMR``."""
 
     def step(thread: Thread) -> None:
-        thread.sleeps(100).runs(10).sleeps(200, DSK).runs(10).sleeps(300, TMR)
+        for act in filter(None, words.split(", ")):
+            name, *more = act.split()
+            amounts = [TaskClass[w] if w.isalpha() else int(w) for w in more]
+            getattr(thread, name)(*amounts)
 
-    made = interval(Thread(1), step)
-    assert off(made) == {"TMR": 300, None: 300}
+    return step
+
+
+def made_by(before: str, during: str) -> tuple[Thread, Deltas]:
+    """An interval of one thread; a bar is where a snapshot is made in between."""
+    thread = Thread(1)
+    acts(before)(thread)
+    thread.counted = thread.columns["nvcsw"], thread.columns["nivcsw"]
+    return thread, interval(thread, *map(acts, during.split(" | ")))
+
+
+EXACT: dict[str, tuple[str, str, list[int], dict[str, int]]] = {
+    # Before, meanwhile, the parts of the interval, and the time off the CPU.
+    "never switches": (
+        "",
+        "sleeps 400 | sleeps 600",
+        [0, 0, 0, 1000, 0],
+        {"POL": 1000},
+    ),
+    # Both are known, also without samples: one was seen to begin, one to last.
+    "one sleep after another": (
+        *("", "sleeps 100, runs 50, sleeps 850 TMR"),
+        *([25, 25, 0, 950, 0], {"TMR": 850, "POL": 100}),
+    ),
+    "began in it": ("runs 5", "runs 10, sleeps 90 DSK", [5, 5, 0, 90, 0], {"DSK": 90}),
+    "ended in it": ("", "sleeps 90, runs 10", [5, 5, 0, 90, 0], {"POL": 90}),
+    "stamp is lost": ("runs 1", LOSES_STAMP, [5, 5, 0, 90, 0], {"DSK": 90}),
+    "latency": (
+        *("", "sleeps 100, waits 30, gets_cpu, runs 20, waits 50"),
+        *([10, 10, 80, 100, 0], {"POL": 100}),
+    ),
+    # What it had waited before the interval does not count, nor as less after.
+    "open latency is clipped": (
+        *("runs 1, waits 500", "goes 70, gets_cpu, runs 30"),
+        *([15, 15, 70, 0, 0], {}),
+    ),
+    # The first look took it to wait for 30 ms; in truth it ran for 25 of them.
+    "wait that ended before the clocks were read": (
+        *("", "sleeps 70, waits 30 | ran_instead 25, runs 1, sleeps 99 TMR"),
+        *([13, 13, 5, 169, 0], {"TMR": 99, "POL": 70}),
+    ),
+    # The switch of its death is no sleep.
+    "dies": ("", "sleeps 50, runs 10, dies, goes 40", [5, 5, 0, 50, 40], {"POL": 50}),
+    "dead before": ("dies", "goes 70", [0, 0, 0, 0, 70], {}),
+}
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_what_is_known_exactly(case: str) -> None:
+    before, during, expected, by_class = EXACT[case]
+    thread, made = made_by(before, during)
+    assert parts(made) == expected
+    assert exactly(made) == by_class
+    assert made.interval_ns == sum(expected) * MS
+    assert made.samples == during.count("|")
+    switched = made.nvcsw[0] + thread.counted[0], made.nivcsw[0] + thread.counted[1]
+    assert switched == (thread.columns["nvcsw"], thread.columns["nivcsw"])
+    assert not made.lives.impossible[0]
+
+
+GUESSED: dict[str, tuple[str, str, dict[str | None, int]]] = {
+    # Without samples there is nothing to tell them by.
+    "sleeps that nothing saw": (
+        *("", "sleeps 100, runs 10, sleeps 200 DSK, runs 10, sleeps 300 TMR"),
+        {"TMR": 300, None: 300},
+    ),
+    # After another sleep it is not known which of the two took how long.
+    "stamp is lost": ("", f"{LOSES_STAMP} | sleeps 100", {"DSK": 145, "POL": 45}),
+    "class that is not told": ("", "runs 1, sleeps 99 DSK, is_told 0", {None: 99}),
+    # The stack could not be read the first time, and it sleeps on.
+    "class told later": (
+        *("", "sleeps 50, is_told 0 | sleeps 50, is_told 1"),
+        {None: 50, "POL": 50},
+    ),
+    # Neither on the CPU, nor waiting for it, nor asleep.
+    "interrupts": ("runs 1", "runs 60, goes 40, runs 0", {None: 40}),
+}
+
+
+@pytest.mark.parametrize("case", GUESSED)
+def test_what_is_not_known_exactly(case: str) -> None:
+    before, during, by_class = GUESSED[case]
+    _, made = made_by(before, during)
+    assert off(made) == by_class
     assert not made.off.exact[0]
 
 
@@ -274,81 +364,6 @@ def test_samples_while_it_runs_tell_nothing() -> None:
     assert set(off(interval(Thread(1).runs(1), unseen, unseen))) == {None}
 
 
-def test_class_that_is_not_told() -> None:
-    thread = Thread(1)
-
-    def step(thread: Thread) -> None:
-        thread.runs(1).sleeps(99, DSK)
-        thread.told = False
-
-    assert off(interval(thread, step)) == {None: 99}
-
-
-def test_class_told_later() -> None:
-    """The stack could not be read the first time, and it sleeps on."""
-
-    def first(thread: Thread) -> None:
-        thread.told = False
-        thread.sleeps(50)
-
-    def second(thread: Thread) -> None:
-        thread.told = True
-        thread.sleeps(50)
-
-    assert off(interval(Thread(1), first, second)) == {None: 50, "POL": 50}
-
-
-def test_stamp_that_is_lost() -> None:
-    """A delayed sleeper that was moved to another CPU (6.12): its age is not known."""
-
-    def moved(thread: Thread) -> None:
-        thread.columns["exec_start_ns"] = 0
-
-    def alone(thread: Thread) -> None:
-        thread.runs(10).sleeps(90, DSK)
-        moved(thread)
-
-    assert exactly(interval(Thread(1).runs(1), alone)) == {"DSK": 90}
-    # After another sleep it is not known which of the two took how long.
-    made = interval(Thread(1), alone, lambda t: t.sleeps(100))
-    assert off(made) == {"DSK": 145, "POL": 45}
-    assert not made.off.exact[0]
-
-
-def test_latency() -> None:
-    def step(thread: Thread) -> None:
-        thread.sleeps(100).waits(30).gets_cpu().runs(20).waits(50)
-
-    made = interval(Thread(1), step)
-    assert parts(made) == [10, 10, 80, 100, 0]
-    assert exactly(made) == {"POL": 100}
-    assert (made.nvcsw[0], made.nivcsw[0]) == (0, 1)
-    assert not made.lives.impossible[0]
-
-
-def test_open_latency_is_clipped() -> None:
-    """What it had waited before the interval does not count, nor as less after."""
-    thread = Thread(1).runs(1).waits(500)
-    made = interval(thread, lambda t: t._goes(70).gets_cpu().runs(30))
-    assert parts(made)[2:4] == [70, 0]
-
-
-def test_wait_that_ended_before_the_clocks_were_read() -> None:
-    """The first look took it to wait for 30 ms; in truth it ran for 25 of them."""
-
-    def first(thread: Thread) -> None:
-        thread.sleeps(70).waits(30)
-
-    def second(thread: Thread) -> None:
-        thread.columns["run_delay_ns"] += 5 * MS
-        thread.columns["sum_exec_ns"] += 25 * MS
-        thread.runs(1).sleeps(99, TMR)
-
-    made = interval(Thread(1), first, second)
-    assert parts(made)[2] == 5
-    assert exactly(made) == {"TMR": 99, "POL": 70}
-
-
 def test_sleep_that_counts_as_latency() -> None:
     """6.12: at the wake-up, more latency than there was time for since."""
 
@@ -388,15 +403,6 @@ def test_user_and_system_where_no_tick_met_it() -> None:
     assert parts(made)[:2] == [0, 100]
 
 
-def test_zombie() -> None:
-    """The switch of its death is no sleep."""
-    made = interval(Thread(1), lambda t: t.sleeps(50).runs(10).dies()._goes(40))
-    assert parts(made) == [5, 5, 0, 50, 40]
-    assert exactly(made) == {"POL": 50}
-    made = interval(Thread(1).dies(), lambda t: t._goes(70))
-    assert parts(made) == [0, 0, 0, 0, 70]
-
-
 def newborn(pid: int, at_ns: int, **columns: int) -> Thread:
     counted = dict.fromkeys(("sum_exec_ns", "nvcsw", "nivcsw"), 0)
     columns = {"start_ns": at_ns, "exec_start_ns": at_ns, **counted, **columns}
@@ -405,14 +411,10 @@ def newborn(pid: int, at_ns: int, **columns: int) -> Thread:
 
 def test_born_within_the_interval() -> None:
     old = Thread(1)
-    under_way = Interval(snapshot(old))
-    old.sleeps(100)
-    under_way.add(snapshot(old))
-    new = newborn(2, old.sleeps(0).at_ns).runs(10).sleeps(20, TMR)
-    under_way.add(snapshot(new, old.sleeps(30)))
-    new.sleeps(70)
-    under_way.add(snapshot(old.sleeps(70), new))
-    made = under_way.end()
+    looks = [snapshot(old), snapshot(old.sleeps(100))]
+    new = newborn(2, old.at_ns).runs(10).sleeps(20, TMR)
+    looks.append(snapshot(new, old.sleeps(30)))
+    made = between(*looks, snapshot(old.sleeps(70), new.sleeps(70)))
     assert made.born.tolist() == [False, True]
     assert parts(made, 0) == [0, 0, 0, 200, 0]
     assert parts(made, 1) == [5, 5, 0, 90, 0]
@@ -423,14 +425,13 @@ def test_born_within_the_interval() -> None:
 
 def test_born_while_the_first_look_was_under_way() -> None:
     """What it did is what it has counted since its birth, as far as there is room."""
-    under_way = Interval(replace(snapshot(Thread(1)), took_ns=300 * MS))
+    first = replace(snapshot(Thread(1)), took_ns=300 * MS)
     born = BEGIN - 200 * MS
     asleep = newborn(2, born).runs(40).sleeps(260, TMR)
     # It has waited for a CPU in the look, and run in the interval.
     busy = newborn(3, born).waits(150).gets_cpu().runs(150)
     missed = newborn(4, BEGIN - 300 * MS - 2 * BOUND_NS).runs(400 + 2 * BOUND_NS / MS)
-    under_way.add(snapshot(Thread(1).sleeps(100), asleep, busy, missed))
-    made = under_way.end()
+    made = between(first, snapshot(Thread(1).sleeps(100), asleep, busy, missed))
     assert made.born.tolist() == [False, True, True, True]
     assert parts(made, 1) == [20, 20, 0, 60, 0]
     assert exactly(made, 1) == {"TMR": 60}
@@ -443,53 +444,42 @@ def test_born_while_the_first_look_was_under_way() -> None:
 
 def test_gone_within_the_interval() -> None:
     one, other = Thread(1), Thread(2)
-    under_way = Interval(snapshot(one, other))
-    one.sleeps(50, LCK)
-    under_way.add(snapshot(one, other.sleeps(50)))
-    under_way.add(snapshot(other.sleeps(50)))
-    made = under_way.end()
+    made = between(
+        snapshot(one, other),
+        snapshot(one.sleeps(50, LCK), other.sleeps(50)),
+        snapshot(other.sleeps(50)),
+    )
     assert made.gone == 1
     assert exactly(made) == {"POL": 100}
 
 
-def busy() -> Thread:
-    """A thread that has run for half of its 99 s, and waited for a CPU for 20."""
+@pytest.mark.parametrize(
+    ("missed", "known"), [(1, [0, 0, 0, 100, 0]), (0, [0, 0, 0, 0, 0])]
+)
+def test_thread_that_a_look_has_missed(missed: int, known: list[int]) -> None:
+    """Its life before is not of the interval; nor is anything known without a begin.
+
+    It has run for half of its 99 s, and waited for a CPU for 20.
+    """
     columns = {"sum_exec_ns": 50 * SECOND, "run_delay_ns": 20 * SECOND}
-    return Thread(2, columns=columns)
-
-
-def test_thread_that_a_look_in_between_has_missed() -> None:
-    """Its life before is not of the interval."""
-    one, other = Thread(1), busy()
-    under_way = Interval(snapshot(one, other))
-    for threads in ([one], [one, other]):
-        one.sleeps(50)
-        other.sleeps(50)
-        under_way.add(snapshot(*threads))
-    made = under_way.end()
-    assert parts(made, 1) == [0, 0, 0, 100, 0]
-    assert off(made, 1) == {None: 100}
-    assert not made.lives.impossible.any()
-    assert not made.nvcsw.any()
-
-
-def test_thread_that_the_first_look_has_missed() -> None:
-    """What it did in the interval is not known."""
-    one, other = Thread(1), busy()
-    under_way = Interval(snapshot(one))
-    under_way.add(snapshot(one.sleeps(50), other.sleeps(50)))
-    made = under_way.end()
-    assert parts(made, 1) == [0, 0, 0, 0, 0]
+    one, other = Thread(1), Thread(2, columns=columns)
+    looks = []
+    for number in range(missed + 2):
+        if number:
+            one.sleeps(50)
+            other.sleeps(50)
+        looks.append(snapshot(one) if number == missed else snapshot(one, other))
+    made = between(*looks)
+    assert parts(made, 1) == known
+    assert off(made, 1) == ({None: 100} if missed else {})
     assert not made.lives.impossible.any()
     assert not made.nvcsw.any()
 
 
 def test_address_that_another_thread_has_now() -> None:
     old = Thread(1)
-    under_way = Interval(snapshot(old))
     new = newborn(2, BEGIN + 10 * MS, address=old.columns["address"])
-    under_way.add(snapshot(new.runs(10)))
-    made = under_way.end()
+    made = between(snapshot(old), snapshot(new.runs(10)))
     assert (made.gone, made.born.tolist()) == (1, [True])
     assert parts(made) == [5, 5, 0, 0, 0]
 
@@ -497,46 +487,38 @@ def test_address_that_another_thread_has_now() -> None:
 def test_thread_that_takes_the_place_of_its_leader() -> None:
     """exec(): it gets the leader's number and start; what it has counted is its own."""
     thread = Thread(7, columns={"tgid": 3, "start_ns": 2 * SECOND})
-    under_way = Interval(snapshot(thread))
+    first = snapshot(thread)
     thread.columns |= {"pid": 3, "start_ns": SECOND}
-    under_way.add(snapshot(thread.sleeps(100)))
-    made = under_way.end()
+    made = between(first, snapshot(thread.sleeps(100)))
     assert made.gone == 0
     assert parts(made) == [0, 0, 0, 100, 0]
 
 
 def test_no_thread_at_all() -> None:
     one = snapshot(Thread(1))
-    tasks = one.tasks.only(np.zeros(1, np.bool_))
+    nobody = np.zeros(1, np.bool_)
+    tasks = one.tasks.only(nobody)
     none = replace(
         one,
         tasks=tasks,
         states=microstates(tasks, one.clocks),
         now=replace(
             one.now,
-            classes=one.now.classes[:0],
-            age_ns=one.now.age_ns[:0],
-            age_bound=one.now.age_bound[:0],
+            **{
+                name: getattr(one.now, name)[nobody]
+                for name in ("classes", "age_ns", "age_bound")
+            },
         ),
-        told=one.told[:0],
+        told=one.told[nobody],
     )
-    under_way = Interval(none)
-    under_way.add(one)
-    assert under_way.end().born.tolist() == [True]
-    under_way.add(none)
-    assert len(under_way.end().lives.user_ns) == 0
+    assert between(none, one).born.tolist() == [True]
+    assert len(between(none, one, none).lives.user_ns) == 0
 
 
 def test_clock_that_lags() -> None:
     """A thread has run for a little more than there was time: clocks are apart."""
-    made = interval(Thread(1).runs(1), lambda t: t.runs(100)._goes(-BOUND_NS / MS))
+    made = interval(Thread(1).runs(1), lambda t: t.runs(100).goes(-BOUND_NS / MS))
     assert parts(made)[2:] == [0, 0, 0]
-
-
-def test_interrupts_are_untold() -> None:
-    """Neither on the CPU, nor waiting for it, nor asleep."""
-    made = interval(Thread(1).runs(1), lambda t: t.runs(60)._goes(40).runs(0))
-    assert off(made) == {None: 40}
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -590,21 +572,24 @@ def test_whatever_happens_the_parts_add_up(seed: int) -> None:
 
 
 def processes(count: int, **dead: list[int]) -> Processes:
-    def sums(values: dict[str, list[int]]) -> Sums:
-        names = (
-            *("utime_ns", "stime_ns", "gtime_ns"),
-            *("nvcsw", "nivcsw", "min_flt", "maj_flt"),
-        )
-        return Sums(**{name: np.array(values.get(name, [0] * count)) for name in names})
+    """Processes, and what those of their threads did that have ended."""
+
+    def column(name: str) -> Numbers:
+        return np.array(dead.get(name, [0] * count))
 
     zeros = np.zeros(count, np.int64)
     return Processes(
         known=np.ones(count, np.bool_),
         nr_threads=zeros,
         group_exit_code=zeros,
-        dead=sums(dead),
-        dead_sum_exec_ns=np.array(dead.get("sum_exec", [0] * count)),
+        dead=Sums(*(column(each.name) for each in fields(Sums))),
+        dead_sum_exec_ns=column("sum_exec"),
     )
+
+
+def cpu_ns(made: Ended) -> list[int]:
+    found: list[int] = (made.user_ns + made.system_ns).tolist()
+    return found
 
 
 def test_threads_that_ended() -> None:
@@ -625,38 +610,29 @@ def test_threads_that_ended() -> None:
             nvcsw=[5 + 40 + 3 + 1, 0],
             utime_ns=[4 + 1 + 3, 0],
             stime_ns=[1 + 1, 0],
+            min_flt=[8, 0],
+            maj_flt=[6, 0],
         ),
     )
     assert made.nvcsw.tolist() == [4, 0]
-    assert (made.user_ns + made.system_ns).tolist() == [350 * MS, 0]
+    assert (made.min_flt[0], made.maj_flt[0]) == (8, 6)
+    assert cpu_ns(made) == [350 * MS, 0]
     assert made.user_ns[0] == pytest.approx(350 * MS * 3 / 4, abs=1)
 
 
-def test_process_that_is_new() -> None:
-    first = snapshot(Thread(1))
-    new = newborn(2, BEGIN + MS)
-    last = snapshot(Thread(1).sleeps(1000), new.runs(999))
-    made = ended(
-        first,
-        processes(1, sum_exec=[9]),
-        last,
-        processes(2, sum_exec=[9, 5 * MS]),
-    )
-    assert (made.user_ns + made.system_ns).tolist() == [0, 5 * MS]
-
-
-def test_process_where_another_was() -> None:
-    """A new process has the memory of one that has ended, which is no part of it."""
-    gone = Thread(2, columns={"signal": 4096})
-    new = newborn(3, BEGIN + MS)
-    new.columns["signal"] = 4096
+@pytest.mark.parametrize("reused", [False, True])
+def test_process_that_is_new(reused: bool) -> None:
+    """It may have the memory of one that has ended, which is no part of it."""
+    gone, new = Thread(2, columns={"signal": 4096}), newborn(3, BEGIN + MS)
+    if reused:
+        new.columns["signal"] = 4096
     made = ended(
         snapshot(Thread(1), gone),
-        processes(2, sum_exec=[0, 4 * SECOND], nvcsw=[0, 50]),
+        processes(2, sum_exec=[9, 4 * SECOND], nvcsw=[0, 50]),
         snapshot(Thread(1).sleeps(1000), new.runs(999)),
-        processes(2, sum_exec=[0, 5 * MS], nvcsw=[0, 2]),
+        processes(2, sum_exec=[9, 5 * MS], nvcsw=[0, 2]),
     )
-    assert (made.user_ns + made.system_ns).tolist() == [0, 5 * MS]
+    assert cpu_ns(made) == [0, 5 * MS]
     assert made.nvcsw.tolist() == [0, 2]
 
 
@@ -666,5 +642,4 @@ def test_process_that_is_not_known(unknown: int) -> None:
     first, last = processes(1, sum_exec=[9]), processes(1, sum_exec=[SECOND])
     (first, last)[unknown].known[:] = False
     looks = snapshot(Thread(1)), snapshot(Thread(1).sleeps(1000))
-    made = ended(looks[0], first, looks[1], last)
-    assert (made.user_ns + made.system_ns).tolist() == [0]
+    assert cpu_ns(ended(looks[0], first, looks[1], last)) == [0]

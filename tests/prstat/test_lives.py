@@ -51,11 +51,6 @@ def assert_near(dump: Dump, apart: Nanoseconds, rows: Booleans) -> None:
         assert np.median(of_class) <= dump.bound_ns or len(of_class) < FEW
 
 
-def test_nothing_is_lost(dump: Dump) -> None:
-    assert not dump.findings.notes
-    assert not dump.findings.lost
-
-
 def test_hogs_that_share_a_cpu(dump: Dump) -> None:
     """All of it, and the rest waiting for it.
 
@@ -144,17 +139,6 @@ def test_zombies(dump: Dump) -> None:
 
 
 # --- what the time off the CPU was
-
-
-@pytest.mark.parametrize("name", OFF)
-def test_without_statistics_nothing_is_known(name: str) -> None:
-    dump = look(name)
-    assert not dump.parts.known.any()
-    assert not dump.parts.impossible.any()
-    assert not dump.parts.stopped.known.any()
-    assert np.isnan(dump.parts.coverage).all()
-    assert not any(column.known.any() for column in dump.parts.delays.values())
-    assert dump.parts.sleeps.sleep[0] is None
 
 
 def uncounted(dump: Dump) -> Booleans:
@@ -285,24 +269,6 @@ def test_impossible_counters(dump: Dump) -> None:
         assert dump.delays.delay_ns["blkio"][row] > dump.bound_ns + int(
             dump.table["iowait_sum_ns"][row]
         )
-
-
-def test_delays_as_taskstats_had_them(on: Dump) -> None:
-    compared = dict.fromkeys(on.parts.delays, 0)
-    steady = {task["tid"] for task in on.tasks.values() if task["steady"]}
-    for tid, told in on.run.workload["taskstats"].items():
-        if int(tid) not in steady:
-            continue
-        row = on.rows[int(tid)]
-        for kind, column in on.parts.delays.items():
-            if column[row] is None:
-                is_too_much = told[f"{kind}_ns"] > on.lives.off_cpu_ns[row]
-                assert is_too_much or on.delays_dequeue
-                continue
-            assert column[row] == told[f"{kind}_ns"], (tid, kind)
-            compared[kind] += 1
-    # Of how many one is impossible (6.12) is chance.
-    assert min(compared.values()) > 0
 
 
 def test_delays_of_disks_are_sleeps_that_waited_for_them(on: Dump) -> None:

@@ -123,19 +123,12 @@ def test_process() -> None:
 
 
 def test_process_with_threads_that_have_ended() -> None:
-    dead = {
-        "utime_ns": 10,
-        "stime_ns": 20,
-        "nvcsw": 1000,
-        "nivcsw": 7,
-        "min_flt": 3,
-        "maj_flt": 2,
-    }
+    dead = {"utime_ns": 10, "stime_ns": 20, "nvcsw": 1000, "nivcsw": 7}
+    dead |= {"min_flt": 3, "maj_flt": 2}
     made = MadeThreads(*({**thread, "dead": dead} for thread in SERVER))
     (row,) = made.by_process()
     assert (row.user_ns, row.system_ns) == (SECOND + 10, 2 * SECOND + 20)
-    assert (row.nvcsw, row.nivcsw) == (1321, 7)
-    assert (row.min_flt, row.maj_flt) == (3, 6)
+    assert (row.nvcsw, row.nivcsw, row.min_flt, row.maj_flt) == (1321, 7, 3, 6)
     # Of threads alone, those have no part.
     assert [thread.nvcsw for thread in made.by_thread()] == [1, 20, 300]
 
@@ -176,6 +169,10 @@ def test_children() -> None:
     assert row.children == Children(1, 2, 3, 4, 5, 6)
 
 
+def split_of(row: TaskRow) -> tuple[int | None, float | None] | None:
+    return row.breakdown and (row.breakdown.sleep_ns, row.breakdown.coverage)
+
+
 def test_split_of_threads() -> None:
     made = MadeThreads(
         {"pid": 1, "blkio": 7},
@@ -184,35 +181,25 @@ def test_split_of_threads() -> None:
         {"pid": 4, "covered": 0.5},
         split=True,
     )
-    whole, none, delays, half = (row.breakdown for row in made.by_thread())
-    assert none is None
-    assert whole
-    assert (whole.sleep_ns, whole.coverage, whole.delays) == (LIFE, 1.0, {"blkio": 7})
-    assert delays
-    assert (delays.sleep_ns, delays.coverage, delays.delays) == (
-        None,
-        None,
-        {"blkio": 7},
-    )
-    assert half
-    assert (half.sleep_ns, half.coverage, half.stopped_ns) == (LIFE // 2, 0.5, None)
-    assert half.delays == {"blkio": None}
+    rows = made.by_thread()
+    splits = [(LIFE, 1.0), None, (None, None), (LIFE // 2, 0.5)]
+    assert list(map(split_of, rows)) == splits
+    delays = [row.breakdown and row.breakdown.delays for row in rows]
+    assert delays == [{"blkio": 7}, None, {"blkio": 7}, {"blkio": None}]
+    assert {row.breakdown and row.breakdown.stopped_ns for row in rows} == {None}
 
 
 def test_split_of_a_process() -> None:
     """Known if that of all its threads is; covered by how much of its time is."""
     long, short = SERVER[0], {**SERVER[2], "lifetime_ns": SECOND, "covered": 0.0}
-    (row,) = MadeThreads(long, short, split=True).by_process()
-    assert row.breakdown
-    assert row.breakdown.sleep_ns == 9 * SECOND
-    # Nine seconds of ten, not half.
-    assert row.breakdown.coverage == pytest.approx(0.9)
-    (row,) = MadeThreads(long, {**short, "covered": nan}, split=True).by_process()
-    assert row.breakdown is None
-    busy = {"pid": 1, "user_ns": LIFE}
-    (row,) = MadeThreads(busy, split=True).by_process()
-    assert row.breakdown
-    assert row.breakdown.coverage == 1.0
+    for threads, expected in (
+        # Nine seconds of ten, not half.
+        ((long, short), (9 * SECOND, pytest.approx(0.9))),
+        ((long, {**short, "covered": nan}), None),
+        (({"pid": 1, "user_ns": LIFE},), (0, 1.0)),
+    ):
+        (row,) = MadeThreads(*threads, split=True).by_process()
+        assert split_of(row) == expected
 
 
 def test_time_off_the_cpu_by_class() -> None:

@@ -124,13 +124,9 @@ def pids(rows: Rows, *words: str) -> list[int]:
 
 
 def test_order(rows: Rows) -> None:
+    """By the first key; what is equal by the next, then by PID."""
     assert pids(rows) == [1, 2, 3]
-    assert pids(rows, "FOR") == [3, 1, 2]
-    assert pids(rows, "+FOR") == [1, 2, 3]
-    assert pids(rows, "CPU") == [2, 1, 3]
-    assert pids(rows, "-PID") == [3, 2, 1]
     assert pids(rows, "COMMAND") == [1, 2, 3]
-    # By the first; what is equal by the next, then by PID.
     assert pids(rows, "NOW", "-PSR") == [2, 3, 1]
     assert pids(rows, "NOW", "+PSR") == [3, 2, 1]
     assert pids(rows, "STATE", "-PID") == [1, 3, 2]
@@ -260,43 +256,42 @@ def test_order_of_many(many: MadeThreads, name: str, view: str) -> None:
     assert len({value(row) for row in rows}) > 2
 
 
-def test_order_of_what_is_not_known(rows: Rows) -> None:
-    """It is less than all else."""
-    assert pids(rows, "USER") == [2, 3, 1]
-    assert pids(rows, "-USER") == [1, 3, 2]
+HUGE = 1 << 62
+ORDERS: dict[str, tuple[list[dict[str, Any]], dict[str, list[int]]]] = {
+    # Threads, and their order by some keys.
+    "what is not known is less than all else": (
+        [{"uid": 7}, {"uid": -1}, {"uid": 0}],
+        {"USER": [2, 3, 1], "-USER": [1, 3, 2]},
+    ),
+    # Not by time: who is young and busy comes first.
+    "shares": (
+        [
+            {"user_ns": 3 * SECOND},
+            {"user_ns": SECOND, "lifetime_ns": SECOND},
+            {"lifetime_ns": 0},
+        ],
+        {"CPU": [2, 1, 3], "TIME": [1, 2, 3]},
+    ),
+    "no number is cut to fit": (
+        [{"size_bytes": size} for size in (HUGE + 2, HUGE + 1, HUGE + 3, MIB)],
+        {"SIZE": [3, 1, 2, 4]},
+    ),
+    "control groups by their paths": (
+        [{"cgroup": at} for at in (2, 0, -1, 1)],
+        {"CGROUP": [3, 4, 1, 2]},
+    ),
+    # Who never slept has no mean time.
+    "mean time off the CPU": (
+        [{"nvcsw": count} for count in (0, 10, 2)],
+        {"OFF/VCX": [3, 2, 1]},
+    ),
+    "nobody": ([], {"CPU": [], "CGROUP": []}),
+}
 
 
-def test_order_by_share() -> None:
-    """Not by time: who is young and busy comes first."""
-    old = {"pid": 1, "user_ns": 3 * SECOND}
-    young = {"pid": 2, "user_ns": SECOND, "lifetime_ns": SECOND}
-    new = {"pid": 3, "lifetime_ns": 0}
-    rows = MadeThreads(old, young, new).by_thread()
-    assert pids(rows, "CPU") == [2, 1, 3]
-    assert pids(rows, "TIME") == [1, 2, 3]
-
-
-def test_order_of_large_numbers() -> None:
-    """No number is cut to fit."""
-    sizes = [(1 << 62) + n for n in (2, 1, 3)] + [MIB]
-    rows = MadeThreads(
-        *({"pid": n, "size_bytes": size} for n, size in enumerate(sizes, 1))
-    ).by_thread()
-    assert pids(rows, "SIZE") == [3, 1, 2, 4]
-
-
-def test_order_by_control_group() -> None:
-    threads = [{"pid": n, "cgroup": at} for n, at in enumerate((2, 0, -1, 1), 1)]
-    rows = MadeThreads(*threads, paths=("/z", "/a", "/m")).by_thread()
-    assert pids(rows, "CGROUP") == [3, 4, 1, 2]
-
-
-def test_order_by_mean_time_off_the_cpu() -> None:
-    """Who never slept has none."""
-    threads = [{"pid": n, "nvcsw": count} for n, count in ((1, 0), (2, 10), (3, 2))]
-    rows = MadeThreads(*threads).by_thread()
-    assert pids(rows, "OFF/VCX") == [3, 2, 1]
-
-
-def test_order_of_none() -> None:
-    assert pids(MadeThreads().by_thread(), "CPU", "CGROUP") == []
+@pytest.mark.parametrize("case", ORDERS)
+def test_order_of_few(case: str) -> None:
+    threads, orders = ORDERS[case]
+    numbered = [{"pid": pid, **thread} for pid, thread in enumerate(threads, 1)]
+    rows = MadeThreads(*numbered, paths=("/z", "/a", "/m")).by_thread()
+    assert {key: pids(rows, key) for key in orders} == orders

@@ -153,20 +153,15 @@ def test_without_statistics() -> None:
 
 def test_statistics_that_lack_some() -> None:
     """On since midway: three seconds may have been sleep, or not."""
-    made = Made(sleeper(TaskClass.LCK, sum_sleep_ns=0, sum_block_ns=0))
-    gelato = of(made, "gelato")
-    assert gelato["INTERRUPTIBLE_SLEEP"].ns == 4 * SECOND
-    assert gelato["INTERRUPTIBLE_SLEEP"].bound == "lower"
-    assert gelato["STOPPED"].ns == 3 * SECOND
-    assert gelato["STOPPED"].bound == "upper"
-    known_of_one = Made(
-        sleeper(TaskClass.LCK),
-        {"sum_sleep_ns": 99 * SECOND},
-    )
-    gelato = of(known_of_one, "gelato")
-    assert gelato["INTERRUPTIBLE_SLEEP"].ns == 6 * SECOND
-    assert gelato["INTERRUPTIBLE_SLEEP"].bound == "lower"
-    assert gelato["STOPPED"].ns is None
+    lacks = Made(sleeper(TaskClass.LCK, sum_sleep_ns=0, sum_block_ns=0))
+    known_of_one = Made(sleeper(TaskClass.LCK), {"sum_sleep_ns": 99 * SECOND})
+    for made, slept, stopped in (
+        (lacks, 4 * SECOND, (3 * SECOND, "upper")),
+        (known_of_one, 6 * SECOND, (None, "none")),
+    ):
+        found = {name: (s.ns, s.bound) for name, s in of(made, "gelato").items()}
+        assert found["INTERRUPTIBLE_SLEEP"] == (slept, "lower")
+        assert found["STOPPED"] == stopped
 
 
 def test_delayed_sleepers() -> None:
@@ -180,22 +175,19 @@ def test_delayed_sleepers() -> None:
 def test_interrupts_and_paging() -> None:
     keeps = replace(STATISTICS, irq_time=True)
     delays = {"irq": SECOND, "swapin": SECOND // 2}
-    made = Made(
-        sleeper(TaskClass.LCK, sum_exec_ns=SECOND, delays=delays), accounting=keeps
-    )
-    found = of(made, "gelato")
-    assert (found["INTERRUPTED"].ns, found["INTERRUPTED"].bound) == (SECOND, "exact")
-    assert (found["PAGING_SLEEP"].ns, found["PAGING_SLEEP"].bound) == (
-        SECOND // 2,
-        "estimate",
-    )
+    whole = sleeper(TaskClass.LCK, sum_exec_ns=SECOND, delays=delays)
+    made = Made(whole, accounting=keeps)
+    found = {name: (s.ns, s.bound) for name, s in of(made, "gelato").items()}
+    assert found["INTERRUPTED"] == (SECOND, "exact")
+    assert found["PAGING_SLEEP"] == (SECOND // 2, "estimate")
     assert of(made, "solaris")["SLEEP"].ns == 7 * SECOND
-    some = Made(sleeper(TaskClass.LCK, delays=delays), sleeper(TaskClass.LCK))
-    assert of(some, "gelato")["PAGING_SLEEP"].bound == "lower"
-    assert of(some, "gelato")["INTERRUPTED"].ns is None
-    assert "IRQ_TIME" in of(some, "gelato")["INTERRUPTED"].reason
-    none = Made(sleeper(TaskClass.LCK), accounting=keeps)
-    assert "delay accounting" in of(none, "gelato")["INTERRUPTED"].reason
+    one = sleeper(TaskClass.LCK, delays=delays)
+    some = of(Made(one, sleeper(TaskClass.LCK)), "gelato")
+    assert some["PAGING_SLEEP"].bound == "lower"
+    assert some["INTERRUPTED"].ns is None
+    assert "IRQ_TIME" in some["INTERRUPTED"].reason
+    none = of(Made(sleeper(TaskClass.LCK), accounting=keeps), "gelato")
+    assert "delay accounting" in none["INTERRUPTED"].reason
 
 
 def test_precise_split_says_where() -> None:
@@ -220,11 +212,14 @@ def on(request: pytest.FixtureRequest) -> Dump:
 def test_each_thread_is_in_one_state(dump: Dump) -> None:
     """And what is kept at all times makes up the lives."""
     gelato, solaris = of(dump, "gelato"), of(dump, "solaris")
-    assert sum(s.now_threads or 0 for s in gelato.values()) == len(dump.table)
-    assert sum(s.now_ns or 0 for s in gelato.values()) == dump.now.age_ns.sum()
+    here, there = (
+        sum(state.now_threads or 0 for state in family.values())
+        for family in (gelato, solaris)
+    )
     dead = gelato["ZOMBIE"].now_threads or 0
+    assert (here, there) == (len(dump.table), len(dump.table) - dead)
+    assert sum(s.now_ns or 0 for s in gelato.values()) == dump.now.age_ns.sum()
     assert dead >= 4
-    assert sum(s.now_threads or 0 for s in solaris.values()) == len(dump.table) - dead
     total = int(dump.lives.lifetime_ns.sum())
     sleep = [solaris["SLEEP"].ns]
     if solaris["STOPPED"].bound == "exact":

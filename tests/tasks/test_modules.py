@@ -13,7 +13,7 @@ from msatools.kernel.report import Findings
 from msatools.tasks import modules
 from msatools.tasks.modules import Module, Modules
 from tests.support.dumps import IDLE, TYPES, open_dump
-from tests.support.overlay import lay_over
+from tests.support.overlay import put
 
 NEWEST = "memory-6.12"
 
@@ -28,26 +28,19 @@ def prog(request: pytest.FixtureRequest) -> drgn.Program:
     return open_dump(request.param, "btf")
 
 
-def by_list(
-    prog: drgn.Program, monkeypatch: pytest.MonkeyPatch, findings: Findings
-) -> Modules:
-    """As where the kernel keeps no tree of modules."""
-
-    def none(_: Reader) -> None:
-        raise LookupError("there is none here")
-
-    monkeypatch.setattr(modules, "_Tree", none)
-    return Modules(Reader(prog), findings)
-
-
 @pytest.mark.parametrize("walk", ["tree", "list"])
 def test_every_module_is_found(
     prog: drgn.Program, walk: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With the kernel's tree of modules, or where it keeps none."""
+
+    def none(_: Reader) -> None:
+        raise LookupError("there is none here")
+
+    if walk == "list":
+        monkeypatch.setattr(modules, "_Tree", none)
     findings = Findings()
     found = Modules(Reader(prog), findings)
-    if walk == "list":
-        found = by_list(prog, monkeypatch, findings)
     expected = by_drgn(prog)
     assert expected
     for name, module in expected.items():
@@ -106,14 +99,7 @@ def test_tree_that_is_damaged_ends() -> None:
         root = prog["mod_tree"].root.tree[which].rb_node.value_()
         for member in ("rb_left", "rb_right"):
             place = root + drgn.offsetof(node, member)
-            overwrite(prog, place, root.to_bytes(8, "little"))
+            put(prog, place, root.to_bytes(8, "little"))
     findings = Findings()
     assert Modules(Reader(prog), findings).find(1) is None
     assert findings.lost == {"modules": 1}
-
-
-def overwrite(prog: drgn.Program, address: int, data: bytes) -> None:
-    def read(at: int, count: int, offset: int, physical: bool) -> bytes:
-        return data[offset : offset + count]
-
-    lay_over(prog, address, len(data), read)

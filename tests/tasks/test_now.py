@@ -2,57 +2,18 @@
 
 """What every task of known class is doing, and since when."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
-from drgn import Program
 
-from fixtures import lab
-from msatools.kernel.accounting import read_accounting
-from msatools.kernel.clocks import Clocks, read_clocks
-from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
-from msatools.prstat.microstates import BOUND_NS, bound_of
+from msatools.prstat.microstates import BOUND_NS
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.now import AgeBound, Now, ages, collect_now
-from msatools.tasks.stacks import StackCollector
+from msatools.tasks.now import AgeBound, ages
 from msatools.tasks.states import asleep
-from msatools.tasks.table import TaskReader, TaskTable
-from tests.prstat.dumps import MIDWAY, OFF, ON, by_drgn, long
-from tests.support.dumps import open_dump
+from msatools.tasks.table import TaskTable
+from tests.prstat.dumps import MIDWAY, OFF, ON, Dump, long, look
 
 FEW = 5
 """Of fewer of a class a CPU may have stood at half."""
-
-
-@dataclass
-class Dump:
-    run: lab.Run
-    prog: Program
-    table: TaskTable
-    clocks: Clocks
-    now: Now
-    findings: Findings
-
-    slack_ns: int
-    """How far the clocks of the CPUs may be apart."""
-
-    def row(self, name: str) -> int:
-        (row,) = np.flatnonzero(
-            self.table["pid"] == self.run.workload["tasks"][name]["tid"]
-        )
-        return int(row)
-
-
-def look(name: str) -> Dump:
-    prog = open_dump(name, "btf")
-    reader, findings = Reader(prog), Findings()
-    table = TaskReader(reader).read_all(findings)
-    clocks = read_clocks(reader, findings)
-    now = collect_now(StackCollector(reader, findings), prog, table, clocks)
-    slack_ns = bound_of(read_accounting(prog, findings))
-    return Dump(lab.build(name), prog, table, clocks, now, findings, slack_ns)
 
 
 @pytest.fixture(scope="module", params=[*OFF, *ON, *long(*MIDWAY)])
@@ -62,30 +23,28 @@ def dump(request: pytest.FixtureRequest) -> Dump:
 
 def test_class_of_every_named_task(dump: Dump) -> None:
     wrong = {}
-    named = dump.run.workload["tasks"]
-    for name, task in named.items():
+    for name, task in dump.tasks.items():
         row = dump.row(name)
         found = TaskClass(dump.now.classes[row]).name
         if found not in (task["class"], *task.get("also", ())):
             wrong[name] = found, dump.now.stacks.names(dump.now.stacks[row])
     assert wrong == {}
-    assert len(named) > 180
-    assert len({task["class"] for task in named.values()}) > 20
+    assert len(dump.tasks) > 180
+    assert len({task["class"] for task in dump.tasks.values()}) > 20
     assert TaskClass.OTH not in dump.now.classes
 
 
 def test_class_of_kernel_threads(dump: Dump) -> None:
     """Those that were idle and have not run since wait for work."""
-    rows = {tid: row for row, tid in enumerate(dump.table["pid"].tolist())}
     compared = 0
     for thread in dump.run.workload["kernel_threads"]:
         tid = thread["tid"]
-        if thread["class"] is None or tid not in rows:
+        if thread["class"] is None or tid not in dump.rows:
             continue
         sched = dump.run.truth(f"proc/{tid}/task/{tid}/schedstat").split()
-        if int(sched[2]) == dump.table["pcount"][rows[tid]]:
+        if int(sched[2]) == dump.table["pcount"][dump.rows[tid]]:
             compared += 1
-            assert dump.now.classes[rows[tid]] == TaskClass.KTW, thread
+            assert dump.now.classes[dump.rows[tid]] == TaskClass.KTW, thread
     # How many of them work just now is chance.
     assert compared > 0
 
@@ -95,19 +54,19 @@ def test_age_of_every_steady_task(dump: Dump) -> None:
     end = dump.clocks.monotonic_ns
     assert end is not None
     compared = bounds = 0
-    for name, task in dump.run.workload["tasks"].items():
+    for name, task in dump.tasks.items():
         if not task["steady"] or not task.get("start_ns"):
             continue
         row = dump.row(name)
         began = end - int(dump.now.age_ns[row])
-        latest = task["in_place_ns"] + dump.slack_ns
+        latest = task["in_place_ns"] + dump.bound_ns
         if dump.now.age_bound[row] == AgeBound.UPPER:
             # Its stamp is lost (6.12): what counts is when it came to the CPU.
             assert began <= latest, name
             bounds += 1
             continue
         compared += 1
-        assert task["start_ns"] - dump.slack_ns <= began <= latest, name
+        assert task["start_ns"] - dump.bound_ns <= began <= latest, name
     assert compared + bounds > 150
     # Of how many it is lost is chance.
     assert compared > 0
@@ -141,9 +100,7 @@ def test_ages_agree_with_the_statistics(dump: Dump) -> None:
         if not since_boot:
             return  # how much of it was on the run queue is not known
         # The statistics alone count sleep on the run queue as waiting for a CPU.
-        waited = by_drgn(dump.prog, dump.table, lambda task: task.stats.wait_sum)
-        on_queue = waited - dump.table["run_delay_ns"].astype(np.int64)
-        longer -= np.clip(on_queue, 0, np.maximum(longer, 0))
+        longer -= np.clip(dump.delayed_ns, 0, np.maximum(longer, 0))
     assert max(np.median(longer[kind]) for kind in kinds) <= BOUND_NS
 
 

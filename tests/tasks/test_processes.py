@@ -247,12 +247,10 @@ def test_pointers_to_nowhere() -> None:
     found = Read(
         good.run, good.reader, findings, table, *parts_of(good.reader, table, findings)
     )
-    assert (found.identities.uid[5:8] == -1).all()
-    assert (found.identities.euid[5:8] == -1).all()
-    assert (found.identities.ppid[5:8] == -1).all()
-    assert not found.processes.known[5:8].any()
-    assert not found.memory.known[5:8].any()
-    assert not found.delays.has[5:8].any()
+    for column in (found.identities.uid, found.identities.euid, found.identities.ppid):
+        assert (column[5:8] == -1).all()
+    for known in (found.processes.known, found.memory.known, found.delays.has):
+        assert not known[5:8].any()
     assert found.cgroups.path(6) is None
     types = ("cred", "task_struct", "signal_struct", "mm_struct", "css_set")
     lost = dict.fromkeys((*types, "task_delay_info"), 1)
@@ -264,10 +262,8 @@ def test_pointers_to_nowhere() -> None:
     assert (found.identities.ppid == good.identities.ppid)[rest].all()
     assert (found.memory.rss_bytes == good.memory.rss_bytes)[rest].all()
     assert (found.processes.known & found.delays.has)[rest].all()
-    assert all(
-        found.cgroups.path(row) == good.cgroups.path(row)
-        for row in np.flatnonzero(rest).tolist()
-    )
+    for row in np.flatnonzero(rest).tolist():
+        assert found.cgroups.path(row) == good.cgroups.path(row)
 
 
 def test_no_tasks() -> None:
@@ -277,11 +273,8 @@ def test_no_tasks() -> None:
     identities, processes, memory, cgroups, delays, _ = parts_of(
         good.reader, nobody, findings
     )
-    lengths = map(
-        len,
-        (identities.ppid, processes.known, memory.known, cgroups.index, delays.has),
-    )
-    assert set(lengths) == {0}
+    columns = (identities.ppid, processes.known, memory.known, cgroups.index)
+    assert {len(column) for column in (*columns, delays.has)} == {0}
     assert not findings.notes
 
 

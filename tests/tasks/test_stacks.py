@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from drgn import FaultError, Object, Program
+from drgn import Object, Program
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks import stacks
 from msatools.tasks.framerules import MAX_FRAMES, End
 from msatools.tasks.orc import Base, Kind, Orc, Rule
-from msatools.tasks.stacks import NO_STACK, StackCollector, Stacks
+from msatools.tasks.stacks import NO_STACK, Stack, StackCollector, Stacks
 from tests.support.dumps import BUSY, TYPES, open_dump
-from tests.support.overlay import lay_over
+from tests.support.overlay import lose, put
 from tests.tasks.sleepers import USER_SPACE, Tasks, by_drgn, collect, known, tasks_of
 
 NEWEST = "memory-6.12"
@@ -29,6 +29,10 @@ def each_stack(found: Stacks) -> list[int]:
     _, first = np.unique(found.index, return_index=True)
     _, last = np.unique(found.index[::-1], return_index=True)
     return sorted({*first.tolist(), *(len(found) - 1 - last).tolist()})
+
+
+def rows_of(found: Stacks) -> list[Stack]:
+    return [found[row] for row in range(len(found))]
 
 
 def test_every_stack_is_drgns(tasks: Tasks) -> None:
@@ -115,6 +119,7 @@ def test_one_read_a_stack_and_one_object_a_kind(tasks_btf: Tasks) -> None:
     reader, findings = Reader(tasks_btf.prog), Findings()
     collector = StackCollector(reader, findings)
     assert collector.has_orc
+    assert collector.stack_bytes == STACK_BYTES
     reads, size = reader.reads, reader.bytes
     columns = (tasks_btf.tasks, tasks_btf.stacks, tasks_btf.pointers)
     found = collector.collect(*(np.tile(column, 9) for column in columns))
@@ -138,14 +143,8 @@ def test_blocks_are_one_table(
     whole = collect(tasks_btf)
     monkeypatch.setattr(stacks, "_AT_ONCE", 7)
     parts = collect(tasks_btf)
-    assert [parts[row] for row in range(len(parts))] == [
-        whole[row] for row in range(len(whole))
-    ]
+    assert rows_of(parts) == rows_of(whole)
     assert len(parts.unique) == len(whole.unique)
-
-
-def test_size_of_a_stack(tasks: Tasks) -> None:
-    assert StackCollector(Reader(tasks.prog), Findings()).stack_bytes == STACK_BYTES
 
 
 def test_who_has_no_stack_is_not_looked_at(tasks_btf: Tasks) -> None:
@@ -156,49 +155,26 @@ def test_who_has_no_stack_is_not_looked_at(tasks_btf: Tasks) -> None:
     assert not found.index.any()
     assert findings.coverage["stack_pointers_bad"] == 0
     assert found.names(found[0]) == ()
+    empty = none[:0]
+    nobody = replace(tasks_btf, tasks=empty, stacks=empty, pointers=empty)
+    assert len(collect(nobody)) == 0
 
 
-def test_no_tasks(tasks_btf: Tasks) -> None:
-    empty = np.empty(0, np.uint64)
-    found = collect(replace(tasks_btf, tasks=empty, stacks=empty, pointers=empty))
-    assert len(found) == 0
-
-
-@pytest.mark.parametrize("offset", [-8, STACK_BYTES, STACK_BYTES + 8, 4, 1 << 40])
-def test_pointer_out_of_its_stack(offset: int) -> None:
+@pytest.mark.parametrize("offset", [-8, STACK_BYTES, STACK_BYTES + 8, 4, 1 << 40, None])
+def test_stack_that_cannot_be_read(offset: int | None) -> None:
+    """Its pointer leads elsewhere, or it is missing; all others are as they were."""
     tasks = tasks_of(NEWEST, "btf")
-    expected = collect(tasks)
-    tasks.pointers[3] = np.uint64((int(tasks.stacks[3]) + offset) % (1 << 64))
+    expected = rows_of(collect(tasks))
+    if offset is None:
+        lose(tasks.prog, int(tasks.stacks[3]), STACK_BYTES)
+    else:
+        tasks.pointers[3] = np.uint64((int(tasks.stacks[3]) + offset) % (1 << 64))
     findings = Findings()
-    found = collect(tasks, findings)
-    assert found[3] == NO_STACK
-    assert findings.coverage["stack_pointers_bad"] == 1
-    others = [row for row in range(len(found)) if row != 3]
-    assert [found[row] for row in others] == [expected[row] for row in others]
-
-
-def test_stack_that_is_missing() -> None:
-    tasks = tasks_of(NEWEST, "btf")
-    expected = collect(tasks)
-
-    def fault(address: int, count: int, offset: int, physical: bool) -> bytes:
-        raise FaultError("gone", address)
-
-    lay_over(tasks.prog, int(tasks.stacks[3]), STACK_BYTES, fault)
-    findings = Findings()
-    found = collect(tasks, findings)
-    assert found[3] == NO_STACK
-    assert findings.coverage["stacks_unreadable"] == 1
-    assert findings.lost == {"stacks": 1}
-    others = [row for row in range(len(found)) if row != 3]
-    assert [found[row] for row in others] == [expected[row] for row in others]
-
-
-def overwrite(prog: Program, address: int, data: bytes) -> None:
-    def read(at: int, count: int, offset: int, physical: bool) -> bytes:
-        return data[offset : offset + count]
-
-    lay_over(prog, address, len(data), read)
+    found = rows_of(collect(tasks, findings))
+    assert found == [*expected[:3], NO_STACK, *expected[4:]]
+    assert findings.coverage["stack_pointers_bad"] == (offset is not None)
+    assert findings.coverage["stacks_unreadable"] == (offset is None)
+    assert findings.lost == ({} if offset is not None else {"stacks": 1})
 
 
 def test_stack_that_breaks_off() -> None:
@@ -209,7 +185,7 @@ def test_stack_that_breaks_off() -> None:
     data = bytearray(tasks.prog.read(pointer, end - pointer))
     third = data.index(expected[2].to_bytes(8, "little"))
     data[third : third + 8] = bytes(8)
-    overwrite(tasks.prog, pointer, bytes(data))
+    put(tasks.prog, pointer, bytes(data))
     findings = Findings()
     stack = collect(tasks, findings)[3]
     assert stack.addresses == expected[:2]
@@ -236,13 +212,13 @@ def test_stacks_of_rubbish(name: str) -> None:
             lambda: 0xFFFF_FFFF_C000_0000 + chance.getrandbits(24),
         )
         words = [chance.choice(choices)() for _ in range(STACK_BYTES // 8)]
-        overwrite(tasks.prog, stack, np.array(words, "<u8").tobytes())
+        put(tasks.prog, stack, np.array(words, "<u8").tobytes())
         offset = 8 * chance.randrange(STACK_BYTES // 8)
         tasks.pointers[row] = np.uint64(stack + offset)
         if row == 10:
             # Bound to loop, if anything could.
             loop = np.full(STACK_BYTES // 8, true[0], "<u8")
-            overwrite(tasks.prog, stack, loop.tobytes())
+            put(tasks.prog, stack, loop.tobytes())
     findings = Findings()
     found = collect(tasks, findings)
     assert findings.coverage["stacks_incomplete"] > len(found) / 2
@@ -264,9 +240,7 @@ def test_without_orc_drgn_is_asked(
     monkeypatch.setattr(stacks, "Orc", none)
     findings = Findings()
     found = collect(idle, findings)
-    assert [found[row] for row in range(len(found))] == [
-        expected[row] for row in range(len(expected))
-    ]
+    assert rows_of(found) == rows_of(expected)
     assert found.asked == np.count_nonzero(idle.stacks)
     assert [note.code for note in findings.notes.values()] == ["stacks-slow"]
 
@@ -281,7 +255,7 @@ def test_drgn_is_asked_for_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = Findings()
     found = collect(tasks, findings)
     assert found.asked == findings.coverage["stacks_by_drgn"] == 10
-    assert [found[row] for row in range(10)] == [expected[row] for row in range(10)]
+    assert rows_of(found)[:10] == rows_of(expected)[:10]
     assert found[10].end is End.UNSUPPORTED
     assert found[10].addresses == expected[10].addresses[:1]
     assert findings.coverage["stacks_incomplete"] == len(found) - 10
@@ -321,6 +295,6 @@ def test_damaged_module_costs_a_note() -> None:
     module = text.module(address)
     assert module is not None
     arch = Object(prog, "struct module", address=module.address).arch
-    overwrite(prog, arch.num_orcs.address_, (1 << 31).to_bytes(4, "little"))
+    put(prog, arch.num_orcs.address_, (1 << 31).to_bytes(4, "little"))
     assert orc.rule(address) is None
     assert findings.lost == {f"module {module.name}": 1}

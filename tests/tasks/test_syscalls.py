@@ -101,7 +101,11 @@ def test_stacks_that_have_been_read_say_the_same(dump: Read) -> None:
     assert reader.reads == before
     again = read_syscalls(reader, asleep, size, findings)
     assert np.count_nonzero(calls.known) > 2000
-    for one, other in zip(astuple(calls), astuple(again), strict=True):
+    assert_same(calls, again)
+
+
+def assert_same(calls: Syscalls, others: Syscalls) -> None:
+    for one, other in zip(astuple(calls), astuple(others), strict=True):
         assert np.array_equal(one, other)
 
 
@@ -137,8 +141,4 @@ def test_numbers_of_calls() -> None:
 
 @pytest.mark.parametrize("name", BUSY)
 def test_debug_info_says_the_same(name: str) -> None:
-    one, other = (read(name, types).calls for types in TYPES)
-    assert np.array_equal(one.number, other.number)
-    assert np.array_equal(one.arguments, other.arguments)
-    assert np.array_equal(one.sp, other.sp)
-    assert np.array_equal(one.ip, other.ip)
+    assert_same(*(read(name, types).calls for types in TYPES))

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from drgn import FaultError
 
 from fixtures import lab
 from msatools.kernel.clocks import read_clocks
@@ -16,7 +15,7 @@ from msatools.kernel.report import Findings
 from msatools.prstat.microstates import waits_for_cpu
 from msatools.target import TargetSpec, open_target
 from msatools.tasks.table import TaskReader, TaskTable
-from tests.support.overlay import lay_over
+from tests.support.overlay import lose
 
 STATES = {"S": 1, "D": 2, "T": 4, "t": 8, "I": 0x402, "Z": 0}
 STAT_FIELDS = {"min_flt": 10, "maj_flt": 12, "exit_signal": 38, "cpu": 39}
@@ -152,9 +151,6 @@ def test_process_whose_leader_is_lost(run: lab.Run) -> None:
     leader = int(row(table, server["pid"])["address"])
     worker = int(row(table, server["workers"][0])["address"])
 
-    def fault(address: int, count: int, offset: int, physical: bool) -> bytes:
-        raise FaultError("gone", address)
-
-    lay_over(prog, leader, tasks.size, fault)
+    lose(prog, leader, tasks.size)
     assert len(tasks.read_processes([worker], findings)) == 0
     assert findings.coverage["tasks_unreadable"] == 1

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drgn import Architecture, Platform, Program, TypeMember
 
 from msatools.tasks.framerules import End
 from msatools.tasks.orc import BY_FRAME_POINTER, Base, Kind, Rule
 from msatools.tasks.stackmemory import StackMemory
 from msatools.tasks.unwind import Frames, Unwinder
+from tests.support.madetypes import made_program, struct
 
 TEXT = 0xFFFF_FFFF_8100_0000
 STACK = 0xFFFF_C900_0000_0000
@@ -33,11 +33,11 @@ BY_R10 = Rule(Kind.CALL, Base.OTHER, 0, Base.NONE, 0, False)
 
 def unwinder(rules: dict[int, Rule]) -> Unwinder:
     """Unwind with rules by the offset in the text of what is looked up."""
-    types = Program(Platform(Architecture.X86_64))
+    types = made_program()
     u64 = types.int_type("unsigned long", 8, False)
     names = ("r15", "r14", "r13", "r12", "bx", "bp", "ret_addr")
-    members = [TypeMember(u64, name, 64 * i) for i, name in enumerate(names)]
-    saved = types.struct_type("inactive_task_frame", 56, members)
+    members = {name: (u64, 8 * i) for i, name in enumerate(names)}
+    saved = struct(types, "inactive_task_frame", 56, **members)
     prog: Any = SimpleNamespace(type=lambda name: saved)
     orc: Any = SimpleNamespace(rule=lambda pc: rules.get(pc - TEXT))
     return Unwinder(prog, orc, NEWBORN)

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What a scan found of pages that may be on lists, made by hand."""
+
+import numpy as np
+
+from msatools.memory.classes import PageClass
+from msatools.memory.scanresult import NCLASSES, CachePages, FreeCandidates, ScanResult
+
+PAGES = 1000
+"""In all, of one class."""
+
+KEY = 0
+
+
+def scanned(
+    links: dict[int, tuple[int, int]],
+    rooms: int,
+    code: int = PageClass.UNATTRIBUTED,
+) -> ScanResult:
+    """
+    Make what a scan found.
+
+    :param links: By list node, what is behind and before it on a list.
+    :param rooms: Pages of the largest block that each may begin.
+    """
+    counts = np.zeros(NCLASSES, np.int64)
+    counts[code] = PAGES
+    nodes = np.array([*links], np.uint64)
+    nexts, prevs = np.array([*links.values()], np.uint64).T
+    candidates = FreeCandidates(
+        *([column] for column in (nodes, nexts, prevs)),
+        [np.full(len(links), code, np.uint8)],
+        [np.full(len(links), KEY, np.int64)],
+        [np.full(len(links), rooms, np.intp)],
+    )
+    return ScanResult({KEY: counts}, CachePages(), candidates)
