@@ -55,6 +55,28 @@ def _parsed(out: str) -> Any:
     return json.loads(line)
 
 
+def table(lines: list[str], first: str) -> list[dict[str, str]]:
+    """Give the rows of the table whose first column is called so.
+
+    Cells of the last column may have spaces, and those of ON.
+    """
+    (at,) = (n for n, line in enumerate(lines) if line.split()[:1] == [first])
+    head, rows = lines[at], []
+    names = head.split()
+    for line in lines[at + 1 :]:
+        if line.startswith(("Total:", "NPROC", "~ ")):
+            break
+        cells: list[str] = []
+        rest, left = line, len(names)
+        if "ON" in names:
+            start, end = head.index(" ON ") + 1, head.index(" VCX ") + len(" VCX")
+            cells = [*line[:start].split(), *line[start:end].rsplit(None, 1)]
+            rest, left = line[end:], len(names) - len(cells)
+        cells += rest.split(None, left - 1)
+        rows.append(dict(zip(names, cells, strict=False)))
+    return rows
+
+
 class Said:
     """What a guest said of its tasks, with its kernel stopped."""
 

@@ -16,6 +16,7 @@ from tests.prstat.reports import (
     report,
     said,
     still,
+    table,
     text,
 )
 
@@ -164,6 +165,24 @@ def test_process_by_name_that_leads_no_more(name: str) -> None:
     assert both == {told["pid"], told["tid"]}
     (process,) = tasks(name, "-p", str(told["tid"]))
     assert (process["pid"], process["class"]) == (told["pid"], "SIG")
+
+
+# --- what is shown
+
+
+def number(cell: str) -> float:
+    return float(cell.lstrip("~<>"))
+
+
+@pytest.mark.parametrize("dump_name", [*OFF, *ON])
+def test_shares_make_up_a_life(dump_name: str) -> None:
+    """Each is rounded to a tenth, or to one if it is all."""
+    rows = table(text(dump_name, "-mL"), "PID/TID")
+    assert len(rows) > 2200
+    for row in rows:
+        shares = [row[name] for name in ("USR", "SYS", "LAT", "OFF", "ZMB")]
+        assert abs(sum(map(number, shares)) - 100) <= 0.2501, row
+        assert row["SCL"] == row["SIG"] == row["TRP"] == "-"
 
 
 # --- why
