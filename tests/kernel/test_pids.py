@@ -16,7 +16,8 @@ from tests.support.dumps import open_dump
 from tests.support.madetypes import made_program, serve, struct
 from tests.support.overlay import lose, put
 
-DUMPS = ("memory-5.10", "memory-6.1", "tasks-6.1", "tasks-6.12", "manytasks-6.12")
+MANY = pytest.param("manytasks-6.12", marks=pytest.mark.long)
+DUMPS = ("memory-5.10", "memory-6.1", "tasks-6.1", "tasks-6.12", MANY)
 
 
 @pytest.mark.parametrize("name", DUMPS)

@@ -23,6 +23,9 @@ open_target(TargetSpec(path=sys.argv[1], types="btf"))
 PRSTAT = "import sys; from msatools.commands.prstat import main; sys.exit(main())"
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module", params=["6.1", "6.12"])
 def run(request: pytest.FixtureRequest) -> lab.Run:
     return lab.build(f"manytasks-{request.param}")

@@ -24,6 +24,9 @@ KERNEL = "6.12"
 """The kernel that all tests have."""
 
 _KERNEL_NAME = re.compile(r"(?<![\d.])(?:5\.10|6\.1|6\.12|7\.\d+)(?![\d.])")
+_LARGE = ("manytasks", "manyfutexes")
+"""Guests with tens of thousands of tasks."""
+
 _LIVE_FIXTURES = {"live_guest", "live_qmp"}
 
 
@@ -106,15 +109,19 @@ class _Guard:
                 )
             if not name.endswith(f"-{KERNEL}") and not self._may_have_others():
                 pytest.fail(f"{name} is another kernel's: mark the test `kernels`")
+            if name.startswith(_LARGE) and not self._is_marked("long"):
+                pytest.fail(f"{name} takes minutes to build: mark the test `long`")
         return self._build(name, *cache)
 
     def live(self, name: str) -> NoReturn:
         pytest.fail(f"{name} is to run: mark the test `live`")
 
     def _may_have_others(self) -> bool:
+        return self._all_kernels or self._is_marked("kernels")
+
+    def _is_marked(self, marker: str) -> bool:
         test = self._test
-        marked = test is None or test.get_closest_marker("kernels") is not None
-        return marked or self._all_kernels
+        return test is None or test.get_closest_marker(marker) is not None
 
 
 def _build_anew() -> None:

@@ -45,6 +45,9 @@ class Dump:
         return Counter(TaskClass(number).name for number in classes.tolist())
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module", params=["6.1", "6.12"])
 def run(request: pytest.FixtureRequest) -> lab.Run:
     return lab.build(f"manytasks-{request.param}")

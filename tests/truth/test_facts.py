@@ -102,7 +102,7 @@ def verdicts(command: str, dump: str) -> Mapping[str, Verdict]:
     return {fact.name: judge(fact, found, run) for fact in TABLES[command].facts}
 
 
-@pytest.mark.parametrize(("command", "dump"), cases())
+@pytest.mark.parametrize(("command", "dump"), [*cases()])
 def test_facts(command: str, dump: str) -> None:
     found = verdicts(command, dump).values()
     assert [line for verdict in found for line in verdict.failed] == []

@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from fixtures import lab
 from tests.support.strace import MARKER, reads_of
 
@@ -45,6 +47,7 @@ def check_cost(
     return found
 
 
+@pytest.mark.long
 def test_one_task_of_many(tmp_path: Path) -> None:
     run = lab.build("manytasks-6.12")
     zombies = run.workload["farm"]["zombies"]

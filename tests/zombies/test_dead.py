@@ -51,6 +51,7 @@ def test_who_traces(dump: Dump) -> None:
     assert 0 < np.count_nonzero(dump.parents.elsewhere) < dump.dead.ptraced.sum()
 
 
+@pytest.mark.long
 def test_many() -> None:
     many = read_dump("manytasks-6.12")
     farm = many.workload["farm"]

@@ -3,6 +3,7 @@
 """The memory that zombies hold; sizes as in /proc/slabinfo: tests/truth/zombies."""
 
 import numpy as np
+import pytest
 
 from msatools.kernel.report import Findings
 from msatools.target.addresses import kernel_start
@@ -44,6 +45,7 @@ def test_what_is_lost_is_noted(dump: Dump) -> None:
     assert findings.lost
 
 
+@pytest.mark.long
 def test_many() -> None:
     many = read_dump("manytasks-6.12")
     before = many.reader.reads

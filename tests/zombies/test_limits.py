@@ -131,6 +131,7 @@ def test_users_before_ucounts() -> None:
     assert space.used == len(old.table)
 
 
+@pytest.mark.long
 def test_nothing_is_read_by_zombie() -> None:
     many = read_dump("manytasks-6.12")
     before = many.reader.reads

@@ -217,6 +217,7 @@ def test_one_alone(dump: Dump) -> None:
     assert len(done) > 40
 
 
+@pytest.mark.long
 def test_one_of_many_alone() -> None:
     many = read_dump("manytasks-6.12")
     _, reads, _ = alone(many, many.pids[MANY // 2])
