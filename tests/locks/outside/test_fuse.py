@@ -146,6 +146,20 @@ def test_a_list_of_file_systems_that_is_damaged_costs_a_note(
     assert look.findings.lost["super blocks"] == 1
 
 
+def test_devices_that_cannot_be_read_cost_a_note(
+    dump: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = dump.seen.look()
+    assert look.fuse.mounts
+
+    def fails(*_: object) -> None:
+        raise FaultError("not in the dump", 0)
+
+    monkeypatch.setattr(look.fuse, "_object", fails)
+    assert look.fuse._openers == {}
+    assert look.findings.lost["FUSE servers"] >= 3
+
+
 def test_frozen_file_systems(dump: Outside) -> None:
     identities = set()
     waiters = list(dump.waiters("percpu_rwsem"))
