@@ -23,6 +23,7 @@ from msatools.kernel.report import Findings
 from msatools.locks.events import bitwaits, folios, waitqueues
 from msatools.locks.lock import Lock, LockType
 from msatools.locks.look import Case
+from msatools.locks.names.described import process_of
 from msatools.locks.names.names import Name, Names
 from msatools.locks.names.slabs import Slabs
 from msatools.locks.names.variables import Variables
@@ -539,3 +540,15 @@ def test_no_address_is_too_wild(dump: Dump) -> None:
         for type_ in get_args(LockType):
             if type_ not in ("futex", "pi_futex"):
                 assert names.name(Lock(type_, address), []).path is None
+
+
+def test_process_of_an_address_space_that_names_none(
+    dump: Dump, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without memory cgroups: it is the process that came first."""
+    tasks = dump.look.tasks
+    mms = sorted({*tasks["mm"][tasks["mm"] != 0].tolist()})[::40]
+    named = [process_of(dump.look, mm) for mm in mms]
+    assert len(mms) >= 3
+    monkeypatch.setattr(dump.look.places, "owner_of_mm", lambda mm: None)
+    assert [process_of(dump.look, mm) for mm in mms] == named
