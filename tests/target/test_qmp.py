@@ -24,37 +24,7 @@ def test_nobody_listens(tmp_path: Path) -> None:
         open_target(TargetSpec(qemu=str(path)))
 
 
-class Server:
-    """A QEMU that greets, gives some answers, and then is silent, or ends."""
-
-    def __init__(self, path: Path, *answers: str, ends: bool = False) -> None:
-        self.address = str(path)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(self.address)
-        self._listener.listen()
-        self._answers = answers
-        self._ends = ends
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def __enter__(self) -> str:
-        return self.address
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._over.set()
-        self._thread.join()
-        self._listener.close()
-
-    def _serve(self) -> None:
-        with self._listener.accept()[0] as connection:
-            # Before anything is asked: drgn waits without letting other threads run.
-            for line in ('{"QMP": {}}', *self._answers):
-                connection.sendall(line.encode() + b"\r\n")
-            if not self._ends:
-                self._over.wait()
-
-
+GREETING = '{"QMP": {}}'
 NEGOTIATED = '{"return": {}}'
 
 
@@ -65,22 +35,31 @@ REFUSAL = '{"error": {"class": "GenericError", "desc": "there is a dump"}}'
     ("answer", "ends", "why"),
     [
         # Its thread for QMP goes on, and the main one does not.
-        ("", False, r"has not answered for 0\.2 s; see what"),
-        (NEGOTIATED, False, r"has not answered for 0\.2 s; see what"),
-        (NEGOTIATED, True, "QEMU has ended"),
-        (REFUSAL, False, "refuses: GenericError: there is a dump; try"),
+        ((), False, r"has not answered for 0\.2 s; see what"),
+        ((NEGOTIATED,), False, r"has not answered for 0\.2 s; see what"),
+        ((NEGOTIATED,), True, "QEMU has ended"),
+        ((REFUSAL,), False, "refuses: GenericError: there is a dump; try"),
     ],
 )
 def test_qemu_that_does_not_help(
-    answer: str, ends: bool, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    answer: tuple[str, ...], ends: bool, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It greets, gives an answer or none, and then is silent, or ends."""
+    ours, theirs = socket.socketpair()
+
+    def connected(_: str) -> socket.socket:
+        qmp._limit(ours)
+        return ours
+
     monkeypatch.setattr(qmp, "_TIMEOUT_S", 0.2)
-    answers = [answer] if answer else []
-    with (
-        Server(tmp_path / "qmp", *answers, ends=ends) as address,
-        pytest.raises(TargetError, match=why),
-    ):
-        open_target(TargetSpec(qemu=address))
+    monkeypatch.setattr(qmp, "_connect", connected)
+    with theirs:
+        # All that it will say is there before anything is asked.
+        theirs.sendall("".join(f"{line}\r\n" for line in (GREETING, *answer)).encode())
+        if ends:
+            theirs.close()
+        with pytest.raises(TargetError, match=why):
+            open_target(TargetSpec(qemu="guest"))
 
 
 def test_too_many_wait_for_the_socket(
