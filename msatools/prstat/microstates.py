@@ -84,7 +84,9 @@ def microstates(
     left = lifetime - cpu_ns - zombie
     missed = np.maximum(latency - left, 0)
     latency = np.clip(latency, 0, np.maximum(left, 0))
-    cpu_ns = np.minimum(cpu_ns, lifetime - zombie)
+    # The kernel counts time on the CPU; death is as old as two CPUs' clocks say.
+    cpu_ns = np.minimum(cpu_ns, lifetime)
+    zombie = np.minimum(zombie, lifetime - cpu_ns)
     user = user_time(cpu_ns, tasks["utime_ns"], tasks["stime_ns"], tasks["flags"])
     return Microstates(
         user_ns=user,

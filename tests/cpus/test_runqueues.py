@@ -382,7 +382,11 @@ def test_tasks_wait_behind_what_does_not_yield(locked: Seen) -> None:
         for name in hogs:
             assert waits[name] is not None
             assert waits[name] >= queue.switched_ns
-        assert locked.doing(queue.cpu) == "kernel cm_spin_on"
+        told = locked.doing(queue.cpu)
+        assert told is not None
+        # A tick comes to the others, and one of them may be amid it.
+        if role == "irqs-off" or not told.startswith("interrupt "):
+            assert told == "kernel cm_spin_on"
 
 
 def test_a_thread_that_would_stop_a_cpu_waits_first(locked: Seen) -> None:

@@ -36,6 +36,11 @@ LIVES: dict[str, tuple[dict[str, int], list[int]]] = {
     # A migrated sleeper keeps last_queued; its state tells.
     "queued stamp left behind": ({"last_queued_ns": AGO}, [0, 0, 0, 10_000, 0]),
     "zombie": ({**DIED, "sum_exec_ns": SECOND}, [500, 500, 0, 6000, 3000]),
+    # It died by another CPU's clock: what was counted stays.
+    "zombie that ran to the end": (
+        {**DIED, "sum_exec_ns": 7 * SECOND + 2 * MS},
+        [3501, 3501, 0, 0, 2998],
+    ),
     "kernel thread has no user mode": (
         {"flags": PF_KTHREAD, "sum_exec_ns": SECOND, "utime_ns": 5, "stime_ns": 0},
         [0, 1000, 0, 9000, 0],
