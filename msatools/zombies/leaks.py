@@ -30,9 +30,13 @@ from msatools.kernel.report import Findings
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.locks.evidence import seen_on_stacks
 from msatools.target.model import Address
+from msatools.tasks.classes import TaskClass
 from msatools.tasks.stackmemory import stack_bytes
+from msatools.tasks.stacks import StackCollector
+from msatools.tasks.states import asleep
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.text import kernel_symbol
+from msatools.tasks.waits import classify
 from msatools.zombies.model import Leak
 from msatools.zombies.pidholders import CALLBACKS, PidHolders
 from msatools.zombies.slabscan import Cache, SlabScan, Word
@@ -55,6 +59,11 @@ _OF_MEMORY = frozenset(
     {"vm_area_struct", "vma_lock", "maple_node", "anon_vma", "anon_vma_chain"}
 )
 _INODES_WITH_PIDS = frozenset({"proc_inode_cache", "mqueue_inode_cache"})
+
+_WITHOUT_PIDS = frozenset(
+    {TaskClass.SIG, TaskClass.TMR, TaskClass.LCK, TaskClass.POL, TaskClass.KTW}
+)
+"""Waits that take no reference."""
 
 Numbers = npt.NDArray[np.int64]
 Found = Iterator[tuple[int, str]]
@@ -249,16 +258,38 @@ def _on_stacks(
 ) -> Found:
     """Find who has a ``struct pid`` in hand: waits for it, or looks at it.
 
-    One reference a task is counted, however often its stack has the address.
+    One reference a task is counted, however often its stack has the address; none of
+    who waits for what has nothing to do with processes: that was left there by calls
+    before.
     """
     rows = np.arange(len(tasks))
     number = {address: row for row, address in enumerate(wanted.tolist())}
     seen = seen_on_stacks(
         reader, tasks, rows, number.keys(), stack_bytes(reader.prog), findings
     )
+    idle = _idle(reader, tasks, sorted(set().union(*seen.values())))
     for address, holders in seen.items():
-        for _ in holders:
-            yield number[address], "stack of a task"
+        for row in holders:
+            if row not in idle:
+                yield number[address], "stack of a task"
+
+
+def _idle(reader: Reader, tasks: TaskTable, rows: list[int]) -> set[int]:
+    """Tell which of some tasks are in a wait that takes no reference to a process."""
+    part = TaskTable(tasks.records[rows], tasks.columns)
+    part = part.only(asleep(part))
+    stacks = StackCollector(reader, Findings()).collect(
+        part["address"],
+        part["stack"].astype(np.uint64),
+        part["sp"].astype(np.uint64) if part.has("sp") else None,
+    )
+    waits = [classify(stacks.names(stack)).task_class for stack in stacks.unique]
+    found = {
+        int(address)
+        for address, place in zip(part["address"], stacks.index, strict=True)
+        if waits[place] in _WITHOUT_PIDS
+    }
+    return {row for row in rows if int(tasks["address"][row]) in found}
 
 
 def _in_variables(reader: Reader, wanted: Addresses, findings: Findings) -> Found:

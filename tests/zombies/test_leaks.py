@@ -12,11 +12,13 @@ import pytest
 from drgn import Program
 
 from msatools.kernel.report import Findings
+from msatools.tasks.stackmemory import stack_bytes
 from msatools.zombies import leaks, slabscan
 from msatools.zombies.leaks import _is_allocated, find_leaks
 from msatools.zombies.model import Leak
 from msatools.zombies.pidholders import PidHolders
 from msatools.zombies.slabscan import SlabScan
+from tests.support.dumps import open_dump
 from tests.support.overlay import put
 from tests.zombies.dumps import Dump, read_dump
 
@@ -96,6 +98,27 @@ def test_waits_are_known(dump: Dump, monkeypatch: pytest.MonkeyPatch) -> None:
     waited = {tasks[name]["waits_for"]["pid"] for name in waiting(dump)}
     assert waited
     assert waited <= others(dump).keys()
+
+
+@pytest.mark.parametrize(("who", "holds"), [("leaks", False), ("waits", True)])
+def test_what_is_left_on_a_stack_holds_nothing(who: str, holds: bool) -> None:
+    """One waits for signals, whatever it did before; the other for a child."""
+    dump = Dump(open_dump("zombies-6.12", "btf"), "zombies-6.12")
+    (leak, *_) = (one for one in dump.workload["leaks"] if one["leaked"] == 1)
+    if who == "leaks":
+        tid = int(dump.table["pid"][dump.table["comm"] == b"leaks"][0])
+    else:
+        tid = dump.workload["tasks"][waiting(dump)[0]]["tid"]
+    (stack,) = dump.table["stack"][dump.table["pid"] == tid].tolist()
+    # A register that user mode had at its system call.
+    saved = stack + stack_bytes(dump.prog) - _REGISTERS
+    put(dump.prog, saved, struct.pack("<Q", int(leak["address"], 16)))
+    found = {one.address for one in look(dump)[0]}
+    assert (int(leak["address"], 16) not in found) == holds
+
+
+_REGISTERS = 168 - 24
+"""Bytes of ``struct pt_regs``, but for the first few."""
 
 
 def waiting(dump: Dump) -> list[str]:

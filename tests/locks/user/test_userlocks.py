@@ -185,10 +185,13 @@ def test_a_dump_without_user_memory(tasks: Seen) -> None:
     look = look_at(prog, tasks.run.name).look()
     found, count = everything(look)
     # A slab page of 6.12 may seem to be an anonymous page to makedumpfile.
-    kept = [{"exact": 1}, {"lost": 1}][: 1 + (tasks.run.name != "tasks-6.1")]
-    assert found in kept
+    some = tasks.run.name != "tasks-6.1"
+    assert found in [{"exact": 1}, {"lost": 1}][: 1 + some]
     assert count > 10
-    assert look.findings.coverage["futexes_not_read"] == count - 1
+    findings = look.findings
+    lost = findings.lost["futex owners"]
+    assert not lost or some
+    assert findings.coverage["futexes_not_read"] + lost == count - 1
     codes = [code for code, _ in look.findings.notes]
     assert codes.count(FILTERED) == 1
 
