@@ -38,6 +38,7 @@ def _options(args: argparse.Namespace) -> "LocksOptions":
         types=args.types_wanted,
         states=args.states_wanted,
         min_wait_ns=args.min_wait_ns,
+        share=args.budget / 2 if args.budget else None,
         stack=args.stack,
     )
 

@@ -106,6 +106,7 @@ def _options(args: argparse.Namespace) -> "Options":
         modules=tuple(args.modules),
         why=tuple(args.why),
         hz=args.hz,
+        share=args.budget / 2 if args.budget else None,
     )
 
 
@@ -271,9 +272,9 @@ COMMAND = Command(
             "-F",
             dest="hz",
             type=_frequency,
-            default=0,
             metavar="HZ",
-            help="with INTERVAL: sample this often what tasks wait for",
+            help="with INTERVAL: sample this often what tasks wait for (default: as "
+            "often as a quarter of a CPU, or half of --budget, allows, up to 20)",
         ),
     ),
     examples=(

@@ -58,7 +58,7 @@ def reports(
     while given != plan.count:
         # A report that takes longer than the interval delays those after it.
         due_s = max(due_s + plan.interval_s, time.monotonic())
-        samples = _Samples(session, call, pace)
+        samples = _Samples(session, call, pace, due_s - time.monotonic())
         try:
             while (at_s := samples.next_s) is not None and at_s < due_s:
                 if quit_before(at_s):
@@ -91,10 +91,14 @@ def _noted(report: R, code: str, text: str) -> R:
 class _Samples:
     """The samples within one interval: when the next is due, and what was lost."""
 
-    def __init__(self, session: Session[Any], call: Call, pace: Pace) -> None:
+    def __init__(
+        self, session: Session[Any], call: Call, pace: Pace, left_s: float
+    ) -> None:
         self._session = session
         self._call = call
         self._pace = pace
+        # One there is in each that has room for it, however dear it is.
+        self._longest_s = left_s
         self._period_starts_s = time.monotonic()
         self._lost = 0
         self._why = ""
@@ -103,7 +107,7 @@ class _Samples:
     def take(self) -> None:
         """Take a sample; one that takes longer than the period delays the next."""
         self._call(self._sample)
-        elapsed = self._period_starts_s + (self._session.period_s or 0)
+        elapsed = self._period_starts_s + (self._period_s or 0)
         self._period_starts_s = max(elapsed, time.monotonic())
         self.next_s = self._place()
 
@@ -121,12 +125,17 @@ class _Samples:
             self._lost += 1
             self._why = str(error)
 
+    @property
+    def _period_s(self) -> float | None:
+        period_s = self._session.period_s
+        return None if period_s is None else min(period_s, self._longest_s)
+
     def _place(self) -> float | None:
         """Choose a moment in the period, of the monotonic clock.
 
         A random one: what a task does at the same rate would be met always or never.
         """
-        period_s = self._session.period_s
+        period_s = self._period_s
         if period_s is None:
             return None
         at_s = self._period_starts_s + random.random() * period_s

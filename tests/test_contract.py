@@ -23,14 +23,14 @@ from typing import Any, NoReturn, get_args
 from unittest.mock import patch
 
 import pytest
-from drgn import FaultError
+from drgn import FaultError, cast
 from drgn.commands import (
     DEFAULT_COMMAND_NAMESPACE,
     CommandArgumentError,
     CommandError,
     run_command,
 )
-from drgn.helpers.linux.pid import find_task
+from drgn.helpers.linux.pid import for_each_task
 
 import msatools
 from fixtures import lab
@@ -145,7 +145,7 @@ def test_names() -> None:
     assert {*TaskClass.__members__} == {
         *("CPU", "USR", "SYS", "INT", "LAT", "LCK", "KLK", "FLK", "POL", "FLT"),
         *("SWP", "RCL", "DSK", "PIP", "NET", "TMR", "WAI", "SIG", "IPC", "TTY"),
-        *("URG", "KTW", "STP", "TRC", "ZMB", "OTH"),
+        *("URG", "KTW", "STP", "TRC", "ZMB", "OTH", "WAK"),
     }
     assert {*get_args(LockType)} >= {
         *("mutex", "ww_mutex", "rwsem", "semaphore", "rt_mutex", "percpu_rwsem"),
@@ -669,12 +669,16 @@ ESCAPED = r"a\x1b[31m\x0a[b]"
     ids=lambda value: value.name if isinstance(value, Row) else value,
 )
 def test_names_are_escaped(row: Row, words: str) -> None:
-    """Those of tasks, which anyone may choose."""
+    """Those of tasks, which anyone may choose, and of threads of the kernel."""
 
     def rename() -> None:
         prog = demo().prog
-        for pid in (1, 43, 210, 211):
-            put(prog, find_task(prog, pid).comm.address_, EVIL.ljust(16, b"\0"))
+        for task in for_each_task(prog):
+            if task.comm.string_() in (b"python3", b"threads"):
+                put(prog, task.comm.address_, EVIL.ljust(16, b"\0"))
+            if task.comm.string_() == b"kswapd0":
+                thread = cast("struct kthread *", task.worker_private)
+                put(prog, thread.full_name.value_(), EVIL + b"\0")
 
     for more in ((), ("--json",)):
         ran = end(start(row.command, *words.split(), *more, CORE, before=rename))

@@ -40,6 +40,7 @@ from msatools.target.describe import describe
 from msatools.target.errors import TargetError
 from msatools.target.model import Target
 from msatools.tasks.cgroups import read_cgroups
+from msatools.tasks.names import KernelNames
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.text import KernelText
 from msatools.values import ranges
@@ -108,6 +109,7 @@ class Cpus(KernelSession):
             self._percpu = self._reader.once(
                 PerCpu, lambda: read_percpu(prog, self._findings)
             )
+            self._kernel_names = KernelNames(self._reader)
             self._task_reader = TaskReader(self._reader) if options.tasks else None
             self._text = None
             if options.doing and not target.live:
@@ -142,6 +144,8 @@ class Cpus(KernelSession):
         reader, percpu, found = self._reader, self._percpu, self._findings
         progress(0, _STEPS)
         tasks = self._task_reader.read_all(found) if self._task_reader else None
+        if tasks is not None:
+            self._kernel_names.fill(tasks, found)
         clocks = read_clocks(reader, found)
         progress(1, _STEPS)
         counters = read_counters(reader, percpu, clocks, found)

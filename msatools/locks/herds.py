@@ -18,16 +18,22 @@ after lives of some ten seconds, and have slept 4 to 9 times. Those of one that 
 one at a time sleep since they were made, or are as far apart as its requests.
 """
 
-from collections.abc import Sequence
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks
-from msatools.locks.model import Herd, On
+from msatools.kernel.report import Findings
+from msatools.locks.model import Herd, On, Waker
+from msatools.tasks.identity import comm_text
 from msatools.tasks.now import Now
-from msatools.tasks.table import TaskTable
+from msatools.tasks.stackmemory import Rows
+from msatools.tasks.states import asleep
+from msatools.tasks.table import PF_KTHREAD, TaskReader, TaskTable
 
 MIN_WAITERS = 16
 TURN_NS = 1_000_000
@@ -35,6 +41,8 @@ MIN_SWITCHES = 3
 """The median: one sleep that is the first, and the wake-ups that two others took."""
 
 _STRAGGLERS = 0.05
+_LOOKS, _PAUSE_SECONDS = 8, 0.02
+"""Looks at one crowd, and how far they may be apart."""
 
 # What one process numbers for itself.
 _OF_PROCESS = frozenset({"epoll", "io_uring", "poll", "eventfd", "timerfd", "inotify"})
@@ -64,20 +72,54 @@ class _Thing:
         return f"{self.kind} {shape}{of}"
 
 
+@dataclass(frozen=True)
+class Watched:
+    """What else is known of threads that are looked at again and again."""
+
+    slept: npt.NDArray[np.int64] | None = None
+    """How often each thread has gone to sleep within an interval."""
+
+    again: Callable[[Rows], Iterator[TaskTable]] | None = None
+    """Reads some threads again, a few times, each time all at once: on a kernel that
+    runs, the first look was of as many moments as there are threads."""
+
+
+def look_again(
+    reader: TaskReader, tasks: TaskTable
+) -> Callable[[Rows], Iterator[TaskTable]]:
+    """Give what reads some threads again, on a kernel that runs."""
+
+    def again(rows: Rows) -> Iterator[TaskTable]:
+        addresses, pids = tasks["address"][rows].tolist(), tasks["pid"][rows]
+        for _ in range(_LOOKS):
+            found = reader.read(addresses, Findings())
+            yield found.only(np.isin(found["pid"], pids))
+            # Rounds are not to be met at the same place each time.
+            time.sleep(random.uniform(0, _PAUSE_SECONDS))
+
+    return again
+
+
 def find_herds(
     tasks: TaskTable,
     now: Now,
     ons: Sequence[On | None],
     clocks: Clocks,
-    slept: npt.NDArray[np.int64] | None = None,
+    leaving: Sequence[On | None] = (),
+    watched: Watched = Watched(),
 ) -> tuple[Herd, ...]:
     """
     Find herds among some threads, the largest first.
 
     :param ons: What each thread waits on, as far as that was asked for.
-    :param slept: How often each thread has gone to sleep within an interval.
+    :param leaving: What each thread has been waiting on that is just being woken.
     """
     crowds: dict[tuple[_Thing, int], list[int]] = {}
+    woken: dict[_Thing, list[int]] = {}
+    for row, on in enumerate(leaving):
+        if on is not None and (thing := _thing(on, int(tasks["tgid"][row]))):
+            woken.setdefault(thing, []).append(row)
+            crowds.setdefault((thing, 0), [])
     for row, on in enumerate(ons):
         thing = None if on is None else _thing(on, int(tasks["tgid"][row]))
         if thing is not None:
@@ -86,11 +128,11 @@ def find_herds(
             crowds.setdefault((thing, way), []).append(row)
     herds = []
     for (thing, _), members in crowds.items():
-        rows = np.array(members)
-        if len(rows) < MIN_WAITERS or not _thunders(tasks, now, rows, clocks):
-            continue
-        herd = _herd(tasks, now, thing, rows, ons[members[0]])
-        herds.append(herd if slept is None else confirm(herd, slept[rows]))
+        woke = woken.get(thing, [])
+        crowd = _Crowd(tasks, now, clocks, np.array(members, np.intp), woke, watched)
+        if len(members) + len(woke) >= MIN_WAITERS and crowd.thunders():
+            on = ons[members[0]] if members else leaving[woke[0]]
+            herds.append(crowd.tell(str(thing), thing.kind, on))
     return tuple(sorted(herds, key=lambda herd: (-herd.waiters, herd.lock)))
 
 
@@ -99,22 +141,21 @@ def crowd_of(
     on: On,
     tasks: TaskTable,
     now: Now,
-    rows: npt.NDArray[np.intp],
+    rows: Rows,
     clocks: Clocks,
-    slept: npt.NDArray[np.int64] | None = None,
+    woken: Sequence[int] = (),
+    watched: Watched = Watched(),
 ) -> Herd:
     """
     Tell of the tasks that wait for one lock whether they are a herd, or just many.
 
     :param lock: What the report calls it.
     :param on: What they wait on.
-    :param slept: How often each of them has gone to sleep within an interval.
+    :param woken: Those that have waited for it, and are just being woken.
     """
-    thing = _Thing(on.kind, int(on.address or 0), None)
-    herd = replace(_herd(tasks, now, thing, rows, on), lock=lock)
-    if not _thunders(tasks, now, rows, clocks):
-        return replace(herd, confidence="none")
-    return herd if slept is None else confirm(herd, slept)
+    crowd = _Crowd(tasks, now, clocks, rows, woken, watched)
+    herd = crowd.tell(lock, on.kind, on)
+    return herd if crowd.thunders() else replace(herd, confidence="none")
 
 
 def confirm(herd: Herd, slept: npt.NDArray[np.int64]) -> Herd:
@@ -127,7 +168,9 @@ def confirm(herd: Herd, slept: npt.NDArray[np.int64]) -> Herd:
     """
     woken = np.count_nonzero(slept)
     if len(slept) and woken >= (1 - _STRAGGLERS) * len(slept):
-        return replace(herd, confidence="confirmed")
+        wakeups = int(slept.sum())
+        in_vain = 1 - float(np.median(slept)) / wakeups
+        return replace(herd, confidence="confirmed", wakeups=wakeups, in_vain=in_vain)
     return herd
 
 
@@ -155,38 +198,120 @@ def _thing(on: On, process: int) -> _Thing | None:
     return None
 
 
-def _thunders(
-    tasks: TaskTable, now: Now, rows: npt.NDArray[np.intp], clocks: Clocks
-) -> bool:
-    """Tell whether waiters have been woken together: see above."""
-    ages = now.age_ns[rows]
-    first, last = np.quantile(ages, (_STRAGGLERS / 2, 1 - _STRAGGLERS / 2))
-    apart, allowed = last - first, TURN_NS * len(rows)
-    if apart > allowed or clocks.monotonic_ns is None:
-        return False
-    lives = clocks.monotonic_ns - tasks["start_ns"][rows].astype(np.int64)
-    if float(np.median(lives - ages)) <= allowed:
-        return False
-    return float(np.median(tasks["nvcsw"][rows])) >= MIN_SWITCHES
+class _Crowd:
+    """Threads that wait on one thing, and those that it has just let go."""
+
+    def __init__(
+        self,
+        tasks: TaskTable,
+        now: Now,
+        clocks: Clocks,
+        rows: Rows,
+        woken: Sequence[int],
+        watched: Watched,
+    ) -> None:
+        self._tasks = tasks
+        self._now = now
+        self._clocks = clocks
+        self._rows = rows
+        self._woken = np.array(woken, np.intp)
+        self._all = np.concatenate([rows, self._woken])
+        self._watched = watched
+
+    def thunders(self) -> bool:
+        """Tell whether they have been woken together: see above."""
+        if float(np.median(self._tasks["nvcsw"][self._all])) < MIN_SWITCHES:
+            return False
+        if len(self._woken) >= MIN_WAITERS // 2:
+            return True
+        return self._have_lived() and self._slept_together()
+
+    def _have_lived(self) -> bool:
+        """Tell whether they do not wait since they were made."""
+        if self._clocks.monotonic_ns is None or not len(self._rows):
+            return False
+        started = self._tasks["start_ns"][self._rows].astype(np.int64)
+        lives = self._clocks.monotonic_ns - started
+        waited = self._now.age_ns[self._rows]
+        return float(np.median(lives - waited)) > self._allowed_ns
+
+    @property
+    def _allowed_ns(self) -> int:
+        return TURN_NS * len(self._all)
+
+    def _slept_together(self) -> bool:
+        if _apart(self._now.age_ns[self._rows]) <= self._allowed_ns:
+            return True
+        if self._watched.again is None:
+            # One round may be under way: those sleep since the round before.
+            return len(self._woken) > 0 and self._in_rounds(
+                self._now.age_ns[self._rows]
+            )
+        return any(map(self._together_in, self._watched.again(self._all)))
+
+    def _together_in(self, table: TaskTable) -> bool:
+        """Tell whether another look has most of them asleep since one round or two."""
+        rests = asleep(table)
+        stamps = table["exec_start_ns"][rests].astype(np.int64)
+        return len(stamps) >= MIN_WAITERS // 2 and self._in_rounds(stamps)
+
+    def _in_rounds(self, times: npt.NDArray[np.int64]) -> bool:
+        """Tell whether they went to sleep in one round, or two."""
+        times = np.sort(times)
+        if _apart(times) <= self._allowed_ns:
+            return True
+        cut = int(np.diff(times).argmax()) + 1
+        return all(
+            _apart(part) <= self._allowed_ns for part in (times[:cut], times[cut:])
+        )
+
+    def tell(self, name: str, kind: str, on: On | None) -> Herd:
+        """Give them as a herd, confirmed if an interval does."""
+        tasks, rows = self._tasks, self._all
+        ages = self._now.age_ns[self._rows if len(self._rows) else rows]
+        herd = Herd(
+            lock=name,
+            waiters=len(rows),
+            owner=on.owner if on else None,
+            kind=kind,
+            address=on.address if on else None,
+            pids=tuple(np.unique(tasks["tgid"][rows]).tolist()),
+            min_age_ns=int(ages.min()),
+            max_age_ns=int(ages.max()),
+            nvcsw_median=int(np.median(tasks["nvcsw"][rows])),
+            confidence="one dump",
+            woken=len(self._woken),
+            waker=self._waker(),
+        )
+        slept = self._watched.slept
+        return herd if slept is None else confirm(herd, slept[rows])
+
+    def _waker(self) -> Waker | None:
+        """Find who wakes most others of their processes, and is none of them.
+
+        The kernel keeps of each task whom it woke last, and how often that was another
+        one than before (record_wakee()): that is how it knows who wakes many.
+        """
+        tasks = self._tasks
+        if not tasks.has("last_wakee"):
+            return None
+        processes = np.unique(tasks["tgid"][self._all])
+        own = np.isin(tasks["tgid"], processes)
+        wakes = np.isin(tasks["last_wakee"], tasks["address"][own])
+        wakes &= (tasks["flags"] & PF_KTHREAD) == 0
+        wakes[self._all] = False
+        found = np.flatnonzero(wakes & own if (wakes & own).any() else wakes)
+        if not len(found):
+            return None
+        row = int(found[np.argmax(tasks["wakee_flips"][found])])
+        return Waker(
+            pid=int(tasks["pid"][row]),
+            tgid=int(tasks["tgid"][row]),
+            comm=comm_text(tasks["comm"][row]),
+        )
 
 
-def _herd(
-    tasks: TaskTable,
-    now: Now,
-    thing: _Thing,
-    rows: npt.NDArray[np.intp],
-    on: On | None,
-) -> Herd:
-    ages = now.age_ns[rows]
-    return Herd(
-        lock=str(thing),
-        waiters=len(rows),
-        owner=on.owner if on else None,
-        kind=thing.kind,
-        address=on.address if on else None,
-        pids=tuple(np.unique(tasks["tgid"][rows]).tolist()),
-        min_age_ns=int(ages.min()),
-        max_age_ns=int(ages.max()),
-        nvcsw_median=int(np.median(tasks["nvcsw"][rows])),
-        confidence="one dump",
-    )
+def _apart(times: npt.NDArray[np.int64]) -> float:
+    """Tell how far apart all but a few are."""
+    first, last = np.quantile(times, (_STRAGGLERS / 2, 1 - _STRAGGLERS / 2))
+    return float(last - first)

@@ -2,23 +2,33 @@
 
 """Who waits for whom, on one kernel: reports one after the other."""
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import drgn
 import numpy as np
 import numpy.typing as npt
 
-from msatools.kernel.clocks import read_clocks
+from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.pids import find_tasks, require_pids
 from msatools.kernel.report import Findings
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.locks.changes import changes
+from msatools.locks.contention import Contention, met
+from msatools.locks.herds import look_again
 from msatools.locks.layout import Layout
+from msatools.locks.lock import Lock
 from msatools.locks.look import Look
 from msatools.locks.options import LocksOptions
-from msatools.locks.report import LocksReport
-from msatools.locks.scene import Scene, find_owners, make_scene, missing_owners
+from msatools.locks.report import Contended, LocksReport
+from msatools.locks.scene import (
+    Scene,
+    Wanted,
+    find_owners,
+    make_scene,
+    missing_owners,
+)
 from msatools.locks.sleeping.kernellocks import MAX_WAITERS
 from msatools.locks.steady import (
     concerned,
@@ -28,12 +38,13 @@ from msatools.locks.steady import (
     without_edges,
 )
 from msatools.locks.telling import Teller
+from msatools.prstat.sampler import Sampler
 from msatools.target.describe import describe
 from msatools.target.model import Target
-from msatools.tasks.now import collect_now
+from msatools.tasks.names import KernelNames
+from msatools.tasks.now import Now, collect_now
 from msatools.tasks.stackmemory import stack_bytes
-from msatools.tasks.stacks import StackCollector
-from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.table import TaskTable
 
 _COVERAGE = (
     *("tasks", "tasks_scanned", "zombies", "tasks_unreadable", "lists_broken"),
@@ -41,6 +52,15 @@ _COVERAGE = (
     *("reads", "bytes_read"),
 )
 """Keys that are always in the report's coverage."""
+
+MAX_HZ = 20.0
+"""Looks a second within an interval: more tell hardly more."""
+
+MAX_SHARE = 0.25
+"""Of one CPU, which they may take: where they cost more, there are fewer."""
+
+MAX_NAMED = 32
+"""New locks that one look names, those first for which most tasks wait."""
 
 _STEPS = 6
 _MAX_ROUNDS = 64
@@ -94,13 +114,20 @@ class Locks(KernelSession):
         self._options = options
         self._layout = Layout(self._reader)
         with self._learning():
-            self._task_reader = TaskReader(self._reader)
-            self._collector = StackCollector(self._reader, self._findings)
+            self._sampler = Sampler(self._reader, self._findings, read=self._read)
+            self._task_reader = self._sampler.task_reader
+            self._kernel_names = KernelNames(self._reader)
             self._stack_bytes = stack_bytes(prog)
-            # The first time it takes long, which is not to pass between tasks and
-            # clocks.
-            read_clocks(self._reader, Findings())
         self._before: _Before | None = None
+        self._live = bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
+        self._contention = Contention()
+        self._names: dict[Lock, tuple[str, str | None]] = {}
+        self._cost_s = 0.0
+
+    @property
+    def period_s(self) -> float | None:
+        """How long after one look the next is due; more where they cost much."""
+        return max(1 / MAX_HZ, self._cost_s / (self._options.share or MAX_SHARE))
 
     def report(self, progress: Progress) -> LocksReport:
         """Report who waits for whom now."""
@@ -108,7 +135,29 @@ class Locks(KernelSession):
 
     def begin(self, progress: Progress) -> None:
         """Look at all tasks: an interval begins."""
+        self._contention = Contention()
         self._before = _before(*self._collect(progress))
+
+    def sample(self) -> None:
+        """Look at all tasks in the midst of an interval."""
+        began_s = time.process_time()
+        # A part that is lost is so in the report of the interval as well.
+        aside = Findings()
+        if self._alone:
+            scene = self._look_at(self._read(aside), aside, alone=True)
+        else:
+            scene = self._look_at_all(aside)
+        find_owners(scene, self._reader, self._stack_bytes, aside, search=False)
+        self._meet(scene)
+        self._cost_s = time.process_time() - began_s
+
+    def _meet(self, scene: Scene) -> None:
+        """Add the locks that a look has met, as they were just then."""
+        self._contention.add(met(scene))
+        new = [want for want in scene.crowds if want.lock not in self._names]
+        if new:
+            teller = Teller(scene, self._options, self._stack_bytes)
+            self._names |= teller.names(sorted(new, key=_crowd)[:MAX_NAMED])
 
     def advance(self, progress: Progress) -> LocksReport:
         """Report who waits for whom now, and what has changed since the last look."""
@@ -116,7 +165,24 @@ class Locks(KernelSession):
         before = self._before
         report, scene = self._collect(progress, before)
         self._before = _before(report, scene)
-        return changes(before.report, report)
+        report = changes(before.report, report)
+        contention, self._contention = self._contention, Contention()
+        return replace(
+            report,
+            coverage={**report.coverage, "looks": contention.looks},
+            contention=self._contended(contention, report),
+        )
+
+    def _contended(
+        self, contention: Contention, report: LocksReport
+    ) -> tuple[Contended, ...]:
+        """Tell the locks that were named, of the types that were asked for."""
+        types, interval_ns = self._options.types, report.interval_ns or 0
+        return tuple(
+            contention.tell(lock, *self._names[lock], interval_ns)
+            for lock in contention.ranked()
+            if lock in self._names and (types is None or lock.type in types)
+        )
 
     def _collect(
         self, progress: Progress, before: _Before | None = None
@@ -124,17 +190,19 @@ class Locks(KernelSession):
         findings = self._findings
         with self._reporting():
             progress(0, _STEPS)
-            tasks = self._read()
-            progress(1, _STEPS)
-            scene = self._scene(tasks)
+            scene = self._of_some() if self._alone else self._look_at_all(findings)
+            self._kernel_names.fill(scene.tasks, findings)
             progress(3, _STEPS)
             find_owners(
                 scene, self._reader, self._stack_bytes, findings, not self._alone
             )
-            if self._prog.flags & drgn.ProgramFlags.IS_LIVE:
+            crowded = scene
+            if self._live:
+                self._meet(scene)
                 scene = self._confirmed(self._held(scene))
             progress(4, _STEPS)
-            teller = Teller(scene, self._options, self._stack_bytes)
+            again = look_again(self._task_reader, scene.tasks) if self._live else None
+            teller = Teller(scene, self._options, self._stack_bytes, crowded, again)
             slept = None if before is None else _slept(scene.tasks, before)
             told = teller.tell(slept)
             self._count(scene)
@@ -153,21 +221,22 @@ class Locks(KernelSession):
         )
         return report, scene
 
-    def _read(self) -> TaskTable:
+    def _read(self, findings: Findings) -> TaskTable:
         """Read all threads, or those that were named."""
         pids = self._options.pids
         if pids is None:
-            return self._task_reader.read_all(self._findings)
-        found = find_tasks(self._reader, pids, self._findings)
-        damaged = self._findings.coverage["pids_unreadable"] > 0
+            return self._task_reader.read_all(findings)
+        found = find_tasks(self._reader, pids, findings)
+        damaged = findings.coverage["pids_unreadable"] > 0
         require_pids(pids, found, damaged=damaged)
-        return self._task_reader.read(list(found.values()), self._findings)
+        return self._task_reader.read(list(found.values()), findings)
 
-    def _scene(self, tasks: TaskTable) -> Scene:
-        """Find who waits for what; of named tasks also what its owners wait for."""
+    def _of_some(self) -> Scene:
+        """Find what the named tasks wait for, and what the owners of that wait for."""
+        tasks = self._read(self._findings)
         for _ in range(_MAX_ROUNDS):
-            scene = self._look(tasks)
-            missing = missing_owners(scene) if self._alone else ()
+            scene = self._look_at(tasks, self._findings, alone=True)
+            missing = missing_owners(scene)
             if not missing:
                 break
             more = self._are_tasks(self._task_reader.read(missing, self._findings))
@@ -188,12 +257,24 @@ class Locks(KernelSession):
     def _alone(self) -> bool:
         return self._options.pids is not None
 
-    def _look(self, tasks: TaskTable) -> Scene:
-        return self._look_at(tasks, self._findings, self._alone)
+    def _look_at_all(self, findings: Findings) -> Scene:
+        seen = self._sampler.look()
+        return self._scene(seen.tasks, seen.now, seen.clocks, findings, alone=False)
 
-    def _look_at(self, tasks: TaskTable, findings: Findings, alone: bool) -> Scene:
+    def _look_at(self, tasks: TaskTable, findings: Findings, *, alone: bool) -> Scene:
         clocks = read_clocks(self._reader, findings)
-        now = collect_now(self._collector, self._prog, tasks, clocks)
+        now = collect_now(self._sampler.collector, self._prog, tasks, clocks)
+        return self._scene(tasks, now, clocks, findings, alone=alone)
+
+    def _scene(
+        self,
+        tasks: TaskTable,
+        now: Now,
+        clocks: Clocks,
+        findings: Findings,
+        *,
+        alone: bool,
+    ) -> Scene:
         # Who waits for a lock is told in full, also where but one was asked for.
         limit = MAX_WAITERS
         look = Look(self._layout, tasks, findings, clocks, alone=alone, limit=limit)
@@ -230,6 +311,10 @@ class Locks(KernelSession):
         coverage["blocked"] = len(scene.blocked)
         unknown = [each for each in scene.blocked.values() if each.why]
         coverage["locks_unknown"] = len(unknown)
+
+
+def _crowd(want: Wanted) -> int:
+    return -len(want.rows)
 
 
 def _before(report: LocksReport, scene: Scene) -> _Before:

@@ -97,6 +97,17 @@ class On:
     """How long that is from now; below zero if it is overdue."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waker:
+    """Who has woken a herd, most likely: the last task that it woke is of the herd."""
+
+    pid: int
+    """Of the thread."""
+
+    tgid: int
+    comm: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Herd:
     """Many tasks that wait on one thing and are woken together, mostly in vain."""
@@ -122,3 +133,13 @@ class Herd:
     """Of how often each waiter has gone to sleep."""
 
     confidence: Confidence
+
+    woken: int = 0
+    """Of the waiters, those that are just being woken: they wait for a CPU by now."""
+
+    waker: Waker | None = None
+    wakeups: int | None = field(default=None, metadata=ADDED)
+    """How often its waiters were woken within an interval, all together."""
+
+    in_vain: float | None = field(default=None, metadata=ADDED)
+    """Which share of that was in vain, if each time one of them would have done."""

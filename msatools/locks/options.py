@@ -28,5 +28,15 @@ class LocksOptions:
     min_wait_ns: int = 0
     """Waits that are at least as long."""
 
+    share: float | None = None
+    """Of one CPU, which looks within an interval may take; ``None`` for what is
+    usual."""
+
     stack: bool = False
     """Whether to tell the stacks of tasks that wait, and of roots."""
+
+    @property
+    def asks_for_all(self) -> bool:
+        """Whether no waits are left out."""
+        chosen = (self.pids, self.types, self.states)
+        return all(each is None for each in chosen) and not self.min_wait_ns

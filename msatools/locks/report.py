@@ -197,6 +197,46 @@ class Changes:
     """In the same wait all the time."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """A task that looks within an interval met as a lock's owner."""
+
+    pid: int
+    comm: str
+    looks: int
+    """How many."""
+
+    where: str
+    """What it was doing then."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contended:
+    """A lock for which tasks waited within an interval, as looks have met them."""
+
+    lock: str
+    """Its ID."""
+
+    type: LockType
+    name: str | None
+    looks: int
+    """How many looks there were."""
+
+    share: float
+    """Of them, those that met tasks that waited."""
+
+    mean_queue: float
+    max_queue: int
+    wait_ns: int
+    """For how long tasks waited, all together: the mean number times the interval."""
+
+    error_ns: int
+    """The standard error of that."""
+
+    owners: tuple[Seen, ...]
+    """Those first that were met most often."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocksReport(Report):
     """Who waits for whom."""
@@ -216,3 +256,5 @@ class LocksReport(Report):
     herds: tuple[Herd, ...]
     inversions: tuple[Inversion, ...]
     changes: Changes | None = field(default=None, metadata=ADDED)
+    contention: tuple[Contended, ...] | None = field(default=None, metadata=ADDED)
+    """Of an interval: the locks for which tasks waited longest, first."""

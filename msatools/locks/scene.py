@@ -16,13 +16,15 @@ from msatools.locks.blocked import Blocked, blocked_rows, find_blocked
 from msatools.locks.evidence import seen_on_stacks
 from msatools.locks.graph import Edge, Graph, Thing
 from msatools.locks.kinds import holders_of, queue_of, readers_of
-from msatools.locks.lock import Holder, Lock, Queued
+from msatools.locks.lock import Holder, Lock, LockType, Queued
 from msatools.locks.look import Look
 from msatools.locks.owners import BY_STACK, Owned, owners
 from msatools.locks.sleeping.spinlocks import spins
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.now import Now
 from msatools.tasks.table import TaskTable
+
+FUTEXES = ("futex", "pi_futex")
 
 BRIEF_NS = 1_000_000_000
 """A wait for a lock that is in use is mostly much shorter."""
@@ -122,10 +124,55 @@ class Scene:
             return None
 
     @cached_property
+    def unqueued(self) -> dict[tuple[int, int], list[int]]:
+        """Rows that are in a futex's call and not in its queue, by process and address.
+
+        They sleep still, but have been taken off it to be woken; or they wait on, of a
+        kernel that runs, and its queue was read when they did not.
+        """
+        found: dict[tuple[int, int], list[int]] = {}
+        for row, each in self.blocked.items():
+            on = each.on
+            if on is not None and on.kind == "futex" and on.address is not None:
+                place = int(self.tasks["tgid"][row]), int(on.address)
+                found.setdefault(place, []).append(row)
+        return found
+
+    @cached_property
+    def crowds(self) -> list[Wanted]:
+        """All that wait for each lock, also those that have just left its queue.
+
+        A futex of a process is the same by whichever of the two it is found.
+        """
+        found = dict(self.wanted)
+        for want in self.wanted.values():
+            place = self.place(want)
+            if place is not None:
+                lock = futex_at(place, want.lock.type)
+                found[lock] = replace(found.pop(want.lock), lock=lock)
+        for place, rows in self.unqueued.items():
+            lock = futex_at(place)
+            want = found.get(lock, Wanted(lock))
+            found[lock] = replace(want, rows=[*want.rows, *rows])
+        return list(found.values())
+
+    def place(self, want: Wanted) -> tuple[int, int] | None:
+        """Tell of a futex its process and address; ``None`` of another lock."""
+        if want.lock.type not in FUTEXES or want.lock.address is None:
+            return None
+        return int(self.tasks["tgid"][want.rows[0]]), want.lock.address
+
+    @cached_property
     def rows(self) -> dict[int, int]:
         """The rows of tasks by their address."""
         addresses: list[int] = self.tasks["address"].tolist()
         return {address: row for row, address in enumerate(addresses)}
+
+
+def futex_at(place: tuple[int, int], type_: LockType = "futex") -> Lock:
+    """Make the lock that a futex is, by its process and address alone."""
+    tgid, address = place
+    return Lock(type_, address, tgid)
 
 
 def make_scene(look: Look, now: Now, clocks: Clocks, stack_size: int) -> Scene:

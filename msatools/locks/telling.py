@@ -2,7 +2,7 @@
 
 """A scene in words: the rows of the report, ranked and named."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,24 +12,24 @@ from msatools.locks.blocked import stands_for
 from msatools.locks.cases import read_cases
 from msatools.locks.graph import Cycle, Graph
 from msatools.locks.graph import Root as Sink
-from msatools.locks.herds import MIN_WAITERS, crowd_of
+from msatools.locks.herds import MIN_WAITERS, Watched, crowd_of
 from msatools.locks.lock import Lock
 from msatools.locks.look import Case
 from msatools.locks.model import Herd, On
 from msatools.locks.names.names import Name, Names
-from msatools.locks.on.explain import tell
+from msatools.locks.on.explain import awake_rows, leaving, tell
 from msatools.locks.options import LocksOptions
 from msatools.locks.outside.externals import External
 from msatools.locks.reasons import external_reason, reason
 from msatools.locks.report import Deadlock, Inversion, LockRow, Owner, Root, Wait
-from msatools.locks.scene import Scene, Unknown, Wanted
+from msatools.locks.scene import FUTEXES, Scene, Unknown, Wanted, futex_at
 from msatools.target.model import Address
 from msatools.tasks.classes import RUNNABLE, TaskClass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.now import AgeBound
 from msatools.tasks.states import letters
+from msatools.tasks.table import TaskTable
 
-_FUTEXES = ("futex", "pi_futex")
 _INHERITS = frozenset(("pi_futex", "rt_mutex"))
 """Locks whose owners run as urgently as those that wait."""
 
@@ -57,8 +57,21 @@ class Told:
 class Teller:
     """Tells one scene."""
 
-    def __init__(self, scene: Scene, options: LocksOptions, stack_size: int) -> None:
+    def __init__(
+        self,
+        scene: Scene,
+        options: LocksOptions,
+        stack_size: int,
+        crowded: Scene | None = None,
+        again: Callable[[npt.NDArray[np.intp]], Iterator[TaskTable]] | None = None,
+    ) -> None:
+        """
+        :param crowded: The same with the waits that have changed meanwhile, if others.
+        :param again: Reads some tasks again: see :class:`msatools.locks.herds.Watched`.
+        """
         self._scene = scene
+        self._crowded = crowded or scene
+        self._again = again
         self._options = options
         self._stack_size = stack_size
         self._graph: Graph = scene.graph
@@ -92,9 +105,14 @@ class Teller:
             locks=tuple(self._lock(want) for want in by_crowd),
             roots=tuple(sorted(roots, key=_weight)),
             deadlocks=tuple(self._deadlocks()),
-            herds=tuple(self._herds(by_crowd, slept)),
+            herds=tuple(self._herds(slept)),
             inversions=tuple(self._inversions(by_crowd)),
         )
+
+    def names(self, locks: Iterable[Wanted]) -> dict[Lock, tuple[str, str | None]]:
+        """Give the ID and the name of some locks."""
+        self._name(locks)
+        return {lock: (id_, self._named[lock].name) for lock, id_ in self._ids.items()}
 
     # --- which
 
@@ -181,7 +199,7 @@ class Teller:
 
     def _id(self, want: Wanted, name: Name) -> str:
         lock = want.lock
-        if lock.type not in _FUTEXES:
+        if lock.type not in FUTEXES:
             bit = f" bit {lock.key}" if lock.type == "bit_wait" else ""
             return f"{lock.type} {lock.address or 0:#x}{bit}"
         if lock.address is not None:
@@ -361,19 +379,39 @@ class Teller:
         rows = np.array(sorted(edge.waiter for edge in cycle.edges), np.intp)
         return all(case.stack.timer() is None for case in self._cases(rows))
 
-    def _herds(
-        self, locks: Iterable[Wanted], slept: npt.NDArray[np.int64] | None
-    ) -> Iterable[Herd]:
-        scene = self._scene
-        for want in locks:
-            if len(want.rows) < MIN_WAITERS:
+    def _herds(self, slept: npt.NDArray[np.int64] | None) -> Iterable[Herd]:
+        scene = self._crowded
+        awake = awake_rows(scene.tasks, scene.now)
+        left = leaving(scene.look, scene.now, awake, self._stack_size)
+        woken = {place: list(rows) for place, rows in scene.unqueued.items()}
+        for row, on in zip(awake.tolist(), left, strict=True):
+            if on is not None and on.address is not None:
+                place = int(scene.tasks["tgid"][row]), int(on.address)
+                woken.setdefault(place, []).append(row)
+        wants = list(scene.crowds)
+        # Of a crowd that is woken as one, nobody may be asleep.
+        queued = {scene.place(want) for want in wants}
+        wants += [
+            Wanted(futex_at(place), rows)
+            for place, rows in woken.items()
+            if place not in queued
+        ]
+        crowds = sorted(wants, key=lambda want: -len(want.rows))
+        watched = Watched(slept, self._again)
+        for want in crowds:
+            at = scene.place(want)
+            woke = woken.get(at, []) if at else []
+            waiting = sorted(set(want.rows).difference(woke))
+            if len(waiting) + len(woke) < MIN_WAITERS or not self._is_asked_for(want):
                 continue
-            rows = np.array(want.rows, np.intp)
+            if want.lock not in self._ids:
+                self._name([want])
             exact = [own.row for own in want.owners if own.confidence == "exact"]
-            address = want.lock.address
             on = On(
-                kind="futex" if want.lock.type in _FUTEXES else "lock",
-                address=None if address is None else Address(address),
+                kind="futex" if want.lock.type in FUTEXES else "lock",
+                address=None
+                if want.lock.address is None
+                else Address(want.lock.address),
                 owner=self._pids[exact[0]] if exact else None,
             )
             yield crowd_of(
@@ -381,10 +419,16 @@ class Teller:
                 on,
                 scene.tasks,
                 scene.now,
-                rows,
+                np.array(waiting, np.intp),
                 scene.clocks,
-                None if slept is None else slept[rows],
+                woke,
+                watched,
             )
+
+    def _is_asked_for(self, want: Wanted) -> bool:
+        return any(
+            self._fits(row) for row in want.rows if row in self._scene.blocked
+        ) or (want.lock not in self._scene.wanted and self._options.asks_for_all)
 
     def _inversions(self, locks: Iterable[Wanted]) -> Iterable[Inversion]:
         """Find owners that could run, do not, and are less urgent than who waits."""
@@ -407,7 +451,7 @@ class Teller:
 
 
 def _is_futex(thing: object) -> bool:
-    return isinstance(thing, Lock) and thing.type in _FUTEXES
+    return isinstance(thing, Lock) and thing.type in FUTEXES
 
 
 def _weight(root: Root) -> tuple[int, int, int]:

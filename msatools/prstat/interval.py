@@ -19,6 +19,7 @@ and after it, but no class less than what is exact: an estimate, with its error.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,16 +44,30 @@ NCLASSES = len(TaskClass)
 Times = npt.NDArray[np.float64]
 """Shape (threads, classes)."""
 
-_UNTOLD = NCLASSES
-"""The column, after those of the classes, of what no look tells."""
+ON_CODE = NCLASSES
+"""The column, after those of the classes, of page faults on code."""
+
+_UNTOLD = NCLASSES + 1
+"""That of what no look tells."""
+
+
+class Part(NamedTuple):
+    """What a row's time off the CPU was spent on, in part."""
+
+    task_class: TaskClass | None
+    """``None`` if nothing tells."""
+
+    ns: int
+    error_ns: int
+    on_code: bool
 
 
 @dataclass(frozen=True)
 class OffCpu:
-    """What each thread's time off the CPU was spent on."""
+    """What some threads' time off the CPU was spent on."""
 
     ns: npt.NDArray[np.int64]
-    """Shape (threads, NCLASSES)."""
+    """Shape (threads, NCLASSES + 1): by class, and page faults on code."""
 
     error_ns: npt.NDArray[np.int64]
     """One standard error of each; 0 if exact. It is for what was seen at all."""
@@ -64,19 +79,41 @@ class OffCpu:
     exact: Booleans
     """Whether no part is an estimate or untold."""
 
-    def by_class(self, row: int) -> dict[TaskClass | None, tuple[int, int]]:
-        """Give a thread's times and their errors, the longest first; None is untold."""
+    def of_rows(self, starts: Rows, ends: Rows, counts: Booleans) -> "OffCpu":
+        """Sum up the threads from each start to each end.
+
+        :param counts: Which threads do.
+        """
+
+        def summed(values: Values) -> Values:
+            kept = np.where(counts if values.ndim == 1 else counts[:, None], values, 0)
+            sums = np.zeros((len(values) + 1, *values.shape[1:]), np.int64)
+            np.cumsum(kept, axis=0, out=sums[1:])
+            return sums[ends] - sums[starts]
+
+        # What one look met, it met of all threads: their errors go together.
+        return OffCpu(
+            ns=summed(self.ns),
+            error_ns=summed(self.error_ns),
+            untold_ns=summed(self.untold_ns),
+            exact=summed(~self.exact) == 0,
+        )
+
+    def parts(self, row: int) -> list[Part]:
+        """Give the times of a row, the longest first."""
         (columns,) = np.nonzero(self.ns[row])
-        found: dict[TaskClass | None, tuple[int, int]] = {
-            TaskClass(column): (
+        found = [
+            Part(
+                TaskClass.FLT if column == ON_CODE else TaskClass(column),
                 int(self.ns[row, column]),
                 int(self.error_ns[row, column]),
+                column == ON_CODE,
             )
             for column in columns.tolist()
-        }
+        ]
         if self.untold_ns[row]:
-            found[None] = int(self.untold_ns[row]), 0
-        return dict(sorted(found.items(), key=lambda item: -item[1][0]))
+            found.append(Part(None, int(self.untold_ns[row]), 0, False))
+        return sorted(found, key=lambda part: -part.ns)
 
 
 @dataclass(frozen=True)
@@ -125,8 +162,8 @@ class Interval:
         self._gone = 0
         self._latency = np.zeros(count, np.int64)
         self._missed = np.zeros(count, np.int64)
-        self._known = np.zeros((count, NCLASSES + 1), np.int64)
-        self._met = np.zeros((count, NCLASSES + 1), np.float64)
+        self._known = np.zeros((count, _UNTOLD + 1), np.int64)
+        self._met = np.zeros((count, _UNTOLD + 1), np.float64)
         """What looks met, each for half the time off the CPU before it and after it."""
         self._unseen = np.zeros(count, np.int64)
         self._squares = np.zeros(count, np.float64)
@@ -216,7 +253,7 @@ class Interval:
         untold = self._known[:, _UNTOLD].astype(np.float64)
         unseen = self._unseen.astype(np.float64)
         # Of what was met, that which is not known already happened unseen.
-        met = self._met[:, :_UNTOLD] if self._added > 1 else np.zeros(known.shape)
+        met = self._met[:, :_UNTOLD]
         shares = met * _ratio(known.sum(1) + unseen, met.sum(1))[:, None]
         shares = np.maximum(shares - known, 0)
         total = shares.sum(1)
@@ -282,7 +319,8 @@ class _Gap:
         old = _taken(_column(before), row)
         new = _column(after)
         unseen = begun - (began & dated)
-        only_new = began & ~dated & (begun <= 1) & ~slept
+        woken = after.now.woken()
+        only_new = (began & ~dated | woken) & (begun <= 1) & ~slept
         only_old = slept & (unseen <= 0) & ~still
         guess = ~still & ~only_new & (unseen > 0)
         rest = np.where(still, 0, np.maximum(off - tail, 0))
@@ -292,7 +330,8 @@ class _Gap:
             (old, np.where(only_old, rest, 0)),
         )
         self.unseen = np.where(guess, rest, 0)
-        met_old, met_new = slept & (old != _UNTOLD), sleeps & (new != _UNTOLD)
+        met_old = slept & (old != _UNTOLD)
+        met_new = (sleeps | woken) & (new != _UNTOLD)
         half = np.where(met_old & met_new, off / 2, off)
         self.met = (
             (old, np.where(met_old, half, 0)),
@@ -346,7 +385,8 @@ def _latency(look: Look) -> Nanoseconds:
 
 
 def _column(look: Look) -> npt.NDArray[np.intp]:
-    return np.where(look.told, look.now.classes, _UNTOLD).astype(np.intp)
+    slept_in = np.where(look.on_code, ON_CODE, look.now.slept_in())
+    return np.where(look.told, slept_in, _UNTOLD).astype(np.intp)
 
 
 def _life_share(states: Microstates) -> npt.NDArray[np.float64]:

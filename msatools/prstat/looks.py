@@ -31,6 +31,9 @@ class Look:
     told: Booleans
     """Whether the class of each is known; not if it went on while it was looked at."""
 
+    on_code: Booleans
+    """Whose page fault is on code."""
+
     took_ns: int
     """How long the clocks were read after it began, by the clock of who looks: threads
     that were born meanwhile may not be in it."""

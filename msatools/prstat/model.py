@@ -37,7 +37,7 @@ class Split:
 
 @dataclass(frozen=True)
 class OffCpu:
-    """What a thread did off the CPU within an interval, by class."""
+    """What was done off the CPU within an interval, by class."""
 
     task_class: str | None = field(metadata={"key": "class"})
     """``None`` of what no sample tells."""
@@ -45,6 +45,23 @@ class OffCpu:
     ns: int
     error_ns: int
     """The standard error, 0 if it is exact."""
+
+    on_code: bool | None = field(default=None, metadata=ADDED)
+    """``True`` of page faults on what is mapped executable."""
+
+
+@dataclass(frozen=True)
+class Waited:
+    """Time off the CPU as Solaris splits it: all of an interval, or what lasts."""
+
+    code_faults_ns: int
+    data_faults_ns: int
+    locks_ns: int
+    stopped_ns: int
+    untold_ns: int
+    """What nothing tells: it may be any of them, or a sleep."""
+
+    is_estimate: bool
 
 
 @dataclass(frozen=True)
@@ -115,6 +132,7 @@ class TaskRow:
     """Voluntary switches of those threads whose time off the CPU this is."""
 
     off_cpu: tuple[OffCpu, ...] | None = field(default=None, metadata=ADDED)
+    waited: Waited | None = field(default=None, metadata=UNLISTED)
     children: Children | None = field(default=None, metadata=ADDED)
 
 

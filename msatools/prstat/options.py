@@ -32,8 +32,12 @@ class Options:
     why: tuple[str, ...] = ()
     """Columns to explain."""
 
-    hz: float = 0
-    """Samples a second within an interval."""
+    hz: float | None = None
+    """Samples a second within an interval, 0 for none; ``None`` for as many as
+    :attr:`share` allows."""
+
+    share: float | None = None
+    """Of one CPU, which samples may take; ``None`` for what is usual."""
 
     @property
     def by_thread(self) -> bool:

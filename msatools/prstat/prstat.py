@@ -12,14 +12,15 @@ import numpy.typing as npt
 from drgn.helpers.linux.mm import totalram_pages
 
 from msatools.kernel.accounting import Accounting, read_accounting
+from msatools.kernel.clocks import Clocks
 from msatools.kernel.cpus import online_cpus
 from msatools.kernel.load import load_averages
 from msatools.kernel.pids import find_tasks, require_pids
 from msatools.kernel.report import Findings, noting_refusals
 from msatools.kernel.session import KernelSession, Progress, quietly
-from msatools.locks.herds import find_herds
+from msatools.locks.herds import Watched, find_herds, look_again
 from msatools.locks.model import Herd, On
-from msatools.locks.on.explain import Explainer
+from msatools.locks.on.explain import Explainer, awake_rows
 from msatools.prstat.breakdown import Breakdown, breakdown, sleeps
 from msatools.prstat.ended import Ended, ended
 from msatools.prstat.groups import by_cgroup, by_user
@@ -50,6 +51,8 @@ from msatools.tasks.delays import read_delays
 from msatools.tasks.identity import read_identities
 from msatools.tasks.iowait import read_in_iowait
 from msatools.tasks.memory import read_memory
+from msatools.tasks.names import KernelNames
+from msatools.tasks.now import Now
 from msatools.tasks.processes import Processes, read_processes, read_reaped
 from msatools.tasks.states import LETTERS, letters
 from msatools.tasks.table import TaskTable
@@ -115,10 +118,14 @@ class Prstat(KernelSession):
                 self._reader,
                 self._findings,
                 hz=options.hz,
+                share=options.share,
                 bound_ns=self._bound_ns,
                 read=self._read,
+                on_code=self._on_code,
             )
             self._explainer = Explainer(self._reader)
+            self._kernel_names = KernelNames(self._reader)
+        self._live = bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
         self._interval: Interval | None = None
         self._began: tuple[Look, Processes] | None = None
 
@@ -153,6 +160,7 @@ class Prstat(KernelSession):
         assert self._began is not None
         with noting_refusals(self._prog, self._findings):
             look = self._sampler.look()
+            self._kernel_names.fill(look.tasks, self._findings)
             processes = read_processes(self._reader, look.tasks, self._findings)
             self._interval.add(look)
             deltas = self._interval.end()
@@ -171,11 +179,22 @@ class Prstat(KernelSession):
 
     def _look(self) -> Look:
         look = self._sampler.look()
+        self._kernel_names.fill(look.tasks, self._findings)
         wanted = self._options.selection.pids or ()
         lost = ("pids_unreadable", "tasks_unreadable", "lists_broken")
         damaged = any(self._findings.coverage[key] for key in lost)
         require_pids(wanted, look.tasks["pid"], damaged=damaged)
         return look
+
+    def _on_code(
+        self, tasks: TaskTable, now: Now, clocks: Clocks, rows: npt.NDArray[np.intp]
+    ) -> Booleans:
+        """Tell which threads' page faults are on code."""
+        # What cannot be told is told by the report, if it still is so then.
+        aside = Findings()
+        return _text_faults(
+            self._explainer.explain(tasks, now, clocks, aside, rows=rows)
+        )
 
     def _read(self, findings: Findings) -> TaskTable:
         """Read all threads, or those of the processes that were named."""
@@ -260,6 +279,7 @@ class Prstat(KernelSession):
         return Threads(
             tasks=tasks,
             now=look.now,
+            on_code=look.on_code,
             identities=read_identities(reader, tasks, findings),
             processes=processes,
             memory=read_memory(reader, tasks, findings),
@@ -314,8 +334,15 @@ class Prstat(KernelSession):
         )
         for row, on in zip(places.tolist(), found, strict=True):
             ons[row] = on
-        slept = deltas.nvcsw if deltas else None
-        return ons, find_herds(tasks, now, ons, look.clocks, slept)
+        leaving: list[On | None] = [None] * len(tasks)
+        awake = awake_rows(tasks, now)
+        awake = awake[wanted[awake]]
+        left = self._explainer.leaving(tasks, now, look.clocks, awake)
+        for row, on in zip(awake.tolist(), left, strict=True):
+            leaving[row] = on
+        again = look_again(self._sampler.task_reader, tasks) if self._live else None
+        watched = Watched(deltas.nvcsw if deltas else None, again)
+        return ons, find_herds(tasks, now, ons, look.clocks, leaving, watched)
 
     def _count(self, look: Look, spent: Spent, split_impossible: Booleans) -> None:
         """Count, and note, counters of the kernel that cannot be."""

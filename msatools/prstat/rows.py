@@ -19,7 +19,8 @@ from msatools.prstat.breakdown import Breakdown, Column
 from msatools.prstat.ended import Ended
 from msatools.prstat.interval import OffCpu as ByClass
 from msatools.prstat.microstates import Booleans, Microstates, user_time
-from msatools.prstat.model import Children, OffCpu, Split, TaskRow
+from msatools.prstat.model import Children, OffCpu, Split, TaskRow, Waited
+from msatools.prstat.waited import WAITED, lasting, within
 from msatools.tasks.cgroups import TaskCgroups
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import Identities, comm_text
@@ -72,6 +73,9 @@ class Threads:
 
     tasks: TaskTable
     now: Now
+    on_code: Booleans
+    """Whose page fault is on code."""
+
     identities: Identities
     processes: Processes
     memory: TaskMemory
@@ -93,10 +97,11 @@ class Rows(Sequence[TaskRow]):
         ons: Sequence[On | None],
         threads: Threads,
         spent: Spent,
+        off: ByClass | None,
     ) -> None:
         """
         :param columns: One value a row each; ``thread`` is which thread of the table
-            tells what the row is doing now.
+            tells what the row is doing now, ``row`` which row it is of *off*.
         :param paths: Of control groups, by the number in the column.
         :param ons: What each thread waits on; none if that was not asked for.
         """
@@ -105,6 +110,7 @@ class Rows(Sequence[TaskRow]):
         self._ons = ons
         self.threads = threads
         self._spent = spent
+        self._off = off
 
     def __len__(self) -> int:
         return len(self.columns["pid"])
@@ -134,6 +140,7 @@ class Rows(Sequence[TaskRow]):
             self._ons,
             self.threads,
             self._spent,
+            self._off,
         )
 
     def with_ons(self, ons: Sequence[On | None]) -> "Rows":
@@ -144,6 +151,7 @@ class Rows(Sequence[TaskRow]):
             ons,
             self.threads,
             self._spent,
+            self._off,
         )
 
     def path(self, number: int) -> str | None:
@@ -168,7 +176,11 @@ class Rows(Sequence[TaskRow]):
                 on=self._ons[thread] if self._ons else None,
                 latency_bound="upper" if columns["latency_is_upper"][at] else "exact",
                 breakdown=self._split(*columns["threads_of"][at]),
-                off_cpu=self._off_cpu(thread) if columns["is_thread"][at] else None,
+                off_cpu=self._off_cpu(columns["row"][at]),
+                waited=Waited(
+                    **{name: columns[name][at] for name in WAITED},
+                    is_estimate=columns["is_estimate"][at],
+                ),
                 children=self._children(thread),
             )
 
@@ -209,14 +221,17 @@ class Rows(Sequence[TaskRow]):
         whole = off_cpu.sum()
         return float((shares * off_cpu).sum() / whole if whole else shares.mean())
 
-    def _off_cpu(self, thread: int) -> tuple[OffCpu, ...] | None:
-        if self._spent.off_cpu is None:
+    def _off_cpu(self, row: int) -> tuple[OffCpu, ...] | None:
+        if self._off is None:
             return None
         return tuple(
-            OffCpu(None if task_class is None else task_class.name, ns, error_ns)
-            for task_class, (ns, error_ns) in self._spent.off_cpu.by_class(
-                thread
-            ).items()
+            OffCpu(
+                None if part.task_class is None else part.task_class.name,
+                part.ns,
+                part.error_ns,
+                part.on_code or None,
+            )
+            for part in self._off.parts(row)
         )
 
     def _children(self, thread: int) -> Children | None:
@@ -259,9 +274,10 @@ def thread_rows(threads: Threads, spent: Spent) -> Rows:
     """Make a row of each thread."""
     places = np.arange(len(threads.tasks))
     columns = _thread_columns(threads, spent)
+    columns["row"] = places
     columns["threads_of"] = np.stack([places, places + 1], axis=1)
-    columns["is_thread"] = np.ones(len(places), np.bool_)
-    return Rows(columns, threads.cgroups.paths, (), threads, spent)
+    off = spent.off_cpu
+    return Rows(columns, threads.cgroups.paths, (), threads, spent, off)
 
 
 def process_rows(threads: Threads, spent: Spent) -> Rows:
@@ -286,20 +302,22 @@ def process_rows(threads: Threads, spent: Spent) -> Rows:
     for name in ("user_ns", "system_ns", "zombie_ns"):
         columns[name] = np.add.reduceat(of_thread[name], starts)
     counts = _lives_in_its_process(tasks, starts, ends)
-    for name in ("latency_ns", "off_cpu_ns", "sleeps"):
+    for name in ("latency_ns", "off_cpu_ns", "sleeps", *WAITED):
         columns[name] = np.add.reduceat(np.where(counts, of_thread[name], 0), starts)
     lives = columns["class"] != TaskClass.ZMB
     columns["zombie_ns"][lives] = 0
     columns["latency_is_upper"] = np.logical_or.reduceat(
         of_thread["latency_is_upper"], starts
     )
+    columns["is_estimate"] = np.logical_or.reduceat(of_thread["is_estimate"], starts)
     for name in ("nvcsw", "nivcsw", "min_flt", "maj_flt"):
         columns[name] = np.add.reduceat(of_thread[name], starts)
     for name in _DEAD:
         columns[name] = columns[name] + getattr(spent.dead, name)[starts]
+    columns["row"] = np.arange(len(starts))
     columns["threads_of"] = np.stack([starts, ends], axis=1)
-    columns["is_thread"] = ends - starts == 1
-    return Rows(columns, threads.cgroups.paths, (), threads, spent)
+    off = spent.off_cpu and spent.off_cpu.of_rows(starts, ends, counts)
+    return Rows(columns, threads.cgroups.paths, (), threads, spent, off)
 
 
 _DEAD = ("user_ns", "system_ns", "nvcsw", "nivcsw", "min_flt", "maj_flt")
@@ -336,6 +354,10 @@ def _thread_columns(threads: Threads, spent: Spent) -> Columns:
         threads.processes,
     )
     has_no_mm = ~memory.has_mm
+    if spent.off_cpu is None:
+        waited = lasting(threads.now, threads.on_code, lives.off_cpu_ns)
+    else:
+        waited = within(spent.off_cpu)
     return {
         "thread": np.arange(len(tasks)),
         "pid": tasks["pid"].astype(np.int64),
@@ -364,6 +386,7 @@ def _thread_columns(threads: Threads, spent: Spent) -> Columns:
         "zombie_ns": lives.zombie_ns,
         "nvcsw": spent.nvcsw,
         "sleeps": spent.nvcsw,
+        **waited,
         "nivcsw": spent.nivcsw,
         "min_flt": spent.min_flt,
         "maj_flt": spent.maj_flt,

@@ -32,6 +32,9 @@ from msatools.tasks.waits import Wait, classify
 MAX_SHARE = 0.25
 """Of one CPU, which looks may take: where they cost more, there are fewer."""
 
+MAX_HZ = 20.0
+"""Looks a second, if nobody has said how many: more tell hardly more."""
+
 _WALKS = 3
 """How often a list is followed on a running kernel that changes it meanwhile."""
 
@@ -53,9 +56,12 @@ _WHOLE = (End.ENTRY, End.START)
 class Sampler:
     """Looks at the threads of one kernel; at a dump, one look will do.
 
-    :param hz: How many are wanted a second within an interval; 0 for none.
+    :param hz: How many are wanted a second within an interval; 0 for none, ``None``
+        for as many as may be.
+    :param share: Of one CPU, which they may take; ``None`` for what is usual.
     :param bound_ns: How far this kernel's clocks may be apart.
     :param read: What reads the threads: all of them, if not told otherwise.
+    :param on_code: Tells which of some rows' page faults are on code.
     """
 
     def __init__(
@@ -63,9 +69,11 @@ class Sampler:
         reader: Reader,
         findings: Findings,
         *,
-        hz: float = 0,
+        hz: float | None = 0,
+        share: float | None = None,
         bound_ns: int = BOUND_NS,
         read: Callable[[Findings], TaskTable] | None = None,
+        on_code: Callable[[TaskTable, Now, Clocks, Rows], Booleans] | None = None,
     ) -> None:
         self._reader = reader
         self._prog = reader.prog
@@ -73,8 +81,10 @@ class Sampler:
         self._findings = findings
         self.task_reader = TaskReader(reader)
         self._read = read or self.task_reader.read_all
+        self._on_code = on_code
         self.collector = _Collector(reader, findings)
-        self._hz = hz
+        self._hz = MAX_HZ if hz is None else hz
+        self._share = min(share or MAX_SHARE, MAX_SHARE)
         self._bound_ns = bound_ns
         self._cost_s = 0.0
         self._last: Look | None = None
@@ -88,7 +98,7 @@ class Sampler:
         """How long after one look the next is due; more where they cost much."""
         if self._hz <= 0:
             return None
-        return max(1 / self._hz, self._cost_s / MAX_SHARE)
+        return max(1 / self._hz, self._cost_s / self._share)
 
     def look(self) -> Look:
         """Read all threads, and unwind the stacks of those that were switched."""
@@ -107,7 +117,9 @@ class Sampler:
         told = settled | ~asleep(tasks)
         # A stack of just before tells as well; but not that of who waited for a CPU
         # then, and sleeps now.
-        told[changed] |= _is_whole(seen.stacks) & (seen.classes != TaskClass.LAT)
+        whole = _is_whole(seen.stacks)
+        told[changed] |= whole & (seen.classes != TaskClass.LAT)
+        told[changed] &= whole | ~seen.woken()
         self._findings.coverage["classes_untold"] += int(np.count_nonzero(~told))
 
         classes = np.zeros(len(tasks), np.uint8)
@@ -121,12 +133,14 @@ class Sampler:
         age, bound = ages(tasks, clocks, classes)
         unique, waits = self._stacks.all()
         stacks = Stacks(self.collector.text, unique, index, seen.stacks.asked)
+        now = Now(classes, age, bound, stacks, waits)
         look = Look(
             tasks,
             clocks,
             microstates(tasks, clocks, self._bound_ns),
-            Now(classes, age, bound, stacks, waits),
+            now,
             told,
+            self._code_faults(tasks, now, clocks, row),
             took_ns,
         )
         if self._last is not None:
@@ -134,6 +148,21 @@ class Sampler:
             self._cost_s = time.process_time() - began_s
         self._last, self._settled = look, settled & _rests(tasks)
         return look
+
+    def _code_faults(
+        self, tasks: TaskTable, now: Now, clocks: Clocks, row: Rows
+    ) -> Booleans:
+        """Tell whose page fault is on code; of who rests it is known."""
+        on_code = np.zeros(len(tasks), np.bool_)
+        faults = np.isin(now.slept_in(), (TaskClass.FLT, TaskClass.SWP))
+        if self._on_code is None or not faults.any():
+            return on_code
+        rests = row != NOBODY
+        if self._last is not None:
+            on_code[rests] = self._last.on_code[row[rests]]
+        rows = np.flatnonzero(faults & ~rests)
+        on_code[rows] = self._on_code(tasks, now, clocks, rows)
+        return on_code
 
     def _clocks(self, tasks: TaskTable) -> Clocks:
         clocks = read_clocks(self._reader, self._findings)

@@ -3,7 +3,7 @@
 """Which rows are wanted, and in which order. Pure."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from msatools.prstat.breakdown import Breakdown, Column
 from msatools.prstat.rows import Columns, Rows
+from msatools.prstat.waited import WAITED
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.states import letters
 
 Booleans = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
@@ -111,14 +113,24 @@ def selected(rows: Rows, wanted: Selection) -> Booleans:
     if wanted.cpus is not None:
         keep &= np.isin(columns["cpu"], list(wanted.cpus))
     if wanted.states is not None:
-        keep &= np.isin(columns["state"], list(wanted.states))
+        keep &= _any_thread(rows, letters(rows.threads.tasks), wanted.states)
     if wanted.classes is not None:
-        keep &= np.isin(columns["class"], list(wanted.classes))
+        keep &= _any_thread(rows, rows.threads.now.classes, wanted.classes)
     for ages in wanted.ages:
         keep &= columns["class_age_ns"] >= ages.least_ns
         if ages.most_ns is not None:
             keep &= columns["class_age_ns"] <= ages.most_ns
     return keep
+
+
+def _any_thread(
+    rows: Rows, values: npt.NDArray[Any], wanted: Iterable[Any]
+) -> Booleans:
+    """Tell in which rows any thread has one of some values."""
+    found = np.append(0, np.cumsum(np.isin(values, list(wanted))))
+    first, end = rows.columns["threads_of"].T
+    has: Booleans = found[end] > found[first]
+    return has
 
 
 def order(rows: Rows, keys: Sequence[SortKey]) -> Places:
@@ -138,11 +150,18 @@ def cpu_ns(columns: Columns) -> npt.NDArray[np.int64]:
     return time
 
 
-def _share(values: npt.NDArray[Any], columns: Columns) -> npt.NDArray[np.float64]:
-    lifetime = columns["lifetime_ns"]
-    found = np.zeros(len(lifetime))
-    np.divide(values, lifetime, out=found, where=lifetime > 0)
+def _ratio(values: npt.NDArray[Any], of: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    found = np.zeros(len(of))
+    np.divide(values, of, out=found, where=of > 0)
     return found
+
+
+def _share(values: npt.NDArray[Any], columns: Columns) -> npt.NDArray[np.float64]:
+    """Tell what share of all that a row's threads have lived its values are."""
+    return _ratio(values, np.sum([columns[name] for name in _PARTS], axis=0))
+
+
+_PARTS = ("user_ns", "system_ns", "latency_ns", "off_cpu_ns", "zombie_ns")
 
 
 def _column(name: str) -> _Key:
@@ -154,8 +173,13 @@ def _share_of(name: str) -> _Key:
 
 
 def _off_per_switch(rows: Rows) -> npt.NDArray[Any]:
-    off, switches = rows.columns["off_cpu_ns"], rows.columns["sleeps"]
-    return np.divide(off, switches, out=np.zeros(len(off)), where=switches > 0)
+    return _ratio(rows.columns["off_cpu_ns"], rows.columns["sleeps"])
+
+
+def _sleep(rows: Rows) -> npt.NDArray[Any]:
+    columns = rows.columns
+    others = [columns[name] for name in WAITED if name != "untold_ns"]
+    return _share(columns["off_cpu_ns"] - np.sum(others, axis=0), columns)
 
 
 def _split(tell: Callable[[Breakdown], Column | None]) -> _Key:
@@ -209,7 +233,7 @@ KEYS: Mapping[str, _Key] = {
     "NICE": _column("nice"),
     "PSR": _column("cpu"),
     "TIME": lambda rows: cpu_ns(rows.columns),
-    "CPU": lambda rows: _share(cpu_ns(rows.columns), rows.columns),
+    "CPU": lambda rows: _ratio(cpu_ns(rows.columns), rows.columns["lifetime_ns"]),
     "NLWP": _column("threads"),
     "COMMAND": _column("comm"),
     "CGROUP": _cgroups,
@@ -220,9 +244,13 @@ KEYS: Mapping[str, _Key] = {
     "LAT": _share_of("latency_ns"),
     "OFF": _share_of("off_cpu_ns"),
     "ZMB": _share_of("zombie_ns"),
+    "TFL": _share_of("code_faults_ns"),
+    "DFL": _share_of("data_faults_ns"),
+    "LCK": _share_of("locks_ns"),
+    "SLP": _sleep,
     "IOW": _split(lambda split: split.sleeps.iowait),
     "BLK": _split(lambda split: split.sleeps.blocked),
-    "SLP": _split(lambda split: split.sleeps.sleep),
+    "INT": _split(lambda split: split.sleeps.sleep),
     "STP": _split(lambda split: split.stopped),
     **{name: _delay(kind) for name, kind in DELAY_OF.items()},
     "VCX": _column("nvcsw"),

@@ -16,6 +16,15 @@ _LATENCY = (
     "Time on a run queue without the CPU: sched_info.run_delay, and the wait that "
     "lasts (last_queued)."
 )
+_SAMPLED = (
+    "what looks within an interval met (-F), each for the time around it; exact where "
+    "a wait lasted from look to look."
+)
+_LASTS = "Of a whole life just the wait that lasts is known: > at least that."
+_FAULTS = (
+    f"{_LASTS} With delay accounting on < at most all waits for block I/O and swap; "
+    "MAJ tells how many faults there were."
+)
 _OFF = (
     "Lifetime less time on the CPU, latency and time as a zombie: asleep, stopped, or "
     "throttled."
@@ -81,13 +90,28 @@ _FIELDS: Mapping[str, _Field] = {
     "IOW": _Field(
         "exact",
         "Uninterruptible sleep for I/O (stats.iowait_sum), and what lasts. > where "
-        "statistics have not seen all of OFF (COV); BLK and SLP, too.",
+        "statistics have not seen all of OFF (COV); BLK and INT, too.",
     ),
     "BLK": _Field(
         "exact", "Other uninterruptible sleep (stats.sum_block_runtime - iowait_sum)."
     ),
-    "SLP": _Field(
+    "INT": _Field(
         "exact", "Interruptible sleep (stats.sum_sleep_runtime - sum_block_runtime)."
+    ),
+    "TFL": _Field(
+        "estimate",
+        f"Page faults on what is mapped executable: {_SAMPLED} {_FAULTS}",
+    ),
+    "DFL": _Field(
+        "estimate", f"Page faults on all else, and swap-ins: {_SAMPLED} {_FAULTS}"
+    ),
+    "LCK": _Field(
+        "estimate", f"Locks in user space, which are futexes: {_SAMPLED} {_LASTS}"
+    ),
+    "SLP": _Field(
+        "estimate",
+        "All other time off the CPU. < where part of it is not told, which may have "
+        "been locks or faults.",
     ),
     "STP": _Field(
         "exact",
@@ -135,8 +159,8 @@ _FIELDS: Mapping[str, _Field] = {
 FIELDS = tuple(_FIELDS)
 """All columns that there are."""
 
-_SLEEPS = frozenset(("IOW", "BLK", "SLP", "STP", "COV"))
-_COUNTED = frozenset(("IOW", "BLK", "SLP"))
+_SLEEPS = frozenset(("IOW", "BLK", "INT", "STP", "COV"))
+_COUNTED = frozenset(("IOW", "BLK", "INT"))
 _DELAYS = frozenset(("BIO", "SWP", "RCL", "THR", "CMP", "COW", "IRQ"))
 
 

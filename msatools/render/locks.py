@@ -18,6 +18,7 @@ from msatools.locks.report import (
 )
 from msatools.render.blocks import Block, Cell, Span, Style, Text
 from msatools.render.blocks import text as line
+from msatools.render.contention import contention
 from msatools.render.header import header
 from msatools.render.locktables import chains, table
 from msatools.render.locktree import WaitTree
@@ -80,6 +81,8 @@ def blocks(
     """
     yield from header(report.target, *_facts(report), verbose=verbose)
     graph = WaitGraph(report)
+    if report.contention:
+        yield from contention(report, report.contention, rows, verbose)
     for deadlock in report.deadlocks:
         yield from _deadlock(deadlock, graph, verbose)
     if not report.waits:

@@ -36,10 +36,12 @@ DEFAULT = (
     *("PID", "USER", "SIZE", "RSS", "STATE", "PRI", "NICE", "TIME", "CPU"),
     *("NOW", "FOR", "PROCESS/NLWP"),
 )
-MICROSTATES = ("PID", "USR", "SYS", "LAT", "OFF")
-SLEEPS = ("IOW", "BLK", "SLP", "STP", "COV")
+MICROSTATES = ("PID", "USR", "SYS", "TRP", "TFL", "DFL", "LCK", "SLP", "LAT")
+"""As prstat -m has them on Solaris."""
+
+SLEEPS = ("IOW", "BLK", "INT", "COV")
 DELAYS = ("BIO", "SWP", "RCL", "THR", "CMP", "COW", "IRQ")
-DOINGS = ("NOW", "FOR", "ON", "VCX", "ICX", "MIN", "MAJ", "SCL", "SIG", "TRP")
+DOINGS = ("NOW", "FOR", "ON", "VCX", "ICX", "MIN", "MAJ", "SCL", "SIG")
 CHILDREN = ("PID", "CUSR", "CSYS", "CVCX", "CICX", "CMIN", "CMAJ", "PROCESS/NLWP")
 
 INTERVAL_ROWS = 20
@@ -170,6 +172,9 @@ def _names(report: PrstatReport, microstates: bool) -> tuple[str, ...]:
     if not microstates:
         return DEFAULT
     names: tuple[str, ...] = MICROSTATES
+    stops = {"STP", "TRC"} & report.totals.classes.keys()
+    if stops or report.accounting.schedstats:
+        names += ("STP",)
     if "ZMB" in report.totals.classes:
         names += ("ZMB",)
     if report.interval_ns is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from msatools.locks.model import On
-from msatools.prstat.model import Children, PrstatReport, Split, TaskRow
+from msatools.prstat.model import Children, PrstatReport, Split, TaskRow, Waited
 from msatools.prstat.select import DELAY_OF
 from msatools.render.blocks import Cell, Column, Span
 from msatools.render.on import on_text
@@ -118,22 +118,80 @@ def _marked(mark: str, text: str) -> str:
     return text if text in ("0.0", NOT_KEPT) else mark + text
 
 
+def _part(ns: int, row: TaskRow) -> str:
+    """Write a time as a share of all that a row's threads have lived.
+
+    As prstat -m does: so the shares of a process make 100, however many threads it has.
+    """
+    spent = row.user_ns + row.system_ns + row.latency_ns
+    return share(ns, spent + row.off_cpu_ns + row.zombie_ns)
+
+
 def _cpu_split(ns: int, row: TaskRow, about: Context) -> str:
     exact = row.kthread or about.precise_cputime
-    return _marked("" if exact else ESTIMATE, share(ns, row.lifetime_ns))
+    return _marked("" if exact else ESTIMATE, _part(ns, row))
 
 
 def _latency(row: TaskRow, _: Context) -> str:
     mark = UPPER if row.latency_bound == "upper" else ""
-    return _marked(mark, share(row.latency_ns, row.lifetime_ns))
+    return _marked(mark, _part(row.latency_ns, row))
 
 
 def _off(row: TaskRow, _: Context) -> str:
-    text = share(row.off_cpu_ns, row.lifetime_ns)
+    text = _part(row.off_cpu_ns, row)
     is_lower = row.latency_bound == "upper"
     # What is all there can be, at this precision, is no bound.
-    is_whole = share(row.latency_ns, row.lifetime_ns) == "0.0"
+    is_whole = _part(row.latency_ns, row) == "0.0"
     return (LOWER if is_lower and not is_whole else "") + text
+
+
+def _wait(get: Callable[[Waited], int]) -> Write:
+    def write_wait(row: TaskRow, _: Context) -> str:
+        if row.waited is None:
+            return NOT_KEPT
+        text = _part(get(row.waited), row)
+        if row.waited.is_estimate:
+            return _marked(ESTIMATE, text)
+        if _part(row.waited.untold_ns, row) == "0.0":
+            return text
+        # All that nothing tells may have been this.
+        return NOT_KEPT if text == "0.0" else LOWER + text
+
+    return write_wait
+
+
+def _fault(get: Callable[[Waited], int]) -> Write:
+    write_wait = _wait(get)
+
+    def write_fault(row: TaskRow, about: Context) -> Cell:
+        found = write_wait(row, about)
+        most = _longest_faults(row)
+        if most is None or (found != NOT_KEPT and not str(found).startswith(LOWER)):
+            return found
+        return _marked(UPPER, _part(min(most, row.off_cpu_ns), row))
+
+    return write_fault
+
+
+def _longest_faults(row: TaskRow) -> int | None:
+    """Tell the most that page faults can have taken: all block I/O, of delays."""
+    if row.breakdown is None:
+        return None
+    delays = [row.breakdown.delays.get(kind) for kind in ("blkio", "swapin")]
+    return None if None in delays else sum(delay or 0 for delay in delays)
+
+
+def _sleep_rest(row: TaskRow, _: Context) -> str:
+    """Write what is left of the time off the CPU."""
+    waited = row.waited
+    if waited is None:
+        return NOT_KEPT
+    rest = row.off_cpu_ns - waited.code_faults_ns - waited.data_faults_ns
+    text = _part(rest - waited.locks_ns - waited.stopped_ns, row)
+    if _part(waited.untold_ns, row) != "0.0":
+        # What nothing tells may have been something else.
+        return _marked(UPPER, text)
+    return _marked(ESTIMATE, text) if waited.is_estimate else text
 
 
 def _state(row: TaskRow, _: Context) -> Cell:
@@ -179,11 +237,11 @@ def _off_by_class(row: TaskRow, _: Context) -> str:
         return NOT_KEPT
     parts = []
     for part in row.off_cpu:
-        text = share(part.ns, row.lifetime_ns)
+        text = _part(part.ns, row)
         if text == "0.0":
             continue
-        error = share(part.error_ns, row.lifetime_ns)
-        name = part.task_class or "?"
+        error = _part(part.error_ns, row)
+        name = "TFL" if part.on_code else part.task_class or "?"
         parts.append(f"{name} {text}" if error == "0.0" else f"{name} ~{text}+-{error}")
     return ", ".join(parts) or NOT_KEPT
 
@@ -194,20 +252,21 @@ def _sleep(get: Callable[[Split], int | None]) -> Write:
         if value is None:
             return NOT_KEPT
         is_whole = _coverage(row, about) in ("100", NOT_KEPT)
-        return ("" if is_whole else LOWER) + share(value, row.lifetime_ns)
+        return ("" if is_whole else LOWER) + _part(value, row)
 
     return write_sleep
 
 
-def _stopped(row: TaskRow, _: Context) -> str:
-    value = None if row.breakdown is None else row.breakdown.stopped_ns
-    return NOT_KEPT if value is None else share(value, row.lifetime_ns)
+def _stopped(row: TaskRow, about: Context) -> Cell:
+    if row.breakdown is not None and row.breakdown.stopped_ns is not None:
+        return _part(row.breakdown.stopped_ns, row)
+    return _wait(lambda waited: waited.stopped_ns)(row, about)
 
 
 def _delay(kind: str) -> Write:
     def write_delay(row: TaskRow, _: Context) -> str:
         value = None if row.breakdown is None else row.breakdown.delays.get(kind)
-        return NOT_KEPT if value is None else share(value, row.lifetime_ns)
+        return NOT_KEPT if value is None else _part(value, row)
 
     return write_delay
 
@@ -215,7 +274,7 @@ def _delay(kind: str) -> Write:
 def _coverage(row: TaskRow, _: Context) -> str:
     if row.breakdown is None or row.breakdown.coverage is None:
         return NOT_KEPT
-    if share(row.off_cpu_ns, row.lifetime_ns) == "0.0":
+    if _part(row.off_cpu_ns, row) == "0.0":
         # There is nothing to cover.
         return NOT_KEPT
     return f"{100 * row.breakdown.coverage:.0f}"
@@ -253,10 +312,14 @@ _WRITERS: Mapping[str, Write] = {
     "LAT": _latency,
     "OFF": _off,
     "OFF-BY": _off_by_class,
-    "ZMB": lambda row, about: _marked(ESTIMATE, share(row.zombie_ns, row.lifetime_ns)),
+    "TFL": _fault(lambda waited: waited.code_faults_ns),
+    "DFL": _fault(lambda waited: waited.data_faults_ns),
+    "LCK": _wait(lambda waited: waited.locks_ns),
+    "SLP": _sleep_rest,
+    "ZMB": lambda row, about: _marked(ESTIMATE, _part(row.zombie_ns, row)),
     "IOW": _sleep(lambda split: split.iowait_ns),
     "BLK": _sleep(lambda split: split.blocked_ns),
-    "SLP": _sleep(lambda split: split.sleep_ns),
+    "INT": _sleep(lambda split: split.sleep_ns),
     "STP": _stopped,
     "COV": _coverage,
     **{name: _delay(kind) for name, kind in DELAY_OF.items()},

@@ -60,6 +60,8 @@ class TaskClass(IntEnum):
     """It is dead."""
     OTH = 25
     """Something else."""
+    WAK = 26
+    """It is being woken, and on no run queue yet."""
 
 
 RUNNABLE = (

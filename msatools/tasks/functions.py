@@ -295,6 +295,13 @@ SCHEDULER = """
     msleep* usleep_range* fsleep swait_* prepare_to_swait* schedule_with_*
 """
 
+# How a task comes to lose its CPU that had no wish to sleep: it is preempted, has
+# yielded, or is new.
+PREEMPTIONS = """
+    preempt_schedule* __cond_resched* exit_to_user_mode* irqentry_exit*
+    raw_irqentry_exit_* do_sched_yield yield yield_to ret_from_fork*
+"""
+
 # Ways to wait for what someone else asks for: their callers are who wants it.
 LOCKS = """
     preempt_schedule* __cond_resched* io_schedule*

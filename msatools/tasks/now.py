@@ -14,7 +14,7 @@ from msatools.kernel.reader import Addresses
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stacks import StackCollector, Stacks
-from msatools.tasks.states import STOPPED, TRACED, asleep
+from msatools.tasks.states import STOPPED, TRACED, WAKING, asleep
 from msatools.tasks.table import TaskTable
 from msatools.tasks.waits import Wait, classify
 
@@ -48,10 +48,22 @@ class Now:
     """Of :class:`AgeBound`."""
 
     stacks: Stacks
-    """Of those that sleep; the others have none."""
+    """Of those that are off the CPU; the others have none."""
 
     waits: tuple[Wait, ...]
     """What each unique stack tells, in the order of ``stacks.unique``."""
+
+    def slept_in(self) -> npt.NDArray[np.uint8]:
+        """Tell the class of each thread's sleep, also if that has just ended."""
+        by_stack = np.array([wait.task_class for wait in self.waits], np.uint8)
+        return np.where(self.woken(), by_stack[self.stacks.index], self.classes)
+
+    def woken(self) -> Booleans:
+        """Tell which threads have been woken, and have not run since."""
+        slept = np.array([not wait.preempted for wait in self.waits], np.bool_)
+        awake = np.isin(self.classes, (TaskClass.WAK, TaskClass.LAT))
+        woken: Booleans = awake & slept[self.stacks.index]
+        return woken
 
 
 def collect_now(
@@ -61,10 +73,10 @@ def collect_now(
 
     :param collector: unwinds the stacks of this kernel
     """
-    sleeps = asleep(tasks)
+    off = (tasks["on_cpu"] == 0) & (tasks["exit_state"] == 0)
     stacks = collector.collect(
         tasks["address"],
-        np.where(sleeps, tasks["stack"], 0).astype(np.uint64),
+        np.where(off, tasks["stack"], 0).astype(np.uint64),
         _pointers(tasks),
     )
     waits = tuple(classify(stacks.names(stack)) for stack in stacks.unique)
@@ -73,6 +85,7 @@ def collect_now(
     classes[(tasks["state"] & TRACED) != 0] = TaskClass.TRC.value
     classes[(tasks["state"] & STOPPED) != 0] = TaskClass.STP.value
     classes[tasks["state"] == 0] = TaskClass.LAT.value
+    classes[(tasks["state"] & WAKING) != 0] = TaskClass.WAK.value
     for row in np.flatnonzero(_runs(tasks)).tolist():
         classes[row] = _running(prog, int(tasks["address"][row]))
     classes[tasks["exit_state"] != 0] = TaskClass.ZMB.value
@@ -147,6 +160,8 @@ def ages(
     # Of who slept on the run queue, it may be from before that sleep.
     delays = tasks.has("sched_delayed")
     bound[waits] = AgeBound.UPPER.value if delays else AgeBound.EXACT.value
+    # When the wait ended that it is woken from, nothing tells.
+    bound[classes == TaskClass.WAK.value] = AgeBound.UPPER.value
     # A delayed sleeper gets its stamp only when it leaves the run queue at last.
     stamped = lost if delays else asleep(tasks)
     for column in ("sleep_start_ns", "block_start_ns"):

@@ -99,6 +99,9 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     # with CONFIG_DEBUG_MUTEXES, a waiter for one.
     "blocked_on": ("u8", ("blocked_on",)),
     "pi_blocked_on": ("u8", ("pi_blocked_on",)),
+    # Whom it woke last, and how often that was another one: record_wakee().
+    "last_wakee": ("u8", ("last_wakee",)),
+    "wakee_flips": ("u4", ("wakee_flips",)),
     "mm": ("u8", ("mm",)),
     "signal": ("u8", ("signal",)),
     "stack": ("u8", ("stack",)),
@@ -114,7 +117,11 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cgroups": ("u8", ("cgroups",)),
     "delays": ("u8", ("delays",)),
     "files": ("u8", ("files",)),
-    "comm": ("S16", ("comm",)),
+    # "kthread: Generalize pf_io_worker so it can point to struct kthread" (in v5.17);
+    # of the kernel's own threads alone.
+    "kthread": ("u8", ("worker_private", "set_child_tid")),
+    # 16 bytes; there is room for what a kernel thread is called beyond them.
+    "comm": ("S48", ("comm",)),
 }
 
 

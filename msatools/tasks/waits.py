@@ -12,6 +12,7 @@ from msatools.tasks.functions import (
     CALLS,
     LOCKS,
     MEMORY,
+    PREEMPTIONS,
     SCHEDULER,
     SLEEPERS,
     SUBSYSTEMS,
@@ -35,6 +36,9 @@ class Wait:
 
     call: str | None
     """The system call that it is in, as ``futex``; ``None`` if none is on the stack."""
+
+    preempted: bool = False
+    """Whether it lost its CPU and had no wish to sleep."""
 
 
 _CALL = re.compile(
@@ -93,6 +97,7 @@ _BY_WAY = _Names(WAYS)
 _BY_CALL = _Names(CALLS)
 _IS_SCHEDULER = _set(SCHEDULER)
 _IS_LOCK = _set(SCHEDULER + LOCKS)
+_IS_PREEMPTION = _set(PREEMPTIONS)
 _IS_PI_FUTEX = _set("futex_lock_pi futex_wait_requeue_pi")
 _IS_RT_MUTEX = _set("__rt_mutex_* rt_mutex_*")
 
@@ -102,8 +107,9 @@ def classify(stack: tuple[str, ...]) -> Wait:
     """
     Tell what a task that does not run waits for.
 
-    It is for tasks that sleep: what a state tells (runnable, stopped, traced, dead) is
-    not asked here, though a stack that shows it is understood.
+    What a state tells (runnable, stopped, traced, dead) is not asked here, though a
+    stack that shows it is understood. Of a task that could run, it is the sleep that
+    has just ended, if none of :data:`msatools.tasks.functions.PREEMPTIONS` is there.
 
     :param stack: Names of functions, innermost first, without those of user mode.
     """
@@ -113,7 +119,9 @@ def classify(stack: tuple[str, ...]) -> Wait:
     caller = next((name for name in names if _IS_LOCK.get(name) is None), None)
     calls = (_CALL.fullmatch(name) for name in reversed(names))
     call = next((matched[1] for matched in calls if matched), None)
-    return Wait(task_class, function, caller, call)
+    way = next((name for name in names if _IS_SCHEDULER.get(name) is None), None)
+    preempted = way is None or _IS_PREEMPTION.get(way) is not None
+    return Wait(task_class, function, caller, call, preempted)
 
 
 def _tell(names: list[str]) -> tuple[TaskClass, str] | None:

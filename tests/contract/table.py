@@ -183,6 +183,10 @@ HERDS = [
         "max_age_ns": int,
         "nvcsw_median": int,
         "confidence": frozenset({"none", "one dump", "confirmed"}),
+        "woken": int,
+        "waker": ({"pid": int, "tgid": int, "comm": str}, NONE),
+        "wakeups?": int,
+        "in_vain?": float,
     }
 ]
 
@@ -469,7 +473,21 @@ LOCKS = Row(
         ],
     },
     payload_of_interval={
-        "changes": {key: [int] for key in ("begun", "ended", "moved", "stuck")}
+        "changes": {key: [int] for key in ("begun", "ended", "moved", "stuck")},
+        "contention": [
+            {
+                "lock": LOCK_ID,
+                "type": frozenset(get_args(LockType)),
+                "name": WORDS,
+                "looks": int,
+                "share": float,
+                "mean_queue": float,
+                "max_queue": int,
+                "wait_ns": int,
+                "error_ns": int,
+                "owners": [{"pid": int, "comm": str, "looks": int, "where": str}],
+            }
+        ],
     },
     rich="locks-6.12",
     damage=_lose_task,
@@ -699,7 +717,14 @@ PRSTAT = Row(
                     ("user_ns", "system_ns", "nvcsw", "nivcsw", "min_flt", "maj_flt"),
                     int,
                 ),
-                "off_cpu?": [{"class": (TASK_CLASS, NONE), "ns": int, "error_ns": int}],
+                "off_cpu?": [
+                    {
+                        "class": (TASK_CLASS, NONE),
+                        "ns": int,
+                        "error_ns": int,
+                        "on_code?": bool,
+                    }
+                ],
             }
         ],
         "herds": HERDS,

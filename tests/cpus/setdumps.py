@@ -20,6 +20,7 @@ from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks.cgroups import read_cgroups
+from msatools.tasks.names import KernelNames
 from msatools.tasks.table import TaskReader, TaskTable
 from tests.cpus.guests import Guest
 from tests.cpus.madecpus import cpuset
@@ -56,6 +57,7 @@ def look_at(prog: Program, run: lab.Run) -> Seen:
     masks = read_masks(reader, domains, findings)
     sets = read_sets(reader, domains, masks, findings)
     tasks = TaskReader(reader).read_all(findings)
+    KernelNames(reader).fill(tasks, findings)
     cgroups = read_cgroups(reader, tasks, findings)
     return Seen(
         run=run,

@@ -9,7 +9,7 @@ import pytest
 
 from msatools.kernel.accounting import read_accounting
 from msatools.kernel.report import Findings
-from msatools.locks.herds import MIN_WAITERS, TURN_NS, confirm, find_herds
+from msatools.locks.herds import MIN_WAITERS, TURN_NS, Watched, confirm, find_herds
 from msatools.locks.model import Herd, On
 from msatools.prstat.microstates import bound_of
 from msatools.target.model import Address
@@ -144,5 +144,11 @@ def test_confirmed_if_all_but_a_few_were_woken(dump: Seen) -> None:
 def test_herd_within_an_interval(dump: Seen) -> None:
     slept = dump.table["nvcsw"].astype(np.int64)
     arguments = dump.table, dump.now, dump.ons, dump.clocks
-    assert find_herds(*arguments, slept)[0].confidence == "confirmed"
-    assert find_herds(*arguments, 0 * slept)[0].confidence == "one dump"
+    (herd, *_) = find_herds(*arguments, watched=Watched(slept))
+    assert herd.confidence == "confirmed"
+    assert herd.wakeups is not None
+    assert herd.wakeups >= herd.waiters
+    assert herd.in_vain is not None
+    assert 0.9 < herd.in_vain < 1
+    (herd, *_) = find_herds(*arguments, watched=Watched(0 * slept))
+    assert herd.confidence == "one dump"

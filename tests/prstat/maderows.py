@@ -77,6 +77,7 @@ class MadeThreads:
         self.threads = Threads(
             tasks=self.tasks,
             now=self._now(),
+            on_code=self._column("on_code", np.bool_),
             identities=Identities(
                 uid=self._column("uid"),
                 euid=self._column("uid"),

@@ -95,7 +95,12 @@ def check_selection(
 ) -> None:
     """Those that fit and no others, as they are among all; totals are of them."""
     everything, found = report(name, *view), report(name, *view, *words.split())
-    wanted = [task for task in everything["tasks"] if fits(task)]
+    if view or not words.startswith(("--class", "--state")):
+        wanted = [task for task in everything["tasks"] if fits(task)]
+    else:
+        # What any thread of a process is in, it is in.
+        threads = {task["tgid"] for task in tasks(name, "-L") if fits(task)}
+        wanted = [task for task in everything["tasks"] if task["pid"] in threads]
     assert by_pid(found) == by_pid({"tasks": wanted})
     assert len(found["tasks"]) == len(wanted) > 0
     counted = "threads" if view else "processes"
@@ -174,15 +179,19 @@ def number(cell: str) -> float:
     return float(cell.lstrip("~<>"))
 
 
+SHARES = "USR,SYS,LAT,OFF,ZMB,SCL,SIG,TRP"
+
+
 @pytest.mark.parametrize("dump_name", [*OFF, *ON])
 def test_shares_make_up_a_life(dump_name: str) -> None:
     """Each is rounded to a tenth, or to one if it is all."""
-    rows = table(text(dump_name, "-mL"), "PID/TID")
-    assert len(rows) > 2200
-    for row in rows:
-        shares = [row[name] for name in ("USR", "SYS", "LAT", "OFF", "ZMB")]
-        assert abs(sum(map(number, shares)) - 100) <= 0.2501, row
-        assert row["SCL"] == row["SIG"] == row["TRP"] == "-"
+    for words in ("-L", "-m"):
+        rows = table(text(dump_name, words, "-o", SHARES), "USR")
+        assert len(rows) > 80
+        for row in rows:
+            shares = [row[name] for name in ("USR", "SYS", "LAT", "OFF", "ZMB")]
+            assert abs(sum(map(number, shares)) - 100) <= 0.2501, row
+            assert row["SCL"] == row["SIG"] == row["TRP"] == "-"
 
 
 # --- why
@@ -201,7 +210,7 @@ def test_why_of_every_column(name: str) -> None:
     is_new = name == NEW
     assert bounds["LAT"] == ("upper" if is_new else "exact")
     assert bounds["OFF"] == bounds["OFF/VCX"] == ("lower" if is_new else "exact")
-    for field in ("SCL", "SIG", "TRP", "SLP", "BLK", "IOW", "STP", "COV", "BIO", "COW"):
+    for field in ("SCL", "SIG", "TRP", "INT", "BLK", "IOW", "STP", "COV", "BIO", "COW"):
         assert bounds[field] == "not kept", field
     assert bounds["USR"] == bounds["SYS"] == "estimate"
 
@@ -210,9 +219,9 @@ def test_why_of_every_column(name: str) -> None:
     ("dump_name", "kept"), list(zip(ON, ("exact", "lower"), strict=True))
 )
 def test_why_with_statistics(dump_name: str, kept: str) -> None:
-    found = report(dump_name, "--why", "IOW,BLK,SLP,BIO,IRQ")["why"]
+    found = report(dump_name, "--why", "IOW,BLK,INT,BIO,IRQ")["why"]
     bounds = {why["field"]: why["bound"] for why in found}
-    assert {bounds[field] for field in ("IOW", "BLK", "SLP")} == {kept}
+    assert {bounds[field] for field in ("IOW", "BLK", "INT")} == {kept}
     assert bounds["BIO"] == "exact"
     # No kernel of a distribution has IRQ_TIME_ACCOUNTING switched on here.
     assert bounds["IRQ"] == "not kept"
@@ -302,7 +311,8 @@ def test_groups_sum_to_the_whole(
 # --- stacks
 
 
-def test_stacks_of_all_that_sleep(name: str) -> None:
+def test_stacks_of_all_that_are_off_the_cpu(name: str) -> None:
+    """Those that wait for a CPU as well: they lost theirs amid something."""
     found = report(name, "--stacks", "-L")
     rows, seen = by_pid(found), []
     for group in found["stacks"]:
@@ -311,8 +321,13 @@ def test_stacks_of_all_that_sleep(name: str) -> None:
         assert (group["min_age_ns"], group["max_age_ns"]) == (min(ages), max(ages))
         assert {rows[pid]["class"] for pid in group["pids"]} == {group["class"]}
         seen += group["pids"]
-    asleep = [t["pid"] for t in found["tasks"] if t["state"] not in "RZX"]
-    assert sorted(seen) == sorted(asleep)
+    off = [
+        t["pid"]
+        for t in found["tasks"]
+        if t["class"] not in ("USR", "SYS", "INT", "OTH", "ZMB")
+    ]
+    assert sorted(seen) == sorted(off)
+    assert any(group["class"] == "LAT" for group in found["stacks"])
     sizes = [len(group["pids"]) for group in found["stacks"]]
     assert sizes == sorted(sizes, reverse=True)
     keys = [(tuple(g["frames"]), g["class"]) for g in found["stacks"]]

@@ -12,7 +12,7 @@ import pytest
 
 from msatools.kernel.clocks import Clocks
 from msatools.prstat.ended import Ended, ended
-from msatools.prstat.interval import Deltas, Interval
+from msatools.prstat.interval import Deltas, Interval, OffCpu
 from msatools.prstat.looks import Look
 from msatools.prstat.microstates import (
     BOUND_NS,
@@ -25,6 +25,7 @@ from msatools.tasks.now import AgeBound, Now
 from msatools.tasks.processes import Processes, Sums
 from msatools.tasks.stacks import Stacks
 from msatools.tasks.table import TaskTable
+from msatools.tasks.waits import Wait
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -42,6 +43,12 @@ COLUMNS = {
     "sched_delayed": "u1",
 }
 
+NO_WAIT = len(TaskClass)
+WAITS = (
+    *(Wait(each, None, None, None) for each in TaskClass),
+    Wait(TaskClass.OTH, None, None, None, preempted=True),
+)
+
 
 @dataclass
 class Thread:
@@ -52,6 +59,9 @@ class Thread:
     columns: dict[str, int] = field(default_factory=dict)
     task_class: TaskClass = POL
     told: bool = True
+    woken_from: TaskClass | None = None
+    """What it slept in before it waited for a CPU."""
+
     counted: tuple[int, int] = (0, 0)
     """Switches before the interval."""
 
@@ -86,6 +96,7 @@ class Thread:
 
     def waits(self, ms: float) -> "Thread":
         """Be preempted, or woken up, and wait for a CPU."""
+        self.woken_from = None if self.columns["on_cpu"] else self.task_class
         if self.columns["on_cpu"]:
             self._leaves("nivcsw", 0)
         self.columns |= {"state": 0, "on_rq": 1, "last_queued_ns": self.at_ns}
@@ -143,16 +154,22 @@ def snapshot(*threads: Thread) -> Look:
     classes = np.array([thread.task_class for thread in threads], np.uint8)
     bound = np.full(len(threads), AgeBound.EXACT, np.uint8)
     bound[tasks["exec_start_ns"] == 0] = AgeBound.UPPER
-    # Who has no stack is never asked for one here.
-    stacks: Any = Stacks.__new__(Stacks)
+    woken = [NO_WAIT if t.woken_from is None else t.woken_from for t in threads]
+    text: Any = None
+    stacks = Stacks(text, index=np.array(woken, np.int32))
     return Look(
         tasks,
         clocks,
         microstates(tasks, clocks),
-        Now(classes, age, bound, stacks, ()),
+        Now(classes, age, bound, stacks, WAITS),
         np.array([thread.told for thread in threads]),
+        np.zeros(len(threads), np.bool_),
         took_ns=0,
     )
+
+
+def by_class(off: OffCpu, row: int = 0) -> dict[TaskClass | None, tuple[int, int]]:
+    return {part.task_class: (part.ns, part.error_ns) for part in off.parts(row)}
 
 
 def parts(made: Deltas, row: int = 0) -> list[float]:
@@ -170,7 +187,7 @@ def parts(made: Deltas, row: int = 0) -> list[float]:
 
 def off(made: Deltas, row: int = 0) -> dict[str | None, float]:
     """Time off the CPU by class, in ms."""
-    found = made.off.by_class(row)
+    found = by_class(made.off, row)
     return {key and key.name: ns / MS for key, (ns, _) in found.items()}
 
 
@@ -242,6 +259,10 @@ EXACT: dict[str, tuple[str, str, list[int], dict[str, int]]] = {
         *("", "sleeps 100, waits 30, gets_cpu, runs 20, waits 50"),
         *([10, 10, 80, 100, 0], {"POL": 100}),
     ),
+    "woken from the only one": (
+        *("runs 5", "runs 10, sleeps 80 LCK, waits 10", [5, 5, 10, 80, 0]),
+        {"LCK": 80},
+    ),
     # What it had waited before the interval does not count, nor as less after.
     "open latency is clipped": (
         *("runs 1, waits 500", "goes 70, gets_cpu, runs 30"),
@@ -272,10 +293,18 @@ def test_what_is_known_exactly(case: str) -> None:
 
 
 GUESSED: dict[str, tuple[str, str, dict[str | None, int]]] = {
-    # Without samples there is nothing to tell them by.
+    # There is but what it did at both ends to tell them by.
     "sleeps that nothing saw": (
         *("", "sleeps 100, runs 10, sleeps 200 DSK, runs 10, sleeps 300 TMR"),
-        {"TMR": 300, None: 300},
+        {"TMR": 300, "POL": 300},
+    ),
+    "woken from the last of them": (
+        *("runs 1", "sleeps 100 DSK, runs 10, sleeps 200 LCK, waits 10"),
+        {"LCK": 300},
+    ),
+    "preempted after the last of them": (
+        *("runs 1", "sleeps 100 DSK, runs 10, sleeps 200 LCK, runs 1, waits 10"),
+        {None: 300},
     ),
     # After another sleep it is not known which of the two took how long.
     "stamp is lost": ("", f"{LOSES_STAMP} | sleeps 100", {"DSK": 145, "POL": 45}),
@@ -309,7 +338,7 @@ def test_estimate() -> None:
             thread.runs(0.5).sleeps(1 + random.random(), LCK if is_lock else TMR)
         under_way.add(snapshot(thread))
     made = under_way.end()
-    found = made.off.by_class(0)
+    found = by_class(made.off)
     total = int(made.lives.off_cpu_ns[0])
     for task_class, share in ((LCK, 0.7), (TMR, 0.3)):
         ns, error = found[task_class]
@@ -343,7 +372,7 @@ def test_few_samples_that_agree_are_no_certainty() -> None:
         thread.runs(1).sleeps(40, DSK).runs(1).sleeps(58, POL)
 
     made = interval(Thread(1), *([step] * 5))
-    ((_, (ns, error)),) = made.off.by_class(0).items()
+    ((_, (ns, error)),) = by_class(made.off).items()
     assert ns == 490 * MS
     # Half of it is what was seen; the other half was DSK in truth.
     assert 0.1 < error / (200 * MS) < 0.5

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from msatools.locks.model import On
+from msatools.prstat.interval import ON_CODE
 from msatools.prstat.interval import OffCpu as ByClass
 from msatools.prstat.microstates import EXIT_ZOMBIE, PF_KTHREAD
-from msatools.prstat.model import Children, OffCpu, TaskRow
+from msatools.prstat.model import Children, OffCpu, TaskRow, Waited
 from msatools.prstat.rows import process_rows, split_by_ticks, thread_rows
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
@@ -86,6 +87,7 @@ def test_thread() -> None:
         nivcsw=6,
         min_flt=0,
         maj_flt=0,
+        waited=Waited(0, 0, 0, 0, untold_ns=LIFE - 12 - SECOND, is_estimate=True),
     )
 
 
@@ -203,20 +205,27 @@ def test_split_of_a_process() -> None:
 
 
 def test_time_off_the_cpu_by_class() -> None:
-    """Of a thread, and of a process that has one; the longest first."""
+    """Of a thread, and of all threads of a process; the longest first."""
     made = MadeThreads({"pid": 1}, {"pid": 2, "tgid": 1}, {"pid": 3})
-    ns, error = np.zeros((2, 3, len(TaskClass)), np.int64)
+    ns, error = np.zeros((2, 3, len(TaskClass) + 1), np.int64)
     ns[0, [TaskClass.LCK, TaskClass.TMR]] = 5, 7
-    error[0, TaskClass.TMR] = 2
+    ns[1, [TaskClass.LCK, ON_CODE]] = 4, 1
+    error[:2, TaskClass.LCK] = 3, 2
     untold = np.array([6, 0, 8])
     off_cpu = ByClass(ns, error, untold, np.zeros(3, np.bool_))
     spent = replace(made.spent, off_cpu=off_cpu)
-    first = (OffCpu("TMR", 7, 2), OffCpu(None, 6, 0), OffCpu("LCK", 5, 0))
+    untold, faults = OffCpu(None, 6, 0), OffCpu("FLT", 1, 0, on_code=True)
+    first = (OffCpu("TMR", 7, 0), untold, OffCpu("LCK", 5, 3))
+    second = (OffCpu("LCK", 4, 2), faults)
     last = (OffCpu(None, 8, 0),)
     threads = thread_rows(made.threads, spent)
-    assert [row.off_cpu for row in threads] == [first, (), last]
+    assert [row.off_cpu for row in threads] == [first, second, last]
+    # What one look has met, it has met of all threads: errors go together.
+    both = (OffCpu("LCK", 9, 5), OffCpu("TMR", 7, 0), untold, faults)
     processes = process_rows(made.threads, spent)
-    assert [row.off_cpu for row in processes] == [None, last]
+    assert [row.off_cpu for row in processes] == [both, last]
+    waited = Waited(1, 0, 9, 0, untold_ns=6, is_estimate=True)
+    assert processes[0].waited == waited
 
 
 def test_sequence() -> None:

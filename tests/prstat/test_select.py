@@ -132,8 +132,21 @@ def test_order(rows: Rows) -> None:
     assert pids(rows, "STATE", "-PID") == [1, 3, 2]
 
 
+def lived_ns(row: Any) -> int:
+    """By all threads of a row."""
+    on_cpu: int = row.user_ns + row.system_ns
+    return on_cpu + row.latency_ns + row.off_cpu_ns + row.zombie_ns
+
+
 def share_of(name: str) -> Value:
-    return lambda row: getattr(row, name) / row.lifetime_ns
+    return lambda row: operator.attrgetter(name)(row) / lived_ns(row)
+
+
+def sleep(row: Any) -> float:
+    waited = row.waited
+    faults = waited.code_faults_ns + waited.data_faults_ns
+    others = faults + waited.locks_ns + waited.stopped_ns
+    return (row.off_cpu_ns - others) / lived_ns(row)
 
 
 def split_of(name: str) -> Value:
@@ -145,7 +158,7 @@ def delay_of(kind: str) -> Value:
 
 
 def known_share(ns: int | None, row: Any) -> float:
-    return -1 if ns is None else ns / row.lifetime_ns
+    return -1 if ns is None else ns / lived_ns(row)
 
 
 def of_child(name: str) -> Value:
@@ -178,6 +191,10 @@ VALUES: dict[str, Value] = {
         }.items()
     },
     "NOW": lambda row: TaskClass[row.task_class],
+    "TFL": share_of("waited.code_faults_ns"),
+    "DFL": share_of("waited.data_faults_ns"),
+    "LCK": share_of("waited.locks_ns"),
+    "SLP": sleep,
     "TIME": lambda row: row.user_ns + row.system_ns,
     "CPU": lambda row: (row.user_ns + row.system_ns) / row.lifetime_ns,
     "USR": share_of("user_ns"),
@@ -187,7 +204,7 @@ VALUES: dict[str, Value] = {
     "ZMB": share_of("zombie_ns"),
     "IOW": split_of("iowait_ns"),
     "BLK": split_of("blocked_ns"),
-    "SLP": split_of("sleep_ns"),
+    "INT": split_of("sleep_ns"),
     "STP": split_of("stopped_ns"),
     "BIO": delay_of("blkio"),
     "SWP": delay_of("swapin"),
@@ -208,9 +225,20 @@ VALUES: dict[str, Value] = {
 
 SUMS = ("utime_ns", "stime_ns", "nvcsw", "nivcsw", "min_flt", "maj_flt")
 DELAYS = ("blkio", "swapin", "freepages", "thrashing", "compact", "wpcopy", "irq")
-LONG = ("user_ns", "system_ns", "latency_ns", "zombie_ns", "blocked_ns", "iowait_ns")
+LONG = (
+    "age_ns",
+    "user_ns",
+    "system_ns",
+    "latency_ns",
+    "zombie_ns",
+    "blocked_ns",
+    "iowait_ns",
+)
 SHORT = ("ppid", "uid", "cpu", "nvcsw", "nivcsw", "min_flt", "maj_flt", "prio")
-SHORT += ("static_prio", "threads", "size_bytes", "rss_bytes", "age_ns", "start_ns")
+SHORT += ("static_prio", "threads", "size_bytes", "rss_bytes", "start_ns")
+
+
+OFTEN = (TaskClass.LCK, TaskClass.FLT, TaskClass.ZMB)
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +260,8 @@ def many() -> MadeThreads:
                 "comm": chance.choice((b"a", b"b", b"c")),
                 "state": chance.choice((0, 1, 2)),
                 "cgroup": chance.randrange(3),
-                "class": chance.choice(list(TaskClass)),
+                "class": chance.choice([*TaskClass, *OFTEN * 9]),
+                "on_code": chance.random() < 0.5,
                 "lifetime_ns": chance.randrange(6, 20) * SECOND,
                 "covered": chance.random(),
                 "reaped": {name: chance.randrange(9) for name in SUMS},

@@ -12,7 +12,7 @@ import pytest
 
 from msatools.kernel.report import Note
 from msatools.locks.model import Confidence, Herd, On
-from msatools.locks.report import Changes, Inversion, LocksReport
+from msatools.locks.report import Changes, Contended, Inversion, LocksReport, Seen
 from msatools.render.locks import View, blocks
 from msatools.target.model import Address
 from tests.locks.madelocks import SECOND, deadlock, lock, owner, report, root, wait
@@ -323,7 +323,27 @@ def intervals() -> Screens:
     made = crowd(2)
     grown = (replace(made.locks[0], delta_waiters=2),)
     made = replace(made, interval_ns=SECOND, locks=grown)
+    hot = Contended(
+        lock="mutex 0xff10",
+        type="mutex",
+        name="i_rwsem of /srv",
+        looks=40,
+        share=0.5,
+        mean_queue=1.25,
+        max_queue=1234,
+        wait_ns=SECOND + SECOND // 4,
+        error_ns=SECOND // 8,
+        owners=tuple(
+            Seen(pid=pid, comm="one\x1b", looks=9, where="DSK folio_wait_bit")
+            for pid in (7, 8, 9)
+        ),
+    )
+    cold = replace(hot, lock="futex 7:0x10", name=None, share=0.025, owners=())
+    contended = replace(made, contention=(hot, cold))
     return {
+        "locks that are hot": blocks(contended),
+        "all of many": blocks(replace(contended, contention=(hot,) * 12), verbose=True),
+        "some of many": blocks(replace(contended, contention=(cold,) * 12)),
         "what has changed": blocks(changed),
         "all that has": blocks(changed, verbose=True),
         "a crowd that grows": blocks(made),

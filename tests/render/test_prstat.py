@@ -23,6 +23,7 @@ from msatools.prstat.model import (
     StackGroup,
     TaskRow,
     Totals,
+    Waited,
     Why,
 )
 from msatools.prstat.states import StateTime
@@ -120,6 +121,9 @@ PARTS = (
     OffCpu("POL", 1000, 0),
     OffCpu(None, SECOND, 0),
 )
+WAITED = Waited(0, MS, 5 * SECOND, 0, untold_ns=SECOND, is_estimate=True)
+LASTS = Waited(SECOND, 0, 3 * SECOND, 0, untold_ns=4_250 * MS, is_estimate=False)
+FAULTS = replace(SPLIT, delays={"blkio": SECOND, "swapin": 2 * SECOND})
 PART = replace(SPLIT, coverage=0.4, stopped_ns=None)
 CELLS: dict[str, tuple[TaskRow, Context]] = {
     "a thread": (ROW, ABOUT),
@@ -148,6 +152,10 @@ CELLS: dict[str, tuple[TaskRow, Context]] = {
     ),
     "off by class": (row(off_cpu=PARTS), ABOUT),
     "off by no class": (row(off_cpu=()), ABOUT),
+    "waited, by samples": (row(waited=WAITED), ABOUT),
+    "waited, exactly": (row(waited=replace(LASTS, untold_ns=0)), ABOUT),
+    "wait that lasts": (row(waited=LASTS), ABOUT),
+    "page faults by delays": (row(waited=LASTS, breakdown=FAULTS), ABOUT),
     "children": (
         row(children=Children(SECOND, 61 * SECOND, 3, 4000, 5, 6)),
         ABOUT,
@@ -247,7 +255,10 @@ STATES = tuple(
 LOST = replace(REPORT.totals, load_averages=None, states={}, classes={}, ram_bytes=None)
 SWITCHED = replace(REPORT, accounting=ON, tasks=(ROW, row(breakdown=SPLIT)))
 WITHIN = replace(
-    SWITCHED, interval_ns=5 * SECOND, tasks=(row(off_cpu=PARTS),) * 21, taken_at_ns=None
+    SWITCHED,
+    interval_ns=5 * SECOND,
+    tasks=(row(off_cpu=PARTS, waited=WAITED),) * 21,
+    taken_at_ns=None,
 )
 THREADS = replace(REPORT, per_thread=True)
 EVIL_GROUP = replace(GROUPS[0], key="/\x1b")

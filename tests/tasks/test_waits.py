@@ -173,7 +173,7 @@ def test_no_name_has_two_classes(table: str) -> None:
 def test_classes_are_the_contracts() -> None:
     assert " ".join(each.name for each in TaskClass) == (
         "CPU USR SYS INT LAT LCK KLK FLK POL FLT SWP RCL DSK PIP NET TMR WAI SIG IPC"
-        " TTY URG KTW STP TRC ZMB OTH"
+        " TTY URG KTW STP TRC ZMB OTH WAK"
     )
 
 

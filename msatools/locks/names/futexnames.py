@@ -30,9 +30,9 @@ class FutexNames:
         :raises drgn.FaultError: if what tells cannot be read
         """
         mms = list(dict.fromkeys(case.mm for case in cases if case.mm))
-        if not isinstance(lock.key, Key) or not mms:
+        if not mms:
             return Name()
-        if lock.key.of_inode:
+        if isinstance(lock.key, Key) and lock.key.of_inode:
             return self._in_file(lock.key, mms)
         if lock.address is None:
             return Name()

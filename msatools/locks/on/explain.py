@@ -99,6 +99,34 @@ class Explainer:
             found[place] = alike.setdefault(on, on)
         return found
 
+    def leaving(
+        self,
+        tasks: TaskTable,
+        now: Now,
+        clocks: Clocks,
+        rows: Rows,
+    ) -> list[On | None]:
+        """
+        Tell which futexes threads have waited on that do not run yet.
+
+        They have been woken, or are about to sleep: their system call has not ended.
+        What cannot be read is not told.
+        """
+        look = Look(self._layout, tasks, Findings(), clocks, alone=False)
+        return leaving(look, now, rows, self._stack_bytes)
+
+
+def awake_rows(tasks: TaskTable, now: Now) -> Rows:
+    """Find the threads that want a CPU and have none, of processes."""
+    awake = np.isin(now.classes, (TaskClass.LAT, TaskClass.WAK))
+    return np.flatnonzero(awake & (tasks["mm"] != 0))
+
+
+def leaving(look: Look, now: Now, rows: Rows, stack_bytes: int) -> list[On | None]:
+    """Tell which futex each of some threads that do not run is about to leave."""
+    cases = read_cases(look, now, rows, stack_bytes)
+    return [futexes.asked_for(case) for case in cases]
+
 
 def tell(look: Look, case: Case) -> On | None:
     """Tell what one task waits on; what cannot be read costs a note."""

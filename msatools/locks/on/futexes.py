@@ -10,12 +10,17 @@ from msatools.locks.user.futexwaits import waiters_of
 from msatools.locks.user.usermemory import mapping_at
 from msatools.target.model import Address
 
+_COMMAND = 0x7F
+_WAITS = (0, 6, 9, 11, 13)
+"""Operations of futex(): FUTEX_WAIT, FUTEX_LOCK_PI, FUTEX_WAIT_BITSET,
+FUTEX_WAIT_REQUEUE_PI, FUTEX_LOCK_PI2."""
+
 
 def futex(look: Look, case: Case) -> On | None:
     """Tell one or more futexes."""
     waiters, counts = waiters_of(look, case)
     if not waiters:
-        return None
+        return asked_for(case)
     ends = look.ends(case)
     if len(waiters) > 1:
         places = [waiter.key.address for waiter in waiters]
@@ -48,6 +53,18 @@ def futex(look: Look, case: Case) -> On | None:
         owner=owner,
         **ends,
     )
+
+
+def asked_for(case: Case) -> On | None:
+    """Tell the futex that a task's call is about, if it is one that waits.
+
+    A task that is not in its queue has been woken, or is about to sleep there.
+    """
+    if case.call not in ("futex", "futex_time32") or not case.plain:
+        return None
+    if case.arguments[1] & _COMMAND not in _WAITS:
+        return None
+    return On(kind="futex", address=Address(case.arguments[0]))
 
 
 def _pi_owner(look: Look, waiter: Waiter) -> int | None:

@@ -263,12 +263,15 @@ def test_what_is_lost_is_counted_and_costs_no_more() -> None:
 
 
 def test_a_lost_table_of_futexes_leaves_the_stack() -> None:
-    """Then a waiter that lies on its own stack cannot be shown to wait."""
+    """Then a waiter on its own stack cannot be shown to wait: its call tells."""
     whole, hurt = seen(TASKS[1]), damaged(TASKS[1])
     table = hurt.prog["__futex_data"]
     size = table.hashsize.value_() * table.queues[0].type_.size
     lose(hurt.prog, table.queues.value_(), size)
-    assert hurt.ons[hurt.row("futex-wait")] is None
+    known = whole.on("futex-wait")
+    assert known.waiters
+    asked_for = On(kind="futex", address=known.address)
+    assert hurt.ons[hurt.row("futex-wait")] == asked_for
     assert hurt.on("pipe-read") == whole.on("pipe-read")
     assert hurt.findings.coverage["futex_chains_broken"] > 0
     assert "futexes" in hurt.findings.lost

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+Time off the CPU as Solaris's prstat splits it: page faults, locks, stops, and sleep.
+
+Pure. Of an interval the looks tell what it was spent on. Of a whole life Linux does not
+keep that: just the wait that lasts is known.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.clocks import Nanoseconds
+from msatools.prstat.interval import ON_CODE, OffCpu
+from msatools.prstat.microstates import Booleans
+from msatools.tasks.classes import RUNNABLE, TaskClass
+from msatools.tasks.now import AgeBound, Now
+
+WAITED = (
+    *("code_faults_ns", "data_faults_ns", "locks_ns", "stopped_ns"),
+    "untold_ns",
+)
+"""The columns; what is none of them is sleep."""
+
+_FAULTS = (TaskClass.FLT, TaskClass.SWP)
+_STOPS = (TaskClass.STP, TaskClass.TRC)
+_AWAKE = (*RUNNABLE, TaskClass.WAK, TaskClass.ZMB)
+
+Columns = dict[str, npt.NDArray[Any]]
+
+
+def within(off: OffCpu) -> Columns:
+    """Tell what each row of an interval spent its time off the CPU on."""
+    return {
+        "code_faults_ns": off.ns[:, ON_CODE],
+        "data_faults_ns": off.ns[:, _FAULTS].sum(1),
+        "locks_ns": off.ns[:, TaskClass.LCK],
+        "stopped_ns": off.ns[:, _STOPS].sum(1),
+        "untold_ns": off.untold_ns,
+        "is_estimate": (off.error_ns > 0).any(1),
+    }
+
+
+def lasting(now: Now, on_code: Booleans, off_cpu_ns: Nanoseconds) -> Columns:
+    """Tell for how long each thread has been in the wait that lasts."""
+    classes = now.classes
+    age = np.where(np.isin(classes, _AWAKE), 0, np.minimum(now.age_ns, off_cpu_ns))
+    faults = np.isin(classes, _FAULTS)
+    return {
+        "code_faults_ns": np.where(faults & on_code, age, 0),
+        "data_faults_ns": np.where(faults & ~on_code, age, 0),
+        "locks_ns": np.where(classes == TaskClass.LCK, age, 0),
+        "stopped_ns": np.where(np.isin(classes, _STOPS), age, 0),
+        "untold_ns": off_cpu_ns - age,
+        "is_estimate": (now.age_bound != AgeBound.EXACT) & (age > 0),
+    }

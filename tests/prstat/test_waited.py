@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Time off the CPU as Solaris splits it, of threads made by hand."""
+
+from typing import Any
+
+import numpy as np
+
+from msatools.prstat.interval import ON_CODE, OffCpu
+from msatools.prstat.waited import lasting, within
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.now import AgeBound, Now
+
+
+def row_of(columns: dict[str, Any], row: int) -> dict[str, int]:
+    """What is not zero."""
+    return {name: int(values[row]) for name, values in columns.items() if values[row]}
+
+
+def test_within_an_interval() -> None:
+    ns, error = np.zeros((2, 2, len(TaskClass) + 1), np.int64)
+    ns[0, [TaskClass.LCK, TaskClass.FLT, TaskClass.SWP, ON_CODE]] = 5, 2, 1, 7
+    ns[0, [TaskClass.STP, TaskClass.TRC, TaskClass.TMR]] = 3, 1, 90
+    error[1, TaskClass.TMR] = 1
+    ns[1, TaskClass.TMR] = 40
+    made = within(OffCpu(ns, error, np.array([0, 6]), np.zeros(2, np.bool_)))
+    assert row_of(made, 0) == {
+        "code_faults_ns": 7,
+        "data_faults_ns": 3,
+        "locks_ns": 5,
+        "stopped_ns": 4,
+    }
+    assert row_of(made, 1) == {"untold_ns": 6, "is_estimate": 1}
+
+
+def test_of_a_life_the_wait_that_lasts() -> None:
+    classes = [TaskClass.LCK, TaskClass.FLT, TaskClass.SWP, TaskClass.STP]
+    classes += [TaskClass.LAT, TaskClass.CPU, TaskClass.ZMB, TaskClass.WAK]
+    count = len(classes)
+    bound = np.full(count, AgeBound.EXACT, np.uint8)
+    bound[3] = bound[4] = AgeBound.UPPER
+    nothing: Any = None
+    now = Now(
+        np.array(classes, np.uint8), np.arange(10, 10 + count), bound, nothing, ()
+    )
+    on_code = np.arange(count) == 1
+    made = lasting(now, on_code, np.full(count, 12, np.int64))
+    assert row_of(made, 0) == {"locks_ns": 10, "untold_ns": 2}
+    assert row_of(made, 1) == {"code_faults_ns": 11, "untold_ns": 1}
+    assert row_of(made, 2) == {"data_faults_ns": 12}
+    # It is older than all that it was off the CPU: clocks are apart.
+    assert row_of(made, 3) == {"stopped_ns": 12, "is_estimate": 1}
+    for row in range(4, count):
+        assert row_of(made, row) == {"untold_ns": 12}

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Kernel threads by the names that the guest's /proc had for them."""
+
+import numpy as np
+import pytest
+from drgn import Object, cast
+
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.tasks.names import KernelNames
+from msatools.tasks.table import TaskTable
+from tests.prstat.dumps import OFF, Dump, look
+from tests.support.dumps import open_dump
+from tests.support.overlay import lose, put
+
+LONGEST_COMM = 15
+
+
+@pytest.fixture(scope="module", params=OFF)
+def dump(request: pytest.FixtureRequest) -> Dump:
+    return look(request.param)
+
+
+def names_of(dump: Dump, reader: Reader, findings: Findings) -> list[bytes]:
+    """The name of each thread of a dump."""
+    table = TaskTable(dump.table.records.copy(), dump.table.columns)
+    KernelNames(reader).fill(table, findings)
+    names: list[bytes] = table["comm"].tolist()
+    return names
+
+
+@pytest.mark.kernels
+def test_names_are_those_of_proc(dump: Dump) -> None:
+    """Of threads that have not run since the guest read them."""
+    findings = Findings()
+    names = names_of(dump, Reader(open_dump(dump.run.name, "btf")), findings)
+    recorded = dict(dump.still())
+    own = [row for row in recorded if dump.kernels_own[row]]
+    own = [row for row in own if f"{recorded[row]}/comm" in dump.run.truth_names()]
+    told = {row: dump.run.truth(f"{recorded[row]}/comm")[:-1] for row in own}
+    assert {row: names[row] for row in own} == told
+    assert any(len(name) > LONGEST_COMM for name in told.values())
+    workers = [name for name in told.values() if name.startswith(b"kworker/")]
+    assert any(b"-" in name for name in workers)
+    assert not findings.coverage
+    # Those of processes are what they were.
+    others = np.flatnonzero(~dump.kernels_own).tolist()
+    assert [names[row] for row in others] == dump.table["comm"][others].tolist()
+
+
+def test_names_that_are_lost_stay_as_they_are(dump: Dump) -> None:
+    prog = open_dump(dump.run.name, "btf")
+    row = next(
+        row
+        for row, name in enumerate(dump.table["comm"].tolist())
+        if len(name) == LONGEST_COMM and dump.kernels_own[row]
+    )
+    thread = Object(prog, "struct kthread *", int(dump.table["kthread"][row]))
+    lose(prog, thread.full_name.value_(), 8)
+    findings = Findings()
+    names = names_of(dump, Reader(prog), findings)
+    assert names[row] == dump.table["comm"][row]
+    assert findings.coverage == {"names_unreadable": 1}
+
+
+def test_worker_of_another_is_not_believed(dump: Dump) -> None:
+    """What it names is the memory of one that has ended."""
+    prog = open_dump(dump.run.name, "btf")
+    reader = Reader(prog)
+    names = names_of(dump, reader, Findings())
+    row = next(
+        row
+        for row, name in enumerate(names)
+        if name.startswith(b"kworker/u") and b"-" in name
+    )
+    thread = Object(prog, "struct kthread *", int(dump.table["kthread"][row]))
+    worker = cast("struct worker *", thread.data)
+    put(prog, worker.task.address_ or 0, bytes(8))
+    bare = names_of(dump, Reader(prog), Findings())[row]
+    assert bare == dump.table["comm"][row]
+    assert names[row].startswith(bare)
