@@ -26,6 +26,10 @@ def is_in_front(stream: TextIO | None) -> bool:
         return False
 
 
+_AT_MOST_S = 1.0
+"""One wait: a signal that comes just before it begins does not end it."""
+
+
 class Keys:
     """The keys pressed on the terminal, if there is one and it is ours."""
 
@@ -63,8 +67,8 @@ class Keys:
             if self._saved is None:
                 if left_s <= 0:
                     return False
-                time.sleep(left_s)
-            elif select.select([self._fd], [], [], max(left_s, 0))[0]:
+                time.sleep(min(left_s, _AT_MOST_S))
+            elif select.select([self._fd], [], [], max(min(left_s, _AT_MOST_S), 0))[0]:
                 if os.read(self._fd, 1) in (b"q", b"Q", b""):
                     return True
             elif left_s <= 0:
