@@ -76,10 +76,18 @@ def states(
     """
     if selected is None:
         selected = np.ones(len(tasks), np.bool_)
-    pasts = _pasts(lives, parts, accounting, selected)
     places: dict[Family, Mapping[str, Booleans]] = {
         "gelato": _gelato(tasks, now),
         "solaris": _solaris(tasks, now, text_faults),
+    }
+
+    def lasting(family: Family, name: str) -> int:
+        return int(now.age_ns[selected & places[family][name]].sum())
+
+    pasts = {
+        **_pasts(lives, parts, accounting, selected),
+        "paging": _paging(parts, selected, lasting("gelato", "PAGING_SLEEP")),
+        "data faults": _paging(parts, selected, lasting("solaris", "DFAULT")),
     }
     # A live kernel does not tell in which mode a thread runs.
     somewhere = bool((selected & (now.classes == TaskClass.CPU)).any())
@@ -139,7 +147,7 @@ _STATES: dict[Family, dict[str, Callable[[_Pasts], _Past]]] = {
         "SYSTEM": _kept("system"),
         "TRAP": _not_kept(f"{_NONE}traps: it is in user and system time"),
         "TFAULT": _not_kept(f"{_NOW}FLT or SWP, on what is mapped executable"),
-        "DFAULT": _kept("paging"),
+        "DFAULT": _kept("data faults"),
         "KFAULT": _not_kept(f"{_NONE}faults of the kernel: it is not paged"),
         "USER_LOCK": _not_kept(f"{_NOW}LCK"),
         "SLEEP": _kept("sleep"),
@@ -155,7 +163,8 @@ def _gelato(tasks: TaskTable, now: Now) -> dict[str, Booleans]:
         "ONCPU_USR": _of(now, TaskClass.USR),
         "ONCPU_SYS": _of(now, TaskClass.SYS),
         "INTERRUPTED": _of(now, TaskClass.INT),
-        "ONACTIVEQUEUE": _of(now, TaskClass.LAT),
+        # Who is just being woken has no queue yet, and waits for one.
+        "ONACTIVEQUEUE": _of(now, TaskClass.LAT, TaskClass.WAK),
         "PAGING_SLEEP": _of(now, TaskClass.FLT, TaskClass.SWP),
         "FUTEX_SLEEP": _of(now, TaskClass.LCK),
         "POLL_SLEEP": _of(now, TaskClass.POL),
@@ -218,7 +227,6 @@ def _pasts(
             + ("; sleep on the run queue may be in it (6.12)" if delayed else ""),
         ),
         "interrupted": _interrupted(parts, accounting, selected),
-        "paging": _paging(parts, selected),
         "interruptible": _slept(
             (parts.sleeps.sleep,),
             "sum_sleep_runtime less sum_block_runtime, and the present sleep; past "
@@ -261,14 +269,24 @@ def _interrupted(parts: Breakdown, accounting: Accounting, selected: Booleans) -
     return _Past(*told, "irq_delay of delay accounting")
 
 
-def _paging(parts: Breakdown, selected: Booleans) -> _Past:
-    """Swap-ins are known; faults on files are part of ``blkio`` and not told apart."""
+def _paging(parts: Breakdown, selected: Booleans, lasting_ns: int) -> _Past:
+    """Swap-ins are known; faults on files are part of ``blkio`` and not told apart.
+
+    :param lasting_ns: For how long those that are in page faults now have been.
+    """
     told = _total([c for k, c in parts.delays.items() if k == "swapin"], selected)
     if told is None:
         return _Past(None, "none", f"{_NOW}FLT or SWP; needs delay accounting")
-    bound: Bound = "estimate" if told[1] == "exact" else "lower"
+    least = told[0] + lasting_ns
+    if not least:
+        return _Past(
+            None, "none", "no swap-ins; past faults on files are not kept: see blkio"
+        )
     return _Past(
-        told[0], bound, "swap-ins that have ended; past faults on files are not kept"
+        least,
+        "lower",
+        "swap-ins that have ended, and present faults; past faults on files are not "
+        "kept",
     )
 
 

@@ -88,6 +88,7 @@ def test_what_is_kept() -> None:
         (TaskClass.SYS, {}, "ONCPU_SYS", "SYSTEM"),
         (TaskClass.INT, {}, "INTERRUPTED", "SYSTEM"),
         (TaskClass.LAT, {}, "ONACTIVEQUEUE", "WAIT_CPU"),
+        (TaskClass.WAK, {"state": 0x200}, "ONACTIVEQUEUE", "WAIT_CPU"),
         (TaskClass.FLT, {"state": BLOCKED}, "PAGING_SLEEP", "DFAULT"),
         (TaskClass.SWP, {"state": BLOCKED}, "PAGING_SLEEP", "DFAULT"),
         (TaskClass.LCK, {}, "FUTEX_SLEEP", "USER_LOCK"),
@@ -179,7 +180,7 @@ def test_interrupts_and_paging() -> None:
     made = Made(whole, accounting=keeps)
     found = {name: (s.ns, s.bound) for name, s in of(made, "gelato").items()}
     assert found["INTERRUPTED"] == (SECOND, "exact")
-    assert found["PAGING_SLEEP"] == (SECOND // 2, "estimate")
+    assert found["PAGING_SLEEP"] == (SECOND // 2, "lower")
     assert of(made, "solaris")["SLEEP"].ns == 7 * SECOND
     one = sleeper(TaskClass.LCK, delays=delays)
     some = of(Made(one, sleeper(TaskClass.LCK)), "gelato")
@@ -188,6 +189,23 @@ def test_interrupts_and_paging() -> None:
     assert "IRQ_TIME" in some["INTERRUPTED"].reason
     none = of(Made(sleeper(TaskClass.LCK), accounting=keeps), "gelato")
     assert "delay accounting" in none["INTERRUPTED"].reason
+
+
+def test_page_faults_that_last_count() -> None:
+    """And that there was none is not known."""
+    delays = {"swapin": 0}
+    fault = sleeper(TaskClass.FLT, delays=delays)
+    made = Made(fault, fault, sleeper(TaskClass.LCK, delays=delays))
+    text = np.array([True, False, False])
+    for family, name, ns in (
+        ("gelato", "PAGING_SLEEP", 8 * SECOND),
+        ("solaris", "DFAULT", 4 * SECOND),
+    ):
+        found = of(made, family, text_faults=text)[name]
+        assert (found.ns, found.bound) == (ns, "lower")
+        rests = np.array([False, False, True])
+        found = of(made, family, selected=rests, text_faults=text)[name]
+        assert (found.ns, found.bound) == (None, "none")
 
 
 def test_precise_split_says_where() -> None:
