@@ -21,6 +21,7 @@ from msatools.locks.layout import Layout
 from msatools.locks.lock import Lock
 from msatools.locks.look import Look
 from msatools.locks.options import LocksOptions
+from msatools.locks.owners import BY_STACK
 from msatools.locks.report import Contended, LocksReport
 from msatools.locks.scene import (
     Scene,
@@ -193,9 +194,8 @@ class Locks(KernelSession):
             scene = self._of_some() if self._alone else self._look_at_all(findings)
             self._kernel_names.fill(scene.tasks, findings)
             progress(3, _STEPS)
-            find_owners(
-                scene, self._reader, self._stack_bytes, findings, not self._alone
-            )
+            search = not scene.look.alone
+            find_owners(scene, self._reader, self._stack_bytes, findings, search)
             crowded = scene
             if self._live:
                 self._meet(scene)
@@ -246,7 +246,11 @@ class Locks(KernelSession):
             self._findings.reset(self._lasting)
             records = np.concatenate([tasks.records, more.records])
             tasks = TaskTable(records, tasks.columns)
-        return scene
+        if not _asks_all(scene):
+            return scene
+        self._findings.reset(self._lasting)
+        tasks = self._task_reader.read_all(self._findings)
+        return self._look_at(tasks, self._findings, alone=False)
 
     def _are_tasks(self, tasks: TaskTable) -> TaskTable:
         """Leave out what is no task any more, but was one when a lock named it."""
@@ -283,7 +287,7 @@ class Locks(KernelSession):
     def _held(self, scene: Scene) -> Scene:
         """Leave out what has changed while it was looked at."""
         again = self._task_reader.read(concerned(scene), Findings())
-        kept = held(scene, again, alone=self._alone)
+        kept = held(scene, again, alone=scene.look.alone)
         ended = len(scene.blocked) - len(kept.blocked)
         self._findings.coverage["waits_ended"] += ended
         return kept
@@ -311,6 +315,22 @@ class Locks(KernelSession):
         coverage["blocked"] = len(scene.blocked)
         unknown = [each for each in scene.blocked.values() if each.why]
         coverage["locks_unknown"] = len(unknown)
+
+
+def _asks_all(scene: Scene) -> bool:
+    """Tell whether nothing but all tasks tells who has what some of them wait for.
+
+    Their stacks tell who has locks that do not say so; and their files, who serves a
+    file system in user space.
+    """
+    outside = (each.external for each in scene.blocked.values())
+    if any(thing is not None and thing.kind == "fuse" for thing in outside):
+        return True
+    return any(
+        want.lock.type in BY_STACK
+        and not any(holder.confidence == "exact" for holder in want.holders)
+        for want in scene.wanted.values()
+    )
 
 
 def _crowd(want: Wanted) -> int:

@@ -115,15 +115,35 @@ def test_least_wait(name: str) -> None:
 
 def test_named_tasks_and_what_they_wait_for(name: str) -> None:
     truth = lab.build(name).workload["locks"]
-    case = next(each for each in truth if each["type"] == "mutex" and each["owners"])
-    waiter = case["waiters"][-1]["pid"]
-    owner = case["owners"][0]["pid"]
-    found = report(name, "-p", str(waiter))
-    assert waiter in pids(found)
-    (lock,) = (each for each in found["locks"] if waiter in each["waiters"])
-    assert [each["pid"] for each in lock["owners"]] == [owner]
-    # Looked up directly: few tasks are read.
-    assert found["coverage"]["tasks"] < 10
+    for kind, few in (("mutex", False), ("pi_futex", True)):
+        case = next(each for each in truth if each["type"] == kind and each["owners"])
+        waiter = case["waiters"][-1]["pid"]
+        owner = case["owners"][0]["pid"]
+        found = report(name, "-p", str(waiter))
+        assert waiter in pids(found)
+        (lock,) = (each for each in found["locks"] if waiter in each["waiters"])
+        assert [each["pid"] for each in lock["owners"]] == [owner]
+        # Looked up directly; but who has the mutex waits for a mount that all tasks
+        # have to be asked for.
+        assert (found["coverage"]["tasks"] < 10) == few
+
+
+def test_named_tasks_have_the_same_owners(name: str) -> None:
+    """One waiter of each lock, and who has it: as in the report of all."""
+    compared = 0
+    for lock in report(name)["locks"]:
+        (found,) = (
+            each
+            for each in report(name, "-p", str(lock["waiters"][0]))["locks"]
+            if each["id"] == lock["id"]
+        )
+        assert owners_of(found) == owners_of(lock), lock["id"]
+        compared += bool(lock["owners"])
+    assert compared > 10
+
+
+def owners_of(lock: dict[str, Any]) -> set[tuple[int, str]]:
+    return {(owner["pid"], owner["confidence"]) for owner in lock["owners"]}
 
 
 def test_stacks(name: str) -> None:
