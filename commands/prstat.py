@@ -151,7 +151,8 @@ COMMAND = Command(
             "-m",
             dest="microstates",
             action="store_true",
-            help="microstates: shares of user, system, latency, off the CPU",
+            help="microstates as Solaris has them: shares of user, system, page "
+            "faults, locks, sleep, waiting for a CPU",
         ),
         argument(
             "-L", dest="threads", action="store_true", help="threads, not processes"

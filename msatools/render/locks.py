@@ -20,6 +20,7 @@ from msatools.render.blocks import Block, Cell, Span, Style, Text
 from msatools.render.blocks import text as line
 from msatools.render.contention import contention
 from msatools.render.header import header
+from msatools.render.herds import woken_words
 from msatools.render.locktables import chains, table
 from msatools.render.locktree import WaitTree
 from msatools.render.lockwords import (
@@ -150,16 +151,20 @@ def _crowds(report: LocksReport, graph: WaitGraph, verbose: bool) -> Iterator[Te
     left = crowds[_CROWDS:] if not verbose else []
     for herd in report.herds:
         if herd not in left:
-            yield line(Span(_herd(herd, graph, verbose), "warn"))
+            yield line(Span(_herd(herd, report, graph, verbose), "warn"))
     if left:
         yield line(f"… {len(left):,} more crowds on one lock each: -v shows them")
     for inversion in report.inversions:
         yield line(Span(_inversion(inversion, graph), "warn"))
 
 
-def _herd(herd: Herd, graph: WaitGraph, verbose: bool) -> str:
+def _herd(herd: Herd, report: LocksReport, graph: WaitGraph, verbose: bool) -> str:
     lock = graph.locks.get(herd.lock)
     name = herd.lock if lock is None else lock_text(lock)
+    # None of those that are woken all the time waits for long enough to be listed.
+    met = [each.name for each in report.contention or () if each.lock == herd.lock]
+    if lock is None and met and met[0]:
+        name += f" ({met[0]})"
     owner = f"{NOT_KEPT} (nobody is known to hold it)"
     if lock is not None and lock.owners:
         owner = owners_text(lock.owners, verbose)
@@ -168,7 +173,8 @@ def _herd(herd: Herd, graph: WaitGraph, verbose: bool) -> str:
     words = f"HERD  {herd.waiters:,} x {name}  owner {owner}  asleep for {ages} "
     words += f"after {plural(herd.nvcsw_median, 'sleep')} each (median)"
     told = _TOGETHER[herd.confidence]
-    return f"{words}; {told}" if told else words
+    more = woken_words(herd, report.interval_ns)
+    return "; ".join([words, *([told] if told else []), *more])
 
 
 def _inversion(inversion: Inversion, graph: WaitGraph) -> str:

@@ -18,6 +18,7 @@ from msatools.prstat.select import DELAY_OF
 from msatools.prstat.states import StateTime
 from msatools.render.blocks import Block, Cell, Column, Span, Table, Text, text
 from msatools.render.header import header
+from msatools.render.herds import woken_words
 from msatools.render.on import on_text
 from msatools.render.prstat_columns import (
     ESTIMATE,
@@ -112,7 +113,7 @@ def blocks(
     yield _total(report)
     yield _classes(report)
     for herd in report.herds:
-        yield text(Span(_herd(herd), "warn"))
+        yield text(Span(_herd(herd, report.interval_ns), "warn"))
     for note in report.notes:
         yield text(Span(f"note: {note.text}", "warn"))
 
@@ -231,14 +232,15 @@ def _ages(least_ns: int, most_ns: int) -> str:
     return least if least == most else f"{least}..{most}"
 
 
-def _herd(herd: Herd) -> str:
+def _herd(herd: Herd, interval_ns: int | None) -> str:
     owner = NOT_KEPT if herd.owner is None else str(herd.owner)
     how = _SEEN[herd.confidence]
-    return (
+    words = (
         f"HERD {herd.lock}: {herd.waiters:,} waiters woken together, asleep for "
         f"{_ages(herd.min_age_ns, herd.max_age_ns)} after {herd.nvcsw_median:,} "
         f"sleeps each (median); owner {owner}; {how}"
     )
+    return "; ".join([words, *woken_words(herd, interval_ns)])
 
 
 def _groups(report: PrstatReport, groups: Sequence[Group], title: str) -> Table:

@@ -39,6 +39,9 @@ def test_the_server_that_broadcasts_has_the_only_herd(tasks: Seen) -> None:
     assert herd.max_age_ns <= now - server["last_request_ns"] + slack
     assert herd.min_age_ns >= now - server["at_rest_ns"] - slack
     assert herd.nvcsw_median >= server["requests"]
+    assert herd.waker is not None
+    assert herd.waker.pid == herd.waker.tgid == server["pid"]
+    assert herd.waker.comm == "server"
 
 
 def crowd(

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from msatools.kernel.report import Note
-from msatools.locks.model import Confidence, Herd, On
+from msatools.locks.model import Confidence, Herd, On, Waker
 from msatools.locks.report import Changes, Contended, Inversion, LocksReport, Seen
 from msatools.render.locks import View, blocks
 from msatools.target.model import Address
@@ -95,6 +95,23 @@ HERD = Herd(
 )
 
 
+HOT = Contended(
+    lock="mutex 0xff10",
+    type="mutex",
+    name="i_rwsem of /srv",
+    looks=40,
+    share=0.5,
+    mean_queue=1.25,
+    max_queue=1234,
+    wait_ns=SECOND + SECOND // 4,
+    error_ns=SECOND // 8,
+    owners=tuple(
+        Seen(pid=pid, comm="one\x1b", looks=9, where="DSK folio_wait_bit")
+        for pid in (7, 8, 9)
+    ),
+)
+
+
 def heads() -> Screens:
     later = replace(LIKELY, taken_at_ns=51_686_000_000, interval_ns=SECOND)
     coverage = {
@@ -126,6 +143,12 @@ def herds() -> Screens:
     nine = [replace(HERD, lock=f"futex 150:{n:#x}") for n in range(9)]
     thunders = replace(HERD, lock="futex 9:0x9", confidence="one dump")
     many = replace(crowd(20), herds=(*nine, thunders))
+    waker = Waker(pid=7, tgid=150, comm="waker\x1b")
+    asleep = replace(thunders, waker=waker)
+    awake = replace(asleep, lock="futex 9:0x8", woken=12)
+    again = replace(asleep, confidence="confirmed", wakeups=1034, in_vain=0.978)
+    met = replace(HOT, lock=again.lock, name="/lab/herd+0xbd368")
+    thundered = replace(crowd(20), interval_ns=SECOND // 2, contention=(met,))
     return {
         **{
             f"a crowd that is a herd: {confidence}": blocks(
@@ -134,6 +157,8 @@ def herds() -> Screens:
             for confidence in get_args(Confidence)
         },
         "of a lock that a task has": blocks(replace(crowd(20), herds=(held,))),
+        "that is woken": blocks(replace(crowd(20), herds=(awake, asleep))),
+        "that is woken again and again": blocks(replace(thundered, herds=(again,))),
         "those of which nothing says that they thunder are cut": blocks(many),
         "all of them": blocks(many, verbose=True),
     }
@@ -323,26 +348,11 @@ def intervals() -> Screens:
     made = crowd(2)
     grown = (replace(made.locks[0], delta_waiters=2),)
     made = replace(made, interval_ns=SECOND, locks=grown)
-    hot = Contended(
-        lock="mutex 0xff10",
-        type="mutex",
-        name="i_rwsem of /srv",
-        looks=40,
-        share=0.5,
-        mean_queue=1.25,
-        max_queue=1234,
-        wait_ns=SECOND + SECOND // 4,
-        error_ns=SECOND // 8,
-        owners=tuple(
-            Seen(pid=pid, comm="one\x1b", looks=9, where="DSK folio_wait_bit")
-            for pid in (7, 8, 9)
-        ),
-    )
-    cold = replace(hot, lock="futex 7:0x10", name=None, share=0.025, owners=())
-    contended = replace(made, contention=(hot, cold))
+    cold = replace(HOT, lock="futex 7:0x10", name=None, share=0.025, owners=())
+    contended = replace(made, contention=(HOT, cold))
     return {
         "locks that are hot": blocks(contended),
-        "all of many": blocks(replace(contended, contention=(hot,) * 12), verbose=True),
+        "all of many": blocks(replace(contended, contention=(HOT,) * 12), verbose=True),
         "some of many": blocks(replace(contended, contention=(cold,) * 12)),
         "what has changed": blocks(changed),
         "all that has": blocks(changed, verbose=True),

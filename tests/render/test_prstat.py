@@ -11,7 +11,7 @@ import pytest
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.report import Note
-from msatools.locks.model import Herd, On
+from msatools.locks.model import Herd, On, Waker
 from msatools.prstat.model import (
     Children,
     Group,
@@ -271,6 +271,8 @@ def screens() -> Screens:
     """Names are escaped, and columns are by what is asked for and kept."""
     one = replace(WITHIN, tasks=WITHIN.tasks[:1])
     confirmed = replace(HERD, owner=7, confidence="confirmed")
+    waker = Waker(pid=7, tgid=10, comm="waker\x1b")
+    again = replace(confirmed, waker=waker, wakeups=5170, in_vain=0.98, woken=3)
     hostile = replace(REPORT, tasks=(HOSTILE,), cgroups=(EVIL_GROUP,))
     states, load = replace(REPORT, states=STATES), replace(REPORT, load=LOAD)
     stacks = replace(REPORT, stacks=STACKS)
@@ -289,6 +291,7 @@ def screens() -> Screens:
         "what is lost": blocks(replace(REPORT, totals=LOST, users=GROUPS, load=LOAD)),
         "herds and notes": blocks(replace(REPORT, herds=(HERD,), notes=(NOTE,))),
         "a herd that was confirmed": blocks(replace(REPORT, herds=(confirmed,))),
+        "a herd that is woken": blocks(replace(WITHIN, tasks=(), herds=(again,))),
         "why": blocks(replace(REPORT, why=WHY)),
         "load": blocks(load),
         "load, the first": blocks(load, rows=1),
