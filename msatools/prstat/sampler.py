@@ -288,7 +288,10 @@ class _Collector(StackCollector):
         """By the start of a stack: the stack pointer and the words from there on."""
 
         task = reader.prog.type("struct task_struct")
-        self._counts = drgn.offsetof(task, "nvcsw"), drgn.offsetof(task, "nivcsw")
+        first, second = sorted(drgn.offsetof(task, n) for n in ("nvcsw", "nivcsw"))
+        # They follow each other, and one read is enough, but where all is shuffled.
+        follow = second == first + 8
+        self._counts = ((first, 2),) if follow else ((first, 1), (second, 1))
         self._pointer = drgn.offsetof(task, "thread.sp") if self.has_orc else None
 
     def hold(self, tasks: Records) -> Counts:
@@ -300,7 +303,10 @@ class _Collector(StackCollector):
         wanted = tasks["address"].tolist(), tasks["stack"].tolist()
         for row, (address, stack) in enumerate(zip(*wanted, strict=True)):
             with contextlib.suppress(drgn.FaultError):
-                switches[row] = sum(self._word(address + at) for at in self._counts)
+                switches[row] = sum(
+                    int(self._memory.words(address + at, count).sum())
+                    for at, count in self._counts
+                )
                 if self._pointer is not None:
                     pointer = self._word(address + self._pointer)
                     size = stack + self.stack_bytes - pointer

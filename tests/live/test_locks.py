@@ -131,7 +131,9 @@ def test_one_task(session: Session) -> None:
     assert [found[key] for key in same] == [expected[key] for key in same]
     assert one["roots"][0]["pid"] == session.tid("normal-owner")
     assert one["coverage"]["reads"] < 150
-    assert whole["coverage"]["reads"] < 10 * whole["coverage"]["tasks"]
+    # Each task is read, then its counters and its stack, and once more: only so is it
+    # of one moment.
+    assert whole["coverage"]["reads"] < 11 * whole["coverage"]["tasks"]
 
 
 def test_who_comes_and_goes(session: Session) -> None:
