@@ -44,6 +44,13 @@ _STRAGGLERS = 0.05
 _LOOKS, _PAUSE_SECONDS = 8, 0.02
 """Looks at one crowd, and how far they may be apart."""
 
+_MOST_CROWDS, _MOST_THREADS = 4, 256
+"""How many crowds are looked at again for one report, the largest first, and how many
+threads of each: a machine may have hundreds of them."""
+
+_RECENT_NS = 5_000_000_000
+"""Who has slept for longer is in no round that is under way: the first look told."""
+
 # What one process numbers for itself.
 _OF_PROCESS = frozenset({"epoll", "io_uring", "poll", "eventfd", "timerfd", "inotify"})
 
@@ -87,9 +94,13 @@ class Watched:
 def look_again(
     reader: TaskReader, tasks: TaskTable
 ) -> Callable[[Rows], Iterator[TaskTable]]:
-    """Give what reads some threads again, on a kernel that runs."""
+    """Give what reads some threads again, on a kernel that runs; for few crowds."""
+    crowds = iter(range(_MOST_CROWDS))
 
     def again(rows: Rows) -> Iterator[TaskTable]:
+        if next(crowds, None) is None:
+            return
+        rows = rows[:: -(-len(rows) // _MOST_THREADS)]
         addresses, pids = tasks["address"][rows].tolist(), tasks["pid"][rows]
         for _ in range(_LOOKS):
             found = reader.read(addresses, Findings())
@@ -127,7 +138,7 @@ def find_herds(
             way = int(now.stacks.index[row]) if thing.kind not in _ALL_WAYS else 0
             crowds.setdefault((thing, way), []).append(row)
     herds = []
-    for (thing, _), members in crowds.items():
+    for (thing, _), members in sorted(crowds.items(), key=lambda item: -len(item[1])):
         woke = woken.get(thing, [])
         crowd = _Crowd(tasks, now, clocks, np.array(members, np.intp), woke, watched)
         if len(members) + len(woke) >= MIN_WAITERS and crowd.thunders():
@@ -155,7 +166,9 @@ def crowd_of(
     """
     crowd = _Crowd(tasks, now, clocks, rows, woken, watched)
     herd = crowd.tell(lock, on.kind, on)
-    return herd if crowd.thunders() else replace(herd, confidence="none")
+    if crowd.thunders():
+        return herd
+    return replace(herd, confidence="none", wakeups=None, in_vain=None)
 
 
 def confirm(herd: Herd, slept: npt.NDArray[np.int64]) -> Herd:
@@ -247,7 +260,15 @@ class _Crowd:
             return len(self._woken) > 0 and self._in_rounds(
                 self._now.age_ns[self._rows]
             )
+        if not self._are_woken():
+            return False
         return any(map(self._together_in, self._watched.again(self._all)))
+
+    def _are_woken(self) -> bool:
+        """Tell whether they are woken often enough for a round to be under way."""
+        if self._watched.slept is not None:
+            return bool(np.median(self._watched.slept[self._all]))
+        return float(np.median(self._now.age_ns[self._all])) < _RECENT_NS
 
     def _together_in(self, table: TaskTable) -> bool:
         """Tell whether another look has most of them asleep since one round or two."""
@@ -281,12 +302,12 @@ class _Crowd:
             nvcsw_median=int(np.median(tasks["nvcsw"][rows])),
             confidence="one dump",
             woken=len(self._woken),
-            waker=self._waker(),
+            waker=self._waker(kind),
         )
         slept = self._watched.slept
         return herd if slept is None else confirm(herd, slept[rows])
 
-    def _waker(self) -> Waker | None:
+    def _waker(self, kind: str) -> Waker | None:
         """Find who wakes most others of their processes, and is none of them.
 
         The kernel keeps of each task whom it woke last, and how often that was another
@@ -300,7 +321,10 @@ class _Crowd:
         wakes = np.isin(tasks["last_wakee"], tasks["address"][own])
         wakes &= (tasks["flags"] & PF_KTHREAD) == 0
         wakes[self._all] = False
-        found = np.flatnonzero(wakes & own if (wakes & own).any() else wakes)
+        # Of a futex it is a thread that shares the memory.
+        if kind == "futex" or (wakes & own).any():
+            wakes &= own
+        found = np.flatnonzero(wakes)
         if not len(found):
             return None
         row = int(found[np.argmax(tasks["wakee_flips"][found])])

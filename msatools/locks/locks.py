@@ -39,7 +39,7 @@ from msatools.locks.steady import (
     without_edges,
 )
 from msatools.locks.telling import Teller
-from msatools.prstat.sampler import Sampler
+from msatools.prstat.sampler import MAX_HZ, MAX_SHARE, Sampler
 from msatools.target.describe import describe
 from msatools.target.model import Target
 from msatools.tasks.names import KernelNames
@@ -53,12 +53,6 @@ _COVERAGE = (
     *("reads", "bytes_read"),
 )
 """Keys that are always in the report's coverage."""
-
-MAX_HZ = 20.0
-"""Looks a second within an interval: more tell hardly more."""
-
-MAX_SHARE = 0.25
-"""Of one CPU, which they may take: where they cost more, there are fewer."""
 
 MAX_NAMED = 32
 """New locks that one look names, those first for which most tasks wait."""
@@ -128,7 +122,8 @@ class Locks(KernelSession):
     @property
     def period_s(self) -> float | None:
         """How long after one look the next is due; more where they cost much."""
-        return max(1 / MAX_HZ, self._cost_s / (self._options.share or MAX_SHARE))
+        share = min(self._options.share or MAX_SHARE, MAX_SHARE)
+        return max(1 / MAX_HZ, self._cost_s / share)
 
     def report(self, progress: Progress) -> LocksReport:
         """Report who waits for whom now."""
@@ -168,10 +163,13 @@ class Locks(KernelSession):
         self._before = _before(report, scene)
         report = changes(before.report, report)
         contention, self._contention = self._contention, Contention()
+        contended = self._contended(contention, report)
+        # What lies at an address may be another lock by then.
+        self._names = {}
         return replace(
             report,
             coverage={**report.coverage, "looks": contention.looks},
-            contention=self._contended(contention, report),
+            contention=contended,
         )
 
     def _contended(

@@ -2,6 +2,7 @@
 
 """Which crowds are herds: of every dump, and of crowds made up."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -9,11 +10,13 @@ import pytest
 
 from msatools.kernel.accounting import read_accounting
 from msatools.kernel.report import Findings
+from msatools.locks import herds
 from msatools.locks.herds import MIN_WAITERS, TURN_NS, Watched, confirm, find_herds
 from msatools.locks.model import Herd, On
 from msatools.prstat.microstates import bound_of
 from msatools.target.model import Address
-from msatools.tasks.table import TaskTable
+from msatools.tasks.stackmemory import Rows
+from msatools.tasks.table import TaskReader, TaskTable
 from tests.locks.seen import TASKS, Seen, seen
 
 SECOND = 10**9
@@ -53,6 +56,7 @@ def crowd(
     life_ns: int,
     switches: int,
     on: On | None = None,
+    watched: Watched | None = None,
 ) -> tuple[Herd, ...]:
     """Have some workers wait as told: what *find_herds* makes of them."""
     tids = dump.run.workload["servers"]["server-broadcast"]["workers"][:count]
@@ -69,7 +73,7 @@ def crowd(
     ons = [(on or was) if row in waiters else None for row, was in enumerate(dump.ons)]
     table = TaskTable(records, dump.table.columns)
     now = replace(dump.now, age_ns=ages)
-    return find_herds(table, now, ons, clocks)
+    return find_herds(table, now, ons, clocks, watched=watched or Watched())
 
 
 HERD = {
@@ -155,3 +159,48 @@ def test_herd_within_an_interval(dump: Seen) -> None:
     assert 0.9 < herd.in_vain < 1
     (herd, *_) = find_herds(*arguments, watched=Watched(0 * slept))
     assert herd.confidence == "one dump"
+
+
+@pytest.mark.parametrize(
+    ("slept", "asleep_ns", "looks"),
+    [(0, SECOND, 0), (1, 6 * SECOND, 1), (None, SECOND, 1), (None, 6 * SECOND, 0)],
+)
+def test_crowd_that_rests_is_not_looked_at_again(
+    dump: Seen, slept: int | None, asleep_ns: int, looks: int
+) -> None:
+    """It costs, and in no round that is under way can it be."""
+    asked = []
+
+    def again(rows: Rows) -> Iterator[TaskTable]:
+        asked.append(len(rows))
+        return iter(())
+
+    counts = None if slept is None else np.full(len(dump.table), slept, np.int64)
+    values = {**HERD, "apart_ns": 600 * TURN_NS, "asleep_ns": asleep_ns}
+    assert crowd(dump, 300, watched=Watched(counts, again), **values) == ()
+    assert asked == [300] * looks
+
+
+def test_looks_at_crowds_are_bounded(
+    dump: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(herds.time, "sleep", lambda _: None)
+    again = herds.look_again(TaskReader(dump.reader), dump.table)
+    rows = np.arange(1000)
+    tables = [list(again(rows)) for _ in range(6)]
+    assert [len(each) for each in tables] == [8, 8, 8, 8, 0, 0]
+    assert {len(table) for each in tables for table in each} == {250}
+
+
+def test_many_that_wait_are_not_told_to_be_woken_in_vain(dump: Seen) -> None:
+    """A crowd that was woken one by one, each for work of its own."""
+    (herd, *_) = herds_of(dump)
+    server = dump.run.workload["servers"]["server-signal"]
+    rows = np.array([dump.rows[tid] for tid in server["workers"]])
+    on = On(kind="futex", address=herd.address)
+    slept = np.ones(len(dump.table), np.int64)
+    watched = Watched(slept)
+    arguments = dump.table, dump.now, rows, dump.clocks
+    found = herds.crowd_of("futex", on, *arguments, watched=watched)
+    assert found.confidence == "none"
+    assert (found.wakeups, found.in_vain) == (None, None)
