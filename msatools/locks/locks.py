@@ -3,7 +3,7 @@
 """Who waits for whom, on one kernel: reports one after the other."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import drgn
@@ -15,7 +15,7 @@ from msatools.kernel.pids import find_tasks, require_pids
 from msatools.kernel.report import Findings
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.locks.changes import changes
-from msatools.locks.contention import Contention, met
+from msatools.locks.contention import Contention, Met, met
 from msatools.locks.herds import look_again
 from msatools.locks.layout import Layout
 from msatools.locks.lock import Lock
@@ -31,6 +31,7 @@ from msatools.locks.scene import (
     missing_owners,
 )
 from msatools.locks.sleeping.kernellocks import MAX_WAITERS
+from msatools.locks.sleeping.spinqueues import ANY, ANY_ID, ANY_NAME, SpinQueues
 from msatools.locks.steady import (
     concerned,
     held,
@@ -113,6 +114,7 @@ class Locks(KernelSession):
             self._task_reader = self._sampler.task_reader
             self._kernel_names = KernelNames(self._reader)
             self._stack_bytes = stack_bytes(prog)
+            self._spin_queues = SpinQueues(self._reader, self._findings)
         self._before: _Before | None = None
         self._live = bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
         self._contention = Contention()
@@ -149,11 +151,24 @@ class Locks(KernelSession):
 
     def _meet(self, scene: Scene) -> None:
         """Add the locks that a look has met, as they were just then."""
-        self._contention.add(met(scene))
+        self._contention.add([*met(scene), *self._spins()])
         new = [want for want in scene.crowds if want.lock not in self._names]
         if new:
             teller = Teller(scene, self._options, self._stack_bytes)
             self._names |= teller.names(sorted(new, key=_crowd)[:MAX_NAMED])
+
+    def _spins(self) -> Iterator[Met]:
+        """Yield what CPUs wait for that are in queues for spinlocks, as one lock."""
+        if self._alone:
+            return
+        try:
+            waiting = self._spin_queues.waiting()
+        except drgn.FaultError as error:
+            self._findings.lose("CPUs", f"who spins is lost: {error}")
+            return
+        if waiting:
+            self._names[ANY] = ANY_ID, ANY_NAME
+            yield Met(ANY, waiting, ())
 
     def advance(self, progress: Progress) -> LocksReport:
         """Report who waits for whom now, and what has changed since the last look."""

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""CPUs of a running kernel that wait in queues for spinlocks: how many, and no more.
+
+kernel/locking/qspinlock.c: a CPU that waits behind the next in line takes one of its
+own nodes, and ``count`` of the first says how many of them are in use. For which lock
+it waits only its registers say, and a running CPU's cannot be read.
+
+The next in line takes no node but sets a bit in the lock, so it is not counted; nor is
+any CPU of a guest that spins without a queue (virt_spin_lock()).
+"""
+
+from collections.abc import Mapping
+
+import drgn
+
+from msatools.kernel.cpus import online_cpus
+from msatools.kernel.percpu import read_percpu
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.locks.lock import Lock
+
+MOST_NODES = 4
+"""``_Q_MAX_NODES``: for a task, a softirq, an interrupt and an NMI."""
+
+_INT_BYTES = 4
+
+ANY = Lock("spinlock", None)
+"""What such CPUs wait for: not one lock, but any."""
+
+ANY_ID = "spinlock -"
+ANY_NAME = "which: only registers of running CPUs say"
+
+
+class SpinQueues:
+    """Where each CPU says whether it is in a queue for a spinlock."""
+
+    def __init__(self, reader: Reader, findings: Findings) -> None:
+        self._reader = reader
+        self._counts = _counts(reader.prog, findings)
+
+    def waiting(self) -> int:
+        """Return how many online CPUs are in a queue; 0 of a kernel without queues.
+
+        :raises drgn.FaultError: if that cannot be read
+        """
+        if not self._counts:
+            return 0
+        online = (self._counts.get(cpu) for cpu in online_cpus(self._reader))
+        return sum(self._waits(address) for address in online if address is not None)
+
+    def _waits(self, address: int) -> bool:
+        data = self._reader.read(address, _INT_BYTES)
+        return 0 < int.from_bytes(data, "little", signed=True) <= MOST_NODES
+
+
+def _counts(prog: drgn.Program, findings: Findings) -> Mapping[int, int]:
+    """Return the address of each possible CPU's count of nodes in use."""
+    try:
+        percpu = read_percpu(prog, findings)
+        # Since Linux kernel commit 0fa809ca7f81 ("locking/pvqspinlock: Extend node
+        # size when pvqspinlock is configured") (in v4.20).
+        within = drgn.offsetof(prog.type("struct qnode"), "mcs.count")
+        starts = percpu.addresses("qnodes")
+    except (LookupError, drgn.FaultError):
+        return {}
+    addresses = [start + within for start in starts.tolist()]
+    return dict(zip(percpu.cpus.tolist(), addresses, strict=True))

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""CPUs in queues for spinlocks, counted as on a kernel that runs."""
+
+from pathlib import Path
+
+import drgn
+import pytest
+
+from fixtures import lab
+from msatools.kernel.report import Findings
+from msatools.locks.sleeping.spinqueues import SpinQueues
+from msatools.target import TargetSpec, open_target
+from tests.contract.table import LOCKS
+from tests.locks.seen import Seen
+from tests.support.calls import call
+from tests.support.paused import paused
+
+
+def queues(seen: Seen) -> SpinQueues:
+    return SpinQueues(seen.reader, Findings())
+
+
+def test_those_behind_the_next_in_line_are_in_a_queue(spinning: Seen) -> None:
+    (lock,) = spinning.locks("spinlock")
+    assert queues(spinning).waiting() == len(lock["waiters"]) - 1 == 1
+
+
+def test_nobody_is_in_a_queue_where_nobody_spins(tasks: Seen) -> None:
+    assert queues(tasks).waiting() == 0
+
+
+def test_a_kernel_without_queues_has_nobody_in_them(
+    spinning: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise LookupError("qnodes")
+
+    monkeypatch.setattr("msatools.locks.sleeping.spinqueues.read_percpu", none)
+    assert queues(spinning).waiting() == 0
+
+
+def test_a_sample_counts_them(tmp_path: Path) -> None:
+    dump = lab.build("lockspin-6.12").dump("elf")
+    with paused(dump, tmp_path) as address:
+        guest = open_target(TargetSpec(qemu=address, types="btf"))
+        words = ("--qemu", "guest", "--json", "0.01", "1")
+        ran = call(LOCKS.command, *words, opening=lambda _: guest)
+    assert (ran.status, ran.err) == (0, "")
+    (spins,) = [each for each in ran.json["contention"] if each["type"] == "spinlock"]
+    assert (spins["share"], spins["max_queue"], spins["owners"]) == (1, 1, [])
+    # No task of the report waits for it: which one does, nothing tells.
+    assert spins["lock"] not in {each["id"] for each in ran.json["locks"]}
+
+
+def test_counts_that_are_lost_cost_a_note(
+    spinning: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = queues(spinning)
+
+    def lost(*_: object) -> bytes:
+        raise drgn.FaultError("not in the dump", 0)
+
+    monkeypatch.setattr(found._reader, "read", lost)
+    with pytest.raises(drgn.FaultError):
+        found.waiting()
