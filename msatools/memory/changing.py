@@ -96,8 +96,11 @@ class Watch:
             except drgn.FaultError:
                 # It was taken away meanwhile.
                 continue
-            found = changed_pages(data, now, pfn, address, self._layout)
             pages += len(data) // self._layout.size
+            if now == data:
+                # As most are, and to classify them takes longer than to read them.
+                continue
+            found = changed_pages(data, now, pfn, address, self._layout)
             changed += len(found)
             folios += len(np.unique(found))
         return Changes(
