@@ -12,7 +12,7 @@ from drgn.commands import argument, mutually_exclusive_group
 from msatools.cli import Command, run_console
 from msatools.command import Session
 from msatools.commonoptions import rows, view
-from msatools.problems import has_lost
+from msatools.problems import is_incomplete
 from msatools.render.blocks import Block
 from msatools.target import Target
 from msatools.values import cpu_list, known_names, name_list
@@ -69,15 +69,6 @@ def _blocks(report: "CpusReport", args: argparse.Namespace) -> Iterable[Block]:
     )
 
 
-_LOST = ("_unreadable", "_broken", "_lost", "_unknown", "_differ")
-# Of a running kernel, lists go on while they are read.
-_LOST_LIVE = ("cpus_unreadable", "run_queues_unreadable", "cpumasks_unreadable")
-
-
-def _problems(report: "CpusReport") -> bool:
-    return has_lost(report, _LOST_LIVE if report.target.live else _LOST)
-
-
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     if args.columns and args.view:
         return "-o: columns of the table of CPUs, and another one was asked for"
@@ -131,7 +122,7 @@ COMMAND = Command(
     ),
     start=_start,
     blocks=_blocks,
-    problems=_problems,
+    problems=is_incomplete,
     complaint=_complaint,
 )
 

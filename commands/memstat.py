@@ -19,6 +19,7 @@ from msatools.cli import (
 )
 from msatools.mapfile import check_map_file, write_map
 from msatools.memory.model import MemstatReport
+from msatools.problems import is_incomplete
 from msatools.render.blocks import Block, text
 from msatools.target import Target
 
@@ -154,19 +155,8 @@ def _keep(report: MemstatReport, args: argparse.Namespace) -> None:
         write_map(args.map, report.map, target.page_size, target.release)
 
 
-_LOST = ("excluded_pages", "unreadable_pages", "_unreadable", "_broken", "_lost")
-
-_MOVING = ("pcp_lists_broken", "user_tables_unreadable", "user_table_entries_broken")
-"""Free lists of a running kernel, and page tables, change while they are followed."""
-
-
 def _problems(report: MemstatReport) -> bool:
-    for key, count in report.coverage.items():
-        if report.target.live and key in _MOVING:
-            continue
-        if count and key.endswith(_LOST):
-            return True
-    return any(
+    return is_incomplete(report) or any(
         check.difference and check.explained_by is None for check in report.checks
     )
 

@@ -12,7 +12,7 @@ from drgn.commands import argument, mutually_exclusive_group
 from msatools.cli import Command, run_console
 from msatools.command import Session
 from msatools.commonoptions import numbers, pids, rows, uids, view
-from msatools.problems import has_lost_tasks
+from msatools.problems import is_incomplete
 from msatools.render.blocks import Block
 from msatools.target import Target
 from msatools.values import known_names
@@ -126,7 +126,7 @@ COMMAND = Command(
     ),
     start=_start,
     blocks=_blocks,
-    problems=has_lost_tasks,
+    problems=is_incomplete,
     complaint=_complaint,
 )
 

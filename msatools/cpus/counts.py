@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import Booleans, Structs
 
@@ -68,7 +69,6 @@ def believed(table: Structs, column: str, findings: Findings) -> Counts | None:
     # As unsigned ones, those below zero are too many as well.
     possible = numbers.astype(np.uint64) <= _MOST
     wrong = int(np.count_nonzero(~possible))
-    if wrong:
-        findings.coverage["counts_broken"] += wrong
-        findings.lose("counts", "some times or counts of CPUs cannot be")
+    text = "some times or counts of CPUs cannot be"
+    findings.lose(Loss.COUNTS, text, count=wrong)
     return counts(numbers, table.readable & possible)

@@ -34,6 +34,7 @@ from msatools.cpus.switches import involuntary, moves
 from msatools.cpus.ticksched import read_tick_sched
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.load import load_averages
+from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.target.describe import describe
@@ -295,13 +296,12 @@ class Cpus(KernelSession):
     def _load(self) -> tuple[float, ...] | None:
         load = load_averages(self._prog, self._findings)
         if load is None:
-            self._findings.coverage["load_unreadable"] += 1
+            self._findings.lose(Loss.LOAD)
         return load
 
     def _nodes(self) -> tuple[int, ...]:
         try:
             return tuple(for_each_online_node(self._prog))
         except (LookupError, drgn.FaultError) as error:
-            self._findings.coverage["nodes_unreadable"] += 1
-            self._findings.lose("nodes", f"which nodes are online is lost: {error}")
+            self._findings.lose(Loss.NODES, f"which nodes are online is lost: {error}")
             return ()

@@ -18,6 +18,7 @@ import numpy as np
 from msatools.cpus.masks import is_pointer
 from msatools.kernel.cgroups import cgroup_paths
 from msatools.kernel.cpumasks import Cpus, cpus_of, masks_at
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.strings import read_string
@@ -139,13 +140,15 @@ def _walk(reader: Reader, root: int, findings: Findings) -> Iterator[int]:
     while todo:
         address = todo.pop()
         if address in seen or len(seen) >= MAX_CPUSETS:
-            findings.coverage["lists_broken"] += 1
-            findings.lose(name, f"{name} is a loop; what comes after is lost")
+            text = f"{name} is a loop; what comes after is lost"
+            findings.lose(Loss.QUEUED, text, about=name)
             return
         seen.add(address)
         yield address
         head = address + children
-        found = list_records(reader, head, sibling, sibling + 16, findings, name)
+        found = list_records(
+            reader, head, sibling, sibling + 16, findings, name, Loss.QUEUED
+        )
         below = [child for child, _ in islice(found, MAX_CPUSETS)]
         todo += reversed(below)
 
@@ -264,8 +267,9 @@ def _partition(found: Structs, row: int, findings: Findings) -> Partition:
         return "member"
     state = abs(int(found["state"][row]))
     if state not in _PARTITIONS:
-        findings.coverage["partitions_unknown"] += 1
-        findings.lose("partitions", f"a cpuset is a partition of unknown kind {state}")
+        findings.lose(
+            Loss.PARTITIONS, f"a cpuset is a partition of unknown kind {state}"
+        )
         return "member"
     return _PARTITIONS[state]
 
@@ -282,7 +286,7 @@ def _reason(reader: Reader, found: Structs, row: int, findings: Findings) -> str
         text = int(reader.words(texts + 8 * number, 1)[0])
         return read_string(reader, text, _MAX_REASON) if text else None
     except (LookupError, drgn.FaultError) as error:
-        findings.lose("partitions", f"why a partition is invalid is lost: {error}")
+        findings.lose(Loss.PARTITIONS, f"why a partition is invalid is lost: {error}")
         return f"error {number}"
 
 

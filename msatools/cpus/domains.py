@@ -12,6 +12,7 @@ from types import MappingProxyType
 import drgn
 
 from msatools.kernel.cpumasks import Cpus
+from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
@@ -74,8 +75,7 @@ def read_root_domains(
         findings.note("no-root-domains", f"root domains cannot be told: {error}")
         return RootDomains(MappingProxyType({}), None)
     except drgn.FaultError as error:
-        findings.coverage["root_domains_unreadable"] += 1
-        findings.lose("root domains", f"root domains are lost: {error}")
+        findings.lose(Loss.DOMAINS, f"root domains are lost: {error}")
         return RootDomains(MappingProxyType({}), None)
     known = found.readable & (found["domain"] != 0)
     pairs = zip(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import drgn
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.strings import read_string
@@ -58,8 +59,7 @@ class Names:
         try:
             return read_string(self._reader, address, _MAX_NAME)
         except drgn.FaultError as error:
-            self._findings.coverage["names_unreadable"] += 1
-            self._findings.lose("names", f"some name cannot be read: {error}")
+            self._findings.lose(Loss.NAMES, f"some name cannot be read: {error}")
             return None
 
 
@@ -83,8 +83,8 @@ def handlers(
         if not len(rows):
             break
     else:
-        findings.coverage["lists_broken"] += len(rows)
-        findings.lose("handlers", "some interrupts have more handlers than can be")
+        text = "some interrupts have more handlers than can be"
+        findings.lose(Loss.HANDLERS, text, count=len(rows))
     return tuple(tuple(each) for each in found)
 
 

@@ -19,6 +19,7 @@ from msatools.cpus.masks import is_pointer
 from msatools.cpus.model import CpuSet, Irq, Vector
 from msatools.kernel.cpumasks import Cpus, Masks, cpus_of, masks_at
 from msatools.kernel.indexes import Entries, maple_entries, xarray_entries
+from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Findings
@@ -142,12 +143,11 @@ class IrqTable:
 def read_irqs(reader: Reader, percpu: PerCpu, findings: Findings) -> IrqTable:
     """Read all interrupts; one that cannot be read costs a note."""
     prog = reader.prog
-    lost = sum(findings.lost.values())
+    lost = findings.lost.total()
     addresses, desc = _find(reader, findings)
-    if not len(addresses) and sum(findings.lost.values()) == lost:
-        findings.coverage["irqs_unreadable"] += 1
-        findings.lose("interrupts", "no interrupt is found, and all kernels have some")
-    complete = sum(findings.lost.values()) == lost
+    if not len(addresses) and findings.lost.total() == lost:
+        findings.lose(Loss.IRQS, "no interrupt is found, and all kernels have some")
+    complete = findings.lost.total() == lost
     state, settings = _Bits(prog, desc["state"]), _Bits(prog, desc["settings"])
     names = Names(reader, findings)
     chips = read_chips(reader, desc["chip"], names, findings)
@@ -359,9 +359,8 @@ def _find(reader: Reader, findings: Findings) -> tuple[Addresses, Structs]:
     desc = read_structs(reader, _DESC_TYPE, _DESC, addresses, findings)
     right = desc.readable & (desc["irq"] == numbers)
     wrong = int(np.count_nonzero(desc.readable & ~right))
-    if wrong:
-        findings.coverage["irq_desc_broken"] += wrong
-        findings.lose("interrupts", "what should be an interrupt is none, or another")
+    text = "what should be an interrupt is none, or another"
+    findings.lose(Loss.IRQ_DESCRIPTORS, text, count=wrong)
     columns = {name: values[right] for name, values in desc.columns.items()}
     return addresses[right], Structs(columns, desc.readable[right])
 
@@ -381,7 +380,7 @@ def _entries(reader: Reader, findings: Findings) -> Entries:
         root = prog["irq_desc_tree"].address_
     except LookupError:
         # A table, without CONFIG_SPARSE_IRQ, which x86-64 and arm64 always have.
-        findings.lose(name, f"{name} is not found")
+        findings.lose(Loss.IRQS, f"{name} is not found")
         return []
     return xarray_entries(reader, root, findings, name)
 
@@ -415,9 +414,8 @@ def _affinities(
     # Nothing is said to be kept away from a CPU that may well get it.
     masks[~readable] = True
     lost = int(np.count_nonzero(~readable))
-    if lost:
-        findings.coverage["irq_affinity_unreadable"] += lost
-        findings.lose("irq affinity", "where some interrupts may go is lost")
+    text = "where some interrupts may go is lost"
+    findings.lose(Loss.IRQ_AFFINITY, text, count=lost)
     return masks[: len(addresses)], masks[len(addresses) :]
 
 
@@ -453,9 +451,8 @@ def _counts(
     )
     records, readable = reader.read_records(places, 4)
     lost = ~readable & (places != 0)
-    if lost.any():
-        findings.coverage["irq_counts_unreadable"] += int(np.count_nonzero(lost))
-        findings.lose("irq counts", "how often some interrupts came is lost")
+    text = "how often some interrupts came is lost"
+    findings.lose(Loss.IRQ_COUNTS, text, count=int(np.count_nonzero(lost)))
     counts = np.where(places != 0, column(records, 0, 4), 0)
     shape = len(pointers), len(percpu.cpus)
     return counts.astype(np.int64).reshape(shape), ~lost.reshape(shape).any(axis=1)

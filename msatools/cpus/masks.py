@@ -14,6 +14,7 @@ import drgn
 
 from msatools.cpus.domains import RootDomains
 from msatools.kernel.cpumasks import Cpus, mask_at
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.strings import read_string
@@ -144,8 +145,7 @@ def _mask(
         address = place()
         return mask_at(reader, address) if address else ()
     except drgn.FaultError as error:
-        findings.coverage["cpumasks_unreadable"] += 1
-        findings.lose(what, f"{what} is lost: {error}")
+        findings.lose(Loss.MASKS, f"{what} is lost: {error}", about=what)
         return None
 
 
@@ -180,8 +180,7 @@ class _Housekeeping:
         except LookupError:
             return None
         except drgn.FaultError as error:
-            self._findings.coverage["cpumasks_unreadable"] += 1
-            self._findings.lose("housekeeping", f"isolated CPUs are lost: {error}")
+            self._findings.lose(Loss.MASKS, f"isolated CPUs are lost: {error}")
             return None
         return tuple(sorted(set(self._possible) - set(allowed)))
 
@@ -226,8 +225,7 @@ def _command_line(reader: Reader, findings: Findings) -> str:
         address = reader.prog["saved_command_line"].value_()
         return read_string(reader, address, _MAX_COMMAND_LINE)
     except (LookupError, drgn.FaultError) as error:
-        findings.coverage["command_line_unreadable"] += 1
-        findings.lose("command line", f"the kernel's command line is lost: {error}")
+        findings.lose(Loss.COMMAND_LINE, f"the kernel's command line is lost: {error}")
         return ""
 
 

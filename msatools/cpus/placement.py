@@ -14,6 +14,7 @@ from msatools.cpus.masks import CpuMasks
 from msatools.cpus.model import BoundTask, CpuSet, SetTasks
 from msatools.cpus.sets import BOOT, PARTITIONS, set_of_cpus
 from msatools.kernel.cpumasks import Masks, cpus_of
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import Booleans
@@ -62,7 +63,7 @@ def place(
     Without the number of CPUs, or tasks' masks, no set has its tasks told.
     """
     if not tasks.has("cpus_mask"):
-        findings.lose("affinities", "where tasks may run cannot be told")
+        findings.lose(Loss.AFFINITIES, "where tasks may run cannot be told")
         return tuple(sets)
     placement = Placement(
         sets=sets,

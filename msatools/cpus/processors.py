@@ -12,6 +12,7 @@ from msatools.cpus.model import Processor
 from msatools.cpus.ticksched import TickSched
 from msatools.cpus.topology import read_places
 from msatools.kernel.cpumasks import Cpus
+from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
@@ -77,7 +78,7 @@ def _hotplug(
         addresses = percpu.addresses("cpuhp_state")
     except LookupError as error:
         # CONFIG_HOTPLUG_CPU or not, all kernels with SMP have it.
-        findings.lose("hot-plug", f"steps of hot-plug are lost: {error}")
+        findings.lose(Loss.HOTPLUG, f"steps of hot-plug are lost: {error}")
         return [(None, None)] * len(percpu.cpus)
     found = read_structs(
         reader, "struct cpuhp_cpu_state", _HOTPLUG, addresses, findings
@@ -114,7 +115,7 @@ def _step_names(
             if 0 <= state <= last and (name := described[state].name):
                 known[state] = name.string_().decode("utf-8", "backslashreplace")
     except (LookupError, drgn.FaultError) as error:
-        findings.lose("hot-plug", f"names of steps of hot-plug are lost: {error}")
+        findings.lose(Loss.HOTPLUG, f"names of steps of hot-plug are lost: {error}")
     return known
 
 
@@ -131,7 +132,7 @@ def _idle_states(
         try:
             name = state.name.string_().decode("utf-8", "backslashreplace")
         except drgn.FaultError as error:
-            findings.lose("idle states", f"an idle state's name is lost: {error}")
+            findings.lose(Loss.IDLE_STATES, f"an idle state's name is lost: {error}")
             found[address] = None, None
         else:
             found[address] = name, _idle_depth(reader.prog, state)

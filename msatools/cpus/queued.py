@@ -16,6 +16,7 @@ import drgn
 import numpy as np
 
 from msatools.cpus.model import SchedClass
+from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
@@ -169,6 +170,7 @@ class _Walk:
             self._dl_size,
             self._findings,
             "a queue of deadline tasks",
+            Loss.QUEUED,
         ):
             # "sched/fair: Add trivial fair server" (in v6.12), and what came after it:
             # what gives other classes their time is part of the run queue.
@@ -195,8 +197,7 @@ class _Walk:
                 if not group:
                     yield node - (self._in_task["realtime"] or 0)
                 elif below in seen or len(seen) > _MAX_GROUPS:
-                    self._findings.coverage["lists_broken"] += 1
-                    self._findings.lose("run queues", "groups of tasks are a loop")
+                    self._findings.lose(Loss.QUEUED, "groups of tasks are a loop")
                 else:
                     seen.add(below)
                     yield from self._realtime(below, self._heads(below), seen)
@@ -208,14 +209,14 @@ class _Walk:
         try:
             return int(self._reader.words(entity + self._rt_group, 1)[0])
         except drgn.FaultError as error:
-            self._findings.lose("run queues", f"a realtime task is lost: {error}")
+            self._findings.lose(Loss.QUEUED, f"a realtime task is lost: {error}")
             return 0
 
     def _heads(self, lists: int) -> Addresses:
         try:
             words = self._reader.words(lists, 2 * _PRIORITIES)
         except drgn.FaultError as error:
-            self._findings.lose("run queues", f"realtime tasks are lost: {error}")
+            self._findings.lose(Loss.QUEUED, f"realtime tasks are lost: {error}")
             words = np.zeros(2 * _PRIORITIES, np.uint64)
         return words.reshape(_PRIORITIES, 2)
 
@@ -235,7 +236,13 @@ class _Walk:
             nodes = [
                 node
                 for node, _ in list_records(
-                    self._reader, head, 0, _LIST_HEAD, findings, "a run queue"
+                    self._reader,
+                    head,
+                    0,
+                    _LIST_HEAD,
+                    findings,
+                    "a run queue",
+                    Loss.QUEUED,
                 )
             ]
             if not findings.lost:

@@ -20,6 +20,7 @@ from msatools.cpus.queued import QueuedTask, Queues, read_queues
 from msatools.cpus.queuedtasks import DEADLINE, QueuedTasks, idle_task
 from msatools.cpus.ticksched import TickSched
 from msatools.kernel.clocks import Clocks
+from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
@@ -201,7 +202,7 @@ def _throttled(
             elif by_task and task.throttled:
                 yield cpu, QueuedTask(address, "fair", throttled=True)
         except drgn.FaultError as error:
-            findings.lose("run queues", f"a throttled task is lost: {error}")
+            findings.lose(Loss.QUEUED, f"a throttled task is lost: {error}")
 
 
 def _read_tasks(
@@ -260,7 +261,7 @@ def _check(cpu: int, running: int, found: range, findings: Findings) -> None:
     It counts those that sleep on the queue too, and none that are throttled.
     """
     if running not in found:
-        findings.coverage["run_queues_differ"] += 1
+        findings.lose(Loss.QUEUES_DIFFER)
         findings.note(
             "run-queue-differs",
             f"CPU {cpu} counts {running} tasks that can run, {found.start} were found: "

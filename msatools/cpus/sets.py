@@ -18,6 +18,7 @@ from msatools.cpus.domains import RootDomains
 from msatools.cpus.masks import CpuMasks
 from msatools.cpus.model import CpuSet, SetKind
 from msatools.kernel.cpumasks import Cpus
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.values import ranges
@@ -206,5 +207,5 @@ def _all_nodes(reader: Reader, cpusets: Cpusets, findings: Findings) -> Nodes:
     try:
         return tuple(for_each_online_node(reader.prog))
     except (LookupError, drgn.FaultError) as error:
-        findings.lose("nodes", f"the list of memory nodes is lost: {error}")
+        findings.lose(Loss.NODES, f"the list of memory nodes is lost: {error}")
         return ()

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.cpus.counts import Counts, Numbers, counts
+from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Findings
@@ -227,7 +228,7 @@ def stops_ticks(prog: drgn.Program, findings: Findings) -> bool:
     except LookupError:
         return False
     except drgn.FaultError as error:
-        findings.lose("ticks", f"whether idle CPUs have ticks is lost: {error}")
+        findings.lose(Loss.TICKS, f"whether idle CPUs have ticks is lost: {error}")
         return True
 
 
@@ -279,7 +280,7 @@ def _timekeeper_ns(reader: Reader, findings: Findings) -> int | None:
     except LookupError:
         return None
     except drgn.FaultError as error:
-        findings.lose("clocks", f"the time cannot be read: {error}")
+        findings.lose(Loss.CLOCKS, f"the time cannot be read: {error}")
         return None
     findings.note("clocks-changing", "the kernel was just setting its clocks")
     return None

@@ -11,6 +11,7 @@ import drgn
 import numpy as np
 
 from msatools.cpus.ticks import TickRecords, bits_at, read_tick_records
+from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Findings
@@ -65,8 +66,7 @@ def read_tick_sched(reader: Reader, percpu: PerCpu, findings: Findings) -> TickS
         jiffies = _read_jiffies(reader.prog)
         found = read_tick_records(reader, percpu, findings)
     except (LookupError, drgn.FaultError) as error:
-        findings.coverage["ticks_unreadable"] += 1
-        findings.lose("ticks", f"when CPUs ticked is lost: {error}")
+        findings.lose(Loss.TICKS, f"when CPUs ticked is lost: {error}")
         unknown = (None,) * len(percpu.cpus)
         return TickSched(unknown, unknown, unknown, 0)
     due = np.where(

@@ -9,6 +9,7 @@ import numpy as np
 
 from msatools.cpus.masks import is_pointer
 from msatools.kernel.cpumasks import Cpus, cpus_of, masks_at
+from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Findings
@@ -58,7 +59,7 @@ def read_places(
         else:
             places = [Place()] * len(percpu.cpus)
     except LookupError as error:
-        findings.lose("topology", f"packages, cores and threads are lost: {error}")
+        findings.lose(Loss.TOPOLOGY, f"packages, cores and threads are lost: {error}")
         places = [Place()] * len(percpu.cpus)
     return tuple(
         replace(place, node=node)

@@ -14,6 +14,7 @@ import numpy as np
 
 from msatools.cpus.counts import Counts, believed, counts, total
 from msatools.cpus.model import Vector
+from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader, column
 from msatools.kernel.report import Findings
@@ -152,7 +153,7 @@ def _for_all(reader: Reader, kind: _Kind, findings: Findings) -> dict[str, int]:
         # Without CONFIG_X86_IO_APIC.
         return {}
     except drgn.FaultError as error:
-        findings.lose("counts", f"{kind.member} cannot be read: {error}")
+        findings.lose(Loss.COUNTS, f"{kind.member} cannot be read: {error}")
         return {}
 
 

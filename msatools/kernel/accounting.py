@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import drgn
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.report import Findings
 
 _COUNT = struct.Struct("<i")
@@ -79,7 +80,7 @@ def _switch(prog: drgn.Program, findings: Findings, *names: str) -> bool | None:
         try:
             (count,) = _COUNT.unpack(prog.read(address, _COUNT.size))
         except drgn.FaultError as error:
-            findings.lose("accounting", f"{name} cannot be read: {error}")
+            findings.lose(Loss.ACCOUNTING, f"{name} cannot be read: {error}")
             return None
         return bool(count)
     return None

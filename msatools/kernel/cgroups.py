@@ -9,6 +9,7 @@ name and parent.
 import drgn
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.strings import read_string
@@ -50,7 +51,7 @@ def cgroup_paths(
     ):
         path = _path(nodes, start) if readable else None
         if readable and path is None:
-            findings.lose("cgroup paths", "the path of a control group is lost")
+            findings.lose(Loss.CGROUP_PATHS, "the path of a control group is lost")
         if path is not None and not flags & online:
             path += _DELETED
         paths.append(path)
@@ -94,6 +95,5 @@ def _name(reader: Reader, address: int, findings: Findings) -> str | None:
     try:
         return read_string(reader, address, _NAME_MAX)
     except drgn.FaultError as error:
-        findings.coverage["cgroup_names_unreadable"] += 1
-        findings.lose("cgroup names", f"a control group's name is lost: {error}")
+        findings.lose(Loss.CGROUP_NAMES, f"a control group's name is lost: {error}")
         return None

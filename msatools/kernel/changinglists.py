@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import drgn
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 
@@ -83,8 +84,7 @@ def changing_list(
                 yield address, data
             node = following
     except drgn.FaultError as error:
-        findings.coverage["lists_broken"] += 1
-        findings.lose("tasks", f"{name} breaks off: {error}")
+        findings.lose(Loss.LISTS, f"{name} breaks off: {error}", about=name)
 
 
 def _resume(reader: Reader, trail: list[int], passed: set[int]) -> int | None:

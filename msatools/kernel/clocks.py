@@ -19,6 +19,7 @@ import numpy.typing as npt
 from drgn.helpers.linux.cpumask import cpu_online_mask
 
 from msatools.kernel.cpumasks import masks_at
+from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
@@ -30,6 +31,8 @@ _QUEUE = {"clock": ("u8", ("clock",)), "clock_task": ("u8", ("clock_task",))}
 
 _MOST_NS = 1 << 60
 """36 years, more than any machine is up: a clock that says so is damaged."""
+
+_DIFFERENCE = "how CLOCK_MONOTONIC differs from the others"
 
 
 @dataclass(frozen=True)
@@ -77,14 +80,13 @@ def read_clocks(reader: Reader, findings: Findings) -> Clocks:
     if np.count_nonzero(known) != np.count_nonzero(online):
         online[cpus[known]] = False
         for cpu in np.flatnonzero(online).tolist():
-            findings.coverage["run_queues_unreadable"] += 1
-            findings.lose("run queues", f"CPU {cpu}'s run queue cannot be read")
+            findings.lose(Loss.RUN_QUEUES, f"CPU {cpu}'s run queue cannot be read")
     clock = queues["clock"][known].astype(np.int64)
     behind = np.zeros(int(cpus[-1:].max(initial=-1)) + 1, np.int64)
     behind[cpus[known]] = clock - queues["clock_task"][known].astype(np.int64)
     return Clocks(
         local_ns=int(clock.max(initial=0)),
-        monotonic_offset_ns=_monotonic_offset(reader, findings),
+        monotonic_offset_ns=monotonic_offset(reader, findings),
         behind_ns=behind,
     )
 
@@ -93,24 +95,27 @@ def _online(reader: Reader, findings: Findings) -> npt.NDArray[np.bool_]:
     mask = reader.once("online", lambda: cpu_online_mask(reader.prog).value_())
     masks, readable = masks_at(reader, np.array([mask], np.uint64))
     if not readable[0]:
-        findings.lose("cpus", "which CPUs are online is lost")
+        findings.lose(Loss.CPUS, "which CPUs are online is lost")
     found: npt.NDArray[np.bool_] = masks[0]
     return found
 
 
-def _monotonic_offset(reader: Reader, findings: Findings) -> int | None:
+def monotonic_offset(reader: Reader, findings: Findings) -> int | None:
     """Tell by how much the local clock is ahead of CLOCK_MONOTONIC.
 
     Where the local clock may be unstable (x86), the kernel keeps the difference of the
     two, from when it found the clock to be stable.
     """
     try:
-        offset = reader.once(_monotonic_offset, lambda: reader.prog["__gtod_offset"])
+        offset = reader.once(monotonic_offset, lambda: reader.prog["__gtod_offset"])
         # An unsigned variable for a difference with a sign.
         difference = int(np.uint64(offset.value_()).astype(np.int64))
-    except (LookupError, drgn.FaultError):
+    except LookupError:
+        return None
+    except drgn.FaultError as error:
+        findings.lose(Loss.CLOCKS, f"{_DIFFERENCE} is lost: {error}")
         return None
     if abs(difference) > _MOST_NS:
-        findings.lose("clocks", "how CLOCK_MONOTONIC differs from the others is lost")
+        findings.lose(Loss.CLOCKS, f"{_DIFFERENCE} cannot be {difference}")
         return None
     return difference

@@ -9,6 +9,7 @@ import drgn
 from drgn.helpers.linux.cpumask import cpu_online_mask, cpu_possible_mask
 
 from msatools.kernel.cpumasks import Cpus, mask_at
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 
@@ -27,7 +28,7 @@ def possible_cpus(prog: drgn.Program, findings: Findings) -> Cpus:
         try:
             known = mask_at(Reader(prog), cpu_possible_mask(prog).value_())
         except drgn.FaultError as error:
-            findings.lose("cpus", f"the list of CPUs is lost: {error}")
+            findings.lose(Loss.CPUS, f"the list of CPUs is lost: {error}")
             return ()
         prog.cache[_POSSIBLE] = known
     return known

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.changinglists import changing_list
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import Findings
 
@@ -29,7 +30,7 @@ class OpenFiles:
         file = reader.prog.type("struct file")
         f_op, private = file.member("f_op").offset, file.member("private_data").offset
         records, readable = reader.read_records(addresses, max(f_op, private) + 8)
-        findings.coverage["files_unreadable"] += int(np.count_nonzero(~readable))
+        findings.lose(Loss.FILES, count=int(np.count_nonzero(~readable)))
         self._operations = column(records, f_op)
         self._private = column(records, private)
 
@@ -68,7 +69,7 @@ def _file_addresses(reader: Reader, findings: Findings) -> Addresses:
     whole[rows[addresses % np.uint64(8) != 0]] = False
     addresses = np.concatenate((small, addresses[whole[rows]]))
     lost = sum(np.count_nonzero(~there) for there in (known, readable, whole))
-    findings.coverage["file_tables_unreadable"] += int(lost)
+    findings.lose(Loss.DESCRIPTORS, count=int(lost))
     return distinct(addresses[addresses != 0])
 
 

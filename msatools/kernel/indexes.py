@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import drgn
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 
@@ -179,5 +180,5 @@ def _words(data: bytes, offset: int, count: int) -> list[int]:
 
 
 def _broken(findings: Findings, name: str, why: str) -> None:
-    findings.coverage["trees_broken"] += 1
-    findings.lose(name, f"{name} {why}; what is below is not counted")
+    text = f"{name} {why}; what is below is not counted"
+    findings.lose(Loss.TREES, text, about=name)

@@ -4,6 +4,7 @@
 
 import drgn
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.report import Findings
 
 _FSHIFT = 11
@@ -15,6 +16,6 @@ def load_averages(prog: drgn.Program, findings: Findings) -> tuple[float, ...] |
     try:
         values = prog["avenrun"].value_()
     except (drgn.FaultError, LookupError) as error:
-        findings.lose("load averages", f"the load averages are lost: {error}")
+        findings.lose(Loss.LOAD, f"the load averages are lost: {error}")
         return None
     return tuple(value / (1 << _FSHIFT) for value in values)

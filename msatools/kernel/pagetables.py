@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.functions import has_function
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import Findings
 from msatools.kernel.vmemmap import vmemmap_base
@@ -198,7 +199,7 @@ class PageTables:
                 self._descend(below, level - 1, found, lowest)
 
     def _unreadable(self) -> None:
-        self._findings.coverage["page_tables_unreadable"] += 1
+        self._findings.lose(Loss.PAGE_TABLES)
 
 
 def _has_isolation(prog: drgn.Program) -> bool:

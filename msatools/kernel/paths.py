@@ -13,6 +13,7 @@ from functools import cached_property
 import drgn
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import read_structs
@@ -124,7 +125,7 @@ class Paths:
                     (mount + within, int(self.reader.words(mount + root, 1)[0]))
                 )
             except drgn.FaultError as error:
-                self.findings.lose("paths", f"a mount is lost: {error}")
+                self.findings.lose(Loss.PATHS, f"a mount is lost: {error}")
         return [path for path in self.tell(places) if path is not None]
 
     def _find_mount(self, super_block: int) -> int:
@@ -219,7 +220,7 @@ class Paths:
                 try:
                     name = self.reader.read(at, length)
                 except drgn.FaultError as error:
-                    self.findings.lose("paths", f"a file's name is lost: {error}")
+                    self.findings.lose(Loss.PATHS, f"a file's name is lost: {error}")
                     self._entries[address] = None
                     continue
             self._entries[address] = _Entry(

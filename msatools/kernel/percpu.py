@@ -10,6 +10,7 @@ import numpy.typing as npt
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from msatools.kernel.cpus import possible_cpus
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses
 from msatools.kernel.report import Findings
 
@@ -49,8 +50,7 @@ def read_percpu(prog: drgn.Program, findings: Findings) -> PerCpu:
         try:
             offsets[cpu] = per_cpu_ptr(null, cpu).value_() & _WORD
         except drgn.FaultError as error:
-            findings.coverage["cpus_unreadable"] += 1
-            findings.lose("cpus", f"the variables of CPU {cpu} are lost: {error}")
+            findings.lose(Loss.CPUS, f"the variables of CPU {cpu} are lost: {error}")
     return PerCpu(
         prog,
         np.array(list(offsets), np.int64),

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from msatools.kernel.cpus import possible_cpus
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import lose_many
@@ -65,5 +66,5 @@ def _offsets(prog: drgn.Program, findings: Findings) -> list[int]:
         try:
             offsets.append(per_cpu_ptr(null, cpu).value_())
         except drgn.FaultError as error:
-            findings.lose("cpus", f"CPU {cpu}'s part of counters is lost: {error}")
+            findings.lose(Loss.CPUS, f"CPU {cpu}'s part of counters is lost: {error}")
     return offsets

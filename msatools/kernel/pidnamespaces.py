@@ -8,6 +8,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.pids import PidTree
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
@@ -100,7 +101,7 @@ def _pid_max(prog: drgn.Program, findings: Findings) -> int | None:
     try:
         most: int = prog["pid_max"].value_()
     except (drgn.FaultError, LookupError) as error:
-        findings.lose("pid_max", f"pid_max cannot be read: {error}")
+        findings.lose(Loss.LIMITS, f"pid_max cannot be read: {error}")
         return None
     return most
 
@@ -112,8 +113,7 @@ def reserved_taken(
     try:
         return PidTree(reader, namespace.address).count_below(RESERVED_PIDS)
     except drgn.FaultError as error:
-        findings.coverage["pids_unreadable"] += 1
-        findings.lose("pid numbers", f"numbers that are taken are lost: {error}")
+        findings.lose(Loss.PIDS, f"numbers that are taken are lost: {error}")
         return None
 
 

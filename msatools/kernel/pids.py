@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import drgn
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.target.errors import TargetError
@@ -70,8 +71,9 @@ def find_tasks(
         try:
             task = tree.task(pid)
         except drgn.FaultError as error:
-            findings.coverage["pids_unreadable"] += 1
-            findings.lose("pids", f"the task with a PID cannot be looked up: {error}")
+            findings.lose(
+                Loss.PIDS, f"the task with a PID cannot be looked up: {error}"
+            )
             continue
         if task is not None:
             found[pid] = task

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from drgn import Program
 
+from msatools.kernel.losses import Loss, is_loss
 from msatools.selfdesc import refusals
 from msatools.target.model import Target
 
@@ -39,8 +40,10 @@ class Findings:
     """What a collector gathers for the notes and the coverage of its report."""
 
     coverage: Counter[str] = field(default_factory=Counter)
-    lost: Counter[str] = field(default_factory=Counter)
-    """How often something could not be read, by what it was."""
+    """How often something was read, or lost (:class:`.losses.Loss`)."""
+
+    about: Counter[str] = field(default_factory=Counter)
+    """How often something was lost, by the names of lists and the like."""
 
     notes: dict[tuple[str, str], Note] = field(default_factory=dict)
     """What happens a thousand times is noted once and counted."""
@@ -51,24 +54,45 @@ class Findings:
 
     def copy(self) -> "Findings":
         """Keep what is known so far."""
-        return Findings(self.coverage.copy(), self.lost.copy(), dict(self.notes))
+        return Findings(self.coverage.copy(), self.about.copy(), dict(self.notes))
 
     def reset(self, to: "Findings") -> None:
         """Forget what was found since, as another report begins."""
         kept = to.copy()
-        self.coverage, self.lost, self.notes = kept.coverage, kept.lost, kept.notes
+        self.coverage, self.about, self.notes = kept.coverage, kept.about, kept.notes
 
     def add(self, other: "Findings") -> None:
         """Add what was found elsewhere."""
         self.coverage.update(other.coverage)
-        self.lost.update(other.lost)
+        self.about.update(other.about)
         for key, note in other.notes.items():
             self.notes.setdefault(key, note)
 
-    def lose(self, subject: str, text: str) -> None:
-        """Note once that something is lost, and count how often it was."""
-        self.lost[subject] += 1
-        self.note("lost", text, subject)
+    def lose(
+        self, loss: str, text: str = "", *, count: int = 1, about: str = ""
+    ) -> None:
+        """Count what is lost, and note the first of its kind.
+
+        :param loss: A :class:`.losses.Loss`, or the key of a structure.
+        :param text: What to note; nothing, if that is said elsewhere.
+        :param count: How much is lost.
+        :param about: What tells this from others of its kind that are noted, too.
+        """
+        if not count:
+            return
+        key = loss.value if isinstance(loss, Loss) else loss
+        assert is_loss(key), key
+        self.coverage[key] += count
+        if about:
+            self.about[about] += count
+        if text:
+            self.note("lost", text, f"{key} {about}")
+
+    @property
+    def lost(self) -> Counter[str]:
+        """How often something was lost, by its key in the coverage."""
+        found = ((key, self.coverage[key]) for key in self.coverage if is_loss(key))
+        return Counter({key: count for key, count in found if count})
 
 
 @contextmanager
@@ -77,7 +101,7 @@ def noting_refusals(prog: Program, findings: Findings) -> Iterator[None]:
     with refusals(prog) as refused:
         yield
     for name, why in refused.items():
-        findings.lose(name, f"{name} is left out: {why}")
+        findings.lose(Loss.TYPES, f"{name} is left out: {why}", about=name)
 
 
 @dataclass(frozen=True, kw_only=True)

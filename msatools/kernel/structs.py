@@ -10,6 +10,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.losses import struct_key
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 
@@ -124,12 +125,8 @@ def each_once(
 
 def lose_many(findings: Findings, type_name: str, count: int) -> None:
     """Count structures that could not be read, and note once that some could not."""
-    if not count:
-        return
-    subject = type_name.removeprefix("struct ")
-    findings.coverage[f"{subject}_unreadable"] += count
-    findings.lose(subject, f"some {type_name} cannot be read")
-    findings.lost[subject] += count - 1
+    text = f"some {type_name} cannot be read"
+    findings.lose(struct_key(type_name), text, count=count)
 
 
 def find_offset(type_: drgn.Type, candidates: tuple[str, ...]) -> int | None:

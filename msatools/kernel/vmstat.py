@@ -10,6 +10,7 @@ import numpy as np
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from msatools.kernel.cpus import possible_cpus
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.zones import populated_zones
@@ -43,7 +44,7 @@ def vm_counters(
                 address = diff_of(held_by, cpu).address_of_().value_()
                 data = reader.read(address, len(names))
             except drgn.FaultError:
-                findings.coverage["vmstat_cpus_unreadable"] += 1
+                findings.lose(Loss.VMSTAT_CPUS)
                 continue
             total += np.frombuffer(data, "i1")
         deltas.update(zip(names, total.tolist(), strict=True))
@@ -114,7 +115,7 @@ def _global(
     try:
         words = reader.words(reader.prog[variable].address_, len(names))
     except drgn.FaultError as error:
-        findings.lose(variable, f"the kernel's counters are lost: {error}")
+        findings.lose(Loss.COUNTERS, f"the kernel's counters are lost: {error}")
         return dict.fromkeys(names)
     return dict(zip(names, words.view(np.int64).tolist(), strict=True))
 

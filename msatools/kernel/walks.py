@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import drgn
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import MAX_WINDOWS, WINDOW, Addresses, Reader
 from msatools.kernel.report import Findings
 
@@ -119,6 +120,7 @@ def list_records(
     size: int,
     findings: Findings,
     name: str,
+    loss: Loss = Loss.LISTS,
 ) -> Iterator[tuple[int, bytes]]:
     """
     Read each structure on a ``struct list_head`` list, one read each or fewer.
@@ -130,6 +132,7 @@ def list_records(
     :param node_offset: Offset of the list node in the structure.
     :param size: Bytes of the structure to read.
     :param name: What the list is called in a note.
+    :param loss: What it is that is lost then.
     :return: Iterator of (address, bytes) of each structure.
     """
     seen: set[int] = set()
@@ -139,10 +142,10 @@ def list_records(
         node = int(reader.words(head, 1)[0])
         while node != head:
             if not node or astray > _MAX_ASTRAY:
-                _broken(findings, name, "leads nowhere")
+                _broken(findings, loss, name, "leads nowhere")
                 return
             if node in seen or len(seen) >= MAX_LIST:
-                _broken(findings, name, "is a loop")
+                _broken(findings, loss, name, "is a loop")
                 return
             seen.add(node)
             address = node - node_offset
@@ -152,7 +155,7 @@ def list_records(
             astray += previous != before
             node, before = following, node
     except drgn.FaultError as error:
-        _broken(findings, name, f"cannot be read: {error}")
+        _broken(findings, loss, name, f"cannot be read: {error}")
 
 
 def tree_records(
@@ -162,6 +165,7 @@ def tree_records(
     size: int,
     findings: Findings,
     name: str,
+    loss: Loss = Loss.LISTS,
 ) -> Iterator[tuple[int, bytes]]:
     """
     Read each structure in a red-black tree, one read each or fewer, in no order.
@@ -172,6 +176,7 @@ def tree_records(
     :param node_offset: Offset of the ``struct rb_node`` in the structure.
     :param size: Bytes of the structure to read.
     :param name: What the tree is called in a note.
+    :param loss: What it is that is lost then.
     :return: Iterator of (address, bytes) of each structure.
     """
     seen: set[int] = set()
@@ -180,24 +185,24 @@ def tree_records(
     try:
         todo = [(int(reader.words(root, 1)[0]), 0)]
     except drgn.FaultError as error:
-        _broken(findings, name, f"cannot be read: {error}")
+        _broken(findings, loss, name, f"cannot be read: {error}")
         return
     while todo:
         node, above = todo.pop()
         if not node:
             continue
         if astray > _MAX_ASTRAY:
-            _broken(findings, name, "leads nowhere")
+            _broken(findings, loss, name, "leads nowhere")
             return
         if node in seen or len(seen) >= MAX_LIST:
-            _broken(findings, name, "is a loop")
+            _broken(findings, loss, name, "is a loop")
             return
         seen.add(node)
         address = node - node_offset
         try:
             data = reader.read_near(address, size)
         except drgn.FaultError as error:
-            _broken(findings, name, f"cannot be read: {error}")
+            _broken(findings, loss, name, f"cannot be read: {error}")
             continue
         yield address, data
         parent, right, left = _RB_NODE.unpack_from(data, node_offset)
@@ -205,6 +210,6 @@ def tree_records(
         todo += ((right, node), (left, node))
 
 
-def _broken(findings: Findings, name: str, why: str) -> None:
-    findings.coverage["lists_broken"] += 1
-    findings.lose(name, f"{name} {why}; what comes after is not counted")
+def _broken(findings: Findings, loss: Loss, name: str, why: str) -> None:
+    text = f"{name} {why}; what comes after is not counted"
+    findings.lose(loss, text, about=name)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import drgn
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.report import Findings
 
 
@@ -38,9 +39,9 @@ def online_nodes(prog: drgn.Program, findings: Findings) -> list[drgn.Object]:
             try:
                 nodes.append(pgdat[0].read_())
             except drgn.FaultError as error:
-                findings.lose("nodes", f"a memory node is lost: {error}")
+                findings.lose(Loss.NODES, f"a memory node is lost: {error}")
     except drgn.FaultError as error:
-        findings.lose("nodes", f"the list of memory nodes is lost: {error}")
+        findings.lose(Loss.NODES, f"the list of memory nodes is lost: {error}")
     return nodes
 
 

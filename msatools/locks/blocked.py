@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import drgn
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.locks.cases import read_cases
 from msatools.locks.kinds import requests_of, what_of
 from msatools.locks.lock import Request
@@ -108,8 +109,7 @@ def _blocked(look: Look, case: Case, alike: dict[On | None, On | None]) -> Block
     try:
         requests = tuple(requests_of(look, case))
     except drgn.FaultError as error:
-        look.findings.coverage["locks_unreadable"] += 1
-        look.findings.lose("locks", f"what a task waits for is lost: {error}")
+        look.findings.lose(Loss.LOCKS, f"what a task waits for is lost: {error}")
         why = "it cannot be read"
     except LookupError as error:
         look.findings.note(
@@ -126,7 +126,7 @@ def _blocked(look: Look, case: Case, alike: dict[On | None, On | None]) -> Block
     try:
         outside = external(look, case, requests)
     except (drgn.FaultError, LookupError) as error:
-        look.findings.lose("servers", f"who serves a wait is lost: {error}")
+        look.findings.lose(Loss.SERVERS, f"who serves a wait is lost: {error}")
     what = stands_for(look, case, requests)
     return Blocked(case.row, requests, outside, what, alike.setdefault(on, on), why)
 
@@ -136,5 +136,5 @@ def stands_for(look: Look, case: Case, requests: Sequence[Request]) -> str | Non
     try:
         return what_of(look, case, requests)
     except (drgn.FaultError, LookupError) as error:
-        look.findings.lose("lock meanings", f"what a lock stands for is lost: {error}")
+        look.findings.lose(Loss.LOCK_NAMES, f"what a lock stands for is lost: {error}")
     return None

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks, read_clocks
+from msatools.kernel.losses import Loss
 from msatools.kernel.pids import find_tasks, require_pids
 from msatools.kernel.report import Findings
 from msatools.kernel.session import KernelSession, Progress, quietly
@@ -164,7 +165,7 @@ class Locks(KernelSession):
         try:
             waiting = self._spin_queues.waiting()
         except drgn.FaultError as error:
-            self._findings.lose("CPUs", f"who spins is lost: {error}")
+            self._findings.lose(Loss.CPUS, f"who spins is lost: {error}")
             return
         if waiting:
             self._names[ANY] = ANY_ID, ANY_NAME

@@ -10,6 +10,7 @@ import drgn
 import numpy as np
 
 from msatools.kernel.clocks import Clocks
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.locks.blocked import Blocked, blocked_rows, find_blocked
@@ -120,7 +121,9 @@ class Scene:
         try:
             return self.look.pid(task)
         except drgn.FaultError:
-            self.look.findings.lose("waiters", "who waits for a lock is lost in part")
+            self.look.findings.lose(
+                Loss.WAITERS, "who waits for a lock is lost in part"
+            )
             return None
 
     @cached_property
@@ -204,8 +207,9 @@ def _read_lock(look: Look, want: Wanted) -> None:
         want.holders = tuple(holders_of(look, want.lock))
         want.readers = readers_of(look, want.lock)
     except (drgn.FaultError, LookupError) as error:
-        look.findings.coverage["locks_unreadable"] += 1
-        look.findings.lose("lock", f"who has a lock, or waits for it, is lost: {error}")
+        look.findings.lose(
+            Loss.LOCKS, f"who has a lock, or waits for it, is lost: {error}"
+        )
 
 
 def find_owners(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import drgn
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import read_structs
 from msatools.locks.layout import Layout
@@ -117,7 +118,7 @@ class Storage:
             try:
                 self._devices[address] = self._name_device(address)
             except drgn.FaultError as error:
-                self._findings.lose("devices", f"a block device is lost: {error}")
+                self._findings.lose(Loss.DEVICES, f"a block device is lost: {error}")
                 self._devices[address] = None
         return self._devices[address]
 

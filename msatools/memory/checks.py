@@ -10,6 +10,7 @@ import drgn
 from drgn.helpers.linux.hugetlb import for_each_hstate
 from drgn.helpers.linux.mm import totalram_pages
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.vmstat import (
@@ -80,7 +81,8 @@ def read_counters(
             values[name] = source()
         except drgn.FaultError as error:
             values[name] = None
-            findings.lose(name, f"the kernel's {name} is lost: {error}")
+            text = f"the kernel's {name} is lost: {error}"
+            findings.lose(Loss.COUNTERS, text, about=name)
         except (LookupError, AttributeError):
             continue  # not configured, or not in this version
     if prog.flags & drgn.ProgramFlags.IS_LIVE:

@@ -27,7 +27,8 @@ _LOSSES = {
 """Losses by which a class of a running kernel has fewer pages than counted."""
 
 _SLAB_LOSSES = (
-    "tasks",
+    "lists_broken",
+    "tasks_unreadable",
     "a socket's queue",
     "pipes and sockets",
     "file_tables_unreadable",
@@ -176,7 +177,7 @@ def _explain_by_losses(difference: Difference, findings: Findings) -> str | None
     losses = _LOSSES.get(difference.name, ()) if unreasoned < 0 else ()
     if difference.name == "kernel.slab" and unreasoned > 0:
         losses = _SLAB_LOSSES
-    if any(findings.lost[loss] or findings.coverage[loss] for loss in losses):
+    if any(findings.about[loss] or findings.coverage[loss] for loss in losses):
         text = "some of what tells their use could not be read during the scan"
         return difference.after_reason(text)
     return None

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from msatools.kernel.cpus import possible_cpus
+from msatools.kernel.losses import Loss
 from msatools.kernel.pagetables import pmd_order
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
@@ -68,11 +69,11 @@ def pcp_lists(reader: Reader, zones: list[Zone], findings: Findings) -> PcpLists
         try:
             held, heads = _read_heads(reader, _per_cpu_pages(zone.object, cpu))
         except drgn.FaultError:
-            findings.coverage["pcp_lists_unreadable"] += 1
+            findings.lose(Loss.PCP_LISTS)
             continue
         count += held
         lists += heads
-    lost = findings.coverage["pcp_lists_unreadable"] or findings.lost["nodes"]
+    lost = findings.coverage["pcp_lists_unreadable"] or findings.lost[Loss.NODES.value]
     return PcpLists(lists, None if lost or not cpus else count)
 
 

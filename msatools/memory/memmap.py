@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import drgn
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Gap, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.vmemmap import vmemmap_base
@@ -82,7 +83,7 @@ def memmap_ranges(
     except drgn.FaultError as error:
         ranges = []
         _lose_sections(findings, f"the table of memory sections is lost ({error})")
-    if findings.lost["section table"]:
+    if findings.coverage[Loss.SECTION_TABLE.value]:
         listed = {part.section for part in ranges}
         ranges += (
             part
@@ -96,9 +97,8 @@ def memmap_ranges(
 
 
 def _lose_sections(findings: Findings, what: str) -> None:
-    findings.coverage["section_table_lost"] = 1
     text = f"{what}; sections without any readable struct page are not counted"
-    findings.lose("section table", text)
+    findings.lose(Loss.SECTION_TABLE, text)
 
 
 def _listed_ranges(

@@ -10,6 +10,8 @@ import drgn
 import numpy as np
 from drgn.helpers.linux.timekeeping import ktime_get_coarse_ns
 
+from msatools.kernel.clocks import monotonic_offset
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings, noting_refusals, ns_between
 from msatools.kernel.session import Progress
@@ -72,7 +74,7 @@ _COVERAGE = (
     "vmalloc_areas_unreadable",
     "vmstat_cpus_unreadable",
 )
-"""All keys of the report's coverage: pages, reads and bytes, then what was lost."""
+"""Keys that are always there: pages, reads and bytes, then what may be lost."""
 
 _LOSSES = {
     "file_tables_unreadable": "tables of open files cannot be read: pipes and sockets "
@@ -183,7 +185,7 @@ def collect_memstat(
         workers = workers or workers_by_default(prog, scene.ranges)
         result, pcp = scan(scene, pcp, observers, workers, progress)
         after = read_counters(reader, nodes, pcp, findings) if live else counters
-        taken_at_ns = _now(prog)
+        taken_at_ns = _now(reader, findings)
         groups = {
             name: views[name].groups()
             if name in views
@@ -192,7 +194,7 @@ def collect_memstat(
         }
         bare = None if unattributed_view is None else unattributed_view.groups()
         checks = make_checks(result, owners, counters, after, layout, findings)
-    findings.coverage["heads_unreadable"] += result.heads_unreadable
+    findings.lose(Loss.HEADS, count=result.heads_unreadable)
     _cover(findings, reader, ranges, result)
     _note_losses(findings)
     if live and findings.coverage["excluded_pages"]:
@@ -205,14 +207,17 @@ def collect_memstat(
         target=target,
         taken_at_ns=taken_at_ns,
         interval_ns=None,
-        coverage={key: findings.coverage[key] for key in _COVERAGE},
+        coverage={
+            **{key: findings.coverage[key] for key in _COVERAGE},
+            **findings.lost,
+        },
         notes=tuple(findings.notes.values()),
         pages=result.pages(),
         classes=_classes(result, scene.page_size),
         checks=checks,
         managed_pages=after.get("totalram_pages"),
         physical_pages=None
-        if findings.lost["nodes"]
+        if findings.lost[Loss.NODES.value]
         else sum(zone.present_pages for zone in populated),
         by=groups or None,
         unattributed=bare,
@@ -267,10 +272,15 @@ def _note_losses(findings: Findings) -> None:
             findings.note(key.replace("_", "-"), f"{count:,} {what}")
 
 
-def _now(prog: drgn.Program) -> int | None:
+def _now(reader: Reader, findings: Findings) -> int | None:
+    # Nothing but this says how the moment compares with those of reports on tasks.
+    monotonic_offset(reader, findings)
     try:
-        return int(ktime_get_coarse_ns(prog))
-    except (LookupError, AttributeError, drgn.FaultError):
+        return int(ktime_get_coarse_ns(reader.prog))
+    except (LookupError, AttributeError):
+        return None
+    except drgn.FaultError as error:
+        findings.lose(Loss.CLOCKS, f"the time cannot be read: {error}", about="now")
         return None
 
 

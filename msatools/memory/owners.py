@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.files import OpenFiles
+from msatools.kernel.losses import Loss
 from msatools.kernel.pagetables import PageTables, pmd_order
 from msatools.kernel.reader import Addresses, Reader, first_of_each
 from msatools.kernel.report import Findings
@@ -96,14 +97,13 @@ def collect_owners(
         try:
             claim(owners, reader, layout, findings)
         except (LookupError, AttributeError, drgn.FaultError) as error:
-            findings.coverage["owners_unreadable"] += 1
             what = claim.__name__.removeprefix("_claim_").replace("_", " ")
-            findings.lose(what, f"{what}: cannot be attributed: {error}")
+            text = f"{what}: cannot be attributed: {error}"
+            findings.lose(Loss.OWNERS, text, about=what)
     try:
         _claim_memmap(owners, reader, layout, ranges, findings)
     except (LookupError, drgn.FaultError) as error:
-        findings.coverage["owners_unreadable"] += 1
-        findings.lose("memmap", f"memmap: cannot be attributed: {error}")
+        findings.lose(Loss.OWNERS, f"memmap: cannot be attributed: {error}")
     return owners
 
 

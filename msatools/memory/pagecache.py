@@ -10,6 +10,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader, column
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_words, tree_records
@@ -105,7 +106,7 @@ class CacheClasses:
         inodes = mappings - np.uint64(offsets.i_data)
         records, readable = self._reader.read_records(inodes, offsets.record)
         for mapping in mappings[~readable].tolist():
-            self._losses[mapping].coverage["inodes_unreadable"] += 1
+            self._losses[mapping].lose(Loss.INODES)
         modes = column(records, offsets.i_mode, 2)
         hosts = column(records, offsets.i_data + offsets.host)
         roots = column(records, offsets.i_data + offsets.i_mmap)
@@ -114,7 +115,7 @@ class CacheClasses:
             try:
                 data = self._reader.read(int(hosts[i]) + offsets.i_mode, 2)
             except drgn.FaultError:
-                self._losses[int(mappings[i])].coverage["inodes_unreadable"] += 1
+                self._losses[int(mappings[i])].lose(Loss.INODES)
                 continue
             modes[i] = int.from_bytes(data, "little")
         # perf gives the pages of its ring buffers the mapping of its file, which
@@ -163,7 +164,7 @@ def blockdev_pages(reader: Reader, findings: Findings) -> int | None:
     nrpages += prog.type("struct address_space").member("nrpages").offset
     inodes = prog["blockdev_superblock"].s_inodes.address_of_().value_()
     name = "the list of block devices"
-    lost = findings.lost[name]
+    lost = findings.about[name]
     node = inode.member("i_sb_list").offset
     counts = list_words(reader, inodes, node, nrpages, findings, name)
-    return sum(counts.tolist()) if findings.lost[name] == lost else None
+    return sum(counts.tolist()) if findings.about[name] == lost else None

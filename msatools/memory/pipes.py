@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.files import OpenFiles
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Findings
 
@@ -33,14 +34,14 @@ def pipe_pages(reader: Reader, files: OpenFiles, findings: Findings) -> Addresse
     # The kernel finds a place in a ring by a mask.
     possible = (rings & (rings - np.uint64(1))) == 0
     possible &= readable & (bufs != 0) & (rings != 0) & (rings <= _MAX_RING)
-    findings.coverage["pipes_unreadable"] += int(np.count_nonzero(~possible))
+    findings.lose(Loss.PIPES, count=int(np.count_nonzero(~possible)))
     for address, ring in zip(
         bufs[possible].tolist(), rings[possible].tolist(), strict=True
     ):
         try:
             words = reader.words(address, ring * (drgn.sizeof(buffer) // 8))
         except drgn.FaultError:
-            findings.coverage["pipes_unreadable"] += 1
+            findings.lose(Loss.PIPES)
             continue
         words = words.reshape(ring, drgn.sizeof(buffer) // 8)
         # A buffer that has been read keeps its page pointer but not its ops.

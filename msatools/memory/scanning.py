@@ -5,6 +5,7 @@
 import time
 from collections.abc import Sequence
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.report import Findings
 from msatools.kernel.session import Progress
 from msatools.memory.changing import Watch
@@ -63,8 +64,10 @@ def scan_finally(
 
 def _count_broken(broken: int, links: FreeLinks | None, findings: Findings) -> None:
     """Count the lists that break off, of which links still tell most pages."""
-    key = "pcp_lists_broken" if links is None else "pcp_lists_changed"
-    findings.coverage[key] += broken
+    if links is None:
+        findings.lose(Loss.PCP_LISTS_CUT, count=broken)
+    else:
+        findings.coverage["pcp_lists_changed"] += broken
 
 
 def _scan(

@@ -14,6 +14,7 @@ import drgn
 import numpy as np
 
 from msatools.kernel.files import OpenFiles, processes
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records, tree_records
@@ -34,7 +35,7 @@ def socket_pages(reader: Reader, files: OpenFiles, findings: Findings) -> Addres
     sockets = files.private_data(("socket_file_ops",))
     sk = reader.prog.type("struct socket").member("sk").offset
     records, readable = reader.read_records(sockets, sk + 8)
-    findings.coverage["sockets_unreadable"] += int(np.count_nonzero(~readable))
+    findings.lose(Loss.SOCKETS, count=int(np.count_nonzero(~readable)))
     socks = distinct(column(records, sk))
     skbs.add_queues(socks[socks != 0])
     # Threads' own are left out.
@@ -72,9 +73,8 @@ class _Skbs:
 
     def add_queues(self, socks: Addresses) -> None:
         records, readable = self._reader.read_records(socks, self._sock_size)
-        self._findings.coverage["sockets_unreadable"] += int(
-            np.count_nonzero(~readable)
-        )
+        lost = int(np.count_nonzero(~readable))
+        self._findings.lose(Loss.SOCKETS, count=lost)
         self.pages += column(records, self._frag).tolist()
         for offset in self._queues:
             firsts = column(records, offset)
@@ -104,7 +104,7 @@ class _Skbs:
             try:
                 self._add(skb)
             except drgn.FaultError:
-                self._findings.coverage["skbs_unreadable"] += 1
+                self._findings.lose(Loss.SOCKET_BUFFERS)
 
     def _add(self, skb: bytes) -> None:
         """Add a buffer's fragments, and those of the buffers chained to it."""

@@ -12,6 +12,7 @@ from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from msatools.kernel.cpus import possible_cpus
 from msatools.kernel.functions import function_name
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_words
@@ -66,7 +67,7 @@ def vmalloc_areas(reader: Reader, findings: Findings) -> VmallocAreas:
     readable &= starts != 0
     lost = np.count_nonzero(~readable) + np.count_nonzero(has_pages & ~possible)
     lost += np.count_nonzero(~whole)
-    findings.coverage["vmalloc_areas_unreadable"] += int(lost)
+    findings.lose(Loss.VMALLOC, count=int(lost))
     kept = chosen[whole]
     number = np.cumsum(whole) - 1
     callers = column(records, caller_offset)[kept]
@@ -102,7 +103,7 @@ def _busy_lists(prog: drgn.Program, findings: Findings) -> Iterator[int]:
         return
     count = prog["nr_vmap_nodes"].value_()
     if not 0 < count <= _MAX_NODES:
-        findings.lose("vmap nodes", f"there cannot be {count:,} lists of vmalloc areas")
+        findings.lose(Loss.VMALLOC, f"there cannot be {count:,} lists of vmalloc areas")
     for i in range(min(count, _MAX_NODES)):
         yield nodes[i].busy.head.address_of_().value_()
 

@@ -166,9 +166,6 @@ class Sampler:
 
     def _clocks(self, tasks: TaskTable) -> Clocks:
         clocks = read_clocks(self._reader, self._findings)
-        lost = self._findings.lost["run queues"]
-        if lost:
-            self._findings.coverage["run_queues_unreadable"] = lost
         if len(clocks.behind_ns) or not len(tasks):
             return clocks
         self._findings.note(
@@ -185,10 +182,7 @@ class Sampler:
             if not (self._live and left and found.coverage["lists_broken"]):
                 break
             self._findings.coverage["walks_retried"] += 1
-        self._findings.coverage.update(found.coverage)
-        self._findings.lost.update(found.lost)
-        for key, note in found.notes.items():
-            self._findings.notes.setdefault(key, note)
+        self._findings.add(found)
         return tasks
 
     def _unswitched(self, tasks: TaskTable) -> Rows:

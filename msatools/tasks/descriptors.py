@@ -11,6 +11,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import Members, Structs, read_structs
@@ -81,7 +82,9 @@ class Descriptors:
         try:
             return self._reader.words(int(tables.files[row]), count)
         except drgn.FaultError as error:
-            self._findings.lose("files", f"a table of open files is lost: {error}")
+            self._findings.lose(
+                Loss.DESCRIPTORS, f"a table of open files is lost: {error}"
+            )
             return np.empty(0, np.uint64)
 
     def read_files(self, files: Addresses) -> Structs:

@@ -8,6 +8,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.percpusums import sum_parts
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
@@ -72,7 +73,7 @@ def read_memory(reader: Reader, tasks: TaskTable, findings: Findings) -> TaskMem
     if has_rss:
         counted, exact = _resident(reader, tasks, spaces, index, numbers, findings)
     elif len(mms):
-        findings.lose("rss_stat", "resident sizes are kept in a way that is not known")
+        findings.lose(Loss.SIZES, "resident sizes are kept in a way that is not known")
     # A kernel thread may borrow an address space (kthread_use_mm()).
     has_mm = (of_task != 0) & ((tasks["flags"] & PF_KTHREAD) == 0)
     possible = np.max(np.stack((spaces["total_vm"], exact)), axis=0) <= _MOST_PAGES

@@ -13,6 +13,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records
@@ -90,7 +91,7 @@ class Modules:
                 return None
             found = self._record.read(self._reader, place)
         except drgn.FaultError as error:
-            self._findings.lose("modules", f"a module is lost: {error}")
+            self._findings.lose(Loss.MODULES, f"a module is lost: {error}")
             return None
         if not found.contains(address):
             return None
@@ -103,10 +104,8 @@ class Modules:
             try:
                 index = _read_symbols(self._reader, module)
             except (drgn.FaultError, LookupError, ValueError) as error:
-                self._findings.lose(
-                    f"symbols of {module.name}",
-                    f"the symbols of module {module.name} are lost: {error}",
-                )
+                text = f"the symbols of module {module.name} are lost: {error}"
+                self._findings.lose(Loss.SYMBOLS, text, about=module.name)
                 index = drgn.SymbolIndex([])
             self._symbols[module.address] = index
         return self._symbols[module.address]

@@ -11,6 +11,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.strings import read_string
@@ -60,8 +61,7 @@ class KernelNames:
         except LookupError:
             # Nothing tells the types.
             return
-        if lost := sum(aside.lost.values()):
-            findings.coverage["names_unreadable"] += lost
+        findings.lose(Loss.NAMES, count=aside.lost.total())
 
     def _read(
         self,
@@ -85,7 +85,7 @@ class KernelNames:
                 try:
                     name = read_string(self._reader, pointer, _MAX_NAME)
                 except drgn.FaultError:
-                    aside.lost["names"] += 1
+                    aside.lose(Loss.NAMES)
                     continue
                 self._kept[thread] = name.encode("utf-8", "surrogateescape")
             tasks["comm"][row] = self._kept[thread]

@@ -14,6 +14,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.tasks.modules import Module
@@ -218,10 +219,8 @@ class Orc:
                 arch.num_orcs.value_(),
             )
         except (drgn.FaultError, LookupError) as error:
-            self._findings.lose(
-                f"module {module.name}",
-                f"how to unwind module {module.name} is lost: {error}",
-            )
+            text = f"how to unwind module {module.name} is lost: {error}"
+            self._findings.lose(Loss.UNWINDING, text, about=module.name)
             return None
 
     def _read(self, pcs: int, entries: int, count: int) -> _Table:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.list import list_for_each_entry
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.tasks.text import kernel_symbol
@@ -120,8 +121,7 @@ def read_stacks(
             parts.append(reader.read(pointer, length))
         except drgn.FaultError as error:
             size[row] = 0
-            findings.coverage["stacks_unreadable"] += 1
-            findings.lose("stacks", f"a stack cannot be read: {error}")
+            findings.lose(Loss.STACKS, f"a stack cannot be read: {error}")
     words = np.frombuffer(b"".join(parts), "<u8")
     ends = np.cumsum(size // _WORD).astype(np.intp)
     first = np.concatenate([np.zeros(1, np.intp), ends[:-1]]) if len(ends) else ends

@@ -16,6 +16,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.target.addresses import KERNEL_HALF
@@ -142,7 +143,9 @@ class StackCollector:
             orc = Orc(self._reader, self.text, self._findings)
             return Unwinder(prog, orc, thread_start(prog))
         except drgn.FaultError as error:
-            self._findings.lose("orc", f"how to unwind stacks fast is lost: {error}")
+            self._findings.lose(
+                Loss.UNWINDING, f"how to unwind stacks fast is lost: {error}"
+            )
         except LookupError as error:
             self._findings.note(
                 "stacks-slow", f"stacks take milliseconds each: {error}"
@@ -171,7 +174,7 @@ class StackCollector:
         for stack, count in zip(found.unique, counts, strict=True):
             coverage["stacks"] += count if stack.end is not End.NONE else 0
             if stack.end in (End.LOST, End.UNSUPPORTED):
-                coverage["stacks_incomplete"] += count
+                self._findings.lose(Loss.STACKS_CUT, count=count)
             if stack.guessed:
                 coverage["stacks_guessed"] += count
         coverage["stacks_by_drgn"] += found.asked

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from msatools.kernel.changinglists import changing_list
 from msatools.kernel.cpumasks import mask_bytes
+from msatools.kernel.losses import Loss
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
@@ -264,8 +265,7 @@ class TaskReader:
             try:
                 yield address, self._reader.read(address, self.size)
             except drgn.FaultError as error:
-                findings.coverage["tasks_unreadable"] += 1
-                findings.lose("tasks", f"a task cannot be read: {error}")
+                findings.lose(Loss.TASKS, f"a task cannot be read: {error}")
 
     def _walk(self, findings: Findings) -> Iterator[tuple[int, bytes]]:
         """Read the first thread of each process, and after each its other threads."""
@@ -343,8 +343,8 @@ def believable(
     if lost and may_be_gone:
         findings.coverage["tasks_gone"] += lost
     elif lost:
-        findings.coverage["tasks_unreadable"] += lost
-        findings.lose("task records", "what a list of tasks leads to is no task")
+        text = "what a list of tasks leads to is no task"
+        findings.lose(Loss.TASKS, text, count=lost, about="records")
     if lost:
         records = records[are_tasks]
     counts = [
@@ -363,9 +363,8 @@ def believable(
 def cut(numbers: npt.NDArray[Any], findings: Findings) -> npt.NDArray[np.int64]:
     """Cut times or counts that are more than can be, which is counted."""
     wrong = int(np.count_nonzero(numbers > _MOST))
-    if wrong:
-        findings.coverage["counts_broken"] += wrong
-        findings.lose("counts", "some times or counts cannot be, and are cut")
+    text = "some times or counts cannot be, and are cut"
+    findings.lose(Loss.COUNTS, text, count=wrong)
     possible: npt.NDArray[np.int64] = np.minimum(numbers, _MOST).astype(np.int64)
     return possible
 

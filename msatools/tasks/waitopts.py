@@ -15,6 +15,7 @@ from typing import Literal
 
 import drgn
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records
@@ -124,7 +125,7 @@ class WaitOptsReader:
             try:
                 yield self._parse(address, data)
             except drgn.FaultError as error:
-                findings.lose("waits", f"what a thread waits for is lost: {error}")
+                findings.lose(Loss.WAITS, f"what a thread waits for is lost: {error}")
 
     def _parse(self, address: int, data: bytes) -> WaitOpts:
         (number,) = _HALF.unpack_from(data, self._type)

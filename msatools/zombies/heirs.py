@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 import drgn
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.pidnamespaces import (
     PidNamespace,
     innermost_numbers,
@@ -58,9 +59,8 @@ def find_heirs(
         try:
             heirs.append(family.heir(row))
         except (drgn.FaultError, LookupError) as error:
-            findings.coverage["heirs_unreadable"] += 1
             findings.lose(
-                "heirs", f"who inherits the dead of a parent is lost: {error}"
+                Loss.HEIRS, f"who inherits the dead of a parent is lost: {error}"
             )
     return tuple(sorted(heirs, key=lambda heir: heir.ppid))
 

@@ -11,6 +11,7 @@ from collections import Counter
 import drgn
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
@@ -98,7 +99,7 @@ class _Sizes:
         try:
             found = self._slabs.find(int(addresses[0]))
         except (drgn.FaultError, LookupError) as error:
-            self._findings.lose(f"size of {name}", f"a size is lost: {error}")
+            self._findings.lose(Loss.SIZES, f"a size is lost: {error}", about=name)
             return 0
         return 0 if found is None else found.size
 
@@ -109,7 +110,7 @@ class _Sizes:
         try:
             pointer = self._layout.member(int(owners[0]), type_, member)
         except drgn.FaultError as error:
-            self._findings.lose(f"size of {member}", f"a size is lost: {error}")
+            self._findings.lose(Loss.SIZES, f"a size is lost: {error}", about=member)
             return 0
         return self.of(member, np.array([pointer], np.uint64))
 

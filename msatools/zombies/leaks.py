@@ -23,6 +23,7 @@ import numpy.typing as npt
 from drgn.helpers.linux.mm import PageReserved, follow_page
 from drgn.helpers.linux.slab import slab_object_info
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.pidnamespaces import MAX_LEVEL
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.reader import Addresses, Reader
@@ -109,7 +110,7 @@ def find_leaks(
             again = _look(reader, TaskReader(reader).read_all(findings), findings)
             leaks = [leak for leak in leaks if leak in again]
     except (drgn.FaultError, LookupError) as error:
-        findings.lose("leaks", f"leaked struct pids cannot be looked for: {error}")
+        findings.lose(Loss.LEAKS, f"leaked struct pids cannot be looked for: {error}")
         return None
     if leaks and findings.lost.total() > before:
         text = "not all that may hold struct pids was read: some leaks may be none"
@@ -301,7 +302,9 @@ def _in_variables(reader: Reader, wanted: Addresses, findings: Findings) -> Foun
         start = kernel_symbol(reader.prog, "_sdata")
         end = kernel_symbol(reader.prog, "_end")
     except LookupError as error:
-        findings.lose("variables", f"variables are not searched for holders: {error}")
+        findings.lose(
+            Loss.VARIABLES, f"variables are not searched for holders: {error}"
+        )
         return
     if not 0 < end - start <= _MAX_VARIABLES:
         return

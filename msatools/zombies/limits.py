@@ -15,6 +15,7 @@ import drgn
 import numpy as np
 
 from msatools.kernel.cgroups import MAX_DEPTH, cgroup_paths
+from msatools.kernel.losses import Loss
 from msatools.kernel.pidnamespaces import (
     MAX_LEVEL,
     RESERVED_PIDS,
@@ -125,7 +126,7 @@ def _variable(prog: drgn.Program, name: str, findings: Findings) -> int | None:
     try:
         value: int = prog[name].value_()
     except (drgn.FaultError, LookupError) as error:
-        findings.lose(name, f"{name} cannot be read: {error}")
+        findings.lose(Loss.LIMITS, f"{name} cannot be read: {error}", about=name)
         return None
     return value
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
+from msatools.kernel.losses import Loss
 from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
@@ -258,9 +259,9 @@ class _Threads:
             return waits
         # Of a queue that breaks off nothing says who else is in wait(). The process
         # may have ended meanwhile.
-        self._findings.coverage["waits_unreadable"] += 1
+        self._findings.lose(Loss.WAITS)
         for note in found.notes.values():
-            self._findings.lose("waits", note.text)
+            self._findings.lose(Loss.WAITS, note.text)
         return None
 
 
@@ -278,7 +279,7 @@ def _reads_waits(reader: Reader, findings: Findings) -> WaitOptsReader | None:
     try:
         return reader.once(WaitOptsReader, lambda: WaitOptsReader(reader))
     except LookupError as error:
-        findings.lose("waits", f"what is waited for by wait() is lost: {error}")
+        findings.lose(Loss.WAITS, f"what is waited for by wait() is lost: {error}")
         return None
 
 

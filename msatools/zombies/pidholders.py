@@ -15,6 +15,7 @@ import numpy as np
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from msatools.kernel.cpus import possible_cpus
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import Structs, find_offset, read_structs
@@ -85,7 +86,7 @@ class PidHolders:
             except (drgn.FaultError, LookupError) as error:
                 self.lost.add(kind)
                 text = f"what holds struct pid is not looked at all: {kind}: {error}"
-                self._findings.lose(f"holders, {kind}", text)
+                self._findings.lose(Loss.HOLDERS, text, about=kind)
 
     def _proc_inodes(self) -> Iterator[Holders]:
         """What is open below /proc, and what the kernel keeps cached of it."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.mm import pfn_to_virt
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import find_offset, lose_many
@@ -157,7 +158,7 @@ class SlabScan:
         for chunk in read_chunks(self._reader, layout, ranges):
             if chunk.gaps:
                 text = "some struct page cannot be read, and slabs with them"
-                self._findings.lose("slabs", text)
+                self._findings.lose(Loss.SLABS, text)
             pages = np.frombuffer(chunk.data, np.uint8).reshape(-1, layout.size)
             cache = column(pages, place)
             near = np.flatnonzero((cache >= known[0]) & (cache <= known[-1]))

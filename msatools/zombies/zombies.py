@@ -10,6 +10,7 @@ import drgn
 import numpy as np
 
 from msatools.kernel.clocks import Clocks, read_clocks
+from msatools.kernel.losses import Loss
 from msatools.kernel.pids import find_tasks, require_pids
 from msatools.kernel.readcost import ReadCost
 from msatools.kernel.report import Findings, ns_between
@@ -307,8 +308,7 @@ class Zombies(KernelSession):
         try:
             return find_leaks(self._reader, tasks, self._findings)
         except (drgn.FaultError, LookupError) as error:
-            self._findings.coverage["leaks_lost"] += 1
-            self._findings.lose("leaks", f"leaks cannot be looked for: {error}")
+            self._findings.lose(Loss.LEAKS, f"leaks cannot be looked for: {error}")
             return None
 
     def _asked(self, zombies: Sequence[Zombie], look: _Look) -> tuple[TaskAsked, ...]:
@@ -354,13 +354,13 @@ class Zombies(KernelSession):
             options = LocksOptions(pids=pids)
             report = collect_locks(self._prog, target=self._target, options=options)
         except (TargetError, drgn.FaultError, LookupError) as error:
-            self._findings.lose("locks", f"what a parent waits for is lost: {error}")
+            self._findings.lose(Loss.LOCKS, f"what a parent waits for is lost: {error}")
             return group
         for key in ("reads", "bytes_read"):
             self._findings.coverage[key] += report.coverage[key]
         for note in report.notes:
             if note.code == "lost":
-                self._findings.coverage["locks_lost"] += 1
+                self._findings.lose(Loss.PARENTS_LOCKS)
                 self._findings.note(note.code, note.text, note.text)
         if not report.roots:
             return group

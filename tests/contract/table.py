@@ -73,7 +73,6 @@ class Row:
     damaged: str
     """The key of the coverage that counts that."""
 
-    sees_cut: bool = False
     """Whether ``--strict`` fails where a core lacks its last page."""
 
     lost: Mapping[str, tuple[bool, bool]]
@@ -329,7 +328,6 @@ CPUS = Row(
     rich="cpus-6.12",
     damage=_lose_run_queue,
     damaged="run_queues_unreadable",
-    sees_cut=True,
     lost={
         "cpus_unreadable": (True, True),
         "run_queues_unreadable": (True, True),
@@ -337,10 +335,11 @@ CPUS = Row(
         "rq_unreadable": (True, False),
         "kernel_stat_unreadable": (True, False),
         "irq_counts_unreadable": (True, False),
-        "lists_broken": (True, False),
+        "lists_broken": (True, True),
+        "queues_broken": (True, False),
         "trees_broken": (True, False),
         "counts_broken": (True, False),
-        "something_lost": (True, False),
+        "leaks_lost": (True, False),
         "partitions_unknown": (True, False),
         "run_queues_differ": (True, False),
         "ticks_unreadable": (True, False),
@@ -358,7 +357,9 @@ _LOST_OF_TASKS = {
     "cred_unreadable": (True, False),
     "stacks_incomplete": (True, False),
     "futex_chains_broken": (True, False),
-    "something_lost": (True, False),
+    "leaks_lost": (True, False),
+    "clocks_unreadable": (True, True),
+    "waiters_unreadable": (True, False),
     "zombies": (False, False),
     "locks_unknown": (False, False),
     "parents_ended": (False, False),
@@ -579,7 +580,6 @@ MEMSTAT = Row(
     payload_of_interval={},
     damage=_lose_sections,
     damaged="section_table_lost",
-    sees_cut=True,
     lost={
         "excluded_pages": (True, True),
         "unreadable_pages": (True, True),

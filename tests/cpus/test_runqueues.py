@@ -471,7 +471,7 @@ def test_a_list_that_breaks_off_costs_what_comes_after(whole: Seen) -> None:
     assert known <= {task.pid for task in all_of(found.by_cpu[cpu])}
     # What runs is told by the run queue.
     assert len(all_of(found.by_cpu[cpu])) <= len(known) + 1
-    assert found.findings.coverage["lists_broken"] == 1
+    assert found.findings.coverage["queues_broken"] == 1
     assert found.findings.coverage["run_queues_differ"] == 1
     for queue in found.queues:
         if queue.cpu != cpu:
@@ -488,7 +488,7 @@ def test_a_list_in_a_circle_ends(whole: Seen) -> None:
     current = whole.by_cpu[cpu].current
     assert current is not None
     assert {task.pid for task in all_of(found.by_cpu[cpu])} == known | {current.pid}
-    assert found.findings.coverage["lists_broken"] == 1
+    assert found.findings.coverage["queues_broken"] == 1
 
 
 def test_groups_in_a_circle_end(whole: Seen) -> None:

@@ -296,7 +296,7 @@ def test_a_cpuset_that_is_lost_costs_a_count(program: Program) -> None:
     whole = seen("cpus-6.12")
     lose(program, of_path("/quiet").address, 8)
     found = look(program)
-    assert found.findings.coverage["lists_broken"]
+    assert found.findings.coverage["queues_broken"]
     paths = [one.path for one in found.cpusets.all]
     assert "/db" in paths
     assert "/quiet" not in paths
@@ -322,7 +322,7 @@ def test_a_tree_of_cpusets_that_is_a_loop_ends(program: Program) -> None:
     below = container_of(first, "struct cgroup_subsys_state", "sibling").children.next
     put(program, below.address_, node.to_bytes(8, "little"))
     found = look(program)
-    assert found.findings.coverage["lists_broken"]
+    assert found.findings.coverage["queues_broken"]
     assert len(found.cpusets.all) < len(seen("cpus-6.12").cpusets.all)
 
 
@@ -341,7 +341,7 @@ def test_a_reason_that_is_none_is_a_number(program: Program) -> None:
     put(program, one.address + error.bit_offset // 8, (99).to_bytes(4, "little"))
     found = look(program)
     assert found.one("/limit/root").reason == "error 99"
-    assert found.findings.lost["partitions"]
+    assert found.findings.lost["partitions_unknown"]
 
 
 def test_cpusets_of_an_own_hierarchy(program: Program) -> None:

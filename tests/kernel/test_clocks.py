@@ -37,7 +37,7 @@ def test_run_queue_that_is_damaged(cpu: int, member: str, value: int) -> None:
     write(prog, queue.member_(member).address_, value)
     clocks = read_clocks(Reader(prog), findings)
     assert clocks.local_ns == other.clock.value_()
-    assert findings.lost["run queues"] == 1
+    assert findings.lost["run_queues_unreadable"] == 1
     assert findings.coverage["run_queues_unreadable"] == 1
 
 
@@ -51,4 +51,4 @@ def test_offset(value: int, offset: int | None) -> None:
     clocks = read_clocks(Reader(prog), findings)
     assert clocks.monotonic_offset_ns == offset
     assert (clocks.monotonic_ns is None) == (offset is None)
-    assert findings.lost["clocks"] == (offset is None)
+    assert findings.lost["clocks_unreadable"] == (offset is None)

@@ -70,4 +70,4 @@ def test_damage_costs_a_note() -> None:
     spaces, numbers = innermost_numbers(reader, nowhere, findings)
     assert (spaces.tolist(), numbers.tolist()) == ([0], [0])
     assert read_namespaces(reader, nowhere, findings) == {}
-    assert findings.lost == {"pid": 1, "pid_namespace": 1}
+    assert findings.lost == {"pid_unreadable": 1, "pid_namespace_unreadable": 1}

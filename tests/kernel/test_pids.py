@@ -149,7 +149,7 @@ def test_damage_costs_a_note(changed: dict[int, bytes | None]) -> None:
     found, findings, reads = look(NUMBER, changed)
     assert found == {}
     assert findings.coverage["pids_unreadable"] == 1
-    assert findings.lost == {"pids": 1}
+    assert findings.lost == {"pids_unreadable": 1}
     assert reads <= 6
 
 

@@ -178,7 +178,7 @@ def test_types_that_are_lost(prog: Program, monkeypatch: pytest.MonkeyPatch) -> 
     findings = Findings()
     types = migrate_types(Reader(prog), 10, findings)
     assert types.of(0, 3).tolist() == [UNKNOWN_TYPE] * 3
-    assert findings.lost["page blocks"] == 1
+    assert findings.lost["pageblocks_unreadable"] == 1
     monkeypatch.setattr(pageblocks, "section_usages", lambda *_: {2: 8})
     findings = Findings()
     types = migrate_types(Reader(prog), 10, findings)

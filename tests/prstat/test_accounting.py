@@ -116,4 +116,4 @@ def test_switches(values: dict[str, int], expected: Accounting) -> None:
 def test_unreadable() -> None:
     found, findings = of(sched_schedstats=None, delayacct_on=0)
     assert (found.schedstats, found.delayacct) == (None, False)
-    assert findings.lost == {"accounting": 1}
+    assert findings.lost == {"accounting_unreadable": 1}

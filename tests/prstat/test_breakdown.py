@@ -261,6 +261,6 @@ def test_in_iowait(types: str) -> None:
     lost = np.flatnonzero(good)[:3]
     table.records["address"][lost] = 0xFFFF_DEAD_0000_0000
     bad = read_in_iowait(reader, table, findings)
-    assert findings.lost == {"task_struct": 3}
+    assert findings.lost == {"task_struct_unreadable": 3}
     good[lost] = False
     assert np.array_equal(good, bad)

@@ -131,4 +131,4 @@ def test_averages_that_are_lost(error: Exception) -> None:
     prog: Any = Prog()
     findings = Findings()
     assert load_averages(prog, findings) is None
-    assert findings.lost == {"load averages": 1}
+    assert findings.lost == {"load_unreadable": 1}

@@ -97,7 +97,7 @@ def test_a_path_that_leads_nowhere(prog: Program) -> None:
     paths = Paths(Reader(prog), findings)
     nowhere = 0xFFFF_FFFF_FFFF_0000
     assert paths.tell([(0, 0), (nowhere, nowhere)]) == [None, None]
-    assert findings.lost["dentry"] == 1
+    assert findings.lost["dentry_unreadable"] == 1
 
 
 def test_a_mount_of_a_file_system(prog: Program, tasks: list[Object]) -> None:

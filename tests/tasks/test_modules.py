@@ -102,4 +102,4 @@ def test_tree_that_is_damaged_ends() -> None:
             put(prog, place, root.to_bytes(8, "little"))
     findings = Findings()
     assert Modules(Reader(prog), findings).find(1) is None
-    assert findings.lost == {"modules": 1}
+    assert findings.lost == {"modules_unreadable": 1}

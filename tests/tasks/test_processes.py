@@ -253,9 +253,8 @@ def test_pointers_to_nowhere() -> None:
         assert not known[5:8].any()
     assert found.cgroups.path(6) is None
     types = ("cred", "task_struct", "signal_struct", "mm_struct", "css_set")
-    lost = dict.fromkeys((*types, "task_delay_info"), 1)
-    assert findings.lost == lost
-    assert findings.coverage == {f"{name}_unreadable": 1 for name in lost}
+    lost = {f"{name}_unreadable": 1 for name in (*types, "task_delay_info")}
+    assert findings.lost == findings.coverage == lost
     assert len(findings.notes) == len(lost)
     rest = np.ones(len(table), np.bool_)
     rest[5:8] = False
@@ -282,7 +281,7 @@ def test_parts_of_counters_that_cannot_be_read() -> None:
     reader, findings = Reader(open_dump("tasks-6.12", "btf")), Findings()
     sums = sum_parts(reader, np.array([NOWHERE, 0, NOWHERE], np.uint64), findings)
     assert sums.tolist() == [0, 0, 0]
-    assert findings.lost == {"percpu_counter": 2}  # one a CPU
+    assert findings.lost == {"percpu_counter_unreadable": 2}  # one a CPU
 
 
 def test_directories_in_a_loop() -> None:

@@ -174,7 +174,7 @@ def test_stack_that_cannot_be_read(offset: int | None) -> None:
     assert found == [*expected[:3], NO_STACK, *expected[4:]]
     assert findings.coverage["stack_pointers_bad"] == (offset is not None)
     assert findings.coverage["stacks_unreadable"] == (offset is None)
-    assert findings.lost == ({} if offset is not None else {"stacks": 1})
+    assert findings.lost == ({} if offset is not None else {"stacks_unreadable": 1})
 
 
 def test_stack_that_breaks_off() -> None:
@@ -297,4 +297,5 @@ def test_damaged_module_costs_a_note() -> None:
     arch = Object(prog, "struct module", address=module.address).arch
     put(prog, arch.num_orcs.address_, (1 << 31).to_bytes(4, "little"))
     assert orc.rule(address) is None
-    assert findings.lost == {f"module {module.name}": 1}
+    assert findings.lost == {"unwind_tables_unreadable": 1}
+    assert findings.about == {module.name: 1}

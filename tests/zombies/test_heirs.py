@@ -84,7 +84,7 @@ def test_what_is_lost_is_noted(dump: Dump) -> None:
     )
     everyone, _ = look(dump)
     assert {heir.ppid for heir in everyone} - {heir.ppid for heir in found} == {pid}
-    assert findings.lost["heirs"] == 1
+    assert findings.lost["heirs_unreadable"] == 1
 
 
 def test_loop_ends(dump: Dump) -> None:
@@ -96,4 +96,4 @@ def test_loop_ends(dump: Dump) -> None:
         flags=(same, dump.table["flags"][same] | 0x4),
     )
     _, findings = look(dump, table)
-    assert findings.lost["heirs"] == 1
+    assert findings.lost["heirs_unreadable"] == 1

@@ -148,7 +148,11 @@ def test_what_cannot_be_read_is_noted(dump: Dump) -> None:
     findings = Findings()
     found = collect_limits(dump.reader, broken, dump.rows, findings)
     assert [limit.name for limit in found] == ["threads-max"]
-    assert findings.lost == {"pid": 1, "css_set": 1, "cred": 1}
+    assert findings.lost == {
+        "pid_unreadable": 1,
+        "css_set_unreadable": 1,
+        "cred_unreadable": 1,
+    }
     assert len(findings.notes) == 3
 
 

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import drgn
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.walks import list_records
 from msatools.locks.events.work import Work
 from msatools.locks.lock import Holder, Lock, Queued, Request
@@ -154,7 +155,7 @@ def _read(look: Look, lock: Lock) -> _Told | None:
                 continue
             except drgn.FaultError as error:
                 look.findings.lose(
-                    "completions", f"who is to complete one is lost: {error}"
+                    Loss.COMPLETIONS, f"who is to complete one is lost: {error}"
                 )
                 continue
             if told is not None:

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import drgn
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import list_records
 from msatools.locks.layout import Layout
@@ -30,7 +31,7 @@ class KernelThreads:
         try:
             task = self._layout.word(variable) if variable else 0
         except drgn.FaultError as error:
-            self._findings.lose("kernel threads", f"kthreadd is lost: {error}")
+            self._findings.lose(Loss.KERNEL_THREADS, f"kthreadd is lost: {error}")
             return None
         return task if task >= KERNEL_HALF else None
 

@@ -14,6 +14,7 @@ from functools import cached_property
 import drgn
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import column
 from msatools.kernel.report import Findings
 from msatools.locks.layout import Layout
@@ -227,7 +228,7 @@ class Queues:
             if ring.whole or ring.cut:
                 break
         else:
-            self._findings.lose("waiters", "a queue of waiters is lost")
+            self._findings.lose(Loss.WAITERS, "a queue of waiters is lost")
             return None, ring.nodes if len(ring.entries) > _MANY else {node}
         heads = [entry.node for entry in ring.entries if not waits(entry)]
         if ring.whole and len(heads) == 1:

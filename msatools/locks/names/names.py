@@ -10,6 +10,7 @@ from functools import cached_property
 import drgn
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses
 from msatools.locks.lock import Lock
 from msatools.locks.look import FEW_READS, MAX_CANDIDATES, Case, Look
@@ -53,7 +54,7 @@ class Names:
                 self._names[lock] = self._tell(lock, cases[:FEW_READS])
             except (drgn.FaultError, LookupError) as error:
                 self._look.findings.lose(
-                    "names of locks", f"what a lock lies in is lost: {error}"
+                    Loss.LOCK_NAMES, f"what a lock lies in is lost: {error}"
                 )
                 self._names[lock] = Name()
         return self._names[lock]
@@ -98,7 +99,7 @@ class Names:
             return describe(self._look, place)
         except (drgn.FaultError, LookupError) as error:
             self._look.findings.lose(
-                "names of locks", f"what a lock lies in is lost in part: {error}"
+                Loss.LOCK_NAMES, f"what a lock lies in is lost in part: {error}"
             )
             return Name(name=place.name)
 

@@ -12,6 +12,7 @@ import drgn
 import numpy as np
 
 from msatools.kernel.clocks import Clocks
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.locks.cases import read_cases
@@ -134,8 +135,7 @@ def tell(look: Look, case: Case) -> On | None:
     try:
         return by_class(look, case) if by_class else None
     except drgn.FaultError as error:
-        look.findings.coverage["waits_unreadable"] += 1
-        look.findings.lose("waits", f"what a task waits on is lost: {error}")
+        look.findings.lose(Loss.WAITS, f"what a task waits on is lost: {error}")
     except LookupError as error:
         look.findings.note(
             "waits-unknown",

@@ -15,6 +15,7 @@ from functools import cached_property
 import drgn
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import read_structs
@@ -104,7 +105,7 @@ class Fuse:
                     found[super_block] = mount
         except (drgn.FaultError, LookupError) as error:
             self._findings.lose(
-                "super blocks", f"file systems are lost in part: {error}"
+                Loss.FILE_SYSTEMS, f"file systems are lost in part: {error}"
             )
         return found
 
@@ -251,7 +252,7 @@ class Fuse:
 
     def _lose(self, error: drgn.FaultError) -> None:
         self._findings.lose(
-            "FUSE servers", f"who serves a FUSE file system is lost in part: {error}"
+            Loss.SERVERS, f"who serves a FUSE file system is lost in part: {error}"
         )
 
     def _woken(self, head: int) -> list[Holder]:

@@ -8,6 +8,7 @@ from itertools import islice
 import drgn
 from drgn.helpers.linux.block import for_each_disk
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.report import Findings
 from msatools.locks.layout import Layout
 from msatools.target.addresses import KERNEL_HALF
@@ -34,7 +35,7 @@ class Mapper:
                 if numbers is not None:
                     found.add(numbers)
         except (drgn.FaultError, LookupError) as error:
-            self._findings.lose("disks", f"the list of disks is lost: {error}")
+            self._findings.lose(Loss.DISKS, f"the list of disks is lost: {error}")
         return frozenset(found)
 
     def _suspended(self, disk: drgn.Object) -> str | None:
@@ -43,7 +44,7 @@ class Mapper:
             if self._is_suspended(disk):
                 return f"{int(disk.major)}:{int(disk.first_minor)}"
         except drgn.FaultError as error:
-            self._findings.lose("disks", f"a disk is lost: {error}")
+            self._findings.lose(Loss.DISKS, f"a disk is lost: {error}")
         return None
 
     def _is_suspended(self, disk: drgn.Object) -> bool:

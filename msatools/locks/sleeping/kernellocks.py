@@ -14,6 +14,7 @@ from itertools import islice
 import drgn
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.report import Findings
 from msatools.locks.layout import Layout
 from msatools.locks.lock import LockType, Queued
@@ -305,7 +306,7 @@ class KernelLocks:
         try:
             first = self._layout.member(lock, struct, FIRST)
         except drgn.FaultError as error:
-            self._findings.lose("waiters", f"a lock is lost: {error}")
+            self._findings.lose(Loss.WAITERS, f"a lock is lost: {error}")
             return None
         if not first:
             return []
@@ -313,7 +314,9 @@ class KernelLocks:
         if ring.cut:
             self._rings.note_cut(limit)
         elif not ring.whole:
-            self._findings.lose("waiters", "a ring of waiters changed, or is damaged")
+            self._findings.lose(
+                Loss.WAITERS, "a ring of waiters changed, or is damaged"
+            )
         return ring.entries if ring.whole else None
 
     def _queued(self, type_: LockType, entries: list[Entry]) -> list[Queued] | None:
@@ -321,7 +324,9 @@ class KernelLocks:
         for entry in entries:
             task = entry.task or 0
             if not may_be_task(task) or entry.kind >= len(_MODES):
-                self._findings.lose("waiters", "a list of waiters has one that is none")
+                self._findings.lose(
+                    Loss.WAITERS, "a list of waiters has one that is none"
+                )
                 return None
             queue.append(Queued(task, _MODES[entry.kind] if type_ == "rwsem" else None))
         return queue

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import drgn
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.report import Findings
 from msatools.locks.layout import Layout
 from msatools.target.addresses import KERNEL_HALF
@@ -230,4 +231,4 @@ class Rings:
         return Entry(node, following, before, task, kind)
 
     def _lose(self, text: str) -> None:
-        self._findings.lose("waiters", text)
+        self._findings.lose(Loss.WAITERS, text)

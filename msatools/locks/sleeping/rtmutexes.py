@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import drgn
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.report import Findings
 from msatools.locks.layout import Layout
 from msatools.target.addresses import KERNEL_HALF
@@ -63,7 +64,9 @@ class RtMutexes:
         try:
             waiters: tuple[int, ...] | None = tuple(self._in_order(lock, root))
         except drgn.FaultError as error:
-            self._findings.lose("waiters", f"waiters for an rt_mutex are lost: {error}")
+            self._findings.lose(
+                Loss.WAITERS, f"waiters for an rt_mutex are lost: {error}"
+            )
             waiters = None
         # Its last bit says that somebody waits.
         return RtMutex(owner & ~1, waiters)

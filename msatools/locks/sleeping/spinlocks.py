@@ -19,6 +19,7 @@ from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.sched import cpu_curr
 
 from msatools.kernel.cpus import online_cpus
+from msatools.kernel.losses import Loss
 from msatools.locks.lock import Holder, Lock, Request
 from msatools.locks.look import Look
 from msatools.locks.model import Mode
@@ -144,8 +145,7 @@ def _cpus(look: Look) -> Iterator[_Cpu]:
             trace = prog.stack_trace(task)
             frames = [f for f in trace if not f.is_inline and f.pc >= KERNEL_HALF]
         except (drgn.FaultError, LookupError, ValueError) as error:
-            look.findings.coverage["cpus_unreadable"] += 1
-            look.findings.lose("CPUs", f"what a CPU was doing is lost: {error}")
+            look.findings.lose(Loss.CPUS, f"what a CPU was doing is lost: {error}")
             continue
         names = [_name(look, frame) for frame in frames]
         places = [

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import drgn
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.pids import find_tasks
 from msatools.locks.layout import Layout
 from msatools.locks.lock import Holder, Lock, LockType, Queued, Request
@@ -267,7 +268,7 @@ def queue(look: Look, lock: Lock) -> list[Queued] | None:
                 tasks = look.queues.tasks(found.waiters)
                 queued += [Queued(each.task, waiter.mode) for each in tasks]
     except drgn.FaultError as error:
-        look.findings.lose("waiters", f"who waits for a lock on a file: {error}")
+        look.findings.lose(Loss.WAITERS, f"who waits for a lock on a file: {error}")
         return None
     return queued or None
 

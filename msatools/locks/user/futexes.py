@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import drgn
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, column
 from msatools.kernel.report import Findings
 from msatools.locks.futexkey import Key
@@ -242,5 +243,4 @@ class Futexes:
         return found
 
     def _broken(self, text: str) -> None:
-        self._findings.coverage["futex_chains_broken"] += 1
-        self._findings.lose("futexes", text)
+        self._findings.lose(Loss.FUTEX_CHAINS, text)

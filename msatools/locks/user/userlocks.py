@@ -15,6 +15,7 @@ import drgn
 import numpy as np
 from drgn.helpers.linux.pid import find_task
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.report import Findings
 from msatools.kernel.walks import tree_records
@@ -244,7 +245,7 @@ def _by_urgency(look: Look, pi_state: int, tasks: list[int]) -> list[int]:
         mutex = pi_state + look.layout.offset("futex_pi_state", "pi_mutex")
         order = look.locks.rt_mutex(mutex).waiters or ()
     except drgn.FaultError as error:
-        look.findings.lose("waiters", f"the queue of a futex is lost: {error}")
+        look.findings.lose(Loss.WAITERS, f"the queue of a futex is lost: {error}")
         order = ()
     queued = set(tasks)
     first = [task for task in order if task in queued]
@@ -291,7 +292,7 @@ def _said(look: Look, waiter: Waiter) -> _Said:
         try:
             said[key] = _read_futex(look, waiter)
         except (drgn.FaultError, LookupError) as error:
-            look.findings.lose("futex owners", f"who has a futex is lost: {error}")
+            look.findings.lose(Loss.FUTEX_OWNERS, f"who has a futex is lost: {error}")
             said[key] = _Said()
     return said[key]
 

@@ -10,6 +10,7 @@ import drgn
 from drgn.helpers.linux.mm import access_remote_vm, for_each_vma, vma_find
 from drgn.helpers.linux.xarray import xa_load
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import fault_reason
 from msatools.kernel.report import Findings
 from msatools.kernel.vmemmap import vmemmap_base
@@ -118,7 +119,7 @@ class UserMemory:
                     if file is not None:
                         found.append(file)
             except drgn.FaultError as error:
-                self._findings.lose("mappings", f"mappings are lost: {error}")
+                self._findings.lose(Loss.MAPPINGS, f"mappings are lost: {error}")
         return found
 
     def _space(self, mm: int) -> drgn.Object:

@@ -10,6 +10,7 @@ import drgn
 import numpy as np
 from drgn.helpers.linux.block import part_name
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.paths import Paths
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
@@ -158,7 +159,7 @@ class CachedFiles:
             return read_string(self._reader, address, _NAME_MAX)
         except drgn.FaultError as error:
             self._findings.lose(
-                "file systems", f"a file system's type is lost: {error}"
+                Loss.FILE_SYSTEMS, f"a file system's type is lost: {error}"
             )
             return None
 
@@ -267,7 +268,7 @@ class CachedFiles:
             named = device.bd_part if hasattr(device, "bd_part") else device
             name = part_name(named)
         except (LookupError, AttributeError, drgn.FaultError) as error:
-            self._findings.lose("devices", f"a block device is lost: {error}")
+            self._findings.lose(Loss.DEVICES, f"a block device is lost: {error}")
             return "block device"
         return _text(name)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses
 from msatools.memory.by.cachefiles import CachedFiles
 from msatools.memory.by.compound import far_heads, give_to_tails
@@ -188,7 +189,7 @@ class CgroupView:
             if owner.word == 0:
                 yield _group(NO_OWNER, "not charged", owner)
             elif owner.word == _LOST:
-                self._findings.coverage["names_unreadable"] += 1
+                self._findings.lose(Loss.NAMES)
                 yield _group("-lost", "groups that cannot be read", owner)
             elif owner.word == _OBJECTS:
                 yield _group("-slab", "slabs, charged object by object", owner)

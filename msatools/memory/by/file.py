@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.memory.by.cachefiles import CachedFile, CachedFiles
 from msatools.memory.by.compound import give_to_tails
 from msatools.memory.by.groups import (
@@ -96,7 +97,7 @@ class FileView:
         mappings = np.array([owner.word for owner in owners], np.uint64)
         files = self._files.tell(mappings)
         lost = sum(file is None for file in files)
-        self._findings.coverage["names_unreadable"] += lost
+        self._findings.lose(Loss.NAMES, count=lost)
         groups = [
             _file_group(owner, file) for owner, file in zip(owners, files, strict=True)
         ]
@@ -136,7 +137,7 @@ class FileSystemView:
         if owner.word != _LOST:
             system = self._files.file_system(owner.word)
         if system is None:
-            self._findings.coverage["names_unreadable"] += 1
+            self._findings.lose(Loss.NAMES)
             name = "file systems that are lost"
             return _group(FileSystemGroup, f"{owner.word:#x}", name, owner)
         mounts = self._files.mount_points(system.address)

@@ -14,6 +14,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import read_structs
@@ -327,7 +328,7 @@ def _known_spaces(scene: Scene) -> list[_Space]:
     try:
         return _spaces(scene.reader, scene.findings)
     except (LookupError, drgn.FaultError) as error:
-        scene.findings.lose("processes", f"processes cannot be told: {error}")
+        scene.findings.lose(Loss.TASKS, f"processes cannot be told: {error}")
         return []
 
 

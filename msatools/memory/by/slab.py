@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import drgn
 import numpy as np
 
+from msatools.kernel.losses import Loss
 from msatools.memory.by.compound import give_to_tails
 from msatools.memory.by.groups import (
     NO_OWNER,
@@ -98,7 +99,7 @@ class SlabView:
         scene = self._scene
         caches = read_caches(scene.reader, addresses, scene.findings)
         lost = sum(cache is None for cache in caches)
-        scene.findings.coverage["names_unreadable"] += lost
+        scene.findings.lose(Loss.NAMES, count=lost)
         slabs = self.observer.by_objects.sums()
         groups = [
             self._group(owner, cache, slabs)

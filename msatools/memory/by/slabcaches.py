@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import drgn
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.strings import read_string
@@ -73,7 +74,7 @@ def _merged_names(reader: Reader, findings: Findings) -> dict[int, list[str]]:
     except (LookupError, AttributeError):
         return names  # CONFIG_SLAB, or CONFIG_SYSFS=n
     except drgn.FaultError as error:
-        findings.lose("slab names", f"names of merged slab caches are lost: {error}")
+        findings.lose(Loss.NAMES, f"names of merged slab caches are lost: {error}")
         return names
     size, what = drgn.sizeof(node), "the tree of slab caches' names"
     for _, data in tree_records(reader, root, rb, size, findings, what):
@@ -83,7 +84,7 @@ def _merged_names(reader: Reader, findings: Findings) -> dict[int, list[str]]:
         try:
             (cache,) = reader.words(_word(data, target) + private, 1).tolist()
         except drgn.FaultError as error:
-            findings.lose("slab names", f"a merged slab cache's name is lost: {error}")
+            findings.lose(Loss.NAMES, f"a merged slab cache's name is lost: {error}")
             continue
         if text is not None:
             names[cache - kobject].append(text)
@@ -98,5 +99,5 @@ def _string(reader: Reader, address: int, findings: Findings) -> str | None:
     try:
         return read_string(reader, address, _NAME_MAX)
     except drgn.FaultError as error:
-        findings.lose("slab names", f"a slab cache's name is lost: {error}")
+        findings.lose(Loss.NAMES, f"a slab cache's name is lost: {error}")
         return None

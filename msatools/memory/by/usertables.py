@@ -14,6 +14,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import Findings
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
@@ -154,7 +155,7 @@ class UserTables:
         if len(tops) > int(_SPACES):
             left_out = len(tops) - int(_SPACES)
             text = f"{left_out:,} address spaces are not looked at: too many"
-            self._findings.lose("address spaces", text)
+            self._findings.lose(Loss.ADDRESS_SPACES, text)
             tops = tops[: int(_SPACES)]
         known = np.zeros(len(tops), np.bool_)
         swapped = np.zeros(len(tops), np.int64)
@@ -206,7 +207,7 @@ class UserTables:
         tables = self._in_memory(np.unique(tables), 1)
         if len(tables) > self._left:
             text = "there are more page tables than memory has room for"
-            self._findings.lose("user tables", f"{text}: some are not looked at")
+            self._findings.lose(Loss.USER_TABLES, f"{text}: some are not looked at")
             tables = tables[: self._left]
             self._is_whole = False
         self._left -= len(tables)
@@ -221,7 +222,7 @@ class UserTables:
             yield np.frombuffer(data, "<u8")
 
     def _lose_table(self) -> None:
-        self._findings.coverage["user_tables_unreadable"] += 1
+        self._findings.lose(Loss.USER_TABLES)
         self._is_whole = False
 
     def _take_large(self, entries: Words, level: int, space: int) -> Words:
@@ -272,7 +273,7 @@ class UserTables:
         good = addresses <= np.uint64(max(last, 0) << _PAGE_SHIFT)
         wild = len(addresses) - int(np.count_nonzero(good))
         if wild:
-            self._findings.coverage["user_table_entries_broken"] += wild
+            self._findings.lose(Loss.USER_TABLE_ENTRIES, count=wild)
             addresses = addresses[good]
         return addresses
 

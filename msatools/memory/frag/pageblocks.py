@@ -15,6 +15,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.pagetables import pmd_order
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
@@ -80,7 +81,7 @@ def migrate_types(reader: Reader, max_order: int, findings: Findings) -> Migrate
         types[isolated] = prog.constant("MIGRATE_ISOLATE").value_()
     types[~readable] = UNKNOWN_TYPE
     lost = int(np.count_nonzero(~readable))
-    findings.coverage["pageblocks_unreadable"] += blocks * lost
+    findings.lose(Loss.PAGE_BLOCKS, count=blocks * lost)
     return MigrateTypes(order, _names(prog), sections, types)
 
 
@@ -90,7 +91,9 @@ def _bitmaps(reader: Reader, findings: Findings) -> dict[int, int]:
         usages = section_usages(reader, findings)
         member = reader.prog.type("struct mem_section_usage").member("pageblock_flags")
     except (LookupError, drgn.FaultError) as error:
-        findings.lose("page blocks", f"migrate types of page blocks are lost: {error}")
+        findings.lose(
+            Loss.PAGE_BLOCKS, f"migrate types of page blocks are lost: {error}"
+        )
         return {}
     # Where damage leads beyond the last address, nothing can be read either.
     return {nr: (usage + member.offset) % (1 << 64) for nr, usage in usages.items()}

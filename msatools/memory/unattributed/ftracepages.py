@@ -12,12 +12,15 @@ import struct
 import drgn
 from drgn.helpers.linux.mm import pfn_to_virt
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 
 _POINTER = struct.Struct("<Q")
 _MAX_GROUPS = 1 << 16
 """Some for each module."""
+
+_ALIKE = "some records of ftrace look like others'"
 
 
 def ftrace_pages(reader: Reader, findings: Findings) -> frozenset[int]:
@@ -27,6 +30,13 @@ def ftrace_pages(reader: Reader, findings: Findings) -> frozenset[int]:
     seen: set[int] = set()
     try:
         group = prog["ftrace_pages_start"].value_()
+    except LookupError:
+        return frozenset()  # CONFIG_DYNAMIC_FTRACE=n
+    except drgn.FaultError as error:
+        # A page of zeros is left out of most dumps, and is no loss.
+        findings.note("lost", f"{_ALIKE}: {error}", "ftrace")
+        return frozenset()
+    try:
         type_ = prog.type("struct ftrace_page")
         following, records = (
             drgn.offsetof(type_, name) for name in ("next", "records")
@@ -42,8 +52,6 @@ def ftrace_pages(reader: Reader, findings: Findings) -> frozenset[int]:
             (address,) = _POINTER.unpack_from(data, records)
             found.add(address - start >> shift)
             (group,) = _POINTER.unpack_from(data, following)
-    except LookupError:
-        pass  # CONFIG_DYNAMIC_FTRACE=n
-    except drgn.FaultError as error:
-        findings.lose("ftrace", f"some records of ftrace look like others': {error}")
+    except (LookupError, drgn.FaultError) as error:
+        findings.lose(Loss.FTRACE, f"{_ALIKE}: {error}")
     return frozenset(found)

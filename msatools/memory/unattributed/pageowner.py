@@ -16,6 +16,7 @@ import numpy.typing as npt
 from drgn.helpers.linux.mmzone import pfn_to_section
 from drgn.helpers.linux.stackdepot import stack_depot_fetch
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 
@@ -62,7 +63,7 @@ class PageOwners:
         except (LookupError, AttributeError):
             return None
         except drgn.FaultError as error:
-            findings.lose("page_owner", f"who allocated pages is lost: {error}")
+            findings.lose(Loss.PAGE_OWNER, f"who allocated pages is lost: {error}")
             return None
 
     def handles(self, pfns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -83,7 +84,7 @@ class PageOwners:
                 handles[place] = int.from_bytes(record[layout.handle :], "little")
         if lost:
             text = f"who allocated {lost:,} blocks cannot be read"
-            self._findings.lose("page_owner", text)
+            self._findings.lose(Loss.PAGE_OWNER, text)
         return handles
 
     def stack(self, handle: int) -> tuple[str, ...] | None:
@@ -94,7 +95,7 @@ class PageOwners:
                 drgn.Object(prog, "depot_stack_handle_t", value=handle)
             )
         except (LookupError, AttributeError, ValueError, drgn.FaultError) as error:
-            self._findings.lose("stacks", f"a stack of page_owner is lost: {error}")
+            self._findings.lose(Loss.STACKS, f"a stack of page_owner is lost: {error}")
             return None
         if trace is None:
             return None

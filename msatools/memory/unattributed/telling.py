@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.mm import pfn_to_virt
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses
 from msatools.memory.unattributed.ftracepages import ftrace_pages
 from msatools.memory.unattributed.model import Word
@@ -171,7 +172,9 @@ class _Pointers:
             self._start = pfn_to_virt(prog, 0).value_()
             self._slabs = SlabNames(reader, scene.layout)
         except (LookupError, drgn.FaultError) as error:
-            findings.lose("slab caches", f"pointers into slabs tell nothing: {error}")
+            findings.lose(
+                Loss.SLAB_CACHES, f"pointers into slabs tell nothing: {error}"
+            )
 
     def count(self, pages: npt.NDArray[np.uint64]) -> list[dict[int, int]]:
         """Count, for each page, the words that its pointers are.

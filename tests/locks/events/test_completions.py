@@ -72,4 +72,4 @@ def test_a_child_that_is_lost(tasks: Seen) -> None:
     assert lock == waits(tasks).requests[parent].lock
     assert found.queue(lock) == [parent]
     assert found.holders(lock) == []
-    assert found.findings.lost["completions"] > 0
+    assert found.findings.lost["completions_unreadable"] > 0

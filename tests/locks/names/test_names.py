@@ -531,7 +531,7 @@ def test_a_lost_device_costs_no_more_than_its_name() -> None:
     told = hurt.names.name(lock, [])
     assert told.device is None
     assert told.name == "s_vfs_rename_mutex of /mnt/slow"
-    assert hurt.findings.lost["devices"] == 1
+    assert hurt.findings.lost["devices_unreadable"] == 1
 
 
 def test_no_address_is_too_wild(dump: Dump) -> None:

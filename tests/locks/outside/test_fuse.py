@@ -143,7 +143,7 @@ def test_a_list_of_file_systems_that_is_damaged_costs_a_note(
 
     monkeypatch.setattr(look.fuse, "_mount", fails)
     assert dump.of(dump.busy, look) is None
-    assert look.findings.lost["super blocks"] == 1
+    assert look.findings.lost["file_systems_unreadable"] == 1
 
 
 def test_devices_that_cannot_be_read_cost_a_note(
@@ -157,7 +157,7 @@ def test_devices_that_cannot_be_read_cost_a_note(
 
     monkeypatch.setattr(look.fuse, "_object", fails)
     assert look.fuse._openers == {}
-    assert look.findings.lost["FUSE servers"] >= 3
+    assert look.findings.lost["servers_unreadable"] >= 3
 
 
 def test_frozen_file_systems(dump: Outside) -> None:

@@ -325,7 +325,7 @@ def test_a_queue_with_one_that_is_no_waiter(kernel: Locks, kind: Kind) -> None:
     kernel.wait(kind, 0, 1, 2)
     kernel.write(WAITERS[1] + TASK_AT, 0)
     assert kernel.locks().queue(kind.type, LOCK) is None
-    assert kernel.findings.lost["waiters"] == 1
+    assert kernel.findings.lost["waiters_unreadable"] == 1
 
 
 @kinds
@@ -343,7 +343,7 @@ def test_a_queue_that_is_damaged(kernel: Locks, kind: Kind, node: int) -> None:
     kernel.wait(kind, 0, 1, 2)
     kernel.write(WAITERS[1], node)
     assert kernel.locks().queue(kind.type, LOCK) is None
-    assert kernel.findings.lost["waiters"] >= 1
+    assert kernel.findings.lost["waiters_unreadable"] >= 1
     assert kernel.locks().queue(kind.type, BASE + SIZE) is None
 
 
@@ -354,7 +354,7 @@ def test_a_queue_that_ends_too_early(kernel: Locks, kind: Kind) -> None:
     start = WAITERS[0] if kernel.first else LOCK + kind.list_at
     kernel.write(WAITERS[1], start)
     assert kernel.locks().queue(kind.type, LOCK) is None
-    assert kernel.findings.lost["waiters"] == 1
+    assert kernel.findings.lost["waiters_unreadable"] == 1
 
 
 @kinds

@@ -76,7 +76,7 @@ def test_cpus_that_cannot_be_read_cost_a_note(
     monkeypatch.setattr(spinlocks, "cpu_curr", fails)
     look = spinning.look()
     assert spins(look, stack_bytes(spinning.prog)) == []
-    assert look.findings.lost["CPUs"] > 1
+    assert look.findings.lost["cpus_unreadable"] > 1
 
 
 def test_a_kernel_that_runs_has_no_registers() -> None:

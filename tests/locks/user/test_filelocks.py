@@ -115,4 +115,4 @@ def test_a_queue_that_is_damaged(tasks: Seen) -> None:
     # Its only waiter comes after itself.
     put(dump.prog, first, struct.pack("<Q", first))
     assert filelocks.queue(look, lock) is None
-    assert look.findings.lost["waiters"] == 1
+    assert look.findings.lost["waiters_unreadable"] == 1

@@ -189,7 +189,7 @@ def test_a_dump_without_user_memory(tasks: Seen) -> None:
     assert found in [{"exact": 1}, {"lost": 1}][: 1 + some]
     assert count > 10
     findings = look.findings
-    lost = findings.lost["futex owners"]
+    lost = findings.lost["futex_owners_unreadable"]
     assert not lost or some
     assert findings.coverage["futexes_not_read"] + lost == count - 1
     codes = [code for code, _ in look.findings.notes]
