@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from drgn import Program
 from drgn.commands import argument, mutually_exclusive_group
 
+from msatools.arguments import UsageError
 from msatools.cli import Command, run_console
-from msatools.command import Session
+from msatools.command import Recorded, Session
 from msatools.commonoptions import rows, view
+from msatools.diff import Rows
 from msatools.problems import is_incomplete
 from msatools.render.blocks import Block
 from msatools.target import Target
@@ -46,6 +48,7 @@ def _options(args: argparse.Namespace) -> "CpusOptions":
         or args.view == "sets"
         or bool({*_OF_TASKS} & {*(args.columns or ())}),
         doing=args.verbose,
+        whole=args.record is not None,
     )
 
 
@@ -69,6 +72,21 @@ def _blocks(report: "CpusReport", args: argparse.Namespace) -> Iterable[Block]:
     )
 
 
+def _model() -> "type[CpusReport]":
+    from msatools.cpus.model import CpusReport
+
+    return CpusReport
+
+
+def _choose(report: "CpusReport", args: argparse.Namespace) -> "CpusReport":
+    from msatools.cpus.choose import choose, has_tasks
+
+    options = _options(args)
+    if options.tasks and not has_tasks(report):
+        raise UsageError("-v, --sets, -o icsw,migr: tasks were not recorded")
+    return choose(report, options)
+
+
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     if args.columns and args.view:
         return "-o: columns of the table of CPUs, and another one was asked for"
@@ -80,6 +98,24 @@ def _set_names(word: str) -> tuple[str, ...]:
     if not names:
         raise argparse.ArgumentTypeError(f"not a list of sets: {word!r}")
     return names
+
+
+_COMPARED = (
+    Rows(
+        name="cpus",
+        by=("cpu",),
+        counts=(
+            *("usr_ns", "sys_ns", "irq_ns", "wt_ns", "st_ns", "gst_ns", "idl_ns"),
+            *("csw", "icsw", "migr", "intr", "soft", "xcal", "tlb", "minf", "mjf"),
+            "runq",
+        ),
+        facts=("online", "set", "state"),
+    ),
+    Rows(name="sets", by=("name",), counts=("irqs_managed",), facts=("kind", "cpus")),
+    Rows(name="irqs", by=("irq",), counts=("total",), facts=("name", "effective")),
+    Rows(name="vectors", by=("name",), counts=("total",)),
+    Rows(name="softirqs", by=("name",), counts=("total",)),
+)
 
 
 COMMAND = Command(
@@ -124,6 +160,8 @@ COMMAND = Command(
     blocks=_blocks,
     problems=is_incomplete,
     complaint=_complaint,
+    compared=_COMPARED,
+    recorded=Recorded(model=_model, choosing=("cpus", "sets"), choose=_choose),
 )
 
 

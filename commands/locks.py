@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from drgn import Program
 from drgn.commands import argument, mutually_exclusive_group
 
+from msatools.arguments import UsageError
 from msatools.cli import Command, run_console
-from msatools.command import Session
+from msatools.command import Recorded, Session
 from msatools.commonoptions import pids, rows, view
+from msatools.diff import Rows
 from msatools.problems import is_incomplete
 from msatools.render.blocks import Block
 from msatools.target import Target
@@ -85,6 +87,43 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     return None
 
 
+def _model() -> "type[LocksReport]":
+    from msatools.locks.report import LocksReport
+
+    return LocksReport
+
+
+def _choose(report: "LocksReport", args: argparse.Namespace) -> "LocksReport":
+    from msatools.locks.choose import choose, has_stacks
+
+    if args.stack and not has_stacks(report):
+        raise UsageError("--stack: was not recorded")
+    return choose(report, _options(args))
+
+
+def _require(report: "LocksReport", args: argparse.Namespace) -> None:
+    from msatools.kernel.pids import require_pids
+
+    require_pids(args.pids or (), report.pids, damaged=False)
+
+
+_COMPARED = (
+    Rows(
+        name="waits",
+        by=("pid", "tgid"),
+        counts=("age_ns",),
+        facts=("comm", "state", "class", "lock"),
+    ),
+    Rows(
+        name="locks",
+        by=("id",),
+        counts=("waiters", "max_age_ns"),
+        facts=("name",),
+    ),
+    Rows(name="roots", by=("kind", "pid", "reason"), counts=("blocked_d", "blocked_s")),
+)
+
+
 COMMAND = Command(
     name="locks",
     summary="show who waits for whom, and who is to blame",
@@ -138,6 +177,13 @@ COMMAND = Command(
     blocks=_blocks,
     problems=is_incomplete,
     complaint=_complaint,
+    compared=_COMPARED,
+    recorded=Recorded(
+        model=_model,
+        choosing=("pids", "types_wanted", "states_wanted", "min_wait_ns"),
+        choose=_choose,
+        require=_require,
+    ),
 )
 
 

@@ -4,6 +4,7 @@
 
 import argparse
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from drgn import Program
 from drgn.commands import argument
@@ -17,6 +18,8 @@ from msatools.cli import (
     Session,
     run_console,
 )
+from msatools.command import Recorded
+from msatools.compared import load_pair
 from msatools.mapfile import check_map_file, write_map
 from msatools.memory.model import MemstatReport
 from msatools.problems import is_incomplete
@@ -111,10 +114,11 @@ def _instead(args: argparse.Namespace) -> Callable[[], Answer] | None:
 
 def _diff(args: argparse.Namespace) -> Answer:
     from msatools.memory.diff import compare
+    from msatools.memory.recorded import whole
     from msatools.memory.snapshot import load_snapshot
     from msatools.render.memstatdiff import blocks
 
-    before, after = (load_snapshot(file) for file in args.diff)
+    before, after = load_pair(COMMAND, args.diff, whole, load_snapshot)
     found = compare(before, after, tuple(args.diff))
     return Answer(
         document=found,
@@ -140,8 +144,6 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     for name, option in _SCANNING.items():
         if getattr(args, name):
             return f"{option}: asks for a scan, and --diff makes none"
-    if args.diff == ["-", "-"]:
-        return "-: standard input can be one of the two only"
     return None
 
 
@@ -159,6 +161,31 @@ def _problems(report: MemstatReport) -> bool:
     return is_incomplete(report) or any(
         check.difference and check.explained_by is None for check in report.checks
     )
+
+
+def _model() -> Any:
+    from msatools.memory.recorded import RecordedMemstat
+
+    return RecordedMemstat
+
+
+def _choose(report: MemstatReport, args: argparse.Namespace) -> MemstatReport:
+    from msatools.memory.recorded import RecordedMemstat, choose, lacking, whole
+
+    if isinstance(report, RecordedMemstat):
+        report = whole(report)
+    names = ("sections", "unattributed", "frag")
+    asked = {name: f"--{name}" for name in names if getattr(args, name)}
+    if args.verbose:
+        asked["vmalloc"] = "-v"
+    by = tuple(dict.fromkeys(args.by))
+    if (option := lacking(report, by, asked)) is not None:
+        raise UsageError(f"{option}: was not recorded")
+    return choose(report, by, asked)
+
+
+def _lacks(args: argparse.Namespace) -> str | None:
+    return "--map" if args.map is not None else None
 
 
 COMMAND = Command(
@@ -207,13 +234,6 @@ COMMAND = Command(
             metavar="[FILE.svg|.png]",
             help="draw what is where, on the terminal or to a file",
         ),
-        argument(
-            "--diff",
-            nargs=2,
-            metavar=("A", "B"),
-            help="compare two files that --json has written, by the last report in "
-            "each; - is standard input",
-        ),
     ),
     examples=(
         ("--by process,file", "whose it is, too: the 20 largest of each"),
@@ -225,6 +245,7 @@ COMMAND = Command(
     blocks=_blocks,
     problems=_problems,
     complaint=_complaint,
+    recorded=Recorded(model=_model, choose=_choose, lacks=_lacks),
     keep=_keep,
     instead=_instead,
 )

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from drgn import Program
 from drgn.commands import argument, mutually_exclusive_group
 
+from msatools.arguments import UsageError
 from msatools.cli import Command, run_console
-from msatools.command import Session
+from msatools.command import Recorded, Session
 from msatools.commonoptions import pids, rows, uids, view
+from msatools.diff import Rows
 from msatools.problems import is_incomplete
 from msatools.render.blocks import Block
 from msatools.target import Target
@@ -21,8 +23,15 @@ from msatools.values import cpu_list, known_names, name_list, state_letters
 if TYPE_CHECKING:
     from msatools.prstat.model import PrstatReport
     from msatools.prstat.options import Options
+    from msatools.prstat.recorded import RecordedPrstat
 
 _MAX_HZ = 1000
+
+_CHOOSING = (
+    *("pids", "uids", "cpus", "kernel_threads", "states_wanted", "classes", "ages"),
+    *("rows", "threads", "users", "cgroups", "why", "view"),
+)
+"""What says which rows are shown, and how: any other may be asked of a recording."""
 
 
 def _parsed_by(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -107,6 +116,7 @@ def _options(args: argparse.Namespace) -> "Options":
         why=tuple(args.why),
         hz=args.hz,
         share=args.budget / 2 if args.budget else None,
+        whole=args.record is not None,
     )
 
 
@@ -141,6 +151,56 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     if shown and (args.microstates or args.columns):
         return f"-m, -o: --{shown} has columns of its own"
     return None
+
+
+def _model() -> "type[RecordedPrstat]":
+    from msatools.prstat.recorded import RecordedPrstat
+
+    return RecordedPrstat
+
+
+def _choose(report: Any, args: argparse.Namespace) -> "PrstatReport":
+    from msatools.prstat.recorded import choose
+
+    if args.children and report.kept.reaped is None:
+        raise UsageError("--children: was not recorded")
+    return choose(report, _options(args))
+
+
+def _require(report: Any, args: argparse.Namespace) -> None:
+    from msatools.kernel.pids import require_pids
+
+    require_pids(args.pids or (), report.kept.columns["pid"], damaged=False)
+
+
+def _lacks(args: argparse.Namespace) -> str | None:
+    asked = {
+        f"--{args.view}": args.view in ("stacks", "states"),
+        "--folded": args.folded,
+        "--function": args.functions,
+        "--module": args.modules,
+    }
+    return next((option for option, is_asked in asked.items() if is_asked), None)
+
+
+_COMPARED = (
+    Rows(
+        name="tasks",
+        by=("pid", "tgid"),
+        counts=(
+            *("user_ns", "system_ns", "latency_ns", "off_cpu_ns", "rss_bytes"),
+            *("size_bytes", "nvcsw", "nivcsw", "min_flt", "maj_flt", "threads"),
+        ),
+        facts=("comm", "state", "class", "ppid", "cgroup"),
+        lived="lifetime_ns",
+    ),
+    Rows(
+        name="herds",
+        by=("lock",),
+        counts=("waiters", "woken", "wakeups"),
+        facts=("owner",),
+    ),
+)
 
 
 COMMAND = Command(
@@ -290,6 +350,14 @@ COMMAND = Command(
     blocks=_blocks,
     problems=is_incomplete,
     complaint=_complaint,
+    compared=_COMPARED,
+    recorded=Recorded(
+        model=_model,
+        choosing=_CHOOSING,
+        choose=_choose,
+        require=_require,
+        lacks=_lacks,
+    ),
 )
 
 

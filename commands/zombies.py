@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from drgn import Program
 from drgn.commands import argument, mutually_exclusive_group
 
+from msatools.arguments import UsageError
 from msatools.cli import Command, run_console
-from msatools.command import Session
+from msatools.command import Recorded, Session
 from msatools.commonoptions import numbers, pids, rows, uids, view
+from msatools.diff import Rows
 from msatools.problems import is_incomplete
 from msatools.render.blocks import Block
 from msatools.target import Target
@@ -39,7 +41,7 @@ def _options(args: argparse.Namespace) -> "ZombiesOptions":
         namespaces=args.namespaces,
         uids=args.uids,
         verdicts=args.verdicts,
-        heirs=args.view == "tree",
+        heirs=args.view == "tree" or args.record is not None,
         leaks=args.view == "leaks",
         cost=args.cost,
     )
@@ -79,6 +81,41 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     if args.view == "leaks" and any(_asked(args)):
         return "--leaks: struct pids; --parent, --ns, -u, --verdict are of zombies"
     return None
+
+
+def _model() -> "type[ZombiesReport]":
+    from msatools.zombies.model import ZombiesReport
+
+    return ZombiesReport
+
+
+def _choose(report: "ZombiesReport", args: argparse.Namespace) -> "ZombiesReport":
+    from dataclasses import replace
+
+    from msatools.zombies.choose import choose
+
+    if args.view == "leaks" and report.leaks is None:
+        raise UsageError("--leaks: was not recorded")
+    if args.cost and report.reads is None:
+        raise UsageError("--cost: was not recorded")
+    return choose(report, replace(_options(args), heirs=args.view == "tree"))
+
+
+_COMPARED = (
+    Rows(
+        name="groups",
+        by=("ppid", "parent_comm", "verdict"),
+        counts=("count", "max_age_ns"),
+        facts=("parent_state",),
+    ),
+    Rows(
+        name="zombies",
+        by=("pid",),
+        facts=("comm", "ppid", "verdict"),
+        lived="age_ns",
+    ),
+    Rows(name="limits", by=("name", "scope"), counts=("used", "zombies", "max")),
+)
 
 
 COMMAND = Command(
@@ -128,6 +165,13 @@ COMMAND = Command(
     blocks=_blocks,
     problems=is_incomplete,
     complaint=_complaint,
+    compared=_COMPARED,
+    recorded=Recorded(
+        model=_model,
+        choosing=("parents", "namespaces", "uids", "verdicts"),
+        choose=_choose,
+        lacks=lambda args: "-p" if args.pids is not None else None,
+    ),
 )
 
 

@@ -62,6 +62,19 @@ _OPTIONS = (
         action="store_true",
         help="with INTERVAL: put samples under each other, on a terminal too",
     ),
+    argument(
+        "--record",
+        metavar="FILE",
+        help="keep all samples in a new file, too: name it as TARGET to see them again",
+    ),
+    argument(
+        "--diff",
+        nargs=2,
+        metavar=("A", "B"),
+        help="compare two files that --json or --record has written, by the last "
+        "report in each (of one recording named twice, the first and the last); - is "
+        "standard input",
+    ),
     argument("-h", "--help", action=_Help, nargs=0, help="print this help"),
 )
 
@@ -291,6 +304,8 @@ def refuse_target(args: argparse.Namespace, words: Words) -> None:
         named.append("--types")
     if getattr(args, "debuginfod", False):
         named.append("--debuginfod")
+    if args.record is not None:
+        named.append("--record")
     if named:
         raise UsageError(f"{named[0]}: no target is looked at")
 
@@ -303,6 +318,31 @@ def _named(args: argparse.Namespace) -> list[str]:
     if getattr(args, "kernel", False):
         found.append("-k")
     return [name for name in found if name is not None]
+
+
+def refuse_kernel(args: argparse.Namespace, words: Words, path: str) -> None:
+    """See that nothing is asked of a recording that only a kernel can answer.
+
+    :raises UsageError: if something is
+    """
+    if words.interval_s is not None:
+        raise UsageError(f"{path}: a recording has intervals of its own")
+    for name, option in (
+        ("vmlinux", "-s"),
+        ("debuginfod", "--debuginfod"),
+        ("record", "--record"),
+        ("workers", "-j"),
+    ):
+        if getattr(args, name, None):
+            raise UsageError(f"{option}: {path} is a recording, not a kernel")
+    if args.types != "auto":
+        raise UsageError(f"--types: {path} is a recording, not a kernel")
+
+
+def target_path(args: argparse.Namespace, words: Words) -> str | None:
+    """Return the file that is named as the only target, if one is."""
+    path = words.target if words.target is not None else args.core
+    return path if _named(args) == [path] else None
 
 
 def target_spec(args: argparse.Namespace, words: Words) -> TargetSpec:

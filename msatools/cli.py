@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import partial
 
 from drgn import Program, ProgramFlags
 from drgn.commands import CommandArgumentError, CommandError
@@ -24,16 +25,21 @@ from msatools.arguments import (
     Words,
     make_parser,
     parse_words,
+    refuse_kernel,
     refuse_target,
+    target_path,
     target_spec,
 )
 from msatools.command import Answer, Command, Compared, R, Session
+from msatools.compared import compared
 from msatools.kernel.session import Progress
 from msatools.output import OutputClosed, OutputError, output
 from msatools.pace import be_nice
+from msatools.recording import is_recording
 from msatools.render import json, show
 from msatools.render.blocks import escape
 from msatools.render.json import Document
+from msatools.replay import replay
 from msatools.running import Seen, run
 from msatools.signals import Stopped, end_by, stop_if_told, stop_on_signals, told_first
 from msatools.target import TargetError, describe, open_target
@@ -108,9 +114,15 @@ def _run(command: Command[R], argv: Sequence[str]) -> int:
     if (answer := _instead(command, args, words)) is not None:
         _tell(answer, args)
         return EXIT_INCOMPLETE if args.strict and answer.incomplete else EXIT_DONE
+    seen: Seen[R] = Seen()
+    path = target_path(args, words)
+    if path is not None and is_recording(path):
+        refuse_kernel(args, words, path)
+        _check(command, args, words)
+        replay(command, path, args, seen)
+        return EXIT_INCOMPLETE if args.strict and seen.incomplete else EXIT_DONE
     spec = target_spec(args, words)
     _check(command, args, words)
-    seen: Seen[R] = Seen()
     if spec.is_live and spec.qemu is None:
         be_nice()
     try:
@@ -129,6 +141,8 @@ def _instead(
 ) -> Answer | None:
     """Answer without a target, where the words ask for that."""
     answer = command.instead(args)
+    if answer is None and args.diff is not None:
+        answer = partial(compared, command, args)
     if answer is None:
         return None
     refuse_target(args, words)
@@ -149,6 +163,8 @@ def _check(command: Command[R], args: argparse.Namespace, words: Words) -> None:
     has_interval = words.interval_s is not None
     if args.budget is not None and not has_interval:
         raise UsageError("--budget: it is for samples, and no INTERVAL is named")
+    if args.record is not None and (option := command.recorded.lacks(args)):
+        raise UsageError(f"{option}: recordings do not have it")
     complaint = command.complaint(args, has_interval)
     if complaint is not None:
         raise UsageError(complaint)

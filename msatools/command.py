@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from drgn import Program
 from drgn.commands import argument, mutually_exclusive_group
 
+from msatools.diff import Rows
 from msatools.kernel.report import Report
 from msatools.kernel.session import Progress
 from msatools.render.blocks import Block
@@ -86,6 +87,35 @@ class Answer:
     """As the problems of a report."""
 
 
+def _everything(report: R, args: argparse.Namespace) -> R:
+    return report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded(Generic[R]):
+    """How the reports of a command are recorded, and asked again.
+
+    A recording has all that a run collects, whatever it shows: what is chosen of it is
+    chosen anew each time that it is shown.
+    """
+
+    model: Callable[[], type[R]]
+
+    choosing: tuple[str, ...] = ()
+    """Names of those arguments that choose from what is collected."""
+
+    choose: Callable[[R, argparse.Namespace], R] = _everything
+    """``choose(report, args)``: what the words ask for of a whole report; raises
+    UsageError if the recording does not have it."""
+
+    require: Callable[[R, argparse.Namespace], None] = lambda *_: None
+    """``require(report, args)``: raises TargetError if what the words name is not in a
+    whole report."""
+
+    lacks: Callable[[argparse.Namespace], str | None] = lambda _: None
+    """The option that asks for what recordings do not have, if one does."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Command(Generic[R]):
     """All that tells one command from another."""
@@ -110,12 +140,17 @@ class Command(Generic[R]):
     problems: Callable[[R], bool]
     """Whether something was missing or unreadable, or a check failed."""
 
+    recorded: Recorded[R]
+
     complaint: Callable[[argparse.Namespace, bool], str | None] = lambda *_: None
     """``complaint(args, has_interval)``: what makes no sense together, if something."""
 
     keep: Callable[[R, argparse.Namespace], None] = lambda *_: None
     """``keep(report, args)``: write the files that the words ask for, of each report;
     raises OutputError."""
+
+    compared: tuple[Rows, ...] = ()
+    """What ``--diff`` compares, if it does so row by row."""
 
     instead: Callable[[argparse.Namespace], Callable[[], Answer] | None] = lambda _: (
         None

@@ -88,8 +88,12 @@ class Appended(Display[R]):
         self._footer = footer
 
     def show(self, report: R) -> None:
+        self.show_of(report, time.time())
+
+    def show_of(self, report: R, taken_s: float) -> None:
+        """Show a sample of another time, in seconds since 1970."""
         with output() as out:
-            show([text(time.strftime("%H:%M:%S"))], out)
+            show([text(time.strftime("%H:%M:%S", time.localtime(taken_s)))], out)
             show(self._blocks(report), out)
             if report.cost is not None:
                 show([text(Span(self._footer(report.cost), "dim"))], out)

@@ -11,13 +11,14 @@ from typing import Generic, TypeVar
 
 from drgn import FaultError, Program
 
-from msatools.arguments import Words
+from msatools.arguments import Words, make_parser
 from msatools.command import Command, R
 from msatools.display import Appended, Display, JsonLines, Screen, can_redraw, footer
 from msatools.intervals import Plan, reports
 from msatools.kernel.report import Cost
 from msatools.kernel.session import Progress
 from msatools.output import ProgressLine, output
+from msatools.recording import Recorder
 from msatools.render import json, show
 from msatools.render.blocks import Block
 from msatools.selfdesc import BtfError
@@ -68,29 +69,56 @@ def run(
         return call(collect)
 
     def saw(report: R) -> R:
+        if recorder is not None:
+            if seen.last is None:
+                recorded.require(report, args)
+            recorder.add(report)
+            report = recorded.choose(report, args)
         seen.last = report
         seen.incomplete |= command.problems(report)
         command.keep(report, args)
         return report
 
+    recorded = command.recorded
     display = _display(command, args, words.interval_s) if words.interval_s else None
-    session = again(lambda _: command.start(prog, target, args))
-    if display is None or words.interval_s is None:
-        report = saw(again(session.report))
-        stop_if_told()
-        with output() as out:
-            if args.json:
-                json.show(report, out)
-            else:
-                show(command.blocks(report, args), out)
-        return
-    plan = Plan(words.interval_s, words.count, args.budget)
-    # However it ends, the terminal is as it was before anything else happens.
-    with display:
-        for report in reports(session, plan, call, again, display.quit_before):
-            # Half a sample is none, and half a line of JSON breaks who reads it.
-            with whole():
-                display.show(saw(report))
+    with recording(command.name, args.record) as recorder:
+        asked = args if recorder is None else _unchosen(command, args)
+        session = again(lambda _: command.start(prog, target, asked))
+        if display is None or words.interval_s is None:
+            report = saw(again(session.report))
+            stop_if_told()
+            print_report(command, report, args)
+            return
+        plan = Plan(words.interval_s, words.count, args.budget)
+        # However it ends, the terminal is as it was before anything else happens.
+        with display:
+            for report in reports(session, plan, call, again, display.quit_before):
+                # Half a sample is none, and half a line of JSON breaks who reads it.
+                with whole():
+                    display.show(saw(report))
+
+
+def print_report(command: Command[R], report: R, args: Namespace) -> None:
+    """Print a report that is not one of several."""
+    with output() as out:
+        if args.json:
+            json.show(report, out)
+        else:
+            show(command.blocks(report, args), out)
+
+
+def recording(
+    name: str, path: str | None
+) -> contextlib.AbstractContextManager["Recorder | None"]:
+    """Begin a recording, if one was asked for."""
+    return contextlib.nullcontext() if path is None else Recorder(path, name)
+
+
+def _unchosen(command: Command[R], args: Namespace) -> Namespace:
+    """Return words that ask for all that a run collects: it is chosen from later."""
+    parser = make_parser(command, in_drgn=True)
+    all_of_it = {name: parser.get_default(name) for name in command.recorded.choosing}
+    return Namespace(**{**vars(args), **all_of_it})
 
 
 def _display(command: Command[R], args: Namespace, interval_s: float) -> Display[R]:

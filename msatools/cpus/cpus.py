@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import drgn
 from drgn.helpers.linux.nodemask import for_each_online_node
 
+from msatools.cpus.choose import choose, wanted_cpus
 from msatools.cpus.counters import Counters, read_counters
 from msatools.cpus.deltas import delta
 from msatools.cpus.doing import doing
 from msatools.cpus.domains import read_root_domains
-from msatools.cpus.findings import Known, findings
 from msatools.cpus.irqs import (
     IrqTable,
     irqs,
@@ -38,22 +38,16 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.target.describe import describe
-from msatools.target.errors import TargetError
 from msatools.target.model import Target
 from msatools.tasks.cgroups import read_cgroups
 from msatools.tasks.names import KernelNames
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.text import KernelText
-from msatools.values import ranges
 
 _COVERAGE = ("cpus", "cpus_unreadable", "irqs", "tasks", "reads", "bytes_read")
 """Keys that are always in the report's coverage."""
 
 _STEPS = 4
-
-
-class NoSuchCpuError(TargetError):
-    """A CPU or a set that was named is not there."""
 
 
 def collect_cpus(
@@ -187,45 +181,29 @@ class Cpus(KernelSession):
     ) -> CpusReport:
         numbers = self._percpu.cpus.tolist()
         names = set_of_cpus(look.sets, numbers)
-        wanted = self._wanted(look.sets, names)
-        rows = self._rows(look, counters, interrupts, names, tasks_before)
-        devices = irqs(interrupts)
+        wanted = wanted_cpus(self._options, look.sets, numbers)
         queues = self._with_doing(look.queues, wanted)
-        known = Known(
-            cpus=rows,
-            sets=look.sets,
-            queues=queues,
-            irqs=devices,
-            in_interval=not interrupts.since_boot,
-            asks_irqs=self._options.irqs,
-        )
-        shown = self._options.irqs
-        vectors = (*counters.vector_rows(), *percpu_interrupts(interrupts))
-        all_wanted = wanted >= {*numbers}
         load, nodes = self._load(), self._nodes()
         counted = self._findings.coverage
         counted["cpus"] = len(numbers)
         counted["tasks"] = 0 if look.tasks is None else len(look.tasks)
-        return CpusReport(
+        report = CpusReport(
             target=self._target,
             taken_at_ns=counters.taken_ns,
             interval_ns=counters.interval_ns,
             coverage=self._coverage(_COVERAGE),
             notes=tuple(self._findings.notes.values()),
             load=load,
-            cpus=tuple(row for row in rows if row.cpu in wanted),
-            sets=tuple(
-                each for each in look.sets if all_wanted or wanted & {*each.cpus}
-            ),
-            run_queues=tuple(queue for queue in queues if queue.cpu in wanted),
-            findings=tuple(
-                each for each in findings(known) if all_wanted or wanted & {*each.cpus}
-            ),
-            irqs=devices if shown else None,
-            vectors=vectors if shown else None,
-            softirqs=counters.softirq_rows() if shown else None,
+            cpus=self._rows(look, counters, interrupts, names, tasks_before),
+            sets=look.sets,
+            run_queues=queues,
+            findings=(),
+            irqs=irqs(interrupts),
+            vectors=(*counters.vector_rows(), *percpu_interrupts(interrupts)),
+            softirqs=counters.softirq_rows(),
             nodes=nodes,
         )
+        return report if self._options.whole else choose(report, self._options)
 
     def _rows(
         self,
@@ -249,35 +227,6 @@ class Cpus(KernelSession):
                 migr=None if tasks is None else moves(tasks, cpus, tasks_before),
             )
         )
-
-    def _wanted(
-        self, sets: tuple[CpuSet, ...], names: Mapping[int, str]
-    ) -> frozenset[int]:
-        """Choose the CPUs that were asked for."""
-        options, wanted = self._options, frozenset(names)
-        if options.cpus is not None:
-            missing = sorted(options.cpus - wanted)
-            if missing:
-                raise NoSuchCpuError(
-                    f"CPU {ranges(missing)}",
-                    "this kernel has none of that number",
-                    "list all without -P",
-                )
-            wanted = options.cpus
-        if options.sets is not None:
-            by_name = {each.name: {*each.cpus} for each in sets}
-            unknown = [name for name in options.sets if name not in by_name]
-            if unknown:
-                raise NoSuchCpuError(
-                    f"set {', '.join(unknown)}",
-                    "there is none of that name",
-                    f"there are {', '.join(by_name)}",
-                )
-            chosen = {cpu for cpu, name in names.items() if name in options.sets}
-            for name in options.sets:
-                chosen |= by_name[name]
-            wanted &= chosen
-        return wanted
 
     def _with_doing(
         self, queues: tuple[RunQueue, ...], wanted: frozenset[int]

@@ -24,3 +24,6 @@ class CpusOptions:
 
     doing: bool = False
     """Tell what each CPU did when a dump was made."""
+
+    whole: bool = False
+    """Report all that was read: it is chosen from later."""

@@ -303,6 +303,7 @@ class _Crowd:
             confidence="one dump",
             woken=len(self._woken),
             waker=self._waker(kind),
+            members=tuple(tasks["pid"][rows].tolist()),
         )
         slept = self._watched.slept
         return herd if slept is None else confirm(herd, slept[rows])

@@ -232,6 +232,7 @@ class Locks(KernelSession):
             deadlocks=told.deadlocks,
             herds=told.herds,
             inversions=told.inversions,
+            pids=tuple(scene.tasks["pid"].tolist()),
         )
         return report, scene
 

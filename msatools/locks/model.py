@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from msatools.kernel.report import ADDED
-from msatools.target.model import Address
+from msatools.target.model import UNLISTED, Address
 
 Mode = Literal["read", "write"]
 Confidence = Literal["none", "one dump", "confirmed"]
@@ -143,3 +143,6 @@ class Herd:
 
     in_vain: float | None = field(default=None, metadata=ADDED)
     """Which share of that was in vain, if each time one of them would have done."""
+
+    members: tuple[int, ...] = field(default=(), metadata=UNLISTED)
+    """The threads that wait, or are just being woken."""

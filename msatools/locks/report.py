@@ -54,6 +54,9 @@ class Wait:
     switches: int = field(default=0, metadata=UNLISTED)
     """How often it has been switched."""
 
+    owners: tuple[int, ...] = field(default=(), metadata=UNLISTED)
+    """The threads that it waits for."""
+
     any_of: tuple[str, ...] | None = field(default=None, metadata=ADDED)
     """The IDs of locks of which any one will do."""
 
@@ -147,6 +150,9 @@ class Root:
 
     max_age_ns: int
     """The longest wait behind it."""
+
+    behind: tuple[int, ...] = field(default=(), metadata=UNLISTED)
+    """All that wait behind it, or before what it is told for, and itself."""
 
     lock: str | None = field(default=None, metadata=ADDED)
     """The ID of a lock that nobody is known to have."""
@@ -258,3 +264,6 @@ class LocksReport(Report):
     changes: Changes | None = field(default=None, metadata=ADDED)
     contention: tuple[Contended, ...] | None = field(default=None, metadata=ADDED)
     """Of an interval: the locks for which tasks waited longest, first."""
+
+    pids: tuple[int, ...] = field(default=(), metadata=UNLISTED)
+    """All threads that were looked at."""

@@ -99,7 +99,11 @@ class Teller:
             locks, key=lambda want: (-len(want.rows), self._ids[want.lock])
         )
         by_age = sorted(rows, key=lambda row: (-self._ages[row], self._pids[row]))
-        roots = [root for sink in self._graph.roots for root in self._roots(sink, rows)]
+        roots = [
+            replace(root, behind=self._behind(sink))
+            for sink in self._graph.roots
+            for root in self._roots(sink, rows)
+        ]
         return Told(
             waits=tuple(self._wait(row) for row in by_age),
             locks=tuple(self._lock(want) for want in by_crowd),
@@ -164,6 +168,11 @@ class Teller:
             call=wait.call,
             start_ns=int(tasks["start_ns"][row]),
             switches=int(tasks["nvcsw"][row]) + int(tasks["nivcsw"][row]),
+            owners=tuple(
+                dict.fromkeys(
+                    self._pids[edge.owner] for edge in self._graph.edges_of(row)
+                )
+            ),
             any_of=ids if len(ids) > 1 else None,
             on=blocked.on,
             why=blocked.why,
@@ -261,6 +270,9 @@ class Teller:
         others = [row for row in sink.direct if row not in keeping]
         if others and not _is_futex(sink.thing):
             yield self._of_thing(self._graph.root_before(sink.thing, others))
+
+    def _behind(self, sink: Sink) -> tuple[int, ...]:
+        return tuple(sorted(self._pids[row] for row in sink.blocked | sink.tasks))
 
     def _keeping(self, sink: Sink) -> list[int]:
         """Choose tasks to be told as roots in place of the thing that they wait for.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from msatools.diff import earlier, elapsed, other_kernel
 from msatools.kernel.report import ADDED, Note
 from msatools.memory.model import Check, Group, MemstatReport
 from msatools.target.model import Target
@@ -119,7 +120,7 @@ def compare(
     return MemstatDiff(
         before=one,
         after=other,
-        elapsed_ns=_elapsed(one, other),
+        elapsed_ns=elapsed(one, other),
         notes=tuple(_notes(one, other, before.by or {}, after.by or {})),
         pages=pair.change("total", before.pages, after.pages),
         classes=tuple(pair.changes(*counts)),
@@ -166,22 +167,15 @@ def _side(report: MemstatReport, file: str) -> Side:
     )
 
 
-def _elapsed(before: Side, after: Side) -> int | None:
-    if before.taken_at_ns is None or after.taken_at_ns is None:
-        return None
-    if before.target.release != after.target.release:
-        return None
-    elapsed = after.taken_at_ns - before.taken_at_ns
-    return elapsed if elapsed >= 0 else None
-
-
 _Groups = Mapping[str, tuple[Group, ...]]
 
 
 def _notes(
     before: Side, after: Side, by_before: _Groups, by_after: _Groups
 ) -> Iterator[Note]:
-    yield from _other_machine(before, after)
+    yield from other_kernel(before, after)
+    yield from _other_memory(before, after)
+    yield from earlier(before, after)
     for which, side in (("first", before), ("second", after)):
         if side.lost_pages:
             text = f"the {which} lacks {side.lost_pages:,} struct pages"
@@ -192,30 +186,16 @@ def _notes(
             yield Note("one-has-groups", f"only the {which} has pages by {name}")
 
 
-def _other_machine(before: Side, after: Side) -> Iterator[Note]:
-    """Tell in what two machines, or two boots of one, give themselves away."""
+def _other_memory(before: Side, after: Side) -> Iterator[Note]:
     one, other = before.target, after.target
-    for code, what, first, second in (
-        ("other-release", "kernels", one.release, other.release),
-        ("other-architecture", "architectures", one.arch, other.arch),
-    ):
-        if first != second:
-            yield Note(code, f"different {what}: {first}, then {second}")
     if one.page_size != other.page_size:
         sizes = f"{one.page_size:,} bytes, then {other.page_size:,}"
         text = f"pages of different sizes, {sizes}: changes are in bytes"
         yield Note("other-page-size", text)
-    if one.kind == other.kind == "qmp" and one.path != other.path:
-        text = f"different guests, or sockets of them: {one.path}, then {other.path}"
-        yield Note("other-guest", text)
     had, has = before.physical_pages, after.physical_pages
     if None not in (had, has) and had != has and one.page_size == other.page_size:
         text = f"physical memory went from {had:,} pages to {has:,}"
         yield Note("other-memory", f"{text}: another machine, or some came or went")
-    then, now = before.taken_at_ns, after.taken_at_ns
-    if then is not None and now is not None and now < then:
-        text = "the second was taken at an earlier time of its kernel than the first"
-        yield Note("earlier", f"{text}: another boot, or they are the wrong way round")
 
 
 def _checks(before: Iterable[Check], after: Iterable[Check]) -> Iterator[CheckPair]:

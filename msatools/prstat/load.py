@@ -14,34 +14,36 @@ import numpy.typing as npt
 
 from msatools.locks.model import On
 from msatools.prstat.model import Load, LoadGroup
+from msatools.prstat.rows import Kept
 from msatools.tasks.classes import RUNNABLE, TaskClass
 from msatools.tasks.identity import comm_text
-from msatools.tasks.now import Now
-from msatools.tasks.states import loads
-from msatools.tasks.table import TaskTable
 
 
 def collect_load(
-    tasks: TaskTable,
-    now: Now,
+    kept: Kept,
     ons: Sequence[On | None],
     wanted: npt.NDArray[np.bool_],
 ) -> Load:
-    """Group those wanted threads that make the load by what they do."""
-    runs = np.isin(now.classes, RUNNABLE) & wanted
-    blocked = loads(tasks) & ~runs & (tasks["exit_state"] == 0) & wanted
+    """Group those wanted threads that make the load by what they do.
+
+    :param kept: Of all threads, with their callers.
+    :param ons: What each of them waits on.
+    """
+    columns = kept.columns
+    classes, comms, ages = (columns[n] for n in ("class", "comm", "class_age_ns"))
+    runs = np.isin(classes, RUNNABLE) & wanted
+    blocked = columns["loads"] & ~runs & ~columns["is_dead"] & wanted
     groups: dict[tuple[str, int, str, str | None, On | None], list[int]] = defaultdict(
         list
     )
     for row in np.flatnonzero(runs | blocked).tolist():
-        wait = now.waits[int(now.stacks.index[row])]
         # Who runs is one load, on whichever CPU it is.
         on = None if runs[row] else ons[row]
         key = (
             "R" if runs[row] else "D",
-            int(now.classes[row]),
-            comm_text(tasks["comm"][row]),
-            None if runs[row] else wait.caller,
+            int(classes[row]),
+            comm_text(comms[row]),
+            None if runs[row] else kept.callers[row],
             on,
         )
         groups[key].append(row)
@@ -52,8 +54,8 @@ def collect_load(
             comm=comm,
             on=on,
             function=function,
-            pids=tuple(sorted(tasks["pid"][rows].tolist())),
-            max_age_ns=int(now.age_ns[rows].max()),
+            pids=tuple(sorted(columns["pid"][rows].tolist())),
+            max_age_ns=int(ages[rows].max()),
         )
         for (state, task_class, comm, function, on), rows in groups.items()
     ]

@@ -39,6 +39,9 @@ class Options:
     share: float | None = None
     """Of one CPU, which samples may take; ``None`` for what is usual."""
 
+    whole: bool = False
+    """Keep all that was found out of all threads: it is selected and sorted later."""
+
     @property
     def by_thread(self) -> bool:
         """Whether rows, and what is selected, are threads; else they are processes.

@@ -2,7 +2,6 @@
 
 """What every process or thread of a kernel is doing, and where its time went."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -23,26 +22,29 @@ from msatools.locks.model import Herd, On
 from msatools.locks.on.explain import Explainer, awake_rows
 from msatools.prstat.breakdown import Breakdown, breakdown, sleeps
 from msatools.prstat.ended import Ended, ended
-from msatools.prstat.groups import by_cgroup, by_user
 from msatools.prstat.interval import Deltas, Interval
-from msatools.prstat.load import collect_load
 from msatools.prstat.looks import Look
 from msatools.prstat.microstates import Microstates, bound_of, without_sleep
 from msatools.prstat.model import PrstatReport, Totals
 from msatools.prstat.options import Options
+from msatools.prstat.recorded import (
+    count,
+    recorded,
+    threads_of,
+    wanted_rows,
+    with_views,
+)
 from msatools.prstat.rows import (
-    Rows,
+    Kept,
     Spent,
     Threads,
-    process_rows,
-    thread_rows,
+    keep,
     totals,
 )
 from msatools.prstat.sampler import Sampler
-from msatools.prstat.select import order, selected
+from msatools.prstat.select import order
 from msatools.prstat.stackgroups import stack_groups
 from msatools.prstat.states import states
-from msatools.prstat.why import why
 from msatools.target.describe import describe
 from msatools.target.model import Target
 from msatools.tasks.cgroups import read_cgroups
@@ -54,7 +56,6 @@ from msatools.tasks.memory import read_memory
 from msatools.tasks.names import KernelNames
 from msatools.tasks.now import Now
 from msatools.tasks.processes import Processes, read_processes, read_reaped
-from msatools.tasks.states import LETTERS, letters
 from msatools.tasks.table import TaskTable
 
 Booleans = npt.NDArray[np.bool_]
@@ -229,15 +230,15 @@ class Prstat(KernelSession):
             spent = totals(tasks, kept.lives, processes)
         else:
             spent = _spent(deltas, dead)
-        rows = (thread_rows if options.by_thread else process_rows)(threads, spent)
-        chosen = selected(rows, options.selection)
-        rows = rows if chosen.all() else rows.take(chosen)
-        wanted = _threads_of(rows, len(tasks))
+        known = keep(threads, spent)
+        if options.load or options.whole:
+            known = replace(known, callers=_callers(look.now))
+        rows = wanted_rows(known, options)
+        wanted = threads_of(rows)
         ons, herds = self._waits(look, wanted, deltas)
         progress(6, _STEPS)
         rows = rows.with_ons(ons)
-        shown = rows.take(order(rows, options.sort)[: options.rows])
-        summed = self._totals(look, wanted)
+        summed = self._totals(known, wanted)
         self._count(look, spent, kept.split.impossible)
         coverage = self._coverage(_COVERAGE)
         report = PrstatReport(
@@ -253,11 +254,15 @@ class Prstat(KernelSession):
             bound_ns=self._bound_ns,
             accounting=kept.accounting,
             totals=summed,
-            tasks=shown,
+            tasks=(),
             per_thread=options.by_thread,
             herds=herds,
         )
-        return self._with_views(report, look, kept, rows, wanted, ons)
+        if options.whole:
+            return recorded(report, replace(known, ons=tuple(ons)))
+        shown = rows.take(order(rows, options.sort)[: options.rows])
+        report = with_views(replace(report, tasks=shown), rows, wanted, options)
+        return self._with_stacks(report, look, kept, wanted, ons)
 
     def _kept(self, look: Look) -> _Kept:
         """Tell what of each thread's life the kernel has kept beyond the least."""
@@ -288,35 +293,24 @@ class Prstat(KernelSession):
             reaped=read_reaped(reader, tasks, findings) if children else None,
         )
 
-    def _with_views(
+    def _with_stacks(
         self,
         report: PrstatReport,
         look: Look,
         kept: _Kept,
-        rows: Rows,
         wanted: Booleans,
         ons: Sequence[On | None],
     ) -> PrstatReport:
-        """Add what was asked for beside the rows."""
+        """Add what was asked for that takes stacks, or more than is kept."""
         options, tasks, now = self._options, look.tasks, look.now
         lives, split, accounting = kept.lives, kept.split, kept.accounting
         if options.states:
             faults = _text_faults(ons)
             told = states(tasks, lives, split, accounting, now, wanted, faults)
             report = replace(report, states=told)
-        if options.load:
-            report = replace(report, load=collect_load(tasks, now, ons, wanted))
-        if options.users:
-            report = replace(report, users=by_user(rows))
-        if options.cgroups:
-            report = replace(report, cgroups=by_cgroup(rows))
         if options.stacks:
             asked = {"functions": options.functions, "modules": options.modules}
             report = replace(report, stacks=stack_groups(tasks, now, wanted, **asked))
-        if options.why:
-            is_bound = lives.latency_is_bound
-            reasons = tuple(why(name, accounting, is_bound) for name in options.why)
-            report = replace(report, why=reasons)
         return report
 
     def _waits(
@@ -365,18 +359,17 @@ class Prstat(KernelSession):
                 "the time they are part of: those are left out",
             )
 
-    def _totals(self, look: Look, wanted: Booleans) -> Totals:
-        by_letter = Counter(letters(look.tasks)[wanted].tolist())
-        by_class = Counter(look.now.classes[wanted].tolist())
-        return Totals(
-            processes=len(np.unique(look.tasks["tgid"][wanted])),
-            threads=int(np.count_nonzero(wanted)),
-            states={name: by_letter[name] for name in LETTERS if by_letter[name]},
-            classes={c.name: by_class[c] for c in TaskClass if by_class[c]},
+    def _totals(self, known: Kept, wanted: Booleans) -> Totals:
+        of_machine = Totals(
+            processes=0,
+            threads=0,
+            states={},
+            classes={},
             load_averages=load_averages(self._prog, self._findings),
             cpus=len(online_cpus(self._reader)),
             ram_bytes=self._ram_bytes(),
         )
+        return count(known, wanted, of_machine)
 
     def _ram_bytes(self) -> int | None:
         try:
@@ -400,14 +393,10 @@ def _text_faults(ons: Sequence[On | None]) -> Booleans:
     return np.array([on is not None and bool(on.text) for on in ons], np.bool_)
 
 
-def _threads_of(rows: Rows, count: int) -> Booleans:
-    """Tell which threads the rows are made of."""
-    bounds = rows.columns["threads_of"]
-    edges = np.zeros(count + 1, np.int64)
-    np.add.at(edges, bounds[:, 0], 1)
-    np.add.at(edges, bounds[:, 1], -1)
-    inside: Booleans = np.cumsum(edges)[:count] > 0
-    return inside
+def _callers(now: Now) -> tuple[str | None, ...]:
+    """Return the function that wanted what each thread waits for."""
+    names = [wait.caller for wait in now.waits]
+    return tuple(names[stack] for stack in now.stacks.index.tolist())
 
 
 def _spent(deltas: Deltas, dead: Ended) -> Spent:

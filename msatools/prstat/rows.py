@@ -5,7 +5,7 @@
 Pure. There may be a hundred thousand rows of which twenty are shown.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
@@ -27,7 +27,7 @@ from msatools.tasks.identity import Identities, comm_text
 from msatools.tasks.memory import TaskMemory
 from msatools.tasks.now import AgeBound, Now
 from msatools.tasks.processes import Processes, Sums
-from msatools.tasks.states import letters
+from msatools.tasks.states import letters, loads
 from msatools.tasks.table import PF_KTHREAD, TaskTable
 
 UNKNOWN = -(1 << 63)
@@ -87,29 +87,54 @@ class Threads:
     """What children used that were waited for, if that was asked for."""
 
 
+@dataclass(frozen=True)
+class Kept:
+    """All that rows are made of, which is all that a recording has of threads."""
+
+    columns: Mapping[str, npt.NDArray[Any]]
+    """One value a thread each; ``state`` and ``class`` are of any, others of rows."""
+
+    paths: tuple[str, ...]
+    """Of control groups, by the number in the column."""
+
+    split: Breakdown | None
+    """``None`` of an interval."""
+
+    dead: Ended
+    """What threads did that have ended, by thread of their process."""
+
+    reaped: Sums | None
+    """What children used that were waited for, if that was asked for."""
+
+    off: ByClass | None
+    """Of an interval only."""
+
+    latency_is_bound: bool
+    ons: tuple[On | None, ...] = ()
+    """What each thread waits on; of a recording only."""
+
+    callers: tuple[str | None, ...] = ()
+    """The kernel function that wanted what each thread waits for, if asked for."""
+
+
 class Rows(Sequence[TaskRow]):
     """Rows, each made when it is asked for."""
 
     def __init__(
         self,
         columns: Columns,
-        paths: Sequence[str],
         ons: Sequence[On | None],
-        threads: Threads,
-        spent: Spent,
+        kept: Kept,
         off: ByClass | None,
     ) -> None:
         """
-        :param columns: One value a row each; ``thread`` is which thread of the table
+        :param columns: One value a row each; ``thread`` is which thread of *kept*
             tells what the row is doing now, ``row`` which row it is of *off*.
-        :param paths: Of control groups, by the number in the column.
         :param ons: What each thread waits on; none if that was not asked for.
         """
         self.columns = columns
-        self._paths = paths
         self._ons = ons
-        self.threads = threads
-        self._spent = spent
+        self.kept = kept
         self._off = off
 
     def __len__(self) -> int:
@@ -134,29 +159,20 @@ class Rows(Sequence[TaskRow]):
     def take(self, places: npt.NDArray[Any]) -> "Rows":
         """Give some rows: by their places, or by whether each is wanted."""
         columns = {name: values[places] for name, values in self.columns.items()}
-        return Rows(
-            columns,
-            self._paths,
-            self._ons,
-            self.threads,
-            self._spent,
-            self._off,
-        )
+        return Rows(columns, self._ons, self.kept, self._off)
 
     def with_ons(self, ons: Sequence[On | None]) -> "Rows":
         """Give the same rows, and what their threads wait on."""
-        return Rows(
-            self.columns,
-            self._paths,
-            ons,
-            self.threads,
-            self._spent,
-            self._off,
-        )
+        return Rows(self.columns, ons, self.kept, self._off)
+
+    @property
+    def ons(self) -> Sequence[On | None]:
+        """What each thread waits on; none if that was not asked for."""
+        return self._ons
 
     def path(self, number: int) -> str | None:
         """Tell the path of a control group."""
-        return self._paths[number] if number >= 0 else None
+        return self.kept.paths[number] if number >= 0 else None
 
     def _made(self, places: slice) -> Iterator[TaskRow]:
         # Lists of Python's own values take a tenth of the time of one by one.
@@ -187,7 +203,7 @@ class Rows(Sequence[TaskRow]):
     @cached_property
     def _has_split(self) -> bool:
         """Whether the split of any thread is known."""
-        made = self.threads.breakdown
+        made = self.kept.split
         if made is None:
             return False
         kept = (made.known, *(column.known for column in made.delays.values()))
@@ -195,7 +211,7 @@ class Rows(Sequence[TaskRow]):
 
     def _split(self, first: int, end: int) -> Split | None:
         """Sum up the split of the threads of a row; ``None`` if one is not known."""
-        made = self.threads.breakdown
+        made = self.kept.split
         if made is None or not self._has_split:
             return None
         known = bool(made.known[first:end].all())
@@ -215,9 +231,9 @@ class Rows(Sequence[TaskRow]):
 
     def _coverage(self, threads: slice) -> float:
         """Tell the share of the time off the CPU of some threads that is explained."""
-        assert self.threads.breakdown is not None
-        shares = self.threads.breakdown.coverage[threads]
-        off_cpu = self._spent.lives.off_cpu_ns[threads]
+        assert self.kept.split is not None
+        shares = self.kept.split.coverage[threads]
+        off_cpu = self.kept.columns["off_cpu_ns"][threads]
         whole = off_cpu.sum()
         return float((shares * off_cpu).sum() / whole if whole else shares.mean())
 
@@ -235,8 +251,8 @@ class Rows(Sequence[TaskRow]):
         )
 
     def _children(self, thread: int) -> Children | None:
-        reaped = self.threads.reaped
-        if reaped is None or not self.threads.processes.known[thread]:
+        reaped = self.kept.reaped
+        if reaped is None or not self.kept.columns["process_known"][thread]:
             return None
         return Children(
             user_ns=int(reaped.utime_ns[thread]),
@@ -270,38 +286,51 @@ def split_by_ticks(cpu_ns: Nanoseconds, ticks: Sums) -> tuple[Nanoseconds, Nanos
     return user, cpu_ns - user
 
 
-def thread_rows(threads: Threads, spent: Spent) -> Rows:
+def keep(threads: Threads, spent: Spent) -> Kept:
+    """Bring all that rows are made of in columns."""
+    return Kept(
+        columns=_thread_columns(threads, spent),
+        paths=threads.cgroups.paths,
+        split=threads.breakdown,
+        dead=spent.dead,
+        reaped=threads.reaped,
+        off=spent.off_cpu,
+        latency_is_bound=spent.lives.latency_is_bound,
+    )
+
+
+def thread_rows(kept: Kept) -> Rows:
     """Make a row of each thread."""
-    places = np.arange(len(threads.tasks))
-    columns = _thread_columns(threads, spent)
-    columns["row"] = places
+    places = np.arange(len(kept.columns["pid"]))
+    columns = dict(kept.columns)
+    columns["thread"] = columns["row"] = places
     columns["threads_of"] = np.stack([places, places + 1], axis=1)
-    off = spent.off_cpu
-    return Rows(columns, threads.cgroups.paths, (), threads, spent, off)
+    return Rows(columns, kept.ons, kept, kept.off)
 
 
-def process_rows(threads: Threads, spent: Spent) -> Rows:
+def process_rows(kept: Kept) -> Rows:
     """Make a row of each process.
 
     Time on the CPU, switches and faults are summed over its threads, also those that
     have ended; latency and time off the CPU over those that live. What it is doing
     now is what its leader does, or its oldest thread if the leader is dead.
     """
-    tasks = threads.tasks
-    of_thread = _thread_columns(threads, spent)
-    if not len(tasks):
-        return thread_rows(threads, spent)
-    starts = np.flatnonzero(np.diff(tasks["tgid"], prepend=tasks["tgid"][0] - 1))
-    ends = np.append(starts[1:], len(tasks))
-    shown = _representatives(tasks, starts)
+    of_thread = kept.columns
+    tgid = of_thread["tgid"]
+    if not len(tgid):
+        return thread_rows(kept)
+    starts = np.flatnonzero(np.diff(tgid, prepend=tgid[0] - 1))
+    ends = np.append(starts[1:], len(tgid))
+    shown = _representatives(of_thread, starts)
 
     columns = {name: values[shown] for name, values in of_thread.items()}
+    columns["thread"] = shown
     for name in ("comm", "ppid", "uid", "cgroup", "kthread", "threads", "lifetime_ns"):
         columns[name] = of_thread[name][starts]
     columns["pid"] = columns["tgid"]
     for name in ("user_ns", "system_ns", "zombie_ns"):
         columns[name] = np.add.reduceat(of_thread[name], starts)
-    counts = _lives_in_its_process(tasks, starts, ends)
+    counts = _lives_in_its_process(of_thread, starts, ends)
     for name in ("latency_ns", "off_cpu_ns", "sleeps", *WAITED):
         columns[name] = np.add.reduceat(np.where(counts, of_thread[name], 0), starts)
     lives = columns["class"] != TaskClass.ZMB
@@ -313,36 +342,40 @@ def process_rows(threads: Threads, spent: Spent) -> Rows:
     for name in ("nvcsw", "nivcsw", "min_flt", "maj_flt"):
         columns[name] = np.add.reduceat(of_thread[name], starts)
     for name in _DEAD:
-        columns[name] = columns[name] + getattr(spent.dead, name)[starts]
+        columns[name] = columns[name] + getattr(kept.dead, name)[starts]
     columns["row"] = np.arange(len(starts))
     columns["threads_of"] = np.stack([starts, ends], axis=1)
-    off = spent.off_cpu and spent.off_cpu.of_rows(starts, ends, counts)
-    return Rows(columns, threads.cgroups.paths, (), threads, spent, off)
+    off = kept.off and kept.off.of_rows(starts, ends, counts)
+    return Rows(columns, kept.ons, kept, off)
 
 
 _DEAD = ("user_ns", "system_ns", "nvcsw", "nivcsw", "min_flt", "maj_flt")
 
 
 def _lives_in_its_process(
-    tasks: TaskTable, starts: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]
+    of_thread: Mapping[str, npt.NDArray[Any]],
+    starts: npt.NDArray[np.intp],
+    ends: npt.NDArray[np.intp],
 ) -> Booleans:
     """Tell which threads live; where none of a process does, all of them count."""
-    lives: Booleans = tasks["exit_state"] == 0
+    lives: Booleans = ~of_thread["is_dead"]
     process_lives = np.logical_or.reduceat(lives, starts)
     counts: Booleans = lives | ~np.repeat(process_lives, ends - starts)
     return counts
 
 
-def _representatives(tasks: TaskTable, starts: npt.NDArray[np.intp]) -> Numbers:
+def _representatives(
+    of_thread: Mapping[str, npt.NDArray[Any]], starts: npt.NDArray[np.intp]
+) -> Numbers:
     """Find the thread that tells what each process is doing."""
     shown = starts.astype(np.int64)
-    dead = tasks["exit_state"] != 0
-    ends = np.append(starts[1:], len(tasks))
+    dead, start_ns = of_thread["is_dead"], of_thread["start_ns"]
+    ends = np.append(starts[1:], len(dead))
     for place in np.flatnonzero(dead[starts] & (ends - starts > 1)).tolist():
         threads = np.arange(starts[place], ends[place])
         alive = threads[~dead[threads]]
         if len(alive):
-            shown[place] = alive[np.argmin(tasks["start_ns"][alive])]
+            shown[place] = alive[np.argmin(start_ns[alive])]
     return shown
 
 
@@ -359,7 +392,6 @@ def _thread_columns(threads: Threads, spent: Spent) -> Columns:
     else:
         waited = within(spent.off_cpu)
     return {
-        "thread": np.arange(len(tasks)),
         "pid": tasks["pid"].astype(np.int64),
         "tgid": tasks["tgid"].astype(np.int64),
         "ppid": _known(identities.ppid, identities.ppid >= 0),
@@ -390,6 +422,10 @@ def _thread_columns(threads: Threads, spent: Spent) -> Columns:
         "nivcsw": spent.nivcsw,
         "min_flt": spent.min_flt,
         "maj_flt": spent.maj_flt,
+        "start_ns": tasks["start_ns"].astype(np.int64),
+        "is_dead": tasks["exit_state"] != 0,
+        "loads": loads(tasks),
+        "process_known": processes.known,
     }
 
 

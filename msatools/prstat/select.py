@@ -14,7 +14,6 @@ from msatools.prstat.breakdown import Breakdown, Column
 from msatools.prstat.rows import Columns, Rows
 from msatools.prstat.waited import WAITED
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.states import letters
 
 Booleans = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
@@ -113,9 +112,9 @@ def selected(rows: Rows, wanted: Selection) -> Booleans:
     if wanted.cpus is not None:
         keep &= np.isin(columns["cpu"], list(wanted.cpus))
     if wanted.states is not None:
-        keep &= _any_thread(rows, letters(rows.threads.tasks), wanted.states)
+        keep &= _any_thread(rows, "state", wanted.states)
     if wanted.classes is not None:
-        keep &= _any_thread(rows, rows.threads.now.classes, wanted.classes)
+        keep &= _any_thread(rows, "class", wanted.classes)
     for ages in wanted.ages:
         keep &= columns["class_age_ns"] >= ages.least_ns
         if ages.most_ns is not None:
@@ -123,10 +122,9 @@ def selected(rows: Rows, wanted: Selection) -> Booleans:
     return keep
 
 
-def _any_thread(
-    rows: Rows, values: npt.NDArray[Any], wanted: Iterable[Any]
-) -> Booleans:
-    """Tell in which rows any thread has one of some values."""
+def _any_thread(rows: Rows, name: str, wanted: Iterable[Any]) -> Booleans:
+    """Tell in which rows any thread has one of some values in a column."""
+    values = rows.kept.columns[name]
     found = np.append(0, np.cumsum(np.isin(values, list(wanted))))
     first, end = rows.columns["threads_of"].T
     has: Booleans = found[end] > found[first]
@@ -186,7 +184,7 @@ def _split(tell: Callable[[Breakdown], Column | None]) -> _Key:
     """Sort by a share that was split off; those of which it is not known are last."""
 
     def shares(rows: Rows) -> npt.NDArray[Any]:
-        split = rows.threads.breakdown
+        split = rows.kept.split
         column = None if split is None else tell(split)
         if column is None:
             return np.zeros(len(rows))
@@ -207,7 +205,7 @@ def _child(name: str) -> _Key:
     """Sort by what children used, if that was read."""
 
     def used(rows: Rows) -> npt.NDArray[Any]:
-        reaped = rows.threads.reaped
+        reaped = rows.kept.reaped
         if reaped is None:
             return np.zeros(len(rows))
         values: npt.NDArray[Any] = getattr(reaped, name)[rows.columns["thread"]]

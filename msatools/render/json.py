@@ -5,7 +5,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar, Protocol, SupportsIndex, TextIO
+from typing import Any, Protocol, SupportsIndex, TextIO
 
 from msatools.target.model import Address
 
@@ -13,7 +13,9 @@ from msatools.target.model import Address
 class Document(Protocol):
     """A model that says what it is: a report, for the most part."""
 
-    schema: ClassVar[str]
+    @property
+    def schema(self) -> str:
+        """The family of its models, and which of them it is of."""
 
 
 def show(report: Document, out: TextIO) -> None:

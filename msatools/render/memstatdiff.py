@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msatools.memory.diff import Change, CheckPair, GroupChange, MemstatDiff, Side
 from msatools.memory.model import Check
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
-from msatools.render.header import taken_from
+from msatools.render.diff import moment
 from msatools.render.memrows import GROUPS, REST
 from msatools.render.units import duration, size
 
@@ -51,14 +51,7 @@ def _head(diff: MemstatDiff) -> Iterator[Block]:
 
 
 def _side(side: Side) -> Sequence[Cell]:
-    target, taken = side.target, side.taken_at_ns
-    return (
-        side.file,
-        target.release,
-        f"{taken_from(target)} {target.path}",
-        "-" if taken is None else duration(taken),
-        f"{side.pages:,}",
-    )
+    return (side.file, *moment(side), f"{side.pages:,}")
 
 
 class _Amounts:

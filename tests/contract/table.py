@@ -116,7 +116,8 @@ def _lose_sections(prog: Program) -> None:
 
 
 SHARED_OPTIONS = frozenset(
-    {"-v", "--json", "--strict", "--budget", "--no-redraw", "-h", "--help"}
+    {"-v", "--json", "--strict", "--budget", "--no-redraw", "--record", "--diff"}
+    | {"-h", "--help"}
 )
 TARGET_OPTIONS = frozenset(
     {"-k", "-c", "--qemu", "-s", "--types", "--debuginfod", "--debug", "--version"}
@@ -502,7 +503,6 @@ MEMSTAT = Row(
     command=memstat.COMMAND,
     options=frozenset(
         {"--by", "--top", "-j", "--sections", "--unattributed", "--frag", "--map"}
-        | {"--diff"}
     ),
     asked=(
         "-v",

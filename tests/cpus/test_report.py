@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from fixtures import lab
+from msatools.cpus.choose import NoSuchCpuError
 from msatools.cpus.counters import read_counters
-from msatools.cpus.cpus import Cpus, NoSuchCpuError, collect_cpus
+from msatools.cpus.cpus import Cpus, collect_cpus
 from msatools.cpus.findings import Known, findings
 from msatools.cpus.irqs import irqs, no_intr_cpus, percpu_interrupts, read_irqs, route
 from msatools.cpus.model import Cpu, CpuSet, CpusReport, Finding, RunQueue

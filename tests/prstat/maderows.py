@@ -11,7 +11,7 @@ import numpy.typing as npt
 from msatools.prstat.breakdown import Breakdown, Column, Sleeps
 from msatools.prstat.ended import Ended
 from msatools.prstat.microstates import Microstates
-from msatools.prstat.rows import Rows, Spent, Threads, process_rows, thread_rows
+from msatools.prstat.rows import Rows, Spent, Threads, keep, process_rows, thread_rows
 from msatools.tasks.cgroups import TaskCgroups
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import Identities
@@ -111,10 +111,10 @@ class MadeThreads:
         )
 
     def by_thread(self) -> Rows:
-        return thread_rows(self.threads, self.spent)
+        return thread_rows(keep(self.threads, self.spent))
 
     def by_process(self) -> Rows:
-        return process_rows(self.threads, self.spent)
+        return process_rows(keep(self.threads, self.spent))
 
     def _values(self, name: str) -> list[Any]:
         return [thread.get(name, _DEFAULTS.get(name, 0)) for thread in self._given]

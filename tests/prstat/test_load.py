@@ -15,9 +15,8 @@ from msatools.locks.model import On
 from msatools.prstat.load import collect_load
 from msatools.prstat.model import Load
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.now import Now
+from msatools.tasks.states import loads
 from msatools.tasks.table import TaskTable
-from msatools.tasks.waits import Wait
 
 SLEEPS, BLOCKED, NOLOAD, FROZEN = 1, 2, 0x402, 0x8002
 DISK = On(kind="disk", device="vda 254:0")
@@ -36,21 +35,20 @@ def load_of(
         records[name] = [thread.get(name, defaults.get(name, 0)) for thread in threads]
     classes = [thread.get("class", TaskClass.DSK) for thread in threads]
     ages = [thread.get("age_ns", 0) for thread in threads]
-    stacks: Any = SimpleNamespace(index=[thread.get("stack", 1) for thread in threads])
-    waits = tuple(
-        Wait(TaskClass.DSK, "io_schedule", caller, "read")
-        for caller in (None, "ext4_read", "ext4_write")
-    )
-    now = Now(
-        classes=np.array(classes, np.uint8),
-        age_ns=np.array(ages, np.int64),
-        age_bound=np.zeros(len(threads), np.uint8),
-        stacks=stacks,
-        waits=waits,
+    callers = (None, "ext4_read", "ext4_write")
+    kept: Any = SimpleNamespace(
+        columns={
+            "pid": records["pid"],
+            "comm": records["comm"],
+            "class": np.array(classes, np.uint8),
+            "class_age_ns": np.array(ages, np.int64),
+            "loads": loads(TaskTable(records, frozenset(names))),
+            "is_dead": records["exit_state"] != 0,
+        },
+        callers=[callers[thread.get("stack", 1)] for thread in threads],
     )
     return collect_load(
-        TaskTable(records, frozenset(names)),
-        now,
+        kept,
         [(ons or {}).get(row) for row in range(len(threads))],
         np.array([True] * len(threads) if wanted is None else wanted, np.bool_),
     )

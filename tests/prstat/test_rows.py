@@ -13,7 +13,7 @@ from msatools.prstat.interval import ON_CODE
 from msatools.prstat.interval import OffCpu as ByClass
 from msatools.prstat.microstates import EXIT_ZOMBIE, PF_KTHREAD
 from msatools.prstat.model import Children, OffCpu, TaskRow, Waited
-from msatools.prstat.rows import process_rows, split_by_ticks, thread_rows
+from msatools.prstat.rows import keep, process_rows, split_by_ticks, thread_rows
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
 from msatools.tasks.now import AgeBound
@@ -218,11 +218,11 @@ def test_time_off_the_cpu_by_class() -> None:
     first = (OffCpu("TMR", 7, 0), untold, OffCpu("LCK", 5, 3))
     second = (OffCpu("LCK", 4, 2), faults)
     last = (OffCpu(None, 8, 0),)
-    threads = thread_rows(made.threads, spent)
+    threads = thread_rows(keep(made.threads, spent))
     assert [row.off_cpu for row in threads] == [first, second, last]
     # What one look has met, it has met of all threads: errors go together.
     both = (OffCpu("LCK", 9, 5), OffCpu("TMR", 7, 0), untold, faults)
-    processes = process_rows(made.threads, spent)
+    processes = process_rows(keep(made.threads, spent))
     assert [row.off_cpu for row in processes] == [both, last]
     waited = Waited(1, 0, 9, 0, untold_ns=6, is_estimate=True)
     assert processes[0].waited == waited

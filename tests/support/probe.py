@@ -15,6 +15,7 @@ from drgn import Program
 from drgn.commands import argument
 
 from msatools.cli import Command, Progress, run_console
+from msatools.command import Recorded
 from msatools.kernel.report import Report
 from msatools.render.blocks import Block, text
 from msatools.target import Target
@@ -115,6 +116,7 @@ COMMAND = Command(
     ),
     examples=(("--lines 3", "three lines"),),
     start=Probe,
+    recorded=Recorded(model=lambda: ProbeReport),
     blocks=blocks,
     problems=lambda report: report.coverage["lost"] > 0,
 )

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What is asked for, of a report of all waits. Pure."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from msatools.locks.lock import LockType
+from msatools.locks.options import LocksOptions
+from msatools.locks.report import Changes, LocksReport, Wait
+
+
+def choose(report: LocksReport, options: LocksOptions) -> LocksReport:
+    """
+    Return the waits that the options ask for, and all on their ways to the roots.
+
+    :param report: Of all waits: each names the tasks that it is for, each root those
+        that wait behind it.
+    """
+    if not options.stack:
+        report = _without_stacks(report)
+    if options.asks_for_all:
+        return report
+    types = {lock.id: lock.type for lock in report.locks}
+    fits = {wait.pid for wait in report.waits if _fits(wait, options, types)}
+    pids = _with_ways(report.waits, fits)
+    waits = tuple(wait for wait in report.waits if wait.pid in pids)
+    locks = {name for wait in waits for name in _names(wait)}
+    asked = {name for w in report.waits if w.pid in fits for name in _names(w)}
+    return replace(
+        report,
+        waits=waits,
+        locks=tuple(lock for lock in report.locks if lock.id in locks),
+        roots=tuple(root for root in report.roots if not pids.isdisjoint(root.behind)),
+        deadlocks=tuple(each for each in report.deadlocks if locks >= {*each.locks}),
+        herds=tuple(herd for herd in report.herds if herd.lock in asked),
+        inversions=tuple(each for each in report.inversions if each.lock in locks),
+        changes=report.changes and _changes(report.changes, report.waits, pids),
+        contention=report.contention
+        and tuple(
+            each
+            for each in report.contention
+            if options.types is None or each.type in options.types
+        ),
+    )
+
+
+def has_stacks(report: LocksReport) -> bool:
+    """Return whether stacks were asked for, as far as there are any waits."""
+    return not report.waits or any(wait.stack is not None for wait in report.waits)
+
+
+def _without_stacks(report: LocksReport) -> LocksReport:
+    return replace(
+        report,
+        waits=tuple(replace(wait, stack=None) for wait in report.waits),
+        roots=tuple(replace(root, stack=None) for root in report.roots),
+    )
+
+
+def _names(wait: Wait) -> tuple[str, ...]:
+    """Return the IDs of the locks that a task waits for."""
+    return (wait.any_of or ()) if wait.lock is None else (wait.lock,)
+
+
+def _fits(wait: Wait, options: LocksOptions, types: dict[str, LockType]) -> bool:
+    if options.pids is not None and wait.pid not in options.pids:
+        return False
+    if options.states is not None and wait.state not in options.states:
+        return False
+    if options.types is not None:
+        theirs = {types.get(name) for name in _names(wait)}
+        if theirs.isdisjoint(options.types):
+            return False
+    return wait.age_ns >= options.min_wait_ns
+
+
+def _with_ways(waits: Iterable[Wait], fits: Collection[int]) -> set[int]:
+    """Add the tasks that some wait for, near or far, if they wait in turn."""
+    behind = {wait.pid: wait.owners for wait in waits}
+    chosen, todo = {*fits}, list(fits)
+    while todo:
+        for owner in behind[todo.pop()]:
+            if owner in behind and owner not in chosen:
+                chosen.add(owner)
+                todo.append(owner)
+    return chosen
+
+
+def _changes(changes: Changes, waits: Iterable[Wait], pids: Collection[int]) -> Changes:
+    """Leave out waits that are not asked for; those that have ended all stay."""
+    gone = {wait.pid for wait in waits if wait.pid not in pids}
+
+    def left(numbers: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(number for number in numbers if number not in gone)
+
+    return Changes(
+        begun=left(changes.begun),
+        ended=changes.ended,
+        moved=left(changes.moved),
+        stuck=left(changes.stuck),
+    )

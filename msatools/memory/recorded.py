@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Reports of memstat that were recorded: read again, and asked for a part of them."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from msatools.codec import convert
+from msatools.kernel.report import ADDED
+from msatools.memory.by.groups import (
+    CgroupGroup,
+    FileGroup,
+    FileSystemGroup,
+    SlabGroup,
+    VmallocGroup,
+)
+from msatools.memory.by.order import OrderGroup
+from msatools.memory.by.section import SectionGroup
+from msatools.memory.model import Group, MemstatReport, ProcessGroup
+
+_GROUPS: Mapping[str, type[Group]] = {
+    "cgroup": CgroupGroup,
+    "file": FileGroup,
+    "fs": FileSystemGroup,
+    "order": OrderGroup,
+    "process": ProcessGroup,
+    "section": SectionGroup,
+    "slab": SlabGroup,
+    "vmalloc": VmallocGroup,
+}
+"""What groups of each break-down are; those of the others have nothing of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedMemstat(MemstatReport):
+    """A report as it is decoded: what its groups are depends on the break-down."""
+
+    by: Mapping[str, tuple[dict[str, Any], ...]] | None = field(  # type: ignore[assignment]
+        default=None, metadata=ADDED
+    )
+    map: None = None
+
+
+def whole(found: RecordedMemstat) -> MemstatReport:
+    """
+    Return the report that was recorded.
+
+    :raises ValueError: if a group is none of its break-down
+    """
+    values = {each.name: getattr(found, each.name) for each in fields(found)}
+    by = found.by
+    if by is not None:
+        values["by"] = {name: _groups(name, groups) for name, groups in by.items()}
+    return MemstatReport(**values)
+
+
+def _groups(name: str, groups: Collection[dict[str, Any]]) -> tuple[Group, ...]:
+    kind = _GROUPS.get(name, Group)
+    return tuple(convert(group, kind) for group in groups)
+
+
+def lacking(
+    report: MemstatReport, by: Collection[str], asked: Mapping[str, str]
+) -> str | None:
+    """
+    Return the option that asks for what a report does not have, if one does.
+
+    :param asked: Options by the name of the field that has what each asks for.
+    """
+    for name in by:
+        if name not in (report.by or {}):
+            return f"--by {name}"
+    for name, option in asked.items():
+        if getattr(report, name) is None:
+            return option
+    return None
+
+
+def choose(
+    report: MemstatReport, by: Collection[str], asked: Mapping[str, str]
+) -> MemstatReport:
+    """
+    Return a report with some of its break-downs and lists, and no others.
+
+    :param asked: As of :func:`lacking`.
+    """
+    chosen = {name: report.by[name] for name in by} if report.by else {}
+    return replace(
+        report,
+        by=chosen or None,
+        sections=report.sections if "sections" in asked else None,
+        unattributed=report.unattributed if "unattributed" in asked else None,
+        frag=report.frag if "frag" in asked else None,
+        vmalloc=report.vmalloc if "vmalloc" in asked else None,
+    )

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Reports of prstat that are recorded: all threads, of which rows are made later.
+
+Pure. A report that is not recorded is made of the same parts, but from the kernel:
+:mod:`msatools.prstat.prstat`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from msatools.locks.herds import MIN_WAITERS
+from msatools.prstat.groups import by_cgroup, by_user
+from msatools.prstat.load import collect_load
+from msatools.prstat.microstates import Booleans
+from msatools.prstat.model import PrstatReport, Totals
+from msatools.prstat.options import Options
+from msatools.prstat.rows import Kept, Rows, process_rows, thread_rows
+from msatools.prstat.select import order, selected
+from msatools.prstat.why import why
+from msatools.target.model import UNLISTED
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.now import AgeBound
+from msatools.tasks.states import LETTERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedPrstat(PrstatReport):
+    """A report of all threads that has no rows."""
+
+    kept: Kept = field(metadata=UNLISTED)
+
+
+def recorded(report: PrstatReport, kept: Kept) -> RecordedPrstat:
+    """Return a report of all threads without rows, from which others are made."""
+    values = {each.name: getattr(report, each.name) for each in fields(report)}
+    return RecordedPrstat(**values, kept=kept)
+
+
+def choose(report: RecordedPrstat, options: Options) -> PrstatReport:
+    """Return the report that the options ask for, but for views that take stacks."""
+    kept = report.kept
+    _check(kept)
+    if not options.children:
+        kept = replace(kept, reaped=None)
+    rows = wanted_rows(kept, options)
+    if options.selection.pids is not None:
+        rows = rows.take(_named(rows, options.selection.pids, options.by_thread))
+    wanted = threads_of(rows)
+    values = {each.name: getattr(report, each.name) for each in fields(PrstatReport)}
+    chosen = PrstatReport(**values)
+    tids = {*kept.columns["pid"][wanted].tolist()}
+    return with_views(
+        replace(
+            chosen,
+            tasks=rows.take(order(rows, options.sort)[: options.rows]),
+            per_thread=options.by_thread,
+            totals=count(kept, wanted, report.totals),
+            herds=tuple(
+                herd
+                for herd in report.herds
+                if len(tids & {*herd.members}) >= MIN_WAITERS
+            ),
+        ),
+        rows,
+        wanted,
+        options,
+    )
+
+
+def wanted_rows(kept: Kept, options: Options) -> Rows:
+    """Make the rows that are asked for, but for their PIDs."""
+    rows = (thread_rows if options.by_thread else process_rows)(kept)
+    chosen = selected(rows, options.selection)
+    return rows if chosen.all() else rows.take(chosen)
+
+
+def threads_of(rows: Rows) -> Booleans:
+    """Return which threads some rows are made of."""
+    bounds = rows.columns["threads_of"]
+    edges = np.zeros(len(rows.kept.columns["pid"]) + 1, np.int64)
+    np.add.at(edges, bounds[:, 0], 1)
+    np.add.at(edges, bounds[:, 1], -1)
+    inside: Booleans = np.cumsum(edges)[:-1] > 0
+    return inside
+
+
+def count(kept: Kept, wanted: Booleans, totals: Totals) -> Totals:
+    """Count the threads that are wanted; what is of the machine stays."""
+    columns = kept.columns
+    by_letter = Counter(columns["state"][wanted].tolist())
+    by_class = Counter(columns["class"][wanted].tolist())
+    return replace(
+        totals,
+        processes=len(np.unique(columns["tgid"][wanted])),
+        threads=int(np.count_nonzero(wanted)),
+        states={name: by_letter[name] for name in LETTERS if by_letter[name]},
+        classes={c.name: by_class[c] for c in TaskClass if by_class[c]},
+    )
+
+
+def with_views(
+    report: PrstatReport, rows: Rows, wanted: Booleans, options: Options
+) -> PrstatReport:
+    """Add what is asked for beside the rows, of what is kept of threads."""
+    kept = rows.kept
+    if options.load:
+        report = replace(report, load=collect_load(kept, rows.ons, wanted))
+    if options.users:
+        report = replace(report, users=by_user(rows))
+    if options.cgroups:
+        report = replace(report, cgroups=by_cgroup(rows))
+    if options.why:
+        accounting, is_bound = report.accounting, kept.latency_is_bound
+        reasons = tuple(why(name, accounting, is_bound) for name in options.why)
+        report = replace(report, why=reasons)
+    return report
+
+
+def _named(rows: Rows, pids: Iterable[int], by_thread: bool) -> Booleans:
+    """Return which rows are of threads that were named.
+
+    The first thread of a process stands for all of them, as in prstat -L -p.
+    """
+    named = np.isin(rows.kept.columns["pid"], list(pids))
+    if by_thread:
+        named |= np.isin(rows.kept.columns["tgid"], list(pids))
+    found = np.append(0, np.cumsum(named))
+    first, end = rows.columns["threads_of"].T
+    has: Booleans = found[end] > found[first]
+    return has
+
+
+def _check(kept: Kept) -> None:
+    """See that what a file has kept is of the same threads.
+
+    :raises ValueError: if it is not
+    """
+    count = len(kept.columns["pid"])
+    if any(len(values) != count for values in _arrays(kept)):
+        raise ValueError("columns are not of the same threads")
+    if any(len(values) != count for values in (kept.ons, kept.callers)):
+        raise ValueError("waits are not of the same threads")
+    for name, known in (
+        ("class", [*TaskClass]),
+        ("class_age_bound", [*AgeBound]),
+        ("cgroup", range(-1, len(kept.paths))),
+    ):
+        if not np.isin(kept.columns[name], known).all():
+            raise ValueError(f"a number of {name} that is not known")
+
+
+def _arrays(value: Any) -> Iterable[Any]:
+    """Yield all arrays within what is kept."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _arrays(item)
+    elif hasattr(value, "__dataclass_fields__"):
+        for each in fields(value):
+            yield from _arrays(getattr(value, each.name))

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What differs between two reports of a command, as tables."""
+
+from collections.abc import Iterator, Sequence
+
+from msatools.diff import Moment, ReportDiff, RowChange, Side, Value
+from msatools.render.blocks import Block, Cell, Column, Span, Table, text
+from msatools.render.header import taken_from
+from msatools.render.units import duration, size
+
+ROWS = 20
+"""Of each table, if no other number is asked for."""
+
+_MARKS = {"came": "+", "gone": "-", "changed": ""}
+
+
+def blocks(diff: ReportDiff, rows: int | None) -> Iterator[Block]:
+    """
+    Yield what ``--diff`` shows.
+
+    :param rows: How many of each table; None for as many as usual.
+    """
+    columns = (Column("REPORT"), Column("KERNEL"), Column("OF"), Column("UP", "right"))
+    sides = (diff.before, diff.after)
+    yield Table(columns, [(side.file, *moment(side)) for side in sides])
+    if diff.elapsed_ns is not None:
+        yield text(f"{duration(diff.elapsed_ns)} from one to the other")
+    for note in diff.notes:
+        yield text(Span(f"note: {note.text}", "warn"))
+    yield from _notes(sides)
+    for name, changes in diff.changes.items():
+        yield text()
+        yield text(Span(f"Changes in {name}", "title"), f"  {_sum(changes)}")
+        if changes:
+            shown = changes[: rows or ROWS]
+            yield _table(shown)
+            if len(shown) < len(changes):
+                left = len(changes) - len(shown)
+                yield text(Span(f"({left:,} more rows: -n COUNT shows them)", "dim"))
+
+
+def moment(side: Moment) -> tuple[Cell, ...]:
+    """Write of which kernel a report is, where from, and how long that was up."""
+    target, taken = side.target, side.taken_at_ns
+    return (
+        target.release,
+        f"{taken_from(target)} {target.path}",
+        "-" if taken is None else duration(taken),
+    )
+
+
+def _notes(sides: Sequence[Side]) -> Iterator[Block]:
+    for which, side in zip(("first", "second"), sides, strict=True):
+        for note in side.notes:
+            yield text(Span(f"note of the {which}: {note.text}", "warn"))
+
+
+def _sum(changes: Sequence[RowChange]) -> str:
+    words = {"came": "came", "gone": "gone", "changed": "changed"}
+    counts = {
+        word: sum(change.change == kind for change in changes)
+        for kind, word in words.items()
+    }
+    return ", ".join(f"{n:,} {word}" for word, n in counts.items() if n) or "none"
+
+
+def _table(changes: Sequence[RowChange]) -> Table:
+    first = changes[0]
+    counts = [n for n in first.deltas if any(c.deltas.get(n) for c in changes)]
+    facts = [n for c in changes for n in c.facts]
+    named = list(dict.fromkeys(facts))
+    columns = (
+        Column(""),
+        *(Column(_title(name), "right") for name in first.key),
+        *(Column(_title(name), "right") for name in counts),
+        *(Column(_title(name)) for name in named),
+    )
+    return Table(
+        columns,
+        [
+            (
+                _MARKS[change.change],
+                *(_word(value) for value in change.key.values()),
+                *(_delta(name, change.deltas.get(name)) for name in counts),
+                *(_fact(change, name) for name in named),
+            )
+            for change in changes
+        ],
+    )
+
+
+def _title(name: str) -> str:
+    for unit in ("_ns", "_bytes"):
+        name = name.removesuffix(unit)
+    return name.upper()
+
+
+def _word(value: Value) -> str:
+    return "-" if value is None else str(value)
+
+
+def _delta(name: str, delta: int | None) -> str:
+    if delta is None:
+        return "-"
+    if not delta:
+        return "0"
+    if name.endswith("_ns"):
+        return f"{'+' if delta > 0 else '-'}{duration(abs(delta))}"
+    if name.endswith("_bytes"):
+        return f"{'+' if delta > 0 else '-'}{size(abs(delta))}"
+    return f"{delta:+,}"
+
+
+def _fact(change: RowChange, name: str) -> str:
+    fact = change.facts.get(name)
+    if fact is None:
+        return ""
+    if change.change == "changed":
+        return f"{_word(fact.before)} -> {_word(fact.after)}"
+    return _word(fact.after if change.change == "came" else fact.before)

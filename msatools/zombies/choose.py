@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What is asked for, of a report of all zombies. Pure."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from msatools.zombies.endings import ending
+from msatools.zombies.model import Group, Zombie, ZombiesReport
+from msatools.zombies.options import ZombiesOptions
+
+
+def choose(report: ZombiesReport, options: ZombiesOptions) -> ZombiesReport:
+    """
+    Return the zombies that the options ask for, in their groups.
+
+    What a group's parent does is told as of all its children.
+    """
+    chosen = {each.pid: each for each in report.zombies if _is_wanted(each, options)}
+    groups = [_part(group, chosen) for group in report.groups]
+    left = [group for group in groups if group is not None]
+    return replace(
+        report,
+        zombies=tuple(chosen.values()),
+        groups=tuple(sorted(left, key=lambda group: (-group.count, group.ppid))),
+        heirs=report.heirs if options.heirs else None,
+        leaks=report.leaks if options.leaks else None,
+        reads=report.reads if options.cost else None,
+    )
+
+
+def _is_wanted(zombie: Zombie, options: ZombiesOptions) -> bool:
+    wanted: Sequence[tuple[Collection[object] | None, object]] = (
+        (options.parents, zombie.ppid),
+        (options.namespaces, zombie.namespace),
+        (options.uids, zombie.uid),
+        (options.verdicts, zombie.verdict),
+    )
+    return all(names is None or value in names for names, value in wanted)
+
+
+def _part(group: Group, chosen: dict[int, Zombie]) -> Group | None:
+    """Return what is left of a group, if something is."""
+    dead = [chosen[pid] for pid in group.pids if pid in chosen]
+    if len(dead) == len(group.pids):
+        return group
+    if not dead:
+        return None
+    ended = Counter(ending(zombie.exit_code) for zombie in dead)
+    return replace(
+        group,
+        count=len(dead),
+        min_age_ns=min(zombie.age_ns for zombie in dead),
+        max_age_ns=max(zombie.age_ns for zombie in dead),
+        exit_codes=dict(sorted(ended.items(), key=lambda item: (-item[1], item[0]))),
+        uids=_known(zombie.uid for zombie in dead),
+        cgroups=tuple(sorted({z.cgroup for z in dead if z.cgroup is not None})),
+        namespaces=_known(zombie.namespace for zombie in dead),
+        pids=[zombie.pid for zombie in dead],
+        # How many of them there were before is not kept.
+        delta=None,
+    )
+
+
+def _known(numbers: Iterable[int | None]) -> tuple[int, ...]:
+    return tuple(sorted({number for number in numbers if number is not None}))
