@@ -17,7 +17,7 @@ from msatools.diff import Rows
 from msatools.problems import is_incomplete
 from msatools.render.blocks import Block
 from msatools.target import Target
-from msatools.values import cpu_list, known_names, name_list
+from msatools.values import columns, cpu_list, name_list
 
 if TYPE_CHECKING:
     from msatools.cpus.model import CpusReport
@@ -30,10 +30,7 @@ _OF_TASKS = ("icsw", "migr")
 def _columns(word: str) -> tuple[str, ...]:
     from msatools.render.cpus import COLUMNS
 
-    names = tuple(dict.fromkeys(name_list(word.lower())))
-    if names == ("all",):
-        return COLUMNS
-    return tuple(known_names(names or ("",), COLUMNS, "column"))
+    return columns(word, COLUMNS)
 
 
 def _options(args: argparse.Namespace) -> "CpusOptions":

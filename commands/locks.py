@@ -12,7 +12,7 @@ from drgn.commands import argument, mutually_exclusive_group
 from msatools.arguments import UsageError
 from msatools.cli import Command, run_console
 from msatools.command import Recorded, Session
-from msatools.commonoptions import pids, rows, view
+from msatools.commonoptions import membership, memberships, pids, rows, view
 from msatools.diff import Rows
 from msatools.problems import is_incomplete
 from msatools.render.blocks import Block
@@ -40,6 +40,7 @@ def _options(args: argparse.Namespace) -> "LocksOptions":
         types=args.types_wanted,
         states=args.states_wanted,
         min_wait_ns=args.min_wait_ns,
+        membership=membership(args),
         share=args.budget / 2 if args.budget else None,
         stack=args.stack,
     )
@@ -71,8 +72,8 @@ def _blocks(report: "LocksReport", args: argparse.Namespace) -> Iterable[Block]:
 
 def _some(args: argparse.Namespace) -> bool:
     """Tell whether some waits were asked for, and not all."""
-    asked = (args.pids, args.types_wanted, args.states_wanted, args.min_wait_ns)
-    return any(asked)
+    waits = args.types_wanted, args.states_wanted, args.min_wait_ns
+    return any((args.pids, *waits, args.cgroups, args.containers, args.namespaces))
 
 
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
@@ -105,6 +106,15 @@ def _require(report: "LocksReport", args: argparse.Namespace) -> None:
     from msatools.kernel.pids import require_pids
 
     require_pids(args.pids or (), report.pids, damaged=False)
+
+
+def _lacks(args: argparse.Namespace) -> str | None:
+    asked = {
+        "--cgroup": args.cgroups,
+        "--container": args.containers,
+        "--ns": args.namespaces,
+    }
+    return next((option for option, is_asked in asked.items() if is_asked), None)
 
 
 _COMPARED = (
@@ -151,6 +161,7 @@ COMMAND = Command(
             metavar="S",
             help="waits of at least so many seconds, or 500ms, 5m, 2h",
         ),
+        *memberships(),
         mutually_exclusive_group(
             argument(
                 "--by",
@@ -183,6 +194,7 @@ COMMAND = Command(
         choosing=("pids", "types_wanted", "states_wanted", "min_wait_ns"),
         choose=_choose,
         require=_require,
+        lacks=_lacks,
     ),
 )
 

@@ -13,12 +13,20 @@ from drgn.commands import argument, mutually_exclusive_group
 from msatools.arguments import UsageError
 from msatools.cli import Command, run_console
 from msatools.command import Recorded, Session
-from msatools.commonoptions import pids, rows, uids, view
+from msatools.commonoptions import (
+    membership,
+    memberships,
+    pids,
+    rows,
+    uids,
+    users,
+    view,
+)
 from msatools.diff import Rows
 from msatools.problems import is_incomplete
 from msatools.render.blocks import Block
 from msatools.target import Target
-from msatools.values import cpu_list, known_names, name_list, state_letters
+from msatools.values import columns, cpu_list, known_names, name_list, state_letters
 
 if TYPE_CHECKING:
     from msatools.prstat.model import PrstatReport
@@ -28,8 +36,9 @@ if TYPE_CHECKING:
 _MAX_HZ = 1000
 
 _CHOOSING = (
-    *("pids", "uids", "cpus", "kernel_threads", "states_wanted", "classes", "ages"),
-    *("rows", "threads", "users", "cgroups", "why", "view"),
+    *("pids", "users", "cpus", "kernel_threads", "states_wanted", "classes", "ages"),
+    *("cgroups", "containers", "namespaces"),
+    *("rows", "threads", "by_user", "by_cgroup", "why", "view"),
 )
 """What says which rows are shown, and how: any other may be asked of a recording."""
 
@@ -70,7 +79,13 @@ def _classes(word: str) -> Any:
 def _columns(word: str) -> Any:
     from msatools.render.prstat_columns import COLUMNS
 
-    return known_names(word.upper().split(","), COLUMNS, "column")
+    return columns(word, COLUMNS)
+
+
+def _groups(word: str) -> Any:
+    from msatools.prstat.options import GROUPS
+
+    return known_names(word.lower().split(","), GROUPS, "grouping")
 
 
 def _fields(word: str) -> Any:
@@ -87,7 +102,7 @@ def _frequency(word: str) -> Any:
     raise argparse.ArgumentTypeError(f"not a frequency up to {_MAX_HZ} Hz: {word!r}")
 
 
-def _options(args: argparse.Namespace) -> "Options":
+def _options(args: argparse.Namespace, target: Target | None) -> "Options":
     from msatools.prstat.options import Options
     from msatools.prstat.select import Selection, parse_sort
 
@@ -96,20 +111,22 @@ def _options(args: argparse.Namespace) -> "Options":
         per_thread=args.threads,
         selection=Selection(
             pids=args.pids,
-            uids=args.uids,
+            uids=uids(args, target),
             kernel=args.kernel_threads,
             cpus=args.cpus,
             states=args.states_wanted,
             classes=args.classes,
             ages=tuple(args.ages),
+            membership=membership(args),
         ),
         sort=tuple(args.sort or [parse_sort("CPU")]),
         rows=args.rows,
         children=args.children,
         states=args.view == "states",
         load=args.view == "load",
-        users=args.users,
-        cgroups=args.cgroups,
+        users=args.by_user,
+        cgroups=args.by_cgroup,
+        by=tuple(dict.fromkeys(args.by)),
         stacks=args.view == "stacks" or args.folded is not None or by_frames,
         functions=tuple(args.functions),
         modules=tuple(args.modules),
@@ -125,7 +142,7 @@ def _start(
 ) -> "Session[PrstatReport]":
     from msatools.prstat.prstat import Prstat
 
-    return Prstat(prog, target, _options(args))
+    return Prstat(prog, target, _options(args, target))
 
 
 def _blocks(report: "PrstatReport", args: argparse.Namespace) -> Iterable[Block]:
@@ -162,9 +179,12 @@ def _model() -> "type[RecordedPrstat]":
 def _choose(report: Any, args: argparse.Namespace) -> "PrstatReport":
     from msatools.prstat.recorded import choose
 
+    options = _options(args, None)
     if args.children and report.kept.reaped is None:
         raise UsageError("--children: was not recorded")
-    return choose(report, _options(args))
+    if options.needs_namespaces and report.kept.namespaces is None:
+        raise UsageError("--ns, --by ns: namespaces were not recorded")
+    return choose(report, options)
 
 
 def _require(report: Any, args: argparse.Namespace) -> None:
@@ -217,15 +237,25 @@ COMMAND = Command(
         argument(
             "-L", dest="threads", action="store_true", help="threads, not processes"
         ),
-        argument("-a", dest="users", action="store_true", help="sum up by user, too"),
+        argument("-a", dest="by_user", action="store_true", help="sum up by user, too"),
         argument(
             "-Z",
-            dest="cgroups",
+            dest="by_cgroup",
             action="store_true",
             help="sum up by control group or container, too",
         ),
+        argument(
+            "--by",
+            type=_groups,
+            action="extend",
+            default=[],
+            metavar="X,...",
+            help="sum up by user, cgroup, container (ID), ns (PID namespace), class "
+            "(NOW) or comm (name), too",
+        ),
         pids("these alone, looked up directly"),
-        uids(),
+        users(),
+        *memberships(),
         argument(
             "-P",
             dest="cpus",
@@ -342,6 +372,8 @@ COMMAND = Command(
         ("-mL", "every thread's microstates"),
         ("-mL --class LCK --age '>10s'", "who waits for locks in user space"),
         ("-p 147", "one process"),
+        ("--cgroup /a --by container", "containers below a control group"),
+        ("--container 3f2a9c81d0e4", "the processes of one container"),
         ("--load", "what makes the load"),
         ("--stacks --state D", "where tasks hang"),
         ("--folded age", "input of flame graph tools"),

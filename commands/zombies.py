@@ -12,7 +12,16 @@ from drgn.commands import argument, mutually_exclusive_group
 from msatools.arguments import UsageError
 from msatools.cli import Command, run_console
 from msatools.command import Recorded, Session
-from msatools.commonoptions import numbers, pids, rows, uids, view
+from msatools.commonoptions import (
+    membership,
+    memberships,
+    numbers,
+    pids,
+    rows,
+    uids,
+    users,
+    view,
+)
 from msatools.diff import Rows
 from msatools.problems import is_incomplete
 from msatools.render.blocks import Block
@@ -32,14 +41,14 @@ def _verdicts(word: str) -> Any:
     return frozenset(known_names(word.lower().split(","), get_args(Verdict), "verdict"))
 
 
-def _options(args: argparse.Namespace) -> "ZombiesOptions":
+def _options(args: argparse.Namespace, target: Target | None) -> "ZombiesOptions":
     from msatools.zombies.options import ZombiesOptions
 
     return ZombiesOptions(
         pids=args.pids,
         parents=args.parents,
-        namespaces=args.namespaces,
-        uids=args.uids,
+        membership=membership(args),
+        uids=uids(args, target),
         verdicts=args.verdicts,
         heirs=args.view == "tree" or args.record is not None,
         leaks=args.view == "leaks",
@@ -52,7 +61,7 @@ def _start(
 ) -> "Session[ZombiesReport]":
     from msatools.zombies.zombies import Zombies
 
-    return Zombies(prog, target, _options(args))
+    return Zombies(prog, target, _options(args, target))
 
 
 def _blocks(report: "ZombiesReport", args: argparse.Namespace) -> Iterable[Block]:
@@ -67,19 +76,23 @@ def _blocks(report: "ZombiesReport", args: argparse.Namespace) -> Iterable[Block
     )
 
 
+_SELECTING = "--parent, --cgroup, --container, --ns, -u, --verdict"
+
+
 def _asked(args: argparse.Namespace) -> tuple[Any, ...]:
     """Give what selects some zombies."""
-    return args.parents, args.namespaces, args.uids, args.verdicts
+    places = args.cgroups, args.containers, args.namespaces
+    return args.parents, *places, args.users, args.verdicts
 
 
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
     if args.pids is not None:
         if any(_asked(args)):
-            return "-p: named tasks, and --parent, --ns, -u and --verdict select of all"
+            return f"-p: names tasks, and {_SELECTING} select of all"
         if args.view or args.by or args.rows:
             return "-p: named tasks; --by, --tree, --leaks and -n are of all"
     if args.view == "leaks" and any(_asked(args)):
-        return "--leaks: struct pids; --parent, --ns, -u, --verdict are of zombies"
+        return f"--leaks: struct pids; {_SELECTING} are of zombies"
     return None
 
 
@@ -98,7 +111,14 @@ def _choose(report: "ZombiesReport", args: argparse.Namespace) -> "ZombiesReport
         raise UsageError("--leaks: was not recorded")
     if args.cost and report.reads is None:
         raise UsageError("--cost: was not recorded")
-    return choose(report, replace(_options(args), heirs=args.view == "tree"))
+    options = _options(args, None)
+    return choose(report, replace(options, heirs=args.view == "tree"))
+
+
+def _lacks(args: argparse.Namespace) -> str | None:
+    if args.pids is not None:
+        return "-p"
+    return "--ns" if args.namespaces else None
 
 
 _COMPARED = (
@@ -124,13 +144,8 @@ COMMAND = Command(
     arguments=(
         pids("these alone, dead or alive, looked up directly"),
         numbers("--parent", "parents", "PID", "children of these processes"),
-        numbers(
-            "--ns",
-            "namespaces",
-            "INODE",
-            "those of these PID namespaces, by inode number",
-        ),
-        uids(),
+        *memberships(),
+        users(),
         argument(
             "--verdict",
             dest="verdicts",
@@ -168,9 +183,9 @@ COMMAND = Command(
     compared=_COMPARED,
     recorded=Recorded(
         model=_model,
-        choosing=("parents", "namespaces", "uids", "verdicts"),
+        choosing=("parents", "cgroups", "containers", "users", "verdicts"),
         choose=_choose,
-        lacks=lambda args: "-p" if args.pids is not None else None,
+        lacks=_lacks,
     ),
 )
 

@@ -365,4 +365,19 @@ def target_spec(args: argparse.Namespace, words: Words) -> TargetSpec:
     )
     if words.interval_s is not None and not spec.is_live:
         raise UsageError(f"{spec.path}: a dump does not change in an interval")
+    check_users(args, is_own=spec.is_live and spec.qemu is None)
     return spec
+
+
+def check_users(args: argparse.Namespace, *, is_own: bool) -> None:
+    """See that users are named by number where names say nothing.
+
+    :param is_own: Whether the target is the kernel that this runs on.
+    :raises UsageError: if one is not
+    """
+    for user in getattr(args, "users", None) or ():
+        if isinstance(user, str) and not is_own:
+            raise UsageError(
+                f"-u {user}: only of the running kernel are the names of users known; "
+                "name the user by number"
+            )

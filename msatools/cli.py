@@ -207,6 +207,9 @@ def run_in_drgn(
     except OutputClosed:
         # As with `| head`, which is no reason to lose the report.
         pass
+    except UsageError as error:
+        # What only the target tells to make no sense.
+        raise CommandArgumentError(f"%{command.name}: {escape(str(error))}") from None
     except OutputError as error:
         raise CommandError(f"%{command.name}: {escape(str(error))}") from None
     except KeyboardInterrupt:

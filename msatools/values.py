@@ -5,6 +5,7 @@ writes them."""
 
 import argparse
 import re
+import sys
 from collections.abc import Collection, Iterable
 
 _MAX_CPUS = 1 << 16
@@ -15,6 +16,13 @@ _UNITS |= {"h": 3600 * 10**9, "d": 86400 * 10**9}
 _FOREVER_NS = 1 << 62
 """146 years."""
 
+ALL = "all"
+_ALL_ROWS = sys.maxsize
+
+_CONTAINER_ID = re.compile("[0-9a-f]{12,64}")
+"""Engines show 12 digits of 64."""
+
+_USER_NAME = re.compile(r"[^\s:,\x00-\x1f\x7f]+")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ns|us|ms|s|m|h|d)?")
 
 
@@ -59,6 +67,77 @@ def positive_number(word: str) -> int:
     if not number:
         raise argparse.ArgumentTypeError(f"not a positive number: {word!r}")
     return number
+
+
+def row_count(word: str) -> int:
+    """
+    Understand a number above zero, or ``all``, which is more than there can be.
+
+    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    """
+    return _ALL_ROWS if word.lower() == ALL else positive_number(word)
+
+
+def columns(word: str, known: Collection[str]) -> tuple[str, ...]:
+    """
+    Understand names of columns in any case, or ``all`` for all of them.
+
+    :param known: All columns, as they are called.
+    :raises argparse.ArgumentTypeError: if one is not known
+    """
+    if word.lower() == ALL:
+        return tuple(known)
+    as_known = {name.lower(): name for name in known}
+    names = (as_known.get(name.lower(), name) for name in word.split(","))
+    return tuple(known_names(dict.fromkeys(names), known, "column"))
+
+
+def user_list(word: str) -> tuple[int | str, ...]:
+    """
+    Understand ``0,postgres``: numbers and names of users.
+
+    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    """
+    return tuple(dict.fromkeys(map(_user, word.split(","))))
+
+
+def _user(word: str) -> int | str:
+    if word.isascii() and word.isdigit():
+        return int(word)
+    # No user's name begins as an option does.
+    if word.startswith("-") or not _USER_NAME.fullmatch(word):
+        raise argparse.ArgumentTypeError(f"not a user's number or name: {word!r}")
+    return word
+
+
+def cgroup_list(word: str) -> tuple[str, ...]:
+    """
+    Understand ``/system.slice,/user.slice``: paths of control groups.
+
+    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    """
+    paths = word.split(",")
+    for path in paths:
+        if not path.startswith("/"):
+            raise argparse.ArgumentTypeError(
+                f"not a path such as /system.slice: {path!r}"
+            )
+    return tuple(paths)
+
+
+def container_list(word: str) -> tuple[str, ...]:
+    """
+    Understand IDs of containers, or their first 12 digits or more.
+
+    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    """
+    ids = word.lower().split(",")
+    for each in ids:
+        if not _CONTAINER_ID.fullmatch(each):
+            raise argparse.ArgumentTypeError(
+                f"not 12 to 64 hexadecimal digits of a container's ID: {each!r}"
+            )
+    return tuple(ids)
 
 
 def duration_ns(word: str) -> int:

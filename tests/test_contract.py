@@ -45,10 +45,12 @@ from msatools.zombies.model import Verdict
 from tests.contract.shapes import misfits, misfits_of_units
 from tests.contract.table import (
     ONE_SHOT,
+    PRSTAT,
     ROWS,
     SAMPLE,
     SHARED_OPTIONS,
     TARGET_OPTIONS,
+    ZOMBIES,
     Row,
     put,
 )
@@ -205,6 +207,16 @@ def test_wrong_options(row: Row, words: str) -> None:
         said = rf"^%{row.name}: .*{re.escape(row.wrong[words])}"
         with pytest.raises(CommandArgumentError, match=said):
             run_in_drgn(row.command, demo().prog, words.split())
+
+
+@pytest.mark.parametrize("words", ["vmcore", "--qemu socket", "-c vmcore"])
+@pytest.mark.parametrize("row", [PRSTAT, ZOMBIES], ids=["prstat", "zombies"])
+def test_users_that_have_no_names(row: Row, words: str) -> None:
+    """Of another kernel than the one that this runs on, a name says nothing."""
+    said = "-u root: only of the running kernel are the names of users known"
+    check_wrong(row, f"-u 0,root {words}", said)
+    with pytest.raises(CommandArgumentError, match=said):
+        run_in_drgn(row.command, demo().prog, ["-u", "0,root"])
 
 
 def check_wrong(row: Row, words: str, said: str) -> None:

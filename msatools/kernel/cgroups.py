@@ -18,8 +18,10 @@ from msatools.kernel.structs import read_structs
 MAX_DEPTH = 2048
 """A path has PATH_MAX bytes at most: more directories than that are a loop."""
 
+DELETED = " (deleted)"
+"""What the path of a group ends with that has been removed."""
+
 _NAME_MAX = 255
-_DELETED = " (deleted)"
 
 _CGROUP = {"node": ("u8", ("kn",)), "flags": ("u4", ("self.flags",))}
 _NODE = {
@@ -53,7 +55,7 @@ def cgroup_paths(
         if readable and path is None:
             findings.lose(Loss.CGROUP_PATHS, "the path of a control group is lost")
         if path is not None and not flags & online:
-            path += _DELETED
+            path += DELETED
         paths.append(path)
     return paths
 

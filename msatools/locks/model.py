@@ -60,6 +60,10 @@ class On:
     device: str | None = field(default=None, metadata=ADDED)
     """Name and numbers of the block device, as ``vda 254:0``."""
 
+    fs: str | None = field(default=None, metadata=ADDED)
+    """Of a file system without a block device, its type and what else the kernel calls
+    it: ``tmpfs``, ``nfs4 0:45``, ``btrfs sda1``."""
+
     inode: int | None = field(default=None, metadata=ADDED)
     fd: int | None = field(default=None, metadata=ADDED)
 

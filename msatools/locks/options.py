@@ -5,6 +5,7 @@
 from dataclasses import dataclass
 
 from msatools.locks.lock import LockType
+from msatools.tasks.membership import ANY, Membership
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,9 @@ class LocksOptions:
     min_wait_ns: int = 0
     """Waits that are at least as long."""
 
+    membership: Membership = ANY
+    """Waits of threads in these control groups, containers or namespaces."""
+
     share: float | None = None
     """Of one CPU, which looks within an interval may take; ``None`` for what is
     usual."""
@@ -39,4 +43,5 @@ class LocksOptions:
     def asks_for_all(self) -> bool:
         """Whether no waits are left out."""
         chosen = (self.pids, self.types, self.states)
-        return all(each is None for each in chosen) and not self.min_wait_ns
+        any_wait = self.membership.is_any and not self.min_wait_ns
+        return any_wait and all(each is None for each in chosen)

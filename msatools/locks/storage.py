@@ -30,7 +30,7 @@ _MAX_RING = 128
 """Buffers of a page of 64 KiB, with blocks of 512 bytes."""
 
 _NAME_BYTES = 32
-"""DISK_NAME_LEN, which has room for any block device's name."""
+"""Room for the name of any block device (DISK_NAME_LEN) or file system."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Storage:
         self._layout = layout
         self._findings = findings
         self._devices: dict[int, str | None] = {}
+        self._file_systems: dict[int, str | None] = {}
         self._inodes: dict[int, Inode] = {}
         # "mm: Introduce struct folio" (in v5.16)
         self._page = "folio" if layout.has("folio", "mapping") else "page"
@@ -101,10 +102,59 @@ class Storage:
             return False
         return owner == address
 
+    def is_data_of_device(self, inode: Inode) -> bool:
+        """Return whether it is a block device's own inode, not a node in /dev."""
+        if not stat.S_ISBLK(inode.mode):
+            return False
+        return self.file_system_type(inode.super_block) == "bdev"
+
+    def host_of_file(self, file: int) -> Inode:
+        """Return the inode that has the data of a ``struct file``.
+
+        Of an open block device that is its own, not the node by which it was opened.
+
+        :raises drgn.FaultError: if it cannot be read
+        """
+        mapping = self._layout.member(file, "file", "f_mapping")
+        return self.inode(self._layout.member(mapping, "address_space", "host"))
+
+    def file_system_type(self, super_block: int) -> str:
+        """Return the type of a file system: see :func:`file_system_type`."""
+        return file_system_type(self._layout, super_block)
+
+    def file_system_of(self, inode: Inode) -> str | None:
+        """Name a file system that has no block device: ``tmpfs``, ``btrfs sda1``.
+
+        The name that the kernel calls it by follows its type, if it has one.
+
+        :return: ``None`` if it has a block device or the inode is one's, or if it
+            cannot be read.
+        """
+        super_block = inode.super_block
+        if self.is_data_of_device(inode):
+            return None
+        if super_block not in self._file_systems:
+            try:
+                name = self._name_file_system(super_block)
+            except drgn.FaultError as error:
+                self._findings.lose("file systems", f"a file system is lost: {error}")
+                name = None
+            self._file_systems[super_block] = name
+        return self._file_systems[super_block]
+
+    def _name_file_system(self, super_block: int) -> str | None:
+        device = self._layout.member(super_block, "super_block", "s_bdev")
+        if device >= KERNEL_HALF:
+            return None
+        kind = self.file_system_type(super_block)
+        at = super_block + self._layout.offset("super_block", "s_id")
+        name = read_name(self._layout, at)
+        return kind if name in ("", kind) else f"{kind} {name}"
+
     def device_of(self, inode: Inode) -> str | None:
         """Name the block device that an inode is, or is on; ``None`` if on none."""
-        if stat.S_ISBLK(inode.mode):
-            # That of the device's own data (block/bdev.c), not a node in /dev.
+        if self.is_data_of_device(inode):
+            # block/bdev.c
             within = self._layout.offset("bdev_inode", "vfs_inode")
             device = inode.address - within
             device += self._layout.offset("bdev_inode", "bdev")
@@ -127,13 +177,24 @@ class Storage:
         text = f"{numbers >> _MINOR_BITS}:{numbers & (1 << _MINOR_BITS) - 1}"
         # "block: merge struct block_device and struct hd_struct" (in v5.11)
         if not self._layout.has("block_device", "bd_device.kobj.name"):
-            return text
+            name = self._disk_and_partition(address)
+            return f"{name} {text}" if name else text
         place = self._layout.member(address, "block_device", "bd_device.kobj.name")
         if place < KERNEL_HALF:
             return text
-        data = self._layout.reader.read(place, _NAME_BYTES)
-        name = data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
-        return f"{name} {text}"
+        return f"{read_name(self._layout, place)} {text}"
+
+    def _disk_and_partition(self, device: int) -> str | None:
+        """Name a device by its disk, as disk_name() does (block/genhd.c, v5.10)."""
+        disk = self._layout.member(device, "block_device", "bd_disk")
+        if disk < KERNEL_HALF:
+            return None
+        number = self._layout.member(device, "block_device", "bd_partno", size=1)
+        at = disk + self._layout.offset("gendisk", "disk_name")
+        name = read_name(self._layout, at)
+        if not number:
+            return name
+        return f"{name}{'p' if name[-1:].isdigit() else ''}{number}"
 
     def host_of_folio(self, folio: int) -> Inode | None:
         """Find the inode that a page belongs to; ``None`` if to no file.
@@ -186,3 +247,21 @@ class Storage:
                 return self.device(device)
             following = self._layout.member(following, "buffer_head", "b_this_page")
         return None
+
+
+def file_system_type(layout: Layout, super_block: int) -> str:
+    """Return the type of a file system, as in /proc/filesystems.
+
+    :raises drgn.FaultError: if it cannot be read
+    """
+    kind = layout.member(super_block, "super_block", "s_type")
+    return read_name(layout, layout.member(kind, "file_system_type", "name"))
+
+
+def read_name(layout: Layout, address: int) -> str:
+    """Read the name of a device or file system.
+
+    :raises drgn.FaultError: if it cannot be read
+    """
+    data = layout.reader.read(address, _NAME_BYTES)
+    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")

@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ from msatools.locks.scene import FUTEXES, Scene, Unknown, Wanted, futex_at
 from msatools.target.model import Address
 from msatools.tasks.classes import RUNNABLE, TaskClass
 from msatools.tasks.identity import comm_text
+from msatools.tasks.membership import Booleans, read_members
 from msatools.tasks.now import AgeBound
 from msatools.tasks.states import letters
 from msatools.tasks.table import TaskTable
@@ -137,10 +139,18 @@ class Teller:
             return False
         if options.states is not None and self._letters[row] not in options.states:
             return False
+        if not self._members[row]:
+            return False
         types = {request.lock.type for request in blocked.requests}
         if options.types is not None and types.isdisjoint(options.types):
             return False
         return self._ages[row] >= options.min_wait_ns
+
+    @cached_property
+    def _members(self) -> Booleans:
+        """Whether each thread is in a control group or namespace that is asked for."""
+        look, wanted = self._scene.look, self._options.membership
+        return read_members(look.reader, self._scene.tasks, wanted, look.findings)
 
     # --- waits
 

@@ -1,54 +1,95 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Processes summed up by user, and by control group or container. Pure."""
+"""Sum up processes by user, control group, container, PID namespace, name or class.
 
-import re
+Pure: rows in, groups out. ``-a`` and ``-Z`` are ``--by user`` and ``--by cgroup``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from msatools.prstat.model import Group
+from msatools.prstat.interval import ON_CODE
+from msatools.prstat.model import ClassGroup, Group
 from msatools.prstat.rows import UNKNOWN, Rows
 from msatools.prstat.select import cpu_ns
-
-_CONTAINER = re.compile(r"(?:^|[-_:.])[0-9a-f]{64}(?:$|\.)")
-"""How engines name the group of a container: by its ID, with something around it."""
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.identity import comm_text
+from msatools.tasks.membership import container_ids, container_path
 
 NO_NAME = "-"
+"""The key of what is in no such group, or in one that is not known."""
+
+_RAN = {"USR": "user_ns", "SYS": "system_ns", "LAT": "latency_ns", "ZMB": "zombie_ns"}
+"""Classes of which a row itself has the time."""
 
 
-def by_user(rows: Rows) -> tuple[Group, ...]:
-    """Sum up processes by real user; the key is the user's number."""
+def group_by(kind: str, rows: Rows) -> tuple[Group, ...]:
+    """
+    Sum up rows by what their processes, or threads, have in common.
+
+    :param kind: One of :data:`msatools.prstat.options.GROUPS`, but ``class``.
+    :return: The largest share of a CPU first.
+    """
+    return _groups(rows, _KEYS[kind](rows))
+
+
+# --- what rows have in common
+
+
+def _users(rows: Rows) -> list[str]:
+    """Return each row's real user, by number."""
     uids = rows.columns["uid"].tolist()
-    return _groups(rows, [NO_NAME if uid == UNKNOWN else str(uid) for uid in uids])
+    return [NO_NAME if uid == UNKNOWN else str(uid) for uid in uids]
 
 
-def by_cgroup(rows: Rows) -> tuple[Group, ...]:
-    """Sum up processes by control group; groups within a container are that one."""
-    keys: dict[int, str] = {}
-    for number in np.unique(rows.columns["cgroup"]).tolist():
-        path = rows.path(number)
-        keys[number] = NO_NAME if path is None else container(path)
-    return _groups(rows, [keys[number] for number in rows.columns["cgroup"].tolist()])
+def _by_path(key: Callable[[str], str]) -> Callable[[Rows], list[str]]:
+    """Make keys of the paths of control groups, each path once."""
+
+    def keys(rows: Rows) -> list[str]:
+        numbers = rows.columns["cgroup"]
+        known = {number: rows.path(number) for number in np.unique(numbers).tolist()}
+        by_number = {
+            number: NO_NAME if path is None else key(path)
+            for number, path in known.items()
+        }
+        return [by_number[number] for number in numbers.tolist()]
+
+    return keys
 
 
-def container(path: str) -> str:
-    """
-    Cut a path after the group of a container, if it leads into one.
+def _container(path: str) -> str:
+    """Return the ID of the outermost container that a control group is in."""
+    return next(iter(container_ids(path)), NO_NAME)
 
-    >>> container("/user.slice/session-1.scope")
-    '/user.slice/session-1.scope'
-    """
-    names = path.split("/")
-    for at, name in enumerate(names):
-        if _CONTAINER.search(name):
-            return "/".join(names[: at + 1])
-    return path
+
+def _namespaces(rows: Rows) -> list[str]:
+    """Return each row's PID namespace, by inode number."""
+    assert rows.kept.namespaces is not None, "namespaces have not been read"
+    inodes = rows.kept.namespaces.inodes["pid"][rows.columns["thread"]]
+    return [str(inode) if inode > 0 else NO_NAME for inode in inodes.tolist()]
+
+
+def _comms(rows: Rows) -> list[str]:
+    return [comm_text(comm) for comm in rows.columns["comm"].tolist()]
+
+
+_KEYS: Mapping[str, Callable[[Rows], list[str]]] = {
+    "user": _users,
+    "cgroup": _by_path(container_path),
+    "container": _by_path(_container),
+    "ns": _namespaces,
+    "comm": _comms,
+}
+
+
+# --- sums
 
 
 def _groups(rows: Rows, keys: list[str]) -> tuple[Group, ...]:
-    names, group = np.unique(np.array(keys, np.str_), return_inverse=True)
+    names, group = _numbered(keys)
     columns = rows.columns
     first, end = columns["threads_of"].reshape(-1, 2).T
     # Of threads that each have a row, one stands for what is their process's.
@@ -75,7 +116,7 @@ def _groups(rows: Rows, keys: list[str]) -> tuple[Group, ...]:
         return total(of_first)
 
     sums = zip(
-        names.tolist(),
+        names,
         total(once).tolist(),
         total((end - first).astype(np.int64)).tolist(),
         known("size_bytes").tolist(),
@@ -87,3 +128,75 @@ def _groups(rows: Rows, keys: list[str]) -> tuple[Group, ...]:
     found = [Group(*values) for values in sums]
     found.sort(key=lambda group: (-group.cpu_share, -group.rss_bytes))
     return tuple(found)
+
+
+def group_by_class(rows: Rows) -> tuple[ClassGroup, ...]:
+    """
+    Sum up threads by what they are doing now.
+
+    :return: With the time of each class within the interval, if there is one. The
+        longest time first, then the most threads.
+    """
+    threads = _threads_of(rows)
+    of_thread = rows.kept.columns
+    classes = of_thread["class"][threads]
+    times = _class_times(rows)
+    names = {*map(int, np.unique(classes)), *(times or ())}
+    found = []
+    for number in sorted(names):
+        there = threads[classes == number]
+        ages = of_thread["class_age_ns"][there]
+        ns, error_ns = (None, None) if times is None else times.get(number, (0, 0))
+        found.append(
+            ClassGroup(
+                key=NO_NAME if number == _UNTOLD else TaskClass(number).name,
+                processes=len(np.unique(of_thread["tgid"][there])),
+                threads=len(there),
+                age_ns=int(ages.sum()),
+                max_age_ns=int(ages.max()) if len(ages) else 0,
+                ns=ns,
+                error_ns=error_ns,
+            )
+        )
+    return tuple(sorted(found, key=_weight))
+
+
+_UNTOLD = -1
+"""In place of a class: what no sample tells."""
+
+
+def _weight(group: ClassGroup) -> tuple[int, int, str]:
+    return -(group.ns or 0), -group.threads, group.key
+
+
+def _threads_of(rows: Rows) -> npt.NDArray[np.intp]:
+    """Return the places of all threads that rows are made of."""
+    ranges = [np.arange(*bounds) for bounds in rows.columns["threads_of"].tolist()]
+    return np.concatenate([np.zeros(0, np.intp), *ranges])
+
+
+def _class_times(rows: Rows) -> dict[int, tuple[int, int]] | None:
+    """Return the time of rows in each class within an interval, and its error in ns."""
+    off = rows.off_cpu
+    if off is None:
+        return None
+    at = rows.columns["row"]
+    ns, errors = off.ns[at].sum(0), off.error_ns[at].sum(0)
+    # Page faults on code have a column of their own.
+    for sums in (ns, errors):
+        sums[TaskClass.FLT] += sums[ON_CODE]
+    times = {
+        number: (int(ns[number]), int(errors[number]))
+        for number in np.flatnonzero(ns[:ON_CODE]).tolist()
+    }
+    exact = {TaskClass[name]: rows.columns[key].sum() for name, key in _RAN.items()}
+    times |= {int(known): (int(spent), 0) for known, spent in exact.items() if spent}
+    untold = int(off.untold_ns[at].sum())
+    return times | ({_UNTOLD: (untold, 0)} if untold else {})
+
+
+def _numbered(keys: Sequence[str]) -> tuple[list[str], npt.NDArray[np.intp]]:
+    """Return each key once, and which of them each row has."""
+    names = sorted(set(keys))
+    number = {name: at for at, name in enumerate(names)}
+    return names, np.array([number[key] for key in keys], np.intp)

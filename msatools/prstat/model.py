@@ -159,9 +159,12 @@ class Totals:
 
 @dataclass(frozen=True)
 class Group:
-    """The processes of one user or control group."""
+    """The processes, or threads, that have one thing in common."""
 
     key: str
+    """The number of a user, path of a control group, ID of a container, inode number of
+    a PID namespace or name of a command; ``-`` for none or an unknown one."""
+
     processes: int
     threads: int
     size_bytes: int
@@ -173,6 +176,26 @@ class Group:
 
     cpu_share: float
     """Of one CPU, over the life of each process or the interval."""
+
+
+@dataclass(frozen=True)
+class ClassGroup:
+    """The threads that are doing one thing now, and the time spent on it."""
+
+    key: str
+    """The class; ``-`` for time of an interval that nothing tells."""
+
+    processes: int
+    threads: int
+    age_ns: int
+    """For how long the threads have been doing it, summed."""
+
+    max_age_ns: int
+    ns: int | None
+    """Of an interval, by all threads, also those that do something else now."""
+
+    error_ns: int | None
+    """The standard error of :attr:`ns`, 0 if it is exact."""
 
 
 @dataclass(frozen=True)
@@ -243,10 +266,18 @@ class PrstatReport(Report):
     totals: Totals
     tasks: Sequence[TaskRow]
     per_thread: bool = field(metadata=UNLISTED)
+    selects: bool = field(default=False, metadata=UNLISTED)
+    """Whether some tasks were asked for, and not all."""
+
     herds: tuple[Herd, ...]
     states: tuple[StateTime, ...] | None = field(default=None, metadata=ADDED)
     load: Load | None = field(default=None, metadata=ADDED)
     users: tuple[Group, ...] | None = field(default=None, metadata=ADDED)
     cgroups: tuple[Group, ...] | None = field(default=None, metadata=ADDED)
+    by: Mapping[str, tuple[Group, ...] | tuple[ClassGroup, ...]] | None = field(
+        default=None, metadata=ADDED
+    )
+    """By the kinds of :data:`msatools.prstat.options.GROUPS` that were asked for."""
+
     stacks: tuple[StackGroup, ...] | None = field(default=None, metadata=ADDED)
     why: tuple[Why, ...] | None = field(default=None, metadata=ADDED)

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from msatools.prstat.select import Selection, SortKey
 
+GROUPS = ("user", "cgroup", "container", "ns", "class", "comm")
+"""What rows can be summed up by."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -22,6 +25,9 @@ class Options:
     load: bool = False
     users: bool = False
     cgroups: bool = False
+    by: tuple[str, ...] = ()
+    """Of :data:`GROUPS`."""
+
     stacks: bool = False
     functions: tuple[str, ...] = ()
     """Stacks with one of these."""
@@ -41,6 +47,11 @@ class Options:
 
     whole: bool = False
     """Keep all that was found out of all threads: it is selected and sorted later."""
+
+    @property
+    def needs_namespaces(self) -> bool:
+        """Whether the namespaces of threads are asked for."""
+        return "ns" in self.by or self.selection.membership.namespaces is not None
 
     @property
     def by_thread(self) -> bool:

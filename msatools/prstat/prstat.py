@@ -54,6 +54,7 @@ from msatools.tasks.identity import read_identities
 from msatools.tasks.iowait import read_in_iowait
 from msatools.tasks.memory import read_memory
 from msatools.tasks.names import KernelNames
+from msatools.tasks.namespaces import read_namespaces
 from msatools.tasks.now import Now
 from msatools.tasks.processes import Processes, read_processes, read_reaped
 from msatools.tasks.table import TaskTable
@@ -256,6 +257,7 @@ class Prstat(KernelSession):
             totals=summed,
             tasks=(),
             per_thread=options.by_thread,
+            selects=not options.selection.is_all,
             herds=herds,
         )
         if options.whole:
@@ -280,7 +282,7 @@ class Prstat(KernelSession):
     ) -> Threads:
         """Read what threads have beside their own records."""
         reader, findings, tasks = self._reader, self._findings, look.tasks
-        children = self._options.children
+        options = self._options
         return Threads(
             tasks=tasks,
             now=look.now,
@@ -290,7 +292,12 @@ class Prstat(KernelSession):
             memory=read_memory(reader, tasks, findings),
             cgroups=read_cgroups(reader, tasks, findings),
             breakdown=split,
-            reaped=read_reaped(reader, tasks, findings) if children else None,
+            reaped=read_reaped(reader, tasks, findings) if options.children else None,
+            namespaces=(
+                read_namespaces(reader, tasks, findings)
+                if options.needs_namespaces
+                else None
+            ),
         )
 
     def _with_stacks(

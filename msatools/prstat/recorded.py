@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from msatools.locks.herds import MIN_WAITERS
-from msatools.prstat.groups import by_cgroup, by_user
+from msatools.prstat.groups import group_by, group_by_class
 from msatools.prstat.load import collect_load
 from msatools.prstat.microstates import Booleans
 from msatools.prstat.model import PrstatReport, Totals
@@ -59,6 +59,7 @@ def choose(report: RecordedPrstat, options: Options) -> PrstatReport:
             chosen,
             tasks=rows.take(order(rows, options.sort)[: options.rows]),
             per_thread=options.by_thread,
+            selects=not options.selection.is_all,
             totals=count(kept, wanted, report.totals),
             herds=tuple(
                 herd
@@ -111,9 +112,15 @@ def with_views(
     if options.load:
         report = replace(report, load=collect_load(kept, rows.ons, wanted))
     if options.users:
-        report = replace(report, users=by_user(rows))
+        report = replace(report, users=group_by("user", rows))
     if options.cgroups:
-        report = replace(report, cgroups=by_cgroup(rows))
+        report = replace(report, cgroups=group_by("cgroup", rows))
+    if options.by:
+        groups = {
+            kind: group_by_class(rows) if kind == "class" else group_by(kind, rows)
+            for kind in options.by
+        }
+        report = replace(report, by=groups)
     if options.why:
         accounting, is_bound = report.accounting, kept.latency_is_bound
         reasons = tuple(why(name, accounting, is_bound) for name in options.why)

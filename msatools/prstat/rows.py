@@ -25,6 +25,7 @@ from msatools.tasks.cgroups import TaskCgroups
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import Identities, comm_text
 from msatools.tasks.memory import TaskMemory
+from msatools.tasks.namespaces import TaskNamespaces
 from msatools.tasks.now import AgeBound, Now
 from msatools.tasks.processes import Processes, Sums
 from msatools.tasks.states import letters, loads
@@ -86,6 +87,9 @@ class Threads:
     reaped: Sums | None = None
     """What children used that were waited for, if that was asked for."""
 
+    namespaces: TaskNamespaces | None = None
+    """If they were asked for."""
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -110,6 +114,9 @@ class Kept:
     """Of an interval only."""
 
     latency_is_bound: bool
+    namespaces: TaskNamespaces | None = None
+    """If they were asked for."""
+
     ons: tuple[On | None, ...] = ()
     """What each thread waits on; of a recording only."""
 
@@ -169,6 +176,11 @@ class Rows(Sequence[TaskRow]):
     def ons(self) -> Sequence[On | None]:
         """What each thread waits on; none if that was not asked for."""
         return self._ons
+
+    @property
+    def off_cpu(self) -> ByClass | None:
+        """What rows of an interval did off the CPU, by their column ``row``."""
+        return self._off
 
     def path(self, number: int) -> str | None:
         """Tell the path of a control group."""
@@ -296,6 +308,7 @@ def keep(threads: Threads, spent: Spent) -> Kept:
         reaped=threads.reaped,
         off=spent.off_cpu,
         latency_is_bound=spent.lives.latency_is_bound,
+        namespaces=threads.namespaces,
     )
 
 

@@ -13,7 +13,9 @@ import numpy.typing as npt
 from msatools.prstat.breakdown import Breakdown, Column
 from msatools.prstat.rows import Columns, Rows
 from msatools.prstat.waited import WAITED
+from msatools.tasks.cgroups import TaskCgroups
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.membership import ANY, Membership, members
 
 Booleans = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
@@ -60,6 +62,14 @@ class Selection:
     classes: frozenset[TaskClass] | None = None
     ages: tuple[Ages, ...] = ()
     """All of these."""
+
+    membership: Membership = ANY
+    """A process is in what any of its threads is in."""
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing is left out."""
+        return self == Selection()
 
 
 @dataclass(frozen=True)
@@ -112,9 +122,14 @@ def selected(rows: Rows, wanted: Selection) -> Booleans:
     if wanted.cpus is not None:
         keep &= np.isin(columns["cpu"], list(wanted.cpus))
     if wanted.states is not None:
-        keep &= _any_thread(rows, "state", wanted.states)
+        keep &= _any_thread(rows, _isin(rows, "state", wanted.states))
     if wanted.classes is not None:
-        keep &= _any_thread(rows, "class", wanted.classes)
+        keep &= _any_thread(rows, _isin(rows, "class", wanted.classes))
+    if not wanted.membership.is_any:
+        kept = rows.kept
+        cgroups = TaskCgroups(kept.paths, kept.columns["cgroup"])
+        found = members(wanted.membership, cgroups, kept.namespaces)
+        keep &= _any_thread(rows, found)
     for ages in wanted.ages:
         keep &= columns["class_age_ns"] >= ages.least_ns
         if ages.most_ns is not None:
@@ -122,10 +137,13 @@ def selected(rows: Rows, wanted: Selection) -> Booleans:
     return keep
 
 
-def _any_thread(rows: Rows, name: str, wanted: Iterable[Any]) -> Booleans:
-    """Tell in which rows any thread has one of some values in a column."""
-    values = rows.kept.columns[name]
-    found = np.append(0, np.cumsum(np.isin(values, list(wanted))))
+def _isin(rows: Rows, name: str, wanted: Iterable[Any]) -> Booleans:
+    return np.isin(rows.kept.columns[name], list(wanted))
+
+
+def _any_thread(rows: Rows, wanted: Booleans) -> Booleans:
+    """Select the rows of which any thread is wanted."""
+    found = np.append(0, np.cumsum(wanted))
     first, end = rows.columns["threads_of"].T
     has: Booleans = found[end] > found[first]
     return has

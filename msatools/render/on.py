@@ -29,8 +29,8 @@ def _place(on: On) -> str | None:
 
 
 def _device(on: On) -> str | None:
-    """Write the device's name, or its numbers if it has none."""
-    return on.device.split()[0] if on.device else None
+    """Write the device's name, or its numbers if it has none; or the file system's."""
+    return on.device.split()[0] if on.device else on.fs
 
 
 def _until(on: On) -> str | None:

@@ -7,6 +7,7 @@ from typing import overload
 
 from msatools.locks.model import Herd
 from msatools.prstat.model import (
+    ClassGroup,
     Group,
     Load,
     PrstatReport,
@@ -86,7 +87,9 @@ def blocks(
         yield from _why(report.why)
         return
     yield from header(report.target, *_facts(report), verbose=verbose)
-    if report.load is not None:
+    if report.selects and not report.totals.threads:
+        yield _nobody(report)
+    elif report.load is not None:
         yield from _load(report, report.load, rows)
         yield from _more(len(report.load.groups), rows)
     elif report.states is not None:
@@ -106,12 +109,10 @@ def blocks(
             yield text(Span(f"({left:,} more rows: -n COUNT shows them)", "dim"))
         if microstates and columns is None:
             yield text(Span(_LEGEND, "dim"))
-    if report.users is not None:
-        yield _groups(report, report.users, "USER")
-    if report.cgroups is not None:
-        yield _groups(report, report.cgroups, "CGROUP")
-    yield _total(report)
-    yield _classes(report)
+    if report.totals.threads:
+        yield from _all_groups(report, rows)
+        yield _total(report)
+        yield _classes(report)
     for herd in report.herds:
         yield text(Span(_herd(herd, report.interval_ns), "warn"))
     for note in report.notes:
@@ -241,6 +242,69 @@ def _herd(herd: Herd, interval_ns: int | None) -> str:
         f"sleeps each (median); owner {owner}; {how}"
     )
     return "; ".join([words, *woken_words(herd, interval_ns)])
+
+
+_TASKS_LOST = ("tasks_unreadable", "lists_broken")
+
+
+def _nobody(report: PrstatReport) -> Text:
+    """Say that nothing fits what was asked for."""
+    # A list that breaks off may hide them all.
+    left_out = any(report.coverage.get(key) for key in _TASKS_LOST)
+    among = " among the tasks that could be read" if left_out else ""
+    return text(f"No task of those that were asked for{among}.")
+
+
+_TITLES = {
+    "user": "USER",
+    "cgroup": "CGROUP",
+    "container": "CONTAINER",
+    "ns": "PID NAMESPACE",
+    "comm": "COMMAND",
+}
+
+
+def _all_groups(report: PrstatReport, limit: int | None) -> Iterator[Block]:
+    """Yield the tables of all groups that were asked for.
+
+    :param limit: How many of each at most.
+    """
+    asked = (("user", report.users), ("cgroup", report.cgroups))
+    for kind, groups in (*asked, *(report.by or {}).items()):
+        if groups is None:
+            continue
+        shown = groups[:limit]
+        if kind == "class":
+            yield _by_class([group for group in shown if isinstance(group, ClassGroup)])
+        else:
+            found = [group for group in shown if isinstance(group, Group)]
+            yield _groups(report, found, _TITLES[kind])
+        yield from _more(len(groups), limit)
+
+
+def _by_class(groups: Sequence[ClassGroup]) -> Table:
+    has_times = any(group.ns is not None for group in groups)
+    times = ("TIME", "ERROR") if has_times else ()
+    headers = ("NPROC", "NLWP", "FOR, SUMMED", "LONGEST", *times)
+    columns = (*(Column(name, "right") for name in headers), Column("CLASS"))
+    rows = [
+        (
+            str(group.processes),
+            str(group.threads),
+            duration(group.age_ns) if group.threads else NOT_KEPT,
+            duration(group.max_age_ns) if group.threads else NOT_KEPT,
+            *(_class_times(group) if has_times else ()),
+            group.key,
+        )
+        for group in groups
+    ]
+    return Table(columns, rows)
+
+
+def _class_times(group: ClassGroup) -> tuple[str, str]:
+    if not group.error_ns:
+        return duration(group.ns or 0), "0"
+    return ESTIMATE + duration(group.ns or 0), duration(group.error_ns)
 
 
 def _groups(report: PrstatReport, groups: Sequence[Group], title: str) -> Table:

@@ -118,6 +118,7 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cgroups": ("u8", ("cgroups",)),
     "delays": ("u8", ("delays",)),
     "files": ("u8", ("files",)),
+    "nsproxy": ("u8", ("nsproxy",)),
     # "kthread: Generalize pf_io_worker so it can point to struct kthread" (in v5.17);
     # of the kernel's own threads alone.
     "kthread": ("u8", ("worker_private", "set_child_tid")),

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
+from msatools.tasks.membership import is_in_path
 from msatools.zombies.endings import ending
 from msatools.zombies.model import Group, Zombie, ZombiesReport
 from msatools.zombies.options import ZombiesOptions
@@ -33,11 +34,12 @@ def choose(report: ZombiesReport, options: ZombiesOptions) -> ZombiesReport:
 def _is_wanted(zombie: Zombie, options: ZombiesOptions) -> bool:
     wanted: Sequence[tuple[Collection[object] | None, object]] = (
         (options.parents, zombie.ppid),
-        (options.namespaces, zombie.namespace),
         (options.uids, zombie.uid),
         (options.verdicts, zombie.verdict),
     )
-    return all(names is None or value in names for names, value in wanted)
+    return is_in_path(options.membership, zombie.cgroup) and all(
+        names is None or value in names for names, value in wanted
+    )
 
 
 def _part(group: Group, chosen: dict[int, Zombie]) -> Group | None:

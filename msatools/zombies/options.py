@@ -4,6 +4,7 @@
 
 from dataclasses import dataclass
 
+from msatools.tasks.membership import ANY, Membership
 from msatools.zombies.model import Verdict
 
 
@@ -20,8 +21,9 @@ class ZombiesOptions:
     parents: tuple[int, ...] | None = None
     """Children of these processes."""
 
-    namespaces: tuple[int, ...] | None = None
-    """Those in these PID namespaces, by inode number, but not in those below."""
+    membership: Membership = ANY
+    """Those in these control groups, containers or namespaces. A dead task is in a PID
+    and a user namespace only; in these, but not in those below."""
 
     uids: tuple[int, ...] | None = None
     verdicts: frozenset[Verdict] | None = None

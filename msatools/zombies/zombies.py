@@ -23,6 +23,7 @@ from msatools.target.errors import TargetError
 from msatools.target.model import Target
 from msatools.tasks.cgroups import read_cgroups
 from msatools.tasks.identity import comm_text, read_users
+from msatools.tasks.membership import read_members
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.states import letters
@@ -276,8 +277,11 @@ class Zombies(KernelSession):
             # The last stands for a parent that is not known.
             of = np.array([*pids, 0], np.int64)[found.parents.index]
             wanted &= np.isin(of, options.parents)
-        if options.namespaces is not None:
-            wanted &= np.isin(dead.namespace, options.namespaces)
+        if not options.membership.is_any:
+            own = TaskTable(found.tasks.records[dead.row], found.tasks.columns)
+            wanted &= read_members(
+                self._reader, own, options.membership, self._findings, found.cgroups
+            )
         if options.uids is not None:
             wanted &= np.isin(found.users.uid, options.uids)
         if options.verdicts is not None:

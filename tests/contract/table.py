@@ -162,7 +162,7 @@ ON = (
         "address?": ADDRESS,
         "addresses?": [ADDRESS],
         **{f"{key}?": str for key in ("type", "name", "path", "device", "mode")},
-        **{f"{key}?": str for key in ("local", "peer")},
+        **{f"{key}?": str for key in ("local", "peer", "fs")},
         **{f"{key}?": int for key in ("waiters", "owner", "inode", "fd", "count")},
         **{f"{key}?": int for key in ("pid", "pgid", "cpu", "id")},
         **{f"{key}?": int for key in ("expires_ns", "left_ns")},
@@ -367,11 +367,20 @@ _LOST_OF_TASKS = {
     "reads": (False, False),
 }
 
+WRONG_MEMBERSHIPS = {
+    "--cgroup system.slice": "not a path such as /system.slice: 'system.slice'",
+    "--cgroup /a,": "not a path such as /system.slice: ''",
+    "--container 123": "not 12 to 64 hexadecimal digits of a container's ID: '123'",
+    "--container web-server-1": "not 12 to 64 hexadecimal digits",
+    "--ns pid": "not a number: 'pid'",
+    "--ns": "expected one argument",
+}
+
 LOCKS = Row(
     command=locks.COMMAND,
     options=frozenset(
         {"-p", "--type", "--state", "--min-wait", "--by", "--chains", "--holders"}
-        | {"--dot", "--stack", "-n"}
+        | {"--dot", "--stack", "-n", "--cgroup", "--container", "--ns"}
     ),
     asked=(
         "-v --stack",
@@ -379,12 +388,14 @@ LOCKS = Row(
         "--by task --type mutex,rwsem,futex --state DS --min-wait 1 -n 9",
         "--chains -n 9",
         "--holders",
+        f"--cgroup /,/nowhere --container {'0' * 12} -n all",
         "-p 1",
     ),
     no_json=("--dot", "--dot -v -p 211"),
     naming=("--by task",),
     wrong={
         "-p x": "not a number: 'x'",
+        **WRONG_MEMBERSHIPS,
         "--type spin": "no type 'spin'; there are mutex, ww_mutex, rwsem",
         "--type ,": "no type ''",
         "--state Q": "states are some of R, S, D",
@@ -595,6 +606,13 @@ MEMSTAT = Row(
     },
 )
 
+GROUP_OF_TASKS = {
+    "key": str,
+    **dict.fromkeys(("processes", "threads", "size_bytes", "rss_bytes"), int),
+    "cpu_ns": int,
+    "cpu_share": float,
+}
+
 STACKS = [
     {
         "frames": [str],
@@ -609,6 +627,7 @@ PRSTAT = Row(
     command=prstat.COMMAND,
     options=frozenset(
         {"-m", "-L", "-a", "-Z", "-p", "-u", "-P", "--kernel-threads", "--user-tasks"}
+        | {"--by", "--cgroup", "--container", "--ns"}
         | {"--state", "--class", "--age", "--sort", "-n", "-o", "--children"}
         | {"--states", "--load", "--stacks", "--folded", "--function", "--module"}
         | {"--why", "-F"}
@@ -617,6 +636,9 @@ PRSTAT = Row(
         "-m -L -v -n 9",
         "-a -Z --children --sort RSS -n 9",
         "-o CGROUP,ON --kernel-threads -n 9",
+        "--by user,cgroup,container --by class,comm -n 9",
+        f"--cgroup / --cgroup /a,/b* --container {'0' * 64} -n all",
+        "-o all -n 2",
         "-u 0 -P 0-1 --user-tasks --state S --class SIG --age >1s -n 9",
         "--states -n 1",
         "--load -n 1",
@@ -644,7 +666,11 @@ PRSTAT = Row(
         "-n 0": "not a positive number: '0'",
         "-n many": "not a number: 'many'",
         "-p init": "not a number: 'init'",
-        "-u root": "not a number: 'root'",
+        "-u root,": "not a user's number or name: ''",
+        "-u a:b": "not a user's number or name: 'a:b'",
+        "--by": "expected one argument",
+        "--by parent": "no grouping 'parent'; there are user, cgroup, container, ns",
+        **WRONG_MEMBERSHIPS,
         "--folded size": "invalid choice",
         "-F 0": "not a frequency up to 1000 Hz: '0'",
         "-F nan": "not a frequency",
@@ -730,8 +756,22 @@ PRSTAT = Row(
         "herds": HERDS,
     },
     payload_of={
-        "-a": {"users": [ANY]},
-        "-Z": {"cgroups": [ANY]},
+        "-a": {"users": [GROUP_OF_TASKS]},
+        "-Z": {"cgroups": [GROUP_OF_TASKS]},
+        "--by": {
+            "by": {
+                **{f"{kind}?": [GROUP_OF_TASKS] for kind in ("user", "cgroup", "ns")},
+                **{f"{kind}?": [GROUP_OF_TASKS] for kind in ("container", "comm")},
+                "class?": [
+                    {
+                        "key": TASK_CLASS | {"-"},
+                        **dict.fromkeys(("processes", "threads", "age_ns"), int),
+                        "max_age_ns": int,
+                        **dict.fromkeys(("ns", "error_ns"), NS),
+                    }
+                ],
+            }
+        },
         "--states": {"states": [ANY]},
         "--load": {
             "load": {
@@ -767,12 +807,13 @@ ZOMBIES = Row(
     command=zombies.COMMAND,
     options=frozenset(
         {"-p", "--parent", "--ns", "-u", "--verdict", "--by", "--tree", "--leaks"}
-        | {"-n", "--cost"}
+        | {"-n", "--cost", "--cgroup", "--container"}
     ),
     asked=(
         "-v",
         "--by cgroup -n 9",
-        "--verdict never-waits -u 0 --ns 4026531836 --parent 1",
+        "--verdict never-waits -u 0 --ns 4026531836 --parent 1 -n all",
+        f"--cgroup / --container {'0' * 12}",
         "--tree",
         "-p 1 --cost",
     ),
@@ -781,23 +822,26 @@ ZOMBIES = Row(
         "-p x": "not a number: 'x'",
         "--parent x": "not a number: 'x'",
         "--ns pid:[4026531836]": "not a number",
-        "-u root": "not a number: 'root'",
+        **WRONG_MEMBERSHIPS,
+        "-u root,": "not a user's number or name: ''",
         "--verdict dead": "no verdict 'dead'; there are leader-exited, being-reaped",
         "--verdict ,": "no verdict ''",
         "--by zone": "invalid choice",
         "--by cgroup --tree": "not allowed with",
         "--tree --leaks": "not allowed with",
         "-n 0": "not a positive number",
-        "-p 5 --parent 1": "-p: named tasks",
-        "-p 5 --ns 4026531836": "-p: named tasks",
-        "-p 5 -u 0": "-p: named tasks",
-        "-p 5 --verdict traced": "-p: named tasks",
+        "-p 5 --parent 1": "-p: names tasks, and --parent, --cgroup",
+        "-p 5 --ns 4026531836": "-p: names tasks",
+        "-p 5 --cgroup /a": "-p: names tasks",
+        "-p 5 -u 0": "-p: names tasks",
+        "-p 5 --verdict traced": "-p: names tasks",
         "-p 5 --by user": "-p: named tasks",
         "-p 5 --tree": "-p: named tasks",
         "-p 5 --leaks": "-p: named tasks",
         "-p 5 -n 1": "-p: named tasks",
         "--leaks --parent 5": "--leaks: struct pids",
         "--leaks -u 0": "--leaks: struct pids",
+        "--leaks --container 0123456789ab": "--leaks: struct pids",
     },
     absent={"-p 99999": "pid 99999: no such task"},
     payload={

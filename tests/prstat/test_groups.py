@@ -1,40 +1,21 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Processes summed up by user, and by control group or container."""
+"""Processes and threads summed up by what they have in common."""
 
-import pytest
+from dataclasses import replace
 
-from msatools.prstat.groups import by_cgroup, by_user, container
-from msatools.prstat.model import Group
+import numpy as np
+
+from msatools.prstat.groups import group_by, group_by_class
+from msatools.prstat.interval import ON_CODE, OffCpu
+from msatools.prstat.model import ClassGroup, Group
+from msatools.prstat.options import GROUPS
+from msatools.prstat.rows import Rows
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.namespaces import TaskNamespaces
 from tests.prstat.maderows import LIFE, MIB, SECOND, MadeThreads
 
 ID = "0123456789abcdef" * 4
-POD = "/kubepods.slice/kubepods-pod1.slice"
-CONTAINERS = (
-    *(f"/docker/{ID}", f"/system.slice/docker-{ID}.scope", f"/lxc.payload/{ID}"),
-    *(f"{POD}/cri-containerd-{ID}.scope", f"{POD}/crio-{ID}", f"{POD}/{ID}"),
-    f"/machine.slice/libpod-{ID}.scope",
-    f"{POD}/cri-containerd:{ID}",
-)
-
-
-@pytest.mark.parametrize("path", CONTAINERS)
-def test_containers(path: str) -> None:
-    assert container(path) == path
-    assert container(f"{path}/init.scope") == path
-    assert container(f"{path}/a/b") == path
-
-
-OTHERS = (
-    *("/", "/user.slice/user-0.slice/session-1.scope", f"/a{ID}", f"/{ID}a"),
-    *(f"/{ID[:-1]}", f"/{ID.upper()}", f"/{ID}0"),
-)
-
-
-@pytest.mark.parametrize("path", OTHERS)
-def test_what_is_no_container(path: str) -> None:
-    assert container(f"{path}/b") == f"{path}/b"
-
 
 PROCESSES = (
     {"pid": 1, "uid": 0, "user_ns": SECOND, "rss_bytes": MIB},
@@ -47,7 +28,7 @@ PROCESSES = (
 
 def test_users() -> None:
     """Largest share of a CPU first, then the largest in memory."""
-    found = by_user(MadeThreads(*PROCESSES).by_process())
+    found = group_by("user", MadeThreads(*PROCESSES).by_process())
     assert found == (
         Group("5", 1, 2, 8 * MIB, 4 * MIB, 4 * SECOND, 4 * SECOND / LIFE),
         Group("0", 2, 2, 8 * MIB, MIB, SECOND, SECOND / LIFE),
@@ -58,14 +39,14 @@ def test_users() -> None:
 def test_users_of_threads() -> None:
     """Memory is a process's, once, however many rows it has."""
     made = MadeThreads(*PROCESSES)
-    assert by_user(made.by_thread()) == by_user(made.by_process())
+    assert group_by("user", made.by_thread()) == group_by("user", made.by_process())
 
 
 def test_threads_whose_leader_is_dead_or_left_out() -> None:
     dead = {"has_mm": False, "size_bytes": 0, "rss_bytes": 0, "threads": 2}
     rows = MadeThreads({"pid": 2, **dead}, {"pid": 3, "tgid": 2}).by_thread()
     for some, threads in ((rows, 2), (rows[1:], 1)):
-        (group,) = by_user(some)
+        (group,) = group_by("user", some)
         found = group.processes, group.threads, group.size_bytes
         assert found == (1, threads, 8 * MIB)
 
@@ -73,11 +54,91 @@ def test_threads_whose_leader_is_dead_or_left_out() -> None:
 def test_control_groups() -> None:
     paths = ("/", f"/docker/{ID}/a", f"/docker/{ID}/b", "/user")
     threads = [{"pid": n, "cgroup": at} for n, at in enumerate((0, 1, 2, 2, 3, -1), 1)]
-    found = by_cgroup(MadeThreads(*threads, paths=paths).by_process())
+    found = group_by("cgroup", MadeThreads(*threads, paths=paths).by_process())
     counts = {group.key: group.processes for group in found}
     assert counts == {"/": 1, f"/docker/{ID}": 3, "/user": 1, "-": 1}
 
 
+CONTAINED = (
+    *("/", f"/docker/{ID}/a", f"/docker/{ID}/docker/{ID[::-1]}", "/user"),
+    f"/docker/{ID[::-1]}",
+)
+
+
+def test_containers() -> None:
+    """By the outermost, as its control group is."""
+    threads = [{"pid": n, "cgroup": at} for n, at in enumerate((0, 1, 2, 3, 4, -1), 1)]
+    found = group_by("container", MadeThreads(*threads, paths=CONTAINED).by_process())
+    counts = {group.key: group.processes for group in found}
+    assert counts == {"-": 3, ID: 2, ID[::-1]: 1}
+
+
+def test_names_of_commands() -> None:
+    threads = [
+        {"pid": 1, "comm": b"a", "threads": 2},
+        {"pid": 2, "tgid": 1, "comm": b"b", "threads": 2},
+        {"pid": 3, "comm": b"a"},
+    ]
+    made = MadeThreads(*threads)
+
+    def counts(rows: Rows) -> dict[str, tuple[int, int]]:
+        groups = group_by("comm", rows)
+        return {group.key: (group.processes, group.threads) for group in groups}
+
+    assert counts(made.by_process()) == {"a": (2, 3)}
+    assert counts(made.by_thread()) == {"a": (2, 2), "b": (0, 1)}
+
+
+def test_pid_namespaces() -> None:
+    made = MadeThreads({"pid": 1}, {"pid": 2}, {"pid": 3})
+    spaces = TaskNamespaces({"pid": np.array([7, 8, 7]), "net": np.array([9, 9, 9])})
+    made.threads = replace(made.threads, namespaces=spaces)
+    found = group_by("ns", made.by_process())
+    assert {group.key: group.processes for group in found} == {"7": 2, "8": 1}
+
+
+WAITING = (
+    {"pid": 1, "class": TaskClass.LCK, "age_ns": 5, "threads": 2},
+    {"pid": 2, "tgid": 1, "class": TaskClass.POL, "age_ns": 7, "threads": 2},
+    {"pid": 3, "class": TaskClass.LCK, "age_ns": 9},
+)
+
+
+def test_classes() -> None:
+    """Each thread is in its own, whatever its process's row says."""
+    made = MadeThreads(*WAITING)
+    for rows in (made.by_process(), made.by_thread()):
+        assert group_by_class(rows) == (
+            ClassGroup("LCK", 2, 2, 14, 9, None, None),
+            ClassGroup("POL", 1, 1, 7, 7, None, None),
+        )
+    assert [group.key for group in group_by_class(made.by_thread()[1:2])] == ["POL"]
+
+
+def test_classes_of_an_interval() -> None:
+    """Time is of all threads, also those that do something else by now."""
+    made = MadeThreads(*(thread | {"user_ns": 4} for thread in WAITING))
+    ns = np.zeros((3, ON_CODE + 1), np.int64)
+    ns[0, TaskClass.LCK] = 100
+    ns[1, TaskClass.LCK], ns[1, TaskClass.FLT], ns[1, ON_CODE] = 50, 3, 4
+    error = np.where(ns == 50, 6, 0)
+    off = OffCpu(ns, error, np.array([0, 0, 8]), np.array([True, False, False]))
+    made.spent = replace(made.spent, off_cpu=off)
+    for rows in (made.by_process(), made.by_thread()):
+        found = {
+            group.key: (group.ns, group.error_ns) for group in group_by_class(rows)
+        }
+        assert found == {
+            "LCK": (150, 6),
+            "USR": (12, 0),
+            "-": (8, 0),
+            "FLT": (7, 0),
+            "POL": (0, 0),
+        }
+
+
 def test_nobody() -> None:
     rows = MadeThreads().by_process()
-    assert by_user(rows) == by_cgroup(rows) == ()
+    assert group_by_class(rows) == ()
+    for kind in {*GROUPS} - {"class", "ns"}:
+        assert group_by(kind, rows) == (), kind

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msatools.commands.zombies import COMMAND
 
+from msatools.tasks.membership import Membership
 from msatools.zombies.options import ZombiesOptions
 from tests.support import commandline
 from tests.support.golden import Golden
@@ -23,7 +24,14 @@ RUN = "msatools.zombies.zombies.Zombies"
         ("-p 12 --cost", {"pids": (12,), "cost": True}),
         ("--parent 147", {"parents": (147,)}),
         ("--parent 147,1,147", {"parents": (147, 1)}),
-        ("--ns 4026531836,4026532168", {"namespaces": (4026531836, 4026532168)}),
+        (
+            "--ns 4026531836,4026532168 --cgroup /a --cgroup /b,/c",
+            {
+                "membership": Membership(
+                    namespaces=(4026531836, 4026532168), cgroups=("/a", "/b", "/c")
+                )
+            },
+        ),
         ("-u 0,1000", {"uids": (0, 1000)}),
         ("--verdict traced", {"verdicts": frozenset({"traced"})}),
         (

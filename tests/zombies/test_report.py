@@ -12,6 +12,7 @@ import pytest
 from fixtures.lab.zombies import SLACK_NS, ran_last_ns
 from msatools.render.json import dumps as as_json
 from msatools.target.describe import describe
+from msatools.tasks.membership import Membership
 from msatools.zombies.model import Zombie, ZombiesReport
 from msatools.zombies.options import ZombiesOptions
 from msatools.zombies.zombies import collect_zombies
@@ -91,9 +92,9 @@ def test_same_with_debug_info() -> None:
     assert one == other
 
 
-@pytest.mark.parametrize("by", ["parents", "namespaces", "uids", "verdicts"])
+@pytest.mark.parametrize("by", ["parents", "uids", "verdicts"])
 def test_selection(by: str) -> None:
-    key = {"parents": "ppid", "namespaces": "namespace"}.get(by, by.rstrip("s"))
+    key = {"parents": "ppid"}.get(by, by.rstrip("s"))
     whole = by_pid(report(NAME))
     wanted = Counter(getattr(each, key) for each in whole.values()).most_common()[-1][0]
     chosen = frozenset((wanted,)) if by == "verdicts" else (wanted,)
@@ -101,6 +102,17 @@ def test_selection(by: str) -> None:
     expected = {p for p, each in whole.items() if getattr(each, key) == wanted}
     assert {each.pid for each in found.zombies} == expected
     assert sum(group.count for group in found.groups) == len(expected)
+
+
+@pytest.mark.parametrize("by", ["namespaces", "cgroups"])
+def test_selection_by_membership(by: str) -> None:
+    key = by.removesuffix("s")
+    whole = by_pid(report(NAME))
+    wanted = Counter(getattr(each, key) for each in whole.values()).most_common()[-1][0]
+    found = report(NAME, membership=Membership(**{by: (wanted,)}))
+    expected = {p for p, each in whole.items() if getattr(each, key) == wanted}
+    assert {each.pid for each in found.zombies} == expected
+    assert 0 < len(expected) < len(whole)
 
 
 def test_named_tasks() -> None:

@@ -80,8 +80,8 @@ def of_path(look: Look, inode: Inode, path: str | None) -> Name:
     :param path: If it is known.
     """
     path = _shown(inode, path)
-    is_device = _is_data_of_device(look, inode)
-    device = device_of(look, inode)
+    is_device = look.storage.is_data_of_device(inode)
+    device = look.storage.device_of(inode)
     if path:
         text = path
     elif is_device:
@@ -112,27 +112,11 @@ def _shown(inode: Inode, path: str | None) -> str | None:
     return path or None
 
 
-def device_of(look: Look, inode: Inode) -> str | None:
-    """Name the block device that an inode is on, or whose data it has."""
-    if stat.S_ISBLK(inode.mode) and not _is_data_of_device(look, inode):
-        # A node of a file system: it has a number, and no data.
-        part = look.layout.member(inode.super_block, "super_block", "s_bdev")
-        return look.storage.device(part) if part >= KERNEL_HALF else None
-    return look.storage.device_of(inode)
-
-
-def _is_data_of_device(look: Look, inode: Inode) -> bool:
-    """Tell whether it is the kernel's own inode of a block device (block/bdev.c)."""
-    if not stat.S_ISBLK(inode.mode):
-        return False
-    return look.fuse.type_of(inode.super_block) == "bdev"
-
-
 def _text_of_file_system(look: Look, super_block: int) -> str:
     """Say which file system: its device, or its type."""
     device = look.layout.member(super_block, "super_block", "s_bdev")
     name = short(look.storage.device(device)) if device >= KERNEL_HALF else None
-    return name or look.fuse.type_of(super_block)
+    return name or look.storage.file_system_type(super_block)
 
 
 def short(device: str | None) -> str | None:

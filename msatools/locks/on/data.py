@@ -55,14 +55,16 @@ def _fault(look: Look, case: Case, what: Fault, mapping: dict[str, int]) -> On:
     file = mapping["vm_file"]
     if not file:
         return On(kind="page", address=address, text=text)
-    inode = look.storage.inode(look.layout.member(file, "file", "f_inode"))
+    inode = look.storage.host_of_file(file)
+    is_device = look.storage.is_data_of_device(inode)
     return On(
         kind="page",
         address=address,
         text=text,
         path=look.path_of_file(file),
-        inode=inode.number,
+        inode=None if is_device else inode.number,
         device=look.storage.device_of(inode),
+        fs=look.storage.file_system_of(inode),
     )
 
 
@@ -97,8 +99,8 @@ def _data(look: Look, case: Case, kind: str = "disk") -> On | None:
 def _on_inode(look: Look, kind: str, inode: Inode, file: OpenFile | None) -> On:
     """Tell whose data is waited for; the number of a device's own inode is no use."""
     device = look.storage.device_of(inode)
+    is_device = look.storage.is_data_of_device(inode)
     opened = file if look.is_data_of(file, inode) else None
-    is_device = stat.S_ISBLK(inode.mode)
     if opened:
         path = look.path_at(opened.place)
     else:
@@ -108,6 +110,7 @@ def _on_inode(look: Look, kind: str, inode: Inode, file: OpenFile | None) -> On:
         path=path,
         inode=None if is_device else inode.number,
         device=device,
+        fs=look.storage.file_system_of(inode),
         fd=opened.fd if opened else None,
     )
 

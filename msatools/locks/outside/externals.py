@@ -194,7 +194,8 @@ def _network(look: Look, case: Case, super_block: int) -> External | None:
     name = next((name for name in _CLIENTS if _asks(case, _CLIENTS[name])), None)
     if name is not None and not super_block and case.file is not None:
         super_block = look.storage.inode(case.file.inode).super_block
-    of = _NETWORK.get(look.fuse.type_of(super_block)) if super_block else None
+    kind = look.storage.file_system_type(super_block) if super_block else None
+    of = _NETWORK.get(kind) if kind else None
     if of is not None:
         path = _path(look, super_block)
         return External(

@@ -24,6 +24,7 @@ from msatools.locks.layout import Layout
 from msatools.locks.lock import Holder
 from msatools.locks.names.slabs import Slabs
 from msatools.locks.ownstack import OwnStack
+from msatools.locks.storage import file_system_type
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.descriptors import Descriptors
 from msatools.tasks.states import INTERRUPTIBLE
@@ -33,9 +34,6 @@ _TYPES = ("fuse", "fuseblk", "virtiofs")
 _CLIENTS = ("request_wait_answer", "fuse_", "__fuse_", "virtio_fs_")
 _SERVER = "fuse_dev_"
 _MAX_SUPER_BLOCKS = 1 << 16
-_MAX_NAME = 16
-"""Bytes of a type's name that are read."""
-
 _MAX_OBJECT = 8192
 """The largest object of a slab, KMALLOC_MAX_CACHE_SIZE."""
 
@@ -109,16 +107,6 @@ class Fuse:
             )
         return found
 
-    def type_of(self, super_block: int) -> str:
-        """Name the type of a file system, as in /proc/filesystems.
-
-        :raises drgn.FaultError: if it cannot be read
-        """
-        kind = self._layout.member(super_block, "super_block", "s_type")
-        name = self._layout.member(kind, "file_system_type", "name")
-        data = self._layout.reader.read(name, _MAX_NAME)
-        return data.partition(b"\0")[0].decode("ascii", "backslashreplace")
-
     def client(self, names: tuple[str, ...], stack: OwnStack) -> FuseMount | None:
         """
         Tell the file system whose server a task waits for; ``None`` if for none.
@@ -170,7 +158,7 @@ class Fuse:
         raise drgn.FaultError("their list leads nowhere", node)
 
     def _mount(self, super_block: int) -> FuseMount | None:
-        kind = self.type_of(super_block)
+        kind = file_system_type(self._layout, super_block)
         info = self._layout.member(super_block, "super_block", "s_fs_info")
         if kind not in _TYPES or info < KERNEL_HALF:
             return None

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The namespaces of each thread, by inode number, as ``readlink /proc/PID/ns/*``.
+
+fs/proc/namespaces.c: that of PIDs is where the thread's number was made, that of users
+its credentials'; all others are in its ``struct nsproxy``, which a dead thread lacks.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.pidnamespaces import innermost_numbers
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import read_structs
+from msatools.tasks.table import TaskTable
+
+UNKNOWN = -1
+
+Inodes = npt.NDArray[np.int64]
+
+_PROXY = {
+    "mnt": ("u8", ("mnt_ns",)),
+    "net": ("u8", ("net_ns",)),
+    "uts": ("u8", ("uts_ns",)),
+    "ipc": ("u8", ("ipc_ns",)),
+    # Linux kernel commit 769071ac9f20 ("ns: Introduce Time Namespace") (in v5.6)
+    "time": ("u8", ("time_ns",)),
+    # Linux kernel commit a79a908fd2b0 ("cgroup: introduce cgroup namespaces") (in v4.6)
+    "cgroup": ("u8", ("cgroup_ns",)),
+}
+_CRED = {"user": ("u8", ("user_ns",))}
+_INODE = {"inode": ("u4", ("ns.inum",))}
+
+_TYPES = {
+    "pid": "struct pid_namespace",
+    "user": "struct user_namespace",
+    "mnt": "struct mnt_namespace",
+    "net": "struct net",
+    "uts": "struct uts_namespace",
+    "ipc": "struct ipc_namespace",
+    "time": "struct time_namespace",
+    "cgroup": "struct cgroup_namespace",
+}
+KINDS = tuple(_TYPES)
+"""As in /proc/PID/ns."""
+
+
+@dataclass(frozen=True)
+class TaskNamespaces:
+    """Inode numbers of namespaces by kind, one a thread.
+
+    :data:`UNKNOWN` where unreadable, lost by a dead thread, or not in this kernel.
+    """
+
+    inodes: Mapping[str, Inodes]
+
+
+def read_namespaces(
+    reader: Reader, tasks: TaskTable, findings: Findings
+) -> TaskNamespaces:
+    """Read all namespaces of each thread, each namespace once.
+
+    What cannot be read is counted.
+    """
+    addresses = _addresses(reader, tasks, findings)
+    return TaskNamespaces(
+        {
+            kind: _inodes(reader, type_name, addresses.get(kind), len(tasks), findings)
+            for kind, type_name in _TYPES.items()
+        }
+    )
+
+
+def _addresses(
+    reader: Reader, tasks: TaskTable, findings: Findings
+) -> dict[str, Addresses]:
+    """Find the address of each thread's namespace, by kind."""
+    found: dict[str, Addresses] = {}
+    if tasks.has("thread_pid"):
+        pids = tasks["thread_pid"].astype(np.uint64)
+        found["pid"], _ = innermost_numbers(reader, pids, findings)
+    creds = tasks["cred"].astype(np.uint64)
+    read = [read_structs(reader, "struct cred", _CRED, creds, findings)]
+    if tasks.has("nsproxy"):
+        proxies = tasks["nsproxy"].astype(np.uint64)
+        read.append(read_structs(reader, "struct nsproxy", _PROXY, proxies, findings))
+    for structs in read:
+        found |= {kind: structs[kind].astype(np.uint64) for kind in structs.columns}
+    return found
+
+
+def _inodes(
+    reader: Reader,
+    type_name: str,
+    addresses: Addresses | None,
+    count: int,
+    findings: Findings,
+) -> Inodes:
+    """Read the inode numbers of namespaces of one kind."""
+    unknown = np.full(count, UNKNOWN, np.int64)
+    if addresses is None:
+        return unknown
+    with suppress(LookupError):
+        # A kernel without such namespaces does not describe them.
+        read = read_structs(reader, type_name, _INODE, addresses, findings)
+        if read.has("inode"):
+            return np.where(read.readable, read["inode"].astype(np.int64), UNKNOWN)
+    return unknown
