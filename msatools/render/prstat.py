@@ -98,11 +98,11 @@ def blocks(
         yield from _stacks(report.stacks[:rows], verbose)
         yield from _more(len(report.stacks), rows)
     else:
-        names = columns or _names(report, microstates)
-        about = context(report, verbose)
         shown = report.tasks
         if rows is None and report.interval_ns is not None:
             shown = shown[:INTERVAL_ROWS]
+        names = columns or _names(report, microstates, shown)
+        about = context(report, verbose)
         yield Table(make_columns(names, report), _Cells(shown, names, about))
         if len(shown) < len(report.tasks):
             left = len(report.tasks) - len(shown)
@@ -167,14 +167,21 @@ class _Cells(Sequence[Sequence[Cell]]):
         return [write(name, row, self._about) for name in self._names]
 
 
-def _names(report: PrstatReport, microstates: bool) -> tuple[str, ...]:
-    """Tell which columns there are, by what was asked for and what the kernel kept."""
+def _names(
+    report: PrstatReport, microstates: bool, shown: Sequence[TaskRow]
+) -> tuple[str, ...]:
+    """Tell which columns there are, by what was asked for and what the kernel kept.
+
+    :param shown: The rows; what stopped within an interval may have gone on in it.
+    """
     if any(row.children is not None for row in report.tasks[:1]):
         return CHILDREN
     if not microstates:
         return DEFAULT
     names: tuple[str, ...] = MICROSTATES
-    stops = {"STP", "TRC"} & report.totals.classes.keys()
+    stops = bool({"STP", "TRC"} & report.totals.classes.keys())
+    if not stops and report.interval_ns is not None:
+        stops = any(row.waited and row.waited.stopped_ns for row in shown)
     if stops or report.accounting.schedstats:
         names += ("STP",)
     if "ZMB" in report.totals.classes:

@@ -384,3 +384,59 @@ def test_some_groups(view: str, name: str) -> None:
     assert words[left + 1 :] == [
         line.split() for line in whole[-len(lines) + left + 1 :]
     ]
+
+
+# --- shares
+
+PARTS = ("USR", "SYS", "TRP", "TFL", "DFL", "LCK", "SLP", "LAT", "STP", "ZMB")
+ROUNDED = 0.05 + 1e-9
+"""How far a share of one decimal may be off, in percent."""
+
+
+def bounds(cell: str) -> tuple[float, float]:
+    """Return the least and the most that a cell says that a share may be."""
+    if cell == "-":
+        return 0, 100
+    share, mark = float(cell.lstrip("~<>")), cell[0]
+    least = 0 if mark == "<" else share - ROUNDED
+    return least, 100 if mark == ">" else share + ROUNDED
+
+
+@pytest.mark.parametrize("dump", [*OFF, "tasks-on-6.12"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_shares_make_up_100(dump: str, view: str) -> None:
+    first = "PID/TID" if view == "threads" else "PID"
+    rows = table(text(dump, "-m", *VIEWS[view]), first)
+    exact = 0
+    for row in rows:
+        cells = [row[part] for part in PARTS if part in row and part != "TRP"]
+        found = [bounds(cell) for cell in cells]
+        assert sum(least for least, _ in found) <= 100, row
+        assert sum(most for _, most in found) >= 100, row
+        exact += not any(cell.startswith(("<", ">", "-")) for cell in cells)
+    assert exact > len(rows) / 3
+
+
+def test_process_has_the_mean_of_its_threads(name: str) -> None:
+    """Each counts by how long it has lived."""
+    keys = {"USR": "user_ns", "SYS": "system_ns", "LAT": "latency_ns"}
+    parts = (*keys.values(), "off_cpu_ns", "zombie_ns")
+    of_process: dict[int, list[Task]] = {}
+    for thread in tasks(name, "-L"):
+        of_process.setdefault(thread["tgid"], []).append(thread)
+    compared = 0
+    for row in table(text(name, "-m"), "PID"):
+        threads = of_process[int(row["PID"])]
+        # Others have some that have ended, or whose leader has.
+        if len(threads) < 2 or f"/{len(threads)}" not in row["PROCESS/NLWP"]:
+            continue
+        if any(thread["state"] == "Z" for thread in threads):
+            continue
+        compared += 1
+        lived = sum(thread[part] for thread in threads for part in parts)
+        assert lived == pytest.approx(sum(t["lifetime_ns"] for t in threads))
+        for column, key in keys.items():
+            mean = 100 * sum(thread[key] for thread in threads) / lived
+            share = float(row[column].lstrip("~<"))
+            assert share == pytest.approx(mean, abs=ROUNDED), (row["PID"], column)
+    assert compared > 5

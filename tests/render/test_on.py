@@ -38,6 +38,8 @@ TEXTS = {
     "/data/program 254:0": On(kind="disk", path=FILE, device="254:0"),
     "0x7f0000 dm-2": On(kind="page", address=Address(0x7F0000), device="dm-2 254:2"),
     "inode 3 vda": On(kind="disk", inode=3, device="vda 254:0"),
+    "/data/program nfs4 0:45": On(kind="page", path=FILE, inode=3, fs="nfs4 0:45"),
+    "inode 3 tmpfs": On(kind="page", inode=3, fs="tmpfs"),
     "page": On(kind="page"),
     "journal vda by 40": On(kind="journal", pid=40, device="vda 254:0", waiters=1),
     "socket:[1234] tcp 127.0.0.1:7001": On(

@@ -14,6 +14,7 @@ from msatools.kernel.report import Note
 from msatools.locks.model import Herd, On, Waker
 from msatools.prstat.model import (
     Children,
+    ClassGroup,
     Group,
     Load,
     LoadGroup,
@@ -218,6 +219,15 @@ GROUPS = (
     Group("5", 2, 3, 3 << 30, 1 << 29, 90 * SECOND, 0.123),
     Group("-", 1, 1, 0, 0, 0, 0.0),
 )
+CLASSES = (
+    ClassGroup("LCK", 2, 100, 90 * SECOND, 2 * SECOND, None, None),
+    ClassGroup("TMR", 1, 1, SECOND, SECOND, None, None),
+)
+IN_CLASSES = (
+    ClassGroup("LCK", 2, 100, 90 * SECOND, 2 * SECOND, 300 * SECOND, 5 * MS),
+    ClassGroup("USR", 0, 0, 0, 0, SECOND, 0),
+    ClassGroup("-", 0, 0, 0, 0, 40 * MS, 0),
+)
 STACKS = (
     StackGroup(
         frames=("schedule", "wait [jbd2]", "entry"),
@@ -252,6 +262,7 @@ STATES = tuple(
         ("none", None, None),
     )
 )
+NOBODY = replace(REPORT.totals, processes=0, threads=0, states={}, classes={})
 LOST = replace(REPORT.totals, load_averages=None, states={}, classes={}, ram_bytes=None)
 SWITCHED = replace(REPORT, accounting=ON, tasks=(ROW, row(breakdown=SPLIT)))
 WITHIN = replace(
@@ -270,6 +281,9 @@ NOTE = Note("lost", "something\x1b is lost")
 def screens() -> Screens:
     """Names are escaped, and columns are by what is asked for and kept."""
     one = replace(WITHIN, tasks=WITHIN.tasks[:1])
+    stop = replace(LASTS, stopped_ns=LASTS.untold_ns, untold_ns=0)
+    unkept = replace(WITHIN, accounting=REPORT.accounting)
+    stopped = replace(unkept, tasks=(row(off_cpu=PARTS, waited=stop),))
     confirmed = replace(HERD, owner=7, confidence="confirmed")
     waker = Waker(pid=7, tgid=10, comm="waker\x1b")
     again = replace(confirmed, waker=waker, wakeups=5170, in_vain=0.98, woken=3)
@@ -288,6 +302,21 @@ def screens() -> Screens:
         "columns": blocks(REPORT, microstates=True, columns=("LIFE", "COMMAND")),
         "children": blocks(replace(REPORT, tasks=(row(children=Children(*range(6))),))),
         "groups": blocks(replace(REPORT, users=GROUPS, cgroups=(GROUPS[1],))),
+        "groups, the first": blocks(replace(REPORT, by={"comm": GROUPS}), rows=1),
+        "groups by class": blocks(replace(REPORT, by={"class": CLASSES, "ns": GROUPS})),
+        "groups by class, an interval": blocks(replace(one, by={"class": IN_CLASSES})),
+        "nobody": blocks(replace(REPORT, tasks=(), totals=NOBODY, selects=True)),
+        "nobody that could be read": blocks(
+            replace(
+                REPORT,
+                tasks=(),
+                totals=NOBODY,
+                selects=True,
+                users=(),
+                coverage={"lists_broken": 1},
+            )
+        ),
+        "microstates, an interval with a stop": blocks(stopped, microstates=True),
         "what is lost": blocks(replace(REPORT, totals=LOST, users=GROUPS, load=LOAD)),
         "herds and notes": blocks(replace(REPORT, herds=(HERD,), notes=(NOTE,))),
         "a herd that was confirmed": blocks(replace(REPORT, herds=(confirmed,))),

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Namespaces and control groups of tasks as they themselves see them, and selected."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fixtures import lab
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.tasks.cgroups import read_cgroups
+from msatools.tasks.membership import Membership, read_members
+from msatools.tasks.namespaces import KINDS, UNKNOWN, TaskNamespaces, read_namespaces
+from msatools.tasks.table import TaskReader, TaskTable
+from tests.prstat.reports import report
+from tests.support.dumps import open_dump
+
+NAMES = ("contained-6.12", pytest.param("contained-6.1", marks=pytest.mark.long))
+ID = "0123456789abcdef" * 4
+NOWHERE = 0xFFFF_DEAD_0000_0000
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@cache
+def tasks(name: str) -> tuple[Reader, TaskTable]:
+    reader, findings = Reader(open_dump(name, "btf")), Findings()
+    table = TaskReader(reader).read_all(findings)
+    assert not findings.notes
+    return reader, table
+
+
+@cache
+def told(name: str) -> dict[str, dict[str, Any]]:
+    """Return what each task that can said of itself."""
+    named = lab.build(name).workload["tasks"]
+    return {task: said for task, said in named.items() if "namespaces" in said}
+
+
+def rows(table: TaskTable, name: str) -> dict[str, int]:
+    by_pid = {pid: row for row, pid in enumerate(table["pid"].tolist())}
+    return {task: by_pid[said["tid"]] for task, said in told(name).items()}
+
+
+def read(name: str) -> tuple[TaskTable, TaskNamespaces, Findings]:
+    (reader, table), findings = tasks(name), Findings()
+    return table, read_namespaces(reader, table, findings), findings
+
+
+def test_namespaces_are_those_that_tasks_see(name: str) -> None:
+    table, found, findings = read(name)
+    assert not findings.notes
+    assert set(found.inodes) == set(KINDS)
+    for task, row in rows(table, name).items():
+        inodes = {kind: int(found.inodes[kind][row]) for kind in KINDS}
+        assert inodes == told(name)[task]["namespaces"], task
+    # All that there are to tell apart.
+    child, parent = (rows(table, name)[f"namespaced{end}"] for end in ("-child", ""))
+    first = rows(table, name)["outside"]
+    for kind in set(KINDS) - {"cgroup"}:
+        inodes = found.inodes[kind]
+        assert inodes[child] != inodes[first], kind
+        assert (inodes[child] == inodes[parent]) == (kind not in ("pid", "time")), kind
+
+
+def test_threads_of_the_kernel_are_in_the_first_namespaces(name: str) -> None:
+    table, found, _ = read(name)
+    outside = rows(table, name)["outside"]
+    kernels = np.flatnonzero(table["flags"] & 0x00200000)
+    assert len(kernels) > 30
+    for kind in set(KINDS) - {"mnt"}:
+        # kdevtmpfs alone has mounts of its own.
+        assert (found.inodes[kind][kernels] == found.inodes[kind][outside]).all(), kind
+
+
+def test_types_by_debug_info_agree() -> None:
+    name = "contained-6.12"
+    reader, findings = Reader(open_dump(name, "dwarf")), Findings()
+    table = TaskReader(reader).read_all(findings)
+    other = read_namespaces(reader, table, findings)
+    _, found, _ = read(name)
+    for kind in KINDS:
+        assert (found.inodes[kind] == other.inodes[kind]).all(), kind
+
+
+def test_what_cannot_be_read_is_unknown_and_counted(name: str) -> None:
+    reader, table = tasks(name)
+    records = table.records.copy()
+    records["nsproxy"][3] = NOWHERE
+    records["cred"][4] = NOWHERE
+    records["nsproxy"][5] = 0  # as of the dead
+    findings = Findings()
+    found = read_namespaces(reader, TaskTable(records, table.columns), findings)
+    assert findings.coverage == {"cred_unreadable": 1, "nsproxy_unreadable": 1}
+    _, good, _ = read(name)
+    for kind in KINDS:
+        lost = {"pid": [], "user": [4]}.get(kind, [3, 5])
+        expected = good.inodes[kind].copy()
+        expected[lost] = UNKNOWN
+        assert (found.inodes[kind] == expected).all(), kind
+
+
+def test_a_kernel_without_namespaces(name: str) -> None:
+    reader, table = tasks(name)
+    few = TaskTable(table.records, table.columns - {"nsproxy", "thread_pid"})
+    found = read_namespaces(reader, few, Findings())
+    assert (found.inodes["user"] != UNKNOWN).all()
+    for kind in set(KINDS) - {"user"}:
+        assert (found.inodes[kind] == UNKNOWN).all()
+
+
+def test_control_groups_are_those_that_tasks_see(name: str) -> None:
+    reader, table = tasks(name)
+    cgroups = read_cgroups(reader, table, Findings())
+    for task, row in rows(table, name).items():
+        assert cgroups.path(row) == told(name)[task]["cgroup"], task
+
+
+def selected(name: str, **wanted: Any) -> set[str]:
+    (reader, table), findings = tasks(name), Findings()
+    found = read_members(reader, table, Membership(**wanted), findings)
+    assert not findings.notes
+    return {task for task, row in rows(table, name).items() if found[row]}
+
+
+INSIDE = {"contained", "namespaced", "namespaced-child"}
+SERVICES = {"service-web", "service-db"}
+
+
+def test_members(name: str) -> None:
+    of_child = told(name)["namespaced-child"]["namespaces"]
+    of_parent = told(name)["namespaced"]["namespaces"]
+    apart = {"namespaced", "namespaced-child"}
+    assert selected(name, cgroups=("/service",)) == SERVICES
+    assert selected(name, cgroups=("/service/w*",)) == {"service-web"}
+    assert selected(name, cgroups=("/machine.slice", "/service/db")) == {
+        *INSIDE,
+        "service-db",
+    }
+    assert selected(name, containers=(ID[:12],)) == INSIDE
+    assert selected(name, containers=(ID[1:],)) == set()
+    assert selected(name, namespaces=(of_child["pid"],)) == {"namespaced-child"}
+    for kind in ("mnt", "net", "uts", "ipc", "user"):
+        assert selected(name, namespaces=(of_parent[kind],)) == apart, kind
+    assert selected(name, cgroups=("/",)) == set(told(name))
+
+
+SELECTIONS = {
+    "--cgroup /service": SERVICES,
+    "--cgroup /service/web,/service/d?": SERVICES,
+    f"--container {ID[:12].upper()}": INSIDE,
+    f"--container {ID} --cgroup /machine.slice/*/payload": {"contained"},
+}
+
+
+@pytest.mark.parametrize("view", [(), ("-L",)])
+@pytest.mark.parametrize("words", SELECTIONS)
+def test_prstat_selects(name: str, words: str, view: tuple[str, ...]) -> None:
+    found = report(name, *view, *words.split())
+    pids = {told(name)[task]["pid"] for task in SELECTIONS[words]}
+    assert {task["pid"] for task in found["tasks"]} == pids
+    assert found["totals"]["processes"] == len(pids)
+
+
+def test_prstat_selects_by_namespace(name: str) -> None:
+    said = told(name)["namespaced-child"]
+    (row,) = report(name, "--ns", str(said["namespaces"]["pid"]))["tasks"]
+    assert row["pid"] == said["pid"]
+
+
+def test_prstat_groups(name: str) -> None:
+    by = report(name, "--by", "container,ns,cgroup,user", "-a", "-Z")
+    whole = by["totals"]
+    for kind, groups in by["by"].items():
+        assert sum(g["processes"] for g in groups) == whole["processes"], kind
+        assert sum(g["threads"] for g in groups) == whole["threads"], kind
+    assert by["by"]["cgroup"] == by["cgroups"]
+    assert by["by"]["user"] == by["users"]
+    counts = {
+        kind: {group["key"]: group["processes"] for group in groups}
+        for kind, groups in by["by"].items()
+    }
+    assert counts["container"][ID] == len(INSIDE)
+    assert counts["ns"][str(told(name)["namespaced-child"]["namespaces"]["pid"])] == 1
