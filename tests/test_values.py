@@ -2,6 +2,7 @@
 
 """What options take."""
 
+import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from typing import Any
@@ -9,14 +10,23 @@ from typing import Any
 import pytest
 
 from msatools.values import (
+    cgroup_list,
+    columns,
+    container_list,
     cpu_list,
     duration_ns,
     known_names,
     name_list,
     number_list,
     positive_number,
+    row_count,
     state_letters,
+    user_list,
 )
+
+
+def one_of_two(word: str) -> tuple[str, ...]:
+    return columns(word, ("a", "B"))
 
 
 @pytest.mark.parametrize(
@@ -28,6 +38,13 @@ from msatools.values import (
         (name_list, "a,b", ["a", "b"]),
         (name_list, ",a,,", ["a"]),
         (positive_number, "17", 17),
+        (row_count, "17", 17),
+        (row_count, "ALL", sys.maxsize),
+        (user_list, "0,root,0,a-b.c$", (0, "root", "a-b.c$")),
+        (cgroup_list, "/,/a/b*", ("/", "/a/b*")),
+        (container_list, "0123456789AB", ("0123456789ab",)),
+        (one_of_two, "b,A,b", ("B", "a")),
+        (one_of_two, "all", ("a", "B")),
         (cpu_list, "0", {0}),
         (cpu_list, "0-3,8", {0, 1, 2, 3, 8}),
         (cpu_list, "5-5,4-6", {4, 5, 6}),
