@@ -165,6 +165,8 @@ def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
         return "-F: samples are within an interval, and none is named"
     if (args.functions or args.modules) and shown in ("load", "states"):
         return f"--function, --module: --{shown} has no stacks"
+    if (args.by or args.by_user or args.by_cgroup) and (args.why or shown == "folded"):
+        return f"-a, -Z, --by: --{'why' if args.why else shown} has no groups"
     if shown and (args.microstates or args.columns):
         return f"-m, -o: --{shown} has columns of its own"
     return None
@@ -316,7 +318,7 @@ COMMAND = Command(
             action="extend",
             default=[],
             metavar="COL,...",
-            help="these columns (OFF/VCX: mean time off the CPU per switch)",
+            help="these columns, or all (OFF/VCX: mean time off the CPU per switch)",
         ),
         argument(
             "--children",

@@ -681,6 +681,8 @@ PRSTAT = Row(
         "--states --module ext4": "--states has no stacks",
         "--stacks -m": "--stacks has columns of its own",
         "--folded age -o PID": "--folded has columns of its own",
+        "--folded age --by user": "--folded has no groups",
+        "--why LAT -a": "--why has no groups",
     },
     absent={
         "-p 99999": "pid 99999: no such task",

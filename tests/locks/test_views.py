@@ -154,3 +154,18 @@ def test_stacks(name: str) -> None:
     groups = [line for line in lines if line.startswith("STACK of ")]
     alike = {tuple(wait["stack"]) for wait in found["waits"]}
     assert len(groups) == len(alike)
+
+
+def test_waits_of_a_control_group_and_of_a_namespace() -> None:
+    """Where a thread is that waits; who is in its way may be anywhere."""
+    dump, first = "tasks-6.12", "4026531836"
+    named = lab.build(dump).workload["tasks"]
+    wanted = {named[task]["tid"] for task in ("swap-in", "over-high")}
+    assert set(pids(report(dump, "--cgroup", "/swap,/hi*"))) == wanted
+    assert set(pids(report(dump, "--cgroup", "/swap", "--ns", first))) == {
+        named["swap-in"]["tid"]
+    }
+    assert pids(report(dump, "--ns", first)) == pids(report(dump))
+    for words in (("--container", "0" * 12), ("--ns", "1"), ("--cgroup", "/nowhere")):
+        assert pids(report(dump, *words)) == []
+        assert "No task of those that were asked for is blocked." in text(dump, *words)
