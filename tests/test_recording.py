@@ -107,7 +107,10 @@ CHOSEN = [
     *((PRSTAT, "", words) for words in ("-u 0 -P 0 --user-tasks", "--why LAT,IRQ")),
     *((PRSTAT, "--children", words) for words in ("--children", "--sort CUSR")),
     *((ZOMBIES, "", words) for words in ("", "-v", "--tree", "--by cgroup", "-n 2")),
+    *((PRSTAT, "", words) for words in ("--by user,class,comm", "--cgroup /")),
+    (PRSTAT, "--by ns", "--by ns,container --ns 4026531836"),
     *((ZOMBIES, "", words) for words in ("--verdict never-waits", "--by namespace")),
+    (ZOMBIES, "", "--cgroup /"),
 ]
 """How something is recorded, and what is asked of the recording."""
 
@@ -239,7 +242,11 @@ REFUSED = {
 }
 REFUSED_OF = {
     "cpus": {"-v": "tasks were not recorded", "--sets": "", "-o icsw": ""},
-    "locks": {"--stack": "--stack: was not recorded"},
+    "locks": {
+        "--stack": "--stack: was not recorded",
+        "--cgroup /": "--cgroup: recordings do not have it",
+        "--container 0123456789ab": "--container: recordings do not have it",
+    },
     "memstat": {
         "--by process": "--by process: was not recorded",
         "--frag": "--frag: was not recorded",
@@ -249,6 +256,8 @@ REFUSED_OF = {
     },
     "prstat": {
         "--children": "--children: was not recorded",
+        "--ns 1": "namespaces were not recorded",
+        "--by ns": "namespaces were not recorded",
         "--stacks": "--stacks: recordings do not have it",
         "--states": "--states: recordings do not have it",
         "--folded age": "--folded: recordings do not have it",
@@ -256,6 +265,7 @@ REFUSED_OF = {
     },
     "zombies": {
         "-p 1": "-p: recordings do not have it",
+        "--ns 1": "--ns: recordings do not have it",
         "--leaks": "--leaks: was not recorded",
         "--cost": "--cost: was not recorded",
     },

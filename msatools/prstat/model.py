@@ -4,7 +4,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.report import ADDED, Report
@@ -274,10 +274,9 @@ class PrstatReport(Report):
     load: Load | None = field(default=None, metadata=ADDED)
     users: tuple[Group, ...] | None = field(default=None, metadata=ADDED)
     cgroups: tuple[Group, ...] | None = field(default=None, metadata=ADDED)
-    by: Mapping[str, tuple[Group, ...] | tuple[ClassGroup, ...]] | None = field(
-        default=None, metadata=ADDED
-    )
-    """By the kinds of :data:`msatools.prstat.options.GROUPS` that were asked for."""
+    by: Mapping[str, tuple[Any, ...]] | None = field(default=None, metadata=ADDED)
+    """By the kinds of :data:`msatools.prstat.options.GROUPS` that were asked for: a
+    :class:`ClassGroup` each by class, else a :class:`Group`."""
 
     stacks: tuple[StackGroup, ...] | None = field(default=None, metadata=ADDED)
     why: tuple[Why, ...] | None = field(default=None, metadata=ADDED)
