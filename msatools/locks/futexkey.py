@@ -42,3 +42,18 @@ class Key(NamedTuple):
     def file_offset(self) -> int | None:
         """Where it is in the file; ``None`` if it is in none."""
         return self.word * _PAGE + (self.offset & ~_INODE) if self.of_inode else None
+
+    def moved(self, by: int) -> "Key":
+        """Give the key of another futex of the same memory.
+
+        :param by: How many bytes behind this one it is, a multiple of 4.
+        """
+        flags = self.offset & (_INODE | _MM_SHARED)
+        step, unit = (1, _PAGE) if self.of_inode else (_PAGE, 1)
+        pages, offset = divmod(self.word * unit + (self.offset & ~flags) + by, _PAGE)
+        return self._replace(word=pages * step, offset=offset | flags)
+
+    def pair(self) -> tuple["Key", "Key"]:
+        """Give this one and the other that is in the same 8 bytes, in order."""
+        first = self.moved(-(self.offset & 4))
+        return first, first.moved(4)

@@ -8,7 +8,8 @@ all leaves three traces in those who wait on one thing:
 
 - they all went to sleep within a short time, however long ago: each needs a turn on a
   CPU, and mostly a lock, before it sleeps again, so the time allowed grows with their
-  number (:data:`TURN_NS` each, for all but a twentieth, who came later or are slow);
+  number (:data:`TURN_NS` each, for all but a twentieth, who came later or are slow); or
+  in two such times that are far apart, where some have waited for a CPU;
 - that was not when they started: the wait is shorter than their life by more than
   that time. Threads that were made together, and have waited since, are no herd;
 - each has gone to sleep often (:data:`MIN_SWITCHES`), so this was not the first time.
@@ -116,33 +117,33 @@ def find_herds(
     now: Now,
     ons: Sequence[On | None],
     clocks: Clocks,
-    leaving: Sequence[On | None] = (),
+    gone: Sequence[int] = (),
     watched: Watched = Watched(),
 ) -> tuple[Herd, ...]:
     """
     Find herds among some threads, the largest first.
 
-    :param ons: What each thread waits on, as far as that was asked for.
-    :param leaving: What each thread has been waiting on that is just being woken.
+    :param ons: What each thread waits on, as far as that was asked for; of who is just
+        being woken, what it has waited on.
+    :param gone: The rows of those that are just being woken.
     """
     crowds: dict[tuple[_Thing, int], list[int]] = {}
     woken: dict[_Thing, list[int]] = {}
-    for row, on in enumerate(leaving):
-        if on is not None and (thing := _thing(on, int(tasks["tgid"][row]))):
-            woken.setdefault(thing, []).append(row)
-            crowds.setdefault((thing, 0), [])
+    left = frozenset(gone)
     for row, on in enumerate(ons):
         thing = None if on is None else _thing(on, int(tasks["tgid"][row]))
-        if thing is not None:
-            # On one queue: who waits in another way does not wait for the same.
-            way = int(now.stacks.index[row]) if thing.kind not in _ALL_WAYS else 0
-            crowds.setdefault((thing, way), []).append(row)
+        if thing is None:
+            continue
+        # On one queue: who waits in another way does not wait for the same.
+        way = int(now.stacks.index[row]) if thing.kind not in _ALL_WAYS else 0
+        members = crowds.setdefault((thing, way), [])
+        (woken.setdefault(thing, []) if row in left else members).append(row)
     herds = []
     for (thing, _), members in sorted(crowds.items(), key=lambda item: -len(item[1])):
         woke = woken.get(thing, [])
         crowd = _Crowd(tasks, now, clocks, np.array(members, np.intp), woke, watched)
         if len(members) + len(woke) >= MIN_WAITERS and crowd.thunders():
-            on = ons[members[0]] if members else leaving[woke[0]]
+            on = ons[(members or woke)[0]]
             herds.append(crowd.tell(str(thing), thing.kind, on))
     return tuple(sorted(herds, key=lambda herd: (-herd.waiters, herd.lock)))
 
@@ -256,10 +257,10 @@ class _Crowd:
         if _apart(self._now.age_ns[self._rows]) <= self._allowed_ns:
             return True
         if self._watched.again is None:
-            # One round may be under way: those sleep since the round before.
-            return len(self._woken) > 0 and self._in_rounds(
-                self._now.age_ns[self._rows]
-            )
+            # One round may be under way: those sleep since the round before. Or some
+            # have got no CPU for long, as others wanted it, too.
+            ages = self._now.age_ns[self._rows]
+            return self._in_rounds(ages) if len(self._woken) else _in_two_parts(ages)
         if not self._are_woken():
             return False
         return any(map(self._together_in, self._watched.again(self._all)))
@@ -278,13 +279,9 @@ class _Crowd:
 
     def _in_rounds(self, times: npt.NDArray[np.int64]) -> bool:
         """Tell whether they went to sleep in one round, or two."""
-        times = np.sort(times)
         if _apart(times) <= self._allowed_ns:
             return True
-        cut = int(np.diff(times).argmax()) + 1
-        return all(
-            _apart(part) <= self._allowed_ns for part in (times[:cut], times[cut:])
-        )
+        return all(_apart(part) <= self._allowed_ns for part in _parts(times))
 
     def tell(self, name: str, kind: str, on: On | None) -> Herd:
         """Give them as a herd, confirmed if an interval does."""
@@ -304,6 +301,7 @@ class _Crowd:
             woken=len(self._woken),
             waker=self._waker(kind),
             members=tuple(tasks["pid"][rows].tolist()),
+            name=on.name if on and kind == "futex" else None,
         )
         slept = self._watched.slept
         return herd if slept is None else confirm(herd, slept[rows])
@@ -312,19 +310,24 @@ class _Crowd:
         """Find who wakes most others of their processes, and is none of them.
 
         The kernel keeps of each task whom it woke last, and how often that was another
-        one than before (record_wakee()): that is how it knows who wakes many.
+        one than before, which it halves after a second (record_wakee()): that is how it
+        knows who wakes many. What an interrupt wakes counts for the task that it came
+        upon, so whom one woke last may be anybody.
         """
         tasks = self._tasks
         if not tasks.has("last_wakee"):
             return None
         processes = np.unique(tasks["tgid"][self._all])
         own = np.isin(tasks["tgid"], processes)
-        wakes = np.isin(tasks["last_wakee"], tasks["address"][own])
+        # One of them may have woken the next by giving back a lock.
+        wakes = 2 * tasks["wakee_flips"].astype(np.int64) >= len(self._all)
         wakes &= (tasks["flags"] & PF_KTHREAD) == 0
         wakes[self._all] = False
         # Of a futex it is a thread that shares the memory.
         if kind == "futex" or (wakes & own).any():
             wakes &= own
+        else:
+            wakes &= np.isin(tasks["last_wakee"], tasks["address"][own])
         found = np.flatnonzero(wakes)
         if not len(found):
             return None
@@ -340,3 +343,24 @@ def _apart(times: npt.NDArray[np.int64]) -> float:
     """Tell how far apart all but a few are."""
     first, last = np.quantile(times, (_STRAGGLERS / 2, 1 - _STRAGGLERS / 2))
     return float(last - first)
+
+
+def _parts(times: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+    """Cut times in two where they are farthest apart."""
+    times = np.sort(times)
+    cut = int(np.diff(times).argmax()) + 1
+    return [times[:cut], times[cut:]]
+
+
+def _in_two_parts(times: npt.NDArray[np.int64]) -> bool:
+    """Tell whether they went to sleep in two parts, each at once, and not one by one.
+
+    Each has a share of the time that is allowed, and they are farther apart than both
+    took.
+    """
+    first, second = _parts(times)
+    gap = second[0] - first[-1]
+    return all(
+        len(part) >= MIN_WAITERS // 2 and _apart(part) <= min(TURN_NS * len(part), gap)
+        for part in (first, second)
+    )

@@ -123,6 +123,9 @@ class Look:
         self.alone = alone
         """Whether just one task is looked at: others are not, then, but for a few."""
 
+        self.live = bool(layout.reader.prog.flags & drgn.ProgramFlags.IS_LIVE)
+        """Whether the kernel runs: what is read is of as many moments as reads."""
+
         self.limit = limit or (FEW_READS if alone else MAX_WAITERS)
         """How many in one queue are looked at."""
 

@@ -101,9 +101,13 @@ class On:
     """How long that is from now; below zero if it is overdue."""
 
 
+CONDITION = "condition variable"
+"""What both futexes of a ``pthread_cond_t`` are called, by the address of its start."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waker:
-    """Who has woken a herd, most likely: the last task that it woke is of the herd."""
+    """Who has woken a herd, most likely: it wakes many, and is of its process."""
 
     pid: int
     """Of the thread."""
@@ -142,6 +146,10 @@ class Herd:
     """Of the waiters, those that are just being woken: they wait for a CPU by now."""
 
     waker: Waker | None = None
+
+    name: str | None = field(default=None, metadata=ADDED)
+    """What they wait on, if that can be known: :data:`CONDITION`."""
+
     wakeups: int | None = field(default=None, metadata=ADDED)
     """How often its waiters were woken within an interval, all together."""
 

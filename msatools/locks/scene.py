@@ -21,6 +21,7 @@ from msatools.locks.lock import Holder, Lock, LockType, Queued
 from msatools.locks.look import Look
 from msatools.locks.owners import BY_STACK, Owned, owners
 from msatools.locks.sleeping.spinlocks import spins
+from msatools.locks.user.userlocks import condition_at
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.now import Now
 from msatools.tasks.table import TaskTable
@@ -137,9 +138,17 @@ class Scene:
         for row, each in self.blocked.items():
             on = each.on
             if on is not None and on.kind == "futex" and on.address is not None:
-                place = int(self.tasks["tgid"][row]), int(on.address)
+                place = self.place_of(row, int(on.address))
                 found.setdefault(place, []).append(row)
         return found
+
+    def place_of(self, row: int, address: int) -> tuple[int, int]:
+        """Give the process of a task, and by which address one of its futexes goes.
+
+        Those of a condition variable go by its start.
+        """
+        start = condition_at(self.look, int(self.tasks["mm"][row]), address)
+        return int(self.tasks["tgid"][row]), address if start is None else start
 
     @cached_property
     def crowds(self) -> list[Wanted]:

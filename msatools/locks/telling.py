@@ -16,7 +16,7 @@ from msatools.locks.graph import Root as Sink
 from msatools.locks.herds import MIN_WAITERS, Watched, crowd_of
 from msatools.locks.lock import Lock
 from msatools.locks.look import Case
-from msatools.locks.model import Herd, On
+from msatools.locks.model import CONDITION, Herd, On
 from msatools.locks.names.names import Name, Names
 from msatools.locks.on.explain import awake_rows, leaving, tell
 from msatools.locks.options import LocksOptions
@@ -24,6 +24,7 @@ from msatools.locks.outside.externals import External
 from msatools.locks.reasons import external_reason, reason
 from msatools.locks.report import Deadlock, Inversion, LockRow, Owner, Root, Wait
 from msatools.locks.scene import FUTEXES, Scene, Unknown, Wanted, futex_at
+from msatools.locks.user.userlocks import is_condition
 from msatools.target.model import Address
 from msatools.tasks.classes import RUNNABLE, TaskClass
 from msatools.tasks.identity import comm_text
@@ -405,10 +406,13 @@ class Teller:
         scene = self._crowded
         awake = awake_rows(scene.tasks, scene.now)
         left = leaving(scene.look, scene.now, awake, self._stack_size)
-        woken = {place: list(rows) for place, rows in scene.unqueued.items()}
+        woken: dict[tuple[int, int], list[int]] = {}
+        if not scene.look.live:
+            # Of a kernel that runs, queues were read at another time than stacks.
+            woken = {place: list(rows) for place, rows in scene.unqueued.items()}
         for row, on in zip(awake.tolist(), left, strict=True):
             if on is not None and on.address is not None:
-                place = int(scene.tasks["tgid"][row]), int(on.address)
+                place = scene.place_of(row, int(on.address))
                 woken.setdefault(place, []).append(row)
         wants = list(scene.crowds)
         # Of a crowd that is woken as one, nobody may be asleep.
@@ -435,6 +439,7 @@ class Teller:
                 if want.lock.address is None
                 else Address(want.lock.address),
                 owner=self._pids[exact[0]] if exact else None,
+                name=self._whole(want),
             )
             yield crowd_of(
                 self._ids[want.lock],
@@ -446,6 +451,10 @@ class Teller:
                 woke,
                 watched,
             )
+
+    def _whole(self, want: Wanted) -> str | None:
+        mm = int(self._scene.tasks["mm"][want.rows[0]])
+        return CONDITION if is_condition(self._crowded.look, want.lock, mm) else None
 
     def _is_asked_for(self, want: Wanted) -> bool:
         return any(

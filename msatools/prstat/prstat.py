@@ -17,9 +17,10 @@ from msatools.kernel.load import load_averages
 from msatools.kernel.pids import find_tasks, require_pids
 from msatools.kernel.report import Findings, noting_refusals
 from msatools.kernel.session import KernelSession, Progress, quietly
-from msatools.locks.herds import Watched, find_herds, look_again
+from msatools.locks.herds import MIN_WAITERS, Watched, find_herds, look_again
 from msatools.locks.model import Herd, On
 from msatools.locks.on.explain import Explainer, awake_rows
+from msatools.locks.on.futexes import is_off_queue
 from msatools.prstat.breakdown import Breakdown, breakdown, sleeps
 from msatools.prstat.ended import Ended, ended
 from msatools.prstat.interval import Deltas, Interval
@@ -335,15 +336,22 @@ class Prstat(KernelSession):
         )
         for row, on in zip(places.tolist(), found, strict=True):
             ons[row] = on
-        leaving: list[On | None] = [None] * len(tasks)
+        # Who is just being woken wants a CPU by now, or is off its futex's queue; of a
+        # kernel that runs the queue was read at another time.
+        things = list(ons)
+        off = [row for row, on in enumerate(ons) if on and is_off_queue(on)]
+        gone = [] if self._live else off
         awake = awake_rows(tasks, now)
         awake = awake[wanted[awake]]
         left = self._explainer.leaving(tasks, now, look.clocks, awake)
         for row, on in zip(awake.tolist(), left, strict=True):
-            leaving[row] = on
+            if on is not None:
+                things[row] = on
+                gone.append(row)
+        things = self._explainer.as_conditions(tasks, look.clocks, things, MIN_WAITERS)
         again = look_again(self._sampler.task_reader, tasks) if self._live else None
         watched = Watched(deltas.nvcsw if deltas else None, again)
-        return ons, find_herds(tasks, now, ons, look.clocks, leaving, watched)
+        return ons, find_herds(tasks, now, things, look.clocks, gone, watched)
 
     def _count(self, look: Look, spent: Spent, split_impossible: Booleans) -> None:
         """Count, and note, counters of the kernel that cannot be."""

@@ -163,8 +163,9 @@ def _herd(herd: Herd, report: LocksReport, graph: WaitGraph, verbose: bool) -> s
     name = herd.lock if lock is None else lock_text(lock)
     # None of those that are woken all the time waits for long enough to be listed.
     met = [each.name for each in report.contention or () if each.lock == herd.lock]
-    if lock is None and met and met[0]:
-        name += f" ({met[0]})"
+    what = next(filter(None, [*met, herd.name]), None)
+    if lock is None and what:
+        name += f" ({what})"
     owner = f"{NOT_KEPT} (nobody is known to hold it)"
     if lock is not None and lock.owners:
         owner = owners_text(lock.owners, verbose)

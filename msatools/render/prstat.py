@@ -243,8 +243,9 @@ def _ages(least_ns: int, most_ns: int) -> str:
 def _herd(herd: Herd, interval_ns: int | None) -> str:
     owner = NOT_KEPT if herd.owner is None else str(herd.owner)
     how = _SEEN[herd.confidence]
+    name = f" ({herd.name})" if herd.name else ""
     words = (
-        f"HERD {herd.lock}: {herd.waiters:,} waiters woken together, asleep for "
+        f"HERD {herd.lock}{name}: {herd.waiters:,} waiters woken together, asleep for "
         f"{_ages(herd.min_age_ns, herd.max_age_ns)} after {herd.nvcsw_median:,} "
         f"sleeps each (median); owner {owner}; {how}"
     )

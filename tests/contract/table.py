@@ -185,6 +185,7 @@ HERDS = [
         "confidence": frozenset({"none", "one dump", "confirmed"}),
         "woken": int,
         "waker": ({"pid": int, "tgid": int, "comm": str}, NONE),
+        "name?": str,
         "wakeups?": int,
         "in_vain?": float,
     }

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from fixtures import lab
-from fixtures.lab.guest.herdlive import COUNT, WORKERS
+from fixtures.lab.guest.herdlive import COUNT
+from fixtures.lab.guest.herdworkers import WAYS, WORKERS
 from fixtures.lab.inside import RESULTS
 
 RUNS = ("herdlive-6.1", "herdlive-6.12")
-WAYS = ("broadcast", "signal")
 
 CONDITION_BYTES = 48
 """``sizeof(pthread_cond_t)``, of glibc on a machine of 64 bits."""

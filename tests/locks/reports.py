@@ -44,7 +44,7 @@ class Told:
 
     @staticmethod
     def is_at(truth: Truth, lock: LockRow) -> bool:
-        address = truth["address"]
+        address = truth.get("condition") or truth["address"]
         if address is None or lock.address is None:
             return True
         same: bool = hex(lock.address) == address

@@ -12,7 +12,8 @@ from msatools.kernel.accounting import read_accounting
 from msatools.kernel.report import Findings
 from msatools.locks import herds
 from msatools.locks.herds import MIN_WAITERS, TURN_NS, Watched, confirm, find_herds
-from msatools.locks.model import Herd, On
+from msatools.locks.model import Herd, On, Waker
+from msatools.locks.on.conditions import as_conditions
 from msatools.prstat.microstates import bound_of
 from msatools.target.model import Address
 from msatools.tasks.stackmemory import Rows
@@ -35,6 +36,7 @@ def test_the_server_that_broadcasts_has_the_only_herd(tasks: Seen) -> None:
     assert 0 <= herd.address - server["condition"] < server["condition_bytes"]
     assert herd.lock == f"futex {server['pid']}:{herd.address:#x}"
     assert (herd.kind, herd.owner, herd.confidence) == ("futex", None, "one dump")
+    assert herd.name is None
     now = tasks.clocks.monotonic_ns
     assert now is not None
     # By which clocks of CPUs may be apart: of some guests more than a tick.
@@ -47,6 +49,23 @@ def test_the_server_that_broadcasts_has_the_only_herd(tasks: Seen) -> None:
     assert herd.waker.comm == "server"
 
 
+def test_both_futexes_of_a_condition_variable_are_one(tasks: Seen) -> None:
+    server = tasks.run.workload["servers"]["server-broadcast"]
+    workers = {tasks.rows[tid] for tid in server["workers"]}
+    (word,) = {on.address for row, on in enumerate(tasks.ons) if row in workers if on}
+    # As if half of them waited on the other one.
+    assert word is not None
+    ons = list(tasks.ons)
+    for row in sorted(workers)[:500]:
+        ons[row] = replace(ons[row] or On(kind="futex"), address=Address(word ^ 4))
+    whole = as_conditions(tasks.look(), ons, MIN_WAITERS)
+    (found,) = find_herds(tasks.table, tasks.now, whole, tasks.clocks)
+    assert (found.waiters, found.name) == (1000, "condition variable")
+    assert found.address == server["condition"]
+    assert found.lock == f"futex {server['pid']}:{server['condition']:#x}"
+    assert as_conditions(tasks.look(), ons, 1001) == ons
+
+
 def crowd(
     dump: Seen,
     count: int,
@@ -57,6 +76,7 @@ def crowd(
     switches: int,
     on: On | None = None,
     watched: Watched | None = None,
+    gap_ns: int = 0,
 ) -> tuple[Herd, ...]:
     """Have some workers wait as told: what *find_herds* makes of them."""
     tids = dump.run.workload["servers"]["server-broadcast"]["workers"][:count]
@@ -69,6 +89,7 @@ def crowd(
     records["nvcsw"][rows] = switches
     ages = dump.now.age_ns.copy()
     ages[rows] = asleep_ns + np.linspace(0, apart_ns, count).astype(np.int64)
+    ages[rows[count // 2 :]] += gap_ns
     waiters = set(rows.tolist())
     ons = [(on or was) if row in waiters else None for row, was in enumerate(dump.ons)]
     table = TaskTable(records, dump.table.columns)
@@ -107,6 +128,44 @@ def test_a_crowd_that_is_a_herd(dump: Seen) -> None:
 def test_a_crowd_that_is_none(dump: Seen, change: dict[str, int]) -> None:
     values = {"count": 300, **HERD, **change}
     assert crowd(dump, values.pop("count"), **values) == ()
+
+
+@pytest.mark.parametrize(
+    ("apart_ns", "gap_ns", "found"),
+    [
+        (290 * TURN_NS, 0, 1),
+        (290 * TURN_NS, 100 * TURN_NS, 0),
+        (290 * TURN_NS, 160 * TURN_NS, 1),
+        (290 * TURN_NS, 3000 * TURN_NS, 1),
+        (600 * TURN_NS, 3000 * TURN_NS, 0),
+    ],
+)
+def test_a_crowd_part_of_which_has_waited_for_a_cpu(
+    dump: Seen, apart_ns: int, gap_ns: int, found: int
+) -> None:
+    """Two parts that are well apart, and each asleep at once."""
+    values = {**HERD, "apart_ns": apart_ns, "gap_ns": gap_ns}
+    assert len(crowd(dump, 300, **values)) == found
+
+
+def waker_of(dump: Seen, **values: int) -> Waker | None:
+    """Change what the kernel keeps of whom the server woke: who is told as waker."""
+    row = dump.rows[dump.run.workload["servers"]["server-broadcast"]["pid"]]
+    records = dump.table.records.copy()
+    for name, value in values.items():
+        records[name][row] = value
+    table = TaskTable(records, dump.table.columns)
+    (herd,) = find_herds(table, dump.now, dump.ons, dump.clocks)
+    return herd.waker
+
+
+def test_waker_that_an_interrupt_came_upon(dump: Seen) -> None:
+    """What it woke last may be anybody; that it wakes many is known all the same."""
+    other = int(dump.table["address"][0])
+    waker = waker_of(dump, last_wakee=other)
+    assert waker is not None
+    assert waker == waker_of(dump)
+    assert waker_of(dump, last_wakee=other, wakee_flips=499) is None
 
 
 def test_the_fewest_that_are_a_herd(dump: Seen) -> None:

@@ -175,7 +175,8 @@ FACTS = (
         name="address of the lock",
         reported=in_report(lambda lock: lock["address"]),
         recorded=in_guest(
-            lambda lock: lock["address"],
+            # A condition variable goes by its start, not by the word that is waited on.
+            lambda lock: lock.get("condition") or lock["address"],
             lambda lock: lock["address"] is not None and lock["name"] not in SHARED,
         ),
     ),

@@ -14,6 +14,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses
 from msatools.locks.lock import Lock
 from msatools.locks.look import FEW_READS, MAX_CANDIDATES, Case, Look
+from msatools.locks.model import CONDITION
 from msatools.locks.names.described import (
     Name,
     describe,
@@ -25,6 +26,7 @@ from msatools.locks.names.described import (
 from msatools.locks.names.futexnames import FutexNames
 from msatools.locks.names.places import Place
 from msatools.locks.names.slabs import SlabObject
+from msatools.locks.user.userlocks import is_condition
 from msatools.target.addresses import KERNEL_HALF
 
 __all__ = ["Name", "Names", "find_place"]
@@ -62,7 +64,11 @@ class Names:
     def _tell(self, lock: Lock, cases: Sequence[Case]) -> Name:
         look, address = self._look, lock.address
         if lock.type in ("futex", "pi_futex"):
-            return self._futexes.name(lock, cases)
+            name = self._futexes.name(lock, cases)
+            if cases and is_condition(look, lock, cases[0].mm):
+                where = f" in {name.name}" if name.name else ""
+                return replace(name, name=f"{CONDITION}{where}")
+            return name
         if address is None:
             return Name()
         if lock.type == "folio":

@@ -6,7 +6,7 @@ By what its stack tells it waits for, the arguments of its system call, and what
 left on its stack. What none of them tells exactly is not told.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import drgn
 import numpy as np
@@ -20,6 +20,7 @@ from msatools.locks.layout import Layout
 from msatools.locks.look import Case, Look
 from msatools.locks.model import On
 from msatools.locks.on import data, files, futexes, kernellocks, others
+from msatools.locks.on.conditions import as_conditions
 from msatools.locks.user import filelocks
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.now import Now
@@ -115,6 +116,16 @@ class Explainer:
         """
         look = Look(self._layout, tasks, Findings(), clocks, alone=False)
         return leaving(look, now, rows, self._stack_bytes)
+
+    def as_conditions(
+        self, tasks: TaskTable, clocks: Clocks, ons: Sequence[On | None], least: int
+    ) -> list[On | None]:
+        """Put condition variables in place of futexes that at least some wait on.
+
+        What cannot be read is not told.
+        """
+        look = Look(self._layout, tasks, Findings(), clocks, alone=False)
+        return as_conditions(look, ons, least)
 
 
 def awake_rows(tasks: TaskTable, now: Now) -> Rows:

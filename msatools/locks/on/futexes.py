@@ -67,6 +67,11 @@ def asked_for(case: Case) -> On | None:
     return On(kind="futex", address=Address(case.arguments[0]))
 
 
+def is_off_queue(on: On) -> bool:
+    """Tell whether a task is in a futex's call, and not in its queue."""
+    return on.kind == "futex" and on.address is not None and on.shared is None
+
+
 def _pi_owner(look: Look, waiter: Waiter) -> int | None:
     if not waiter.pi_state:
         return None

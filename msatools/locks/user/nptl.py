@@ -12,6 +12,13 @@ three bits of state), writers, two futexes (the phase's, which readers wait on a
 next writer; that of the other writers), two of padding, the writer's thread ID, and
 whether it is shared; then 16 bytes of zeros and what it prefers.
 
+Those of a ``pthread_cond_t`` (2.25 and newer) are two counters of 64 bits, of who has
+ever waited and where the first of two groups of waiters starts among them; then, up to
+2.40, how many use the futex of each group; how many of each group are left; how many
+the first had; who waits at all; and the two futexes, one a group, of which each waiter
+waits on one. "nptl: Remove g_refs from condition variables" (in 2.41) took the third of
+these out, so the futexes lie 8 bytes nearer to the start, and 8 bytes of zeros end it.
+
 Any other program may use a futex as it likes. So nothing is told unless all of a lock's
 words are what they can be together: its owner could be some other number else.
 """
@@ -24,9 +31,11 @@ from msatools.locks.model import Mode
 
 MUTEX_BYTES = 40
 RWLOCK_BYTES = 56
+CONDITION_BYTES = 48
 
 _MUTEX = struct.Struct("<IIIIIIQQ")
 _RWLOCK = struct.Struct("<8I2QII")
+_CONDITION = struct.Struct("<2Q8I")
 
 # Bits of a mutex's kind (nptl/pthreadP.h).
 _TYPE = 0b11
@@ -44,6 +53,13 @@ _READERS_SHIFT = 3
 _SET, _USED = 1, 2
 _PREFERENCES = 3
 _PHASE_AT, _WRITERS_AT = 8, 12
+
+# Bits of a condition variable's words (nptl/pthread_cond_common.c).
+_LOCK = 0b11
+_FLAGS_SHIFT, _PROCESS_SHARED = 3, 1
+_MAX_GROUP = 1 << 29
+_FUTEXES_AT, _FUTEXES_AT_241 = 40, 32
+_HALF = 0xFFFF_FFFF
 
 
 @dataclass(frozen=True)
@@ -131,6 +147,66 @@ def rwlock(data: bytes, place: int, shared: bool) -> Rwlock | None:
     elif not phase & _SET and not writer and readers >> _READERS_SHIFT:
         return Rwlock(None, readers >> _READERS_SHIFT, mode)
     return None
+
+
+def condition_starts(address: int) -> tuple[int, int]:
+    """Tell where the condition variable would start that has a futex, by layout.
+
+    :return: Up to glibc 2.40, and since 2.41.
+    """
+    first = address & ~7
+    return first - _FUTEXES_AT, first - _FUTEXES_AT_241
+
+
+def condition(
+    data: bytes, newer: bool, waiters: tuple[int, int], shared: bool | None
+) -> bool:
+    """
+    Tell whether there is a condition variable that tasks wait on.
+
+    Nothing marks one. It is one if all of its words agree:
+
+    - the first group starts, and ends, before the next waiter's turn; and no group has
+      more than 2 to the power of 29 turns, after which all are woken;
+    - no more wait than have ever waited, and at least as many as are queued. Up to 2.40
+      that holds of each group, too, and both together are not more than wait at all;
+    - of the first group no more are left than it had; of the second, which is not
+      counted yet, none, but for those that gave up. In the midst of a change, when its
+      own lock is taken, these two may disagree;
+    - it is shared between processes, or not, as its futexes are;
+    - since 2.41: it ends with 8 bytes of zeros.
+
+    :param data: :data:`CONDITION_BYTES`.
+    :param newer: Whether it is laid out as since 2.41.
+    :param waiters: How many are queued on each of the futexes, or about to leave them.
+    :param shared: Whether they let other processes use these; ``None`` if unknown.
+    """
+    values: tuple[int, ...] = _CONDITION.unpack(data)
+    sequence, start, *words = values
+    references, words = ([], words) if newer else (words[:2], words[2:])
+    size_0, size_1, original, flags, _, _, *rest = words
+    index, first = sequence & 1, start if newer else start >> 1
+    if any(rest) or original & _LOCK == _LOCK:
+        return False
+    if shared is not None and flags & _PROCESS_SHARED != shared:
+        return False
+    ever, had, waiting = sequence >> 1, original >> 2, flags >> _FLAGS_SHIFT
+    if not first + had <= ever <= first + 2 * _MAX_GROUP:
+        return False
+    if not max(sum(waiters), 1) <= waiting <= min(ever, PID_MAX_LIMIT):
+        return False
+    using = [count >> 1 for count in references] or [waiting] * 2
+    if any(queued > used for queued, used in zip(waiters, using, strict=True)):
+        return False
+    if references and sum(using) > waiting:
+        return False
+    if original & _LOCK:
+        return True
+    if not newer and start & 1 != index:
+        return False
+    newest, oldest = (size_0, size_1) if index == 0 else (size_1, size_0)
+    gave_up = -newest & _HALF
+    return oldest <= had and gave_up <= _MAX_GROUP
 
 
 def _mode(place: int, readers: int, phase: int, writers: int) -> Mode | None:

@@ -61,6 +61,9 @@ class _Said:
     mode: Mode | None = None
     readers: int | None = None
 
+    condition: int | None = None
+    """How far behind the start of the condition variable it is that it is a word of."""
+
 
 @dataclass(frozen=True)
 class _Place:
@@ -91,6 +94,16 @@ class _Futexes:
 
         self.said: dict[Key, _Said] = {}
         self.requests: dict[tuple[LockType, Key], Request] = {}
+        self.words: dict[Key, tuple[Key, Key]] = {}
+        """Both futexes of each condition variable, by the key of its start."""
+
+        self.conditions: dict[tuple[int, int], int | None] = {}
+        """Where the one starts that has a futex, by address space and the address of
+        the 8 bytes that both of its futexes are."""
+
+        self.starts: set[tuple[int, int]] = set()
+        """The same that there are, by address space and address."""
+
         self.users: dict[int, _Users] = {}
         """By ``struct inode``."""
 
@@ -103,6 +116,11 @@ class _Futexes:
         self.mms: dict[int, int] = dict(
             zip(look.tasks["address"].tolist(), look.tasks["mm"].tolist(), strict=True)
         )
+
+    def learn_condition(self, mm: int, address: int, start: int | None) -> None:
+        self.conditions[mm, address & ~7] = start
+        if start is not None:
+            self.starts.add((mm, start))
 
 
 _LEARNED: WeakKeyDictionary[Look, _Futexes] = WeakKeyDictionary()
@@ -174,6 +192,34 @@ def readers(look: Look, lock: Lock) -> int | None:
     return _said(look, waiter).readers
 
 
+def condition_at(look: Look, mm: int, address: int) -> int | None:
+    """Find the condition variable that a futex is a word of.
+
+    :param mm: Of the process that it is private to, the ``struct mm_struct``.
+    :return: Where it starts; ``None`` if it is of none, or nothing tells.
+    """
+    learned = _learned(look)
+    place = mm, address & ~7
+    if place not in learned.conditions:
+        start = None
+        try:
+            start = _read_condition(look, mm, address, (0, 0), None)
+        except (drgn.FaultError, LookupError) as error:
+            look.findings.lose("conditions", f"a condition variable is lost: {error}")
+        learned.learn_condition(mm, address, start)
+    return learned.conditions[place]
+
+
+def is_condition(look: Look, lock: Lock, mm: int) -> bool:
+    """Tell whether a futex that somebody was found to wait on is of such.
+
+    :param mm: Of the process that it is private to, the ``struct mm_struct``.
+    """
+    learned = _learned(look)
+    shared = isinstance(lock.key, Key) and lock.key in learned.words
+    return shared or (mm, lock.address) in learned.starts
+
+
 def what(look: Look, case: Case, request: Request) -> str | None:
     """Tell what a futex without an owner stands for: see :func:`parked`."""
     return parked(look, case.address, request)
@@ -218,9 +264,13 @@ def _request(look: Look, waiter: Waiter) -> Request:
     type_: LockType = "pi_futex" if waiter.pi_state else "futex"
     found = learned.requests.get((type_, waiter.key))
     if found is None:
-        learned.seen[type_, waiter.key] = waiter
-        lock = Lock(type_, waiter.key.address, waiter.key)
-        mode = None if waiter.pi_state else _said(look, waiter).mode
+        said = _Said() if waiter.pi_state else _said(look, waiter)
+        key, mode = waiter.key, said.mode
+        if said.condition is not None:
+            key = waiter.key.moved(-said.condition)
+            learned.words[key] = waiter.key.pair()
+        learned.seen[type_, key] = waiter
+        lock = Lock(type_, key.address, key)
         found = learned.requests[type_, waiter.key] = Request(lock, mode)
     return found
 
@@ -230,7 +280,11 @@ def _waiters(look: Look, lock: Lock) -> list[Waiter]:
     key = lock.key
     if not isinstance(key, Key):
         return []
-    if not look.alone:
+    words = _learned(look).words.get(key)
+    if words is not None:
+        # Their queues may be far apart in the tables: all are read.
+        found = [each for word in words for each in look.futex_queues.get(word, ())]
+    elif not look.alone:
         found = look.futex_queues.get(key, [])
     else:
         first = _learned(look).seen.get((lock.type, key))
@@ -337,6 +391,7 @@ def _read_futex(look: Look, waiter: Waiter) -> _Said:
         _thread(look, place, words)
         or _mutex(look, place, words, waiter.key)
         or _rwlock(look, place, words, waiter.key)
+        or _condition(look, place, waiter.key)
         or _Said()
     )
 
@@ -383,6 +438,32 @@ def _rwlock(look: Look, place: _Place, words: _Words, key: Key) -> _Said | None:
         # Who has it for writing is refused it once more.
         if task is not None and task not in _tasks_on(look, key):
             return _Said(task, mode=lock.mode, readers=lock.readers)
+    return None
+
+
+def _condition(look: Look, place: _Place, key: Key) -> _Said | None:
+    queued = [len(look.futex_queues.get(word, ())) for word in key.pair()]
+    if look.live:
+        # They were read at another time than its words are.
+        queued = [0, 0]
+    start = _read_condition(
+        look, place.mm, place.address, (queued[0], queued[1]), key.shared
+    )
+    if not key.of_inode:
+        _learned(look).learn_condition(place.mm, place.address, start)
+    return None if start is None else _Said(condition=place.address - start)
+
+
+def _read_condition(
+    look: Look, mm: int, address: int, queued: tuple[int, int], shared: bool | None
+) -> int | None:
+    """Find where the condition variable starts that a futex is a word of."""
+    for newer, start in enumerate(nptl.condition_starts(address)):
+        data = look.user_memory.read(mm, start, nptl.CONDITION_BYTES)
+        if data is None:
+            return None
+        if nptl.condition(data, bool(newer), queued, shared):
+            return start
     return None
 
 

@@ -231,7 +231,8 @@ def test_futexes_in_memory(dump: Dump) -> None:
         assert told.path == "/lab/server"
         mm = find_task(dump.prog, tid).mm
         address = request.lock.address or 0
-        assert told.name == f"/lab/server+{offset_in_file(mm, address):#x}"
+        place = f"/lab/server+{offset_in_file(mm, address):#x}"
+        assert told.name == f"condition variable in {place}"
 
 
 def offset_in_file(mm: drgn.Object, address: int) -> int:

@@ -8,13 +8,15 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from msatools.locks.user import nptl
 from msatools.locks.user.nptl import (
+    CONDITION_BYTES,
     MUTEX_BYTES,
     RWLOCK_BYTES,
     Mutex,
@@ -325,6 +327,168 @@ def test_condition_variables(memory: Memory) -> None:
     assert not libc.pthread_cond_signal(memory.lock)
     waiter.thread.join(WAIT_SECONDS)
     assert not waiter.thread.is_alive()
+
+
+# --- condition variables
+
+
+class Crowd:
+    """Threads that wait on a condition variable of this machine's C library."""
+
+    def __init__(self, memory: Memory, shared: bool = False) -> None:
+        self._memory = memory
+        self._mutex = ctypes.create_string_buffer(MUTEX_BYTES)
+        self._waiters: list[Waiter] = []
+        attribute = ctypes.create_string_buffer(8)
+        libc.pthread_condattr_init(attribute)
+        libc.pthread_condattr_setpshared(attribute, int(shared))
+        assert not libc.pthread_mutex_init(self._mutex, None)
+        assert not libc.pthread_cond_init(memory.lock, attribute)
+
+    def grow(self) -> int:
+        """Have one more wait; return the futex that it waits on."""
+        waiter = self._memory.wait(self._wait)
+        self._waiters.append(waiter)
+        return waiter.futex
+
+    def _wait(self) -> None:
+        libc.pthread_mutex_lock(self._mutex)
+        libc.pthread_cond_wait(self._memory.lock, self._mutex)
+        libc.pthread_mutex_unlock(self._mutex)
+
+    def signal(self) -> None:
+        """Wake one, and wait until it is gone."""
+        alive = len(self._living)
+        libc.pthread_cond_signal(self._memory.lock)
+        end = time.monotonic() + WAIT_SECONDS
+        while len(self._living) >= alive and time.monotonic() < end:
+            time.sleep(0.001)
+        assert len(self._living) == alive - 1
+
+    @property
+    def _living(self) -> list[Waiter]:
+        return [waiter for waiter in self._waiters if waiter.thread.is_alive()]
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        """How many wait on each futex."""
+        first = self._memory.place + futexes_at()
+        places = [waiter.futex for waiter in self._living]
+        return places.count(first), places.count(first + 4)
+
+    def end(self) -> None:
+        libc.pthread_cond_broadcast(self._memory.lock)
+        for waiter in self._waiters:
+            waiter.thread.join(WAIT_SECONDS)
+            assert not waiter.thread.is_alive()
+
+
+def is_new() -> bool:
+    """Tell whether this machine's C library is 2.41, or newer."""
+    libc.gnu_get_libc_version.restype = ctypes.c_char_p
+    version = libc.gnu_get_libc_version().decode().split(".")
+    return tuple(map(int, version[:2])) >= (2, 41)
+
+
+def futexes_at() -> int:
+    return 32 if is_new() else 40
+
+
+def is_condition(
+    memory: Memory, crowd: Crowd, more: int = 0, shared: bool = False
+) -> bool:
+    data = memory.read(memory.place, CONDITION_BYTES)
+    first, second = crowd.queued
+    return nptl.condition(data, is_new(), (first + more, second + more), shared)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_condition_of_this_machine(memory: Memory, shared: bool) -> None:
+    """With waiters on one of its futexes, and on both; and when all were woken."""
+    crowd = Crowd(memory, shared)
+    assert not is_condition(memory, crowd, shared=shared)
+    futexes = set()
+    # Who comes after a signal waits in another group.
+    for step in "wwwswwswsswwws":
+        if step == "w":
+            futexes.add(crowd.grow())
+        else:
+            crowd.signal()
+        assert is_condition(memory, crowd, shared=shared)
+        assert not is_condition(memory, crowd, shared=not shared)
+        assert not is_condition(memory, crowd, more=20, shared=shared)
+    start = futexes_at()
+    assert futexes == {memory.place + start, memory.place + start + 4}
+    for futex in futexes:
+        assert memory.place == nptl.condition_starts(futex)[is_new()]
+    crowd.end()
+    assert not is_condition(memory, crowd, shared=shared)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition variable, as it lies in memory: by default with 30 and 20 waiters."""
+
+    sequence: int = 2 * 550
+    start: int = 2 * 450
+    references: tuple[int, ...] = (2 * 20, 2 * 30)
+    sizes: tuple[int, int] = (0, 30)
+    original: int = 80 << 2
+    flags: int = 50 << 3
+    rest: tuple[int, ...] = ()
+
+    def is_one(self, queued: tuple[int, int] = (20, 30)) -> bool:
+        newer = not self.references
+        halves = [*self.references, *self.sizes, self.original, self.flags, 0, 0]
+        data = struct.pack("<2Q8I", self.sequence, self.start, *halves, *self.rest)
+        return nptl.condition(data, newer, queued, False)
+
+
+OLD = Condition()
+NEW = replace(OLD, start=450, references=(), rest=(0, 0))
+
+
+@pytest.mark.parametrize("made", [OLD, NEW], ids=["2.40", "2.41"])
+@pytest.mark.parametrize(
+    ("change", "fits"),
+    [
+        pytest.param({}, True, id="at rest"),
+        pytest.param({"sizes": (-5 & 0xFFFFFFFF, 30)}, True, id="some gave up"),
+        pytest.param({"sizes": (5, 30)}, False, id="more left of who is not counted"),
+        pytest.param({"sizes": (0, 81)}, False, id="more left than there were"),
+        pytest.param({"sizes": (5, 81), "original": 80 << 2 | 1}, True, id="changing"),
+        pytest.param({"original": 80 << 2 | 3}, False, id="own lock is no lock"),
+        pytest.param({"original": 120 << 2}, False, id="ends after the next turn"),
+        pytest.param({"sequence": 2 * 440}, False, id="starts after the next turn"),
+        pytest.param({"sequence": 0x7F0012345678}, False, id="far too many turns"),
+        pytest.param({"flags": 49 << 3}, False, id="fewer wait than are queued"),
+        pytest.param({"flags": 551 << 3}, False, id="more wait than ever did"),
+        pytest.param({"flags": 50 << 3 | 1}, False, id="shared between processes"),
+    ],
+)
+def test_what_a_condition_is(made: Condition, change: Any, fits: bool) -> None:
+    assert replace(made, **change).is_one() is fits
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(OLD, references=(2 * 19, 2 * 31)),
+        replace(OLD, references=(2 * 20, 2 * 31)),
+        replace(OLD, start=2 * 450 + 1),
+        replace(NEW, rest=(0, 1)),
+        replace(NEW, rest=(1, 0)),
+    ],
+)
+def test_what_only_one_of_the_layouts_has(wrong: Condition) -> None:
+    assert not wrong.is_one()
+
+
+def test_memory_without_a_condition() -> None:
+    for byte in range(256):
+        data = bytes([byte]) * CONDITION_BYTES
+        for newer in (False, True):
+            assert not nptl.condition(data, newer, (1, 0), None)
 
 
 def test_semaphores(memory: Memory) -> None:

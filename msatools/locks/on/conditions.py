@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Condition variables that many wait on: their two futexes are one thing."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from msatools.locks.look import Look
+from msatools.locks.model import CONDITION, On
+from msatools.locks.user.userlocks import condition_at
+from msatools.target.model import Address
+
+Ons = Sequence[On | None]
+
+
+def as_conditions(look: Look, ons: Ons, least: int) -> list[On | None]:
+    """
+    Put condition variables in place of the futexes that tasks wait on.
+
+    :param ons: What each task of the look waits on, or has waited on.
+    :param least: On how few waiters memory is not read.
+    """
+    mms: list[int] = look.tasks["mm"].tolist()
+    places = [_place(mm, on) for mm, on in zip(mms, ons, strict=True)]
+    starts = {
+        place: condition_at(look, *place)
+        for place, count in Counter(places).items()
+        if place is not None and count >= least
+    }
+    return [
+        None if on is None else _whole(on, starts.get(place) if place else None)
+        for on, place in zip(ons, places, strict=True)
+    ]
+
+
+def _place(mm: int, on: On | None) -> tuple[int, int] | None:
+    """Give the address space, and the 8 bytes that a private futex is in."""
+    if on is None or on.kind != "futex" or on.address is None or on.inode is not None:
+        return None
+    return mm, int(on.address) & ~7
+
+
+def _whole(on: On, start: int | None) -> On:
+    if start is None:
+        return on
+    return replace(on, address=Address(start), name=CONDITION)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Herds in dumps that are taken at random moments of a guest that goes on.
+
+Of three processes with workers on a condition variable two broadcast, one of them five
+times as often, and one signals. Truth are the PIDs and the address that they say
+themselves.
+"""
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures import lab
+from fixtures.lab.guest.herdworkers import WORKERS
+from msatools.locks.locks import collect_locks
+from msatools.locks.model import Herd
+from msatools.prstat.options import Options
+from msatools.prstat.prstat import collect_prstat
+from msatools.target import TargetSpec, open_target
+
+KERNELS = ("6.1", "6.12")
+DUMPS = 20
+SETTLE_SECONDS = 3
+"""Some rounds, after which threads have waited more often than once."""
+
+MOST_SECONDS = 0.5
+"""Ten rounds of the slower ones: dumps are of any moment of a round."""
+
+
+@dataclass
+class Seen:
+    """What each command tells of each dump, and what is true."""
+
+    truths: dict[str, dict[str, Any]]
+    dumps: list[dict[str, tuple[Herd, ...]]]
+
+    def herds(self, name: str) -> Iterator[tuple[str, list[Herd]]]:
+        """Yield the command and the crowds of a process that it tells."""
+        pids = (self.truths[name]["pid"],)
+        for number, dump in enumerate(self.dumps):
+            for command, herds in dump.items():
+                found = [herd for herd in herds if herd.pids == pids]
+                yield f"{command} {number}", found
+
+
+@pytest.fixture(scope="module", params=KERNELS)
+def seen(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Seen:
+    path = tmp_path_factory.mktemp("herds") / "vmcore"
+    with lab.live(f"herdrun-{request.param}") as live:
+        time.sleep(SETTLE_SECONDS)
+        dumps = []
+        for _ in range(DUMPS):
+            time.sleep(random.uniform(0, MOST_SECONDS))
+            # It stands still as long as it is dumped, and goes on then.
+            live.guest.dump(path)
+            dumps.append(told(path))
+        return Seen(live.workload["herds"], dumps)
+
+
+def told(path: Path) -> dict[str, tuple[Herd, ...]]:
+    opened = open_target(TargetSpec(path=str(path), types="btf"))
+    options = Options(per_thread=True, rows=None)
+    commands = {
+        "locks": collect_locks,
+        "prstat": partial(collect_prstat, options=options),
+    }
+    return {
+        name: collect(opened.prog, target=opened.target).herds
+        for name, collect in commands.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["broadcast", "hurried"])
+def test_a_herd_is_found_at_any_moment(seen: Seen, name: str) -> None:
+    truth = seen.truths[name]
+    for what, herds in seen.herds(name):
+        (herd,) = herds
+        assert herd.confidence == "one dump", what
+        # Whichever of its two words they wait on.
+        assert herd.address == truth["condition"], what
+        assert herd.lock == f"futex {truth['pid']}:{truth['condition']:#x}", what
+        assert herd.name == "condition variable", what
+        # Some may be on a CPU, or wait for the mutex.
+        assert WORKERS / 2 <= herd.waiters <= WORKERS, what
+
+
+@pytest.mark.parametrize("name", ["broadcast", "hurried"])
+def test_its_waker_is_known(seen: Seen, name: str) -> None:
+    truth = seen.truths[name]
+    for what, (herd,) in seen.herds(name):
+        assert herd.waker is not None, what
+        assert (herd.waker.pid, herd.waker.comm) == (truth["waker"], "waker"), what
+        assert herd.waker.tgid == truth["pid"], what
+
+
+def test_it_is_seen_while_it_is_woken(seen: Seen) -> None:
+    """In some dumps all the same, or this would prove nothing."""
+    assert any(herd.woken for _, (herd,) in seen.herds("hurried"))
+
+
+def test_those_that_are_woken_one_by_one_are_none(seen: Seen) -> None:
+    for what, herds in seen.herds("signal"):
+        assert {herd.confidence for herd in herds} <= {"none"}, what
