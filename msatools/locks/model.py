@@ -106,6 +106,23 @@ CONDITION = "condition variable"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class UserFrame:
+    """A frame of a thread's stack in user space."""
+
+    function: str | None
+    """``None`` if its name is not in the dump."""
+
+    offset: int
+    """From the start of the function; where there is none, of the module's file."""
+
+    module: str | None
+    """The program or library: its file's name."""
+
+    guess: bool
+    """Whether it may be left from a call that has ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Waker:
     """Who has woken a herd, most likely: it wakes many, and is of its process."""
 
@@ -114,6 +131,8 @@ class Waker:
 
     tgid: int
     comm: str
+    frames: tuple[UserFrame, ...] | None = field(default=None, metadata=ADDED)
+    """The first ones in user space, the innermost first; ``None`` if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)

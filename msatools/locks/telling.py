@@ -25,6 +25,7 @@ from msatools.locks.reasons import external_reason, reason
 from msatools.locks.report import Deadlock, Inversion, LockRow, Owner, Root, Wait
 from msatools.locks.scene import FUTEXES, Scene, Unknown, Wanted, futex_at
 from msatools.locks.user.userlocks import is_condition
+from msatools.locks.wakers import with_frames
 from msatools.target.model import Address
 from msatools.tasks.classes import RUNNABLE, TaskClass
 from msatools.tasks.identity import comm_text
@@ -112,7 +113,9 @@ class Teller:
             locks=tuple(self._lock(want) for want in by_crowd),
             roots=tuple(sorted(roots, key=_weight)),
             deadlocks=tuple(self._deadlocks()),
-            herds=tuple(self._herds(slept)),
+            herds=with_frames(
+                [*self._herds(slept)], self._crowded.look, self._stack_size
+            ),
             inversions=tuple(self._inversions(by_crowd)),
         )
 

@@ -351,7 +351,8 @@ class Prstat(KernelSession):
         things = self._explainer.as_conditions(tasks, look.clocks, things, MIN_WAITERS)
         again = look_again(self._sampler.task_reader, tasks) if self._live else None
         watched = Watched(deltas.nvcsw if deltas else None, again)
-        return ons, find_herds(tasks, now, things, look.clocks, gone, watched)
+        herds = find_herds(tasks, now, things, look.clocks, gone, watched)
+        return ons, self._explainer.with_frames(tasks, look.clocks, herds)
 
     def _count(self, look: Look, spent: Spent, split_impossible: Booleans) -> None:
         """Count, and note, counters of the kernel that cannot be."""

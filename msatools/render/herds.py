@@ -4,7 +4,8 @@
 
 from collections.abc import Iterator
 
-from msatools.locks.model import Herd
+from msatools.locks.model import Herd, UserFrame
+from msatools.render.prstat_columns import NOT_KEPT
 from msatools.render.units import count
 
 
@@ -19,8 +20,19 @@ def woken_words(herd: Herd, interval_ns: int | None) -> Iterator[str]:
     if herd.woken:
         yield f"{herd.woken:,} being woken{by}"
     elif waker and herd.confidence != "none":
-        # By whom each thread has woken last.
+        # By how many each thread has woken of late.
         yield f"woken{by}, most likely"
+    if waker and waker.frames:
+        yield f"it stands in {' < '.join(map(_frame_words, waker.frames))}"
     if herd.wakeups and herd.in_vain is not None and interval_ns:
         rate = count(round(herd.wakeups * 1e9 / interval_ns))
         yield f"{rate} wake-ups a second, {100 * herd.in_vain:.0f} % in vain"
+
+
+def _frame_words(frame: UserFrame) -> str:
+    """Write a frame: ``worker+0x1c (herd)``, or ``herd+0x11c0``; a guess with ``?``."""
+    mark = "?" if frame.guess else ""
+    module = frame.module or NOT_KEPT
+    if frame.function is None:
+        return f"{module}+{frame.offset:#x}{mark}"
+    return f"{frame.function}+{frame.offset:#x}{mark} ({module})"

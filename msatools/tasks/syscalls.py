@@ -99,6 +99,9 @@ class Syscalls:
     ip: Addresses
     """Where user mode goes on."""
 
+    fp: Addresses
+    """The register that is user mode's frame pointer, if it keeps one."""
+
     compat: Booleans
     """Whether 32-bit code called: its numbers are of another table."""
 
@@ -211,6 +214,7 @@ def _x86(
         arguments=arguments,
         sp=values("sp"),
         ip=values("ip"),
+        fp=values("bp"),
         compat=compat,
         names=_X86_NAMES,
     )
@@ -234,6 +238,7 @@ def _arm64(
         arguments=np.stack(registers, 1),
         sp=values("sp"),
         ip=values("pc"),
+        fp=values("regs[29]"),
         compat=known & (mode == 0x10),
         names={},
     )
@@ -247,6 +252,7 @@ def _unknown(count: int) -> Syscalls:
         arguments=np.zeros((count, 6), np.uint64),
         sp=zeros,
         ip=zeros,
+        fp=zeros,
         compat=np.zeros(count, np.bool_),
         names={},
     )

@@ -184,7 +184,21 @@ HERDS = [
         "nvcsw_median": int,
         "confidence": frozenset({"none", "one dump", "confirmed"}),
         "woken": int,
-        "waker": ({"pid": int, "tgid": int, "comm": str}, NONE),
+        "waker": (
+            {
+                "pid": int,
+                "tgid": int,
+                "comm": str,
+                "frames?": [
+                    {
+                        **dict.fromkeys(("function", "module"), (str, NONE)),
+                        "offset": int,
+                        "guess": bool,
+                    }
+                ],
+            },
+            NONE,
+        ),
         "name?": str,
         "wakeups?": int,
         "in_vain?": float,

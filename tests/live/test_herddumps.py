@@ -8,8 +8,9 @@ themselves.
 """
 
 import random
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,12 @@ from typing import Any
 import pytest
 
 from fixtures import lab
+from fixtures.lab import herdlive
+from fixtures.lab.cache import default_cache
 from fixtures.lab.guest.herdworkers import WORKERS
 from msatools.locks.locks import collect_locks
-from msatools.locks.model import Herd
+from msatools.locks.model import Herd, UserFrame
+from msatools.locks.user.userstacks import MOST_FRAMES
 from msatools.prstat.options import Options
 from msatools.prstat.prstat import collect_prstat
 from msatools.target import TargetSpec, open_target
@@ -29,6 +33,9 @@ KERNELS = ("6.1", "6.12")
 DUMPS = 20
 SETTLE_SECONDS = 3
 """Some rounds, after which threads have waited more often than once."""
+
+WAKES = frozenset({"be_waker", "give_work"})
+"""Functions that the waker is in, almost always."""
 
 MOST_SECONDS = 0.5
 """Ten rounds of the slower ones: dumps are of any moment of a round."""
@@ -100,6 +107,50 @@ def test_its_waker_is_known(seen: Seen, name: str) -> None:
         assert herd.waker is not None, what
         assert (herd.waker.pid, herd.waker.comm) == (truth["waker"], "waker"), what
         assert herd.waker.tgid == truth["pid"], what
+
+
+def test_where_its_waker_stands(seen: Seen) -> None:
+    """By the names of functions, where the whole file of its program is there."""
+    found = list(frames_of(seen, "broadcast"))
+    assert len(found) >= DUMPS
+    for what, frames in found:
+        assert {frame.module for frame in frames} == {"herd"}, what
+        assert not frames[0].guess, what
+        assert {frame.function for frame in frames} & WAKES, what
+
+
+def test_where_its_waker_stands_in_a_file_without_symbols(seen: Seen) -> None:
+    """By places in its file, as only what has been used of that is there."""
+    places = places_of(herdlive.program(default_cache()), WAKES)
+    found = list(frames_of(seen, "hurried"))
+    assert len(found) >= DUMPS
+    for what, frames in found:
+        assert {(frame.module, frame.function) for frame in frames} == {("herd", None)}
+        assert any(frame.offset in place for frame in frames for place in places), what
+
+
+def frames_of(seen: Seen, name: str) -> Iterator[tuple[str, tuple[UserFrame, ...]]]:
+    for what, (herd,) in seen.herds(name):
+        if herd.waker and herd.waker.frames:
+            assert len(herd.waker.frames) <= MOST_FRAMES
+            yield what, herd.waker.frames
+
+
+def places_of(program: Path, functions: Collection[str]) -> list[range]:
+    """Find where functions are in the file of a program that is linked statically."""
+    words = ["objdump", "--syms", "--section-headers", str(program)]
+    lines = [
+        line.split() for line in subprocess.check_output(words, text=True).split("\n")
+    ]
+    (start, offset) = next(
+        (int(line[3], 16), int(line[5], 16)) for line in lines if line[1:2] == [".text"]
+    )
+    return [
+        range(first, first + int(line[4], 16))
+        for line in lines
+        if line and line[-1] in functions
+        for first in [int(line[0], 16) - start + offset]
+    ]
 
 
 def test_it_is_seen_while_it_is_woken(seen: Seen) -> None:

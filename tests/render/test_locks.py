@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from msatools.kernel.report import Note
-from msatools.locks.model import Confidence, Herd, On, Waker
+from msatools.locks.model import Confidence, Herd, On, UserFrame, Waker
 from msatools.locks.report import Changes, Contended, Inversion, LocksReport, Seen
 from msatools.render.locks import View, blocks
 from msatools.target.model import Address
@@ -63,6 +63,13 @@ CYCLE = report(
         )
     ],
     deadlocks=[deadlock("163 164", ["mutex 0x1", "mutex 0x2"])],
+)
+
+
+FRAMES = (
+    UserFrame(function="wake\x1b", offset=28, module="herd\x1b", guess=False),
+    UserFrame(function="main", offset=7, module=None, guess=True),
+    UserFrame(function=None, offset=0x11C0, module="herd\x1b", guess=True),
 )
 
 
@@ -143,7 +150,7 @@ def herds() -> Screens:
     nine = [replace(HERD, lock=f"futex 150:{n:#x}") for n in range(9)]
     thunders = replace(HERD, lock="futex 9:0x9", confidence="one dump")
     many = replace(crowd(20), herds=(*nine, thunders))
-    waker = Waker(pid=7, tgid=150, comm="waker\x1b")
+    waker = Waker(pid=7, tgid=150, comm="waker\x1b", frames=FRAMES)
     asleep = replace(thunders, waker=waker)
     awake = replace(asleep, lock="futex 9:0x8", woken=12)
     again = replace(asleep, confidence="confirmed", wakeups=1034, in_vain=0.978)

@@ -11,7 +11,7 @@ import pytest
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.report import Note
-from msatools.locks.model import Herd, On, Waker
+from msatools.locks.model import Herd, On, UserFrame, Waker
 from msatools.prstat.model import (
     Children,
     ClassGroup,
@@ -100,6 +100,13 @@ ONS = {
     "unix": On(kind="socket", inode=1, type="unix stream", local=PATH),
     "futex": On(kind="futex", address=Address(0x4C80F0), waiters=50),
 }
+
+
+FRAMES = (
+    UserFrame(function="wake\x1b", offset=28, module="herd\x1b", guess=False),
+    UserFrame(function="main", offset=7, module=None, guess=True),
+    UserFrame(function=None, offset=0x11C0, module="herd\x1b", guess=True),
+)
 
 
 def row(**changes: Any) -> TaskRow:
@@ -285,7 +292,7 @@ def screens() -> Screens:
     unkept = replace(WITHIN, accounting=REPORT.accounting)
     stopped = replace(unkept, tasks=(row(off_cpu=PARTS, waited=stop),))
     confirmed = replace(HERD, owner=7, confidence="confirmed")
-    waker = Waker(pid=7, tgid=10, comm="waker\x1b")
+    waker = Waker(pid=7, tgid=10, comm="waker\x1b", frames=FRAMES)
     again = replace(confirmed, waker=waker, wakeups=5170, in_vain=0.98, woken=3)
     hostile = replace(REPORT, tasks=(HOSTILE,), cgroups=(EVIL_GROUP,))
     states, load = replace(REPORT, states=STATES), replace(REPORT, load=LOAD)

@@ -18,10 +18,11 @@ from msatools.kernel.report import Findings
 from msatools.locks.cases import read_cases
 from msatools.locks.layout import Layout
 from msatools.locks.look import Case, Look
-from msatools.locks.model import On
+from msatools.locks.model import Herd, On
 from msatools.locks.on import data, files, futexes, kernellocks, others
 from msatools.locks.on.conditions import as_conditions
 from msatools.locks.user import filelocks
+from msatools.locks.wakers import with_frames
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.now import Now
 from msatools.tasks.stackmemory import Rows, stack_bytes
@@ -126,6 +127,17 @@ class Explainer:
         """
         look = Look(self._layout, tasks, Findings(), clocks, alone=False)
         return as_conditions(look, ons, least)
+
+    def with_frames(
+        self, tasks: TaskTable, clocks: Clocks, herds: Sequence[Herd]
+    ) -> tuple[Herd, ...]:
+        """
+        Tell where the wakers of herds stand: see :mod:`msatools.locks.wakers`.
+
+        What cannot be read is not told.
+        """
+        look = Look(self._layout, tasks, Findings(), clocks, alone=False)
+        return with_frames(herds, look, self._stack_bytes)
 
 
 def awake_rows(tasks: TaskTable, now: Now) -> Rows:

@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import drgn
 from drgn.helpers.linux.mm import access_remote_vm, for_each_vma, vma_find
-from drgn.helpers.linux.xarray import xa_load
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import fault_reason
 from msatools.kernel.report import Findings
-from msatools.kernel.vmemmap import vmemmap_base
 from msatools.locks.layout import Layout
+from msatools.locks.user.filepages import FilePages
 from msatools.target.addresses import KERNEL_HALF
 
 _PAGE = 4096
@@ -81,6 +80,7 @@ class UserMemory:
         self._filtered = 0
         self._any = False
         self._shared: dict[int, list[SharedFile]] = {}
+        self._files = FilePages(layout)
 
     def read(self, mm: int, address: int, size: int) -> bytes | None:
         """Read some bytes of the address space of a ``struct mm_struct``.
@@ -171,20 +171,4 @@ class UserMemory:
         # What is private may have been changed, and swapped out since.
         if file < KERNEL_HALF or not flags & _SHARED or flags & _HUGETLB:
             raise error
-        index = first + (address - start) // _PAGE
-        mapping = self._layout.member(file, "file", "f_mapping")
-        pages = drgn.Object(self._prog, "struct address_space", address=mapping).i_pages
-        folio = int(xa_load(pages.address_of_(), index).value_())
-        # Of a page that was swapped out or reclaimed a number is left.
-        if folio < KERNEL_HALF or folio & 0b11:
-            raise error
-        return self._page(folio, index, address % _PAGE, size)
-
-    def _page(self, folio: int, index: int, offset: int, size: int) -> bytes:
-        # "mm: Introduce struct folio" (in v5.16); before, an entry is the page itself.
-        whole = self._layout.has("folio", "index")
-        page = self._layout.size("page")
-        number = (folio - vmemmap_base(self._prog)) // page
-        if whole:
-            number += index - self._layout.member(folio, "folio", "index")
-        return self._layout.reader.read(number * _PAGE + offset, size, physical=True)
+        return self._files.read(file, first * _PAGE + address - start, size)

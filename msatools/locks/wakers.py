@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Where those that wake herds stand in user space."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from msatools.locks.look import Look
+from msatools.locks.model import Herd
+from msatools.locks.user.userstacks import UserStacks
+
+_MOST_STACKS = 16
+"""Of the wakers of the largest herds."""
+
+
+def with_frames(
+    herds: Sequence[Herd], look: Look, stack_bytes: int
+) -> tuple[Herd, ...]:
+    """
+    Add the first frames of their user stacks to the wakers of herds.
+
+    :param look: At all tasks, the wakers among them.
+    :param stack_bytes: Of a kernel stack.
+    """
+    return tuple(_with_frames(herds, look, UserStacks(look, stack_bytes)))
+
+
+def _with_frames(
+    herds: Sequence[Herd], look: Look, stacks: UserStacks
+) -> Iterator[Herd]:
+    for number, herd in enumerate(herds):
+        if herd.waker is None or herd.confidence == "none" or number >= _MOST_STACKS:
+            yield herd
+            continue
+        (row, *_) = np.flatnonzero(look.tasks["pid"] == herd.waker.pid).tolist()
+        waker = replace(herd.waker, frames=stacks.frames(row))
+        yield replace(herd, waker=waker)
