@@ -13,7 +13,7 @@ import numpy.typing as npt
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import find_tasks, require_pids
-from msatools.kernel.report import Findings
+from msatools.kernel.report import Findings, Note
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.locks.changes import changes
 from msatools.locks.contention import Contention, Met, met
@@ -57,7 +57,8 @@ _COVERAGE = (
 """Keys that are always in the report's coverage."""
 
 MAX_NAMED = 32
-"""New locks that one look names, those first for which most tasks wait."""
+"""New locks that one look names, those first for which most tasks wait; others are told
+by where they are."""
 
 _STEPS = 6
 _MAX_ROUNDS = 64
@@ -120,6 +121,9 @@ class Locks(KernelSession):
         self._live = bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
         self._contention = Contention()
         self._names: dict[Lock, tuple[str, str | None]] = {}
+        self._unnamed: dict[Lock, str] = {}
+        """The IDs of locks that were met and, so far, not named."""
+
         self._cost_s = 0.0
 
     @property
@@ -156,7 +160,9 @@ class Locks(KernelSession):
         new = [want for want in scene.crowds if want.lock not in self._names]
         if new:
             teller = Teller(scene, self._options, self._stack_bytes)
-            self._names |= teller.names(sorted(new, key=_crowd)[:MAX_NAMED])
+            new.sort(key=_crowd)
+            self._names |= teller.names(new[:MAX_NAMED])
+            self._unnamed |= teller.ids(new[MAX_NAMED:])
 
     def _spins(self) -> Iterator[Met]:
         """Yield what CPUs wait for that are in queues for spinlocks, as one lock."""
@@ -180,23 +186,31 @@ class Locks(KernelSession):
         report = changes(before.report, report)
         contention, self._contention = self._contention, Contention()
         contended = self._contended(contention, report)
+        unnamed = sum(lock not in self._names for lock in contention.ranked())
         # What lies at an address may be another lock by then.
-        self._names = {}
+        self._names, self._unnamed = {}, {}
         return replace(
             report,
-            coverage={**report.coverage, "looks": contention.looks},
+            coverage={
+                **report.coverage,
+                "looks": contention.looks,
+                "locks_unnamed": unnamed,
+            },
+            notes=(*report.notes, *_unnamed_note(unnamed)),
             contention=contended,
         )
 
     def _contended(
         self, contention: Contention, report: LocksReport
     ) -> tuple[Contended, ...]:
-        """Tell the locks that were named, of the types that were asked for."""
+        """Tell the locks that were met, of the types that were asked for."""
         types, interval_ns = self._options.types, report.interval_ns or 0
+        unnamed = {lock: (id_, None) for lock, id_ in self._unnamed.items()}
+        names = {**unnamed, **self._names}
         return tuple(
-            contention.tell(lock, *self._names[lock], interval_ns)
+            contention.tell(lock, *names[lock], interval_ns)
             for lock in contention.ranked()
-            if lock in self._names and (types is None or lock.type in types)
+            if types is None or lock.type in types
         )
 
     def _collect(
@@ -346,6 +360,15 @@ def _asks_all(scene: Scene) -> bool:
         and not any(holder.confidence == "exact" for holder in want.holders)
         for want in scene.wanted.values()
     )
+
+
+def _unnamed_note(count: int) -> Iterator[Note]:
+    if count:
+        yield Note(
+            "locks-unnamed",
+            f"{count:,} locks that were waited for are told by where they are alone: a "
+            f"look names {MAX_NAMED} new ones, those first for which most tasks wait",
+        )
 
 
 def _crowd(want: Wanted) -> int:

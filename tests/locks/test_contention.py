@@ -6,8 +6,14 @@ import math
 
 import pytest
 
+from msatools.locks import locks
 from msatools.locks.contention import MAX_OWNERS, Contention, Met, Owner
 from msatools.locks.lock import Lock
+from msatools.locks.locks import Locks
+from msatools.locks.options import LocksOptions
+from msatools.target.describe import describe
+from tests.locks.seen import STOCK
+from tests.support.dumps import open_dump
 
 SECOND = 10**9
 HOT, COLD = Lock("mutex", 0xFF10), Lock("rwsem", 0xFF20)
@@ -67,3 +73,33 @@ def test_owners_met_most_often_are_told() -> None:
     found = looks([Met(HOT, 1, owners)], [Met(HOT, 1, owners[1:])])
     told = found.tell(HOT, "", None, SECOND).owners
     assert [each.pid for each in told] == list(range(1, MAX_OWNERS + 1))
+
+
+@pytest.mark.parametrize("most", [0, 5, 1000])
+@pytest.mark.parametrize("run", STOCK)
+def test_all_locks_are_told(
+    run: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that are not named: by where they are, and with a note."""
+    monkeypatch.setattr(locks, "MAX_NAMED", most)
+    prog = open_dump(run, "btf")
+    session = Locks(prog, describe(prog), LocksOptions())
+    session.begin(lambda done, total: None)
+    session.sample()
+    report = session.advance(lambda done, total: None)
+    assert report.contention is not None
+    known = {lock.id: lock for lock in report.locks}
+    told = {each.lock: each for each in report.contention}
+    # Those in files are known by another number there than by the inode's.
+    by_place = {id_ for id_ in known if " inode " not in id_}
+    assert by_place <= told.keys()
+    assert len(told) == len(report.contention)
+    unnamed = report.coverage["locks_unnamed"]
+    assert unnamed == max(len(told) - most, 0)
+    notes = [note for note in report.notes if note.code == "locks-unnamed"]
+    assert len(notes) == (unnamed > 0)
+    for id_ in by_place:
+        assert told[id_].max_queue >= len(known[id_].waiters) > 0
+        assert told[id_].name in (known[id_].name, None)
+    named = [each for each in report.contention if each.name]
+    assert len(named) <= most
