@@ -355,12 +355,11 @@ def _parts(times: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
 def _in_two_parts(times: npt.NDArray[np.int64]) -> bool:
     """Tell whether they went to sleep in two parts, each at once, and not one by one.
 
-    Each has a share of the time that is allowed, and they are farther apart than both
-    took.
+    Each has a share of the time that is allowed, however small, and they are farther
+    apart than both took.
     """
     first, second = _parts(times)
     gap = second[0] - first[-1]
     return all(
-        len(part) >= MIN_WAITERS // 2 and _apart(part) <= min(TURN_NS * len(part), gap)
-        for part in (first, second)
+        _apart(part) <= min(TURN_NS * len(part), gap) for part in (first, second)
     )

@@ -77,6 +77,7 @@ def crowd(
     on: On | None = None,
     watched: Watched | None = None,
     gap_ns: int = 0,
+    late: float = 0.5,
 ) -> tuple[Herd, ...]:
     """Have some workers wait as told: what *find_herds* makes of them."""
     tids = dump.run.workload["servers"]["server-broadcast"]["workers"][:count]
@@ -89,7 +90,7 @@ def crowd(
     records["nvcsw"][rows] = switches
     ages = dump.now.age_ns.copy()
     ages[rows] = asleep_ns + np.linspace(0, apart_ns, count).astype(np.int64)
-    ages[rows[count // 2 :]] += gap_ns
+    ages[rows[round(count * (1 - late)) :]] += gap_ns
     waiters = set(rows.tolist())
     ons = [(on or was) if row in waiters else None for row, was in enumerate(dump.ons)]
     table = TaskTable(records, dump.table.columns)
@@ -146,6 +147,12 @@ def test_a_crowd_part_of_which_has_waited_for_a_cpu(
     """Two parts that are well apart, and each asleep at once."""
     values = {**HERD, "apart_ns": apart_ns, "gap_ns": gap_ns}
     assert len(crowd(dump, 300, **values)) == found
+
+
+@pytest.mark.parametrize("late", [0.02, 0.1, 0.9])
+def test_few_have_waited_for_a_cpu(dump: Seen, late: float) -> None:
+    values = {**HERD, "apart_ns": 290 * TURN_NS, "gap_ns": 3000 * TURN_NS}
+    assert len(crowd(dump, 300, late=late, **values)) == 1
 
 
 def waker_of(dump: Seen, **values: int) -> Waker | None:
