@@ -28,20 +28,23 @@ def as_conditions(look: Look, ons: Ons, least: int) -> list[On | None]:
         for place, count in Counter(places).items()
         if place is not None and count >= least
     }
-    return [
-        None if on is None else _whole(on, starts.get(place) if place else None)
-        for on, place in zip(ons, places, strict=True)
-    ]
+    # Crowds that wait on one thing share what is told of it, as they are many.
+    wholes: dict[tuple[int, int], On] = {}
+    found = list(ons)
+    for row, (on, place) in enumerate(zip(ons, places, strict=True)):
+        start = starts.get(place) if place else None
+        if on is not None and start is not None:
+            key = id(on), start
+            if key not in wholes:
+                wholes[key] = replace(on, address=Address(start), name=CONDITION)
+            found[row] = wholes[key]
+    return found
 
 
 def _place(mm: int, on: On | None) -> tuple[int, int] | None:
     """Give the address space, and the 8 bytes that a private futex is in."""
-    if on is None or on.kind != "futex" or on.address is None or on.inode is not None:
+    if not mm or on is None or on.kind != "futex":
+        return None
+    if on.address is None or on.inode is not None:
         return None
     return mm, int(on.address) & ~7
-
-
-def _whole(on: On, start: int | None) -> On:
-    if start is None:
-        return on
-    return replace(on, address=Address(start), name=CONDITION)
