@@ -8,6 +8,7 @@ taken for what it says only if all that is there fits
 (:mod:`msatools.locks.user.nptl`), and if whom it names is a thread that can have it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -140,7 +141,7 @@ def requests(look: Look, case: Case) -> list[Request]:
     :return: One; several if it waits for any of them; none if they are not found.
     """
     waiters, _ = waiters_of(look, case)
-    return [_request(look, waiter) for waiter in waiters]
+    return _requests(look, waiters)
 
 
 def futex_requests(look: Look, task: int) -> list[Request]:
@@ -150,7 +151,7 @@ def futex_requests(look: Look, task: int) -> list[Request]:
     """
     by_task, _ = look.waiters
     waiters = sorted(by_task.get(task, ()), key=lambda waiter: waiter.address)
-    return [_request(look, waiter) for waiter in waiters]
+    return _requests(look, waiters)
 
 
 def queue(look: Look, lock: Lock) -> list[Queued] | None:
@@ -257,6 +258,15 @@ def parked(look: Look, task: int, request: Request) -> str | None:
     if fits and address == lock.address and 0 <= above < _PARKED_BYTES:
         return PARKED
     return None
+
+
+def _requests(look: Look, waiters: Iterable[Waiter]) -> list[Request]:
+    """Give each futex once.
+
+    While a kernel runs, a task may be met in the queues of both futexes of a condition
+    variable, as it waits again before all queues are read.
+    """
+    return list(dict.fromkeys(_request(look, waiter) for waiter in waiters))
 
 
 def _request(look: Look, waiter: Waiter) -> Request:

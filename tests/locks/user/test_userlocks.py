@@ -4,6 +4,7 @@
 
 import struct
 from collections import Counter
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -83,6 +84,19 @@ def test_condition_variables_have_no_owners(tasks: Seen) -> None:
             assert userlocks.readers(look, request.lock) is None
             assert len(queue(tasks, look, request)) == count
     assert not look.findings.lost
+
+
+def test_a_waiter_on_both_futexes_of_a_condition_variable(tasks: Seen) -> None:
+    """It has moved from one queue to the other while they were read."""
+    worker = tasks.run.workload["servers"]["server-broadcast"]["workers"][0]
+    task = int(tasks.table["address"][tasks.rows[worker]])
+    look = tasks.look()
+    by_task, _ = look.waiters
+    (waiter,) = by_task[task]
+    (before,) = userlocks.futex_requests(look, task)
+    key = waiter.key.moved(-4 if waiter.key.offset & 4 else 4)
+    by_task[task].append(replace(waiter, key=key))
+    assert userlocks.futex_requests(look, task) == [before]
 
 
 def test_who_waits_on_no_futex(tasks: Seen) -> None:
