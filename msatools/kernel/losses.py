@@ -55,6 +55,7 @@ class Loss(str, Enum):
     LOCK_NAMES = "lock_names_unreadable"
     MAPPINGS = "mappings_unreadable"
     SERVERS = "servers_unreadable"
+    USER_STACKS = "user_stacks_unreadable"
     WAITERS = "waiters_unreadable"
 
     # Of the dead and what holds them.

@@ -137,7 +137,9 @@ class Storage:
             try:
                 name = self._name_file_system(super_block)
             except drgn.FaultError as error:
-                self._findings.lose("file systems", f"a file system is lost: {error}")
+                self._findings.lose(
+                    Loss.FILE_SYSTEMS, f"a file system is lost: {error}"
+                )
                 name = None
             self._file_systems[super_block] = name
         return self._file_systems[super_block]

@@ -206,7 +206,7 @@ def condition_at(look: Look, mm: int, address: int) -> int | None:
         try:
             start = _read_condition(look, mm, address, (0, 0), None)
         except (drgn.FaultError, LookupError) as error:
-            look.findings.lose("conditions", f"a condition variable is lost: {error}")
+            look.findings.lose(Loss.WAITERS, f"a condition variable is lost: {error}")
         learned.learn_condition(mm, address, start)
     return learned.conditions[place]
 

@@ -18,6 +18,7 @@ import drgn
 import numpy as np
 from drgn.helpers.linux.mm import vma_find
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.report import Findings
 from msatools.locks.look import Look
 from msatools.locks.model import UserFrame
@@ -96,7 +97,7 @@ class UserStacks:
         try:
             found = tuple(islice(frames_of_stack(self, mm, registers), MOST_FRAMES))
         except (drgn.FaultError, LookupError) as error:
-            self._look.findings.lose("user stacks", f"a user stack is lost: {error}")
+            self._look.findings.lose(Loss.USER_STACKS, f"a user stack is lost: {error}")
             return None
         if self._look.live and self._registers(row) != registers:
             return None
