@@ -8,6 +8,7 @@ not may have been before it was switched on.
 
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import drgn
 
@@ -15,6 +16,13 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.report import Findings
 
 _COUNT = struct.Struct("<i")
+
+
+class _Place(NamedTuple):
+    """A switch."""
+
+    name: str
+    address: int
 
 
 @dataclass(frozen=True)
@@ -41,46 +49,65 @@ class Accounting:
     (kernel/sched/clock.c)."""
 
 
-def read_accounting(prog: drgn.Program, findings: Findings) -> Accounting:
-    """Tell what is on; what cannot be read costs a note."""
-    stable = _switch(prog, findings, "__sched_clock_stable")
-    # There is a member for it if the kernel was built so: to look for a symbol that is
-    # not there takes long the first time.
-    has_irq_time = prog.type("struct rq").has_member("prev_irq_time")
-    return Accounting(
-        schedstats=_switch(prog, findings, "sched_schedstats"),
+class AccountingReader:
+    """Reads what is on, as often as it is asked: where to look is found once."""
+
+    def __init__(self, prog: drgn.Program) -> None:
+        self._prog = prog
+        # There is a member for it if the kernel was built so: to look for a symbol that
+        # is not there takes long the first time.
+        has_irq_time = prog.type("struct rq").has_member("prev_irq_time")
+        self._schedstats = _find(prog, "sched_schedstats")
         # Linux kernel commit 0cd7c741f01d ("delayacct: Add sysctl to enable at
         # runtime") (in v5.14) has the key follow the variable; before, the variable
         # alone is always there.
-        delayacct=_switch(prog, findings, "delayacct_on"),
+        self._delayacct = _find(prog, "delayacct_on")
         # A static key for a while: Linux kernel commit 8722903cbb8f ("sched: Define
         # sched_clock_irqtime as static key") until f3fa0e40df17 (both in v6.14).
-        irq_time=has_irq_time and bool(_switch(prog, findings, "sched_clock_irqtime")),
+        self._irq_time = _find(prog, "sched_clock_irqtime") if has_irq_time else None
         # Linux kernel commit 74c578759f15 ("context_tracking: Rename
         # context_tracking_is_enabled() => context_tracking_enabled()") (in v5.5)
-        precise_cputime=bool(
-            _switch(prog, findings, "context_tracking_key", "context_tracking_enabled")
-        ),
-        # Without HAVE_UNSTABLE_SCHED_CLOCK they cannot be apart.
-        stable_clock=stable is None or stable,
-    )
+        self._precise = _find(prog, "context_tracking_key", "context_tracking_enabled")
+        self._stable = _find(prog, "__sched_clock_stable")
 
+    def read(self, findings: Findings) -> Accounting:
+        """Tell what is on; what cannot be read costs a note."""
+        stable = self._switch(self._stable, findings)
+        return Accounting(
+            schedstats=self._switch(self._schedstats, findings),
+            delayacct=self._switch(self._delayacct, findings),
+            irq_time=bool(self._switch(self._irq_time, findings)),
+            precise_cputime=bool(self._switch(self._precise, findings)),
+            # Without HAVE_UNSTABLE_SCHED_CLOCK they cannot be apart.
+            stable_clock=stable is None or stable,
+        )
 
-def _switch(prog: drgn.Program, findings: Findings, *names: str) -> bool | None:
-    """Read the first of some switches that there is.
+    def _switch(self, place: _Place | None, findings: Findings) -> bool | None:
+        """Read a switch, if there is one.
 
-    Each is an int or begins with one: the count of those who want a static key on
-    (``struct static_key``). So no type is needed.
-    """
-    for name in names:
+        Each is an int or begins with one: the count of those who want a static key on
+        (``struct static_key``). So no type is needed.
+        """
+        if place is None:
+            return None
         try:
-            address = prog.symbol(name).address
-        except LookupError:
-            continue
-        try:
-            (count,) = _COUNT.unpack(prog.read(address, _COUNT.size))
+            (count,) = _COUNT.unpack(self._prog.read(place.address, _COUNT.size))
         except drgn.FaultError as error:
-            findings.lose(Loss.ACCOUNTING, f"{name} cannot be read: {error}")
+            findings.lose(Loss.ACCOUNTING, f"{place.name} cannot be read: {error}")
             return None
         return bool(count)
+
+
+def read_accounting(prog: drgn.Program, findings: Findings) -> Accounting:
+    """Tell what is on; what cannot be read costs a note."""
+    return AccountingReader(prog).read(findings)
+
+
+def _find(prog: drgn.Program, *names: str) -> _Place | None:
+    """Find the first of some switches that there is."""
+    for name in names:
+        try:
+            return _Place(name, prog.symbol(name).address)
+        except LookupError:
+            continue
     return None

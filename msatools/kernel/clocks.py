@@ -11,28 +11,30 @@ kernel/sched/clock.c and kernel/sched/core.c. All in nanoseconds:
 - CLOCK_MONOTONIC stamps the start of tasks.
 """
 
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import drgn
 import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.cpumask import cpu_online_mask
 
-from msatools.kernel.cpumasks import masks_at
+from msatools.kernel.cpumasks import Cpus, mask_at
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.kernel.structs import read_structs
 
 Nanoseconds = npt.NDArray[np.int64]
 
-_QUEUE = {"clock": ("u8", ("clock",)), "clock_task": ("u8", ("clock_task",))}
+_CLOCK = struct.Struct("<Q")
+
+_DIFFERENCE = "how CLOCK_MONOTONIC differs from the others"
 
 _MOST_NS = 1 << 60
 """36 years, more than any machine is up: a clock that says so is damaged."""
-
-_DIFFERENCE = "how CLOCK_MONOTONIC differs from the others"
 
 
 @dataclass(frozen=True)
@@ -63,41 +65,75 @@ class Clocks:
         return self.local_ns - behind
 
 
+class _Queues(NamedTuple):
+    """Where the clocks of run queues are."""
+
+    places: Mapping[int, int]
+    """Address of the first clock, by CPU."""
+
+    clock: int
+    task: int
+    """Offsets of the two clocks from there."""
+
+    size: int
+    """Bytes from there that have both."""
+
+
 def read_clocks(reader: Reader, findings: Findings) -> Clocks:
     """Read the clocks; a CPU whose run queue cannot be read costs a note.
 
     :raises LookupError: if no run queue can be found at all
     """
-    percpu = reader.once(PerCpu, lambda: read_percpu(reader.prog, findings))
-    places = reader.once(read_clocks, lambda: percpu.addresses("runqueues"))
-    online = _online(reader, findings)
-    chosen = online[percpu.cpus]
-    cpus = percpu.cpus[chosen]
-    aside = Findings()
-    queues = read_structs(reader, "struct rq", _QUEUE, places[chosen], aside)
-    known = queues.readable
-    known &= (queues["clock"] <= _MOST_NS) & (queues["clock_task"] <= _MOST_NS)
-    if np.count_nonzero(known) != np.count_nonzero(online):
-        online[cpus[known]] = False
-        for cpu in np.flatnonzero(online).tolist():
+    # One read a CPU and no array: a query for one thread has no time for more.
+    queues = reader.once(_Queues, lambda: _queues(reader, findings))
+    behind = [0]
+    length = latest = 0
+    for cpu in _online(reader, findings):
+        place = queues.places.get(cpu)
+        if place is not None:
+            length = cpu + 1
+            behind += [0] * (length - len(behind))
+        try:
+            if place is None:
+                raise drgn.FaultError("no variables of that CPU", 0)
+            clocks = reader.read(place, queues.size)
+            (clock,) = _CLOCK.unpack_from(clocks, queues.clock)
+            (task,) = _CLOCK.unpack_from(clocks, queues.task)
+            if max(clock, task) > _MOST_NS:
+                raise drgn.FaultError("no time of a clock", place)
+        except drgn.FaultError:
             findings.lose(Loss.RUN_QUEUES, f"CPU {cpu}'s run queue cannot be read")
-    clock = queues["clock"][known].astype(np.int64)
-    behind = np.zeros(int(cpus[-1:].max(initial=-1)) + 1, np.int64)
-    behind[cpus[known]] = clock - queues["clock_task"][known].astype(np.int64)
+            continue
+        latest = max(latest, clock)
+        behind[cpu] = clock - task
     return Clocks(
-        local_ns=int(clock.max(initial=0)),
+        local_ns=latest,
         monotonic_offset_ns=monotonic_offset(reader, findings),
-        behind_ns=behind,
+        behind_ns=np.array(behind[:length], np.int64),
     )
 
 
-def _online(reader: Reader, findings: Findings) -> npt.NDArray[np.bool_]:
-    mask = reader.once("online", lambda: cpu_online_mask(reader.prog).value_())
-    masks, readable = masks_at(reader, np.array([mask], np.uint64))
-    if not readable[0]:
+def _queues(reader: Reader, findings: Findings) -> _Queues:
+    percpu = reader.once(PerCpu, lambda: read_percpu(reader.prog, findings))
+    queue = reader.prog.type("struct rq")
+    clock, task = drgn.offsetof(queue, "clock"), drgn.offsetof(queue, "clock_task")
+    start = min(clock, task)
+    places = percpu.addresses("runqueues") + np.uint64(start)
+    return _Queues(
+        dict(zip(percpu.cpus.tolist(), places.tolist(), strict=True)),
+        clock - start,
+        task - start,
+        abs(clock - task) + _CLOCK.size,
+    )
+
+
+def _online(reader: Reader, findings: Findings) -> Cpus:
+    try:
+        mask = reader.once("online", lambda: cpu_online_mask(reader.prog).value_())
+        return mask_at(reader, mask)
+    except drgn.FaultError:
         findings.lose(Loss.CPUS, "which CPUs are online is lost")
-    found: npt.NDArray[np.bool_] = masks[0]
-    return found
+        return ()
 
 
 def monotonic_offset(reader: Reader, findings: Findings) -> int | None:

@@ -2,6 +2,8 @@
 
 """Sets of CPUs: ``struct cpumask``, one or many (include/linux/cpumask.h)."""
 
+from functools import lru_cache
+
 import drgn
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,12 @@ def mask_at(reader: Reader, address: int) -> Cpus:
     :raises drgn.FaultError: if it cannot be read
     """
     count = _numbers(reader)
-    words = reader.read(address, _bytes_for(count))
+    return _cpus_in(reader.read(address, _bytes_for(count)), count)
+
+
+@lru_cache(maxsize=64)
+def _cpus_in(words: bytes, count: int) -> Cpus:
+    """List the CPUs of a mask: the same few are read again and again."""
     return cpus_of(_bits(np.frombuffer(words, np.uint8)[None], count)[0])
 
 
