@@ -30,6 +30,7 @@ from msatools.kernel.report import Findings
 Nanoseconds = npt.NDArray[np.int64]
 
 _CLOCK = struct.Struct("<Q")
+_SIGNED = struct.Struct("<q")
 
 _DIFFERENCE = "how CLOCK_MONOTONIC differs from the others"
 
@@ -143,15 +144,25 @@ def monotonic_offset(reader: Reader, findings: Findings) -> int | None:
     two, from when it found the clock to be stable.
     """
     try:
-        offset = reader.once(monotonic_offset, lambda: reader.prog["__gtod_offset"])
+        place = reader.once(monotonic_offset, lambda: _offset_place(reader.prog))
+        if place is None:
+            return None
         # An unsigned variable for a difference with a sign.
-        difference = int(np.uint64(offset.value_()).astype(np.int64))
-    except LookupError:
-        return None
+        (difference,) = _SIGNED.unpack(reader.read(place, _SIGNED.size))
     except drgn.FaultError as error:
         findings.lose(Loss.CLOCKS, f"{_DIFFERENCE} is lost: {error}")
         return None
     if abs(difference) > _MOST_NS:
         findings.lose(Loss.CLOCKS, f"{_DIFFERENCE} cannot be {difference}")
         return None
-    return difference
+    found: int = difference
+    return found
+
+
+def _offset_place(prog: drgn.Program) -> int | None:
+    """Find the variable; ``None`` where the kernel has none."""
+    try:
+        address: int | None = prog["__gtod_offset"].address_
+        return address
+    except LookupError:
+        return None

@@ -55,6 +55,16 @@ def require_pids(pids: Iterable[int], there: Container[int], *, damaged: bool) -
     )
 
 
+def find_task(reader: Reader, pid: int) -> int | None:
+    """Find the thread, be it a zombie, with a PID in the initial PID namespace.
+
+    :return: Address of its ``struct task_struct``, whose PID is for the caller to
+        compare; ``None`` if there is none.
+    :raises drgn.FaultError: if something on the way is damaged, or changed meanwhile
+    """
+    return _initial_tree(reader).linked(pid)
+
+
 def find_tasks(
     reader: Reader, pids: Iterable[int], findings: Findings
 ) -> dict[int, int]:
@@ -65,7 +75,7 @@ def find_tasks(
     :return: Addresses of ``struct task_struct`` by PID; no entry where no thread, be it
         a zombie, has the PID.
     """
-    tree = PidTree(reader, reader.once("init_pid_ns", lambda: _initial(reader.prog)))
+    tree = _initial_tree(reader)
     found = {}
     for pid in dict.fromkeys(pids):
         try:
@@ -78,6 +88,11 @@ def find_tasks(
         if task is not None:
             found[pid] = task
     return found
+
+
+def _initial_tree(reader: Reader) -> "PidTree":
+    """Look at the initial namespace as it is now."""
+    return PidTree(reader, reader.once("init_pid_ns", lambda: _initial(reader.prog)))
 
 
 def _initial(prog: drgn.Program) -> int:
@@ -139,6 +154,18 @@ class PidTree:
 
         :raises drgn.FaultError: if something on the way is damaged
         """
+        task = self.linked(pid)
+        if task is not None:
+            own = self._reader.read(task + self._layout.task_pid, 4)
+            if _number(own, 0, 4) != pid:
+                raise drgn.FaultError("no task of that PID", task)
+        return task
+
+    def linked(self, pid: int) -> int | None:
+        """Find the same, for who reads the thread anyway, and sees its PID then.
+
+        :raises drgn.FaultError: if something on the way is damaged
+        """
         if not 0 < pid < PID_MAX_LIMIT:
             return None
         entry = self._entry(pid)
@@ -152,11 +179,7 @@ class PidTree:
         link = _number(data, layout.task, _POINTER_BYTES)
         if not link:  # it has been reaped, or is only a process group's or session's
             return None
-        task = link - layout.link
-        own = self._reader.read(task + layout.task_pid, 4)
-        if _number(own, 0, 4) != pid:
-            raise drgn.FaultError("no task of that PID", task)
-        return task
+        return link - layout.link
 
     def count_below(self, end: int) -> int:
         """Count the numbers below *end* that are taken.

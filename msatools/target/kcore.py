@@ -87,6 +87,9 @@ class Segments:
         self._known: Table = ()
         """By which drgn reads, and we."""
 
+        self._headers = b""
+        """Which say the same."""
+
         self._ascending: list[Segment] = []
         self._starts: list[int] = []
 
@@ -105,6 +108,7 @@ class Segments:
     def know(self, table: Table) -> None:
         """Take it that all reads of now go by a table."""
         self._known = table
+        self._headers = b""
         self._ascending = sorted(table)
         self._starts = [segment.address for segment in self._ascending]
 
@@ -120,6 +124,20 @@ class Segments:
                 prog.add_memory_segment(
                     segment.physical, segment.size, self._read, True
                 )
+        return True
+
+    def is_unchanged(self) -> bool:
+        """Tell, with one read, whether the table is still the one that is known."""
+        if self._headers:
+            # Most often they are the same to the byte.
+            headers = os.pread(self._fd, len(self._headers), 0)
+            if headers == self._headers:
+                return True
+        table = _read_table(self._fd, len(self._known))
+        if table != self._known:
+            return False
+        size = _HEADER_BYTES + (len(table) + 1) * _ENTRY_BYTES
+        self._headers = os.pread(self._fd, size, 0)
         return True
 
     def is_moved(self) -> bool:
@@ -203,6 +221,17 @@ def steady(prog: Program) -> Iterator[None]:
         raise
     if segments.is_moved():
         raise MovedError
+
+
+def is_unchanged(prog: Program) -> bool:
+    """
+    Tell whether reads from /proc/kcore up to now went where they should.
+
+    For who asks for little, and often: :func:`steady` costs more. After memory came or
+    went the answer is no until that has been called.
+    """
+    segments = _segments_of(prog)
+    return segments is None or segments.is_unchanged()
 
 
 def open_again(prog: Program) -> None:

@@ -4,6 +4,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import drgn
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.kernel.structs import Booleans, read_structs
+from msatools.kernel.structs import Booleans, read_struct, read_structs
 from msatools.tasks.table import TaskTable, cut
 
 # In the order in which the kernel has come to have them; it keeps those of its time.
@@ -63,6 +64,15 @@ def read_delays(reader: Reader, tasks: TaskTable, findings: Findings) -> Delays:
             for kind in kept
         },
     )
+
+
+def read_delay(reader: Reader, address: int) -> Mapping[str, Any]:
+    """Read the ``struct task_delay_info`` of one thread, without the cost of arrays.
+
+    :return: ``KIND_ns`` and ``KIND_count``, of the kinds that this kernel keeps.
+    :raises drgn.FaultError: if it cannot be read
+    """
+    return read_struct(reader, "struct task_delay_info", _MEMBERS, address)
 
 
 def _have(reader: Reader, tasks: TaskTable) -> Booleans:

@@ -87,7 +87,7 @@ def collect_now(
     classes[tasks["state"] == 0] = TaskClass.LAT.value
     classes[(tasks["state"] & WAKING) != 0] = TaskClass.WAK.value
     for row in np.flatnonzero(_runs(tasks)).tolist():
-        classes[row] = _running(prog, int(tasks["address"][row]))
+        classes[row] = running_class(prog, int(tasks["address"][row]))
     classes[tasks["exit_state"] != 0] = TaskClass.ZMB.value
     age, bound = ages(tasks, clocks, classes)
     return Now(classes, age, bound, stacks, waits)
@@ -102,10 +102,12 @@ def _pointers(tasks: TaskTable) -> Addresses | None:
     return tasks["sp"] if tasks.has("sp") else None
 
 
-def _running(prog: drgn.Program, task: int) -> TaskClass:
+def running_class(prog: drgn.Program, task: int) -> TaskClass:
     """Tell user mode, kernel and interrupts apart, by the registers in a dump.
 
     Where the dump lacks them, nothing tells.
+
+    :param task: address of the ``struct task_struct`` of a thread that runs
     """
     if prog.flags & drgn.ProgramFlags.IS_LIVE:
         return TaskClass.CPU

@@ -7,7 +7,9 @@ include/linux/sched/signal.h: a thread that ends adds its counts to its process
 to its parent (wait_task_zombie()).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import drgn
 import numpy as np
@@ -16,7 +18,7 @@ import numpy.typing as npt
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.kernel.structs import Booleans, Structs, read_structs
+from msatools.kernel.structs import Booleans, Structs, read_struct, read_structs
 from msatools.tasks.table import TaskTable, cut
 
 Counts = npt.NDArray[np.int64]
@@ -111,6 +113,17 @@ def read_reaped(reader: Reader, tasks: TaskTable, findings: Findings) -> Sums:
         Findings(),
     )
     return _sums(_there(reader, tasks, signals, Findings()), "c", findings)
+
+
+def read_process(reader: Reader, signal: int) -> Mapping[str, Any]:
+    """Read what one process has counted, without the cost of arrays.
+
+    :param signal: address of its ``struct signal_struct``
+    :return: Members by their names. Those with a ``c`` before are of children that were
+        waited for, the others of threads that have ended.
+    :raises drgn.FaultError: if it cannot be read
+    """
+    return read_struct(reader, "struct signal_struct", _MEMBERS | _REAPED, signal)
 
 
 def _there(

@@ -9,7 +9,7 @@ is exact with debug info and without. Elsewhere, and where ORC does not do, drgn
 unwinds one stack after the other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import drgn
@@ -136,6 +136,21 @@ class StackCollector:
         return read_stacks(
             self._reader, stacks, pointers, self.stack_bytes, self._findings
         )
+
+    def unwind(self, task: int, words: Sequence[int], base: int) -> Stack:
+        """Unwind one stack, without the cost of arrays.
+
+        :param task: address of its ``struct task_struct``, if drgn has to be asked
+        :param words: from its saved stack pointer to its end
+        :param base: the saved stack pointer
+        """
+        if self._unwinder is None:
+            return _ask_drgn(self._reader.prog, task)
+        one = self._unwinder.unwind_one(list(words), base)
+        if one.end is End.UNSUPPORTED:
+            return _ask_drgn(self._reader.prog, task)
+        interrupted = tuple(at for at, is_so in enumerate(one.interrupted) if is_so)
+        return Stack(tuple(one.pcs), interrupted, one.end, one.guessed)
 
     def _make_unwinder(self) -> Unwinder | None:
         prog = self._reader.prog

@@ -7,7 +7,7 @@ column that :meth:`TaskTable.has` denies, not a column of zeros.
 """
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -22,6 +22,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
+from msatools.kernel.structs import Decoder
 
 Records = npt.NDArray[np.void]
 """A structured array, one record a thread."""
@@ -29,10 +30,14 @@ Records = npt.NDArray[np.void]
 PF_KTHREAD = 0x00200000
 """Of ``flags``: a thread of the kernel itself."""
 
-_MOST = 1 << 60
+MOST = 1 << 60
 """More than any time or count that a kernel comes to: 36 years in nanoseconds."""
 
-_COUNTS = ("pcount", "nvcsw", "nivcsw", "migrations", "min_flt", "maj_flt")
+COUNTS = ("pcount", "nvcsw", "nivcsw", "migrations", "min_flt", "maj_flt")
+"""Columns that are neither times nor names nor places."""
+
+_COMM_BYTES = 16
+"""``TASK_COMM_LEN`` (include/linux/sched.h)."""
 
 _BATCH = 256
 """Tasks in memory as they are in the kernel: some 5 KiB each."""
@@ -178,6 +183,8 @@ class TaskReader:
             if (place := _place(task, members, np.dtype(format_))) is not None
         }
         self._offsets = {name: offset for name, (offset, _) in found.items()}
+        self.columns = frozenset(found)
+        """Those that this kernel has."""
         self._tasks = drgn.offsetof(task, "tasks.next")
         self._thread_node = drgn.offsetof(task, "thread_node.next")
         signal = prog.type("struct signal_struct")
@@ -196,6 +203,8 @@ class TaskReader:
                 "itemsize": self.size,
             }
         )
+        numbers = [name for name, (_, type_) in found.items() if type_.kind in "iu"]
+        self._decode = Decoder(self._raw, numbers)
         self._compact = np.dtype(
             [("address", "u8"), *((name, columns[name][0]) for name in self._offsets)]
         )
@@ -214,6 +223,26 @@ class TaskReader:
         """
         live = bool(self._reader.prog.flags & drgn.ProgramFlags.IS_LIVE)
         return self._table(self._read_each(addresses, findings), findings, live)
+
+    def read_one(self, address: int) -> Mapping[str, Any]:
+        """Read one task, without the cost of a table.
+
+        :return: Python's own values by column, those that this kernel has. Nothing says
+            that it is a task.
+        :raises drgn.FaultError: if it cannot be read
+        """
+        return self._decoded(self._reader.read(address, self.size))
+
+    def read_threads(
+        self, address: int, findings: Findings
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Read all threads of the process that the thread at an address is of.
+
+        :return: Their addresses, the first thread's first, and what :meth:`read_one`
+            gives.
+        """
+        for thread, data in self._walk_processes([address], findings):
+            yield thread, self._decoded(data)
 
     def read_processes(self, addresses: Sequence[int], findings: Findings) -> TaskTable:
         """Read all threads of the processes that the threads at some addresses are of.
@@ -239,6 +268,12 @@ class TaskReader:
         walk = self._walk_processes(others([*named], columns), findings)
         more = (task for task in walk if task[0] not in named)
         return self._table(chain(named.items(), more), findings)
+
+    def _decoded(self, data: bytes) -> dict[str, Any]:
+        columns = self._decode(data)
+        at = self._offsets["comm"]
+        columns["comm"] = data[at : at + _COMM_BYTES]
+        return columns
 
     def _walk_processes(
         self, addresses: Iterable[int], findings: Findings
@@ -351,22 +386,22 @@ def believable(
     counts = [
         name
         for name in records.dtype.names or ()
-        if name in _COUNTS or name.endswith("_ns")
+        if name in COUNTS or name.endswith("_ns")
     ]
     # One look at all of them is enough, as a rule.
-    if np.max([records[name] for name in counts], initial=0) > _MOST:
+    if np.max([records[name] for name in counts], initial=0) > MOST:
         for name in counts:
-            if (records[name] > _MOST).any():
+            if (records[name] > MOST).any():
                 records[name] = cut(records[name], findings)
     return records
 
 
 def cut(numbers: npt.NDArray[Any], findings: Findings) -> npt.NDArray[np.int64]:
     """Cut times or counts that are more than can be, which is counted."""
-    wrong = int(np.count_nonzero(numbers > _MOST))
+    wrong = int(np.count_nonzero(numbers > MOST))
     text = "some times or counts cannot be, and are cut"
     findings.lose(Loss.COUNTS, text, count=wrong)
-    possible: npt.NDArray[np.int64] = np.minimum(numbers, _MOST).astype(np.int64)
+    possible: npt.NDArray[np.int64] = np.minimum(numbers, MOST).astype(np.int64)
     return possible
 
 

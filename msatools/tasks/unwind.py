@@ -120,7 +120,7 @@ class Unwinder:
     def _unwind_few(self, memory: StackMemory) -> Frames:
         """Unwind one stack after the other: the same, of numbers and not of arrays."""
         made = [
-            self._unwind_one(memory.stack(row).tolist(), int(memory.base[row]))
+            self.unwind_one(memory.stack(row).tolist(), int(memory.base[row]))
             for row in range(len(memory))
         ]
         shape = len(made), max((len(each.pcs) for each in made), default=0)
@@ -135,7 +135,8 @@ class Unwinder:
             np.array([each.guessed for each in made], np.bool_),
         )
 
-    def _unwind_one(self, words: list[int], base: int) -> OneStack:
+    def unwind_one(self, words: list[int], base: int) -> OneStack:
+        """Unwind one stack: its words from the saved stack pointer, *base*, on."""
         if not words:
             return OneStack([], [], End.NONE, False)
         memory = OneMemory(words, base)

@@ -106,6 +106,20 @@ def test_nothing_changes(path: Path) -> None:
     assert page_at(prog, BASE + 17 * PAGE) == 17
 
 
+@pytest.mark.parametrize("memory", [RAM | ADDED, RAM])
+def test_change_is_seen(path: Path, memory: Memory) -> None:
+    """Whether memory came or all moved: until what is known is refreshed."""
+    prog, segments = opened(path)
+    for _ in range(2):
+        assert segments.is_unchanged()
+    write(path, memory, moved=1)
+    for _ in range(2):
+        assert not segments.is_unchanged()
+    assert segments.refresh(prog)
+    for _ in range(2):
+        assert segments.is_unchanged()
+
+
 @pytest.mark.parametrize("moved", [0, 1])
 def test_memory_comes(path: Path, moved: int) -> None:
     prog, segments = opened(path)
