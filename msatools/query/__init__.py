@@ -1,0 +1,3 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What one thread or process did and does: for programs, in some 0.1 ms."""

@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Ask a kernel about one thread or process, as often as you like.
+
+On a running kernel everything is read anew with each question: the PID's entry, the
+task, its CPU's clock and all others, and what accounting is on. What types and symbols
+tell is found with the first one.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from operator import itemgetter
+from typing import Any, Literal, TypeVar
+
+import drgn
+import numpy as np
+
+from msatools.kernel.accounting import Accounting, AccountingReader
+from msatools.kernel.clocks import read_clocks
+from msatools.kernel.pids import PID_MAX_LIMIT, NoSuchPidError, find_task
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import Findings
+from msatools.kernel.structs import Decoder
+from msatools.locks.on.explain import Explainer
+from msatools.prstat.pasts import (
+    GELATO_NOW,
+    SLEEPS,
+    SOLARIS_NOW,
+    STATES,
+    Sums,
+    Time,
+    pasts,
+)
+from msatools.query.life import (
+    Life,
+    Moment,
+    Record,
+    Seen,
+    age,
+    covered_since,
+    life,
+    split_by_ticks,
+    state_class,
+    summed,
+)
+from msatools.query.model import Children, Now, Process, States, Thread, Timers
+from msatools.target import TargetError, kcore, qmp
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.delays import read_delay
+from msatools.tasks.identity import comm_text
+from msatools.tasks.iowait import read_one_in_iowait
+from msatools.tasks.now import AgeBound, collect_now, running_class
+from msatools.tasks.processes import read_process
+from msatools.tasks.stackmemory import stack_bytes
+from msatools.tasks.stacks import StackCollector, Stacks
+from msatools.tasks.states import UNINTERRUPTIBLE
+from msatools.tasks.table import COUNTS, MOST, TaskReader
+from msatools.tasks.waits import classify
+
+T = TypeVar("T")
+
+_NAMESPACE = "/proc/self/ns/pid"
+_SWITCHES = ("nvcsw", "nivcsw")
+_AGAIN = {"pid": "i4", **dict.fromkeys(_SWITCHES, "u8")}
+"""What is read again to see whether a thread has moved on."""
+
+_SWITCHES_NS = 100_000_000
+"""How long what accounting is on is taken to be so."""
+
+_TRIES = 3
+"""On a running kernel, where a thread may end or a list change meanwhile."""
+
+_BOUNDS: dict[AgeBound, Literal["exact", "upper", "estimate"]] = {
+    AgeBound.EXACT: "exact",
+    AgeBound.UPPER: "upper",
+    AgeBound.ESTIMATE: "estimate",
+}
+
+_WAITED_FOR = (
+    "time on the CPU of children that were waited for, and of theirs; ticks sampled "
+    "the mode it was in"
+)
+_NOT_OF_CHILDREN = Time(
+    None, None, "of children that were waited for Linux keeps their time on the CPU"
+)
+
+
+class NoSuchTaskError(NoSuchPidError, LookupError):
+    """No thread has the PID that was asked for, not even a zombie."""
+
+
+class UnreadableTaskError(TargetError):
+    """A task was asked for of which too much is lost, damaged, or changes too fast."""
+
+
+class NotThisMachineError(TargetError):
+    """Who asks is no task of the kernel that is asked."""
+
+
+class Kernel:
+    """A kernel that answers questions; :func:`msatools.open` makes one.
+
+    All methods raise
+
+    - :class:`NoSuchTaskError`, which is a ``LookupError``, if there is no such thread;
+    - :class:`UnreadableTaskError` if it is there, and cannot be read;
+    - other :class:`msatools.target.TargetError` if nothing can be read any more.
+
+    PIDs are those of the initial PID namespace, as all commands show them. Several
+    threads must not ask at the same time; processes that were forked may.
+    """
+
+    def __init__(self, prog: drgn.Program) -> None:
+        """
+        :param prog: A Linux kernel with types, live or dead.
+        :raises LookupError: if the types lack what describes tasks
+        """
+        self.prog = prog
+        self.reader = Reader(prog)
+        self._tasks = TaskReader(self.reader)
+        self._accounting_reader = AccountingReader(prog)
+        self._accounting: Accounting | None = None
+        self._accounting_ns = 0
+        self._found = Findings()
+        self._asker = os.getpid()
+        self._is_local = bool(prog.flags & drgn.ProgramFlags.IS_LOCAL)
+        self._moment: tuple[Moment, tuple[str, ...]] | None = None
+        self._collector: StackCollector | None = None
+        columns = self._tasks.columns
+        self._delayed = "sched_delayed" in columns
+        self._times = itemgetter(
+            *(name for name in columns if name in COUNTS or name.endswith("_ns"))
+        )
+        self._stack_bytes = stack_bytes(prog)
+        self._again = _again(prog)
+
+    def thread(self, tid: int) -> Thread:
+        """Tell of one thread.
+
+        The numbers are those of ``msa-prstat --states -L -p TID``.
+        """
+        return self._asked(tid, lambda: self._thread(tid))
+
+    def process(self, pid: int) -> Process:
+        """Tell of the process that a thread is of: all its threads, summed up.
+
+        The numbers are those of ``msa-prstat --states -p PID``.
+
+        :param pid: Of any of its threads.
+        """
+        return self._asked(pid, lambda: self._process(pid))
+
+    def children(self, pid: int) -> Children:
+        """Tell of the children that a process has waited for, as RUSAGE_CHILDREN does.
+
+        The numbers are those of ``msa-prstat --children -p PID``.
+
+        :param pid: Of any thread of the process.
+        """
+        return self._asked(pid, lambda: self._children(pid))
+
+    def self(self) -> Process:
+        """Tell of the process that asks.
+
+        :raises NotThisMachineError: if the kernel is not the one that it runs on, or
+            shows it another PID than its own
+        """
+        if not (self.reader.is_live and self._is_local):
+            raise NotThisMachineError(
+                "self", "not on the kernel that is asked", "ask for a PID"
+            )
+        initial = self.reader.once(_NAMESPACE, self._initial_namespace)
+        if os.stat(_NAMESPACE).st_ino != initial:
+            raise NotThisMachineError(
+                "self", "in a PID namespace, as in a container", "ask from outside"
+            )
+        return self.process(os.getpid())
+
+    def _initial_namespace(self) -> int:
+        inode: int = self.prog["init_pid_ns"].ns.inum.value_()
+        return inode
+
+    def _asked(self, pid: int, work: Callable[[], T]) -> T:
+        """Do some work by the segments of /proc/kcore as they were last known.
+
+        If they changed meanwhile, or nothing came of it, it is done with all care.
+        """
+        is_live = self.reader.is_live
+        if is_live and self._is_local:
+            self._own_file(pid)
+        if self._is_local or not is_live:
+            try:
+                done = work()
+            except (drgn.FaultError, NoSuchTaskError):
+                pass
+            else:
+                if not is_live or kcore.is_unchanged(self.prog):
+                    return done
+        for left in reversed(range(_TRIES)):
+            try:
+                with kcore.steady(self.prog), qmp.steady(self.prog):
+                    return work()
+            except drgn.FaultError as error:
+                if not (left and is_live):
+                    raise self._unreadable(pid, error) from error
+        raise AssertionError("the last time it returns or raises")
+
+    def _own_file(self, pid: int) -> None:
+        """After a fork, read by an open file of one's own: see kcore.open_again()."""
+        asker = os.getpid()
+        if asker == self._asker:
+            return
+        try:
+            kcore.open_again(self.prog)
+        except OSError as error:
+            raise UnreadableTaskError(
+                f"pid {pid}", f"{kcore.KCORE}: {error.strerror}", "ask before the fork"
+            ) from error
+        self._asker = asker
+
+    def _unreadable(self, pid: int, error: drgn.FaultError) -> UnreadableTaskError:
+        return UnreadableTaskError(
+            f"pid {pid}",
+            f"what tells of it cannot be read ({error})",
+            "ask again" if self.reader.is_live else "take another dump",
+        )
+
+    def _find(self, pid: int) -> int:
+        address = find_task(self.reader, pid)
+        if address is None:
+            raise NoSuchTaskError(
+                f"pid {pid}", "no such task", "list them with msa-prstat"
+            )
+        return address
+
+    def _read(self, pid: int) -> tuple[int, Record]:
+        address = self._find(pid)
+        task = self._tasks.read_one(address)
+        self._believe(address, task)
+        if task["pid"] != pid:
+            raise drgn.FaultError("no task of that PID", address)
+        return address, task
+
+    def _thread(self, tid: int) -> Thread:
+        address, task = self._read(tid)
+        seen, stack = self._see(address, task), self._stack(task)
+        moment, notes = self._now()
+        words = stack if self._rests(seen) else None
+        one = life(seen, moment, covered_since((task,), moment))
+
+        def look() -> Now:
+            return self._look(seen, words, moment)
+
+        timers, states = self._times_of((one,), moment, lambda: (look(),))
+        return Thread(
+            taken_at_ns=moment.clocks.monotonic_ns,
+            timers=timers,
+            states=states,
+            notes=notes,
+            tid=tid,
+            pid=task["tgid"],
+            comm=comm_text(task["comm"]),
+            lifetime_ns=one.lifetime_ns,
+            look=look,
+        )
+
+    def _process(self, pid: int) -> Process:
+        found = Findings()
+        stacks: list[tuple[Seen, bytes]] = []
+        for thread, task in self._tasks.read_threads(self._find(pid), found):
+            self._believe(thread, task)
+            stacks.append((self._see(thread, task), self._stack(task)))
+        if found.lost:
+            raise drgn.FaultError("; ".join(n.text for n in found.notes.values()), 0)
+        tids = tuple(seen.task["pid"] for seen, _ in stacks)
+        if pid not in tids:
+            raise drgn.FaultError("no task of that PID", 0)
+        leader = stacks[0][0]
+        counted = self._counted(leader.task["signal"])
+        moment, notes = self._now()
+        held = [(seen, stack if self._rests(seen) else None) for seen, stack in stacks]
+        since_ns = covered_since((seen.task for seen, _ in held), moment)
+        lives = [life(seen, moment, since_ns) for seen, _ in held]
+
+        def look() -> tuple[Now, ...]:
+            return tuple(self._look(*one, moment) for one in held)
+
+        timers, states = self._times_of(lives, moment, look)
+        ended = counted["sum_exec"]
+        ended_user = split_by_ticks(ended, counted["utime"], counted["stime"])
+        return Process(
+            taken_at_ns=moment.clocks.monotonic_ns,
+            timers=timers,
+            states=states,
+            notes=notes,
+            pid=leader.task["tgid"],
+            comm=comm_text(leader.task["comm"]),
+            tids=tids,
+            ended_user_ns=ended_user,
+            ended_system_ns=ended - ended_user,
+            look=look,
+        )
+
+    def _children(self, pid: int) -> Children:
+        address, task = self._read(pid)
+        counted = self._counted(task["signal"])
+        moment, notes = self._now()
+        self._rests(Seen(address, task, in_iowait=False, delays=None))
+        user, system = (
+            Time(counted[name], "estimate", _WAITED_FOR, f"signal->{name}")
+            for name in ("cutime", "cstime")
+        )
+        none = _NOT_OF_CHILDREN
+        return Children(
+            taken_at_ns=moment.clocks.monotonic_ns,
+            timers=Timers(user, system, *(none for _ in range(11))),
+            states=States(user, system, *(none for _ in range(8))),
+            notes=notes,
+            pid=task["tgid"],
+        )
+
+    def _counted(self, signal: int) -> Any:
+        counted = read_process(self.reader, signal)
+        if max(counted.values()) > MOST:
+            raise drgn.FaultError("no counts of a process", signal)
+        return counted
+
+    def _believe(self, address: int, task: Record) -> None:
+        """Make sure that something is a task, with times that can be.
+
+        :raises drgn.FaultError: if not
+        """
+        pids = task["pid"], task["tgid"]
+        if min(pids) <= 0 or max(pids) > PID_MAX_LIMIT or max(self._times(task)) > MOST:
+            raise drgn.FaultError("no task, or no times of one", address)
+
+    def _see(self, address: int, task: Record) -> Seen:
+        """Read what belongs to a thread beside its own record."""
+        in_iowait = False
+        if task["state"] & UNINTERRUPTIBLE and not task["exit_state"]:
+            in_iowait = read_one_in_iowait(self.reader, address)
+        delays = None
+        if task.get("delays"):
+            with suppress(drgn.FaultError):
+                delays = read_delay(self.reader, task["delays"])
+        return Seen(address, task, in_iowait, delays)
+
+    def _stack(self, task: Record) -> bytes:
+        """Read the stack of a thread that sleeps, to be unwound if it is asked for.
+
+        :return: What lies from the saved stack pointer on; nothing of one that does not
+            sleep.
+        """
+        if state_class(task) is not None or "sp" not in task:
+            return b""
+        size = task["stack"] + self._stack_bytes - task["sp"]
+        if not 0 < size <= self._stack_bytes or task["sp"] % 8 or size % 8:
+            return b""
+        try:
+            return self.reader.read(task["sp"], size)
+        except drgn.FaultError:
+            return b""
+
+    @property
+    def _stacks(self) -> StackCollector:
+        if self._collector is None:
+            self._collector = StackCollector(self.reader, Findings())
+        return self._collector
+
+    def _now(self) -> tuple[Moment, tuple[str, ...]]:
+        """Read what holds for all threads; in a dump that does not change."""
+        if self._moment is not None and not self.reader.is_live:
+            return self._moment
+        found = self._found
+        clocks, accounting = read_clocks(self.reader, found), self._switches(found)
+        if not clocks.local_ns:
+            raise drgn.FaultError("no CPU's clock can be read", 0)
+        notes: tuple[str, ...] = ()
+        if found.notes:
+            notes = tuple(note.text for note in found.notes.values())
+            self._found = Findings()
+        self._moment = Moment(clocks, accounting), notes
+        return self._moment
+
+    def _switches(self, found: Findings) -> Accounting:
+        """Tell what accounting is on, as of a tenth of a second ago at most.
+
+        Somebody has to switch it, and to look at all switches takes a tenth of the time
+        that a question does.
+        """
+        now_ns = time.monotonic_ns()
+        if self._accounting is None or now_ns - self._accounting_ns > _SWITCHES_NS:
+            self._accounting = self._accounting_reader.read(found)
+            self._accounting_ns = now_ns
+        return self._accounting
+
+    def _rests(self, seen: Seen) -> bool:
+        """Tell whether a thread has not been on a CPU since it was read.
+
+        :raises drgn.FaultError: if it has ended meanwhile
+        """
+        if not self.reader.is_live:
+            return True
+        task, (start, size, decode) = seen.task, self._again
+        again = decode(self.reader.read(seen.address + start, size))
+        if again["pid"] != task["pid"]:
+            raise drgn.FaultError("it has ended meanwhile", seen.address)
+        return all(again[name] == task[name] for name in _SWITCHES)
+
+    def _times_of(
+        self, lives: Sequence[Life], moment: Moment, look: Callable[[], Sequence[Now]]
+    ) -> tuple[Timers, States]:
+        sums = summed(lives, moment, self._delayed)
+        paging, data = self._lasting(sums, look)
+        found = pasts(sums, moment.accounting, paging, data)
+        gelato, solaris = STATES["gelato"].values(), STATES["solaris"].values()
+        return (
+            Timers(*[tell(found) for tell in gelato]),
+            States(*[tell(found) for tell in solaris]),
+        )
+
+    def _lasting(
+        self, sums: Sums, look: Callable[[], Sequence[Now]]
+    ) -> tuple[int, int]:
+        """Tell how long page faults have lasted, all of them and those on data.
+
+        Nobody needs it where the kernel keeps nothing of those that have ended.
+        """
+        if sums.swapped is None:
+            return 0, 0
+        now = look()
+        return (
+            sum(one.age_ns for one in now if one.timer == "paging_sleep"),
+            sum(one.age_ns for one in now if one.state == "dfault"),
+        )
+
+    def _look(self, seen: Seen, words: bytes | None, moment: Moment) -> Now:
+        """Find out what a thread was doing, by what was read of it."""
+        age_ns, bound = age(seen.task, moment)
+        found = self._class(seen, words)
+        timer = None if found is None else GELATO_NOW.get(found)
+        if found not in (None, TaskClass.CPU) and timer is None:
+            timer = SLEEPS[bool(seen.task["state"] & UNINTERRUPTIBLE)]
+        state = SOLARIS_NOW.get(timer) if timer else None
+        if state == "DFAULT" and self._is_on_code(seen, moment):
+            state = "TFAULT"
+        return Now(
+            task_class=found.name if found is not None else None,
+            timer=timer.lower() if timer else None,
+            state=state.lower() if state else None,
+            age_ns=age_ns,
+            age_bound=_BOUNDS[bound],
+        )
+
+    def _class(self, seen: Seen, words: bytes | None) -> TaskClass | None:
+        found = state_class(seen.task)
+        if found is TaskClass.CPU:
+            return running_class(self.prog, seen.address)
+        if found is not None or words is None:
+            return found
+        stack = self._stacks.unwind(
+            seen.address,
+            np.frombuffer(words, "<u8").tolist(),
+            seen.task.get("sp", 0),
+        )
+        return classify(Stacks(self._stacks.text).names(stack)).task_class
+
+    def _is_on_code(self, seen: Seen, moment: Moment) -> bool:
+        """Tell whether a page fault is on what is mapped executable."""
+        aside = Findings()
+        tasks = self._tasks.read([seen.address], aside)
+        now = collect_now(self._stacks, self.prog, tasks, moment.clocks)
+        explained = Explainer(self.reader).explain(tasks, now, moment.clocks, aside)
+        return any(on is not None and bool(on.text) for on in explained)
+
+
+def _again(prog: drgn.Program) -> tuple[int, int, Decoder]:
+    """Find what of a ``struct task_struct`` is read again: where, and how large."""
+    task = prog.type("struct task_struct")
+    offsets = {name: drgn.offsetof(task, name) for name in _AGAIN}
+    start, end = min(offsets.values()), max(offsets.values()) + 8
+    record = np.dtype(
+        {
+            "names": list(_AGAIN),
+            "formats": list(_AGAIN.values()),
+            "offsets": [offset - start for offset in offsets.values()],
+            "itemsize": end - start,
+        }
+    )
+    return start, end - start, Decoder(record, _AGAIN)
