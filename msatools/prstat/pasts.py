@@ -6,7 +6,7 @@ Pure, of sums that :mod:`msatools.prstat.states` makes of a table of threads and
 :mod:`msatools.query` of one.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -115,6 +115,19 @@ def pasts(
     }
 
 
+# What is the same of most threads is made once.
+_PAGING_NEEDS_DELAYS = Time(None, None, f"{_NOW}FLT or SWP; needs delay accounting")
+_NO_SWAP_INS = Time(
+    None, None, "no swap-ins; past faults on files are not kept: see blkio"
+)
+_SLEPT_NEEDS_STATISTICS = Time(None, None, "needs schedstats, which have not been on")
+_STOPPED_NEEDS_STATISTICS = Time(None, None, f"{_NOW}STP or TRC; needs schedstats")
+_INTERRUPTED_NEEDS = {
+    irq_time: Time(
+        None, None, f"without {lacks} it is in the time of the threads it met"
+    )
+    for irq_time, lacks in ((True, "delay accounting"), (False, "IRQ_TIME_ACCOUNTING"))
+}
 _CPU = "se.sum_exec_runtime, utime, stime"
 _LATENCY = "run_delay and the present wait"
 _LATENCY_DELAYED = f"{_LATENCY}; sleep on the run queue may be in it (6.12)"
@@ -122,10 +135,7 @@ _LATENCY_DELAYED = f"{_LATENCY}; sleep on the run queue may be in it (6.12)"
 
 def _interrupted(sums: Sums, accounting: Accounting) -> Time:
     if sums.interrupted is None:
-        lacks = "delay accounting" if accounting.irq_time else "IRQ_TIME_ACCOUNTING"
-        return Time(
-            None, None, f"without {lacks} it is in the time of the threads it met"
-        )
+        return _INTERRUPTED_NEEDS[accounting.irq_time]
     return Time(*sums.interrupted, "irq_delay of delay accounting", "delays.irq_delay")
 
 
@@ -135,12 +145,10 @@ def _paging(sums: Sums, lasting_ns: int) -> Time:
     :param lasting_ns: For how long those that are in page faults now have been.
     """
     if sums.swapped is None:
-        return Time(None, None, f"{_NOW}FLT or SWP; needs delay accounting")
+        return _PAGING_NEEDS_DELAYS
     least = sums.swapped[0] + lasting_ns
     if not least:
-        return Time(
-            None, None, "no swap-ins; past faults on files are not kept: see blkio"
-        )
+        return _NO_SWAP_INS
     return Time(
         least,
         "lower",
@@ -152,13 +160,13 @@ def _paging(sums: Sums, lasting_ns: int) -> Time:
 
 def _slept(known: Known, reason: str, source: str) -> Time:
     if known is None:
-        return Time(None, None, "needs schedstats, which have not been on")
+        return _SLEPT_NEEDS_STATISTICS
     return Time(*known, reason, source)
 
 
 def _stopped(sums: Sums) -> Time:
     if sums.stopped is None:
-        return Time(None, None, f"{_NOW}STP or TRC; needs schedstats")
+        return _STOPPED_NEEDS_STATISTICS
     reason = "time off the CPU that no sleep explains"
     if sums.stopped[1] == "upper":
         reason += "; the statistics lack some sleeps"
@@ -252,18 +260,10 @@ SOLARIS_NOW: Mapping[str, str] = {
 """By Gelato's timer, the state that is the same; none of the dead. A page fault on what
 is mapped executable is TFAULT."""
 
-PAGING = "PAGING_SLEEP"
 
-
-def known_sum(values: Iterable[int | None]) -> Known:
+def known_sum(values: Sequence[int | None]) -> Known:
     """Sum up what is known of each thread."""
-    told, threads = 0, 0
-    total = 0
-    for value in values:
-        threads += 1
-        if value is not None:
-            told += 1
-            total += value
+    told = [value for value in values if value is not None]
     if not told:
         return None
-    return total, "exact" if told == threads else "lower"
+    return sum(told), "exact" if len(told) == len(values) else "lower"

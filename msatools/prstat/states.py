@@ -83,7 +83,7 @@ def states(
         return int(now.age_ns[selected & places[family][name]].sum())
 
     found = pasts(
-        _sums(lives, parts, accounting, selected),
+        sums(lives, parts, accounting, selected),
         accounting,
         lasting("gelato", "PAGING_SLEEP"),
         lasting("solaris", "DFAULT"),
@@ -142,9 +142,11 @@ def _solaris(
     return of
 
 
-def _sums(
+def sums(
     lives: Microstates, parts: Breakdown, accounting: Accounting, selected: Booleans
 ) -> Sums:
+    """Sum up what the kernel keeps of some threads."""
+
     def total(values: Nanoseconds) -> int:
         return int(values[selected].sum())
 

@@ -20,6 +20,7 @@ from tests.bench import (
     locks,
     pages,
     processes,
+    queries,
     startup,
     tasks,
     views,
@@ -62,6 +63,8 @@ def main() -> int:
     zombies.compare(args.rounds)
     print()
     cpus.compare(args.rounds)
+    print()
+    queries.compare(args.rounds)
     print()
     live.compare()
     return 0
