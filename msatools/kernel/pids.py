@@ -15,7 +15,7 @@ import drgn
 import numpy as np
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.target.errors import TargetError
 
@@ -147,7 +147,7 @@ class PidTree:
         self._bits = self._layout.count.bit_length() - 1
         self._reader = reader
         self._root: int | None = None
-        self._nodes: dict[int, tuple[int, Addresses]] = {}
+        self._nodes: dict[int, tuple[int, memoryview[int]]] = {}
 
     def task(self, pid: int) -> int | None:
         """Find the thread with a PID, of the initial namespace.
@@ -192,11 +192,11 @@ class PidTree:
             # A tree without nodes has number 0 alone, which is nobody's.
             if entry & _INTERNAL_MASK != _INTERNAL or entry <= _MAX_NUMBER:
                 continue
-            shift, slots = self._node(entry - _INTERNAL)
+            shift, words = self._node(entry - _INTERNAL)
             # Each level is for fewer bits, so this ends.
             if shift % self._bits or shift >= most:
                 raise drgn.FaultError("a node of another level", entry)
-            slots = slots[: -(-(end - first) >> shift)]
+            slots = np.array(words[: -(-(end - first) >> shift)], np.uint64)
             if not shift:
                 taken += int(np.count_nonzero(slots & np.uint64(_INTERNAL_MASK) == 0))
                 taken -= int(np.count_nonzero(slots == 0))
@@ -224,7 +224,7 @@ class PidTree:
                 raise drgn.FaultError("a node of another level", entry)
             if above is None and pid >> shift >= self._layout.count:
                 return 0
-            entry = int(slots[pid >> shift & (self._layout.count - 1)])
+            entry = slots[pid >> shift & (self._layout.count - 1)]
             if shift == 0:
                 break
             above = shift - self._bits
@@ -233,12 +233,12 @@ class PidTree:
             return 0
         return 0 if entry & _INTERNAL_MASK else entry
 
-    def _node(self, address: int) -> tuple[int, Addresses]:
+    def _node(self, address: int) -> tuple[int, "memoryview[int]"]:
         if address not in self._nodes:
             layout = self._layout
             end = layout.slots + _POINTER_BYTES * layout.count
             data = self._reader.read(address, end)
-            slots = np.frombuffer(data, "<u8", layout.count, layout.slots)
+            slots = memoryview(data)[layout.slots : end].cast("Q")
             self._nodes[address] = data[layout.shift], slots
         return self._nodes[address]
 

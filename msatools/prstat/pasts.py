@@ -263,6 +263,9 @@ is mapped executable is TFAULT."""
 
 def known_sum(values: Sequence[int | None]) -> Known:
     """Sum up what is known of each thread."""
+    if len(values) == 1:
+        # Of one thread, as queries are for: at once.
+        return None if values[0] is None else (values[0], "exact")
     told = [value for value in values if value is not None]
     if not told:
         return None

@@ -216,7 +216,9 @@ class Kernel:
             kcore.open_again(self.prog)
         except OSError as error:
             raise UnreadableTaskError(
-                f"pid {pid}", f"{kcore.KCORE}: {error.strerror}", "ask before the fork"
+                f"pid {pid}",
+                f"{kcore.KCORE}: {error.strerror}",
+                "open the kernel again",
             ) from error
         self._asker = asker
 
