@@ -147,7 +147,7 @@ def test_where_its_waker_stands(seen: Seen) -> None:
 
 
 def test_where_its_waker_stands_in_a_file_without_symbols(seen: Seen) -> None:
-    """By places in its file, as only what has been used of that is there."""
+    """By places in its file."""
     places = places_of(herdlive.program(default_cache()), WAKES)
     found = list(frames_of(seen, "hurried"))
     assert len(found) >= DUMPS
