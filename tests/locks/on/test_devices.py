@@ -104,4 +104,4 @@ def test_a_file_system_that_is_lost_costs_no_more_than_its_name() -> None:
     lose(prog, block.s_id.address_, len(block.s_id))
     for _ in range(2):
         assert storage.file_system_of(known) is None
-    assert findings.lost["file systems"] == 1
+    assert findings.lost["file_systems_unreadable"] == 1
