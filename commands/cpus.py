@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from drgn import Program
 from drgn.commands import argument, mutually_exclusive_group
 
-from msatools.arguments import UsageError
-from msatools.cli import Command, run_console
-from msatools.command import Recorded, Session
-from msatools.commonoptions import rows, view
-from msatools.diff import Rows
-from msatools.problems import is_incomplete
+from msatools.cli.arguments import UsageError
+from msatools.cli.command import Recorded, Session
+from msatools.cli.common_options import rows, view
+from msatools.cli.completeness import is_incomplete
+from msatools.cli.main import Command, run_console
+from msatools.cli.values import columns, cpu_list, name_list
 from msatools.render.blocks import Block
+from msatools.reports.diff import Rows
 from msatools.target import Target
-from msatools.values import columns, cpu_list, name_list
 
 if TYPE_CHECKING:
     from msatools.cpus.model import CpusReport
@@ -28,7 +28,7 @@ _OF_TASKS = ("icsw", "migr")
 
 
 def _columns(word: str) -> tuple[str, ...]:
-    from msatools.render.cpus import COLUMNS
+    from msatools.render.cpus.report import COLUMNS
 
     return columns(word, COLUMNS)
 
@@ -58,7 +58,7 @@ def _start(
 
 
 def _blocks(report: "CpusReport", args: argparse.Namespace) -> Iterable[Block]:
-    from msatools.render.cpus import blocks
+    from msatools.render.cpus.report import blocks
 
     return blocks(
         report,

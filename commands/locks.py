@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from drgn import Program
 from drgn.commands import argument, mutually_exclusive_group
 
-from msatools.arguments import UsageError
-from msatools.cli import Command, run_console
-from msatools.command import Recorded, Session
-from msatools.commonoptions import membership, memberships, pids, rows, view
-from msatools.diff import Rows
-from msatools.problems import is_incomplete
+from msatools.cli.arguments import UsageError
+from msatools.cli.command import Recorded, Session
+from msatools.cli.common_options import membership, memberships, pids, rows, view
+from msatools.cli.completeness import is_incomplete
+from msatools.cli.main import Command, run_console
+from msatools.cli.values import duration_ns, known_names, state_letters
 from msatools.render.blocks import Block
+from msatools.reports.diff import Rows
 from msatools.target import Target
-from msatools.values import duration_ns, known_names, state_letters
 
 if TYPE_CHECKING:
     from msatools.locks.options import LocksOptions
@@ -56,10 +56,10 @@ def _start(
 
 def _blocks(report: "LocksReport", args: argparse.Namespace) -> Iterable[Block]:
     if args.view == "dot":
-        from msatools.render.dot import digraph
+        from msatools.render.locks.dot import digraph
 
         return digraph(report, verbose=args.verbose)
-    from msatools.render.locks import blocks
+    from msatools.render.locks.report import blocks
 
     return blocks(
         report,

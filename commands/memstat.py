@@ -9,8 +9,11 @@ from typing import Any
 from drgn import Program
 from drgn.commands import argument
 
-from msatools.arguments import HERE, MaybeFile, UsageError
-from msatools.cli import (
+from msatools.cli.arguments import HERE, MaybeFile, UsageError
+from msatools.cli.command import Recorded
+from msatools.cli.comparison import load_pair
+from msatools.cli.completeness import is_incomplete
+from msatools.cli.main import (
     Answer,
     Command,
     Compared,
@@ -18,12 +21,9 @@ from msatools.cli import (
     Session,
     run_console,
 )
-from msatools.command import Recorded
-from msatools.compared import load_pair
-from msatools.mapfile import check_map_file, write_map
 from msatools.memory.model import MemstatReport
-from msatools.problems import is_incomplete
 from msatools.render.blocks import Block, text
+from msatools.render.memstat.map_file import check_map_file, write_map
 from msatools.target import Target
 
 _GROUPS = (
@@ -97,15 +97,15 @@ def _start(
 
 
 def _blocks(report: MemstatReport, args: argparse.Namespace) -> Iterable[Block]:
-    from msatools.render.memstat import blocks
+    from msatools.render.memstat.report import blocks
 
     yield from blocks(report, args.top)
     if _has_map_file(args):
         yield text(f"map written to {args.map}")
     elif report.map is not None:
-        from msatools.render import maptext
+        from msatools.render.memstat import map_text
 
-        yield from maptext.blocks(report.map, report.target.page_size)
+        yield from map_text.blocks(report.map, report.target.page_size)
 
 
 def _instead(args: argparse.Namespace) -> Callable[[], Answer] | None:
@@ -116,7 +116,7 @@ def _diff(args: argparse.Namespace) -> Answer:
     from msatools.memory.diff import compare
     from msatools.memory.recorded import whole
     from msatools.memory.snapshot import load_snapshot
-    from msatools.render.memstatdiff import blocks
+    from msatools.render.memstat.diff import blocks
 
     before, after = load_pair(COMMAND, args.diff, whole, load_snapshot)
     found = compare(before, after, tuple(args.diff))

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from drgn import Program
 from drgn.commands import argument, mutually_exclusive_group
 
-from msatools.arguments import UsageError
-from msatools.cli import Command, run_console
-from msatools.command import Recorded, Session
-from msatools.commonoptions import (
+from msatools.cli.arguments import UsageError
+from msatools.cli.command import Recorded, Session
+from msatools.cli.common_options import (
     membership,
     memberships,
     pids,
@@ -22,11 +21,12 @@ from msatools.commonoptions import (
     users,
     view,
 )
-from msatools.diff import Rows
-from msatools.problems import is_incomplete
+from msatools.cli.completeness import is_incomplete
+from msatools.cli.main import Command, run_console
+from msatools.cli.values import columns, cpu_list, known_names, name_list, state_letters
 from msatools.render.blocks import Block
+from msatools.reports.diff import Rows
 from msatools.target import Target
-from msatools.values import columns, cpu_list, known_names, name_list, state_letters
 
 if TYPE_CHECKING:
     from msatools.prstat.model import PrstatReport
@@ -77,7 +77,7 @@ def _classes(word: str) -> Any:
 
 
 def _columns(word: str) -> Any:
-    from msatools.render.prstat_columns import COLUMNS
+    from msatools.render.prstat.columns import COLUMNS
 
     return columns(word, COLUMNS)
 
@@ -146,7 +146,7 @@ def _start(
 
 
 def _blocks(report: "PrstatReport", args: argparse.Namespace) -> Iterable[Block]:
-    from msatools.render.prstat import blocks, folded
+    from msatools.render.prstat.report import blocks, folded
 
     if args.folded is not None:
         return folded(report, args.folded)

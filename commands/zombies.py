@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from drgn import Program
 from drgn.commands import argument, mutually_exclusive_group
 
-from msatools.arguments import UsageError
-from msatools.cli import Command, run_console
-from msatools.command import Recorded, Session
-from msatools.commonoptions import (
+from msatools.cli.arguments import UsageError
+from msatools.cli.command import Recorded, Session
+from msatools.cli.common_options import (
     membership,
     memberships,
     numbers,
@@ -22,11 +21,12 @@ from msatools.commonoptions import (
     users,
     view,
 )
-from msatools.diff import Rows
-from msatools.problems import is_incomplete
+from msatools.cli.completeness import is_incomplete
+from msatools.cli.main import Command, run_console
+from msatools.cli.values import known_names
 from msatools.render.blocks import Block
+from msatools.reports.diff import Rows
 from msatools.target import Target
-from msatools.values import known_names
 
 if TYPE_CHECKING:
     from msatools.zombies.model import ZombiesReport
@@ -65,7 +65,7 @@ def _start(
 
 
 def _blocks(report: "ZombiesReport", args: argparse.Namespace) -> Iterable[Block]:
-    from msatools.render.zombies import blocks
+    from msatools.render.zombies.report import blocks
 
     return blocks(
         report,

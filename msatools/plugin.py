@@ -18,7 +18,7 @@ from drgn.commands import (
 )
 
 if TYPE_CHECKING:
-    from msatools.cli import Command
+    from msatools.cli.main import Command
 
 _NAMES = ("cpus", "locks", "memstat", "prstat", "zombies")
 
@@ -38,14 +38,14 @@ class LazyCommand:
 
     def format_usage(self) -> str:
         """Give the usage line."""
-        from msatools.cli import make_parser
+        from msatools.cli.main import make_parser
 
         usage = make_parser(self._command(), in_drgn=True).format_usage()
         return usage.partition(": ")[2].rstrip()
 
     def format_help(self, *, indent: str = "") -> str:
         """Give the help without its usage line."""
-        from msatools.cli import make_parser
+        from msatools.cli.main import make_parser
 
         parser = make_parser(self._command(), in_drgn=True)
         body = parser.format_help().removeprefix(parser.format_usage())
@@ -61,7 +61,7 @@ class LazyCommand:
 
     def run(self, prog: Program, name: str, args: Sequence[str], /, **_: Any) -> Any:
         """Run the command and return its report, which drgn keeps in ``_``."""
-        from msatools.cli import run_in_drgn
+        from msatools.cli.main import run_in_drgn
 
         return run_in_drgn(self._command(), prog, args)
 

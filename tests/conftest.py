@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from fixtures import lab
 
@@ -21,6 +22,16 @@ pytest_plugins = [
     "tests.support.slowest",
     "tests.support.golden",
 ]
+
+
+# The same cases each time; that the machine is busy is no fault of theirs.
+settings.register_profile(
+    "sure",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("sure")
 
 
 def pytest_configure() -> None:

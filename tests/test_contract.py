@@ -34,7 +34,7 @@ from drgn.helpers.linux.pid import for_each_task
 
 import msatools
 from fixtures import lab
-from msatools.cli import make_parser, run_console, run_in_drgn
+from msatools.cli.main import make_parser, run_console, run_in_drgn
 from msatools.locks.lock import LockType
 from msatools.memory.classes import CLASSES
 from msatools.selfdesc import BtfError
@@ -280,7 +280,7 @@ def test_what_is_opened(row: Row, words: str, monkeypatch: pytest.MonkeyPatch) -
         found.append(spec)
         raise TargetError("it", "is not there", "do not look")
 
-    monkeypatch.setattr("msatools.cli.be_nice", lambda: niced.append(1))
+    monkeypatch.setattr("msatools.cli.main.be_nice", lambda: niced.append(1))
     ran = call(row.command, *words.split(), opening=refuse)
     assert found == [OPENED[words]]
     assert ran == Ran(1, "", f"msa-{row.name}: it: is not there; do not look\n")
@@ -669,7 +669,7 @@ class FakeTerminal(io.StringIO):
 
 def on_terminal(row: Row, *words: str) -> str:
     out = FakeTerminal()
-    with patch("msatools.cli.open_target", open_demo), redirect_stdout(out):
+    with patch("msatools.cli.main.open_target", open_demo), redirect_stdout(out):
         assert run_console(row.command, [*words, CORE]) == 0
     return out.getvalue()
 

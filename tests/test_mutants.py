@@ -181,12 +181,15 @@ def test_same_seed_same_mutants(tmp_path: Path) -> None:
                 "tests/truth/test_facts.py",
             ],
         ),
-        ("msatools/render/locks.py", ["tests/render/test_locks.py"]),
+        ("msatools/render/locks/tree.py", ["tests/render/test_locks.py"]),
         (
             "commands/memstat.py",
             ["tests/memory/test_command.py", "tests/truth/test_facts.py"],
         ),
-        ("msatools/cli.py", ["tests/test_cli.py", "tests/truth/test_facts.py"]),
+        (
+            "msatools/cli/main.py",
+            ["tests/cli/test_main.py", "tests/truth/test_facts.py"],
+        ),
     ],
 )
 def test_tests_of_a_module(path: str, first: list[str]) -> None:
@@ -196,7 +199,7 @@ def test_tests_of_a_module(path: str, first: list[str]) -> None:
         "tests/locks/on/test_data.py",
         "tests/memory/test_command.py",
         "tests/render/test_locks.py",
-        "tests/test_cli.py",
+        "tests/cli/test_main.py",
         "tests/truth/test_facts.py",
     ]
     texts = dict.fromkeys(tests, "") | {

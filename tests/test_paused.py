@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fixtures import lab
-from msatools.cli import Command
+from msatools.cli.main import Command
 from msatools.target import Opened, TargetSpec, open_target
 from tests.contract.table import CPUS, LOCKS, MEMSTAT, PRSTAT, ZOMBIES, Row
 from tests.support.calls import Ran, call

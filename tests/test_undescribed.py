@@ -15,7 +15,7 @@ from drgn import Program
 
 from fixtures import lab
 from fixtures.lab.guest.livecommands import NAMES
-from msatools.cli import run_console
+from msatools.cli.main import run_console
 from msatools.selfdesc import load
 from msatools.selfdesc.kallsyms import load_symbols
 from msatools.target import open as opening

@@ -9,8 +9,8 @@ from msatools.cpus.findings import Known, findings
 from msatools.cpus.model import CpuSet, CpusReport
 from msatools.cpus.options import CpusOptions
 from msatools.cpus.sets import set_of_cpus
+from msatools.kernel.ranges import ranges
 from msatools.target.errors import TargetError
-from msatools.values import ranges
 
 
 class NoSuchCpuError(TargetError):

@@ -92,7 +92,7 @@ class _Look:
 
 
 class Cpus(KernelSession):
-    """A run of reports on one kernel: see :class:`msatools.command.Session`."""
+    """A run of reports on one kernel: see :class:`msatools.cli.command.Session`."""
 
     def __init__(
         self, prog: drgn.Program, target: Target, options: CpusOptions

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msatools.cpus.model import Cpu, CpuSet, Finding, Irq, Queued, RunQueue
 from msatools.cpus.sets import DEFAULT, PARTITIONS
-from msatools.values import ranges
+from msatools.kernel.ranges import ranges
 
 MOST = 0.5
 """A share of all interrupts that is worth a line, if there is more than one CPU."""

@@ -15,13 +15,13 @@ from msatools.cpus.model import BoundTask, CpuSet, SetTasks
 from msatools.cpus.sets import BOOT, PARTITIONS, set_of_cpus
 from msatools.kernel.cpumasks import Masks, cpus_of
 from msatools.kernel.losses import Loss
+from msatools.kernel.ranges import ranges
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
 from msatools.kernel.structs import Booleans
 from msatools.tasks.cgroups import UNKNOWN, TaskCgroups
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import PF_KTHREAD, TaskTable
-from msatools.values import ranges
 
 PF_NO_SETAFFINITY = 0x04000000
 """Of ``flags``: nobody but the kernel may say where it runs."""

@@ -19,9 +19,9 @@ from msatools.cpus.masks import CpuMasks
 from msatools.cpus.model import CpuSet, SetKind
 from msatools.kernel.cpumasks import Cpus
 from msatools.kernel.losses import Loss
+from msatools.kernel.ranges import ranges
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import Findings
-from msatools.values import ranges
 
 DEFAULT = "default"
 """The name of the set of all CPUs that no other has."""

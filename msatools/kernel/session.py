@@ -20,7 +20,7 @@ def quietly(done: int, total: int) -> None:
 
 
 class KernelSession:
-    """A run of reports on one kernel: see :class:`msatools.command.Session`.
+    """A run of reports on one kernel: see :class:`msatools.cli.command.Session`.
 
     What is found of the kernel itself when a run starts holds for all its reports;
     what one report finds, for that one.

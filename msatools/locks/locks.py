@@ -103,7 +103,7 @@ class _Before:
 
 
 class Locks(KernelSession):
-    """A run of reports on one kernel: see :class:`msatools.command.Session`."""
+    """A run of reports on one kernel: see :class:`msatools.cli.command.Session`."""
 
     def __init__(
         self, prog: drgn.Program, target: Target, options: LocksOptions

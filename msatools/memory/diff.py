@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from msatools.diff import earlier, elapsed, other_kernel
 from msatools.kernel.report import ADDED, Note
 from msatools.memory.model import Check, Group, MemstatReport
+from msatools.reports.diff import earlier, elapsed, other_kernel
 from msatools.target.model import Target
 
 

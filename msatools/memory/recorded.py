@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from msatools.codec import convert
 from msatools.kernel.report import ADDED
 from msatools.memory.by.groups import (
     CgroupGroup,
@@ -18,6 +17,7 @@ from msatools.memory.by.groups import (
 from msatools.memory.by.order import OrderGroup
 from msatools.memory.by.section import SectionGroup
 from msatools.memory.model import Group, MemstatReport, ProcessGroup
+from msatools.reports.codec import convert
 
 _GROUPS: Mapping[str, type[Group]] = {
     "cgroup": CgroupGroup,

@@ -2,8 +2,14 @@
 
 """Reports that ``msa-memstat --json`` has printed, read again."""
 
-from msatools.jsonfile import Object, Reports, SnapshotError, notes_of, target_of
 from msatools.memory.model import Check, ClassCount, Group, MemstatReport
+from msatools.reports.json_file import (
+    Object,
+    Reports,
+    SnapshotError,
+    notes_of,
+    target_of,
+)
 
 __all__ = ["SnapshotError", "load_snapshot"]
 

@@ -110,7 +110,7 @@ class _Kept:
 
 
 class Prstat(KernelSession):
-    """A run of reports on one kernel: see :class:`msatools.command.Session`."""
+    """A run of reports on one kernel: see :class:`msatools.cli.command.Session`."""
 
     def __init__(self, prog: drgn.Program, target: Target, options: Options) -> None:
         super().__init__(prog, target)

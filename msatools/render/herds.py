@@ -5,7 +5,7 @@
 from collections.abc import Iterator
 
 from msatools.locks.model import Herd, UserFrame
-from msatools.render.prstat_columns import NOT_KEPT
+from msatools.render.prstat.columns import NOT_KEPT
 from msatools.render.units import count
 
 

@@ -11,7 +11,7 @@ from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task
 from msatools.commands import cpus, locks, memstat, prstat, zombies
 
-from msatools.cli import Command
+from msatools.cli.main import Command
 from msatools.cpus import model as cpus_model
 from msatools.locks.lock import LockType
 from msatools.memory.classes import CLASSES

@@ -11,7 +11,7 @@ from msatools.commands.cpus import COMMAND
 from fixtures import lab
 from msatools.cpus.model import CpusReport
 from msatools.cpus.options import CpusOptions
-from msatools.render.cpus import COLUMNS
+from msatools.render.cpus.report import COLUMNS
 from msatools.target import Opened, TargetSpec, open_target
 from tests.cpus.madecpus import cpu, cpuset, irq, offline, processor, report
 from tests.support import commandline

@@ -12,7 +12,7 @@ import pytest
 
 from msatools.cpus.findings import LONG_NS, MOST, WAITS_NS, Known, findings
 from msatools.cpus.model import Cpu, Finding, Irq, Queued, RunQueue
-from msatools.values import ranges
+from msatools.kernel.ranges import ranges
 from tests.cpus.madecpus import (
     bound,
     cpu,

@@ -13,7 +13,7 @@ from msatools.cpus.cpusets import Cpuset
 from msatools.cpus.masks import boot_words, place_of
 from msatools.cpus.sets import set_of_cpus, with_reason
 from msatools.kernel.cpumasks import mask_at
-from msatools.values import ranges
+from msatools.kernel.ranges import ranges
 from tests.cpus.damaged import lose, put
 from tests.cpus.guests import CPU, GROUPS, KERNELS, numbers
 from tests.cpus.madecpus import cpuset

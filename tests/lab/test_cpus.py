@@ -8,7 +8,7 @@ from fixtures.lab import cpus
 from fixtures.lab.guest import cpus as guest
 from fixtures.lab.guest.cputruth import COUNTERS
 from fixtures.lab.kernels import KERNELS
-from msatools.values import cpu_list
+from msatools.cli.values import cpu_list
 
 STILL = "eth3"
 """Nothing is sent to it, so its interrupt does not come and is not moved yet."""

@@ -20,7 +20,7 @@ from fixtures import lab
 from fixtures.lab.guest import cpuexperiment
 from fixtures.lab.guest import cpulive as guest
 from fixtures.lab.inside import RESULTS
-from msatools.values import cpu_list
+from msatools.cli.values import cpu_list
 
 KERNELS = ("6.1", "6.12")
 SECOND = 10**9

@@ -24,7 +24,7 @@ import pytest
 from fixtures import lab
 from fixtures.lab.guest.storm import CPU, SAMPLES, ZOMBIES
 from fixtures.lab.storm import RESULTS
-from msatools.values import cpu_list
+from msatools.cli.values import cpu_list
 from tests.live.following import clocks_ns, gap_ns
 from tests.support.vmstat import (
     CACHED_STACKS,

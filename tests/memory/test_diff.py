@@ -17,7 +17,7 @@ from drgn.commands import CommandArgumentError, CommandError, run_command
 from msatools.commands.memstat import COMMAND
 
 from fixtures.demo import DEMOS
-from msatools.cli import run_console
+from msatools.cli.main import run_console
 from msatools.kernel.report import Note
 from msatools.memory.by import VIEWS
 from msatools.memory.diff import GroupChange, MemstatDiff, compare

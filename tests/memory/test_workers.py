@@ -16,6 +16,7 @@ import pytest
 from drgn import Program, ProgramFlags
 
 from fixtures import lab
+from msatools.cli.signals import Stopped, stop_on_signals
 from msatools.memory import parts, scanning
 from msatools.memory.by import VIEWS
 from msatools.memory.memmap import MemmapRange
@@ -24,7 +25,6 @@ from msatools.memory.model import MemstatReport
 from msatools.memory.scanresult import ScanResult
 from msatools.memory.workers import MAX_PIECES, do_in_order
 from msatools.render.json import dumps
-from msatools.signals import Stopped, stop_on_signals
 from msatools.target import TargetSpec, open_target
 
 COSTS = {"reads", "bytes_read"}
@@ -174,7 +174,7 @@ def test_signal_ends_the_workers(tmp_path: Path, number: int) -> None:
 GROUP = """
 import os, pathlib, signal, sys, time
 from msatools.memory.workers import do_in_order
-from msatools.signals import Stopped, end_by, stop_on_signals
+from msatools.cli.signals import Stopped, end_by, stop_on_signals
 def work(piece):
     pathlib.Path(sys.argv[1], str(os.getpid())).touch()
     if piece == 1:

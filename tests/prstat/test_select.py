@@ -21,7 +21,7 @@ from msatools.prstat.select import (
     parse_sort,
     selected,
 )
-from msatools.render.prstat_columns import COLUMNS
+from msatools.render.prstat.columns import COLUMNS
 from msatools.tasks.classes import TaskClass
 from tests.prstat.maderows import MIB, SECOND, MadeThreads
 

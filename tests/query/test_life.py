@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msatools.kernel.accounting import Accounting
@@ -71,13 +71,7 @@ Thread = dict[str, Any]
 
 
 @pytest.mark.parametrize("without", [(), NEW, (*NEW, *STATISTICS)])
-@settings(
-    max_examples=100,
-    # A busy machine is no fault.
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    derandomize=True,
-)
+@settings(max_examples=100)
 @given(
     threads=st.lists(THREAD, min_size=1, max_size=3),
     accounting=ACCOUNTING,

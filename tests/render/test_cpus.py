@@ -10,8 +10,8 @@ import pytest
 
 from msatools.cpus.model import Cpu, CpusReport, State
 from msatools.kernel.report import Note
-from msatools.render.cpus import COLUMNS, View, blocks
-from msatools.render.cpuwords import amount, percent
+from msatools.render.cpus.report import COLUMNS, View, blocks
+from msatools.render.cpus.words import amount, percent
 from msatools.target.model import Crash
 from tests.cpus.madecpus import (
     NOTHING,

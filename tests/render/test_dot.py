@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from msatools.locks.report import LocksReport
-from msatools.render.dot import digraph, quoted
+from msatools.render.locks.dot import digraph, quoted
 from tests.locks.madelocks import deadlock, lock, owner, report, root, wait
 from tests.render.screens import printed
 

@@ -10,7 +10,7 @@ from msatools.memory.frag.model import (
     Needed,
     PageBlocks,
 )
-from msatools.render.frag import blocks
+from msatools.render.memstat.frag import blocks
 from tests.render.screens import printed
 from tests.support.golden import Golden
 

@@ -13,7 +13,7 @@ import pytest
 from msatools.kernel.report import Note
 from msatools.locks.model import Confidence, Herd, On, UserFrame, Waker
 from msatools.locks.report import Changes, Contended, Inversion, LocksReport, Seen
-from msatools.render.locks import View, blocks
+from msatools.render.locks.report import View, blocks
 from msatools.target.model import Address
 from tests.locks.madelocks import SECOND, deadlock, lock, owner, report, root, wait
 from tests.render.screens import EVIL, Screens, check_escaped, check_screens, printed

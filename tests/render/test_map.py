@@ -17,14 +17,15 @@ from rich.console import Console
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.counting import NCLASSES
 from msatools.memory.map.model import Cells, MemoryMap, Place
-from msatools.render import mappicture, maptext, plain, terminal
+from msatools.render import plain, terminal
 from msatools.render.blocks import Chart, Mark
 from msatools.render.fit import fit
-from msatools.render.memmap import bands, shades
-from msatools.render.palette import FREE_COLOUR, LOOKS, mix
-from msatools.render.picture import Box, Picture
-from msatools.render.png import png
-from msatools.render.svg import svg
+from msatools.render.memstat import map_picture, map_text
+from msatools.render.memstat.map import bands, shades
+from msatools.render.memstat.palette import FREE_COLOUR, LOOKS, mix
+from msatools.render.memstat.picture import Box, Picture
+from msatools.render.memstat.png import png
+from msatools.render.memstat.svg import svg
 from tests.support.golden import Golden
 
 PAGE = 4096
@@ -51,7 +52,7 @@ def memory_of(
 
 
 def chart(memory: MemoryMap) -> list[str]:
-    charts = [b for b in maptext.blocks(memory, PAGE) if isinstance(b, Chart)]
+    charts = [b for b in map_text.blocks(memory, PAGE) if isinstance(b, Chart)]
     lines = itertools.chain.from_iterable(plain.lines(b) for b in charts)
     return ["".join(span.text for span in line).rstrip() for line in lines]
 
@@ -108,8 +109,8 @@ def test_zones_in_many_pieces_are_not_told_apart(step: int, label: str) -> None:
 def test_no_memory() -> None:
     memory = memory_of([], [])
     assert bands(memory, 64) == ()
-    assert list(maptext.blocks(memory, PAGE))
-    assert svg(mappicture.picture(memory, PAGE, "6.1"))
+    assert list(map_text.blocks(memory, PAGE))
+    assert svg(map_picture.picture(memory, PAGE, "6.1"))
 
 
 def test_each_class_has_a_look_of_its_own() -> None:
@@ -251,7 +252,7 @@ def test_charts_are_not_folded() -> None:
 @pytest.fixture
 def drawn() -> Picture:
     anon = [{PageClass.ANON: 16}] * 256
-    return mappicture.picture(memory_of(range(512), [*anon, *[{}] * 256]), PAGE, "6.1")
+    return map_picture.picture(memory_of(range(512), [*anon, *[{}] * 256]), PAGE, "6.1")
 
 
 def area(boxes: Sequence[Box]) -> int:
@@ -283,7 +284,7 @@ def test_svg_and_png_show_the_same(drawn: Picture) -> None:
 
 
 def picture_of(cells: Cells, each: int, release: str = "6.1") -> Picture:
-    return mappicture.picture(MemoryMap(each, 8 * each, cells), PAGE, release)
+    return map_picture.picture(MemoryMap(each, 8 * each, cells), PAGE, release)
 
 
 def test_text_of_dumps_is_escaped() -> None:
@@ -310,7 +311,7 @@ def test_size_of_files_is_bounded() -> None:
 def test_addresses_do_not_overlap() -> None:
     places = [at // 100 % 3 for at in range(4000)]
     memory = memory_of(range(4000), [{}] * 4000, places)
-    labels = mappicture.picture(memory, PAGE, "6.1").labels
+    labels = map_picture.picture(memory, PAGE, "6.1").labels
     addresses = [x.y for x in labels if x.anchor == "end" and "0x" in x.text]
     zones = [x.y for x in labels if x.text.startswith("Node")]
     assert len(addresses) > 10

@@ -8,7 +8,7 @@ import pytest
 
 from msatools.memory.model import DETAIL, Group
 from msatools.render import plain
-from msatools.render.memgroups import groups_table
+from msatools.render.memstat.groups import groups_table
 from tests.support.golden import Golden
 
 

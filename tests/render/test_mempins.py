@@ -3,7 +3,7 @@
 """Tables of what keeps removed control groups."""
 
 from msatools.memory.by.groups import CgroupGroup, PinningFile
-from msatools.render.mempins import blocks
+from msatools.render.memstat.pins import blocks
 from tests.render.screens import check_screens
 from tests.support.golden import Golden
 

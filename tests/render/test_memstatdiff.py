@@ -8,7 +8,7 @@ import pytest
 
 from msatools.kernel.report import Note
 from msatools.memory.diff import MemstatDiff, compare
-from msatools.render.memstatdiff import blocks
+from msatools.render.memstat.diff import blocks
 from tests.memory.madereports import PAGE, SECOND, TARGET, check, group, report
 from tests.render.screens import EVIL, check_escaped, printed
 from tests.support.golden import Golden

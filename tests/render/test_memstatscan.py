@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from msatools.memory.classes import CLASSES
 from msatools.memory.model import Changes, MemstatReport
-from msatools.render.memstat import blocks
+from msatools.render.memstat.report import blocks
 from tests.memory.madereports import TARGET, report
 from tests.render.screens import printed
 from tests.support.golden import Golden

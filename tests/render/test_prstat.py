@@ -29,8 +29,8 @@ from msatools.prstat.model import (
 )
 from msatools.prstat.states import StateTime
 from msatools.render.blocks import Span
-from msatools.render.prstat import blocks, folded
-from msatools.render.prstat_columns import COLUMNS, Context, share, write
+from msatools.render.prstat.columns import COLUMNS, Context, share, write
+from msatools.render.prstat.report import blocks, folded
 from msatools.target.model import Address
 from tests.locks.madelocks import SECOND, TARGET
 from tests.render.screens import Screens, check_screens, printed

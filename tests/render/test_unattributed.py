@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from msatools.memory.unattributed.model import UnattributedGroup, Word
-from msatools.render.unattributed import blocks
+from msatools.render.memstat.unattributed import blocks
 from tests.render.screens import EVIL, check_escaped, printed
 from tests.support.golden import Golden
 

@@ -11,8 +11,8 @@ import pytest
 
 from msatools.kernel.report import Note
 from msatools.render.blocks import Block
-from msatools.render.zombies import View, blocks
-from msatools.render.zombiewords import WHY
+from msatools.render.zombies.report import View, blocks
+from msatools.render.zombies.words import WHY
 from msatools.target.model import Address
 from msatools.zombies.model import (
     Changes,

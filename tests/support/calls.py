@@ -19,7 +19,7 @@ from unittest.mock import patch
 from drgn import Program
 
 from fixtures.demo import DEMOS
-from msatools.cli import Command, run_console
+from msatools.cli.main import Command, run_console
 from msatools.target import Opened, Target, TargetSpec, open_target
 from tests.support.forked import forked
 from tests.support.tiers import KERNEL
@@ -95,7 +95,7 @@ def call(command: Command[Any], *words: str, opening: Open = open_demo) -> Ran:
     """Run a command in this process."""
     out, err = io.StringIO(), io.StringIO()
     with (
-        patch("msatools.cli.open_target", opening),
+        patch("msatools.cli.main.open_target", opening),
         redirect_stdout(out),
         redirect_stderr(err),
     ):
@@ -118,7 +118,7 @@ def start(
 
     def work() -> int:
         before()
-        with patch("msatools.cli.open_target", opening):
+        with patch("msatools.cli.main.open_target", opening):
             return run_console(command, words)
 
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

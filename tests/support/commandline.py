@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from msatools.arguments import make_parser
-from msatools.cli import Command
+from msatools.cli.arguments import make_parser
+from msatools.cli.main import Command
 from msatools.render.plain import lines
 from tests.locks.madelocks import TARGET
 

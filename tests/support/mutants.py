@@ -157,8 +157,9 @@ def tests_of(path: str, tests: Iterable[str], texts: dict[str, str]) -> list[str
     else:
         package, imported = parts[1] if len(parts) > 2 else "", ".".join(parts)
     folder = f"tests/{'memory' if package == 'memstat' else package}/"
+    rendered = parts[2] if package == "render" and len(parts) > 3 else package
     own = (
-        *((folder, f"tests/render/test_{package}") if package else ("tests/test_",)),
+        *((folder, f"tests/render/test_{rendered}") if package else ("tests/test_",)),
         f"tests/render/test_{module}",
         "tests/test_contract.py",
         "tests/truth/",

@@ -14,8 +14,8 @@ from unittest.mock import patch
 from drgn import Program
 from drgn.commands import argument
 
-from msatools.cli import Command, Progress, run_console
-from msatools.command import Recorded
+from msatools.cli.command import Recorded
+from msatools.cli.main import Command, Progress, run_console
 from msatools.kernel.report import Report
 from msatools.render.blocks import Block, text
 from msatools.target import Target
@@ -144,7 +144,7 @@ def on_terminal(
     """Start it on a terminal."""
 
     def work() -> int:
-        with patch("msatools.cli.open_target", open_nothing):
+        with patch("msatools.cli.main.open_target", open_nothing):
             return run_console(command, words)
 
     return Terminal(work, **options)

@@ -19,7 +19,7 @@ from msatools.commands.zombies import COMMAND as ZOMBIES
 
 from fixtures import lab
 from fixtures.lab import Run
-from msatools.cli import Command, run_in_drgn
+from msatools.cli.main import Command, run_in_drgn
 from tests.support.dumps import open_dump
 from tests.truth import cpus, locks, memstat, prstat, zombies
 from tests.truth.fact import Fact, Figures, Verdict, judge

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The words that commands take: their options, the target, interval and count."""
+
+import argparse
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from drgn.commands import argument
+
+import msatools
+from msatools.cli.command import Command
+from msatools.target import TargetSpec
+
+
+class UsageError(Exception):
+    """The words of a command line make no sense together."""
+
+
+class Asked(Exception):
+    """The user asked for the help or the version, which is the argument."""
+
+
+class _Help(argparse.Action):
+    # argparse's own prints at once, and hides what becomes of it.
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        raise Asked(parser.format_help())
+
+
+class _Version(argparse.Action):
+    def __call__(self, *_: Any) -> NoReturn:
+        raise Asked(f"{msatools.__version__}\n")
+
+
+def _share(word: str) -> float:
+    with contextlib.suppress(ValueError):
+        percent = float(word.removesuffix("%"))
+        if 0 < percent <= 100:
+            return percent / 100
+    raise argparse.ArgumentTypeError(f"not a share of one CPU, 0 to 100 %: {word!r}")
+
+
+_OPTIONS = (
+    argument("-v", dest="verbose", action="store_true", help="show more detail"),
+    argument("--json", action="store_true", help="print JSON, one object a sample"),
+    argument(
+        "--strict",
+        action="store_true",
+        help="fail (status 3) if anything was missing, or a check failed",
+    ),
+    argument(
+        "--budget",
+        type=_share,
+        metavar="PCT",
+        help="with INTERVAL: take at most so much of one CPU, and samples later",
+    ),
+    argument(
+        "--no-redraw",
+        action="store_true",
+        help="with INTERVAL: put samples under each other, on a terminal too",
+    ),
+    argument(
+        "--record",
+        metavar="FILE",
+        help="keep all samples in a new file, too: name it as TARGET to see them again",
+    ),
+    argument(
+        "--diff",
+        nargs=2,
+        metavar=("A", "B"),
+        help="compare two files that --json or --record has written, by the last "
+        "report in each (of one recording named twice, the first and the last); - is "
+        "standard input",
+    ),
+    argument("-h", "--help", action=_Help, nargs=0, help="print this help"),
+)
+
+_TARGET_OPTIONS = (
+    argument("-k", dest="kernel", action="store_true", help="the running kernel"),
+    argument("-c", dest="core", metavar="PATH", help="a dump, or /proc/kcore"),
+    argument("--qemu", metavar="ADDR", help="a QEMU guest, by its QMP socket"),
+    argument("-s", dest="vmlinux", metavar="VMLINUX", help="the kernel's debug info"),
+    argument(
+        "--types",
+        choices=("auto", "dwarf", "btf"),
+        default="auto",
+        help="where types come from (auto: debug info if named or found, else BTF)",
+    ),
+    argument(
+        "--debuginfod",
+        action="store_true",
+        help="let debug info be fetched from DEBUGINFOD_URLS",
+    ),
+    argument("--debug", action="store_true", help="show tracebacks of errors"),
+    argument("--version", action=_Version, nargs=0, help="print the version"),
+)
+
+_EXAMPLES: tuple[tuple[str, str], ...] = (
+    ("5 12", "what changes, each 5 s for a minute"),
+)
+
+_TARGET_EXAMPLES: tuple[tuple[str, str], ...] = (
+    ("vmcore", "a kernel that died"),
+    ("-s vmlinux vmcore", "the same, its debug info not being installed"),
+    ("", "this machine, now"),
+)
+
+_MAX_INTERVAL_S = 1e8
+"""Three years: more than what the system's clocks take."""
+
+_NUMBER = re.compile(
+    r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Words:
+    """What the words that belong to no option say."""
+
+    target: str | None = None
+    interval_s: float | None = None
+    count: int | None = None
+
+
+def parse_words(words: Iterable[str]) -> Words:
+    """Tell target, interval and count apart.
+
+    :raises UsageError: if there are too many of one, or a number makes no sense
+    """
+    target, numbers = None, []
+    for word in words:
+        if _NUMBER.fullmatch(word):
+            numbers.append(word)
+        elif target is None:
+            target = word
+        else:
+            raise UsageError(f"{word}: a second target, after {target}")
+    if len(numbers) > 2:
+        raise UsageError(f"{numbers[2]}: a number too many")
+    interval_s = float(numbers[0]) if numbers else None
+    if interval_s is not None and not 0 < interval_s <= _MAX_INTERVAL_S:
+        raise UsageError(f"{numbers[0]}: not a positive interval")
+    count = None
+    if len(numbers) == 2:
+        if not re.fullmatch(r"\+?0{0,9}[1-9]\d{0,17}", numbers[1]):
+            raise UsageError(f"{numbers[1]}: not a positive count")
+        count = int(numbers[1])
+    return Words(target, interval_s, count)
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str, **kwargs: Any) -> None:
+        super().__init__(prog, **{**kwargs, "max_help_position": 22, "width": 78})
+
+    def add_usage(
+        self, usage: Any, actions: Any, groups: Any, prefix: Any = None
+    ) -> None:
+        super().add_usage(usage, actions, groups, "USAGE: ")
+
+
+HERE = "-"
+"""What :class:`MaybeFile` gives where no file is named: standard output."""
+
+
+_PICTURES = (
+    *(".avif", ".bmp", ".dot", ".eps", ".gif", ".htm", ".html", ".jpeg", ".jpg"),
+    *(".pdf", ".pgm", ".png", ".ppm", ".ps", ".svg", ".svgz", ".tif", ".tiff", ".webp"),
+)
+"""Endings of what is no dump."""
+
+
+class MaybeFile(argparse.Action):
+    """An option after which a file may be named, told by how its name ends.
+
+    Any other word there is none of its own, but for one that ends as a picture of
+    another kind, or that stands where the target is named elsewhere.
+    """
+
+    def __init__(self, endings: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.endings = tuple(endings)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if values and not self.names_file(values):
+            parser.error(self.refusal(values))
+        setattr(namespace, self.dest, values or HERE)
+
+    def names_file(self, word: str) -> bool:
+        return word.lower().endswith(self.endings)
+
+    def may_name_file(self, word: str) -> bool:
+        """Tell whether a word is meant as a file, if one of the wrong kind."""
+        return self.names_file(word) or word.lower().endswith(_PICTURES)
+
+    def refusal(self, word: str) -> str:
+        known = " or ".join(self.endings)
+        return f"{self.option_strings[0]}: not a file that ends in {known}: {word}"
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that leaves it to the caller how to end."""
+
+    takes_target = True
+
+    # The types of the stubs say more than what is so.
+    def parse_intermixed_args(  # type: ignore[override]
+        self, args: Sequence[str], namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        left: dict[str, MaybeFile] = {}
+        found = super().parse_intermixed_args(list(self._joined(args, left)), namespace)
+        targets = _named(found)
+        for word in targets:
+            if word in left and (len(targets) > 1 or not self.takes_target):
+                self.error(left[word].refusal(word))
+        return found
+
+    def _joined(
+        self, words: Sequence[str], left: dict[str, MaybeFile]
+    ) -> Iterator[str]:
+        """Put what belongs to an option that may have a file in one word with it.
+
+        :param left: Is given the words that stood there and are not its file.
+        """
+        options = {
+            option: action
+            for action in self._actions
+            if isinstance(action, MaybeFile)
+            for option in action.option_strings
+        }
+        rest = list(words)
+        while rest:
+            word = rest.pop(0)
+            if word == "--":
+                yield from (word, *rest)
+                return
+            if word in options:
+                action = options[word]
+                named = bool(rest) and action.may_name_file(rest[0])
+                if rest and not named:
+                    left[rest[0]] = action
+                word = f"{word}={rest.pop(0) if named else ''}"
+            yield word
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentParser:
+    """Make the parser of a command; inside drgn it takes no target."""
+    name = f"%{command.name}" if in_drgn else f"msa-{command.name}"
+    operands = "[INTERVAL [COUNT]]" if in_drgn else "[TARGET] [INTERVAL [COUNT]]"
+    examples = () if in_drgn else _TARGET_EXAMPLES
+    examples += command.examples + _EXAMPLES
+    width = max(len(words) for words, _ in examples)
+    parser = _Parser(
+        prog=name,
+        usage=f"%(prog)s [OPTION...] {operands}",
+        description=command.summary,
+        epilog="EXAMPLES:\n"
+        + "\n".join(f"  %(prog)s {words:{width}}  {what}" for words, what in examples),
+        formatter_class=_Formatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.takes_target = not in_drgn
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    options = parser.add_argument_group("OPTIONS")
+    for option in (*command.arguments, *_OPTIONS):
+        if isinstance(option, argument):
+            options.add_argument(*option.args, **option.kwargs)
+            continue
+        exclusive = options.add_mutually_exclusive_group(required=option.required)
+        for choice in option.arguments:
+            exclusive.add_argument(*choice.args, **choice.kwargs)
+    if not in_drgn:
+        target = parser.add_argument_group(
+            "TARGET", "a dump, or one of these (with none: the running kernel)"
+        )
+        for option in _TARGET_OPTIONS:
+            target.add_argument(*option.args, **option.kwargs)
+    return parser
+
+
+def refuse_target(args: argparse.Namespace, words: Words) -> None:
+    """See that nothing is named to look at, as there is nothing that would.
+
+    :raises UsageError: if something is
+    """
+    named = _named(args)
+    if words.interval_s is not None:
+        named.append(f"{words.interval_s:g}")
+    if getattr(args, "vmlinux", None) is not None:
+        named.append(args.vmlinux)
+    if getattr(args, "types", "auto") != "auto":
+        named.append("--types")
+    if getattr(args, "debuginfod", False):
+        named.append("--debuginfod")
+    if args.record is not None:
+        named.append("--record")
+    if named:
+        raise UsageError(f"{named[0]}: no target is looked at")
+
+
+def _named(args: argparse.Namespace) -> list[str]:
+    """Give all that names a target."""
+    found = [word for word in args.words if not _NUMBER.fullmatch(word)]
+    # Inside drgn there are no options of a target.
+    found += (getattr(args, name, None) for name in ("core", "qemu"))
+    if getattr(args, "kernel", False):
+        found.append("-k")
+    return [name for name in found if name is not None]
+
+
+def refuse_kernel(args: argparse.Namespace, words: Words, path: str) -> None:
+    """See that nothing is asked of a recording that only a kernel can answer.
+
+    :raises UsageError: if something is
+    """
+    if words.interval_s is not None:
+        raise UsageError(f"{path}: a recording has intervals of its own")
+    for name, option in (
+        ("vmlinux", "-s"),
+        ("debuginfod", "--debuginfod"),
+        ("record", "--record"),
+        ("workers", "-j"),
+    ):
+        if getattr(args, name, None):
+            raise UsageError(f"{option}: {path} is a recording, not a kernel")
+    if args.types != "auto":
+        raise UsageError(f"--types: {path} is a recording, not a kernel")
+
+
+def target_path(args: argparse.Namespace, words: Words) -> str | None:
+    """Return the file that is named as the only target, if one is."""
+    path = words.target if words.target is not None else args.core
+    return path if _named(args) == [path] else None
+
+
+def target_spec(args: argparse.Namespace, words: Words) -> TargetSpec:
+    """Tell the target that a shell's words name.
+
+    :raises UsageError: if they name two, or one that the other words do not fit
+    """
+    named = _named(args)
+    if len(named) > 1:
+        raise UsageError(f"{named[1]}: a second target, after {named[0]}")
+    if args.types == "btf" and (args.vmlinux is not None or args.debuginfod):
+        other = "--debuginfod" if args.vmlinux is None else "-s"
+        raise UsageError(f"{other}: asks for debug info, and --types btf for none")
+    spec = TargetSpec(
+        path=words.target if words.target is not None else args.core,
+        qemu=args.qemu,
+        vmlinux=args.vmlinux,
+        types=args.types,
+        debuginfod=args.debuginfod,
+    )
+    if words.interval_s is not None and not spec.is_live:
+        raise UsageError(f"{spec.path}: a dump does not change in an interval")
+    check_users(args, is_own=spec.is_live and spec.qemu is None)
+    return spec
+
+
+def check_users(args: argparse.Namespace, *, is_own: bool) -> None:
+    """See that users are named by number where names say nothing.
+
+    :param is_own: Whether the target is the kernel that this runs on.
+    :raises UsageError: if one is not
+    """
+    for user in getattr(args, "users", None) or ():
+        if isinstance(user, str) and not is_own:
+            raise UsageError(
+                f"-u {user}: only of the running kernel are the names of users known; "
+                "name the user by number"
+            )

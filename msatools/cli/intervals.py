@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Report after report at intervals, with samples in between, until one says stop."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from drgn import FaultError
+
+from msatools.cli.budget import Pace
+from msatools.cli.command import R, Session
+from msatools.kernel.report import Note
+from msatools.kernel.session import Progress
+from msatools.target.kcore import MovedError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often to report."""
+
+    interval_s: float
+    count: int | None = None
+    """How often in all; ``None`` for ever."""
+
+    share: float | None = None
+    """Of one CPU, which the run may take: where it is less than what the reports cost,
+    they come later; ``None`` for any."""
+
+
+class Call(Protocol):
+    """Calls what collects: shows how far it is, and puts its errors into words."""
+
+    def __call__(self, collect: Callable[[Progress], T], /) -> T: ...
+
+
+def reports(
+    session: Session[R],
+    plan: Plan,
+    call: Call,
+    again: Call,
+    quit_before: Callable[[float], bool],
+) -> Iterator[R]:
+    """Give the report of each interval.
+
+    :param again: The same as *call*, for what may be done once more.
+    :param quit_before: Waits until a moment of the monotonic clock, and tells whether
+        someone said stop.
+    """
+    pace = Pace(plan.share)
+    again(session.begin)
+    due_s = time.monotonic()
+    given, lost = 0, 0
+    while given != plan.count:
+        # A report that takes longer than the interval delays those after it.
+        due_s = max(due_s + plan.interval_s, time.monotonic())
+        samples = _Samples(session, call, pace, due_s - time.monotonic())
+        try:
+            while (at_s := samples.next_s) is not None and at_s < due_s:
+                if quit_before(at_s):
+                    return
+                samples.take()
+            if quit_before(max(due_s, pace.earliest_s)):
+                return
+            pace.start()
+            began_ns = time.monotonic_ns()
+            report = samples.noted(call(session.advance))
+        except MovedError:
+            # What was read is not true, and nothing to go on from.
+            again(session.begin)
+            lost += 1
+            continue
+        if lost:
+            text = f"{lost} intervals before this are lost: memory came or went"
+            report = _noted(report, "interval-lost", text)
+        if report.interval_ns == 0:
+            text = "the kernel's clock stands still: it is paused, or hangs"
+            report = _noted(report, "clock-stands-still", text)
+        given, lost = given + 1, 0
+        yield replace(report, cost=pace.cost(began_ns))
+
+
+def _noted(report: R, code: str, text: str) -> R:
+    return replace(report, notes=(*report.notes, Note(code, text)))
+
+
+class _Samples:
+    """The samples within one interval: when the next is due, and what was lost."""
+
+    def __init__(
+        self, session: Session[Any], call: Call, pace: Pace, left_s: float
+    ) -> None:
+        self._session = session
+        self._call = call
+        self._pace = pace
+        # One there is in each that has room for it, however dear it is.
+        self._longest_s = left_s
+        self._period_starts_s = time.monotonic()
+        self._lost = 0
+        self._why = ""
+        self.next_s = self._place()
+
+    def take(self) -> None:
+        """Take a sample; one that takes longer than the period delays the next."""
+        self._call(self._sample)
+        elapsed = self._period_starts_s + (self._period_s or 0)
+        self._period_starts_s = max(elapsed, time.monotonic())
+        self.next_s = self._place()
+
+    def noted(self, report: R) -> R:
+        """Note in the interval's report that samples were lost, if some were."""
+        if not self._lost:
+            return report
+        text = f"{self._lost} samples within the interval are lost: {self._why}"
+        return _noted(report, "samples-lost", text)
+
+    def _sample(self, progress: Progress) -> None:
+        try:
+            self._session.sample()
+        except FaultError as error:
+            self._lost += 1
+            self._why = str(error)
+
+    @property
+    def _period_s(self) -> float | None:
+        period_s = self._session.period_s
+        return None if period_s is None else min(period_s, self._longest_s)
+
+    def _place(self) -> float | None:
+        """Choose a moment in the period, of the monotonic clock.
+
+        A random one: what a task does at the same rate would be met always or never.
+        """
+        period_s = self._period_s
+        if period_s is None:
+            return None
+        at_s = self._period_starts_s + random.random() * period_s
+        return max(at_s, self._pace.earliest_s)

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Run a command, for its console script and as ``%command`` at drgn's prompt.
+
+A command is a table (:class:`Command`): its arguments, what starts its runs, what
+renders its reports. All that commands have in common is here and in what this calls:
+the words they take, the target, intervals, exit status and signals.
+"""
+
+import argparse
+import contextlib
+import logging
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from functools import partial
+
+from drgn import Program, ProgramFlags
+from drgn.commands import CommandArgumentError, CommandError
+
+from msatools.cli.arguments import (
+    Asked,
+    UsageError,
+    Words,
+    make_parser,
+    parse_words,
+    refuse_kernel,
+    refuse_target,
+    target_path,
+    target_spec,
+)
+from msatools.cli.budget import be_nice
+from msatools.cli.command import Answer, Command, Compared, R, Session
+from msatools.cli.comparison import compared
+from msatools.cli.output import OutputClosed, OutputError, output
+from msatools.cli.recording import is_recording
+from msatools.cli.replay import replay
+from msatools.cli.runner import Seen, run
+from msatools.cli.signals import (
+    Stopped,
+    end_by,
+    stop_if_told,
+    stop_on_signals,
+    told_first,
+)
+from msatools.kernel.session import Progress
+from msatools.render import json, show
+from msatools.render.blocks import escape
+from msatools.render.json import Document
+from msatools.target import TargetError, describe, open_target
+
+__all__ = [
+    "Answer",
+    "Command",
+    "Compared",
+    "Progress",
+    "Session",
+    "UsageError",
+    "Words",
+    "make_parser",
+    "parse_words",
+    "run_console",
+    "run_in_drgn",
+]
+
+EXIT_DONE = 0
+EXIT_TARGET = 1
+EXIT_USAGE = 2
+EXIT_INCOMPLETE = 3
+
+
+def run_console(command: Command[R], argv: Sequence[str] | None = None) -> int:
+    """Run a command with a shell's words, and give its exit status.
+
+    A signal that stops a run without an interval ends the process, as it would have.
+
+    :param argv: the words after the command's name, those of the process by default
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    name = f"msa-{command.name}"
+    debug = "--debug" in argv
+    # drgn's own warnings are for its prompt; what matters of them is in our errors.
+    logging.getLogger("drgn").setLevel(
+        logging.WARNING if debug else logging.CRITICAL + 1
+    )
+    try:
+        with stop_on_signals():
+            return _run(command, argv)
+    except Stopped as stopped:
+        return end_by(stopped.number)
+    except OutputClosed:
+        return end_by(signal.SIGPIPE)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        if sys.stderr is not None:
+            # Else print() would take standard output for it.
+            print(f"{name}: {escape(_explain(error, name))}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_TARGET
+
+
+def _explain(error: Exception, name: str) -> str:
+    if isinstance(error, UsageError):
+        return f"{error}; see {name} --help"
+    if isinstance(error, (TargetError, OutputError)):
+        return str(error)
+    kind = type(error).__name__
+    return f"unexpected {kind}: {error}; run it with --debug and report this"
+
+
+def _run(command: Command[R], argv: Sequence[str]) -> int:
+    try:
+        args = make_parser(command, in_drgn=False).parse_intermixed_args(argv)
+    except Asked as asked:
+        with output() as out:
+            out.write(str(asked))
+        return EXIT_DONE
+    words = parse_words(args.words)
+    if (answer := _instead(command, args, words)) is not None:
+        _tell(answer, args)
+        return EXIT_INCOMPLETE if args.strict and answer.incomplete else EXIT_DONE
+    seen: Seen[R] = Seen()
+    path = target_path(args, words)
+    if path is not None and is_recording(path):
+        refuse_kernel(args, words, path)
+        _check(command, args, words)
+        replay(command, path, args, seen)
+        return EXIT_INCOMPLETE if args.strict and seen.incomplete else EXIT_DONE
+    spec = target_spec(args, words)
+    _check(command, args, words)
+    if spec.is_live and spec.qemu is None:
+        be_nice()
+    try:
+        with told_first():
+            opened = open_target(spec)
+            stop_if_told()
+            run(command, opened.prog, opened.target, args, words, seen)
+    except Stopped:
+        if words.interval_s is None:
+            raise
+    return EXIT_INCOMPLETE if args.strict and seen.incomplete else EXIT_DONE
+
+
+def _instead(
+    command: Command[R], args: argparse.Namespace, words: Words
+) -> Answer | None:
+    """Answer without a target, where the words ask for that."""
+    answer = command.instead(args)
+    if answer is None and args.diff is not None:
+        answer = partial(compared, command, args)
+    if answer is None:
+        return None
+    refuse_target(args, words)
+    _check(command, args, words)
+    return answer()
+
+
+def _tell(answer: Answer, args: argparse.Namespace) -> None:
+    stop_if_told()
+    with output() as out:
+        if args.json:
+            json.show(answer.document, out)
+        else:
+            show(answer.blocks, out)
+
+
+def _check(command: Command[R], args: argparse.Namespace, words: Words) -> None:
+    has_interval = words.interval_s is not None
+    if args.budget is not None and not has_interval:
+        raise UsageError("--budget: it is for samples, and no INTERVAL is named")
+    if args.record is not None and (option := command.recorded.lacks(args)):
+        raise UsageError(f"{option}: recordings do not have it")
+    complaint = command.complaint(args, has_interval)
+    if complaint is not None:
+        raise UsageError(complaint)
+
+
+def run_in_drgn(
+    command: Command[R], prog: Program, argv: Sequence[str]
+) -> R | Document | None:
+    """Run a command on drgn's program, and give its (last) report.
+
+    Words that ask for no look at the program give what they ask for.
+
+    :param argv: the words after the command's name
+    :raises CommandArgumentError: for wrong usage, a target included
+    :raises CommandError: with ``--strict``, if the report is not complete; if a file
+        to look at in its stead cannot be read, or one to write cannot be written
+    :raises TargetError: if the program is no kernel, or has no types
+    """
+    try:
+        args = make_parser(command, in_drgn=True).parse_intermixed_args(argv)
+        words = parse_words(args.words)
+        if (answer := _instead(command, args, words)) is not None:
+            return _told_in_drgn(command, answer, args)
+        if words.target is not None:
+            raise UsageError(f"{words.target}: the target is drgn's own")
+        if words.interval_s is not None and not prog.flags & ProgramFlags.IS_LIVE:
+            raise UsageError("prog: a dump does not change in an interval")
+        _check(command, args, words)
+    except Asked as asked:
+        sys.stdout.write(str(asked))
+        return None
+    except UsageError as error:
+        raise CommandArgumentError(f"%{command.name}: {escape(str(error))}") from None
+    except TargetError as error:
+        raise CommandError(f"%{command.name}: {escape(str(error))}") from None
+
+    seen: Seen[R] = Seen()
+    try:
+        run(command, prog, describe(prog), args, words, seen)
+    except OutputClosed:
+        # As with `| head`, which is no reason to lose the report.
+        pass
+    except UsageError as error:
+        # What only the target tells to make no sense.
+        raise CommandArgumentError(f"%{command.name}: {escape(str(error))}") from None
+    except OutputError as error:
+        raise CommandError(f"%{command.name}: {escape(str(error))}") from None
+    except KeyboardInterrupt:
+        if words.interval_s is None:
+            raise
+    _require_complete(command, args, seen.incomplete)
+    return seen.last
+
+
+def _told_in_drgn(
+    command: Command[R], answer: Answer, args: argparse.Namespace
+) -> Document:
+    with contextlib.suppress(OutputClosed):
+        _tell(answer, args)
+    _require_complete(command, args, answer.incomplete)
+    return answer.document
+
+
+def _require_complete(
+    command: Command[R], args: argparse.Namespace, incomplete: bool
+) -> None:
+    if args.strict and incomplete:
+        raise CommandError(f"%{command.name}: the report is not complete")

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Recordings: files with the reports of one run of a command.
+
+The first line says what it is, each after it has a sample: all JSON. Each line is
+compressed by itself (a member of a gzip file, so that zcat shows it), and written as
+soon as it is there: of a file that was cut short, what is whole can be read.
+
+What is read is from who knows where.
+"""
+
+import contextlib
+import os
+import stat
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import msatools
+from msatools.cli.output import OutputError
+from msatools.target.errors import TargetError
+
+FORMAT = "msatools.recording/1"
+_FAMILY, _, _ = FORMAT.rpartition("/")
+_BEGINS = f'{{"format":"{_FAMILY}/'.encode()
+
+_GZIP = b"\x1f\x8b"
+_WBITS = 31
+"""A gzip member, by zlib."""
+
+_LEVEL = 1
+"""Of 2,264 threads a sample takes 12 ms in all, and 121 KB; with level 6, 28 ms and
+108 KB."""
+
+_MAX_SECONDS = 1e11
+"""After which no clock has years of four digits."""
+
+_CHUNK = 1 << 20
+_MAX_LINE = 1 << 30
+"""Above what a report of a million tasks takes; what is packed may be less."""
+
+_MAX_HEADER = 1 << 16
+
+
+class RecordingError(TargetError):
+    """A file is no recording that can be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a recording says of itself."""
+
+    format: str
+    command: str
+    """Whose reports it has, as in ``msa-NAME``."""
+
+    version: str
+    """Of the msatools that made it."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One report, and when it was made."""
+
+    taken_s: float
+    """By the clock of the machine that recorded, since 1970."""
+
+    report: Any
+    """Of the command's model; not decoded when it is read."""
+
+
+class Recorder:
+    """Writes a recording; leaves no file behind if there is no sample to write.
+
+    :raises OutputError: if the file is there, or cannot be written
+    """
+
+    def __init__(self, path: str, command: str) -> None:
+        # What encodes takes long to import, and most runs record nothing.
+        from msatools.reports.codec import encode
+
+        self._encode = encode
+        self._path = path
+        self._is_empty = True
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            # Names of tasks and files are not for everyone.
+            self._file = os.open(path, flags, 0o600)
+        except FileExistsError as error:
+            text = f"{path}: already there; remove it, or name another file"
+            raise OutputError(text) from error
+        except OSError as error:
+            raise self._error(error) from error
+        version = msatools.__version__
+        self._header = Header(format=FORMAT, command=command, version=version)
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._file)
+        if self._is_empty:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+    def add(self, report: object) -> None:
+        """
+        Write a sample.
+
+        :raises OutputError: if it cannot be written
+        """
+        try:
+            if self._is_empty:
+                self._write(self._encode(self._header))
+            self._is_empty = False
+            self._write(self._encode(Sample(time.time(), report)))
+        except OSError as error:
+            raise self._error(error) from error
+
+    def _write(self, line: bytes) -> None:
+        packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WBITS)
+        data = packer.compress(line + b"\n") + packer.flush()
+        while data:
+            data = data[os.write(self._file, data) :]
+
+    def _error(self, error: OSError) -> OutputError:
+        why = (error.strerror or str(error)).lower()
+        return OutputError(f"{self._path}: {why}; record to another file")
+
+
+def is_recording(path: str) -> bool:
+    """Return whether a file begins as a recording does."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            # Others may wait for who writes to them.
+            return False
+        with open(path, "rb") as file:
+            data = file.read(_MAX_HEADER)
+    except (OSError, ValueError):
+        # Who opens it as a dump says why it cannot be read.
+        return False
+    if not data.startswith(_GZIP):
+        return False
+    with contextlib.suppress(zlib.error):
+        packed = zlib.decompressobj(_WBITS)
+        return packed.decompress(data, len(_BEGINS)) == _BEGINS
+    return False
+
+
+class Recording:
+    """A recording that is read from its beginning.
+
+    :raises RecordingError: if it cannot be read, or is none
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._count = 0
+        self._is_cut = False
+        try:
+            self._file: BinaryIO = open(path, "rb")  # noqa: SIM115
+        except OSError as error:
+            raise self._unread(error) from error
+        self._lines = self._unpacked()
+
+    def __enter__(self) -> "Recording":
+        self.header = self._read_header()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def samples(self, model: type[Any]) -> Iterator[Sample]:
+        """
+        Yield the samples in their order.
+
+        :param model: What their reports are of.
+        :raises RecordingError: if one is damaged, or there is none
+        """
+        from msatools.reports import codec
+
+        kept = _sample_of(model)
+        for line in self._lines:
+            self._count += 1
+            with self._damaged():
+                sample = codec.decode(line, kept)
+                if not 0 <= sample.taken_s < _MAX_SECONDS:
+                    raise ValueError("a time that cannot be")
+            yield Sample(sample.taken_s, sample.report)
+        if not self._count:
+            raise RecordingError(
+                self._path, "cut short in its first sample", "record it again"
+            )
+
+    @property
+    def cut(self) -> str | None:
+        """What to say of it if it was cut short, once all samples were read."""
+        if not self._is_cut:
+            return None
+        many = "sample" if self._count == 1 else "samples"
+        return f"{self._path}: cut short after {self._count:,} {many}"
+
+    @contextlib.contextmanager
+    def damaged(self) -> Iterator[None]:
+        """Report data whose parts do not fit together as damage of the file."""
+        try:
+            yield
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise self._refused(error) from error
+
+    @contextlib.contextmanager
+    def _damaged(self) -> Iterator[None]:
+        import msgspec
+
+        try:
+            yield
+        except (msgspec.MsgspecError, ValueError, OverflowError) as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: Exception) -> RecordingError:
+        made = self.header.version
+        other = "" if made == msatools.__version__ else f", or of msatools {made}"
+        return RecordingError(
+            self._path,
+            f"sample {self._count} is damaged{other} ({error})",
+            "record it again" if not other else "read it with that one",
+        )
+
+    def _read_header(self) -> Header:
+        from msatools.reports import codec
+
+        line = next(self._lines, None)
+        if line is None:
+            raise RecordingError(self._path, "cut short", "record it again")
+        import msgspec
+
+        try:
+            header = codec.decode(line[:_MAX_HEADER], Header)
+        except (msgspec.MsgspecError, ValueError) as error:
+            text = "a recording whose first line is damaged"
+            raise RecordingError(self._path, text, "record it again") from error
+        if header.format != FORMAT:
+            raise RecordingError(
+                self._path,
+                f"{header.format}, where {FORMAT} is known",
+                f"read it with msatools {header.version}, which made it",
+            )
+        return header
+
+    def _unpacked(self) -> Iterator[bytes]:
+        """Yield lines one by one: each is a gzip member of its own."""
+        left = b""
+        while left or (left := self._read()):
+            packed, parts, size = zlib.decompressobj(_WBITS), [], 0
+            while not packed.eof:
+                try:
+                    parts.append(packed.decompress(left, _MAX_LINE - size + 1))
+                except zlib.error as error:
+                    raise RecordingError(
+                        self._path, f"damaged ({error})", "record it again"
+                    ) from error
+                size += len(parts[-1])
+                if size > _MAX_LINE:
+                    text = "a sample of more than 1 GiB"
+                    raise RecordingError(self._path, text, "record less at once")
+                left = packed.unused_data
+                if not packed.eof and not (left := self._read()):
+                    self._is_cut = True
+                    return
+            yield b"".join(parts)
+
+    def _read(self) -> bytes:
+        try:
+            return self._file.read(_CHUNK)
+        except OSError as error:
+            raise self._unread(error) from error
+
+    def _unread(self, error: OSError) -> RecordingError:
+        why = (error.strerror or str(error)).lower()
+        return RecordingError(self._path, why, "name a file that --record has written")
+
+
+def _sample_of(model: type[Any]) -> type[Any]:
+    import msgspec
+
+    fields = (("taken_s", float), ("report", model))
+    return msgspec.defstruct("Sample", fields, forbid_unknown_fields=False)

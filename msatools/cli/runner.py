@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""One run of a command on a target that is open: its reports, until it ends."""
+
+import contextlib
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from drgn import FaultError, Program
+
+from msatools.cli.arguments import Words, make_parser
+from msatools.cli.command import Command, R
+from msatools.cli.intervals import Plan, reports
+from msatools.cli.output import ProgressLine, output
+from msatools.cli.recording import Recorder
+from msatools.cli.screen import Appended, Display, JsonLines, Screen, can_redraw, footer
+from msatools.cli.signals import stop_if_told, whole
+from msatools.kernel.report import Cost
+from msatools.kernel.session import Progress
+from msatools.render import json, show
+from msatools.render.blocks import Block
+from msatools.selfdesc import BtfError
+from msatools.target import Target, TargetError, kcore, qmp
+from msatools.target.errors import DamagedDumpError, damaged_types
+
+T = TypeVar("T")
+
+_TRIES = 3
+"""How often a report is begun where memory comes and goes meanwhile."""
+
+_SCREEN_ROWS = 300
+"""Rows that are made for a screen where no number is asked for: more than it shows."""
+
+
+@dataclass
+class Seen(Generic[R]):
+    """What is known of the reports so far, however the run ends."""
+
+    last: R | None = None
+    incomplete: bool = False
+
+
+def run(
+    command: Command[R],
+    prog: Program,
+    target: Target,
+    args: Namespace,
+    words: Words,
+    seen: Seen[R],
+) -> None:
+    """Collect and print one report, or one after each interval until the end."""
+
+    def call(collect: Callable[[Progress], T]) -> T:
+        with (
+            _errors_of(target),
+            kcore.steady(prog),
+            qmp.steady(prog),
+            ProgressLine(command.name, sys.stderr) as progress,
+        ):
+            return collect(progress)
+
+    def again(collect: Callable[[Progress], T]) -> T:
+        for _ in range(_TRIES - 1):
+            with contextlib.suppress(kcore.MovedError):
+                return call(collect)
+        return call(collect)
+
+    def saw(report: R) -> R:
+        if recorder is not None:
+            if seen.last is None:
+                recorded.require(report, args)
+            recorder.add(report)
+            report = recorded.choose(report, args)
+        seen.last = report
+        seen.incomplete |= command.problems(report)
+        command.keep(report, args)
+        return report
+
+    recorded = command.recorded
+    display = _display(command, args, words.interval_s) if words.interval_s else None
+    with recording(command.name, args.record) as recorder:
+        asked = args if recorder is None else _unchosen(command, args)
+        session = again(lambda _: command.start(prog, target, asked))
+        if display is None or words.interval_s is None:
+            report = saw(again(session.report))
+            stop_if_told()
+            print_report(command, report, args)
+            return
+        plan = Plan(words.interval_s, words.count, args.budget)
+        # However it ends, the terminal is as it was before anything else happens.
+        with display:
+            for report in reports(session, plan, call, again, display.quit_before):
+                # Half a sample is none, and half a line of JSON breaks who reads it.
+                with whole():
+                    display.show(saw(report))
+
+
+def print_report(command: Command[R], report: R, args: Namespace) -> None:
+    """Print a report that is not one of several."""
+    with output() as out:
+        if args.json:
+            json.show(report, out)
+        else:
+            show(command.blocks(report, args), out)
+
+
+def recording(
+    name: str, path: str | None
+) -> contextlib.AbstractContextManager["Recorder | None"]:
+    """Begin a recording, if one was asked for."""
+    return contextlib.nullcontext() if path is None else Recorder(path, name)
+
+
+def _unchosen(command: Command[R], args: Namespace) -> Namespace:
+    """Return words that ask for all that a run collects: it is chosen from later."""
+    parser = make_parser(command, in_drgn=True)
+    all_of_it = {name: parser.get_default(name) for name in command.recorded.choosing}
+    return Namespace(**{**vars(args), **all_of_it})
+
+
+def _display(command: Command[R], args: Namespace, interval_s: float) -> Display[R]:
+    if args.json:
+        return JsonLines()
+
+    def blocks(report: R) -> Iterable[Block]:
+        return command.blocks(report, args)
+
+    def words(cost: Cost) -> str:
+        return footer(command.name, cost, args.budget)
+
+    if args.no_redraw or not can_redraw():
+        return Appended(blocks, words)
+    if getattr(args, "rows", _SCREEN_ROWS) is None:
+        args.rows = _SCREEN_ROWS
+    first = f"msa-{command.name}: the first sample comes after {interval_s:g} s"
+    return Screen(blocks, words, first)
+
+
+@contextlib.contextmanager
+def _errors_of(target: Target) -> Iterator[None]:
+    """Put into words what keeps a report of a target from being made."""
+    try:
+        yield
+    except FaultError as error:
+        raise _unreadable(target, error) from error
+    except LookupError as error:
+        raise TargetError(
+            target.path,
+            f"its kernel or its types lack something ({error})",
+            "name the full vmlinux with -s, if you did not",
+        ) from error
+    except BtfError as error:
+        raise damaged_types(target.path, error) from error
+    except OSError as error:
+        if not target.live:
+            raise
+        raise TargetError(
+            target.path, f"the kernel is gone: {error.strerror}", "start it again"
+        ) from error
+
+
+def _unreadable(target: Target, error: FaultError) -> TargetError:
+    """Put into words that what no report can do without is not there."""
+    if target.truncated:
+        return DamagedDumpError(
+            target.path, "cut off, and too little is left", "copy the dump again"
+        )
+    return TargetError(
+        target.path,
+        f"it lacks memory that the report needs ({error})",
+        "take a dump that leaves less out" if not target.live else "try again",
+    )

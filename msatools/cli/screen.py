@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""How samples are shown: one after the other, or each in the same place."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Generic
+
+from msatools.cli.command import R
+from msatools.cli.keyboard import Keys, is_in_front
+from msatools.cli.output import OutputClosed, OutputError, output
+from msatools.kernel.report import Cost
+from msatools.render import json, show
+from msatools.render.blocks import Block, Span, text
+from msatools.render.fit import fit
+from msatools.render.units import size
+
+_LOOK_S = 0.2
+"""How soon a change of the terminal's size is seen. A signal tells it at once, but may
+come in the midst of anything."""
+
+_ENTER = "\x1b[?1049h\x1b[?25l"
+_LEAVE = "\x1b[?25h\x1b[?1049l"
+_HOME = "\x1b[H"
+_CLEAR_LINE = "\x1b[K"
+_CLEAR_BELOW = "\x1b[J"
+"""What all terminals do that are said to be none of the dumb ones (ECMA-48, xterm)."""
+
+
+def can_redraw() -> bool:
+    """Tell whether standard output is a terminal where text can be put in its place."""
+    return os.environ.get("TERM", "dumb") != "dumb" and is_in_front(sys.stdout)
+
+
+def _terminal_size() -> os.terminal_size:
+    """Tell the size of the terminal now, whatever the environment says it was."""
+    with contextlib.suppress(OSError, ValueError):
+        found = os.get_terminal_size(sys.stdout.fileno())
+        if all(found):
+            return found
+    return os.terminal_size((80, 24))
+
+
+class Display(ABC, Generic[R]):
+    """Shows samples, and waits for the next."""
+
+    def __init__(self) -> None:
+        self._keys = Keys()
+
+    def __enter__(self) -> "Display[R]":
+        self._keys.take()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        self._keys.give_back()
+
+    @abstractmethod
+    def show(self, report: R) -> None:
+        """Show a sample."""
+
+    def quit_before(self, due_s: float) -> bool:
+        """Wait until a moment of the monotonic clock; tell whether ``q`` came first."""
+        return self._keys.quit_before(due_s)
+
+
+class JsonLines(Display[R]):
+    """One line of JSON for each sample."""
+
+    def show(self, report: R) -> None:
+        with output() as out:
+            json.show(report, out)
+
+
+class Appended(Display[R]):
+    """Text, under what came before."""
+
+    def __init__(
+        self, blocks: Callable[[R], Iterable[Block]], footer: Callable[[Cost], str]
+    ) -> None:
+        super().__init__()
+        self._blocks = blocks
+        self._footer = footer
+
+    def show(self, report: R) -> None:
+        self.show_of(report, time.time())
+
+    def show_of(self, report: R, taken_s: float) -> None:
+        """Show a sample of another time, in seconds since 1970."""
+        with output() as out:
+            show([text(time.strftime("%H:%M:%S", time.localtime(taken_s)))], out)
+            show(self._blocks(report), out)
+            if report.cost is not None:
+                show([text(Span(self._footer(report.cost), "dim"))], out)
+
+
+class Screen(Display[R]):
+    """Text on the whole of the terminal, each sample in the place of the one before.
+
+    In the end the terminal shows what it did, and under it the last sample.
+
+    :param first: What to say until there is a sample.
+    """
+
+    def __init__(
+        self,
+        blocks: Callable[[R], Iterable[Block]],
+        footer: Callable[[Cost], str],
+        first: str,
+    ) -> None:
+        # rich takes long to import, and is not for those that append.
+        from msatools.render.terminal import Styler
+
+        super().__init__()
+        self._blocks = blocks
+        self._footer = footer
+        self._styler = Styler()
+        self._shown: list[Block] = []
+        self._words = first
+        self._size = os.terminal_size((0, 0))
+        self._is_on = False
+        self._is_writing = False
+        self._has_to_stop = False
+
+    def __enter__(self) -> "Screen[R]":
+        self._enter()
+        self._stopper = signal.signal(signal.SIGTSTP, self._suspend)
+        self._draw()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        signal.signal(signal.SIGTSTP, self._stopper)
+        self._leave()
+        is_gone = kind is not None and issubclass(kind, (OutputClosed, OutputError))
+        if self._shown and not is_gone:
+            # The line of the prompt comes after it.
+            size = _terminal_size()
+            self._write("\n".join([*self._lines(size.lines - 1, size.columns), ""]))
+
+    def show(self, report: R) -> None:
+        self._shown = list(self._blocks(report))
+        cost = "" if report.cost is None else "; " + self._footer(report.cost)
+        self._words = time.strftime("%H:%M:%S") + cost
+        self._draw()
+
+    def quit_before(self, due_s: float) -> bool:
+        while True:
+            if self._keys.quit_before(min(due_s, time.monotonic() + _LOOK_S)):
+                return True
+            if _terminal_size() != self._size:
+                self._draw()
+            if time.monotonic() >= due_s:
+                return False
+
+    def _draw(self) -> None:
+        self._size = _terminal_size()
+        drawn = self._lines(self._size.lines, self._size.columns)
+        # A line is cleared first: after its last column there is nothing to clear.
+        self._write(_HOME + "\n".join(_CLEAR_LINE + line for line in drawn))
+
+    def _lines(self, height: int, width: int) -> list[str]:
+        """Give all lines of the screen, as the terminal shows them."""
+        found, left_out = fit(self._shown, width, max(height - 1, 1))
+        words = self._words
+        if left_out:
+            words += f"; {left_out:,} more line{'s' if left_out > 1 else ''}"
+        if self._is_on:
+            # The last line tells what it takes, and how to end it.
+            found += [()] * (height - 1 - len(found))
+            end = "  q quits" if self._keys.are_ours else "  Ctrl-C ends it"
+            words = words[: max(width - len(end), 0)] + end
+        return self._styler.styled([*found, (Span(words, "dim"),)], width)
+
+    def _enter(self) -> None:
+        self._keys.take()
+        self._is_on = True
+        self._write(_ENTER + _HOME + _CLEAR_BELOW)
+
+    def _leave(self) -> None:
+        self._is_on = False
+        # The terminal may be gone, which is no reason to leave it as it is.
+        with contextlib.suppress(Exception):
+            self._write(_LEAVE)
+        self._keys.give_back()
+
+    def _suspend(self, number: int, frame: FrameType | None) -> None:
+        """Stop as the shell asks, but not in the midst of what is being written."""
+        if self._is_writing:
+            self._has_to_stop = True
+        else:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Give the terminal back while the shell has stopped this process."""
+        self._leave()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._enter()
+        self._draw()
+
+    def _write(self, data: str) -> None:
+        self._is_writing = True
+        try:
+            with output() as out:
+                out.write(data)
+        finally:
+            self._is_writing = False
+        if self._has_to_stop:
+            self._has_to_stop = False
+            self._stop()
+
+
+def footer(name: str, cost: Cost, share: float | None) -> str:
+    """Tell what a sample has cost, in a line.
+
+    :param share: Of one CPU, which the run may take.
+    """
+    percent = 100 * cost.cpu_ns / cost.wall_ns if cost.wall_ns else 0
+    most = "" if share is None else f" of {100 * share:g} % that it may"
+    peak = "-" if cost.peak_bytes is None else size(cost.peak_bytes)
+    return (
+        f"msa-{name}: {cost.cpu_ns / 1e9:.2f} s CPU, {percent:.1f} % of one CPU{most}, "
+        f"{peak}"
+    )

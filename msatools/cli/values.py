@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What the options of several commands take: numbers, and lists of them, as the kernel
+writes them."""
+
+import argparse
+import re
+import sys
+from collections.abc import Collection, Iterable
+
+_MAX_CPUS = 1 << 16
+"""More than any kernel can have (NR_CPUS)."""
+
+_UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9}
+_UNITS |= {"h": 3600 * 10**9, "d": 86400 * 10**9}
+_FOREVER_NS = 1 << 62
+"""146 years."""
+
+ALL = "all"
+_ALL_ROWS = sys.maxsize
+
+_CONTAINER_ID = re.compile("[0-9a-f]{12,64}")
+"""Engines show 12 digits of 64."""
+
+_USER_NAME = re.compile(r"[^\s:,\x00-\x1f\x7f]+")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ns|us|ms|s|m|h|d)?")
+
+
+def number_list(word: str) -> tuple[int, ...]:
+    """
+    Understand ``1,2,30``.
+
+    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    """
+    numbers = [_number(part) for part in word.split(",")]
+    return tuple(dict.fromkeys(numbers))
+
+
+def name_list(word: str) -> list[str]:
+    """Understand ``one,two``."""
+    return [name for name in word.split(",") if name]
+
+
+def known_names(names: Iterable[str], known: Collection[str], kind: str) -> list[str]:
+    """
+    Give *names*, if all of them are known.
+
+    :param kind: What a name is of: "column".
+    :raises argparse.ArgumentTypeError: if one is not known
+    """
+    found = list(names)
+    for name in found:
+        if name not in known:
+            raise argparse.ArgumentTypeError(
+                f"no {kind} {name!r}; there are {', '.join(known)}"
+            )
+    return found
+
+
+def positive_number(word: str) -> int:
+    """
+    Understand a number above zero.
+
+    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    """
+    number = _number(word)
+    if not number:
+        raise argparse.ArgumentTypeError(f"not a positive number: {word!r}")
+    return number
+
+
+def row_count(word: str) -> int:
+    """
+    Understand a number above zero, or ``all``, which is more than there can be.
+
+    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    """
+    return _ALL_ROWS if word.lower() == ALL else positive_number(word)
+
+
+def columns(word: str, known: Collection[str]) -> tuple[str, ...]:
+    """
+    Understand names of columns in any case, or ``all`` for all of them.
+
+    :param known: All columns, as they are called.
+    :raises argparse.ArgumentTypeError: if one is not known
+    """
+    if word.lower() == ALL:
+        return tuple(known)
+    as_known = {name.lower(): name for name in known}
+    names = (as_known.get(name.lower(), name) for name in word.split(","))
+    return tuple(known_names(dict.fromkeys(names), known, "column"))
+
+
+def user_list(word: str) -> tuple[int | str, ...]:
+    """
+    Understand ``0,postgres``: numbers and names of users.
+
+    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    """
+    return tuple(dict.fromkeys(map(_user, word.split(","))))
+
+
+def _user(word: str) -> int | str:
+    if word.isascii() and word.isdigit():
+        return int(word)
+    # No user's name begins as an option does.
+    if word.startswith("-") or not _USER_NAME.fullmatch(word):
+        raise argparse.ArgumentTypeError(f"not a user's number or name: {word!r}")
+    return word
+
+
+def cgroup_list(word: str) -> tuple[str, ...]:
+    """
+    Understand ``/system.slice,/user.slice``: paths of control groups.
+
+    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    """
+    paths = word.split(",")
+    for path in paths:
+        if not path.startswith("/"):
+            raise argparse.ArgumentTypeError(
+                f"not a path such as /system.slice: {path!r}"
+            )
+    return tuple(paths)
+
+
+def container_list(word: str) -> tuple[str, ...]:
+    """
+    Understand IDs of containers, or their first 12 digits or more.
+
+    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    """
+    ids = word.lower().split(",")
+    for each in ids:
+        if not _CONTAINER_ID.fullmatch(each):
+            raise argparse.ArgumentTypeError(
+                f"not 12 to 64 hexadecimal digits of a container's ID: {each!r}"
+            )
+    return tuple(ids)
+
+
+def duration_ns(word: str) -> int:
+    """
+    Understand ``30``, which is seconds, ``1.5h`` or ``500ms``, as nanoseconds.
+
+    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    """
+    matched = _DURATION.fullmatch(word)
+    if matched is None:
+        raise argparse.ArgumentTypeError(f"not a duration such as 30 or 5m: {word!r}")
+    number, unit = matched.groups()
+    return round(min(float(number) * _UNITS[unit or "s"], _FOREVER_NS))
+
+
+def state_letters(word: str) -> frozenset[str]:
+    """
+    Understand ``DZ`` or ``D,Z``: states as in /proc.
+
+    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    """
+    from msatools.tasks.states import LETTERS
+
+    letters = frozenset(word.replace(",", ""))
+    if not letters or letters - frozenset(LETTERS):
+        raise argparse.ArgumentTypeError(
+            f"states are some of {', '.join(LETTERS)}: not {word!r}"
+        )
+    return letters
+
+
+def cpu_list(word: str) -> frozenset[int]:
+    """
+    Understand ``0-3,8``, as the kernel writes lists of CPUs.
+
+    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    """
+    cpus: set[int] = set()
+    for part in word.split(","):
+        first, dash, last = part.partition("-")
+        start, end = _number(first), _number(last if dash else first)
+        if not start <= end < _MAX_CPUS:
+            raise argparse.ArgumentTypeError(f"not a list of CPUs: {word!r}")
+        cpus.update(range(start, end + 1))
+    return frozenset(cpus)
+
+
+def _number(word: str) -> int:
+    if not (word.isascii() and word.isdigit()):
+        raise argparse.ArgumentTypeError(f"not a number: {word!r}")
+    return int(word)

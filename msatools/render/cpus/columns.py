@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The columns of the table of CPUs: mpstat's row, and how each cell is written."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from msatools.cpus.model import Cpu, CpusReport, State
+from msatools.render.blocks import Cell, Column, Span, Text
+from msatools.render.blocks import text as line
+from msatools.render.cpus.words import amount
+from msatools.render.prstat.columns import NOT_KEPT, share
+
+_TELLING: Sequence[State] = (
+    "stopped",
+    "inactive",
+    "isolated",
+    "nohz_full",
+    "rcu_nocb",
+    "no-intr",
+    "idle",
+)
+"""States in the order in which they are told."""
+
+_SET_WIDTH = 20
+
+_ALARMING: Collection[str] = ("stopped", "inactive")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What cells depend on beside their row."""
+
+    interval_ns: int | None
+    panicked: Collection[int]
+    """CPUs where the kernel died."""
+
+    tells_idle: bool
+    """Whether another column says that a CPU is idle."""
+
+    full: bool
+    """Whether states are told that others imply, and long names are not cut."""
+
+
+def context(report: CpusReport, names: Sequence[str], full: bool) -> Context:
+    """Tell what the cells of a table with these columns depend on."""
+    return Context(
+        interval_ns=report.interval_ns,
+        panicked={queue.cpu for queue in report.run_queues if queue.panicked},
+        tells_idle="current" in names,
+        full=full,
+    )
+
+
+Write = Callable[[Cpu, Context], Cell]
+
+
+def default_columns(cpus: Sequence[Cpu]) -> tuple[str, ...]:
+    """Tell which columns are shown if nobody asks for others."""
+    leave_out = set(_ON_REQUEST)
+    if all(cpu.set == "default" for cpu in cpus):
+        leave_out.add("set")
+    if not any(cpu.gst_ns for cpu in cpus):
+        leave_out.add("gst")
+    return tuple(name for name in COLUMNS if name not in leave_out)
+
+
+def make_columns(names: Sequence[str]) -> tuple[Column, ...]:
+    """Give the headers of some columns: those of mpstat are lower case, as there."""
+    return tuple(
+        Column(
+            name.upper() if name in _UPPER else name,
+            "left" if name in _LEFT else "right",
+        )
+        for name in names
+    )
+
+
+def write(name: str, cpu: Cpu, about: Context) -> Cell:
+    """Write one cell."""
+    return _WRITERS[name](cpu, about)
+
+
+def explanations(names: Sequence[str]) -> Iterator[Text]:
+    """Yield why columns that were asked for have nothing, or not what they seem to."""
+    for group, why in _WHY.items():
+        if asked := [name for name in group if name in names]:
+            yield line(Span(f"{', '.join(asked)}: {why}", "dim"))
+
+
+def state_cell(cpu: Cpu, about: Context) -> Cell:
+    """Write what a CPU is, without what the other states or columns imply."""
+    if not cpu.online:
+        return Span("off", "dim")
+    states: list[str] = [state for state in _TELLING if state in cpu.state]
+    if about.tells_idle and is_idle(cpu):
+        states = [state for state in states if state != "idle"]
+    if not about.full and "nohz_full" in states and "rcu_nocb" in states:
+        # It always is (rcu_init_nohz()).
+        states.remove("rcu_nocb")
+    text = ",".join(states) or "on"
+    if cpu.cpu in about.panicked:
+        return Span(f"panicked,{text}" if states else "panicked", "bad")
+    return Span(text, "warn") if any(s in _ALARMING for s in states) else text
+
+
+def is_idle(cpu: Cpu) -> bool:
+    """Tell whether a CPU is known to run its idle task."""
+    return cpu.current is not None and cpu.current.sched_class == "idle"
+
+
+def total_ns(cpu: Cpu) -> int | None:
+    """Tell all time that a CPU has had; ``None`` if a part is not known."""
+    parts = (cpu.usr_ns, cpu.sys_ns, cpu.irq_ns, cpu.wt_ns, cpu.idl_ns)
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    # Without hypervisor or guests, there is nothing of these.
+    return sum(known) + (cpu.st_ns or 0) + (cpu.gst_ns or 0)
+
+
+def _set(cpu: Cpu, about: Context) -> str:
+    if about.full or len(cpu.set) <= _SET_WIDTH:
+        return cpu.set
+    # The end of a path tells more.
+    return f"…{cpu.set[1 - _SET_WIDTH :]}"
+
+
+def _current(cpu: Cpu, _: Context) -> Cell:
+    if is_idle(cpu):
+        return Span("idle", "dim")
+    return NOT_KEPT if cpu.current is None else cpu.current.comm
+
+
+def _runq(cpu: Cpu, _: Context) -> str:
+    # A number of now, not one that grows.
+    return NOT_KEPT if cpu.runq is None else str(cpu.runq)
+
+
+def _not_kept(cpu: Cpu, _: Context) -> str:
+    return NOT_KEPT
+
+
+def _count(get: Callable[[Cpu], int | None]) -> Write:
+    return lambda cpu, about: amount(get(cpu), about.interval_ns)
+
+
+def _time(get: Callable[[Cpu], int | None]) -> Write:
+    def write_time(cpu: Cpu, _: Context) -> str:
+        time, total = get(cpu), total_ns(cpu)
+        return NOT_KEPT if time is None or total is None else share(time, total)
+
+    return write_time
+
+
+_WRITERS: Mapping[str, Write] = {
+    "cpu": lambda cpu, about: str(cpu.cpu),
+    "set": _set,
+    "state": state_cell,
+    "minf": _count(lambda cpu: cpu.minf),
+    "mjf": _count(lambda cpu: cpu.mjf),
+    "xcal": _count(lambda cpu: cpu.xcal),
+    "tlb": _count(lambda cpu: cpu.tlb),
+    "intr": _count(lambda cpu: cpu.intr),
+    "soft": _count(lambda cpu: cpu.soft),
+    "csw": _count(lambda cpu: cpu.csw),
+    "icsw": _count(lambda cpu: cpu.icsw),
+    "migr": _count(lambda cpu: cpu.migr),
+    "smtx": _not_kept,
+    "srw": _not_kept,
+    "syscl": _not_kept,
+    "runq": _runq,
+    "usr": _time(lambda cpu: cpu.usr_ns),
+    "nice": _time(lambda cpu: cpu.nice_ns),
+    "sys": _time(lambda cpu: cpu.sys_ns),
+    "irq": _time(lambda cpu: cpu.irq_ns),
+    "softirq": _time(lambda cpu: cpu.softirq_ns),
+    "wt": _time(lambda cpu: cpu.wt_ns),
+    "st": _time(lambda cpu: cpu.st_ns),
+    "gst": _time(lambda cpu: cpu.gst_ns),
+    "idl": _time(lambda cpu: cpu.idl_ns),
+    "current": _current,
+}
+
+COLUMNS = tuple(_WRITERS)
+"""All columns that there are."""
+
+_ON_REQUEST = ("icsw", "migr", "smtx", "srw", "syscl", "nice", "softirq")
+_UPPER = frozenset(("cpu", "set", "state", "current"))
+_LEFT = frozenset(("set", "state", "current"))
+
+_WHY = {
+    ("smtx", "srw", "syscl"): "Linux counts none by CPU",
+    ("icsw", "migr"): "from the tasks that are here, or were here last",
+}

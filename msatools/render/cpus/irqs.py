@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Interrupts of devices and of the CPUs' own, and softirqs, by CPU."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from msatools.cpus.model import CpusReport, Irq, Vector
+from msatools.render import plain
+from msatools.render.blocks import Block, Cell, Column, Span, Table
+from msatools.render.blocks import text as line
+from msatools.render.cpus.words import amount, numbers_text, percent
+from msatools.render.locks.words import more, plural
+from msatools.render.prstat.columns import NOT_KEPT
+
+_CPUS = 16
+"""More never have room for a column each."""
+
+_WIDTH = 120
+"""No line gets longer than that for the sake of such columns."""
+
+_NAME_WIDTH = 32
+_WHY_NO_TIME = "time per interrupt: Linux keeps none"
+
+
+def irq_tables(
+    report: CpusReport, *, rows: int | None, verbose: bool
+) -> Iterator[Block]:
+    """Yield interrupts of devices, those of the architecture, and softirqs.
+
+    :param rows: How many interrupts of devices, if not all.
+    :param verbose: Whether to list those that did not come, too.
+    """
+    yield from _devices(report, rows, verbose)
+    for header, vectors in (
+        ("VECTOR", report.vectors),
+        ("SOFTIRQ", report.softirqs),
+    ):
+        shown = [each for each in vectors or () if verbose or each.total != 0]
+        if shown:
+            yield line()
+            yield _vectors(header, shown, report)
+    if verbose:
+        yield line(Span(_WHY_NO_TIME, "dim"))
+
+
+def _devices(report: CpusReport, rows: int | None, verbose: bool) -> Iterator[Block]:
+    if report.irqs is None:
+        yield line("Interrupts of devices were not looked at.")
+        return
+    ranked = sorted(report.irqs, key=lambda irq: (-(irq.total or 0), irq.irq))
+    wanted = [irq for irq in ranked if verbose or irq.total != 0]
+    if not wanted:
+        yield line("No device has interrupted.")
+    else:
+        shown = wanted[:rows]
+        yield _device_table(shown, report, verbose)
+        yield from more(len(wanted) - len(shown), "interrupt")
+    if still := len(ranked) - len(wanted):
+        it = "it" if still == 1 else "them"
+        words = f"… {plural(still, 'interrupt')} did not come: -v shows {it}"
+        yield line(Span(words, "dim"))
+
+
+def _device_table(irqs: Sequence[Irq], report: CpusReport, verbose: bool) -> Table:
+    columns = [Column("IRQ", "right"), Column("NAME")]
+    if verbose:
+        columns.append(Column("CHIP"))
+    columns += [Column("AFFINITY"), Column("GOES-TO"), Column("COUNT", "right")]
+    columns.append(Column("SHARE", "right"))
+    rows = [
+        _Row(_device(irq, report.interval_ns, verbose), irq.counts, irq.total)
+        for irq in irqs
+    ]
+    return _by_cpu(columns, rows, report)
+
+
+def _device(irq: Irq, interval_ns: int | None, verbose: bool) -> Sequence[Cell]:
+    affinity = numbers_text(irq.affinity, verbose)
+    return (
+        str(irq.irq),
+        _name(irq, verbose),
+        *((irq.chip or NOT_KEPT,) if verbose else ()),
+        f"{affinity} (managed)" if irq.managed else affinity,
+        numbers_text(irq.effective, verbose),
+        amount(irq.total, interval_ns),
+        percent(irq.share),
+    )
+
+
+def _name(irq: Irq, verbose: bool) -> str:
+    if len(irq.name) > _NAME_WIDTH and not verbose:
+        return f"{irq.name[: _NAME_WIDTH - 1]}…"
+    return irq.name or NOT_KEPT
+
+
+def _vectors(header: str, vectors: Sequence[Vector], report: CpusReport) -> Table:
+    columns = (Column(header), Column("COUNT", "right"))
+    rows = [
+        _Row(
+            (each.name, amount(each.total, report.interval_ns)),
+            each.counts,
+            each.total,
+            (each.text,),
+        )
+        for each in vectors
+    ]
+    return _by_cpu(columns, rows, report, Column("WHAT"))
+
+
+# --- by CPU
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of a table that tells of CPUs: what comes before them, and after."""
+
+    cells: Sequence[Cell]
+    counts: Mapping[int, int]
+    total: int | None
+    last: Sequence[Cell] = ()
+
+
+def _by_cpu(
+    columns: Sequence[Column],
+    rows: Sequence[_Row],
+    report: CpusReport,
+    *last: Column,
+) -> Table:
+    """Make a table with a column for each CPU, or with the CPU that has most of it."""
+    numbers = [cpu.cpu for cpu in report.cpus]
+    cpus = [cpu for cpu in numbers if any(cpu in row.counts for row in rows)]
+    if len(cpus) <= _CPUS:
+        each = [Column(f"cpu{cpu}", "right") for cpu in cpus]
+        cells = [
+            (*row.cells, *_counts(row, cpus, report.interval_ns), *row.last)
+            for row in rows
+        ]
+        table = Table((*columns, *each, *last), cells)
+        if _width(table) <= _WIDTH:
+            return table
+    cells = [(*row.cells, _most(row), *row.last) for row in rows]
+    return Table((*columns, Column("MOST ON"), *last), cells)
+
+
+def _counts(row: _Row, cpus: Sequence[int], interval_ns: int | None) -> Sequence[Cell]:
+    if row.total != 0 and not row.counts:
+        # All CPUs count together, or what they count is lost.
+        return [NOT_KEPT] * len(cpus)
+    return [amount(row.counts.get(cpu, 0), interval_ns) for cpu in cpus]
+
+
+def _most(row: _Row) -> str:
+    if not row.counts or not row.total:
+        return NOT_KEPT
+    cpu, count = max(row.counts.items(), key=lambda each: (each[1], -each[0]))
+    share = 100 * count // row.total
+    return f"cpu{cpu} {share or '<1'} %"
+
+
+def _width(table: Table) -> int:
+    return max(sum(len(span.text) for span in each) for each in plain.lines(table))

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The report of msa-cpus: processor sets, and the work of each CPU."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from msatools.cpus.model import Cpu, CpusReport
+from msatools.render.blocks import Block, Cell, Column, Span, Table, Text
+from msatools.render.blocks import text as line
+from msatools.render.cpus.columns import (
+    COLUMNS,
+    Context,
+    context,
+    default_columns,
+    explanations,
+    is_idle,
+    make_columns,
+    state_cell,
+    total_ns,
+    write,
+)
+from msatools.render.cpus.irqs import irq_tables
+from msatools.render.cpus.queues import queue_lines
+from msatools.render.cpus.sets import sets_in_full, sets_table
+from msatools.render.cpus.words import (
+    findings_lines,
+    is_part,
+    numbers_text,
+    possible_cpus,
+)
+from msatools.render.header import header
+from msatools.render.locks.words import more, plural
+from msatools.render.prstat.columns import NOT_KEPT, share
+
+__all__ = ["COLUMNS", "View", "blocks"]
+
+View = Literal["cpus", "irqs", "info", "sets"]
+
+_MANY = 128
+"""Where there are more CPUs, those that do nothing have no row each."""
+
+
+def blocks(
+    report: CpusReport,
+    *,
+    view: View = "cpus",
+    columns: Sequence[str] | None = None,
+    rows: int | None = None,
+    verbose: bool = False,
+) -> Iterator[Block]:
+    """Yield what ``msa-cpus`` shows of a report.
+
+    :param columns: Those of the table of CPUs, if others than usual; ``all`` is all of
+        :data:`msatools.render.cpus.columns.COLUMNS`.
+    :param rows: How many CPUs, interrupts, or tasks of a list, if others than usual.
+    """
+    yield from header(report.target, *_facts(report), verbose=verbose)
+    yield from sets_table(report, limits=view == "sets", verbose=verbose)
+    if view == "irqs":
+        yield from irq_tables(report, rows=rows, verbose=verbose)
+    elif view == "info":
+        yield from _info(report, rows)
+    elif view == "sets":
+        yield from sets_in_full(report, rows=rows, verbose=verbose)
+    else:
+        yield from _cpus(report, columns, rows, verbose)
+        if verbose:
+            yield from queue_lines(report.run_queues, rows)
+    yield from findings_lines(report.findings)
+    yield from _foot(report, verbose)
+
+
+def _facts(report: CpusReport) -> Iterator[str]:
+    possible = possible_cpus(report)
+    if is_part(report):
+        yield f"{len(report.cpus):,} of {plural(possible, 'CPU')}"
+    else:
+        online = sum(cpu.online for cpu in report.cpus)
+        of = f" of {possible:,}" if online < possible else ""
+        yield f"{plural(online, 'CPU')} online{of}"
+    if report.load is not None:
+        yield "load " + " ".join(f"{average:.2f}" for average in report.load)
+    if report.taken_at_ns is not None:
+        yield f"now {report.taken_at_ns / 1e9:.3f} s"
+    if report.interval_ns is not None:
+        yield f"interval {report.interval_ns / 1e9:.3f} s, counts per second"
+
+
+# --- mpstat
+
+
+def _cpus(
+    report: CpusReport, columns: Sequence[str] | None, rows: int | None, verbose: bool
+) -> Iterator[Block]:
+    cpus, off = list(report.cpus), []
+    if not (verbose or is_part(report)) and any(cpu.online for cpu in cpus):
+        off = [cpu.cpu for cpu in cpus if not cpu.online]
+        cpus = [cpu for cpu in cpus if cpu.online]
+    names = default_columns(cpus) if columns is None else _named(columns)
+    about = context(report, names, verbose)
+    idle: list[int] = []
+    if len(cpus) > _MANY and not (columns is not None or rows or verbose):
+        idle = [cpu.cpu for cpu in cpus if _does_nothing(cpu)]
+        cpus = [cpu for cpu in cpus if not _does_nothing(cpu)]
+    shown = cpus[:rows]
+    if shown:
+        cells = [[write(name, cpu, about) for name in names] for cpu in shown]
+        yield Table(make_columns(names), cells)
+    yield from more(len(cpus) - len(shown), "CPU")
+    if idle:
+        words = f"… {plural(len(idle), 'CPU')} idle 100 %: {numbers_text(idle)}"
+        it = "it" if len(idle) == 1 else "them"
+        yield line(Span(f"{words}: -v shows {it}", "dim"))
+    if off:
+        yield line(Span(f"offline: {numbers_text(off)}", "dim"))
+    if columns is not None:
+        yield from explanations(names)
+
+
+def _named(columns: Sequence[str]) -> Sequence[str]:
+    return COLUMNS if "all" in columns else columns
+
+
+def _does_nothing(cpu: Cpu) -> bool:
+    """Tell whether a CPU is idle, and has been all the time at this precision."""
+    if not is_idle(cpu) or cpu.runq or "inactive" in cpu.state:
+        return False
+    idle, total = cpu.idl_ns, total_ns(cpu)
+    return idle is not None and total is not None and share(idle, total) == "100"
+
+
+# --- psrinfo
+
+
+def _info(report: CpusReport, rows: int | None) -> Iterator[Block]:
+    if words := _places(report):
+        yield line(words)
+    about = context(report, (), full=True)
+    cpus = report.cpus[:rows]
+    has_dies = any(cpu.processor.die for cpu in report.cpus)
+    columns = [
+        Column("CPU", "right"),
+        Column("STATE"),
+        Column("NODE", "right"),
+        Column("PACKAGE", "right"),
+        *([Column("DIE", "right")] if has_dies else []),
+        *(Column(name, "right") for name in ("CORE", "THREAD")),
+        Column("SIBLINGS"),
+        Column("CAPACITY", "right"),
+        *(Column(name) for name in ("HOTPLUG", "IDLE-STATE", "TICK")),
+    ]
+    yield Table(tuple(columns), [_processor(cpu, about, has_dies) for cpu in cpus])
+    yield from more(len(report.cpus) - len(cpus), "CPU")
+
+
+def _places(report: CpusReport) -> str:
+    """Count what the CPUs that are online are in."""
+    known = [cpu.processor for cpu in report.cpus if cpu.online]
+    packages = {one.package for one in known}
+    cores = {one.siblings for one in known}
+    if not known or None in packages or () in cores:
+        return ""
+    parts = [
+        plural(len(packages), "package"),
+        plural(len(cores), "core"),
+        plural(len(known), "thread"),
+    ]
+    if nodes := {one.node for one in known} - {None}:
+        parts.append(plural(len(nodes), "NUMA node"))
+    return ", ".join(parts)
+
+
+def _processor(cpu: Cpu, about: Context, has_dies: bool) -> Sequence[Cell]:
+    one = cpu.processor
+    place = [one.node, one.package, *([one.die] if has_dies else [])]
+    hotplug = one.hotplug or NOT_KEPT
+    if one.hotplug_target is not None:
+        hotplug += f" -> {one.hotplug_target}"
+    return (
+        str(cpu.cpu),
+        state_cell(cpu, about),
+        *map(_number, (*place, one.core, one.thread)),
+        numbers_text(one.siblings) if one.siblings else NOT_KEPT,
+        _number(one.capacity),
+        Span(hotplug, "warn") if one.hotplug_target is not None else hotplug,
+        _idle_state(cpu),
+        _TICKS[one.tick_stopped if cpu.online else None],
+    )
+
+
+_TICKS = {True: "stopped", False: "on", None: NOT_KEPT}
+
+
+def _idle_state(cpu: Cpu) -> str:
+    name, depth = cpu.processor.idle_state, cpu.processor.idle_depth
+    if name is None:
+        return _number(depth)
+    return name if depth is None else f"{name} ({depth})"
+
+
+def _number(value: int | None) -> str:
+    return NOT_KEPT if value is None else str(value)
+
+
+# --- the foot
+
+_LOSSES = ("_unreadable", "_broken", "_lost", "_unknown", "_differ")
+
+
+def _foot(report: CpusReport, verbose: bool) -> Iterator[Text]:
+    counts = {key: number for key, number in report.coverage.items() if number}
+    lost = {key: number for key, number in counts.items() if key.endswith(_LOSSES)}
+    # What all could be read of is not worth a line in each interval.
+    if lost or verbose:
+        parts = [
+            ", ".join(
+                f"{number:,} {key.replace('_', ' ')}" for key, number in some.items()
+            )
+            for some in (
+                {key: n for key, n in counts.items() if key not in lost},
+                lost or {"lost": 0},
+            )
+        ]
+        yield line("coverage: " + "; ".join(part for part in parts if part))
+    for note in report.notes:
+        yield line(Span(f"note: {note.text}", "warn"))

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+Who waits for whom as a graph in Graphviz's language.
+
+Tasks are boxes, locks ellipses, what is outside of all tasks octagons. An edge goes
+from who waits to what it waits for, and from a lock to who has it: solid where that is
+exact, dashed where it is likely, dotted by evidence. Deadlocks are red.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from msatools.locks.report import Deadlock, LockRow, LocksReport, Root
+from msatools.render.blocks import Text, escape
+from msatools.render.blocks import text as line
+from msatools.render.locks.wait_graph import WaitGraph
+from msatools.render.locks.words import (
+    age_text,
+    doing_text,
+    lock_text,
+    plural,
+    task_text,
+)
+from msatools.render.units import duration
+
+_LEAVES = 6
+"""Waiters of one lock that nobody waits for; the others are one node."""
+
+_EDGES = {"exact": "solid", "likely": "dashed", "evidence": "dotted"}
+
+
+def quoted(*lines: str) -> str:
+    """
+    Write lines as one string of the language, as they are.
+
+    In a string the language knows escapes (``\\N`` is the node's name) and entities of
+    HTML; where a string begins with ``<`` it is text all the same, as it is quoted.
+
+    >>> print(quoted('a "b" & <c>', "d"))
+    "a \\"b\\" &amp; <c>\\nd"
+    """
+    return '"' + "\\n".join(map(_plain, lines)) + '"'
+
+
+def _plain(text: str) -> str:
+    safe = escape(text).replace("\\", "\\\\").replace('"', '\\"')
+    return safe.replace("&", "&amp;")
+
+
+def digraph(report: LocksReport, *, verbose: bool = False) -> Iterator[Text]:
+    """Yield the lines of a graph.
+
+    :param verbose: Whether each waiter is shown, however many a lock has, and locks
+        that nobody is known to have and where tasks seem to be idle.
+    """
+    yield line("digraph waits {")
+    yield line("  rankdir=LR;")
+    yield line("  node [shape=box];")
+    for each in _Graph(report, verbose).lines():
+        yield line(f"  {each};")
+    yield line("}")
+
+
+class _Graph:
+    """The nodes and edges of a report. Names of nodes need no quotes."""
+
+    def __init__(self, report: LocksReport, verbose: bool) -> None:
+        self._report = report
+        self._verbose = verbose
+        self._graph = WaitGraph(report)
+        self._shown_locks = [
+            lock for lock in report.locks if verbose or not self._graph.is_idle(lock)
+        ]
+        self._locks = {lock.id: f"l{n}" for n, lock in enumerate(self._shown_locks)}
+        self._left_out = {lock.id for lock in report.locks} - self._locks.keys()
+        hops = list(_hops(report.deadlocks))
+        self._red_tasks = {hop.waiter for hop in hops}
+        self._red_waits = {(hop.waiter, hop.lock) for hop in hops}
+        self._red_owns = {(hop.lock, hop.owner) for hop in hops}
+        self._red_locks = {hop.lock for hop in hops}
+        self._tasks: dict[int, None] = {}
+        """Those that have an edge, in the order of the edges."""
+
+    def lines(self) -> Iterator[str]:
+        edges = list(self._edges())
+        yield from map(self._task, self._tasks)
+        yield from map(self._lock, self._shown_locks)
+        yield from edges
+
+    def _edges(self) -> Iterator[str]:
+        for lock in self._shown_locks:
+            yield from self._waits(lock)
+            for owner in lock.owners:
+                edge = f"{self._locks[lock.id]} -> {self._node(owner.pid)}"
+                red = (lock.id, owner.pid) in self._red_owns
+                yield edge + _attributes(_red(red), style=_EDGES[owner.confidence])
+        for number, root in enumerate(self._report.roots):
+            if root.kind == "external" and root.lock not in self._left_out:
+                yield from self._outside(f"r{number}", root)
+
+    def _waits(self, lock: LockRow) -> Iterator[str]:
+        name = self._locks[lock.id]
+        shown = self._shown(lock)
+        for pid in shown:
+            wait = self._graph.waits.get(pid)
+            mode = {"label": wait.mode} if wait is not None and wait.mode else {}
+            red = _red((pid, lock.id) in self._red_waits)
+            yield f"{self._node(pid)} -> {name}{_attributes(mode, red)}"
+        yield from _others(name, len(lock.waiters) - len(shown))
+
+    def _shown(self, lock: LockRow) -> Sequence[int]:
+        """Give the waiters that have a node: all for whom others wait, few others."""
+        if self._verbose or len(lock.waiters) <= _LEAVES + 1:
+            return lock.waiters
+        found, leaves = [], 0
+        for pid in lock.waiters:
+            is_leaf = pid not in self._graph.held and pid not in self._red_tasks
+            leaves += is_leaf
+            if not is_leaf or leaves <= _LEAVES:
+                found.append(pid)
+        return found
+
+    def _outside(self, name: str, root: Root) -> Iterator[str]:
+        """Yield what is no task, and who waits for it: a lock, or tasks."""
+        pid = root.pid
+        label = [root.reason, *([] if pid is None else [f"{pid} {root.comm or ''}"])]
+        yield name + _attributes({"shape": "octagon"}, label=label)
+        lock = self._locks.get(root.lock or "")
+        if lock is not None:
+            yield f"{lock} -> {name}"
+            return
+        waiters = root.waiters if self._verbose else root.waiters[:_LEAVES]
+        for waiter in waiters:
+            yield f"{self._node(waiter)} -> {name}"
+        yield from _others(name, len(root.waiters) - len(waiters))
+
+    def _node(self, pid: int) -> str:
+        self._tasks[pid] = None
+        return f"t{pid}"
+
+    def _task(self, pid: int) -> str:
+        label = [task_text(self._graph, pid)]
+        wait, root = self._graph.waits.get(pid), self._graph.roots.get(pid)
+        if wait is not None:
+            label += [f"{wait.state} {age_text(wait)}", doing_text(wait)]
+        elif root is not None and root.state is not None:
+            age = "" if root.age_ns is None else f" {duration(root.age_ns)}"
+            label.append(f"{root.state}{age}")
+        if root is not None:
+            label.append(root.reason)
+        bold = {} if root is None else {"penwidth": "2"}
+        return f"t{pid}" + _attributes(bold, _red(pid in self._red_tasks), label=label)
+
+    def _lock(self, lock: LockRow) -> str:
+        red = _red(lock.id in self._red_locks)
+        label = [lock_text(lock)]
+        if lock.readers:
+            label.append(plural(lock.readers, "reader"))
+        shape = {"shape": "ellipse"}
+        return self._locks[lock.id] + _attributes(shape, red, label=label)
+
+
+def _others(name: str, left: int) -> Iterator[str]:
+    """Yield one node for those that wait as well."""
+    if left > 0:
+        yield f"{name}more{_attributes({'label': f'{left:,} more'})}"
+        yield f"{name}more -> {name}"
+
+
+@dataclass(frozen=True)
+class _Hop:
+    waiter: int
+    lock: str
+    owner: int
+
+
+def _hops(deadlocks: Sequence[Deadlock]) -> Iterator[_Hop]:
+    for deadlock in deadlocks:
+        owners = (*deadlock.pids[1:], *deadlock.pids[:1])
+        for hop in zip(deadlock.pids, deadlock.locks, owners, strict=False):
+            yield _Hop(*hop)
+
+
+def _red(is_red: bool) -> dict[str, str]:
+    return {"color": "red", "fontcolor": "red"} if is_red else {}
+
+
+def _attributes(*given: Mapping[str, str], **more: str | Sequence[str]) -> str:
+    merged = {key: value for each in (*given, more) for key, value in each.items()}
+    words = [
+        f"{key}={quoted(value) if isinstance(value, str) else quoted(*value)}"
+        for key, value in merged.items()
+    ]
+    return f" [{', '.join(words)}]" if words else ""

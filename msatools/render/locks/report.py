@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The report of msa-locks: roots with what hangs on them, chains and tables."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from msatools.locks.model import Herd
+from msatools.locks.report import (
+    Changes,
+    Deadlock,
+    Inversion,
+    LockRow,
+    LocksReport,
+    Root,
+    Wait,
+)
+from msatools.render.blocks import Block, Cell, Span, Style, Text
+from msatools.render.blocks import text as line
+from msatools.render.header import header
+from msatools.render.herds import woken_words
+from msatools.render.locks.contention import contention
+from msatools.render.locks.tables import chains, table
+from msatools.render.locks.tree import WaitTree
+from msatools.render.locks.wait_graph import WaitGraph
+from msatools.render.locks.words import (
+    FEW_OWNERS,
+    MARKS,
+    age_text,
+    lock_text,
+    more,
+    owners_text,
+    pids_text,
+    plural,
+    state_cell,
+    task_text,
+)
+from msatools.render.prstat.columns import NOT_KEPT
+from msatools.render.units import duration
+
+View = Literal["root", "lock", "task", "chains", "holders"]
+
+ROOTS = 10
+"""How many roots are shown if nobody asks for more or fewer."""
+
+_ALL_LINES = 30
+_LINES = 12
+_FEW_LINES = 3
+"""Of what hangs on all roots that are shown, without -v; of one root at most; of one
+when those before it have used up the others. All of it is about a screenful."""
+
+_HOPS = 12
+_CROWDS = 4
+"""Crowds on one lock that are told one by one."""
+
+_OTHERS = 5
+
+_TOGETHER = {
+    "none": None,
+    "one dump": "woken together, by one look",
+    "confirmed": "all slept again in the interval",
+}
+_LEGEND = (
+    "R, W: to read, to write.  Has the lock: = exact  ~ likely, by a hint that may be "
+    "old  ? its address is on the stack"
+)
+
+
+def blocks(
+    report: LocksReport,
+    *,
+    view: View = "root",
+    rows: int | None = None,
+    verbose: bool = False,
+    some: bool = False,
+) -> Iterator[Block]:
+    """Yield what ``msa-locks`` shows of a report.
+
+    :param rows: How many roots, locks, tasks or chains, if others than usual.
+    :param some: Whether some tasks were asked for, and not all.
+    """
+    yield from header(report.target, *_facts(report), verbose=verbose)
+    graph = WaitGraph(report)
+    if report.contention:
+        yield from contention(report, report.contention, rows, verbose)
+    for deadlock in report.deadlocks:
+        yield from _deadlock(deadlock, graph, verbose)
+    if not report.waits:
+        asked = " of those that were asked for" if some else ""
+        yield line(f"No task{asked} is blocked.")
+    elif view == "root":
+        yield from _roots(report, graph, rows, verbose)
+    elif view == "chains":
+        yield from chains(report, graph, rows, verbose)
+    else:
+        yield from table(view, report, graph, rows, verbose)
+    yield from _crowds(report, graph, verbose)
+    if report.changes is not None:
+        yield from _changes(report.changes, verbose)
+    if report.waits and report.locks:
+        yield line(Span(_LEGEND, "dim"))
+    yield line(_coverage(report))
+    for note in report.notes:
+        yield line(Span(f"note: {note.text}", "warn"))
+
+
+def _facts(report: LocksReport) -> Iterator[str]:
+    if report.taken_at_ns is not None:
+        yield f"now {report.taken_at_ns / 1e9:.3f} s"
+    if report.interval_ns is not None:
+        yield f"interval {report.interval_ns / 1e9:.3f} s"
+    if "tasks" in report.coverage:
+        yield plural(report.coverage["tasks"], "task")
+    in_d = sum(wait.state == "D" for wait in report.waits)
+    yield f"{len(report.waits):,} blocked ({in_d:,} D)"
+
+
+def _deadlock(deadlock: Deadlock, graph: WaitGraph, verbose: bool) -> Iterator[Text]:
+    pids, locks = deadlock.pids, deadlock.locks
+    is_exact = deadlock.confidence == "exact"
+    style: Style = "bad" if is_exact else "warn"
+    hops = []
+    for place, (pid, lock_id) in enumerate(zip(pids, locks, strict=False)):
+        lock = graph.locks.get(lock_id)
+        owner = pids[(place + 1) % len(pids)]
+        name = lock_id if lock is None else lock_text(lock)
+        mark = _mark(lock, owner)
+        hops.append(f"{pid} {mark}{name}{mark}>")
+    left = 0 if verbose else len(hops) - _HOPS
+    if left > 0:
+        hops[_HOPS:] = [f"… {left:,} more: -v shows them …"]
+    hops.append(str(pids[0]) if pids else NOT_KEPT)
+    title = "DEADLOCK  " if is_exact else "POSSIBLE DEADLOCK  "
+    yield line(Span(title, style), " ".join(hops))
+    shown = pids if verbose else pids[:_HOPS]
+    yield from WaitTree(graph, verbose).tasks(shown, depth=1)
+
+
+def _mark(lock: LockRow | None, owner: int) -> str:
+    for each in lock.owners if lock is not None else ():
+        if each.pid == owner:
+            return MARKS[each.confidence]
+    # A deadlock that the locks of the report do not bear out.
+    return "?"
+
+
+def _crowds(report: LocksReport, graph: WaitGraph, verbose: bool) -> Iterator[Text]:
+    """Tell the herds, and the largest of those of which nothing says so."""
+    crowds = [herd for herd in report.herds if herd.confidence == "none"]
+    left = crowds[_CROWDS:] if not verbose else []
+    for herd in report.herds:
+        if herd not in left:
+            yield line(Span(_herd(herd, report, graph, verbose), "warn"))
+    if left:
+        yield line(f"… {len(left):,} more crowds on one lock each: -v shows them")
+    for inversion in report.inversions:
+        yield line(Span(_inversion(inversion, graph), "warn"))
+
+
+def _herd(herd: Herd, report: LocksReport, graph: WaitGraph, verbose: bool) -> str:
+    lock = graph.locks.get(herd.lock)
+    name = herd.lock if lock is None else lock_text(lock)
+    # None of those that are woken all the time waits for long enough to be listed.
+    met = [each.name for each in report.contention or () if each.lock == herd.lock]
+    what = next(filter(None, [*met, herd.name]), None)
+    if lock is None and what:
+        name += f" ({what})"
+    owner = f"{NOT_KEPT} (nobody is known to hold it)"
+    if lock is not None and lock.owners:
+        owner = owners_text(lock.owners, verbose)
+    least, most = duration(herd.min_age_ns), duration(herd.max_age_ns)
+    ages = least if least == most else f"{least}..{most}"
+    words = f"HERD  {herd.waiters:,} x {name}  owner {owner}  asleep for {ages} "
+    words += f"after {plural(herd.nvcsw_median, 'sleep')} each (median)"
+    told = _TOGETHER[herd.confidence]
+    more = woken_words(herd, report.interval_ns)
+    return "; ".join([words, *([told] if told else []), *more])
+
+
+def _inversion(inversion: Inversion, graph: WaitGraph) -> str:
+    lock = graph.locks.get(inversion.lock)
+    name = inversion.lock if lock is None else lock_text(lock)
+    mark = _mark(lock, inversion.owner)
+    owner, waiter = (
+        task_text(graph, inversion.owner),
+        task_text(graph, inversion.waiter),
+    )
+    return (
+        f"INVERSION  {mark}{owner} (priority {inversion.owner_pri}) has {name}, waits "
+        f"for a CPU, and keeps {waiter} (priority {inversion.waiter_pri}) waiting"
+    )
+
+
+def _changes(changes: Changes, verbose: bool) -> Iterator[Text]:
+    lists = {
+        "begun": changes.begun,
+        "ended": changes.ended,
+        "moved": changes.moved,
+        "stuck": changes.stuck,
+    }
+    words = [
+        f"{len(pids):,} {name}" + (f" ({pids_text(pids, verbose)})" if pids else "")
+        for name, pids in lists.items()
+    ]
+    yield line(Span("Changes: ", "title"), ", ".join(words))
+
+
+_SAID = frozenset({"tasks_unreadable"})
+_LOSSES = ("_unreadable", "_broken", "_lost", "_incomplete", "_guessed", "_ended")
+
+
+def _coverage(report: LocksReport) -> str:
+    coverage = report.coverage
+    parts = [
+        f"coverage: {plural(coverage.get('tasks_scanned', 0), 'task')} scanned, "
+        f"{coverage.get('tasks_unreadable', 0):,} unreadable"
+    ]
+    if zombies := coverage.get("zombies"):
+        verb = "has" if zombies == 1 else "have"
+        parts.append(f"{plural(zombies, 'zombie')} {verb} no stack")
+    if unknown := coverage.get("locks_unknown"):
+        parts.append(f"{plural(unknown, 'lock')} not found")
+    parts += [
+        f"{count:,} {key.replace('_', ' ')}"
+        for key, count in coverage.items()
+        if count and key.endswith(_LOSSES) and key not in _SAID
+    ]
+    return "; ".join(parts)
+
+
+# --- roots
+
+
+def _roots(
+    report: LocksReport, graph: WaitGraph, rows: int | None, verbose: bool
+) -> Iterator[Block]:
+    numbered = list(enumerate(report.roots, 1))
+    if not verbose:
+        numbered = [(n, root) for n, root in numbered if not _is_idle(root, graph)]
+    limit = rows or (len(numbered) if verbose else ROOTS)
+    room = _ALL_LINES
+    for number, root in numbered[:limit]:
+        tree = WaitTree(graph, verbose)
+        most = None if verbose else min(_LINES, max(_FEW_LINES, room))
+        yield from _root(number, root, tree, most)
+        room -= tree.lines
+    left = len(numbered) - limit
+    yield from more(left, "root")
+    reached = graph.reached([root for _, root in numbered])
+    others = [wait for wait in report.waits if wait.pid not in reached]
+    yield from _unowned([w for w in others if _is_idle_task(w, graph)], graph)
+    rest = [wait for wait in others if not _is_idle_task(wait, graph)]
+    yield from _others(rest, graph, verbose)
+
+
+def _is_idle_task(wait: Wait, graph: WaitGraph) -> bool:
+    locks = graph.wanted(wait)
+    return bool(locks) and all(map(graph.is_idle, locks))
+
+
+def _is_idle(root: Root, graph: WaitGraph) -> bool:
+    lock = graph.locks.get(root.lock or "")
+    return lock is not None and root.pid is None and graph.is_idle(lock)
+
+
+def _root(number: int, root: Root, tree: WaitTree, most: int | None) -> Iterator[Text]:
+    """Yield a root and what hangs on it, in so many lines at most."""
+    yield line(
+        Span(f"ROOT {number}  ", "title"),
+        *_about(root, tree.graph, tree.verbose),
+        Span(f"  {_weight(root)}", "title"),
+    )
+    for each in _behind(root, tree):
+        if most is not None and tree.lines > most:
+            yield from _cut(root, tree)
+            return
+        yield each
+
+
+def _cut(root: Root, tree: WaitTree) -> Iterator[Text]:
+    graph = tree.graph
+    own = frozenset(root.waiters if root.kind == "cycle" else (root.pid,))
+    left = graph.reached([root]) & graph.waits.keys() - tree.told - own
+    if left:
+        verb, them = ("is", "it") if len(left) == 1 else ("are", "them")
+        words = f"… {len(left):,} of those behind it {verb} not shown: -v shows {them}"
+        yield line("  ", Span(words, "dim"))
+
+
+def _about(root: Root, graph: WaitGraph, verbose: bool) -> Sequence[Cell]:
+    """Write what a root is, and what it does."""
+    if root.kind == "cycle":
+        names = ", ".join(task_text(graph, pid) for pid in root.waiters[:FEW_OWNERS])
+        left = len(root.waiters) - FEW_OWNERS
+        names += f" +{left:,}" if left > 0 else ""
+        return (f"cycle of {len(root.waiters):,}: {names}  {root.reason}",)
+    if root.kind == "task" and root.pid is not None:
+        return (*_head(graph, root, root.pid), f"  {root.reason}")
+    if (pid := _only_one(root)) is None:
+        return (root.reason,)
+    what, lock = root.reason, graph.locks.get(root.lock or "")
+    if lock is not None and (lock.name or lock.id) not in what:
+        what = f"{lock_text(lock, verbose)}: {what}"
+    return (*_head(graph, graph.waits.get(pid), pid), f"  {what}")
+
+
+def _only_one(root: Root) -> int | None:
+    """Give the only task that waits for what is outside: it stands for it."""
+    return root.waiters[0] if len(root.waiters) == 1 else None
+
+
+def _weight(root: Root) -> str:
+    """Write how many a root keeps waiting."""
+    count = root.blocked_d + root.blocked_s
+    if not count or (count == 1 and root.kind == "external" and _only_one(root)):
+        return "blocks nobody else"
+    return f"blocks {count:,}" + (f" ({root.blocked_d:,} D)" if root.blocked_d else "")
+
+
+def _behind(root: Root, tree: WaitTree) -> Iterator[Text]:
+    graph = tree.graph
+    if root.kind == "cycle":
+        yield from tree.of_cycle(root.waiters)
+    elif root.kind == "task" and root.pid is not None:
+        yield from tree.stack(root.stack, root.pid, depth=2)
+        yield from tree.of_task(root.pid, root.waiters)
+    elif (pid := _only_one(root)) is not None:
+        yield from tree.stack(graph.stack(pid), pid, depth=2)
+        yield from tree.of_task(pid, ())
+    else:
+        yield from tree.of_thing(graph.locks.get(root.lock or ""), root.waiters)
+
+
+def _head(graph: WaitGraph, task: Root | Wait | None, pid: int) -> Sequence[Cell]:
+    name = f"pid {task_text(graph, pid)}"
+    if isinstance(task, Wait):
+        return (f"{name}  ", state_cell(task.state), f" {age_text(task)}")
+    if task is None or task.state is None:
+        return (name,)
+    age = "" if task.age_ns is None else f" {duration(task.age_ns)}"
+    return (f"{name}  ", state_cell(task.state), age)
+
+
+def _unowned(waits: Sequence[Wait], graph: WaitGraph) -> Iterator[Text]:
+    """Sum up those that mostly have nothing to do."""
+    if not waits:
+        return
+    locks = {lock.id for wait in waits for lock in graph.wanted(wait)}
+    count = len(locks)
+    types = Counter(graph.wanted(wait)[0].type for wait in waits).most_common()
+    kinds = ", ".join(f"{number:,} {name}" for name, number in types)
+    verb = "waits" if len(waits) == 1 else "wait"
+    yield line(
+        Span("UNOWNED  ", "title"),
+        f"{plural(len(waits), 'task')} {verb} for {plural(count, 'lock')} that nobody "
+        f"is known to hold, such as idle threads for work: {kinds}; "
+        "--by lock lists them",
+    )
+
+
+def _others(waits: Sequence[Wait], graph: WaitGraph, verbose: bool) -> Iterator[Text]:
+    """List those that wait for something else, and that nobody waits for."""
+    if not waits:
+        return
+    shown = waits if verbose else waits[:_OTHERS]
+    verb = "hangs" if len(waits) == 1 else "hang"
+    count = plural(len(waits), "blocked task")
+    yield line(Span("OTHERS  ", "title"), f"{count} {verb} on no root")
+    tree = WaitTree(graph, verbose)
+    yield from tree.tasks([wait.pid for wait in shown], depth=1, locks=True)
+    if len(shown) < len(waits):
+        left = len(waits) - len(shown)
+        yield line("  ", Span(f"… {left:,} more: --by task lists them", "dim"))

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Locks, tasks that wait and tasks that others wait for, as tables; chains."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from msatools.locks.report import LocksReport, Wait
+from msatools.render.blocks import Block, Cell, Column, Span, Table, Text
+from msatools.render.blocks import text as line
+from msatools.render.locks.wait_graph import Held, WaitGraph
+from msatools.render.locks.words import (
+    FEW_OWNERS,
+    MARKS,
+    age_text,
+    doing_text,
+    lock_text,
+    more,
+    owners_text,
+    pids_text,
+    place_text,
+    plural,
+    state_cell,
+    task_text,
+)
+from msatools.render.on import on_text
+from msatools.render.prstat.columns import NOT_KEPT
+from msatools.render.units import duration
+
+INTERVAL_ROWS = 20
+"""How many rows or chains an interval shows, unless others are asked for."""
+
+_HOPS = 12
+_ALL_HOPS = 256
+
+
+def shown_rows(total: int, report: LocksReport, rows: int | None, verbose: bool) -> int:
+    """Tell how many rows of a list are shown: all, but few of each sample."""
+    if rows is None and report.interval_ns is not None and not verbose:
+        rows = INTERVAL_ROWS
+    return total if rows is None else min(rows, total)
+
+
+_Row = tuple[Sequence[Cell], Sequence[int]]
+"""The cells of a row, and the tasks that it is about."""
+
+_AGE_COLUMN = Column("FOR", "right")
+
+
+def table(
+    view: str, report: LocksReport, graph: WaitGraph, rows: int | None, verbose: bool
+) -> Iterator[Block]:
+    columns, made = _TABLES[view](report, graph, verbose)
+    shown = shown_rows(len(made), report, rows, verbose)
+    yield Table(columns, [cells for cells, _ in made[:shown]])
+    yield from more(len(made) - shown, "row")
+    pids = dict.fromkeys(pid for _, pids in made[:shown] for pid in pids)
+    yield from _stacks(pids, graph, verbose)
+
+
+def _stacks(pids: Iterable[int], graph: WaitGraph, verbose: bool) -> Iterator[Text]:
+    """Yield the stacks of tasks, those that are alike once."""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for pid in pids:
+        if stack := graph.stack(pid):
+            alike.setdefault(stack, []).append(pid)
+    for stack, sharers in alike.items():
+        words = Span(f"STACK of {plural(len(sharers), 'task')}  ", "title")
+        yield line(words, pids_text(sharers, verbose))
+        for frame in stack:
+            yield line(f"    {frame}")
+
+
+def _by_lock(
+    report: LocksReport, graph: WaitGraph, verbose: bool
+) -> tuple[tuple[Column, ...], list[_Row]]:
+    within = report.interval_ns is not None
+    columns = (
+        Column("WAITERS", "right"),
+        *((Column("CHANGE", "right"),) if within else ()),
+        Column("OLDEST", "right"),
+        Column("LOCK"),
+        Column("READERS", "right"),
+        Column("OWNERS"),
+        Column("WAITING"),
+    )
+    rows: list[_Row] = []
+    for lock in report.locks:
+        delta, readers = lock.delta_waiters, lock.readers
+        cells = (
+            f"{len(lock.waiters):,}",
+            *((NOT_KEPT if delta is None else f"{delta:+,}",) if within else ()),
+            duration(lock.max_age_ns),
+            lock_text(lock, verbose),
+            NOT_KEPT if readers is None else f"{readers:,}",
+            owners_text(lock.owners, verbose),
+            pids_text(lock.waiters, verbose),
+        )
+        rows.append((cells, lock.waiters))
+    return columns, rows
+
+
+def _by_task(
+    report: LocksReport, graph: WaitGraph, verbose: bool
+) -> tuple[tuple[Column, ...], list[_Row]]:
+    columns = (
+        Column("PID/TID", "right"),
+        *(Column(name) for name in ("STATE", "NOW")),
+        _AGE_COLUMN,
+        *(Column(name) for name in ("MODE", "WAITS FOR", "OWNERS", "IN", "COMMAND")),
+    )
+    rows: list[_Row] = []
+    for wait in report.waits:
+        lock = graph.locks.get(wait.lock or "")
+        what = _wanted(wait, graph, verbose)
+        thread = f"{wait.tgid}/{wait.pid}" if wait.tgid != wait.pid else str(wait.pid)
+        cells: Sequence[Cell] = (
+            thread,
+            state_cell(wait.state),
+            wait.task_class,
+            age_text(wait),
+            wait.mode or NOT_KEPT,
+            what or NOT_KEPT,
+            NOT_KEPT if lock is None else owners_text(lock.owners, verbose),
+            place_text(wait) or NOT_KEPT,
+            wait.comm,
+        )
+        rows.append((cells, (wait.pid,)))
+    return columns, rows
+
+
+def _wanted(wait: Wait, graph: WaitGraph, verbose: bool) -> str | None:
+    if locks := graph.wanted(wait):
+        shown = locks if verbose else locks[:FEW_OWNERS]
+        left = f" +{len(locks) - len(shown):,}" if len(shown) < len(locks) else ""
+        return " or ".join(lock_text(lock, verbose) for lock in shown) + left
+    return wait.why if wait.on is None else on_text(wait.on)
+
+
+def _holders(
+    report: LocksReport, graph: WaitGraph, verbose: bool
+) -> tuple[tuple[Column, ...], list[_Row]]:
+    columns = (
+        Column("PID", "right"),
+        *(Column(name, "right") for name in ("LOCKS", "DIRECT", "ALL")),
+        Column("STATE"),
+        _AGE_COLUMN,
+        *(Column(name) for name in ("COMMAND", "HAS", "DOES")),
+    )
+    direct = {pid: len(graph.waiting_for(pid)) for pid in graph.held}
+    behind = graph.behind
+    order = sorted(graph.held, key=lambda pid: (-behind[pid], -direct[pid], pid))
+    rows: list[_Row] = []
+    for pid in order:
+        held = graph.held[pid]
+        state, age, does = _now(pid, graph)
+        cells: Sequence[Cell] = (
+            str(pid),
+            f"{len(held):,}",
+            f"{direct[pid]:,}",
+            f"{behind[pid]:,}",
+            state_cell(state),
+            age,
+            graph.comm(pid) or NOT_KEPT,
+            _has(held, verbose),
+            does,
+        )
+        rows.append((cells, (pid,)))
+    return columns, rows
+
+
+def _has(held: Sequence[Held], verbose: bool) -> str:
+    shown = held if verbose else held[:FEW_OWNERS]
+    words = [
+        f"{MARKS[each.owner.confidence]}{lock_text(each.lock, verbose)}"
+        for each in shown
+    ]
+    left = len(held) - len(shown)
+    return ", ".join(words) + (f" +{left:,}" if left else "")
+
+
+def _now(pid: int, graph: WaitGraph) -> tuple[str | None, str, str]:
+    """Tell the state of a task, since when, and what it does in place of giving way."""
+    root, wait = graph.end(pid), graph.waits.get(pid)
+    step = graph.step(pid)
+    if wait is not None:
+        does = doing_text(wait) if step is None else f"waits for {lock_text(step.lock)}"
+        return wait.state, age_text(wait), root.reason if root is not None else does
+    if root is None:
+        return None, NOT_KEPT, NOT_KEPT
+    age = NOT_KEPT if root.age_ns is None else duration(root.age_ns)
+    return root.state, age, root.reason
+
+
+_TABLES: Mapping[str, Callable[..., tuple[tuple[Column, ...], list[_Row]]]] = {
+    "lock": _by_lock,
+    "task": _by_task,
+    "holders": _holders,
+}
+
+
+def chains(
+    report: LocksReport, graph: WaitGraph, rows: int | None, verbose: bool
+) -> Iterator[Text]:
+    """Yield each task's way to its root."""
+    shown = shown_rows(len(report.waits), report, rows, verbose)
+    for wait in report.waits[:shown]:
+        name, state = f"{wait.pid} {wait.comm}  ", state_cell(wait.state)
+        yield line(name, state, f" {age_text(wait)}", *_way(wait, graph, verbose))
+    yield from more(len(report.waits) - shown, "chain")
+    yield from _stacks((wait.pid for wait in report.waits[:shown]), graph, verbose)
+
+
+def _way(wait: Wait, graph: WaitGraph, verbose: bool) -> Iterator[Cell]:
+    """Write whom a task waits for, whom that one, and so on."""
+    if graph.step(wait.pid) is None:
+        root = graph.end(wait.pid)
+        yield f" -> {doing_text(wait)}" + ("" if root is None else f": {root.reason}")
+        return
+    pid, seen = wait.pid, {wait.pid}
+    limit = _ALL_HOPS if verbose else _HOPS
+    for hop, step in enumerate(graph.way(wait.pid)):
+        if hop == limit:
+            yield Span("  … and on" + ("" if verbose else ": -v shows more"), "dim")
+            return
+        yield f" -> {lock_text(step.lock)}"
+        if step.owner is None:
+            root = graph.end(pid)
+            yield f": {'nobody is known to hold it' if root is None else root.reason}"
+            return
+        pid = step.owner.pid
+        others = f" (+{step.others:,})" if step.others else ""
+        yield f" {MARKS[step.owner.confidence]}> {task_text(graph, pid)}{others}"
+        if pid in seen:
+            yield Span(" (again)", "warn")
+            return
+        seen.add(pid)
+        if graph.step(pid) is None and (doing := _doing(pid, graph)):
+            yield f": {doing}"
+
+
+def _doing(pid: int, graph: WaitGraph) -> str | None:
+    """Tell what a task does that waits for no lock."""
+    root, wait = graph.end(pid), graph.waits.get(pid)
+    if root is not None:
+        return root.reason
+    return None if wait is None else doing_text(wait)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What hangs on a root: its locks, those who wait for them, their locks in turn."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from msatools.locks.report import LockRow
+from msatools.render.blocks import Cell, Span, Text, escape
+from msatools.render.blocks import text as line
+from msatools.render.locks.wait_graph import Held, WaitGraph
+from msatools.render.locks.words import (
+    MARKS,
+    age_text,
+    doing_text,
+    lock_facts,
+    lock_text,
+    state_cell,
+)
+from msatools.render.prstat.columns import NOT_KEPT
+
+_WAITERS = 5
+_LOCKS = 4
+_DEPTH = 12
+_ALL_DEPTH = 64
+"""With -v: a line that is farther in tells nothing."""
+
+_HOW = {"behind it": ": --chains shows the way", "not among those asked for": ""}
+_MODES = {"read": "R", "write": "W", None: " "}
+
+
+class WaitTree:
+    """The lines of what hangs on one root: its locks, their waiters, theirs in turn."""
+
+    def __init__(self, graph: WaitGraph, verbose: bool) -> None:
+        self.graph = graph
+        self.verbose = verbose
+        self._depth = _ALL_DEPTH if verbose else _DEPTH
+        self._locks: set[str] = set()
+        self._stacks: dict[tuple[str, ...], int] = {}
+        self.told: set[int] = set()
+        """Tasks that have a line."""
+
+        self.lines = 0
+        """How many there are, but for those of stacks."""
+
+    def of_task(
+        self, pid: int, waiters: Sequence[int], depth: int = 1
+    ) -> Iterator[Text]:
+        """Yield what a task has, and *waiters* that wait for none of its locks."""
+        self.told.add(pid)
+        yield from self._held(pid, depth, frozenset())
+        known = self.graph.waiting_for(pid)
+        yield from self._waiters([w for w in waiters if w not in known], depth)
+
+    def of_thing(self, lock: LockRow | None, waiters: Sequence[int]) -> Iterator[Text]:
+        """Yield who waits for what no task has."""
+        if lock is not None:
+            yield from self._lock(lock, None, 1, frozenset())
+            queued = frozenset(lock.waiters)
+            waiters = [w for w in waiters if w not in queued]
+        yield from self._waiters(waiters, 1)
+
+    def of_cycle(self, pids: Sequence[int]) -> Iterator[Text]:
+        """Yield what others wait for, of tasks that wait for each other."""
+        inside = frozenset(pids)
+        for pid in pids:
+            if self.graph.waiting_for(pid) - inside:
+                yield from self.tasks((pid,), 1)
+                yield from self._held(pid, 2, inside)
+
+    def tasks(
+        self, pids: Sequence[int], depth: int, *, locks: bool = False
+    ) -> Iterator[Text]:
+        """Yield a line for each task, one under the other.
+
+        :param locks: Whether to say what lock each waits for, as nothing else does.
+        """
+        for pid, words in zip(pids, self._aligned(pids, locks), strict=True):
+            yield from self._task(pid, words, depth)
+
+    def stack(
+        self, stack: tuple[str, ...] | None, pid: int, depth: int
+    ) -> Iterator[Text]:
+        """Yield a stack, or whose it is the same as."""
+        if not stack:
+            return
+        indent = "  " * depth
+        if (first := self._stacks.setdefault(stack, pid)) != pid:
+            yield line(indent, Span(f"(the stack of {first})", "dim"))
+            return
+        for frame in stack:
+            yield line(f"{indent}{frame}")
+
+    def _aligned(
+        self, pids: Sequence[int], locks: bool = False
+    ) -> list[Sequence[Cell]]:
+        """Write tasks so that their columns are below each other."""
+        waits = [self.graph.waits.get(pid) for pid in pids]
+        comms = [escape(self.graph.comm(pid) or NOT_KEPT) for pid in pids]
+        ages = ["" if wait is None else age_text(wait) for wait in waits]
+        pid_width = max((len(str(pid)) for pid in pids), default=0)
+        comm_width = max(map(len, comms), default=0)
+        age_width = max(map(len, ages), default=0)
+        found: list[Sequence[Cell]] = []
+        for pid, wait, comm, age in zip(pids, waits, comms, ages, strict=True):
+            name = f"{pid:>{pid_width}} {comm:<{comm_width}}"
+            if wait is None:
+                found.append((f"  {name}",))
+                continue
+            state = state_cell(wait.state)
+            where = f" {age:>{age_width}}  {doing_text(wait)}"
+            if locks and (wanted := self.graph.wanted(wait)):
+                where += f", for {lock_text(wanted[0], self.verbose)}"
+            found.append((f"{_MODES[wait.mode]} {name}  ", state, where))
+        return found
+
+    def _task(self, pid: int, words: Sequence[Cell], depth: int) -> Iterator[Text]:
+        self.lines += 1
+        yield line("  " * depth, *words)
+        self.told.add(pid)
+        yield from self.stack(self.graph.stack(pid), pid, depth + 2)
+
+    def _held(self, pid: int, depth: int, without: frozenset[int]) -> Iterator[Text]:
+        """Yield the locks of a task for which others wait than some."""
+        held = [
+            each
+            for each in self.graph.held.get(pid, ())
+            if not without.issuperset(each.lock.waiters)
+        ]
+        shown = held if self.verbose else held[:_LOCKS]
+        for each in shown:
+            yield from self._lock(each.lock, each, depth, without)
+        yield from self._more(len(held) - len(shown), "more locks", depth)
+
+    def _lock(
+        self, lock: LockRow, held: Held | None, depth: int, without: frozenset[int]
+    ) -> Iterator[Text]:
+        """Yield a lock and who waits for it; of each lock the waiters once."""
+        mark = NOT_KEPT if held is None else MARKS[held.owner.confidence]
+        words = f"{'  ' * depth}{mark} {lock_text(lock, self.verbose)}  "
+        self.lines += 1
+        if lock.id in self._locks:
+            yield line(words, Span("(see above)", "dim"))
+            return
+        self._locks.add(lock.id)
+        yield line(words, lock_facts(lock, self.verbose))
+        # Those of a cycle have lines of their own.
+        waiters = [pid for pid in lock.waiters if pid not in without]
+        yield from self._waiters(waiters, depth + 1)
+
+    def _waiters(self, pids: Sequence[int], depth: int) -> Iterator[Text]:
+        graph, queued = self.graph, len(pids)
+        pids = [pid for pid in pids if pid in graph.waits or pid in graph.held]
+        shown = pids if self.verbose else self._few(pids)
+        for pid, words in zip(shown, self._aligned(shown), strict=True):
+            again = pid in self.told
+            yield from self._task(pid, words, depth)
+            if again:
+                continue
+            if depth < self._depth:
+                yield from self._held(pid, depth + 1, frozenset())
+            else:
+                behind = self.graph.behind.get(pid, 0)
+                yield from self._more(behind, "behind it", depth + 1)
+        yield from self._more(len(pids) - len(shown), "more", depth)
+        yield from self._more(queued - len(pids), "not among those asked for", depth)
+
+    def _few(self, pids: Sequence[int]) -> Sequence[int]:
+        """Take the first ones, and of the others those for which others wait."""
+        if len(pids) <= _WAITERS + 1:
+            return pids
+        others = (pid for pid in pids[_WAITERS:] if pid in self.graph.held)
+        return [*pids[:_WAITERS], *islice(others, _WAITERS)]
+
+    def _more(self, left: int, what: str, depth: int) -> Iterator[Text]:
+        if left > 0:
+            self.lines += 1
+            how = _HOW.get(what, ": -v shows them")
+            yield line("  " * depth, Span(f"… {left:,} {what}{how}", "dim"))

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Locks, their owners and those who wait for them, in a few words."""
+
+from collections.abc import Iterator, Sequence
+
+from msatools.locks.report import LockRow, Owner, Wait
+from msatools.render.blocks import Cell, Span, Text
+from msatools.render.blocks import text as line
+from msatools.render.locks.wait_graph import WaitGraph
+from msatools.render.on import on_text
+from msatools.render.prstat.columns import ESTIMATE, NOT_KEPT, UPPER
+from msatools.render.units import duration
+
+MARKS = {"exact": "=", "likely": "~", "evidence": "?"}
+"""How well it is known that a task has a lock."""
+
+FEW_OWNERS = 3
+
+_PIDS = 8
+_AGE_MARKS = {"exact": "", "upper": UPPER, "estimate": ESTIMATE}
+_BAD_STATES = frozenset("D")
+_OF_PROGRAMS = frozenset({"futex", "pi_futex"})
+
+
+def plural(number: int, what: str) -> str:
+    """Write how many there are of something."""
+    return f"{number:,} {what if number == 1 else what + 's'}"
+
+
+def lock_text(lock: LockRow, verbose: bool = False) -> str:
+    """Write a lock: its type and name, or where it is; both if *verbose*.
+
+    Both, too, of one in a program's memory: its name is that of many.
+    """
+    if lock.name is None:
+        return lock.id
+    if lock.type in _OF_PROGRAMS:
+        return f"{lock.id} ({lock.name})"
+    # Some names say what it is.
+    name = lock.name
+    if lock.type not in name.split():
+        name = f"{lock.type} {name}"
+    place = f" ({lock.id.removeprefix(lock.type).strip()})" if verbose else ""
+    return f"{name}{place}"
+
+
+def task_text(graph: WaitGraph, pid: int) -> str:
+    """Write a task by its number and name."""
+    comm = graph.comm(pid)
+    return str(pid) if comm is None else f"{pid} {comm}"
+
+
+def age_text(wait: Wait) -> str:
+    """Write how long a wait has lasted, and how well that is known."""
+    return _AGE_MARKS[wait.age_bound] + duration(wait.age_ns)
+
+
+def state_cell(state: str | None) -> Cell:
+    """Write the state of a task."""
+    if state is None:
+        return NOT_KEPT
+    return Span(state, "warn") if state in _BAD_STATES else state
+
+
+def place_text(wait: Wait) -> str:
+    """Write where a task waits: the function that wanted to, and its system call."""
+    call = f"{wait.call}()" if wait.call else None
+    return ", ".join(part for part in (wait.caller, call) if part)
+
+
+def doing_text(wait: Wait) -> str:
+    """Write where a task waits, and what for if that is no lock."""
+    parts = (
+        place_text(wait),
+        f"any of {len(wait.any_of)}" if wait.any_of else None,
+        None if wait.on is None else on_text(wait.on),
+        wait.why,
+    )
+    return ", ".join(part for part in parts if part) or NOT_KEPT
+
+
+def pids_text(pids: Sequence[int], verbose: bool) -> str:
+    """Write the numbers of some tasks, of many the first ones."""
+    shown = pids if verbose else pids[:_PIDS]
+    left = len(pids) - len(shown)
+    return " ".join(map(str, shown)) + (f" +{left:,}" if left else "")
+
+
+def owners_text(owners: Sequence[Owner], verbose: bool) -> str:
+    """Write owners, with marks that tell how well each is known."""
+    shown = owners if verbose else owners[:FEW_OWNERS]
+    words = [
+        f"{MARKS[owner.confidence]}{owner.pid} {owner.comm}"
+        + (" (seen)" if owner.seen else "")
+        for owner in shown
+    ]
+    left = len(owners) - len(shown)
+    return (", ".join(words) + (f" +{left:,}" if left else "")) or NOT_KEPT
+
+
+def lock_facts(lock: LockRow, verbose: bool) -> str:
+    """Write who has a lock, and what an interval has changed."""
+    facts = [plural(lock.readers, "reader")] if lock.readers else []
+    if len(lock.owners) == 1:
+        (owner,) = lock.owners
+        facts.append(f"owner {MARKS[owner.confidence]}{owner.pid}")
+        facts += ["seen on its stack"] if owner.seen else []
+    elif lock.owners:
+        facts.append(f"owners {owners_text(lock.owners, verbose)}")
+    else:
+        facts.append(f"owner {NOT_KEPT}")
+    if lock.delta_waiters:
+        facts.append(f"{lock.delta_waiters:+,} waiters")
+    return ", ".join(facts)
+
+
+def more(left: int, what: str) -> Iterator[Text]:
+    """Yield that a list goes on, if it does."""
+    if left > 0:
+        it = "it" if left == 1 else "them"
+        words = f"… {left:,} more {what if left == 1 else what + 's'}"
+        yield line(Span(f"{words}: -n COUNT shows {it}", "dim"))

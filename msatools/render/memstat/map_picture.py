@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""A map of memory as a picture."""
+
+from dataclasses import dataclass, field
+
+from msatools.memory.map.model import MemoryMap
+from msatools.render.memstat.map import (
+    LEVELS,
+    Band,
+    Row,
+    Shades,
+    bands,
+    begins_section,
+    legend,
+    runs,
+    section_columns,
+    section_words,
+    shades,
+)
+from msatools.render.memstat.palette import FREE_COLOUR, LOOKS, mix
+from msatools.render.memstat.picture import BLACK, GREY, Box, Label, Picture
+from msatools.render.units import size
+
+COLUMNS = 256
+_CELL_WIDTH = 4
+_MAP_WIDTH = COLUMNS * _CELL_WIDTH
+_MAP_HEIGHT = 1024
+_MOST_CELL_HEIGHT = 24
+_LEFT, _TOP = 150, 84
+_BAND_GAP, _HOLE_GAP = 3, 14
+_ZONE_WIDTH, _LEGEND_WIDTH = 190, 430
+_TEXT_STEP = 20
+"""Lines of text from each other."""
+
+_ADDRESS_HEIGHT, _ADDRESS_STEP = 14, 36
+_TICK = 6
+_STEP_WIDTH = 36
+_FRAME = "#bbbbbb"
+
+_FREE_PART = 0.28
+"""How strong the palest colour is, as a part of the full one."""
+
+
+def picture(memory: MemoryMap, page_size: int, release: str) -> Picture:
+    """
+    Draw a map, a legend, zones and addresses.
+
+    :param release: Of the kernel.
+    """
+    drawing = _Drawing(memory, page_size)
+    drawing.add_title(release)
+    bottom = drawing.add_map()
+    lowest = drawing.add_legend()
+    width = _LEFT + _MAP_WIDTH + _ZONE_WIDTH + _LEGEND_WIDTH
+    height = max(bottom, lowest) + 2 * _TEXT_STEP
+    return Picture(width, height, drawing.boxes, drawing.labels)
+
+
+@dataclass
+class _Drawing:
+    memory: MemoryMap
+    page_size: int
+    boxes: dict[str, list[Box]] = field(default_factory=lambda: {_FRAME: []})
+    """Frames are below what they are around."""
+
+    labels: list[Label] = field(default_factory=list)
+
+    def add_title(self, release: str) -> None:
+        pages = int(self.memory.cells.counts.sum())
+        each = size(self.memory.cell_pages * self.page_size)
+        title = f"Physical memory of {release}: {size(pages * self.page_size)}"
+        self.labels.append(Label(_LEFT, 28, title, size=20))
+        row = size(self.memory.cell_pages * self.page_size * COLUMNS)
+        sections = section_words(self.memory, COLUMNS, "at ticks", "at ticks")
+        words = f"{each} a cell, {row} a row; {sections}"
+        self.labels.append(Label(_LEFT, 54, words, colour=GREY))
+
+    def add_map(self) -> int:
+        """Draw rows and what stands beside them, and tell where they end."""
+        found = bands(self.memory, COLUMNS)
+        shown = shades(self.memory)
+        height = _cell_height(sum(len(band.rows) for band in found))
+        y = _TOP
+        self._add_ruler(y)
+        step = _address_step(height)
+        next_address = next_zone = y
+        for band in found:
+            start = y
+            for row in band.rows:
+                if row.hole_pages:
+                    y += _HOLE_GAP
+                    start = y if row is band.rows[0] else start
+                self._add_row(row, shown, y, height)
+                number = row.pfn // self.memory.cell_pages // COLUMNS
+                wanted = row is band.rows[0] or not number % step
+                if wanted and y >= next_address:
+                    next_address = y + _ADDRESS_HEIGHT
+                    self._add_address(row, y + height // 2)
+                if begins_section(self.memory, row, COLUMNS):
+                    self._add(GREY, Box(_LEFT - _TICK - 2, y, _TICK, 1))
+                y += height
+            next_zone = self._add_zone(band, start, y, next_zone)
+            y += _BAND_GAP
+        return y
+
+    def _add(self, colour: str, box: Box) -> None:
+        self.boxes.setdefault(colour, []).append(box)
+
+    def _add_ruler(self, y: int) -> None:
+        each = section_columns(self.memory, COLUMNS)
+        if each is not None:
+            for at in range(0, COLUMNS, each):
+                x = _LEFT + at * _CELL_WIDTH
+                self._add(GREY, Box(x, y - _TICK - 2, 1, _TICK))
+
+    def _add_row(self, row: Row, shown: Shades, y: int, height: int) -> None:
+        for run in runs(row, shown):
+            x = _LEFT + run.column * _CELL_WIDTH
+            box = Box(x, y, run.length * _CELL_WIDTH, height)
+            self._add(_colour(run.code, run.level), box)
+
+    def _add_address(self, row: Row, y: int) -> None:
+        address = f"{row.first_pfn * self.page_size:#_x}"
+        self.labels.append(
+            Label(_LEFT - 14, y, address, size=12, anchor="end", colour=GREY)
+        )
+
+    def _add_zone(self, band: Band, start: int, end: int, lowest: int) -> int:
+        """Draw a bracket with a label, and tell where there is room for the next."""
+        x = _LEFT + _MAP_WIDTH + 8
+        self._add(_FRAME, Box(x, start, 3, end - start))
+        y = max((start + end) // 2, lowest + _TEXT_STEP // 2)
+        if not band.label:
+            return lowest
+        self.labels.append(Label(x + 12, y, band.label))
+        return y + _TEXT_STEP // 2
+
+    def add_legend(self) -> int:
+        """Draw the legend, and tell where it ends."""
+        left = _LEFT + _MAP_WIDTH + _ZONE_WIDTH
+        right = left + _LEGEND_WIDTH - 30
+        y = _TOP
+        columns = (right - 160, right - 70, right)
+        for x, word in zip(columns, ("pages", "size", "share"), strict=True):
+            self.labels.append(Label(x, y, word, 12, "end", GREY))
+        for line in legend(self.memory):
+            y += _TEXT_STEP
+            self._add_sample(left, y, line.look.colour)
+            self.labels.append(Label(left + 24, y, line.name))
+            amounts = (
+                f"{line.pages:,}",
+                size(line.pages * self.page_size),
+                f"{100 * line.share:.1f} %",
+            )
+            for x, amount in zip(columns, amounts, strict=True):
+                self.labels.append(Label(x, y, amount, anchor="end"))
+        y += 2 * _TEXT_STEP
+        for words in (
+            "A cell has the colour of its largest class",
+            "that is not free",
+        ):
+            self.labels.append(Label(left, y, words, colour=GREY))
+            y += _TEXT_STEP
+        return self._add_scale(left, y + 4)
+
+    def _add_scale(self, x: int, y: int) -> int:
+        for level in range(LEVELS + 1):
+            colour = FREE_COLOUR if not level else _pale(BLACK, level)
+            self._add_sample(x + _STEP_WIDTH * level, y, colour, _STEP_WIDTH)
+        y += _TEXT_STEP
+        right = x + _STEP_WIDTH * (LEVELS + 1)
+        self.labels.append(Label(x, y, "all free", 12, "start", GREY))
+        self.labels.append(Label(right, y, "little or none", 12, "end", GREY))
+        return y
+
+    def _add_sample(self, x: int, y: int, colour: str, width: int = 14) -> None:
+        self._add(_FRAME, Box(x - 1, y - 8, width + 2, 16))
+        self._add(colour, Box(x, y - 7, width, 14))
+
+
+def _cell_height(rows: int) -> int:
+    return max(min(_MAP_HEIGHT // max(rows, 1), _MOST_CELL_HEIGHT), _CELL_WIDTH)
+
+
+def _address_step(height: int) -> int:
+    """Choose how many rows there are from one address to the next."""
+    step = 1
+    while step * height < _ADDRESS_STEP:
+        step *= 2
+    return step
+
+
+def _colour(code: int, level: int) -> str:
+    return FREE_COLOUR if not level else _pale(LOOKS[code].colour, level)
+
+
+def _pale(colour: str, level: int) -> str:
+    part = _FREE_PART + (1 - _FREE_PART) * (level - 1) / (LEVELS - 1)
+    return mix(colour, FREE_COLOUR, part)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""memstat's report as tables."""
+
+from collections.abc import Iterator, Sequence
+
+from msatools.memory.model import Check, MemstatReport, Section, VmallocCaller
+from msatools.render.blocks import Block, Cell, Column, Span, Table, text
+from msatools.render.header import header
+from msatools.render.memstat import frag, pins, unattributed
+from msatools.render.memstat.groups import groups_table
+from msatools.render.memstat.rows import GROUPS, REST, Row
+from msatools.render.units import duration, size
+
+_VMALLOC_ROWS = 20
+
+
+def blocks(report: MemstatReport, top: int | None = None) -> Iterator[Block]:
+    """
+    Yield what ``msa-memstat`` shows of a report.
+
+    :param top: How many groups to show of each break-down; all, if not given.
+    """
+    # Callers of vmalloc are listed if more detail was asked for.
+    verbose = report.vmalloc is not None
+    yield from header(report.target, *_facts(report), verbose=verbose)
+    yield _classes(report)
+    yield text(*_verdict(report))
+    if report.scan_ns is not None and (verbose or report.target.live):
+        yield text(Span(_scanned(report, report.scan_ns), "dim"))
+    for note in report.notes:
+        yield text(Span(f"note: {note.text}", "warn"))
+    for name, groups in (report.by or {}).items():
+        yield text()
+        yield text(Span(f"Pages by {name}", "title"))
+        yield groups_table(name, groups, report.target.page_size, top)
+        yield from pins.blocks(groups, top)
+    if report.unattributed is not None:
+        page_size = report.target.page_size
+        yield from unattributed.blocks(report.unattributed, page_size, top)
+    if report.frag is not None:
+        yield from frag.blocks(report.frag, report.target.page_size)
+    if report.vmalloc is not None:
+        yield text()
+        yield text(Span("vmalloc by caller", "title"))
+        yield _vmalloc(report.vmalloc, report.target.page_size)
+    if report.sections is not None:
+        yield text()
+        yield text(Span("Memory sections", "title"))
+        yield _sections(report.sections)
+
+
+def _scanned(report: MemstatReport, scan_ns: int) -> str:
+    words, changes = f"scanned in {duration(scan_ns)}", report.changes
+    if changes is None:
+        return words
+    if changes.allocated_pages is not None and changes.freed_pages is not None:
+        allocated, freed = changes.allocated_pages, changes.freed_pages
+        words += f", {allocated:,} pages allocated and {freed:,} freed meanwhile"
+    if changes.changed_folios:
+        words += f"; about {changes.about_folios:,} folios changed under it, "
+        words += f"by {changes.changed_folios:,} in {changes.reread_pages:,} pages"
+        words += " read again"
+    elif changes.reread_pages:
+        words += f"; no folio changed in {changes.reread_pages:,} pages read again"
+    return words
+
+
+def _facts(report: MemstatReport) -> tuple[str, ...]:
+    coverage = report.coverage
+    lost = coverage["excluded_pages"] + coverage["unreadable_pages"]
+    covered = 100 * (report.pages - lost) / report.pages if report.pages else 0
+    shown = "100%" if not lost else f"{min(covered, 99.99):.2f}%"
+    if coverage["section_table_lost"]:
+        shown = "not all"
+    return (
+        f"{report.pages:,} pages",
+        f"{coverage['memmap_reads']:,} reads",
+        f"{shown} covered",
+    )
+
+
+def _classes(report: MemstatReport) -> Table:
+    return Table(tuple(_columns(report)), tuple(_Lines(report).lines()))
+
+
+def _columns(report: MemstatReport) -> Iterator[Column]:
+    yield Column("CLASS")
+    yield Column("PAGES", "right")
+    if report.interval_ns is not None:
+        yield Column("CHANGE", "right")
+    yield Column("SIZE", "right")
+    yield Column("%RAM", "right")
+    yield Column("KERNEL SAYS")
+    yield Column("DIFF")
+
+
+class _Lines:
+    """The lines of the table of classes."""
+
+    def __init__(self, report: MemstatReport) -> None:
+        self._report = report
+        self._pages = {count.name: count.pages for count in report.classes}
+        self._deltas = {count.name: count.delta_pages for count in report.classes}
+        self._checks = {check.name: check for check in report.checks}
+        rest = sum(self._pages[row.name] for row in REST)
+        self._managed = report.pages - rest
+
+    def lines(self) -> Iterator[Sequence[Cell]]:
+        for title, rows in GROUPS:
+            names = [row.name for row in rows]
+            check = self._checks.get("cache") if title == "Cache" else None
+            yield self._line(Span(title, "title"), names, check)
+            for row in rows:
+                if row.always or self._pages[row.name] or self._differs(row):
+                    yield self._class_line(row, f"  {row.label}")
+        managed = [row.name for _, rows in GROUPS for row in rows]
+        label = Span("Managed", "title")
+        yield self._line(label, managed, self._checks.get("managed"))
+        for row in REST:
+            if row.always or self._pages[row.name] or self._differs(row):
+                gone = row.name == "excluded" and self._report.target.live
+                yield self._class_line(row, "Gone meanwhile" if gone else row.label)
+        total = [count.name for count in self._report.classes]
+        yield self._line(Span("Total", "title"), total, None)
+        physical = self._report.physical_pages
+        if physical is None:
+            yield (Span("Physical", "title"), "-")
+        else:
+            yield self._amount(Span("Physical", "title"), physical)
+        offline = self._report.coverage["offline_pages"]
+        if offline:
+            yield self._amount("(offline sections, not read)", offline)
+        swapped = self._checks.get("swapcache")
+        if swapped is not None and (swapped.walk_pages or swapped.difference):
+            line = self._amount("(in the swap cache)", swapped.walk_pages)
+            yield (*line, swapped.counter, _difference(swapped))
+
+    def _differs(self, row: Row) -> bool:
+        check = self._checks.get(row.name)
+        return check is not None and check.difference != 0
+
+    def _class_line(self, row: Row, label: str) -> Sequence[Cell]:
+        cell: Cell = label
+        if row.name == "kernel.unattributed" and self._pages[row.name]:
+            cell = Span(label, "warn")
+        return self._line(cell, [row.name], self._checks.get(row.name), row.counter)
+
+    def _line(
+        self, label: Cell, names: list[str], check: Check | None, counter: str = ""
+    ) -> Sequence[Cell]:
+        deltas = [self._deltas[name] for name in names]
+        change = sum(delta for delta in deltas if delta is not None)
+        line = self._amount(label, sum(self._pages[name] for name in names), change)
+        if check is None:
+            return line
+        return (*line, counter or check.counter, _difference(check))
+
+    def _amount(self, label: Cell, pages: int, change: int = 0) -> tuple[Cell, ...]:
+        share = ""
+        if self._managed and pages <= self._managed:
+            share = f"{100 * pages / self._managed:.1f}"
+        amount = (size(pages * self._report.target.page_size), share)
+        if self._report.interval_ns is None:
+            return (label, f"{pages:,}", *amount)
+        return (label, f"{pages:,}", f"{change:+,}" if change else "0", *amount)
+
+
+def _difference(check: Check) -> Cell:
+    if check.difference is None:
+        return Span("- (lost)", "warn")
+    if not check.difference:
+        return Span("ok", "good")
+    amount = f"{check.difference:+,}"
+    if check.explained_by is not None:
+        return f"{amount}  {check.explained_by}"
+    return Span(f"{amount}  UNEXPLAINED", "bad")
+
+
+def _verdict(report: MemstatReport) -> Iterator[Cell]:
+    checks = report.checks
+    exact = sum(check.difference == 0 for check in checks)
+    lost = sum(check.difference is None for check in checks)
+    unexplained = sum(
+        bool(check.difference) and check.explained_by is None for check in checks
+    )
+    explained = len(checks) - exact - unexplained - lost
+    yield f"{len(checks)} checks: {exact} exact"
+    if explained:
+        yield f", {explained} explained"
+    if lost:
+        yield Span(f", {lost} without the kernel's figure", "warn")
+    if unexplained:
+        yield Span(f", {unexplained} UNEXPLAINED", "bad")
+
+
+def _vmalloc(callers: Sequence[VmallocCaller], page_size: int) -> Table:
+    rows = [
+        (c.caller, f"{c.areas:,}", f"{c.pages:,}", size(c.pages * page_size))
+        for c in callers[:_VMALLOC_ROWS]
+    ]
+    rest = callers[_VMALLOC_ROWS:]
+    if rest:
+        areas, pages = sum(c.areas for c in rest), sum(c.pages for c in rest)
+        label = f"({len(rest)} more)"
+        rows.append((label, f"{areas:,}", f"{pages:,}", size(pages * page_size)))
+    headers = ("AREAS", "PAGES", "SIZE")
+    return Table((Column("CALLER"), *(Column(h, "right") for h in headers)), rows)
+
+
+def _sections(sections: Sequence[Section]) -> Table:
+    columns = (
+        Column("NR", "right"),
+        Column("STATE"),
+        Column("PFNS"),
+        Column("PAGES", "right"),
+        Column("NODE", "right"),
+        Column("ZONES"),
+        Column("FIRST STRUCT PAGE"),
+        Column("LAST STRUCT PAGE"),
+    )
+    return Table(
+        columns,
+        [
+            (
+                str(section.nr),
+                f"{section.state}, {'early' if section.early else 'hotplug'}",
+                f"{section.pfn:#x}-{section.pfn + section.pages - 1:#x}",
+                f"{section.pages:,}",
+                "-" if section.node is None else str(section.node),
+                ",".join(section.zones) or "-",
+                hex(section.memmap),
+                hex(section.memmap_end),
+            )
+            for section in sections
+        ],
+    )

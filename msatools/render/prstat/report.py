@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""prstat's report as tables."""
+
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+from msatools.locks.model import Herd
+from msatools.prstat.model import (
+    ClassGroup,
+    Group,
+    Load,
+    PrstatReport,
+    StackGroup,
+    TaskRow,
+    Why,
+)
+from msatools.prstat.select import DELAY_OF
+from msatools.prstat.states import StateTime
+from msatools.render.blocks import Block, Cell, Column, Span, Table, Text, text
+from msatools.render.header import header
+from msatools.render.herds import woken_words
+from msatools.render.on import on_text
+from msatools.render.prstat.columns import (
+    ESTIMATE,
+    LOWER,
+    NOT_KEPT,
+    UPPER,
+    Context,
+    context,
+    make_columns,
+    user,
+    write,
+)
+from msatools.render.units import duration, short_size
+
+DEFAULT = (
+    *("PID", "USER", "SIZE", "RSS", "STATE", "PRI", "NICE", "TIME", "CPU"),
+    *("NOW", "FOR", "PROCESS/NLWP"),
+)
+MICROSTATES = ("PID", "USR", "SYS", "TRP", "TFL", "DFL", "LCK", "SLP", "LAT")
+"""As prstat -m has them on Solaris."""
+
+SLEEPS = ("IOW", "BLK", "INT", "COV")
+DELAYS = ("BIO", "SWP", "RCL", "THR", "CMP", "COW", "IRQ")
+DOINGS = ("NOW", "FOR", "ON", "VCX", "ICX", "MIN", "MAJ", "SCL", "SIG")
+CHILDREN = ("PID", "CUSR", "CSYS", "CVCX", "CICX", "CMIN", "CMAJ", "PROCESS/NLWP")
+
+INTERVAL_ROWS = 20
+_LEGEND = (
+    "~ estimate  < at most  > at least  - not kept (SCL, SIG and TRP by no Linux); "
+    "--why COL says more"
+)
+_MAX_PIDS = 8
+_SEEN = {"one dump": "by one look", "confirmed": "all slept again in the interval"}
+_MARKS = {
+    "exact": "",
+    "estimate": ESTIMATE,
+    "upper": UPPER,
+    "lower": LOWER,
+}
+_BOUNDS = {
+    "exact": "exact",
+    "estimate": "~ estimate",
+    "upper": "< upper bound",
+    "lower": "> lower bound",
+    "not kept": "- not kept",
+}
+
+
+def blocks(
+    report: PrstatReport,
+    *,
+    microstates: bool = False,
+    columns: tuple[str, ...] | None = None,
+    rows: int | None = None,
+    verbose: bool = False,
+) -> Iterator[Block]:
+    """Yield what ``msa-prstat`` shows of a report.
+
+    :param microstates: Whether to show where time went (``-m``).
+    :param columns: Those to show, if others than usual.
+    :param rows: How many rows, or groups, were asked for; else an interval shows the
+        first :data:`INTERVAL_ROWS` rows.
+    """
+    if report.why is not None:
+        yield from _why(report.why)
+        return
+    yield from header(report.target, *_facts(report), verbose=verbose)
+    if report.selects and not report.totals.threads:
+        yield _nobody(report)
+    elif report.load is not None:
+        yield from _load(report, report.load, rows)
+        yield from _more(len(report.load.groups), rows)
+    elif report.states is not None:
+        yield _states(report)
+    elif report.stacks is not None:
+        yield from _stacks(report.stacks[:rows], verbose)
+        yield from _more(len(report.stacks), rows)
+    else:
+        shown = report.tasks
+        if rows is None and report.interval_ns is not None:
+            shown = shown[:INTERVAL_ROWS]
+        names = columns or _names(report, microstates, shown)
+        about = context(report, verbose)
+        yield Table(make_columns(names, report), _Cells(shown, names, about))
+        if len(shown) < len(report.tasks):
+            left = len(report.tasks) - len(shown)
+            yield text(Span(f"({left:,} more rows: -n COUNT shows them)", "dim"))
+        if microstates and columns is None:
+            yield text(Span(_LEGEND, "dim"))
+    if report.totals.threads:
+        yield from _all_groups(report, rows)
+        yield _total(report)
+        yield _classes(report)
+    for herd in report.herds:
+        yield text(Span(_herd(herd, report.interval_ns), "warn"))
+    for note in report.notes:
+        yield text(Span(f"note: {note.text}", "warn"))
+
+
+def folded(report: PrstatReport, weight: str) -> Iterator[Text]:
+    """Yield stacks as flame graph tools take them, outermost function first.
+
+    :param weight: ``age``: microseconds of all waits; ``count``: threads.
+    """
+    for group in report.stacks or ():
+        by_comm: dict[str, int] = {}
+        for comm, age_ns in zip(group.comms, group.ages_ns, strict=True):
+            amount = age_ns // 1000 if weight == "age" else 1
+            by_comm[comm] = by_comm.get(comm, 0) + amount
+        frames = ";".join(reversed(group.frames))
+        for comm, amount in by_comm.items():
+            # These two characters are the format's own.
+            name = comm.replace(";", ":").replace(" ", "_")
+            yield text(f"{name};{frames} {amount}")
+
+
+class _Cells(Sequence[Sequence[Cell]]):
+    """Rows of cells, written when they are asked for: there may be very many."""
+
+    def __init__(
+        self, rows: Sequence[TaskRow], names: tuple[str, ...], about: Context
+    ) -> None:
+        self._rows = rows
+        self._names = names
+        self._about = about
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Sequence[Cell]]:
+        return map(self._cells, self._rows)
+
+    @overload
+    def __getitem__(self, place: int) -> Sequence[Cell]: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Sequence[Cell]]: ...
+    def __getitem__(
+        self, place: int | slice
+    ) -> Sequence[Cell] | Sequence[Sequence[Cell]]:
+        if isinstance(place, slice):
+            return _Cells(self._rows[place], self._names, self._about)
+        return self._cells(self._rows[place])
+
+    def _cells(self, row: TaskRow) -> Sequence[Cell]:
+        return [write(name, row, self._about) for name in self._names]
+
+
+def _names(
+    report: PrstatReport, microstates: bool, shown: Sequence[TaskRow]
+) -> tuple[str, ...]:
+    """Tell which columns there are, by what was asked for and what the kernel kept.
+
+    :param shown: The rows; what stopped within an interval may have gone on in it.
+    """
+    if any(row.children is not None for row in report.tasks[:1]):
+        return CHILDREN
+    if not microstates:
+        return DEFAULT
+    names: tuple[str, ...] = MICROSTATES
+    stops = bool({"STP", "TRC"} & report.totals.classes.keys())
+    if not stops and report.interval_ns is not None:
+        stops = any(row.waited and row.waited.stopped_ns for row in shown)
+    if stops or report.accounting.schedstats:
+        names += ("STP",)
+    if "ZMB" in report.totals.classes:
+        names += ("ZMB",)
+    if report.interval_ns is not None:
+        names += ("OFF-BY",)
+    elif report.accounting.schedstats:
+        names += SLEEPS
+    if report.accounting.delayacct and report.interval_ns is None:
+        # Those that this kernel has; the first thread that has any tells.
+        split = next((r.breakdown for r in report.tasks if r.breakdown), None)
+        kept = set(split.delays) if split else set()
+        names += tuple(name for name in DELAYS if DELAY_OF[name] in kept)
+    return (*names, *DOINGS, "PROCESS/NLWP")
+
+
+def _facts(report: PrstatReport) -> Iterator[str]:
+    if report.taken_at_ns is not None:
+        yield f"now {report.taken_at_ns / 1e9:.3f} s"
+    if report.interval_ns is not None:
+        yield f"interval {report.interval_ns / 1e9:.3f} s"
+    switches = {
+        "schedstats": report.accounting.schedstats,
+        "delayacct": report.accounting.delayacct,
+    }
+    words = {True: "on", False: "off", None: "not kept"}
+    yield ", ".join(f"{name} {words[is_on]}" for name, is_on in switches.items())
+
+
+def _total(report: PrstatReport) -> Text:
+    totals = report.totals
+    states = ", ".join(f"{count:,} {name}" for name, count in totals.states.items())
+    line = f"Total: {_plural(totals.processes, 'process', 'processes')}, "
+    line += _plural(totals.threads, "thread", "threads")
+    if states:
+        line += f" ({states})"
+    if totals.load_averages is not None:
+        averages = ", ".join(f"{value:.2f}" for value in totals.load_averages)
+        line += f", load averages: {averages}"
+    return text(Span(line, "title"))
+
+
+def _classes(report: PrstatReport) -> Text:
+    classes = report.totals.classes
+    return text(
+        "Now: " + (", ".join(f"{n:,} {name}" for name, n in classes.items()) or "-")
+    )
+
+
+def _plural(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def _ages(least_ns: int, most_ns: int) -> str:
+    least, most = duration(least_ns), duration(most_ns)
+    return least if least == most else f"{least}..{most}"
+
+
+def _herd(herd: Herd, interval_ns: int | None) -> str:
+    owner = NOT_KEPT if herd.owner is None else str(herd.owner)
+    how = _SEEN[herd.confidence]
+    name = f" ({herd.name})" if herd.name else ""
+    words = (
+        f"HERD {herd.lock}{name}: {herd.waiters:,} waiters woken together, asleep for "
+        f"{_ages(herd.min_age_ns, herd.max_age_ns)} after {herd.nvcsw_median:,} "
+        f"sleeps each (median); owner {owner}; {how}"
+    )
+    return "; ".join([words, *woken_words(herd, interval_ns)])
+
+
+_TASKS_LOST = ("tasks_unreadable", "lists_broken")
+
+
+def _nobody(report: PrstatReport) -> Text:
+    """Say that nothing fits what was asked for."""
+    # A list that breaks off may hide them all.
+    left_out = any(report.coverage.get(key) for key in _TASKS_LOST)
+    among = " among the tasks that could be read" if left_out else ""
+    return text(f"No task of those that were asked for{among}.")
+
+
+_TITLES = {
+    "user": "USER",
+    "cgroup": "CGROUP",
+    "container": "CONTAINER",
+    "ns": "PID NAMESPACE",
+    "comm": "COMMAND",
+}
+
+
+def _all_groups(report: PrstatReport, limit: int | None) -> Iterator[Block]:
+    """Yield the tables of all groups that were asked for.
+
+    :param limit: How many of each at most.
+    """
+    asked = (("user", report.users), ("cgroup", report.cgroups))
+    for kind, groups in (*asked, *(report.by or {}).items()):
+        if groups is None:
+            continue
+        shown = groups[:limit]
+        if kind == "class":
+            yield _by_class([group for group in shown if isinstance(group, ClassGroup)])
+        else:
+            found = [group for group in shown if isinstance(group, Group)]
+            yield _groups(report, found, _TITLES[kind])
+        yield from _more(len(groups), limit)
+
+
+def _by_class(groups: Sequence[ClassGroup]) -> Table:
+    has_times = any(group.ns is not None for group in groups)
+    times = ("TIME", "ERROR") if has_times else ()
+    headers = ("NPROC", "NLWP", "FOR, SUMMED", "LONGEST", *times)
+    columns = (*(Column(name, "right") for name in headers), Column("CLASS"))
+    rows = [
+        (
+            str(group.processes),
+            str(group.threads),
+            duration(group.age_ns) if group.threads else NOT_KEPT,
+            duration(group.max_age_ns) if group.threads else NOT_KEPT,
+            *(_class_times(group) if has_times else ()),
+            group.key,
+        )
+        for group in groups
+    ]
+    return Table(columns, rows)
+
+
+def _class_times(group: ClassGroup) -> tuple[str, str]:
+    if not group.error_ns:
+        return duration(group.ns or 0), "0"
+    return ESTIMATE + duration(group.ns or 0), duration(group.error_ns)
+
+
+def _groups(report: PrstatReport, groups: Sequence[Group], title: str) -> Table:
+    ram = report.totals.ram_bytes
+    names = title == "USER" and report.target.kind == "kcore"
+
+    def label(key: str) -> str:
+        return user(int(key), names) if names and key != NOT_KEPT else key
+
+    headers = ("NPROC", "NLWP", "SIZE", "RSS", "MEMORY", "TIME", "CPU")
+    columns = tuple(Column(name, "right") for name in headers)
+    rows = [
+        (
+            str(group.processes),
+            str(group.threads),
+            short_size(group.size_bytes),
+            short_size(group.rss_bytes),
+            f"{100 * group.rss_bytes / ram:.1f}%" if ram else NOT_KEPT,
+            duration(group.cpu_ns),
+            f"{100 * group.cpu_share:.1f}%",
+            label(group.key),
+        )
+        for group in groups
+    ]
+    return Table((*columns, Column(title)), rows)
+
+
+def _more(groups: int, shown: int | None) -> Iterator[Text]:
+    if shown is not None and groups > shown:
+        yield text(Span(f"({groups - shown:,} more groups)", "dim"))
+
+
+def _load(report: PrstatReport, load: Load, limit: int | None) -> Iterator[Block]:
+    averages = report.totals.load_averages
+    shown = " ".join(f"{v:.2f}" for v in averages) if averages else NOT_KEPT
+    yield text(
+        f"Load averages {shown}; now {load.runnable + load.uninterruptible}: "
+        f"{load.runnable} run or could, {load.uninterruptible} sleep uninterruptibly; "
+        f"{_plural(report.totals.cpus, 'CPU', 'CPUs')} online"
+    )
+    rows = [
+        (
+            str(len(group.pids)),
+            group.state,
+            group.task_class,
+            duration(group.max_age_ns),
+            group.comm,
+            NOT_KEPT if group.on is None else on_text(group.on),
+            group.function or NOT_KEPT,
+            _pids(group.pids),
+        )
+        for group in load.groups[:limit]
+    ]
+    columns = (
+        Column("COUNT", "right"),
+        Column("STATE"),
+        Column("NOW"),
+        Column("OLDEST", "right"),
+        *(Column(name) for name in ("COMMAND", "ON", "FUNCTION", "PIDS")),
+    )
+    yield Table(columns, rows)
+
+
+def _pids(pids: Sequence[int]) -> str:
+    shown = " ".join(map(str, pids[:_MAX_PIDS]))
+    return shown if len(pids) <= _MAX_PIDS else f"{shown} +{len(pids) - _MAX_PIDS}"
+
+
+def _states(report: PrstatReport) -> Table:
+    rows = [_state(state) for state in report.states or ()]
+    columns = (
+        Column("STATE"),
+        Column("FROM"),
+        Column("TIME", "right"),
+        Column("NOW", "right"),
+        Column("FOR, SUMMED", "right"),
+        Column("WHERE IT COMES FROM, OR WHY THERE IS NONE"),
+    )
+    return Table(columns, rows)
+
+
+def _state(state: StateTime) -> Sequence[Cell]:
+    time = NOT_KEPT
+    if state.ns is not None:
+        time = _MARKS.get(state.bound, "") + duration(state.ns)
+    threads, since = state.now_threads, state.now_ns
+    return (
+        Span(state.name, "title"),
+        state.family,
+        time,
+        NOT_KEPT if threads is None else str(threads),
+        NOT_KEPT if since is None or not threads else duration(since),
+        state.reason,
+    )
+
+
+def _stacks(groups: Sequence[StackGroup], verbose: bool) -> Iterator[Block]:
+    for group in groups:
+        ages = _ages(group.min_age_ns, group.max_age_ns)
+        comms = sorted(set(group.comms))
+        names = ", ".join(comms if verbose else comms[:_MAX_PIDS])
+        pids = " ".join(map(str, group.pids)) if verbose else _pids(group.pids)
+        count = _plural(len(group.pids), "thread", "threads")
+        head = f"{count}  {group.task_class}  {ages}"
+        yield text(Span(head, "title"), f"  {names}: {pids}")
+        for frame in group.frames:
+            yield text(f"    {frame}")
+        yield text()
+
+
+def _why(reasons: Sequence[Why]) -> Iterator[Block]:
+    for reason in reasons:
+        yield text(Span(reason.field, "title"), f"  {_BOUNDS[reason.bound]}")
+        yield text(f"  {reason.text}")

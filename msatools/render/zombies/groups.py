@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Zombies by parent, by what else they have in common, and one by one."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from msatools.render import plain
+from msatools.render.blocks import Block, Cell, Column, Span, Table, Text
+from msatools.render.blocks import text as line
+from msatools.render.locks.words import more, plural, state_cell
+from msatools.render.prstat.columns import NOT_KEPT, user
+from msatools.render.units import duration
+from msatools.render.zombies.limits import nearest
+from msatools.render.zombies.words import (
+    WHY,
+    belongings_text,
+    dead_for,
+    dead_for_range,
+    evidence_lines,
+    evidence_text,
+    few,
+    process_text,
+    why_text,
+)
+from msatools.zombies.endings import ending
+from msatools.zombies.model import Group, Zombie, ZombiesReport
+
+GROUPS = 10
+"""How many groups are shown if nobody asks for more or fewer."""
+
+_EXPLAINED = 3
+"""Of how many of them the evidence is told, too."""
+
+KEYS = 20
+"""How many users, control groups or the like are shown."""
+
+_VERDICTS = 3
+_INDENT = "    "
+
+Key = Literal["verdict", "cgroup", "user", "namespace"]
+
+
+def has_names(report: ZombiesReport) -> bool:
+    """Tell whether users have names here: on the machine itself."""
+    return report.target.kind == "kcore"
+
+
+def by_parent(
+    report: ZombiesReport, rows: int | None, verbose: bool
+) -> Iterator[Block]:
+    """Yield the groups, and under the largest why, what they are and what to do."""
+    groups = report.groups
+    shown = groups[:rows] if rows or verbose else groups[:GROUPS]
+    explained = len(shown) if rows or verbose else _EXPLAINED
+    head, *lines = plain.lines(_table(shown, report, verbose))
+    yield Text(head)
+    for place, (group, cells) in enumerate(zip(shown, lines, strict=True)):
+        yield Text(cells)
+        if place < explained:
+            belongings = belongings_text(group, has_names(report), verbose)
+            yield from explanation(group, verbose, belongings)
+    yield from more(len(groups) - len(shown), "group")
+    if len(shown) < len(groups):
+        yield _verdicts(groups)
+
+
+def _table(groups: Sequence[Group], report: ZombiesReport, verbose: bool) -> Table:
+    columns = [
+        *(Column("COUNT", "right"), Column("PARENT"), Column("ST"), Column("AGE")),
+        *(Column("WHY"), Column("LIMITS")),
+    ]
+    changes = report.interval_ns is not None
+    if changes:
+        columns.insert(1, Column("+/-", "right"))
+    rows = []
+    for group in groups:
+        cells: list[Cell] = [
+            f"{group.count:,}",
+            process_text(group.ppid, group.parent_comm),
+            state_cell(group.parent_state),
+            dead_for_range(group.min_age_ns, group.max_age_ns),
+            why_text(group, verbose),
+            nearest(group, report.limits or ()),
+        ]
+        if changes:
+            cells.insert(1, NOT_KEPT if group.delta is None else f"{group.delta:+,}")
+        rows.append(cells)
+    return Table(tuple(columns), rows)
+
+
+def explanation(group: Group, verbose: bool, belongings: str = "") -> Iterator[Text]:
+    """Yield the evidence, how the dead ended and whose they are, and the advice."""
+    if words := evidence_text(group):
+        yield line(_INDENT, words)
+    if verbose:
+        yield from evidence_lines(group.evidence, _INDENT)
+    if belongings:
+        yield line(_INDENT, Span(belongings, "dim"))
+    if group.advice:
+        yield line(_INDENT, Span("do: ", "title"), group.advice)
+
+
+def _verdicts(groups: Sequence[Group]) -> Text:
+    """Sum up why, as not all groups are shown."""
+    counts: Counter[str] = Counter()
+    for group in groups:
+        counts[group.verdict] += group.count
+    words = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
+    return line(Span("Why: ", "title"), words)
+
+
+# --- by something else
+
+_HEADERS = {
+    "verdict": "VERDICT",
+    "cgroup": "CGROUP",
+    "user": "USER",
+    "namespace": "PID NAMESPACE",
+}
+
+
+def tally(
+    key: Key, report: ZombiesReport, rows: int | None, verbose: bool
+) -> Iterator[Block]:
+    """Yield how many zombies have something in common, and of how many parents."""
+    of = _key(key, has_names(report))
+    found: dict[str, list[Zombie]] = {}
+    for zombie in report.zombies:
+        found.setdefault(of(zombie), []).append(zombie)
+    ranked = sorted(found.items(), key=lambda each: (-len(each[1]), each[0]))
+    shown = ranked[:rows] if rows or verbose else ranked[:KEYS]
+    columns = (
+        Column("COUNT", "right"),
+        Column(_HEADERS[key]),
+        Column("PARENTS"),
+        Column("AGE"),
+        Column("WHY"),
+    )
+    most = None if verbose else _VERDICTS
+    yield Table(columns, [_tallied(key, name, group, most) for name, group in shown])
+    yield from more(len(ranked) - len(shown), "row")
+
+
+def _key(key: Key, names: bool) -> Callable[[Zombie], str]:
+    if key == "verdict":
+        return lambda zombie: zombie.verdict
+    if key == "cgroup":
+        return lambda zombie: zombie.cgroup or NOT_KEPT
+    if key == "user":
+        return lambda zombie: user(zombie.uid, names)
+    return lambda zombie: _number(zombie.namespace)
+
+
+def _tallied(
+    key: Key, name: str, zombies: Sequence[Zombie], most: int | None
+) -> Sequence[Cell]:
+    parents = Counter((each.ppid, each.parent_comm) for each in zombies)
+    ((largest, count),) = parents.most_common(1)
+    words = process_text(*largest)
+    if len(parents) > 1:
+        words += f" ({count:,}), {plural(len(parents) - 1, 'other')}"
+    ages = [zombie.age_ns for zombie in zombies]
+    verdicts = Counter(zombie.verdict for zombie in zombies).most_common()
+    why = few([f"{number:,} {verdict}" for verdict, number in verdicts], most)
+    return (
+        f"{len(zombies):,}",
+        name,
+        words,
+        dead_for_range(min(ages), max(ages)),
+        WHY[zombies[0].verdict] if key == "verdict" else why,
+    )
+
+
+# --- one by one
+
+
+def each_zombie(report: ZombiesReport, rows: int | None) -> Iterator[Block]:
+    """Yield a row a zombie."""
+    names = has_names(report)
+    columns = (
+        Column("PID", "right"),
+        Column("AGE", "right"),
+        Column("PARENT"),
+        Column("VERDICT"),
+        Column("ENDED"),
+        Column("USER"),
+        Column("THREADS", "right"),
+        Column("TRACER", "right"),
+        Column("PID NAMESPACE"),
+        Column("CGROUP"),
+        Column("COMMAND"),
+    )
+    shown = report.zombies[:rows] if rows else report.zombies
+    yield Table(columns, [_row(zombie, names) for zombie in shown])
+    yield from more(len(report.zombies) - len(shown), "zombie")
+
+
+def _row(zombie: Zombie, names: bool) -> Sequence[Cell]:
+    return (
+        str(zombie.pid),
+        dead_for(zombie.age_ns, zombie.age_bound),
+        process_text(zombie.ppid, zombie.parent_comm),
+        zombie.verdict,
+        ending(zombie.exit_code),
+        user(zombie.uid, names),
+        str(zombie.threads),
+        _number(zombie.tracer),
+        namespace_text(zombie),
+        zombie.cgroup or NOT_KEPT,
+        zombie.comm,
+    )
+
+
+def namespace_text(zombie: Zombie) -> str:
+    """Write a PID namespace, and the PID there if it is another than outside."""
+    within = "" if zombie.ns_pid is None else f" (PID {zombie.ns_pid})"
+    return _number(zombie.namespace) + within
+
+
+def _number(value: int | None) -> str:
+    return NOT_KEPT if value is None else str(value)
+
+
+def parent_text(pid: int, comm: str | None, group: Group | None) -> str:
+    """Write a parent, its state, and since when it is in it."""
+    words = process_text(pid, comm)
+    if group is None or group.parent_state is None:
+        return words
+    age = group.parent_age_ns
+    since = "" if age is None else f" for {duration(age)}"
+    return f"{words} ({group.parent_state}{since})"

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The limits that zombies count against, and how near each is."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from msatools.render.blocks import Block, Cell, Column, Span, Table
+from msatools.render.blocks import text as line
+from msatools.render.prstat.columns import ESTIMATE, NOT_KEPT
+from msatools.render.units import duration
+from msatools.render.zombies.words import INITIAL_NAMESPACE, percent_used, share_style
+from msatools.zombies.model import Group, Limit
+
+_LIMITS = 8
+_BAR = 20
+_WORTH_TELLING = 10
+"""How many percent are used of a limit that is told of, if one of its sort is told."""
+
+_MATTERS = 10
+"""A group matters to a limit if it has at least one in so many of what is used."""
+
+_LEGEND = "[# dead  = others  . left]"
+
+
+def limits_table(
+    limits: Sequence[Limit], *, interval: bool, verbose: bool
+) -> Iterator[Block]:
+    """Yield limits, the nearest first, and those that are none if *verbose*."""
+    wanted = [limit for limit in limits if verbose or limit.max is not None]
+    shown = wanted if verbose else _telling(wanted)
+    if not shown:
+        return
+    columns = [
+        *(Column("LIMIT"), Column("OF"), Column("USED", "right")),
+        *(Column("MAX", "right"), Column("LEFT", "right"), Column("DEAD", "right")),
+        *(Column("%", "right"), Column(_LEGEND)),
+    ]
+    if interval:
+        columns.insert(-1, Column("HIT IN", "right"))
+    yield Table(tuple(columns), [_row(limit, interval) for limit in shown])
+    if left := len(wanted) - len(shown):
+        what = "limit, which is" if left == 1 else "limits, which are"
+        it = "it" if left == 1 else "them"
+        words = f"… {left:,} more {what} farther away: -v shows {it}"
+        yield line(Span(words, "dim"))
+
+
+def _telling(limits: Sequence[Limit]) -> Sequence[Limit]:
+    """Choose the nearest of each sort, and others of which a part is used."""
+    sorts: dict[str, int] = {}
+    for place, limit in enumerate(limits):
+        sorts.setdefault(limit.name, place)
+    places = set(sorts.values())
+    for place, limit in enumerate(limits):
+        if len(places) < _LIMITS and _share(limit) >= _WORTH_TELLING:
+            places.add(place)
+    return [limits[place] for place in sorted(places)]
+
+
+def _share(limit: Limit) -> int:
+    if limit.used is None or limit.max is None:
+        return 0
+    return percent_used(limit.used, limit.max)
+
+
+def _row(limit: Limit, interval: bool) -> Sequence[Cell]:
+    used, most = limit.used, limit.max
+    cells: list[Cell] = [
+        limit.name,
+        limit.scope,
+        NOT_KEPT if used is None else f"{used:,}",
+        "none" if most is None else f"{most:,}",
+        NOT_KEPT if used is None or most is None else f"{max(0, most - used):,}",
+        f"{limit.zombies:,}",
+    ]
+    first = "  first to be hit" if limit.first else ""
+    hit = NOT_KEPT if limit.left_ns is None else ESTIMATE + duration(limit.left_ns)
+    cells += [_percent(limit), *([hit] if interval else []), bar(limit) + first]
+    return cells
+
+
+def _percent(limit: Limit) -> Cell:
+    if limit.used is None or limit.max is None:
+        return NOT_KEPT
+    return Span(str(_share(limit)), share_style(limit.used, limit.max))
+
+
+def bar(limit: Limit) -> str:
+    """
+    Draw how much of a limit the dead use, the others, and nobody.
+
+    Nothing is drawn of what has no end. What there is, however little, takes a cell;
+    what is left does, too.
+    """
+    if limit.used is None or limit.max is None:
+        return ""
+    used = _cells(limit.used, limit.max)
+    dead = min(_cells(limit.zombies, limit.max), used) if limit.zombies else 0
+    return f"[{'#' * dead}{'=' * (used - dead)}{'.' * (_BAR - used)}]"
+
+
+def _cells(number: int, most: int) -> int:
+    if number >= most:
+        return _BAR
+    return min(max(round(_BAR * number / most), bool(number)), _BAR - 1)
+
+
+def nearest(group: Group, limits: Sequence[Limit]) -> Cell:
+    """Write the nearest of the limits that a group matters to."""
+    found: Limit | None = None
+    share = -1.0
+    for limit in limits:
+        used, most = limit.used, limit.max
+        if used is None or most is None or group.count * _MATTERS < used:
+            continue
+        if _share(limit) < _WORTH_TELLING:
+            continue
+        of_it = used / most if most else 1.0
+        if of_it > share and _counts(group, limit):
+            found, share = limit, of_it
+    if found is None or found.used is None or found.max is None:
+        return ""
+    percent = percent_used(found.used, found.max)
+    return Span(f"{found.name} {percent} %", share_style(found.used, found.max))
+
+
+def _counts(group: Group, limit: Limit) -> bool:
+    """Tell whether a group counts towards a limit."""
+    if limit.name == "pids.max":
+        below = limit.scope.rstrip("/") + "/"
+        return any(f"{path}/".startswith(below) for path in group.cgroups)
+    # As in "uid 1000 of user_ns 4026531837".
+    number = re.search(r"\d+", limit.scope)
+    if number is None:
+        return True
+    if limit.name == "RLIMIT_NPROC":
+        return int(number.group()) in group.uids
+    # A process counts in its PID namespace and all above it; the first is above all.
+    return int(number.group()) in (INITIAL_NAMESPACE, *group.namespaces)

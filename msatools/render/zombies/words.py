@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Zombies, their parents and why they are there, in a few words."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from msatools.render.blocks import Cell, Span, Style, Text
+from msatools.render.blocks import text as line
+from msatools.render.locks.words import plural, state_cell
+from msatools.render.prstat.columns import ESTIMATE, NOT_KEPT, UPPER, user
+from msatools.render.units import duration
+from msatools.zombies.endings import signal_name
+from msatools.zombies.model import Evidence, Group, ParentThread, Verdict
+
+WHY: Mapping[Verdict, str] = {
+    "leader-exited": "threads of it live on",
+    "being-reaped": "is being reaped",
+    "traced": "tracer must wait first",
+    "parent-blocked": "parent blocked",
+    "parent-stopped": "parent stopped",
+    "reaper-never-reaps": "never reaps what it inherits",
+    "sigchld-blocked": "blocks SIGCHLD",
+    "waiting-for-other": "waits for another child",
+    "clone-child": "wait() takes no clone children",
+    "handler-missed": "SIGCHLD handler left it",
+    "never-waits": "never waits for children",
+    "unknown": "not known",
+}
+"""Verdicts in words."""
+
+INITIAL_NAMESPACE = 4026531836
+"""The inode number of the first PID namespace (PROC_PID_INIT_INO, since 3.8)."""
+
+_AGE_MARKS = {"exact": "", "upper": UPPER}
+_FEW = 3
+_WHY_WIDTH = 40
+_REAPERS = {"init": "init of its PID namespace", "subreaper": "a subreaper"}
+_DISPOSITIONS = {
+    "default": "default action",
+    "ignored": "ignored",
+    "handler": "handler",
+}
+
+
+def process_text(pid: int, comm: str | None) -> str:
+    """Write a process by its number and name; 0 is one that is not known."""
+    if not pid:
+        return NOT_KEPT
+    return str(pid) if comm is None else f"{pid} {comm}"
+
+
+def dead_for(age_ns: int, bound: str = "estimate") -> str:
+    """Write how long a task has been dead, and how well that is known."""
+    return _AGE_MARKS.get(bound, ESTIMATE) + duration(age_ns)
+
+
+def dead_for_range(least_ns: int, most_ns: int) -> str:
+    """Write for how long some tasks have been dead."""
+    least, most = dead_for(least_ns), dead_for(most_ns)
+    return least if least == most else f"{least}..{most}"
+
+
+def why_text(group: Group, verbose: bool = False) -> str:
+    """Write a verdict on a group, and who or what is to blame where that is another."""
+    words, evidence = WHY[group.verdict], group.evidence
+    if group.verdict == "traced" and evidence.tracer is not None:
+        return f"tracer {evidence.tracer} must wait first"
+    if group.verdict == "parent-blocked" and evidence.root is not None:
+        words += f": {evidence.root}"
+    if len(words) > _WHY_WIDTH and not verbose:
+        return f"{words[: _WHY_WIDTH - 1]}…"
+    return words
+
+
+def share_style(used: int, most: int) -> Style | None:
+    """Tell how alarming it is that so much of a limit is used."""
+    percent = percent_used(used, most)
+    return "bad" if percent >= 90 else "warn" if percent >= 75 else None
+
+
+def percent_used(used: int, most: int) -> int:
+    """Tell how much of a limit is used, 100 only if nothing is left."""
+    return 100 * used // most if most > 0 else 100
+
+
+def endings_text(endings: Mapping[str, int], most: int | None = None) -> str:
+    """Write how many ended in which way, the most frequent first."""
+    ways = sorted(endings.items(), key=lambda each: -each[1])
+    texts = [f"status {name}" if name.isdigit() else name for name, _ in ways]
+    if len(ways) == 1:
+        return texts[0]
+    return few([f"{t} ({n:,})" for t, (_, n) in zip(texts, ways, strict=True)], most)
+
+
+def few(texts: Sequence[str], most: int | None = _FEW) -> str:
+    """Write some of many, all if there is no *most*."""
+    shown = texts if most is None else texts[:most]
+    left = len(texts) - len(shown)
+    return ", ".join(shown) + (f" +{left:,}" if left else "")
+
+
+def belongings_text(group: Group, names: bool, verbose: bool) -> str:
+    """Write how the dead of a group ended, and whose they are.
+
+    :param names: Whether users have names here.
+    """
+    most = None if verbose else _FEW
+    parts = (
+        [f"ended with {endings_text(group.exit_codes, most)}"]
+        if group.exit_codes
+        else []
+    )
+    if group.uids:
+        parts.append("user " + few([user(uid, names) for uid in group.uids], most))
+    if group.cgroups:
+        parts.append("cgroup " + few(group.cgroups, most))
+    if verbose or any(number != INITIAL_NAMESPACE for number in group.namespaces):
+        numbers = few(list(map(str, group.namespaces)), most)
+        parts += [f"PID namespace {numbers}"] if numbers else []
+    return "; ".join(parts)
+
+
+def evidence_lines(evidence: Evidence, indent: str) -> Iterator[Text]:
+    """Yield all that a verdict stands on, below its one line."""
+    for words in (_sigchld(evidence), _masks(evidence), _relations(evidence)):
+        if words:
+            yield line(indent, words)
+    for thread in evidence.threads:
+        yield line(indent, *_thread(thread))
+    left = evidence.thread_count - len(evidence.threads)
+    if evidence.threads and left > 0:
+        yield line(indent, Span(f"… {left:,} more of its threads", "dim"))
+
+
+def _sigchld(evidence: Evidence) -> str:
+    if evidence.sigchld is None:
+        return ""
+    parts = [f"SIGCHLD: {_DISPOSITIONS[evidence.sigchld]}"]
+    if evidence.handler is not None and evidence.sigchld == "handler":
+        parts[0] += f" {evidence.handler:#x}"
+    if evidence.pending is not None:
+        parts.append("pending" if evidence.pending else "not pending")
+    if evidence.blocked is not None:
+        by = " by all threads" if evidence.thread_count != 1 else ""
+        parts.append(("blocked" if evidence.blocked else "not blocked") + by)
+    return ", ".join(parts)
+
+
+def _masks(evidence: Evidence) -> str:
+    masks = {
+        "blocks": evidence.blocked_signals,
+        "ignores": evidence.ignored_signals,
+        "catches": evidence.caught_signals,
+    }
+    parts = []
+    for verb, numbers in masks.items():
+        if numbers is not None:
+            parts.append(f"{verb} {' '.join(map(signal_name, numbers)) or 'none'}")
+    return "; ".join(parts)
+
+
+def _relations(evidence: Evidence) -> str:
+    parts = []
+    if evidence.reaper is not None:
+        parts.append(f"it is {_REAPERS[evidence.reaper]}")
+    if evidence.tracer is not None:
+        parts.append(f"tracer {evidence.tracer}")
+    if evidence.root is not None:
+        pid = f" (pid {evidence.root_pid})" if evidence.root_pid is not None else ""
+        parts.append(f"at the root: {evidence.root}{pid}")
+    return "; ".join(parts)
+
+
+def evidence_text(group: Group) -> str:
+    """Write evidence in one line, with what the first of the threads is doing.
+
+    It is not the parent whose threads keep a dead leader.
+    """
+    evidence = group.evidence
+    if not evidence.threads or group.verdict == "leader-exited":
+        return evidence.text
+    first, *_ = evidence.threads
+    since = f"{first.state} {duration(first.age_ns)}"
+    left = evidence.thread_count - 1
+    others = f" (+{left:,})" if left > 0 else ""
+    if f"thread {first.pid} is {first.doing}" in evidence.text:
+        return f"{evidence.text}, {since}{others}"
+    doing = "" if first.doing in evidence.text else f" {first.doing}"
+    words = f"thread {first.pid} {since}{doing}{others}"
+    return "; ".join(part for part in (evidence.text, words) if part)
+
+
+def _thread(thread: ParentThread) -> Sequence[Cell]:
+    parts = [thread.doing or NOT_KEPT]
+    if thread.waiting is not None:
+        flags = {"__WCLONE": thread.waiting.clone, "__WALL": thread.waiting.all}
+        parts += [name for name, is_set in flags.items() if is_set]
+    if thread.blocks_sigchld:
+        parts.append("blocks SIGCHLD")
+    name = f"thread {process_text(thread.pid, thread.comm)}  "
+    age = f" {duration(thread.age_ns)}  {thread.task_class}  "
+    return (name, state_cell(thread.state), age, ", ".join(parts))
+
+
+def zombies_text(count: int) -> str:
+    """Write how many zombies there are."""
+    return plural(count, "zombie")

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What differs between two reports of a command, row by row.
+
+Which rows and columns that is, each command says in a table. Reports come as JSON, out
+of files: nothing of them is trusted.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from msatools.kernel.report import Note, Report
+from msatools.render.units import duration
+from msatools.reports.json_file import Object, head_of
+from msatools.target.model import UNLISTED, Target
+
+SAME_START_NS = 1_000_000_000
+"""How far two looks may miss each other about when one thing began: their clocks may be
+apart, and no PID comes again so soon."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """What is compared of the rows under one key of a report."""
+
+    name: str
+    """The key."""
+
+    by: tuple[str, ...]
+    """Fields by which two rows are of the same thing."""
+
+    counts: tuple[str, ...] = ()
+    """Fields that are numbers, of which the change is told; of lists it is that of
+    their lengths. Those that matter most are first."""
+
+    facts: tuple[str, ...] = ()
+    """Other fields, of which is told what they were and are."""
+
+    lived: str | None = None
+    """The field that tells for how long the thing has been there: if it began at
+    another time, it is another one."""
+
+
+Value = int | str | None
+
+
+class Moment(Protocol):
+    """What both reports say of when and where they were taken."""
+
+    @property
+    def target(self) -> Target: ...
+    @property
+    def taken_at_ns(self) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two reports."""
+
+    file: str
+    """Where it was read from."""
+
+    target: Target
+    taken_at_ns: int | None
+    """CLOCK_MONOTONIC of its kernel."""
+
+    interval_ns: int | None
+    notes: tuple[Note, ...]
+    """Its own."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A field that is no number, in both."""
+
+    before: Value
+    after: Value
+
+
+@dataclass(frozen=True)
+class RowChange:
+    """A row that is in one report only, or differs."""
+
+    change: Literal["came", "gone", "changed"]
+    key: Mapping[str, Value]
+    deltas: Mapping[str, int | None]
+    """Of each count; of what came or is gone, all of it. ``None`` if one of the two
+    does not have it."""
+
+    facts: Mapping[str, Fact]
+    """Those that differ; of what came or is gone, all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportDiff:
+    """What differs between two reports of one command."""
+
+    command: str = field(metadata=UNLISTED)
+    before: Side
+    after: Side
+
+    elapsed_ns: int | None
+    """Kernel time from one to the other; ``None`` if that cannot be told, as of
+    different kernels."""
+
+    notes: tuple[Note, ...]
+    """What keeps the two from being the same machine at two times."""
+
+    changes: Mapping[str, tuple[RowChange, ...]]
+    """By key of the reports; what changed most first."""
+
+    @property
+    def schema(self) -> str:
+        return f"msatools.{self.command}-diff/1"
+
+
+def compare(
+    command: str,
+    tables: Iterable[Rows],
+    reports: tuple[Object, Object],
+    files: tuple[str, str],
+) -> ReportDiff:
+    """
+    Return what changed from one report to another, of the same machine or of two.
+
+    :param command: Whose reports they are.
+    :param files: Where they are from.
+    :raises SnapshotError: if one is damaged
+    """
+    before, after = (
+        _side(head_of(report), file)
+        for report, file in zip(reports, files, strict=True)
+    )
+    return ReportDiff(
+        command=command,
+        before=before,
+        after=after,
+        elapsed_ns=elapsed(before, after),
+        notes=(
+            *other_kernel(before, after),
+            *earlier(before, after),
+            *_other_times(before, after),
+        ),
+        changes={
+            table.name: tuple(sorted(_changes(table, reports), key=_rank))
+            for table in tables
+            # Some are there on request only.
+            if all(table.name in report.keys for report in reports)
+        },
+    )
+
+
+def elapsed(before: Moment, after: Moment) -> int | None:
+    """Return how much time of one kernel is between two reports, in nanoseconds."""
+    if before.taken_at_ns is None or after.taken_at_ns is None:
+        return None
+    if before.target.release != after.target.release:
+        return None
+    passed = after.taken_at_ns - before.taken_at_ns
+    return passed if passed >= 0 else None
+
+
+def other_kernel(before: Moment, after: Moment) -> Iterator[Note]:
+    """Yield notes on what shows two machines, or two boots of one."""
+    one, other = before.target, after.target
+    for code, what, first, second in (
+        ("other-release", "kernels", one.release, other.release),
+        ("other-architecture", "architectures", one.arch, other.arch),
+    ):
+        if first != second:
+            yield Note(code, f"different {what}: {first}, then {second}")
+    if one.kind == other.kind == "qmp" and one.path != other.path:
+        text = f"different guests, or sockets of them: {one.path}, then {other.path}"
+        yield Note("other-guest", text)
+
+
+def earlier(before: Moment, after: Moment) -> Iterator[Note]:
+    """Yield a note if the second report was taken before the first."""
+    then, now = before.taken_at_ns, after.taken_at_ns
+    if then is not None and now is not None and now < then:
+        text = "the second was taken at an earlier time of its kernel than the first"
+        yield Note("earlier", f"{text}: another boot, or they are the wrong way round")
+
+
+def _other_times(before: Side, after: Side) -> Iterator[Note]:
+    if before.interval_ns is None and after.interval_ns is None:
+        return
+    first, second = (
+        "since boot" if side.interval_ns is None else f"of {duration(side.interval_ns)}"
+        for side in (before, after)
+    )
+    text = f"counts are {first} in the first, {second} in the second"
+    yield Note("counts-of-intervals", text)
+
+
+def _side(report: Report, file: str) -> Side:
+    return Side(
+        file=file,
+        target=report.target,
+        taken_at_ns=report.taken_at_ns,
+        interval_ns=report.interval_ns,
+        notes=report.notes,
+    )
+
+
+@dataclass(frozen=True)
+class _Row:
+    key: Mapping[str, Value]
+    counts: Mapping[str, int | None]
+    facts: Mapping[str, Value]
+    began_ns: int | None
+
+
+def _changes(table: Rows, reports: tuple[Object, Object]) -> Iterator[RowChange]:
+    before, after = (dict(_rows(table, report)) for report in reports)
+    for key in dict.fromkeys((*after, *before)):
+        had, has = before.get(key), after.get(key)
+        if had is not None and has is not None and _is_same(had, has):
+            if (changed := _changed(had, has)) is not None:
+                yield changed
+            continue
+        if had is not None:
+            yield _only("gone", had)
+        if has is not None:
+            yield _only("came", has)
+
+
+def _rows(table: Rows, report: Object) -> Iterator[tuple[tuple[Value, ...], _Row]]:
+    taken_ns = report.number_or_none("taken_at_ns")
+    if not report.has(table.name):
+        return
+    for each in report.objects(table.name):
+        key = {name: each.word(name) for name in table.by}
+        lived = None if table.lived is None else each.number_or_none(table.lived)
+        is_since_start = report.number_or_none("interval_ns") is None
+        knows = lived is not None and taken_ns is not None and is_since_start
+        yield (
+            tuple(key.values()),
+            _Row(
+                key=key,
+                counts={name: each.amount(name) for name in table.counts},
+                facts={name: each.word(name) for name in table.facts},
+                began_ns=(taken_ns or 0) - (lived or 0) if knows else None,
+            ),
+        )
+
+
+def _is_same(had: _Row, has: _Row) -> bool:
+    if had.began_ns is None or has.began_ns is None:
+        return True
+    return abs(had.began_ns - has.began_ns) <= SAME_START_NS
+
+
+def _changed(had: _Row, has: _Row) -> RowChange | None:
+    deltas = {
+        name: None if then is None or now is None else now - then
+        for name, then, now in (
+            (name, had.counts[name], has.counts[name]) for name in has.counts
+        )
+    }
+    facts = {
+        name: Fact(had.facts[name], value)
+        for name, value in has.facts.items()
+        if had.facts[name] != value
+    }
+    if not facts and not any(deltas.values()):
+        return None
+    return RowChange("changed", has.key, deltas, facts)
+
+
+def _only(change: Literal["came", "gone"], row: _Row) -> RowChange:
+    sign = 1 if change == "came" else -1
+    deltas = {n: None if v is None else sign * v for n, v in row.counts.items()}
+    facts = {
+        name: Fact(None, value) if change == "came" else Fact(value, None)
+        for name, value in row.facts.items()
+    }
+    return RowChange(change, row.key, deltas, facts)
+
+
+def _rank(change: RowChange) -> tuple[int, ...]:
+    return tuple(-abs(delta or 0) for delta in change.deltas.values())

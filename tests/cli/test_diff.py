@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What differs between two reports, row by row: of all commands but msa-memstat, which
+compares pages (tests/memory/test_diff.py)."""
+
+import copy
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from drgn.commands import run_command
+
+from msatools.reports.diff import ReportDiff
+from tests.contract.table import CPUS, LOCKS, MEMSTAT, PRSTAT, ROWS, ZOMBIES, Row
+from tests.support.calls import CORE, Ran, call, demo
+
+SECOND = 10**9
+BY_ROW = [row for row in ROWS if row is not MEMSTAT]
+EACH = pytest.mark.parametrize("row", BY_ROW, ids=lambda row: row.name)
+
+Report = dict[str, Any]
+Change = Callable[[Report], object]
+
+
+@pytest.fixture
+def diff(tmp_path: Path) -> Callable[..., Ran]:
+    """Compare a report of the demo with another one that is made of it."""
+
+    def run(row: Row, change: Change, *words: str) -> Ran:
+        report = of_demo(row.name)
+        other = copy.deepcopy(report)
+        other["taken_at_ns"] += SECOND
+        change(other)
+        before, after = tmp_path / "before", tmp_path / "after"
+        before.write_text(json.dumps(report))
+        after.write_text(json.dumps(other))
+        return call(row.command, "--diff", str(before), str(after), *words)
+
+    return run
+
+
+@cache
+def of_demo(name: str) -> Report:
+    """The report of a command on the demo, made once."""
+    (row,) = (row for row in ROWS if row.name == name)
+    return call(row.command, "--json", CORE).json
+
+
+def changes(ran: Ran, name: str) -> list[Report]:
+    assert (ran.status, ran.err) == (0, "")
+    found: list[Report] = ran.json["changes"][name]
+    return found
+
+
+@EACH
+def test_nothing_but_time(row: Row, diff: Callable[..., Ran]) -> None:
+    def age(report: Report) -> None:
+        for task in report.get("tasks", ()):
+            task["lifetime_ns"] += SECOND
+        for zombie in report.get("zombies", ()):
+            zombie["age_ns"] += SECOND
+
+    ran = diff(row, age, "--json")
+    assert ran.json["schema"] == f"msatools.{row.name}-diff/1"
+    assert ran.json["elapsed_ns"] == SECOND
+    assert ran.json["notes"] == []
+    assert ran.json["changes"]
+    assert not any(ran.json["changes"].values())
+    text = diff(row, age).out
+    assert text.count("  none\n") == len(ran.json["changes"])
+    assert "1.0s from one to the other\n" in text
+
+
+def test_tasks_that_ran_came_and_went(diff: Callable[..., Ran]) -> None:
+    """What changed most is first; a PID that was given to another task is another."""
+
+    def change(report: Report) -> None:
+        tasks = report["tasks"]
+        for task in tasks:
+            task["lifetime_ns"] += SECOND
+        first, second, third = (
+            next(task for task in tasks if task["pid"] == pid) for pid in (1, 2, 3)
+        )
+        first |= {"user_ns": first["user_ns"] + 10**8, "state": "R", "rss_bytes": None}
+        second["lifetime_ns"] = 10**8
+        tasks.remove(third)
+        tasks.append({**first, "pid": 9999, "tgid": 9999, "user_ns": 9 * 10**12})
+
+    ran = diff(PRSTAT, change, "--json")
+    found = changes(ran, "tasks")
+    told = [(each["change"], each["key"]["pid"]) for each in found]
+    assert told[0] == ("came", 9999)
+    assert sorted(told[1:]) == [("came", 2), ("changed", 1), ("gone", 2), ("gone", 3)]
+    (ran_on,) = (each for each in found if each["change"] == "changed")
+    assert ran_on["deltas"]["user_ns"] == 10**8
+    assert ran_on["deltas"]["rss_bytes"] is None
+    assert ran_on["facts"] == {"state": {"before": "S", "after": "R"}}
+    text = diff(PRSTAT, change).out
+    assert "Changes in tasks  2 came, 2 gone, 1 changed\n" in text
+    assert "S -> R" in text
+    assert " +100ms " in text
+    assert "(4 more rows: -n COUNT shows them)" in diff(PRSTAT, change, "-n", "1").out
+
+
+CHANGED: list[tuple[Row, str, Change, Report]] = [
+    (
+        CPUS,
+        "cpus",
+        lambda report: report["cpus"][1].update(online=False, csw=10**9),
+        {"online": {"before": "yes", "after": "no"}},
+    ),
+    (
+        CPUS,
+        "sets",
+        lambda report: report["sets"][0].update(cpus=[0, 2, 3, 4]),
+        {"cpus": {"before": "0-1", "after": "0,2-4"}},
+    ),
+    (
+        LOCKS,
+        "locks",
+        lambda report: report["locks"][0]["waiters"].append(7),
+        {},
+    ),
+    (
+        ZOMBIES,
+        "limits",
+        lambda report: report["limits"][0].update(used=10**6),
+        {},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "change", "facts"), CHANGED, ids=lambda v: getattr(v, "name", "")
+)
+def test_changes(
+    row: Row, name: str, change: Change, facts: Report, diff: Callable[..., Ran]
+) -> None:
+    (found,) = changes(diff(row, change, "--json"), name)
+    assert found["change"] == "changed"
+    assert facts == {key: found["facts"][key] for key in facts}
+    assert facts or any(found["deltas"].values())
+
+
+def test_other_kernel_and_intervals_are_noted(diff: Callable[..., Ran]) -> None:
+    def change(report: Report) -> None:
+        report["target"]["release"] = "7.0\x1b[31m"
+        report["interval_ns"] = 5 * SECOND
+
+    ran = diff(CPUS, change)
+    assert r"different kernels: 6.12" in ran.out
+    assert r"7.0\x1b[31m" in ran.out
+    assert "counts are since boot in the first, of 5.0s in the second" in ran.out
+    assert "from one to the other" not in ran.out
+
+
+@pytest.mark.parametrize("value", [7, "x", [], {}, None, [None], [{"x": 1}], 1 << 80])
+@EACH
+def test_damaged(row: Row, value: object, diff: Callable[..., Ran]) -> None:
+    """One line, or what is left; no traceback."""
+    keys = [*of_demo(row.name)]
+    refused = 0
+    for key in keys:
+        ran = diff(row, lambda report, key=key: report.update({key: value}))
+        assert (ran.status, ran.err.count("\n")) in ((0, 0), (1, 1))
+        assert "unexpected" not in ran.err
+        refused += ran.status
+    assert refused
+
+
+def test_what_is_no_report(tmp_path: Path) -> None:
+    file, other = tmp_path / "file", tmp_path / "other"
+    other.write_text(call(CPUS.command, "--json", CORE).out)
+    for text, said in (
+        ("", "empty; make it with msa-prstat --json"),
+        ("hello", "not JSON; make it with msa-prstat --json"),
+        ('{"schema": "msatools.prstat/9"}', "msatools.prstat/9, where"),
+        ('{"schema": "msatools.prstat/1", ', "cut off, or damaged"),
+        (other.read_text(), "no report of msa-prstat (msatools.cpus/1)"),
+    ):
+        file.write_text(text)
+        ran = call(PRSTAT.command, "--diff", str(file), str(other))
+        assert (ran.status, ran.out, ran.err.count("\n")) == (1, "", 1)
+        assert said in ran.err
+
+
+WRONG = {
+    "--diff a": "expected 2 arguments",
+    "--diff - -": "-: standard input can be one of the two only",
+    "--diff a b vmcore": "vmcore: no target is looked at",
+    "--diff a b 5": "5: no target is looked at",
+    "--diff a b --record c": "--record: no target is looked at",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+@EACH
+def test_called_wrong(row: Row, words: str) -> None:
+    ran = call(row.command, *words.split())
+    assert (ran.status, ran.out) == (2, "")
+    assert WRONG[words] in ran.err
+
+
+def test_choosing(tmp_path: Path) -> None:
+    """From recordings, which have all; a file of JSON has what it has."""
+    recording, file = tmp_path / "recording", tmp_path / "file"
+    call(PRSTAT.command, CORE, "--record", str(recording))
+    file.write_text(call(PRSTAT.command, "--json", "-p", "1", CORE).out)
+    refused = call(PRSTAT.command, "--diff", str(recording), str(file), "-p", "1")
+    assert refused.status == 2
+    assert "-p: chooses from what is recorded" in refused.err
+    ran = call(PRSTAT.command, "--diff", str(file), str(recording), "--json")
+    assert {each["change"] for each in changes(ran, "tasks")} == {"came"}
+    copied = tmp_path / "copy"
+    copied.write_bytes(recording.read_bytes())
+    words = ("--diff", str(recording), str(copied), "-p", "1", "--json")
+    assert changes(call(PRSTAT.command, *words), "tasks") == []
+    same = call(PRSTAT.command, "--diff", str(recording), str(recording))
+    assert (same.status, same.out) == (1, "")
+    assert "a recording of one sample, which cannot differ from itself" in same.err
+
+
+def test_pages_of_recordings(tmp_path: Path) -> None:
+    """msa-memstat compares them as it does JSON, groups too."""
+    recording, file = tmp_path / "recording", tmp_path / "file"
+    words = ("--by", "slab", CORE)
+    call(MEMSTAT.command, *words, "--record", str(recording))
+    file.write_text(call(MEMSTAT.command, *words, "--json").out)
+    ran = call(MEMSTAT.command, "--diff", str(file), str(recording), "--json")
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.json["elapsed_ns"] == 0
+    assert not any(each["delta_pages"] for each in ran.json["classes"])
+    assert ran.json["by"]["slab"]
+    assert not any(each["delta_pages"] for each in ran.json["by"]["slab"])
+
+
+def test_in_drgn(tmp_path: Path) -> None:
+    """It gives what it found."""
+    recording, file = tmp_path / "recording", tmp_path / "file"
+    run_command(demo().prog, f"cpus --record {recording}")
+    file.write_text(call(CPUS.command, "--json", CORE).out)
+    found = run_command(demo().prog, f"cpus --diff {file} {recording}")
+    assert isinstance(found, ReportDiff)
+    assert found.elapsed_ns == 0
+    assert not any(found.changes.values())

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from msatools.cli.signals import Stopped, stop_on_signals, told_first, whole
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stops(work: Callable[[], None]) -> None:
+    """Check that a signal stops some work."""
+    with stop_on_signals() as came, pytest.raises(Stopped) as stopped:
+        work()
+    assert came[0] == stopped.value.number == signal.SIGTERM
+
+
+def test_signal_stops_at_once() -> None:
+    def work() -> None:
+        kill()
+        pytest.fail("it goes on")
+
+    stops(work)
+
+
+def test_signal_waits_for_the_whole() -> None:
+    done = []
+
+    def work() -> None:
+        with whole():
+            kill()
+            done.append("whole")
+        done.append("after it")
+
+    stops(work)
+    assert done == ["whole"]
+
+
+def test_swallowed_signal_stops_all_the_same() -> None:
+    class Plugin:
+        def __del__(self) -> None:
+            # What is raised here goes to nobody, as within drgn's plugins.
+            kill()
+
+    def work() -> None:
+        Plugin()
+        time.sleep(20)
+        pytest.fail("it goes on")
+
+    stops(work)
+
+
+def test_signal_that_became_another_exception_comes_first() -> None:
+    def work() -> None:
+        with told_first():
+            try:
+                kill()
+            except Stopped as error:
+                raise TypeError("Cannot compare structured arrays") from error
+
+    stops(work)
+
+
+def test_other_exceptions_are_what_they_are() -> None:
+    with pytest.raises(TypeError), stop_on_signals(), told_first():
+        raise TypeError("no signal came")
+
+
+def test_second_signal_does_not_wait() -> None:
+    def work() -> None:
+        with whole():
+            kill()
+            kill()
+            pytest.fail("it goes on")
+
+    stops(work)
+    # And what comes after it is as before.
+    with stop_on_signals(), whole():
+        pass
+
+
+def test_signal_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msatools.cli.signals._PATIENCE_S", 1.0)
+
+    def work() -> None:
+        with whole():
+            kill()
+            time.sleep(20)
+
+    began = time.monotonic()
+    stops(work)
+    assert 0.9 < time.monotonic() - began < 10
+
+
+def test_lost_signal_stops_at_the_next_sample() -> None:
+    def work() -> None:
+        with contextlib.suppress(Stopped):
+            kill()
+        with whole():
+            pass
+        pytest.fail("it goes on")
+
+    stops(work)
