@@ -7,7 +7,6 @@ Commands are imported when they are first used, for the sake of all other sessio
 
 import textwrap
 from collections.abc import Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from drgn import Program, ProgramFlags
@@ -17,10 +16,10 @@ from drgn.commands import (
     parse_shell_command,
 )
 
+from msatools.registry import NAMES, load
+
 if TYPE_CHECKING:
     from msatools.cli.main import Command
-
-_NAMES = ("cpus", "locks", "memstat", "prstat", "zombies")
 
 
 class LazyCommand:
@@ -66,10 +65,8 @@ class LazyCommand:
         return run_in_drgn(self._command(), prog, args)
 
     def _command(self) -> "Command[Any]":
-        module = import_module(f"msatools.commands.{self._name}")
-        command: Command[Any] = module.COMMAND
-        return command
+        return load(self._name)
 
 
-for _name in _NAMES:
+for _name in NAMES:
     DEFAULT_COMMAND_NAMESPACE.register(_name, LazyCommand(_name))

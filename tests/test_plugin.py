@@ -40,7 +40,7 @@ def test_drgn_finds_the_plugin_and_imports_no_command() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "msatools msatools.plugin\nFalse False\n"
+    assert done.stdout == "msatools msatools.registry msatools.plugin\nFalse False\n"
 
 
 def test_pipe(prog: Program, capfd: pytest.CaptureFixture[str]) -> None:

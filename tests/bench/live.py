@@ -13,9 +13,9 @@ from typing import Any
 
 from fixtures import lab
 from fixtures.lab.inside import RESULTS
+from msatools.registry import NAMES
 
 KERNELS = ("6.1", "6.12")
-NAMES = ("memstat", "prstat", "locks", "zombies", "cpus")
 MIB = 1 << 20
 WINDOW_NS = 30 * 10**9
 """No stretch so long has more of a CPU than ``--budget`` allows, and a point."""

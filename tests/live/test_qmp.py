@@ -25,12 +25,12 @@ from typing import Any
 import pytest
 
 from fixtures import lab
+from msatools.registry import NAMES
 from msatools.target import TargetSpec, open_target
 from tests.live.following import clocks_ns, gap_ns
 from tests.live.hang import control, hang, panic
 
 KERNELS = ("6.1", "6.12")
-COMMANDS = ("memstat", "prstat", "locks", "zombies", "cpus")
 SCRIPTS = Path(sys.executable).parent
 INTERVAL_S = 0.3
 PATIENCE_SECONDS = 120
@@ -194,14 +194,14 @@ CHECKS = {
 # --- it runs
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", NAMES)
 def test_once(guest: lab.Live, command: str) -> None:
     (report,) = run(guest, command)
     assert report["interval_ns"] is None
     check(guest, command, report)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", NAMES)
 def test_intervals(guest: lab.Live, command: str) -> None:
     reports = run(guest, command, INTERVAL_S, 3)
     assert len(reports) == 3
@@ -254,7 +254,7 @@ def has_socket(pid: int) -> bool:
 # --- it stands still
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", NAMES)
 def test_paused(guest: lab.Live, command: str) -> None:
     """All is as it was; the next interval has the time that has passed for it."""
     with paused(guest):
@@ -332,7 +332,7 @@ def test_qemu_that_stops_in_between(guest: lab.Live) -> None:
 # --- it does not come back
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", NAMES)
 def test_hanging(hanging: lab.Live, command: str) -> None:
     (report,) = run(hanging, command, INTERVAL_S, 1)
     assert report["interval_ns"] == 0
@@ -341,7 +341,7 @@ def test_hanging(hanging: lab.Live, command: str) -> None:
     is_at_rest(report)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", NAMES)
 def test_panicked(panicked: lab.Live, command: str) -> None:
     (report,) = run(panicked, command)
     crash = report["target"]["crash"]

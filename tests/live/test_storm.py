@@ -25,6 +25,7 @@ from fixtures import lab
 from fixtures.lab.guest.storm import CPU, SAMPLES, ZOMBIES
 from fixtures.lab.storm import RESULTS
 from msatools.cli.values import cpu_list
+from msatools.registry import NAMES
 from tests.live.following import clocks_ns, gap_ns
 from tests.support.vmstat import (
     CACHED_STACKS,
@@ -36,7 +37,6 @@ from tests.support.vmstat import (
 )
 
 SECOND = 10**9
-COMMANDS = ("memstat", "prstat", "locks", "zombies", "cpus")
 RUNS = (
     *("storm-6.1", "storm-6.12"),
     *(
@@ -116,7 +116,7 @@ class Storm:
         self.told: dict[str, Facts] = {}
         self.ends: dict[str, Facts] = {}
         self.readings: list[Reading] = []
-        self.seen: dict[str, list[int]] = {name: [] for name in COMMANDS}
+        self.seen: dict[str, list[int]] = {name: [] for name in NAMES}
         for kind, facts in self._lines():
             if kind == "start":
                 self.start = facts
@@ -160,7 +160,7 @@ def storm(request: pytest.FixtureRequest) -> Storm:
 # --- all commands
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", NAMES)
 def test_it_ends_when_it_is_told(storm: Storm, command: str) -> None:
     """What loops, or waits for ever, is killed, which its status says."""
     told, end = storm.told[command], storm.ends[command]
@@ -168,7 +168,7 @@ def test_it_ends_when_it_is_told(storm: Storm, command: str) -> None:
     assert told["at_ns"] < end["at_ns"]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", NAMES)
 def test_no_sample_is_lost(storm: Storm, command: str) -> None:
     """Each begins where the one before has ended; there are some of the storm."""
     begun = max(seen[0] for seen in storm.seen.values())
@@ -185,7 +185,7 @@ def test_no_sample_is_lost(storm: Storm, command: str) -> None:
         before = report
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", NAMES)
 def test_notes_and_retries(storm: Storm, command: str) -> None:
     """They are told; of what cannot be lost nothing is."""
     notes: Counter[str] = Counter()
