@@ -16,7 +16,7 @@ from msatools.cli.completeness import is_incomplete
 from msatools.cli.main import Command, run_console
 from msatools.cli.values import columns, cpu_list, name_list
 from msatools.render.blocks import Block
-from msatools.reports.diff import Rows
+from msatools.reports.diff import DiffRows
 from msatools.target import Target
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _set_names(word: str) -> tuple[str, ...]:
 
 
 _COMPARED = (
-    Rows(
+    DiffRows(
         name="cpus",
         by=("cpu",),
         counts=(
@@ -108,10 +108,12 @@ _COMPARED = (
         ),
         facts=("online", "set", "state"),
     ),
-    Rows(name="sets", by=("name",), counts=("irqs_managed",), facts=("kind", "cpus")),
-    Rows(name="irqs", by=("irq",), counts=("total",), facts=("name", "effective")),
-    Rows(name="vectors", by=("name",), counts=("total",)),
-    Rows(name="softirqs", by=("name",), counts=("total",)),
+    DiffRows(
+        name="sets", by=("name",), counts=("irqs_managed",), facts=("kind", "cpus")
+    ),
+    DiffRows(name="irqs", by=("irq",), counts=("total",), facts=("name", "effective")),
+    DiffRows(name="vectors", by=("name",), counts=("total",)),
+    DiffRows(name="softirqs", by=("name",), counts=("total",)),
 )
 
 

@@ -16,7 +16,7 @@ from msatools.cli.completeness import is_incomplete
 from msatools.cli.main import Command, run_console
 from msatools.cli.values import duration_ns, known_names, state_letters
 from msatools.render.blocks import Block
-from msatools.reports.diff import Rows
+from msatools.reports.diff import DiffRows
 from msatools.target import Target
 
 if TYPE_CHECKING:
@@ -118,19 +118,21 @@ def _lacks(args: argparse.Namespace) -> str | None:
 
 
 _COMPARED = (
-    Rows(
+    DiffRows(
         name="waits",
         by=("pid", "tgid"),
         counts=("age_ns",),
         facts=("comm", "state", "class", "lock"),
     ),
-    Rows(
+    DiffRows(
         name="locks",
         by=("id",),
         counts=("waiters", "max_age_ns"),
         facts=("name",),
     ),
-    Rows(name="roots", by=("kind", "pid", "reason"), counts=("blocked_d", "blocked_s")),
+    DiffRows(
+        name="roots", by=("kind", "pid", "reason"), counts=("blocked_d", "blocked_s")
+    ),
 )
 
 

@@ -25,7 +25,7 @@ from msatools.cli.completeness import is_incomplete
 from msatools.cli.main import Command, run_console
 from msatools.cli.values import columns, cpu_list, known_names, name_list, state_letters
 from msatools.render.blocks import Block
-from msatools.reports.diff import Rows
+from msatools.reports.diff import DiffRows
 from msatools.target import Target
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _groups(word: str) -> Any:
 
 
 def _fields(word: str) -> Any:
-    from msatools.prstat.why import FIELDS
+    from msatools.prstat.column_docs import FIELDS
 
     return known_names(word.upper().split(","), FIELDS, "column")
 
@@ -206,7 +206,7 @@ def _lacks(args: argparse.Namespace) -> str | None:
 
 
 _COMPARED = (
-    Rows(
+    DiffRows(
         name="tasks",
         by=("pid", "tgid"),
         counts=(
@@ -216,7 +216,7 @@ _COMPARED = (
         facts=("comm", "state", "class", "ppid", "cgroup"),
         lived="lifetime_ns",
     ),
-    Rows(
+    DiffRows(
         name="herds",
         by=("lock",),
         counts=("waiters", "woken", "wakeups"),

@@ -25,7 +25,7 @@ from msatools.cli.completeness import is_incomplete
 from msatools.cli.main import Command, run_console
 from msatools.cli.values import known_names
 from msatools.render.blocks import Block
-from msatools.reports.diff import Rows
+from msatools.reports.diff import DiffRows
 from msatools.target import Target
 
 if TYPE_CHECKING:
@@ -122,19 +122,19 @@ def _lacks(args: argparse.Namespace) -> str | None:
 
 
 _COMPARED = (
-    Rows(
+    DiffRows(
         name="groups",
         by=("ppid", "parent_comm", "verdict"),
         counts=("count", "max_age_ns"),
         facts=("parent_state",),
     ),
-    Rows(
+    DiffRows(
         name="zombies",
         by=("pid",),
         facts=("comm", "ppid", "verdict"),
         lived="age_ns",
     ),
-    Rows(name="limits", by=("name", "scope"), counts=("used", "zombies", "max")),
+    DiffRows(name="limits", by=("name", "scope"), counts=("used", "zombies", "max")),
 )
 
 

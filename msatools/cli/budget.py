@@ -24,7 +24,7 @@ _MARK_S = 0.25
 """How far apart moments are whose CPU time is remembered."""
 
 
-class Mark(NamedTuple):
+class CpuMark(NamedTuple):
     """The CPU time that was used by some moment."""
 
     at_s: float
@@ -75,7 +75,7 @@ class Pace:
     def __init__(self, share: float | None = None) -> None:
         self._share = share
         self._last_ns = time.monotonic_ns(), cpu_ns()
-        self._marks: deque[Mark] = deque()
+        self._marks: deque[CpuMark] = deque()
         """Of the last window, and one before it."""
 
         self.start()
@@ -113,16 +113,16 @@ class Pace:
             peak_bytes=peak_bytes(),
         )
 
-    def _mark(self) -> Mark:
+    def _mark(self) -> CpuMark:
         """Return the CPU time that is used by now; keep it, if the last is not new."""
-        now = Mark(time.monotonic(), cpu_ns() / SECOND_NS)
+        now = CpuMark(time.monotonic(), cpu_ns() / SECOND_NS)
         if not self._marks or now.at_s - self._marks[-1].at_s >= _MARK_S:
             self._marks.append(now)
         while len(self._marks) > 1 and self._marks[1].at_s <= now.at_s - WINDOW_S:
             self._marks.popleft()
         return now
 
-    def _window_opens_s(self, now: Mark, room_s: float) -> float:
+    def _window_opens_s(self, now: CpuMark, room_s: float) -> float:
         """Return the moment whose last window has no more than a number of seconds.
 
         What was used between two marks may all have been used just before the second.

@@ -14,7 +14,7 @@ from msatools.kernel.report import Report
 from msatools.kernel.session import Progress
 from msatools.render.blocks import Block
 from msatools.render.json import Document
-from msatools.reports.diff import Rows
+from msatools.reports.diff import DiffRows
 from msatools.target import Target
 
 R = TypeVar("R", bound=Report)
@@ -149,7 +149,7 @@ class Command(Generic[R]):
     """``keep(report, args)``: write the files that the words ask for, of each report;
     raises OutputError."""
 
-    compared: tuple[Rows, ...] = ()
+    compared: tuple[DiffRows, ...] = ()
     """What ``--diff`` compares, if it does so row by row."""
 
     instead: Callable[[argparse.Namespace], Callable[[], Answer] | None] = lambda _: (

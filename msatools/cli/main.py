@@ -36,7 +36,7 @@ from msatools.cli.comparison import compared
 from msatools.cli.output import OutputClosed, OutputError, output
 from msatools.cli.recording import is_recording
 from msatools.cli.replay import replay
-from msatools.cli.runner import Seen, run
+from msatools.cli.runner import RunResult, run
 from msatools.cli.signals import (
     Stopped,
     end_by,
@@ -120,7 +120,7 @@ def _run(command: Command[R], argv: Sequence[str]) -> int:
     if (answer := _instead(command, args, words)) is not None:
         _tell(answer, args)
         return EXIT_INCOMPLETE if args.strict and answer.incomplete else EXIT_DONE
-    seen: Seen[R] = Seen()
+    seen: RunResult[R] = RunResult()
     path = target_path(args, words)
     if path is not None and is_recording(path):
         refuse_kernel(args, words, path)
@@ -207,7 +207,7 @@ def run_in_drgn(
     except TargetError as error:
         raise CommandError(f"%{command.name}: {escape(str(error))}") from None
 
-    seen: Seen[R] = Seen()
+    seen: RunResult[R] = RunResult()
     try:
         run(command, prog, describe(prog), args, words, seen)
     except OutputClosed:

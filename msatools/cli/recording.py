@@ -62,7 +62,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Sample:
+class RecordedSample:
     """One report, and when it was made."""
 
     taken_s: float
@@ -121,7 +121,7 @@ class Recorder:
             if self._is_empty:
                 self._write(self._encode(self._header))
             self._is_empty = False
-            self._write(self._encode(Sample(time.time(), report)))
+            self._write(self._encode(RecordedSample(time.time(), report)))
         except OSError as error:
             raise self._error(error) from error
 
@@ -178,7 +178,7 @@ class Recording:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def samples(self, model: type[Any]) -> Iterator[Sample]:
+    def samples(self, model: type[Any]) -> Iterator[RecordedSample]:
         """
         Yield the samples in their order.
 
@@ -194,7 +194,7 @@ class Recording:
                 sample = codec.decode(line, kept)
                 if not 0 <= sample.taken_s < _MAX_SECONDS:
                     raise ValueError("a time that cannot be")
-            yield Sample(sample.taken_s, sample.report)
+            yield RecordedSample(sample.taken_s, sample.report)
         if not self._count:
             raise RecordingError(
                 self._path, "cut short in its first sample", "record it again"

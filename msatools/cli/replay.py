@@ -8,8 +8,8 @@ from argparse import Namespace
 from msatools.cli.arguments import UsageError
 from msatools.cli.command import Command, R
 from msatools.cli.output import output
-from msatools.cli.recording import Recording, RecordingError, Sample
-from msatools.cli.runner import Seen, print_report
+from msatools.cli.recording import RecordedSample, Recording, RecordingError
+from msatools.cli.runner import RunResult, print_report
 from msatools.cli.screen import Appended, footer
 from msatools.cli.signals import stop_if_told
 from msatools.render import json
@@ -31,7 +31,7 @@ def read_ends(command: Command[R], path: str) -> tuple[R, R]:
     return ends[0], ends[-1]
 
 
-def replay(command: Command[R], path: str, args: Namespace, seen: Seen[R]) -> None:
+def replay(command: Command[R], path: str, args: Namespace, seen: RunResult[R]) -> None:
     """
     Print all samples of a recording that the words ask for.
 
@@ -74,7 +74,9 @@ def _refuse_others(name: str, path: str, whose: str) -> None:
         )
 
 
-def _show(command: Command[R], report: R, sample: Sample, args: Namespace) -> None:
+def _show(
+    command: Command[R], report: R, sample: RecordedSample, args: Namespace
+) -> None:
     if report.interval_ns is None:
         print_report(command, report, args)
     elif args.json:

@@ -36,7 +36,7 @@ _SCREEN_ROWS = 300
 
 
 @dataclass
-class Seen(Generic[R]):
+class RunResult(Generic[R]):
     """What is known of the reports so far, however the run ends."""
 
     last: R | None = None
@@ -49,7 +49,7 @@ def run(
     target: Target,
     args: Namespace,
     words: Words,
-    seen: Seen[R],
+    seen: RunResult[R],
 ) -> None:
     """Collect and print one report, or one after each interval until the end."""
 

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.cgroups import cgroup_paths
-from msatools.kernel.cpumasks import Cpus, Masks, cpus_of, different_masks
+from msatools.kernel.cpumask import Cpus, Masks, cpus_of, different_masks
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
-from msatools.tasks.cgroups import UNKNOWN, TaskCgroups
 from msatools.tasks.table import TaskTable
+from msatools.tasks.task_cgroups import UNKNOWN, TaskCgroups
 
 _STATE = {"group": ("u8", ("cgroup",))}
 
@@ -43,7 +43,7 @@ def affinities(tasks: TaskTable, prog: drgn.Program) -> Affinities:
 
 
 def read_cpuset_groups(
-    reader: Reader, tasks: TaskTable, findings: Findings
+    reader: Reader, tasks: TaskTable, findings: LossLog
 ) -> TaskCgroups:
     """Read the group that each thread has its cpuset from.
 

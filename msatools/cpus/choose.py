@@ -5,7 +5,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from msatools.cpus.findings import Known, findings
+from msatools.cpus.diagnostics import Known, findings
 from msatools.cpus.model import CpuSet, CpusReport
 from msatools.cpus.options import CpusOptions
 from msatools.cpus.sets import set_of_cpus

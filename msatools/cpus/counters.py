@@ -14,10 +14,8 @@ import numpy as np
 from drgn import ProgramFlags
 
 from msatools.cpus.counts import Counts, Numbers, believed, total
-from msatools.cpus.masks import online_cpus
-from msatools.cpus.model import Vector
-from msatools.cpus.ticks import (
-    Naps,
+from msatools.cpus.idle_time import (
+    IdleState,
     awake,
     idle_times,
     monotonic_ns,
@@ -26,6 +24,8 @@ from msatools.cpus.ticks import (
     stamps,
     stops_ticks,
 )
+from msatools.cpus.masks import online_cpus
+from msatools.cpus.model import Vector
 from msatools.cpus.vectors import (
     CALLS,
     FLUSHES,
@@ -39,7 +39,7 @@ from msatools.cpus.vtime import Vtime, read_vtime, uncounted_times
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Members, Structs, read_structs
 
 _QUEUE: Members = {
@@ -69,7 +69,7 @@ _NAPS: Members = {
 
 
 @dataclass(frozen=True)
-class Counters:
+class CpuCounters:
     """What each CPU has counted, since boot or in an interval."""
 
     cpus: Numbers
@@ -167,8 +167,8 @@ def _less(all_: Counts | None, part: Counts | None) -> Counts | None:
 
 
 def read_counters(
-    reader: Reader, percpu: PerCpu, clocks: Clocks, findings: Findings
-) -> Counters:
+    reader: Reader, percpu: PerCpu, clocks: Clocks, findings: LossLog
+) -> CpuCounters:
     """Read what each CPU has counted since boot."""
     online = np.isin(percpu.cpus, online_cpus(reader, findings))
     queues = read_structs(
@@ -183,7 +183,7 @@ def read_counters(
     }
     vectors = read_vectors(reader, percpu, findings)
     times, now = _read_times(reader, percpu, online, queues, clocks, findings)
-    return Counters(
+    return CpuCounters(
         cpus=percpu.cpus,
         online=online,
         taken_ns=now,
@@ -196,7 +196,7 @@ def read_counters(
 
 
 def _read_faults(
-    reader: Reader, percpu: PerCpu, findings: Findings
+    reader: Reader, percpu: PerCpu, findings: LossLog
 ) -> dict[str, Counts | None]:
     """Read page faults; a CPU that goes offline hands its own to another."""
     try:
@@ -217,7 +217,7 @@ def _read_faults(
 
 
 def _read_interrupts(
-    reader: Reader, percpu: PerCpu, findings: Findings
+    reader: Reader, percpu: PerCpu, findings: LossLog
 ) -> tuple[Counts | None, dict[str, Counts]]:
     """Read how many interrupts of devices there were, and the softirqs by name."""
     names = softirq_names(reader, findings)
@@ -239,7 +239,7 @@ def _read_times(
     online: Booleans,
     queues: Structs,
     clocks: Clocks,
-    findings: Findings,
+    findings: LossLog,
 ) -> tuple[dict[str, Counts], int | None]:
     """Read the times, and CLOCK_MONOTONIC up to which they are."""
     numbers = dict(reader.prog.type("enum cpu_usage_stat").enumerators or ())
@@ -274,7 +274,7 @@ def _read_times(
 
 
 def _read_stat(
-    reader: Reader, percpu: PerCpu, members: Members, findings: Findings
+    reader: Reader, percpu: PerCpu, members: Members, findings: LossLog
 ) -> tuple[Structs, Vtime | None]:
     """Read what the CPUs have counted, and what they have noted and not counted yet.
 
@@ -287,21 +287,21 @@ def _read_stat(
         return stat, vtime
     for _ in range(_TRIES):
         # What cannot be read was told the first time.
-        again = read_vtime(reader, percpu, Findings())
+        again = read_vtime(reader, percpu, LossLog())
         if again is None or vtime.lasted_until(again):
             break
         # One that enters the kernel all the time has counted all but a moment.
         vtime = again
         stat = read_structs(
-            reader, "struct kernel_cpustat", members, addresses, Findings()
+            reader, "struct kernel_cpustat", members, addresses, LossLog()
         )
     return stat, vtime
 
 
-def _naps_of(stat: Structs, idle: Counts, iowait: Counts) -> Naps:
+def _naps_of(stat: Structs, idle: Counts, iowait: Counts) -> IdleState:
     """Tell the naps of a kernel that keeps them with its times, since v7.2."""
     asleep = stat.readable & (stat["idle"] != 0)
-    return Naps(
+    return IdleState(
         idle,
         iowait,
         stamps(np.where(asleep, stat["since"], 0)),

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Structs
 
 Numbers = npt.NDArray[np.int64]
@@ -58,7 +58,7 @@ def total(parts: Iterable[Counts]) -> Counts | None:
     return reduce(Counts.__add__, several) if several else None
 
 
-def believed(table: Structs, column: str, findings: Findings) -> Counts | None:
+def believed(table: Structs, column: str, findings: LossLog) -> Counts | None:
     """Take a column of what CPUs keep; ``None`` if the kernel does not keep it.
 
     What cannot have been counted is of a damaged dump, and not known.

@@ -9,9 +9,9 @@ import drgn
 from drgn.helpers.linux.nodemask import for_each_online_node
 
 from msatools.cpus.choose import choose, wanted_cpus
-from msatools.cpus.counters import Counters, read_counters
+from msatools.cpus.counters import CpuCounters, read_counters
+from msatools.cpus.cpu_activity import doing
 from msatools.cpus.deltas import delta
-from msatools.cpus.doing import doing
 from msatools.cpus.domains import read_root_domains
 from msatools.cpus.irqs import (
     IrqTable,
@@ -39,9 +39,9 @@ from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.target.describe import describe
 from msatools.target.model import Target
-from msatools.tasks.cgroups import read_cgroups
 from msatools.tasks.names import KernelNames
 from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.task_cgroups import read_cgroups
 from msatools.tasks.text import KernelText
 
 _COVERAGE = ("cpus", "cpus_unreadable", "irqs", "tasks", "reads", "bytes_read")
@@ -79,10 +79,10 @@ def collect_cpus(
 
 
 @dataclass(frozen=True)
-class _Look:
+class _CpuSample:
     """All that is read at one time."""
 
-    counters: Counters
+    counters: CpuCounters
     irqs: IrqTable
     tasks: TaskTable | None
     masks: CpuMasks
@@ -109,7 +109,7 @@ class Cpus(KernelSession):
             self._text = None
             if options.doing and not target.live:
                 self._text = KernelText(self._reader, self._findings)
-        self._before: _Look | None = None
+        self._before: _CpuSample | None = None
 
     def report(self, progress: Progress) -> CpusReport:
         """Report what CPUs did since boot, and what they do now."""
@@ -135,7 +135,7 @@ class Cpus(KernelSession):
             came = irqs_delta(before.irqs, look.irqs)
             return self._report(look, grown, came, before.tasks)
 
-    def _look(self, progress: Progress) -> _Look:
+    def _look(self, progress: Progress) -> _CpuSample:
         reader, percpu, found = self._reader, self._percpu, self._findings
         progress(0, _STEPS)
         tasks = self._task_reader.read_all(found) if self._task_reader else None
@@ -162,7 +162,7 @@ class Cpus(KernelSession):
             tasks=tasks,
             crash_cpu=crash.cpu if crash else None,
         )
-        return _Look(
+        return _CpuSample(
             counters=counters,
             irqs=interrupts,
             tasks=tasks,
@@ -174,8 +174,8 @@ class Cpus(KernelSession):
 
     def _report(
         self,
-        look: _Look,
-        counters: Counters,
+        look: _CpuSample,
+        counters: CpuCounters,
         interrupts: IrqTable,
         tasks_before: TaskTable | None = None,
     ) -> CpusReport:
@@ -207,8 +207,8 @@ class Cpus(KernelSession):
 
     def _rows(
         self,
-        look: _Look,
-        counters: Counters,
+        look: _CpuSample,
+        counters: CpuCounters,
         interrupts: IrqTable,
         names: Mapping[int, str],
         tasks_before: TaskTable | None,

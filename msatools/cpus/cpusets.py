@@ -17,10 +17,10 @@ import numpy as np
 
 from msatools.cpus.masks import is_pointer
 from msatools.kernel.cgroups import cgroup_paths
-from msatools.kernel.cpumasks import Cpus, cpus_of, masks_at
+from msatools.kernel.cpumask import Cpus, cpus_of, masks_at
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import (
     Booleans,
@@ -118,7 +118,7 @@ class Cpusets:
         return next((one for one in self.all if not one.parent), None)
 
 
-def read_cpusets(reader: Reader, findings: Findings) -> Cpusets:
+def read_cpusets(reader: Reader, findings: LossLog) -> Cpusets:
     """Read all cpusets that are online; one that cannot be read costs a count."""
     try:
         root = reader.prog["top_cpuset"].address_
@@ -129,7 +129,7 @@ def read_cpusets(reader: Reader, findings: Findings) -> Cpusets:
         return Cpusets((), unified=True)
 
 
-def _walk(reader: Reader, root: int, findings: Findings) -> Iterator[int]:
+def _walk(reader: Reader, root: int, findings: LossLog) -> Iterator[int]:
     """Find the addresses of all cpusets, parents first, in the order of creation."""
     css = reader.prog.type("struct cgroup_subsys_state")
     children = drgn.offsetof(css, "children")
@@ -153,7 +153,7 @@ def _walk(reader: Reader, root: int, findings: Findings) -> Iterator[int]:
         todo += reversed(below)
 
 
-def _read(reader: Reader, addresses: Addresses, findings: Findings) -> Cpusets:
+def _read(reader: Reader, addresses: Addresses, findings: LossLog) -> Cpusets:
     prog = reader.prog
     cpuset = prog.type("struct cpuset")
     # Without SMP or with few CPUs a mask lies in the structure.
@@ -224,7 +224,7 @@ def _masks(
     name: str,
     addresses: Addresses,
     found: Structs,
-    findings: Findings,
+    findings: LossLog,
 ) -> list[Cpus | None]:
     """Read one mask of each cpuset; ``None`` where there is none, or it is lost."""
     if found.has(name):
@@ -261,7 +261,7 @@ def _nodes(found: Structs, name: str, row: int) -> Nodes:
     return tuple(np.flatnonzero(bits).tolist())
 
 
-def _partition(found: Structs, row: int, findings: Findings) -> Partition:
+def _partition(found: Structs, row: int, findings: LossLog) -> Partition:
     # There are none before v5.0.
     if not found.has("state"):
         return "member"
@@ -274,7 +274,7 @@ def _partition(found: Structs, row: int, findings: Findings) -> Partition:
     return _PARTITIONS[state]
 
 
-def _reason(reader: Reader, found: Structs, row: int, findings: Findings) -> str | None:
+def _reason(reader: Reader, found: Structs, row: int, findings: LossLog) -> str | None:
     if not found.has("error") or found["state"][row] >= 0 or not found["error"][row]:
         return None
     number = int(found["error"][row])

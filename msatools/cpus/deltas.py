@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from msatools.cpus.counters import Counters
+from msatools.cpus.counters import CpuCounters
 from msatools.cpus.counts import Counts, counts
 from msatools.cpus.vectors import Vectors
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 
 _WORD = (1 << 32) - 1
 
@@ -34,7 +34,7 @@ Columns = Mapping[str, Counts]
 Grown = Callable[[Counts, Counts], Counts]
 
 
-def delta(before: Counters, after: Counters, findings: Findings) -> Counters:
+def delta(before: CpuCounters, after: CpuCounters, findings: LossLog) -> CpuCounters:
     """Tell what CPUs have counted from one look to another.
 
     What cannot be told is not known, and costs a note.
@@ -58,7 +58,7 @@ def delta(before: Counters, after: Counters, findings: Findings) -> Counters:
             "CPUs went offline or came, or counted while they were read:"
             f" not known meanwhile are some of {', '.join(gone)}",
         )
-    return Counters(
+    return CpuCounters(
         cpus=after.cpus,
         online=after.online,
         taken_ns=after.taken_ns,
@@ -77,7 +77,7 @@ def delta(before: Counters, after: Counters, findings: Findings) -> Counters:
     )
 
 
-def _with_cpus_of(after: Counters, before: Counters) -> Counters:
+def _with_cpus_of(after: CpuCounters, before: CpuCounters) -> CpuCounters:
     """Give a look with the CPUs of another; nothing is known of those it had not."""
     if np.array_equal(before.cpus, after.cpus):
         return before
@@ -126,7 +126,7 @@ def _grown_times(before: Counts, after: Counts) -> Counts:
 
 
 def _grown_idle(
-    before: Counters, after: Counters, interval: int | None
+    before: CpuCounters, after: CpuCounters, interval: int | None
 ) -> dict[str, Counts]:
     """Tell how long CPUs were idle, and how long with I/O under way.
 

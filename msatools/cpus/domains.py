@@ -11,11 +11,11 @@ from types import MappingProxyType
 
 import drgn
 
-from msatools.kernel.cpumasks import Cpus
+from msatools.kernel.cpumask import Cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 from msatools.target.model import Address
 
@@ -60,9 +60,7 @@ class RootDomains:
         return None if len(found) > 1 or None in found else True
 
 
-def read_root_domains(
-    reader: Reader, percpu: PerCpu, findings: Findings
-) -> RootDomains:
+def read_root_domains(reader: Reader, percpu: PerCpu, findings: LossLog) -> RootDomains:
     """Read the root domain of each CPU, one read a CPU."""
     try:
         queues = percpu.addresses("runqueues")

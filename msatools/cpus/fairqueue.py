@@ -10,7 +10,7 @@ import numpy as np
 
 from msatools.kernel.cgroups import MAX_DEPTH
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
 
 _ENTITY: Members = {
@@ -83,7 +83,7 @@ def read_fair(
     reader: Reader,
     tasks: Addresses,
     roots: Addresses,
-    findings: Findings,
+    findings: LossLog,
 ) -> dict[int, FairTask]:
     """Tell the turns of tasks of the fair class.
 
@@ -122,7 +122,7 @@ def read_fair(
 
 
 def _read_entities(
-    reader: Reader, starts: Addresses, roots: Addresses, findings: Findings
+    reader: Reader, starts: Addresses, roots: Addresses, findings: LossLog
 ) -> dict[int, _Entity]:
     """Read the entities of tasks and of all groups above them, a level at a time."""
     entities: dict[int, _Entity] = {}
@@ -156,7 +156,7 @@ def _read_entities(
 
 
 def _read_queues(
-    reader: Reader, addresses: Sequence[int], findings: Findings
+    reader: Reader, addresses: Sequence[int], findings: LossLog
 ) -> dict[int, _Queue]:
     at = np.array(addresses, np.uint64)
     found = read_structs(reader, "struct cfs_rq", _QUEUE, at, findings)

@@ -9,7 +9,7 @@ import numpy as np
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import Booleans, read_structs
 
@@ -37,10 +37,10 @@ class Chips:
     """Whether it can send the interrupt to another CPU; so if it is lost."""
 
 
-class Names:
+class IrqNames:
     """Strings of the kernel; each is read once."""
 
-    def __init__(self, reader: Reader, findings: Findings) -> None:
+    def __init__(self, reader: Reader, findings: LossLog) -> None:
         self._reader = reader
         self._findings = findings
         self._known: dict[int, str | None] = {0: None}
@@ -64,7 +64,7 @@ class Names:
 
 
 def handlers(
-    reader: Reader, actions: Addresses, names: Names, findings: Findings
+    reader: Reader, actions: Addresses, names: IrqNames, findings: LossLog
 ) -> tuple[tuple[str, ...], ...]:
     """Name those who handle each interrupt, in their order.
 
@@ -89,7 +89,7 @@ def handlers(
 
 
 def read_chips(
-    reader: Reader, chips: Addresses, names: Names, findings: Findings
+    reader: Reader, chips: Addresses, names: IrqNames, findings: LossLog
 ) -> Chips:
     """Read what controls each interrupt."""
     read = read_structs(reader, "struct irq_chip", _CHIP, chips, findings)

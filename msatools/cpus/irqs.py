@@ -14,16 +14,16 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
-from msatools.cpus.irqnames import Names, handlers, read_chips
+from msatools.cpus.irqnames import IrqNames, handlers, read_chips
 from msatools.cpus.masks import is_pointer
 from msatools.cpus.model import CpuSet, Irq, Vector
-from msatools.kernel.cpumasks import Cpus, Masks, cpus_of, masks_at
-from msatools.kernel.indexes import Entries, maple_entries, xarray_entries
+from msatools.kernel.cpumask import Cpus, Masks, cpus_of, masks_at
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Structs, find_offset, read_structs
+from msatools.kernel.xarray import Entries, maple_entries, xarray_entries
 
 Counts = npt.NDArray[np.int64]
 
@@ -140,7 +140,7 @@ class IrqTable:
         return came
 
 
-def read_irqs(reader: Reader, percpu: PerCpu, findings: Findings) -> IrqTable:
+def read_irqs(reader: Reader, percpu: PerCpu, findings: LossLog) -> IrqTable:
     """Read all interrupts; one that cannot be read costs a note."""
     prog = reader.prog
     lost = findings.lost.total()
@@ -149,7 +149,7 @@ def read_irqs(reader: Reader, percpu: PerCpu, findings: Findings) -> IrqTable:
         findings.lose(Loss.IRQS, "no interrupt is found, and all kernels have some")
     complete = findings.lost.total() == lost
     state, settings = _Bits(prog, desc["state"]), _Bits(prog, desc["settings"])
-    names = Names(reader, findings)
+    names = IrqNames(reader, findings)
     chips = read_chips(reader, desc["chip"], names, findings)
     affinity, effective = _affinities(reader, addresses, desc, state, findings)
     counts, counted = _counts(reader, percpu, desc["kstat"], findings)
@@ -351,7 +351,7 @@ class _Bits:
         return found
 
 
-def _find(reader: Reader, findings: Findings) -> tuple[Addresses, Structs]:
+def _find(reader: Reader, findings: LossLog) -> tuple[Addresses, Structs]:
     """Find and read every ``struct irq_desc``; what is none costs a note."""
     entries = _entries(reader, findings)
     numbers = np.array([number for number, _, _ in entries], np.uint64)
@@ -365,7 +365,7 @@ def _find(reader: Reader, findings: Findings) -> tuple[Addresses, Structs]:
     return addresses[right], Structs(columns, desc.readable[right])
 
 
-def _entries(reader: Reader, findings: Findings) -> Entries:
+def _entries(reader: Reader, findings: LossLog) -> Entries:
     prog = reader.prog
     name = "the tree of interrupts"
     try:
@@ -399,7 +399,7 @@ def _affinities(
     addresses: Addresses,
     desc: Structs,
     state: _Bits,
-    findings: Findings,
+    findings: LossLog,
 ) -> tuple[Masks, Masks]:
     """Read the affinity and the effective one, as show_irq_affinity() does."""
     wanted = _mask_addresses(reader.prog, addresses, desc, "affinity", _AFFINITY)
@@ -436,7 +436,7 @@ def _mask_addresses(
 
 
 def _counts(
-    reader: Reader, percpu: PerCpu, pointers: Addresses, findings: Findings
+    reader: Reader, percpu: PerCpu, pointers: Addresses, findings: LossLog
 ) -> tuple[Counts, Booleans]:
     """Read ``kstat_irqs`` of each interrupt on each CPU.
 

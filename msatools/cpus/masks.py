@@ -13,10 +13,10 @@ from types import MappingProxyType
 import drgn
 
 from msatools.cpus.domains import RootDomains
-from msatools.kernel.cpumasks import Cpus, mask_at
+from msatools.kernel.cpumask import Cpus, mask_at
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 
 _MAX_COMMAND_LINE = 1 << 16
@@ -63,7 +63,7 @@ class CpuMasks:
     """The words of the command line that asked for it, by the name of the field."""
 
 
-def read_masks(reader: Reader, domains: RootDomains, findings: Findings) -> CpuMasks:
+def read_masks(reader: Reader, domains: RootDomains, findings: LossLog) -> CpuMasks:
     """Read all sets; one that cannot be read costs a note.
 
     :raises LookupError: if nothing tells the types of the sets that all kernels have
@@ -91,7 +91,7 @@ def read_masks(reader: Reader, domains: RootDomains, findings: Findings) -> CpuM
     )
 
 
-def online_cpus(reader: Reader, findings: Findings) -> Cpus:
+def online_cpus(reader: Reader, findings: LossLog) -> Cpus:
     """Read which CPUs are online.
 
     If that is lost, it is those that tasks may come to: they are the same, but for CPUs
@@ -103,7 +103,7 @@ def online_cpus(reader: Reader, findings: Findings) -> Cpus:
     return online or kept_mask(reader, "active", findings) or ()
 
 
-def kept_mask(reader: Reader, name: str, findings: Findings) -> Cpus | None:
+def kept_mask(reader: Reader, name: str, findings: LossLog) -> Cpus | None:
     """Read a mask that all kernels have: ``None``, with a note, if it is lost.
 
     :raises LookupError: if nothing tells its type
@@ -138,7 +138,7 @@ def is_pointer(type_: drgn.Type) -> bool:
 
 
 def _mask(
-    reader: Reader, place: Callable[[], int], what: str, findings: Findings
+    reader: Reader, place: Callable[[], int], what: str, findings: LossLog
 ) -> Cpus | None:
     """Read a mask; ``None``, with a note, if it cannot be read."""
     try:
@@ -149,7 +149,7 @@ def _mask(
         return None
 
 
-def _variable(reader: Reader, name: str, findings: Findings) -> Cpus | None:
+def _variable(reader: Reader, name: str, findings: LossLog) -> Cpus | None:
     """Read a mask that not every kernel has; one not allocated has no CPU."""
     try:
         mask = reader.prog[name]
@@ -161,7 +161,7 @@ def _variable(reader: Reader, name: str, findings: Findings) -> Cpus | None:
 class _Housekeeping:
     """What CPUs are isolated from by words of the command line."""
 
-    def __init__(self, reader: Reader, possible: Cpus, findings: Findings) -> None:
+    def __init__(self, reader: Reader, possible: Cpus, findings: LossLog) -> None:
         self._reader = reader
         self._possible = possible
         self._findings = findings
@@ -220,7 +220,7 @@ def _first_constant(prog: drgn.Program, names: tuple[str, ...]) -> int:
 # --- the command line
 
 
-def _command_line(reader: Reader, findings: Findings) -> str:
+def _command_line(reader: Reader, findings: LossLog) -> str:
     try:
         address = reader.prog["saved_command_line"].value_()
         return read_string(reader, address, _MAX_COMMAND_LINE)

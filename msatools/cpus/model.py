@@ -169,7 +169,7 @@ class Processor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Queued:
+class RunnableTask:
     """A task on a run queue."""
 
     pid: int
@@ -205,8 +205,8 @@ class RunQueue:
     running: int
     """As the kernel counts it (``nr_running``)."""
 
-    current: Queued | None
-    waiting: tuple[Queued, ...]
+    current: RunnableTask | None
+    waiting: tuple[RunnableTask, ...]
     """In the order in which the scheduler would choose them, as far as that is known:
     stop, deadline, realtime, fair; in a class the next first."""
 
@@ -363,7 +363,7 @@ class Vector:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class Diagnostic:
     """Something that whoever partitions CPUs wants to know, in one line."""
 
     code: str
@@ -389,7 +389,7 @@ class CpusReport(Report):
     cpus: tuple[Cpu, ...]
     sets: tuple[CpuSet, ...]
     run_queues: tuple[RunQueue, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[Diagnostic, ...]
     irqs: tuple[Irq, ...] | None = field(default=None, metadata=ADDED)
     vectors: tuple[Vector, ...] | None = field(default=None, metadata=ADDED)
     softirqs: tuple[Vector, ...] | None = field(default=None, metadata=ADDED)

@@ -13,15 +13,15 @@ from msatools.cpus.affinities import Affinities, affinities, read_cpuset_groups
 from msatools.cpus.masks import CpuMasks
 from msatools.cpus.model import BoundTask, CpuSet, SetTasks
 from msatools.cpus.sets import BOOT, PARTITIONS, set_of_cpus
-from msatools.kernel.cpumasks import Masks, cpus_of
+from msatools.kernel.cpumask import Masks, cpus_of
 from msatools.kernel.losses import Loss
 from msatools.kernel.ranges import ranges
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans
-from msatools.tasks.cgroups import UNKNOWN, TaskCgroups
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import PF_KTHREAD, TaskTable
+from msatools.tasks.task_cgroups import UNKNOWN, TaskCgroups
 
 PF_NO_SETAFFINITY = 0x04000000
 """Of ``flags``: nobody but the kernel may say where it runs."""
@@ -35,7 +35,7 @@ def place(
     tasks: TaskTable,
     cgroups: TaskCgroups,
     masks: CpuMasks,
-    findings: Findings,
+    findings: LossLog,
 ) -> tuple[CpuSet, ...]:
     """Tell the tasks of each set, among the threads that have not ended.
 

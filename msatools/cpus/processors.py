@@ -11,11 +11,11 @@ from msatools.cpus.masks import kept_mask
 from msatools.cpus.model import Processor
 from msatools.cpus.ticksched import TickSched
 from msatools.cpus.topology import read_places
-from msatools.kernel.cpumasks import Cpus
+from msatools.kernel.cpumask import Cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
 
 _HOTPLUG: Members = {"state": ("i4", ("state",)), "target": ("i4", ("target",))}
@@ -27,7 +27,7 @@ _QUEUE: Members = {
 
 
 def read_processors(
-    reader: Reader, percpu: PerCpu, ticks: TickSched, findings: Findings
+    reader: Reader, percpu: PerCpu, ticks: TickSched, findings: LossLog
 ) -> tuple[Processor, ...]:
     """Tell what each CPU of ``percpu.cpus`` is.
 
@@ -71,7 +71,7 @@ def _place_in(siblings: Cpus, cpu: int) -> int | None:
 
 
 def _hotplug(
-    reader: Reader, percpu: PerCpu, findings: Findings
+    reader: Reader, percpu: PerCpu, findings: LossLog
 ) -> list[tuple[str | None, str | None]]:
     """Tell what step each CPU has come to, and which it is on the way to, if it is."""
     try:
@@ -100,7 +100,7 @@ def _hotplug(
 
 
 def _step_names(
-    prog: drgn.Program, states: set[int], steps: Mapping[str, int], findings: Findings
+    prog: drgn.Program, states: set[int], steps: Mapping[str, int], findings: LossLog
 ) -> Mapping[int, str]:
     """Name steps as /sys/devices/system/cpu/hotplug/states does.
 
@@ -120,7 +120,7 @@ def _step_names(
 
 
 def _idle_states(
-    reader: Reader, addresses: Sequence[int], findings: Findings
+    reader: Reader, addresses: Sequence[int], findings: LossLog
 ) -> list[tuple[str | None, int | None]]:
     """Name the idle state that each CPU is in, and tell its number.
 

@@ -19,7 +19,7 @@ from msatools.cpus.model import SchedClass
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, Structs, find_offset, read_structs
 from msatools.kernel.walks import list_records, tree_records
 
@@ -75,7 +75,7 @@ class QueuedTask:
 
 
 @dataclass(frozen=True)
-class Queues:
+class RunQueueLists:
     """``struct rq`` of each CPU, in the order of ``PerCpu.cpus``."""
 
     rq: Structs
@@ -92,7 +92,7 @@ class Queues:
     tasks" (in v6.16), the kernel counts them as tasks that can run."""
 
 
-def read_queues(reader: Reader, percpu: PerCpu, findings: Findings) -> Queues:
+def read_queues(reader: Reader, percpu: PerCpu, findings: LossLog) -> RunQueueLists:
     """Read all run queues and find their tasks.
 
     A list that breaks off costs a note and what comes after.
@@ -110,13 +110,13 @@ def read_queues(reader: Reader, percpu: PerCpu, findings: Findings) -> Queues:
     ]
     root = drgn.offsetof(reader.prog.type("struct rq"), "cfs")
     servers = tuple(walk.servers[address] for address in addresses.tolist())
-    return Queues(rq, addresses + np.uint64(root), tuple(tasks), servers)
+    return RunQueueLists(rq, addresses + np.uint64(root), tuple(tasks), servers)
 
 
 class _Walk:
     """Walks the queues of one kernel, by what its structures look like."""
 
-    def __init__(self, reader: Reader, stops: Addresses, findings: Findings) -> None:
+    def __init__(self, reader: Reader, stops: Addresses, findings: LossLog) -> None:
         self.servers: Counter[int] = Counter()
         """By run queue."""
         self._reader = reader
@@ -232,7 +232,7 @@ class _Walk:
         if first in (0, head):
             return []
         for last in range(self._tries, 0, -1):
-            findings = self._findings if last == 1 else Findings()
+            findings = self._findings if last == 1 else LossLog()
             nodes = [
                 node
                 for node, _ in list_records(

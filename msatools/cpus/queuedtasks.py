@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import drgn
 import numpy as np
 
-from msatools.cpus.model import Queued, SchedClass
+from msatools.cpus.model import RunnableTask, SchedClass
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
-from msatools.tasks.cgroups import read_cgroups
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.task_cgroups import read_cgroups
 
 POLICIES = {
     0: "OTHER",
@@ -55,7 +55,7 @@ class QueuedTasks:
     """Tasks at some addresses, each read once."""
 
     def __init__(
-        self, reader: Reader, addresses: Iterable[int], now: int, findings: Findings
+        self, reader: Reader, addresses: Iterable[int], now: int, findings: LossLog
     ) -> None:
         """Read the tasks, of which none may be idle ones.
 
@@ -90,7 +90,7 @@ class QueuedTasks:
             self._table["sched_delayed"][self._rows[address]]
         )
 
-    def running(self, address: int) -> Queued | None:
+    def running(self, address: int) -> RunnableTask | None:
         """Tell of a task that runs; ``None`` if it could not be read."""
         if address not in self._rows:
             return None
@@ -104,13 +104,13 @@ class QueuedTasks:
         *,
         runs: bool = False,
         throttled: bool = False,
-    ) -> Queued:
+    ) -> RunnableTask:
         """Tell of a task that waits, or that runs."""
         row, table = self._rows[address], self._table
         policy = int(table["policy"][row])
         wait = self._since("last_arrival_ns" if runs else "last_queued_ns", row)
         deadline = int(self._more["deadline"].astype(np.int64)[row])
-        return Queued(
+        return RunnableTask(
             pid=int(table["pid"][row]),
             comm=comm_text(table["comm"][row]),
             sched_class=sched_class,
@@ -135,12 +135,12 @@ class QueuedTasks:
         return max(self._now - int(self._table[column][row]), 0)
 
 
-def idle_task(cpu: int, since: int | None) -> Queued:
+def idle_task(cpu: int, since: int | None) -> RunnableTask:
     """Tell of the idle task of a CPU, all of which are alike (init_idle()).
 
     :param since: for how long it has been running
     """
-    return Queued(
+    return RunnableTask(
         pid=0,
         comm=f"swapper/{cpu}",
         sched_class="idle",

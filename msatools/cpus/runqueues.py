@@ -15,15 +15,15 @@ import numpy as np
 
 from msatools.cpus.fairqueue import FairTask, read_fair
 from msatools.cpus.masks import online_cpus
-from msatools.cpus.model import Queued, RunQueue, SchedClass
-from msatools.cpus.queued import QueuedTask, Queues, read_queues
+from msatools.cpus.model import RunnableTask, RunQueue, SchedClass
+from msatools.cpus.queued import QueuedTask, RunQueueLists, read_queues
 from msatools.cpus.queuedtasks import DEADLINE, QueuedTasks, idle_task
 from msatools.cpus.ticksched import TickSched
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks.table import TaskTable
 
 LATE_NS = 1_000_000_000
@@ -46,7 +46,7 @@ def read_run_queues(
     percpu: PerCpu,
     clocks: Clocks,
     ticks: TickSched,
-    findings: Findings,
+    findings: LossLog,
     *,
     tasks: TaskTable | None = None,
     crash_cpu: int | None = None,
@@ -79,7 +79,7 @@ def read_run_queues(
         runs, running = int(rq["curr"][row]), int(rq["running"][row])
         # Where a page of zeros is, nothing runs.
         is_online, is_idle = cpu in online, 0 != runs == int(rq["idle"][row])
-        current: Queued | None = None
+        current: RunnableTask | None = None
         if is_online and is_idle:
             current = idle_task(cpu, _since(now, int(rq["idle_since"][row])))
         elif is_online:
@@ -151,7 +151,7 @@ def _late(ticks: TickSched, row: int, lag: int | None) -> int | None:
 
 
 def _turns(
-    reader: Reader, queues: Queues, told: QueuedTasks, findings: Findings
+    reader: Reader, queues: RunQueueLists, told: QueuedTasks, findings: LossLog
 ) -> Mapping[int, FairTask]:
     """Tell in what order the tasks of the fair class would run."""
     places = [
@@ -168,9 +168,9 @@ def _turns(
 def _with_throttled(
     reader: Reader,
     percpu: PerCpu,
-    queues: Queues,
+    queues: RunQueueLists,
     tasks: TaskTable | None,
-    findings: Findings,
+    findings: LossLog,
 ) -> list[list[QueuedTask]]:
     """Add to the tasks on the queues those that are on none, as they are throttled."""
     on_queue = [list(of_cpu) for of_cpu in queues.tasks]
@@ -184,7 +184,7 @@ def _with_throttled(
 
 
 def _throttled(
-    reader: Reader, tasks: TaskTable, findings: Findings
+    reader: Reader, tasks: TaskTable, findings: LossLog
 ) -> Iterator[tuple[int, QueuedTask]]:
     """Find tasks that wait on no queue, as they have used up what they may have."""
     prog = reader.prog
@@ -207,10 +207,10 @@ def _throttled(
 
 def _read_tasks(
     reader: Reader,
-    queues: Queues,
+    queues: RunQueueLists,
     on_queue: Sequence[Sequence[QueuedTask]],
     now: int,
-    findings: Findings,
+    findings: LossLog,
 ) -> QueuedTasks:
     """Read all tasks that are to be told of, each once; idle ones are all alike."""
     addresses = {task.address for tasks in on_queue for task in tasks}
@@ -234,7 +234,7 @@ def _waiting(
     tasks: Sequence[QueuedTask],
     runs: int,
     cpu: int,
-) -> tuple[Queued, ...]:
+) -> tuple[RunnableTask, ...]:
     """Tell of the tasks that wait for a CPU, the next first."""
 
     def turn(task: QueuedTask) -> tuple[object, ...]:
@@ -255,7 +255,7 @@ def _waiting(
     )
 
 
-def _check(cpu: int, running: int, found: range, findings: Findings) -> None:
+def _check(cpu: int, running: int, found: range, findings: LossLog) -> None:
     """Note if the kernel counts other tasks than were found.
 
     It counts those that sleep on the queue too, and none that are throttled.

@@ -17,11 +17,11 @@ from msatools.cpus.cpusets import Cpuset, Cpusets, Nodes, read_cpusets
 from msatools.cpus.domains import RootDomains
 from msatools.cpus.masks import CpuMasks
 from msatools.cpus.model import CpuSet, SetKind
-from msatools.kernel.cpumasks import Cpus
+from msatools.kernel.cpumask import Cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.ranges import ranges
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 
 DEFAULT = "default"
 """The name of the set of all CPUs that no other has."""
@@ -34,7 +34,7 @@ BOOT: tuple[SetKind, ...] = ("isolcpus", "nohz_full")
 
 
 def read_sets(
-    reader: Reader, domains: RootDomains, masks: CpuMasks, findings: Findings
+    reader: Reader, domains: RootDomains, masks: CpuMasks, findings: LossLog
 ) -> tuple[CpuSet, ...]:
     """Find all sets, without their tasks and interrupts.
 
@@ -200,7 +200,7 @@ def _of_command_line(masks: CpuMasks, nodes: Nodes) -> Iterator[_Made]:
             )
 
 
-def _all_nodes(reader: Reader, cpusets: Cpusets, findings: Findings) -> Nodes:
+def _all_nodes(reader: Reader, cpusets: Cpusets, findings: LossLog) -> Nodes:
     """List the memory nodes of the root cpuset, or all if there is none."""
     if cpusets.root is not None:
         return cpusets.root.nodes

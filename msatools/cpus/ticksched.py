@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import drgn
 import numpy as np
 
-from msatools.cpus.ticks import TickRecords, bits_at, read_tick_records
+from msatools.cpus.idle_time import TickRecords, bits_at, read_tick_records
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import lose_many
 
 _MOST_NS = 1 << 60
@@ -53,7 +53,7 @@ class _Jiffies:
     """CLOCK_MONOTONIC when the count became what it is."""
 
 
-def read_tick_sched(reader: Reader, percpu: PerCpu, findings: Findings) -> TickSched:
+def read_tick_sched(reader: Reader, percpu: PerCpu, findings: LossLog) -> TickSched:
     """Read when each CPU had its last tick.
 
     The timer of a tick that goes on expires one tick after the last one was due. Of a
@@ -109,7 +109,7 @@ def _latest(updated: int, ticked: list[int], idle: list[int]) -> int:
 
 
 def _read_due(
-    reader: Reader, percpu: PerCpu, findings: Findings
+    reader: Reader, percpu: PerCpu, findings: LossLog
 ) -> tuple[int | None, ...]:
     """Tell when interrupts of timers are due, where timers have high resolution."""
     name = "struct hrtimer_cpu_base"

@@ -8,11 +8,11 @@ import drgn
 import numpy as np
 
 from msatools.cpus.masks import is_pointer
-from msatools.kernel.cpumasks import Cpus, cpus_of, masks_at
+from msatools.kernel.cpumask import Cpus, cpus_of, masks_at
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, lose_many, read_structs
 
 _X86: Members = {
@@ -31,7 +31,7 @@ _ARM64: Members = {"package": ("i4", ("package_id",)), "core": ("i4", ("core_id"
 
 
 @dataclass(frozen=True)
-class Place:
+class CpuPlace:
     """Where one CPU is; ``None`` is what nothing tells."""
 
     package: int | None = None
@@ -44,8 +44,8 @@ class Place:
 
 
 def read_places(
-    reader: Reader, percpu: PerCpu, findings: Findings
-) -> tuple[Place, ...]:
+    reader: Reader, percpu: PerCpu, findings: LossLog
+) -> tuple[CpuPlace, ...]:
     """Tell where each CPU of ``percpu.cpus`` is.
 
     A CPU that has never been online has no place that is known, but its node.
@@ -57,17 +57,17 @@ def read_places(
         elif _has(prog, "cpu_topology"):
             places = _arm64_places(reader, percpu, findings)
         else:
-            places = [Place()] * len(percpu.cpus)
+            places = [CpuPlace()] * len(percpu.cpus)
     except LookupError as error:
         findings.lose(Loss.TOPOLOGY, f"packages, cores and threads are lost: {error}")
-        places = [Place()] * len(percpu.cpus)
+        places = [CpuPlace()] * len(percpu.cpus)
     return tuple(
         replace(place, node=node)
         for place, node in zip(places, _nodes(reader, percpu, findings), strict=True)
     )
 
 
-def _x86_places(reader: Reader, percpu: PerCpu, findings: Findings) -> list[Place]:
+def _x86_places(reader: Reader, percpu: PerCpu, findings: LossLog) -> list[CpuPlace]:
     """Read ``struct cpuinfo_x86`` (arch/x86/include/asm/processor.h) of each CPU."""
     infos = read_structs(
         reader, "struct cpuinfo_x86", _X86, percpu.addresses("cpu_info"), findings
@@ -77,7 +77,7 @@ def _x86_places(reader: Reader, percpu: PerCpu, findings: Findings) -> list[Plac
     # The kernel has nr_cpu_ids, or nothing, where it never identified a CPU.
     known = infos.readable & (infos["index"] == percpu.cpus)
     return [
-        Place(package, die, core, siblings) if is_known else Place()
+        CpuPlace(package, die, core, siblings) if is_known else CpuPlace()
         for is_known, package, die, core, siblings in zip(
             known.tolist(),
             *columns,
@@ -87,7 +87,7 @@ def _x86_places(reader: Reader, percpu: PerCpu, findings: Findings) -> list[Plac
     ]
 
 
-def _x86_siblings(reader: Reader, percpu: PerCpu, findings: Findings) -> Addresses:
+def _x86_siblings(reader: Reader, percpu: PerCpu, findings: LossLog) -> Addresses:
     addresses = percpu.addresses("cpu_sibling_map")
     if not is_pointer(reader.prog["cpu_sibling_map"].type_):
         return addresses
@@ -97,7 +97,7 @@ def _x86_siblings(reader: Reader, percpu: PerCpu, findings: Findings) -> Address
     return column(pointers, 0)
 
 
-def _arm64_places(reader: Reader, percpu: PerCpu, findings: Findings) -> list[Place]:
+def _arm64_places(reader: Reader, percpu: PerCpu, findings: LossLog) -> list[CpuPlace]:
     """Read the ``struct cpu_topology`` of each CPU (drivers/base/arch_topology.c)."""
     prog = reader.prog
     type_ = prog.type("struct cpu_topology")
@@ -107,7 +107,7 @@ def _arm64_places(reader: Reader, percpu: PerCpu, findings: Findings) -> list[Pl
     siblings = addresses + np.uint64(drgn.offsetof(type_, "thread_sibling"))
     return [
         # The kernel has -1 where it does not know.
-        Place(package, None, core, cpus) if package >= 0 else Place()
+        CpuPlace(package, None, core, cpus) if package >= 0 else CpuPlace()
         for package, core, cpus in zip(
             found["package"].tolist(),
             found["core"].tolist(),
@@ -117,14 +117,14 @@ def _arm64_places(reader: Reader, percpu: PerCpu, findings: Findings) -> list[Pl
     ]
 
 
-def _masks(reader: Reader, addresses: Addresses, findings: Findings) -> list[Cpus]:
+def _masks(reader: Reader, addresses: Addresses, findings: LossLog) -> list[Cpus]:
     masks, readable = masks_at(reader, addresses)
     lost = int(np.count_nonzero(~readable & (addresses != 0)))
     lose_many(findings, "struct cpumask", lost)
     return [cpus_of(mask) for mask in masks]
 
 
-def _nodes(reader: Reader, percpu: PerCpu, findings: Findings) -> list[int | None]:
+def _nodes(reader: Reader, percpu: PerCpu, findings: LossLog) -> list[int | None]:
     """Read the NUMA node of each CPU; ``None`` where a kernel knows no nodes."""
     try:
         # With CONFIG_USE_PERCPU_NUMA_NODE_ID, as on x86-64 and arm64.

@@ -17,7 +17,7 @@ from msatools.cpus.model import Vector
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader, column
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import Members, read_structs
 
@@ -100,7 +100,7 @@ class Vectors:
         return total(self.counts[name] for name in adding if name in self.counts)
 
 
-def read_vectors(reader: Reader, percpu: PerCpu, findings: Findings) -> Vectors:
+def read_vectors(reader: Reader, percpu: PerCpu, findings: LossLog) -> Vectors:
     """Read the counts of all kinds that this kernel keeps; none but on x86."""
     try:
         numbers = dict(reader.prog.type("enum irq_stat_counts").enumerators or ())
@@ -144,7 +144,7 @@ def _variable(reader: Reader, percpu: PerCpu, name: str) -> Counts | None:
     return counts(column(records, 0, 4), readable)
 
 
-def _for_all(reader: Reader, kind: _Kind, findings: Findings) -> dict[str, int]:
+def _for_all(reader: Reader, kind: _Kind, findings: LossLog) -> dict[str, int]:
     """Read a count that all CPUs share: an ``atomic_t``, of which BTF does not tell."""
     try:
         address = reader.prog.symbol(kind.member).address
@@ -187,7 +187,7 @@ _NAME_SIZE = 32
 """More than any name has."""
 
 
-def softirq_names(reader: Reader, findings: Findings) -> list[str]:
+def softirq_names(reader: Reader, findings: LossLog) -> list[str]:
     """Tell how /proc/softirqs calls the softirqs, in the order of their numbers."""
     prog = reader.prog
     count = prog.type("struct kernel_stat").member("softirqs").type.length or 0

@@ -17,7 +17,7 @@ from msatools.cpus.counts import Counts, Numbers, counts
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Members, Structs, read_structs
 
 _NICE_0 = 120
@@ -67,7 +67,7 @@ class Vtime:
         return bool((still | ~self.exact).all())
 
 
-def read_vtime(reader: Reader, percpu: PerCpu, findings: Findings) -> Vtime | None:
+def read_vtime(reader: Reader, percpu: PerCpu, findings: LossLog) -> Vtime | None:
     """Read what the tasks that run have noted; ``None`` if no CPU counts so."""
     tracking = _read_tracking(reader, percpu, findings)
     if tracking is None:
@@ -127,9 +127,7 @@ def uncounted_times(
     return {name: counts(numbers, vtime.known) for name, numbers in times.items()}
 
 
-def _read_tracking(
-    reader: Reader, percpu: PerCpu, findings: Findings
-) -> Structs | None:
+def _read_tracking(reader: Reader, percpu: PerCpu, findings: LossLog) -> Structs | None:
     """Read which CPUs count so; ``None`` if the kernel has no such accounting."""
     # A member tells: to look for a symbol that is not there takes long the first time.
     if not reader.prog.type("struct task_struct").has_member("vtime"):

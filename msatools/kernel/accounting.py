@@ -13,12 +13,12 @@ from typing import NamedTuple
 import drgn
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 
 _COUNT = struct.Struct("<i")
 
 
-class _Place(NamedTuple):
+class _Switch(NamedTuple):
     """A switch."""
 
     name: str
@@ -70,7 +70,7 @@ class AccountingReader:
         self._precise = _find(prog, "context_tracking_key", "context_tracking_enabled")
         self._stable = _find(prog, "__sched_clock_stable")
 
-    def read(self, findings: Findings) -> Accounting:
+    def read(self, findings: LossLog) -> Accounting:
         """Tell what is on; what cannot be read costs a note."""
         stable = self._switch(self._stable, findings)
         return Accounting(
@@ -82,7 +82,7 @@ class AccountingReader:
             stable_clock=stable is None or stable,
         )
 
-    def _switch(self, place: _Place | None, findings: Findings) -> bool | None:
+    def _switch(self, place: _Switch | None, findings: LossLog) -> bool | None:
         """Read a switch, if there is one.
 
         Each is an int or begins with one: the count of those who want a static key on
@@ -98,16 +98,16 @@ class AccountingReader:
         return bool(count)
 
 
-def read_accounting(prog: drgn.Program, findings: Findings) -> Accounting:
+def read_accounting(prog: drgn.Program, findings: LossLog) -> Accounting:
     """Tell what is on; what cannot be read costs a note."""
     return AccountingReader(prog).read(findings)
 
 
-def _find(prog: drgn.Program, *names: str) -> _Place | None:
+def _find(prog: drgn.Program, *names: str) -> _Switch | None:
     """Find the first of some switches that there is."""
     for name in names:
         try:
-            return _Place(name, prog.symbol(name).address)
+            return _Switch(name, prog.symbol(name).address)
         except LookupError:
             continue
     return None

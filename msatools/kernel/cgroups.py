@@ -11,7 +11,7 @@ import numpy as np
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import read_structs
 
@@ -36,7 +36,7 @@ Nodes = dict[int, tuple[int, str]]
 
 
 def cgroup_paths(
-    reader: Reader, cgroups: Addresses, findings: Findings
+    reader: Reader, cgroups: Addresses, findings: LossLog
 ) -> list[str | None]:
     """Tell the path of each ``struct cgroup``; ``None`` if a part cannot be read.
 
@@ -65,7 +65,7 @@ def _online(prog: drgn.Program) -> int:
     return flag
 
 
-def _read_nodes(reader: Reader, starts: Addresses, findings: Findings) -> Nodes:
+def _read_nodes(reader: Reader, starts: Addresses, findings: LossLog) -> Nodes:
     """Read directories and all above them, a level at a time."""
     nodes: Nodes = {}
     level = np.unique(starts[starts != 0])
@@ -93,7 +93,7 @@ def _path(nodes: Nodes, node: int) -> str | None:
     return None
 
 
-def _name(reader: Reader, address: int, findings: Findings) -> str | None:
+def _name(reader: Reader, address: int, findings: LossLog) -> str | None:
     try:
         return read_string(reader, address, _NAME_MAX)
     except drgn.FaultError as error:

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.cpumask import cpu_online_mask
 
-from msatools.kernel.cpumasks import Cpus, mask_at
+from msatools.kernel.cpumask import Cpus, mask_at
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 
 Nanoseconds = npt.NDArray[np.int64]
 
@@ -80,7 +80,7 @@ class _Queues(NamedTuple):
     """Bytes from there that have both."""
 
 
-def read_clocks(reader: Reader, findings: Findings) -> Clocks:
+def read_clocks(reader: Reader, findings: LossLog) -> Clocks:
     """Read the clocks; a CPU whose run queue cannot be read costs a note.
 
     :raises LookupError: if no run queue can be found at all
@@ -114,7 +114,7 @@ def read_clocks(reader: Reader, findings: Findings) -> Clocks:
     )
 
 
-def _queues(reader: Reader, findings: Findings) -> _Queues:
+def _queues(reader: Reader, findings: LossLog) -> _Queues:
     percpu = reader.once(PerCpu, lambda: read_percpu(reader.prog, findings))
     queue = reader.prog.type("struct rq")
     clock, task = drgn.offsetof(queue, "clock"), drgn.offsetof(queue, "clock_task")
@@ -128,7 +128,7 @@ def _queues(reader: Reader, findings: Findings) -> _Queues:
     )
 
 
-def _online(reader: Reader, findings: Findings) -> Cpus:
+def _online(reader: Reader, findings: LossLog) -> Cpus:
     try:
         mask = reader.once("online", lambda: cpu_online_mask(reader.prog).value_())
         return mask_at(reader, mask)
@@ -137,7 +137,7 @@ def _online(reader: Reader, findings: Findings) -> Cpus:
         return ()
 
 
-def monotonic_offset(reader: Reader, findings: Findings) -> int | None:
+def monotonic_offset(reader: Reader, findings: LossLog) -> int | None:
     """Tell by how much the local clock is ahead of CLOCK_MONOTONIC.
 
     Where the local clock may be unstable (x86), the kernel keeps the difference of the

@@ -8,16 +8,16 @@ drgn's own loops over CPUs go as far as a damaged number of CPUs says.
 import drgn
 from drgn.helpers.linux.cpumask import cpu_online_mask, cpu_possible_mask
 
-from msatools.kernel.cpumasks import Cpus, mask_at
+from msatools.kernel.cpumask import Cpus, mask_at
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 
 _POSSIBLE = "msatools.possible CPUs"
 """Key of the program's cache."""
 
 
-def possible_cpus(prog: drgn.Program, findings: Findings) -> Cpus:
+def possible_cpus(prog: drgn.Program, findings: LossLog) -> Cpus:
     """
     List all CPUs that can ever be online; none, with a note, if they are lost.
 

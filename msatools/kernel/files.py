@@ -10,10 +10,10 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
-from msatools.kernel.changinglists import changing_list
+from msatools.kernel.live_lists import changing_list
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column, distinct
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 
 
 class OpenFiles:
@@ -24,7 +24,7 @@ class OpenFiles:
     socket, are not seen.
     """
 
-    def __init__(self, reader: Reader, findings: Findings) -> None:
+    def __init__(self, reader: Reader, findings: LossLog) -> None:
         self._prog = reader.prog
         addresses = _file_addresses(reader, findings)
         file = reader.prog.type("struct file")
@@ -50,7 +50,7 @@ class OpenFiles:
         return distinct(chosen[chosen != 0])
 
 
-def _file_addresses(reader: Reader, findings: Findings) -> Addresses:
+def _file_addresses(reader: Reader, findings: LossLog) -> Addresses:
     prog = reader.prog
     fdt = prog.type("struct files_struct").member("fdt").offset
     table = prog.type("struct fdtable")
@@ -100,7 +100,7 @@ def _small_tables(
 
 
 @dataclass(frozen=True)
-class Processes:
+class FileTables:
     """What of each process's first ``struct task_struct`` names other things."""
 
     files: Addresses
@@ -110,12 +110,12 @@ class Processes:
     """Of the struct page that it keeps to send from; 0 if it has none."""
 
 
-def processes(reader: Reader, findings: Findings) -> Processes:
+def processes(reader: Reader, findings: LossLog) -> FileTables:
     """Read all processes, which is done once."""
     return reader.once(processes, lambda: _processes(reader, findings))
 
 
-def _processes(reader: Reader, findings: Findings) -> Processes:
+def _processes(reader: Reader, findings: LossLog) -> FileTables:
     prog = reader.prog
     task = prog.type("struct task_struct")
     tasks = task.member("tasks").offset
@@ -135,4 +135,4 @@ def _processes(reader: Reader, findings: Findings) -> Processes:
     places = [offset - first for offset in offsets]
     members = (data[at : at + 8] for _, data in records for at in places)
     words = np.frombuffer(b"".join(members), np.uint64).reshape(-1, len(offsets))
-    return Processes(words[:, 0], words[:, 1])
+    return FileTables(words[:, 0], words[:, 1])

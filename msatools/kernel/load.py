@@ -5,13 +5,13 @@
 import drgn
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 
 _FSHIFT = 11
 """Bits of the averages after the point (include/linux/sched/loadavg.h)."""
 
 
-def load_averages(prog: drgn.Program, findings: Findings) -> tuple[float, ...] | None:
+def load_averages(prog: drgn.Program, findings: LossLog) -> tuple[float, ...] | None:
     """Read the load averages over 1, 5 and 15 minutes."""
     try:
         values = prog["avenrun"].value_()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from msatools.kernel.functions import has_function
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader, distinct
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.walks import list_nodes
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
@@ -41,7 +41,7 @@ _TABLES = 1 << 10
 class PageTables:
     """The page tables of an x86-64 kernel."""
 
-    def __init__(self, reader: Reader, findings: Findings) -> None:
+    def __init__(self, reader: Reader, findings: LossLog) -> None:
         prog = reader.prog
         self._reader = reader
         self._findings = findings

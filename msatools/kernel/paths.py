@@ -15,7 +15,7 @@ import numpy as np
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 
 Place = tuple[int, int]
@@ -63,7 +63,7 @@ class Paths:
     """Tells paths of one kernel; what it has read it keeps."""
 
     reader: Reader
-    findings: Findings
+    findings: LossLog
     _entries: dict[int, _Entry | None] = field(default_factory=dict)
     _mounts: dict[int, tuple[int, int, int] | None] = field(default_factory=dict)
     _told: dict[Place, str | None] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Paths:
         mount = self.reader.prog.type("struct mount")
         within = drgn.offsetof(mount, "mnt")
         walks = [
-            _Walk(max(vfsmount - within, 0), dentry) for vfsmount, dentry in places
+            _PathWalk(max(vfsmount - within, 0), dentry) for vfsmount, dentry in places
         ]
         for _ in range(MAX_DEPTH):
             going = [walk for walk in walks if not walk.ended]
@@ -180,7 +180,7 @@ class Paths:
         except drgn.FaultError:
             return
 
-    def _read(self, walks: list["_Walk"]) -> None:
+    def _read(self, walks: list["_PathWalk"]) -> None:
         """Read the next entry and mount of each walk, each once."""
         mounts = {walk.mount for walk in walks} - self._mounts.keys() - {0}
         if mounts:
@@ -228,7 +228,7 @@ class Paths:
             )
 
 
-class _Walk:
+class _PathWalk:
     """On the way up from one place."""
 
     def __init__(self, mount: int, entry: int) -> None:

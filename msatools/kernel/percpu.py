@@ -12,7 +12,7 @@ from drgn.helpers.linux.percpu import per_cpu_ptr
 from msatools.kernel.cpus import possible_cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 
 _WORD = (1 << 64) - 1
 
@@ -42,7 +42,7 @@ class PerCpu:
         return self.offsets + np.uint64(pointer)
 
 
-def read_percpu(prog: drgn.Program, findings: Findings) -> PerCpu:
+def read_percpu(prog: drgn.Program, findings: LossLog) -> PerCpu:
     """Find the variables of all CPUs; a CPU whose are not found costs a note."""
     null = drgn.Object(prog, prog.pointer_type(prog.type("int")), 0)
     offsets: dict[int, int] = {}

@@ -10,7 +10,7 @@ from drgn.helpers.linux.percpu import per_cpu_ptr
 from msatools.kernel.cpus import possible_cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import lose_many
 
 _PAGE = 4096
@@ -19,7 +19,7 @@ _WORD = (1 << 64) - 1
 
 
 def sum_parts(
-    reader: Reader, parts: Addresses, findings: Findings
+    reader: Reader, parts: Addresses, findings: LossLog
 ) -> npt.NDArray[np.int64]:
     """Sum over all CPUs what each has of some counters.
 
@@ -58,7 +58,7 @@ def sum_parts(
     return summed
 
 
-def _offsets(prog: drgn.Program, findings: Findings) -> list[int]:
+def _offsets(prog: drgn.Program, findings: LossLog) -> list[int]:
     """Tell by how much each CPU's variables are away from per-CPU pointers."""
     offsets = []
     null = drgn.Object(prog, prog.pointer_type(prog.type("int")), 0)

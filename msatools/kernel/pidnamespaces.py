@@ -11,7 +11,7 @@ import numpy.typing as npt
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import PidTree
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Structs, read_structs
 
 MAX_LEVEL = 32
@@ -62,7 +62,7 @@ class PidNamespace:
 
 
 def read_namespaces(
-    reader: Reader, addresses: Addresses, findings: Findings
+    reader: Reader, addresses: Addresses, findings: LossLog
 ) -> dict[int, PidNamespace]:
     """Read some ``struct pid_namespace`` and all above them, by address.
 
@@ -96,7 +96,7 @@ def _namespace(
     )
 
 
-def _pid_max(prog: drgn.Program, findings: Findings) -> int | None:
+def _pid_max(prog: drgn.Program, findings: LossLog) -> int | None:
     """Read what holds for all namespaces alike."""
     try:
         most: int = prog["pid_max"].value_()
@@ -107,7 +107,7 @@ def _pid_max(prog: drgn.Program, findings: Findings) -> int | None:
 
 
 def reserved_taken(
-    reader: Reader, namespace: PidNamespace, findings: Findings
+    reader: Reader, namespace: PidNamespace, findings: LossLog
 ) -> int | None:
     """Count the numbers below :data:`RESERVED_PIDS` that are given out."""
     try:
@@ -118,7 +118,7 @@ def reserved_taken(
 
 
 def innermost_numbers(
-    reader: Reader, pids: Addresses, findings: Findings
+    reader: Reader, pids: Addresses, findings: LossLog
 ) -> tuple[Addresses, npt.NDArray[np.int64]]:
     """Find the namespace that each ``struct pid`` was made in, and its number there.
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.target.errors import TargetError
 
 PID_MAX_LIMIT = 1 << 22
@@ -66,7 +66,7 @@ def find_task(reader: Reader, pid: int) -> int | None:
 
 
 def find_tasks(
-    reader: Reader, pids: Iterable[int], findings: Findings
+    reader: Reader, pids: Iterable[int], findings: LossLog
 ) -> dict[int, int]:
     """Find the threads that have some PIDs in the initial PID namespace.
 
@@ -102,7 +102,7 @@ def _initial(prog: drgn.Program) -> int:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _PidLayout:
     """Where members are."""
 
     head: int
@@ -120,12 +120,12 @@ class _Layout:
     task_pid: int
 
 
-def _layout(prog: drgn.Program) -> _Layout:
+def _layout(prog: drgn.Program) -> _PidLayout:
     node, pid = prog.type("struct xa_node"), prog.type("struct pid")
     task = prog.type("struct task_struct")
     count = node.member("slots").type.length
     assert count
-    return _Layout(
+    return _PidLayout(
         head=drgn.offsetof(prog.type("struct pid_namespace"), "idr.idr_rt.xa_head"),
         shift=drgn.offsetof(node, "shift"),
         slots=drgn.offsetof(node, "slots"),
@@ -142,7 +142,7 @@ class PidTree:
 
     def __init__(self, reader: Reader, namespace: int) -> None:
         """Look at the ``struct pid_namespace`` at an address."""
-        self._layout = reader.once(_Layout, lambda: _layout(reader.prog))
+        self._layout = reader.once(_PidLayout, lambda: _layout(reader.prog))
         self._head = namespace + self._layout.head
         self._bits = self._layout.count.bit_length() - 1
         self._reader = reader

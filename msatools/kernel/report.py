@@ -36,7 +36,7 @@ class Note:
 
 
 @dataclass
-class Findings:
+class LossLog:
     """What a collector gathers for the notes and the coverage of its report."""
 
     coverage: Counter[str] = field(default_factory=Counter)
@@ -52,16 +52,16 @@ class Findings:
         """Note something, once for each code and subject."""
         self.notes.setdefault((code, subject), Note(code, text))
 
-    def copy(self) -> "Findings":
+    def copy(self) -> "LossLog":
         """Keep what is known so far."""
-        return Findings(self.coverage.copy(), self.about.copy(), dict(self.notes))
+        return LossLog(self.coverage.copy(), self.about.copy(), dict(self.notes))
 
-    def reset(self, to: "Findings") -> None:
+    def reset(self, to: "LossLog") -> None:
         """Forget what was found since, as another report begins."""
         kept = to.copy()
         self.coverage, self.about, self.notes = kept.coverage, kept.about, kept.notes
 
-    def add(self, other: "Findings") -> None:
+    def add(self, other: "LossLog") -> None:
         """Add what was found elsewhere."""
         self.coverage.update(other.coverage)
         self.about.update(other.about)
@@ -96,7 +96,7 @@ class Findings:
 
 
 @contextmanager
-def noting_refusals(prog: Program, findings: Findings) -> Iterator[None]:
+def noting_refusals(prog: Program, findings: LossLog) -> Iterator[None]:
     """Note what the kernel has but nothing told the type of meanwhile."""
     with refusals(prog) as refused:
         yield

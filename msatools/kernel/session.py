@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from drgn import Program
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings, noting_refusals
+from msatools.kernel.report import LossLog, noting_refusals
 from msatools.target.model import Target
 
 Progress = Callable[[int, int], None]
@@ -30,8 +30,8 @@ class KernelSession:
         self._prog = prog
         self._target = target
         self._reader = Reader(prog)
-        self._findings = Findings()
-        self._lasting = Findings()
+        self._findings = LossLog()
+        self._lasting = LossLog()
 
     @property
     def period_s(self) -> float | None:

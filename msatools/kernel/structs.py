@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from msatools.kernel.losses import struct_key
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 
 Booleans = npt.NDArray[np.bool_]
 Members = Mapping[str, tuple[str, tuple[str, ...]]]
@@ -76,7 +76,7 @@ _LETTERS = {
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _StructLayout:
     """The part of a structure that has the members."""
 
     start: int
@@ -96,7 +96,7 @@ def read_structs(
     type_name: str,
     members: Members,
     addresses: Addresses,
-    findings: Findings,
+    findings: LossLog,
 ) -> Structs:
     """Read members of the structures at *addresses*, each structure once.
 
@@ -140,7 +140,7 @@ def read_struct(
     return layout.decode(reader.read(address + layout.start, layout.records.itemsize))
 
 
-def _layout(reader: Reader, type_name: str, members: Members) -> _Layout | None:
+def _layout(reader: Reader, type_name: str, members: Members) -> _StructLayout | None:
     """Find where the members are, once for each reader; ``None`` if there are none."""
     return reader.once(
         (type_name, tuple(members.items())),
@@ -148,7 +148,7 @@ def _layout(reader: Reader, type_name: str, members: Members) -> _Layout | None:
     )
 
 
-def _find_layout(type_: drgn.Type, members: Members) -> _Layout | None:
+def _find_layout(type_: drgn.Type, members: Members) -> _StructLayout | None:
     offsets = {
         name: offset
         for name, (_, candidates) in members.items()
@@ -167,7 +167,7 @@ def _find_layout(type_: drgn.Type, members: Members) -> _Layout | None:
             "itemsize": size,
         }
     )
-    return _Layout(start, records)
+    return _StructLayout(start, records)
 
 
 def each_once(
@@ -180,7 +180,7 @@ def each_once(
     return np.unique(addresses, return_inverse=True)
 
 
-def lose_many(findings: Findings, type_name: str, count: int) -> None:
+def lose_many(findings: LossLog, type_name: str, count: int) -> None:
     """Count structures that could not be read, and note once that some could not."""
     text = f"some {type_name} cannot be read"
     findings.lose(struct_key(type_name), text, count=count)

@@ -12,12 +12,12 @@ from drgn.helpers.linux.percpu import per_cpu_ptr
 from msatools.kernel.cpus import possible_cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.zones import populated_zones
 
 
 def vm_counters(
-    reader: Reader, nodes_online: list[drgn.Object], findings: Findings
+    reader: Reader, nodes_online: list[drgn.Object], findings: LossLog
 ) -> dict[str, int | None]:
     """
     Sum all node and zone counters, by the name of their enumerator.
@@ -59,7 +59,7 @@ def vm_counters(
 
 
 def vm_events(
-    reader: Reader, names: Collection[str], findings: Findings
+    reader: Reader, names: Collection[str], findings: LossLog
 ) -> dict[str, int]:
     """
     Count events of ``enum vm_event_item``, over all CPUs and since boot.
@@ -110,7 +110,7 @@ def _names(prog: drgn.Program, enum: str, end: str) -> list[str]:
 
 
 def _global(
-    reader: Reader, variable: str, names: list[str], findings: Findings
+    reader: Reader, variable: str, names: list[str], findings: LossLog
 ) -> dict[str, int | None]:
     try:
         words = reader.words(reader.prog[variable].address_, len(names))

@@ -10,7 +10,7 @@ import numpy as np
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import MAX_WINDOWS, WINDOW, Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 
 MAX_LIST = 16 << 20
 """More entries than any list that a kernel keeps: a walk this long is lost."""
@@ -29,7 +29,7 @@ _COLOUR = 3
 _WORD = (1 << 64) - 1
 
 
-def list_nodes(reader: Reader, head: int, findings: Findings, name: str) -> Addresses:
+def list_nodes(reader: Reader, head: int, findings: LossLog, name: str) -> Addresses:
     """
     Find the nodes on a ``struct list_head`` list.
 
@@ -46,7 +46,7 @@ def list_nodes(reader: Reader, head: int, findings: Findings, name: str) -> Addr
 
 
 def list_words(
-    reader: Reader, head: int, node_offset: int, at: int, findings: Findings, name: str
+    reader: Reader, head: int, node_offset: int, at: int, findings: LossLog, name: str
 ) -> Addresses:
     """
     Read one 64-bit word of each structure on a ``struct list_head`` list.
@@ -118,7 +118,7 @@ def list_records(
     head: int,
     node_offset: int,
     size: int,
-    findings: Findings,
+    findings: LossLog,
     name: str,
     loss: Loss = Loss.LISTS,
 ) -> Iterator[tuple[int, bytes]]:
@@ -163,7 +163,7 @@ def tree_records(
     root: int,
     node_offset: int,
     size: int,
-    findings: Findings,
+    findings: LossLog,
     name: str,
     loss: Loss = Loss.LISTS,
 ) -> Iterator[tuple[int, bytes]]:
@@ -210,6 +210,6 @@ def tree_records(
         todo += ((right, node), (left, node))
 
 
-def _broken(findings: Findings, loss: Loss, name: str, why: str) -> None:
+def _broken(findings: LossLog, loss: Loss, name: str, why: str) -> None:
     text = f"{name} {why}; what comes after is not counted"
     findings.lose(loss, text, about=name)

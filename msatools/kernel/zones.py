@@ -9,7 +9,7 @@ import drgn
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Zone:
     present_pages: int
 
 
-def online_nodes(prog: drgn.Program, findings: Findings) -> list[drgn.Object]:
+def online_nodes(prog: drgn.Program, findings: LossLog) -> list[drgn.Object]:
     """Find the ``struct pglist_data`` of each online node that can be read."""
     nodes = []
     try:

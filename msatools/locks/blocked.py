@@ -9,19 +9,19 @@ import drgn
 import numpy as np
 
 from msatools.kernel.losses import Loss
-from msatools.locks.cases import read_cases
-from msatools.locks.kinds import requests_of, what_of
+from msatools.locks.blocked_tasks import read_cases
+from msatools.locks.external_waits.externals import External, external
 from msatools.locks.lock import Request
-from msatools.locks.look import Case, Look
-from msatools.locks.model import On
-from msatools.locks.on.explain import tell
-from msatools.locks.outside.externals import External, external
+from msatools.locks.lock_context import BlockedTask, LockContext
+from msatools.locks.lock_types import requests_of, what_of
+from msatools.locks.model import WaitTarget
 from msatools.locks.user.userlocks import futex_requests
+from msatools.locks.wait_targets.explain import tell
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.now import Now
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.states import letters
 from msatools.tasks.table import TaskTable
+from msatools.tasks.task_state import TaskState
 
 _LOCKS = (TaskClass.LCK, TaskClass.KLK, TaskClass.FLK)
 _IN_LOCKS = (*_LOCKS, TaskClass.FLT, TaskClass.SWP)
@@ -45,7 +45,7 @@ class Blocked:
     what: str | None = None
     """What a lock without an owner stands for, such as work that is to be done."""
 
-    on: On | None = None
+    on: WaitTarget | None = None
     """What it waits on, if that is no lock."""
 
     why: str | None = None
@@ -55,7 +55,7 @@ class Blocked:
     """The function that wanted what is waited for, of a task that does not sleep."""
 
 
-def blocked_rows(tasks: TaskTable, now: Now) -> Rows:
+def blocked_rows(tasks: TaskTable, now: TaskState) -> Rows:
     """Find the tasks that are blocked: in uninterruptible sleep, or on a lock.
 
     Those that only wait for work are not, nor are those that are stopped or frozen.
@@ -66,7 +66,7 @@ def blocked_rows(tasks: TaskTable, now: Now) -> Rows:
     return np.flatnonzero(blocked)
 
 
-def _asks_server(now: Now) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _asks_server(now: TaskState) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Tell which stacks are those of who waits for a file system in user space.
 
     That is interruptible sleep at first (fs/fuse/dev.c).
@@ -76,7 +76,7 @@ def _asks_server(now: Now) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 
 def find_blocked(
-    look: Look, now: Now, rows: Rows, stack_size: int
+    look: LockContext, now: TaskState, rows: Rows, stack_size: int
 ) -> Iterator[Blocked]:
     """Tell what each of some blocked tasks waits for."""
     told: list[int] = []
@@ -85,13 +85,13 @@ def find_blocked(
         for each in _on_futexes(look, rows[now.classes[rows] == TaskClass.LCK]):
             told.append(each.row)
             yield each
-    alike: dict[On | None, On | None] = {}
+    alike: dict[WaitTarget | None, WaitTarget | None] = {}
     others = rows[~np.isin(rows, told)]
     for case in read_cases(look, now, others, stack_size):
         yield _blocked(look, case, alike)
 
 
-def _on_futexes(look: Look, rows: Rows) -> Iterator[Blocked]:
+def _on_futexes(look: LockContext, rows: Rows) -> Iterator[Blocked]:
     """Tell which futexes some tasks wait on; those that are not found are left out."""
     addresses = look.tasks["address"][rows].tolist()
     for row, address in zip(rows.tolist(), addresses, strict=True):
@@ -103,7 +103,11 @@ def _on_futexes(look: Look, rows: Rows) -> Iterator[Blocked]:
             yield Blocked(row, requests)
 
 
-def _blocked(look: Look, case: Case, alike: dict[On | None, On | None]) -> Blocked:
+def _blocked(
+    look: LockContext,
+    case: BlockedTask,
+    alike: dict[WaitTarget | None, WaitTarget | None],
+) -> Blocked:
     requests: tuple[Request, ...] = ()
     outside = why = None
     try:
@@ -131,7 +135,9 @@ def _blocked(look: Look, case: Case, alike: dict[On | None, On | None]) -> Block
     return Blocked(case.row, requests, outside, what, alike.setdefault(on, on), why)
 
 
-def stands_for(look: Look, case: Case, requests: Sequence[Request]) -> str | None:
+def stands_for(
+    look: LockContext, case: BlockedTask, requests: Sequence[Request]
+) -> str | None:
     """Say what a lock that nobody has stands for; a part that is lost is noted."""
     try:
         return what_of(look, case, requests)

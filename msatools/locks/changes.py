@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from msatools.kernel.report import ns_between
-from msatools.locks.report import Changes, LocksReport, Wait
+from msatools.locks.report import LockChanges, LocksReport, Wait
 
 _Thread = tuple[int, int]
 
@@ -25,7 +25,7 @@ def changes(before: LocksReport, after: LocksReport) -> LocksReport:
             replace(lock, delta_waiters=len(lock.waiters) - crowds.get(lock.id, 0))
             for lock in after.locks
         ),
-        changes=Changes(
+        changes=LockChanges(
             begun=_pids(now[thread] for thread in now.keys() - then.keys()),
             ended=_pids(then[thread] for thread in then.keys() - now.keys()),
             moved=_pids(wait for wait in both if wait.pid not in stuck),

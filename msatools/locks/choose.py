@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from msatools.locks.lock import LockType
 from msatools.locks.options import LocksOptions
-from msatools.locks.report import Changes, LocksReport, Wait
+from msatools.locks.report import LockChanges, LocksReport, Wait
 
 
 def choose(report: LocksReport, options: LocksOptions) -> LocksReport:
@@ -87,14 +87,16 @@ def _with_ways(waits: Iterable[Wait], fits: Collection[int]) -> set[int]:
     return chosen
 
 
-def _changes(changes: Changes, waits: Iterable[Wait], pids: Collection[int]) -> Changes:
+def _changes(
+    changes: LockChanges, waits: Iterable[Wait], pids: Collection[int]
+) -> LockChanges:
     """Leave out waits that are not asked for; those that have ended all stay."""
     gone = {wait.pid for wait in waits if wait.pid not in pids}
 
     def left(numbers: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(number for number in numbers if number not in gone)
 
-    return Changes(
+    return LockChanges(
         begun=left(changes.begun),
         ended=changes.ended,
         moved=left(changes.moved),

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msatools.locks.lock import Lock
-from msatools.locks.report import Contended, Seen
-from msatools.locks.scene import Scene
+from msatools.locks.report import Contended, OwnerSeen
+from msatools.locks.wait_snapshot import WaitSnapshot
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
 
@@ -31,11 +31,11 @@ class Met:
 
     lock: Lock
     waiters: int
-    owners: Sequence["Owner"]
+    owners: Sequence["SeenOwner"]
 
 
 @dataclass(frozen=True)
-class Owner:
+class SeenOwner:
     """Who had it, and what it was doing."""
 
     pid: int
@@ -43,12 +43,12 @@ class Owner:
     where: str
 
 
-def met(scene: Scene) -> Iterator[Met]:
+def met(scene: WaitSnapshot) -> Iterator[Met]:
     """Tell which locks a look has met."""
     tasks = scene.tasks
     for want in scene.crowds:
         owners = [
-            Owner(
+            SeenOwner(
                 int(tasks["pid"][own.row]),
                 comm_text(tasks["comm"][own.row]),
                 _where(scene, own.row),
@@ -58,7 +58,7 @@ def met(scene: Scene) -> Iterator[Met]:
         yield Met(want.lock, len(want.rows), owners)
 
 
-def _where(scene: Scene, row: int) -> str:
+def _where(scene: WaitSnapshot, row: int) -> str:
     """Say where a task stands: in which function it sleeps, or that it does not."""
     task_class = TaskClass(int(scene.now.classes[row]))
     wait = scene.now.waits[int(scene.now.stacks.index[row])]
@@ -67,12 +67,12 @@ def _where(scene: Scene, row: int) -> str:
 
 
 @dataclass
-class _Sums:
+class _LockSums:
     looks: int = 0
     waiters: int = 0
     squares: int = 0
     most: int = 0
-    owners: Counter[Owner] = field(default_factory=Counter)
+    owners: Counter[SeenOwner] = field(default_factory=Counter)
 
 
 class Contention:
@@ -80,13 +80,13 @@ class Contention:
 
     def __init__(self) -> None:
         self._looks = 0
-        self._locks: dict[Lock, _Sums] = {}
+        self._locks: dict[Lock, _LockSums] = {}
 
     def add(self, met: Iterable[Met]) -> None:
         """Add one look, with the locks that tasks waited for."""
         self._looks += 1
         for each in met:
-            sums = self._locks.setdefault(each.lock, _Sums())
+            sums = self._locks.setdefault(each.lock, _LockSums())
             sums.looks += 1
             sums.waiters += each.waiters
             sums.squares += each.waiters**2
@@ -125,13 +125,15 @@ class Contention:
             wait_ns=round(mean * interval_ns),
             error_ns=round(_error(sums, looks) * interval_ns),
             owners=tuple(
-                Seen(pid=owner.pid, comm=owner.comm, looks=count, where=owner.where)
+                OwnerSeen(
+                    pid=owner.pid, comm=owner.comm, looks=count, where=owner.where
+                )
                 for owner, count in sums.owners.most_common(MAX_OWNERS)
             ),
         )
 
 
-def _error(sums: _Sums, looks: int) -> float:
+def _error(sums: _LockSums, looks: int) -> float:
     """Tell the standard error of the mean number of waiters."""
     if looks < 2:
         return float(sums.waiters)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.stackmemory import Rows, read_stacks
 from msatools.tasks.table import TaskTable
@@ -24,7 +24,7 @@ def seen_on_stacks(
     rows: Rows,
     addresses: Collection[int],
     stack_size: int,
-    findings: Findings,
+    findings: LossLog,
 ) -> dict[int, list[int]]:
     """
     Find which of some tasks have some addresses on their stacks, in the part in use.
@@ -46,7 +46,7 @@ def seen_on_stacks(
         part = rows[start : start + _AT_ONCE]
         # What cannot be read was counted when the stacks were unwound.
         memory = read_stacks(
-            reader, stacks[part], pointers[part], stack_size, Findings()
+            reader, stacks[part], pointers[part], stack_size, LossLog()
         )
         places = np.flatnonzero(_isin(memory.words, wanted))
         owners = part[np.searchsorted(memory.first, places, side="right") - 1]

@@ -10,7 +10,7 @@ _INODE, _MM_SHARED = 1, 2
 _PAGE = 4096
 
 
-class Key(NamedTuple):
+class FutexKey(NamedTuple):
     """What the kernel knows a futex by; two waiters' are equal if it is the same."""
 
     object: int
@@ -43,7 +43,7 @@ class Key(NamedTuple):
         """Where it is in the file; ``None`` if it is in none."""
         return self.word * _PAGE + (self.offset & ~_INODE) if self.of_inode else None
 
-    def moved(self, by: int) -> "Key":
+    def moved(self, by: int) -> "FutexKey":
         """Give the key of another futex of the same memory.
 
         :param by: How many bytes behind this one it is, a multiple of 4.
@@ -53,7 +53,7 @@ class Key(NamedTuple):
         pages, offset = divmod(self.word * unit + (self.offset & ~flags) + by, _PAGE)
         return self._replace(word=pages * step, offset=offset | flags)
 
-    def pair(self) -> tuple["Key", "Key"]:
+    def pair(self) -> tuple["FutexKey", "FutexKey"]:
         """Give this one and the other that is in the same 8 bytes, in order."""
         first = self.moved(-(self.offset & 4))
         return first, first.moved(4)

@@ -52,7 +52,7 @@ class Cycle:
 
 
 @dataclass(frozen=True)
-class Root:
+class GraphRoot:
     """What others wait for in the end."""
 
     tasks: frozenset[int]
@@ -126,7 +126,7 @@ class Graph:
         return (*sure, *(cycle for cycle in others if not cycle.tasks & certain))
 
     @cached_property
-    def roots(self) -> tuple[Root, ...]:
+    def roots(self) -> tuple[GraphRoot, ...]:
         """All roots, in no order."""
         found = []
         for component in self._components:
@@ -141,7 +141,7 @@ class Graph:
         found += [self.root_before(*each) for each in self._behind.items()]
         return tuple(root for root in found if root.blocked or self.is_cycle(root))
 
-    def is_cycle(self, root: Root) -> bool:
+    def is_cycle(self, root: GraphRoot) -> bool:
         """Tell whether a root's tasks wait for each other, or for themselves."""
         return any(
             edge.owner in root.tasks
@@ -153,15 +153,15 @@ class Graph:
     def _waiting_for_thing(self) -> frozenset[int]:
         return frozenset(task for tasks in self._behind.values() for task in tasks)
 
-    def root_of(self, task: int) -> Root:
+    def root_of(self, task: int) -> GraphRoot:
         """Give a task as a root, whatever it waits for itself."""
         return self._root(frozenset((task,)))
 
-    def root_before(self, thing: Thing, direct: Sequence[int]) -> Root:
+    def root_before(self, thing: Thing, direct: Sequence[int]) -> GraphRoot:
         """Give a thing as the root of some of those that wait for it."""
         blocked = frozenset(direct) | self.blocked_by(direct)
         chain = self._chain(direct)
-        return Root(frozenset(), thing, tuple(direct), blocked, chain)
+        return GraphRoot(frozenset(), thing, tuple(direct), blocked, chain)
 
     def keeps_waiting(self, task: int) -> bool:
         """Tell whether another waits for what a task has."""
@@ -198,7 +198,7 @@ class Graph:
         """Tell what a task waits for that is no task, if it waits for such."""
         return self._things.get(task) if task in self._waiting_for_thing else None
 
-    def _root(self, component: frozenset[int]) -> Root:
+    def _root(self, component: frozenset[int]) -> GraphRoot:
         direct = dict.fromkeys(
             waiter
             for task in sorted(component)
@@ -208,7 +208,7 @@ class Graph:
         own = tuple(component) if len(component) == 1 else ()
         chain = (*self._chain(list(direct)), *own)
         blocked = self.blocked_by(component)
-        return Root(component, None, tuple(direct), blocked, chain)
+        return GraphRoot(component, None, tuple(direct), blocked, chain)
 
     def _chain(self, waiting: Sequence[int]) -> tuple[int, ...]:
         """Give the longest chain that ends in one of some tasks."""

@@ -28,13 +28,13 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks
-from msatools.kernel.report import Findings
-from msatools.locks.model import Herd, On, Waker
+from msatools.kernel.report import LossLog
+from msatools.locks.model import Herd, WaitTarget, Waker
 from msatools.tasks.identity import comm_text
-from msatools.tasks.now import Now
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.states import asleep
 from msatools.tasks.table import PF_KTHREAD, TaskReader, TaskTable
+from msatools.tasks.task_state import TaskState
 
 MIN_WAITERS = 16
 TURN_NS = 1_000_000
@@ -104,7 +104,7 @@ def look_again(
         rows = rows[:: -(-len(rows) // _MOST_THREADS)]
         addresses, pids = tasks["address"][rows].tolist(), tasks["pid"][rows]
         for _ in range(_LOOKS):
-            found = reader.read(addresses, Findings())
+            found = reader.read(addresses, LossLog())
             yield found.only(np.isin(found["pid"], pids))
             # Rounds are not to be met at the same place each time.
             time.sleep(random.uniform(0, _PAUSE_SECONDS))
@@ -114,8 +114,8 @@ def look_again(
 
 def find_herds(
     tasks: TaskTable,
-    now: Now,
-    ons: Sequence[On | None],
+    now: TaskState,
+    ons: Sequence[WaitTarget | None],
     clocks: Clocks,
     gone: Sequence[int] = (),
     watched: Watched = Watched(),
@@ -150,9 +150,9 @@ def find_herds(
 
 def crowd_of(
     lock: str,
-    on: On,
+    on: WaitTarget,
     tasks: TaskTable,
-    now: Now,
+    now: TaskState,
     rows: Rows,
     clocks: Clocks,
     woken: Sequence[int] = (),
@@ -191,7 +191,7 @@ def confirm(herd: Herd, slept: npt.NDArray[np.int64]) -> Herd:
 _ALL_WAYS = frozenset({"futex", "lock"})
 
 
-def _thing(on: On, process: int) -> _Thing | None:
+def _thing(on: WaitTarget, process: int) -> _Thing | None:
     """Tell what a task waits on so that two of them can be told to be the same."""
     if on.kind in ("futex", "lock"):
         if on.address is None:
@@ -218,7 +218,7 @@ class _Crowd:
     def __init__(
         self,
         tasks: TaskTable,
-        now: Now,
+        now: TaskState,
         clocks: Clocks,
         rows: Rows,
         woken: Sequence[int],
@@ -283,7 +283,7 @@ class _Crowd:
             return True
         return all(_apart(part) <= self._allowed_ns for part in _parts(times))
 
-    def tell(self, name: str, kind: str, on: On | None) -> Herd:
+    def tell(self, name: str, kind: str, on: WaitTarget | None) -> Herd:
         """Give them as a herd, confirmed if an interval does."""
         tasks, rows = self._tasks, self._all
         ages = self._now.age_ns[self._rows if len(self._rows) else rows]

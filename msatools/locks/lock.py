@@ -5,7 +5,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from msatools.locks.futexkey import Key
+from msatools.locks.futexkey import FutexKey
 from msatools.locks.model import Mode
 
 LockType = Literal[
@@ -44,7 +44,7 @@ class Lock:
     the word that has the bit, of a lock on a file the ``struct file_lock`` that is in
     the way. Of a futex where it is in the address space; ``None`` for one in a file."""
 
-    key: Key | int | None = None
+    key: FutexKey | int | None = None
     """What else tells it from others: a futex's key, a bit's number."""
 
 
@@ -57,7 +57,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Queued:
+class QueuedWaiter:
     """A task in a lock's queue."""
 
     task: int

@@ -13,41 +13,41 @@ import numpy.typing as npt
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import find_tasks, require_pids
-from msatools.kernel.report import Findings, Note
+from msatools.kernel.report import LossLog, Note
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.locks.changes import changes
-from msatools.locks.contention import Contention, Met, met
-from msatools.locks.herds import look_again
-from msatools.locks.layout import Layout
-from msatools.locks.lock import Lock
-from msatools.locks.look import Look
-from msatools.locks.options import LocksOptions
-from msatools.locks.owners import BY_STACK
-from msatools.locks.report import Contended, LocksReport
-from msatools.locks.scene import (
-    Scene,
-    Wanted,
-    find_owners,
-    make_scene,
-    missing_owners,
-)
-from msatools.locks.sleeping.kernellocks import MAX_WAITERS
-from msatools.locks.sleeping.spinqueues import ANY, ANY_ID, ANY_NAME, SpinQueues
-from msatools.locks.steady import (
+from msatools.locks.consistency import (
     concerned,
     held,
     in_circles,
     unconfirmed,
     without_edges,
 )
-from msatools.locks.telling import Teller
+from msatools.locks.contention import Contention, Met, met
+from msatools.locks.herds import look_again
+from msatools.locks.lock import Lock
+from msatools.locks.lock_context import LockContext
+from msatools.locks.options import LocksOptions
+from msatools.locks.owners import BY_STACK
+from msatools.locks.report import Contended, LocksReport
+from msatools.locks.report_builder import ReportBuilder
+from msatools.locks.sleeping.kernellocks import MAX_WAITERS
+from msatools.locks.sleeping.spinqueues import ANY, ANY_ID, ANY_NAME, SpinQueues
+from msatools.locks.struct_reader import Layout
+from msatools.locks.wait_snapshot import (
+    WaitSnapshot,
+    Wanted,
+    find_owners,
+    make_scene,
+    missing_owners,
+)
 from msatools.prstat.sampler import MAX_HZ, MAX_SHARE, Sampler
 from msatools.target.describe import describe
 from msatools.target.model import Target
 from msatools.tasks.names import KernelNames
-from msatools.tasks.now import Now, collect_now
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.table import TaskTable
+from msatools.tasks.task_state import TaskState, collect_now
 
 _COVERAGE = (
     *("tasks", "tasks_scanned", "zombies", "tasks_unreadable", "lists_broken"),
@@ -145,7 +145,7 @@ class Locks(KernelSession):
         """Look at all tasks in the midst of an interval."""
         began_s = time.process_time()
         # A part that is lost is so in the report of the interval as well.
-        aside = Findings()
+        aside = LossLog()
         if self._alone:
             scene = self._look_at(self._read(aside), aside, alone=True)
         else:
@@ -154,12 +154,12 @@ class Locks(KernelSession):
         self._meet(scene)
         self._cost_s = time.process_time() - began_s
 
-    def _meet(self, scene: Scene) -> None:
+    def _meet(self, scene: WaitSnapshot) -> None:
         """Add the locks that a look has met, as they were just then."""
         self._contention.add([*met(scene), *self._spins()])
         new = [want for want in scene.crowds if want.lock not in self._names]
         if new:
-            teller = Teller(scene, self._options, self._stack_bytes)
+            teller = ReportBuilder(scene, self._options, self._stack_bytes)
             new.sort(key=_crowd)
             self._names |= teller.names(new[:MAX_NAMED])
             self._unnamed |= teller.ids(new[MAX_NAMED:])
@@ -215,7 +215,7 @@ class Locks(KernelSession):
 
     def _collect(
         self, progress: Progress, before: _Before | None = None
-    ) -> tuple[LocksReport, Scene]:
+    ) -> tuple[LocksReport, WaitSnapshot]:
         findings = self._findings
         with self._reporting():
             progress(0, _STEPS)
@@ -230,7 +230,9 @@ class Locks(KernelSession):
                 scene = self._confirmed(self._held(scene))
             progress(4, _STEPS)
             again = look_again(self._task_reader, scene.tasks) if self._live else None
-            teller = Teller(scene, self._options, self._stack_bytes, crowded, again)
+            teller = ReportBuilder(
+                scene, self._options, self._stack_bytes, crowded, again
+            )
             slept = None if before is None else _slept(scene.tasks, before)
             told = teller.tell(slept)
             self._count(scene)
@@ -250,7 +252,7 @@ class Locks(KernelSession):
         )
         return report, scene
 
-    def _read(self, findings: Findings) -> TaskTable:
+    def _read(self, findings: LossLog) -> TaskTable:
         """Read all threads, or those that were named."""
         pids = self._options.pids
         if pids is None:
@@ -260,7 +262,7 @@ class Locks(KernelSession):
         require_pids(pids, found, damaged=damaged)
         return self._task_reader.read(list(found.values()), findings)
 
-    def _of_some(self) -> Scene:
+    def _of_some(self) -> WaitSnapshot:
         """Find what the named tasks wait for, and what the owners of that wait for."""
         tasks = self._read(self._findings)
         for _ in range(_MAX_ROUNDS):
@@ -283,18 +285,20 @@ class Locks(KernelSession):
 
     def _are_tasks(self, tasks: TaskTable) -> TaskTable:
         """Leave out what is no task any more, but was one when a lock named it."""
-        known = find_tasks(self._reader, tasks["pid"].tolist(), Findings())
+        known = find_tasks(self._reader, tasks["pid"].tolist(), LossLog())
         return tasks.only(np.isin(tasks["address"], list(known.values())))
 
     @property
     def _alone(self) -> bool:
         return self._options.pids is not None
 
-    def _look_at_all(self, findings: Findings) -> Scene:
+    def _look_at_all(self, findings: LossLog) -> WaitSnapshot:
         seen = self._sampler.look()
         return self._scene(seen.tasks, seen.now, seen.clocks, findings, alone=False)
 
-    def _look_at(self, tasks: TaskTable, findings: Findings, *, alone: bool) -> Scene:
+    def _look_at(
+        self, tasks: TaskTable, findings: LossLog, *, alone: bool
+    ) -> WaitSnapshot:
         clocks = read_clocks(self._reader, findings)
         now = collect_now(self._sampler.collector, self._prog, tasks, clocks)
         return self._scene(tasks, now, clocks, findings, alone=alone)
@@ -302,31 +306,33 @@ class Locks(KernelSession):
     def _scene(
         self,
         tasks: TaskTable,
-        now: Now,
+        now: TaskState,
         clocks: Clocks,
-        findings: Findings,
+        findings: LossLog,
         *,
         alone: bool,
-    ) -> Scene:
+    ) -> WaitSnapshot:
         # Who waits for a lock is told in full, also where but one was asked for.
         limit = MAX_WAITERS
-        look = Look(self._layout, tasks, findings, clocks, alone=alone, limit=limit)
+        look = LockContext(
+            self._layout, tasks, findings, clocks, alone=alone, limit=limit
+        )
         return make_scene(look, now, clocks, self._stack_bytes)
 
-    def _held(self, scene: Scene) -> Scene:
+    def _held(self, scene: WaitSnapshot) -> WaitSnapshot:
         """Leave out what has changed while it was looked at."""
-        again = self._task_reader.read(concerned(scene), Findings())
+        again = self._task_reader.read(concerned(scene), LossLog())
         kept = held(scene, again, alone=scene.look.alone)
         ended = len(scene.blocked) - len(kept.blocked)
         self._findings.coverage["waits_ended"] += ended
         return kept
 
-    def _confirmed(self, scene: Scene) -> Scene:
+    def _confirmed(self, scene: WaitSnapshot) -> WaitSnapshot:
         """Leave out circles of waits that are not there at a second look."""
         circles = in_circles(scene)
         if not circles:
             return scene
-        aside = Findings()
+        aside = LossLog()
         tasks = self._task_reader.read(circles, aside)
         second = self._look_at(tasks, aside, alone=True)
         find_owners(second, self._reader, self._stack_bytes, aside, search=True)
@@ -335,7 +341,7 @@ class Locks(KernelSession):
         # Asleep from before the first look until after the second.
         return self._held(without_edges(scene, wrong))
 
-    def _count(self, scene: Scene) -> None:
+    def _count(self, scene: WaitSnapshot) -> None:
         coverage = self._findings.coverage
         dead = int(np.count_nonzero(scene.tasks["exit_state"]))
         coverage["tasks"] = len(scene.tasks)
@@ -346,7 +352,7 @@ class Locks(KernelSession):
         coverage["locks_unknown"] = len(unknown)
 
 
-def _asks_all(scene: Scene) -> bool:
+def _asks_all(scene: WaitSnapshot) -> bool:
     """Tell whether nothing but all tasks tells who has what some of them wait for.
 
     Their stacks tell who has locks that do not say so; and their files, who serves a
@@ -375,7 +381,7 @@ def _crowd(want: Wanted) -> int:
     return -len(want.rows)
 
 
-def _before(report: LocksReport, scene: Scene) -> _Before:
+def _before(report: LocksReport, scene: WaitSnapshot) -> _Before:
     tasks = scene.tasks
     threads = zip(tasks["pid"].tolist(), tasks["start_ns"].tolist(), strict=True)
     slept = dict(zip(threads, tasks["nvcsw"].tolist(), strict=True))

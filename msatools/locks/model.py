@@ -17,7 +17,7 @@ Confidence = Literal["none", "one dump", "confirmed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class On:
+class WaitTarget:
     """What a task waits on. A field that is ``None`` does not apply, or is unknown."""
 
     kind: str

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import drgn
 
-from msatools.locks.look import Case, Look
-from msatools.locks.model import On
-from msatools.locks.outside.externals import External
+from msatools.locks.external_waits.externals import External
+from msatools.locks.lock_context import BlockedTask, LockContext
+from msatools.locks.model import WaitTarget
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.now import Now
+from msatools.tasks.task_state import TaskState
 
 _EXITING = 0x4
 """``PF_EXITING`` of ``task_struct.flags``."""
@@ -31,7 +31,12 @@ _OF_DATA = frozenset({TaskClass.DSK, TaskClass.FLT, TaskClass.SWP})
 
 
 def reason(
-    look: Look, row: int, now: Now, case: Case | None, on: On | None, what: str | None
+    look: LockContext,
+    row: int,
+    now: TaskState,
+    case: BlockedTask | None,
+    on: WaitTarget | None,
+    what: str | None,
 ) -> str:
     """
     Tell what a task is doing, without for how long.
@@ -62,7 +67,7 @@ def external_reason(external: External, doing: str | None) -> str:
     return f"{external.text}, {doing}"
 
 
-def _dead(look: Look, row: int) -> str:
+def _dead(look: LockContext, row: int) -> str:
     reaped = int(look.tasks["exit_state"][row]) & _EXIT_DEAD
     return "dead, being reaped" if reaped else "dead, not reaped"
 
@@ -72,7 +77,7 @@ _AWAKE = frozenset(
 )
 
 
-def _awake(look: Look, row: int, task_class: TaskClass) -> str:
+def _awake(look: LockContext, row: int, task_class: TaskClass) -> str:
     cpu = int(look.tasks["cpu"][row])
     if task_class is TaskClass.LAT:
         return f"waits for CPU {cpu}"
@@ -84,7 +89,7 @@ def _awake(look: Look, row: int, task_class: TaskClass) -> str:
     return f"runs on CPU {cpu}{where.get(task_class, '')}"
 
 
-def _running_in(look: Look, row: int) -> str:
+def _running_in(look: LockContext, row: int) -> str:
     """Name the function that a task is in, by the registers in a dump."""
     prog = look.reader.prog
     address = int(look.tasks["address"][row])
@@ -99,11 +104,11 @@ def _running_in(look: Look, row: int) -> str:
 
 
 def _asleep(
-    look: Look,
+    look: LockContext,
     row: int,
-    now: Now,
-    case: Case | None,
-    on: On | None,
+    now: TaskState,
+    case: BlockedTask | None,
+    on: WaitTarget | None,
     what: str | None,
     task_class: TaskClass,
 ) -> str:
@@ -127,7 +132,7 @@ def _asleep(
     return f"asleep in {where} of {thing}" if thing else f"asleep in {where}"
 
 
-def _stopped(look: Look, row: int, case: Case | None) -> str:
+def _stopped(look: LockContext, row: int, case: BlockedTask | None) -> str:
     if case is not None and case.is_in(*_FREEZER_V2):
         return "frozen by its control group"
     if case is not None and case.is_in(_FREEZER):
@@ -143,7 +148,7 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _where(now: Now, row: int, case: Case | None) -> str | None:
+def _where(now: TaskState, row: int, case: BlockedTask | None) -> str | None:
     """Name the call that a task sleeps in, or else the function."""
     if case is not None and case.call is not None:
         return case.call
@@ -151,7 +156,7 @@ def _where(now: Now, row: int, case: Case | None) -> str | None:
     return wait.call or wait.caller or wait.function
 
 
-def _data(on: On | None) -> str | None:
+def _data(on: WaitTarget | None) -> str | None:
     """Tell whose data is waited for."""
     if on is None:
         return None
@@ -167,16 +172,16 @@ def _data(on: On | None) -> str | None:
     return "waits for a page of memory" if on.kind == "page" else None
 
 
-def _swap(on: On | None) -> str:
+def _swap(on: WaitTarget | None) -> str:
     return f"swap on {on.device}" if on and on.device else "waits for swap"
 
 
-def _memory(on: On | None) -> str:
+def _memory(on: WaitTarget | None) -> str:
     where = f" of control group {on.path}" if on and on.path else ""
     return f"waits for memory{where}"
 
 
-def _lock(on: On | None) -> str | None:
+def _lock(on: WaitTarget | None) -> str | None:
     if on is None or on.kind != "lock":
         return None
     name = on.name or (None if on.address is None else f"{on.address:#x}")
@@ -184,7 +189,7 @@ def _lock(on: On | None) -> str | None:
     return "waits for " + " ".join(word for word in words if word)
 
 
-def _futex(on: On | None) -> str:
+def _futex(on: WaitTarget | None) -> str:
     if on is not None and on.addresses:
         return f"waits for any of {len(on.addresses)} futexes"
     if on is None or on.address is None:
@@ -192,13 +197,13 @@ def _futex(on: On | None) -> str:
     return f"waits for futex {on.address:#x}"
 
 
-def _file_lock(on: On | None) -> str:
+def _file_lock(on: WaitTarget | None) -> str:
     if on is None:
         return "waits for a lock of a file"
     return f"waits for {on.kind} {on.path or ''}".rstrip()
 
 
-def _child(on: On | None) -> str | None:
+def _child(on: WaitTarget | None) -> str | None:
     if on is None or on.kind != "child":
         return None
     if on.pid is not None:
@@ -207,7 +212,7 @@ def _child(on: On | None) -> str | None:
     return f"waits for a child{group}"
 
 
-_BY_CLASS: dict[TaskClass, Callable[[On | None], str | None]] = {
+_BY_CLASS: dict[TaskClass, Callable[[WaitTarget | None], str | None]] = {
     TaskClass.LCK: _futex,
     TaskClass.KLK: _lock,
     TaskClass.FLK: _file_lock,
@@ -219,7 +224,7 @@ _BY_CLASS: dict[TaskClass, Callable[[On | None], str | None]] = {
 }
 
 
-def _thing(on: On) -> str | None:
+def _thing(on: WaitTarget) -> str | None:
     """Name the file that a call is about, if it is about one."""
     if on.kind in ("pipe", "socket") and on.path is None:
         return None if on.inode is None else f"{on.kind}:[{on.inode}]"

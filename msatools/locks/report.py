@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from msatools.kernel.report import ADDED, Report
 from msatools.locks.lock import LockType, OwnerConfidence
-from msatools.locks.model import Herd, Mode, On
+from msatools.locks.model import Herd, Mode, WaitTarget
 from msatools.target.model import UNLISTED, Address
 
 RootKind = Literal["task", "external", "cycle"]
@@ -60,7 +60,7 @@ class Wait:
     any_of: tuple[str, ...] | None = field(default=None, metadata=ADDED)
     """The IDs of locks of which any one will do."""
 
-    on: On | None = field(default=None, metadata=ADDED)
+    on: WaitTarget | None = field(default=None, metadata=ADDED)
     """What it waits on where that is no lock."""
 
     why: str | None = field(default=None, metadata=ADDED)
@@ -189,7 +189,7 @@ class Inversion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Changes:
+class LockChanges:
     """What has changed within an interval, by thread ID."""
 
     begun: tuple[int, ...]
@@ -204,7 +204,7 @@ class Changes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class OwnerSeen:
     """A task that looks within an interval met as a lock's owner."""
 
     pid: int
@@ -239,7 +239,7 @@ class Contended:
     error_ns: int
     """The standard error of that."""
 
-    owners: tuple[Seen, ...]
+    owners: tuple[OwnerSeen, ...]
     """Those first that were met most often."""
 
 
@@ -261,7 +261,7 @@ class LocksReport(Report):
     deadlocks: tuple[Deadlock, ...]
     herds: tuple[Herd, ...]
     inversions: tuple[Inversion, ...]
-    changes: Changes | None = field(default=None, metadata=ADDED)
+    changes: LockChanges | None = field(default=None, metadata=ADDED)
     contention: tuple[Contended, ...] | None = field(default=None, metadata=ADDED)
     """Of an interval: the locks for which tasks waited longest, first."""
 

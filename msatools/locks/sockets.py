@@ -14,9 +14,9 @@ import drgn
 import numpy as np
 
 from msatools.kernel.reader import Addresses
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
-from msatools.locks.layout import Layout
+from msatools.locks.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _SOCKET = {"sock": ("u8", ("sk",)), "type": ("u2", ("type",))}
@@ -50,7 +50,7 @@ class Endpoints:
 class Sockets:
     """Tells what sockets are."""
 
-    def __init__(self, layout: Layout, findings: Findings) -> None:
+    def __init__(self, layout: Layout, findings: LossLog) -> None:
         self._layout = layout
         self._findings = findings
 

@@ -9,9 +9,9 @@ import drgn
 import numpy as np
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
-from msatools.locks.layout import Layout
+from msatools.locks.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _INODE = {
@@ -46,7 +46,7 @@ class Inode:
 class Storage:
     """Tells inodes and devices; what it has read it keeps."""
 
-    def __init__(self, layout: Layout, findings: Findings) -> None:
+    def __init__(self, layout: Layout, findings: LossLog) -> None:
         self._layout = layout
         self._findings = findings
         self._devices: dict[int, str | None] = {}

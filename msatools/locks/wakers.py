@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from msatools.locks.look import Look
+from msatools.locks.lock_context import LockContext
 from msatools.locks.model import Herd
 from msatools.locks.user.userstacks import UserStacks
 
@@ -16,7 +16,7 @@ _MOST_STACKS = 16
 
 
 def with_frames(
-    herds: Sequence[Herd], look: Look, stack_bytes: int
+    herds: Sequence[Herd], look: LockContext, stack_bytes: int
 ) -> tuple[Herd, ...]:
     """
     Add the first frames of their user stacks to the wakers of herds.
@@ -28,7 +28,7 @@ def with_frames(
 
 
 def _with_frames(
-    herds: Sequence[Herd], look: Look, stacks: UserStacks
+    herds: Sequence[Herd], look: LockContext, stacks: UserStacks
 ) -> Iterator[Herd]:
     for number, herd in enumerate(herds):
         if herd.waker is None or herd.confidence == "none" or number >= _MOST_STACKS:

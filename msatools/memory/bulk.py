@@ -14,7 +14,7 @@ from drgn import FaultError, Program, ProgramFlags
 
 from msatools.kernel.reader import Gap, Reader
 from msatools.target.kdumppages import CUT_OFF, KdumpPages
-from msatools.target.vmalloc import PageTables, page_tables
+from msatools.target.vmalloc import VmallocTables, page_tables
 
 _PAGE = 4096
 """Of x86-64, of which alone the page tables are known."""
@@ -24,7 +24,7 @@ _NOTHING = bytes(_PAGE)
 
 class _Source(NamedTuple):
     pages: KdumpPages
-    tables: PageTables
+    tables: VmallocTables
 
 
 class BulkReader:

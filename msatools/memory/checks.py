@@ -12,7 +12,7 @@ from drgn.helpers.linux.mm import totalram_pages
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.vmstat import (
     PAGES_FREED,
     pages_allocated,
@@ -32,7 +32,7 @@ _MAX_HUGE_ORDER = 30
 
 
 @dataclass(frozen=True)
-class Counters:
+class MemoryCounters:
     """The kernel's figures at one moment, in pages."""
 
     values: Mapping[str, int | None]
@@ -54,8 +54,8 @@ class Counters:
 
 
 def read_counters(
-    reader: Reader, nodes: list[drgn.Object], pcp: PcpLists, findings: Findings
-) -> Counters:
+    reader: Reader, nodes: list[drgn.Object], pcp: PcpLists, findings: LossLog
+) -> MemoryCounters:
     """Read every counter that a check needs."""
     prog = reader.prog
     values = vm_counters(reader, nodes, findings)
@@ -88,7 +88,7 @@ def read_counters(
     if prog.flags & drgn.ProgramFlags.IS_LIVE:
         with contextlib.suppress(LookupError, drgn.FaultError):
             values.update(_passing_pages(reader, findings))
-    return Counters(values)
+    return MemoryCounters(values)
 
 
 _MOVED, _ALLOCATED, _FREED = "moved", "allocated", "freed"
@@ -96,7 +96,7 @@ _COLLAPSED, _MIGRATED = "THP_COLLAPSE_ALLOC", "PGMIGRATE_SUCCESS"
 _ENTRY_BYTES = 8
 
 
-def _passing_pages(reader: Reader, findings: Findings) -> dict[str, int]:
+def _passing_pages(reader: Reader, findings: LossLog) -> dict[str, int]:
     """Count the pages, since boot, that were handed out, given back, and moved.
 
     khugepaged makes huge pages of small ones, by a page table's worth of them at most.
@@ -113,7 +113,7 @@ def _passing_pages(reader: Reader, findings: Findings) -> dict[str, int]:
     }
 
 
-def _passed(what: str, before: Counters, after: Counters) -> int:
+def _passed(what: str, before: MemoryCounters, after: MemoryCounters) -> int:
     """Tell how many pages *what* became of from one moment to the other."""
     then, now = before.values.get(what), after.values.get(what)
     return 0 if then is None or now is None else now - then
@@ -132,10 +132,10 @@ def _hugetlb_pages(prog: drgn.Program, member: str) -> int:
 def make_checks(
     result: ScanResult,
     owners: Owners,
-    before: Counters,
-    after: Counters,
+    before: MemoryCounters,
+    after: MemoryCounters,
     layout: PageLayout,
-    findings: Findings,
+    findings: LossLog,
 ) -> tuple[Check, ...]:
     """
     Compare all sums that have a counter.

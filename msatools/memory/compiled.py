@@ -192,7 +192,7 @@ def _within(layout: PageLayout) -> bool:
     )
 
 
-class Sums(NamedTuple):
+class BlockSums(NamedTuple):
     """What pages of one node and zone add to a scan's result."""
 
     counts: npt.NDArray[np.int64]
@@ -328,11 +328,11 @@ class Compiled:
             return None
         return int(highest)
 
-    def sums(self, first: int, end: int) -> Sums:
+    def sums(self, first: int, end: int) -> BlockSums:
         """Sum pages of the last block up, by their classes as they are now."""
         self._library.msa_sum(self._here, first, end)
         scan, arrays = self._scan, self._arrays
-        return Sums(
+        return BlockSums(
             counts=self._counts,
             mappings=arrays["cache_mappings"][: scan.cache_runs].copy(),
             pages=arrays["cache_pages"][: scan.cache_runs].copy(),

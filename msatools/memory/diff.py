@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from msatools.kernel.report import ADDED, Note
-from msatools.memory.model import Check, Group, MemstatReport
+from msatools.memory.model import Check, MemstatReport, PageGroup
 from msatools.reports.diff import earlier, elapsed, other_kernel
 from msatools.target.model import Target
 
 
 @dataclass(frozen=True)
-class Side:
+class PagesSide:
     """One of the two snapshots."""
 
     file: str
@@ -78,8 +78,8 @@ class MemstatDiff:
 
     schema: ClassVar[str] = "msatools.memstat-diff/1"
 
-    before: Side
-    after: Side
+    before: PagesSide
+    after: PagesSide
 
     elapsed_ns: int | None
     """Kernel time from one to the other; ``None`` if that cannot be told, as of
@@ -152,9 +152,9 @@ class _PageSizes:
         return pages, has * self.after - had * self.before
 
 
-def _side(report: MemstatReport, file: str) -> Side:
+def _side(report: MemstatReport, file: str) -> PagesSide:
     coverage = report.coverage
-    return Side(
+    return PagesSide(
         file=file,
         target=report.target,
         taken_at_ns=report.taken_at_ns,
@@ -167,11 +167,11 @@ def _side(report: MemstatReport, file: str) -> Side:
     )
 
 
-_Groups = Mapping[str, tuple[Group, ...]]
+_Groups = Mapping[str, tuple[PageGroup, ...]]
 
 
 def _notes(
-    before: Side, after: Side, by_before: _Groups, by_after: _Groups
+    before: PagesSide, after: PagesSide, by_before: _Groups, by_after: _Groups
 ) -> Iterator[Note]:
     yield from other_kernel(before, after)
     yield from _other_memory(before, after)
@@ -186,7 +186,7 @@ def _notes(
             yield Note("one-has-groups", f"only the {which} has pages by {name}")
 
 
-def _other_memory(before: Side, after: Side) -> Iterator[Note]:
+def _other_memory(before: PagesSide, after: PagesSide) -> Iterator[Note]:
     one, other = before.target, after.target
     if one.page_size != other.page_size:
         sizes = f"{one.page_size:,} bytes, then {other.page_size:,}"
@@ -221,7 +221,7 @@ def _rank(change: GroupChange) -> tuple[int, str]:
 
 
 def _groups(
-    before: Iterable[Group], after: Iterable[Group], pair: _PageSizes
+    before: Iterable[PageGroup], after: Iterable[PageGroup], pair: _PageSizes
 ) -> Iterator[GroupChange]:
     first, second = _by_key(before), _by_key(after)
     for key in dict.fromkeys((*second, *first)):
@@ -244,9 +244,9 @@ def _groups(
         )
 
 
-def _by_key(groups: Iterable[Group]) -> dict[str, Group]:
+def _by_key(groups: Iterable[PageGroup]) -> dict[str, PageGroup]:
     """Find groups by key; those that share one, which none should, are one."""
-    found: dict[str, Group] = {}
+    found: dict[str, PageGroup] = {}
     for group in groups:
         known = found.get(group.key)
         if known is not None:
@@ -255,6 +255,6 @@ def _by_key(groups: Iterable[Group]) -> dict[str, Group]:
                 name: known.classes.get(name, 0) + group.classes.get(name, 0)
                 for name in names
             }
-            group = Group(group.key, known.name, known.pages + group.pages, classes)
+            group = PageGroup(group.key, known.name, known.pages + group.pages, classes)
         found[group.key] = group
     return found

@@ -11,7 +11,7 @@ counts as well.
 
 from dataclasses import dataclass
 
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 
 _MAX_CPU_DELTA = 127
 """A CPU keeps its part of a counter in a signed byte."""
@@ -112,7 +112,7 @@ def explain(
     difference: Difference,
     meanwhile: Meanwhile | None,
     missing: int,
-    findings: Findings,
+    findings: LossLog,
 ) -> str | None:
     """
     Explain a difference.
@@ -171,7 +171,7 @@ def _explain_by_changes(difference: Difference, meanwhile: Meanwhile) -> str | N
     return None
 
 
-def _explain_by_losses(difference: Difference, findings: Findings) -> str | None:
+def _explain_by_losses(difference: Difference, findings: LossLog) -> str | None:
     """Explain by lists and tables of a running kernel that changed under the scan."""
     unreasoned = difference.unreasoned
     losses = _LOSSES.get(difference.name, ()) if unreasoned < 0 else ()

@@ -23,7 +23,7 @@ from msatools.kernel.cpus import possible_cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.pagetables import pmd_order
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.zones import Zone
 from msatools.memory.classes import PageClass
@@ -60,7 +60,7 @@ class PcpLists:
     """``None`` if some could not be read."""
 
 
-def pcp_lists(reader: Reader, zones: list[Zone], findings: Findings) -> PcpLists:
+def pcp_lists(reader: Reader, zones: list[Zone], findings: LossLog) -> PcpLists:
     """Read the heads of all per-CPU free lists, one read a CPU and zone."""
     lists: list[PcpList] = []
     count = 0

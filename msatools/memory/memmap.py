@@ -18,7 +18,7 @@ import numpy as np
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Gap, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.memory.bulk import BulkReader
 from msatools.memory.layout import PageLayout
@@ -67,7 +67,7 @@ class Chunk(NamedTuple):
 
 
 def memmap_ranges(
-    reader: Reader, layout: PageLayout, findings: Findings
+    reader: Reader, layout: PageLayout, findings: LossLog
 ) -> list[MemmapRange]:
     """
     Find all struct pages, in pfn order.
@@ -96,13 +96,13 @@ def memmap_ranges(
     return ranges
 
 
-def _lose_sections(findings: Findings, what: str) -> None:
+def _lose_sections(findings: LossLog, what: str) -> None:
     text = f"{what}; sections without any readable struct page are not counted"
     findings.lose(Loss.SECTION_TABLE, text)
 
 
 def _listed_ranges(
-    reader: Reader, layout: PageLayout, findings: Findings
+    reader: Reader, layout: PageLayout, findings: LossLog
 ) -> list[MemmapRange]:
     pages = pages_per_section(reader.prog)
     flags = _SectionFlags.of(reader.prog)
@@ -184,7 +184,7 @@ class _SectionFlags:
         return cls(bit("HAS_MEM_MAP"), bit("IS_ONLINE"), bit("IS_EARLY"), -(1 << last))
 
 
-def _sections(reader: Reader, findings: Findings) -> Iterator[tuple[int, int, int]]:
+def _sections(reader: Reader, findings: LossLog) -> Iterator[tuple[int, int, int]]:
     """Read each present section's number, memmap word and usage pointer."""
     prog = reader.prog
     per_root = prog["SECTIONS_PER_ROOT"].value_()
@@ -216,7 +216,7 @@ def _sections(reader: Reader, findings: Findings) -> Iterator[tuple[int, int, in
         )
 
 
-def section_usages(reader: Reader, findings: Findings) -> dict[int, int]:
+def section_usages(reader: Reader, findings: LossLog) -> dict[int, int]:
     """
     Find each section's ``struct mem_section_usage``, by the number of the section.
 

@@ -13,7 +13,7 @@ from drgn.helpers.linux.timekeeping import ktime_get_coarse_ns
 from msatools.kernel.clocks import monotonic_offset
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings, noting_refusals, ns_between
+from msatools.kernel.report import LossLog, noting_refusals, ns_between
 from msatools.kernel.session import Progress
 from msatools.kernel.zones import Zone, online_nodes, populated_zones
 from msatools.memory.by import VIEWS
@@ -26,17 +26,17 @@ from msatools.memory.map.view import MapView
 from msatools.memory.memmap import MemmapRange, memmap_ranges
 from msatools.memory.model import (
     ClassCount,
-    Group,
     MemstatReport,
+    PageGroup,
     VmallocCaller,
 )
 from msatools.memory.owners import Owners, collect_owners
-from msatools.memory.parts import can_share, workers_by_default
-from msatools.memory.scanning import scan_and_settle, scan_finally
+from msatools.memory.scan_driver import scan_and_settle, scan_finally
+from msatools.memory.scan_parallel import can_share, workers_by_default
 from msatools.memory.scanresult import NCLASSES, ScanResult
 from msatools.memory.sections import SectionZones, list_sections
 from msatools.memory.unattributed.view import UnattributedView
-from msatools.memory.views import Scene
+from msatools.memory.views import ScanContext
 from msatools.memory.vmalloc import caller_names
 from msatools.memory.zonekeys import node_and_zone
 from msatools.target.describe import describe
@@ -152,7 +152,7 @@ def collect_memstat(
     if (workers or 1) > 1 and not can_share(prog):
         raise ValueError(f"{workers} workers, and one at a time reads over QMP")
     target = target or describe(prog)
-    reader, findings = Reader(prog), Findings()
+    reader, findings = Reader(prog), LossLog()
     live = bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
     with noting_refusals(prog, findings):
         layout = page_layout(prog)
@@ -163,7 +163,7 @@ def collect_memstat(
         pcp = pcp_lists(reader, populated, findings)
         counters = read_counters(reader, nodes, pcp, findings)
         zones = {(zone.node, zone.number): zone for zone in populated}
-        scene = Scene(
+        scene = ScanContext(
             reader=reader,
             layout=layout,
             ranges=[part for part in ranges if part.state != "offline"],
@@ -252,7 +252,7 @@ def _classes(result: ScanResult, page_size: int) -> tuple[ClassCount, ...]:
 
 
 def _cover(
-    findings: Findings, reader: Reader, ranges: list[MemmapRange], result: ScanResult
+    findings: LossLog, reader: Reader, ranges: list[MemmapRange], result: ScanResult
 ) -> None:
     totals = result.totals()
     findings.coverage["sections"] = len({part.section for part in ranges})
@@ -265,14 +265,14 @@ def _cover(
     findings.coverage["bytes_read"] = reader.bytes
 
 
-def _note_losses(findings: Findings) -> None:
+def _note_losses(findings: LossLog) -> None:
     for key, what in _LOSSES.items():
         count = findings.coverage[key]
         if count:
             findings.note(key.replace("_", "-"), f"{count:,} {what}")
 
 
-def _now(reader: Reader, findings: Findings) -> int | None:
+def _now(reader: Reader, findings: LossLog) -> int | None:
     # Nothing but this says how the moment compares with those of reports on tasks.
     monotonic_offset(reader, findings)
     try:
@@ -290,14 +290,14 @@ _Zones = dict[tuple[int, int], Zone]
 
 def _group(
     result: ScanResult, layout: PageLayout, by: str, zones: _Zones
-) -> tuple[Group, ...]:
+) -> tuple[PageGroup, ...]:
     sums: dict[tuple[str, str], np.ndarray] = defaultdict(
         lambda: np.zeros(NCLASSES, np.int64)
     )
     for key in sorted(result.counts):
         sums[_label(key, layout, by, zones)] += result.counts[key]
     return tuple(
-        Group(
+        PageGroup(
             key=label[0],
             name=label[1],
             pages=int(counts.sum()),

@@ -57,7 +57,7 @@ DETAIL = MappingProxyType({"detail": True})
 
 
 @dataclass(frozen=True)
-class Group:
+class PageGroup:
     """
     The pages of one node, zone, file or whatever they are told apart by, by class.
 
@@ -75,7 +75,7 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessGroup(Group):
+class ProcessGroup(PageGroup):
     """
     What one address space maps; its threads, and processes that share it, are one.
 
@@ -144,7 +144,7 @@ class VmallocCaller:
 
 
 @dataclass(frozen=True)
-class Changes:
+class ScanChanges:
     """What became of pages of a running kernel while their struct pages were read."""
 
     allocated_pages: int | None
@@ -185,7 +185,7 @@ class MemstatReport(Report):
     physical_pages: int | None
     """Pages of RAM that the machine has, as the kernel's zones say (present)."""
 
-    by: Mapping[str, tuple[Group, ...]] | None = field(default=None, metadata=ADDED)
+    by: Mapping[str, tuple[PageGroup, ...]] | None = field(default=None, metadata=ADDED)
     unattributed: tuple[UnattributedGroup, ...] | None = field(
         default=None, metadata=ADDED
     )
@@ -199,5 +199,5 @@ class MemstatReport(Report):
     scan_ns: int | None = field(default=None, compare=False)
     """How long it took to read and classify the struct pages, on our own clock."""
 
-    changes: Changes | None = None
+    changes: ScanChanges | None = None
     """What changed in that time; ``None`` of a dump, where nothing does."""

@@ -12,7 +12,7 @@ from msatools.kernel.files import OpenFiles
 from msatools.kernel.losses import Loss
 from msatools.kernel.pagetables import PageTables, pmd_order
 from msatools.kernel.reader import Addresses, Reader, first_of_each
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.memory.classes import PageClass
 from msatools.memory.layout import PageLayout
@@ -54,7 +54,7 @@ class Owners:
     percpu: PercpuPages = field(default_factory=lambda: PercpuPages([], 0, 0))
     _files: OpenFiles | None = None
 
-    def files(self, reader: Reader, findings: Findings) -> OpenFiles:
+    def files(self, reader: Reader, findings: LossLog) -> OpenFiles:
         """Give the open files, which are looked for once."""
         if self._files is None:
             self._files = OpenFiles(reader, findings)
@@ -82,7 +82,7 @@ def collect_owners(
     reader: Reader,
     layout: PageLayout,
     ranges: list[MemmapRange],
-    findings: Findings,
+    findings: LossLog,
 ) -> Owners:
     """Ask all owners; one that cannot be asked costs a note."""
     owners = Owners()
@@ -112,7 +112,7 @@ def _claim_memmap(
     reader: Reader,
     layout: PageLayout,
     ranges: list[MemmapRange],
-    findings: Findings,
+    findings: LossLog,
 ) -> None:
     """Claim the struct pages of hot-plugged memory; those of boot are reserved."""
     plugged = [part for part in ranges if not part.early]
@@ -130,7 +130,7 @@ def _claim_memmap(
 
 
 def _claim_vmalloc(
-    owners: Owners, reader: Reader, layout: PageLayout, findings: Findings
+    owners: Owners, reader: Reader, layout: PageLayout, findings: LossLog
 ) -> None:
     areas = owners.areas = vmalloc_areas(reader, findings)
     stacks = kernel_stacks(reader, areas)
@@ -143,7 +143,7 @@ def _claim_vmalloc(
 
 
 def _claim_percpu(
-    owners: Owners, reader: Reader, layout: PageLayout, findings: Findings
+    owners: Owners, reader: Reader, layout: PageLayout, findings: LossLog
 ) -> None:
     if PageTables.supported(reader.prog):
         found = percpu_pages(reader, PageTables(reader, findings), findings)
@@ -152,7 +152,7 @@ def _claim_percpu(
 
 
 def _claim_page_tables(
-    owners: Owners, reader: Reader, layout: PageLayout, findings: Findings
+    owners: Owners, reader: Reader, layout: PageLayout, findings: LossLog
 ) -> None:
     if not PageTables.supported(reader.prog):
         findings.note(
@@ -167,21 +167,21 @@ def _claim_page_tables(
 
 
 def _claim_pipes(
-    owners: Owners, reader: Reader, layout: PageLayout, findings: Findings
+    owners: Owners, reader: Reader, layout: PageLayout, findings: LossLog
 ) -> None:
     pages = pipe_pages(reader, owners.files(reader, findings), findings)
     owners.claim(PageClass.PIPES, pfns_of(pages, reader.prog, layout))
 
 
 def _claim_sockets(
-    owners: Owners, reader: Reader, layout: PageLayout, findings: Findings
+    owners: Owners, reader: Reader, layout: PageLayout, findings: LossLog
 ) -> None:
     pages = socket_pages(reader, owners.files(reader, findings), findings)
     owners.claim(PageClass.SOCKETS, pfns_of(pages, reader.prog, layout))
 
 
 def _claim_huge_zero(
-    owners: Owners, reader: Reader, layout: PageLayout, findings: Findings
+    owners: Owners, reader: Reader, layout: PageLayout, findings: LossLog
 ) -> None:
     # A folio since Linux kernel commit 5691753d73a2 ("mm: convert huge_zero_page
     # to huge_zero_folio") (in v6.10).

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader, column
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_words, tree_records
 from msatools.memory.classes import PageClass
 from msatools.memory.scanresult import ScanResult
@@ -65,7 +65,7 @@ class _Offsets:
         )
 
 
-def settle_cache(reader: Reader, result: ScanResult, findings: Findings) -> None:
+def settle_cache(reader: Reader, result: ScanResult, findings: LossLog) -> None:
     """
     Move what is not plain files out of the class of plain files.
 
@@ -92,11 +92,11 @@ class CacheClasses:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._offsets = _Offsets.of(reader.prog)
-        self._losses: dict[int, Findings] = defaultdict(Findings)
+        self._losses: dict[int, LossLog] = defaultdict(LossLog)
 
-    def take_losses(self) -> dict[int, Findings]:
+    def take_losses(self) -> dict[int, LossLog]:
         """Give what was lost since this was last asked, by mapping."""
-        losses, self._losses = self._losses, defaultdict(Findings)
+        losses, self._losses = self._losses, defaultdict(LossLog)
         return {mapping: losses[mapping] for mapping in sorted(losses)}
 
     def of(self, mappings: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
@@ -131,7 +131,7 @@ class CacheClasses:
 
     def _is_executed(self, mapping: int) -> bool:
         """Search a file's tree of mappings for one that may be executed."""
-        findings = Findings()
+        findings = LossLog()
         vmas = tree_records(
             self._reader,
             mapping + self._offsets.i_mmap,
@@ -149,7 +149,7 @@ class CacheClasses:
         return executed
 
 
-def blockdev_pages(reader: Reader, findings: Findings) -> int | None:
+def blockdev_pages(reader: Reader, findings: LossLog) -> int | None:
     """
     Sum the pages that block devices say their caches hold; ``None`` if some are lost.
 

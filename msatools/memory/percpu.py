@@ -12,7 +12,7 @@ import numpy as np
 from msatools.kernel.cpus import possible_cpus
 from msatools.kernel.pagetables import PageTables
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
 
 _MAX_LISTS = 1 << 7
@@ -35,7 +35,7 @@ class PercpuPages:
     """Units without a CPU."""
 
 
-def percpu_pages(reader: Reader, tables: PageTables, findings: Findings) -> PercpuPages:
+def percpu_pages(reader: Reader, tables: PageTables, findings: LossLog) -> PercpuPages:
     """Find the pages of all chunks but those of boot memory, which is reserved."""
     prog = reader.prog
     page_shift = prog["PAGE_SHIFT"].value_()
@@ -88,7 +88,7 @@ def _boot_pages(prog: drgn.Program, page_shift: int) -> int:
 
 
 def _chunks(
-    reader: Reader, findings: Findings, type_: drgn.Type, size: int
+    reader: Reader, findings: LossLog, type_: drgn.Type, size: int
 ) -> Iterator[bytes]:
     """Read the chunk on each list; a chunk is on the list of its free space."""
     prog = reader.prog

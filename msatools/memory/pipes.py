@@ -9,12 +9,12 @@ import numpy.typing as npt
 from msatools.kernel.files import OpenFiles
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 
 _MAX_RING = 1 << 20
 
 
-def pipe_pages(reader: Reader, files: OpenFiles, findings: Findings) -> Addresses:
+def pipe_pages(reader: Reader, files: OpenFiles, findings: LossLog) -> Addresses:
     """
     Find the addresses of the struct pages of all open pipes' own buffers.
 

@@ -16,10 +16,10 @@ from msatools.memory.by.groups import (
 )
 from msatools.memory.by.order import OrderGroup
 from msatools.memory.by.section import SectionGroup
-from msatools.memory.model import Group, MemstatReport, ProcessGroup
+from msatools.memory.model import MemstatReport, PageGroup, ProcessGroup
 from msatools.reports.codec import convert
 
-_GROUPS: Mapping[str, type[Group]] = {
+_GROUPS: Mapping[str, type[PageGroup]] = {
     "cgroup": CgroupGroup,
     "file": FileGroup,
     "fs": FileSystemGroup,
@@ -55,8 +55,8 @@ def whole(found: RecordedMemstat) -> MemstatReport:
     return MemstatReport(**values)
 
 
-def _groups(name: str, groups: Collection[dict[str, Any]]) -> tuple[Group, ...]:
-    kind = _GROUPS.get(name, Group)
+def _groups(name: str, groups: Collection[dict[str, Any]]) -> tuple[PageGroup, ...]:
+    kind = _GROUPS.get(name, PageGroup)
     return tuple(convert(group, kind) for group in groups)
 
 

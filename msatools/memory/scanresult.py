@@ -8,10 +8,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.memory.classes import CLASSES
 from msatools.memory.classify import where
-from msatools.memory.model import Changes
+from msatools.memory.model import ScanChanges
 
 NCLASSES = max(CLASSES) + 1
 _COMPACT_AT = 1 << 20
@@ -156,13 +156,13 @@ class ScanResult:
     memmap_reads: int = 0
     """Reads of struct pages."""
 
-    losses: dict[int, Findings] = field(default_factory=dict)
+    losses: dict[int, LossLog] = field(default_factory=dict)
     """By mapping, what was lost of an inode as its pages' class was made final."""
 
     scan_ns: int | None = None
     """How long the whole pass took."""
 
-    changes: Changes | None = None
+    changes: ScanChanges | None = None
     """What changed meanwhile, of a running kernel."""
 
     def merge(self, later: "ScanResult") -> None:

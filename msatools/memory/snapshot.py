@@ -2,7 +2,7 @@
 
 """Reports that ``msa-memstat --json`` has printed, read again."""
 
-from msatools.memory.model import Check, ClassCount, Group, MemstatReport
+from msatools.memory.model import Check, ClassCount, MemstatReport, PageGroup
 from msatools.reports.json_file import (
     Object,
     Reports,
@@ -63,8 +63,8 @@ def _check(found: Object) -> Check:
     )
 
 
-def _group(found: Object) -> Group:
-    return Group(
+def _group(found: Object) -> PageGroup:
+    return PageGroup(
         key=found.text("key"),
         name=found.text("name"),
         pages=found.count("pages"),

@@ -16,13 +16,13 @@ import numpy as np
 from msatools.kernel.files import OpenFiles, processes
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column, distinct
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records, tree_records
 
 _QUEUES = ("sk_receive_queue", "sk_write_queue", "sk_error_queue")
 
 
-def socket_pages(reader: Reader, files: OpenFiles, findings: Findings) -> Addresses:
+def socket_pages(reader: Reader, files: OpenFiles, findings: LossLog) -> Addresses:
     """
     Find the addresses of the struct pages of all open sockets' fragments.
 
@@ -47,7 +47,7 @@ def socket_pages(reader: Reader, files: OpenFiles, findings: Findings) -> Addres
 class _Skbs:
     """Collects the fragments of socket buffers."""
 
-    def __init__(self, reader: Reader, findings: Findings) -> None:
+    def __init__(self, reader: Reader, findings: LossLog) -> None:
         prog = reader.prog
         self.pages: list[int] = []
         self._reader = reader

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.classify import NOT_MAPPED, Block, Indices, where
 from msatools.memory.compiled import Compiled
@@ -55,7 +55,7 @@ class Finals(Protocol):
         :param orphans: Unreferenced pages that were of no class before owners'.
         """
 
-    def take_losses(self) -> dict[int, Findings]:
+    def take_losses(self) -> dict[int, LossLog]:
         """Give what was lost since this was last asked, by mapping."""
 
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from drgn.helpers.linux.swap import for_each_swap_info
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block, Indices, where
 from msatools.memory.scanresult import ScanResult
@@ -21,7 +21,7 @@ _SWAP_MAP_SHMEM = 0xBF
 """The use count of an entry that shmem owns (linux/swap.h)."""
 
 
-def settle_swapcache(reader: Reader, result: ScanResult, findings: Findings) -> None:
+def settle_swapcache(reader: Reader, result: ScanResult, findings: LossLog) -> None:
     """
     Move the pages of shared memory that are only in the swap cache to shmem.
 

@@ -14,19 +14,19 @@ from typing import Protocol
 import drgn
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.zones import Zone
 from msatools.memory.layout import PageLayout
 from msatools.memory.memmap import MemmapRange
-from msatools.memory.model import Group
+from msatools.memory.model import PageGroup
 from msatools.memory.observer import Observer
 from msatools.memory.owners import Owners
 
-__all__ = ["Observer", "Scene", "View"]
+__all__ = ["Observer", "ScanContext", "View"]
 
 
 @dataclass(frozen=True)
-class Scene:
+class ScanContext:
     """What is known of a kernel's memory before its memmap is scanned."""
 
     reader: Reader
@@ -38,7 +38,7 @@ class Scene:
     """The populated ones, by node and zone number."""
 
     owners: Owners
-    findings: Findings
+    findings: LossLog
     page_size: int
 
     @property
@@ -53,5 +53,5 @@ class View(Protocol):
     def observer(self) -> Observer:
         """Who is to look on; the same each time."""
 
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[PageGroup, ...]:
         """Give the groups once the scan is done, the largest first."""

@@ -14,7 +14,7 @@ from msatools.kernel.cpus import possible_cpus
 from msatools.kernel.functions import function_name
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column, distinct
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_words
 
 
@@ -46,7 +46,7 @@ _NONE = np.empty(0, np.uint64)
 NO_AREAS = VmallocAreas(_NONE, _NONE, _NONE, np.empty(0, np.intp))
 
 
-def vmalloc_areas(reader: Reader, findings: Findings) -> VmallocAreas:
+def vmalloc_areas(reader: Reader, findings: LossLog) -> VmallocAreas:
     """Read all areas and the pages of each: one read an area, and some for them all."""
     type_ = reader.prog.type("struct vm_struct")
     addr_offset, pages_offset, count_offset, size_offset, caller_offset = (
@@ -74,7 +74,7 @@ def vmalloc_areas(reader: Reader, findings: Findings) -> VmallocAreas:
     return VmallocAreas(starts[kept], callers, pages, number[rows])
 
 
-def _vm_structs(reader: Reader, findings: Findings) -> Addresses:
+def _vm_structs(reader: Reader, findings: LossLog) -> Addresses:
     """Find the ``struct vm_struct`` of each area in use."""
     type_ = reader.prog.type("struct vmap_area")
     node, vm = (type_.member(name).offset for name in ("list", "vm"))
@@ -92,7 +92,7 @@ _MAX_NODES = 1 << 10
 """More than there are: one a CPU, and 128 at most (vmap_init_nodes())."""
 
 
-def _busy_lists(prog: drgn.Program, findings: Findings) -> Iterator[int]:
+def _busy_lists(prog: drgn.Program, findings: LossLog) -> Iterator[int]:
     """Find the heads of the lists of areas in use."""
     try:
         nodes = prog["vmap_nodes"]
@@ -161,7 +161,7 @@ def _stack_of_init(reader: Reader) -> int:
         return 0
 
 
-def cached_stacks(prog: drgn.Program, findings: Findings) -> int:
+def cached_stacks(prog: drgn.Program, findings: LossLog) -> int:
     """Count the stacks of exited tasks that CPUs keep for the next fork."""
     try:
         cached = prog["cached_stacks"].address_of_()

@@ -25,9 +25,9 @@ from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.prstat.microstates import Booleans, Microstates, bound_of
 from msatools.tasks.delays import Delays
-from msatools.tasks.now import Now
 from msatools.tasks.states import INTERRUPTIBLE, UNINTERRUPTIBLE, asleep
 from msatools.tasks.table import PF_KTHREAD, TaskTable
+from msatools.tasks.task_state import TaskState
 
 SCHED_DEADLINE = 6
 _SUMS = ("sum_sleep_ns", "sum_block_ns", "iowait_sum_ns")
@@ -35,7 +35,7 @@ _STAMPS = ("sleep_start_ns", "block_start_ns")
 
 
 @dataclass(frozen=True)
-class Column:
+class SplitColumn:
     """One value a thread, where it is known."""
 
     ns: Nanoseconds
@@ -55,13 +55,13 @@ class Column:
 class Sleeps:
     """Sleep up to now; each kind is apart from the others."""
 
-    sleep: Column
+    sleep: SplitColumn
     """Interruptible."""
 
-    blocked: Column
+    blocked: SplitColumn
     """Uninterruptible, but for the next."""
 
-    iowait: Column
+    iowait: SplitColumn
     """Uninterruptible, waiting for input or output."""
 
     @property
@@ -92,14 +92,14 @@ class Breakdown:
     """What the time off the CPU was."""
 
     sleeps: Sleeps
-    stopped: Column
+    stopped: SplitColumn
     """Stopped, traced or frozen: what nothing else explains."""
 
-    interrupted: Column
+    interrupted: SplitColumn
     """Interrupts that met the thread while it ran. It is off the CPU meanwhile, as the
     kernel counts, where it keeps this; else it is in user and system time."""
 
-    delays: Mapping[str, Column]
+    delays: Mapping[str, SplitColumn]
     """By kind. They overlap each other and the above: ``blkio`` is all of it off the
     CPU; the others are from begin to end of some work, which has waits in it."""
 
@@ -120,7 +120,7 @@ class Breakdown:
 
 
 def sleeps(
-    tasks: TaskTable, accounting: Accounting, now: Now, in_iowait: Booleans
+    tasks: TaskTable, accounting: Accounting, now: TaskState, in_iowait: Booleans
 ) -> Sleeps:
     """Tell for how long each thread has slept, as far as statistics tell.
 
@@ -178,14 +178,16 @@ def breakdown(
     )
 
 
-def _where(ns: Nanoseconds, known: Booleans) -> Column:
+def _where(ns: Nanoseconds, known: Booleans) -> SplitColumn:
     if not known.any():
         # Nothing takes no room: most kernels keep none of this.
-        return Column(np.broadcast_to(np.int64(0), known.shape), known)
-    return Column(np.where(known, ns, 0), known)
+        return SplitColumn(np.broadcast_to(np.int64(0), known.shape), known)
+    return SplitColumn(np.where(known, ns, 0), known)
 
 
-def _interrupted(lives: Microstates, delays: Delays, accounting: Accounting) -> Column:
+def _interrupted(
+    lives: Microstates, delays: Delays, accounting: Accounting
+) -> SplitColumn:
     """Tell for how long interrupts have had each thread's CPU."""
     length = len(lives.lifetime_ns)
     if not accounting.irq_time or "irq" not in delays.delay_ns:
@@ -200,7 +202,7 @@ def _delays(
     slept: Sleeps,
     unexplained_ns: Nanoseconds,
     bound_ns: int,
-) -> tuple[dict[str, Column], Booleans]:
+) -> tuple[dict[str, SplitColumn], Booleans]:
     """Give those delays that can be, and tell which threads have others."""
     alive = lives.lifetime_ns - lives.zombie_ns
     waited = lives.off_cpu_ns
@@ -224,9 +226,9 @@ def _stopped(
     clocks: Clocks,
     slept: Sleeps,
     unexplained_ns: Nanoseconds,
-    interrupted: Column,
+    interrupted: SplitColumn,
     accounting: Accounting,
-) -> Column:
+) -> SplitColumn:
     """Tell for how long each thread was stopped, where nothing else can be left.
 
     The kernel's own threads are never stopped; nor are, as far as can be told, those of

@@ -8,8 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
-from msatools.prstat.looks import NOBODY, Counts, Look, Values, cpu_of, match
 from msatools.prstat.microstates import Booleans, user_time
+from msatools.prstat.task_samples import (
+    NOBODY,
+    Counts,
+    TaskSample,
+    Values,
+    cpu_of,
+    match,
+)
 from msatools.tasks.processes import Processes
 
 
@@ -29,9 +36,9 @@ class Ended:
 
 
 def ended(
-    first: Look,
+    first: TaskSample,
     first_processes: Processes,
-    last: Look,
+    last: TaskSample,
     last_processes: Processes,
 ) -> Ended:
     """Tell what threads that ended within an interval did in it.
@@ -64,7 +71,11 @@ class _Growth:
     """By how much the sums of processes have grown that their dead threads left."""
 
     def __init__(
-        self, first: Look, last: Look, first_known: Booleans, last_known: Booleans
+        self,
+        first: TaskSample,
+        last: TaskSample,
+        first_known: Booleans,
+        last_known: Booleans,
     ) -> None:
         self._signals, self._process = np.unique(
             last.tasks["signal"], return_inverse=True

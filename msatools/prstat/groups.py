@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.prstat.interval import ON_CODE
-from msatools.prstat.model import ClassGroup, Group
-from msatools.prstat.rows import UNKNOWN, Rows
+from msatools.prstat.model import ClassGroup, TaskGroup
+from msatools.prstat.rows import UNKNOWN, TaskRows
 from msatools.prstat.select import cpu_ns
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
@@ -26,7 +26,7 @@ _RAN = {"USR": "user_ns", "SYS": "system_ns", "LAT": "latency_ns", "ZMB": "zombi
 """Classes of which a row itself has the time."""
 
 
-def group_by(kind: str, rows: Rows) -> tuple[Group, ...]:
+def group_by(kind: str, rows: TaskRows) -> tuple[TaskGroup, ...]:
     """
     Sum up rows by what their processes, or threads, have in common.
 
@@ -39,16 +39,16 @@ def group_by(kind: str, rows: Rows) -> tuple[Group, ...]:
 # --- what rows have in common
 
 
-def _users(rows: Rows) -> list[str]:
+def _users(rows: TaskRows) -> list[str]:
     """Return each row's real user, by number."""
     uids = rows.columns["uid"].tolist()
     return [NO_NAME if uid == UNKNOWN else str(uid) for uid in uids]
 
 
-def _by_path(key: Callable[[str], str]) -> Callable[[Rows], list[str]]:
+def _by_path(key: Callable[[str], str]) -> Callable[[TaskRows], list[str]]:
     """Make keys of the paths of control groups, each path once."""
 
-    def keys(rows: Rows) -> list[str]:
+    def keys(rows: TaskRows) -> list[str]:
         numbers = rows.columns["cgroup"]
         known = {number: rows.path(number) for number in np.unique(numbers).tolist()}
         by_number = {
@@ -65,18 +65,18 @@ def _container(path: str) -> str:
     return next(iter(container_ids(path)), NO_NAME)
 
 
-def _namespaces(rows: Rows) -> list[str]:
+def _namespaces(rows: TaskRows) -> list[str]:
     """Return each row's PID namespace, by inode number."""
     assert rows.kept.namespaces is not None, "namespaces have not been read"
     inodes = rows.kept.namespaces.inodes["pid"][rows.columns["thread"]]
     return [str(inode) if inode > 0 else NO_NAME for inode in inodes.tolist()]
 
 
-def _comms(rows: Rows) -> list[str]:
+def _comms(rows: TaskRows) -> list[str]:
     return [comm_text(comm) for comm in rows.columns["comm"].tolist()]
 
 
-_KEYS: Mapping[str, Callable[[Rows], list[str]]] = {
+_KEYS: Mapping[str, Callable[[TaskRows], list[str]]] = {
     "user": _users,
     "cgroup": _by_path(container_path),
     "container": _by_path(_container),
@@ -88,7 +88,7 @@ _KEYS: Mapping[str, Callable[[Rows], list[str]]] = {
 # --- sums
 
 
-def _groups(rows: Rows, keys: list[str]) -> tuple[Group, ...]:
+def _groups(rows: TaskRows, keys: list[str]) -> tuple[TaskGroup, ...]:
     names, group = _numbered(keys)
     columns = rows.columns
     first, end = columns["threads_of"].reshape(-1, 2).T
@@ -125,12 +125,12 @@ def _groups(rows: Rows, keys: list[str]) -> tuple[Group, ...]:
         total(share).tolist(),
         strict=True,
     )
-    found = [Group(*values) for values in sums]
+    found = [TaskGroup(*values) for values in sums]
     found.sort(key=lambda group: (-group.cpu_share, -group.rss_bytes))
     return tuple(found)
 
 
-def group_by_class(rows: Rows) -> tuple[ClassGroup, ...]:
+def group_by_class(rows: TaskRows) -> tuple[ClassGroup, ...]:
     """
     Sum up threads by what they are doing now.
 
@@ -169,13 +169,13 @@ def _weight(group: ClassGroup) -> tuple[int, int, str]:
     return -(group.ns or 0), -group.threads, group.key
 
 
-def _threads_of(rows: Rows) -> npt.NDArray[np.intp]:
+def _threads_of(rows: TaskRows) -> npt.NDArray[np.intp]:
     """Return the places of all threads that rows are made of."""
     ranges = [np.arange(*bounds) for bounds in rows.columns["threads_of"].tolist()]
     return np.concatenate([np.zeros(0, np.intp), *ranges])
 
 
-def _class_times(rows: Rows) -> dict[int, tuple[int, int]] | None:
+def _class_times(rows: TaskRows) -> dict[int, tuple[int, int]] | None:
     """Return the time of rows in each class within an interval, and its error in ns."""
     off = rows.off_cpu
     if off is None:

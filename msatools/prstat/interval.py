@@ -25,19 +25,19 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
-from msatools.prstat.looks import (
+from msatools.prstat.microstates import BOUND_NS, Booleans, Microstates, user_time
+from msatools.prstat.task_samples import (
     NOBODY,
     Counts,
-    Look,
     Rows,
+    TaskSample,
     Values,
     cpu_of,
     match,
 )
-from msatools.prstat.microstates import BOUND_NS, Booleans, Microstates, user_time
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.now import AgeBound
 from msatools.tasks.states import asleep
+from msatools.tasks.task_state import AgeBound
 
 NCLASSES = len(TaskClass)
 
@@ -63,7 +63,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OffCpu:
+class OffCpuByClass:
     """What some threads' time off the CPU was spent on."""
 
     ns: npt.NDArray[np.int64]
@@ -79,7 +79,7 @@ class OffCpu:
     exact: Booleans
     """Whether no part is an estimate or untold."""
 
-    def of_rows(self, starts: Rows, ends: Rows, counts: Booleans) -> "OffCpu":
+    def of_rows(self, starts: Rows, ends: Rows, counts: Booleans) -> "OffCpuByClass":
         """Sum up the threads from each start to each end.
 
         :param counts: Which threads do.
@@ -92,7 +92,7 @@ class OffCpu:
             return sums[ends] - sums[starts]
 
         # What one look met, it met of all threads: their errors go together.
-        return OffCpu(
+        return OffCpuByClass(
             ns=summed(self.ns),
             error_ns=summed(self.error_ns),
             untold_ns=summed(self.untold_ns),
@@ -141,7 +141,7 @@ class Deltas:
     nivcsw: Counts
     min_flt: Counts
     maj_flt: Counts
-    off: OffCpu
+    off: OffCpuByClass
     gone: int
     """Threads of one look that were not in the next."""
 
@@ -149,7 +149,7 @@ class Deltas:
 class Interval:
     """An interval that is under way: what is known of each thread since its start."""
 
-    def __init__(self, first: Look, bound_ns: int = BOUND_NS) -> None:
+    def __init__(self, first: TaskSample, bound_ns: int = BOUND_NS) -> None:
         """
         :param bound_ns: How far clocks may be apart: see
             :func:`~msatools.prstat.microstates.bound_of`.
@@ -170,7 +170,7 @@ class Interval:
         """Sums of the times between two looks in which sleeps were not seen, and of
         their squares."""
 
-    def add(self, look: Look) -> None:
+    def add(self, look: TaskSample) -> None:
         """Go on to the next look; the last one ends the interval."""
         row = match(self._last.tasks, look.tasks)
         self._gone += len(self._last.tasks) - int(np.count_nonzero(row != NOBODY))
@@ -248,7 +248,7 @@ class Interval:
         self._unseen = _taken(self._unseen, row)
         self._squares = _taken(self._squares, row)
 
-    def _off(self, off_cpu: Nanoseconds) -> OffCpu:
+    def _off(self, off_cpu: Nanoseconds) -> OffCpuByClass:
         known = self._known[:, :_UNTOLD].astype(np.float64)
         untold = self._known[:, _UNTOLD].astype(np.float64)
         unseen = self._unseen.astype(np.float64)
@@ -274,7 +274,7 @@ class Interval:
         has = told > 0
         whole = np.where(has, np.rint(untold).astype(np.int64), off_cpu)
         ns[rows, longest] += np.where(has, off_cpu - whole - ns.sum(1), 0)
-        return OffCpu(
+        return OffCpuByClass(
             ns=ns,
             error_ns=np.ceil(error * factor[:, None]).astype(np.int64),
             untold_ns=whole,
@@ -288,7 +288,9 @@ _COUNTED = ("nvcsw", "nivcsw", "min_flt", "maj_flt")
 class _Gap:
     """What happened between two looks: one value a thread of the second."""
 
-    def __init__(self, before: Look, after: Look, row: Rows, bound_ns: int) -> None:
+    def __init__(
+        self, before: TaskSample, after: TaskSample, row: Rows, bound_ns: int
+    ) -> None:
         self._row = row
         was = row != NOBODY
         age = after.now.age_ns
@@ -342,12 +344,12 @@ class _Gap:
         return _grown(before, after, self._row)
 
 
-def _between(before: Look, after: Look) -> int:
+def _between(before: TaskSample, after: TaskSample) -> int:
     return max(after.clocks.local_ns - before.clocks.local_ns, 0)
 
 
 def _lived(
-    before: Look, after: Look, new: Booleans, bound_ns: int
+    before: TaskSample, after: TaskSample, new: Booleans, bound_ns: int
 ) -> tuple[Nanoseconds, Booleans]:
     """Tell for how long each thread of a look has lived since the one before.
 
@@ -379,12 +381,12 @@ def _grown(before: Values, after: Values, row: Rows) -> Counts:
     return grown
 
 
-def _latency(look: Look) -> Nanoseconds:
+def _latency(look: TaskSample) -> Nanoseconds:
     """Give what the kernel has counted, before it was cut to a thread's life."""
     return look.states.latency_ns + look.states.missed_ns
 
 
-def _column(look: Look) -> npt.NDArray[np.intp]:
+def _column(look: TaskSample) -> npt.NDArray[np.intp]:
     slept_in = np.where(look.on_code, ON_CODE, look.now.slept_in())
     return np.where(look.told, slept_in, _UNTOLD).astype(np.intp)
 

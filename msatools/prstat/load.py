@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from msatools.locks.model import On
+from msatools.locks.model import WaitTarget
 from msatools.prstat.model import Load, LoadGroup
 from msatools.prstat.rows import Kept
 from msatools.tasks.classes import RUNNABLE, TaskClass
@@ -21,7 +21,7 @@ from msatools.tasks.identity import comm_text
 
 def collect_load(
     kept: Kept,
-    ons: Sequence[On | None],
+    ons: Sequence[WaitTarget | None],
     wanted: npt.NDArray[np.bool_],
 ) -> Load:
     """Group those wanted threads that make the load by what they do.
@@ -33,8 +33,8 @@ def collect_load(
     classes, comms, ages = (columns[n] for n in ("class", "comm", "class_age_ns"))
     runs = np.isin(classes, RUNNABLE) & wanted
     blocked = columns["loads"] & ~runs & ~columns["is_dead"] & wanted
-    groups: dict[tuple[str, int, str, str | None, On | None], list[int]] = defaultdict(
-        list
+    groups: dict[tuple[str, int, str, str | None, WaitTarget | None], list[int]] = (
+        defaultdict(list)
     )
     for row in np.flatnonzero(runs | blocked).tolist():
         # Who runs is one load, on whichever CPU it is.

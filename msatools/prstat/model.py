@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.report import ADDED, Report
-from msatools.locks.model import Herd, On
+from msatools.locks.model import Herd, WaitTarget
 from msatools.prstat.states import StateTime
 from msatools.target.model import UNLISTED
 
@@ -107,7 +107,7 @@ class TaskRow:
     class_age_bound: str
     """``exact``, ``upper`` or ``estimate``."""
 
-    on: On | None
+    on: WaitTarget | None
     lifetime_ns: int
     user_ns: int
     system_ns: int
@@ -158,7 +158,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Group:
+class TaskGroup:
     """The processes, or threads, that have one thing in common."""
 
     key: str
@@ -207,7 +207,7 @@ class LoadGroup:
 
     task_class: str = field(metadata={"key": "class"})
     comm: str
-    on: On | None
+    on: WaitTarget | None
     function: str | None
     """The kernel function that wanted what is waited for."""
 
@@ -272,11 +272,11 @@ class PrstatReport(Report):
     herds: tuple[Herd, ...]
     states: tuple[StateTime, ...] | None = field(default=None, metadata=ADDED)
     load: Load | None = field(default=None, metadata=ADDED)
-    users: tuple[Group, ...] | None = field(default=None, metadata=ADDED)
-    cgroups: tuple[Group, ...] | None = field(default=None, metadata=ADDED)
+    users: tuple[TaskGroup, ...] | None = field(default=None, metadata=ADDED)
+    cgroups: tuple[TaskGroup, ...] | None = field(default=None, metadata=ADDED)
     by: Mapping[str, tuple[Any, ...]] | None = field(default=None, metadata=ADDED)
     """By the kinds of :data:`msatools.prstat.options.GROUPS` that were asked for: a
-    :class:`ClassGroup` each by class, else a :class:`Group`."""
+    :class:`ClassGroup` each by class, else a :class:`TaskGroup`."""
 
     stacks: tuple[StackGroup, ...] | None = field(default=None, metadata=ADDED)
     why: tuple[Why, ...] | None = field(default=None, metadata=ADDED)

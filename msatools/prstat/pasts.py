@@ -41,7 +41,7 @@ class Time:
 
 
 @dataclass(frozen=True)
-class Sums:
+class StateSums:
     """What the kernel keeps of some threads, summed up."""
 
     user_ns: int
@@ -63,7 +63,7 @@ class Sums:
 
 
 def pasts(
-    sums: Sums, accounting: Accounting, paging_ns: int, data_paging_ns: int
+    sums: StateSums, accounting: Accounting, paging_ns: int, data_paging_ns: int
 ) -> Mapping[str, Time]:
     """Put into words what is known of each kind of time.
 
@@ -133,13 +133,13 @@ _LATENCY = "run_delay and the present wait"
 _LATENCY_DELAYED = f"{_LATENCY}; sleep on the run queue may be in it (6.12)"
 
 
-def _interrupted(sums: Sums, accounting: Accounting) -> Time:
+def _interrupted(sums: StateSums, accounting: Accounting) -> Time:
     if sums.interrupted is None:
         return _INTERRUPTED_NEEDS[accounting.irq_time]
     return Time(*sums.interrupted, "irq_delay of delay accounting", "delays.irq_delay")
 
 
-def _paging(sums: Sums, lasting_ns: int) -> Time:
+def _paging(sums: StateSums, lasting_ns: int) -> Time:
     """Swap-ins are known; faults on files are part of ``blkio`` and not told apart.
 
     :param lasting_ns: For how long those that are in page faults now have been.
@@ -164,7 +164,7 @@ def _slept(known: Known, reason: str, source: str) -> Time:
     return Time(*known, reason, source)
 
 
-def _stopped(sums: Sums) -> Time:
+def _stopped(sums: StateSums) -> Time:
     if sums.stopped is None:
         return _STOPPED_NEEDS_STATISTICS
     reason = "time off the CPU that no sleep explains"

@@ -15,16 +15,15 @@ from msatools.kernel.clocks import Clocks
 from msatools.kernel.cpus import online_cpus
 from msatools.kernel.load import load_averages
 from msatools.kernel.pids import find_tasks, require_pids
-from msatools.kernel.report import Findings, noting_refusals
+from msatools.kernel.report import LossLog, noting_refusals
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.locks.herds import MIN_WAITERS, Watched, find_herds, look_again
-from msatools.locks.model import Herd, On
-from msatools.locks.on.explain import Explainer, awake_rows
-from msatools.locks.on.futexes import is_off_queue
+from msatools.locks.model import Herd, WaitTarget
+from msatools.locks.wait_targets.explain import Explainer, awake_rows
+from msatools.locks.wait_targets.futexes import is_off_queue
 from msatools.prstat.breakdown import Breakdown, breakdown, sleeps
 from msatools.prstat.ended import Ended, ended
 from msatools.prstat.interval import Deltas, Interval
-from msatools.prstat.looks import Look
 from msatools.prstat.microstates import Microstates, bound_of, without_sleep
 from msatools.prstat.model import PrstatReport, Totals
 from msatools.prstat.options import Options
@@ -46,9 +45,9 @@ from msatools.prstat.sampler import Sampler
 from msatools.prstat.select import order
 from msatools.prstat.stackgroups import stack_groups
 from msatools.prstat.states import states
+from msatools.prstat.task_samples import TaskSample
 from msatools.target.describe import describe
 from msatools.target.model import Target
-from msatools.tasks.cgroups import read_cgroups
 from msatools.tasks.classes import RUNNABLE, TaskClass
 from msatools.tasks.delays import read_delays
 from msatools.tasks.identity import read_identities
@@ -56,9 +55,10 @@ from msatools.tasks.iowait import read_in_iowait
 from msatools.tasks.memory import read_memory
 from msatools.tasks.names import KernelNames
 from msatools.tasks.namespaces import read_namespaces
-from msatools.tasks.now import Now
 from msatools.tasks.processes import Processes, read_processes, read_reaped
 from msatools.tasks.table import TaskTable
+from msatools.tasks.task_cgroups import read_cgroups
+from msatools.tasks.task_state import TaskState
 
 Booleans = npt.NDArray[np.bool_]
 
@@ -130,7 +130,7 @@ class Prstat(KernelSession):
             self._kernel_names = KernelNames(self._reader)
         self._live = bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
         self._interval: Interval | None = None
-        self._began: tuple[Look, Processes] | None = None
+        self._began: tuple[TaskSample, Processes] | None = None
 
     @property
     def period_s(self) -> float | None:
@@ -176,11 +176,11 @@ class Prstat(KernelSession):
         self._forget()
         return report
 
-    def _begin(self, look: Look, processes: Processes) -> None:
+    def _begin(self, look: TaskSample, processes: Processes) -> None:
         self._interval = Interval(look, self._bound_ns)
         self._began = look, processes
 
-    def _look(self) -> Look:
+    def _look(self) -> TaskSample:
         look = self._sampler.look()
         self._kernel_names.fill(look.tasks, self._findings)
         wanted = self._options.selection.pids or ()
@@ -190,16 +190,20 @@ class Prstat(KernelSession):
         return look
 
     def _on_code(
-        self, tasks: TaskTable, now: Now, clocks: Clocks, rows: npt.NDArray[np.intp]
+        self,
+        tasks: TaskTable,
+        now: TaskState,
+        clocks: Clocks,
+        rows: npt.NDArray[np.intp],
     ) -> Booleans:
         """Tell which threads' page faults are on code."""
         # What cannot be told is told by the report, if it still is so then.
-        aside = Findings()
+        aside = LossLog()
         return _text_faults(
             self._explainer.explain(tasks, now, clocks, aside, rows=rows)
         )
 
-    def _read(self, findings: Findings) -> TaskTable:
+    def _read(self, findings: LossLog) -> TaskTable:
         """Read all threads, or those of the processes that were named."""
         reader = self._sampler.task_reader
         pids = self._options.selection.pids
@@ -217,7 +221,7 @@ class Prstat(KernelSession):
 
     def _report(
         self,
-        look: Look,
+        look: TaskSample,
         processes: Processes,
         progress: Progress,
         deltas: Deltas | None = None,
@@ -267,7 +271,7 @@ class Prstat(KernelSession):
         report = with_views(replace(report, tasks=shown), rows, wanted, options)
         return self._with_stacks(report, look, kept, wanted, ons)
 
-    def _kept(self, look: Look) -> _Kept:
+    def _kept(self, look: TaskSample) -> _Kept:
         """Tell what of each thread's life the kernel has kept beyond the least."""
         reader, findings, tasks = self._reader, self._findings, look.tasks
         accounting = read_accounting(self._prog, findings)
@@ -279,7 +283,7 @@ class Prstat(KernelSession):
         return _Kept(accounting, lives, split)
 
     def _threads(
-        self, look: Look, processes: Processes, split: Breakdown | None
+        self, look: TaskSample, processes: Processes, split: Breakdown | None
     ) -> Threads:
         """Read what threads have beside their own records."""
         reader, findings, tasks = self._reader, self._findings, look.tasks
@@ -304,10 +308,10 @@ class Prstat(KernelSession):
     def _with_stacks(
         self,
         report: PrstatReport,
-        look: Look,
+        look: TaskSample,
         kept: _Kept,
         wanted: Booleans,
-        ons: Sequence[On | None],
+        ons: Sequence[WaitTarget | None],
     ) -> PrstatReport:
         """Add what was asked for that takes stacks, or more than is kept."""
         options, tasks, now = self._options, look.tasks, look.now
@@ -322,14 +326,14 @@ class Prstat(KernelSession):
         return report
 
     def _waits(
-        self, look: Look, wanted: Booleans, deltas: Deltas | None
-    ) -> tuple[list[On | None], tuple[Herd, ...]]:
+        self, look: TaskSample, wanted: Booleans, deltas: Deltas | None
+    ) -> tuple[list[WaitTarget | None], tuple[Herd, ...]]:
         """Tell what each wanted thread waits on, and which of them are herds."""
         tasks, now = look.tasks, look.now
         runs = np.isin(now.classes, RUNNABLE)
-        ons: list[On | None] = [None] * len(tasks)
+        ons: list[WaitTarget | None] = [None] * len(tasks)
         for row in np.flatnonzero(wanted & runs).tolist():
-            ons[row] = On(kind="cpu", cpu=int(tasks["cpu"][row]))
+            ons[row] = WaitTarget(kind="cpu", cpu=int(tasks["cpu"][row]))
         places = np.flatnonzero(wanted & ~runs & (now.classes != TaskClass.ZMB))
         found = self._explainer.explain(
             tasks, now, look.clocks, self._findings, rows=places
@@ -354,7 +358,9 @@ class Prstat(KernelSession):
         herds = find_herds(tasks, now, things, look.clocks, gone, watched)
         return ons, self._explainer.with_frames(tasks, look.clocks, herds)
 
-    def _count(self, look: Look, spent: Spent, split_impossible: Booleans) -> None:
+    def _count(
+        self, look: TaskSample, spent: Spent, split_impossible: Booleans
+    ) -> None:
         """Count, and note, counters of the kernel that cannot be."""
         findings = self._findings
         impossible = int(np.count_nonzero(spent.lives.impossible))
@@ -404,12 +410,12 @@ def _why_impossible(lives: Microstates) -> str:
     return f"the clocks of the CPUs have been {most_ms:.0f} ms apart, or more"
 
 
-def _text_faults(ons: Sequence[On | None]) -> Booleans:
+def _text_faults(ons: Sequence[WaitTarget | None]) -> Booleans:
     """Tell whose page fault is on code."""
     return np.array([on is not None and bool(on.text) for on in ons], np.bool_)
 
 
-def _callers(now: Now) -> tuple[str | None, ...]:
+def _callers(now: TaskState) -> tuple[str | None, ...]:
     """Return the function that wanted what each thread waits for."""
     names = [wait.caller for wait in now.waits]
     return tuple(names[stack] for stack in now.stacks.index.tolist())

@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 
 from msatools.locks.herds import MIN_WAITERS
+from msatools.prstat.column_docs import why
 from msatools.prstat.groups import group_by, group_by_class
 from msatools.prstat.load import collect_load
 from msatools.prstat.microstates import Booleans
 from msatools.prstat.model import PrstatReport, Totals
 from msatools.prstat.options import Options
-from msatools.prstat.rows import Kept, Rows, process_rows, thread_rows
+from msatools.prstat.rows import Kept, TaskRows, process_rows, thread_rows
 from msatools.prstat.select import order, selected
-from msatools.prstat.why import why
 from msatools.target.model import UNLISTED
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.now import AgeBound
 from msatools.tasks.states import LETTERS
+from msatools.tasks.task_state import AgeBound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +73,14 @@ def choose(report: RecordedPrstat, options: Options) -> PrstatReport:
     )
 
 
-def wanted_rows(kept: Kept, options: Options) -> Rows:
+def wanted_rows(kept: Kept, options: Options) -> TaskRows:
     """Make the rows that are asked for, but for their PIDs."""
     rows = (thread_rows if options.by_thread else process_rows)(kept)
     chosen = selected(rows, options.selection)
     return rows if chosen.all() else rows.take(chosen)
 
 
-def threads_of(rows: Rows) -> Booleans:
+def threads_of(rows: TaskRows) -> Booleans:
     """Return which threads some rows are made of."""
     bounds = rows.columns["threads_of"]
     edges = np.zeros(len(rows.kept.columns["pid"]) + 1, np.int64)
@@ -105,7 +105,7 @@ def count(kept: Kept, wanted: Booleans, totals: Totals) -> Totals:
 
 
 def with_views(
-    report: PrstatReport, rows: Rows, wanted: Booleans, options: Options
+    report: PrstatReport, rows: TaskRows, wanted: Booleans, options: Options
 ) -> PrstatReport:
     """Add what is asked for beside the rows, of what is kept of threads."""
     kept = rows.kept
@@ -128,7 +128,7 @@ def with_views(
     return report
 
 
-def _named(rows: Rows, pids: Iterable[int], by_thread: bool) -> Booleans:
+def _named(rows: TaskRows, pids: Iterable[int], by_thread: bool) -> Booleans:
     """Return which rows are of threads that were named.
 
     The first thread of a process stands for all of them, as in prstat -L -p.

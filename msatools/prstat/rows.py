@@ -14,22 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
-from msatools.locks.model import On
-from msatools.prstat.breakdown import Breakdown, Column
+from msatools.locks.model import WaitTarget
+from msatools.prstat.breakdown import Breakdown, SplitColumn
 from msatools.prstat.ended import Ended
-from msatools.prstat.interval import OffCpu as ByClass
+from msatools.prstat.interval import OffCpuByClass
 from msatools.prstat.microstates import Booleans, Microstates, user_time
 from msatools.prstat.model import Children, OffCpu, Split, TaskRow, Waited
 from msatools.prstat.waited import WAITED, lasting, within
-from msatools.tasks.cgroups import TaskCgroups
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import Identities, comm_text
 from msatools.tasks.memory import TaskMemory
 from msatools.tasks.namespaces import TaskNamespaces
-from msatools.tasks.now import AgeBound, Now
-from msatools.tasks.processes import Processes, Sums
+from msatools.tasks.processes import Processes, ProcessSums
 from msatools.tasks.states import letters, loads
 from msatools.tasks.table import PF_KTHREAD, TaskTable
+from msatools.tasks.task_cgroups import TaskCgroups
+from msatools.tasks.task_state import AgeBound, TaskState
 
 UNKNOWN = -(1 << 63)
 """In a column of numbers: what is not known."""
@@ -64,7 +64,7 @@ class Spent:
     dead: Ended
     """What threads did that have ended, by thread of their process."""
 
-    off_cpu: ByClass | None = None
+    off_cpu: OffCpuByClass | None = None
     """Of an interval only."""
 
 
@@ -73,7 +73,7 @@ class Threads:
     """All that was found out of some threads."""
 
     tasks: TaskTable
-    now: Now
+    now: TaskState
     on_code: Booleans
     """Whose page fault is on code."""
 
@@ -84,7 +84,7 @@ class Threads:
     breakdown: Breakdown | None
     """``None`` of an interval."""
 
-    reaped: Sums | None = None
+    reaped: ProcessSums | None = None
     """What children used that were waited for, if that was asked for."""
 
     namespaces: TaskNamespaces | None = None
@@ -107,32 +107,32 @@ class Kept:
     dead: Ended
     """What threads did that have ended, by thread of their process."""
 
-    reaped: Sums | None
+    reaped: ProcessSums | None
     """What children used that were waited for, if that was asked for."""
 
-    off: ByClass | None
+    off: OffCpuByClass | None
     """Of an interval only."""
 
     latency_is_bound: bool
     namespaces: TaskNamespaces | None = None
     """If they were asked for."""
 
-    ons: tuple[On | None, ...] = ()
+    ons: tuple[WaitTarget | None, ...] = ()
     """What each thread waits on; of a recording only."""
 
     callers: tuple[str | None, ...] = ()
     """The kernel function that wanted what each thread waits for, if asked for."""
 
 
-class Rows(Sequence[TaskRow]):
+class TaskRows(Sequence[TaskRow]):
     """Rows, each made when it is asked for."""
 
     def __init__(
         self,
         columns: Columns,
-        ons: Sequence[On | None],
+        ons: Sequence[WaitTarget | None],
         kept: Kept,
-        off: ByClass | None,
+        off: OffCpuByClass | None,
     ) -> None:
         """
         :param columns: One value a row each; ``thread`` is which thread of *kept*
@@ -150,8 +150,8 @@ class Rows(Sequence[TaskRow]):
     @overload
     def __getitem__(self, place: int) -> TaskRow: ...
     @overload
-    def __getitem__(self, place: slice) -> "Rows": ...
-    def __getitem__(self, place: int | slice) -> "TaskRow | Rows":
+    def __getitem__(self, place: slice) -> "TaskRows": ...
+    def __getitem__(self, place: int | slice) -> "TaskRow | TaskRows":
         if isinstance(place, slice):
             return self.take(np.arange(len(self))[place])
         if not -len(self) <= place < len(self):
@@ -163,22 +163,22 @@ class Rows(Sequence[TaskRow]):
         for start in range(0, len(self), _AT_ONCE):
             yield from self._made(slice(start, start + _AT_ONCE))
 
-    def take(self, places: npt.NDArray[Any]) -> "Rows":
+    def take(self, places: npt.NDArray[Any]) -> "TaskRows":
         """Give some rows: by their places, or by whether each is wanted."""
         columns = {name: values[places] for name, values in self.columns.items()}
-        return Rows(columns, self._ons, self.kept, self._off)
+        return TaskRows(columns, self._ons, self.kept, self._off)
 
-    def with_ons(self, ons: Sequence[On | None]) -> "Rows":
+    def with_ons(self, ons: Sequence[WaitTarget | None]) -> "TaskRows":
         """Give the same rows, and what their threads wait on."""
-        return Rows(self.columns, ons, self.kept, self._off)
+        return TaskRows(self.columns, ons, self.kept, self._off)
 
     @property
-    def ons(self) -> Sequence[On | None]:
+    def ons(self) -> Sequence[WaitTarget | None]:
         """What each thread waits on; none if that was not asked for."""
         return self._ons
 
     @property
-    def off_cpu(self) -> ByClass | None:
+    def off_cpu(self) -> OffCpuByClass | None:
         """What rows of an interval did off the CPU, by their column ``row``."""
         return self._off
 
@@ -291,7 +291,9 @@ def totals(tasks: TaskTable, lives: Microstates, processes: Processes) -> Spent:
     )
 
 
-def split_by_ticks(cpu_ns: Nanoseconds, ticks: Sums) -> tuple[Nanoseconds, Nanoseconds]:
+def split_by_ticks(
+    cpu_ns: Nanoseconds, ticks: ProcessSums
+) -> tuple[Nanoseconds, Nanoseconds]:
     """Split time on the CPU into that of user and system mode."""
     of_users = np.zeros(len(cpu_ns), np.uint32)
     user = user_time(cpu_ns, ticks.utime_ns, ticks.stime_ns, of_users)
@@ -312,16 +314,16 @@ def keep(threads: Threads, spent: Spent) -> Kept:
     )
 
 
-def thread_rows(kept: Kept) -> Rows:
+def thread_rows(kept: Kept) -> TaskRows:
     """Make a row of each thread."""
     places = np.arange(len(kept.columns["pid"]))
     columns = dict(kept.columns)
     columns["thread"] = columns["row"] = places
     columns["threads_of"] = np.stack([places, places + 1], axis=1)
-    return Rows(columns, kept.ons, kept, kept.off)
+    return TaskRows(columns, kept.ons, kept, kept.off)
 
 
-def process_rows(kept: Kept) -> Rows:
+def process_rows(kept: Kept) -> TaskRows:
     """Make a row of each process.
 
     Time on the CPU, switches and faults are summed over its threads, also those that
@@ -359,7 +361,7 @@ def process_rows(kept: Kept) -> Rows:
     columns["row"] = np.arange(len(starts))
     columns["threads_of"] = np.stack([starts, ends], axis=1)
     off = kept.off and kept.off.of_rows(starts, ends, counts)
-    return Rows(columns, kept.ons, kept, off)
+    return TaskRows(columns, kept.ons, kept, off)
 
 
 _DEAD = ("user_ns", "system_ns", "nvcsw", "nivcsw", "min_flt", "maj_flt")
@@ -442,7 +444,7 @@ def _thread_columns(threads: Threads, spent: Spent) -> Columns:
     }
 
 
-def _sum(column: Column, threads: slice) -> int | None:
+def _sum(column: SplitColumn, threads: slice) -> int | None:
     if threads.stop - threads.start == 1:
         return column[threads.start]
     return int(column.ns[threads].sum()) if column.known[threads].all() else None

@@ -17,17 +17,17 @@ import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
-from msatools.prstat.looks import NOBODY, Counts, Look, Rows, match
+from msatools.kernel.report import LossLog
 from msatools.prstat.microstates import BOUND_NS, Booleans, microstates
+from msatools.prstat.task_samples import NOBODY, Counts, Rows, TaskSample, match
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.framerules import End
-from msatools.tasks.now import Now, ages, collect_now
 from msatools.tasks.stackmemory import StackMemory
 from msatools.tasks.stacks import NO_STACK, Stack, StackCollector, Stacks
 from msatools.tasks.states import asleep
 from msatools.tasks.table import Records, TaskReader, TaskTable
-from msatools.tasks.waits import Wait, classify
+from msatools.tasks.task_state import TaskState, ages, collect_now
+from msatools.tasks.waits import StackWait, classify
 
 MAX_SHARE = 0.25
 """Of one CPU, which looks may take: where they cost more, there are fewer."""
@@ -67,13 +67,13 @@ class Sampler:
     def __init__(
         self,
         reader: Reader,
-        findings: Findings,
+        findings: LossLog,
         *,
         hz: float | None = 0,
         share: float | None = None,
         bound_ns: int = BOUND_NS,
-        read: Callable[[Findings], TaskTable] | None = None,
-        on_code: Callable[[TaskTable, Now, Clocks, Rows], Booleans] | None = None,
+        read: Callable[[LossLog], TaskTable] | None = None,
+        on_code: Callable[[TaskTable, TaskState, Clocks, Rows], Booleans] | None = None,
     ) -> None:
         self._reader = reader
         self._prog = reader.prog
@@ -87,11 +87,11 @@ class Sampler:
         self._share = min(share or MAX_SHARE, MAX_SHARE)
         self._bound_ns = bound_ns
         self._cost_s = 0.0
-        self._last: Look | None = None
+        self._last: TaskSample | None = None
         self._settled: Booleans = np.zeros(0, np.bool_)
         self._stacks = _Stacks()
         # The first time it takes long, which is not to pass between tasks and clocks.
-        read_clocks(reader, Findings())
+        read_clocks(reader, LossLog())
 
     @property
     def period_s(self) -> float | None:
@@ -100,7 +100,7 @@ class Sampler:
             return None
         return max(1 / self._hz, self._cost_s / self._share)
 
-    def look(self) -> Look:
+    def look(self) -> TaskSample:
         """Read all threads, and unwind the stacks of those that were switched."""
         began_s, began_ns = time.process_time(), time.monotonic_ns()
         tasks = self._walk()
@@ -133,8 +133,8 @@ class Sampler:
         age, bound = ages(tasks, clocks, classes)
         unique, waits = self._stacks.all()
         stacks = Stacks(self.collector.text, unique, index, seen.stacks.asked)
-        now = Now(classes, age, bound, stacks, waits)
-        look = Look(
+        now = TaskState(classes, age, bound, stacks, waits)
+        look = TaskSample(
             tasks,
             clocks,
             microstates(tasks, clocks, self._bound_ns),
@@ -150,7 +150,7 @@ class Sampler:
         return look
 
     def _code_faults(
-        self, tasks: TaskTable, now: Now, clocks: Clocks, row: Rows
+        self, tasks: TaskTable, now: TaskState, clocks: Clocks, row: Rows
     ) -> Booleans:
         """Tell whose page fault is on code; of who rests it is known."""
         on_code = np.zeros(len(tasks), np.bool_)
@@ -177,7 +177,7 @@ class Sampler:
     def _walk(self) -> TaskTable:
         """Read every thread; a list that changed while it was followed once more."""
         for left in reversed(range(_WALKS)):
-            found = Findings()
+            found = LossLog()
             tasks = self._read(found)
             if not (self._live and left and found.coverage["lists_broken"]):
                 break
@@ -222,7 +222,7 @@ class Sampler:
         Memory of a thread that has ended may be another's.
         """
         # That a thread has ended meanwhile is no loss.
-        fresh = self.task_reader.read(tasks["address"][rows].tolist(), Findings())
+        fresh = self.task_reader.read(tasks["address"][rows].tolist(), LossLog())
         there = np.isin(tasks["address"][rows], fresh["address"])
         own = np.ones(len(fresh), np.bool_)
         for column in ("pid", "tgid", "start_ns"):
@@ -275,7 +275,7 @@ class _Collector(StackCollector):
     unwinding takes longer and is best done of many at once.
     """
 
-    def __init__(self, reader: Reader, findings: Findings) -> None:
+    def __init__(self, reader: Reader, findings: LossLog) -> None:
         super().__init__(reader, findings)
         self._memory = reader
         self._held: dict[int, tuple[int, Addresses]] = {}
@@ -334,12 +334,12 @@ class _Stacks:
 
     def __init__(self) -> None:
         self._places: dict[Stack, int] = {NO_STACK: 0}
-        self._waits: list[Wait] = [classify(())]
+        self._waits: list[StackWait] = [classify(())]
 
-    def all(self) -> tuple[list[Stack], tuple[Wait, ...]]:
+    def all(self) -> tuple[list[Stack], tuple[StackWait, ...]]:
         return list(self._places), tuple(self._waits)
 
-    def place(self, seen: Now) -> Places:
+    def place(self, seen: TaskState) -> Places:
         """Give the places of the stacks that were seen."""
         places = np.zeros(len(seen.stacks.unique), np.int32)
         pairs = zip(seen.stacks.unique, seen.waits, strict=True)

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msatools.prstat.breakdown import Breakdown, Column
-from msatools.prstat.rows import Columns, Rows
+from msatools.prstat.breakdown import Breakdown, SplitColumn
+from msatools.prstat.rows import Columns, TaskRows
 from msatools.prstat.waited import WAITED
-from msatools.tasks.cgroups import TaskCgroups
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.membership import ANY, Membership, members
+from msatools.tasks.task_cgroups import TaskCgroups
 
 Booleans = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
-_Key = Callable[[Rows], npt.NDArray[Any]]
+_Key = Callable[[TaskRows], npt.NDArray[Any]]
 
 DELAY_OF = {
     "BIO": "blkio",
@@ -111,7 +111,7 @@ def parse_sort(word: str) -> SortKey:
     return SortKey(name, largest_first)
 
 
-def selected(rows: Rows, wanted: Selection) -> Booleans:
+def selected(rows: TaskRows, wanted: Selection) -> Booleans:
     """Tell which rows are wanted, but for their PIDs."""
     columns = rows.columns
     keep = np.ones(len(rows), np.bool_)
@@ -137,11 +137,11 @@ def selected(rows: Rows, wanted: Selection) -> Booleans:
     return keep
 
 
-def _isin(rows: Rows, name: str, wanted: Iterable[Any]) -> Booleans:
+def _isin(rows: TaskRows, name: str, wanted: Iterable[Any]) -> Booleans:
     return np.isin(rows.kept.columns[name], list(wanted))
 
 
-def _any_thread(rows: Rows, wanted: Booleans) -> Booleans:
+def _any_thread(rows: TaskRows, wanted: Booleans) -> Booleans:
     """Select the rows of which any thread is wanted."""
     found = np.append(0, np.cumsum(wanted))
     first, end = rows.columns["threads_of"].T
@@ -149,7 +149,7 @@ def _any_thread(rows: Rows, wanted: Booleans) -> Booleans:
     return has
 
 
-def order(rows: Rows, keys: Sequence[SortKey]) -> Places:
+def order(rows: TaskRows, keys: Sequence[SortKey]) -> Places:
     """Tell the places of rows in their order; what is equal goes by PID."""
     found: Places = np.argsort(rows.columns["pid"], kind="stable")
     for key in reversed(keys):
@@ -188,20 +188,20 @@ def _share_of(name: str) -> _Key:
     return lambda rows: _share(rows.columns[name], rows.columns)
 
 
-def _off_per_switch(rows: Rows) -> npt.NDArray[Any]:
+def _off_per_switch(rows: TaskRows) -> npt.NDArray[Any]:
     return _ratio(rows.columns["off_cpu_ns"], rows.columns["sleeps"])
 
 
-def _sleep(rows: Rows) -> npt.NDArray[Any]:
+def _sleep(rows: TaskRows) -> npt.NDArray[Any]:
     columns = rows.columns
     others = [columns[name] for name in WAITED if name != "untold_ns"]
     return _share(columns["off_cpu_ns"] - np.sum(others, axis=0), columns)
 
 
-def _split(tell: Callable[[Breakdown], Column | None]) -> _Key:
+def _split(tell: Callable[[Breakdown], SplitColumn | None]) -> _Key:
     """Sort by a share that was split off; those of which it is not known are last."""
 
-    def shares(rows: Rows) -> npt.NDArray[Any]:
+    def shares(rows: TaskRows) -> npt.NDArray[Any]:
         split = rows.kept.split
         column = None if split is None else tell(split)
         if column is None:
@@ -222,7 +222,7 @@ def _delay(kind: str) -> _Key:
 def _child(name: str) -> _Key:
     """Sort by what children used, if that was read."""
 
-    def used(rows: Rows) -> npt.NDArray[Any]:
+    def used(rows: TaskRows) -> npt.NDArray[Any]:
         reaped = rows.kept.reaped
         if reaped is None:
             return np.zeros(len(rows))
@@ -232,7 +232,7 @@ def _child(name: str) -> _Key:
     return used
 
 
-def _cgroups(rows: Rows) -> npt.NDArray[Any]:
+def _cgroups(rows: TaskRows) -> npt.NDArray[Any]:
     numbers = rows.columns["cgroup"]
     return np.array([rows.path(number) or "" for number in numbers.tolist()], np.str_)
 

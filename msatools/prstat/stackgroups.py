@@ -11,14 +11,14 @@ import numpy.typing as npt
 from msatools.prstat.model import StackGroup
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
-from msatools.tasks.now import Now
 from msatools.tasks.stacks import Stack, Stacks
 from msatools.tasks.table import TaskTable
+from msatools.tasks.task_state import TaskState
 
 
 def stack_groups(
     tasks: TaskTable,
-    now: Now,
+    now: TaskState,
     wanted: npt.NDArray[np.bool_],
     *,
     functions: Iterable[str] = (),

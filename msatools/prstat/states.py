@@ -15,7 +15,7 @@ import numpy as np
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Nanoseconds
-from msatools.prstat.breakdown import Breakdown, Column
+from msatools.prstat.breakdown import Breakdown, SplitColumn
 from msatools.prstat.microstates import Booleans, Microstates, bound_of
 from msatools.prstat.pasts import (
     GELATO_NOW,
@@ -25,13 +25,13 @@ from msatools.prstat.pasts import (
     Bound,
     Family,
     Known,
-    Sums,
+    StateSums,
     pasts,
 )
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.now import Now
 from msatools.tasks.states import UNINTERRUPTIBLE
 from msatools.tasks.table import TaskTable
+from msatools.tasks.task_state import TaskState
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def states(
     lives: Microstates,
     parts: Breakdown,
     accounting: Accounting,
-    now: Now,
+    now: TaskState,
     selected: Booleans | None = None,
     text_faults: Booleans | None = None,
 ) -> tuple[StateTime, ...]:
@@ -114,7 +114,7 @@ def states(
 _ON_CPU = frozenset(("ONCPU_USR", "ONCPU_SYS", "INTERRUPTED", "USER", "SYSTEM"))
 
 
-def _gelato(tasks: TaskTable, now: Now) -> dict[str, Booleans]:
+def _gelato(tasks: TaskTable, now: TaskState) -> dict[str, Booleans]:
     """Tell which threads are in each state now: each thread is in one."""
     of: dict[str, Booleans] = {}
     for task_class, name in GELATO_NOW.items():
@@ -128,7 +128,7 @@ def _gelato(tasks: TaskTable, now: Now) -> dict[str, Booleans]:
 
 
 def _solaris(
-    tasks: TaskTable, now: Now, text_faults: Booleans | None
+    tasks: TaskTable, now: TaskState, text_faults: Booleans | None
 ) -> dict[str, Booleans]:
     """Tell which threads are in each state now: each that is alive is in one."""
     of: dict[str, Booleans] = {}
@@ -144,7 +144,7 @@ def _solaris(
 
 def sums(
     lives: Microstates, parts: Breakdown, accounting: Accounting, selected: Booleans
-) -> Sums:
+) -> StateSums:
     """Sum up what the kernel keeps of some threads."""
 
     def total(values: Nanoseconds) -> int:
@@ -153,11 +153,11 @@ def sums(
     lacking = (parts.unexplained_ns - parts.stopped.ns)[selected]
     whole = not lives.latency_is_bound and bool((lacking <= bound_of(accounting)).all())
 
-    def slept(*kinds: Column) -> Known:
+    def slept(*kinds: SplitColumn) -> Known:
         told = _total(kinds, selected)
         return told if told is None or whole else (told[0], "lower")
 
-    return Sums(
+    return StateSums(
         user_ns=total(lives.user_ns),
         system_ns=total(lives.system_ns),
         latency_ns=total(lives.latency_ns),
@@ -183,7 +183,7 @@ def _stopped(parts: Breakdown, selected: Booleans) -> Known:
     return most, "upper"
 
 
-def _total(columns: Sequence[Column], selected: Booleans) -> Known:
+def _total(columns: Sequence[SplitColumn], selected: Booleans) -> Known:
     """Sum columns, and tell whether all of it is known; ``None`` if nothing is."""
     known = [column.known[selected] for column in columns]
     if not known or not np.any(known):

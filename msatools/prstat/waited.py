@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
-from msatools.prstat.interval import ON_CODE, OffCpu
+from msatools.prstat.interval import ON_CODE, OffCpuByClass
 from msatools.prstat.microstates import Booleans
 from msatools.tasks.classes import RUNNABLE, TaskClass
-from msatools.tasks.now import AgeBound, Now
+from msatools.tasks.task_state import AgeBound, TaskState
 
 WAITED = (
     *("code_faults_ns", "data_faults_ns", "locks_ns", "stopped_ns"),
@@ -31,7 +31,7 @@ _AWAKE = (*RUNNABLE, TaskClass.WAK, TaskClass.ZMB)
 Columns = dict[str, npt.NDArray[Any]]
 
 
-def within(off: OffCpu) -> Columns:
+def within(off: OffCpuByClass) -> Columns:
     """Tell what each row of an interval spent its time off the CPU on."""
     return {
         "code_faults_ns": off.ns[:, ON_CODE],
@@ -43,7 +43,7 @@ def within(off: OffCpu) -> Columns:
     }
 
 
-def lasting(now: Now, on_code: Booleans, off_cpu_ns: Nanoseconds) -> Columns:
+def lasting(now: TaskState, on_code: Booleans, off_cpu_ns: Nanoseconds) -> Columns:
     """Tell for how long each thread has been in the wait that lasts."""
     classes = now.classes
     age = np.where(np.isin(classes, _AWAKE), 0, np.minimum(now.age_ns, off_cpu_ns))

@@ -8,7 +8,7 @@ from functools import cache
 import drgn
 
 from msatools.query.kernel import Kernel
-from msatools.query.model import Children, Process, Thread
+from msatools.query.model import ChildTimes, Process, Thread
 from msatools.target import TargetSpec, describe, open_target
 
 _NAME = "msatools.query"
@@ -51,7 +51,7 @@ def process(pid: int) -> Process:
     return _at_hand().process(pid)
 
 
-def children(pid: int) -> Children:
+def children(pid: int) -> ChildTimes:
     """Tell of the children that a process waited for: see :meth:`Kernel.children`."""
     return _at_hand().children(pid)
 

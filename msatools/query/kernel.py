@@ -21,23 +21,23 @@ from msatools.kernel.accounting import Accounting, AccountingReader
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.pids import PID_MAX_LIMIT, NoSuchPidError, find_task
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Decoder
-from msatools.locks.on.explain import Explainer
+from msatools.locks.wait_targets.explain import Explainer
 from msatools.prstat.pasts import (
     GELATO_NOW,
     SLEEPS,
     SOLARIS_NOW,
     STATES,
-    Sums,
+    StateSums,
     Time,
     pasts,
 )
 from msatools.query.life import (
     Life,
-    Moment,
+    LifeMoment,
+    LifeSeen,
     Record,
-    Seen,
     age,
     covered_since,
     life,
@@ -45,18 +45,18 @@ from msatools.query.life import (
     state_class,
     summed,
 )
-from msatools.query.model import Children, Now, Process, States, Thread, Timers
+from msatools.query.model import ChildTimes, Now, Process, States, Thread, Timers
 from msatools.target import TargetError, kcore, qmp
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.delays import read_delay
 from msatools.tasks.identity import comm_text
 from msatools.tasks.iowait import read_one_in_iowait
-from msatools.tasks.now import AgeBound, collect_now, running_class
 from msatools.tasks.processes import read_process
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.stacks import StackCollector, Stacks
 from msatools.tasks.states import UNINTERRUPTIBLE
 from msatools.tasks.table import COUNTS, MOST, TaskReader
+from msatools.tasks.task_state import AgeBound, collect_now, running_class
 from msatools.tasks.waits import classify
 
 T = TypeVar("T")
@@ -123,10 +123,10 @@ class Kernel:
         self._accounting_reader = AccountingReader(prog)
         self._accounting: Accounting | None = None
         self._accounting_ns = 0
-        self._found = Findings()
+        self._found = LossLog()
         self._asker = os.getpid()
         self._is_local = bool(prog.flags & drgn.ProgramFlags.IS_LOCAL)
-        self._moment: tuple[Moment, tuple[str, ...]] | None = None
+        self._moment: tuple[LifeMoment, tuple[str, ...]] | None = None
         self._collector: StackCollector | None = None
         columns = self._tasks.columns
         self._delayed = "sched_delayed" in columns
@@ -152,7 +152,7 @@ class Kernel:
         """
         return self._asked(pid, lambda: self._process(pid))
 
-    def children(self, pid: int) -> Children:
+    def children(self, pid: int) -> ChildTimes:
         """Tell of the children that a process has waited for, as RUSAGE_CHILDREN does.
 
         The numbers are those of ``msa-prstat --children -p PID``.
@@ -269,8 +269,8 @@ class Kernel:
         )
 
     def _process(self, pid: int) -> Process:
-        found = Findings()
-        stacks: list[tuple[Seen, bytes]] = []
+        found = LossLog()
+        stacks: list[tuple[LifeSeen, bytes]] = []
         for thread, task in self._tasks.read_threads(self._find(pid), found):
             self._believe(thread, task)
             stacks.append((self._see(thread, task), self._stack(task)))
@@ -305,17 +305,17 @@ class Kernel:
             look=look,
         )
 
-    def _children(self, pid: int) -> Children:
+    def _children(self, pid: int) -> ChildTimes:
         address, task = self._read(pid)
         counted = self._counted(task["signal"])
         moment, notes = self._now()
-        self._rests(Seen(address, task, in_iowait=False, delays=None))
+        self._rests(LifeSeen(address, task, in_iowait=False, delays=None))
         user, system = (
             Time(counted[name], "estimate", _WAITED_FOR, f"signal->{name}")
             for name in ("cutime", "cstime")
         )
         none = _NOT_OF_CHILDREN
-        return Children(
+        return ChildTimes(
             taken_at_ns=moment.clocks.monotonic_ns,
             timers=Timers(user, system, *(none for _ in range(11))),
             states=States(user, system, *(none for _ in range(8))),
@@ -338,7 +338,7 @@ class Kernel:
         if min(pids) <= 0 or max(pids) > PID_MAX_LIMIT or max(self._times(task)) > MOST:
             raise drgn.FaultError("no task, or no times of one", address)
 
-    def _see(self, address: int, task: Record) -> Seen:
+    def _see(self, address: int, task: Record) -> LifeSeen:
         """Read what belongs to a thread beside its own record."""
         in_iowait = False
         if task["state"] & UNINTERRUPTIBLE and not task["exit_state"]:
@@ -347,7 +347,7 @@ class Kernel:
         if task.get("delays"):
             with suppress(drgn.FaultError):
                 delays = read_delay(self.reader, task["delays"])
-        return Seen(address, task, in_iowait, delays)
+        return LifeSeen(address, task, in_iowait, delays)
 
     def _stack(self, task: Record) -> bytes:
         """Read the stack of a thread that sleeps, to be unwound if it is asked for.
@@ -368,10 +368,10 @@ class Kernel:
     @property
     def _stacks(self) -> StackCollector:
         if self._collector is None:
-            self._collector = StackCollector(self.reader, Findings())
+            self._collector = StackCollector(self.reader, LossLog())
         return self._collector
 
-    def _now(self) -> tuple[Moment, tuple[str, ...]]:
+    def _now(self) -> tuple[LifeMoment, tuple[str, ...]]:
         """Read what holds for all threads; in a dump that does not change."""
         if self._moment is not None and not self.reader.is_live:
             return self._moment
@@ -382,11 +382,11 @@ class Kernel:
         notes: tuple[str, ...] = ()
         if found.notes:
             notes = tuple(note.text for note in found.notes.values())
-            self._found = Findings()
-        self._moment = Moment(clocks, accounting), notes
+            self._found = LossLog()
+        self._moment = LifeMoment(clocks, accounting), notes
         return self._moment
 
-    def _switches(self, found: Findings) -> Accounting:
+    def _switches(self, found: LossLog) -> Accounting:
         """Tell what accounting is on, as of a tenth of a second ago at most.
 
         Somebody has to switch it, and to look at all switches takes a tenth of the time
@@ -398,7 +398,7 @@ class Kernel:
             self._accounting_ns = now_ns
         return self._accounting
 
-    def _rests(self, seen: Seen) -> bool:
+    def _rests(self, seen: LifeSeen) -> bool:
         """Tell whether a thread has not been on a CPU since it was read.
 
         :raises drgn.FaultError: if it has ended meanwhile
@@ -412,7 +412,10 @@ class Kernel:
         return all(again[name] == task[name] for name in _SWITCHES)
 
     def _times_of(
-        self, lives: Sequence[Life], moment: Moment, look: Callable[[], Sequence[Now]]
+        self,
+        lives: Sequence[Life],
+        moment: LifeMoment,
+        look: Callable[[], Sequence[Now]],
     ) -> tuple[Timers, States]:
         sums = summed(lives, moment, self._delayed)
         paging, data = self._lasting(sums, look)
@@ -424,7 +427,7 @@ class Kernel:
         )
 
     def _lasting(
-        self, sums: Sums, look: Callable[[], Sequence[Now]]
+        self, sums: StateSums, look: Callable[[], Sequence[Now]]
     ) -> tuple[int, int]:
         """Tell how long page faults have lasted, all of them and those on data.
 
@@ -438,7 +441,7 @@ class Kernel:
             sum(one.age_ns for one in now if one.state == "dfault"),
         )
 
-    def _look(self, seen: Seen, words: bytes | None, moment: Moment) -> Now:
+    def _look(self, seen: LifeSeen, words: bytes | None, moment: LifeMoment) -> Now:
         """Find out what a thread was doing, by what was read of it."""
         age_ns, bound = age(seen.task, moment)
         found = self._class(seen, words)
@@ -456,7 +459,7 @@ class Kernel:
             age_bound=_BOUNDS[bound],
         )
 
-    def _class(self, seen: Seen, words: bytes | None) -> TaskClass | None:
+    def _class(self, seen: LifeSeen, words: bytes | None) -> TaskClass | None:
         found = state_class(seen.task)
         if found is TaskClass.CPU:
             return running_class(self.prog, seen.address)
@@ -469,9 +472,9 @@ class Kernel:
         )
         return classify(Stacks(self._stacks.text).names(stack)).task_class
 
-    def _is_on_code(self, seen: Seen, moment: Moment) -> bool:
+    def _is_on_code(self, seen: LifeSeen, moment: LifeMoment) -> bool:
         """Tell whether a page fault is on what is mapped executable."""
-        aside = Findings()
+        aside = LossLog()
         tasks = self._tasks.read([seen.address], aside)
         now = collect_now(self._stacks, self.prog, tasks, moment.clocks)
         explained = Explainer(self.reader).explain(tasks, now, moment.clocks, aside)

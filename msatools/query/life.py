@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """Where the life of one thread went: what :mod:`msatools.prstat.microstates`,
-:mod:`msatools.prstat.breakdown` and :mod:`msatools.tasks.now` compute of many.
+:mod:`msatools.prstat.breakdown` and :mod:`msatools.tasks.task_state` compute of many.
 
 Pure. They say why it is computed so. On arrays of one number it takes a millisecond;
 here, of numbers, some microseconds. A test compares the two for threads of all kinds.
@@ -14,9 +14,8 @@ from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Clocks
 from msatools.prstat.breakdown import SCHED_DEADLINE
 from msatools.prstat.microstates import bound_of
-from msatools.prstat.pasts import Known, Sums, known_sum
+from msatools.prstat.pasts import Known, StateSums, known_sum
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.now import AgeBound
 from msatools.tasks.states import (
     INTERRUPTIBLE,
     STOPPED,
@@ -25,6 +24,7 @@ from msatools.tasks.states import (
     WAKING,
 )
 from msatools.tasks.table import PF_KTHREAD
+from msatools.tasks.task_state import AgeBound
 
 Record = Mapping[str, Any]
 """Columns of :mod:`msatools.tasks.table`, those that the kernel has."""
@@ -34,7 +34,7 @@ _STAMPS = ("sleep_start_ns", "block_start_ns")
 _STATISTICS = (*_SLEEP_SUMS, *_STAMPS)
 
 
-class Seen(NamedTuple):
+class LifeSeen(NamedTuple):
     """A thread, as it was read."""
 
     address: int
@@ -87,7 +87,7 @@ class _Columns(NamedTuple):
     unexplained_ns: Sequence[int | None]
 
 
-class Moment(NamedTuple):
+class LifeMoment(NamedTuple):
     """What holds for all threads at one moment."""
 
     clocks: Clocks
@@ -125,7 +125,7 @@ def state_class(task: Record) -> TaskClass | None:
     return TaskClass.TRC if state & TRACED else None
 
 
-def age(task: Record, moment: Moment) -> tuple[int, AgeBound]:
+def age(task: Record, moment: LifeMoment) -> tuple[int, AgeBound]:
     """Tell for how long a thread has been as it is."""
     clocks = moment.clocks
     local, since = clocks.local_ns, task["exec_start_ns"]
@@ -152,7 +152,7 @@ def age(task: Record, moment: Moment) -> tuple[int, AgeBound]:
     return max(age_ns, 0), bound
 
 
-def covered_since(tasks: Iterable[Record], moment: Moment) -> int | None:
+def covered_since(tasks: Iterable[Record], moment: LifeMoment) -> int | None:
     """Tell since when the statistics of sleeps are on, at least, by some threads."""
     if not moment.accounting.schedstats or moment.clocks.monotonic_offset_ns is None:
         return None
@@ -169,7 +169,7 @@ def covered_since(tasks: Iterable[Record], moment: Moment) -> int | None:
     )
 
 
-def life(seen: Seen, moment: Moment, since_ns: int | None) -> Life:
+def life(seen: LifeSeen, moment: LifeMoment, since_ns: int | None) -> Life:
     """Decompose one thread's life up to now.
 
     :param since_ns: see :func:`covered_since`
@@ -240,7 +240,9 @@ def life(seen: Seen, moment: Moment, since_ns: int | None) -> Life:
     )
 
 
-def summed(lives: Sequence[Life], moment: Moment, latency_is_bound: bool) -> Sums:
+def summed(
+    lives: Sequence[Life], moment: LifeMoment, latency_is_bound: bool
+) -> StateSums:
     """Sum up the lives of some threads.
 
     :param latency_is_bound: whether latency may have sleep in it
@@ -256,7 +258,7 @@ def summed(lives: Sequence[Life], moment: Moment, latency_is_bound: bool) -> Sum
     def slept(known: Known) -> Known:
         return known if known is None or whole else (known[0], "lower")
 
-    return Sums(
+    return StateSums(
         user_ns=sum(columns.user_ns),
         system_ns=sum(columns.system_ns),
         latency_ns=sum(columns.latency_ns),
@@ -283,7 +285,7 @@ def _stopped(
     return total, "upper" if None in stopped_ns else "exact"
 
 
-def _sleeps(seen: Seen, moment: Moment) -> list[int] | None:
+def _sleeps(seen: LifeSeen, moment: LifeMoment) -> list[int] | None:
     """Tell for how long a thread has slept: interruptibly, blocked, and for input."""
     task = seen.task
     if not all(column in task for column in _STATISTICS):

@@ -123,7 +123,7 @@ class Process(_Answer):
 
 
 @dataclass(frozen=True)
-class Children(_Answer):
+class ChildTimes(_Answer):
     """The children of a process that it has waited for, and those that they had."""
 
     pid: int

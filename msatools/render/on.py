@@ -5,11 +5,11 @@
 import signal
 from collections.abc import Callable
 
-from msatools.locks.model import On
+from msatools.locks.model import WaitTarget
 from msatools.render.units import duration
 
 
-def on_text(on: On) -> str:
+def on_text(on: WaitTarget) -> str:
     """
     Write what a task waits on as one short line.
 
@@ -24,31 +24,31 @@ def _joined(*parts: str | None) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _place(on: On) -> str | None:
+def _place(on: WaitTarget) -> str | None:
     return None if on.address is None else f"{on.address:#x}"
 
 
-def _device(on: On) -> str | None:
+def _device(on: WaitTarget) -> str | None:
     """Write the device's name, or its numbers if it has none; or the file system's."""
     return on.device.split()[0] if on.device else on.fs
 
 
-def _until(on: On) -> str | None:
+def _until(on: WaitTarget) -> str | None:
     if on.left_ns is None:
         return None
     sign = "+" if on.left_ns >= 0 else ""
     return f"until {sign}{duration(on.left_ns)}"
 
 
-def _owner(on: On) -> str | None:
+def _owner(on: WaitTarget) -> str | None:
     return None if on.owner is None else f"owner {on.owner}"
 
 
-def _descriptor(on: On) -> str | None:
+def _descriptor(on: WaitTarget) -> str | None:
     return None if on.fd is None else f"fd {on.fd}"
 
 
-def _crowd(on: On) -> str | None:
+def _crowd(on: WaitTarget) -> str | None:
     if on.waiters is None or on.waiters < 2:
         return None
     return f"({on.waiters:,} waiters)"
@@ -61,11 +61,11 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _cpu(on: On) -> str:
+def _cpu(on: WaitTarget) -> str:
     return "cpu" if on.cpu is None else f"cpu{on.cpu}"
 
 
-def _futex(on: On) -> str:
+def _futex(on: WaitTarget) -> str:
     if on.count is not None:
         return f"{on.count} futexes"
     place = _place(on)
@@ -74,7 +74,7 @@ def _futex(on: On) -> str:
     return _joined("futex", place, _owner(on), _crowd(on))
 
 
-def _lock(on: On) -> str:
+def _lock(on: WaitTarget) -> str:
     what = on.name or _place(on)
     whose = None if on.pid is None else f"of {on.pid}"
     if on.name == "pipe":
@@ -82,7 +82,7 @@ def _lock(on: On) -> str:
     return _joined(on.type, what, on.path, whose, _owner(on), _crowd(on))
 
 
-def _data(on: On) -> str:
+def _data(on: WaitTarget) -> str:
     where = on.path
     if where is None and on.inode is not None:
         where = f"inode {on.inode}"
@@ -92,21 +92,21 @@ def _data(on: On) -> str:
     return known or on.kind
 
 
-def _journal(on: On) -> str:
+def _journal(on: WaitTarget) -> str:
     thread = None if on.pid is None else f"by {on.pid}"
     return _joined("journal", _device(on), thread, _crowd(on))
 
 
-def _socket(on: On) -> str:
+def _socket(on: WaitTarget) -> str:
     ends = _joined(on.local, f"-> {on.peer}" if on.peer else None)
     return _joined(f"socket:[{on.inode}]", on.type, ends)
 
 
-def _pipe(on: On) -> str:
+def _pipe(on: WaitTarget) -> str:
     return on.path or f"pipe:[{on.inode}]"
 
 
-def _poll(on: On) -> str:
+def _poll(on: WaitTarget) -> str:
     if not on.count:
         return _until(on) or ("no fds" if on.count == 0 else "poll")
     if on.fds and len(on.fds) == 1:
@@ -114,17 +114,17 @@ def _poll(on: On) -> str:
     return _joined("1 fd" if on.count == 1 else f"{on.count:,} fds", _until(on))
 
 
-def _child(on: On) -> str:
+def _child(on: WaitTarget) -> str:
     if on.pid is not None:
         return f"pid {on.pid}"
     return "any child" if on.pgid is None else f"children of group {on.pgid}"
 
 
-def _timer(on: On) -> str:
+def _timer(on: WaitTarget) -> str:
     return _until(on) or "a timer"
 
 
-def _signals(on: On) -> str:
+def _signals(on: WaitTarget) -> str:
     if not on.signals:
         return "any signal"
     few = len(on.signals) <= 3
@@ -132,34 +132,34 @@ def _signals(on: On) -> str:
     return _joined(names, _until(on))
 
 
-def _stop(on: On) -> str:
+def _stop(on: WaitTarget) -> str:
     return _joined("by", _signal(on.signals[0])) if on.signals else "stopped"
 
 
-def _tracer(on: On) -> str:
+def _tracer(on: WaitTarget) -> str:
     return "a tracer" if on.pid is None else f"tracer {on.pid}"
 
 
-def _file_lock(on: On) -> str:
+def _file_lock(on: WaitTarget) -> str:
     where = on.path or (None if on.inode is None else f"inode {on.inode}")
     return _joined(on.kind, where, _owner(on))
 
 
-def _numbered(on: On) -> str:
+def _numbered(on: WaitTarget) -> str:
     return _joined(on.kind, None if on.id is None else str(on.id), _until(on))
 
 
-def _named(on: On) -> str:
+def _named(on: WaitTarget) -> str:
     """Write a file by its path."""
     return on.path or _joined(on.kind, _descriptor(on))
 
 
-def _other(on: On) -> str:
+def _other(on: WaitTarget) -> str:
     """Write what has but a kind, a name and a number."""
     return _joined(on.kind, on.path or _descriptor(on), _place(on), _until(on))
 
 
-_WRITERS: dict[str, Callable[[On], str]] = {
+_WRITERS: dict[str, Callable[[WaitTarget], str]] = {
     "cpu": _cpu,
     "futex": _futex,
     "lock": _lock,

@@ -21,7 +21,7 @@ apart, and no PID comes again so soon."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class DiffRows:
     """What is compared of the rows under one key of a report."""
 
     name: str
@@ -117,7 +117,7 @@ class ReportDiff:
 
 def compare(
     command: str,
-    tables: Iterable[Rows],
+    tables: Iterable[DiffRows],
     reports: tuple[Object, Object],
     files: tuple[str, str],
 ) -> ReportDiff:
@@ -205,14 +205,14 @@ def _side(report: Report, file: str) -> Side:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _DiffRow:
     key: Mapping[str, Value]
     counts: Mapping[str, int | None]
     facts: Mapping[str, Value]
     began_ns: int | None
 
 
-def _changes(table: Rows, reports: tuple[Object, Object]) -> Iterator[RowChange]:
+def _changes(table: DiffRows, reports: tuple[Object, Object]) -> Iterator[RowChange]:
     before, after = (dict(_rows(table, report)) for report in reports)
     for key in dict.fromkeys((*after, *before)):
         had, has = before.get(key), after.get(key)
@@ -226,7 +226,9 @@ def _changes(table: Rows, reports: tuple[Object, Object]) -> Iterator[RowChange]
             yield _only("came", has)
 
 
-def _rows(table: Rows, report: Object) -> Iterator[tuple[tuple[Value, ...], _Row]]:
+def _rows(
+    table: DiffRows, report: Object
+) -> Iterator[tuple[tuple[Value, ...], _DiffRow]]:
     taken_ns = report.number_or_none("taken_at_ns")
     if not report.has(table.name):
         return
@@ -237,7 +239,7 @@ def _rows(table: Rows, report: Object) -> Iterator[tuple[tuple[Value, ...], _Row
         knows = lived is not None and taken_ns is not None and is_since_start
         yield (
             tuple(key.values()),
-            _Row(
+            _DiffRow(
                 key=key,
                 counts={name: each.amount(name) for name in table.counts},
                 facts={name: each.word(name) for name in table.facts},
@@ -246,13 +248,13 @@ def _rows(table: Rows, report: Object) -> Iterator[tuple[tuple[Value, ...], _Row
         )
 
 
-def _is_same(had: _Row, has: _Row) -> bool:
+def _is_same(had: _DiffRow, has: _DiffRow) -> bool:
     if had.began_ns is None or has.began_ns is None:
         return True
     return abs(had.began_ns - has.began_ns) <= SAME_START_NS
 
 
-def _changed(had: _Row, has: _Row) -> RowChange | None:
+def _changed(had: _DiffRow, has: _DiffRow) -> RowChange | None:
     deltas = {
         name: None if then is None or now is None else now - then
         for name, then, now in (
@@ -269,7 +271,7 @@ def _changed(had: _Row, has: _Row) -> RowChange | None:
     return RowChange("changed", has.key, deltas, facts)
 
 
-def _only(change: Literal["came", "gone"], row: _Row) -> RowChange:
+def _only(change: Literal["came", "gone"], row: _DiffRow) -> RowChange:
     sign = 1 if change == "came" else -1
     deltas = {n: None if v is None else sign * v for n, v in row.counts.items()}
     facts = {

@@ -27,7 +27,7 @@ class BtfError(ValueError):
     """The blob is no BTF, or it contradicts itself."""
 
 
-class Kind(IntEnum):
+class BtfKind(IntEnum):
     """``BTF_KIND_*``."""
 
     VOID = 0
@@ -54,23 +54,23 @@ class Kind(IntEnum):
 
 # Words that follow the three common ones: so many, and so many more for each of vlen.
 _FIXED = {
-    Kind.INT: 1,
-    Kind.ARRAY: 3,
-    Kind.VAR: 1,
-    Kind.DECL_TAG: 1,
+    BtfKind.INT: 1,
+    BtfKind.ARRAY: 3,
+    BtfKind.VAR: 1,
+    BtfKind.DECL_TAG: 1,
 }
 _EACH = {
-    Kind.STRUCT: 3,
-    Kind.UNION: 3,
-    Kind.ENUM: 2,
-    Kind.ENUM64: 3,
-    Kind.FUNC_PROTO: 2,
-    Kind.DATASEC: 3,
+    BtfKind.STRUCT: 3,
+    BtfKind.UNION: 3,
+    BtfKind.ENUM: 2,
+    BtfKind.ENUM64: 3,
+    BtfKind.FUNC_PROTO: 2,
+    BtfKind.DATASEC: 3,
 }
-_KINDS = len(Kind)
-_FIXED_WORDS = [3 + _FIXED.get(Kind(kind), 0) for kind in range(_KINDS)]
-_FIXED_WORDS[Kind.VOID] = _MAX_TYPES * 4  # it has no place in a blob
-_EACH_WORDS = [_EACH.get(Kind(kind), 0) for kind in range(_KINDS)]
+_KINDS = len(BtfKind)
+_FIXED_WORDS = [3 + _FIXED.get(BtfKind(kind), 0) for kind in range(_KINDS)]
+_FIXED_WORDS[BtfKind.VOID] = _MAX_TYPES * 4  # it has no place in a blob
+_EACH_WORDS = [_EACH.get(BtfKind(kind), 0) for kind in range(_KINDS)]
 # Up to Linux 7.0 there were 5 bits for the kind and 16 for the length; "bpf: Extend BTF
 # UAPI vlen, kinds to use unused bits" (in v7.1) gave both what was zero before.
 _KIND = 0x7F
@@ -148,9 +148,9 @@ class Btf:
         self._types_by_name: dict[str, list[int]] | None = None
         self._functions_by_name: dict[str, list[int]] | None = None
 
-    def kind(self, type_id: int) -> Kind:
+    def kind(self, type_id: int) -> BtfKind:
         """Tell the kind of a type."""
-        return Kind(self._head(type_id)[1] >> 24 & _KIND)
+        return BtfKind(self._head(type_id)[1] >> 24 & _KIND)
 
     def name(self, type_id: int) -> str:
         """Tell the name of a type, empty if it has none."""
@@ -202,14 +202,14 @@ class Btf:
 
     def is_signed_enum(self, type_id: int) -> bool:
         """Tell whether the constants of an ENUM or ENUM64 have a sign."""
-        if self._enums_tell_sign or self.kind(type_id) == Kind.ENUM64:
+        if self._enums_tell_sign or self.kind(type_id) == BtfKind.ENUM64:
             return bool(self._head(type_id)[1] >> 31)
         return any(value >> 31 for _, value in self._entries(type_id, 2))
 
     def enumerators(self, type_id: int) -> Iterator[Enumerator]:
         """Decode the constants of an ENUM or ENUM64."""
         signed = self.is_signed_enum(type_id)
-        if self.kind(type_id) == Kind.ENUM64:
+        if self.kind(type_id) == BtfKind.ENUM64:
             for name, low, high in self._entries(type_id, 3):
                 yield Enumerator(
                     self._string(name), _signed(low | high << 32, 64, signed)
@@ -225,7 +225,7 @@ class Btf:
         before enumerations were flagged, a value with the highest bit set was taken for
         negative, whatever it was in the source.
         """
-        if self.kind(type_id) == Kind.ENUM64:
+        if self.kind(type_id) == BtfKind.ENUM64:
             return True
         return self.size(type_id) <= 4 and (self._enums_tell_sign or value >= 0)
 
@@ -240,7 +240,7 @@ class Btf:
             for name, parameter_type in entries
         ], is_variadic
 
-    def find(self, name: str, *kinds: Kind) -> list[int]:
+    def find(self, name: str, *kinds: BtfKind) -> list[int]:
         """Find what this blob itself has of a name, by ID: all but functions."""
         if self._types_by_name is None:
             self._types_by_name = self._index(enumerate(self._names, self.first_id))
@@ -252,11 +252,12 @@ class Btf:
         if self._functions_by_name is None:
             # They are near half of all types, and seldom asked for.
             self._functions_by_name = self._index(
-                (type_id, self._head(type_id)[0]) for type_id in self.of_kind(Kind.FUNC)
+                (type_id, self._head(type_id)[0])
+                for type_id in self.of_kind(BtfKind.FUNC)
             )
         return self._functions_by_name.get(name, [])
 
-    def of_kind(self, *kinds: Kind) -> Iterator[int]:
+    def of_kind(self, *kinds: BtfKind) -> Iterator[int]:
         """List the types of these kinds in this blob itself, by ID."""
         wanted = {int(kind) for kind in kinds}
         words = self._words
@@ -264,7 +265,7 @@ class Btf:
             if words[position + 1] >> 24 & _KIND in wanted:
                 yield self.first_id + index
 
-    def unnamed(self, kind: Kind, entries: int) -> Iterator[int]:
+    def unnamed(self, kind: BtfKind, entries: int) -> Iterator[int]:
         """List what has no name, of a kind, with so many members or the like, by ID."""
         words, wanted = self._words, int(kind)
         for index, position in enumerate(self._positions):

@@ -17,7 +17,7 @@ from msatools.selfdesc.kallsyms_shape import Search
 from msatools.selfdesc.kallsyms_tables import (
     BadTablesError,
     Image,
-    Tables,
+    KallsymsTables,
     has_long_names,
 )
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo
@@ -67,14 +67,17 @@ def _vmcoreinfo_symbols(prog: Program) -> dict[str, int]:
     return symbols
 
 
-def _named_tables(symbols: dict[str, int]) -> Tables | None:
+def _named_tables(symbols: dict[str, int]) -> KallsymsTables | None:
     """Take the tables' places from VMCOREINFO.
 
     It has them since Linux kernel commits 5fd8fea935a1 ("vmcoreinfo: include kallsyms
     symbols") and f09bddbd8661 ("vmcoreinfo: add kallsyms_num_syms symbol") (in v6.0).
     """
-    tables = Tables(
-        **{name: symbols.get(f"kallsyms_{name}", 0) for name in Tables.__annotations__}
+    tables = KallsymsTables(
+        **{
+            name: symbols.get(f"kallsyms_{name}", 0)
+            for name in KallsymsTables.__annotations__
+        }
     )
     always = (tables.names, tables.token_table, tables.token_index, tables.num_syms)
     return tables if all(always) and (tables.offsets or tables.addresses) else None
@@ -111,7 +114,7 @@ def _find(prog: Program, stext: int) -> SymbolIndex:
     return index
 
 
-def _load(prog: Program, tables: Tables, stext: int) -> SymbolIndex:
+def _load(prog: Program, tables: KallsymsTables, stext: int) -> SymbolIndex:
     """Load the tables, all of them with one read.
 
     drgn's loader asks for each name by itself, which takes seconds where a read costs a

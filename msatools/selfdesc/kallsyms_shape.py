@@ -30,7 +30,7 @@ from msatools.selfdesc.kallsyms_tables import (
     TOKENS,
     BadTablesError,
     Image,
-    Tables,
+    KallsymsTables,
     walk,
 )
 
@@ -74,12 +74,12 @@ class Search:
         self.end = min(self.start + _MAX_SEARCH, _ADDRESSES)
         """Where to end; may be lowered while it is under way."""
 
-    def tables(self) -> Iterator[Tables]:
+    def tables(self) -> Iterator[KallsymsTables]:
         """Find what may be the tables, each once, lowest tokens first.
 
         :raises BadTablesError: if there are so many that none can be believed
         """
-        seen: set[Tables] = set()
+        seen: set[KallsymsTables] = set()
         for hits, digits in enumerate(self._digits()):
             if hits == _MAX_HITS or len(seen) > _MAX_TABLES:
                 raise BadTablesError("too many places look like them")
@@ -130,7 +130,7 @@ class Search:
             return None
         return data
 
-    def _around(self, digits: int) -> Iterator[Tables]:
+    def _around(self, digits: int) -> Iterator[KallsymsTables]:
         """Find the other tables from where the digits among the tokens are."""
         most = _TOKEN_BYTES + MAX_ALIGNMENT + INDEX_BYTES
         tokens = _find_tokens(self._image(digits, _TOKEN_BYTES, most), digits)
@@ -291,22 +291,22 @@ def _is_block(names: bytes) -> bool:
     return False
 
 
-def _tables(names: _Names, tokens: _Tokens, word: int) -> Iterator[Tables]:
+def _tables(names: _Names, tokens: _Tokens, word: int) -> Iterator[KallsymsTables]:
     """Tell where addresses are, in each order that there has been."""
     alignment = names.alignment
     places = (names.names, tokens.table, tokens.index, names.num_syms)
     offsets_bytes = _align(4 * names.count, alignment)
 
     base = names.label - _align(word, alignment)
-    yield Tables(*places, offsets=base - offsets_bytes, relative_base=base)
+    yield KallsymsTables(*places, offsets=base - offsets_bytes, relative_base=base)
     addresses = names.label - _align(word * names.count, alignment)
-    yield Tables(*places, addresses=addresses)
+    yield KallsymsTables(*places, addresses=addresses)
 
     after = _align(tokens.index + INDEX_BYTES, alignment)
     base = after + offsets_bytes
-    yield Tables(*places, offsets=after, relative_base=base)
-    yield Tables(*places, offsets=after)
-    yield Tables(*places, addresses=after)
+    yield KallsymsTables(*places, offsets=after, relative_base=base)
+    yield KallsymsTables(*places, offsets=after)
+    yield KallsymsTables(*places, addresses=after)
 
 
 def _align(address: int, alignment: int) -> int:

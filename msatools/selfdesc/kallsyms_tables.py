@@ -33,7 +33,7 @@ class BadTablesError(ValueError):
 
 
 @dataclass(frozen=True)
-class Tables:
+class KallsymsTables:
     """Where the tables are; 0 for one that this kernel does not have."""
 
     names: int
@@ -117,7 +117,7 @@ class Image:
         return packed.tobytes()
 
 
-def has_long_names(tables: Tables, image: Image) -> bool:
+def has_long_names(tables: KallsymsTables, image: Image) -> bool:
     """Check the tables, and tell whether lengths of names may take two bytes.
 
     They may since Linux kernel commit 73bbb94466fd ("kallsyms: support "big" kernel
@@ -137,7 +137,7 @@ def has_long_names(tables: Tables, image: Image) -> bool:
     raise BadTablesError("names of symbols do not lie where they should")
 
 
-def _check_order(tables: Tables, image: Image, count: int) -> None:
+def _check_order(tables: KallsymsTables, image: Image, count: int) -> None:
     """Check that symbols ascend, as they are sorted when the kernel is built."""
     orders: list[Callable[[array[int]], bool]]
     if tables.addresses:

@@ -19,24 +19,24 @@ from drgn import (
     sizeof,
 )
 
-from msatools.selfdesc.btf import Btf, BtfError, Kind, Member
-from msatools.selfdesc.layout import agree, check_contains_not_itself
+from msatools.selfdesc.btf import Btf, BtfError, BtfKind, Member
+from msatools.selfdesc.type_compare import agree, check_contains_not_itself
 
 _KINDS = {
-    TypeKind.INT: (Kind.INT,),
-    TypeKind.BOOL: (Kind.INT,),
-    TypeKind.FLOAT: (Kind.FLOAT,),
-    TypeKind.STRUCT: (Kind.STRUCT,),
-    TypeKind.UNION: (Kind.UNION,),
-    TypeKind.ENUM: (Kind.ENUM, Kind.ENUM64),
-    TypeKind.TYPEDEF: (Kind.TYPEDEF,),
+    TypeKind.INT: (BtfKind.INT,),
+    TypeKind.BOOL: (BtfKind.INT,),
+    TypeKind.FLOAT: (BtfKind.FLOAT,),
+    TypeKind.STRUCT: (BtfKind.STRUCT,),
+    TypeKind.UNION: (BtfKind.UNION,),
+    TypeKind.ENUM: (BtfKind.ENUM, BtfKind.ENUM64),
+    TypeKind.TYPEDEF: (BtfKind.TYPEDEF,),
 }
 """Kinds that have names to find them by. A FWD is a promise, not a type."""
 
 _QUALIFIERS = {
-    Kind.CONST: Qualifiers.CONST,
-    Kind.VOLATILE: Qualifiers.VOLATILE,
-    Kind.RESTRICT: Qualifiers.RESTRICT,
+    BtfKind.CONST: Qualifiers.CONST,
+    BtfKind.VOLATILE: Qualifiers.VOLATILE,
+    BtfKind.RESTRICT: Qualifiers.RESTRICT,
 }
 _SIGNED_CHAR = {Architecture.X86_64, Architecture.I386}
 KEYWORDS = {
@@ -179,7 +179,7 @@ class BtfTypes:
 
         :raises AmbiguousError: if there are several of the name, each in its own place
         """
-        ids = self.btf.find(name, Kind.VAR)
+        ids = self.btf.find(name, BtfKind.VAR)
         if len(ids) > 1:
             raise AmbiguousError(f"BTF has {len(ids)} variables {name}")
         return self.type(self.btf.target(ids[0])) if ids else None
@@ -192,7 +192,7 @@ class BtfTypes:
         btf = self.btf
         ids = [
             type_id
-            for type_id in btf.unnamed(Kind.STRUCT, len(members))
+            for type_id in btf.unnamed(BtfKind.STRUCT, len(members))
             if [member.name for member in btf.members(type_id)] == members
         ]
         if len(ids) != 1:
@@ -223,35 +223,35 @@ class BtfTypes:
         if type_id < btf.first_id and self._base is not None:
             return self._base(type_id)
         match btf.kind(type_id):
-            case Kind.VOID:
+            case BtfKind.VOID:
                 return prog.void_type()
-            case Kind.INT:
+            case BtfKind.INT:
                 return self._int(type_id)
-            case Kind.FLOAT:
+            case BtfKind.FLOAT:
                 return prog.float_type(
                     btf.name(type_id), btf.size(type_id), btf.byteorder
                 )
-            case Kind.PTR:
+            case BtfKind.PTR:
                 return prog.pointer_type(self.type(btf.target(type_id)))
-            case Kind.ARRAY:
+            case BtfKind.ARRAY:
                 return self._array(type_id)
-            case Kind.STRUCT | Kind.UNION:
+            case BtfKind.STRUCT | BtfKind.UNION:
                 return self._compound(type_id)
-            case Kind.ENUM | Kind.ENUM64:
+            case BtfKind.ENUM | BtfKind.ENUM64:
                 return self._enum(type_id)
-            case Kind.FWD:
+            case BtfKind.FWD:
                 make = prog.union_type if btf.is_union(type_id) else prog.struct_type
                 return make(btf.name(type_id) or None)
-            case Kind.TYPEDEF:
+            case BtfKind.TYPEDEF:
                 return prog.typedef_type(
                     btf.name(type_id), self.type(btf.target(type_id))
                 )
-            case Kind.CONST | Kind.VOLATILE | Kind.RESTRICT as kind:
+            case BtfKind.CONST | BtfKind.VOLATILE | BtfKind.RESTRICT as kind:
                 qualified = self.type(btf.target(type_id))
                 return qualified.qualified(qualified.qualifiers | _QUALIFIERS[kind])
-            case Kind.TYPE_TAG:
+            case BtfKind.TYPE_TAG:
                 return self.type(btf.target(type_id))
-            case Kind.FUNC_PROTO:
+            case BtfKind.FUNC_PROTO:
                 return self._prototype(type_id)
             case kind:
                 raise BtfError(f"{kind.name} {type_id} stands where a type should")
@@ -272,7 +272,7 @@ class BtfTypes:
         The pahole that made Debian's 5.10 did not: its "signed char" has none.
         """
         btf = self.btf.base or self.btf
-        ids = btf.find("signed char", Kind.INT)
+        ids = btf.find("signed char", BtfKind.INT)
         return bool(ids) and all(btf.as_int(type_id).is_signed for type_id in ids)
 
     def _is_char_signed(self) -> bool:
@@ -295,7 +295,7 @@ class BtfTypes:
 
     def _compound(self, type_id: int) -> Type:
         btf = self.btf
-        is_union = btf.kind(type_id) == Kind.UNION
+        is_union = btf.kind(type_id) == BtfKind.UNION
         make = self.prog.union_type if is_union else self.prog.struct_type
         size = btf.size(type_id)
         check_contains_not_itself(btf, type_id)
@@ -308,7 +308,7 @@ class BtfTypes:
 
     def _member(self, member: Member, room: int) -> TypeMember:
         name, type_id, bit_offset, bit_field_size = member
-        if not bit_field_size and self.btf.kind(type_id) == Kind.INT:
+        if not bit_field_size and self.btf.kind(type_id) == BtfKind.INT:
             # Before the bit-field flag (9d5f9f701b18 "bpf: btf: fix struct/union/fwd
             # types with kind_flag", in 5.0), an integer type told it by itself.
             described = self.btf.as_int(type_id)
@@ -366,7 +366,7 @@ class BtfTypes:
         )
 
     def _is_wanted_int(self, type_id: int, kinds: Collection[TypeKind]) -> bool:
-        if self.btf.kind(type_id) != Kind.INT:
+        if self.btf.kind(type_id) != BtfKind.INT:
             return True
         is_bool = self.btf.as_int(type_id).is_bool
         return (TypeKind.BOOL if is_bool else TypeKind.INT) in kinds
@@ -377,7 +377,7 @@ class BtfTypes:
 
     def _index_enumerators(self) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
-        for type_id in self.btf.of_kind(Kind.ENUM, Kind.ENUM64):
+        for type_id in self.btf.of_kind(BtfKind.ENUM, BtfKind.ENUM64):
             for name, _ in self.btf.enumerators(type_id):
                 found.setdefault(name, []).append(type_id)
         return found

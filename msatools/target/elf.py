@@ -92,7 +92,7 @@ def parse(read: ReadAt) -> Elf:
 
 
 @dataclass(frozen=True)
-class Note:
+class ElfNote:
     """An ELF note."""
 
     name: bytes
@@ -102,7 +102,7 @@ class Note:
     description: bytes
 
 
-def notes(read: ReadAt, elf: Elf) -> Iterator[Note]:
+def notes(read: ReadAt, elf: Elf) -> Iterator[ElfNote]:
     """Yield the notes of an ELF file.
 
     :raises EOFError: if the file ends within them
@@ -140,7 +140,7 @@ def _table(
         yield Extent(kind, start, 0 if kind == _SHT_NOBITS else size)
 
 
-def _parse_notes(data: bytes, byteorder: str) -> Iterator[Note]:
+def _parse_notes(data: bytes, byteorder: str) -> Iterator[ElfNote]:
     header = struct.Struct(byteorder + "III")
     position = 0
     while position + header.size <= len(data):
@@ -149,7 +149,7 @@ def _parse_notes(data: bytes, byteorder: str) -> Iterator[Note]:
         at = name_at + _aligned(name_size)
         position = at + _aligned(size)
         name = data[name_at : name_at + name_size].rstrip(b"\0")
-        yield Note(name, kind, data[at : at + size])
+        yield ElfNote(name, kind, data[at : at + size])
 
 
 def _aligned(size: int) -> int:

@@ -59,7 +59,7 @@ def map_vmalloc(prog: Program) -> bool:
     return True
 
 
-def page_tables(prog: Program) -> "PageTables | None":
+def page_tables(prog: Program) -> "VmallocTables | None":
     """Find the kernel's page tables; ``None`` if this kernel's are not known."""
     platform = prog.platform
     if platform is None or platform.arch != Architecture.X86_64:
@@ -75,7 +75,7 @@ def page_tables(prog: Program) -> "PageTables | None":
         address = int(root, 16)
         encrypted = _number(prog, "sme_mask")
         root_at = address - START_KERNEL_MAP + base
-        tables = PageTables(prog, root_at, encrypted, levels)
+        tables = VmallocTables(prog, root_at, encrypted, levels)
         # Where the kernel says that its tables are, they may not be.
         space = prog["init_mm"].address_of_()
         right = tables.translate(address)[0] == follow_phys(space, address).value_()
@@ -88,7 +88,7 @@ def _number(prog: Program, name: str) -> int:
     return vmcoreinfo_number(prog, name) or 0
 
 
-class PageTables:
+class VmallocTables:
     """The kernel's page tables, each read when it is needed first."""
 
     def __init__(

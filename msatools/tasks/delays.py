@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, read_struct, read_structs
 from msatools.tasks.table import TaskTable, cut
 
@@ -41,7 +41,7 @@ class Delays:
     count: Mapping[str, npt.NDArray[np.int64]]
 
 
-def read_delays(reader: Reader, tasks: TaskTable, findings: Findings) -> Delays:
+def read_delays(reader: Reader, tasks: TaskTable, findings: LossLog) -> Delays:
     """Read the delays of each thread."""
     if not tasks.has("delays"):
         return Delays(np.zeros(len(tasks), np.bool_), {}, {})
@@ -81,7 +81,7 @@ def _have(reader: Reader, tasks: TaskTable) -> Booleans:
         return np.ones(len(tasks), np.bool_)
     kept = tasks["delays"] != 0
     addresses = np.where(kept, tasks["address"], 0).astype(np.uint64)
-    now = read_structs(reader, "struct task_struct", _OWNER, addresses, Findings())
+    now = read_structs(reader, "struct task_struct", _OWNER, addresses, LossLog())
     have: Booleans = now.readable.copy()
     for name in _OWNER:
         have &= now[name] == tasks[name]

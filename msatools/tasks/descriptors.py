@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, Structs, read_structs
 
 MAX_OPEN = 1 << 20
@@ -35,7 +35,7 @@ _FILE = {
 
 
 @dataclass(frozen=True)
-class Tables:
+class DescriptorTables:
     """The tables of open files of some tasks, one row a task."""
 
     files: Addresses
@@ -48,11 +48,11 @@ class Tables:
 class Descriptors:
     """Looks file descriptors up."""
 
-    def __init__(self, reader: Reader, findings: Findings) -> None:
+    def __init__(self, reader: Reader, findings: LossLog) -> None:
         self._reader = reader
         self._findings = findings
 
-    def tables(self, tasks: Addresses) -> Tables:
+    def tables(self, tasks: Addresses) -> DescriptorTables:
         """Find the tables of the ``struct task_struct`` at some addresses.
 
         What tasks share is read once.
@@ -61,9 +61,11 @@ class Descriptors:
         shared = self._structs("struct files_struct", _FILES, _words(found["files"]))
         table = self._structs("struct fdtable", _TABLE, _words(shared["table"]))
         size = np.minimum(table["size"].astype(np.int64), MAX_OPEN)
-        return Tables(_words(table["files"]), np.where(table.readable, size, 0))
+        return DescriptorTables(
+            _words(table["files"]), np.where(table.readable, size, 0)
+        )
 
-    def lookup(self, tables: Tables, numbers: Numbers) -> Addresses:
+    def lookup(self, tables: DescriptorTables, numbers: Numbers) -> Addresses:
         """Find the ``struct file`` of one descriptor of each table; 0 if none is."""
         inside = (numbers >= 0) & (numbers < tables.size)
         offsets = np.where(inside, numbers, 0).astype(np.uint64) * np.uint64(8)
@@ -74,7 +76,9 @@ class Descriptors:
         files[wanted] = records.view("<u8")[:, 0]
         return files
 
-    def all_files(self, tables: Tables, row: int, limit: int = MAX_OPEN) -> Addresses:
+    def all_files(
+        self, tables: DescriptorTables, row: int, limit: int = MAX_OPEN
+    ) -> Addresses:
         """Read a whole table: the ``struct file`` by descriptor, 0 where none is."""
         count = min(int(tables.size[row]), limit)
         if not count:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from msatools.tasks.orc import BY_FRAME_POINTER, Base, Kind, Rule
+from msatools.tasks.orc import BY_FRAME_POINTER, Base, OrcKind, Rule
 
 MAX_FRAMES = 512
 """More than fit a stack of 16 KiB but in theory; one this deep is lost."""
@@ -91,10 +91,10 @@ def worked_out(rule: Rule | None) -> FrameRule:
     """Work out what to do by a rule; ``None`` where no table knows the code."""
     guess = rule is None or rule is BY_FRAME_POINTER
     rule = rule or BY_FRAME_POINTER
-    whole = rule.kind is Kind.REGS
-    regs = whole or rule.kind is Kind.REGS_PARTIAL
+    whole = rule.kind is OrcKind.REGS
+    regs = whole or rule.kind is OrcKind.REGS_PARTIAL
     end = End.LOST
-    if rule.kind is Kind.END:
+    if rule.kind is OrcKind.END:
         end = End.START
     elif rule.cfa in (Base.OTHER, Base.SP_AT):
         end = End.UNSUPPORTED

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 from msatools.tasks.table import TaskTable
 
@@ -39,13 +39,13 @@ class Identities(Users):
     """The parent process; 0 for those that the kernel itself started."""
 
 
-def read_identities(reader: Reader, tasks: TaskTable, findings: Findings) -> Identities:
+def read_identities(reader: Reader, tasks: TaskTable, findings: LossLog) -> Identities:
     """Read the user and the parent of each thread."""
     users = read_users(reader, tasks, findings)
     return Identities(users.uid, users.euid, _parents(reader, tasks, findings))
 
 
-def read_users(reader: Reader, tasks: TaskTable, findings: Findings) -> Users:
+def read_users(reader: Reader, tasks: TaskTable, findings: LossLog) -> Users:
     """Read the user of each thread."""
     creds = read_structs(
         reader, "struct cred", _CRED, tasks["cred"].astype(np.uint64), findings
@@ -56,7 +56,7 @@ def read_users(reader: Reader, tasks: TaskTable, findings: Findings) -> Users:
     )
 
 
-def _parents(reader: Reader, tasks: TaskTable, findings: Findings) -> Numbers:
+def _parents(reader: Reader, tasks: TaskTable, findings: LossLog) -> Numbers:
     """Tell parents' process IDs: mostly they are in the table, but for an idle task."""
     parents: Addresses = tasks["real_parent"].astype(np.uint64)
     addresses = tasks["address"]

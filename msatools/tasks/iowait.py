@@ -5,13 +5,13 @@
 import numpy as np
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, lose_many
 from msatools.tasks.states import UNINTERRUPTIBLE
 from msatools.tasks.table import TaskTable
 
 
-def read_in_iowait(reader: Reader, tasks: TaskTable, findings: Findings) -> Booleans:
+def read_in_iowait(reader: Reader, tasks: TaskTable, findings: LossLog) -> Booleans:
     """Read ``in_iowait`` (io_schedule_prepare()) of those that sleep uninterruptibly.
 
     All others are not looked at, and do not wait so; nor does a thread that cannot be

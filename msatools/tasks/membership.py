@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from msatools.kernel.cgroups import DELETED
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
-from msatools.tasks.cgroups import TaskCgroups, read_cgroups
+from msatools.kernel.report import LossLog
 from msatools.tasks.namespaces import TaskNamespaces, read_namespaces
 from msatools.tasks.table import TaskTable
+from msatools.tasks.task_cgroups import TaskCgroups, read_cgroups
 
 Booleans = npt.NDArray[np.bool_]
 
@@ -52,7 +52,7 @@ def read_members(
     reader: Reader,
     tasks: TaskTable,
     wanted: Membership,
-    findings: Findings,
+    findings: LossLog,
     cgroups: TaskCgroups | None = None,
 ) -> Booleans:
     """

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpusums import sum_parts
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import (
     Booleans,
     Members,
@@ -58,7 +58,7 @@ class TaskMemory:
     """The same without: what /proc/PID/stat has, and all others before that commit."""
 
 
-def read_memory(reader: Reader, tasks: TaskTable, findings: Findings) -> TaskMemory:
+def read_memory(reader: Reader, tasks: TaskTable, findings: LossLog) -> TaskMemory:
     """Read each address space once.
 
     A part of a counter that cannot be read costs a note, and is not in the sum.
@@ -114,7 +114,7 @@ def _resident(
     spaces: Structs,
     index: npt.NDArray[np.intp],
     numbers: dict[str, int],
-    findings: Findings,
+    findings: LossLog,
 ) -> tuple[_Pages, _Pages]:
     """Tell resident pages by the counters alone, and with all that belongs to them.
 
@@ -145,7 +145,7 @@ def _add_cached(
     counters: _Pages,
     index: npt.NDArray[np.intp],
     numbers: dict[str, int],
-    findings: Findings,
+    findings: LossLog,
 ) -> None:
     """Add what tasks have counted and not passed on (SPLIT_RSS_COUNTING, up to v6.1).
 

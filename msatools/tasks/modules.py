@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
 
 _MAX_DEPTH = 128
@@ -48,7 +48,7 @@ _BINDINGS = {
 
 
 @dataclass(frozen=True)
-class Module:
+class CodeModule:
     """A module, and where it lies."""
 
     address: int
@@ -63,19 +63,19 @@ class Module:
         return any(start <= address < end for start, end in self.regions)
 
 
-class Modules:
+class CodeModules:
     """The modules of a kernel, each read when the first address in it is asked for."""
 
-    def __init__(self, reader: Reader, findings: Findings) -> None:
+    def __init__(self, reader: Reader, findings: LossLog) -> None:
         self._reader = reader
         self._findings = findings
-        self._known: list[Module] = []
+        self._known: list[CodeModule] = []
         self._symbols: dict[int, drgn.SymbolIndex] = {}
         self._record: _Record | None = None
         self._tree: _Tree | None = None
         self._is_ready = False
 
-    def find(self, address: int) -> Module | None:
+    def find(self, address: int) -> CodeModule | None:
         """Find the module that lies at an address."""
         if not self._is_ready:
             self._prepare()
@@ -98,7 +98,7 @@ class Modules:
         self._known.append(found)
         return found
 
-    def symbols(self, module: Module) -> drgn.SymbolIndex:
+    def symbols(self, module: CodeModule) -> drgn.SymbolIndex:
         """Give the symbols that lie in a module: none, and a note, if they are lost."""
         if module.address not in self._symbols:
             try:
@@ -152,23 +152,25 @@ class _Record:
             *(offset + 8 for region in self._regions for offset in region),
         )
 
-    def read(self, reader: Reader, address: int) -> Module:
+    def read(self, reader: Reader, address: int) -> CodeModule:
         return self._parse(address, reader.read(address, self._size))
 
-    def read_all(self, reader: Reader, head: int, findings: Findings) -> list[Module]:
+    def read_all(
+        self, reader: Reader, head: int, findings: LossLog
+    ) -> list[CodeModule]:
         records = list_records(
             reader, head, self._list, self._size, findings, "the list of modules"
         )
         return [self._parse(address, data) for address, data in records]
 
-    def _parse(self, address: int, data: bytes) -> Module:
+    def _parse(self, address: int, data: bytes) -> CodeModule:
         name = data[self._name : self._name + self._name_bytes].partition(b"\0")[0]
         ends = []
         for base, size in self._regions:
             start, length = _number(data, base, 8), _number(data, size, 4)
             if length:
                 ends.append((start, start + length))
-        return Module(address, name.decode(errors="backslashreplace"), tuple(ends))
+        return CodeModule(address, name.decode(errors="backslashreplace"), tuple(ends))
 
 
 class _Tree:
@@ -227,7 +229,7 @@ class _Tree:
         raise drgn.FaultError("the tree of modules has no end", node)
 
 
-def _read_symbols(reader: Reader, module: Module) -> drgn.SymbolIndex:
+def _read_symbols(reader: Reader, module: CodeModule) -> drgn.SymbolIndex:
     """
     Read the symbols that lie in a module.
 

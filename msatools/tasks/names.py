@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import Members, Structs, read_structs
 from msatools.tasks.table import PF_KTHREAD, TaskTable
@@ -37,7 +37,7 @@ class KernelNames:
         self._kept: dict[tuple[int, int], bytes] = {}
         """By the thread's address and when it was started."""
 
-    def fill(self, tasks: TaskTable, findings: Findings) -> None:
+    def fill(self, tasks: TaskTable, findings: LossLog) -> None:
         """Write the whole names of kernel threads over those that are cut.
 
         A name that cannot be read stays as it is, and is counted.
@@ -46,7 +46,7 @@ class KernelNames:
             return
         own = (tasks["flags"] & PF_KTHREAD) != 0
         own &= (tasks["kthread"] != 0) & (tasks["exit_state"] == 0)
-        rows, aside = np.flatnonzero(own), Findings()
+        rows, aside = np.flatnonzero(own), LossLog()
         works = (tasks["flags"][rows] & _PF_WQ_WORKER) != 0
         # Of rescuers that are not called so, before v6.9, /proc has what fits.
         long = ~works | np.char.startswith(tasks["comm"][rows], b"kworker/")
@@ -68,14 +68,14 @@ class KernelNames:
         type_name: str,
         members: Members,
         addresses: Addresses,
-        aside: Findings,
+        aside: LossLog,
     ) -> Structs:
         return read_structs(
             self._reader, type_name, members, addresses.astype(np.uint64), aside
         )
 
     def _fill_long(
-        self, tasks: TaskTable, rows: Places, names: Addresses, aside: Findings
+        self, tasks: TaskTable, rows: Places, names: Addresses, aside: LossLog
     ) -> None:
         """Write the names that did not fit."""
         has = np.flatnonzero(names)
@@ -91,7 +91,7 @@ class KernelNames:
             tasks["comm"][row] = self._kept[thread]
 
     def _fill_workers(
-        self, tasks: TaskTable, rows: Places, workers: Addresses, aside: Findings
+        self, tasks: TaskTable, rows: Places, workers: Addresses, aside: LossLog
     ) -> None:
         """Add what workers are at, or were at last (wq_worker_comm())."""
         members: Members = {

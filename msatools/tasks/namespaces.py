@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 from msatools.tasks.table import TaskTable
 
@@ -61,7 +61,7 @@ class TaskNamespaces:
 
 
 def read_namespaces(
-    reader: Reader, tasks: TaskTable, findings: Findings
+    reader: Reader, tasks: TaskTable, findings: LossLog
 ) -> TaskNamespaces:
     """Read all namespaces of each thread, each namespace once.
 
@@ -77,7 +77,7 @@ def read_namespaces(
 
 
 def _addresses(
-    reader: Reader, tasks: TaskTable, findings: Findings
+    reader: Reader, tasks: TaskTable, findings: LossLog
 ) -> dict[str, Addresses]:
     """Find the address of each thread's namespace, by kind."""
     found: dict[str, Addresses] = {}
@@ -99,7 +99,7 @@ def _inodes(
     type_name: str,
     addresses: Addresses | None,
     count: int,
-    findings: Findings,
+    findings: LossLog,
 ) -> Inodes:
     """Read the inode numbers of namespaces of one kind."""
     unknown = np.full(count, UNKNOWN, np.int64)

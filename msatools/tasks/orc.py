@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
-from msatools.tasks.modules import Module
+from msatools.kernel.report import LossLog
+from msatools.tasks.modules import CodeModule
 from msatools.tasks.text import KernelText, kernel_symbol
 
 _MAX_ENTRIES = 1 << 24
@@ -54,7 +54,7 @@ class Base(IntEnum):
     """A register that is not saved across a call."""
 
 
-class Kind(IntEnum):
+class OrcKind(IntEnum):
     """What lies at the end of a frame."""
 
     UNKNOWN = 0
@@ -80,7 +80,7 @@ _NUMBERING = {
 class Rule:
     """How to leave one frame."""
 
-    kind: Kind
+    kind: OrcKind
     cfa: Base
     cfa_offset: int
     bp: Base
@@ -90,7 +90,7 @@ class Rule:
     """Whether the next frame is where it is by an exception, not by a call."""
 
 
-BY_FRAME_POINTER = Rule(Kind.CALL, Base.BP, 16, Base.CFA, -16, False)
+BY_FRAME_POINTER = Rule(OrcKind.CALL, Base.BP, 16, Base.CFA, -16, False)
 """
 Where nothing is known: as if the function had set up a frame pointer.
 
@@ -99,7 +99,7 @@ Trampolines and compiled BPF programs do, and so the kernel does the same.
 
 
 @dataclass(frozen=True)
-class _Field:
+class _OrcField:
     shift: int
     mask: int
 
@@ -127,35 +127,35 @@ class _Format:
         if self._end is None:
             return kind
         if self._sp_reg.of(flags) == 0:
-            return Kind.END if self._end.of(flags) else Kind.UNKNOWN
-        return kind + Kind.CALL
+            return OrcKind.END if self._end.of(flags) else OrcKind.UNKNOWN
+        return kind + OrcKind.CALL
 
     def rule(self, sp_offset: int, bp_offset: int, flags: int) -> Rule:
         try:
-            kind = Kind(self.kind(flags))
+            kind = OrcKind(self.kind(flags))
             cfa = Base(self._bases[self._sp_reg.of(flags)])
             bp = Base(self._bases[self._bp_reg.of(flags)])
         except (KeyError, ValueError):
             return BY_FRAME_POINTER
-        if kind is Kind.UNKNOWN:
+        if kind is OrcKind.UNKNOWN:
             return BY_FRAME_POINTER
         if self._signal is None:
-            interrupted = kind in (Kind.REGS, Kind.REGS_PARTIAL)
+            interrupted = kind in (OrcKind.REGS, OrcKind.REGS_PARTIAL)
         else:
             interrupted = bool(self._signal.of(flags))
         return Rule(kind, cfa, sp_offset, bp, bp_offset, interrupted)
 
 
-def _flag(entry: drgn.Type, name: str) -> _Field:
+def _flag(entry: drgn.Type, name: str) -> _OrcField:
     member = entry.member(name)
     size = member.bit_field_size
     if size is None:
         raise LookupError(f"its {name} is no bit field")
-    return _Field(member.bit_offset - 32, (1 << size) - 1)
+    return _OrcField(member.bit_offset - 32, (1 << size) - 1)
 
 
 @dataclass(frozen=True)
-class _Table:
+class _OrcTable:
     """The entries of the kernel or a module; each holds up to the next."""
 
     pcs: npt.NDArray[np.uint64]
@@ -177,7 +177,7 @@ class Orc:
     :raises drgn.FaultError: if they cannot be read
     """
 
-    def __init__(self, reader: Reader, text: KernelText, findings: Findings) -> None:
+    def __init__(self, reader: Reader, text: KernelText, findings: LossLog) -> None:
         prog = reader.prog
         platform = prog.platform
         if platform is None or platform.arch != drgn.Architecture.X86_64:
@@ -190,7 +190,7 @@ class Orc:
         entries = kernel_symbol(prog, "__start_orc_unwind")
         self._format = _Format(prog.type("struct orc_entry"), _numbering(reader))
         self._kernel = self._read(start, entries, size // 4)
-        self._modules: dict[int, _Table | None] = {}
+        self._modules: dict[int, _OrcTable | None] = {}
 
     def rule(self, pc: int) -> Rule | None:
         """Find how to leave the frame whose instruction is at *pc*."""
@@ -198,7 +198,7 @@ class Orc:
         found = table.find(pc) if table else None
         return self._format.rule(*found) if found else None
 
-    def _table(self, pc: int) -> _Table | None:
+    def _table(self, pc: int) -> _OrcTable | None:
         if self._text.in_kernel(pc):
             return self._kernel
         module = self._text.module(pc)
@@ -208,7 +208,7 @@ class Orc:
             self._modules[module.address] = self._read_module(module)
         return self._modules[module.address]
 
-    def _read_module(self, module: Module) -> _Table | None:
+    def _read_module(self, module: CodeModule) -> _OrcTable | None:
         try:
             arch = drgn.Object(
                 self._reader.prog, "struct module", address=module.address
@@ -223,7 +223,7 @@ class Orc:
             self._findings.lose(Loss.UNWINDING, text, about=module.name)
             return None
 
-    def _read(self, pcs: int, entries: int, count: int) -> _Table:
+    def _read(self, pcs: int, entries: int, count: int) -> _OrcTable:
         if not 0 < count <= _MAX_ENTRIES:
             raise LookupError(f"it has {count:,} ORC entries")
         # Each place is kept as its distance from where that is kept.
@@ -237,7 +237,7 @@ class Orc:
         if np.any(places[1:] < places[:-1]):
             order = np.lexsort((self._knows(table), places))
             places, table = places[order], table[order]
-        return _Table(places, table)
+        return _OrcTable(places, table)
 
     def _knows(self, table: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
         """
@@ -246,7 +246,7 @@ class Orc:
         Of two in one place, one may be the end of the object file before.
         """
         flags, inverse = np.unique(table["flags"], return_inverse=True)
-        known = [self._format.kind(each) != Kind.UNKNOWN for each in flags.tolist()]
+        known = [self._format.kind(each) != OrcKind.UNKNOWN for each in flags.tolist()]
         knows: npt.NDArray[np.bool_] = np.array(known, np.bool_)[inverse]
         return knows
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Structs, read_struct, read_structs
 from msatools.tasks.table import TaskTable, cut
 
@@ -38,7 +38,7 @@ _REAPED = {f"c{name}": (format_, (f"c{name}",)) for name, format_ in _SUMS.items
 
 
 @dataclass(frozen=True)
-class Sums:
+class ProcessSums:
     """One value a thread of the table, the same for all threads of a process."""
 
     utime_ns: Nanoseconds
@@ -65,14 +65,14 @@ class Processes:
     group_exit_code: Counts
     """What the whole process ends with, or was stopped by: as wait() encodes it."""
 
-    dead: Sums
+    dead: ProcessSums
     """Of threads that have ended; their user and system time in ticks, unscaled."""
 
     dead_sum_exec_ns: Nanoseconds
     """Time on the CPU of threads that have ended, exactly."""
 
 
-def read_processes(reader: Reader, tasks: TaskTable, findings: Findings) -> Processes:
+def read_processes(reader: Reader, tasks: TaskTable, findings: LossLog) -> Processes:
     """Read each process once.
 
     What a table of a running kernel leads to may be of another process by now, or
@@ -99,7 +99,7 @@ def read_processes(reader: Reader, tasks: TaskTable, findings: Findings) -> Proc
     )
 
 
-def read_reaped(reader: Reader, tasks: TaskTable, findings: Findings) -> Sums:
+def read_reaped(reader: Reader, tasks: TaskTable, findings: LossLog) -> ProcessSums:
     """Read what children have used that were waited for, and theirs.
 
     Times are scaled to their time on the CPU. All is zero if unreadable, which
@@ -110,9 +110,9 @@ def read_reaped(reader: Reader, tasks: TaskTable, findings: Findings) -> Sums:
         "struct signal_struct",
         _REAPED,
         tasks["signal"].astype(np.uint64),
-        Findings(),
+        LossLog(),
     )
-    return _sums(_there(reader, tasks, signals, Findings()), "c", findings)
+    return _sums(_there(reader, tasks, signals, LossLog()), "c", findings)
 
 
 def read_process(reader: Reader, signal: int) -> Mapping[str, Any]:
@@ -127,7 +127,7 @@ def read_process(reader: Reader, signal: int) -> Mapping[str, Any]:
 
 
 def _there(
-    reader: Reader, tasks: TaskTable, signals: Structs, findings: Findings
+    reader: Reader, tasks: TaskTable, signals: Structs, findings: LossLog
 ) -> Structs:
     """Leave only what was read while its process was there.
 
@@ -142,7 +142,7 @@ def _there(
         "struct task_struct",
         _LEADER,
         tasks["group_leader"].astype(np.uint64),
-        Findings(),
+        LossLog(),
     )
     there = leaders.readable & signals.readable
     for name in _LEADER:
@@ -156,9 +156,9 @@ def _there(
     return Structs(columns, there)
 
 
-def _sums(signals: Structs, prefix: str, findings: Findings) -> Sums:
+def _sums(signals: Structs, prefix: str, findings: LossLog) -> ProcessSums:
     column = {name: cut(signals[prefix + name], findings) for name in _SUMS}
-    return Sums(
+    return ProcessSums(
         utime_ns=column["utime"],
         stime_ns=column["stime"],
         gtime_ns=column["gtime"],

@@ -12,7 +12,7 @@ from drgn.helpers.linux.list import list_for_each_entry
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks.text import kernel_symbol
 
 _WORD = 8
@@ -100,7 +100,7 @@ def read_stacks(
     stacks: Addresses,
     pointers: Addresses,
     stack_size: int,
-    findings: Findings,
+    findings: LossLog,
 ) -> StackMemory:
     """
     Read from each saved stack pointer to the end of its stack.

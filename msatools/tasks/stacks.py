@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.framerules import End
 from msatools.tasks.orc import Orc
@@ -90,7 +90,7 @@ class Stacks:
 class StackCollector:
     """Collects stacks of one kernel; what it learns about the kernel's code is kept."""
 
-    def __init__(self, reader: Reader, findings: Findings) -> None:
+    def __init__(self, reader: Reader, findings: LossLog) -> None:
         self.text = KernelText(reader, findings)
         self.stack_bytes = stack_bytes(reader.prog)
         self._reader = reader

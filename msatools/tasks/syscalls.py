@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses, Reader, column
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, lose_many
 from msatools.tasks.stackmemory import StackMemory
 from msatools.tasks.table import PF_KTHREAD, TaskTable
@@ -116,7 +116,7 @@ class Syscalls:
 
 
 def read_syscalls(
-    reader: Reader, tasks: TaskTable, stack_bytes: int, findings: Findings
+    reader: Reader, tasks: TaskTable, stack_bytes: int, findings: LossLog
 ) -> Syscalls:
     """
     Read the registers that user mode left, one read a thread.

@@ -16,12 +16,12 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
-from msatools.kernel.changinglists import changing_list
-from msatools.kernel.cpumasks import mask_bytes
+from msatools.kernel.cpumask import mask_bytes
+from msatools.kernel.live_lists import changing_list
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Decoder
 
 Records = npt.NDArray[np.void]
@@ -209,14 +209,14 @@ class TaskReader:
             [("address", "u8"), *((name, columns[name][0]) for name in self._offsets)]
         )
 
-    def read_all(self, findings: Findings) -> TaskTable:
+    def read_all(self, findings: LossLog) -> TaskTable:
         """Read every thread but the idle ones.
 
         A list that breaks off costs a note and what comes after.
         """
         return self._table(self._walk(findings), findings)
 
-    def read(self, addresses: Sequence[int], findings: Findings) -> TaskTable:
+    def read(self, addresses: Sequence[int], findings: LossLog) -> TaskTable:
         """Read the tasks at some addresses; those that cannot be read are left out.
 
         So are those of a running kernel that are gone since their addresses were read.
@@ -234,7 +234,7 @@ class TaskReader:
         return self._decoded(self._reader.read(address, self.size))
 
     def read_threads(
-        self, address: int, findings: Findings
+        self, address: int, findings: LossLog
     ) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Read all threads of the process that the thread at an address is of.
 
@@ -244,7 +244,7 @@ class TaskReader:
         for thread, data in self._walk_processes([address], findings):
             yield thread, self._decoded(data)
 
-    def read_processes(self, addresses: Sequence[int], findings: Findings) -> TaskTable:
+    def read_processes(self, addresses: Sequence[int], findings: LossLog) -> TaskTable:
         """Read all threads of the processes that the threads at some addresses are of.
 
         Each process comes once.
@@ -255,7 +255,7 @@ class TaskReader:
         self,
         addresses: Sequence[int],
         others: Callable[[Sequence[int], Records], Iterable[int]],
-        findings: Findings,
+        findings: LossLog,
     ) -> TaskTable:
         """Read the tasks at some addresses, and after them whole processes.
 
@@ -276,7 +276,7 @@ class TaskReader:
         return columns
 
     def _walk_processes(
-        self, addresses: Iterable[int], findings: Findings
+        self, addresses: Iterable[int], findings: LossLog
     ) -> Iterator[tuple[int, bytes]]:
         seen: set[int] = set()
         for address, data in self._read_each(addresses, findings):
@@ -295,7 +295,7 @@ class TaskReader:
             yield from self._other_threads(leader, data, seen, findings)
 
     def _read_each(
-        self, addresses: Iterable[int], findings: Findings
+        self, addresses: Iterable[int], findings: LossLog
     ) -> Iterator[tuple[int, bytes]]:
         for address in addresses:
             try:
@@ -303,7 +303,7 @@ class TaskReader:
             except drgn.FaultError as error:
                 findings.lose(Loss.TASKS, f"a task cannot be read: {error}")
 
-    def _walk(self, findings: Findings) -> Iterator[tuple[int, bytes]]:
+    def _walk(self, findings: LossLog) -> Iterator[tuple[int, bytes]]:
         """Read the first thread of each process, and after each its other threads."""
         prog = self._reader.prog
         init = prog["init_task"].address_
@@ -317,7 +317,7 @@ class TaskReader:
             yield from self._other_threads(leader, data, seen, findings)
 
     def _other_threads(
-        self, leader: int, data: bytes, seen: set[int], findings: Findings
+        self, leader: int, data: bytes, seen: set[int], findings: LossLog
     ) -> Iterator[tuple[int, bytes]]:
         """Read the threads that follow the first one of a process."""
         (signal,) = _POINTER.unpack_from(data, self._offsets["signal"])
@@ -344,7 +344,7 @@ class TaskReader:
     def _table(
         self,
         tasks: Iterator[tuple[int, bytes]],
-        findings: Findings,
+        findings: LossLog,
         may_be_gone: bool = False,
     ) -> TaskTable:
         # It grows in place: parts that are put together take the memory twice.
@@ -365,7 +365,7 @@ class TaskReader:
 
 
 def believable(
-    records: Records, findings: Findings, may_be_gone: bool = False
+    records: Records, findings: LossLog, may_be_gone: bool = False
 ) -> Records:
     """Leave out what is no task at all, and cut what it cannot have counted.
 
@@ -396,7 +396,7 @@ def believable(
     return records
 
 
-def cut(numbers: npt.NDArray[Any], findings: Findings) -> npt.NDArray[np.int64]:
+def cut(numbers: npt.NDArray[Any], findings: LossLog) -> npt.NDArray[np.int64]:
     """Cut times or counts that are more than can be, which is counted."""
     wrong = int(np.count_nonzero(numbers > MOST))
     text = "some times or counts cannot be, and are cut"

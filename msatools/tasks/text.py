@@ -7,11 +7,11 @@ import re
 import drgn
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.symbols import SortedSymbols
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf
-from msatools.tasks.modules import Module, Modules
+from msatools.tasks.modules import CodeModule, CodeModules
 
 _BOUNDS = (("_stext", "_etext"), ("_sinittext", "_einittext"))
 _BORDER = re.compile(r"_s?text|_sinittext|__\w+_text_start")
@@ -21,10 +21,10 @@ _BORDER = re.compile(r"_s?text|_sinittext|__\w+_text_start")
 class KernelText:
     """Functions by address; modules are looked at when the first address asks."""
 
-    def __init__(self, reader: Reader, findings: Findings) -> None:
+    def __init__(self, reader: Reader, findings: LossLog) -> None:
         self._reader = reader
         self._kernel = _bounds(reader.prog)
-        self._modules = Modules(reader, findings)
+        self._modules = CodeModules(reader, findings)
         self._functions: SortedSymbols | None = None
         self._names: dict[int, str | None] = {}
 
@@ -32,7 +32,7 @@ class KernelText:
         """Tell whether the kernel proper has code there."""
         return any(start <= address < end for start, end in self._kernel)
 
-    def module(self, address: int) -> Module | None:
+    def module(self, address: int) -> CodeModule | None:
         """Find the module that lies there."""
         return self._modules.find(address)
 

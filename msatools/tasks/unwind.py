@@ -49,7 +49,7 @@ class Frames:
 
 
 @dataclass
-class _State:
+class _UnwindState:
     """The stacks that go on: rows and registers."""
 
     rows: Rows
@@ -58,8 +58,8 @@ class _State:
     bp: Addresses
     interrupted: Flags
 
-    def keep(self, chosen: Flags) -> "_State":
-        return _State(
+    def keep(self, chosen: Flags) -> "_UnwindState":
+        return _UnwindState(
             self.rows[chosen],
             self.pc[chosen],
             self.sp[chosen],
@@ -154,7 +154,7 @@ class Unwinder:
     def _rule(self, pc: int) -> FrameRule:
         return self._rules[self._row(pc)]
 
-    def _start(self, memory: StackMemory, ends: npt.NDArray[np.uint8]) -> _State:
+    def _start(self, memory: StackMemory, ends: npt.NDArray[np.uint8]) -> _UnwindState:
         rows = np.flatnonzero(memory.size)
         base = memory.base[rows]
         pc, has_pc = memory.read(rows, base + self._saved_ip)
@@ -162,16 +162,16 @@ class Unwinder:
         ends[rows] = End.LOST.value
         # A task that has never run starts where its stack ends.
         interrupted = pc == self._newborn
-        state = _State(rows, pc, base + self._saved_size, bp, interrupted)
+        state = _UnwindState(rows, pc, base + self._saved_size, bp, interrupted)
         return state.keep(has_pc & (pc >= _CODE))
 
     def _step(
         self,
         memory: StackMemory,
-        state: _State,
+        state: _UnwindState,
         ends: npt.NDArray[np.uint8],
         guessed: Flags,
-    ) -> _State:
+    ) -> _UnwindState:
         """Go on to the callers; stacks that end are told how in *ends*."""
         # A return address may be past the end of the function that called.
         rules = self._find(np.where(state.interrupted, state.pc, state.pc - 1))
@@ -204,7 +204,7 @@ class Unwinder:
             bp = bp.copy()
             bp[saved_bp], there = memory.read(rows[saved_bp], bp_at[saved_bp])
             good[saved_bp] &= there
-        return _State(rows, pc, next_sp, bp, rules["interrupted"]).keep(good)
+        return _UnwindState(rows, pc, next_sp, bp, rules["interrupted"]).keep(good)
 
     def _find(self, pcs: Addresses) -> npt.NDArray[np.void]:
         """Find the rules of instructions."""

@@ -23,7 +23,7 @@ from msatools.tasks.functions import (
 
 
 @dataclass(frozen=True)
-class Wait:
+class StackWait:
     """What a stack tells."""
 
     task_class: TaskClass
@@ -47,7 +47,7 @@ _CALL = re.compile(
 )
 
 
-class _Names:
+class _WaitNames:
     """Which class a function's name is in."""
 
     def __init__(self, table: dict[TaskClass, str]) -> None:
@@ -86,15 +86,15 @@ class _Names:
         return None
 
 
-def _set(names: str) -> _Names:
-    return _Names({TaskClass.OTH: names})
+def _set(names: str) -> _WaitNames:
+    return _WaitNames({TaskClass.OTH: names})
 
 
-_BY_WAIT = _Names(WAITS)
-_BY_SLEEPER = _Names(SLEEPERS)
-_BY_SUBSYSTEM = _Names(SUBSYSTEMS)
-_BY_WAY = _Names(WAYS)
-_BY_CALL = _Names(CALLS)
+_BY_WAIT = _WaitNames(WAITS)
+_BY_SLEEPER = _WaitNames(SLEEPERS)
+_BY_SUBSYSTEM = _WaitNames(SUBSYSTEMS)
+_BY_WAY = _WaitNames(WAYS)
+_BY_CALL = _WaitNames(CALLS)
 _IS_SCHEDULER = _set(SCHEDULER)
 _IS_LOCK = _set(SCHEDULER + LOCKS)
 _IS_PREEMPTION = _set(PREEMPTIONS)
@@ -103,7 +103,7 @@ _IS_RT_MUTEX = _set("__rt_mutex_* rt_mutex_*")
 
 
 @lru_cache(maxsize=4096)
-def classify(stack: tuple[str, ...]) -> Wait:
+def classify(stack: tuple[str, ...]) -> StackWait:
     """
     Tell what a task that does not run waits for.
 
@@ -121,7 +121,7 @@ def classify(stack: tuple[str, ...]) -> Wait:
     call = next((matched[1] for matched in calls if matched), None)
     way = next((name for name in names if _IS_SCHEDULER.get(name) is None), None)
     preempted = way is None or _IS_PREEMPTION.get(way) is not None
-    return Wait(task_class, function, caller, call, preempted)
+    return StackWait(task_class, function, caller, call, preempted)
 
 
 def _tell(names: list[str]) -> tuple[TaskClass, str] | None:

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from msatools.tasks.membership import is_in_path
-from msatools.zombies.endings import ending
-from msatools.zombies.model import Group, Zombie, ZombiesReport
+from msatools.zombies.exit_status import ending
+from msatools.zombies.model import Zombie, ZombieGroup, ZombiesReport
 from msatools.zombies.options import ZombiesOptions
 
 
@@ -42,7 +42,7 @@ def _is_wanted(zombie: Zombie, options: ZombiesOptions) -> bool:
     )
 
 
-def _part(group: Group, chosen: dict[int, Zombie]) -> Group | None:
+def _part(group: ZombieGroup, chosen: dict[int, Zombie]) -> ZombieGroup | None:
     """Return what is left of a group, if something is."""
     dead = [chosen[pid] for pid in group.pids if pid in chosen]
     if len(dead) == len(group.pids):

@@ -4,13 +4,13 @@
 
 from collections.abc import Sequence
 
-from msatools.locks.look import signals_of
+from msatools.locks.lock_context import signals_of
 from msatools.target.model import Address
-from msatools.zombies.dead import UNKNOWN
-from msatools.zombies.doing import waited
 from msatools.zombies.model import Evidence, Heir, ParentThread, Verdict
+from msatools.zombies.parent_activity import waited
 from msatools.zombies.parentfacts import ParentFacts
 from msatools.zombies.verdicts import BRIEF_NS
+from msatools.zombies.zombie_tasks import UNKNOWN
 
 _IN_VAIN = "kill -9 on a zombie does nothing"
 _MAX_NAMED = 3

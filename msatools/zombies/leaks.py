@@ -27,7 +27,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.pidnamespaces import MAX_LEVEL
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.locks.evidence import seen_on_stacks
 from msatools.target.model import Address
@@ -40,7 +40,7 @@ from msatools.tasks.text import kernel_symbol
 from msatools.tasks.waits import classify
 from msatools.zombies.model import Leak
 from msatools.zombies.pidholders import CALLBACKS, PidHolders
-from msatools.zombies.slabscan import Cache, SlabScan, Word
+from msatools.zombies.slabscan import Cache, SlabScan, SlabWord
 
 _MAX_COUNT = 1 << 30
 """More references than a count can have that is not saturated."""
@@ -91,7 +91,7 @@ class _Pids:
 
 
 def find_leaks(
-    reader: Reader, tasks: TaskTable, findings: Findings
+    reader: Reader, tasks: TaskTable, findings: LossLog
 ) -> tuple[Leak, ...] | None:
     """Find ``struct pid`` with more references than holders, by number.
 
@@ -122,7 +122,7 @@ def _is_live(prog: drgn.Program) -> bool:
     return bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
 
 
-def _look(reader: Reader, tasks: TaskTable, findings: Findings) -> list[Leak]:
+def _look(reader: Reader, tasks: TaskTable, findings: LossLog) -> list[Leak]:
     scan = SlabScan(reader, findings)
     pids = _read_pids(reader, scan, findings)
     findings.coverage["struct_pids"] = len(pids)
@@ -196,7 +196,7 @@ def _leak(row: int, ledger: _Ledger, tasks: TaskTable) -> Leak:
     )
 
 
-def _read_pids(reader: Reader, scan: SlabScan, findings: Findings) -> _Pids:
+def _read_pids(reader: Reader, scan: SlabScan, findings: LossLog) -> _Pids:
     """Read all objects of the caches for ``struct pid`` that are none that was freed.
 
     The last reference that is put back leaves a count of 0.
@@ -255,7 +255,7 @@ def _rows(pids: _Pids, wanted: Addresses) -> npt.NDArray[np.intp]:
 
 
 def _on_stacks(
-    reader: Reader, tasks: TaskTable, wanted: Addresses, findings: Findings
+    reader: Reader, tasks: TaskTable, wanted: Addresses, findings: LossLog
 ) -> Found:
     """Find who has a ``struct pid`` in hand: waits for it, or looks at it.
 
@@ -279,7 +279,7 @@ def _idle(reader: Reader, tasks: TaskTable, rows: list[int]) -> set[int]:
     """Tell which of some tasks are in a wait that takes no reference to a process."""
     part = TaskTable(tasks.records[rows], tasks.columns)
     part = part.only(asleep(part))
-    stacks = StackCollector(reader, Findings()).collect(
+    stacks = StackCollector(reader, LossLog()).collect(
         part["address"],
         part["stack"].astype(np.uint64),
         part["sp"].astype(np.uint64) if part.has("sp") else None,
@@ -293,7 +293,7 @@ def _idle(reader: Reader, tasks: TaskTable, rows: list[int]) -> set[int]:
     return {row for row in rows if int(tasks["address"][row]) in found}
 
 
-def _in_variables(reader: Reader, wanted: Addresses, findings: Findings) -> Found:
+def _in_variables(reader: Reader, wanted: Addresses, findings: LossLog) -> Found:
     """Find the kernel's own variables that have a ``struct pid``.
 
     Pages among them that were given back after the start are others' memory by now.
@@ -371,7 +371,9 @@ def _sheaf_cache(prog: drgn.Program) -> int | None:
     return offset
 
 
-def _is_sheaf(reader: Reader, word: Word, sheaf: int, caches: Collection[int]) -> bool:
+def _is_sheaf(
+    reader: Reader, word: SlabWord, sheaf: int, caches: Collection[int]
+) -> bool:
     """Tell whether a word is in an array of free objects, which may be stale."""
     try:
         data = reader.read(word.address - word.offset + sheaf, 8)

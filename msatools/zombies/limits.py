@@ -25,7 +25,7 @@ from msatools.kernel.pidnamespaces import (
 )
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
@@ -41,7 +41,7 @@ _GROUP = {
 
 
 def collect_limits(
-    reader: Reader, tasks: TaskTable, zombies: Rows, findings: Findings
+    reader: Reader, tasks: TaskTable, zombies: Rows, findings: LossLog
 ) -> tuple[Limit, ...]:
     """Tell all limits that some dead tasks count against, the nearest first.
 
@@ -111,7 +111,7 @@ def _nearest_first(limits: Sequence[Limit]) -> tuple[Limit, ...]:
     )
 
 
-def _system_limit(prog: drgn.Program, zombies: int, findings: Findings) -> Limit:
+def _system_limit(prog: drgn.Program, zombies: int, findings: LossLog) -> Limit:
     return Limit(
         name="threads-max",
         scope="system",
@@ -122,7 +122,7 @@ def _system_limit(prog: drgn.Program, zombies: int, findings: Findings) -> Limit
     )
 
 
-def _variable(prog: drgn.Program, name: str, findings: Findings) -> int | None:
+def _variable(prog: drgn.Program, name: str, findings: LossLog) -> int | None:
     try:
         value: int = prog[name].value_()
     except (drgn.FaultError, LookupError) as error:
@@ -132,7 +132,7 @@ def _variable(prog: drgn.Program, name: str, findings: Findings) -> int | None:
 
 
 def _namespace_limits(
-    reader: Reader, tasks: TaskTable, zombies: Rows, findings: Findings
+    reader: Reader, tasks: TaskTable, zombies: Rows, findings: LossLog
 ) -> Iterator[Limit]:
     """Tell what numbers there are left in each PID namespace, and in those above.
 
@@ -176,7 +176,7 @@ def _counted(addresses: Addresses) -> Iterator[tuple[int, int]]:
 
 
 def _group_limits(
-    reader: Reader, tasks: TaskTable, zombies: Rows, findings: Findings
+    reader: Reader, tasks: TaskTable, zombies: Rows, findings: LossLog
 ) -> Iterator[Limit]:
     """Tell the limits of control groups and of those above, but for the first one,
     which has none."""

@@ -134,7 +134,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
+class ZombieGroup:
     """Children of one parent that are dead for one reason."""
 
     ppid: int
@@ -190,7 +190,7 @@ class Limit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
+class HeldMemory:
     """Memory that zombies hold."""
 
     bytes: int
@@ -229,7 +229,7 @@ class Heir:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Changes:
+class ZombieChanges:
     """What an interval has changed."""
 
     begun: int
@@ -246,13 +246,13 @@ class ZombiesReport(Report):
     schema: ClassVar[str] = "msatools.zombies/1"
 
     zombies: Sequence[Zombie]
-    groups: tuple[Group, ...]
+    groups: tuple[ZombieGroup, ...]
     """The largest first."""
 
     limits: tuple[Limit, ...] | None
     """The nearest first; ``None`` if nobody looked, as with some tasks by name."""
 
-    held: Held | None
+    held: HeldMemory | None
     """``None`` likewise."""
 
     heirs: tuple[Heir, ...] | None = field(default=None, metadata=ADDED)
@@ -260,7 +260,7 @@ class ZombiesReport(Report):
     asked: tuple["TaskAsked", ...] | None = field(default=None, metadata=ADDED)
     """Tasks that were named, dead or alive."""
 
-    changes: Changes | None = field(default=None, metadata=ADDED)
+    changes: ZombieChanges | None = field(default=None, metadata=ADDED)
     reads: int | None = field(default=None, metadata=ADDED)
     """That the answer took, if its cost was asked for."""
 

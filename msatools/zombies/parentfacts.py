@@ -12,17 +12,17 @@ from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.losses import Loss
 from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.states import STOPPED, TRACED, letters, loads
 from msatools.tasks.table import TaskTable
-from msatools.tasks.waitopts import WaitOpts, WaitOptsReader
-from msatools.zombies.actions import Actions, read_actions
-from msatools.zombies.dead import UNKNOWN, Aged
-from msatools.zombies.frozen import read_bits, read_frozen
+from msatools.tasks.wait_options import WaitOpts, WaitOptsReader
+from msatools.zombies.freezer import read_bits, read_frozen
 from msatools.zombies.model import Disposition, Reaper
+from msatools.zombies.sigactions import Actions, read_actions
+from msatools.zombies.zombie_tasks import UNKNOWN, Aged
 
 SIGCHLD = 17
 """On all architectures but Alpha, MIPS, PA-RISC and SPARC."""
@@ -108,7 +108,7 @@ def read_facts(
     tasks: TaskTable,
     processes: Addresses,
     aged: Aged,
-    findings: Findings,
+    findings: LossLog,
 ) -> tuple[tuple[ParentFacts, ...], Nanoseconds]:
     """Read what there is of some processes, in bulk, and the waits of their threads.
 
@@ -134,7 +134,7 @@ class _Threads:
         tasks: TaskTable,
         processes: Addresses,
         aged: Aged,
-        findings: Findings,
+        findings: LossLog,
     ) -> None:
         self._reader = reader
         self._tasks = tasks
@@ -253,7 +253,7 @@ class _Threads:
         if self._waits is None:
             return None
         process = int(self._processes[place])
-        found = Findings()
+        found = LossLog()
         waits = tuple(self._waits.of_process(process, found))
         if not found.lost:
             return waits
@@ -275,7 +275,7 @@ def _members(tasks: TaskTable, processes: Addresses) -> tuple[Rows, Rows]:
     return rows, of[rows]
 
 
-def _reads_waits(reader: Reader, findings: Findings) -> WaitOptsReader | None:
+def _reads_waits(reader: Reader, findings: LossLog) -> WaitOptsReader | None:
     try:
         return reader.once(WaitOptsReader, lambda: WaitOptsReader(reader))
     except LookupError as error:

@@ -13,12 +13,12 @@ import numpy as np
 
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
-from msatools.zombies.dead import UNKNOWN, Aged, Dead, Numbers
 from msatools.zombies.parentfacts import ParentFacts, read_facts
+from msatools.zombies.zombie_tasks import UNKNOWN, Aged, Dead, Numbers
 
 NONE = -1
 """No row, and no parent."""
@@ -58,7 +58,7 @@ class Parents:
 
 
 def read_parents(
-    reader: Reader, tasks: TaskTable, dead: Dead, aged: Aged, findings: Findings
+    reader: Reader, tasks: TaskTable, dead: Dead, aged: Aged, findings: LossLog
 ) -> Parents:
     """Read the parents of the dead, in bulk, and the waits of their threads.
 
@@ -118,7 +118,7 @@ def _groups(
     dead: Dead,
     facts: Sequence[ParentFacts],
     index: Rows,
-    findings: Findings,
+    findings: LossLog,
 ) -> Addresses:
     """Read the process groups of those of whom a parent waits for a group."""
     asks = [any(wait.kind == "group" for wait in each.waits or ()) for each in facts]
@@ -133,7 +133,7 @@ def _groups(
 
 
 def _tracers(
-    reader: Reader, dead: Dead, row: Rows, tasks: TaskTable, findings: Findings
+    reader: Reader, dead: Dead, row: Rows, tasks: TaskTable, findings: LossLog
 ) -> tuple[Numbers, Booleans]:
     """Tell who traces each, and whether that is another process than its parent."""
     tracer = np.zeros(len(dead), np.int64)

@@ -17,7 +17,7 @@ from drgn.helpers.linux.percpu import per_cpu_ptr
 from msatools.kernel.cpus import possible_cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Structs, find_offset, read_structs
 from msatools.kernel.walks import list_records
 from msatools.tasks.descriptors import Descriptors
@@ -58,7 +58,7 @@ class PidHolders:
     """Looks for holders of one kind after the other."""
 
     def __init__(
-        self, reader: Reader, tasks: TaskTable, pids: Addresses, findings: Findings
+        self, reader: Reader, tasks: TaskTable, pids: Addresses, findings: LossLog
     ) -> None:
         """Look for the holders of some ``struct pid``."""
         self._reader = reader

@@ -10,17 +10,17 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from msatools.tasks.cgroups import TaskCgroups
 from msatools.tasks.identity import Users, comm_text
-from msatools.tasks.now import AgeBound
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
-from msatools.zombies.dead import UNKNOWN, Dead
-from msatools.zombies.endings import ending
+from msatools.tasks.task_cgroups import TaskCgroups
+from msatools.tasks.task_state import AgeBound
 from msatools.zombies.evidence import advice, evidence
-from msatools.zombies.model import Group, Heir, ParentThread, Zombie
+from msatools.zombies.exit_status import ending
+from msatools.zombies.model import Heir, ParentThread, Zombie, ZombieGroup
 from msatools.zombies.parents import NONE, Parents
 from msatools.zombies.verdicts import VERDICTS
+from msatools.zombies.zombie_tasks import UNKNOWN, Dead
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def groups(
     places: Rows,
     doing: Sequence[tuple[ParentThread, ...]],
     heirs: Mapping[int, Heir],
-) -> tuple[Group, ...]:
+) -> tuple[ZombieGroup, ...]:
     """
     Group some dead tasks by parent and verdict, the largest group first.
 
@@ -118,7 +118,7 @@ def _group(
     places: Rows,
     doing: Sequence[tuple[ParentThread, ...]],
     heirs: Mapping[int, Heir],
-) -> Group:
+) -> ZombieGroup:
     dead, first = found.dead, int(places[0])
     rows = dead.row[places]
     at = int(found.parents.index[first])
@@ -135,7 +135,7 @@ def _group(
     spaces = {*dead.namespace[places].tolist()}
     ppid = 0 if facts is None else facts.pid
     oldest_ns = int(dead.age_ns[places].max())
-    return Group(
+    return ZombieGroup(
         ppid=ppid,
         parent_comm=None if facts is None else facts.comm,
         count=len(places),

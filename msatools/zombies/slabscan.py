@@ -16,7 +16,7 @@ from drgn.helpers.linux.mm import pfn_to_virt
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import find_offset, lose_many
 from msatools.kernel.walks import list_records
 from msatools.memory.layout import page_layout
@@ -67,7 +67,7 @@ class SlabPages:
 
 
 @dataclass(frozen=True)
-class Word:
+class SlabWord:
     """A word in a slab that was searched for."""
 
     address: int
@@ -84,7 +84,7 @@ class SlabScan:
     :raises LookupError: if the kernel has no SLUB, or nothing tells its types
     """
 
-    def __init__(self, reader: Reader, findings: Findings) -> None:
+    def __init__(self, reader: Reader, findings: LossLog) -> None:
         self._reader = reader
         self._findings = findings
         self.caches = {cache.address: cache for cache in _caches(reader, findings)}
@@ -104,7 +104,7 @@ class SlabScan:
 
     def search(
         self, wanted: Addresses, skip: Callable[[Cache], bool]
-    ) -> Iterator[Word]:
+    ) -> Iterator[SlabWord]:
         """Find words in slabs that are one of some addresses.
 
         What cannot be read is counted. What is too much to be looked through is noted.
@@ -129,7 +129,7 @@ class SlabScan:
 
     def _search_some(
         self, starts: Addresses, size: int, wanted: Addresses, cache: Cache
-    ) -> Iterator[Word]:
+    ) -> Iterator[SlabWord]:
         records, readable = self._reader.read_records(starts, size)
         lose_many(self._findings, "struct slab", int(np.count_nonzero(~readable)))
         words = records.view("<u8")
@@ -138,7 +138,7 @@ class SlabScan:
         for place in found.tolist():
             row, column = divmod(place, size // 8)
             inside = column * 8 - cache.padding
-            yield Word(
+            yield SlabWord(
                 int(starts[row]) + column * 8,
                 int(words[row, column]),
                 cache,
@@ -183,7 +183,7 @@ class SlabScan:
         return SlabPages(*columns)
 
 
-def _caches(reader: Reader, findings: Findings) -> Iterator[Cache]:
+def _caches(reader: Reader, findings: LossLog) -> Iterator[Cache]:
     prog = reader.prog
     type_ = prog.type("struct kmem_cache")
     node, name, size = (type_.member(part).offset for part in ("list", "name", "size"))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
@@ -65,7 +65,7 @@ class _Account:
 
 
 def user_limits(
-    reader: Reader, tasks: TaskTable, zombies: Rows, findings: Findings
+    reader: Reader, tasks: TaskTable, zombies: Rows, findings: LossLog
 ) -> Iterator[Limit]:
     """Tell how many processes each user of a zombie has, zombies too.
 
@@ -105,7 +105,7 @@ def user_limits(
 
 
 def _ucounts(
-    reader: Reader, dead: Counter[int], findings: Findings
+    reader: Reader, dead: Counter[int], findings: LossLog
 ) -> dict[int, _Account]:
     """Read users' counts, and those of who made their namespaces."""
     number = reader.prog.constant("UCOUNT_RLIMIT_NPROC").value_()
@@ -157,7 +157,7 @@ def _account(columns: Any, row: int) -> _Account:
 
 
 def _user_structs(
-    reader: Reader, dead: Counter[int], findings: Findings
+    reader: Reader, dead: Counter[int], findings: LossLog
 ) -> dict[int, _Account]:
     """Read users' counts as they were before Linux kernel commit 21d1c5e386bc
     ("Reimplement RLIMIT_NPROC on top of ucounts") (in v5.14)."""
@@ -180,7 +180,7 @@ def _limit_by_processes(
     zombies: Rows,
     account_of: Addresses,
     accounts: dict[int, _Account],
-    findings: Findings,
+    findings: LossLog,
 ) -> None:
     """Lower accounts to the lowest limit that a process has, a living one if any."""
     alive = tasks["exit_state"] == 0
@@ -203,7 +203,7 @@ def _lowest(
     tasks: TaskTable,
     rows: Rows,
     account_of: Addresses,
-    findings: Findings,
+    findings: LossLog,
 ) -> dict[int, int]:
     """Find the lowest limit by account among the processes of some tasks."""
     signals = tasks["signal"][rows].astype(np.uint64)
@@ -223,7 +223,7 @@ def _are_there(reader: Reader, tasks: TaskTable, rows: Rows) -> Booleans:
     if not reader.prog.flags & drgn.ProgramFlags.IS_LIVE:
         return np.ones(len(rows), np.bool_)
     addresses = tasks["address"][rows].astype(np.uint64)
-    known = Findings()  # to be gone by now is no loss
+    known = LossLog()  # to be gone by now is no loss
     now = read_structs(reader, "struct task_struct", _SAME, addresses, known)
     same: Booleans = now.readable
     for name in _SAME:
@@ -236,7 +236,7 @@ def _words(addresses: list[int]) -> npt.NDArray[np.uint64]:
 
 
 def _inodes(
-    reader: Reader, accounts: dict[int, _Account], findings: Findings
+    reader: Reader, accounts: dict[int, _Account], findings: LossLog
 ) -> dict[int, int]:
     """Number the user namespaces, but for the initial one."""
     addresses = _words(sorted({account.space for account in accounts.values()}))

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from msatools.kernel.structs import Booleans
 from msatools.tasks.stackmemory import Rows
-from msatools.tasks.waitopts import WaitOpts
-from msatools.zombies.dead import Dead
+from msatools.tasks.wait_options import WaitOpts
 from msatools.zombies.model import Verdict
 from msatools.zombies.parentfacts import SIGCHLD, ParentFacts
 from msatools.zombies.parents import Parents
+from msatools.zombies.zombie_tasks import Dead
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """In the order in which they are tested: the first that holds is the verdict."""

@@ -13,7 +13,7 @@ from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import find_tasks, require_pids
 from msatools.kernel.readcost import ReadCost
-from msatools.kernel.report import Findings, ns_between
+from msatools.kernel.report import LossLog, ns_between
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.locks.locks import collect_locks
@@ -21,34 +21,34 @@ from msatools.locks.options import LocksOptions
 from msatools.target.describe import describe
 from msatools.target.errors import TargetError
 from msatools.target.model import Target
-from msatools.tasks.cgroups import read_cgroups
 from msatools.tasks.identity import comm_text, read_users
 from msatools.tasks.membership import read_members
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.states import letters
 from msatools.tasks.table import Records, TaskReader, TaskTable
-from msatools.zombies.dead import Aged, read_ages, read_dead
-from msatools.zombies.doing import read_doing
-from msatools.zombies.heirs import find_heirs
-from msatools.zombies.held import held_memory
+from msatools.tasks.task_cgroups import read_cgroups
 from msatools.zombies.leaks import find_leaks
 from msatools.zombies.limits import collect_limits, left
+from msatools.zombies.memory_footprint import held_memory
 from msatools.zombies.model import (
-    Changes,
-    Group,
     Heir,
-    Held,
+    HeldMemory,
     Leak,
     Limit,
     TaskAsked,
     Zombie,
+    ZombieChanges,
+    ZombieGroup,
     ZombiesReport,
 )
 from msatools.zombies.options import ZombiesOptions
+from msatools.zombies.parent_activity import read_doing
 from msatools.zombies.parents import read_parents
+from msatools.zombies.reparenting import find_heirs
 from msatools.zombies.rows import Found, ZombieRows, groups
 from msatools.zombies.verdicts import VERDICTS, verdicts
+from msatools.zombies.zombie_tasks import Aged, read_ages, read_dead
 
 _COVERAGE = (
     *("tasks", "tasks_unreadable", "lists_broken", "zombies", "parents_unknown"),
@@ -98,7 +98,7 @@ def collect_zombies(
 
 
 @dataclass(frozen=True)
-class _Look:
+class _ZombieSample:
     """All tasks that are looked at, and the dead among them."""
 
     found: Found
@@ -139,7 +139,7 @@ class Zombies(KernelSession):
         report, look = self._collect(progress)
         now = _threads(look)
         self._before = report, now
-        changes = Changes(begun=len(now - then), reaped=len(then - now))
+        changes = ZombieChanges(begun=len(now - then), reaped=len(then - now))
         interval_ns, limits = ns_between(before, report), report.limits
         if interval_ns is not None and limits is not None and before.limits is not None:
             limits = left(before.limits, limits, interval_ns)
@@ -155,7 +155,7 @@ class Zombies(KernelSession):
             ),
         )
 
-    def _collect(self, progress: Progress) -> tuple[ZombiesReport, _Look]:
+    def _collect(self, progress: Progress) -> tuple[ZombiesReport, _ZombieSample]:
         options, findings, reader = self._options, self._findings, self._reader
         alone = options.pids is not None
         with self._reporting():
@@ -176,7 +176,7 @@ class Zombies(KernelSession):
             made = made if alone else self._with_roots(made)
             progress(3, _STEPS)
             limits: tuple[Limit, ...] | None = None
-            held: Held | None = None
+            held: HeldMemory | None = None
             if not alone:
                 limits = collect_limits(reader, tasks, dead.row, findings)
                 held = held_memory(reader, tasks, dead.row, findings)
@@ -240,7 +240,7 @@ class Zombies(KernelSession):
         address: int | None = self._prog["init_task"].address_
         return address
 
-    def _look(self, tasks: TaskTable, clocks: Clocks) -> _Look:
+    def _look(self, tasks: TaskTable, clocks: Clocks) -> _ZombieSample:
         reader, findings = self._reader, self._findings
         aged = read_ages(tasks, clocks)
         dead = read_dead(reader, tasks, aged, findings)
@@ -259,7 +259,7 @@ class Zombies(KernelSession):
             users=read_users(reader, own, findings),
             cgroups=read_cgroups(reader, own, findings),
         )
-        return _Look(found, aged, self._wanted(found))
+        return _ZombieSample(found, aged, self._wanted(found))
 
     @property
     def _named(self) -> int:
@@ -296,7 +296,7 @@ class Zombies(KernelSession):
         """
         rows = found.dead.row
         addresses = found.tasks["address"][rows].astype(np.uint64)
-        known = Findings()  # to be gone by now is no loss
+        known = LossLog()  # to be gone by now is no loss
         now = read_structs(self._reader, "struct task_struct", _SAME, addresses, known)
         stays = now.readable
         for name in _SAME:
@@ -315,7 +315,9 @@ class Zombies(KernelSession):
             self._findings.lose(Loss.LEAKS, f"leaks cannot be looked for: {error}")
             return None
 
-    def _asked(self, zombies: Sequence[Zombie], look: _Look) -> tuple[TaskAsked, ...]:
+    def _asked(
+        self, zombies: Sequence[Zombie], look: _ZombieSample
+    ) -> tuple[TaskAsked, ...]:
         """Tell each task that was named, dead or alive."""
         dead = {zombie.pid: zombie for zombie in zombies}
         tasks, age_ns = look.found.tasks, look.aged.age_ns
@@ -343,7 +345,7 @@ class Zombies(KernelSession):
             )
         return tuple(asked)
 
-    def _with_roots(self, made: tuple[Group, ...]) -> tuple[Group, ...]:
+    def _with_roots(self, made: tuple[ZombieGroup, ...]) -> tuple[ZombieGroup, ...]:
         """Add what blocked parents wait for in the end."""
         blocked = [group for group in made if group.verdict == "parent-blocked"]
         return tuple(
@@ -351,7 +353,7 @@ class Zombies(KernelSession):
             for group in made
         )
 
-    def _with_root(self, group: Group) -> Group:
+    def _with_root(self, group: ZombieGroup) -> ZombieGroup:
         stuck = [each.pid for each in group.evidence.threads if each.state == "D"]
         pids = tuple(stuck) or (group.ppid,)
         try:
@@ -376,7 +378,7 @@ class Zombies(KernelSession):
         return replace(group, evidence=told)
 
 
-def _threads(look: _Look) -> frozenset[tuple[int, int]]:
+def _threads(look: _ZombieSample) -> frozenset[tuple[int, int]]:
     """Tell the dead from others that have had their numbers."""
     tasks, rows = look.found.tasks, look.found.dead.row[look.places]
     started = tasks["start_ns"][rows].tolist()

@@ -22,8 +22,8 @@ from msatools.kernel.reader import Reader
 from msatools.memory.classes import PageClass
 from msatools.memory.compiled import SWITCH, library
 from msatools.memory.memmap import read_chunks
-from msatools.memory.parts import cores
 from msatools.memory.scan import scan
+from msatools.memory.scan_parallel import cores
 from msatools.memory.scanresult import ScanResult
 from tests.bench.pages import Kernel, Stream, open_kernel
 from tests.bench.process import run_process

@@ -4,7 +4,7 @@
 
 from fixtures import lab
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.memory.bulk import BulkReader
 from msatools.memory.layout import page_layout
 from msatools.memory.memmap import CHUNK_BYTES, memmap_ranges
@@ -37,7 +37,7 @@ def _time(run: lab.Run, format: str, rounds: int) -> tuple[float, float]:
     layout = page_layout(reader.prog)
     pieces = [
         (at, min(CHUNK_BYTES, part.address_end(layout.size) - at))
-        for part in memmap_ranges(reader, layout, Findings())
+        for part in memmap_ranges(reader, layout, LossLog())
         for at in range(part.address, part.address_end(layout.size), CHUNK_BYTES)
     ]
     pages = sum(size for _, size in pieces) // _PAGE

@@ -21,7 +21,7 @@ from drgn.helpers.linux.mm import (
 )
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.memory.layout import PageLayout, page_layout
 from msatools.memory.memmap import CHUNK_BYTES, MemmapRange, memmap_ranges
 from msatools.memory.owners import collect_owners
@@ -60,7 +60,7 @@ def compare(path: Path, vmlinux: Path, release: str, rounds: int) -> None:
 
 def open_kernel(path: Path, vmlinux: Path) -> Kernel:
     prog = open_target(TargetSpec(path=str(path), vmlinux=str(vmlinux))).prog
-    reader, findings = Reader(prog), Findings()
+    reader, findings = Reader(prog), LossLog()
     layout = page_layout(prog)
     ranges = memmap_ranges(reader, layout, findings)
     return Kernel(

@@ -21,12 +21,12 @@ from drgn.helpers.linux.pid import for_each_task
 from fixtures import lab
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.target import TargetSpec, open_target
 from msatools.tasks import table
-from msatools.tasks.now import Now, collect_now
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.task_state import TaskState, collect_now
 from tests.bench.process import Usage, run_process
 from tests.bench.timing import medians
 
@@ -41,16 +41,16 @@ class Tasks:
 
     def __init__(self, path: Path) -> None:
         self.prog = open_target(TargetSpec(path=str(path), types="btf")).prog
-        self.reader, self.findings = Reader(self.prog), Findings()
+        self.reader, self.findings = Reader(self.prog), LossLog()
         self.tasks = TaskReader(self.reader)
         self.clocks: Clocks = read_clocks(self.reader, self.findings)
         self.table: TaskTable = self.read()
-        self.now: Now = self.tell()
+        self.now: TaskState = self.tell()
 
     def read(self) -> TaskTable:
         return self.tasks.read_all(self.findings)
 
-    def tell(self) -> Now:
+    def tell(self) -> TaskState:
         collector = StackCollector(self.reader, self.findings)
         return collect_now(collector, self.prog, self.table, self.clocks)
 

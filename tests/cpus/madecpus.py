@@ -10,10 +10,10 @@ from msatools.cpus.model import (
     Cpu,
     CpuSet,
     CpusReport,
-    Finding,
+    Diagnostic,
     Irq,
     Processor,
-    Queued,
+    RunnableTask,
     Running,
     RunQueue,
     SetTasks,
@@ -154,7 +154,7 @@ def vector(name: str, counts: Mapping[int, int], **others: Any) -> Vector:
     return Vector(name=name, counts=counts, **(given | others))
 
 
-def queued(pid: int, **others: Any) -> Queued:
+def queued(pid: int, **others: Any) -> RunnableTask:
     """Make a task that has been waiting for so many seconds as its number."""
     given: dict[str, Any] = {
         "comm": f"task-{pid}" if pid else "swapper/0",
@@ -169,10 +169,10 @@ def queued(pid: int, **others: Any) -> Queued:
         "cgroup": None,
         "throttled": False,
     }
-    return Queued(pid=pid, **(given | others))
+    return RunnableTask(pid=pid, **(given | others))
 
 
-def fifo(pid: int, priority: int, **others: Any) -> Queued:
+def fifo(pid: int, priority: int, **others: Any) -> RunnableTask:
     given = {"sched_class": "realtime", "policy": "FIFO", "rt_priority": priority}
     return queued(pid, **(given | {"nice": None} | others))
 
@@ -193,8 +193,8 @@ def queue(cpu: int, **others: Any) -> RunQueue:
     return RunQueue(cpu=cpu, **(given | others))
 
 
-def finding(code: str, text: str, advice: str | None = None) -> Finding:
-    return Finding(code=code, text=text, cpus=(), advice=advice)
+def finding(code: str, text: str, advice: str | None = None) -> Diagnostic:
+    return Diagnostic(code=code, text=text, cpus=(), advice=advice)
 
 
 def report(

@@ -9,15 +9,15 @@ from drgn import Object, Program
 from drgn.helpers.linux.percpu import per_cpu
 
 from fixtures import lab
-from msatools.cpus.doing import doing
-from msatools.cpus.model import Processor, Queued, RunQueue
+from msatools.cpus.cpu_activity import doing
+from msatools.cpus.model import Processor, RunnableTask, RunQueue
 from msatools.cpus.processors import read_processors
 from msatools.cpus.runqueues import read_run_queues
 from msatools.cpus.ticksched import TickSched, read_tick_sched
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks.table import TaskReader
 from msatools.tasks.text import KernelText
 from tests.cpus.guests import Guest
@@ -37,7 +37,7 @@ class Seen(Guest):
     reads: tuple[int, int]
     """That the run queues took, and the processors."""
 
-    findings: Findings
+    findings: LossLog
     """Of those alone."""
 
     @cached_property
@@ -66,13 +66,13 @@ class Seen(Guest):
         return look_at(self.prog, self.run)
 
 
-def all_of(queue: RunQueue) -> list[Queued]:
+def all_of(queue: RunQueue) -> list[RunnableTask]:
     """List the task that runs and those that wait."""
     return [*([] if queue.current is None else [queue.current]), *queue.waiting]
 
 
 def look_at(prog: Program, run: lab.Run, crash_cpu: int | None = None) -> Seen:
-    reader, aside, findings = Reader(prog), Findings(), Findings()
+    reader, aside, findings = Reader(prog), LossLog(), LossLog()
     percpu = read_percpu(prog, aside)
     clocks = read_clocks(reader, aside)
     tasks = TaskReader(reader).read_all(aside)

@@ -15,13 +15,13 @@ from msatools.cpus.masks import CpuMasks, read_masks
 from msatools.cpus.model import CpuSet, SetKind, SetTasks
 from msatools.cpus.placement import place
 from msatools.cpus.sets import read_sets
-from msatools.kernel.cpumasks import Cpus
+from msatools.kernel.cpumask import Cpus
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
-from msatools.tasks.cgroups import read_cgroups
+from msatools.kernel.report import LossLog
 from msatools.tasks.names import KernelNames
 from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.task_cgroups import read_cgroups
 from tests.cpus.guests import Guest
 from tests.cpus.madecpus import cpuset
 from tests.support.dumps import open_dump
@@ -33,7 +33,7 @@ class Seen(Guest):
 
     prog: Program
     reader: Reader
-    findings: Findings
+    findings: LossLog
     domains: RootDomains
     masks: CpuMasks
     cpusets: Cpusets
@@ -52,7 +52,7 @@ class Seen(Guest):
 
 
 def look_at(prog: Program, run: lab.Run) -> Seen:
-    reader, findings = Reader(prog), Findings()
+    reader, findings = Reader(prog), LossLog()
     domains = read_root_domains(reader, read_percpu(prog, findings), findings)
     masks = read_masks(reader, domains, findings)
     sets = read_sets(reader, domains, masks, findings)

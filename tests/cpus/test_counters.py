@@ -17,11 +17,11 @@ from drgn.helpers.linux.cpumask import for_each_possible_cpu
 from drgn.helpers.linux.percpu import per_cpu
 
 from fixtures import lab
-from msatools.cpus.counters import Counters, read_counters
+from msatools.cpus.counters import CpuCounters, read_counters
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from tests.cpus.damaged import lose, put, put_word
 from tests.cpus.guests import KERNELS, TICK_NS, Guest
 from tests.support.dumps import open_dump
@@ -54,9 +54,9 @@ ByCpu = dict[int, int]
 class Seen(Guest):
     """The counters of a dump, and the truth."""
 
-    counters: Counters
+    counters: CpuCounters
     clocks: Clocks
-    findings: Findings
+    findings: LossLog
     reads: int
 
     def elapsed_ns(self, clock: int) -> int:
@@ -118,8 +118,8 @@ def table(text: str) -> dict[str, ByCpu]:
     return found
 
 
-def look_at(prog: Program) -> tuple[Counters, Clocks, Findings, int]:
-    reader, findings = Reader(prog), Findings()
+def look_at(prog: Program) -> tuple[CpuCounters, Clocks, LossLog, int]:
+    reader, findings = Reader(prog), LossLog()
     percpu, clocks = read_percpu(prog, findings), read_clocks(Reader(prog), findings)
     counters = read_counters(reader, percpu, clocks, findings)
     return counters, clocks, findings, reader.reads

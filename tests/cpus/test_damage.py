@@ -17,7 +17,7 @@ from msatools.cpus.cpusets import read_cpusets
 from msatools.cpus.model import CpusReport
 from msatools.cpus.options import CpusOptions
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.render.json import dumps as as_json
 from msatools.target import describe
 from tests.cpus.damaged import borrowed, lose, put
@@ -246,7 +246,7 @@ def test_cpusets(kernel: str, prog: Program) -> None:
 
 def test_one_cpuset(kernel: str, prog: Program) -> None:
     """The others are told as they were."""
-    every = read_cpusets(Reader(prog), Findings()).all
+    every = read_cpusets(Reader(prog), LossLog()).all
     (gone,) = [each for each in every if each.path == "/quiet"]
     lose(prog, gone.address, prog.type("struct cpuset").size)
     found = report(prog)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from msatools.cpus.counters import Counters
+from msatools.cpus.counters import CpuCounters
 from msatools.cpus.counts import Counts
 from msatools.cpus.deltas import delta
 from msatools.cpus.vectors import Vectors
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 
 SECOND = 1_000_000_000
 WRAP = 1 << 32
@@ -29,7 +29,7 @@ def look(
     online: Sequence[bool] = (True, True),
     cpus: Sequence[int] = (0, 1),
     **columns: Numbers,
-) -> Counters:
+) -> CpuCounters:
     """Make counters of two CPUs; columns in capitals are times, in seconds."""
     none = (0,) * len(cpus)
     kept = {"faults": none, "mjf": none, "csw": none, "runq": none, "irqs": none}
@@ -39,7 +39,7 @@ def look(
             times[name] = [n if n is None else int(n * SECOND) for n in numbers]
         elif name in kept:
             kept[name] = numbers
-    return Counters(
+    return CpuCounters(
         cpus=np.array(cpus, np.int64),
         online=np.array(online, np.bool_),
         taken_ns=None if at_s is None else int(at_s * SECOND),
@@ -51,12 +51,12 @@ def look(
     )
 
 
-def between(before: Counters, after: Counters) -> tuple[Counters, Findings]:
-    findings = Findings()
+def between(before: CpuCounters, after: CpuCounters) -> tuple[CpuCounters, LossLog]:
+    findings = LossLog()
     return delta(before, after, findings), findings
 
 
-def column(counters: Counters, name: str) -> list[int | None]:
+def column(counters: CpuCounters, name: str) -> list[int | None]:
     """Give a column of the table, times in seconds."""
     rows = [row[name] for row in counters.rows().values()]
     if not name.endswith("_ns"):
@@ -65,7 +65,7 @@ def column(counters: Counters, name: str) -> list[int | None]:
 
 
 Expected = Mapping[str, list[int | None]]
-CASES: Mapping[str, tuple[Counters, Counters, Expected]] = {
+CASES: Mapping[str, tuple[CpuCounters, CpuCounters, Expected]] = {
     "all grow": (
         look(10, csw=(5, 7), USER=(1, 2), IDLE=(3, 4), faults=(9, 9), irqs=(1, 1)),
         look(12, csw=(6, 9), USER=(2, 2), IDLE=(4, 6), faults=(9, 10), irqs=(3, 1)),
@@ -112,7 +112,7 @@ CASES: Mapping[str, tuple[Counters, Counters, Expected]] = {
         {"csw": [None, 3], "usr_ns": [None, 1], "intr": [None, 1]},
     ),
 }
-NOTED: Mapping[str, tuple[Counters, Counters, Expected]] = {
+NOTED: Mapping[str, tuple[CpuCounters, CpuCounters, Expected]] = {
     # It was read while it changed, and nobody knows by how much.
     "csw": (*(look(0, csw=(5, 7)), look(1, csw=(6, 6))), {"csw": [1, None]}),
     "USER": (*(look(0, USER=(1, 5)), look(1, USER=(1, 4.8))), {"usr_ns": [0, None]}),

@@ -30,10 +30,10 @@ from msatools.cpus.irqs import (
     route,
 )
 from msatools.cpus.model import CpuSet
-from msatools.kernel.cpumasks import cpus_of
+from msatools.kernel.cpumask import cpus_of
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from tests.cpus.damaged import lose, put
 from tests.cpus.guests import KERNELS, Guest
 from tests.cpus.setdumps import set_of
@@ -43,7 +43,7 @@ from tests.support.dumps import TYPES, open_dump
 @dataclass
 class Seen(Guest):
     table: IrqTable
-    findings: Findings
+    findings: LossLog
     reads: int
 
     def row(self, name: str) -> int:
@@ -63,8 +63,8 @@ class Seen(Guest):
         return found
 
 
-def read(prog: Program) -> tuple[IrqTable, Findings, int]:
-    reader, findings = Reader(prog), Findings()
+def read(prog: Program) -> tuple[IrqTable, LossLog, int]:
+    reader, findings = Reader(prog), LossLog()
     percpu = read_percpu(prog, findings)
     table = read_irqs(reader, percpu, findings)
     return table, findings, reader.reads
@@ -243,7 +243,7 @@ def test_counts_that_are_lost(program: Program) -> None:
     whole = seen("cpus-6.12", "btf")
     row = whole.row("virtio0-input.0")
     desc = int(whole.table.address[row]) + offset(program, "kstat_irqs")
-    percpu = read_percpu(program, Findings())
+    percpu = read_percpu(program, LossLog())
     lose(program, int(percpu.at(program.read_u64(desc))[2]), 4)
     table, findings, _ = read(program)
     assert table.counts[row, 2] == 0 < whole.table.counts[row, 2]

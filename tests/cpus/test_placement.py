@@ -15,9 +15,9 @@ from msatools.cpus.affinities import Affinities, affinities, read_cpuset_groups
 from msatools.cpus.model import CpuSet, SetTasks
 from msatools.cpus.placement import PF_NO_SETAFFINITY, Placement
 from msatools.cpus.sets import set_of_cpus
-from msatools.kernel.report import Findings
-from msatools.tasks.cgroups import TaskCgroups
+from msatools.kernel.report import LossLog
 from msatools.tasks.table import PF_KTHREAD, TaskTable
+from msatools.tasks.task_cgroups import TaskCgroups
 from tests.cpus.damaged import lose
 from tests.cpus.guests import GROUPS, KERNELS, numbers
 from tests.cpus.setdumps import Seen, look_at, masks_of, seen, set_of
@@ -55,7 +55,7 @@ def test_all_threads_may_run_where_the_kernel_says(dump: Seen) -> None:
 
 
 def test_all_threads_are_in_the_cpuset_that_the_kernel_says(dump: Seen) -> None:
-    groups = read_cpuset_groups(dump.reader, dump.tasks, Findings())
+    groups = read_cpuset_groups(dump.reader, dump.tasks, LossLog())
     compared = 0
     for row, pid in enumerate(dump.tasks["pid"].tolist()):
         if pid not in dump.threads:

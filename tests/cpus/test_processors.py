@@ -12,7 +12,7 @@ from fixtures import lab
 from msatools.cpus.model import Processor
 from msatools.cpus.ticksched import _latest, read_tick_sched
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from tests.cpus.damaged import lose, put, put_word
 from tests.cpus.guests import CPU, KERNELS, TICK_NS
 from tests.cpus.queuedumps import Seen, look_at, seen
@@ -143,7 +143,7 @@ def test_a_stopped_tick_was_last_when_either_stamp_says(program: Program) -> Non
     ):
         put_word(sched.last_tick, updated - before)
         put_word(sched.last_tick_jiffies, jiffies - ticks_ago)
-        ticks = read_tick_sched(Reader(program), dump.percpu, Findings())
+        ticks = read_tick_sched(Reader(program), dump.percpu, LossLog())
         row = dump.percpu.cpus.tolist().index(cpu)
         assert ticks.ticked_ns[row] == told
 

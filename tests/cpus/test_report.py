@@ -19,15 +19,15 @@ from fixtures import lab
 from msatools.cpus.choose import NoSuchCpuError
 from msatools.cpus.counters import read_counters
 from msatools.cpus.cpus import Cpus, collect_cpus
-from msatools.cpus.findings import Known, findings
+from msatools.cpus.diagnostics import Known, findings
 from msatools.cpus.irqs import irqs, no_intr_cpus, percpu_interrupts, read_irqs, route
-from msatools.cpus.model import Cpu, CpuSet, CpusReport, Finding, RunQueue
+from msatools.cpus.model import Cpu, CpuSet, CpusReport, Diagnostic, RunQueue
 from msatools.cpus.options import CpusOptions
 from msatools.cpus.rows import Parts, cpu_rows
 from msatools.cpus.sets import set_of_cpus, with_reason
 from msatools.cpus.switches import involuntary, moves
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.render.json import dumps as as_json
 from msatools.target import describe
 from tests.cpus import queuedumps, setdumps
@@ -67,7 +67,7 @@ class Told(Guest):
     def sets(self) -> dict[str, CpuSet]:
         return {each.name: each for each in self.report.sets}
 
-    def findings(self, code: str) -> list[Finding]:
+    def findings(self, code: str) -> list[Diagnostic]:
         return [each for each in self.report.findings if each.code == code]
 
 
@@ -130,7 +130,7 @@ def test_head(dump: Told) -> None:
 def test_report_is_made_of_its_parts(dump: Told) -> None:
     """Of those that the other modules hold against the guest."""
     report, queues = dump.report, queuedumps.seen(dump.run.name)
-    groups, prog, aside = setdumps.seen(dump.run.name), queues.prog, Findings()
+    groups, prog, aside = setdumps.seen(dump.run.name), queues.prog, LossLog()
     percpu, online = queues.percpu, groups.masks.online
     table = read_irqs(Reader(prog), percpu, aside)
     counters = read_counters(Reader(prog), percpu, queues.clocks, aside)

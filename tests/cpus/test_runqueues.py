@@ -21,7 +21,7 @@ from fixtures import lab
 from msatools.cpus.fairqueue import _Entity, _Queue, _turn
 from msatools.cpus.runqueues import LATE_NS, LagWhy, lag_why
 from msatools.kernel.accounting import read_accounting
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.prstat.microstates import bound_of
 from tests.cpus.damaged import lose, put, put_word
 from tests.cpus.guests import KERNELS, TICK_NS
@@ -85,7 +85,7 @@ def test_starved_ones_are_in_the_order_in_which_they_would_run(dump: Seen) -> No
 
 def test_starved_ones_wait_since_they_were_woken(dump: Seen) -> None:
     """They have never run since, nor slept, so that an upper bound is exact too."""
-    slack = bound_of(read_accounting(dump.prog, Findings()))
+    slack = bound_of(read_accounting(dump.prog, LossLog()))
     now = dump.clocks.monotonic_ns
     assert now is not None
     waits = {task.comm: task.wait_ns for task in dump.queue("realtime").waiting}

@@ -10,7 +10,7 @@ import pytest
 from fixtures import lab
 from msatools.cpus.switches import involuntary, moves
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks.states import asleep
 from msatools.tasks.table import TaskReader, TaskTable
 from tests.cpus.guests import KERNELS, Guest
@@ -23,7 +23,7 @@ COLUMNS = ("address", "pid", "start_ns", "cpu", "nivcsw", "migrations")
 def test_tasks_of_a_dump(kernel: str) -> None:
     """Moves of those that have slept since are exact; others have no fewer."""
     guest = Guest(lab.build(f"cpus-{kernel}"))
-    table = TaskReader(Reader(open_dump(guest.run.name, "btf"))).read_all(Findings())
+    table = TaskReader(Reader(open_dump(guest.run.name, "btf"))).read_all(LossLog())
     rows = {pid: row for row, pid in enumerate(table["pid"].tolist())}
     slept, rested, moved = asleep(table), 0, 0
     for pid in guest.threads.keys() & rows.keys():

@@ -8,7 +8,7 @@ from drgn.helpers.linux.percpu import per_cpu
 
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from tests.support.dumps import open_dump
 from tests.support.overlay import put
 
@@ -31,7 +31,7 @@ def write(prog: Program, address: int, value: int) -> None:
 )
 def test_run_queue_that_is_damaged(cpu: int, member: str, value: int) -> None:
     """The clocks are those of the other."""
-    prog, findings = open_dump(NAME, "btf"), Findings()
+    prog, findings = open_dump(NAME, "btf"), LossLog()
     other = per_cpu(prog["runqueues"], 1 - cpu)
     queue = per_cpu(prog["runqueues"], cpu)
     write(prog, queue.member_(member).address_, value)
@@ -46,7 +46,7 @@ def test_run_queue_that_is_damaged(cpu: int, member: str, value: int) -> None:
 )
 def test_offset(value: int, offset: int | None) -> None:
     """It may be below zero, and it may be damaged."""
-    prog, findings = open_dump(NAME, "btf"), Findings()
+    prog, findings = open_dump(NAME, "btf"), LossLog()
     write(prog, prog["__gtod_offset"].address_, value)
     clocks = read_clocks(Reader(prog), findings)
     assert clocks.monotonic_offset_ns == offset

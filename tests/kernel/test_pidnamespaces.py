@@ -15,7 +15,7 @@ from msatools.kernel.pidnamespaces import (
 )
 from msatools.kernel.pids import PidTree
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from tests.support.dumps import open_dump
 
 
@@ -35,7 +35,7 @@ def test_numbers_below(prog: drgn.Program) -> None:
 
 
 def test_namespaces(prog: drgn.Program) -> None:
-    reader, findings = Reader(prog), Findings()
+    reader, findings = Reader(prog), LossLog()
     pids = np.array([pid.value_() for pid in for_each_pid(prog)], np.uint64)
     innermost, _ = innermost_numbers(reader, pids, findings)
     for pid, space in zip(for_each_pid(prog), innermost.tolist(), strict=True):
@@ -58,14 +58,14 @@ def test_those_above_come_too() -> None:
     pids = [pid for pid in for_each_pid(prog) if pid.level == 2]
     deepest = pids[0].numbers[2].ns
     found = read_namespaces(
-        Reader(prog), np.array([deepest.value_()], np.uint64), Findings()
+        Reader(prog), np.array([deepest.value_()], np.uint64), LossLog()
     )
     assert [space.level for space in found.values()] == [2, 1, 0]
 
 
 def test_damage_costs_a_note() -> None:
     prog = open_dump("zombies-6.12", "btf")
-    reader, findings = Reader(prog), Findings()
+    reader, findings = Reader(prog), LossLog()
     nowhere = np.array([0x8_0000], np.uint64)
     spaces, numbers = innermost_numbers(reader, nowhere, findings)
     assert (spaces.tolist(), numbers.tolist()) == ([0], [0])

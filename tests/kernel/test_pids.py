@@ -10,7 +10,7 @@ from drgn import Object, Program
 
 from msatools.kernel.pids import PID_MAX_LIMIT, find_tasks
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks.table import TaskReader
 from tests.support.dumps import open_dump
 from tests.support.madetypes import made_program, serve, struct
@@ -22,7 +22,7 @@ DUMPS = ("memory-5.10", "memory-6.1", "tasks-6.1", "tasks-6.12", MANY)
 
 @pytest.mark.parametrize("name", DUMPS)
 def test_every_thread_is_found(name: str) -> None:
-    reader, findings = Reader(open_dump(name, "btf")), Findings()
+    reader, findings = Reader(open_dump(name, "btf")), LossLog()
     tasks = TaskReader(reader).read_all(findings)
     there = dict(zip(tasks["pid"].tolist(), tasks["address"].tolist(), strict=True))
     assert len(there) == len(tasks) > 100
@@ -82,13 +82,13 @@ WHOLE = {
 
 def look(
     pid: int, changed: Mapping[int, bytes | None] | None = None
-) -> tuple[dict[int, int], Findings, int]:
+) -> tuple[dict[int, int], LossLog, int]:
     """Look a PID up in a tree of which some parts are others, or missing."""
     prog = types()
     for start, data in {**WHOLE, **(changed or {})}.items():
         if data is not None:
             put(prog, start, data)
-    reader, findings = Reader(prog), Findings()
+    reader, findings = Reader(prog), LossLog()
     found = find_tasks(reader, [pid], findings)
     assert found or bool(findings.notes) == bool(findings.coverage["pids_unreadable"])
     return found, findings, reader.reads
@@ -155,7 +155,7 @@ def test_damage_costs_a_note(changed: dict[int, bytes | None]) -> None:
 
 def test_others_are_found_past_damage() -> None:
     prog = open_dump("memory-6.12", "btf")
-    reader, findings = Reader(prog), Findings()
+    reader, findings = Reader(prog), LossLog()
     whole = find_tasks(reader, [1, 2, 3], findings)
     lose(prog, whole[2], prog["task_struct_cachep"].object_size.value_())
     assert find_tasks(reader, [1, 2, 3], findings).keys() >= {1}

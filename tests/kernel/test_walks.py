@@ -8,7 +8,7 @@ from struct import pack
 import pytest
 
 from msatools.kernel.reader import MAX_WINDOWS, WINDOW, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.walks import (
     _MAX_ASTRAY,
     list_nodes,
@@ -34,8 +34,8 @@ def list_of(*nexts: int) -> bytes:
     )
 
 
-def walk(data: bytes, holes: tuple[int, ...] = ()) -> tuple[list[int], Findings]:
-    findings = Findings()
+def walk(data: bytes, holes: tuple[int, ...] = ()) -> tuple[list[int], LossLog]:
+    findings = LossLog()
     reader = reader_of(data, holes)
     records = list_records(reader, at(0) + 8, 8, 32, findings, "a list")
     return [int.from_bytes(data[:8], "little") for _, data in records], findings
@@ -94,8 +94,8 @@ def linked(*ways: tuple[int, int]) -> bytes:
 
 def nodes(
     data: bytes, holes: tuple[int, ...] = ()
-) -> tuple[list[int], Findings, Reader]:
-    findings = Findings()
+) -> tuple[list[int], LossLog, Reader]:
+    findings = LossLog()
     data = data.ljust(-(-len(data) // WINDOW) * WINDOW, b"\0")
     reader = reader_of(data, holes, granule=WINDOW)
     found = list_nodes(reader, at(0) + 8, findings, "a list")
@@ -129,8 +129,8 @@ def test_nodes_of_a_loop_that_misses_the_head(count: int, back: int) -> None:
 
 def words(
     data: bytes, at_: int, holes: tuple[int, ...] = (), live: bool = False
-) -> tuple[list[int], Findings, Reader]:
-    findings = Findings()
+) -> tuple[list[int], LossLog, Reader]:
+    findings = LossLog()
     data = data.ljust(-(-len(data) // WINDOW) * WINDOW, b"\0")
     reader = reader_of(data, holes, granule=WINDOW)
     reader.is_live = live
@@ -170,7 +170,7 @@ def test_nodes_in_more_windows_than_are_kept() -> None:
     for i in range(count + 1):
         links = ((i + 1) % (count + 1)) * WINDOW, ((i - 1) % (count + 1)) * WINDOW
         data[i * WINDOW : i * WINDOW + 16] = pack("<QQ", *(BASE + x for x in links))
-    reader, findings = reader_of(bytes(data)), Findings()
+    reader, findings = reader_of(bytes(data)), LossLog()
     found = list_nodes(reader, BASE, findings, "a list")
     assert found.tolist() == [BASE + WINDOW * i for i in range(1, count + 1)]
     words = list_words(reader, BASE, 0, 8, findings, "a list")
@@ -188,7 +188,7 @@ def test_nodes_before_a_hole() -> None:
 def test_nodes_before_what_is_no_pointer(following: int) -> None:
     data = bytearray(list_of(1, 2, 0))
     data[STEP + 8 : STEP + 16] = pack("<Q", following)
-    findings = Findings()
+    findings = LossLog()
     reader = reader_of(bytes(data.ljust(WINDOW, b"\0")))
     found = list_nodes(reader, at(0) + 8, findings, "a list")
     assert found.tolist()[:1] == [at(1) + 8]
@@ -196,7 +196,7 @@ def test_nodes_before_what_is_no_pointer(following: int) -> None:
 
 
 def test_the_same_trouble_is_noted_once() -> None:
-    findings = Findings()
+    findings = LossLog()
     for _ in range(3):
         reader = reader_of(list_of(1, 1))
         list(list_records(reader, at(0) + 8, 8, 32, findings, "a list"))
@@ -213,8 +213,8 @@ def tree(*nodes: tuple[int, int]) -> bytes:
     )
 
 
-def indices(data: bytes, holes: tuple[int, ...] = ()) -> tuple[list[int], Findings]:
-    findings = Findings()
+def indices(data: bytes, holes: tuple[int, ...] = ()) -> tuple[list[int], LossLog]:
+    findings = LossLog()
     reader = reader_of(data, holes)
     records = tree_records(reader, at(0), 0, 32, findings, "a tree")
     return sorted((address - BASE) // STEP for address, _ in records), findings

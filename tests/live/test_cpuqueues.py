@@ -7,9 +7,9 @@ import time
 from drgn import ProgramFlags
 
 from fixtures import lab
-from msatools.cpus.doing import doing
+from msatools.cpus.cpu_activity import doing
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.target import TargetSpec, open_target
 from msatools.tasks.text import KernelText
 from tests.cpus.queuedumps import all_of, look_at
@@ -24,7 +24,7 @@ def test_a_guest_that_runs_is_told_of_again_and_again(
 ) -> None:
     prog, _ = open_target(TargetSpec(qemu=live_qmp, types="btf"))
     assert prog.flags & ProgramFlags.IS_LIVE
-    text = KernelText(Reader(prog), Findings())
+    text = KernelText(Reader(prog), LossLog())
     clocks: list[int] = []
     end = time.monotonic() + PATIENCE_SECONDS
     # An idle guest's clocks stand between its timers.

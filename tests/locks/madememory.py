@@ -17,8 +17,8 @@ from drgn import (
 )
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
-from msatools.locks.layout import Layout
+from msatools.kernel.report import LossLog
+from msatools.locks.struct_reader import Layout
 
 BASE = 0xFFFF_8880_0000_0000
 SIZE = 0x10000
@@ -31,7 +31,7 @@ class MadeMemory:
         self.memory = bytearray(SIZE)
         self.types: dict[str, Type] = {}
         self.variables: dict[str, Callable[[], Object]] = {}
-        self.findings = Findings()
+        self.findings = LossLog()
         self.prog = Program(Platform(Architecture.X86_64))
         self.prog.add_memory_segment(BASE, SIZE, self._read)
         self.prog.register_type_finder("made", self._type, enable_index=0)

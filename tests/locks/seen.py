@@ -12,18 +12,18 @@ from drgn import Program
 from fixtures import lab
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
-from msatools.locks.cases import read_cases
-from msatools.locks.layout import Layout
+from msatools.kernel.report import LossLog
+from msatools.locks.blocked_tasks import read_cases
 from msatools.locks.lock import Lock, Request
-from msatools.locks.look import Case, Look
-from msatools.locks.model import On
-from msatools.locks.on.explain import explain
+from msatools.locks.lock_context import BlockedTask, LockContext
+from msatools.locks.model import WaitTarget
+from msatools.locks.struct_reader import Layout
+from msatools.locks.wait_targets.explain import explain
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.now import collect_now
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.task_state import collect_now
 from tests.support.dumps import open_dump
 
 STOCK = ("locks-6.1", "locks-6.12")
@@ -34,20 +34,20 @@ TASKS = ("tasks-6.1", "tasks-6.12")
 Truth = dict[str, Any]
 """What the guest says of a task or a lock."""
 
-Asked = Callable[[Look, Case], Request | None]
+Asked = Callable[[LockContext, BlockedTask], Request | None]
 
 
 class Seen:
     """Some tasks of a dump, all if not said."""
 
     def __init__(self, run: lab.Run, reader: Reader, table: TaskTable) -> None:
-        aside = Findings()
+        aside = LossLog()
         self.run, self.reader, self.table = run, reader, table
         self.prog = reader.prog
         self.clocks = read_clocks(reader, aside)
         self.collector = StackCollector(reader, aside)
         self.now = collect_now(self.collector, self.prog, table, self.clocks)
-        self.findings = Findings()
+        self.findings = LossLog()
         """Of what is asked later on."""
 
     def again(self) -> "Seen":
@@ -57,7 +57,7 @@ class Seen:
     def only(self, tid: int) -> "Seen":
         """Look at one thread: others than it are not in the table of tasks then."""
         address = int(self.table["address"][self.rows[tid]])
-        one = TaskReader(self.reader).read([address], Findings())
+        one = TaskReader(self.reader).read([address], LossLog())
         return Seen(self.run, self.reader, one)
 
     # --- what is said of tasks
@@ -103,13 +103,13 @@ class Seen:
     # --- what is found out
 
     @cached_property
-    def _explained(self) -> tuple[list[On | None], int]:
+    def _explained(self) -> tuple[list[WaitTarget | None], int]:
         before = self.reader.reads
         ons = explain(self.reader, self.table, self.now, self.clocks, self.findings)
         return ons, self.reader.reads - before
 
     @property
-    def ons(self) -> list[On | None]:
+    def ons(self) -> list[WaitTarget | None]:
         """What each waits on."""
         return self._explained[0]
 
@@ -118,30 +118,32 @@ class Seen:
         """That it took to explain what they wait on."""
         return self._explained[1]
 
-    def on(self, name: str) -> On:
+    def on(self, name: str) -> WaitTarget:
         found = self.ons[self.row(name)]
         assert found is not None, name
         return found
 
-    def look(self, alone: bool | None = None) -> Look:
+    def look(self, alone: bool | None = None) -> LockContext:
         """Make a look at all of the tasks; its findings are its own."""
         alone = len(self.table) == 1 if alone is None else alone
         layout = Layout(self.reader)
-        return Look(layout, self.table, Findings(), self.clocks, alone=alone)
+        return LockContext(layout, self.table, LossLog(), self.clocks, alone=alone)
 
-    def cases(self, look: Look, rows: Iterable[int] | None = None) -> Iterator[Case]:
+    def cases(
+        self, look: LockContext, rows: Iterable[int] | None = None
+    ) -> Iterator[BlockedTask]:
         """Read the cases of some rows, or of all."""
         wanted = range(len(self.table)) if rows is None else rows
         size = stack_bytes(self.prog)
         return read_cases(look, self.now, np.array(list(wanted), np.intp), size)
 
-    def case(self, of: str | int, look: Look | None = None) -> Case:
+    def case(self, of: str | int, look: LockContext | None = None) -> BlockedTask:
         """Read the case of a task, by its name or its thread ID."""
         row = self.row(of) if isinstance(of, str) else self.rows[of]
         (case,) = self.cases(look or self.look(), [row])
         return case
 
-    def requests(self, look: Look, asked: Asked) -> dict[int, Request]:
+    def requests(self, look: LockContext, asked: Asked) -> dict[int, Request]:
         """Ask of each task what it waits for; by thread ID."""
         tids = self.table["pid"].tolist()
         found = ((tids[case.row], asked(look, case)) for case in self.cases(look))
@@ -164,7 +166,7 @@ def lock_of(truth: Truth) -> Lock:
 def look_at(prog: Program, name: str) -> Seen:
     """Look at all tasks of a dump."""
     reader = Reader(prog)
-    return Seen(lab.build(name), reader, TaskReader(reader).read_all(Findings()))
+    return Seen(lab.build(name), reader, TaskReader(reader).read_all(LossLog()))
 
 
 @lru_cache(maxsize=4)

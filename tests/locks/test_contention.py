@@ -7,7 +7,7 @@ import math
 import pytest
 
 from msatools.locks import locks
-from msatools.locks.contention import MAX_OWNERS, Contention, Met, Owner
+from msatools.locks.contention import MAX_OWNERS, Contention, Met, SeenOwner
 from msatools.locks.lock import Lock
 from msatools.locks.locks import Locks
 from msatools.locks.options import LocksOptions
@@ -17,7 +17,7 @@ from tests.support.dumps import open_dump
 
 SECOND = 10**9
 HOT, COLD = Lock("mutex", 0xFF10), Lock("rwsem", 0xFF20)
-ONE, OTHER = Owner(7, "one", "CPU"), Owner(8, "other", "DSK folio_wait_bit")
+ONE, OTHER = SeenOwner(7, "one", "CPU"), SeenOwner(8, "other", "DSK folio_wait_bit")
 
 
 def looks(*all_met: list[Met]) -> Contention:
@@ -69,7 +69,7 @@ def test_most_waited_for_is_first() -> None:
 
 
 def test_owners_met_most_often_are_told() -> None:
-    owners = [Owner(pid, "", "") for pid in range(MAX_OWNERS + 1)]
+    owners = [SeenOwner(pid, "", "") for pid in range(MAX_OWNERS + 1)]
     found = looks([Met(HOT, 1, owners)], [Met(HOT, 1, owners[1:])])
     told = found.tell(HOT, "", None, SECOND).owners
     assert [each.pid for each in told] == list(range(1, MAX_OWNERS + 1))

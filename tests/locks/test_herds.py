@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from msatools.kernel.accounting import read_accounting
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.locks import herds
 from msatools.locks.herds import MIN_WAITERS, TURN_NS, Watched, confirm, find_herds
-from msatools.locks.model import Herd, On, Waker
-from msatools.locks.on.conditions import as_conditions
+from msatools.locks.model import Herd, WaitTarget, Waker
+from msatools.locks.wait_targets.conditions import as_conditions
 from msatools.prstat.microstates import bound_of
 from msatools.target.model import Address
 from msatools.tasks.stackmemory import Rows
@@ -40,7 +40,7 @@ def test_the_server_that_broadcasts_has_the_only_herd(tasks: Seen) -> None:
     now = tasks.clocks.monotonic_ns
     assert now is not None
     # By which clocks of CPUs may be apart: of some guests more than a tick.
-    slack = bound_of(read_accounting(tasks.prog, Findings()))
+    slack = bound_of(read_accounting(tasks.prog, LossLog()))
     assert herd.max_age_ns <= now - server["last_request_ns"] + slack
     assert herd.min_age_ns >= now - server["at_rest_ns"] - slack
     assert herd.nvcsw_median >= server["requests"]
@@ -57,7 +57,9 @@ def test_both_futexes_of_a_condition_variable_are_one(tasks: Seen) -> None:
     assert word is not None
     ons = list(tasks.ons)
     for row in sorted(workers)[:500]:
-        ons[row] = replace(ons[row] or On(kind="futex"), address=Address(word ^ 4))
+        ons[row] = replace(
+            ons[row] or WaitTarget(kind="futex"), address=Address(word ^ 4)
+        )
     whole = as_conditions(tasks.look(), ons, MIN_WAITERS)
     (found,) = find_herds(tasks.table, tasks.now, whole, tasks.clocks)
     assert (found.waiters, found.name) == (1000, "condition variable")
@@ -74,7 +76,7 @@ def crowd(
     asleep_ns: int,
     life_ns: int,
     switches: int,
-    on: On | None = None,
+    on: WaitTarget | None = None,
     watched: Watched | None = None,
     gap_ns: int = 0,
     late: float = 0.5,
@@ -183,23 +185,32 @@ def test_the_fewest_that_are_a_herd(dump: Seen) -> None:
 @pytest.mark.parametrize(
     ("on", "lock"),
     [
-        (On(kind="socket", inode=7), "socket:[7]"),
-        (On(kind="semaphore", id=3), "semaphore 3"),
-        (On(kind="lock", type="mutex", address=Address(0xFF10)), "lock 0xff10"),
-        (On(kind="futex", address=Address(16), inode=3), "futex 0x10 of inode 3"),
-        (On(kind="flock", inode=3, device="vda 254:0"), "flock 3 of vda 254:0"),
+        (WaitTarget(kind="socket", inode=7), "socket:[7]"),
+        (WaitTarget(kind="semaphore", id=3), "semaphore 3"),
+        (WaitTarget(kind="lock", type="mutex", address=Address(0xFF10)), "lock 0xff10"),
+        (
+            WaitTarget(kind="futex", address=Address(16), inode=3),
+            "futex 0x10 of inode 3",
+        ),
+        (WaitTarget(kind="flock", inode=3, device="vda 254:0"), "flock 3 of vda 254:0"),
     ],
 )
-def test_a_herd_of_another_queue(dump: Seen, on: On, lock: str) -> None:
+def test_a_herd_of_another_queue(dump: Seen, on: WaitTarget, lock: str) -> None:
     (herd,) = crowd(dump, 300, on=on, **HERD)
     assert herd.lock == lock
     assert herd.address == on.address
 
 
 @pytest.mark.parametrize(
-    "on", [On(kind="timer"), On(kind="futex"), On(kind="poll", count=3), On(kind="tty")]
+    "on",
+    [
+        WaitTarget(kind="timer"),
+        WaitTarget(kind="futex"),
+        WaitTarget(kind="poll", count=3),
+        WaitTarget(kind="tty"),
+    ],
 )
-def test_what_is_no_one_thing_has_no_herd(dump: Seen, on: On) -> None:
+def test_what_is_no_one_thing_has_no_herd(dump: Seen, on: WaitTarget) -> None:
     assert crowd(dump, 300, on=on, **HERD) == ()
 
 
@@ -263,7 +274,7 @@ def test_many_that_wait_are_not_told_to_be_woken_in_vain(dump: Seen) -> None:
     (herd, *_) = herds_of(dump)
     server = dump.run.workload["servers"]["server-signal"]
     rows = np.array([dump.rows[tid] for tid in server["workers"]])
-    on = On(kind="futex", address=herd.address)
+    on = WaitTarget(kind="futex", address=herd.address)
     slept = np.ones(len(dump.table), np.int64)
     watched = Watched(slept)
     arguments = dump.table, dump.now, rows, dump.clocks

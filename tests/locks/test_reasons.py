@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from msatools.locks.external_waits.externals import External
 from msatools.locks.lock import Holder
-from msatools.locks.look import Look
-from msatools.locks.model import On
-from msatools.locks.outside.externals import External
+from msatools.locks.lock_context import LockContext
+from msatools.locks.model import WaitTarget
 from msatools.locks.reasons import external_reason, reason
 from msatools.target.model import Address
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.now import Now
+from msatools.tasks.task_state import TaskState
 from tests.locks.seen import Seen
 
 MAX_LENGTH = 60
@@ -52,7 +52,11 @@ REASONS = {
 
 
 def told(
-    dump: Seen, of: str | int, *, look: Look | None = None, what: str | None = None
+    dump: Seen,
+    of: str | int,
+    *,
+    look: LockContext | None = None,
+    what: str | None = None,
 ) -> str:
     """Return the reason of a task, by its name or its row."""
     look = look or dump.look()
@@ -61,7 +65,7 @@ def told(
     return reason(look, row, dump.now, case, dump.ons[row], what)
 
 
-def in_class(dump: Seen, row: int, task_class: TaskClass) -> Now:
+def in_class(dump: Seen, row: int, task_class: TaskClass) -> TaskState:
     classes = dump.now.classes.copy()
     classes[row] = task_class
     return replace(dump.now, classes=classes)
@@ -170,21 +174,25 @@ def test_dead_tasks_that_are_being_reaped(tasks: Seen) -> None:
 @pytest.mark.parametrize(
     ("task_class", "on", "text"),
     [
-        ("DSK", On(kind="disk", path="/mnt/x"), "I/O on /mnt/x"),
-        ("FLT", On(kind="page", address=Address(4096)), "waits for a page of memory"),
+        ("DSK", WaitTarget(kind="disk", path="/mnt/x"), "I/O on /mnt/x"),
+        (
+            "FLT",
+            WaitTarget(kind="page", address=Address(4096)),
+            "waits for a page of memory",
+        ),
         ("SWP", None, "waits for swap"),
         ("RCL", None, "waits for memory"),
         ("LCK", None, "waits for a futex"),
         ("FLK", None, "waits for a lock of a file"),
-        ("KLK", On(kind="lock", type="mutex"), "waits for mutex"),
+        ("KLK", WaitTarget(kind="lock", type="mutex"), "waits for mutex"),
         ("KTW", None, "asleep in pause"),
         ("TRC", None, "stopped by a tracer"),
-        ("NET", On(kind="socket", inode=7), "asleep in pause of socket:[7]"),
+        ("NET", WaitTarget(kind="socket", inode=7), "asleep in pause of socket:[7]"),
         ("WAI", None, "asleep in pause"),
     ],
 )
 def test_what_is_known_in_part(
-    tasks: Seen, task_class: str, on: On | None, text: str
+    tasks: Seen, task_class: str, on: WaitTarget | None, text: str
 ) -> None:
     row = tasks.row("pause")
     now = in_class(tasks, row, TaskClass[task_class])

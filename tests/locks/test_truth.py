@@ -11,7 +11,7 @@ import pytest
 from drgn import FaultError
 
 from msatools.kernel.accounting import read_accounting
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.locks.locks import collect_locks
 from msatools.locks.options import LocksOptions
 from msatools.prstat.microstates import bound_of
@@ -148,7 +148,7 @@ def test_waits_are_as_old_as_was_logged(module: Told) -> None:
     starts = [waiter["start_ns"] for waiter in waiters]
     ends = [*starts[1:], module.run.workload["times"]["monotonic_ns"]]
     # By which clocks of CPUs may be apart.
-    accounting = read_accounting(open_dump(module.run.name, "btf"), Findings())
+    accounting = read_accounting(open_dump(module.run.name, "btf"), LossLog())
     slack_ns = bound_of(accounting)
     for waiter, start, end in zip(waiters, starts, ends, strict=True):
         if waiter["comm"] == "lm-pcpur-w1":

@@ -13,7 +13,7 @@ from drgn import Program
 from fixtures import lab
 from fixtures.demo import DEMOS
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block
 from msatools.memory.layout import PageLayout, page_layout
@@ -112,7 +112,7 @@ class Look:
 
 @pytest.fixture(scope="session")
 def by_pfn(prog: Program) -> PagesByPfn:
-    reader, findings = Reader(prog), Findings()
+    reader, findings = Reader(prog), LossLog()
     layout = page_layout(prog)
     ranges = memmap_ranges(reader, layout, findings)
     end = max(part.pfn + part.pages for part in ranges)

@@ -5,7 +5,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from msatools.memory.model import Check, ClassCount, Group, MemstatReport
+from msatools.memory.model import Check, ClassCount, MemstatReport, PageGroup
 from msatools.target.model import Target
 
 PAGE = 4096
@@ -50,7 +50,7 @@ def report(
     return MemstatReport(**made | more)
 
 
-def group(key: str, name: str = "", **pages: int) -> Group:
+def group(key: str, name: str = "", **pages: int) -> PageGroup:
     """A group of so many pages of each class, whose names have an underline here."""
     classes = {name.replace("_", ".", 1): count for name, count in pages.items()}
-    return Group(key, name or key, sum(classes.values()), classes)
+    return PageGroup(key, name or key, sum(classes.values()), classes)

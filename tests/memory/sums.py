@@ -2,10 +2,10 @@
 
 """Groups and checks of a report, and what each break-down of memory promises."""
 
-from msatools.memory.model import Check, Group, MemstatReport
+from msatools.memory.model import Check, MemstatReport, PageGroup
 
 
-def view(report: MemstatReport, name: str) -> tuple[Group, ...]:
+def view(report: MemstatReport, name: str) -> tuple[PageGroup, ...]:
     """Return the groups of a view that was asked for."""
     assert report.by is not None
     return report.by[name]
@@ -21,7 +21,7 @@ def check_of(report: MemstatReport, name: str) -> Check:
     return found
 
 
-def summed(groups: tuple[Group, ...]) -> dict[str, int]:
+def summed(groups: tuple[PageGroup, ...]) -> dict[str, int]:
     """Sum groups up by class."""
     sums: dict[str, int] = {}
     for group in groups:
@@ -30,7 +30,7 @@ def summed(groups: tuple[Group, ...]) -> dict[str, int]:
     return sums
 
 
-def check(report: MemstatReport, name: str) -> tuple[Group, ...]:
+def check(report: MemstatReport, name: str) -> tuple[PageGroup, ...]:
     """Hold the groups of a view against the classes, and return them."""
     groups = view(report, name)
     assert all(g.pages == sum(g.classes.values()) > 0 for g in groups)

@@ -9,14 +9,14 @@ import pytest
 
 from fixtures import lab
 from msatools.kernel.reader import Gap, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.memory import bulk
 from msatools.memory.bulk import BulkReader
 from msatools.memory.layout import page_layout
 from msatools.memory.memmap import CHUNK_BYTES, memmap_ranges
 from msatools.target import TargetSpec, open_target
 from msatools.target.kdumppages import CUT_OFF, KdumpPages, Pfns
-from msatools.target.vmalloc import PageTables, page_tables
+from msatools.target.vmalloc import VmallocTables, page_tables
 from tests.support.kdumpfile import DESCRIPTOR, Layout, copied
 
 PAGE = 4096
@@ -32,7 +32,7 @@ def pieces(reader: Reader) -> list[tuple[int, int]]:
     layout = page_layout(reader.prog)
     return [
         (at, min(CHUNK_BYTES, part.address_end(layout.size) - at))
-        for part in memmap_ranges(reader, layout, Findings())
+        for part in memmap_ranges(reader, layout, LossLog())
         for at in range(part.address, part.address_end(layout.size), CHUNK_BYTES)
     ]
 
@@ -137,13 +137,13 @@ def test_gaps_come_in_order(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> 
 def test_wrong_page_tables_are_noticed(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    frames = PageTables.frames
+    frames = VmallocTables.frames
 
-    def shifted(self: PageTables, address: int, count: int) -> Pfns:
+    def shifted(self: VmallocTables, address: int, count: int) -> Pfns:
         found: Pfns = frames(self, address, count) + 1
         return found
 
-    monkeypatch.setattr(PageTables, "frames", shifted)
+    monkeypatch.setattr(VmallocTables, "frames", shifted)
     at, size = pieces(reader)[0]
     found = BulkReader.of(reader)
     assert found.in_bulk

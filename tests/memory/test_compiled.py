@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from fixtures.demo import DEMOS
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.memory import compiled, memmap
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block
@@ -100,7 +100,7 @@ def assert_same(do_scan: Scan) -> tuple[ScanResult, Digests]:
 
 def both_scans(prog: Program) -> Digests:
     """Scan a dump both ways."""
-    reader, findings = Reader(prog), Findings()
+    reader, findings = Reader(prog), LossLog()
     layout = page_layout(prog)
     ranges = memmap_ranges(reader, layout, findings)
     owned = collect_owners(reader, layout, ranges, findings).pages()

@@ -22,7 +22,7 @@ from msatools.kernel.report import Note
 from msatools.memory.by import VIEWS
 from msatools.memory.diff import GroupChange, MemstatDiff, compare
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.model import Group
+from msatools.memory.model import PageGroup
 from msatools.memory.snapshot import SnapshotError, load_snapshot
 from msatools.render.json import dumps
 from msatools.target import TargetSpec, open_target
@@ -30,7 +30,7 @@ from tests.conftest import Msa
 
 from .madereports import PAGE, SECOND, TARGET, check, group, report
 
-Groups = tuple[Group, ...]
+Groups = tuple[PageGroup, ...]
 BEFORE = report({"free.buddy": 900, "user.anon": 100})
 AFTER = report({"free.buddy": 700, "user.anon": 300}, taken_at_ns=160 * SECOND)
 

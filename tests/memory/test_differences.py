@@ -11,7 +11,7 @@ from drgn import Program
 
 from fixtures import lab
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.vmstat import vm_events
 from msatools.memory.differences import Difference, Meanwhile, Reason, explain
 
@@ -23,7 +23,7 @@ QUIET = ("THP_COLLAPSE_ALLOC", "PGMIGRATE_SUCCESS", "THP_FAULT_ALLOC", "PSWPOUT"
 
 def test_events_are_those_of_proc(prog: Program, run: lab.Run) -> None:
     """Each is counted by CPU, and told in small letters."""
-    found = vm_events(Reader(prog), (*QUIET, "NO_SUCH_EVENT"), Findings())
+    found = vm_events(Reader(prog), (*QUIET, "NO_SUCH_EVENT"), LossLog())
     said = truth.vmstat(run)
     assert found == {name: said[name.lower()] for name in QUIET}
     assert found["PGMIGRATE_SUCCESS"] > 0 or found["THP_FAULT_ALLOC"] > 0
@@ -67,18 +67,18 @@ def test_what_happens_meanwhile_explains_as_much(
 ) -> None:
     for walk in walks:
         difference = Difference(name, walk, after, before)
-        assert explain(difference, meanwhile, 0, Findings()) == why
+        assert explain(difference, meanwhile, 0, LossLog()) == why
 
 
 @pytest.mark.parametrize(("walk", "why"), [(9, BOTH), (13, None)])
 def test_a_reason_and_a_counter_that_went_on(walk: int, why: str | None) -> None:
     difference = Difference("kernel.percpu", walk, 144, 138, REASON)
-    assert explain(difference, Meanwhile(), 0, Findings()) == why
+    assert explain(difference, Meanwhile(), 0, LossLog()) == why
 
 
 def test_on_a_dump_what_was_lost_explains_nothing() -> None:
     """Not even a list that broke off: that nobody counted."""
-    lost = Findings()
+    lost = LossLog()
     lost.coverage.update(pcp_lists_broken=19, vmalloc_areas_unreadable=1)
     for name in ("free.pcp", "kernel.vmalloc", "kernel.stacks"):
         difference = Difference(name, 1832, 1877, 1877)
@@ -101,7 +101,7 @@ def test_on_a_dump_what_was_lost_explains_nothing() -> None:
 def test_what_is_missing_explains_as_much(
     name: str, walk: int, kernel: int, missing: int, why: str | None
 ) -> None:
-    lost = Findings()
+    lost = LossLog()
     if not missing:
         lost.coverage["vmstat_cpus_unreadable"] = 2
     assert explain(Difference(name, walk, kernel), None, missing, lost) == why

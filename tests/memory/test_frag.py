@@ -11,7 +11,7 @@ from drgn import FaultError, Program
 
 from fixtures import lab
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.memory.by.section import SectionGroup
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.counting import NCLASSES, Counts
@@ -175,12 +175,12 @@ def test_types_that_are_lost(prog: Program, monkeypatch: pytest.MonkeyPatch) -> 
         raise FaultError("lost", 0)
 
     monkeypatch.setattr(pageblocks, "section_usages", lost)
-    findings = Findings()
+    findings = LossLog()
     types = migrate_types(Reader(prog), 10, findings)
     assert types.of(0, 3).tolist() == [UNKNOWN_TYPE] * 3
     assert findings.lost["pageblocks_unreadable"] == 1
     monkeypatch.setattr(pageblocks, "section_usages", lambda *_: {2: 8})
-    findings = Findings()
+    findings = LossLog()
     types = migrate_types(Reader(prog), 10, findings)
     assert types.of(2 * 64 * PER_BLOCK, 3).tolist() == [UNKNOWN_TYPE] * 3
     assert findings.coverage["pageblocks_unreadable"] == 64

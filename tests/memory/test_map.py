@@ -10,7 +10,7 @@ import pytest
 
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.counting import NCLASSES
-from msatools.memory.map.model import OUTLINE_CELLS, Cells, MemoryMap, Place, Run
+from msatools.memory.map.model import OUTLINE_CELLS, Cells, MapPlace, MemoryMap, PageRun
 from msatools.memory.map.view import MAX_CELLS, cell_size
 from msatools.memory.memmap import MemmapRange
 from msatools.memory.model import MemstatReport
@@ -100,7 +100,7 @@ def made(numbers: list[int], codes: list[int], places: list[int]) -> MemoryMap:
     """Make a map of cells of 16 pages with one class each."""
     counts = np.zeros((len(numbers), NCLASSES), np.int64)
     counts[np.arange(len(numbers)), codes] = 16
-    known = Place(0, "DMA32"), Place(1, "Normal")
+    known = MapPlace(0, "DMA32"), MapPlace(1, "Normal")
     cells = Cells(np.array(numbers), counts, np.array(places), 16, known)
     return MemoryMap(16, SECTION, cells)
 
@@ -114,11 +114,11 @@ def test_runs_end_where_cells_are_not_alike() -> None:
         [0, 0, 0, 0, 0, 1, -1],
     ).outline()
     assert outline.runs == (
-        Run(0, 2, 32, 0, "DMA32", {"user.anon": 32}),
-        Run(32, 2, 32, 0, "DMA32", {"kernel.slab": 32}),
-        Run(160, 1, 16, 0, "DMA32", {"kernel.slab": 16}),
-        Run(176, 1, 16, 1, "Normal", {"kernel.slab": 16}),
-        Run(192, 1, 16, None, None, {"kernel.slab": 16}),
+        PageRun(0, 2, 32, 0, "DMA32", {"user.anon": 32}),
+        PageRun(32, 2, 32, 0, "DMA32", {"kernel.slab": 32}),
+        PageRun(160, 1, 16, 0, "DMA32", {"kernel.slab": 16}),
+        PageRun(176, 1, 16, 1, "Normal", {"kernel.slab": 16}),
+        PageRun(192, 1, 16, None, None, {"kernel.slab": 16}),
     )
 
 
@@ -130,7 +130,7 @@ def test_outline_of_a_terabyte_is_small(cut_up: MemstatReport) -> None:
     for code in random.choice(NCLASSES, 12, replace=False):
         counts[:, code] = random.integers(1, each // 12, MAX_CELLS)
     places = np.zeros(MAX_CELLS, np.intp)
-    cells = Cells(np.arange(MAX_CELLS), counts, places, each, (Place(0, "Normal"),))
+    cells = Cells(np.arange(MAX_CELLS), counts, places, each, (MapPlace(0, "Normal"),))
     memory = MemoryMap(each, SECTION, cells)
     document = json.loads(dumps(replace(cut_up, map=memory)))["map"]
     assert len(document["runs"]) == OUTLINE_CELLS

@@ -21,7 +21,7 @@ from drgn import (
 )
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.memory.unattributed import pageowner
 from msatools.memory.unattributed.pageowner import PageOwners
 from tests.support.madetypes import made_program, serve, struct
@@ -113,8 +113,8 @@ class Kernel:
         self.pool[offset : offset + len(data)] = data
         return 1 | offset >> 4 << 17
 
-    def owners(self, findings: Findings | None = None) -> PageOwners:
-        found = PageOwners.of(Reader(self.prog), findings or Findings())
+    def owners(self, findings: LossLog | None = None) -> PageOwners:
+        found = PageOwners.of(Reader(self.prog), findings or LossLog())
         assert found is not None
         return found
 
@@ -131,7 +131,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return made
 
 
-def handles(kernel: Kernel, *pfns: int, findings: Findings | None = None) -> list[int]:
+def handles(kernel: Kernel, *pfns: int, findings: LossLog | None = None) -> list[int]:
     found = kernel.owners(findings).handles(np.array(pfns, np.int64))
     return found.tolist()  # type: ignore[no-any-return]
 
@@ -159,7 +159,7 @@ def test_section_without_records(kernel: Kernel, base: int) -> None:
 def test_lost_records_are_noted(kernel: Kernel) -> None:
     kernel.own(SECTION_PAGES, 0x5678)
     kernel.set_base(0, 0x7000_0000)
-    findings = Findings()
+    findings = LossLog()
     assert handles(kernel, 3, 4, SECTION_PAGES, findings=findings) == [0, 0, 0x5678]
     (note,) = findings.notes.values()
     assert "2 blocks" in note.text
@@ -175,6 +175,6 @@ def test_stack(kernel: Kernel) -> None:
 @pytest.mark.parametrize("prog", [Kernel(ops_offset=0).prog, made_program()])
 def test_kernel_that_keeps_no_owners(prog: Program) -> None:
     """It was not told to, or cannot."""
-    findings = Findings()
+    findings = LossLog()
     assert PageOwners.of(Reader(prog), findings) is None
     assert not findings.notes

@@ -10,7 +10,7 @@ from drgn import Program, SymbolKind
 
 from fixtures import lab
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.memory.unattributed import symbolnames
 from msatools.memory.unattributed.symbolnames import SymbolNames
 from msatools.selfdesc.kallsyms import NoSymbolsError
@@ -20,12 +20,12 @@ from msatools.target import TargetSpec, open_target
 @pytest.fixture(scope="module")
 def with_btf(run: lab.Run) -> SymbolNames:
     prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
-    return SymbolNames(Reader(prog), Findings())
+    return SymbolNames(Reader(prog), LossLog())
 
 
 @pytest.fixture(scope="module")
 def with_dwarf(prog: Program) -> SymbolNames:
-    return SymbolNames(Reader(prog), Findings())
+    return SymbolNames(Reader(prog), LossLog())
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_kernel_without_symbols_of_its_own(
         raise NoSymbolsError("lost in this test")
 
     monkeypatch.setattr(symbolnames, "load_symbols", load)
-    names = SymbolNames(Reader(prog), Findings())
+    names = SymbolNames(Reader(prog), LossLog())
     symbol = prog.symbol("rcu_state")
     assert name(names, symbol.address + 8) == "rcu_state+0x8"
     section = prog.symbol("__start_rodata").address

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from msatools.memory.by import tally as module
-from msatools.memory.by.tally import OTHERS, Sums, Tally, give_to, rank
+from msatools.memory.by.tally import OTHERS, Tally, TallySums, give_to, rank
 from msatools.memory.classes import CLASSES, PageClass
 
 Words = npt.NDArray[np.uint64]
@@ -24,7 +24,7 @@ def rows(seed: int, count: int, owners: int) -> tuple[Words, npt.NDArray[np.uint
     return words, codes
 
 
-def counted(sums: Sums) -> Counter[tuple[int, int]]:
+def counted(sums: TallySums) -> Counter[tuple[int, int]]:
     pairs = zip(sums.owners.tolist(), sums.kinds.tolist(), strict=True)
     return Counter(dict(zip(pairs, sums.pages.tolist(), strict=True)))
 

@@ -11,7 +11,7 @@ import pytest
 from drgn import FaultError, Object
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.memory.by.usertables import Mapped, UserTables
 from tests.support.madetypes import made_program, serve
 
@@ -62,8 +62,8 @@ class Memory:
             self.put(pfn, names(following, PRESENT | flags))
         return self
 
-    def walk(self, *tops: int) -> tuple[Mapped, Findings]:
-        findings = Findings()
+    def walk(self, *tops: int) -> tuple[Mapped, LossLog]:
+        findings = LossLog()
         tables = UserTables(Reader(self.prog), findings, END)
         addresses = [LINEAR + top * PAGE for top in tops]
         return tables.walk(np.array(addresses, np.uint64)), findings
@@ -78,7 +78,7 @@ def absent(pfn: int, flags: int) -> int:
     return ~(pfn * PAGE) & ADDRESS | flags
 
 
-def small(*entries: int) -> tuple[Mapped, Findings]:
+def small(*entries: int) -> tuple[Mapped, LossLog]:
     """Walk what one address space has in a table of the lowest level."""
     memory = Memory().put_chain(1, 2, 3, 4)
     memory.put(4, *entries)

@@ -13,8 +13,8 @@ from msatools.memory import by
 from msatools.memory.classes import CLASSES
 from msatools.memory.classify import Block
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.model import Group, MemstatReport
-from msatools.memory.views import Scene
+from msatools.memory.model import MemstatReport, PageGroup
+from msatools.memory.views import ScanContext
 
 from .sums import view
 
@@ -39,14 +39,14 @@ class ClassCounts:
 class CountsView:
     """One group of all pages, whose key tells the order in which they came."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ScanContext) -> None:
         self.observer = ClassCounts()
 
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[PageGroup, ...]:
         pages = self.observer.pages
         assert self.observer.pfns == sorted(self.observer.pfns)
         classes = {name: pages[code] for code, name in CLASSES.items()}
-        return (Group("all", "all", pages.total(), classes),)
+        return (PageGroup("all", "all", pages.total(), classes),)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from fixtures import lab
 from msatools.kernel.accounting import Accounting, read_accounting
 from msatools.kernel.clocks import Clocks, Nanoseconds, read_clocks
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.prstat.breakdown import Breakdown, Sleeps, breakdown, sleeps
 from msatools.prstat.microstates import (
     PF_KTHREAD,
@@ -28,9 +28,9 @@ from msatools.prstat.microstates import (
 )
 from msatools.tasks.delays import Delays, read_delays
 from msatools.tasks.iowait import read_in_iowait
-from msatools.tasks.now import Now, collect_now
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.task_state import TaskState, collect_now
 from tests.support.dumps import open_dump
 
 OFF = ("tasks-6.1", "tasks-6.12")
@@ -50,7 +50,7 @@ class Dump:
     table: TaskTable
     clocks: Clocks
     accounting: Accounting
-    now: Now
+    now: TaskState
     in_iowait: Booleans
     delays: Delays
     slept: Sleeps
@@ -59,7 +59,7 @@ class Dump:
 
     lives: Microstates
     parts: Breakdown
-    findings: Findings
+    findings: LossLog
 
     started_boottime_ns: Nanoseconds
     """What /proc tells as the start."""
@@ -150,7 +150,7 @@ def by_drgn(
 @cache
 def look(name: str) -> Dump:
     prog = open_dump(name, "btf")
-    reader, findings = Reader(prog), Findings()
+    reader, findings = Reader(prog), LossLog()
     table = TaskReader(reader).read_all(findings)
     clocks = read_clocks(reader, findings)
     accounting = read_accounting(prog, findings)

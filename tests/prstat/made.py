@@ -13,8 +13,8 @@ from msatools.prstat.breakdown import Breakdown, breakdown, sleeps
 from msatools.prstat.microstates import Microstates, microstates, without_sleep
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.delays import Delays
-from msatools.tasks.now import AgeBound, Now
 from msatools.tasks.table import TaskTable
+from msatools.tasks.task_state import AgeBound, TaskState
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -80,11 +80,11 @@ def shares(lives: Microstates, row: int = 0) -> list[int]:
     return [value // MS for value in found]
 
 
-def now_of(threads: tuple[Thread, ...]) -> Now:
+def now_of(threads: tuple[Thread, ...]) -> TaskState:
     classes = [thread.get("task_class", TaskClass.OTH) for thread in threads]
     ages = [thread.get("age_ns", 0) for thread in threads]
     stacks: Any = None
-    return Now(
+    return TaskState(
         classes=np.array(classes, np.uint8),
         age_ns=np.array(ages, np.int64),
         age_bound=np.full(len(threads), AgeBound.EXACT, np.uint8),

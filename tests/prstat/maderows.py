@@ -8,17 +8,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msatools.prstat.breakdown import Breakdown, Column, Sleeps
+from msatools.prstat.breakdown import Breakdown, Sleeps, SplitColumn
 from msatools.prstat.ended import Ended
 from msatools.prstat.microstates import Microstates
-from msatools.prstat.rows import Rows, Spent, Threads, keep, process_rows, thread_rows
-from msatools.tasks.cgroups import TaskCgroups
+from msatools.prstat.rows import (
+    Spent,
+    TaskRows,
+    Threads,
+    keep,
+    process_rows,
+    thread_rows,
+)
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import Identities
 from msatools.tasks.memory import TaskMemory
-from msatools.tasks.now import AgeBound, Now
-from msatools.tasks.processes import Processes, Sums
+from msatools.tasks.processes import Processes, ProcessSums
 from msatools.tasks.table import TaskTable
+from msatools.tasks.task_cgroups import TaskCgroups
+from msatools.tasks.task_state import AgeBound, TaskState
 
 SECOND = 10**9
 MIB = 1 << 20
@@ -110,10 +117,10 @@ class MadeThreads:
             ),
         )
 
-    def by_thread(self) -> Rows:
+    def by_thread(self) -> TaskRows:
         return thread_rows(keep(self.threads, self.spent))
 
-    def by_process(self) -> Rows:
+    def by_process(self) -> TaskRows:
         return process_rows(keep(self.threads, self.spent))
 
     def _values(self, name: str) -> list[Any]:
@@ -142,9 +149,9 @@ class MadeThreads:
             missed_ns=none,
         )
 
-    def _now(self) -> Now:
+    def _now(self) -> TaskState:
         stacks: Any = None
-        return Now(
+        return TaskState(
             classes=self._column("class", np.uint8),
             age_ns=self._column("age_ns"),
             age_bound=self._column("age_bound", np.uint8),
@@ -152,9 +159,9 @@ class MadeThreads:
             waits=(),
         )
 
-    def _sums(self, which: str) -> Sums:
+    def _sums(self, which: str) -> ProcessSums:
         given = self._values(which)
-        return Sums(
+        return ProcessSums(
             *(np.array([sums.get(name, 0) for sums in given]) for name in _SUMS)
         )
 
@@ -175,17 +182,17 @@ class MadeThreads:
         slept = np.where(known, np.nan_to_num(shares) * self.lives.off_cpu_ns, 0)
         none = np.zeros(len(shares), np.int64)
 
-        def given(name: str) -> Column:
+        def given(name: str) -> SplitColumn:
             there = np.array([name in thread for thread in self._given], np.bool_)
-            return Column(self._column(name), there)
+            return SplitColumn(self._column(name), there)
 
-        def of_sleep(name: str) -> Column:
-            return Column(self._column(name), known)
+        def of_sleep(name: str) -> SplitColumn:
+            return SplitColumn(self._column(name), known)
 
         delays = {kind: given(kind) for kind in self._delays}
         return Breakdown(
             sleeps=Sleeps(
-                Column(slept.astype(np.int64), known),
+                SplitColumn(slept.astype(np.int64), known),
                 of_sleep("blocked_ns"),
                 of_sleep("iowait_ns"),
             ),

@@ -9,13 +9,13 @@ from drgn import FaultError, Program
 
 from fixtures import lab
 from msatools.kernel.accounting import Accounting, read_accounting
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from tests.prstat.dumps import MIDWAY, OFF, ON, long
 from tests.support.dumps import TYPES, open_dump
 
 
 def accounting(name: str, types: str) -> Accounting:
-    findings = Findings()
+    findings = LossLog()
     found = read_accounting(open_dump(name, types), findings)
     assert not findings.notes
     return found
@@ -79,8 +79,8 @@ class Memory:
         return value.to_bytes(size, "little")
 
 
-def of(**values: int | None) -> tuple[Accounting, Findings]:
-    findings = Findings()
+def of(**values: int | None) -> tuple[Accounting, LossLog]:
+    findings = LossLog()
     prog: Program = Memory(**values)  # type: ignore[assignment]
     return read_accounting(prog, findings), findings
 

@@ -10,7 +10,7 @@ import pytest
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.prstat.breakdown import SCHED_DEADLINE
 from msatools.prstat.microstates import (
     BOUND_NS,
@@ -251,7 +251,7 @@ def test_no_threads() -> None:
 @pytest.mark.parametrize("types", TYPES)
 def test_in_iowait(types: str) -> None:
     """As the kernel's types have it, but for what cannot be read."""
-    reader, findings = Reader(open_dump("tasks-6.12", types)), Findings()
+    reader, findings = Reader(open_dump("tasks-6.12", types)), LossLog()
     table = TaskReader(reader).read_all(findings)
     good = read_in_iowait(reader, table, findings)
     assert not findings.lost

@@ -198,7 +198,7 @@ def test_shares_make_up_a_life(dump_name: str) -> None:
 
 
 def test_why_of_every_column(name: str) -> None:
-    from msatools.prstat.why import FIELDS
+    from msatools.prstat.column_docs import FIELDS
     from msatools.render.prstat.columns import COLUMNS
 
     assert set(FIELDS) == set(COLUMNS)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from msatools.prstat.groups import group_by, group_by_class
-from msatools.prstat.interval import ON_CODE, OffCpu
-from msatools.prstat.model import ClassGroup, Group
+from msatools.prstat.interval import ON_CODE, OffCpuByClass
+from msatools.prstat.model import ClassGroup, TaskGroup
 from msatools.prstat.options import GROUPS
-from msatools.prstat.rows import Rows
+from msatools.prstat.rows import TaskRows
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.namespaces import TaskNamespaces
 from tests.prstat.maderows import LIFE, MIB, SECOND, MadeThreads
@@ -30,9 +30,9 @@ def test_users() -> None:
     """Largest share of a CPU first, then the largest in memory."""
     found = group_by("user", MadeThreads(*PROCESSES).by_process())
     assert found == (
-        Group("5", 1, 2, 8 * MIB, 4 * MIB, 4 * SECOND, 4 * SECOND / LIFE),
-        Group("0", 2, 2, 8 * MIB, MIB, SECOND, SECOND / LIFE),
-        Group("-", 1, 1, 8 * MIB, 4 * MIB, 0, 0.0),
+        TaskGroup("5", 1, 2, 8 * MIB, 4 * MIB, 4 * SECOND, 4 * SECOND / LIFE),
+        TaskGroup("0", 2, 2, 8 * MIB, MIB, SECOND, SECOND / LIFE),
+        TaskGroup("-", 1, 1, 8 * MIB, 4 * MIB, 0, 0.0),
     )
 
 
@@ -81,7 +81,7 @@ def test_names_of_commands() -> None:
     ]
     made = MadeThreads(*threads)
 
-    def counts(rows: Rows) -> dict[str, tuple[int, int]]:
+    def counts(rows: TaskRows) -> dict[str, tuple[int, int]]:
         groups = group_by("comm", rows)
         return {group.key: (group.processes, group.threads) for group in groups}
 
@@ -122,7 +122,7 @@ def test_classes_of_an_interval() -> None:
     ns[0, TaskClass.LCK] = 100
     ns[1, TaskClass.LCK], ns[1, TaskClass.FLT], ns[1, ON_CODE] = 50, 3, 4
     error = np.where(ns == 50, 6, 0)
-    off = OffCpu(ns, error, np.array([0, 0, 8]), np.array([True, False, False]))
+    off = OffCpuByClass(ns, error, np.array([0, 0, 8]), np.array([True, False, False]))
     made.spent = replace(made.spent, off_cpu=off)
     for rows in (made.by_process(), made.by_thread()):
         found = {

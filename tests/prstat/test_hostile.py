@@ -10,10 +10,10 @@ import pytest
 from drgn import Program
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.now import ages
 from msatools.tasks.table import PID_MAX_LIMIT, TaskReader, TaskTable, believable, cut
+from msatools.tasks.task_state import ages
 from tests.prstat.made import ASLEEP, CLOCKS, NOW, SECOND, START, Made
 from tests.support.madetypes import made_program, serve, struct
 from tests.support.overlay import put
@@ -33,21 +33,21 @@ def record(**columns: int) -> Any:
 @pytest.mark.parametrize("pid", [0, -5, PID_MAX_LIMIT + 1])
 @pytest.mark.parametrize("column", ["pid", "tgid"])
 def test_what_has_no_pid_is_no_task(column: str, pid: int) -> None:
-    findings = Findings()
+    findings = LossLog()
     assert len(believable(record(**{column: pid}), findings)) == 0
     assert findings.coverage["tasks_unreadable"] == 1
     assert findings.notes
 
 
 def test_what_may_be_gone_is_no_loss() -> None:
-    findings = Findings()
+    findings = LossLog()
     assert len(believable(record(pid=0), findings, may_be_gone=True)) == 0
     assert findings.coverage == {"tasks_gone": 1}
     assert not findings.notes
 
 
 def test_tasks_are_believed() -> None:
-    findings = Findings()
+    findings = LossLog()
     told = record(pid=PID_MAX_LIMIT, nvcsw=7, sum_exec_ns=SECOND, mm=HUGE)
     found = believable(told.copy(), findings)
     assert found.tolist() == told.tolist()
@@ -58,7 +58,7 @@ def test_tasks_are_believed() -> None:
 @pytest.mark.parametrize("column", ["nvcsw", "sum_exec_ns"])
 @pytest.mark.parametrize("value", [HUGE, 1 << 63, 1 << 61])
 def test_counts_that_cannot_be_are_cut(column: str, value: int) -> None:
-    findings = Findings()
+    findings = LossLog()
     found = believable(record(**{column: value}), findings)
     assert 0 < int(found[column][0]) < value
     assert findings.coverage["counts_broken"] == 1
@@ -66,7 +66,7 @@ def test_counts_that_cannot_be_are_cut(column: str, value: int) -> None:
 
 
 def test_what_is_cut_can_be_added_up() -> None:
-    found = cut(np.array([HUGE, HUGE, 3], np.uint64), Findings())
+    found = cut(np.array([HUGE, HUGE, 3], np.uint64), LossLog())
     assert found[2] == 3
     assert int(found.sum()) == sum(map(int, found)) > 0
 
@@ -124,7 +124,7 @@ def kernel_with_small_members() -> Program:
 
 def test_members_of_other_sizes() -> None:
     """``on_rq`` is not part of ``on_cpu``, nor the state's upper half of the state."""
-    findings = Findings()
+    findings = LossLog()
     reader = Reader(kernel_with_small_members())
     table = TaskReader(reader).read([LEADER], findings)
     assert (table["on_cpu"][0], table["on_rq"][0]) == (0, 1)

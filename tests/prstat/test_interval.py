@@ -12,20 +12,20 @@ import pytest
 
 from msatools.kernel.clocks import Clocks
 from msatools.prstat.ended import Ended, ended
-from msatools.prstat.interval import Deltas, Interval, OffCpu
-from msatools.prstat.looks import Look
+from msatools.prstat.interval import Deltas, Interval, OffCpuByClass
 from msatools.prstat.microstates import (
     BOUND_NS,
     EXIT_ZOMBIE,
     PF_KTHREAD,
     microstates,
 )
+from msatools.prstat.task_samples import TaskSample
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.now import AgeBound, Now
-from msatools.tasks.processes import Processes, Sums
+from msatools.tasks.processes import Processes, ProcessSums
 from msatools.tasks.stacks import Stacks
 from msatools.tasks.table import TaskTable
-from msatools.tasks.waits import Wait
+from msatools.tasks.task_state import AgeBound, TaskState
+from msatools.tasks.waits import StackWait
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -45,8 +45,8 @@ COLUMNS = {
 
 NO_WAIT = len(TaskClass)
 WAITS = (
-    *(Wait(each, None, None, None) for each in TaskClass),
-    Wait(TaskClass.OTH, None, None, None, preempted=True),
+    *(StackWait(each, None, None, None) for each in TaskClass),
+    StackWait(TaskClass.OTH, None, None, None, preempted=True),
 )
 
 
@@ -141,7 +141,7 @@ class Thread:
         return self
 
 
-def snapshot(*threads: Thread) -> Look:
+def snapshot(*threads: Thread) -> TaskSample:
     """All threads, which have to have come to the same moment."""
     (at_ns,) = {thread.at_ns for thread in threads}
     records = np.zeros(len(threads), list(COLUMNS.items()))
@@ -157,18 +157,20 @@ def snapshot(*threads: Thread) -> Look:
     woken = [NO_WAIT if t.woken_from is None else t.woken_from for t in threads]
     text: Any = None
     stacks = Stacks(text, index=np.array(woken, np.int32))
-    return Look(
+    return TaskSample(
         tasks,
         clocks,
         microstates(tasks, clocks),
-        Now(classes, age, bound, stacks, WAITS),
+        TaskState(classes, age, bound, stacks, WAITS),
         np.array([thread.told for thread in threads]),
         np.zeros(len(threads), np.bool_),
         took_ns=0,
     )
 
 
-def by_class(off: OffCpu, row: int = 0) -> dict[TaskClass | None, tuple[int, int]]:
+def by_class(
+    off: OffCpuByClass, row: int = 0
+) -> dict[TaskClass | None, tuple[int, int]]:
     return {part.task_class: (part.ns, part.error_ns) for part in off.parts(row)}
 
 
@@ -202,7 +204,7 @@ Step = Callable[[Thread], object]
 LOSES_STAMP = "runs 10, sleeps 90 DSK, loses_stamp"
 
 
-def between(first: Look, *later: Look) -> Deltas:
+def between(first: TaskSample, *later: TaskSample) -> Deltas:
     """An interval from the first of some snapshots to the last."""
     under_way = Interval(first)
     for each in later:
@@ -611,7 +613,7 @@ def processes(count: int, **dead: list[int]) -> Processes:
         known=np.ones(count, np.bool_),
         nr_threads=zeros,
         group_exit_code=zeros,
-        dead=Sums(*(column(each.name) for each in fields(Sums))),
+        dead=ProcessSums(*(column(each.name) for each in fields(ProcessSums))),
         dead_sum_exec_ns=column("sum_exec"),
     )
 

@@ -10,8 +10,8 @@ import pytest
 from drgn import FaultError
 
 from msatools.kernel.load import load_averages
-from msatools.kernel.report import Findings
-from msatools.locks.model import On
+from msatools.kernel.report import LossLog
+from msatools.locks.model import WaitTarget
 from msatools.prstat.load import collect_load
 from msatools.prstat.model import Load
 from msatools.tasks.classes import TaskClass
@@ -19,12 +19,12 @@ from msatools.tasks.states import loads
 from msatools.tasks.table import TaskTable
 
 SLEEPS, BLOCKED, NOLOAD, FROZEN = 1, 2, 0x402, 0x8002
-DISK = On(kind="disk", device="vda 254:0")
+DISK = WaitTarget(kind="disk", device="vda 254:0")
 
 
 def load_of(
     *threads: dict[str, Any],
-    ons: dict[int, On | None] | None = None,
+    ons: dict[int, WaitTarget | None] | None = None,
     wanted: list[bool] | None = None,
 ) -> Load:
     """Threads that sleep uninterruptibly for a disk, if they say no other."""
@@ -97,7 +97,9 @@ def test_groups() -> None:
 
 def test_who_runs_is_one_load_on_any_cpu() -> None:
     runs = {"state": 0, "class": TaskClass.LAT}
-    ons: dict[int, On | None] = {n: On(kind="cpu", cpu=n) for n in range(2)}
+    ons: dict[int, WaitTarget | None] = {
+        n: WaitTarget(kind="cpu", cpu=n) for n in range(2)
+    }
     (group,) = load_of({"pid": 1, **runs}, {"pid": 2, **runs}, ons=ons).groups
     assert (group.pids, group.on, group.function) == ((1, 2), None, None)
 
@@ -117,7 +119,7 @@ def test_no_load() -> None:
 
 def test_averages() -> None:
     prog: Any = {"avenrun": SimpleNamespace(value_=lambda: [2048, 1024, 1])}
-    assert load_averages(prog, Findings()) == (1.0, 0.5, 1 / 2048)
+    assert load_averages(prog, LossLog()) == (1.0, 0.5, 1 / 2048)
 
 
 @pytest.mark.parametrize("error", [FaultError("lost", 0), LookupError("none")])
@@ -127,6 +129,6 @@ def test_averages_that_are_lost(error: Exception) -> None:
             raise error
 
     prog: Any = Prog()
-    findings = Findings()
+    findings = LossLog()
     assert load_averages(prog, findings) is None
     assert findings.lost == {"load_unreadable": 1}

@@ -8,7 +8,7 @@ from math import nan
 import numpy as np
 import pytest
 
-from msatools.locks.model import On
+from msatools.locks.model import WaitTarget
 from msatools.prstat.interval import ON_CODE
 from msatools.prstat.interval import OffCpu as ByClass
 from msatools.prstat.microstates import EXIT_ZOMBIE, PF_KTHREAD
@@ -16,8 +16,8 @@ from msatools.prstat.model import Children, OffCpu, TaskRow, Waited
 from msatools.prstat.rows import keep, process_rows, split_by_ticks, thread_rows
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
-from msatools.tasks.now import AgeBound
-from msatools.tasks.processes import Sums
+from msatools.tasks.processes import ProcessSums
+from msatools.tasks.task_state import AgeBound
 from tests.prstat.maderows import LIFE, MIB, SECOND, MadeThreads
 
 PARTS = ("user_ns", "system_ns", "latency_ns", "off_cpu_ns", "zombie_ns")
@@ -238,7 +238,7 @@ def test_sequence() -> None:
     for place in (3, -4):
         with pytest.raises(IndexError):
             rows[place]
-    ons = [None, On(kind="pipe", inode=3), None]
+    ons = [None, WaitTarget(kind="pipe", inode=3), None]
     taken = rows.with_ons(ons).take(np.array([2, 1]))
     assert [(row.pid, row.on) for row in taken] == [(7, None), (6, ons[1])]
 
@@ -264,9 +264,11 @@ def test_threads_of_the_kernel() -> None:
 
 
 def test_ticks() -> None:
-    def sums(user: int, system: int) -> Sums:
+    def sums(user: int, system: int) -> ProcessSums:
         none = np.zeros(1, np.int64)
-        return Sums(np.array([user]), np.array([system]), none, none, none, none, none)
+        return ProcessSums(
+            np.array([user]), np.array([system]), none, none, none, none, none
+        )
 
     for user, system, share in ((3, 1, 750), (0, 0, 1000), (0, 5, 0), (5, 0, 1000)):
         mine, kernels = split_by_ticks(np.array([1000]), sums(user, system))

@@ -10,14 +10,14 @@ import pytest
 
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.prstat import sampler as module
 from msatools.prstat.interval import Interval
-from msatools.prstat.looks import Look
 from msatools.prstat.sampler import MAX_SHARE, Sampler
+from msatools.prstat.task_samples import TaskSample
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.now import collect_now
 from msatools.tasks.table import TaskTable
+from msatools.tasks.task_state import collect_now
 from tests.support.dumps import open_dump
 
 
@@ -31,25 +31,25 @@ class Stepped:
 
     def __init__(self, prog: drgn.Program) -> None:
         self.reader = Reader(prog)
-        self.findings = Findings()
+        self.findings = LossLog()
         self.sampler = Sampler(self.reader, self.findings, hz=10, read=self._read)
-        self.table = self.sampler.task_reader.read_all(Findings())
+        self.table = self.sampler.task_reader.read_all(LossLog())
 
-    def _read(self, findings: Findings) -> TaskTable:
+    def _read(self, findings: LossLog) -> TaskTable:
         return TaskTable(self.table.records.copy(), self.table.columns)
 
 
-def awake(look: Look) -> int:
+def awake(look: TaskSample) -> int:
     """Count the threads that wait for a CPU: their stacks are unwound each time."""
     return int(np.count_nonzero(look.now.classes == TaskClass.LAT))
 
 
 def test_first_look_is_what_the_collector_finds(prog: drgn.Program) -> None:
-    reader, findings = Reader(prog), Findings()
+    reader, findings = Reader(prog), LossLog()
     sampler = Sampler(reader, findings)
     look = sampler.look()
     expected = collect_now(
-        sampler.collector, prog, look.tasks, read_clocks(reader, Findings())
+        sampler.collector, prog, look.tasks, read_clocks(reader, LossLog())
     )
     assert (look.now.classes == expected.classes).all()
     assert (look.now.age_ns == expected.age_ns).all()
@@ -102,7 +102,7 @@ def test_threads_that_come_and_go(prog: drgn.Program) -> None:
     first = stepped.sampler.look()
     stepped.table = TaskTable(everyone.records[order[:-100]], everyone.columns)
     second = stepped.sampler.look()
-    expected = Sampler(stepped.reader, Findings()).look().now.classes[order[:-100]]
+    expected = Sampler(stepped.reader, LossLog()).look().now.classes[order[:-100]]
     assert (second.now.classes == expected).all()
     interval = Interval(first)
     interval.add(second)
@@ -117,7 +117,7 @@ def test_how_long_a_look_takes(prog: drgn.Program) -> None:
     """From before the threads are read, in which some may be born unseen."""
     stepped = Stepped(prog)
 
-    def read(_: Findings) -> TaskTable:
+    def read(_: LossLog) -> TaskTable:
         time.sleep(0.02)
         return stepped.table
 
@@ -170,7 +170,7 @@ class Racing(Stepped):
         self._readings.append(record)
         return self
 
-    def _read_some(self, addresses: list[int], findings: Findings) -> TaskTable:
+    def _read_some(self, addresses: list[int], findings: LossLog) -> TaskTable:
         records = self.table.records[[self._rows[at] for at in addresses]]
         if self._address in addresses and self._readings:
             records[addresses.index(self._address)] = self._readings.pop(0)
@@ -258,7 +258,7 @@ def test_list_that_changes_while_it_is_followed(
 ) -> None:
     left = [racing.table.only(racing.table["pid"] < 50)] * 2
 
-    def read(findings: Findings) -> TaskTable:
+    def read(findings: LossLog) -> TaskTable:
         if left:
             findings.lose("lists_broken", "it breaks off")
             return left.pop()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from msatools.prstat.microstates import PF_KTHREAD
-from msatools.prstat.rows import Rows
+from msatools.prstat.rows import TaskRows
 from msatools.prstat.select import (
     KEYS,
     Ages,
@@ -35,7 +35,7 @@ THREADS = (
 
 
 @pytest.fixture
-def rows() -> Rows:
+def rows() -> TaskRows:
     return MadeThreads(*THREADS).by_thread()
 
 
@@ -90,7 +90,7 @@ def test_no_sort(word: str) -> None:
         parse_sort(word)
 
 
-def test_keys_are_columns(rows: Rows) -> None:
+def test_keys_are_columns(rows: TaskRows) -> None:
     assert set(KEYS) <= set(COLUMNS)
     assert set(KEYS) == set(VALUES)
 
@@ -114,16 +114,16 @@ def test_keys_are_columns(rows: Rows) -> None:
         ({"classes": frozenset((TaskClass.LCK,)), "cpus": frozenset((2,))}, [2]),
     ],
 )
-def test_selected(rows: Rows, wanted: dict[str, Any], pids: list[int]) -> None:
+def test_selected(rows: TaskRows, wanted: dict[str, Any], pids: list[int]) -> None:
     found = rows.take(selected(rows, Selection(**wanted)))
     assert [row.pid for row in found] == pids
 
 
-def pids(rows: Rows, *words: str) -> list[int]:
+def pids(rows: TaskRows, *words: str) -> list[int]:
     return [row.pid for row in rows.take(order(rows, list(map(parse_sort, words))))]
 
 
-def test_order(rows: Rows) -> None:
+def test_order(rows: TaskRows) -> None:
     """By the first key; what is equal by the next, then by PID."""
     assert pids(rows) == [1, 2, 3]
     assert pids(rows, "COMMAND") == [1, 2, 3]
@@ -275,7 +275,7 @@ def many() -> MadeThreads:
 @pytest.mark.parametrize("view", ["by_thread", "by_process"])
 def test_order_of_many(many: MadeThreads, name: str, view: str) -> None:
     """By what the cells show; the least or the largest first, what is equal by PID."""
-    rows: Rows = getattr(many, view)()
+    rows: TaskRows = getattr(many, view)()
     value = VALUES[name]
     for sign in "+-":
         found = list(rows.take(order(rows, [parse_sort(f"{sign}{name}")])))

@@ -12,9 +12,9 @@ import pytest
 from msatools.prstat.model import StackGroup
 from msatools.prstat.stackgroups import stack_groups
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.now import Now
 from msatools.tasks.stacks import NO_STACK, Stack, Stacks
 from msatools.tasks.table import TaskTable
+from msatools.tasks.task_state import TaskState
 
 NAMES = {1: "schedule", 2: "io_schedule", 3: "wait.part.0", 4: "commit", 5: "entry"}
 MODULES = {4: "jbd2"}
@@ -57,7 +57,7 @@ def groups(*threads: Thread, **filters: list[str]) -> tuple[StackGroup, ...]:
     records["comm"] = [thread.comm for thread in threads]
     text: Any = Text()
     index = np.array([thread.stack for thread in threads], np.int32)
-    now = Now(
+    now = TaskState(
         classes=np.array([thread.task_class for thread in threads], np.uint8),
         age_ns=np.array([thread.age_ns for thread in threads], np.int64),
         age_bound=np.zeros(len(threads), np.uint8),

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from msatools.prstat.interval import ON_CODE, OffCpu
+from msatools.prstat.interval import ON_CODE, OffCpuByClass
 from msatools.prstat.waited import lasting, within
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.now import AgeBound, Now
+from msatools.tasks.task_state import AgeBound, TaskState
 
 
 def row_of(columns: dict[str, Any], row: int) -> dict[str, int]:
@@ -23,7 +23,7 @@ def test_within_an_interval() -> None:
     ns[0, [TaskClass.STP, TaskClass.TRC, TaskClass.TMR]] = 3, 1, 90
     error[1, TaskClass.TMR] = 1
     ns[1, TaskClass.TMR] = 40
-    made = within(OffCpu(ns, error, np.array([0, 6]), np.zeros(2, np.bool_)))
+    made = within(OffCpuByClass(ns, error, np.array([0, 6]), np.zeros(2, np.bool_)))
     assert row_of(made, 0) == {
         "code_faults_ns": 7,
         "data_faults_ns": 3,
@@ -40,7 +40,7 @@ def test_of_a_life_the_wait_that_lasts() -> None:
     bound = np.full(count, AgeBound.EXACT, np.uint8)
     bound[3] = bound[4] = AgeBound.UPPER
     nothing: Any = None
-    now = Now(
+    now = TaskState(
         np.array(classes, np.uint8), np.arange(10, 10 + count), bound, nothing, ()
     )
     on_code = np.arange(count) == 1

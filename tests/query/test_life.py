@@ -14,13 +14,13 @@ from msatools.kernel.clocks import Clocks
 from msatools.prstat.breakdown import breakdown, sleeps
 from msatools.prstat.microstates import bound_of, microstates, without_sleep
 from msatools.prstat.states import sums
-from msatools.query.life import Moment, Seen, age, covered_since, life, summed
+from msatools.query.life import LifeMoment, LifeSeen, age, covered_since, life, summed
 from msatools.query.life import state_class as class_of
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.delays import Delays
-from msatools.tasks.now import Now, ages
 from msatools.tasks.stacks import Stacks
 from msatools.tasks.table import PF_KTHREAD, TaskTable
+from msatools.tasks.task_state import TaskState, ages
 from tests.prstat.made import COLUMNS, MS, NEW, NOW, SECOND
 
 TIMES = st.one_of(st.sampled_from([0, SECOND]), st.integers(0, 20 * SECOND))
@@ -129,9 +129,9 @@ def compare(
     if STATISTICS[0] in without and accounting.schedstats:
         return  # there is nothing to switch on
     kept = [n for n in threads[0] if n not in (*without, *ASIDE)]
-    moment = Moment(clocks, accounting)
+    moment = LifeMoment(clocks, accounting)
     all_seen = [
-        Seen(
+        LifeSeen(
             0,
             {name: thread[name] for name in kept},
             thread["in_iowait"] and bool(thread["state"] & 2),
@@ -168,10 +168,12 @@ def compare(
     assert summed(ones, moment, lives.latency_is_bound) == expected
 
 
-def now_of(tasks: TaskTable, clocks: Clocks, classes: list[TaskClass | None]) -> Now:
+def now_of(
+    tasks: TaskTable, clocks: Clocks, classes: list[TaskClass | None]
+) -> TaskState:
     told = [TaskClass.TMR if found is None else found for found in classes]
     numbers = np.array(told, np.uint8)
-    return Now(numbers, *ages(tasks, clocks, numbers), Stacks(None), ())
+    return TaskState(numbers, *ages(tasks, clocks, numbers), Stacks(None), ())
 
 
 def delays_of(threads: list[Thread]) -> Delays:

@@ -11,8 +11,14 @@ from typing import Any, get_args
 import pytest
 
 from msatools.kernel.report import Note
-from msatools.locks.model import Confidence, Herd, On, UserFrame, Waker
-from msatools.locks.report import Changes, Contended, Inversion, LocksReport, Seen
+from msatools.locks.model import Confidence, Herd, UserFrame, WaitTarget, Waker
+from msatools.locks.report import (
+    Contended,
+    Inversion,
+    LockChanges,
+    LocksReport,
+    OwnerSeen,
+)
 from msatools.render.locks.report import View, blocks
 from msatools.target.model import Address
 from tests.locks.madelocks import SECOND, deadlock, lock, owner, report, root, wait
@@ -113,7 +119,7 @@ HOT = Contended(
     wait_ns=SECOND + SECOND // 4,
     error_ns=SECOND // 8,
     owners=tuple(
-        Seen(pid=pid, comm="one\x1b", looks=9, where="DSK folio_wait_bit")
+        OwnerSeen(pid=pid, comm="one\x1b", looks=9, where="DSK folio_wait_bit")
         for pid in (7, 8, 9)
     ),
 )
@@ -181,7 +187,9 @@ def idle() -> Screens:
     workers = [wait(n, "futex 9:0x10", state="S") for n in range(20, 22)]
     either = wait(22, any_of=("futex 9:0x20", "futex 9:0x10"), state="S")
     lost = wait(3, why="its stack is lost", state="D")
-    disk = wait(4, on=On(kind="disk", path="/a", device="vda 254:0"), caller="fsync")
+    disk = wait(
+        4, on=WaitTarget(kind="disk", path="/a", device="vda 254:0"), caller="fsync"
+    )
     both = [wait(5, "folio 1"), wait(6, "mutex 2", state="S", caller="here")]
     return {
         "what hangs on no root": blocks(
@@ -350,7 +358,9 @@ def cycles() -> Screens:
 
 
 def intervals() -> Screens:
-    changes = Changes(begun=(1, 2), ended=(), moved=(3,), stuck=tuple(range(10, 30)))
+    changes = LockChanges(
+        begun=(1, 2), ended=(), moved=(3,), stuck=tuple(range(10, 30))
+    )
     changed = replace(LIKELY, interval_ns=SECOND, changes=changes)
     made = crowd(2)
     grown = (replace(made.locks[0], delta_waiters=2),)
@@ -377,7 +387,7 @@ def tables() -> Screens:
         task_class="LCK",
         state="S",
     )
-    disk = wait(3, on=On(kind="disk", path="/a"), caller="fsync", call="fsync")
+    disk = wait(3, on=WaitTarget(kind="disk", path="/a"), caller="fsync", call="fsync")
     others = report(
         [thread, disk, wait(2, why="its stack is lost")],
         [lock(f"futex 9:{n}", (5,)) for n in range(5)],

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.counting import NCLASSES
-from msatools.memory.map.model import Cells, MemoryMap, Place
+from msatools.memory.map.model import Cells, MapPlace, MemoryMap
 from msatools.render import plain, terminal
 from msatools.render.blocks import Chart, Mark
 from msatools.render.fit import fit
@@ -29,7 +29,7 @@ from msatools.render.memstat.svg import svg
 from tests.support.golden import Golden
 
 PAGE = 4096
-NODES = (Place(0, "DMA32"), Place(0, "Normal"), Place(1, "Normal"))
+NODES = (MapPlace(0, "DMA32"), MapPlace(0, "Normal"), MapPlace(1, "Normal"))
 Counts = Mapping[int, int]
 
 
@@ -290,7 +290,7 @@ def picture_of(cells: Cells, each: int, release: str = "6.1") -> Picture:
 def test_text_of_dumps_is_escaped() -> None:
     none = np.zeros(1, np.int64)
     counts = np.ones((1, NCLASSES), np.int64)
-    cells = Cells(none, counts, none, NCLASSES, (Place(0, "<b>\x07"),))
+    cells = Cells(none, counts, none, NCLASSES, (MapPlace(0, "<b>\x07"),))
     picture = picture_of(cells, 32, "6.1<script>\x1b[31m&\u202e")
     root = ElementTree.fromstring(svg(picture))
     texts = "".join(element.text or "" for element in root)
@@ -304,7 +304,7 @@ def test_size_of_files_is_bounded() -> None:
     count = 1 << 16
     rows = np.random.default_rng(1).integers(0, 100, (count, NCLASSES))
     places = np.zeros(count, np.intp)
-    cells = Cells(np.arange(count), rows, places, 4096, (Place(0, "Normal"),))
+    cells = Cells(np.arange(count), rows, places, 4096, (MapPlace(0, "Normal"),))
     assert len(svg(picture_of(cells, 4096))) < 1_600_000
 
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from msatools.memory.model import DETAIL, Group
+from msatools.memory.model import DETAIL, PageGroup
 from msatools.render import plain
 from msatools.render.memstat.groups import groups_table
 from tests.support.golden import Golden
 
 
 @dataclass(frozen=True)
-class Odd(Group):
+class Odd(PageGroup):
     """A group of which more is known."""
 
     pid: int | None = None
@@ -28,7 +28,7 @@ class Odd(Group):
 CLASSES = {"user.anon": 10, "cache.file": 2000, "kernel.slab": 0}
 
 
-def shown(by: str, groups: list[Group], top: int | None = None) -> list[str]:
+def shown(by: str, groups: list[PageGroup], top: int | None = None) -> list[str]:
     lines = plain.lines(groups_table(by, groups, 4096, top))
     return ["".join(span.text for span in line).rstrip() for line in lines]
 
@@ -40,13 +40,14 @@ def test_golden_tables(golden: Golden) -> None:
     golden(
         "memgroups",
         [
-            *shown("file", [Group("1", "/a b", 2010, CLASSES)]),
-            *shown("file", [Group("1", "many classes", 15, classes)]),
+            *shown("file", [PageGroup("1", "/a b", 2010, CLASSES)]),
+            *shown("file", [PageGroup("1", "many classes", 15, classes)]),
             *shown("file", []),
-            *shown("node", [Group(n, f"Node {n}", 2010, CLASSES) for n in "01"], 1),
+            *shown("node", [PageGroup(n, f"Node {n}", 2010, CLASSES) for n in "01"], 1),
             *shown("odd", [known, Odd("2", "two", 1, {})]),
             *shown(
-                "odd", [Group("1", "one", 2, {}), Odd("2", "two", 1, {}, dying=False)]
+                "odd",
+                [PageGroup("1", "one", 2, {}), Odd("2", "two", 1, {}, dying=False)],
             ),
         ],
     )
@@ -54,7 +55,7 @@ def test_golden_tables(golden: Golden) -> None:
 
 @pytest.mark.parametrize("top", [1, 2, 3, 4, None])
 def test_rest_is_summed_up(top: int | None) -> None:
-    groups: list[Group] = [Odd(str(n), str(n), 1000, {}, pid=n) for n in range(4)]
+    groups: list[PageGroup] = [Odd(str(n), str(n), 1000, {}, pid=n) for n in range(4)]
     lines = shown("process", groups, top)
     rows = 4 if top is None else top
     assert len(lines) == 1 + rows + (rows < 4)

@@ -5,7 +5,7 @@
 from dataclasses import replace
 
 from msatools.memory.classes import CLASSES
-from msatools.memory.model import Changes, MemstatReport
+from msatools.memory.model import MemstatReport, ScanChanges
 from msatools.render.memstat.report import blocks
 from tests.memory.madereports import TARGET, report
 from tests.render.screens import printed
@@ -17,7 +17,7 @@ DUMP = replace(
     coverage=dict.fromkeys((*COUNTED, "section_table_lost"), 0),
     scan_ns=12_345_678,
 )
-CHANGES = Changes(
+CHANGES = ScanChanges(
     allocated_pages=1234,
     freed_pages=1100,
     reread_pages=16384,

@@ -11,17 +11,17 @@ import pytest
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.report import Note
-from msatools.locks.model import Herd, On, UserFrame, Waker
+from msatools.locks.model import Herd, UserFrame, WaitTarget, Waker
 from msatools.prstat.model import (
     Children,
     ClassGroup,
-    Group,
     Load,
     LoadGroup,
     OffCpu,
     PrstatReport,
     Split,
     StackGroup,
+    TaskGroup,
     TaskRow,
     Totals,
     Waited,
@@ -29,7 +29,7 @@ from msatools.prstat.model import (
 )
 from msatools.prstat.states import StateTime
 from msatools.render.blocks import Span
-from msatools.render.prstat.columns import COLUMNS, Context, share, write
+from msatools.render.prstat.columns import COLUMNS, TaskContext, share, write
 from msatools.render.prstat.report import blocks, folded
 from msatools.target.model import Address
 from tests.locks.madelocks import SECOND, TARGET
@@ -85,20 +85,22 @@ REPORT = PrstatReport(
     per_thread=False,
     herds=(),
 )
-ABOUT = Context(names=False, per_thread=True, precise_cputime=False, full=False)
+ABOUT = TaskContext(names=False, per_thread=True, precise_cputime=False, full=False)
 PROCESS = replace(ABOUT, per_thread=False)
 PATH = "/srv/" + "long/" * 20 + "name"
 ONS = {
-    "lock": On(kind="lock", type="rwsem", name="i_rwsem", path=PATH, waiters=1234),
-    "tcp": On(
+    "lock": WaitTarget(
+        kind="lock", type="rwsem", name="i_rwsem", path=PATH, waiters=1234
+    ),
+    "tcp": WaitTarget(
         kind="socket",
         inode=1483,
         type="tcp",
         local="127.0.0.1:46472",
         peer="127.0.0.1:34721",
     ),
-    "unix": On(kind="socket", inode=1, type="unix stream", local=PATH),
-    "futex": On(kind="futex", address=Address(0x4C80F0), waiters=50),
+    "unix": WaitTarget(kind="socket", inode=1, type="unix stream", local=PATH),
+    "futex": WaitTarget(kind="futex", address=Address(0x4C80F0), waiters=50),
 }
 
 
@@ -113,7 +115,7 @@ def row(**changes: Any) -> TaskRow:
     return replace(ROW, **changes)
 
 
-def cell(name: str, of: TaskRow = ROW, about: Context = ABOUT) -> str:
+def cell(name: str, of: TaskRow = ROW, about: TaskContext = ABOUT) -> str:
     found = write(name, of, about)
     return found.text if isinstance(found, Span) else found
 
@@ -133,7 +135,7 @@ WAITED = Waited(0, MS, 5 * SECOND, 0, untold_ns=SECOND, is_estimate=True)
 LASTS = Waited(SECOND, 0, 3 * SECOND, 0, untold_ns=4_250 * MS, is_estimate=False)
 FAULTS = replace(SPLIT, delays={"blkio": SECOND, "swapin": 2 * SECOND})
 PART = replace(SPLIT, coverage=0.4, stopped_ns=None)
-CELLS: dict[str, tuple[TaskRow, Context]] = {
+CELLS: dict[str, tuple[TaskRow, TaskContext]] = {
     "a thread": (ROW, ABOUT),
     "a process": (ROW, PROCESS),
     "a process, its threads not known": (row(threads=None), PROCESS),
@@ -223,8 +225,8 @@ HERD = Herd(
     confidence="one dump",
 )
 GROUPS = (
-    Group("5", 2, 3, 3 << 30, 1 << 29, 90 * SECOND, 0.123),
-    Group("-", 1, 1, 0, 0, 0, 0.0),
+    TaskGroup("5", 2, 3, 3 << 30, 1 << 29, 90 * SECOND, 0.123),
+    TaskGroup("-", 1, 1, 0, 0, 0, 0.0),
 )
 CLASSES = (
     ClassGroup("LCK", 2, 100, 90 * SECOND, 2 * SECOND, None, None),
@@ -252,7 +254,13 @@ LOAD = Load(
     11,
     (
         LoadGroup(
-            *("D", "DSK", "cat", On(kind="disk", device="vda 254:0"), "ext4_read"),
+            *(
+                "D",
+                "DSK",
+                "cat",
+                WaitTarget(kind="disk", device="vda 254:0"),
+                "ext4_read",
+            ),
             pids=tuple(range(11)),
             max_age_ns=5 * SECOND,
         ),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from msatools.memory.unattributed.model import UnattributedGroup, Word
+from msatools.memory.unattributed.model import PageWord, UnattributedGroup
 from msatools.render.memstat.unattributed import blocks
 from tests.render.screens import EVIL, check_escaped, printed
 from tests.support.golden import Golden
@@ -19,8 +19,8 @@ GROUP = UnattributedGroup(
     owner="leaky\x1b",
     examples=(0x1238, 0x1240),
     words=(
-        Word("module", "leaky_ops [leaky\x1b]", "leaky\x1b", 1234),
-        Word("slab", "kmalloc-64", "kmalloc-64", 3),
+        PageWord("module", "leaky_ops [leaky\x1b]", "leaky\x1b", 1234),
+        PageWord("slab", "kmalloc-64", "kmalloc-64", 3),
     ),
     stack=None,
 )

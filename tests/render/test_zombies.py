@@ -15,11 +15,11 @@ from msatools.render.zombies.report import View, blocks
 from msatools.render.zombies.words import WHY
 from msatools.target.model import Address
 from msatools.zombies.model import (
-    Changes,
-    Held,
+    HeldMemory,
     Limit,
     Verdict,
     Zombie,
+    ZombieChanges,
     ZombiesReport,
 )
 from tests.locks.madelocks import SECOND
@@ -198,14 +198,16 @@ CHANGED = replace(
         limit("threads-max", 42, 50, 36, first=True, left_ns=12 * SECOND),
         LIMITS[1],
     ),
-    changes=Changes(begun=1200, reaped=1),
+    changes=ZombieChanges(begun=1200, reaped=1),
     groups=(replace(GROUPS[0], delta=1199), GROUPS[1]),
 )
 SHORT = [group([STUCK], evidence=evidence(root="I/O on dm-1 (suspended)"))]
 TRACED = zombie(1, verdict="traced", tracer=77)
 LED = zombie(1, verdict="leader-exited", threads=2)
 SIX_WAYS = report([zombie(n, exit_code=n << 8) for n in range(6)])
-HELD = Held(bytes=36 * 10880, each_bytes={"task_struct": 9792, "signal_struct": 1088})
+HELD = HeldMemory(
+    bytes=36 * 10880, each_bytes={"task_struct": 9792, "signal_struct": 1088}
+)
 
 
 def groups() -> Screens:
@@ -223,14 +225,14 @@ def groups() -> Screens:
         "-v": blocks(BOTH, verbose=True),
         "memory": blocks(replace(SIX_WAYS, held=HELD)),
         "memory as a whole": blocks(
-            replace(SIX_WAYS, held=Held(bytes=5 << 20, each_bytes={}))
+            replace(SIX_WAYS, held=HeldMemory(bytes=5 << 20, each_bytes={}))
         ),
         "a limit that was lowered": blocks(
             report([zombie(1)], limits=[limit("pid_max", 200, 100)])
         ),
         "an interval": blocks(CHANGED),
         "an interval, at the end of which all are reaped": blocks(
-            report(interval_ns=SECOND, changes=Changes(begun=0, reaped=36))
+            report(interval_ns=SECOND, changes=ZombieChanges(begun=0, reaped=36))
         ),
         "a tracer": blocks(
             report([TRACED], [group([TRACED], evidence=evidence(tracer=77))])
@@ -475,7 +477,7 @@ def test_a_screenful(view: View) -> None:
         limits=tuple(limit("pids.max", 1, 2, 1, scope=f"/{n}") for n in range(200)),
         heirs=tuple(heir(10 + n, 1) for n in range(500)),
         leaks=tuple(leak(n, 1) for n in range(500)),
-        held=Held(bytes=1 << 20, each_bytes={"task_struct": 9792}),
+        held=HeldMemory(bytes=1 << 20, each_bytes={"task_struct": 9792}),
     )
     assert len(printed(blocks(made, view=view))) <= 36
 

@@ -12,9 +12,9 @@ import drgn
 import pytest
 from drgn import Architecture, Platform, PlatformFlags, Program, TypeKind, sizeof
 
-from msatools.selfdesc.btf import Btf, BtfError, Kind
+from msatools.selfdesc.btf import Btf, BtfError, BtfKind
 from msatools.selfdesc.declarations import Declaration
-from msatools.selfdesc.layout import agree, strip
+from msatools.selfdesc.type_compare import agree, strip
 from msatools.selfdesc.types import AmbiguousError, BtfTypes
 from tests.selfdesc.encode import VOID, Writer
 
@@ -574,7 +574,7 @@ def look_at_all(made: BtfTypes) -> None:
     for type_id in range(made.btf.end_id):
         try:
             kind = made.btf.kind(type_id)
-            if kind in (Kind.FUNC, Kind.VAR, Kind.DATASEC, Kind.DECL_TAG):
+            if kind in (BtfKind.FUNC, BtfKind.VAR, BtfKind.DATASEC, BtfKind.DECL_TAG):
                 continue
             it = made.type(type_id)
             if it.kind in (TypeKind.STRUCT, TypeKind.UNION) and it.is_complete():

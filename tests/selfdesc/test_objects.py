@@ -13,7 +13,7 @@ from drgn import FindObjectFlags, Program, Symbol, Type, TypeKind
 
 import msatools
 from msatools.selfdesc import declarations
-from msatools.selfdesc.btf import Kind
+from msatools.selfdesc.btf import BtfKind
 from msatools.selfdesc.declarations import Declaration, parse
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.objects import Objects, UntypedError
@@ -96,7 +96,7 @@ def is_found(prog: Program, name: str) -> bool:
 def test_per_cpu_variables(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come from BTF where it has them, and from the table elsewhere."""
     types = finders_of(pair.btf).types
-    has_them = any(types.btf.of_kind(Kind.DATASEC))
+    has_them = any(types.btf.of_kind(BtfKind.DATASEC))
     assert has_them == (pair.run.name != "memory-5.10")
     for name in ("runqueues", "vm_event_states"):
         expected = pair.dwarf.variable(name)

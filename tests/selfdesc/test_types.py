@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from drgn import Program, Type, TypeKind
 
-from msatools.selfdesc.btf import Kind
+from msatools.selfdesc.btf import BtfKind
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.types import AmbiguousError
 from tests.selfdesc.conftest import Pair
 
 KINDS = {
-    Kind.STRUCT: (TypeKind.STRUCT, "struct "),
-    Kind.UNION: (TypeKind.UNION, "union "),
-    Kind.ENUM: (TypeKind.ENUM, "enum "),
-    Kind.ENUM64: (TypeKind.ENUM, "enum "),
-    Kind.TYPEDEF: (TypeKind.TYPEDEF, ""),
+    BtfKind.STRUCT: (TypeKind.STRUCT, "struct "),
+    BtfKind.UNION: (TypeKind.UNION, "union "),
+    BtfKind.ENUM: (TypeKind.ENUM, "enum "),
+    BtfKind.ENUM64: (TypeKind.ENUM, "enum "),
+    BtfKind.TYPEDEF: (TypeKind.TYPEDEF, ""),
 }
 # pahole writes array[a][b] as array[a * b]: no member of these may be indexed twice.
 FEW_FLATTENED = 40
@@ -164,7 +164,7 @@ def test_name_that_is_not_there(pair: Pair) -> None:
 def test_constants_equal_dwarf(pair: Pair) -> None:
     types = finders_of(pair.btf).types
     compared = 0
-    for type_id in types.btf.of_kind(Kind.ENUM, Kind.ENUM64):
+    for type_id in types.btf.of_kind(BtfKind.ENUM, BtfKind.ENUM64):
         for name, _ in types.btf.enumerators(type_id):
             try:
                 expected = pair.dwarf.constant(name).value_()

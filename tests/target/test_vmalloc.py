@@ -12,7 +12,7 @@ from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import follow_phys
 
 from msatools.target import vmalloc
-from msatools.target.vmalloc import PageTables, map_vmalloc, page_tables
+from msatools.target.vmalloc import VmallocTables, map_vmalloc, page_tables
 from tests.target.plain import open_plain
 
 STACK_BYTES = 16384
@@ -161,7 +161,7 @@ def test_frames_by_tables_of_five_levels() -> None:
         assert size == PAGE
         return memory[at // PAGE].tobytes()
 
-    tables = PageTables(SimpleNamespace(read=read), 0, 0, (48, 39, 30, 21, 12))
+    tables = VmallocTables(SimpleNamespace(read=read), 0, 0, (48, 39, 30, 21, 12))
     first = address - 3 * PAGE
     left = 512 - entries[4]
     expected = [-1] * 3
@@ -176,5 +176,5 @@ def test_frames_by_a_table_that_is_lost() -> None:
     def read(at: int, size: int, physical: bool) -> bytes:
         raise FaultError("gone", at)
 
-    tables = PageTables(SimpleNamespace(read=read), 0, 0, (39, 30, 21, 12))
+    tables = VmallocTables(SimpleNamespace(read=read), 0, 0, (39, 30, 21, 12))
     assert tables.frames(0xFFFF_8000_0000_0000, 3).tolist() == [-1] * 3

@@ -12,17 +12,17 @@ import time
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.pids import find_tasks
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.prstat.microstates import microstates
 from msatools.target import TargetSpec, open_target
-from msatools.tasks.cgroups import read_cgroups
 from msatools.tasks.delays import read_delays
 from msatools.tasks.identity import read_identities
 from msatools.tasks.memory import read_memory
-from msatools.tasks.now import collect_now
 from msatools.tasks.processes import read_processes
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.task_cgroups import read_cgroups
+from msatools.tasks.task_state import collect_now
 from tests.support.strace import MARKER
 
 PARTS = {
@@ -37,7 +37,7 @@ PARTS = {
 def main(path: str, pid: int | None) -> None:
     prog = open_target(TargetSpec(path=path, types="btf")).prog
     start = time.perf_counter()
-    reader, findings = Reader(prog), Findings()
+    reader, findings = Reader(prog), LossLog()
     tasks = read_tasks(reader, pid, findings)
     mark("clocks")
     clocks = read_clocks(reader, findings)
@@ -56,7 +56,7 @@ def main(path: str, pid: int | None) -> None:
     print(f"{len(tasks)} tasks, {len(now.stacks.unique)} stacks, {1e3 * took:.1f} ms")
 
 
-def read_tasks(reader: Reader, pid: int | None, findings: Findings) -> TaskTable:
+def read_tasks(reader: Reader, pid: int | None, findings: LossLog) -> TaskTable:
     mark("tasks")
     tasks = TaskReader(reader)
     if pid is None:

@@ -10,7 +10,7 @@ from drgn import Object, Program
 from drgn.helpers.linux.pid import for_each_task
 
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks.stacks import StackCollector, Stacks
 from tests.support.dumps import open_dump
 
@@ -49,8 +49,8 @@ def known(name: str, types: str) -> Tasks:
     return tasks_of(name, types)
 
 
-def collect(tasks: Tasks, findings: Findings | None = None) -> Stacks:
-    collector = StackCollector(Reader(tasks.prog), findings or Findings())
+def collect(tasks: Tasks, findings: LossLog | None = None) -> Stacks:
+    collector = StackCollector(Reader(tasks.prog), findings or LossLog())
     return collector.collect(tasks.tasks, tasks.stacks, tasks.pointers)
 
 

@@ -13,7 +13,7 @@ from drgn.helpers.linux.pid import find_task
 from fixtures import lab
 from msatools.kernel.paths import Paths
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks.descriptors import Descriptors
 from tests.support.dumps import BUSY, open_dump
 
@@ -38,7 +38,7 @@ def tasks(dump: str, prog: Program) -> list[Object]:
 
 
 def test_every_descriptor(prog: Program, tasks: list[Object]) -> None:
-    descriptors = Descriptors(Reader(prog), Findings())
+    descriptors = Descriptors(Reader(prog), LossLog())
     addresses = np.array([task.value_() for task in tasks], np.uint64)
     tables = descriptors.tables(addresses)
     compared = 0
@@ -55,7 +55,7 @@ def test_every_descriptor(prog: Program, tasks: list[Object]) -> None:
 
 
 def test_what_is_not_open(prog: Program, tasks: list[Object]) -> None:
-    findings = Findings()
+    findings = LossLog()
     descriptors = Descriptors(Reader(prog), findings)
     addresses = np.array([tasks[0].value_(), 0], np.uint64)
     tables = descriptors.tables(addresses)
@@ -67,7 +67,7 @@ def test_what_is_not_open(prog: Program, tasks: list[Object]) -> None:
 
 def test_paths_of_all_files(prog: Program, tasks: list[Object]) -> None:
     """drgn knows the names of files that have one."""
-    findings = Findings()
+    findings = LossLog()
     reader = Reader(prog)
     paths = Paths(reader, findings)
     files = {file.value_(): file for task in tasks for _, file in for_each_file(task)}
@@ -93,7 +93,7 @@ def test_paths_of_all_files(prog: Program, tasks: list[Object]) -> None:
 
 
 def test_a_path_that_leads_nowhere(prog: Program) -> None:
-    findings = Findings()
+    findings = LossLog()
     paths = Paths(Reader(prog), findings)
     nowhere = 0xFFFF_FFFF_FFFF_0000
     assert paths.tell([(0, 0), (nowhere, nowhere)]) == [None, None]
@@ -101,7 +101,7 @@ def test_a_path_that_leads_nowhere(prog: Program) -> None:
 
 
 def test_a_mount_of_a_file_system(prog: Program, tasks: list[Object]) -> None:
-    paths = Paths(Reader(prog), Findings())
+    paths = Paths(Reader(prog), LossLog())
     by_name = dict(zip(NAMED, tasks, strict=True))
     frozen = next(
         file.f_inode.i_sb

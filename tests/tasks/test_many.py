@@ -14,11 +14,11 @@ from drgn import Object
 from fixtures import lab
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.now import Now, collect_now
 from msatools.tasks.stacks import MAX_ASKED, StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.task_state import TaskState, collect_now
 from tests.support.dumps import open_dump
 from tests.support.strace import reads_of
 from tests.tasks.sleepers import by_drgn
@@ -36,8 +36,8 @@ class Dump:
     run: lab.Run
     reader: Reader
     table: TaskTable
-    now: Now
-    findings: Findings
+    now: TaskState
+    findings: LossLog
 
     def counts(self, pids: list[int]) -> Counter[str]:
         """The classes of some threads."""
@@ -56,7 +56,7 @@ def run(request: pytest.FixtureRequest) -> lab.Run:
 @pytest.fixture(scope="module")
 def dump(run: lab.Run) -> Dump:
     prog = open_dump(run.name, "btf")
-    reader, findings = Reader(prog), Findings()
+    reader, findings = Reader(prog), LossLog()
     table = TaskReader(reader).read_all(findings)
     collector = StackCollector(reader, findings)
     now = collect_now(collector, prog, table, read_clocks(reader, findings))

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msatools.tasks.cgroups import UNKNOWN, TaskCgroups
 from msatools.tasks.membership import (
     Membership,
     container_ids,
@@ -16,6 +15,7 @@ from msatools.tasks.membership import (
     members,
 )
 from msatools.tasks.namespaces import TaskNamespaces
+from msatools.tasks.task_cgroups import UNKNOWN, TaskCgroups
 
 ID = "0123456789abcdef" * 4
 OTHER = "fedcba9876543210" * 4

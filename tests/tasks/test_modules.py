@@ -9,9 +9,9 @@ from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.module import module_address_regions
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks import modules
-from msatools.tasks.modules import Module, Modules
+from msatools.tasks.modules import CodeModule, CodeModules
 from tests.support.dumps import IDLE, TYPES, open_dump
 from tests.support.overlay import put
 
@@ -39,8 +39,8 @@ def test_every_module_is_found(
 
     if walk == "list":
         monkeypatch.setattr(modules, "_Tree", none)
-    findings = Findings()
-    found = Modules(Reader(prog), findings)
+    findings = LossLog()
+    found = CodeModules(Reader(prog), findings)
     expected = by_drgn(prog)
     assert expected
     for name, module in expected.items():
@@ -52,7 +52,7 @@ def test_every_module_is_found(
         for start, end in regions:
             for address in (start, end - 1):
                 one = found.find(address)
-                assert one == Module(module.value_(), name, tuple(regions))
+                assert one == CodeModule(module.value_(), name, tuple(regions))
             assert found.find(end + (1 << 30)) is None
     assert found.find(0) is None
     assert not findings.notes
@@ -60,7 +60,7 @@ def test_every_module_is_found(
 
 def test_symbols_are_drgns(prog: drgn.Program) -> None:
     reader = Reader(prog)
-    found = Modules(reader, Findings())
+    found = CodeModules(reader, LossLog())
     for name, module in by_drgn(prog).items():
         start, _ = module_address_regions(module)[0]
         ours = found.find(start)
@@ -82,7 +82,7 @@ def test_few_reads(types: str) -> None:
     prog = open_dump(NEWEST, types)
     reader = Reader(prog)
     (start, _), *_ = module_address_regions(next(iter(by_drgn(prog).values())))
-    found = Modules(reader, Findings())
+    found = CodeModules(reader, LossLog())
     assert found.find(start)
     reads = reader.reads
     # The sequence, the root, at most all nodes, and the module.
@@ -100,6 +100,6 @@ def test_tree_that_is_damaged_ends() -> None:
         for member in ("rb_left", "rb_right"):
             place = root + drgn.offsetof(node, member)
             put(prog, place, root.to_bytes(8, "little"))
-    findings = Findings()
-    assert Modules(Reader(prog), findings).find(1) is None
+    findings = LossLog()
+    assert CodeModules(Reader(prog), findings).find(1) is None
     assert findings.lost == {"modules_unreadable": 1}

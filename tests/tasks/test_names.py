@@ -7,7 +7,7 @@ import pytest
 from drgn import Object, cast
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks.names import KernelNames
 from msatools.tasks.table import TaskTable
 from tests.prstat.dumps import OFF, Dump, look
@@ -22,7 +22,7 @@ def dump(request: pytest.FixtureRequest) -> Dump:
     return look(request.param)
 
 
-def names_of(dump: Dump, reader: Reader, findings: Findings) -> list[bytes]:
+def names_of(dump: Dump, reader: Reader, findings: LossLog) -> list[bytes]:
     """The name of each thread of a dump."""
     table = TaskTable(dump.table.records.copy(), dump.table.columns)
     KernelNames(reader).fill(table, findings)
@@ -33,7 +33,7 @@ def names_of(dump: Dump, reader: Reader, findings: Findings) -> list[bytes]:
 @pytest.mark.kernels
 def test_names_are_those_of_proc(dump: Dump) -> None:
     """Of threads that have not run since the guest read them."""
-    findings = Findings()
+    findings = LossLog()
     names = names_of(dump, Reader(open_dump(dump.run.name, "btf")), findings)
     recorded = dict(dump.still())
     own = [row for row in recorded if dump.kernels_own[row]]
@@ -58,7 +58,7 @@ def test_names_that_are_lost_stay_as_they_are(dump: Dump) -> None:
     )
     thread = Object(prog, "struct kthread *", int(dump.table["kthread"][row]))
     lose(prog, thread.full_name.value_(), 8)
-    findings = Findings()
+    findings = LossLog()
     names = names_of(dump, Reader(prog), findings)
     assert names[row] == dump.table["comm"][row]
     assert findings.coverage == {"names_unreadable": 1}
@@ -68,7 +68,7 @@ def test_worker_of_another_is_not_believed(dump: Dump) -> None:
     """What it names is the memory of one that has ended."""
     prog = open_dump(dump.run.name, "btf")
     reader = Reader(prog)
-    names = names_of(dump, reader, Findings())
+    names = names_of(dump, reader, LossLog())
     row = next(
         row
         for row, name in enumerate(names)
@@ -77,6 +77,6 @@ def test_worker_of_another_is_not_believed(dump: Dump) -> None:
     thread = Object(prog, "struct kthread *", int(dump.table["kthread"][row]))
     worker = cast("struct worker *", thread.data)
     put(prog, worker.task.address_ or 0, bytes(8))
-    bare = names_of(dump, Reader(prog), Findings())[row]
+    bare = names_of(dump, Reader(prog), LossLog())[row]
     assert bare == dump.table["comm"][row]
     assert names[row].startswith(bare)

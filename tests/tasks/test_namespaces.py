@@ -10,11 +10,11 @@ import pytest
 
 from fixtures import lab
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
-from msatools.tasks.cgroups import read_cgroups
+from msatools.kernel.report import LossLog
 from msatools.tasks.membership import Membership, read_members
 from msatools.tasks.namespaces import KINDS, UNKNOWN, TaskNamespaces, read_namespaces
 from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.task_cgroups import read_cgroups
 from tests.prstat.reports import report
 from tests.support.dumps import open_dump
 
@@ -31,7 +31,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @cache
 def tasks(name: str) -> tuple[Reader, TaskTable]:
-    reader, findings = Reader(open_dump(name, "btf")), Findings()
+    reader, findings = Reader(open_dump(name, "btf")), LossLog()
     table = TaskReader(reader).read_all(findings)
     assert not findings.notes
     return reader, table
@@ -49,8 +49,8 @@ def rows(table: TaskTable, name: str) -> dict[str, int]:
     return {task: by_pid[said["tid"]] for task, said in told(name).items()}
 
 
-def read(name: str) -> tuple[TaskTable, TaskNamespaces, Findings]:
-    (reader, table), findings = tasks(name), Findings()
+def read(name: str) -> tuple[TaskTable, TaskNamespaces, LossLog]:
+    (reader, table), findings = tasks(name), LossLog()
     return table, read_namespaces(reader, table, findings), findings
 
 
@@ -82,7 +82,7 @@ def test_threads_of_the_kernel_are_in_the_first_namespaces(name: str) -> None:
 
 def test_types_by_debug_info_agree() -> None:
     name = "contained-6.12"
-    reader, findings = Reader(open_dump(name, "dwarf")), Findings()
+    reader, findings = Reader(open_dump(name, "dwarf")), LossLog()
     table = TaskReader(reader).read_all(findings)
     other = read_namespaces(reader, table, findings)
     _, found, _ = read(name)
@@ -96,7 +96,7 @@ def test_what_cannot_be_read_is_unknown_and_counted(name: str) -> None:
     records["nsproxy"][3] = NOWHERE
     records["cred"][4] = NOWHERE
     records["nsproxy"][5] = 0  # as of the dead
-    findings = Findings()
+    findings = LossLog()
     found = read_namespaces(reader, TaskTable(records, table.columns), findings)
     assert findings.coverage == {"cred_unreadable": 1, "nsproxy_unreadable": 1}
     _, good, _ = read(name)
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_unknown_and_counted(name: str) -> None:
 def test_a_kernel_without_namespaces(name: str) -> None:
     reader, table = tasks(name)
     few = TaskTable(table.records, table.columns - {"nsproxy", "thread_pid"})
-    found = read_namespaces(reader, few, Findings())
+    found = read_namespaces(reader, few, LossLog())
     assert (found.inodes["user"] != UNKNOWN).all()
     for kind in set(KINDS) - {"user"}:
         assert (found.inodes[kind] == UNKNOWN).all()
@@ -118,13 +118,13 @@ def test_a_kernel_without_namespaces(name: str) -> None:
 
 def test_control_groups_are_those_that_tasks_see(name: str) -> None:
     reader, table = tasks(name)
-    cgroups = read_cgroups(reader, table, Findings())
+    cgroups = read_cgroups(reader, table, LossLog())
     for task, row in rows(table, name).items():
         assert cgroups.path(row) == told(name)[task]["cgroup"], task
 
 
 def selected(name: str, **wanted: Any) -> set[str]:
-    (reader, table), findings = tasks(name), Findings()
+    (reader, table), findings = tasks(name), LossLog()
     found = read_members(reader, table, Membership(**wanted), findings)
     assert not findings.notes
     return {task for task, row in rows(table, name).items() if found[row]}

@@ -5,7 +5,7 @@
 import pytest
 from drgn import Architecture, Object, Platform, Program, Type, TypeMember
 
-from msatools.tasks.orc import BY_FRAME_POINTER, Base, Kind, Rule, _Format
+from msatools.tasks.orc import BY_FRAME_POINTER, Base, OrcKind, Rule, _Format
 
 FIELDS = {
     "v4.14": ("sp_reg:4", "bp_reg:4", "type:2", "end:1"),
@@ -32,27 +32,62 @@ def entry_type(version: str) -> Type:
     ("version", "numbering", "flags", "expected"),
     [
         # A call, with what is at an offset from the stack pointer.
-        ("v4.14", "first", 0x005, Rule(Kind.CALL, Base.SP, 16, Base.NONE, -8, False)),
-        ("v6.3", "first", 0x005, Rule(Kind.CALL, Base.SP, 16, Base.NONE, -8, False)),
-        ("v6.4", "first", 0x205, Rule(Kind.CALL, Base.SP, 16, Base.NONE, -8, False)),
-        ("v6.4", "second", 0x203, Rule(Kind.CALL, Base.SP, 16, Base.NONE, -8, False)),
+        (
+            "v4.14",
+            "first",
+            0x005,
+            Rule(OrcKind.CALL, Base.SP, 16, Base.NONE, -8, False),
+        ),
+        ("v6.3", "first", 0x005, Rule(OrcKind.CALL, Base.SP, 16, Base.NONE, -8, False)),
+        ("v6.4", "first", 0x205, Rule(OrcKind.CALL, Base.SP, 16, Base.NONE, -8, False)),
+        (
+            "v6.4",
+            "second",
+            0x203,
+            Rule(OrcKind.CALL, Base.SP, 16, Base.NONE, -8, False),
+        ),
         # The frame pointer saved beside the return address.
-        ("v4.14", "first", 0x014, Rule(Kind.CALL, Base.BP, 16, Base.CFA, -8, False)),
-        ("v6.4", "first", 0x214, Rule(Kind.CALL, Base.BP, 16, Base.CFA, -8, False)),
-        ("v6.4", "second", 0x284, Rule(Kind.CALL, Base.BP, 16, Base.CFA, -8, False)),
+        ("v4.14", "first", 0x014, Rule(OrcKind.CALL, Base.BP, 16, Base.CFA, -8, False)),
+        ("v6.4", "first", 0x214, Rule(OrcKind.CALL, Base.BP, 16, Base.CFA, -8, False)),
+        ("v6.4", "second", 0x284, Rule(OrcKind.CALL, Base.BP, 16, Base.CFA, -8, False)),
         # A stack that was aligned anew.
-        ("v6.4", "first", 0x248, Rule(Kind.CALL, Base.BP_AT, 16, Base.BP, -8, False)),
-        ("v6.4", "second", 0x24A, Rule(Kind.CALL, Base.BP_AT, 16, Base.BP, -8, False)),
+        (
+            "v6.4",
+            "first",
+            0x248,
+            Rule(OrcKind.CALL, Base.BP_AT, 16, Base.BP, -8, False),
+        ),
+        (
+            "v6.4",
+            "second",
+            0x24A,
+            Rule(OrcKind.CALL, Base.BP_AT, 16, Base.BP, -8, False),
+        ),
         # An exception, which leaves no return address.
-        ("v4.14", "first", 0x105, Rule(Kind.REGS, Base.SP, 16, Base.NONE, -8, True)),
-        ("v6.3", "first", 0x505, Rule(Kind.REGS, Base.SP, 16, Base.NONE, -8, True)),
-        ("v6.3", "first", 0x105, Rule(Kind.REGS, Base.SP, 16, Base.NONE, -8, False)),
-        ("v6.4", "first", 0xB05, Rule(Kind.REGS, Base.SP, 16, Base.NONE, -8, True)),
-        ("v6.4", "second", 0xB03, Rule(Kind.REGS, Base.SP, 16, Base.NONE, -8, True)),
+        ("v4.14", "first", 0x105, Rule(OrcKind.REGS, Base.SP, 16, Base.NONE, -8, True)),
+        ("v6.3", "first", 0x505, Rule(OrcKind.REGS, Base.SP, 16, Base.NONE, -8, True)),
+        ("v6.3", "first", 0x105, Rule(OrcKind.REGS, Base.SP, 16, Base.NONE, -8, False)),
+        ("v6.4", "first", 0xB05, Rule(OrcKind.REGS, Base.SP, 16, Base.NONE, -8, True)),
+        ("v6.4", "second", 0xB03, Rule(OrcKind.REGS, Base.SP, 16, Base.NONE, -8, True)),
         # The end of the stack.
-        ("v4.14", "first", 0x400, Rule(Kind.END, Base.NONE, 16, Base.NONE, -8, False)),
-        ("v6.3", "first", 0x800, Rule(Kind.END, Base.NONE, 16, Base.NONE, -8, False)),
-        ("v6.4", "first", 0x100, Rule(Kind.END, Base.NONE, 16, Base.NONE, -8, False)),
+        (
+            "v4.14",
+            "first",
+            0x400,
+            Rule(OrcKind.END, Base.NONE, 16, Base.NONE, -8, False),
+        ),
+        (
+            "v6.3",
+            "first",
+            0x800,
+            Rule(OrcKind.END, Base.NONE, 16, Base.NONE, -8, False),
+        ),
+        (
+            "v6.4",
+            "first",
+            0x100,
+            Rule(OrcKind.END, Base.NONE, 16, Base.NONE, -8, False),
+        ),
         # Nothing known, or nothing that means anything.
         ("v4.14", "first", 0x000, BY_FRAME_POINTER),
         ("v6.3", "first", 0x000, BY_FRAME_POINTER),

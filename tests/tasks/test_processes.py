@@ -15,13 +15,13 @@ from fixtures import lab
 from msatools.kernel.cgroups import _path
 from msatools.kernel.percpusums import sum_parts
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
-from msatools.tasks.cgroups import TaskCgroups, read_cgroups
+from msatools.kernel.report import LossLog
 from msatools.tasks.delays import Delays, read_delays
 from msatools.tasks.identity import Identities, read_identities
 from msatools.tasks.memory import TaskMemory, read_memory
-from msatools.tasks.processes import Processes, Sums, read_processes, read_reaped
+from msatools.tasks.processes import Processes, ProcessSums, read_processes, read_reaped
 from msatools.tasks.table import TaskReader, TaskTable
+from msatools.tasks.task_cgroups import TaskCgroups, read_cgroups
 from tests.prstat.dumps import MIDWAY, OFF, ON, long
 from tests.support.dumps import open_dump
 
@@ -32,14 +32,14 @@ class Read:
 
     run: lab.Run
     reader: Reader
-    findings: Findings
+    findings: LossLog
     table: TaskTable
     identities: Identities
     processes: Processes
     memory: TaskMemory
     cgroups: TaskCgroups
     delays: Delays
-    reaped: Sums
+    reaped: ProcessSums
 
     @cached_property
     def recorded(self) -> frozenset[str]:
@@ -58,13 +58,13 @@ class Read:
 
 
 def read(name: str, types: str = "btf") -> Read:
-    reader, findings = Reader(open_dump(name, types)), Findings()
+    reader, findings = Reader(open_dump(name, types)), LossLog()
     table = TaskReader(reader).read_all(findings)
     found = parts_of(reader, table, findings)
     return Read(lab.build(name), reader, findings, table, *found)
 
 
-def parts_of(reader: Reader, table: TaskTable, findings: Findings) -> list[Any]:
+def parts_of(reader: Reader, table: TaskTable, findings: LossLog) -> list[Any]:
     parts = (read_identities, read_processes, read_memory, read_cgroups, read_delays)
     parts += (read_reaped,)
     return [part(reader, table, findings) for part in parts]
@@ -243,7 +243,7 @@ def test_pointers_to_nowhere() -> None:
     records = good.table.records.copy()
     for column in COLUMNS:
         records[column][5:8] = NOWHERE
-    table, findings = TaskTable(records, good.table.columns), Findings()
+    table, findings = TaskTable(records, good.table.columns), LossLog()
     found = Read(
         good.run, good.reader, findings, table, *parts_of(good.reader, table, findings)
     )
@@ -268,7 +268,7 @@ def test_pointers_to_nowhere() -> None:
 def test_no_tasks() -> None:
     good = read("memory-6.12")
     nobody = good.table.only(np.zeros(len(good.table), np.bool_))
-    findings = Findings()
+    findings = LossLog()
     identities, processes, memory, cgroups, delays, _ = parts_of(
         good.reader, nobody, findings
     )
@@ -278,7 +278,7 @@ def test_no_tasks() -> None:
 
 
 def test_parts_of_counters_that_cannot_be_read() -> None:
-    reader, findings = Reader(open_dump("tasks-6.12", "btf")), Findings()
+    reader, findings = Reader(open_dump("tasks-6.12", "btf")), LossLog()
     sums = sum_parts(reader, np.array([NOWHERE, 0, NOWHERE], np.uint64), findings)
     assert sums.tolist() == [0, 0, 0]
     assert findings.lost == {"percpu_counter_unreadable": 2}  # one a CPU

@@ -10,10 +10,10 @@ import pytest
 from drgn import Object, Program
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks import stacks
 from msatools.tasks.framerules import MAX_FRAMES, End
-from msatools.tasks.orc import Base, Kind, Orc, Rule
+from msatools.tasks.orc import Base, Orc, OrcKind, Rule
 from msatools.tasks.stacks import NO_STACK, Stack, StackCollector, Stacks
 from tests.support.dumps import BUSY, TYPES, open_dump
 from tests.support.overlay import lose, put
@@ -54,7 +54,7 @@ def test_every_stack_is_drgns(tasks: Tasks) -> None:
 
 def test_one_stack_is_as_among_many(tasks_btf: Tasks) -> None:
     many = collect(tasks_btf)
-    collector = StackCollector(Reader(tasks_btf.prog), Findings())
+    collector = StackCollector(Reader(tasks_btf.prog), LossLog())
     for row in each_stack(many):
         one = slice(row, row + 1)
         found = collector.collect(
@@ -116,7 +116,7 @@ def test_names_are_the_same_with_debug_info(name: str) -> None:
 
 
 def test_one_read_a_stack_and_one_object_a_kind(tasks_btf: Tasks) -> None:
-    reader, findings = Reader(tasks_btf.prog), Findings()
+    reader, findings = Reader(tasks_btf.prog), LossLog()
     collector = StackCollector(reader, findings)
     assert collector.has_orc
     assert collector.stack_bytes == STACK_BYTES
@@ -148,7 +148,7 @@ def test_blocks_are_one_table(
 
 
 def test_who_has_no_stack_is_not_looked_at(tasks_btf: Tasks) -> None:
-    findings = Findings()
+    findings = LossLog()
     none = np.zeros(len(tasks_btf.tasks), np.uint64)
     found = collect(replace(tasks_btf, stacks=none), findings)
     assert found.unique == [NO_STACK]
@@ -169,7 +169,7 @@ def test_stack_that_cannot_be_read(offset: int | None) -> None:
         lose(tasks.prog, int(tasks.stacks[3]), STACK_BYTES)
     else:
         tasks.pointers[3] = np.uint64((int(tasks.stacks[3]) + offset) % (1 << 64))
-    findings = Findings()
+    findings = LossLog()
     found = rows_of(collect(tasks, findings))
     assert found == [*expected[:3], NO_STACK, *expected[4:]]
     assert findings.coverage["stack_pointers_bad"] == (offset is not None)
@@ -186,7 +186,7 @@ def test_stack_that_breaks_off() -> None:
     third = data.index(expected[2].to_bytes(8, "little"))
     data[third : third + 8] = bytes(8)
     put(tasks.prog, pointer, bytes(data))
-    findings = Findings()
+    findings = LossLog()
     stack = collect(tasks, findings)[3]
     assert stack.addresses == expected[:2]
     assert stack.end is End.LOST
@@ -219,7 +219,7 @@ def test_stacks_of_rubbish(name: str) -> None:
             # Bound to loop, if anything could.
             loop = np.full(STACK_BYTES // 8, true[0], "<u8")
             put(tasks.prog, stack, loop.tobytes())
-    findings = Findings()
+    findings = LossLog()
     found = collect(tasks, findings)
     assert findings.coverage["stacks_incomplete"] > len(found) / 2
     assert found.asked <= stacks.MAX_ASKED
@@ -238,7 +238,7 @@ def test_without_orc_drgn_is_asked(
         raise LookupError("there is none here")
 
     monkeypatch.setattr(stacks, "Orc", none)
-    findings = Findings()
+    findings = LossLog()
     found = collect(idle, findings)
     assert rows_of(found) == rows_of(expected)
     assert found.asked == np.count_nonzero(idle.stacks)
@@ -249,10 +249,10 @@ def test_drgn_is_asked_for_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a register is needed that no sleeping task has."""
     tasks = tasks_of(NEWEST, "btf")
     expected = collect(tasks)
-    needs = Rule(Kind.CALL, Base.OTHER, 0, Base.NONE, 0, False)
+    needs = Rule(OrcKind.CALL, Base.OTHER, 0, Base.NONE, 0, False)
     monkeypatch.setattr(Orc, "rule", lambda self, pc: needs)
     monkeypatch.setattr(stacks, "MAX_ASKED", 10)
-    findings = Findings()
+    findings = LossLog()
     found = collect(tasks, findings)
     assert found.asked == findings.coverage["stacks_by_drgn"] == 10
     assert rows_of(found)[:10] == rows_of(expected)[:10]
@@ -265,7 +265,7 @@ def test_drgn_is_asked_for_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_functions_of_modules(types: str) -> None:
     """By their modules' own ORC and symbols, which debug info of the kernel lacks."""
     name, address = a_function_of_a_module(open_dump(NEWEST, "btf"))
-    prog, findings = open_dump(NEWEST, types), Findings()
+    prog, findings = open_dump(NEWEST, types), LossLog()
     reader = Reader(prog)
     text = StackCollector(reader, findings).text
     orc = Orc(reader, text, findings)
@@ -274,7 +274,7 @@ def test_functions_of_modules(types: str) -> None:
     # Where a function starts, its return address is what the stack pointer is at.
     rule = orc.rule(address)
     assert rule is not None
-    assert (rule.kind, rule.cfa, rule.cfa_offset) == (Kind.CALL, Base.SP, 8)
+    assert (rule.kind, rule.cfa, rule.cfa_offset) == (OrcKind.CALL, Base.SP, 8)
     reads = reader.reads
     assert orc.rule(address + 1) is not None
     assert reader.reads == reads
@@ -287,7 +287,7 @@ def a_function_of_a_module(prog: Program) -> tuple[str, int]:
 
 
 def test_damaged_module_costs_a_note() -> None:
-    prog, findings = open_dump(NEWEST, "btf"), Findings()
+    prog, findings = open_dump(NEWEST, "btf"), LossLog()
     _, address = a_function_of_a_module(prog)
     reader = Reader(prog)
     text = StackCollector(reader, findings).text

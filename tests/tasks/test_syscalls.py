@@ -11,7 +11,7 @@ import pytest
 
 from fixtures import lab
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks.stackmemory import read_stacks, stack_bytes
 from msatools.tasks.syscalls import (
     _X86_NAMES,
@@ -33,7 +33,7 @@ class Read:
     table: TaskTable
     calls: Syscalls
     reads: int
-    findings: Findings
+    findings: LossLog
 
     def shown(self, row: int) -> list[str]:
         """Write it as the kernel does (proc_pid_syscall())."""
@@ -45,7 +45,7 @@ class Read:
 
 
 def read(name: str, types: str) -> Read:
-    reader, findings = Reader(open_dump(name, types)), Findings()
+    reader, findings = Reader(open_dump(name, types)), LossLog()
     table = TaskReader(reader).read_all(findings)
     size = stack_bytes(reader.prog)
     before = reader.reads
@@ -91,7 +91,7 @@ def test_one_read_a_task(dump: Read) -> None:
 
 
 def test_stacks_that_have_been_read_say_the_same(dump: Read) -> None:
-    reader, findings = Reader(open_dump(dump.run.name, "btf")), Findings()
+    reader, findings = Reader(open_dump(dump.run.name, "btf")), LossLog()
     asleep = dump.table.only((dump.table["state"] != 0) & (dump.table["on_cpu"] == 0))
     size = stack_bytes(reader.prog)
     stacks, pointers = (asleep[name].astype(np.uint64) for name in ("stack", "sp"))

@@ -11,7 +11,7 @@ import pytest
 from fixtures import lab
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.prstat.microstates import waits_for_cpu
 from msatools.target import TargetSpec, open_target
 from msatools.tasks.table import TaskReader, TaskTable
@@ -29,14 +29,14 @@ def run(request: pytest.FixtureRequest) -> lab.Run:
 
 
 @pytest.fixture(scope="module")
-def opened(run: lab.Run) -> tuple[Reader, Findings, TaskTable]:
+def opened(run: lab.Run) -> tuple[Reader, LossLog, TaskTable]:
     prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
-    reader, findings = Reader(prog), Findings()
+    reader, findings = Reader(prog), LossLog()
     return reader, findings, TaskReader(reader).read_all(findings)
 
 
 @pytest.fixture(scope="module")
-def table(opened: tuple[Reader, Findings, TaskTable]) -> TaskTable:
+def table(opened: tuple[Reader, LossLog, TaskTable]) -> TaskTable:
     return opened[2]
 
 
@@ -65,7 +65,7 @@ def row(table: TaskTable, tid: int) -> np.void:
     return record
 
 
-def test_reads(opened: tuple[Reader, Findings, TaskTable]) -> None:
+def test_reads(opened: tuple[Reader, LossLog, TaskTable]) -> None:
     """One a thread, but for each list of threads that has its end read first."""
     reader, findings, table = opened
     assert len(table) == len(set(table["pid"].tolist())) > 2200
@@ -104,7 +104,7 @@ def test_columns_that_stand_still(run: lab.Run, table: TaskTable) -> None:
 
 
 def test_clock_is_that_of_the_guest(
-    run: lab.Run, opened: tuple[Reader, Findings, TaskTable]
+    run: lab.Run, opened: tuple[Reader, LossLog, TaskTable]
 ) -> None:
     """The dump was taken after the guest wrote down what time it was."""
     reader, findings, table = opened
@@ -116,10 +116,10 @@ def test_clock_is_that_of_the_guest(
 
 @pytest.mark.parametrize("which", ["leader", "thread"])
 def test_process_of_one_thread(
-    opened: tuple[Reader, Findings, TaskTable], run: lab.Run, which: str
+    opened: tuple[Reader, LossLog, TaskTable], run: lab.Run, which: str
 ) -> None:
     reader, _, table = opened
-    findings = Findings()
+    findings = LossLog()
     server = run.workload["servers"]["server-signal"]
     pid = server["pid"] if which == "leader" else server["workers"][7]
     expected = table.only(table["tgid"] == server["pid"])
@@ -134,17 +134,17 @@ def test_process_of_one_thread(
 
 
 def test_processes_come_in_the_order_asked(
-    opened: tuple[Reader, Findings, TaskTable],
+    opened: tuple[Reader, LossLog, TaskTable],
 ) -> None:
     reader, _, table = opened
     alone = table.only(table.leaders)["address"][[5, 3, 9]]
-    found = TaskReader(reader).read_processes(alone.tolist(), Findings())
+    found = TaskReader(reader).read_processes(alone.tolist(), LossLog())
     assert found["address"][found.leaders].tolist() == alone.tolist()
 
 
 def test_process_whose_leader_is_lost(run: lab.Run) -> None:
     prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
-    reader, findings = Reader(prog), Findings()
+    reader, findings = Reader(prog), LossLog()
     tasks = TaskReader(reader)
     table = tasks.read_all(findings)
     server = run.workload["servers"]["server-signal"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from msatools.tasks.framerules import End
-from msatools.tasks.orc import BY_FRAME_POINTER, Base, Kind, Rule
+from msatools.tasks.orc import BY_FRAME_POINTER, Base, OrcKind, Rule
 from msatools.tasks.stackmemory import StackMemory
 from msatools.tasks.unwind import Frames, Unwinder
 from tests.support.madetypes import made_program, struct
@@ -19,16 +19,16 @@ STACK = 0xFFFF_C900_0000_0000
 USER = 0x7F00_0000_1234
 NEWBORN = TEXT + 0x9000
 
-BY_SP = Rule(Kind.CALL, Base.SP, 24, Base.NONE, 0, False)
-BARE = Rule(Kind.CALL, Base.SP, 8, Base.NONE, 0, False)
-SAVES_BP = Rule(Kind.CALL, Base.SP, 16, Base.CFA, -16, False)
-BY_BP = Rule(Kind.CALL, Base.BP, 16, Base.CFA, -16, False)
-ALIGNED = Rule(Kind.CALL, Base.BP_AT, -8, Base.BP, 0, False)
-WHOLE = Rule(Kind.REGS, Base.SP, 0, Base.NONE, 0, True)
-PARTIAL = Rule(Kind.REGS_PARTIAL, Base.SP, 8, Base.NONE, 0, True)
-LAST = Rule(Kind.END, Base.NONE, 0, Base.NONE, 0, False)
-FAR_BP = Rule(Kind.CALL, Base.SP, 8, Base.CFA, -80, False)
-BY_R10 = Rule(Kind.CALL, Base.OTHER, 0, Base.NONE, 0, False)
+BY_SP = Rule(OrcKind.CALL, Base.SP, 24, Base.NONE, 0, False)
+BARE = Rule(OrcKind.CALL, Base.SP, 8, Base.NONE, 0, False)
+SAVES_BP = Rule(OrcKind.CALL, Base.SP, 16, Base.CFA, -16, False)
+BY_BP = Rule(OrcKind.CALL, Base.BP, 16, Base.CFA, -16, False)
+ALIGNED = Rule(OrcKind.CALL, Base.BP_AT, -8, Base.BP, 0, False)
+WHOLE = Rule(OrcKind.REGS, Base.SP, 0, Base.NONE, 0, True)
+PARTIAL = Rule(OrcKind.REGS_PARTIAL, Base.SP, 8, Base.NONE, 0, True)
+LAST = Rule(OrcKind.END, Base.NONE, 0, Base.NONE, 0, False)
+FAR_BP = Rule(OrcKind.CALL, Base.SP, 8, Base.CFA, -80, False)
+BY_R10 = Rule(OrcKind.CALL, Base.OTHER, 0, Base.NONE, 0, False)
 
 
 def unwinder(rules: dict[int, Rule]) -> Unwinder:

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks import functions
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stacks import StackCollector
@@ -179,7 +179,7 @@ def test_classes_are_the_contracts() -> None:
 
 def classes(tasks: Tasks) -> dict[int, tuple[TaskClass, tuple[str, ...]]]:
     """Classify all tasks that have a stack, by their thread's ID."""
-    collector = StackCollector(Reader(tasks.prog), Findings())
+    collector = StackCollector(Reader(tasks.prog), LossLog())
     found = collector.collect(tasks.tasks, tasks.stacks, tasks.pointers)
     told = {}
     for row, task in enumerate(tasks.objects):

@@ -12,14 +12,14 @@ from drgn import Program
 from fixtures import lab
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskReader, TaskTable
-from msatools.zombies.dead import Dead, read_ages, read_dead, zombie_rows
 from msatools.zombies.model import Verdict
 from msatools.zombies.parentfacts import ParentFacts
 from msatools.zombies.parents import Parents, read_parents
 from msatools.zombies.verdicts import VERDICTS, verdicts
+from msatools.zombies.zombie_tasks import Dead, read_ages, read_dead, zombie_rows
 from tests.support.dumps import open_dump
 
 Facts = dict[str, Any]
@@ -31,7 +31,7 @@ class Dump:
     def __init__(self, prog: Program, name: str) -> None:
         self.run = lab.build(name)
         self.prog = prog
-        self.reader, self.findings = Reader(prog), Findings()
+        self.reader, self.findings = Reader(prog), LossLog()
         self.table = TaskReader(self.reader).read_all(self.findings)
 
     @cached_property
@@ -48,12 +48,12 @@ class Dump:
         parents = self.read_parents(self.table, dead, self.findings)
         return dead, parents, (middle - start, self.reader.reads - middle)
 
-    def read_dead(self, table: TaskTable, findings: Findings) -> Dead:
+    def read_dead(self, table: TaskTable, findings: LossLog) -> Dead:
         """Read the dead among other tasks."""
         aged = read_ages(table, self.clocks)
         return read_dead(self.reader, table, aged, findings)
 
-    def read_parents(self, table: TaskTable, dead: Dead, findings: Findings) -> Parents:
+    def read_parents(self, table: TaskTable, dead: Dead, findings: LossLog) -> Parents:
         aged = read_ages(table, self.clocks)
         return read_parents(self.reader, table, dead, aged, findings)
 

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from msatools.target.model import Address
-from msatools.zombies.endings import ending
+from msatools.zombies.exit_status import ending
 from msatools.zombies.model import (
     Evidence,
-    Group,
     Heir,
-    Held,
+    HeldMemory,
     Leak,
     Limit,
     ParentThread,
@@ -20,6 +19,7 @@ from msatools.zombies.model import (
     Verdict,
     Waiting,
     Zombie,
+    ZombieGroup,
     ZombiesReport,
 )
 from tests.locks.madelocks import SECOND, TARGET
@@ -79,7 +79,7 @@ def waiting(kind: Any = "any", number: int | None = None, flags: str = "") -> Wa
     )
 
 
-def group(zombies: Sequence[Zombie], **others: Any) -> Group:
+def group(zombies: Sequence[Zombie], **others: Any) -> ZombieGroup:
     """Make the group of the children of one parent."""
     first, *_ = zombies
     ages = [each.age_ns for each in zombies]
@@ -99,7 +99,7 @@ def group(zombies: Sequence[Zombie], **others: Any) -> Group:
         ),
         "pids": [each.pid for each in zombies],
     }
-    return Group(
+    return ZombieGroup(
         ppid=first.ppid,
         parent_comm=first.parent_comm,
         verdict=first.verdict,
@@ -143,7 +143,7 @@ def asked(pid: int, verdict: Verdict | None = None, **others: Any) -> TaskAsked:
 
 def report(
     zombies: Sequence[Zombie] = (),
-    groups: Sequence[Group] | None = None,
+    groups: Sequence[ZombieGroup] | None = None,
     limits: Sequence[Limit] = (),
     **others: Any,
 ) -> ZombiesReport:
@@ -159,7 +159,7 @@ def report(
         "interval_ns": None,
         "coverage": {"tasks": 427, "tasks_scanned": 427},
         "notes": (),
-        "held": Held(bytes=0, each_bytes={}),
+        "held": HeldMemory(bytes=0, each_bytes={}),
     }
     by_count = sorted(groups, key=lambda each: -each.count)
     return ZombiesReport(

@@ -11,7 +11,7 @@ import drgn
 import pytest
 from drgn import Program
 
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.zombies import leaks, slabscan
 from msatools.zombies.leaks import _is_allocated, find_leaks
@@ -31,14 +31,14 @@ WITHOUT = (
 """Where nothing leaks: with pidfds, sockets, terminals and waits of all kinds."""
 
 
-def look(dump: Dump) -> tuple[tuple[Leak, ...], Findings]:
-    findings = Findings()
+def look(dump: Dump) -> tuple[tuple[Leak, ...], LossLog]:
+    findings = LossLog()
     found = find_leaks(dump.reader, dump.table, findings)
     assert found is not None
     return found, findings
 
 
-def codes(findings: Findings) -> list[str]:
+def codes(findings: LossLog) -> list[str]:
     return [note.code for note in findings.notes.values()]
 
 
@@ -141,7 +141,7 @@ def test_array_of_free_objects_is_no_holder(
 ) -> None:
     """What kernels since v6.18 keep of objects to give out has stale pointers."""
     damaged = Dump(program, "zombies-6.12")
-    scan = SlabScan(damaged.reader, Findings())
+    scan = SlabScan(damaged.reader, LossLog())
     (kmalloc,) = [c.address for c in scan.caches.values() if c.name == "kmalloc-512"]
     cache = program["init_pid_ns"].pid_cachep.value_()
     leak, *_ = look(damaged)[0]
@@ -171,7 +171,7 @@ def test_variable_is_a_holder(program: Program) -> None:
 
 def test_objects_come_after_their_padding(dump: Dump) -> None:
     """Which only debugging of slabs has (CONFIG_SLUB_DEBUG)."""
-    scan = SlabScan(dump.reader, Findings())
+    scan = SlabScan(dump.reader, LossLog())
     address, cache = next(iter(scan.caches.items()))
     plain = scan.objects(address)
     scan.caches[address] = replace(cache, padding=64)
@@ -211,7 +211,7 @@ def test_no_slub(dump: Dump, monkeypatch: pytest.MonkeyPatch) -> None:
         raise LookupError("no objects")
 
     monkeypatch.setattr(slabscan, "_slab_layout", missing)
-    findings = Findings()
+    findings = LossLog()
     assert find_leaks(dump.reader, dump.table, findings) is None
     assert codes(findings) == ["lost"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from msatools.kernel.cpus import possible_cpus
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks.identity import read_identities
 from msatools.tasks.table import PF_KTHREAD
 from msatools.zombies.limits import collect_limits, left
@@ -22,7 +22,7 @@ SECOND = 10**9
 
 @pytest.fixture
 def limits(dump: Dump) -> tuple[Limit, ...]:
-    findings = Findings()
+    findings = LossLog()
     found = collect_limits(dump.reader, dump.table, dump.rows, findings)
     assert not findings.notes
     assert not findings.lost
@@ -79,7 +79,7 @@ def test_users(dump: Dump, limits: tuple[Limit, ...]) -> None:
     users = dump.workload["users"]
     assert {int(scope.removeprefix("uid ")) for scope in found} == {*map(int, users)}
     # The kernel counts its idle tasks, and does not hold this user to a limit.
-    idle = len(possible_cpus(dump.reader.prog, Findings()))
+    idle = len(possible_cpus(dump.reader.prog, LossLog()))
     root = found["uid 0"]
     assert root.max is None
     assert root.used == users["0"]["threads"] + idle + more(dump)
@@ -114,7 +114,7 @@ def test_nearest_first(limits: tuple[Limit, ...]) -> None:
 def test_users_before_ucounts() -> None:
     """Of all tasks of an old kernel, as if they were dead."""
     old = read_dump("memory-5.10")
-    findings = Findings()
+    findings = LossLog()
     every = np.arange(len(old.table))
     found = collect_limits(old.reader, old.table, every, findings)
     assert not findings.notes
@@ -135,7 +135,7 @@ def test_users_before_ucounts() -> None:
 def test_nothing_is_read_by_zombie() -> None:
     many = read_dump("manytasks-6.12")
     before = many.reader.reads
-    found = collect_limits(many.reader, many.table, many.rows, Findings())
+    found = collect_limits(many.reader, many.table, many.rows, LossLog())
     assert many.reader.reads - before < len(many.rows) / 5
     (system,) = of(found, "threads-max").values()
     assert (system.zombies, system.used) == (20_000, len(many.table))
@@ -145,7 +145,7 @@ def test_what_cannot_be_read_is_noted(dump: Dump) -> None:
     """Of tasks whose pointers lead nowhere."""
     columns = ("thread_pid", "cgroups", "cred")
     broken = dump.with_records(**dict.fromkeys(columns, (dump.rows, 0x8_0000)))
-    findings = Findings()
+    findings = LossLog()
     found = collect_limits(dump.reader, broken, dump.rows, findings)
     assert [limit.name for limit in found] == ["threads-max"]
     assert findings.lost == {

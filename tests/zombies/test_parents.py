@@ -8,14 +8,14 @@ from itertools import chain
 import pytest
 from drgn import Object, Program, sizeof
 
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader
-from msatools.zombies.dead import UNKNOWN
-from msatools.zombies.doing import MAX_THREADS, read_doing
 from msatools.zombies.model import ParentThread
+from msatools.zombies.parent_activity import MAX_THREADS, read_doing
 from msatools.zombies.parentfacts import SIGCHLD, ParentFacts
 from msatools.zombies.parents import NONE, Parents
+from msatools.zombies.zombie_tasks import UNKNOWN
 from tests.support.overlay import lose, put
 from tests.zombies.dumps import Dump, Facts, read_dump, verdicts_of
 
@@ -132,7 +132,7 @@ def with_state(
     row = dump.row(pid)
     bits = int(dump.table["jobctl"][row]) | jobctl
     table = dump.with_records(state=(row, state), jobctl=(row, bits))
-    found = dump.read_parents(table, dump.dead, Findings())
+    found = dump.read_parents(table, dump.dead, LossLog())
     tgid = dump.table["tgid"][row]
     return found, next(each for each in found.facts if each.pid == tgid)
 
@@ -192,8 +192,8 @@ def alone(dump: Dump, pid: int) -> tuple[str, int, int]:
     """
     place = dump.pids.index(pid)
     addresses = [dump.address(pid), int(dump.dead.real_parent[place])]
-    table = TaskReader(dump.reader).read_processes(addresses, Findings())
-    findings = Findings()
+    table = TaskReader(dump.reader).read_processes(addresses, LossLog())
+    findings = LossLog()
     start = dump.reader.reads
     dead = dump.read_dead(table, findings)
     dead = dead.only(table["pid"][dead.row] == pid)
@@ -231,7 +231,7 @@ def doing(dump: Dump) -> dict[str, tuple[ParentThread, ...]]:
 
 
 def threads_of(dump: Dump, parents: Parents) -> Sequence[tuple[ParentThread, ...]]:
-    collector = StackCollector(dump.reader, Findings())
+    collector = StackCollector(dump.reader, LossLog())
     return read_doing(collector, dump.prog, dump.table, parents, dump.clocks)
 
 
@@ -287,7 +287,7 @@ def test_a_parent_that_is_gone(dump: Dump) -> None:
     """As on a live guest, where it was not in the table any more."""
     pid = dump.parent("never-sleeps").pid
     table = dump.table.only(dump.table["tgid"] != pid)
-    findings = Findings()
+    findings = LossLog()
     dead = dump.read_dead(table, findings)
     parents = dump.read_parents(table, dead, findings)
     gone = {p for p, one in dump.recorded.items() if one["ppid"] == pid}
@@ -332,7 +332,7 @@ def test_who_was_in_the_table_only_in_part(dump: Dump) -> None:
     """A table that lost the first thread of a parent still tells its name."""
     pid = dump.parent("waiter-polls").pid
     table = dump.table.only(dump.table["pid"] != pid)
-    findings = Findings()
+    findings = LossLog()
     parents = dump.read_parents(table, dump.read_dead(table, findings), findings)
     assert pid not in {each.pid for each in parents.facts}
     assert findings.coverage["parents_unknown"] == 2

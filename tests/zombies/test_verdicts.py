@@ -8,16 +8,16 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.tasks.stacks import StackCollector
-from msatools.tasks.waitopts import WaitOpts
-from msatools.zombies.dead import UNKNOWN, Dead
-from msatools.zombies.doing import read_doing
+from msatools.tasks.wait_options import WaitOpts
 from msatools.zombies.evidence import advice, evidence
 from msatools.zombies.model import Evidence, Heir, Verdict
+from msatools.zombies.parent_activity import read_doing
 from msatools.zombies.parentfacts import SIGCHLD, ParentFacts
 from msatools.zombies.parents import NONE, Parents
 from msatools.zombies.verdicts import BRIEF_NS, VERDICTS, verdicts
+from msatools.zombies.zombie_tasks import UNKNOWN, Dead
 from tests.support.golden import Golden
 from tests.zombies.dumps import Dump
 
@@ -375,7 +375,7 @@ def test_golden_advice(golden: Golden) -> None:
 
 def test_evidence_of_a_guest(dump: Dump) -> None:
     """Each parent that is said to be at fault is shown doing what it does."""
-    collector = StackCollector(dump.reader, Findings())
+    collector = StackCollector(dump.reader, LossLog())
     doing = read_doing(collector, dump.prog, dump.table, dump.parents, dump.clocks)
     found: dict[str, Evidence] = {}
     for place, pid in enumerate(dump.pids):

@@ -7,9 +7,9 @@ Nothing says who is to change it.
 
 from dataclasses import dataclass
 
-from msatools.locks.events.queues import Key
-from msatools.locks.lock import Lock, Queued, Request
-from msatools.locks.look import Case, Look
+from msatools.locks.events.queues import QueueKey
+from msatools.locks.lock import Lock, QueuedWaiter, Request
+from msatools.locks.lock_context import BlockedTask, LockContext
 from msatools.locks.ownstack import WaitEntry
 from msatools.locks.storage import Inode
 from msatools.target.addresses import KERNEL_HALF
@@ -39,7 +39,7 @@ class BitWait:
         return self.bit == _VARIABLE
 
 
-def bit_of(look: Look, case: Case, entry: WaitEntry) -> BitWait | None:
+def bit_of(look: LockContext, case: BlockedTask, entry: WaitEntry) -> BitWait | None:
     """Tell the word that an entry on a task's stack waits for, if it does for one."""
     if entry.function not in _wakers(look):
         return None
@@ -51,7 +51,7 @@ def bit_of(look: Look, case: Case, entry: WaitEntry) -> BitWait | None:
     return BitWait(word, _VARIABLE if bit == _BIT else bit)
 
 
-def inode_of(look: Look, wait: BitWait) -> Inode | None:
+def inode_of(look: LockContext, wait: BitWait) -> Inode | None:
     """
     Tell the inode whose state a task waits for; ``None`` if it is none.
 
@@ -68,7 +68,7 @@ def inode_of(look: Look, wait: BitWait) -> Inode | None:
     return None
 
 
-def request(look: Look, case: Case) -> Request | None:
+def request(look: LockContext, case: BlockedTask) -> Request | None:
     """
     Tell the word that a task waits for, and which of its bits.
 
@@ -85,7 +85,7 @@ def request(look: Look, case: Case) -> Request | None:
     return Request(lock)
 
 
-def queue(look: Look, lock: Lock) -> list[Queued] | None:
+def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """
     Tell who waits for a bit that :func:`request` has told, in order.
 
@@ -94,12 +94,14 @@ def queue(look: Look, lock: Lock) -> list[Queued] | None:
     return look.queues.bucket(lock, _key(look), _wakers(look))
 
 
-def _key(look: Look) -> Key:
+def _key(look: LockContext) -> QueueKey:
     at, entry = look.layout.offset, "wait_bit_queue_entry"
-    return Key(at(entry, "wq_entry"), at(entry, "key.flags"), at(entry, "key.bit_nr"))
+    return QueueKey(
+        at(entry, "wq_entry"), at(entry, "key.flags"), at(entry, "key.bit_nr")
+    )
 
 
-def _wakers(look: Look) -> list[int]:
+def _wakers(look: LockContext) -> list[int]:
     names = ("wake_bit_function", "var_wake_function")
     found = (look.layout.symbol(name) for name in names)
     return [function for function in found if function is not None]

@@ -16,8 +16,13 @@ import drgn
 from msatools.kernel.losses import Loss
 from msatools.kernel.walks import list_records
 from msatools.locks.events.work import Work
-from msatools.locks.lock import Holder, Lock, Queued, Request
-from msatools.locks.look import FEW_READS, MAX_CANDIDATES, Case, Look
+from msatools.locks.lock import Holder, Lock, QueuedWaiter, Request
+from msatools.locks.lock_context import (
+    FEW_READS,
+    MAX_CANDIDATES,
+    BlockedTask,
+    LockContext,
+)
 
 _WAITS = ("wait_for_completion", "__wait_for_common", "wait_for_common")
 _WAYS = (
@@ -70,12 +75,12 @@ class _Told:
     holders: tuple[Holder, ...] = ()
 
 
-def is_waiting(case: Case) -> bool:
+def is_waiting(case: BlockedTask) -> bool:
     """Tell whether a task waits for a completion."""
     return any(name.startswith(_WAITS) for name in case.names)
 
 
-def request(look: Look, case: Case) -> Request | None:
+def request(look: LockContext, case: BlockedTask) -> Request | None:
     """
     Tell the ``struct completion`` that a task waits for.
 
@@ -94,7 +99,7 @@ def request(look: Look, case: Case) -> Request | None:
     return Request(Lock("completion", found.head - within))
 
 
-def queue(look: Look, lock: Lock) -> list[Queued] | None:
+def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """Tell who waits for a completion, in order."""
     within = look.layout.offset("completion", "wait.task_list")
     found = look.queues.of_simple_head((lock.address or 0) + within)
@@ -103,13 +108,13 @@ def queue(look: Look, lock: Lock) -> list[Queued] | None:
     return look.queues.tasks(found.waiters)
 
 
-def holders(look: Look, lock: Lock) -> list[Holder]:
+def holders(look: LockContext, lock: Lock) -> list[Holder]:
     """Tell who is to complete it, if it lies in what says so."""
     told = _told(look, lock)
     return list(told.holders) if told else []
 
 
-def what(look: Look, case: Case, lock: Lock) -> str | None:
+def what(look: LockContext, case: BlockedTask, lock: Lock) -> str | None:
     """Say in a few words what a task waits for; ``None`` if nothing tells."""
     told = _told(look, lock)
     if told is not None:
@@ -117,29 +122,29 @@ def what(look: Look, case: Case, lock: Lock) -> str | None:
     return by_caller(case)
 
 
-def by_caller(case: Case) -> str | None:
+def by_caller(case: BlockedTask) -> str | None:
     """Say what a task waits for, by the function that waits."""
     return _BY_CALLER.get(_caller(case))
 
 
-def _caller(case: Case) -> str:
+def _caller(case: BlockedTask) -> str:
     """Name the innermost function that is no way to wait."""
     names = (name.partition(".")[0] for name in case.names)
     return next((name for name in names if not name.startswith(_WAYS)), "")
 
 
-_TOLD: WeakKeyDictionary[Look, dict[Lock, _Told | None]] = WeakKeyDictionary()
+_TOLD: WeakKeyDictionary[LockContext, dict[Lock, _Told | None]] = WeakKeyDictionary()
 """By completion: many may wait for one."""
 
 
-def _told(look: Look, lock: Lock) -> _Told | None:
+def _told(look: LockContext, lock: Lock) -> _Told | None:
     known = _TOLD.setdefault(look, {})
     if lock not in known:
         known[lock] = _read(look, lock)
     return known[lock]
 
 
-def _read(look: Look, lock: Lock) -> _Told | None:
+def _read(look: LockContext, lock: Lock) -> _Told | None:
     address = lock.address or 0
     told = _thread(look, address)
     if told is not None:
@@ -164,7 +169,7 @@ def _read(look: Look, lock: Lock) -> _Told | None:
     return None
 
 
-def _thread(look: Look, address: int) -> _Told | None:
+def _thread(look: LockContext, address: int) -> _Told | None:
     """A thread of the kernel that is to stop or to park."""
     for member, doing in (("exited", "stop"), ("parked", "park")):
         if not look.layout.has("kthread", member):
@@ -177,7 +182,7 @@ def _thread(look: Look, address: int) -> _Told | None:
     return None
 
 
-def _child(look: Look, waiter: int, address: int) -> _Told | None:
+def _child(look: LockContext, waiter: int, address: int) -> _Told | None:
     """A child that has yet to execute a program, or to end."""
     child = vforked(look, waiter, lambda done: done == address)
     if child is None:
@@ -186,7 +191,7 @@ def _child(look: Look, waiter: int, address: int) -> _Told | None:
     return _Told(f"child {pid} to exec", (Holder(child, "exact"),))
 
 
-def vforked(look: Look, parent: int, is_it: Callable[[int], bool]) -> int | None:
+def vforked(look: LockContext, parent: int, is_it: Callable[[int], bool]) -> int | None:
     """
     Find the child for which a task that has vforked waits.
 
@@ -208,7 +213,7 @@ def vforked(look: Look, parent: int, is_it: Callable[[int], bool]) -> int | None
     return None
 
 
-def _work(look: Look, waiter: int, address: int) -> _Told | None:
+def _work(look: LockContext, waiter: int, address: int) -> _Told | None:
     """Work that is put behind what is waited for: flush_work() and the like."""
     if not look.layout.has("wq_barrier", "done"):
         return None
@@ -226,7 +231,7 @@ def _work(look: Look, waiter: int, address: int) -> _Told | None:
     )
 
 
-def _queue_of_work(look: Look, waiter: int, address: int) -> _Told | None:
+def _queue_of_work(look: LockContext, waiter: int, address: int) -> _Told | None:
     """All work of a queue up to now: flush_workqueue()."""
     if not look.layout.has("wq_flusher", "done"):
         return None
@@ -243,7 +248,7 @@ def _named(work: Work) -> str:
     return work.function or "of unknown name"
 
 
-def _thread_work(look: Look, waiter: int, address: int) -> _Told | None:
+def _thread_work(look: LockContext, waiter: int, address: int) -> _Told | None:
     """Work of a thread that has its own: kthread_flush_work() and the like."""
     if not look.layout.has("kthread_flush_work", "done"):
         return None
@@ -259,7 +264,7 @@ def _thread_work(look: Look, waiter: int, address: int) -> _Told | None:
     return _Told(f"work of thread {look.pid(task)}", (Holder(task, "exact"),))
 
 
-def _creation(look: Look, waiter: int, address: int) -> _Told | None:
+def _creation(look: LockContext, waiter: int, address: int) -> _Told | None:
     """A thread of the kernel that is to be made: kthreadd does it."""
     maker, requests = look.kthreads.maker, look.layout.symbol("kthread_create_list")
     if maker is None or requests is None:

@@ -5,8 +5,8 @@
 import numpy as np
 
 from msatools.locks.events import bitwaits, completions, folios, waitqueues
-from msatools.locks.lock import Holder, Lock, Queued, Request
-from msatools.locks.look import Case, Look
+from msatools.locks.lock import Holder, Lock, QueuedWaiter, Request
+from msatools.locks.lock_context import BlockedTask, LockContext
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.states import loads
 from msatools.tasks.table import TaskTable
@@ -27,7 +27,7 @@ _LOCKS = (
 """Who sleeps in them waits for a lock, whatever else it is queued on."""
 
 
-def request(look: Look, case: Case) -> Request | None:
+def request(look: LockContext, case: BlockedTask) -> Request | None:
     """
     Tell what a task waits for; ``None`` if it is none of these, or nothing tells.
 
@@ -46,7 +46,7 @@ def request(look: Look, case: Case) -> Request | None:
     )
 
 
-def queue(look: Look, lock: Lock) -> list[Queued] | None:
+def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """
     Tell who waits for one of these, in order; ``None`` if that is not known.
 
@@ -61,7 +61,7 @@ def queue(look: Look, lock: Lock) -> list[Queued] | None:
     return by_type[lock.type](look, lock)
 
 
-def holders(look: Look, lock: Lock) -> list[Holder]:
+def holders(look: LockContext, lock: Lock) -> list[Holder]:
     """
     Tell who is to end the wait for one of these, where a structure says so.
 
@@ -72,7 +72,7 @@ def holders(look: Look, lock: Lock) -> list[Holder]:
     return waitqueues.holders(look, lock) if lock.type == "wait_queue" else []
 
 
-def what(look: Look, case: Case, lock: Lock) -> str | None:
+def what(look: LockContext, case: BlockedTask, lock: Lock) -> str | None:
     """
     Say in a few words what a task waits for; ``None`` if nothing tells.
 
@@ -85,7 +85,7 @@ def what(look: Look, case: Case, lock: Lock) -> str | None:
     return completions.by_caller(case) if lock.type == "wait_queue" else None
 
 
-def _is_asked_for(look: Look, case: Case) -> bool:
+def _is_asked_for(look: LockContext, case: BlockedTask) -> bool:
     if case.task_class is TaskClass.WAI:
         # Any child will do for other waits: that is no lock.
         return completions.is_waiting(case)
@@ -95,6 +95,6 @@ def _is_asked_for(look: Look, case: Case) -> bool:
     return bool(loads(TaskTable(look.tasks.records[row], look.tasks.columns))[0])
 
 
-def _is_in_lock(case: Case) -> bool:
+def _is_in_lock(case: BlockedTask) -> bool:
     sleeper = next((name for name in case.names if not name.startswith(_WAYS)), "")
     return sleeper.startswith(_LOCKS)

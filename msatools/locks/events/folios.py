@@ -5,9 +5,9 @@
 Nothing says who is to change the bit.
 """
 
-from msatools.locks.events.queues import Key
-from msatools.locks.lock import Lock, Queued, Request
-from msatools.locks.look import Case, Look
+from msatools.locks.events.queues import QueueKey
+from msatools.locks.lock import Lock, QueuedWaiter, Request
+from msatools.locks.lock_context import BlockedTask, LockContext
 from msatools.locks.ownstack import WaitEntry
 
 _PAGE = ("folio", "page")
@@ -15,7 +15,7 @@ _PAGE = ("folio", "page")
 v5.16)."""
 
 
-def folio_of(look: Look, case: Case, entry: WaitEntry) -> int | None:
+def folio_of(look: LockContext, case: BlockedTask, entry: WaitEntry) -> int | None:
     """Tell the page that an entry on a task's stack waits for, if it does for one."""
     if entry.function != look.layout.symbol("wake_page_function"):
         return None
@@ -23,7 +23,7 @@ def folio_of(look: Look, case: Case, entry: WaitEntry) -> int | None:
     return case.stack.word(entry.address - key.wait + key.of)
 
 
-def request(look: Look, case: Case) -> Request | None:
+def request(look: LockContext, case: BlockedTask) -> Request | None:
     """
     Tell the page that a task waits for, and which of its bits.
 
@@ -45,7 +45,7 @@ def request(look: Look, case: Case) -> Request | None:
     return Request(lock)
 
 
-def queue(look: Look, lock: Lock) -> list[Queued] | None:
+def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """
     Tell who waits for a bit of a page that :func:`request` has told, in order.
 
@@ -55,7 +55,7 @@ def queue(look: Look, lock: Lock) -> list[Queued] | None:
     return look.queues.bucket(lock, _key(look), [wakes])
 
 
-def what(look: Look, case: Case, lock: Lock) -> str | None:
+def what(look: LockContext, case: BlockedTask, lock: Lock) -> str | None:
     """Name the bit that is waited for, as ``locked`` or ``writeback``."""
     try:
         flags = look.reader.prog.type("enum pageflags").enumerators
@@ -66,6 +66,6 @@ def what(look: Look, case: Case, lock: Lock) -> str | None:
     return names[0].removeprefix("PG_") if names else None
 
 
-def _key(look: Look) -> Key:
+def _key(look: LockContext) -> QueueKey:
     at, entry = look.layout.offset, "wait_page_queue"
-    return Key(at(entry, "wait"), at(entry, *_PAGE), at(entry, "bit_nr"))
+    return QueueKey(at(entry, "wait"), at(entry, *_PAGE), at(entry, "bit_nr"))

@@ -7,9 +7,9 @@ from functools import cached_property
 import drgn
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
-from msatools.locks.layout import Layout
+from msatools.locks.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _KTHREAD = ("worker_private", "set_child_tid")
@@ -20,7 +20,7 @@ can point to struct kthread" (in v5.17)."""
 class KernelThreads:
     """The threads that kthreadd has made."""
 
-    def __init__(self, layout: Layout, findings: Findings) -> None:
+    def __init__(self, layout: Layout, findings: LossLog) -> None:
         self._layout = layout
         self._findings = findings
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import column
-from msatools.kernel.report import Findings
-from msatools.locks.layout import Layout
-from msatools.locks.lock import Lock, Queued
+from msatools.kernel.report import LossLog
+from msatools.locks.lock import Lock, QueuedWaiter
 from msatools.locks.ownstack import OwnStack, WaitEntry
 from msatools.locks.sleeping.rings import Entry, Rings, Shape
+from msatools.locks.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.stackmemory import stack_bytes
 
@@ -51,7 +51,7 @@ class Queue:
 
 
 @dataclass(frozen=True)
-class Key:
+class QueueKey:
     """Where an entry that shares its queue with others says what it waits for."""
 
     wait: int
@@ -64,10 +64,10 @@ class Key:
     """The bit's number, an int."""
 
 
-class Queues:
+class WaitQueues:
     """Finds queues; each is followed once, whoever asks."""
 
-    def __init__(self, layout: Layout, findings: Findings, limit: int) -> None:
+    def __init__(self, layout: Layout, findings: LossLog, limit: int) -> None:
         """
         Set up.
 
@@ -146,14 +146,14 @@ class Queues:
         address = found.head - self._layout.offset("wait_queue_head", "head")
         return address, None if found.waiters is None else len(found.waiters)
 
-    def tasks(self, waiters: Iterable[Entry]) -> list[Queued]:
+    def tasks(self, waiters: Iterable[Entry]) -> list[QueuedWaiter]:
         """Tell the tasks of waiters, in their order.
 
         What an entry keeps may be a task, or belong to whoever polls: it is a task if
         the entry lies on its stack.
         """
         return [
-            Queued(waiter.task)
+            QueuedWaiter(waiter.task)
             for waiter in waiters
             if waiter.task is not None and self.is_on_stack(waiter.node, waiter.task)
         ]
@@ -170,8 +170,8 @@ class Queues:
         return stack >= KERNEL_HALF and stack <= address < stack + self.stack_bytes
 
     def bucket(
-        self, lock: Lock, key: Key, functions: Iterable[int | None]
-    ) -> list[Queued] | None:
+        self, lock: Lock, key: QueueKey, functions: Iterable[int | None]
+    ) -> list[QueuedWaiter] | None:
         """
         Tell who waits for a lock whose queue others share, in order.
 

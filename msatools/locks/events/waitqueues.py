@@ -5,8 +5,8 @@
 import drgn
 import numpy as np
 
-from msatools.locks.lock import Holder, Lock, Queued, Request
-from msatools.locks.look import Case, Look
+from msatools.locks.lock import Holder, Lock, QueuedWaiter, Request
+from msatools.locks.lock_context import BlockedTask, LockContext
 from msatools.target.addresses import KERNEL_HALF
 
 _OTHERS = (
@@ -23,7 +23,7 @@ _OTHERS = (
 _LOOKUPS = ("d_alloc_parallel", "d_wait_lookup")
 
 
-def request(look: Look, case: Case) -> Request | None:
+def request(look: LockContext, case: BlockedTask) -> Request | None:
     """
     Tell the ``struct wait_queue_head`` that a task waits on.
 
@@ -42,7 +42,7 @@ def request(look: Look, case: Case) -> Request | None:
     return Request(lock)
 
 
-def queue(look: Look, lock: Lock) -> list[Queued] | None:
+def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """Tell who waits on a queue, in order; those that poll it are left out."""
     address = lock.address or 0
     found = look.queues.of_head(address + look.layout.offset("wait_queue_head", "head"))
@@ -51,7 +51,7 @@ def queue(look: Look, lock: Lock) -> list[Queued] | None:
     return look.queues.tasks(found.waiters)
 
 
-def holders(look: Look, lock: Lock) -> list[Holder]:
+def holders(look: LockContext, lock: Lock) -> list[Holder]:
     """
     Tell who is to wake a queue, where it says so.
 
@@ -65,7 +65,7 @@ def holders(look: Look, lock: Lock) -> list[Holder]:
     return _commits(look, lock.address or 0)
 
 
-def _looks_up(look: Look, head: int) -> list[Holder]:
+def _looks_up(look: LockContext, head: int) -> list[Holder]:
     """Find whose stack a queue is on."""
     stacks = look.tasks["stack"].astype(np.uint64)
     # Where it is below a stack this is huge.
@@ -74,7 +74,7 @@ def _looks_up(look: Look, head: int) -> list[Holder]:
     return [Holder(task, "exact") for task in tasks]
 
 
-def _commits(look: Look, head: int) -> list[Holder]:
+def _commits(look: LockContext, head: int) -> list[Holder]:
     """Find the thread of a journal of which all wait until it has committed."""
     if not look.layout.has("journal_s", "j_task"):
         return []

@@ -8,10 +8,10 @@ from functools import cached_property
 
 import drgn
 
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
 from msatools.locks.events.kthreads import KernelThreads
-from msatools.locks.layout import Layout
+from msatools.locks.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
 from msatools.tasks.text import KernelText
 
@@ -52,7 +52,7 @@ class Workqueues:
     """The workqueues of one look."""
 
     def __init__(
-        self, layout: Layout, kthreads: KernelThreads, findings: Findings
+        self, layout: Layout, kthreads: KernelThreads, findings: LossLog
     ) -> None:
         self._layout = layout
         self._kthreads = kthreads

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import drgn
 import numpy as np
 
-from msatools.locks.look import Look
-from msatools.locks.names.places import FREEZE_COMPLETE, FREEZE_LEVELS, Place
+from msatools.locks.lock_context import LockContext
+from msatools.locks.names.places import FREEZE_COMPLETE, FREEZE_LEVELS, LockPlace
 from msatools.locks.storage import Inode
 from msatools.target.addresses import KERNEL_HALF
 
@@ -37,7 +37,7 @@ class Name:
     cache: str | None = None
 
 
-def describe(look: Look, place: Place) -> Name:
+def describe(look: LockContext, place: LockPlace) -> Name:
     """
     Tell the structure that a lock is in: what it belongs to.
 
@@ -48,24 +48,26 @@ def describe(look: Look, place: Place) -> Name:
     return _DESCRIBE[place.type_name](look, place)
 
 
-def _inode(look: Look, place: Place) -> Name:
+def _inode(look: LockContext, place: LockPlace) -> Name:
     return of_inode(look, place.address, place.name)
 
 
-def _pipe_inode(look: Look, place: Place) -> Name:
+def _pipe_inode(look: LockContext, place: LockPlace) -> Name:
     """A pipe's: its name tells that it is one."""
     inode = look.storage.inode(place.address)
     return of_path(look, inode, look.path_of(inode))
 
 
-def of_inode(look: Look, address: int, what: str, *, cache: str | None = None) -> Name:
+def of_inode(
+    look: LockContext, address: int, what: str, *, cache: str | None = None
+) -> Name:
     """Name something of an inode."""
     inode = look.storage.inode(address)
     name = of_path(look, inode, look.path_of(inode))
     return replace(name, name=f"{what} of {name.name}", cache=cache)
 
 
-def of_file(look: Look, file: int) -> Name:
+def of_file(look: LockContext, file: int) -> Name:
     """Name an open file, by the path it was opened by.
 
     :raises drgn.FaultError: if it cannot be read
@@ -74,7 +76,7 @@ def of_file(look: Look, file: int) -> Name:
     return of_path(look, inode, look.path_of_file(file))
 
 
-def of_path(look: Look, inode: Inode, path: str | None) -> Name:
+def of_path(look: LockContext, inode: Inode, path: str | None) -> Name:
     """Name a file.
 
     :param path: If it is known.
@@ -112,7 +114,7 @@ def _shown(inode: Inode, path: str | None) -> str | None:
     return path or None
 
 
-def _text_of_file_system(look: Look, super_block: int) -> str:
+def _text_of_file_system(look: LockContext, super_block: int) -> str:
     """Say which file system: its device, or its type."""
     device = look.layout.member(super_block, "super_block", "s_bdev")
     name = short(look.storage.device(device)) if device >= KERNEL_HALF else None
@@ -124,7 +126,7 @@ def short(device: str | None) -> str | None:
     return device.partition(" ")[0] if device else None
 
 
-def _super_block(look: Look, place: Place) -> Name:
+def _super_block(look: LockContext, place: LockPlace) -> Name:
     """A file system's: it is called by where its root is."""
     mount = look.paths.mount_of(place.address)
     names = ("s_root", "s_bdev")
@@ -148,21 +150,21 @@ def _super_block(look: Look, place: Place) -> Name:
     )
 
 
-def _mm(look: Look, place: Place) -> Name:
+def _mm(look: LockContext, place: LockPlace) -> Name:
     return _of_mm(look, place.address, f"mm_struct({{}}).{place.name}")
 
 
-def _vma(look: Look, place: Place) -> Name:
+def _vma(look: LockContext, place: LockPlace) -> Name:
     mm = look.layout.member(place.address, "vm_area_struct", "vm_mm")
     return _of_mm(look, mm, f"vm_area_struct({{}}).{place.name}")
 
 
-def _anon_vma(look: Look, place: Place) -> Name:
+def _anon_vma(look: LockContext, place: LockPlace) -> Name:
     mm = look.places.mm_of_anon_vma(place.address) or 0
     return _of_mm(look, mm, f"anon_vma({{}}).{place.name}")
 
 
-def _of_mm(look: Look, mm: int, form: str) -> Name:
+def _of_mm(look: LockContext, mm: int, form: str) -> Name:
     """Name something of an address space; *form* has room for the process."""
     process = process_of(look, mm)
     if process is None:
@@ -171,7 +173,7 @@ def _of_mm(look: Look, mm: int, form: str) -> Name:
     return Name(name=form.format(f"{pid} {comm}"), pid=pid)
 
 
-def process_of(look: Look, mm: int) -> tuple[int, str] | None:
+def process_of(look: LockContext, mm: int) -> tuple[int, str] | None:
     """
     Tell the process that has an address space, and its command.
 
@@ -187,13 +189,13 @@ def process_of(look: Look, mm: int) -> tuple[int, str] | None:
     return _process(look, users[0]) if users else None
 
 
-def _process(look: Look, task: int) -> tuple[int, str]:
+def _process(look: LockContext, task: int) -> tuple[int, str]:
     leader = look.layout.member(task, "task_struct", "group_leader")
     pid = look.layout.member(leader, "task_struct", "pid", size=4)
     return pid, _string_at(look, leader, "task_struct", "comm", 16)
 
 
-def _signal(look: Look, place: Place) -> Name:
+def _signal(look: LockContext, place: LockPlace) -> Name:
     task = look.places.task_of_signal(place.address)
     if task is None:
         return Name(name=f"signal_struct.{place.name}")
@@ -201,12 +203,12 @@ def _signal(look: Look, place: Place) -> Name:
     return Name(name=f"signal_struct({pid} {comm}).{place.name}", pid=pid)
 
 
-def _file(look: Look, place: Place) -> Name:
+def _file(look: LockContext, place: LockPlace) -> Name:
     name = of_file(look, place.address)
     return replace(name, name=f"{place.name} of {name.name}")
 
 
-def _private(look: Look, place: Place) -> Name:
+def _private(look: LockContext, place: LockPlace) -> Name:
     """Of what an open file stands for, which knows the file."""
     file = look.layout.member(place.address, str(place.type_name), "file")
     if file < KERNEL_HALF:
@@ -215,63 +217,63 @@ def _private(look: Look, place: Place) -> Name:
     return replace(name, name=f"{place.type_name}.{place.name} of {name.name}")
 
 
-def _eventpoll(look: Look, place: Place) -> Name:
+def _eventpoll(look: LockContext, place: LockPlace) -> Name:
     return Name(name=f"eventpoll.{place.name}")
 
 
-def _disk(look: Look, place: Place) -> Name:
+def _disk(look: LockContext, place: LockPlace) -> Name:
     return _of_disk(look, place.address, place.name)
 
 
-def _queue(look: Look, place: Place) -> Name:
+def _queue(look: LockContext, place: LockPlace) -> Name:
     disk = look.layout.member(place.address, "request_queue", "disk")
     return _of_disk(look, disk, place.name)
 
 
-def _of_disk(look: Look, disk: int, what: str) -> Name:
+def _of_disk(look: LockContext, disk: int, what: str) -> Name:
     part = look.layout.member(disk, "gendisk", "part0")
     name = _string_at(look, disk, "gendisk", "disk_name", 32)
     return Name(name=f"{what} of {name}", device=look.storage.device(part))
 
 
-def _block_device(look: Look, place: Place) -> Name:
+def _block_device(look: LockContext, place: LockPlace) -> Name:
     device = look.storage.device(place.address)
     return Name(name=f"{place.name} of {short(device)}", device=device)
 
 
-def _journal(look: Look, place: Place) -> Name:
+def _journal(look: LockContext, place: LockPlace) -> Name:
     device = look.layout.member(place.address, "journal_s", "j_dev")
     text = look.storage.device(device)
     return Name(name=f"{place.name} of {short(text)}", device=text)
 
 
-def _device(look: Look, place: Place) -> Name:
+def _device(look: LockContext, place: LockPlace) -> Name:
     at = look.layout.member(place.address, "device", "kobj.name")
     data = _read_string(look, at) if at >= KERNEL_HALF else None
     return Name(name=f"device({data}).{place.name}" if data else place.name)
 
 
-def _terminal(look: Look, place: Place) -> Name:
+def _terminal(look: LockContext, place: LockPlace) -> Name:
     name = _string_at(look, place.address, "tty_struct", "name", 64)
     return Name(name=f"{place.name} of {name}")
 
 
-def _backing_device(look: Look, place: Place) -> Name:
+def _backing_device(look: LockContext, place: LockPlace) -> Name:
     name = _string_at(look, place.address, "backing_dev_info", "dev_name", 64)
     return Name(name=f"{place.name} of {name}")
 
 
-def _sock(look: Look, place: Place) -> Name:
+def _sock(look: LockContext, place: LockPlace) -> Name:
     socket = look.layout.member(place.address, "sock", "sk_socket")
     what = "lock" if place.name.startswith("sk_lock") else place.name
     return _of_socket(look, socket, f"{what} of ")
 
 
-def _socket(look: Look, place: Place) -> Name:
+def _socket(look: LockContext, place: LockPlace) -> Name:
     return _of_socket(look, place.address, "")
 
 
-def _of_socket(look: Look, socket: int, what: str) -> Name:
+def _of_socket(look: LockContext, socket: int, what: str) -> Name:
     address = socket - look.layout.offset("socket_alloc", "socket")
     address += look.layout.offset("socket_alloc", "vfs_inode")
     if not look.storage.is_inode(address):
@@ -281,7 +283,7 @@ def _of_socket(look: Look, socket: int, what: str) -> Name:
     return Name(name=f"{what}socket:[{inode.number}]", inode=inode.number)
 
 
-def _kernfs_root(look: Look, place: Place) -> Name:
+def _kernfs_root(look: LockContext, place: LockPlace) -> Name:
     """A tree of which there may be several mounts: it is called by the first."""
     node = look.layout.member(place.address, "kernfs_root", "supers")
     info = node - look.layout.offset("kernfs_super_info", "node")
@@ -294,12 +296,12 @@ def _kernfs_root(look: Look, place: Place) -> Name:
     return _super_block(look, replace(place, address=super_block))
 
 
-def _node(look: Look, place: Place) -> Name:
+def _node(look: LockContext, place: LockPlace) -> Name:
     number = look.layout.member(place.address, "pglist_data", "node_id", size=4)
     return Name(name=f"{place.name} of node {number}")
 
 
-_DESCRIBE: dict[str, Callable[[Look, Place], Name]] = {
+_DESCRIBE: dict[str, Callable[[LockContext, LockPlace], Name]] = {
     "inode": _inode,
     "pipe_inode_info": _pipe_inode,
     "super_block": _super_block,
@@ -326,13 +328,15 @@ _DESCRIBE: dict[str, Callable[[Look, Place], Name]] = {
 }
 
 
-def _string_at(look: Look, address: int, type_name: str, member: str, size: int) -> str:
+def _string_at(
+    look: LockContext, address: int, type_name: str, member: str, size: int
+) -> str:
     """Read an array of characters in a structure."""
     place = address + look.layout.offset(type_name, member)
     data = look.reader.read(place, size)
     return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
 
 
-def _read_string(look: Look, address: int) -> str:
+def _read_string(look: LockContext, address: int) -> str:
     data = look.reader.read(address, _NAME_BYTES)
     return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")

@@ -5,24 +5,24 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from msatools.locks.futexkey import Key
+from msatools.locks.futexkey import FutexKey
 from msatools.locks.lock import Lock
-from msatools.locks.look import Case, Look
+from msatools.locks.lock_context import BlockedTask, LockContext
 from msatools.locks.names.described import Name, of_file, of_path, process_of
-from msatools.locks.user.usermemory import Mapping, mapping_at
+from msatools.locks.user.usermemory import UserMapping, mapping_at
 from msatools.target.addresses import KERNEL_HALF
 
 
 class FutexNames:
     """Names futexes; a process may wait on many that lie in one mapping."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: LockContext) -> None:
         self._look = look
         self._pids: dict[int, int | None] = {}
-        self._mappings: dict[int, list[tuple[Mapping, Name]]] = {}
+        self._mappings: dict[int, list[tuple[UserMapping, Name]]] = {}
         """By address space: those that futexes were found in, without an offset."""
 
-    def name(self, lock: Lock, cases: Sequence[Case]) -> Name:
+    def name(self, lock: Lock, cases: Sequence[BlockedTask]) -> Name:
         """
         Tell what a futex lies in.
 
@@ -32,13 +32,13 @@ class FutexNames:
         mms = list(dict.fromkeys(case.mm for case in cases if case.mm))
         if not mms:
             return Name()
-        if isinstance(lock.key, Key) and lock.key.of_inode:
+        if isinstance(lock.key, FutexKey) and lock.key.of_inode:
             return self._in_file(lock.key, mms)
         if lock.address is None:
             return Name()
         return self._in_memory(lock.address, mms[0])
 
-    def _in_file(self, key: Key, mms: Sequence[int]) -> Name:
+    def _in_file(self, key: FutexKey, mms: Sequence[int]) -> Name:
         offset = key.file_offset or 0
         for mm in mms:
             for shared in self._look.user_memory.shared_files(mm):
@@ -64,7 +64,7 @@ class FutexNames:
             return _at(name, mapping.file_offset(address))
         return name
 
-    def _of_mapping(self, mapping: Mapping, mm: int) -> Name:
+    def _of_mapping(self, mapping: UserMapping, mm: int) -> Name:
         look, pid = self._look, self._pid(mm)
         if mapping.file >= KERNEL_HALF:
             return replace(of_file(look, mapping.file), pid=pid)

@@ -13,7 +13,12 @@ import numpy as np
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses
 from msatools.locks.lock import Lock
-from msatools.locks.look import FEW_READS, MAX_CANDIDATES, Case, Look
+from msatools.locks.lock_context import (
+    FEW_READS,
+    MAX_CANDIDATES,
+    BlockedTask,
+    LockContext,
+)
 from msatools.locks.model import CONDITION
 from msatools.locks.names.described import (
     Name,
@@ -24,27 +29,27 @@ from msatools.locks.names.described import (
     short,
 )
 from msatools.locks.names.futexnames import FutexNames
-from msatools.locks.names.places import Place
+from msatools.locks.names.places import LockPlace
 from msatools.locks.names.slabs import SlabObject
 from msatools.locks.user.userlocks import is_condition
 from msatools.target.addresses import KERNEL_HALF
 
-__all__ = ["Name", "Names", "find_place"]
+__all__ = ["LockNames", "Name", "find_place"]
 
 _ANONYMOUS = 0b1
 _MAPPING_FLAGS = 0b11
 """Of ``folio.mapping``: an anonymous page's leads to its ``struct anon_vma``."""
 
 
-class Names:
+class LockNames:
     """Names the locks of one look; each is looked at once."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: LockContext) -> None:
         self._look = look
         self._names: dict[Lock, Name] = {}
         self._futexes = FutexNames(look)
 
-    def name(self, lock: Lock, cases: Sequence[Case]) -> Name:
+    def name(self, lock: Lock, cases: Sequence[BlockedTask]) -> Name:
         """
         Tell what a lock is called, and what it lies in.
 
@@ -61,7 +66,7 @@ class Names:
                 self._names[lock] = Name()
         return self._names[lock]
 
-    def _tell(self, lock: Lock, cases: Sequence[Case]) -> Name:
+    def _tell(self, lock: Lock, cases: Sequence[BlockedTask]) -> Name:
         look, address = self._look, lock.address
         if lock.type in ("futex", "pi_futex"):
             name = self._futexes.name(lock, cases)
@@ -99,7 +104,7 @@ class Names:
             return name
         return of_inode(look, within, str(name.name), cache=cache)
 
-    def _described(self, place: Place) -> Name:
+    def _described(self, place: LockPlace) -> Name:
         """Tell what a lock is in; at least its own name, if the rest is lost."""
         try:
             return describe(self._look, place)
@@ -135,8 +140,8 @@ _FD_ARGUMENT = {"splice": 2, "tee": 1, "vmsplice": 0, "sendfile": 0, "sendfile64
 
 
 def find_place(
-    look: Look, type_: str, address: int, cases: Sequence[Case]
-) -> Place | None:
+    look: LockContext, type_: str, address: int, cases: Sequence[BlockedTask]
+) -> LockPlace | None:
     """
     Find what a lock is in.
 
@@ -156,7 +161,9 @@ def find_place(
     return None
 
 
-def _mapping(look: Look, type_: str, address: int, case: Case) -> Place | None:
+def _mapping(
+    look: LockContext, type_: str, address: int, case: BlockedTask
+) -> LockPlace | None:
     """Find the lock of one mapping of the task's own memory, which it has found.
 
     They are apart from the mappings: "mm: separate vma->lock from vm_area_struct" (in
@@ -173,11 +180,13 @@ def _mapping(look: Look, type_: str, address: int, case: Case) -> Place | None:
         except drgn.FaultError:
             continue
         if held == own and mm == case.mm:
-            return Place("vm_lock", "vm_area_struct", pointer)
+            return LockPlace("vm_lock", "vm_area_struct", pointer)
     return None
 
 
-def _pipe(look: Look, type_: str, address: int, case: Case) -> Place | None:
+def _pipe(
+    look: LockContext, type_: str, address: int, case: BlockedTask
+) -> LockPlace | None:
     """Find a pipe that the task's call is about: pipes do not know their inodes."""
     pipes = {
         address - look.layout.offset("pipe_inode_info", member): member
@@ -190,13 +199,13 @@ def _pipe(look: Look, type_: str, address: int, case: Case) -> Place | None:
         try:
             pipe = look.layout.member(inode, "inode", "i_pipe")
             if pipe in pipes and look.storage.is_inode(inode):
-                return Place(pipes[pipe], "pipe_inode_info", inode)
+                return LockPlace(pipes[pipe], "pipe_inode_info", inode)
         except drgn.FaultError:
             continue
     return None
 
 
-def _about(look: Look, case: Case) -> list[int]:
+def _about(look: LockContext, case: BlockedTask) -> list[int]:
     """Give what may be the inodes of what a call is about."""
     inodes = [case.file.inode] if case.file else []
     number = _FD_ARGUMENT.get(case.call or "")
@@ -211,7 +220,7 @@ def _about(look: Look, case: Case) -> list[int]:
     return inodes
 
 
-def _folio(look: Look, address: int, cases: Sequence[Case]) -> Name:
+def _folio(look: LockContext, address: int, cases: Sequence[BlockedTask]) -> Name:
     """A page: of a file, or of processes' own memory."""
     # "mm: Introduce struct folio" (in v5.16)
     type_name = "folio" if look.layout.has("folio", "mapping") else "page"
@@ -235,7 +244,7 @@ def _folio(look: Look, address: int, cases: Sequence[Case]) -> Name:
     return Name(name=f"anon folio of {process[0]}", pid=process[0], device=device)
 
 
-def _word(look: Look, address: int, piece: SlabObject | None) -> Name | None:
+def _word(look: LockContext, address: int, piece: SlabObject | None) -> Name | None:
     """A word with a bit that is waited for: a buffer's, or the state of an inode."""
     try:
         device = look.storage.device_of_buffer(address)
@@ -256,17 +265,17 @@ def _word(look: Look, address: int, piece: SlabObject | None) -> Name | None:
     return None
 
 
-def _request(look: Look, cases: Sequence[Case]) -> Name | None:
+def _request(look: LockContext, cases: Sequence[BlockedTask]) -> Name | None:
     """A request to a server of FUSE: it is called by the file system."""
     for case in cases:
         mount = look.fuse.client(case.names, case.stack)
         if mount is not None:
-            place = Place("FUSE request", "super_block", mount.super_block)
+            place = LockPlace("FUSE request", "super_block", mount.super_block)
             return describe(look, place)
     return None
 
 
-def _buffer(look: Look, address: int, device: str) -> Name:
+def _buffer(look: LockContext, address: int, device: str) -> Name:
     """A buffer: a block of a device, and where it is a file's data, of that."""
     names = ("b_blocknr", ("b_folio", "b_page"))
     block, folio = look.layout.members(address, "buffer_head", *names)
@@ -281,7 +290,7 @@ def _buffer(look: Look, address: int, device: str) -> Name:
     return replace(of_file, device=device)
 
 
-def _file_lock(look: Look, lock: int) -> Name:
+def _file_lock(look: LockContext, lock: int) -> Name:
     """A lock on a file, or on a part of it: its name is the file's."""
     # "filelock: split common fields into struct file_lock_core" (in v6.9)
     new = look.layout.has("file_lock", "c.flc_file")

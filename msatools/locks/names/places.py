@@ -14,11 +14,11 @@ from functools import cached_property
 import drgn
 import numpy as np
 
-from msatools.kernel.report import Findings
-from msatools.locks.layout import Layout
+from msatools.kernel.report import LossLog
 from msatools.locks.names.slabs import SlabObject, Slabs
 from msatools.locks.names.variables import Variables
 from msatools.locks.storage import Storage
+from msatools.locks.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.table import TaskTable
 
@@ -33,7 +33,7 @@ _MAX_NODES = 1024
 
 
 @dataclass(frozen=True)
-class Place:
+class LockPlace:
     """What a lock is in."""
 
     name: str
@@ -178,14 +178,14 @@ class Places:
     """Finds what locks are in; each lock is looked at once."""
 
     def __init__(
-        self, layout: Layout, storage: Storage, findings: Findings, tasks: TaskTable
+        self, layout: Layout, storage: Storage, findings: LossLog, tasks: TaskTable
     ) -> None:
         self._layout = layout
         self._storage = storage
         self._slabs = Slabs(layout)
         self._variables = Variables(layout, findings)
         self._mms: frozenset[int] = frozenset(np.unique(tasks["mm"]).tolist()) - {0}
-        self._found: dict[tuple[str, int], Place | None] = {}
+        self._found: dict[tuple[str, int], LockPlace | None] = {}
         self._objects: dict[int, SlabObject | None] = {}
         self._tests: dict[str, Callable[[int], bool]] = {
             "inode": storage.is_inode,
@@ -196,7 +196,7 @@ class Places:
             "pglist_data": self._is_node,
         }
 
-    def find(self, type_: str, address: int) -> Place | None:
+    def find(self, type_: str, address: int) -> LockPlace | None:
         """
         Find what a lock is in, if it is one of those that are known.
 
@@ -206,7 +206,7 @@ class Places:
         if key not in self._found:
             variable = self._variables.name(address)
             self._found[key] = (
-                Place(variable) if variable else self._in_structure(type_, address)
+                LockPlace(variable) if variable else self._in_structure(type_, address)
             )
         return self._found[key]
 
@@ -239,7 +239,7 @@ class Places:
                 return int(inodes[row])
         return None
 
-    def _in_structure(self, type_: str, address: int) -> Place | None:
+    def _in_structure(self, type_: str, address: int) -> LockPlace | None:
         if type_ == "percpu_rwsem":
             return self._frozen(address)
         piece = self.slab(address)
@@ -252,7 +252,7 @@ class Places:
                     continue
                 if self.is_a(type_name, start):
                     name = member.rpartition(".")[2] if "i_data" in member else member
-                    return Place(name, type_name, start)
+                    return LockPlace(name, type_name, start)
         return None
 
     def _fits(self, start: int, type_name: str, piece: SlabObject) -> bool:
@@ -272,14 +272,14 @@ class Places:
         except (drgn.FaultError, LookupError):
             return False
 
-    def _frozen(self, address: int) -> Place | None:
+    def _frozen(self, address: int) -> LockPlace | None:
         """Tell the file system that a lock keeps writers out of while it is frozen."""
         size = self._layout.size("percpu_rw_semaphore")
         first = self._layout.offset("super_block", "s_writers.rw_sem")
         for level in range(len(FREEZE_LEVELS)):
             start = address - first - level * size
             if self.is_a("super_block", start):
-                return Place("s_writers", "super_block", start, level)
+                return LockPlace("s_writers", "super_block", start, level)
         return None
 
     def _is_mm(self, address: int) -> bool:

@@ -7,12 +7,12 @@ from functools import cached_property
 import drgn
 import numpy as np
 
-from msatools.kernel.report import Findings
-from msatools.locks.layout import Layout
+from msatools.kernel.report import LossLog
+from msatools.locks.struct_reader import Layout
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf
 from msatools.target.addresses import START_KERNEL_MAP
-from msatools.tasks.modules import Modules
+from msatools.tasks.modules import CodeModules
 
 _MAX_CPUS = 8192
 """NR_CPUS that x86 can have."""
@@ -21,10 +21,10 @@ _MAX_CPUS = 8192
 class Variables:
     """Names variables; modules are looked at when the first address asks."""
 
-    def __init__(self, layout: Layout, findings: Findings) -> None:
+    def __init__(self, layout: Layout, findings: LossLog) -> None:
         self._layout = layout
         self._prog = layout.reader.prog
-        self._modules = Modules(layout.reader, findings)
+        self._modules = CodeModules(layout.reader, findings)
 
     def name(self, address: int) -> str | None:
         """Name the variable there, as ``cgroup_mutex`` or ``shrinker_idr+0x8``.

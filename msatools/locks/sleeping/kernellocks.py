@@ -15,9 +15,8 @@ import drgn
 import numpy as np
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.report import Findings
-from msatools.locks.layout import Layout
-from msatools.locks.lock import LockType, Queued
+from msatools.kernel.report import LossLog
+from msatools.locks.lock import LockType, QueuedWaiter
 from msatools.locks.model import Mode
 from msatools.locks.ownstack import OwnStack
 from msatools.locks.sleeping import lockwords
@@ -32,6 +31,7 @@ from msatools.locks.sleeping.locksorts import (
 )
 from msatools.locks.sleeping.rings import Entry, Ring, Rings, Shape, may_be_task
 from msatools.locks.sleeping.rtmutexes import RtMutex, RtMutexes
+from msatools.locks.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 MAX_WAITERS = 1 << 22
@@ -72,7 +72,7 @@ class KernelLock:
 class KernelLocks:
     """Finds locks; a ring of waiters is followed once, whoever asks."""
 
-    def __init__(self, layout: Layout, findings: Findings) -> None:
+    def __init__(self, layout: Layout, findings: LossLog) -> None:
         self._layout = layout
         self._findings = findings
         self._rings = Rings(layout, findings)
@@ -82,7 +82,7 @@ class KernelLocks:
         self._lost: set[int] = set()
         """Nodes of long rings of which the lock was not found."""
 
-        self.queues: dict[tuple[LockType, int], list[Queued] | None] = {}
+        self.queues: dict[tuple[LockType, int], list[QueuedWaiter] | None] = {}
         """Who waits for locks that were looked at, by type and address."""
 
         self._queued_tasks: dict[tuple[LockType, int], frozenset[int]] = {}
@@ -119,7 +119,7 @@ class KernelLocks:
 
     def queue(
         self, type_: LockType, address: int, limit: int = MAX_WAITERS
-    ) -> list[Queued] | None:
+    ) -> list[QueuedWaiter] | None:
         """
         Tell who waits for a lock, in the order of its list.
 
@@ -287,7 +287,7 @@ class KernelLocks:
 
     def _read_queue(
         self, type_: LockType, address: int, limit: int
-    ) -> list[Queued] | None:
+    ) -> list[QueuedWaiter] | None:
         struct, member = LISTS[type_]
         on_ring = self._layout.has(struct, member)
         if not (on_ring or self._layout.has(struct, FIRST)):
@@ -319,7 +319,9 @@ class KernelLocks:
             )
         return ring.entries if ring.whole else None
 
-    def _queued(self, type_: LockType, entries: list[Entry]) -> list[Queued] | None:
+    def _queued(
+        self, type_: LockType, entries: list[Entry]
+    ) -> list[QueuedWaiter] | None:
         queue = []
         for entry in entries:
             task = entry.task or 0
@@ -328,7 +330,9 @@ class KernelLocks:
                     Loss.WAITERS, "a list of waiters has one that is none"
                 )
                 return None
-            queue.append(Queued(task, _MODES[entry.kind] if type_ == "rwsem" else None))
+            queue.append(
+                QueuedWaiter(task, _MODES[entry.kind] if type_ == "rwsem" else None)
+            )
         return queue
 
     def _has_waiters(self, type_: LockType, lock: int) -> bool:

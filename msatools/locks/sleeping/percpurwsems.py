@@ -15,8 +15,8 @@ import drgn
 import numpy as np
 
 from msatools.kernel.percpusums import sum_parts
-from msatools.locks.lock import Queued
-from msatools.locks.look import Case, Look
+from msatools.locks.lock import QueuedWaiter
+from msatools.locks.lock_context import BlockedTask, LockContext
 from msatools.locks.model import Mode
 from msatools.locks.sleeping.kernellocks import MAX_WORDS, KernelLock, known_to
 from msatools.locks.sleeping.rings import Rings, Shape, may_be_task
@@ -27,7 +27,7 @@ _CUSTOM = 0b1100
 them is for waiters of other kinds."""
 
 
-def find(look: Look, case: Case) -> KernelLock | None:
+def find(look: LockContext, case: BlockedTask) -> KernelLock | None:
     """
     Find such a lock that a task waits for; ``None`` if it waits for none.
 
@@ -49,7 +49,7 @@ def find(look: Look, case: Case) -> KernelLock | None:
     return KernelLock("percpu_rwsem", address, mode, count, owner)
 
 
-def queue(look: Look, address: int) -> list[Queued] | None:
+def queue(look: LockContext, address: int) -> list[QueuedWaiter] | None:
     """
     Tell who waits for a lock: the writer that waits for readers, then its queue.
 
@@ -61,7 +61,7 @@ def queue(look: Look, address: int) -> list[Queued] | None:
     return queues["percpu_rwsem", address]
 
 
-def _read_queue(look: Look, address: int) -> list[Queued] | None:
+def _read_queue(look: LockContext, address: int) -> list[QueuedWaiter] | None:
     shape = Shape.of(look.layout, "wait_queue_entry", "entry", "private", "flags")
     head = address + look.layout.offset(_LOCK, "waiters")
     head += look.layout.offset("wait_queue_head", "head")
@@ -69,16 +69,16 @@ def _read_queue(look: Look, address: int) -> list[Queued] | None:
     if entries is None:
         return None
     first = writer(look, address)
-    told = [] if first is None else [Queued(first, "write")]
+    told = [] if first is None else [QueuedWaiter(first, "write")]
     # A waker leaves a mark on a long queue, which is no task's.
     return told + [
-        Queued(entry.task, _mode(entry.kind))
+        QueuedWaiter(entry.task, _mode(entry.kind))
         for entry in entries
         if entry.task and may_be_task(entry.task)
     ]
 
 
-def writer(look: Look, address: int) -> int | None:
+def writer(look: LockContext, address: int) -> int | None:
     """
     Tell which writer has shut a lock and waits for readers to leave.
 
@@ -94,7 +94,7 @@ def writer(look: Look, address: int) -> int | None:
     return task if block and may_be_task(task) else None
 
 
-def readers(look: Look, address: int) -> int | None:
+def readers(look: LockContext, address: int) -> int | None:
     """
     Count who is inside for reading, on all CPUs.
 
@@ -107,7 +107,7 @@ def readers(look: Look, address: int) -> int | None:
     return total if total >= 0 else None
 
 
-def _by_entry(look: Look, case: Case) -> tuple[int, Mode] | None:
+def _by_entry(look: LockContext, case: BlockedTask) -> tuple[int, Mode] | None:
     wakes = look.layout.symbol("percpu_rwsem_wake_function")
     flags = look.layout.offset("wait_queue_entry", "flags")
     for entry in case.stack.wait_entries():
@@ -120,7 +120,7 @@ def _by_entry(look: Look, case: Case) -> tuple[int, Mode] | None:
     return None
 
 
-def _by_writer(look: Look, case: Case) -> tuple[int, Mode] | None:
+def _by_writer(look: LockContext, case: BlockedTask) -> tuple[int, Mode] | None:
     if not case.is_in("percpu_down_write"):
         return None
     for word in islice(known_to(case.stack), MAX_WORDS):

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import drgn
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.report import Findings
-from msatools.locks.layout import Layout
+from msatools.kernel.report import LossLog
+from msatools.locks.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _WORD = struct.Struct("<Q")
@@ -106,7 +106,7 @@ class Ring:
 class Rings:
     """Follows rings of one kernel."""
 
-    def __init__(self, layout: Layout, findings: Findings) -> None:
+    def __init__(self, layout: Layout, findings: LossLog) -> None:
         self._layout = layout
         self._findings = findings
 

@@ -10,8 +10,8 @@ from itertools import islice, pairwise
 
 import drgn
 
-from msatools.locks.lock import Lock, LockType, Queued
-from msatools.locks.look import Case, Look
+from msatools.locks.lock import Lock, LockType, QueuedWaiter
+from msatools.locks.lock_context import BlockedTask, LockContext
 from msatools.locks.model import Mode
 from msatools.locks.sleeping.kernellocks import MAX_WORDS, KernelLock, known_to
 
@@ -50,7 +50,7 @@ _WRITER_BIAS = 1 << 30
 """Of ``rwbase_rt.readers``: readers may come; a writer is inside."""
 
 
-def find(look: Look, case: Case) -> KernelLock | None:
+def find(look: LockContext, case: BlockedTask) -> KernelLock | None:
     """
     Find such a lock that a task waits for; ``None`` if it waits for none.
 
@@ -77,14 +77,14 @@ def find(look: Look, case: Case) -> KernelLock | None:
     return KernelLock(type_, address, mode, count, owner(look, lock))
 
 
-def is_made_of(look: Look, type_: LockType) -> bool:
+def is_made_of(look: LockContext, type_: LockType) -> bool:
     """Tell whether locks of a type are made of an ``rt_mutex``."""
     return type_ == "rt_mutex" or (
         type_ in _WITHIN and look.layout.has(*_WITHIN[type_])
     )
 
 
-def queue(look: Look, lock: Lock) -> list[Queued] | None:
+def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """
     Tell who waits for a lock, the most urgent first; ``None`` if that is lost.
 
@@ -99,17 +99,17 @@ def queue(look: Look, lock: Lock) -> list[Queued] | None:
     return queues[key]
 
 
-def _read_queue(look: Look, lock: Lock) -> list[Queued] | None:
+def _read_queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     found = look.locks.rt_mutex(_inner(look, lock))
     if found.waiters is None:
         return None
-    told = [Queued(task) for task in found.waiters]
+    told = [QueuedWaiter(task) for task in found.waiters]
     if lock.type == "rwsem" and found.owner and _is_shut(look, lock):
-        told.insert(0, Queued(found.owner, "write"))
+        told.insert(0, QueuedWaiter(found.owner, "write"))
     return told
 
 
-def owner(look: Look, lock: Lock) -> int | None:
+def owner(look: LockContext, lock: Lock) -> int | None:
     """
     Tell who has a lock; of a rwsem a writer, also one that waits for readers.
 
@@ -118,7 +118,7 @@ def owner(look: Look, lock: Lock) -> int | None:
     return look.locks.rt_mutex(_inner(look, lock)).owner or None
 
 
-def readers(look: Look, lock: Lock) -> int | None:
+def readers(look: LockContext, lock: Lock) -> int | None:
     """
     Tell how many have a rwsem for reading.
 
@@ -129,17 +129,17 @@ def readers(look: Look, lock: Lock) -> int | None:
     return _count(look, lock) & ~_READER_BIAS & ~_WRITER_BIAS
 
 
-def _count(look: Look, lock: Lock) -> int:
+def _count(look: LockContext, lock: Lock) -> int:
     address = lock.address or 0
     return look.layout.member(address, "rw_semaphore", "rwbase.readers", size=4)
 
 
-def _is_shut(look: Look, lock: Lock) -> bool:
+def _is_shut(look: LockContext, lock: Lock) -> bool:
     """Tell whether the owner waits for readers to leave: no others may come."""
     return 0 < _count(look, lock) < _WRITER_BIAS
 
 
-def _of_writer(look: Look, case: Case) -> KernelLock | None:
+def _of_writer(look: LockContext, case: BlockedTask) -> KernelLock | None:
     """Find the rwsem that a writer has shut, and now waits for readers to leave."""
     if not is_made_of(look, "rwsem") or _kind(look, case) != ("rwsem", "write"):
         return None
@@ -156,7 +156,7 @@ def _of_writer(look: Look, case: Case) -> KernelLock | None:
     return None
 
 
-def _kind(look: Look, case: Case) -> tuple[LockType, Mode | None]:
+def _kind(look: LockContext, case: BlockedTask) -> tuple[LockType, Mode | None]:
     """Tell what a task waits for, by the innermost function that tells it."""
     for name, caller in pairwise([*case.names, ""]):
         # An rwlock is made as a rwsem is, by functions of the same names.
@@ -168,9 +168,9 @@ def _kind(look: Look, case: Case) -> tuple[LockType, Mode | None]:
     return "rt_mutex", None
 
 
-def _offset(look: Look, type_: LockType) -> int:
+def _offset(look: LockContext, type_: LockType) -> int:
     return look.layout.offset(*_WITHIN[type_]) if type_ in _WITHIN else 0
 
 
-def _inner(look: Look, lock: Lock) -> int:
+def _inner(look: LockContext, lock: Lock) -> int:
     return (lock.address or 0) + _offset(look, lock.type)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import drgn
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.report import Findings
-from msatools.locks.layout import Layout
+from msatools.kernel.report import LossLog
+from msatools.locks.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _MAX_WAITERS = 1 << 22
@@ -39,7 +39,7 @@ class RtMutexes:
     :raises LookupError: if nothing tells the types
     """
 
-    def __init__(self, layout: Layout, findings: Findings) -> None:
+    def __init__(self, layout: Layout, findings: LossLog) -> None:
         self._layout = layout
         self._findings = findings
         # "locking/rtmutex: Split out the inner parts of 'struct rtmutex'" (in v5.15)

@@ -7,8 +7,8 @@ percpu_rwsems.
 """
 
 from msatools.kernel.pids import PID_MAX_LIMIT
-from msatools.locks.lock import Holder, Lock, OwnerConfidence, Queued, Request
-from msatools.locks.look import Case, Look
+from msatools.locks.lock import Holder, Lock, OwnerConfidence, QueuedWaiter, Request
+from msatools.locks.lock_context import BlockedTask, LockContext
 from msatools.locks.sleeping import lockwords, percpurwsems, rtlocks
 from msatools.locks.sleeping.kernellocks import KernelLock
 from msatools.locks.sleeping.locksorts import Record
@@ -20,7 +20,7 @@ TYPES = frozenset(
 """Of the locks that are told here."""
 
 
-def find(look: Look, case: Case) -> KernelLock | None:
+def find(look: LockContext, case: BlockedTask) -> KernelLock | None:
     """
     Find the lock that a task waits for; ``None`` if no such lock is waited for.
 
@@ -34,7 +34,7 @@ def find(look: Look, case: Case) -> KernelLock | None:
     )
 
 
-def request(look: Look, case: Case) -> Request | None:
+def request(look: LockContext, case: BlockedTask) -> Request | None:
     """
     Tell which lock a task waits for; ``None`` also if it is not to be found.
 
@@ -47,7 +47,7 @@ def request(look: Look, case: Case) -> Request | None:
     return Request(Lock(found.type, found.address), found.mode)
 
 
-def queue(look: Look, lock: Lock) -> list[Queued] | None:
+def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """
     Tell who waits for a lock, in the kernel's order.
 
@@ -64,7 +64,7 @@ def queue(look: Look, lock: Lock) -> list[Queued] | None:
     return look.locks.queue(lock.type, address, look.limit)
 
 
-def holders(look: Look, lock: Lock) -> list[Holder]:
+def holders(look: LockContext, lock: Lock) -> list[Holder]:
     """
     Tell who has a lock, as it tells itself.
 
@@ -89,7 +89,7 @@ def holders(look: Look, lock: Lock) -> list[Holder]:
     return _holder(look, last, "likely")
 
 
-def readers(look: Look, lock: Lock) -> int | None:
+def readers(look: LockContext, lock: Lock) -> int | None:
     """
     Tell how many have a lock for reading; ``None`` if it does not count them.
 
@@ -104,7 +104,9 @@ def readers(look: Look, lock: Lock) -> int | None:
     return lockwords.readers(look.layout, lock.address or 0)
 
 
-def _holder(look: Look, task: int | None, confidence: OwnerConfidence) -> list[Holder]:
+def _holder(
+    look: LockContext, task: int | None, confidence: OwnerConfidence
+) -> list[Holder]:
     """Give a task, if it is one."""
     if task is None or not may_be_task(task):
         return []
@@ -115,7 +117,7 @@ def _holder(look: Look, task: int | None, confidence: OwnerConfidence) -> list[H
     return [Holder(task, confidence)]
 
 
-def _record(look: Look, case: Case) -> Record:
+def _record(look: LockContext, case: BlockedTask) -> Record:
     """Take what a task's own record says that it waits for."""
     said = {
         name: int(look.tasks[name][case.row])

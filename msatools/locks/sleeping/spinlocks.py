@@ -21,7 +21,7 @@ from drgn.helpers.linux.sched import cpu_curr
 from msatools.kernel.cpus import online_cpus
 from msatools.kernel.losses import Loss
 from msatools.locks.lock import Holder, Lock, Request
-from msatools.locks.look import Look
+from msatools.locks.lock_context import LockContext
 from msatools.locks.model import Mode
 from msatools.target.addresses import KERNEL_HALF
 
@@ -82,7 +82,7 @@ class _Cpu:
     """Which of the frames is that of a function that waits for a spinlock."""
 
 
-def spins(look: Look, stack_size: int) -> list[Spin]:
+def spins(look: LockContext, stack_size: int) -> list[Spin]:
     """
     Tell which tasks spin, for which lock, and who seems to have that.
 
@@ -137,7 +137,7 @@ def _waits_for(request: Request | None, lock: Lock) -> bool:
     return request is not None and request.lock == lock
 
 
-def _cpus(look: Look) -> Iterator[_Cpu]:
+def _cpus(look: LockContext) -> Iterator[_Cpu]:
     prog = look.reader.prog
     for number in online_cpus(look.reader):
         try:
@@ -156,18 +156,20 @@ def _cpus(look: Look) -> Iterator[_Cpu]:
         yield _Cpu(number, task.value_(), frames, places[0] if places else None)
 
 
-def _caller(look: Look, cpu: _Cpu) -> str | None:
+def _caller(look: LockContext, cpu: _Cpu) -> str | None:
     """Name the first function above those that take a spinlock."""
     above = cpu.frames[(cpu.spinning or 0) + 1 :]
     names = (_name(look, frame) for frame in above)
     return next((name for name in names if not name.startswith(_TAKES)), None)
 
 
-def _name(look: Look, frame: drgn.StackFrame) -> str:
+def _name(look: LockContext, frame: drgn.StackFrame) -> str:
     return (look.function(frame) or "").partition(".")[0]
 
 
-def _request(look: Look, cpu: _Cpu, place: int, spinning: set[int]) -> Request | None:
+def _request(
+    look: LockContext, cpu: _Cpu, place: int, spinning: set[int]
+) -> Request | None:
     """Tell the lock that a CPU spins for, if its registers or its stack tell one."""
     frame, within = cpu.frames[place], 0
     name = _name(look, frame)
@@ -189,7 +191,9 @@ def _request(look: Look, cpu: _Cpu, place: int, spinning: set[int]) -> Request |
     )
 
 
-def _only(look: Look, words: list[int], queue: int, spinning: set[int]) -> int | None:
+def _only(
+    look: LockContext, words: list[int], queue: int, spinning: set[int]
+) -> int | None:
     """Choose the one word that is the address of a lock, the most frequent of them.
 
     :param queue: Where in what is pointed at the queue is.
@@ -205,7 +209,7 @@ def _only(look: Look, words: list[int], queue: int, spinning: set[int]) -> int |
     return first[0] if first[1] > second[1] else None
 
 
-def _is_wanted(look: Look, address: int, spinning: set[int]) -> bool:
+def _is_wanted(look: LockContext, address: int, spinning: set[int]) -> bool:
     """Tell whether what is at an address may be a qspinlock that CPUs wait for."""
     try:
         (value,) = _HALF.unpack(look.reader.read(address, _HALF.size))
@@ -230,7 +234,7 @@ def may_be_wanted(value: int) -> bool:
     return locked in _LOCKED or (not locked and value >> _TAIL_SHIFT != 0)
 
 
-def _is_queued(look: Look, tail: int, spinning: set[int]) -> bool:
+def _is_queued(look: LockContext, tail: int, spinning: set[int]) -> bool:
     """Tell whether the CPU at the end of a queue spins, at such a depth."""
     cpu, depth = (tail >> 2) - 1, tail & 3
     if cpu not in spinning:
@@ -242,7 +246,7 @@ def _is_queued(look: Look, tail: int, spinning: set[int]) -> bool:
     return bool(per_cpu(nodes, cpu)[0].mcs.count.value_() > depth)
 
 
-def _words(look: Look, cpu: _Cpu, stack_size: int) -> frozenset[int]:
+def _words(look: LockContext, cpu: _Cpu, stack_size: int) -> frozenset[int]:
     """Read the registers of a CPU, and what it has on its stacks."""
     if not cpu.frames:
         return frozenset()  # it was in user mode: it has no spinlock
@@ -271,7 +275,7 @@ def _pointer(frame: drgn.StackFrame) -> int:
     return pointer if pointer >= KERNEL_HALF else 0
 
 
-def _read(look: Look, start: int, end: int) -> list[int]:
+def _read(look: LockContext, start: int, end: int) -> list[int]:
     """Read words; as many as there are before a part that cannot be read."""
     size = end - start
     if not start or not 0 < size <= _MAX_STACK or start % 8:

@@ -17,7 +17,7 @@ import drgn
 from msatools.kernel.cpus import online_cpus
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.locks.lock import Lock
 
 MOST_NODES = 4
@@ -35,7 +35,7 @@ ANY_NAME = "which: only registers of running CPUs say"
 class SpinQueues:
     """Where each CPU says whether it is in a queue for a spinlock."""
 
-    def __init__(self, reader: Reader, findings: Findings) -> None:
+    def __init__(self, reader: Reader, findings: LossLog) -> None:
         self._reader = reader
         self._counts = _counts(reader.prog, findings)
 
@@ -54,7 +54,7 @@ class SpinQueues:
         return 0 < int.from_bytes(data, "little", signed=True) <= MOST_NODES
 
 
-def _counts(prog: drgn.Program, findings: Findings) -> Mapping[int, int]:
+def _counts(prog: drgn.Program, findings: LossLog) -> Mapping[int, int]:
     """Return the address of each possible CPU's count of nodes in use."""
     try:
         percpu = read_percpu(prog, findings)

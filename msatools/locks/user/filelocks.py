@@ -17,11 +17,11 @@ import numpy as np
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import find_tasks
-from msatools.locks.layout import Layout
-from msatools.locks.lock import Holder, Lock, LockType, Queued, Request
-from msatools.locks.look import Case, Look
-from msatools.locks.model import Mode, On
+from msatools.locks.lock import Holder, Lock, LockType, QueuedWaiter, Request
+from msatools.locks.lock_context import BlockedTask, LockContext
+from msatools.locks.model import Mode, WaitTarget
 from msatools.locks.sleeping.kernellocks import MAX_WAITERS
+from msatools.locks.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.table import TaskReader, TaskTable
 
@@ -148,7 +148,7 @@ class _FileLocks:
 class _Learned:
     """What has been learned of locks on files in one look."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: LockContext) -> None:
         # Of the layout only: a look is kept for as long as somebody else keeps it.
         self.locks = _FileLocks(look.layout)
         self._tasks = look.tasks
@@ -204,7 +204,7 @@ class _Learned:
         return found
 
 
-_LEARNED: WeakKeyDictionary[Look, _Learned] = WeakKeyDictionary()
+_LEARNED: WeakKeyDictionary[LockContext, _Learned] = WeakKeyDictionary()
 
 
 def _by_files(tasks: TaskTable) -> dict[int, list[int]]:
@@ -218,21 +218,21 @@ def _by_files(tasks: TaskTable) -> dict[int, list[int]]:
     return {table: list(tasks.values()) for table, tasks in found.items()}
 
 
-def _learned(look: Look) -> _Learned:
+def _learned(look: LockContext) -> _Learned:
     found = _LEARNED.get(look)
     if found is None:
         found = _LEARNED[look] = _Learned(look)
     return found
 
 
-def file_lock(look: Look, case: Case) -> On | None:
+def file_lock(look: LockContext, case: BlockedTask) -> WaitTarget | None:
     """A lock that another has on a file: its waiter waits on a queue of its own."""
     lock = _own_request(look, case)
     if lock is None:
         return None
     owner = _learned(look).locks.read(lock.blocker).pid
     inode = look.layout.member(lock.file, "file", "f_inode")
-    return On(
+    return WaitTarget(
         kind="flock" if case.call == "flock" else "posix_lock",
         inode=look.storage.inode(inode).number,
         path=look.path_of_file(lock.file),
@@ -241,7 +241,7 @@ def file_lock(look: Look, case: Case) -> On | None:
     )
 
 
-def request(look: Look, case: Case) -> Request | None:
+def request(look: LockContext, case: BlockedTask) -> Request | None:
     """Tell the lock on a file that a task waits for.
 
     :raises drgn.FaultError: if one in its way cannot be read
@@ -253,7 +253,7 @@ def request(look: Look, case: Case) -> Request | None:
     return Request(Lock(root.type, root.address), own.mode)
 
 
-def queue(look: Look, lock: Lock) -> list[Queued] | None:
+def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """
     Tell who waits for a lock: those in whose way nothing else is first.
 
@@ -266,14 +266,14 @@ def queue(look: Look, lock: Lock) -> list[Queued] | None:
             found = look.queues.of_head(waiter.address + locks.waits_head)
             if found is not None and found.waiters is not None:
                 tasks = look.queues.tasks(found.waiters)
-                queued += [Queued(each.task, waiter.mode) for each in tasks]
+                queued += [QueuedWaiter(each.task, waiter.mode) for each in tasks]
     except drgn.FaultError as error:
         look.findings.lose(Loss.WAITERS, f"who waits for a lock on a file: {error}")
         return None
     return queued or None
 
 
-def holders(look: Look, lock: Lock) -> list[Holder]:
+def holders(look: LockContext, lock: Lock) -> list[Holder]:
     """
     Tell who has a lock on a file, the first thread of each process.
 
@@ -296,7 +296,7 @@ def holders(look: Look, lock: Lock) -> list[Holder]:
     return [Holder(task, "likely") for task in tasks[:1]]
 
 
-def _own_request(look: Look, case: Case) -> _FileLock | None:
+def _own_request(look: LockContext, case: BlockedTask) -> _FileLock | None:
     """Find what a task waits with, which hangs on the lock that is in its way."""
     locks = _learned(look).locks
     for entry in case.stack.wait_entries():

@@ -15,9 +15,9 @@ import numpy as np
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, column
-from msatools.kernel.report import Findings
-from msatools.locks.futexkey import Key
-from msatools.locks.layout import Layout
+from msatools.kernel.report import LossLog
+from msatools.locks.futexkey import FutexKey
+from msatools.locks.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 MAX_WAITERS = 1 << 22
@@ -40,7 +40,7 @@ class Waiter:
     lock: int
     """The lock of its bucket."""
 
-    key: Key
+    key: FutexKey
     pi_state: int
     """``struct futex_pi_state`` of a futex that inherits priority, else 0."""
 
@@ -53,7 +53,7 @@ class Futexes:
     :raises LookupError: if nothing tells the types
     """
 
-    def __init__(self, layout: Layout, findings: Findings) -> None:
+    def __init__(self, layout: Layout, findings: LossLog) -> None:
         self._layout = layout
         self._reader = layout.reader
         self._findings = findings
@@ -75,7 +75,7 @@ class Futexes:
             _WORD.unpack_from(data, offset)[0]
             for offset in (self._task, self._lock, self._pi_state)
         )
-        key = Key(*_KEY.unpack_from(data, self._key))
+        key = FutexKey(*_KEY.unpack_from(data, self._key))
         (bitset,) = struct.unpack_from("<I", data, self._bitset)
         return Waiter(address, task, lock, key, pi_state, bitset)
 
@@ -86,12 +86,12 @@ class Futexes:
         """
         return self.waiter(address, self._reader.read(address, self._size))
 
-    def key(self, address: int) -> Key:
+    def key(self, address: int) -> FutexKey:
         """Read the ``union futex_key`` at an address.
 
         :raises drgn.FaultError: if it cannot be read
         """
-        return Key(*_KEY.unpack(self._reader.read(address, _KEY.size)))
+        return FutexKey(*_KEY.unpack(self._reader.read(address, _KEY.size)))
 
     def on_stack(self, base: int, words: Addresses, task: int) -> Iterator[Waiter]:
         """Find what looks like a waiter of a task on its own stack, innermost first.

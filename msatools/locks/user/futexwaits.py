@@ -6,8 +6,13 @@ from collections import Counter
 
 import drgn
 
-from msatools.locks.futexkey import Key
-from msatools.locks.look import FEW_READS, MAX_CANDIDATES, Case, Look
+from msatools.locks.futexkey import FutexKey
+from msatools.locks.lock_context import (
+    FEW_READS,
+    MAX_CANDIDATES,
+    BlockedTask,
+    LockContext,
+)
 from msatools.locks.user.futexes import Waiter
 from msatools.target.addresses import KERNEL_HALF
 
@@ -15,7 +20,9 @@ _MAX_VECTOR = 128
 """``FUTEX_WAITV_MAX``."""
 
 
-def waiters_of(look: Look, case: Case) -> tuple[list[Waiter], Counter[Key] | None]:
+def waiters_of(
+    look: LockContext, case: BlockedTask
+) -> tuple[list[Waiter], Counter[FutexKey] | None]:
     """Find what a task waits on, and how many wait on each futex.
 
     :return: One waiter, or those of ``futex_waitv()`` as they were asked for; none if
@@ -32,7 +39,9 @@ def waiters_of(look: Look, case: Case) -> tuple[list[Waiter], Counter[Key] | Non
     return sorted(waiters, key=lambda waiter: waiter.address), counts
 
 
-def _own_futexes(look: Look, case: Case) -> tuple[list[Waiter], Counter[Key] | None]:
+def _own_futexes(
+    look: LockContext, case: BlockedTask
+) -> tuple[list[Waiter], Counter[FutexKey] | None]:
     """Find what one task waits on without a look at all who wait."""
     stack = case.stack
     for waiter in look.futexes.on_stack(stack.base, stack.words, case.address):
@@ -49,14 +58,14 @@ def _own_futexes(look: Look, case: Case) -> tuple[list[Waiter], Counter[Key] | N
     return [], None
 
 
-def _is_queued(look: Look, waiter: Waiter) -> bool:
+def _is_queued(look: LockContext, waiter: Waiter) -> bool:
     """Tell whether the neighbours of a waiter know it."""
     node = waiter.address + look.layout.offset("futex_q", "list.node_list")
     following, before = look.layout.word(node), look.layout.word(node + 8)
     return look.layout.word(following + 8) == node and look.layout.word(before) == node
 
 
-def _vector(look: Look, case: Case) -> list[Waiter]:
+def _vector(look: LockContext, case: BlockedTask) -> list[Waiter]:
     """Find the waiters of ``futex_waitv()``, an array that is on the heap."""
     count = case.arguments[1]
     if not 0 < count <= _MAX_VECTOR:

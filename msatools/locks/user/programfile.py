@@ -74,7 +74,7 @@ class _Segment:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _SymbolTable:
     """Symbols, and where their names are in the file."""
 
     symbols: npt.NDArray[np.void]
@@ -91,7 +91,7 @@ class ProgramFile:
         """
         self._read = read
         self._read_around_gaps = read_around_gaps
-        self._tables: list[_Table] | None = None
+        self._tables: list[_SymbolTable] | None = None
 
     def function(
         self, offset: int, place: int, read_memory: ReadMemory
@@ -115,7 +115,7 @@ class ProgramFile:
                 return found
         return None
 
-    def _in_table(self, table: _Table, address: int) -> Function | None:
+    def _in_table(self, table: _SymbolTable, address: int) -> Function | None:
         symbols = table.symbols
         start, size = symbols["value"], symbols["size"]
         # What begins behind it is huge then.
@@ -133,7 +133,7 @@ class ProgramFile:
         )
         return None if best is None else Function(*best)
 
-    def _name(self, table: _Table, place: int) -> str | None:
+    def _name(self, table: _SymbolTable, place: int) -> str | None:
         if not 0 < place < table.names_size:
             return None
         size = min(_MAX_NAME, table.names_size - place)
@@ -189,26 +189,28 @@ class ProgramFile:
 
     # --- tables of symbols
 
-    def _find_tables(self, moved: int, read_memory: ReadMemory) -> list[_Table]:
+    def _find_tables(self, moved: int, read_memory: ReadMemory) -> list[_SymbolTable]:
         """
         Find the tables that are there.
 
         :param moved: How far behind its addresses in the file all is in memory.
         """
-        tables: list[_Table] = []
+        tables: list[_SymbolTable] = []
         with suppress(drgn.FaultError):
             tables.extend(self._all_symbols())
         with suppress(drgn.FaultError):
             tables.extend(self._dynamic_symbols(moved, read_memory))
         return tables
 
-    def _table(self, offset: int, size: int, names: int, names_size: int) -> _Table:
+    def _table(
+        self, offset: int, size: int, names: int, names_size: int
+    ) -> _SymbolTable:
         data = self._read_around_gaps(
             offset, size // _SYMBOL.itemsize * _SYMBOL.itemsize
         )
-        return _Table(np.frombuffer(data, _SYMBOL), names, names_size)
+        return _SymbolTable(np.frombuffer(data, _SYMBOL), names, names_size)
 
-    def _all_symbols(self) -> Iterator[_Table]:
+    def _all_symbols(self) -> Iterator[_SymbolTable]:
         """Find the table by section headers.
 
         :raises drgn.FaultError: if they are lost
@@ -224,7 +226,9 @@ class ProgramFile:
                 names = sections[link]
                 yield self._table(place, length, names[4], names[5])
 
-    def _dynamic_symbols(self, moved: int, read_memory: ReadMemory) -> Iterator[_Table]:
+    def _dynamic_symbols(
+        self, moved: int, read_memory: ReadMemory
+    ) -> Iterator[_SymbolTable]:
         """Find the table by the dynamic segment, as it is in memory.
 
         :raises drgn.FaultError: if it is lost

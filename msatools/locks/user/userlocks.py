@@ -18,11 +18,18 @@ from drgn.helpers.linux.pid import find_task
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import PID_MAX_LIMIT
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.walks import tree_records
-from msatools.locks.futexkey import Key
-from msatools.locks.lock import Holder, Lock, LockType, OwnerConfidence, Queued, Request
-from msatools.locks.look import Case, Look
+from msatools.locks.futexkey import FutexKey
+from msatools.locks.lock import (
+    Holder,
+    Lock,
+    LockType,
+    OwnerConfidence,
+    QueuedWaiter,
+    Request,
+)
+from msatools.locks.lock_context import BlockedTask, LockContext
 from msatools.locks.model import Mode
 from msatools.locks.user import nptl
 from msatools.locks.user.futexes import Waiter
@@ -89,13 +96,13 @@ class _Users:
 class _Futexes:
     """What has been learned of futexes in one look."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: LockContext) -> None:
         self.seen: dict[tuple[LockType, object], Waiter] = {}
         """A waiter of each futex that somebody was found to wait on, by its key."""
 
-        self.said: dict[Key, _Said] = {}
-        self.requests: dict[tuple[LockType, Key], Request] = {}
-        self.words: dict[Key, tuple[Key, Key]] = {}
+        self.said: dict[FutexKey, _Said] = {}
+        self.requests: dict[tuple[LockType, FutexKey], Request] = {}
+        self.words: dict[FutexKey, tuple[FutexKey, FutexKey]] = {}
         """Both futexes of each condition variable, by the key of its start."""
 
         self.conditions: dict[tuple[int, int], int | None] = {}
@@ -124,17 +131,17 @@ class _Futexes:
             self.starts.add((mm, start))
 
 
-_LEARNED: WeakKeyDictionary[Look, _Futexes] = WeakKeyDictionary()
+_LEARNED: WeakKeyDictionary[LockContext, _Futexes] = WeakKeyDictionary()
 
 
-def _learned(look: Look) -> _Futexes:
+def _learned(look: LockContext) -> _Futexes:
     found = _LEARNED.get(look)
     if found is None:
         found = _LEARNED[look] = _Futexes(look)
     return found
 
 
-def requests(look: Look, case: Case) -> list[Request]:
+def requests(look: LockContext, case: BlockedTask) -> list[Request]:
     """
     Tell which futexes a task waits on.
 
@@ -144,7 +151,7 @@ def requests(look: Look, case: Case) -> list[Request]:
     return _requests(look, waiters)
 
 
-def futex_requests(look: Look, task: int) -> list[Request]:
+def futex_requests(look: LockContext, task: int) -> list[Request]:
     """Tell the same of the ``struct task_struct`` at an address, by the hash tables.
 
     All waiters are read the first time; then each costs next to nothing.
@@ -154,7 +161,7 @@ def futex_requests(look: Look, task: int) -> list[Request]:
     return _requests(look, waiters)
 
 
-def queue(look: Look, lock: Lock) -> list[Queued] | None:
+def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """Tell who waits on a futex, the next to be woken up first.
 
     Those of a futex that inherits priority are in the order of its ``rt_mutex``. Who
@@ -167,10 +174,10 @@ def queue(look: Look, lock: Lock) -> list[Queued] | None:
     tasks = list(dict.fromkeys(waiter.task for waiter in waiters))
     if lock.type == "pi_futex":
         tasks = _by_urgency(look, waiters[0].pi_state, tasks)
-    return [Queued(task, mode) for task in tasks]
+    return [QueuedWaiter(task, mode) for task in tasks]
 
 
-def holders(look: Look, lock: Lock) -> list[Holder]:
+def holders(look: LockContext, lock: Lock) -> list[Holder]:
     """Tell who has a futex.
 
     ``exact`` of one that inherits priority: the kernel has to know; and of a thread
@@ -185,7 +192,7 @@ def holders(look: Look, lock: Lock) -> list[Holder]:
     return [] if said.owner is None else [Holder(said.owner, said.confidence)]
 
 
-def readers(look: Look, lock: Lock) -> int | None:
+def readers(look: LockContext, lock: Lock) -> int | None:
     """Count who has a futex for reading; ``None`` if it counts no readers."""
     waiter = _learned(look).seen.get((lock.type, lock.key))
     if waiter is None or lock.type == "pi_futex":
@@ -193,7 +200,7 @@ def readers(look: Look, lock: Lock) -> int | None:
     return _said(look, waiter).readers
 
 
-def condition_at(look: Look, mm: int, address: int) -> int | None:
+def condition_at(look: LockContext, mm: int, address: int) -> int | None:
     """Find the condition variable that a futex is a word of.
 
     :param mm: Of the process that it is private to, the ``struct mm_struct``.
@@ -211,22 +218,22 @@ def condition_at(look: Look, mm: int, address: int) -> int | None:
     return learned.conditions[place]
 
 
-def is_condition(look: Look, lock: Lock, mm: int) -> bool:
+def is_condition(look: LockContext, lock: Lock, mm: int) -> bool:
     """Tell whether a futex that somebody was found to wait on is of such.
 
     :param mm: Of the process that it is private to, the ``struct mm_struct``.
     """
     learned = _learned(look)
-    shared = isinstance(lock.key, Key) and lock.key in learned.words
+    shared = isinstance(lock.key, FutexKey) and lock.key in learned.words
     return shared or (mm, lock.address) in learned.starts
 
 
-def what(look: Look, case: Case, request: Request) -> str | None:
+def what(look: LockContext, case: BlockedTask, request: Request) -> str | None:
     """Tell what a futex without an owner stands for: see :func:`parked`."""
     return parked(look, case.address, request)
 
 
-def parked(look: Look, task: int, request: Request) -> str | None:
+def parked(look: LockContext, task: int, request: Request) -> str | None:
     """
     Tell whether a task waits for ever on a word that nobody else knows.
 
@@ -247,7 +254,7 @@ def parked(look: Look, task: int, request: Request) -> str | None:
     if not len(row):
         return None
     prog = look.reader.prog
-    call = read_syscalls(look.reader, row, stack_bytes(prog), Findings())
+    call = read_syscalls(look.reader, row, stack_bytes(prog), LossLog())
     if not call.known[0] or call.compat[0] or call.name(0) != "futex":
         return None
     address, operation, value, timeout, _, bits = call.arguments[0].tolist()
@@ -260,7 +267,7 @@ def parked(look: Look, task: int, request: Request) -> str | None:
     return None
 
 
-def _requests(look: Look, waiters: Iterable[Waiter]) -> list[Request]:
+def _requests(look: LockContext, waiters: Iterable[Waiter]) -> list[Request]:
     """Give each futex once.
 
     While a kernel runs, a task may be met in the queues of both futexes of a condition
@@ -269,7 +276,7 @@ def _requests(look: Look, waiters: Iterable[Waiter]) -> list[Request]:
     return list(dict.fromkeys(_request(look, waiter) for waiter in waiters))
 
 
-def _request(look: Look, waiter: Waiter) -> Request:
+def _request(look: LockContext, waiter: Waiter) -> Request:
     learned = _learned(look)
     type_: LockType = "pi_futex" if waiter.pi_state else "futex"
     found = learned.requests.get((type_, waiter.key))
@@ -285,10 +292,10 @@ def _request(look: Look, waiter: Waiter) -> Request:
     return found
 
 
-def _waiters(look: Look, lock: Lock) -> list[Waiter]:
+def _waiters(look: LockContext, lock: Lock) -> list[Waiter]:
     """Give who waits on a futex that somebody was found to wait on."""
     key = lock.key
-    if not isinstance(key, Key):
+    if not isinstance(key, FutexKey):
         return []
     words = _learned(look).words.get(key)
     if words is not None:
@@ -304,7 +311,7 @@ def _waiters(look: Look, lock: Lock) -> list[Waiter]:
     return [w for w in found if bool(w.pi_state) == (lock.type == "pi_futex")]
 
 
-def _by_urgency(look: Look, pi_state: int, tasks: list[int]) -> list[int]:
+def _by_urgency(look: LockContext, pi_state: int, tasks: list[int]) -> list[int]:
     try:
         mutex = pi_state + look.layout.offset("futex_pi_state", "pi_mutex")
         order = look.locks.rt_mutex(mutex).waiters or ()
@@ -317,7 +324,7 @@ def _by_urgency(look: Look, pi_state: int, tasks: list[int]) -> list[int]:
     return list(dict.fromkeys([*first, *tasks]))
 
 
-def _pi_owner(look: Look, waiter: Waiter) -> list[Holder]:
+def _pi_owner(look: LockContext, waiter: Waiter) -> list[Holder]:
     """Tell who has a futex that inherits priority.
 
     The owner that is recorded may be about to be changed, while another takes the
@@ -333,7 +340,7 @@ def _pi_owner(look: Look, waiter: Waiter) -> list[Holder]:
     return [Holder(owner, "exact" if agree else "likely")]
 
 
-def _owns_wanted_futex(look: Look, task: int) -> bool:
+def _owns_wanted_futex(look: LockContext, task: int) -> bool:
     """Tell whether others wait for a futex that inherits priority, and a task has."""
     # "futex: Move futex related task_struct data into a struct" (in v7.1)
     head = task + look.layout.offset(
@@ -348,7 +355,7 @@ def _owns_wanted_futex(look: Look, task: int) -> bool:
 # --- what the memory of processes says
 
 
-def _said(look: Look, waiter: Waiter) -> _Said:
+def _said(look: LockContext, waiter: Waiter) -> _Said:
     """Read what there is at a futex, once."""
     said = _learned(look).said
     key = waiter.key
@@ -371,7 +378,7 @@ class _Words:
     data: bytes
 
     @classmethod
-    def around(cls, look: Look, place: _Place) -> "_Words | None":
+    def around(cls, look: LockContext, place: _Place) -> "_Words | None":
         """Read it; ``None`` if the futex is not in the dump."""
         page = place.address & -_PAGE
         start = max(place.address - nptl.RWLOCK_BYTES, page)
@@ -387,7 +394,7 @@ class _Words:
         return self.memory.read(self.mm, address, size)
 
 
-def _read_futex(look: Look, waiter: Waiter) -> _Said:
+def _read_futex(look: LockContext, waiter: Waiter) -> _Said:
     """Tell what is at a futex.
 
     :raises drgn.FaultError: if what leads to it, or to its owner, is damaged
@@ -406,7 +413,7 @@ def _read_futex(look: Look, waiter: Waiter) -> _Said:
     )
 
 
-def _thread(look: Look, place: _Place, words: _Words) -> _Said | None:
+def _thread(look: LockContext, place: _Place, words: _Words) -> _Said | None:
     """Tell a thread that is waited for to end: the kernel clears the word then."""
     word = int.from_bytes(words.read(place.address, 4) or b"", "little")
     if not 0 < word < PID_MAX_LIMIT or place.inode:
@@ -418,7 +425,9 @@ def _thread(look: Look, place: _Place, words: _Words) -> _Said | None:
     return _Said(task, "exact") if clears == place.address else None
 
 
-def _mutex(look: Look, place: _Place, words: _Words, key: Key) -> _Said | None:
+def _mutex(
+    look: LockContext, place: _Place, words: _Words, key: FutexKey
+) -> _Said | None:
     if place.address % 8:
         return None
     data = words.read(place.address, nptl.MUTEX_BYTES)
@@ -431,7 +440,9 @@ def _mutex(look: Look, place: _Place, words: _Words, key: Key) -> _Said | None:
     return _Said(task)
 
 
-def _rwlock(look: Look, place: _Place, words: _Words, key: Key) -> _Said | None:
+def _rwlock(
+    look: LockContext, place: _Place, words: _Words, key: FutexKey
+) -> _Said | None:
     starts = [nptl.rwlock_start(place.address)]
     if not place.address % 8:
         # Readers may wait on its first word.
@@ -451,7 +462,7 @@ def _rwlock(look: Look, place: _Place, words: _Words, key: Key) -> _Said | None:
     return None
 
 
-def _condition(look: Look, place: _Place, key: Key) -> _Said | None:
+def _condition(look: LockContext, place: _Place, key: FutexKey) -> _Said | None:
     queued = [len(look.futex_queues.get(word, ())) for word in key.pair()]
     if look.live:
         # They were read at another time than its words are.
@@ -465,7 +476,11 @@ def _condition(look: Look, place: _Place, key: Key) -> _Said | None:
 
 
 def _read_condition(
-    look: Look, mm: int, address: int, queued: tuple[int, int], shared: bool | None
+    look: LockContext,
+    mm: int,
+    address: int,
+    queued: tuple[int, int],
+    shared: bool | None,
 ) -> int | None:
     """Find where the condition variable starts that a futex is a word of."""
     for newer, start in enumerate(nptl.condition_starts(address)):
@@ -477,7 +492,7 @@ def _read_condition(
     return None
 
 
-def _tasks_on(look: Look, key: Key) -> set[int]:
+def _tasks_on(look: LockContext, key: FutexKey) -> set[int]:
     lock = Lock("futex", key.address, key)
     return {waiter.task for waiter in _waiters(look, lock)}
 
@@ -485,7 +500,7 @@ def _tasks_on(look: Look, key: Key) -> set[int]:
 # --- where a futex is, and who can have it
 
 
-def _place(look: Look, waiter: Waiter) -> _Place | None:
+def _place(look: LockContext, waiter: Waiter) -> _Place | None:
     """Find a futex in the memory of one who waits on it."""
     key = waiter.key
     if key.address is not None:
@@ -501,13 +516,13 @@ def _place(look: Look, waiter: Waiter) -> _Place | None:
     return None
 
 
-def _mm(look: Look, task: int) -> int:
+def _mm(look: LockContext, task: int) -> int:
     """Tell a task's address space; 0 if it has none."""
     known = _learned(look).mms.get(task)
     return look.layout.member(task, "task_struct", "mm") if known is None else known
 
 
-def _owner(look: Look, place: _Place, tid: int) -> int | None:
+def _owner(look: LockContext, place: _Place, tid: int) -> int | None:
     """Find the thread with an ID that can have a futex; ``None`` unless it is one.
 
     The ID is as its process sees it. Of a futex in a file it may be one of another
@@ -522,7 +537,7 @@ def _owner(look: Look, place: _Place, tid: int) -> int | None:
     return fits[0] if len(fits) == 1 else None
 
 
-def _users(look: Look, inode: int) -> _Users:
+def _users(look: LockContext, inode: int) -> _Users:
     """Find who maps a file.
 
     :raises drgn.FaultError: if they are too many, or it cannot be read
@@ -536,7 +551,7 @@ def _users(look: Look, inode: int) -> _Users:
     return known[inode]
 
 
-def _mapped_by(look: Look, inode: int) -> set[int]:
+def _mapped_by(look: LockContext, inode: int) -> set[int]:
     """Find the address spaces that map a file."""
     layout = look.layout
     mapping = layout.member(inode, "inode", "i_mapping")
@@ -555,7 +570,7 @@ def _mapped_by(look: Look, inode: int) -> set[int]:
     return found
 
 
-def _namespace(look: Look, task: int) -> int:
+def _namespace(look: LockContext, task: int) -> int:
     """Find the PID namespace by which a task knows itself; 0 if it is dead."""
     layout = look.layout
     pid = layout.member(task, "task_struct", "thread_pid")
@@ -566,7 +581,7 @@ def _namespace(look: Look, task: int) -> int:
     return layout.word(number)
 
 
-def _task(look: Look, space: int, tid: int) -> int | None:
+def _task(look: LockContext, space: int, tid: int) -> int | None:
     """Find the thread with an ID in a PID namespace."""
     learned = _learned(look)
     if (space, tid) in learned.tasks:

@@ -11,8 +11,8 @@ from drgn.helpers.linux.mm import access_remote_vm, for_each_vma, vma_find
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import fault_reason
-from msatools.kernel.report import Findings
-from msatools.locks.layout import Layout
+from msatools.kernel.report import LossLog
+from msatools.locks.struct_reader import Layout
 from msatools.locks.user.filepages import FilePages
 from msatools.target.addresses import KERNEL_HALF
 
@@ -42,7 +42,7 @@ class SharedFile:
     """The inode's, which futexes are known by; 0 if none was ever used."""
 
 
-class Mapping(NamedTuple):
+class UserMapping(NamedTuple):
     """A part of an address space, a ``struct vm_area_struct``."""
 
     start: int
@@ -58,7 +58,7 @@ class Mapping(NamedTuple):
         return self.page * _PAGE + address - self.start
 
 
-def mapping_at(layout: Layout, mm: int, address: int) -> Mapping | None:
+def mapping_at(layout: Layout, mm: int, address: int) -> UserMapping | None:
     """Find what is mapped at an address."""
     if not mm:
         return None
@@ -67,13 +67,13 @@ def mapping_at(layout: Layout, mm: int, address: int) -> Mapping | None:
     if not vma:
         return None
     names = ("vm_start", "vm_end", "vm_pgoff", "vm_file")
-    return Mapping(*layout.members(vma.value_(), "vm_area_struct", *names))
+    return UserMapping(*layout.members(vma.value_(), "vm_area_struct", *names))
 
 
 class UserMemory:
     """Reads memory of processes; that there is none at all is noted."""
 
-    def __init__(self, layout: Layout, findings: Findings) -> None:
+    def __init__(self, layout: Layout, findings: LossLog) -> None:
         self._layout = layout
         self._prog = layout.reader.prog
         self._findings = findings

@@ -19,8 +19,8 @@ import numpy as np
 from drgn.helpers.linux.mm import vma_find
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.report import Findings
-from msatools.locks.look import Look
+from msatools.kernel.report import LossLog
+from msatools.locks.lock_context import LockContext
 from msatools.locks.model import UserFrame
 from msatools.locks.user.filepages import PAGE, FilePages
 from msatools.locks.user.programfile import ProgramFile
@@ -56,7 +56,7 @@ class Registers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Mapping:
+class CodeMapping:
     """A part of an address space."""
 
     start: int
@@ -71,7 +71,7 @@ class Mapping:
 class UserStacks:
     """Finds frames of threads that a look has; what it has read of files it keeps."""
 
-    def __init__(self, look: Look, stack_bytes: int) -> None:
+    def __init__(self, look: LockContext, stack_bytes: int) -> None:
         """
         :param stack_bytes: Of a kernel stack.
         """
@@ -118,12 +118,12 @@ class UserStacks:
             if frame.pc < KERNEL_HALF:
                 values = frame.registers()
                 return Registers(frame.pc, values.get("rsp", 0), values.get("rbp", 0))
-        calls = read_syscalls(look.reader, task, self._stack_bytes, Findings())
+        calls = read_syscalls(look.reader, task, self._stack_bytes, LossLog())
         if not calls.known[0] or calls.compat[0]:
             return None
         return Registers(int(calls.ip[0]), int(calls.sp[0]), int(calls.fp[0]))
 
-    def mapping(self, mm: int, address: int) -> Mapping | None:
+    def mapping(self, mm: int, address: int) -> CodeMapping | None:
         """Find what is mapped at an address."""
         space = drgn.Object(self._look.reader.prog, "struct mm_struct *", value=mm)
         vma = vma_find(space, address)
@@ -133,13 +133,13 @@ class UserStacks:
         start, end, page, file, flags = self._look.layout.members(
             vma.value_(), "vm_area_struct", *names
         )
-        return Mapping(start, end, page * PAGE, file, bool(flags & _EXECUTABLE))
+        return CodeMapping(start, end, page * PAGE, file, bool(flags & _EXECUTABLE))
 
     def read(self, mm: int, address: int, size: int) -> bytes | None:
         """Read user memory; ``None`` if it is not there."""
         return self._look.user_memory.read(mm, address, size)
 
-    def is_behind_call(self, mapping: Mapping, address: int) -> bool:
+    def is_behind_call(self, mapping: CodeMapping, address: int) -> bool:
         """Tell whether an address follows a call instruction."""
         offset = address - mapping.start + mapping.offset
         size = min(_LONGEST_CALL, offset, address - mapping.start)
@@ -149,7 +149,7 @@ class UserStacks:
             return False
 
     def frame(
-        self, mm: int, mapping: Mapping, address: int, back: int, guess: bool
+        self, mm: int, mapping: CodeMapping, address: int, back: int, guess: bool
     ) -> UserFrame:
         """Name a place in a program's or library's code.
 
@@ -187,11 +187,11 @@ class UserStacks:
 class _Memory(Protocol):
     """What :class:`UserStacks` has of a process."""
 
-    def mapping(self, mm: int, address: int) -> Mapping | None: ...
+    def mapping(self, mm: int, address: int) -> CodeMapping | None: ...
     def read(self, mm: int, address: int, size: int) -> bytes | None: ...
-    def is_behind_call(self, mapping: Mapping, address: int) -> bool: ...
+    def is_behind_call(self, mapping: CodeMapping, address: int) -> bool: ...
     def frame(
-        self, mm: int, mapping: Mapping, address: int, back: int, guess: bool
+        self, mm: int, mapping: CodeMapping, address: int, back: int, guess: bool
     ) -> UserFrame: ...
 
 
@@ -209,7 +209,7 @@ class _Stack:
         self._memory = memory
         self._mm = mm
         self._registers = registers
-        self._mappings: list[Mapping] = []
+        self._mappings: list[CodeMapping] = []
         self._lookups = 0
 
     def frames(self) -> Iterator[UserFrame]:
@@ -266,7 +266,7 @@ class _Stack:
             at = following
         return frozenset(places), at == 0 and bool(places)
 
-    def _code(self, address: int) -> Mapping | None:
+    def _code(self, address: int) -> CodeMapping | None:
         """Find the code of a file that is mapped at an address."""
         if not PAGE <= address < KERNEL_HALF:
             return None

@@ -14,9 +14,9 @@ from msatools.memory.by.process import ProcessView
 from msatools.memory.by.section import SectionView
 from msatools.memory.by.slab import SlabView
 from msatools.memory.by.vmalloc import VmallocView
-from msatools.memory.views import Scene, View
+from msatools.memory.views import ScanContext, View
 
-VIEWS: dict[str, Callable[[Scene], View]] = {
+VIEWS: dict[str, Callable[[ScanContext], View]] = {
     "file": FileView,
     "fs": FileSystemView,
     "order": OrderView,

@@ -13,7 +13,7 @@ from drgn.helpers.linux.block import part_name
 from msatools.kernel.losses import Loss
 from msatools.kernel.paths import Paths
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import Members, Structs, read_structs
 from msatools.target.addresses import KERNEL_HALF
@@ -94,7 +94,7 @@ class CachedFile:
 class CachedFiles:
     """Tells files by the addresses of their mappings; many at once."""
 
-    def __init__(self, reader: Reader, findings: Findings) -> None:
+    def __init__(self, reader: Reader, findings: LossLog) -> None:
         self._reader = reader
         self._findings = findings
         self._paths = Paths(reader, findings)

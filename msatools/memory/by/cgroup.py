@@ -26,12 +26,12 @@ from msatools.memory.by.groups import (
     unique_keys,
 )
 from msatools.memory.by.memcgs import OF_OBJECTS, Memcg, Memcgs, charge_offset
-from msatools.memory.by.tally import Owner, Sums, Tally, give_to, rank
+from msatools.memory.by.tally import Tally, TallyOwner, TallySums, give_to, rank
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block, Words, where
-from msatools.memory.model import Group
+from msatools.memory.model import PageGroup
 from msatools.memory.scanresult import NCLASSES
-from msatools.memory.views import Scene
+from msatools.memory.views import ScanContext
 from msatools.target.model import Address
 
 MAX_GROUPS = 100_000
@@ -113,13 +113,13 @@ class _Pins:
 class CgroupView:
     """Control groups by the pages charged to them."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ScanContext) -> None:
         self.observer = ChargeTally(charge_offset(scene.prog))
         self._findings = scene.findings
         self._memcgs = Memcgs(scene.reader, scene.findings)
         self._files = CachedFiles(scene.reader, scene.findings)
 
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[PageGroup, ...]:
         sums = self._by_group(self.observer.by_class.sums())
         ranking = rank(sums, MAX_GROUPS, (0, _OBJECTS))
         owners = [owner for owner in ranking.owners if owner.word > _LOST]
@@ -137,7 +137,7 @@ class CgroupView:
             groups.append(_group(REST, "smaller groups", ranking.rest))
         return largest_first(unique_keys(groups))
 
-    def _by_group(self, sums: Sums) -> Sums:
+    def _by_group(self, sums: TallySums) -> TallySums:
         """Sum up by ``struct mem_cgroup`` what is by word."""
         words, index = np.unique(sums.owners, return_inverse=True)
         charged = words > _OBJECTS
@@ -184,7 +184,7 @@ class CgroupView:
                 "them without a page of their own",
             )
 
-    def _not_groups(self, owners: tuple[Owner, ...]) -> Iterator[Group]:
+    def _not_groups(self, owners: tuple[TallyOwner, ...]) -> Iterator[PageGroup]:
         for owner in owners:
             if owner.word == 0:
                 yield _group(NO_OWNER, "not charged", owner)
@@ -200,7 +200,7 @@ class CgroupView:
                 )
 
 
-def _cgroup(owner: Owner, memcg: Memcg, pins: _Pins | None) -> Group:
+def _cgroup(owner: TallyOwner, memcg: Memcg, pins: _Pins | None) -> PageGroup:
     return CgroupGroup(
         key=str(memcg.id),
         name=memcg.path or "lost",
@@ -213,5 +213,5 @@ def _cgroup(owner: Owner, memcg: Memcg, pins: _Pins | None) -> Group:
     )
 
 
-def _group(key: str, name: str, owner: Owner) -> Group:
+def _group(key: str, name: str, owner: TallyOwner) -> PageGroup:
     return CgroupGroup(key, name, owner.pages, owner.classes)

@@ -19,12 +19,12 @@ from msatools.memory.by.groups import (
     largest_first,
     unique_keys,
 )
-from msatools.memory.by.tally import OTHERS, Owner, Ranking, Tally, give_to, rank
+from msatools.memory.by.tally import OTHERS, Ranking, Tally, TallyOwner, give_to, rank
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block, Indices, Words, where
-from msatools.memory.model import Group
+from msatools.memory.model import PageGroup
 from msatools.memory.scanresult import NCLASSES
-from msatools.memory.views import Scene
+from msatools.memory.views import ScanContext
 from msatools.target.model import Address
 
 MAX_FILES = 100_000
@@ -86,12 +86,12 @@ def _in_swap_cache(block: Block) -> Indices:
 class FileView:
     """Files, by how much of them is cached."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ScanContext) -> None:
         self.observer = MappingTally()
         self._files = CachedFiles(scene.reader, scene.findings)
         self._findings = scene.findings
 
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[PageGroup, ...]:
         ranking = rank(self.observer.tally.sums(), MAX_FILES, (0, SWAP_CACHE))
         owners = [owner for owner in ranking.owners if owner.word > SWAP_CACHE]
         mappings = np.array([owner.word for owner in owners], np.uint64)
@@ -108,12 +108,12 @@ class FileView:
 class FileSystemView:
     """File systems, by how much of their files is cached."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ScanContext) -> None:
         self.observer = MappingTally()
         self._files = CachedFiles(scene.reader, scene.findings)
         self._findings = scene.findings
 
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[PageGroup, ...]:
         sums = self.observer.tally.sums()
         mappings, index = np.unique(sums.owners, return_inverse=True)
         # What is no file, or too many, stays what it is.
@@ -132,7 +132,7 @@ class FileSystemView:
             unique_keys([*groups, *_together(ranking, FileSystemGroup)])
         )
 
-    def _group(self, owner: Owner, files: int) -> Group:
+    def _group(self, owner: TallyOwner, files: int) -> PageGroup:
         system = None
         if owner.word != _LOST:
             system = self._files.file_system(owner.word)
@@ -154,7 +154,7 @@ class FileSystemView:
         )
 
 
-def _file_group(owner: Owner, file: CachedFile | None) -> Group:
+def _file_group(owner: TallyOwner, file: CachedFile | None) -> PageGroup:
     if file is None:
         address = f"{owner.word:#x}"
         name = f"mapping {address}, whose inode is lost"
@@ -176,7 +176,7 @@ def _file_group(owner: Owner, file: CachedFile | None) -> Group:
     )
 
 
-def _together(ranking: Ranking, model: type[Group]) -> Iterator[Group]:
+def _together(ranking: Ranking, model: type[PageGroup]) -> Iterator[PageGroup]:
     names = {0: (NO_OWNER, "not of a file"), SWAP_CACHE: ("-swap", "swap cache")}
     for owner in ranking.owners:
         if owner.word in names:
@@ -186,6 +186,6 @@ def _together(ranking: Ranking, model: type[Group]) -> Iterator[Group]:
         yield _group(model, REST, f"{count}smaller files", ranking.rest)
 
 
-def _group(model: type[Group], key: str, name: str, owner: Owner) -> Group:
+def _group(model: type[PageGroup], key: str, name: str, owner: TallyOwner) -> PageGroup:
     """Make a group of which no more is known."""
     return model(key, name, owner.pages, owner.classes)

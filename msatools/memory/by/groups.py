@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from msatools.memory.model import DETAIL, Group
+from msatools.memory.model import DETAIL, PageGroup
 from msatools.target.model import Address
 
 NO_OWNER = "-"
@@ -16,12 +16,12 @@ REST = "-rest"
 """Key of the group of owners that are too many, and too small, to be listed."""
 
 
-def largest_first(groups: Iterable[Group]) -> tuple[Group, ...]:
+def largest_first(groups: Iterable[PageGroup]) -> tuple[PageGroup, ...]:
     """Order groups as reports have them; equal ones by key."""
     return tuple(sorted(groups, key=lambda group: (-group.pages, group.key)))
 
 
-def unique_keys(groups: Iterable[Group]) -> list[Group]:
+def unique_keys(groups: Iterable[PageGroup]) -> list[PageGroup]:
     """Tell groups apart that have one key, as in a damaged dump, by a number."""
     seen: Counter[str] = Counter()
     told = []
@@ -33,7 +33,7 @@ def unique_keys(groups: Iterable[Group]) -> list[Group]:
 
 
 @dataclass(frozen=True)
-class FileGroup(Group):
+class FileGroup(PageGroup):
     """The page cache of one file, block device or piece of shared memory."""
 
     kind: str | None = None
@@ -60,7 +60,7 @@ class FileGroup(Group):
 
 
 @dataclass(frozen=True)
-class FileSystemGroup(Group):
+class FileSystemGroup(PageGroup):
     """The page cache of all files of one file system."""
 
     fstype: str | None = None
@@ -88,7 +88,7 @@ class PinningFile:
 
 
 @dataclass(frozen=True)
-class CgroupGroup(Group):
+class CgroupGroup(PageGroup):
     """The pages charged to one control group itself, not to those below it."""
 
     dying: bool | None = None
@@ -104,7 +104,7 @@ class CgroupGroup(Group):
 
 
 @dataclass(frozen=True)
-class SlabGroup(Group):
+class SlabGroup(PageGroup):
     """The slabs of one cache, those that are full included."""
 
     slabs: int | None = None
@@ -124,7 +124,7 @@ class SlabGroup(Group):
 
 
 @dataclass(frozen=True)
-class VmallocGroup(Group):
+class VmallocGroup(PageGroup):
     """The pages of the areas that one function of the kernel asked for."""
 
     areas: int | None = None

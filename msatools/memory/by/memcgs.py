@@ -9,7 +9,7 @@ import numpy as np
 
 from msatools.kernel.cgroups import cgroup_paths
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import (
     Booleans,
     Members,
@@ -60,7 +60,7 @@ class Memcg:
 class Memcgs:
     """Tells the control groups that pages say they are charged to."""
 
-    def __init__(self, reader: Reader, findings: Findings) -> None:
+    def __init__(self, reader: Reader, findings: LossLog) -> None:
         self._reader = reader
         self._findings = findings
 
@@ -126,7 +126,7 @@ class Memcgs:
     def _are_groups(self, addresses: Addresses) -> Booleans:
         # That there is none at an address is no loss yet.
         found = read_structs(
-            self._reader, "struct mem_cgroup", _MEM_CGROUP, addresses, Findings()
+            self._reader, "struct mem_cgroup", _MEM_CGROUP, addresses, LossLog()
         )
         subsystem = self._reader.prog["memory_cgrp_subsys"].address_
         known: Booleans = found.readable & (found["subsystem"] == np.uint64(subsystem))

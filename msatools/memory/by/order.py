@@ -4,16 +4,16 @@
 
 from dataclasses import dataclass
 
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.memory.counting import Counts, named
 from msatools.memory.freelists import listed_pages, pcp_lists
-from msatools.memory.model import Group
+from msatools.memory.model import PageGroup
 from msatools.memory.orders import NO_ORDER, ByOrder
-from msatools.memory.views import Scene
+from msatools.memory.views import ScanContext
 
 
 @dataclass(frozen=True)
-class OrderGroup(Group):
+class OrderGroup(PageGroup):
     """The pages in free blocks and compound pages of one order."""
 
     blocks: int | None
@@ -27,9 +27,9 @@ class OrderGroup(Group):
 class OrderView:
     """Groups by order, the smallest first: orders are a scale."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ScanContext) -> None:
         # What cannot be followed there is counted where the classes are made final.
-        pcp = pcp_lists(scene.reader, list(scene.zones.values()), Findings())
+        pcp = pcp_lists(scene.reader, list(scene.zones.values()), LossLog())
         listed = listed_pages(scene.reader, scene.layout, pcp)
         large = listed.orders > 0
         self.observer = ByOrder(listed.pfns[large], listed.orders[large])

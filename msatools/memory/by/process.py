@@ -16,15 +16,15 @@ import numpy.typing as npt
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 from msatools.memory.by.groups import largest_first
 from msatools.memory.by.usertables import Mapped, UserTables
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.classify import Block
-from msatools.memory.model import Group, ProcessGroup
+from msatools.memory.model import PageGroup, ProcessGroup
 from msatools.memory.scanresult import NCLASSES
-from msatools.memory.views import Scene
+from msatools.memory.views import ScanContext
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import PF_KTHREAD, TaskReader, TaskTable
 
@@ -51,7 +51,7 @@ _FACTS = (
 
 
 @dataclass
-class _Sums:
+class _SpaceSums:
     """Sums for each pair of address space and class; few of all pairs have any."""
 
     keys: list[Numbers] = field(default_factory=list)
@@ -84,7 +84,7 @@ class _Sums:
         self.keys, self.values, self._held = [keys], [values], len(keys)
         return keys, values
 
-    def merge(self, other: "_Sums") -> None:
+    def merge(self, other: "_SpaceSums") -> None:
         for keys, values in zip(other.keys, other.values, strict=True):
             self.add(keys, values)
 
@@ -98,7 +98,7 @@ class MappedPages:
         self.totals = np.zeros(NCLASSES, np.int64)
         """Pages by class, whoever maps them."""
 
-        self.sums = _Sums()
+        self.sums = _SpaceSums()
 
     def observe(self, block: Block) -> None:
         self.totals += np.bincount(block.codes, minlength=NCLASSES)
@@ -214,7 +214,7 @@ class _Space:
 class ProcessView:
     """The pages of each address space, and of none."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ScanContext) -> None:
         self._whole = scene.page_size << PSS_SHIFT
         end = max((part.pfn + part.pages for part in scene.ranges), default=0)
         self._spaces = _known_spaces(scene)
@@ -225,7 +225,7 @@ class ProcessView:
         self._swapped = mapped.swapped
         self.observer = MappedPages(mapped, scene.page_size)
 
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[PageGroup, ...]:
         keys, values = self.observer.sums.compact()
         spaces, codes = keys // NCLASSES, keys % NCLASSES
         shares = _whole_pages(codes, values[3], self._whole)
@@ -238,7 +238,7 @@ class ProcessView:
             if pages:
                 classes[space][CLASSES[code]] = pages
         columns = self._columns(spaces, codes, values)
-        groups: list[Group] = [
+        groups: list[PageGroup] = [
             ProcessGroup(
                 key=str(space.pid),
                 name=space.comm,
@@ -318,7 +318,7 @@ def _whole_pages(codes: Numbers, shares: Numbers, whole: int) -> Numbers:
     return pages
 
 
-def _known_spaces(scene: Scene) -> list[_Space]:
+def _known_spaces(scene: ScanContext) -> list[_Space]:
     if not UserTables.supported(scene.prog):
         scene.findings.note(
             "no-user-tables",
@@ -332,7 +332,7 @@ def _known_spaces(scene: Scene) -> list[_Space]:
         return []
 
 
-def _spaces(reader: Reader, findings: Findings) -> list[_Space]:
+def _spaces(reader: Reader, findings: LossLog) -> list[_Space]:
     """Find the address spaces of all threads, each by the first that has it."""
     tasks = TaskReader(reader).read_all(findings)
     tasks = tasks.only((tasks["mm"] != 0) & ((tasks["flags"] & PF_KTHREAD) == 0))

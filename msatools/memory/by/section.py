@@ -10,13 +10,13 @@ from msatools.kernel.zones import spanning
 from msatools.memory.classify import Block
 from msatools.memory.counting import Counts, class_counts, named
 from msatools.memory.memmap import MemmapRange, pages_per_section
-from msatools.memory.model import Group
-from msatools.memory.views import Scene
+from msatools.memory.model import PageGroup
+from msatools.memory.views import ScanContext
 from msatools.memory.zonekeys import node_and_zone, node_zone_keys
 
 
 @dataclass(frozen=True)
-class SectionGroup(Group):
+class SectionGroup(PageGroup):
     """The pages of one memory section."""
 
     node: int | None
@@ -55,7 +55,7 @@ class BySection:
 class SectionView:
     """Groups by section, in the order of their pfns: a machine has many alike."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ScanContext) -> None:
         self.observer = BySection(pages_per_section(scene.prog))
         self._scene = scene
         self._ranges: dict[int, list[MemmapRange]] = {}

@@ -21,11 +21,11 @@ from msatools.memory.by.groups import (
     unique_keys,
 )
 from msatools.memory.by.slabcaches import SlabCache, read_caches
-from msatools.memory.by.tally import Owner, Sums, Tally, rank
+from msatools.memory.by.tally import Tally, TallyOwner, TallySums, rank
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block, where
-from msatools.memory.model import Group
-from msatools.memory.views import Scene
+from msatools.memory.model import PageGroup
+from msatools.memory.views import ScanContext
 from msatools.target.model import Address
 
 _OBJECTS_MASK = np.uint64((1 << 31) - 1)
@@ -87,11 +87,11 @@ class SlabTally:
 class SlabView:
     """Caches by the pages of their slabs."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ScanContext) -> None:
         self.observer = SlabTally(SlabLayout.of(scene.prog))
         self._scene = scene
 
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[PageGroup, ...]:
         sums = self.observer.by_cache.sums()
         ranking = rank(sums, len(sums.owners))
         owners = [owner for owner in ranking.owners if owner.word]
@@ -116,7 +116,9 @@ class SlabView:
             groups.append(SlabGroup(REST, "other caches", rest.pages, rest.classes))
         return largest_first(unique_keys(groups))
 
-    def _group(self, owner: Owner, cache: SlabCache | None, slabs: Sums) -> Group:
+    def _group(
+        self, owner: TallyOwner, cache: SlabCache | None, slabs: TallySums
+    ) -> PageGroup:
         address = Address(owner.word)
         if cache is None:
             name = f"cache {address:#x}, which is lost"

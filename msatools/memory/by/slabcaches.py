@@ -9,7 +9,7 @@ import drgn
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import read_structs
 from msatools.kernel.walks import tree_records
@@ -33,7 +33,7 @@ class SlabCache:
 
 
 def read_caches(
-    reader: Reader, addresses: Addresses, findings: Findings
+    reader: Reader, addresses: Addresses, findings: LossLog
 ) -> list[SlabCache | None]:
     """Tell each cache; ``None`` if it cannot be read."""
     found = read_structs(reader, "struct kmem_cache", _CACHE, addresses, findings)
@@ -51,7 +51,7 @@ def read_caches(
     return caches
 
 
-def _merged_names(reader: Reader, findings: Findings) -> dict[int, list[str]]:
+def _merged_names(reader: Reader, findings: LossLog) -> dict[int, list[str]]:
     """
     Find the names that stand for a cache: links in /sys/kernel/slab.
 
@@ -95,7 +95,7 @@ def _word(data: bytes, offset: int) -> int:
     return int.from_bytes(data[offset : offset + _POINTER_BYTES], "little")
 
 
-def _string(reader: Reader, address: int, findings: Findings) -> str | None:
+def _string(reader: Reader, address: int, findings: LossLog) -> str | None:
     try:
         return read_string(reader, address, _NAME_MAX)
     except drgn.FaultError as error:

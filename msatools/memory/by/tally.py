@@ -28,7 +28,7 @@ _CODE_BITS = np.uint64(6)
 
 
 @dataclass(frozen=True)
-class Sums:
+class TallySums:
     """Pages of each pair of an owner and a kind, ascending by both."""
 
     owners: Words
@@ -54,7 +54,7 @@ class Tally:
     """
 
     most: int = field(default_factory=lambda: _MOST_OWNERS)
-    _parts: list[Sums] = field(default_factory=list)
+    _parts: list[TallySums] = field(default_factory=list)
     _held: int = 0
     _compact_at: int = _COMPACT_AT
 
@@ -67,16 +67,16 @@ class Tally:
             owners, kinds = _together(owners, kinds)
             starts = _starts(owners, kinds)
         lengths = np.diff(starts, append=len(owners))
-        self._keep(Sums(owners[starts], kinds[starts].astype(np.uint64), lengths))
+        self._keep(TallySums(owners[starts], kinds[starts].astype(np.uint64), lengths))
 
     def merge(self, later: "Tally") -> None:
         """Add what another one counted."""
         self._keep(later.sums())
 
-    def sums(self) -> Sums:
+    def sums(self) -> TallySums:
         """Sum up what has been counted."""
         if not self._parts:
-            return Sums(_NONE, _NONE, np.empty(0, np.int64))
+            return TallySums(_NONE, _NONE, np.empty(0, np.int64))
         sums = add_up(self._parts)
         if len(sums.owners) > self.most:
             sums = add_up([_without_least(sums, self.most // 2)])
@@ -85,7 +85,7 @@ class Tally:
         self._compact_at = max(_COMPACT_AT, 2 * self._held)
         return sums
 
-    def _keep(self, part: Sums) -> None:
+    def _keep(self, part: TallySums) -> None:
         self._parts.append(part)
         self._held += len(part.owners)
         if self._held > self._compact_at:
@@ -122,7 +122,7 @@ def _owners_of(packed: Words) -> Words:
     return signed.view(np.uint64)
 
 
-def add_up(parts: list[Sums]) -> Sums:
+def add_up(parts: list[TallySums]) -> TallySums:
     """Make one row of all that have the same owner and kind."""
     owners = np.concatenate([part.owners for part in parts])
     kinds = np.concatenate([part.kinds for part in parts])
@@ -131,18 +131,18 @@ def add_up(parts: list[Sums]) -> Sums:
     owners, kinds, pages = owners[order], kinds[order], pages[order]
     starts = _starts(owners, kinds)
     summed = np.add.reduceat(pages, starts) if len(pages) else pages
-    return Sums(owners[starts], kinds[starts], summed)
+    return TallySums(owners[starts], kinds[starts], summed)
 
 
-def _without_least(sums: Sums, most: int) -> Sums:
+def _without_least(sums: TallySums, most: int) -> TallySums:
     """Give all but the *most* largest rows to :data:`OTHERS`."""
     owners = sums.owners.copy()
     owners[np.argsort(-sums.pages, kind="stable")[most:]] = OTHERS
-    return Sums(owners, sums.kinds, sums.pages)
+    return TallySums(owners, sums.kinds, sums.pages)
 
 
 @dataclass(frozen=True)
-class Owner:
+class TallyOwner:
     """What one owner has."""
 
     word: int
@@ -155,17 +155,17 @@ class Owner:
 class Ranking:
     """Owners by what they have."""
 
-    owners: tuple[Owner, ...]
+    owners: tuple[TallyOwner, ...]
     """The largest first."""
 
-    rest: Owner | None
+    rest: TallyOwner | None
     """All that there are too many of to be listed, as one."""
 
     left_out: int | None
     """How many those are; ``None``: more than were told apart."""
 
 
-def rank(sums: Sums, most: int, always: Sequence[int] = (0,)) -> Ranking:
+def rank(sums: TallySums, most: int, always: Sequence[int] = (0,)) -> Ranking:
     """
     Rank owners.
 
@@ -192,24 +192,26 @@ def rank(sums: Sums, most: int, always: Sequence[int] = (0,)) -> Ranking:
     if not left.any():
         return Ranking(owners, None, 0)
     pairs = np.repeat(left, ends - starts)
-    together = Sums(sums.owners[pairs] | OTHERS, sums.kinds[pairs], sums.pages[pairs])
+    together = TallySums(
+        sums.owners[pairs] | OTHERS, sums.kinds[pairs], sums.pages[pairs]
+    )
     summed = add_up([together])
     rest = _owner(int(OTHERS), summed, slice(0, len(summed.owners)))
     told_apart = words[-1] != OTHERS
     return Ranking(owners, rest, int(np.count_nonzero(left)) if told_apart else None)
 
 
-def _owner(word: int, sums: Sums, rows: slice) -> Owner:
+def _owner(word: int, sums: TallySums, rows: slice) -> TallyOwner:
     codes, pages = sums.kinds[rows].tolist(), sums.pages[rows].tolist()
     found = dict(zip(codes, pages, strict=True))
     classes = {name: found[code] for code, name in CLASSES.items() if code in found}
-    return Owner(word, sum(pages), classes)
+    return TallyOwner(word, sum(pages), classes)
 
 
-def give_to(sums: Sums, words: Words) -> Sums:
+def give_to(sums: TallySums, words: Words) -> TallySums:
     """
     Sum up anew, by what owners belong to.
 
     :param words: For each of ``sums.owners``, those again and again included.
     """
-    return add_up([Sums(words, sums.kinds, sums.pages)])
+    return add_up([TallySums(words, sums.kinds, sums.pages)])

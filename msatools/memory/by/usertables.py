@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
 
 Words = npt.NDArray[np.uint64]
@@ -119,7 +119,7 @@ def _joined(parts: list[Indices]) -> Indices:
 class UserTables:
     """Walks the page tables of many address spaces."""
 
-    def __init__(self, reader: Reader, findings: Findings, end_pfn: int) -> None:
+    def __init__(self, reader: Reader, findings: LossLog, end_pfn: int) -> None:
         """
         :param end_pfn: Behind the last page of memory: no entry can name a page there.
         """

@@ -10,9 +10,9 @@ import numpy as np
 from msatools.memory.by.groups import NO_OWNER, VmallocGroup, largest_first
 from msatools.memory.by.tally import Tally, rank
 from msatools.memory.classify import Block, Words
-from msatools.memory.model import Group
+from msatools.memory.model import PageGroup
 from msatools.memory.owners import pfns_of
-from msatools.memory.views import Scene
+from msatools.memory.views import ScanContext
 from msatools.memory.vmalloc import VmallocAreas, caller_names
 
 
@@ -42,7 +42,7 @@ class AreaTally:
 class VmallocView:
     """Functions by the pages of the areas that they asked for."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ScanContext) -> None:
         areas = scene.owners.areas
         self._names, numbers = _numbered(scene, areas)
         self._areas = Counter(numbers)
@@ -51,9 +51,9 @@ class VmallocView:
         order = np.argsort(pfns, kind="stable")
         self.observer = AreaTally(pfns[order], callers[order])
 
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[PageGroup, ...]:
         ranking = rank(self.observer.tally.sums(), len(self._names))
-        groups: list[Group] = []
+        groups: list[PageGroup] = []
         for owner in ranking.owners:
             pages, classes = owner.pages, owner.classes
             if not owner.word:
@@ -65,7 +65,7 @@ class VmallocView:
         return largest_first(groups)
 
 
-def _numbered(scene: Scene, areas: VmallocAreas) -> tuple[list[str], list[int]]:
+def _numbered(scene: ScanContext, areas: VmallocAreas) -> tuple[list[str], list[int]]:
     """Number the callers' names from 1 on; give the names, and each area's number."""
     names = caller_names(scene.prog, areas)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names), 1)}

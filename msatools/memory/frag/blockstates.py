@@ -47,7 +47,7 @@ UNMOVABLE = _unmovable()
 
 
 @dataclass
-class Rows:
+class BlockRows:
     """Page blocks, or what was seen of them, in pfn order; a row each."""
 
     numbers: npt.NDArray[np.int64]
@@ -67,11 +67,11 @@ class Rows:
     """Whether the first page of the block is in it."""
 
 
-def joined(parts: Sequence[Rows]) -> Rows:
-    return Rows(
+def joined(parts: Sequence[BlockRows]) -> BlockRows:
+    return BlockRows(
         *(
             np.concatenate([getattr(part, each.name) for part in parts])
-            for each in fields(Rows)
+            for each in fields(BlockRows)
         )
     )
 
@@ -141,7 +141,7 @@ class Pieces:
 
     heads: dict[int, int] = field(default_factory=dict)
 
-    def add(self, rows: "Rows", each: int) -> None:
+    def add(self, rows: "BlockRows", each: int) -> None:
         """
         Add what was counted in parts of these blocks.
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from msatools.kernel.losses import Loss
 from msatools.kernel.pagetables import pmd_order
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.memory.memmap import pages_per_section, section_usages
 
 UNKNOWN_TYPE = 8
@@ -57,7 +57,7 @@ class MigrateTypes:
         return found
 
 
-def migrate_types(reader: Reader, max_order: int, findings: Findings) -> MigrateTypes:
+def migrate_types(reader: Reader, max_order: int, findings: LossLog) -> MigrateTypes:
     """
     Read the migrate types of all page blocks.
 
@@ -85,7 +85,7 @@ def migrate_types(reader: Reader, max_order: int, findings: Findings) -> Migrate
     return MigrateTypes(order, _names(prog), sections, types)
 
 
-def _bitmaps(reader: Reader, findings: Findings) -> dict[int, int]:
+def _bitmaps(reader: Reader, findings: LossLog) -> dict[int, int]:
     """Find the address of each section's bitmap of page blocks."""
     try:
         usages = section_usages(reader, findings)

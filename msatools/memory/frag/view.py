@@ -23,9 +23,9 @@ from msatools.memory.frag.blockstates import (
     IS_WHOLE,
     MOVABLE,
     UNMOVABLE,
+    BlockRows,
     Blocks,
     Pieces,
-    Rows,
     joined,
 )
 from msatools.memory.frag.index import fragmentation, unusable
@@ -39,7 +39,7 @@ from msatools.memory.frag.model import (
 )
 from msatools.memory.frag.pageblocks import UNKNOWN_TYPE, MigrateTypes, migrate_types
 from msatools.memory.orders import ORDERS, free_blocks
-from msatools.memory.views import Scene
+from msatools.memory.views import ScanContext
 from msatools.memory.zonekeys import node_and_zone, node_zone_keys
 
 _GIB = 1 << 30
@@ -63,7 +63,7 @@ class FragObserver:
     pageblocks: dict[int, Counts] = field(default_factory=dict)
     """By node and zone key: shape ``(types, NCLASSES + 3)``."""
 
-    _kept: list[Rows] = field(default_factory=list)
+    _kept: list[BlockRows] = field(default_factory=list)
     """Not yet summed up: numpy is quicker with many rows than with few."""
 
     def observe(self, block: Block) -> None:
@@ -79,7 +79,7 @@ class FragObserver:
         # The kernel asks the first page of each for its zone (mm/vmstat.c).
         begins = np.maximum(numbers * each - skip, 0)
         self._kept.append(
-            Rows(
+            BlockRows(
                 numbers=first + numbers,
                 counts=counts,
                 heads=heads,
@@ -139,7 +139,7 @@ class FragObserver:
 class FragView:
     """How a kernel's memory is cut up."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ScanContext) -> None:
         self._scene = scene
         prog = scene.prog
         self._huge_order = pmd_order(prog)

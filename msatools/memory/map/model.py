@@ -17,7 +17,7 @@ the next, as in the memory of a large machine."""
 
 
 @dataclass(frozen=True)
-class Place:
+class MapPlace:
     """A zone of a node."""
 
     node: int
@@ -38,14 +38,14 @@ class Cells:
     """Index of each one's place, -1 if it is not known."""
 
     cell_pages: int
-    all_places: tuple[Place, ...]
+    all_places: tuple[MapPlace, ...]
 
     def __len__(self) -> int:
         return len(self.numbers)
 
 
 @dataclass(frozen=True)
-class Run:
+class PageRun:
     """Cells that follow on each other and have the same pages of the same classes."""
 
     pfn: int
@@ -70,7 +70,7 @@ class Outline:
     """Pages that a cell spans, a power of two."""
 
     section_pages: int
-    runs: tuple[Run, ...]
+    runs: tuple[PageRun, ...]
     """Ascending; what is between two has no struct pages."""
 
 
@@ -109,7 +109,7 @@ class MemoryMap:
         return MemoryMap(each, self.section_pages, joined)
 
 
-def _runs(cells: Cells) -> Iterator[Run]:
+def _runs(cells: Cells) -> Iterator[PageRun]:
     """Join cells that are alike."""
     new = np.ones(len(cells), np.bool_)
     new[1:] = np.diff(cells.numbers) != 1
@@ -120,7 +120,7 @@ def _runs(cells: Cells) -> Iterator[Run]:
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
         counts, at = cells.counts[start] * length, int(cells.places[start])
         place = None if at < 0 else cells.all_places[at]
-        yield Run(
+        yield PageRun(
             pfn=int(cells.numbers[start]) * cells.cell_pages,
             cells=length,
             pages=int(counts.sum()),

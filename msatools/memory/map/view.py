@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from msatools.memory.classify import Block, where
 from msatools.memory.counting import class_counts
-from msatools.memory.map.model import Cells, MemoryMap, Place
+from msatools.memory.map.model import Cells, MapPlace, MemoryMap
 from msatools.memory.memmap import MemmapRange, pages_per_section
-from msatools.memory.views import Scene
+from msatools.memory.views import ScanContext
 from msatools.memory.zonekeys import NOWHERE, node_and_zone, node_zone_keys
 
 MAX_CELLS = 1 << 16
@@ -87,7 +87,7 @@ def _cells(firsts: npt.NDArray[np.int64], lasts: npt.NDArray[np.int64]) -> int:
 class MapView:
     """A map of all memory that has struct pages."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ScanContext) -> None:
         self._scene = scene
         self.observer = MapObserver(cell_size(scene.ranges))
 
@@ -105,14 +105,14 @@ class MapView:
 
     def _places(
         self, pfns: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]
-    ) -> tuple[tuple[Place, ...], npt.NDArray[np.intp]]:
+    ) -> tuple[tuple[MapPlace, ...], npt.NDArray[np.intp]]:
         """
         Find each cell's zone.
 
         Struct pages that are missing name none, those of holes one that is elsewhere:
         they are where what is before them is.
         """
-        found: list[Place] = []
+        found: list[MapPlace] = []
         indices = np.full(len(pfns), -1, np.intp)
         for key in np.unique(keys).tolist():
             at = node_and_zone(key, self._scene.layout)
@@ -121,7 +121,7 @@ class MapView:
                 spanned = pfns + self.observer.cell_pages > zone.start_pfn
                 spanned &= pfns < zone.end_pfn
                 indices[spanned & (keys == key)] = len(found)
-                found.append(Place(zone.node, zone.name))
+                found.append(MapPlace(zone.node, zone.name))
         known = where(indices >= 0)
         if len(known):
             before = np.searchsorted(known, np.arange(len(indices)), side="right") - 1

@@ -14,7 +14,7 @@ from drgn.helpers.linux.mm import pfn_to_virt
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 
 _POINTER = struct.Struct("<Q")
 _MAX_GROUPS = 1 << 16
@@ -23,7 +23,7 @@ _MAX_GROUPS = 1 << 16
 _ALIKE = "some records of ftrace look like others'"
 
 
-def ftrace_pages(reader: Reader, findings: Findings) -> frozenset[int]:
+def ftrace_pages(reader: Reader, findings: LossLog) -> frozenset[int]:
     """Find the first page of each block of records; none where nothing tells."""
     prog = reader.prog
     found: set[int] = set()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Word:
+class PageWord:
     """A word that is in the contents of pages, and what it says."""
 
     kind: str
@@ -56,7 +56,7 @@ class UnattributedGroup:
     examples: tuple[int, ...]
     """Page frame numbers of some blocks."""
 
-    words: tuple[Word, ...]
+    words: tuple[PageWord, ...]
     """The most frequent of the most telling."""
 
     stack: tuple[str, ...] | None

@@ -18,7 +18,7 @@ from drgn.helpers.linux.stackdepot import stack_depot_fetch
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 
 _INVALID = 1
 """Set in a section's pointer while its memory goes away (PAGE_EXT_INVALID)."""
@@ -28,7 +28,7 @@ _MAX_FRAMES = 64
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _OwnerLayout:
     """Where the records of page_owner are, and what is in them."""
 
     each: int
@@ -47,7 +47,7 @@ class _Layout:
 class PageOwners:
     """Looks up by whom pages were allocated."""
 
-    def __init__(self, reader: Reader, findings: Findings, layout: _Layout) -> None:
+    def __init__(self, reader: Reader, findings: LossLog, layout: _OwnerLayout) -> None:
         self._reader = reader
         self._findings = findings
         self._layout = layout
@@ -55,7 +55,7 @@ class PageOwners:
         self._per_section = int(reader.prog["PAGES_PER_SECTION"].value_())
 
     @classmethod
-    def of(cls, reader: Reader, findings: Findings) -> "PageOwners | None":
+    def of(cls, reader: Reader, findings: LossLog) -> "PageOwners | None":
         """Find out whether this kernel keeps owners; ``None`` if not."""
         try:
             layout = _layout(reader.prog)
@@ -111,7 +111,7 @@ class PageOwners:
         return None if not base or base & _INVALID else base
 
 
-def _layout(prog: drgn.Program) -> _Layout | None:
+def _layout(prog: drgn.Program) -> _OwnerLayout | None:
     """
     Find out where the records are.
 
@@ -127,7 +127,7 @@ def _layout(prog: drgn.Program) -> _Layout | None:
     # Linux kernel commit fdf3bf809162 ("mm, page_owner: rename flag indicating that
     # page is allocated") (in v5.4)
     bit = prog.constant("PAGE_EXT_OWNER_ALLOCATED").value_()
-    return _Layout(
+    return _OwnerLayout(
         each=each,
         flags_bytes=drgn.sizeof(prog.type("struct page_ext").member("flags").type),
         allocated=1 << bit,

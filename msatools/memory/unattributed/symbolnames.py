@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses, Reader
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.kernel.symbols import SortedSymbols
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from msatools.selfdesc.load import is_served_by_btf
-from msatools.tasks.modules import Modules
+from msatools.tasks.modules import CodeModules
 from msatools.tasks.text import kernel_symbol
 
 _LONGEST = 512 << 10
@@ -60,11 +60,11 @@ class SymbolName:
 class SymbolNames:
     """Names functions and variables; modules are read when an address asks for them."""
 
-    def __init__(self, reader: Reader, findings: Findings) -> None:
+    def __init__(self, reader: Reader, findings: LossLog) -> None:
         self._reader = reader
         self._image = _bounds(reader.prog, "_stext", "_end")
         self._area = _module_area(reader.prog)
-        self._modules = Modules(reader, findings)
+        self._modules = CodeModules(reader, findings)
         self._of_kernel: _KernelSymbols | None = None
 
     def may_name(self, addresses: Addresses) -> npt.NDArray[np.bool_]:

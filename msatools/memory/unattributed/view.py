@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.classify import Block, where
+from msatools.memory.unattributed.content_hints import Contents, Hints
 from msatools.memory.unattributed.model import UnattributedGroup
 from msatools.memory.unattributed.pageowner import PageOwners
-from msatools.memory.unattributed.telling import Contents, Told
-from msatools.memory.views import Scene
+from msatools.memory.views import ScanContext
 from msatools.memory.zonekeys import node_zone_keys
 
 Numbers = npt.NDArray[np.int64]
@@ -185,7 +185,7 @@ def _fit(
 class UnattributedView:
     """The pages that no owner explains, and those that may just look like kmalloc's."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: ScanContext) -> None:
         self._scene = scene
         codes: tuple[int, ...] = (PageClass.UNATTRIBUTED,)
         if not scene.layout.types.has("large_kmalloc"):
@@ -203,7 +203,7 @@ class UnattributedView:
         rows[chosen] = np.arange(len(chosen))
         content = np.full(len(found), len(told))
         content[chosen] = of_chosen
-        told.append(Told("not looked into"))
+        told.append(Hints("not looked into"))
         owners = PageOwners.of(self._scene.reader, self._scene.findings)
         handles = np.zeros(len(found), np.int64)
         if owners is not None:

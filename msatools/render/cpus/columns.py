@@ -28,7 +28,7 @@ _ALARMING: Collection[str] = ("stopped", "inactive")
 
 
 @dataclass(frozen=True)
-class Context:
+class CpuContext:
     """What cells depend on beside their row."""
 
     interval_ns: int | None
@@ -42,9 +42,9 @@ class Context:
     """Whether states are told that others imply, and long names are not cut."""
 
 
-def context(report: CpusReport, names: Sequence[str], full: bool) -> Context:
+def context(report: CpusReport, names: Sequence[str], full: bool) -> CpuContext:
     """Tell what the cells of a table with these columns depend on."""
-    return Context(
+    return CpuContext(
         interval_ns=report.interval_ns,
         panicked={queue.cpu for queue in report.run_queues if queue.panicked},
         tells_idle="current" in names,
@@ -52,7 +52,7 @@ def context(report: CpusReport, names: Sequence[str], full: bool) -> Context:
     )
 
 
-Write = Callable[[Cpu, Context], Cell]
+Write = Callable[[Cpu, CpuContext], Cell]
 
 
 def default_columns(cpus: Sequence[Cpu]) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def make_columns(names: Sequence[str]) -> tuple[Column, ...]:
     )
 
 
-def write(name: str, cpu: Cpu, about: Context) -> Cell:
+def write(name: str, cpu: Cpu, about: CpuContext) -> Cell:
     """Write one cell."""
     return _WRITERS[name](cpu, about)
 
@@ -88,7 +88,7 @@ def explanations(names: Sequence[str]) -> Iterator[Text]:
             yield line(Span(f"{', '.join(asked)}: {why}", "dim"))
 
 
-def state_cell(cpu: Cpu, about: Context) -> Cell:
+def state_cell(cpu: Cpu, about: CpuContext) -> Cell:
     """Write what a CPU is, without what the other states or columns imply."""
     if not cpu.online:
         return Span("off", "dim")
@@ -119,25 +119,25 @@ def total_ns(cpu: Cpu) -> int | None:
     return sum(known) + (cpu.st_ns or 0) + (cpu.gst_ns or 0)
 
 
-def _set(cpu: Cpu, about: Context) -> str:
+def _set(cpu: Cpu, about: CpuContext) -> str:
     if about.full or len(cpu.set) <= _SET_WIDTH:
         return cpu.set
     # The end of a path tells more.
     return f"…{cpu.set[1 - _SET_WIDTH :]}"
 
 
-def _current(cpu: Cpu, _: Context) -> Cell:
+def _current(cpu: Cpu, _: CpuContext) -> Cell:
     if is_idle(cpu):
         return Span("idle", "dim")
     return NOT_KEPT if cpu.current is None else cpu.current.comm
 
 
-def _runq(cpu: Cpu, _: Context) -> str:
+def _runq(cpu: Cpu, _: CpuContext) -> str:
     # A number of now, not one that grows.
     return NOT_KEPT if cpu.runq is None else str(cpu.runq)
 
 
-def _not_kept(cpu: Cpu, _: Context) -> str:
+def _not_kept(cpu: Cpu, _: CpuContext) -> str:
     return NOT_KEPT
 
 
@@ -146,7 +146,7 @@ def _count(get: Callable[[Cpu], int | None]) -> Write:
 
 
 def _time(get: Callable[[Cpu], int | None]) -> Write:
-    def write_time(cpu: Cpu, _: Context) -> str:
+    def write_time(cpu: Cpu, _: CpuContext) -> str:
         time, total = get(cpu), total_ns(cpu)
         return NOT_KEPT if time is None or total is None else share(time, total)
 

@@ -4,7 +4,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from msatools.cpus.model import Queued, RunQueue, SchedClass
+from msatools.cpus.model import RunnableTask, RunQueue, SchedClass
 from msatools.kernel.ranges import ranges
 from msatools.render import plain
 from msatools.render.blocks import Cell, Column, Span, Table, Text
@@ -98,7 +98,7 @@ def _clock(queue: RunQueue) -> Iterator[Text]:
         yield line(Span("|    " if queue.waiting else "     ", "dim"), *cells)
 
 
-def _waiting(tasks: Sequence[Queued], rows: int | None) -> Iterator[Text]:
+def _waiting(tasks: Sequence[RunnableTask], rows: int | None) -> Iterator[Text]:
     shown = tasks[:rows]
     columns = (Column("", "right"), Column(""), Column(""), Column(""), Column(""))
     _, *lines = plain.lines(Table(columns, list(map(_task, shown))))
@@ -110,7 +110,7 @@ def _waiting(tasks: Sequence[Queued], rows: int | None) -> Iterator[Text]:
         yield line(Span("`- ", "dim"), *text.spans)
 
 
-def _task(task: Queued) -> Sequence[Cell]:
+def _task(task: RunnableTask) -> Sequence[Cell]:
     waits = NOT_KEPT
     if task.wait_ns is not None:
         waits = _MARKS[task.wait_bound] + duration(task.wait_ns)
@@ -123,12 +123,12 @@ def _task(task: Queued) -> Sequence[Cell]:
     )
 
 
-def _cgroup(task: Queued) -> str:
+def _cgroup(task: RunnableTask) -> str:
     """Write the control group of a task, if it is not the one that all begin in."""
     return "" if task.cgroup in (None, "/") else str(task.cgroup)
 
 
-def _policy(task: Queued) -> str:
+def _policy(task: RunnableTask) -> str:
     """Write what the scheduler goes by: ``RR 40``, ``OTHER nice 5``."""
     words = task.policy
     if task.rt_priority is not None:

@@ -10,7 +10,7 @@ from msatools.render.blocks import Block, Cell, Column, Span, Table, Text
 from msatools.render.blocks import text as line
 from msatools.render.cpus.columns import (
     COLUMNS,
-    Context,
+    CpuContext,
     context,
     default_columns,
     explanations,
@@ -171,7 +171,7 @@ def _places(report: CpusReport) -> str:
     return ", ".join(parts)
 
 
-def _processor(cpu: Cpu, about: Context, has_dies: bool) -> Sequence[Cell]:
+def _processor(cpu: Cpu, about: CpuContext, has_dies: bool) -> Sequence[Cell]:
     one = cpu.processor
     place = [one.node, one.package, *([one.die] if has_dies else [])]
     hotplug = one.hotplug or NOT_KEPT

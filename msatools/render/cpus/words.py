@@ -4,7 +4,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from msatools.cpus.model import CpuSet, CpusReport, Finding
+from msatools.cpus.model import CpuSet, CpusReport, Diagnostic
 from msatools.kernel.ranges import ranges
 from msatools.render.blocks import Cell, Span, Style, Text
 from msatools.render.blocks import text as line
@@ -72,7 +72,7 @@ def kind_cell(one: CpuSet) -> Cell:
     return Span(one.kind, "bad") if one.kind == "invalid" else one.kind
 
 
-def findings_lines(findings: Sequence[Finding]) -> Iterator[Text]:
+def findings_lines(findings: Sequence[Diagnostic]) -> Iterator[Text]:
     """Yield what was found, and under each finding what mends it."""
     for finding in findings:
         style: Style = "bad" if finding.code in _BAD else "warn"

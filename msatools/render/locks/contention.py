@@ -4,7 +4,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from msatools.locks.report import Contended, LocksReport, Seen
+from msatools.locks.report import Contended, LocksReport, OwnerSeen
 from msatools.render.blocks import Block, Column, Table
 from msatools.render.locks.words import more
 from msatools.render.prstat.columns import NOT_KEPT
@@ -53,7 +53,7 @@ def _wait(lock: Contended, seconds: float) -> str:
     return f"~{wait}+-{error}"
 
 
-def _owners(owners: Sequence[Seen], verbose: bool) -> str:
+def _owners(owners: Sequence[OwnerSeen], verbose: bool) -> str:
     few = owners if verbose else owners[:_FEW_OWNERS]
     words = [f"{each.pid} {each.comm}: {each.where} x{each.looks:,}" for each in few]
     left = len(owners) - len(few)

@@ -8,9 +8,9 @@ from typing import Literal
 
 from msatools.locks.model import Herd
 from msatools.locks.report import (
-    Changes,
     Deadlock,
     Inversion,
+    LockChanges,
     LockRow,
     LocksReport,
     Root,
@@ -192,7 +192,7 @@ def _inversion(inversion: Inversion, graph: WaitGraph) -> str:
     )
 
 
-def _changes(changes: Changes, verbose: bool) -> Iterator[Text]:
+def _changes(changes: LockChanges, verbose: bool) -> Iterator[Text]:
     lists = {
         "begun": changes.begun,
         "ended": changes.ended,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from msatools.locks.report import LocksReport, Wait
 from msatools.render.blocks import Block, Cell, Column, Span, Table, Text
 from msatools.render.blocks import text as line
-from msatools.render.locks.wait_graph import Held, WaitGraph
+from msatools.render.locks.wait_graph import HeldLock, WaitGraph
 from msatools.render.locks.words import (
     FEW_OWNERS,
     MARKS,
@@ -168,7 +168,7 @@ def _holders(
     return columns, rows
 
 
-def _has(held: Sequence[Held], verbose: bool) -> str:
+def _has(held: Sequence[HeldLock], verbose: bool) -> str:
     shown = held if verbose else held[:FEW_OWNERS]
     words = [
         f"{MARKS[each.owner.confidence]}{lock_text(each.lock, verbose)}"

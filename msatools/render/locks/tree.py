@@ -8,7 +8,7 @@ from itertools import islice
 from msatools.locks.report import LockRow
 from msatools.render.blocks import Cell, Span, Text, escape
 from msatools.render.blocks import text as line
-from msatools.render.locks.wait_graph import Held, WaitGraph
+from msatools.render.locks.wait_graph import HeldLock, WaitGraph
 from msatools.render.locks.words import (
     MARKS,
     age_text,
@@ -134,7 +134,7 @@ class WaitTree:
         yield from self._more(len(held) - len(shown), "more locks", depth)
 
     def _lock(
-        self, lock: LockRow, held: Held | None, depth: int, without: frozenset[int]
+        self, lock: LockRow, held: HeldLock | None, depth: int, without: frozenset[int]
     ) -> Iterator[Text]:
         """Yield a lock and who waits for it; of each lock the waiters once."""
         mark = NOT_KEPT if held is None else MARKS[held.owner.confidence]

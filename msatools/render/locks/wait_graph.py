@@ -15,7 +15,7 @@ _SUREST_FIRST = ("exact", "likely", "evidence")
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldLock:
     """A lock that others wait for, and one that has it, or probably has it."""
 
     lock: LockRow
@@ -57,13 +57,13 @@ class WaitGraph:
             for pid in root.waiters
         }
         self._idle: dict[str, bool] = {}
-        self.held: dict[int, list[Held]] = {}
+        self.held: dict[int, list[HeldLock]] = {}
         """What each task has that others wait for, in the report's order."""
 
         self._comms = {wait.pid: wait.comm for wait in report.waits}
         for lock in report.locks:
             for owner in lock.owners:
-                self.held.setdefault(owner.pid, []).append(Held(lock, owner))
+                self.held.setdefault(owner.pid, []).append(HeldLock(lock, owner))
                 self._comms.setdefault(owner.pid, owner.comm)
         for root in report.roots:
             if root.pid is not None and root.comm is not None:

@@ -4,7 +4,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from msatools.memory.diff import Change, CheckPair, GroupChange, MemstatDiff, Side
+from msatools.memory.diff import Change, CheckPair, GroupChange, MemstatDiff, PagesSide
 from msatools.memory.model import Check
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
 from msatools.render.diff import moment
@@ -50,7 +50,7 @@ def _head(diff: MemstatDiff) -> Iterator[Block]:
             yield text(Span(f"note of the {which}: {note.text}", "warn"))
 
 
-def _side(side: Side) -> Sequence[Cell]:
+def _side(side: PagesSide) -> Sequence[Cell]:
     return (side.file, *moment(side), f"{side.pages:,}")
 
 

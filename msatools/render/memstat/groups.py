@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import Field, fields
 from typing import Literal
 
-from msatools.memory.model import Group
+from msatools.memory.model import PageGroup
 from msatools.render.blocks import Cell, Column, Span, Table
 from msatools.render.units import size
 
@@ -19,11 +19,11 @@ _MOST = 3
 _NUMBERS = frozenset(("pid", "node"))
 """What is a number as a house has one: nobody would count them."""
 
-_COMMON = frozenset(field.name for field in fields(Group))
+_COMMON = frozenset(field.name for field in fields(PageGroup))
 
 
 def groups_table(
-    by: str, groups: Sequence[Group], page_size: int, top: int | None
+    by: str, groups: Sequence[PageGroup], page_size: int, top: int | None
 ) -> Table:
     """
     Make the table of one break-down.
@@ -52,7 +52,7 @@ def groups_table(
     return Table(columns, rows)
 
 
-def _across(groups: Sequence[Group]) -> Table:
+def _across(groups: Sequence[PageGroup]) -> Table:
     columns = (Column("CLASS"), *(Column(group.name, "right") for group in groups))
     names = list(groups[0].classes) if groups else []
     rows: list[Sequence[Cell]] = [
@@ -65,7 +65,7 @@ def _across(groups: Sequence[Group]) -> Table:
 
 
 def _row(
-    group: Group, extra: Sequence["Field[object]"], page_size: int
+    group: PageGroup, extra: Sequence["Field[object]"], page_size: int
 ) -> tuple[Cell, ...]:
     return (
         f"{group.pages:,}",
@@ -76,14 +76,14 @@ def _row(
     )
 
 
-def _largest(group: Group) -> str:
+def _largest(group: PageGroup) -> str:
     classes = [(name, pages) for name, pages in group.classes.items() if pages]
     classes.sort(key=lambda item: -item[1])
     shown = ", ".join(f"{name} {pages:,}" for name, pages in classes[:_MOST])
     return f"{shown}, ..." if len(classes) > _MOST else shown
 
 
-def _extra_fields(groups: Sequence[Group]) -> Iterator["Field[object]"]:
+def _extra_fields(groups: Sequence[PageGroup]) -> Iterator["Field[object]"]:
     """Find what more is known of any of the groups."""
     models = dict.fromkeys(type(group) for group in groups)
     found = {

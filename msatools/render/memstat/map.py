@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.map.model import Cells, MemoryMap, Place
-from msatools.render.memstat.palette import LOOKS, Look
+from msatools.memory.map.model import Cells, MapPlace, MemoryMap
+from msatools.render.memstat.palette import LOOKS, Style
 
 LEVELS = 4
 """Steps of paleness of what is not free."""
@@ -55,7 +55,7 @@ def shades(memory: MemoryMap) -> Shades:
 
 
 @dataclass(frozen=True)
-class Row:
+class MapRow:
     """Cells side by side; not each column has one."""
 
     pfn: int
@@ -78,8 +78,8 @@ class Row:
 class Band:
     """Rows of one zone that follow on each other."""
 
-    place: Place | None
-    rows: tuple[Row, ...]
+    place: MapPlace | None
+    rows: tuple[MapRow, ...]
 
     @property
     def label(self) -> str:
@@ -107,7 +107,7 @@ def bands(memory: MemoryMap, columns: int) -> tuple[Band, ...]:
 
 def _divided(
     cells: Cells,
-) -> tuple[npt.NDArray[np.intp], list[Place | None]]:
+) -> tuple[npt.NDArray[np.intp], list[MapPlace | None]]:
     """Find where zones begin, or nodes if zones are in many pieces, and which do."""
     by_zone = _changes(cells.places)
     if len(by_zone) <= _MOST_BANDS:
@@ -117,28 +117,28 @@ def _divided(
     if len(by_node) > _MOST_BANDS:
         return np.zeros(1, np.intp), [None]
     zones = (_place(cells, start) for start in by_node.tolist())
-    return by_node, [zone and Place(zone.node, "") for zone in zones]
+    return by_node, [zone and MapPlace(zone.node, "") for zone in zones]
 
 
 def _changes(keys: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
     return np.flatnonzero(np.diff(keys, prepend=keys[0] - 1))
 
 
-def _place(cells: Cells, index: int) -> Place | None:
+def _place(cells: Cells, index: int) -> MapPlace | None:
     at = int(cells.places[index])
     return None if at < 0 else cells.all_places[at]
 
 
 def _rows(
     memory: MemoryMap, columns: int, start: int, end: int, last_row: int
-) -> Iterator[Row]:
+) -> Iterator[MapRow]:
     numbers = memory.cells.numbers[start:end]
     of_each = numbers // columns
     for number in np.unique(of_each).tolist():
         first, past = np.searchsorted(of_each, [number, number + 1]).tolist()
         missing = max(number - last_row - 1, 0)
         each = columns * memory.cell_pages
-        yield Row(
+        yield MapRow(
             pfn=number * each,
             first_pfn=int(numbers[first]) * memory.cell_pages,
             columns=numbers[first:past] % columns,
@@ -149,7 +149,7 @@ def _rows(
 
 
 @dataclass(frozen=True)
-class Run:
+class MapRun:
     """Cells of a row side by side that look the same."""
 
     column: int
@@ -158,7 +158,7 @@ class Run:
     level: int
 
 
-def runs(row: Row, shown: Shades) -> Iterator[Run]:
+def runs(row: MapRow, shown: Shades) -> Iterator[MapRun]:
     """Join the cells of a row that look the same."""
     codes, levels = shown.codes[row.cells], shown.levels[row.cells]
     new = np.ones(len(row.cells), np.bool_)
@@ -171,7 +171,7 @@ def runs(row: Row, shown: Shades) -> Iterator[Run]:
     lengths = np.diff(starts, append=len(row.cells))
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
         at = int(row.columns[start])
-        yield Run(at, length, int(codes[start]), int(levels[start]))
+        yield MapRun(at, length, int(codes[start]), int(levels[start]))
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class LegendLine:
     """One class of the legend."""
 
     name: str
-    look: Look
+    look: Style
     is_free: bool
     pages: int
     share: float
@@ -219,7 +219,7 @@ def section_words(memory: MemoryMap, columns: int, above: str, beside: str) -> s
     return f"memory sections begin {above if cells < columns else beside}"
 
 
-def begins_section(memory: MemoryMap, row: Row, columns: int) -> bool:
+def begins_section(memory: MemoryMap, row: MapRow, columns: int) -> bool:
     """Tell whether a row begins a memory section, of those that take some rows."""
     large = memory.section_pages >= memory.cell_pages * columns
     return large and row.first_pfn % memory.section_pages == 0

@@ -8,7 +8,7 @@ from msatools.memory.map.model import MemoryMap
 from msatools.render.memstat.map import (
     LEVELS,
     Band,
-    Row,
+    MapRow,
     Shades,
     bands,
     begins_section,
@@ -114,13 +114,13 @@ class _Drawing:
                 x = _LEFT + at * _CELL_WIDTH
                 self._add(GREY, Box(x, y - _TICK - 2, 1, _TICK))
 
-    def _add_row(self, row: Row, shown: Shades, y: int, height: int) -> None:
+    def _add_row(self, row: MapRow, shown: Shades, y: int, height: int) -> None:
         for run in runs(row, shown):
             x = _LEFT + run.column * _CELL_WIDTH
             box = Box(x, y, run.length * _CELL_WIDTH, height)
             self._add(_colour(run.code, run.level), box)
 
-    def _add_address(self, row: Row, y: int) -> None:
+    def _add_address(self, row: MapRow, y: int) -> None:
         address = f"{row.first_pfn * self.page_size:#_x}"
         self.labels.append(
             Label(_LEFT - 14, y, address, size=12, anchor="end", colour=GREY)

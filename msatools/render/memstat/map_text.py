@@ -9,7 +9,7 @@ from msatools.render.blocks import Block, Cell, Chart, Mark, Span, text
 from msatools.render.memstat.map import (
     LEVELS,
     LegendLine,
-    Run,
+    MapRun,
     bands,
     begins_section,
     legend,
@@ -78,7 +78,7 @@ def _address(address: int) -> str:
     return f"{address:#_x}"
 
 
-def _marks(row: Iterator[Run]) -> Iterator[Cell]:
+def _marks(row: Iterator[MapRun]) -> Iterator[Cell]:
     at = 0
     for run in row:
         if run.column > at:

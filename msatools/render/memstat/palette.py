@@ -15,7 +15,7 @@ from msatools.memory.classes import PageClass
 
 
 @dataclass(frozen=True)
-class Look:
+class Style:
     """How cells show a class."""
 
     letter: str
@@ -27,38 +27,38 @@ class Look:
 
 FREE_COLOUR = "#ecece8"
 
-LOOKS: dict[int, Look] = {
-    PageClass.FREE_BUDDY: Look(".", FREE_COLOUR),
-    PageClass.FREE_PCP: Look(".", FREE_COLOUR),
-    PageClass.FREE_HUGETLB: Look("Q", "#9977ff"),
-    PageClass.FREE_UNACCEPTED: Look("_", "#c9c9d6"),
-    PageClass.ANON: Look("A", "#0055cc"),
-    PageClass.KSM: Look("K", "#3377aa"),
-    PageClass.USER_HUGETLB: Look("H", "#7abfff"),
-    PageClass.FILE: Look("F", "#00aa66"),
-    PageClass.EXEC: Look("X", "#bbdd66"),
-    PageClass.SHMEM: Look("S", "#55ddbb"),
-    PageClass.BLOCKDEV: Look("B", "#226633"),
-    PageClass.SLAB: Look("L", "#eeaa00"),
-    PageClass.LARGE_KMALLOC: Look("M", "#c49a3a"),
-    PageClass.PAGE_TABLES: Look("T", "#bb6699"),
-    PageClass.PAGE_TABLES_OWN: Look("O", "#dd99bb"),
-    PageClass.STACKS: Look("N", "#991188"),
-    PageClass.VMALLOC: Look("V", "#cc6622"),
-    PageClass.PERCPU: Look("P", "#994422"),
-    PageClass.PIPES: Look("I", "#aa8866"),
-    PageClass.SOCKETS: Look("E", "#886655"),
-    PageClass.HUGE_ZERO: Look("G", "#88ccee"),
-    PageClass.ZSMALLOC: Look("Z", "#f08a5d"),
-    PageClass.MOVABLE: Look("J", "#ddaa77"),
-    PageClass.RESERVED: Look("R", "#606060"),
-    PageClass.OFFLINE: Look("W", "#a5a5a5"),
-    PageClass.HWPOISON: Look("!", "#000000"),
-    PageClass.DEVICE: Look("D", "#6699aa"),
-    PageClass.MEMMAP: Look("Y", "#808070"),
-    PageClass.UNATTRIBUTED: Look("U", "#7700ff"),
-    PageClass.EXCLUDED: Look("?", "#bbbbbb"),
-    PageClass.UNREADABLE: Look("%", "#8b0000"),
+LOOKS: dict[int, Style] = {
+    PageClass.FREE_BUDDY: Style(".", FREE_COLOUR),
+    PageClass.FREE_PCP: Style(".", FREE_COLOUR),
+    PageClass.FREE_HUGETLB: Style("Q", "#9977ff"),
+    PageClass.FREE_UNACCEPTED: Style("_", "#c9c9d6"),
+    PageClass.ANON: Style("A", "#0055cc"),
+    PageClass.KSM: Style("K", "#3377aa"),
+    PageClass.USER_HUGETLB: Style("H", "#7abfff"),
+    PageClass.FILE: Style("F", "#00aa66"),
+    PageClass.EXEC: Style("X", "#bbdd66"),
+    PageClass.SHMEM: Style("S", "#55ddbb"),
+    PageClass.BLOCKDEV: Style("B", "#226633"),
+    PageClass.SLAB: Style("L", "#eeaa00"),
+    PageClass.LARGE_KMALLOC: Style("M", "#c49a3a"),
+    PageClass.PAGE_TABLES: Style("T", "#bb6699"),
+    PageClass.PAGE_TABLES_OWN: Style("O", "#dd99bb"),
+    PageClass.STACKS: Style("N", "#991188"),
+    PageClass.VMALLOC: Style("V", "#cc6622"),
+    PageClass.PERCPU: Style("P", "#994422"),
+    PageClass.PIPES: Style("I", "#aa8866"),
+    PageClass.SOCKETS: Style("E", "#886655"),
+    PageClass.HUGE_ZERO: Style("G", "#88ccee"),
+    PageClass.ZSMALLOC: Style("Z", "#f08a5d"),
+    PageClass.MOVABLE: Style("J", "#ddaa77"),
+    PageClass.RESERVED: Style("R", "#606060"),
+    PageClass.OFFLINE: Style("W", "#a5a5a5"),
+    PageClass.HWPOISON: Style("!", "#000000"),
+    PageClass.DEVICE: Style("D", "#6699aa"),
+    PageClass.MEMMAP: Style("Y", "#808070"),
+    PageClass.UNATTRIBUTED: Style("U", "#7700ff"),
+    PageClass.EXCLUDED: Style("?", "#bbbbbb"),
+    PageClass.UNREADABLE: Style("%", "#8b0000"),
 }
 
 

@@ -5,11 +5,11 @@
 from collections.abc import Iterator, Sequence
 
 from msatools.memory.by.groups import CgroupGroup
-from msatools.memory.model import Group
+from msatools.memory.model import PageGroup
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
 
 
-def blocks(groups: Sequence[Group], top: int | None) -> Iterator[Block]:
+def blocks(groups: Sequence[PageGroup], top: int | None) -> Iterator[Block]:
     """
     Yield what is shown of removed groups, if there are any.
 

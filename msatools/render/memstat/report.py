@@ -9,7 +9,7 @@ from msatools.render.blocks import Block, Cell, Column, Span, Table, text
 from msatools.render.header import header
 from msatools.render.memstat import frag, pins, unattributed
 from msatools.render.memstat.groups import groups_table
-from msatools.render.memstat.rows import GROUPS, REST, Row
+from msatools.render.memstat.rows import GROUPS, REST, ClassRow
 from msatools.render.units import duration, size
 
 _VMALLOC_ROWS = 20
@@ -136,11 +136,11 @@ class _Lines:
             line = self._amount("(in the swap cache)", swapped.walk_pages)
             yield (*line, swapped.counter, _difference(swapped))
 
-    def _differs(self, row: Row) -> bool:
+    def _differs(self, row: ClassRow) -> bool:
         check = self._checks.get(row.name)
         return check is not None and check.difference != 0
 
-    def _class_line(self, row: Row, label: str) -> Sequence[Cell]:
+    def _class_line(self, row: ClassRow, label: str) -> Sequence[Cell]:
         cell: Cell = label
         if row.name == "kernel.unattributed" and self._pages[row.name]:
             cell = Span(label, "warn")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Row:
+class ClassRow:
     """A line of the table for one class."""
 
     name: str
@@ -18,59 +18,61 @@ class Row:
     """Whether the line is there without pages, too."""
 
 
-GROUPS: tuple[tuple[str, tuple[Row, ...]], ...] = (
+GROUPS: tuple[tuple[str, tuple[ClassRow, ...]], ...] = (
     (
         "Free",
         (
-            Row("free.buddy", "buddy"),
-            Row("free.pcp", "per-CPU lists", "sum of pcp->count"),
-            Row("free.hugetlb", "hugetlb pool", always=False),
-            Row("free.unaccepted", "unaccepted", always=False),
+            ClassRow("free.buddy", "buddy"),
+            ClassRow("free.pcp", "per-CPU lists", "sum of pcp->count"),
+            ClassRow("free.hugetlb", "hugetlb pool", always=False),
+            ClassRow("free.unaccepted", "unaccepted", always=False),
         ),
     ),
     (
         "User",
         (
-            Row("user.anon", "anon"),
-            Row("user.ksm", "KSM", always=False),
-            Row("user.hugetlb", "hugetlb", "nr_huge_pages, with free", always=False),
+            ClassRow("user.anon", "anon"),
+            ClassRow("user.ksm", "KSM", always=False),
+            ClassRow(
+                "user.hugetlb", "hugetlb", "nr_huge_pages, with free", always=False
+            ),
         ),
     ),
     (
         "Cache",
         (
-            Row("cache.file", "file"),
-            Row("cache.exec", "exec and libs"),
-            Row("cache.shmem", "shmem"),
-            Row("cache.blockdev", "block devices", "Buffers"),
+            ClassRow("cache.file", "file"),
+            ClassRow("cache.exec", "exec and libs"),
+            ClassRow("cache.shmem", "shmem"),
+            ClassRow("cache.blockdev", "block devices", "Buffers"),
         ),
     ),
     (
         "Kernel",
         (
-            Row("kernel.slab", "slab", "NR_SLAB_*, with large kmalloc"),
-            Row("kernel.large_kmalloc", "large kmalloc"),
-            Row("kernel.page_tables", "page tables"),
-            Row("kernel.page_tables_own", "page tables, own"),
-            Row("kernel.stacks", "stacks"),
-            Row("kernel.vmalloc", "vmalloc", "nr_vmalloc_pages, with stacks"),
-            Row("kernel.percpu", "percpu", "pcpu_nr_populated"),
-            Row("kernel.pipes", "pipe buffers", always=False),
-            Row("kernel.sockets", "socket buffers", always=False),
-            Row("kernel.memmap", "memmap, hot-plugged", always=False),
-            Row("kernel.huge_zero", "huge zero page", always=False),
-            Row("kernel.zsmalloc", "zsmalloc", always=False),
-            Row("kernel.movable", "movable", always=False),
-            Row("kernel.unattributed", "unattributed"),
+            ClassRow("kernel.slab", "slab", "NR_SLAB_*, with large kmalloc"),
+            ClassRow("kernel.large_kmalloc", "large kmalloc"),
+            ClassRow("kernel.page_tables", "page tables"),
+            ClassRow("kernel.page_tables_own", "page tables, own"),
+            ClassRow("kernel.stacks", "stacks"),
+            ClassRow("kernel.vmalloc", "vmalloc", "nr_vmalloc_pages, with stacks"),
+            ClassRow("kernel.percpu", "percpu", "pcpu_nr_populated"),
+            ClassRow("kernel.pipes", "pipe buffers", always=False),
+            ClassRow("kernel.sockets", "socket buffers", always=False),
+            ClassRow("kernel.memmap", "memmap, hot-plugged", always=False),
+            ClassRow("kernel.huge_zero", "huge zero page", always=False),
+            ClassRow("kernel.zsmalloc", "zsmalloc", always=False),
+            ClassRow("kernel.movable", "movable", always=False),
+            ClassRow("kernel.unattributed", "unattributed"),
         ),
     ),
 )
 
 REST = (
-    Row("reserved", "Reserved"),
-    Row("offline", "Balloon"),
-    Row("hwpoison", "Hardware-poisoned", always=False),
-    Row("device", "Device memory", always=False),
-    Row("excluded", "Not in the dump", always=False),
-    Row("unreadable", "Unreadable", always=False),
+    ClassRow("reserved", "Reserved"),
+    ClassRow("offline", "Balloon"),
+    ClassRow("hwpoison", "Hardware-poisoned", always=False),
+    ClassRow("device", "Device memory", always=False),
+    ClassRow("excluded", "Not in the dump", always=False),
+    ClassRow("unreadable", "Unreadable", always=False),
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from msatools.locks.model import On
+from msatools.locks.model import WaitTarget
 from msatools.prstat.model import Children, PrstatReport, Split, TaskRow, Waited
 from msatools.prstat.select import DELAY_OF
 from msatools.render.blocks import Cell, Column, Span
@@ -25,7 +25,7 @@ _BAD_STATES = frozenset("DZ")
 
 
 @dataclass(frozen=True)
-class Context:
+class TaskContext:
     """What cells depend on beside their row."""
 
     names: bool
@@ -37,9 +37,9 @@ class Context:
     """Whether long cells are not cut."""
 
 
-def context(report: PrstatReport, full: bool) -> Context:
+def context(report: PrstatReport, full: bool) -> TaskContext:
     """Tell what the cells of a report depend on."""
-    return Context(
+    return TaskContext(
         names=report.target.kind == "kcore",
         per_thread=report.per_thread,
         precise_cputime=report.accounting.precise_cputime,
@@ -47,7 +47,7 @@ def context(report: PrstatReport, full: bool) -> Context:
     )
 
 
-Write = Callable[[TaskRow, Context], Cell]
+Write = Callable[[TaskRow, TaskContext], Cell]
 
 
 def share(ns: int, of_ns: int) -> str:
@@ -94,12 +94,12 @@ def _header(name: str, report: PrstatReport) -> str:
     return name
 
 
-def write(name: str, row: TaskRow, about: Context) -> Cell:
+def write(name: str, row: TaskRow, about: TaskContext) -> Cell:
     """Write one cell."""
     return _WRITERS[name](row, about)
 
 
-def _pid(row: TaskRow, about: Context) -> str:
+def _pid(row: TaskRow, about: TaskContext) -> str:
     if about.per_thread and row.pid != row.tgid:
         return f"{row.tgid}/{row.pid}"
     return str(row.pid)
@@ -127,17 +127,17 @@ def _part(ns: int, row: TaskRow) -> str:
     return share(ns, spent + row.off_cpu_ns + row.zombie_ns)
 
 
-def _cpu_split(ns: int, row: TaskRow, about: Context) -> str:
+def _cpu_split(ns: int, row: TaskRow, about: TaskContext) -> str:
     exact = row.kthread or about.precise_cputime
     return _marked("" if exact else ESTIMATE, _part(ns, row))
 
 
-def _latency(row: TaskRow, _: Context) -> str:
+def _latency(row: TaskRow, _: TaskContext) -> str:
     mark = UPPER if row.latency_bound == "upper" else ""
     return _marked(mark, _part(row.latency_ns, row))
 
 
-def _off(row: TaskRow, _: Context) -> str:
+def _off(row: TaskRow, _: TaskContext) -> str:
     text = _part(row.off_cpu_ns, row)
     is_lower = row.latency_bound == "upper"
     # What is all there can be, at this precision, is no bound.
@@ -146,7 +146,7 @@ def _off(row: TaskRow, _: Context) -> str:
 
 
 def _wait(get: Callable[[Waited], int]) -> Write:
-    def write_wait(row: TaskRow, _: Context) -> str:
+    def write_wait(row: TaskRow, _: TaskContext) -> str:
         if row.waited is None:
             return NOT_KEPT
         text = _part(get(row.waited), row)
@@ -163,7 +163,7 @@ def _wait(get: Callable[[Waited], int]) -> Write:
 def _fault(get: Callable[[Waited], int]) -> Write:
     write_wait = _wait(get)
 
-    def write_fault(row: TaskRow, about: Context) -> Cell:
+    def write_fault(row: TaskRow, about: TaskContext) -> Cell:
         found = write_wait(row, about)
         most = _longest_faults(row)
         if most is None or (found != NOT_KEPT and not str(found).startswith(LOWER)):
@@ -181,7 +181,7 @@ def _longest_faults(row: TaskRow) -> int | None:
     return None if None in delays else sum(delay or 0 for delay in delays)
 
 
-def _sleep_rest(row: TaskRow, _: Context) -> str:
+def _sleep_rest(row: TaskRow, _: TaskContext) -> str:
     """Write what is left of the time off the CPU."""
     waited = row.waited
     if waited is None:
@@ -194,21 +194,21 @@ def _sleep_rest(row: TaskRow, _: Context) -> str:
     return _marked(ESTIMATE, text) if waited.is_estimate else text
 
 
-def _state(row: TaskRow, _: Context) -> Cell:
+def _state(row: TaskRow, _: TaskContext) -> Cell:
     return Span(row.state, "warn") if row.state in _BAD_STATES else row.state
 
 
-def _age(row: TaskRow, _: Context) -> str:
+def _age(row: TaskRow, _: TaskContext) -> str:
     return _AGE_MARKS[row.class_age_bound] + duration(row.class_age_ns)
 
 
-def _on(row: TaskRow, about: Context) -> str:
+def _on(row: TaskRow, about: TaskContext) -> str:
     if row.on is None:
         return NOT_KEPT
     return on_text(row.on if about.full else _with_short_paths(row.on))
 
 
-def _with_short_paths(on: On) -> On:
+def _with_short_paths(on: WaitTarget) -> WaitTarget:
     """Cut the beginning of long paths, a socket's too: all else has a limit."""
     paths = {"path": on.path, "local": on.local, "peer": on.peer}
     short = {
@@ -219,20 +219,20 @@ def _with_short_paths(on: On) -> On:
     return replace(on, **short) if short else on  # type: ignore[arg-type]
 
 
-def _command(row: TaskRow, about: Context) -> str:
+def _command(row: TaskRow, about: TaskContext) -> str:
     if about.per_thread or row.threads is None:
         return row.comm
     return f"{row.comm}/{row.threads}"
 
 
-def _off_per_switch(row: TaskRow, _: Context) -> str:
+def _off_per_switch(row: TaskRow, _: TaskContext) -> str:
     if not row.sleeps:
         return NOT_KEPT
     mark = LOWER if row.latency_bound == "upper" else ""
     return mark + duration(row.off_cpu_ns // row.sleeps)
 
 
-def _off_by_class(row: TaskRow, _: Context) -> str:
+def _off_by_class(row: TaskRow, _: TaskContext) -> str:
     if row.off_cpu is None:
         return NOT_KEPT
     parts = []
@@ -247,7 +247,7 @@ def _off_by_class(row: TaskRow, _: Context) -> str:
 
 
 def _sleep(get: Callable[[Split], int | None]) -> Write:
-    def write_sleep(row: TaskRow, about: Context) -> str:
+    def write_sleep(row: TaskRow, about: TaskContext) -> str:
         value = None if row.breakdown is None else get(row.breakdown)
         if value is None:
             return NOT_KEPT
@@ -257,21 +257,21 @@ def _sleep(get: Callable[[Split], int | None]) -> Write:
     return write_sleep
 
 
-def _stopped(row: TaskRow, about: Context) -> Cell:
+def _stopped(row: TaskRow, about: TaskContext) -> Cell:
     if row.breakdown is not None and row.breakdown.stopped_ns is not None:
         return _part(row.breakdown.stopped_ns, row)
     return _wait(lambda waited: waited.stopped_ns)(row, about)
 
 
 def _delay(kind: str) -> Write:
-    def write_delay(row: TaskRow, _: Context) -> str:
+    def write_delay(row: TaskRow, _: TaskContext) -> str:
         value = None if row.breakdown is None else row.breakdown.delays.get(kind)
         return NOT_KEPT if value is None else _part(value, row)
 
     return write_delay
 
 
-def _coverage(row: TaskRow, _: Context) -> str:
+def _coverage(row: TaskRow, _: TaskContext) -> str:
     if row.breakdown is None or row.breakdown.coverage is None:
         return NOT_KEPT
     if _part(row.off_cpu_ns, row) == "0.0":
@@ -281,7 +281,7 @@ def _coverage(row: TaskRow, _: Context) -> str:
 
 
 def _child(get: Callable[[Children], str]) -> Write:
-    def write_child(row: TaskRow, _: Context) -> str:
+    def write_child(row: TaskRow, _: TaskContext) -> str:
         return NOT_KEPT if row.children is None else get(row.children)
 
     return write_child

@@ -8,10 +8,10 @@ from typing import overload
 from msatools.locks.model import Herd
 from msatools.prstat.model import (
     ClassGroup,
-    Group,
     Load,
     PrstatReport,
     StackGroup,
+    TaskGroup,
     TaskRow,
     Why,
 )
@@ -26,7 +26,7 @@ from msatools.render.prstat.columns import (
     LOWER,
     NOT_KEPT,
     UPPER,
-    Context,
+    TaskContext,
     context,
     make_columns,
     user,
@@ -140,7 +140,7 @@ class _Cells(Sequence[Sequence[Cell]]):
     """Rows of cells, written when they are asked for: there may be very many."""
 
     def __init__(
-        self, rows: Sequence[TaskRow], names: tuple[str, ...], about: Context
+        self, rows: Sequence[TaskRow], names: tuple[str, ...], about: TaskContext
     ) -> None:
         self._rows = rows
         self._names = names
@@ -285,7 +285,7 @@ def _all_groups(report: PrstatReport, limit: int | None) -> Iterator[Block]:
         if kind == "class":
             yield _by_class([group for group in shown if isinstance(group, ClassGroup)])
         else:
-            found = [group for group in shown if isinstance(group, Group)]
+            found = [group for group in shown if isinstance(group, TaskGroup)]
             yield _groups(report, found, _TITLES[kind])
         yield from _more(len(groups), limit)
 
@@ -315,7 +315,7 @@ def _class_times(group: ClassGroup) -> tuple[str, str]:
     return ESTIMATE + duration(group.ns or 0), duration(group.error_ns)
 
 
-def _groups(report: PrstatReport, groups: Sequence[Group], title: str) -> Table:
+def _groups(report: PrstatReport, groups: Sequence[TaskGroup], title: str) -> Table:
     ram = report.totals.ram_bytes
     names = title == "USER" and report.target.kind == "kcore"
 

@@ -24,8 +24,8 @@ from msatools.render.zombies.words import (
     process_text,
     why_text,
 )
-from msatools.zombies.endings import ending
-from msatools.zombies.model import Group, Zombie, ZombiesReport
+from msatools.zombies.exit_status import ending
+from msatools.zombies.model import Zombie, ZombieGroup, ZombiesReport
 
 GROUPS = 10
 """How many groups are shown if nobody asks for more or fewer."""
@@ -66,7 +66,9 @@ def by_parent(
         yield _verdicts(groups)
 
 
-def _table(groups: Sequence[Group], report: ZombiesReport, verbose: bool) -> Table:
+def _table(
+    groups: Sequence[ZombieGroup], report: ZombiesReport, verbose: bool
+) -> Table:
     columns = [
         *(Column("COUNT", "right"), Column("PARENT"), Column("ST"), Column("AGE")),
         *(Column("WHY"), Column("LIMITS")),
@@ -90,7 +92,9 @@ def _table(groups: Sequence[Group], report: ZombiesReport, verbose: bool) -> Tab
     return Table(tuple(columns), rows)
 
 
-def explanation(group: Group, verbose: bool, belongings: str = "") -> Iterator[Text]:
+def explanation(
+    group: ZombieGroup, verbose: bool, belongings: str = ""
+) -> Iterator[Text]:
     """Yield the evidence, how the dead ended and whose they are, and the advice."""
     if words := evidence_text(group):
         yield line(_INDENT, words)
@@ -102,7 +106,7 @@ def explanation(group: Group, verbose: bool, belongings: str = "") -> Iterator[T
         yield line(_INDENT, Span("do: ", "title"), group.advice)
 
 
-def _verdicts(groups: Sequence[Group]) -> Text:
+def _verdicts(groups: Sequence[ZombieGroup]) -> Text:
     """Sum up why, as not all groups are shown."""
     counts: Counter[str] = Counter()
     for group in groups:
@@ -223,7 +227,7 @@ def _number(value: int | None) -> str:
     return NOT_KEPT if value is None else str(value)
 
 
-def parent_text(pid: int, comm: str | None, group: Group | None) -> str:
+def parent_text(pid: int, comm: str | None, group: ZombieGroup | None) -> str:
     """Write a parent, its state, and since when it is in it."""
     words = process_text(pid, comm)
     if group is None or group.parent_state is None:

@@ -10,7 +10,7 @@ from msatools.render.blocks import text as line
 from msatools.render.prstat.columns import ESTIMATE, NOT_KEPT
 from msatools.render.units import duration
 from msatools.render.zombies.words import INITIAL_NAMESPACE, percent_used, share_style
-from msatools.zombies.model import Group, Limit
+from msatools.zombies.model import Limit, ZombieGroup
 
 _LIMITS = 8
 _BAR = 20
@@ -106,7 +106,7 @@ def _cells(number: int, most: int) -> int:
     return min(max(round(_BAR * number / most), bool(number)), _BAR - 1)
 
 
-def nearest(group: Group, limits: Sequence[Limit]) -> Cell:
+def nearest(group: ZombieGroup, limits: Sequence[Limit]) -> Cell:
     """Write the nearest of the limits that a group matters to."""
     found: Limit | None = None
     share = -1.0
@@ -125,7 +125,7 @@ def nearest(group: Group, limits: Sequence[Limit]) -> Cell:
     return Span(f"{found.name} {percent} %", share_style(found.used, found.max))
 
 
-def _counts(group: Group, limit: Limit) -> bool:
+def _counts(group: ZombieGroup, limit: Limit) -> bool:
     """Tell whether a group counts towards a limit."""
     if limit.name == "pids.max":
         below = limit.scope.rstrip("/") + "/"

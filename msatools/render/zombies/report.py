@@ -29,8 +29,8 @@ from msatools.render.zombies.words import (
     endings_text,
     zombies_text,
 )
-from msatools.zombies.endings import ending
-from msatools.zombies.model import Held, Leak, TaskAsked, Zombie, ZombiesReport
+from msatools.zombies.exit_status import ending
+from msatools.zombies.model import HeldMemory, Leak, TaskAsked, Zombie, ZombiesReport
 
 View = Literal["parent", "verdict", "cgroup", "user", "namespace", "tree", "leaks"]
 
@@ -101,7 +101,7 @@ def _zombies(
         yield line(_held(report.held))
 
 
-def _held(held: Held) -> str:
+def _held(held: HeldMemory) -> str:
     words = f"memory: zombies hold {size(held.bytes)}"
     each = ", ".join(f"{name} {count:,}" for name, count in held.each_bytes.items())
     total = sum(held.each_bytes.values())

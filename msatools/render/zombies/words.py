@@ -9,8 +9,8 @@ from msatools.render.blocks import text as line
 from msatools.render.locks.words import plural, state_cell
 from msatools.render.prstat.columns import ESTIMATE, NOT_KEPT, UPPER, user
 from msatools.render.units import duration
-from msatools.zombies.endings import signal_name
-from msatools.zombies.model import Evidence, Group, ParentThread, Verdict
+from msatools.zombies.exit_status import signal_name
+from msatools.zombies.model import Evidence, ParentThread, Verdict, ZombieGroup
 
 WHY: Mapping[Verdict, str] = {
     "leader-exited": "threads of it live on",
@@ -60,7 +60,7 @@ def dead_for_range(least_ns: int, most_ns: int) -> str:
     return least if least == most else f"{least}..{most}"
 
 
-def why_text(group: Group, verbose: bool = False) -> str:
+def why_text(group: ZombieGroup, verbose: bool = False) -> str:
     """Write a verdict on a group, and who or what is to blame where that is another."""
     words, evidence = WHY[group.verdict], group.evidence
     if group.verdict == "traced" and evidence.tracer is not None:
@@ -99,7 +99,7 @@ def few(texts: Sequence[str], most: int | None = _FEW) -> str:
     return ", ".join(shown) + (f" +{left:,}" if left else "")
 
 
-def belongings_text(group: Group, names: bool, verbose: bool) -> str:
+def belongings_text(group: ZombieGroup, names: bool, verbose: bool) -> str:
     """Write how the dead of a group ended, and whose they are.
 
     :param names: Whether users have names here.
@@ -171,7 +171,7 @@ def _relations(evidence: Evidence) -> str:
     return "; ".join(parts)
 
 
-def evidence_text(group: Group) -> str:
+def evidence_text(group: ZombieGroup) -> str:
     """Write evidence in one line, with what the first of the threads is doing.
 
     It is not the parent whose threads keep a dead leader.

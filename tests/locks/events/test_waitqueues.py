@@ -5,9 +5,9 @@
 import struct
 from functools import partial
 
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.locks.events import waitqueues
-from msatools.locks.events.queues import Queues
+from msatools.locks.events.queues import WaitQueues
 from msatools.locks.lock import Lock
 from tests.locks.events.waits import Waits, waits
 from tests.locks.madememory import BASE, SIZE, MadeMemory
@@ -75,8 +75,8 @@ def test_a_long_queue_is_cut(module: Seen) -> None:
     lock = waits(module).requests[said["waiters"][0]["pid"]].lock
     heads, codes = set(), set()
     for waiter in said["waiters"]:
-        findings = Findings()
-        queues = Queues(layout, findings, limit=1)
+        findings = LossLog()
+        queues = WaitQueues(layout, findings, limit=1)
         found = queues.innermost(module.case(waiter["pid"]).stack)
         codes |= {code for code, _ in findings.notes}
         if found is not None:
@@ -102,7 +102,7 @@ def test_a_long_queue_that_is_lost_is_followed_once() -> None:
     kernel.link(*nodes)
     kernel.write(nodes[-1], BASE + SIZE)  # where nothing is
     layout = kernel.layout
-    queues = Queues(layout, kernel.findings, 1000)
+    queues = WaitQueues(layout, kernel.findings, 1000)
     assert {queues.of_head(node) for node in nodes} == {None}
     assert layout.reader.reads < 5 * len(nodes)
     assert kernel.findings.lost

@@ -19,12 +19,12 @@ from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.pid import find_task, for_each_task
 from drgn.helpers.linux.slab import slab_object_info
 
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.locks.events import bitwaits, folios, waitqueues
 from msatools.locks.lock import Lock, LockType
-from msatools.locks.look import Case
+from msatools.locks.lock_context import BlockedTask
 from msatools.locks.names.described import process_of
-from msatools.locks.names.names import Name, Names
+from msatools.locks.names.names import LockNames, Name
 from msatools.locks.names.slabs import Slabs
 from msatools.locks.names.variables import Variables
 from msatools.locks.user.filelocks import request as file_lock_request
@@ -45,7 +45,7 @@ class Dump:
         self.prog = seen.prog
         self.look = seen.look()
         self.findings = self.look.findings
-        self.names = Names(self.look)
+        self.names = LockNames(self.look)
 
     def lock(self, name: str) -> Lock:
         """The lock of the kernel that a task waits for."""
@@ -53,7 +53,7 @@ class Dump:
         assert on.address is not None
         return Lock(on.type, int(on.address))  # type: ignore[arg-type]
 
-    def case(self, of: str | int) -> Case:
+    def case(self, of: str | int) -> BlockedTask:
         return self.seen.case(of, self.look)
 
     def name(self, name: str) -> Name:
@@ -132,7 +132,7 @@ def test_a_pipe(dump: Dump) -> None:
     lock = dump.lock("pipe-mutex")
     told = dump.names.name(lock, [dump.case("pipe-mutex")])
     assert (told.name, told.inode) == (f"pipe:[{inode}]", inode)
-    alone = Names(dump.look).name(lock, [])
+    alone = LockNames(dump.look).name(lock, [])
     offset = dump.look.layout.offset("pipe_inode_info", "mutex")
     assert alone == Name(name=f"{told.cache}+{offset:#x}", cache=told.cache)
     assert "kmalloc" in str(told.cache)
@@ -258,7 +258,7 @@ def test_futexes_on_heap_and_stack(dump: Dump) -> None:
         key = request.lock.key._replace(word=word, offset=offset)
         lock = replace(request.lock, address=address, key=key)
         assert dump.names.name(lock, [case]) == Name(name=name, pid=pid)
-    assert Names(dump.look).name(request.lock, []) == Name()
+    assert LockNames(dump.look).name(request.lock, []) == Name()
 
 
 def test_futexes_in_shared_files(dump: Dump) -> None:
@@ -419,7 +419,7 @@ def test_what_is_near_a_lock_is_none(dump: Dump) -> None:
 
 def test_variables(dump: Dump) -> None:
     prog, layout = dump.prog, dump.look.layout
-    variables = Variables(layout, Findings())
+    variables = Variables(layout, LossLog())
     mutex = layout.symbol("cgroup_mutex")
     assert mutex is not None
     assert variables.name(mutex) == "cgroup_mutex"
@@ -490,7 +490,7 @@ def test_slabs_are_as_drgn_has_them(name: str) -> None:
 
 
 def test_a_name_takes_few_reads(dump: Dump) -> None:
-    names = Names(dump.seen.look())
+    names = LockNames(dump.seen.look())
     at, tasks = dump.look.layout.offset, dump.seen.table
     within = at("signal_struct", "cred_guard_mutex")
     locks = [Lock("mutex", s + within) for s in set(tasks["signal"].tolist())]
@@ -536,7 +536,7 @@ def test_a_lost_device_costs_no_more_than_its_name() -> None:
 
 
 def test_no_address_is_too_wild(dump: Dump) -> None:
-    names = Names(dump.seen.look())
+    names = LockNames(dump.seen.look())
     for address in (0, 8, (1 << 64) - 8, 1 << 63, 0xDEAD_0000_0000_0100, 0x7FFF_0000):
         for type_ in get_args(LockType):
             if type_ not in ("futex", "pi_futex"):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from drgn import Type
 
-from msatools.locks.look import Case, Look
+from msatools.locks.lock_context import BlockedTask, LockContext
 from msatools.locks.ownstack import OwnStack
 from msatools.locks.sleeping.kernellocks import KernelLocks
 from msatools.tasks.classes import TaskClass
@@ -49,7 +49,7 @@ class MadeKernel(MadeMemory):
         words = np.frombuffer(bytes(self.memory[start : start + STACK_BYTES]), "<u8")
         return OwnStack(self.layout, TASKS[number], STACKS[number], words)
 
-    def look(self) -> Look:
+    def look(self) -> LockContext:
         """Look at the tasks, with what their records say in ``columns``."""
         names = ("address", "pid", "tgid", *self.columns)
         records = np.zeros(len(TASKS), [(name, "u8") for name in names])
@@ -57,16 +57,16 @@ class MadeKernel(MadeMemory):
         records["pid"] = records["tgid"] = 100 + np.arange(len(TASKS))
         for name, values in self.columns.items():
             records[name] = values
-        look = Look.__new__(Look)
+        look = LockContext.__new__(LockContext)
         look.layout, look.findings = self.layout, self.findings
         look.reader, look.limit, look.alone = look.layout.reader, 1000, False
         look.tasks = TaskTable(records, frozenset(names))
         look.locks = KernelLocks(look.layout, self.findings)
         return look
 
-    def case(self, number: int, *names: str) -> Case:
+    def case(self, number: int, *names: str) -> BlockedTask:
         """Make a task's case, with the functions on its stack."""
-        return Case(
+        return BlockedTask(
             row=number,
             address=TASKS[number],
             mm=0,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from msatools.locks.lock import Holder, Lock, LockType, Queued, Request
+from msatools.locks.lock import Holder, Lock, LockType, QueuedWaiter, Request
 from msatools.locks.model import Mode
 from msatools.locks.sleeping import lockwords, sleeplocks
 from msatools.locks.sleeping.kernellocks import KernelLock, KernelLocks
@@ -132,8 +132,10 @@ def test_waiters(kernel: Locks, kind: Kind, numbers: tuple[int, ...]) -> None:
     for number in numbers:
         found = kernel.find(kind, number)
         assert found == KernelLock(kind.type, LOCK, kind.mode, len(numbers), kind.owner)
-    queue = [Queued(TASKS[number], kind.mode) for number in numbers]
-    queue = queue if kind.type == "rwsem" else [Queued(each.task) for each in queue]
+    queue = [QueuedWaiter(TASKS[number], kind.mode) for number in numbers]
+    queue = (
+        queue if kind.type == "rwsem" else [QueuedWaiter(each.task) for each in queue]
+    )
     assert kernel.locks().queue(kind.type, LOCK) == queue
     locks = kernel.locks()
     names = ("schedule", kind.function)
@@ -150,7 +152,7 @@ def test_readers_and_writers_of_one_queue(kernel: Locks) -> None:
     queue = kernel.locks().queue("rwsem", LOCK)
     modes: list[Mode] = ["read", "write", "read"]
     assert queue == [
-        Queued(task, mode) for task, mode in zip(TASKS, modes, strict=False)
+        QueuedWaiter(task, mode) for task, mode in zip(TASKS, modes, strict=False)
     ]
     found = kernel.find(write, 1)
     assert found is not None
@@ -312,7 +314,7 @@ def test_records_come_from_the_table_of_tasks() -> None:
     lock = Lock("rwsem", LOCK)
     look, case = kernel.look(), kernel.case(0, KINDS[3].function)
     assert sleeplocks.request(look, case) == Request(lock, "write")
-    assert sleeplocks.queue(look, lock) == [Queued(TASKS[0], "write")]
+    assert sleeplocks.queue(look, lock) == [QueuedWaiter(TASKS[0], "write")]
     assert sleeplocks.holders(look, lock) == [Holder(OWNER, "exact")]
 
 

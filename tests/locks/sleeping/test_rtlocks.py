@@ -4,7 +4,7 @@
 
 import pytest
 
-from msatools.locks.lock import Holder, Lock, LockType, Queued, Request
+from msatools.locks.lock import Holder, Lock, LockType, QueuedWaiter, Request
 from msatools.locks.model import Mode
 from msatools.locks.sleeping import sleeplocks
 from msatools.locks.sleeping.kernellocks import KernelLock
@@ -90,7 +90,7 @@ def test_an_rt_mutex(kernel: RtKernel) -> None:
         found = sleeplocks.find(look, case)
         assert found is not None
         assert (found.waiters, found.owner) == (3, OWNER)
-    queue = [Queued(TASKS[number]) for number in (2, 0, 1)]
+    queue = [QueuedWaiter(TASKS[number]) for number in (2, 0, 1)]
     assert sleeplocks.queue(look, lock) == queue
     assert sleeplocks.holders(look, lock) == [Holder(OWNER, "exact")]
     assert sleeplocks.readers(look, lock) is None
@@ -154,7 +154,7 @@ def test_locks_of_preempt_rt(
     look, case = kernel.look(), kernel.case(0, "rt_mutex_slowlock", *names)
     lock = Lock(type_, LOCK)
     assert sleeplocks.request(look, case) == Request(lock, mode)
-    queue = [Queued(TASKS[number]) for number in (2, 0, 1)]
+    queue = [QueuedWaiter(TASKS[number]) for number in (2, 0, 1)]
     assert sleeplocks.queue(look, lock) == queue
     assert sleeplocks.holders(look, lock) == [Holder(OWNER, "exact")]
     assert sleeplocks.readers(look, lock) == (0 if type_ == "rwsem" else None)
@@ -177,7 +177,10 @@ def test_a_writer_that_waits_for_readers() -> None:
     look, lock = kernel.look(), Lock("rwsem", LOCK)
     case = kernel.case(3, "rwbase_write_lock", "down_write", "wants_it")
     assert sleeplocks.request(look, case) == Request(lock, "write")
-    queue = [Queued(TASKS[3], "write"), *(Queued(TASKS[n]) for n in (2, 0, 1))]
+    queue = [
+        QueuedWaiter(TASKS[3], "write"),
+        *(QueuedWaiter(TASKS[n]) for n in (2, 0, 1)),
+    ]
     assert sleeplocks.queue(look, lock) == queue
     assert sleeplocks.holders(look, lock) == [Holder(TASKS[3], "exact")]
     assert sleeplocks.readers(look, lock) == 2

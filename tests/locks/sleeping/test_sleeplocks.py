@@ -7,19 +7,19 @@ from functools import lru_cache
 import pytest
 
 from msatools.locks.lock import Request
-from msatools.locks.look import Look
+from msatools.locks.lock_context import LockContext
 from msatools.locks.sleeping import sleeplocks
 from tests.locks.seen import Seen, lock_of
 
 
 @lru_cache(maxsize=2)
-def requests_of(seen: Seen) -> tuple[Look, dict[int, Request]]:
+def requests_of(seen: Seen) -> tuple[LockContext, dict[int, Request]]:
     look = seen.look()
     return look, seen.requests(look, sleeplocks.request)
 
 
 @pytest.fixture
-def look(module: Seen) -> Look:
+def look(module: Seen) -> LockContext:
     return requests_of(module)[0]
 
 
@@ -29,7 +29,7 @@ def requests(module: Seen) -> dict[int, Request]:
 
 
 def test_what_every_thread_waits_for(
-    module: Seen, look: Look, requests: dict[int, Request]
+    module: Seen, look: LockContext, requests: dict[int, Request]
 ) -> None:
     """All that wait for one, and no others.
 
@@ -48,7 +48,7 @@ def test_what_every_thread_waits_for(
 
 
 def test_one_thread_alone(
-    module: Seen, look: Look, requests: dict[int, Request]
+    module: Seen, look: LockContext, requests: dict[int, Request]
 ) -> None:
     """Others than it need not be in the table of tasks."""
     for tid, request in requests.items():

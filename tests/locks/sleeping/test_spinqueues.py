@@ -8,7 +8,7 @@ import drgn
 import pytest
 
 from fixtures import lab
-from msatools.kernel.report import Findings
+from msatools.kernel.report import LossLog
 from msatools.locks.sleeping.spinqueues import SpinQueues
 from msatools.target import TargetSpec, open_target
 from tests.contract.table import LOCKS
@@ -18,7 +18,7 @@ from tests.support.paused import paused
 
 
 def queues(seen: Seen) -> SpinQueues:
-    return SpinQueues(seen.reader, Findings())
+    return SpinQueues(seen.reader, LossLog())
 
 
 def test_those_behind_the_next_in_line_are_in_a_queue(spinning: Seen) -> None:

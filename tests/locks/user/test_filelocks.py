@@ -8,7 +8,7 @@ import pytest
 from drgn import FaultError
 
 from msatools.locks.lock import Lock, Request
-from msatools.locks.look import Look
+from msatools.locks.lock_context import LockContext
 from msatools.locks.user import filelocks
 from tests.locks.seen import STOCK, TASKS, Seen, Truth, damaged, seen
 from tests.support.overlay import put
@@ -21,7 +21,7 @@ def dump(request: pytest.FixtureRequest) -> Seen:
     return seen(request.param)
 
 
-def request_of(dump: Seen, look: Look, name: str) -> Request:
+def request_of(dump: Seen, look: LockContext, name: str) -> Request:
     found = filelocks.request(look, dump.case(name, look))
     assert found is not None, name
     return found
@@ -51,7 +51,7 @@ def test_every_lock_and_its_owner(dump: Seen, alone: bool) -> None:
     assert not look.findings.lost
 
 
-def queue(dump: Seen, look: Look, request: Request) -> list[tuple[int, object]]:
+def queue(dump: Seen, look: LockContext, request: Request) -> list[tuple[int, object]]:
     """Return who waits for a lock, and how."""
     found = filelocks.queue(look, request.lock) or ()
     pids = dump.pids(each.task for each in found)
@@ -84,7 +84,7 @@ def test_another_type_has_no_owner(dump: Seen) -> None:
         assert filelocks.holders(look, Lock(other, lock.address)) == []
 
 
-def member(look: Look, name: str) -> int:
+def member(look: LockContext, name: str) -> int:
     """Return where a lock has a member, which lies in a part of its own since v6.9."""
     if look.layout.has("file_lock", "c.flc_wait"):
         return look.layout.offset("file_lock_core", f"flc_{name}")

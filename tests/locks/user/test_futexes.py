@@ -12,16 +12,16 @@ from drgn import (
     Type,
 )
 
-from msatools.kernel.report import Findings
-from msatools.locks.futexkey import Key
-from msatools.locks.layout import Layout
+from msatools.kernel.report import LossLog
+from msatools.locks.futexkey import FutexKey
+from msatools.locks.struct_reader import Layout
 from msatools.locks.user.futexes import Futexes, Waiter
 from tests.locks.madememory import BASE, SIZE, MadeMemory
 from tests.locks.seen import Seen
 
 
 def read(tasks: Seen) -> list[Waiter]:
-    findings = Findings()
+    findings = LossLog()
     mms = set(tasks.table["mm"].tolist()) - {0}
     found = list(Futexes(Layout(tasks.reader), findings).all(mms))
     assert not findings.lost
@@ -58,7 +58,7 @@ def test_keys(tasks: Seen) -> None:
 
 def test_one_chain_has_those_of_its_bucket(tasks: Seen) -> None:
     waiters = read(tasks)
-    futexes = Futexes(Layout(tasks.reader), Findings())
+    futexes = Futexes(Layout(tasks.reader), LossLog())
     lock, count = Counter(waiter.lock for waiter in waiters).most_common(1)[0]
     assert count >= 996
     chain = list(futexes.chain(lock))
@@ -116,8 +116,8 @@ class Kernel(MadeMemory):
             self.write(waiter + TASK, waiter + 1, bucket + LOCK)
             self.write(waiter + KEY, MM, 0x7000, 0x10)
 
-    def all(self, *mms: int) -> tuple[list[int], Findings]:
-        findings = Findings()
+    def all(self, *mms: int) -> tuple[list[int], LossLog]:
+        findings = LossLog()
         futexes = Futexes(self.layout, findings)
         return [waiter.address for waiter in futexes.all(mms)], findings
 
@@ -221,9 +221,9 @@ def test_private_tables(kernel: Kernel, make: Callable[[Kernel], Type]) -> None:
 
 def test_a_key(kernel: Kernel) -> None:
     one_table(kernel)
-    futexes = Futexes(kernel.layout, Findings())
+    futexes = Futexes(kernel.layout, LossLog())
     waiter = futexes.read(WAITERS[0])
-    assert waiter.key == Key(MM, 0x7000, 0x10)
+    assert waiter.key == FutexKey(MM, 0x7000, 0x10)
     assert waiter.key.address == 0x7010
     assert waiter.task == WAITERS[0] + 1
     by_memory = waiter.key._replace(offset=0x12)
@@ -246,7 +246,7 @@ def test_waiters_on_a_stack(
     first = WAITERS[0]
     kernel.write(first + KEY, *key)
     words = np.frombuffer(kernel.memory, "<u8")[(first - BASE) // 8 :]
-    futexes = Futexes(kernel.layout, Findings())
+    futexes = Futexes(kernel.layout, LossLog())
     found = [waiter.address for waiter in futexes.on_stack(first, words, first + 1)]
     assert found == [first] * is_one
 

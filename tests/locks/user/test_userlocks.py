@@ -11,9 +11,9 @@ import pytest
 from drgn import FaultError, Object
 from drgn.helpers.linux.mm import access_remote_vm
 
-from msatools.locks.futexkey import Key
+from msatools.locks.futexkey import FutexKey
 from msatools.locks.lock import Request
-from msatools.locks.look import Look
+from msatools.locks.lock_context import LockContext
 from msatools.locks.user import nptl, userlocks
 from msatools.locks.user.futexes import Waiter
 from msatools.target import TargetSpec, open_target
@@ -24,17 +24,17 @@ FUTEXES = ("futex", "pi_futex")
 FILTERED = "user-memory-filtered"
 
 
-def requests_of(dump: Seen, look: Look, name: str) -> list[Request]:
+def requests_of(dump: Seen, look: LockContext, name: str) -> list[Request]:
     return userlocks.requests(look, dump.case(name, look))
 
 
-def owners(dump: Seen, look: Look, request: Request) -> list[tuple[int, str]]:
+def owners(dump: Seen, look: LockContext, request: Request) -> list[tuple[int, str]]:
     found = userlocks.holders(look, request.lock)
     tasks = dump.pids(holder.task for holder in found)
     return list(zip(tasks, [holder.confidence for holder in found], strict=True))
 
 
-def queue(dump: Seen, look: Look, request: Request) -> list[int]:
+def queue(dump: Seen, look: LockContext, request: Request) -> list[int]:
     found = userlocks.queue(look, request.lock)
     assert found is not None
     assert {each.mode for each in found} == {request.mode}
@@ -177,7 +177,7 @@ def test_parked_for_ever(stock: Seen) -> None:
 # --- what is not in the dump
 
 
-def everything(look: Look) -> tuple[Counter[str], int]:
+def everything(look: LockContext) -> tuple[Counter[str], int]:
     """Ask for all; count owners by how sure they are, or lost, and locks."""
     found: Counter[str] = Counter()
     requests = {
@@ -231,7 +231,7 @@ def test_damage_costs_a_note(stock: Seen, member: str) -> None:
     assert findings.lost or findings.coverage["futexes_not_read"]
 
 
-def pi_futex(look: Look) -> Request:
+def pi_futex(look: LockContext) -> Request:
     (request,) = {
         request
         for task in look.waiters[0]
@@ -245,7 +245,7 @@ def test_what_the_kernel_knows_of_an_owner(tasks: Seen) -> None:
     """It is believed only as far as it agrees."""
     look = damaged(tasks.run.name).look()
     lock = pi_futex(look).lock
-    assert isinstance(lock.key, Key)
+    assert isinstance(lock.key, FutexKey)
     (waiter,) = look.futex_queues[lock.key]
 
     def confidences() -> list[str]:
@@ -294,6 +294,6 @@ def test_memory_that_a_process_does_not_have(stock: Seen) -> None:
     assert not look.findings.notes
 
 
-def futex_of(dump: Seen, look: Look, name: str) -> Waiter:
+def futex_of(dump: Seen, look: LockContext, name: str) -> Waiter:
     (waiter,) = look.waiters[0][dump.address(name)]
     return waiter

@@ -11,7 +11,7 @@ import pytest
 
 from msatools.locks.model import UserFrame
 from msatools.locks.user.userstacks import (
-    Mapping,
+    CodeMapping,
     Registers,
     ends_with_call,
     frames_of_stack,
@@ -28,23 +28,23 @@ class Memory:
     def __init__(self, *words: int) -> None:
         self._data = struct.pack(f"<{len(words)}Q", *words).ljust(PAGE, b"\0")
 
-    def mapping(self, mm: int, address: int) -> Mapping | None:
+    def mapping(self, mm: int, address: int) -> CodeMapping | None:
         file = 1 << 63 | 64
         if CODE <= address < CODE + PAGE:
-            return Mapping(CODE, CODE + PAGE, 0, file, executable=True)
+            return CodeMapping(CODE, CODE + PAGE, 0, file, executable=True)
         if STACK <= address < STACK + PAGE:
-            return Mapping(STACK, STACK + PAGE, 0, 0, executable=False)
+            return CodeMapping(STACK, STACK + PAGE, 0, 0, executable=False)
         return None
 
     def read(self, mm: int, address: int, size: int) -> bytes | None:
         start = address - STACK
         return self._data[start : start + size] if 0 <= start < PAGE else None
 
-    def is_behind_call(self, mapping: Mapping, address: int) -> bool:
+    def is_behind_call(self, mapping: CodeMapping, address: int) -> bool:
         return address in CALLS
 
     def frame(
-        self, mm: int, mapping: Mapping, address: int, back: int, guess: bool
+        self, mm: int, mapping: CodeMapping, address: int, back: int, guess: bool
     ) -> UserFrame:
         return UserFrame(function=None, offset=address, module=None, guess=guess)
 

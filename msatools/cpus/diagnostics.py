@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What whoever partitions CPUs wants to know, in one line each. Pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from msatools.cpus.model import Cpu, CpuSet, Diagnostic, Irq, RunnableTask, RunQueue
+from msatools.cpus.sets import DEFAULT, PARTITIONS
+from msatools.kernel.ranges import ranges
+
+MOST = 0.5
+"""A share of all interrupts that is worth a line, if there is more than one CPU."""
+
+_UNEVEN = 4 / 3
+"""Times an even share; of two CPUs, one always takes half."""
+
+LONG_NS = 1_000_000_000
+"""Who waits for so long for a CPU is not just having its turn later."""
+
+WAITS_NS = 100_000_000
+"""To wait so long while others idle is no accident of the scheduler's, which looks for
+work for an idle CPU some times each tick."""
+
+_FIRST = ("stop", "deadline", "realtime")
+"""Classes that let others wait for as long as they want the CPU."""
+
+_MANY = 100
+"""Interrupts, of which it does not matter where fewer go."""
+
+_NAMED = 3
+_LINES = 5
+"""Of one kind: of more CPUs only the numbers are told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What the findings stand on."""
+
+    cpus: Sequence[Cpu]
+    sets: Sequence[CpuSet]
+    queues: Sequence[RunQueue]
+    irqs: Sequence[Irq]
+    """All of devices, in the interval or since boot."""
+
+    in_interval: bool
+    asks_irqs: bool = False
+    """Whether interrupts were asked for: then the busiest CPU is always named."""
+
+
+def findings(known: Known) -> tuple[Diagnostic, ...]:
+    """Find what is worth a line, the worst first."""
+    return (
+        *_few(_dead_clocks(known)),
+        *_few(_held_up(known)),
+        *_few(_starving(known)),
+        *_invalid(known),
+        *_few(_disturbed(known)),
+        *_idle(known),
+        *_straying(known),
+        *_most_interrupts(known),
+    )
+
+
+def _few(found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
+    """Give findings of one kind, of many CPUs as one line."""
+    alike = list(found)
+    if len(alike) <= _LINES:
+        yield from alike
+        return
+    first, rest = alike[: _LINES - 1], alike[_LINES - 1 :]
+    cpus = sorted({cpu for each in rest for cpu in each.cpus})
+    yield from first
+    yield Diagnostic(
+        code=rest[0].code,
+        text=f"likewise {len(cpus):,} other CPUs: {ranges(cpus)}",
+        cpus=tuple(cpus),
+        advice=rest[0].advice and "the same, for each",
+    )
+
+
+# --- CPUs that stand
+
+
+def _dead_clocks(known: Known) -> Iterator[Diagnostic]:
+    for queue in known.queues:
+        if queue.lag_why == "interrupts off":
+            runs = f"; runs {_task(queue.current)}" if queue.current else ""
+            yield Diagnostic(
+                code="not-ticked",
+                text=f"cpu{queue.cpu} takes no interrupts, and has had no tick for "
+                f"{_seconds(queue.ticked_ns)}: they are off, or a hypervisor does not "
+                f"run it{runs}",
+                cpus=(queue.cpu,),
+                advice=None,
+            )
+
+
+def _held_up(known: Known) -> Iterator[Diagnostic]:
+    for queue in known.queues:
+        current, waits = queue.current, _able(queue)
+        if current is not None and _is_held_up(queue):
+            since = _seconds(queue.switched_ns)
+            yield Diagnostic(
+                code="not-switched",
+                text=f"cpu{queue.cpu} has run {_task(current)} for {since}, and "
+                f"{_who_waits(waits)}",
+                cpus=(queue.cpu,),
+                advice=None,
+            )
+
+
+def _starving(known: Known) -> Iterator[Diagnostic]:
+    """Find tasks that others of their CPU leave no time.
+
+    Such a CPU may have switched just now: of deadline tasks to another one, of all to
+    the thread that stops a CPU, and back. Fair tasks wait for long too where there are
+    many, but each has its turn.
+    """
+    for queue in known.queues:
+        current = queue.current
+        if current is None or current.sched_class not in _FIRST or _is_held_up(queue):
+            continue
+        late = [each for each in _able(queue) if (each.wait_ns or 0) >= LONG_NS]
+        if late:
+            yield Diagnostic(
+                code="starving-tasks",
+                text=f"cpu{queue.cpu} runs {_task(current)}, which is "
+                f"{current.sched_class}, and {_who_waits(late)}",
+                cpus=(queue.cpu,),
+                advice=None,
+            )
+
+
+def _is_held_up(queue: RunQueue) -> bool:
+    """Tell whether a CPU has run one task for long while another waited."""
+    current, since = queue.current, queue.switched_ns
+    if current is None or current.sched_class == "idle" or (since or 0) < LONG_NS:
+        return False
+    return any((each.wait_ns or 0) >= LONG_NS for each in _able(queue))
+
+
+def _who_waits(tasks: Sequence[RunnableTask]) -> str:
+    verb = "waits" if len(tasks) == 1 else "wait"
+    number = _count(len(tasks), "task")
+    return f"{number} {verb}, the longest for {_longest(tasks)}"
+
+
+def _longest(tasks: Iterable[RunnableTask]) -> str:
+    """Tell the longest wait; of some kernels' tasks only what it is below is known."""
+    longest = max(tasks, key=lambda each: each.wait_ns or 0)
+    bound = "at most " if longest.wait_bound == "upper" else ""
+    return bound + _seconds(longest.wait_ns or 0)
+
+
+def _able(queue: RunQueue) -> list[RunnableTask]:
+    """Give those that only wait for the CPU."""
+    return [each for each in queue.waiting if not each.throttled]
+
+
+# --- sets
+
+
+def _invalid(known: Known) -> Iterator[Diagnostic]:
+    for each in known.sets:
+        if each.kind == "invalid":
+            yield Diagnostic(
+                code="partition-invalid",
+                text=f"partition {each.name} is not in force: "
+                f"{each.reason or 'the kernel does not say why'}",
+                cpus=each.asked or (),
+                advice=None,
+            )
+
+
+def _disturbed(known: Known) -> Iterator[Diagnostic]:
+    """Find isolated CPUs that take interrupts of devices."""
+    online = {cpu.cpu for cpu in known.cpus if cpu.online}
+    isolated = [
+        cpu
+        for cpu in known.cpus
+        if cpu.online and {"isolated", "nohz_full"} & {*cpu.state}
+    ]
+    others = {cpu.cpu for cpu in known.cpus if cpu.online and cpu.set == DEFAULT} - {
+        cpu.cpu for cpu in isolated
+    }
+    for each in isolated:
+        if "no-intr" in each.state:
+            continue
+        cpu = each.cpu
+        what = "isolated" if "isolated" in each.state else "nohz_full"
+        if known.in_interval:
+            goes = [irq for irq in known.irqs if irq.counts.get(cpu)]
+        else:
+            goes = [irq for irq in known.irqs if _may_get(irq, cpu, online)]
+        if not goes:
+            continue
+        goes.sort(key=lambda irq: -irq.counts.get(cpu, 0))
+        verb = "takes" if known.in_interval else "may get"
+        number = _count(len(goes), "interrupt")
+        named = ", ".join(f"{irq.irq} {irq.name}" for irq in goes[:_NAMED])
+        more = ", ..." if len(goes) > _NAMED else ""
+        yield Diagnostic(
+            code="isolated-takes-interrupts",
+            text=f"cpu{cpu} is {what}, and {verb} {number} of devices ({named}{more})",
+            cpus=(cpu,),
+            advice=_elsewhere(goes, others),
+        )
+
+
+def _may_get(irq: Irq, cpu: int, online: set[int]) -> bool:
+    """Tell whether a CPU gets an interrupt that is not for it alone.
+
+    A queue of its own answers only what it asks of the device; a managed interrupt is
+    shut down while no CPU of its affinity is online, and keeps its effective one. One
+    whose affinity was changed comes once more where it went.
+    """
+    if cpu not in irq.effective or cpu not in irq.affinity:
+        return False
+    return not irq.managed or not online & {*irq.affinity} <= {cpu}
+
+
+def _elsewhere(irqs: Sequence[Irq], others: set[int]) -> str | None:
+    """Tell how to move interrupts to CPUs that are not isolated."""
+    movable = [irq for irq in irqs if not irq.managed]
+    if not movable:
+        return "the kernel places these itself: boot with isolcpus=managed_irq,LIST"
+    if not others:
+        return None
+    paths = f"/proc/irq/{movable[0].irq}/smp_affinity_list"
+    rest = " and the others'" if len(movable) > 1 else ""
+    return f"echo {ranges(others)} > {paths}{rest}"
+
+
+def _idle(known: Known) -> Iterator[Diagnostic]:
+    """Find sets that idle while tasks wait in another."""
+    by_cpu = {cpu.cpu: cpu.set for cpu in known.cpus}
+    waits: dict[str, list[tuple[RunnableTask, int]]] = {}
+    for queue in known.queues:
+        late = [each for each in _able(queue) if (each.wait_ns or 0) >= WAITS_NS]
+        name = by_cpu.get(queue.cpu)
+        if name is not None and late:
+            waits.setdefault(name, []).extend((each, queue.cpu) for each in late)
+    idle = _idle_sets(known)
+    for name, cpus in idle.items():
+        others = {key: value for key, value in waits.items() if key != name}
+        if not others:
+            continue
+        most = max(others, key=lambda key: len(others[key]))
+        tasks = others[most]
+        where = ranges({cpu for _, cpu in tasks})
+        verb = "waits" if len(tasks) == 1 else "wait"
+        yield Diagnostic(
+            code="idle-while-waiting",
+            text=f"set {name} idles (cpu{ranges(cpus)}), and in set {most} "
+            f"{_count(len(tasks), 'task')} {verb} for cpu{where}, the longest for "
+            f"{_longest(task for task, _ in tasks)}",
+            cpus=tuple(cpus),
+            advice=None,
+        )
+
+
+def _idle_sets(known: Known) -> dict[str, list[int]]:
+    """Give the sets of which all CPUs idle."""
+    idle: dict[str, list[int]] = {}
+    busy = {cpu.set for cpu in known.cpus if cpu.online and "idle" not in cpu.state}
+    for cpu in known.cpus:
+        if cpu.online and cpu.set not in busy:
+            idle.setdefault(cpu.set, []).append(cpu.cpu)
+    return idle
+
+
+def _straying(known: Known) -> Iterator[Diagnostic]:
+    for each in known.sets:
+        if each.tasks is None or each.name == DEFAULT:
+            continue
+        # The kernel's own come and go, and few of them can be moved.
+        strays = [task for task in each.tasks.straying if not task.kthread]
+        if not strays:
+            continue
+        named = ", ".join(f"{task.pid} {task.comm}: {task.why}" for task in strays[:1])
+        more = f", and {len(strays) - 1} more" if len(strays) > 1 else ""
+        kind = "partition" if each.kind in PARTITIONS else "set"
+        yield Diagnostic(
+            code="straying-tasks",
+            text=f"{kind} {each.name} has tasks that stray: {named}{more}",
+            cpus=each.cpus,
+            advice="msa-cpus --sets tells who they are",
+        )
+
+
+# --- interrupts
+
+
+def _most_interrupts(known: Known) -> Iterator[Diagnostic]:
+    by_cpu: dict[int, int] = {}
+    for irq in known.irqs:
+        for cpu, count in irq.counts.items():
+            by_cpu[cpu] = by_cpu.get(cpu, 0) + count
+    total = sum(by_cpu.values())
+    online = sum(cpu.online for cpu in known.cpus)
+    if not total or online < 2:
+        return
+    cpu = max(by_cpu, key=lambda each: by_cpu[each])
+    share = by_cpu[cpu] / total
+    few = share < max(MOST, _UNEVEN / online) or total < _MANY
+    if few and not known.asks_irqs:
+        return
+    irq = max(known.irqs, key=lambda each: each.counts.get(cpu, 0))
+    yield Diagnostic(
+        code="most-interrupts",
+        text=f"cpu{cpu} takes {100 * share:.0f} % of device interrupts (most of irq "
+        f"{irq.irq} {irq.name}, affinity {ranges(irq.affinity)})",
+        cpus=(cpu,),
+        advice=None,
+    )
+
+
+# --- words
+
+
+def _task(task: RunnableTask | None) -> str:
+    return "nothing" if task is None else f"{task.pid} {task.comm}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _seconds(span_ns: int | None) -> str:
+    return "an unknown time" if span_ns is None else f"{span_ns / 1e9:.1f} s"

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Trees that hold pointers by number: XArrays and maple trees.
+
+Bounded, and past damage: no node is read twice, and one that cannot be read costs a
+note and what is below it.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import drgn
+
+from msatools.kernel.losses import Loss
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+
+MAX_NODES = 1 << 20
+"""More than any tree that is walked here has."""
+
+Entries = list[tuple[int, int, int]]
+"""The first and the last number that lead to a pointer, and the pointer; ascending."""
+
+_LAST = (1 << 64) - 1
+
+# include/linux/xarray.h: a pointer has none of these low bits; an entry with the second
+# alone is a node, or a mark if it is a small number. So is the root of a maple tree.
+_LOW = 3
+_INTERNAL = 2
+_MAX_MARK = 4096
+
+# include/linux/maple_tree.h: where a pointer to a node has the node's type.
+_MAPLE_NODE = ~255
+_MAPLE_TYPE_SHIFT = 3
+_MAPLE_TYPE = 15
+_MAPLE_LEAF = 1
+"""The first of enum maple_type that is in use; the others are not leaves."""
+
+
+class _Part(NamedTuple):
+    """A slot of a node."""
+
+    entry: int
+    first: int
+    last: int
+    """The numbers it is for."""
+
+    is_node: bool
+
+
+def xarray_entries(reader: Reader, root: int, findings: LossLog, name: str) -> Entries:
+    """Find the pointers in the ``struct xarray`` at *root* (lib/xarray.c).
+
+    :param name: What it is called in a note.
+    """
+    prog = reader.prog
+    node = prog.type("struct xa_node")
+    slots = drgn.offsetof(node, "slots")
+    count = node.member("slots").type.length
+    assert count
+    shift_at = drgn.offsetof(node, "shift")
+    head = root + drgn.offsetof(prog.type("struct xarray"), "xa_head")
+
+    def parts(node: _Part) -> list[_Part]:
+        data = reader.read(node.entry - _INTERNAL, slots + 8 * count)
+        shift = data[shift_at]
+        # Each level is for fewer bits, but the top one may be for more than there are.
+        if node.last != _LAST and count << shift > node.last - node.first + 1:
+            raise drgn.FaultError("a node of another level", node.entry)
+        found = []
+        for slot, child in enumerate(_words(data, slots, count)):
+            if child:
+                first = node.first + (slot << shift)
+                if first > _LAST:
+                    raise drgn.FaultError("a node of no known level", node.entry)
+                last = first + (1 << shift) - 1
+                found.append(_Part(child, first, last, _is_node(child)))
+        return found
+
+    return _entries(reader, head, parts, findings, name)
+
+
+def maple_entries(reader: Reader, root: int, findings: LossLog, name: str) -> Entries:
+    """Find the pointers in the ``struct maple_tree`` at *root* (lib/maple_tree.c).
+
+    :param name: What it is called in a note.
+    """
+    prog = reader.prog
+    head = root + drgn.offsetof(prog.type("struct maple_tree"), "ma_root")
+    range_ = _MapleNode(prog.type("struct maple_range_64"))
+    # The last type keeps the sizes of gaps too.
+    gaps = _MapleNode(prog.type("struct maple_arange_64"))
+    nodes = {_MAPLE_LEAF: range_, _MAPLE_LEAF + 1: range_, _MAPLE_LEAF + 2: gaps}
+
+    def parts(node: _Part) -> list[_Part]:
+        type_ = node.entry >> _MAPLE_TYPE_SHIFT & _MAPLE_TYPE
+        if type_ not in nodes:
+            raise drgn.FaultError("a node of no known type", node.entry)
+        shape = nodes[type_]
+        data = reader.read(node.entry & _MAPLE_NODE, shape.size)
+        return [
+            _Part(child, first, last, type_ != _MAPLE_LEAF)
+            for child, first, last in shape.slots(data, node.first, node.last)
+        ]
+
+    return _entries(reader, head, parts, findings, name)
+
+
+class _MapleNode:
+    """Where a node of one type has what."""
+
+    def __init__(self, type_: drgn.Type) -> None:
+        self.size = drgn.sizeof(type_)
+        self._pivots = drgn.offsetof(type_, "pivot")
+        self._slots = drgn.offsetof(type_, "slot")
+        self._end = drgn.offsetof(type_, "meta.end")
+        pivots = type_.member("pivot").type.length
+        assert pivots
+        self._count = pivots
+
+    def slots(
+        self, data: bytes, first: int, last: int
+    ) -> Iterator[tuple[int, int, int]]:
+        """Give what is in each slot, which goes from after a pivot to the next."""
+        slots = _words(data, self._slots, self._count + 1)
+        pivots = _words(data, self._pivots, self._count)
+        shares_end = self._end < self._slots + 8 * len(slots)
+        # Where the last slot is in use, it lies over what else tells the end.
+        end = self._count if shares_end and pivots[-1] else data[self._end]
+        for slot, pivot in zip(slots, [*pivots[:end], last], strict=False):
+            if slot:
+                yield slot, first, min(pivot, last)
+            if pivot >= last:
+                return
+            first = pivot + 1
+
+
+def _entries(
+    reader: Reader,
+    head: int,
+    parts: Callable[[_Part], Iterable[_Part]],
+    findings: LossLog,
+    name: str,
+) -> Entries:
+    """Walk a tree from the pointer at *head*; *parts* tells what is in a node."""
+    found: Entries = []
+    try:
+        (top,) = _words(reader.read(head, 8), 0, 1)
+    except drgn.FaultError as error:
+        _broken(findings, name, f"cannot be read: {error}")
+        return found
+    # Without nodes, a tree has number 0 alone.
+    has_nodes = _is_node(top)
+    todo = [_Part(top, 0, _LAST if has_nodes else 0, has_nodes)]
+    seen: set[int] = set()
+    while todo:
+        part = todo.pop()
+        if not part.is_node:
+            if part.entry and not part.entry & _LOW:
+                found.append((part.first, part.last, part.entry))
+            continue
+        if part.entry in seen or len(seen) >= MAX_NODES:
+            _broken(findings, name, "is a loop")
+            break
+        seen.add(part.entry)
+        try:
+            todo += parts(part)
+        except drgn.FaultError as error:
+            _broken(findings, name, f"cannot be read: {error}")
+    return sorted(found)
+
+
+def _is_node(entry: int) -> bool:
+    return entry & _LOW == _INTERNAL and entry > _MAX_MARK
+
+
+def _words(data: bytes, offset: int, count: int) -> list[int]:
+    return list(struct.unpack_from(f"<{count}Q", data, offset))
+
+
+def _broken(findings: LossLog, name: str, why: str) -> None:
+    text = f"{name} {why}; what is below is not counted"
+    findings.lose(Loss.TREES, text, about=name)

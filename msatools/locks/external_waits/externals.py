@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What tasks wait for that is no task's to give: devices, servers, frozen files."""
+
+import re
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from msatools.locks.external_waits.fuse import FuseMount
+from msatools.locks.lock import Holder, Lock, LockType, Request
+from msatools.locks.lock_context import BlockedTask, LockContext
+from msatools.locks.names.places import FREEZE_COMPLETE
+from msatools.locks.wait_targets import data
+from msatools.target.addresses import KERNEL_HALF
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.identity import comm_text
+
+ExternalKind = Literal["device", "swap", "fuse", "frozen", "network"]
+
+_OF_NOBODY: frozenset[LockType] = frozenset(
+    {"folio", "bit_wait", "wait_queue", "completion"}
+)
+"""What something outside of all tasks may be to give."""
+
+_DATA = {
+    TaskClass.DSK: data.disk,
+    TaskClass.FLT: data.fault,
+    TaskClass.SWP: data.fault,
+}
+_NETWORK = {
+    "nfs": "NFS",
+    "nfs4": "NFS",
+    "cifs": "SMB",
+    "smb3": "SMB",
+    "ceph": "Ceph",
+    "9p": "9P",
+    "afs": "AFS",
+}
+"""By the type of the file system."""
+
+_CLIENTS = {
+    "NFS": ("rpc_", "__rpc_", "nfs_", "nfs3_", "nfs4_"),
+    "SMB": ("cifs_", "smb2_", "smb3_", "wait_for_response"),
+    "Ceph": ("ceph_",),
+    "9P": ("p9_", "v9fs_"),
+    "AFS": ("afs_",),
+}
+"""How the functions begin that wait for those servers."""
+
+_COMM_BYTES = 16
+"""TASK_COMM_LEN."""
+
+_NUMBERS = re.compile(r"\d+:\d+")
+
+
+@dataclass(frozen=True)
+class External:
+    """Something that a task waits for, outside of all tasks."""
+
+    kind: ExternalKind
+    identity: Hashable
+    """Equal for two tasks that wait for the same thing: the numbers of a device, the
+    address of a connection or a super block."""
+
+    text: str
+    """What it is, in a few words."""
+
+    pid: int | None = None
+    """Who serves it, if that is one thread, or threads of one process."""
+
+    servers: tuple[Holder, ...] = ()
+    """All threads that serve it, or probably do."""
+
+    path: str | None = None
+    device: str | None = None
+    """Name and numbers of the block device, as ``vda 254:0``."""
+
+
+def external(
+    look: LockContext, case: BlockedTask, requests: Sequence[Request]
+) -> External | None:
+    """
+    Tell what a task waits for that is outside of all tasks; ``None`` if nothing is.
+
+    :param requests: The locks that it waits for. If tasks have such locks, it waits
+        for those tasks.
+    :raises drgn.FaultError: if it cannot be read
+    :raises LookupError: if nothing tells the types
+    """
+    lock = requests[0].lock if requests else None
+    if lock is not None and lock.type == "percpu_rwsem":
+        return _frozen(look, lock)
+    if lock is not None and lock.type not in _OF_NOBODY:
+        return None
+    super_block = _super_block(look, lock) if lock is not None else 0
+    mount = look.fuse.client(case.names, case.stack)
+    if mount is None and super_block:
+        mount = look.fuse.mounts.get(super_block)
+    if mount is not None:
+        return _served(look, mount)
+    return _network(look, case, super_block) or _device(look, case)
+
+
+def _super_block(look: LockContext, lock: Lock) -> int:
+    """Find the file system of the page that is waited for; 0 if it is of none."""
+    if lock.type != "folio" or not lock.address:
+        return 0
+    inode = look.storage.host_of_folio(lock.address)
+    return inode.super_block if inode else 0
+
+
+def _path(look: LockContext, super_block: int) -> str | None:
+    """Tell where a file system is mounted; ``None`` if nowhere."""
+    mount = look.paths.mount_of(super_block)
+    root = look.layout.member(super_block, "super_block", "s_root")
+    return look.path_at((mount, root)) if mount else None
+
+
+def _frozen(look: LockContext, lock: Lock) -> External | None:
+    """Tell the frozen file system that keeps writers out by a lock.
+
+    Who froze it is written nowhere: FIFREEZE leaves no trace of its caller.
+    """
+    place = look.places.find(lock.type, lock.address or 0)
+    if place is None or place.type_name != "super_block":
+        return None
+    super_block = place.address
+    # Two bytes in v6.7 and newer, before that four; they are small numbers.
+    frozen = look.layout.member(super_block, "super_block", "s_writers.frozen", size=2)
+    if frozen != FREEZE_COMPLETE:
+        # A task is about to freeze it, or to thaw it.
+        return None
+    path = _path(look, super_block)
+    return External(
+        kind="frozen",
+        identity=("super_block", super_block),
+        text=f"frozen file system {path}" if path else "a frozen file system",
+        path=path,
+    )
+
+
+def _served(look: LockContext, mount: FuseMount) -> External:
+    """Tell the server of a FUSE file system."""
+    path = _path(look, mount.super_block)
+    servers = tuple(look.fuse.servers(mount, look.alone))
+    task = _one(look, servers)
+    return External(
+        kind="fuse",
+        identity=("fuse", mount.connection),
+        text=_server_text(look, mount, servers, task, path or "not mounted"),
+        pid=look.pid(task) if task else None,
+        servers=servers,
+        path=path,
+    )
+
+
+def _one(look: LockContext, servers: tuple[Holder, ...]) -> int | None:
+    """Tell the one task that serves, or the first of the process if several do."""
+    if len(servers) == 1:
+        return servers[0].task
+    name = "group_leader"
+    leaders = {look.layout.member(each.task, "task_struct", name) for each in servers}
+    return leaders.pop() if len(leaders) == 1 else None
+
+
+def _server_text(
+    look: LockContext,
+    mount: FuseMount,
+    servers: tuple[Holder, ...],
+    task: int | None,
+    where: str,
+) -> str:
+    if mount.type == "virtiofs":
+        return f"virtiofs ({where}): the host serves it"
+    if not servers:
+        # A look at one task does not ask who has the device open.
+        asleep = "" if look.alone else ": nobody reads its requests"
+        return f"FUSE {where}{asleep}"
+    exact = all(server.confidence == "exact" for server in servers)
+    if task is None:
+        text = f"FUSE servers ({where})"
+    else:
+        pid = f"{'' if exact else '~'}{look.pid(task)}"
+        text = f"FUSE server {pid} {_comm(look, task)} ({where})"
+    return f"{text}, asleep in read of /dev/fuse" if exact else text
+
+
+def _comm(look: LockContext, task: int) -> str:
+    place = task + look.layout.offset("task_struct", "comm")
+    return comm_text(look.reader.read(place, _COMM_BYTES).partition(b"\0")[0])
+
+
+def _network(look: LockContext, case: BlockedTask, super_block: int) -> External | None:
+    """Tell the server of a file system that is on another machine."""
+    name = next((name for name in _CLIENTS if _asks(case, _CLIENTS[name])), None)
+    if name is not None and not super_block and case.file is not None:
+        super_block = look.storage.inode(case.file.inode).super_block
+    kind = look.storage.file_system_type(super_block) if super_block else None
+    of = _NETWORK.get(kind) if kind else None
+    if of is not None:
+        path = _path(look, super_block)
+        return External(
+            kind="network",
+            identity=("super_block", super_block),
+            text=f"{of} server ({path})" if path else f"{of} server",
+            path=path,
+        )
+    if name is None:
+        return None
+    # Which one only the types of modules tell: it is taken for no other's.
+    return External("network", ("task", case.address), f"{name} server")
+
+
+def _asks(case: BlockedTask, prefixes: tuple[str, ...]) -> bool:
+    return any(function.startswith(prefixes) for function in case.names)
+
+
+def _device(look: LockContext, case: BlockedTask) -> External | None:
+    """Tell the block device that is to read or write."""
+    tell = _DATA.get(case.task_class)
+    on = tell(look, case) if tell else None
+    if on is not None and on.kind in ("disk", "page"):
+        device = on.device
+    else:
+        device = _device_of_journal(look, case)
+    numbers = _NUMBERS.search(device) if device else None
+    if numbers is None:
+        return None
+    swap = case.task_class is TaskClass.SWP
+    suspended = " (suspended)" if numbers[0] in look.mapper.suspended else ""
+    return External(
+        kind="swap" if swap else "device",
+        identity=("device", numbers[0]),
+        text=f"{'swap' if swap else 'I/O'} on {device}{suspended}",
+        device=device,
+    )
+
+
+def _device_of_journal(look: LockContext, case: BlockedTask) -> str | None:
+    """Name the device of the journal that a thread commits, if it waits for I/O."""
+    if not (
+        case.is_in("jbd2_journal_commit_transaction") and case.is_in("io_schedule")
+    ):
+        return None
+    # Its buffers are on no page's list: they are copies, made for the journal.
+    journal = look.kthreads.data_of(case.address)
+    if journal is None:
+        return None
+    device = look.layout.member(journal, "journal_s", "j_dev")
+    return look.storage.device(device) if device >= KERNEL_HALF else None

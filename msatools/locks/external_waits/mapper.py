@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Disks of the device mapper that take no I/O (drivers/md/dm.c)."""
+
+from functools import cached_property
+from itertools import islice
+
+import drgn
+from drgn.helpers.linux.block import for_each_disk
+
+from msatools.kernel.losses import Loss
+from msatools.kernel.report import LossLog
+from msatools.locks.struct_reader import Layout
+from msatools.target.addresses import KERNEL_HALF
+
+_MAX_DISKS = 1 << 16
+_SUSPENDED = 0b11
+"""``DMF_BLOCK_IO_FOR_SUSPEND`` and ``DMF_SUSPENDED``, bits 0 and 1."""
+
+
+class Mapper:
+    """The disks of the device mapper at one look."""
+
+    def __init__(self, layout: Layout, findings: LossLog) -> None:
+        self._layout = layout
+        self._findings = findings
+
+    @cached_property
+    def suspended(self) -> frozenset[str]:
+        """Those that are suspended, by their numbers, as ``254:0``."""
+        found = set()
+        try:
+            for disk in islice(for_each_disk(self._layout.reader.prog), _MAX_DISKS):
+                numbers = self._suspended(disk)
+                if numbers is not None:
+                    found.add(numbers)
+        except (drgn.FaultError, LookupError) as error:
+            self._findings.lose(Loss.DISKS, f"the list of disks is lost: {error}")
+        return frozenset(found)
+
+    def _suspended(self, disk: drgn.Object) -> str | None:
+        """Give a disk's numbers if it is suspended."""
+        try:
+            if self._is_suspended(disk):
+                return f"{int(disk.major)}:{int(disk.first_minor)}"
+        except drgn.FaultError as error:
+            self._findings.lose(Loss.DISKS, f"a disk is lost: {error}")
+        return None
+
+    def _is_suspended(self, disk: drgn.Object) -> bool:
+        """
+        Tell whether a disk is a ``struct mapped_device`` that is suspended.
+
+        Its type is a module's (dm-core.h). Before its flags it has two mutexes, a list
+        head and a pointer; after them a mutex, two integers and the request queue,
+        which has to be the disk's. It is so in all kernels that we know, v6.1 on.
+        """
+        if not disk.disk_name.string_().startswith(b"dm-"):
+            return False
+        mutex = self._layout.size("mutex")
+        flags = int(disk.private_data) + 2 * mutex + 24
+        if flags < KERNEL_HALF:
+            return False
+        if self._layout.word(flags + 8 + mutex + 8) != int(disk.queue):
+            return False
+        return bool(self._layout.word(flags) & _SUSPENDED)

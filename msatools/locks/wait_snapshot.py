@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Who waits for which lock and who has it, at one moment: what a report is made of."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import drgn
+import numpy as np
+
+from msatools.kernel.clocks import Clocks
+from msatools.kernel.losses import Loss
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.locks.blocked import Blocked, blocked_rows, find_blocked
+from msatools.locks.evidence import seen_on_stacks
+from msatools.locks.graph import Edge, Graph, Thing
+from msatools.locks.lock import Holder, Lock, LockType, QueuedWaiter
+from msatools.locks.lock_context import LockContext
+from msatools.locks.lock_types import holders_of, queue_of, readers_of
+from msatools.locks.owners import BY_STACK, Owned, owners
+from msatools.locks.sleeping.spinlocks import spins
+from msatools.locks.user.userlocks import condition_at
+from msatools.target.addresses import KERNEL_HALF
+from msatools.tasks.table import TaskTable
+from msatools.tasks.task_state import TaskState
+
+FUTEXES = ("futex", "pi_futex")
+
+BRIEF_NS = 1_000_000_000
+"""A wait for a lock that is in use is mostly much shorter."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Uninterruptible sleep for something that is no lock, by who wanted it."""
+
+    text: str
+
+
+@dataclass
+class Wanted:
+    """A lock that tasks wait for."""
+
+    lock: Lock
+    rows: list[int] = field(default_factory=list)
+    """Of those that wait, as they were found."""
+
+    queue: tuple[QueuedWaiter, ...] | None = None
+    holders: tuple[Holder, ...] = ()
+    readers: int | None = None
+    owners: tuple[Owned, ...] = ()
+
+
+@dataclass(frozen=True)
+class WaitSnapshot:
+    """All tasks, and the locks that some of them wait for."""
+
+    look: LockContext
+    tasks: TaskTable
+    now: TaskState
+    clocks: Clocks
+    blocked: dict[int, Blocked]
+    """By row."""
+
+    wanted: dict[Lock, Wanted]
+
+    moved: frozenset[int] = frozenset()
+    """Rows of owners that have run meanwhile: what was read of their stacks is of two
+    moments."""
+
+    def without(self, rows: set[int]) -> "WaitSnapshot":
+        """Give the scene without what some tasks wait for."""
+        blocked = {row: each for row, each in self.blocked.items() if row not in rows}
+        wanted = {
+            lock: replace(want, rows=[row for row in want.rows if row not in rows])
+            for lock, want in self.wanted.items()
+        }
+        waited = {lock: want for lock, want in wanted.items() if want.rows}
+        return replace(self, blocked=blocked, wanted=waited)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Who waits for whom."""
+        edges = [
+            Edge(row, each.lock, own.row, own.confidence, self._is_firm(row, own))
+            for each in self.wanted.values()
+            for row in each.rows
+            if len(self.blocked[row].requests) == 1
+            for own in each.owners
+        ]
+        things = {row: self._thing(each) for row, each in self.blocked.items()}
+        told = {row: thing for row, thing in things.items() if thing is not None}
+        return Graph(edges, told, lambda row: int(self.now.age_ns[row]))
+
+    def _is_firm(self, row: int, own: Owned) -> bool:
+        """Tell whether a deadlock may be made of the wait of one task for another.
+
+        What a stack says of a task that sleeps but briefly may be of a lock that it has
+        just given back.
+        """
+        if own.confidence == "exact" or not own.seen:
+            return own.firm
+        brief = min(int(self.now.age_ns[row]), int(self.now.age_ns[own.row]))
+        return own.firm and brief >= BRIEF_NS
+
+    def _thing(self, blocked: Blocked) -> Thing | None:
+        """Tell what a task waits for if no task has it; of several locks, nothing."""
+        if blocked.external is not None:
+            return blocked.external.kind, blocked.external.identity
+        if len(blocked.requests) == 1:
+            return blocked.requests[0].lock
+        if blocked.requests:
+            return None
+        wait = self.now.waits[int(self.now.stacks.index[blocked.row])]
+        where = wait.caller or wait.function
+        return Unknown(blocked.what or f"asleep in {where}") if where else None
+
+    def pid(self, task: int) -> int | None:
+        """Tell a task's thread ID; ``None`` if it cannot be read."""
+        try:
+            return self.look.pid(task)
+        except drgn.FaultError:
+            self.look.findings.lose(
+                Loss.WAITERS, "who waits for a lock is lost in part"
+            )
+            return None
+
+    @cached_property
+    def unqueued(self) -> dict[tuple[int, int], list[int]]:
+        """Rows that are in a futex's call and not in its queue, by process and address.
+
+        They sleep still, but have been taken off it to be woken; or they wait on, of a
+        kernel that runs, and its queue was read when they did not.
+        """
+        found: dict[tuple[int, int], list[int]] = {}
+        for row, each in self.blocked.items():
+            on = each.on
+            if on is not None and on.kind == "futex" and on.address is not None:
+                place = self.place_of(row, int(on.address))
+                found.setdefault(place, []).append(row)
+        return found
+
+    def place_of(self, row: int, address: int) -> tuple[int, int]:
+        """Give the process of a task, and by which address one of its futexes goes.
+
+        Those of a condition variable go by its start.
+        """
+        start = condition_at(self.look, int(self.tasks["mm"][row]), address)
+        return int(self.tasks["tgid"][row]), address if start is None else start
+
+    @cached_property
+    def crowds(self) -> list[Wanted]:
+        """All that wait for each lock, also those that have just left its queue.
+
+        A futex of a process is the same by whichever of the two it is found.
+        """
+        found = dict(self.wanted)
+        for want in self.wanted.values():
+            place = self.place(want)
+            if place is not None:
+                lock = futex_at(place, want.lock.type)
+                found[lock] = replace(found.pop(want.lock), lock=lock)
+        for place, rows in self.unqueued.items():
+            lock = futex_at(place)
+            want = found.get(lock, Wanted(lock))
+            found[lock] = replace(want, rows=[*want.rows, *rows])
+        return list(found.values())
+
+    def place(self, want: Wanted) -> tuple[int, int] | None:
+        """Tell of a futex its process and address; ``None`` of another lock."""
+        if want.lock.type not in FUTEXES or want.lock.address is None:
+            return None
+        return int(self.tasks["tgid"][want.rows[0]]), want.lock.address
+
+    @cached_property
+    def rows(self) -> dict[int, int]:
+        """The rows of tasks by their address."""
+        addresses: list[int] = self.tasks["address"].tolist()
+        return {address: row for row, address in enumerate(addresses)}
+
+
+def futex_at(place: tuple[int, int], type_: LockType = "futex") -> Lock:
+    """Make the lock that a futex is, by its process and address alone."""
+    tgid, address = place
+    return Lock(type_, address, tgid)
+
+
+def make_scene(
+    look: LockContext, now: TaskState, clocks: Clocks, stack_size: int
+) -> WaitSnapshot:
+    """Find who is blocked and what they wait for, and who has that."""
+    tasks = look.tasks
+    rows = blocked_rows(tasks, now)
+    blocked = {each.row: each for each in find_blocked(look, now, rows, stack_size)}
+    spinning = {spin.row: spin for spin in spins(look, stack_size)}
+    for row, spin in spinning.items():
+        blocked[row] = Blocked(row, (spin.request,), caller=spin.caller)
+    wanted: dict[Lock, Wanted] = {}
+    for row, each in blocked.items():
+        for request in each.requests:
+            wanted.setdefault(request.lock, Wanted(request.lock)).rows.append(row)
+    scene = WaitSnapshot(look, tasks, now, clocks, blocked, wanted)
+    for want in wanted.values():
+        if want.rows[0] in spinning:
+            want.holders = spinning[want.rows[0]].holders
+        else:
+            _read_lock(look, want)
+    return scene
+
+
+def _read_lock(look: LockContext, want: Wanted) -> None:
+    """Read who is queued for a lock, and who has it by what it says itself."""
+    try:
+        queue = queue_of(look, want.lock)
+        want.queue = None if queue is None else tuple(queue)
+        want.holders = tuple(holders_of(look, want.lock))
+        want.readers = readers_of(look, want.lock)
+    except (drgn.FaultError, LookupError) as error:
+        look.findings.lose(
+            Loss.LOCKS, f"who has a lock, or waits for it, is lost: {error}"
+        )
+
+
+def find_owners(
+    scene: WaitSnapshot,
+    reader: Reader,
+    stack_size: int,
+    findings: LossLog,
+    search: bool,
+) -> None:
+    """Tell who has each lock, by what it says and by what is on stacks.
+
+    :param search: Whether all stacks are searched, not just those of known owners.
+    """
+    rows = scene.rows
+    named = {
+        lock: [
+            (rows[holder.task], holder.confidence)
+            for holder in want.holders
+            # A task that is no more has left a pointer behind.
+            if holder.task in rows
+        ]
+        for lock, want in scene.wanted.items()
+    }
+    of_kernel = {
+        lock: lock.address
+        for lock in scene.wanted
+        if lock.address is not None and lock.address >= KERNEL_HALF
+    }
+    unsure = any(lock.type in BY_STACK for lock in of_kernel)
+    known = {row for lock in of_kernel for row, _ in named[lock]}
+    looked = np.arange(len(scene.tasks)) if search and unsure else _array(known)
+    seen = seen_on_stacks(
+        reader, scene.tasks, looked, set(of_kernel.values()), stack_size, findings
+    )
+    for lock, want in scene.wanted.items():
+        queued = {rows[each.task] for each in want.queue or () if each.task in rows}
+        want.owners = owners(
+            lock,
+            named[lock],
+            want.readers,
+            seen.get(lock.address or 0, ()) if lock in of_kernel else (),
+            queued.union(want.rows),
+            searched=search,
+        )
+        want.owners += tuple(_servers(scene, want))
+
+
+def _servers(scene: WaitSnapshot, want: Wanted) -> Iterator[Owned]:
+    """Give the servers that are to end a wait and are blocked themselves.
+
+    Of others the wait itself tells what they are: nobody has to be waited for else.
+    """
+    told: set[int] = {own.row for own in want.owners}
+    for row in want.rows:
+        external = scene.blocked[row].external
+        for server in external.servers if external else ():
+            at = scene.rows.get(server.task)
+            if at is not None and at in scene.blocked and at not in told and at != row:
+                told.add(at)
+                yield Owned(at, server.confidence, seen=False, firm=True)
+
+
+def _array(rows: set[int]) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    return np.array(sorted(rows), np.intp)
+
+
+def missing_owners(scene: WaitSnapshot) -> Sequence[int]:
+    """Give the tasks that have locks and were not read yet."""
+    rows = scene.rows
+    holders = [holder for want in scene.wanted.values() for holder in want.holders]
+    return list(dict.fromkeys(h.task for h in holders if h.task not in rows))

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Files that tasks wait on: pipes, sockets, terminals, polls."""
+
+import re
+import stat
+from dataclasses import replace
+
+import drgn
+
+from msatools.locks.lock_context import (
+    MAX_CANDIDATES,
+    BlockedTask,
+    LockContext,
+    OpenFile,
+    signals_of,
+)
+from msatools.locks.model import WaitTarget
+from msatools.locks.storage import Inode
+from msatools.target.addresses import KERNEL_HALF
+from msatools.tasks.classes import TaskClass
+
+FEW = 16
+"""Polled files that are told one by one."""
+
+_ANONYMOUS = re.compile(r"(?:anon_inode:)?\[?(\w[\w-]*)\]?")
+
+
+def by_file(look: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Tell the file that a call is about, by what kind of file it is."""
+    file = case.file
+    if file is None:
+        if case.is_in("wait_for_partner", "fifo_open"):
+            return _partner(look, case)
+        return None
+    inode = look.storage.inode(file.inode)
+    if stat.S_ISFIFO(inode.mode):
+        named = look.path_at(file.place)
+        path = named if named and named.startswith("/") else None
+        return WaitTarget(kind="pipe", inode=inode.number, fd=file.fd, path=path)
+    if stat.S_ISSOCK(inode.mode):
+        return _socket(look, file, inode)
+    path = look.path_at(file.place)
+    if path is not None and not path.startswith("/"):
+        return _anonymous(look, file, path)
+    if case.task_class is TaskClass.TTY:
+        return WaitTarget(kind="tty", path=path, fd=file.fd)
+    if stat.S_ISCHR(inode.mode):
+        return WaitTarget(kind="device", path=path, fd=file.fd)
+    if stat.S_ISBLK(inode.mode):
+        host = look.layout.member(file.mapping, "address_space", "host")
+        device = look.storage.device_of(look.storage.inode(host))
+        return WaitTarget(kind="disk", path=path, fd=file.fd, device=device)
+    return WaitTarget(kind="file", path=path, inode=inode.number, fd=file.fd)
+
+
+def _socket(look: LockContext, file: OpenFile, inode: Inode) -> WaitTarget:
+    ends = look.endpoints.get(file.private)
+    on = WaitTarget(kind="socket", inode=inode.number, fd=file.fd)
+    if ends is None:
+        return on
+    return replace(on, type=ends.type, local=ends.local, peer=ends.peer)
+
+
+def _anonymous(look: LockContext, file: OpenFile, name: str) -> WaitTarget:
+    """A file that is no file: its name tells what it is."""
+    matched = _ANONYMOUS.fullmatch(name)
+    on = WaitTarget(kind=matched[1] if matched else name, fd=file.fd)
+    if on.kind == "signalfd":
+        # It keeps the signals that it does not want.
+        blocked = look.layout.member(file.private, "signalfd_ctx", "sigmask")
+        return replace(on, kind="signals", signals=signals_of(~blocked))
+    if on.kind == "timerfd":
+        names = ("t.tmr._softexpires", "t.tmr.base")
+        expires, base = look.layout.members(file.private, "timerfd_ctx", *names)
+        if expires and base >= KERNEL_HALF:
+            return replace(on, **look.at(expires, base))
+    return on
+
+
+def _partner(look: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """A pipe with a name, on the way to be opened: nobody has the other end."""
+    for entry in case.stack.wait_entries():
+        queue = look.queues.head_of(entry)
+        if queue is None:
+            continue
+        pipes = [
+            queue[0] - look.layout.offset("pipe_inode_info", member)
+            for member in ("rd_wait", "wr_wait")
+            if look.layout.has("pipe_inode_info", member)
+        ]
+        for pointer in case.stack.data_pointers()[:MAX_CANDIDATES]:
+            try:
+                if look.layout.member(pointer, "inode", "i_pipe") not in pipes:
+                    continue
+                if not look.storage.is_inode(pointer):
+                    continue
+            except drgn.FaultError:
+                continue
+            inode = look.storage.inode(pointer)
+            return WaitTarget(kind="pipe", inode=inode.number, path=look.path_of(inode))
+    return None
+
+
+def poll(look: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Tell how many files are polled, and which if they are few."""
+    ends = look.ends(case)
+    if case.is_in("ep_poll", "do_epoll_wait"):
+        return WaitTarget(kind="epoll", fd=case.fd, **ends)
+    if not case.is_in("do_poll", "do_sys_poll", "do_select", "core_sys_select"):
+        return None
+    polls = case.call in ("poll", "ppoll")
+    files = case.stack.polled()
+    if files is None:
+        asked = case.arguments[1] & 0xFFFF_FFFF if polls else None
+        none = () if asked == 0 else None
+        return WaitTarget(kind="poll", count=asked, fds=none, **ends)
+    unique = list(dict.fromkeys(files))
+    count = case.arguments[1] & 0xFFFF_FFFF if polls else len(unique)
+    fds = _numbers(look, case, unique) if count == len(unique) <= FEW else None
+    return WaitTarget(kind="poll", count=count, fds=fds, **ends)
+
+
+def _numbers(
+    look: LockContext, case: BlockedTask, files: list[int]
+) -> tuple[int, ...] | None:
+    """Find the descriptors of some files; ``None`` if that leaves a doubt."""
+    known = look.files(case).numbers
+    found = [known.get(file, []) for file in files]
+    if any(len(numbers) != 1 for numbers in found):
+        return None
+    return tuple(numbers[0] for numbers in found)
+
+
+def io_uring(look: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Tell a ring whose results, or whose requests, are waited for."""
+    if case.call == "io_uring_enter":
+        return WaitTarget(kind="io_uring", fd=case.fd, **look.ends(case))
+    if case.is_in("io_sq_thread"):
+        return _polling_thread(look, case)
+    return None
+
+
+def _polling_thread(look: LockContext, case: BlockedTask) -> WaitTarget:
+    """A thread that takes requests from a ring: the ring knows it."""
+    rings = look.layout.symbol("io_uring_fops")
+    for number, ring in look.files(case).with_operations(rings):
+        try:
+            queue = look.layout.member(ring, "io_ring_ctx", "sq_data")
+            thread = look.layout.member(queue, "io_sq_data", "thread")
+        except drgn.FaultError:
+            continue
+        if thread == case.address:
+            return WaitTarget(kind="io_uring", fd=number)
+    return WaitTarget(kind="io_uring")

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Futexes that tasks wait on."""
+
+from msatools.locks.futexkey import FutexKey
+from msatools.locks.lock_context import FEW_READS, BlockedTask, LockContext
+from msatools.locks.model import WaitTarget
+from msatools.locks.user.futexes import Waiter
+from msatools.locks.user.futexwaits import waiters_of
+from msatools.locks.user.usermemory import mapping_at
+from msatools.target.model import Address
+
+_COMMAND = 0x7F
+_WAITS = (0, 6, 9, 11, 13)
+"""Operations of futex(): FUTEX_WAIT, FUTEX_LOCK_PI, FUTEX_WAIT_BITSET,
+FUTEX_WAIT_REQUEUE_PI, FUTEX_LOCK_PI2."""
+
+
+def futex(look: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Tell one or more futexes."""
+    waiters, counts = waiters_of(look, case)
+    if not waiters:
+        return asked_for(case)
+    ends = look.ends(case)
+    if len(waiters) > 1:
+        places = [waiter.key.address for waiter in waiters]
+        told = tuple(Address(place) for place in places if place is not None)
+        return WaitTarget(
+            kind="futex",
+            addresses=told if len(told) == len(places) else None,
+            count=len(places),
+            **ends,
+        )
+    (waiter,) = waiters
+    if counts is None and case.call != "futex_waitv":
+        look.findings.note(
+            "waiters-not-counted",
+            f"{FEW_READS} or more wait in the bucket of one futex; they were not "
+            "counted",
+        )
+    key = waiter.key
+    address, inode = key.address, None
+    if key.of_inode:
+        address, inode = _in_file(look, case, key)
+    owner = _pi_owner(look, waiter)
+    return WaitTarget(
+        kind="futex",
+        type="pi_futex" if waiter.pi_state else None,
+        address=None if address is None else Address(address),
+        shared=key.shared,
+        inode=inode,
+        waiters=counts.get(key) if counts is not None else None,
+        owner=owner,
+        **ends,
+    )
+
+
+def asked_for(case: BlockedTask) -> WaitTarget | None:
+    """Tell the futex that a task's call is about, if it is one that waits.
+
+    A task that is not in its queue has been woken, or is about to sleep there.
+    """
+    if case.call not in ("futex", "futex_time32") or not case.plain:
+        return None
+    if case.arguments[1] & _COMMAND not in _WAITS:
+        return None
+    return WaitTarget(kind="futex", address=Address(case.arguments[0]))
+
+
+def is_off_queue(on: WaitTarget) -> bool:
+    """Tell whether a task is in a futex's call, and not in its queue."""
+    return on.kind == "futex" and on.address is not None and on.shared is None
+
+
+def _pi_owner(look: LockContext, waiter: Waiter) -> int | None:
+    if not waiter.pi_state:
+        return None
+    owner = look.layout.member(waiter.pi_state, "futex_pi_state", "owner")
+    return look.pid(owner) if owner else None
+
+
+def _in_file(
+    look: LockContext, case: BlockedTask, key: FutexKey
+) -> tuple[int | None, int | None]:
+    """Find where a futex of a file is mapped, and the inode, by the call.
+
+    What the call names may have been changed by others since: the key has to fit.
+    """
+    if case.call not in ("futex", "futex_wait"):
+        return None, None
+    address = case.arguments[0]
+    mapping = mapping_at(look.layout, case.mm, address)
+    if mapping is None or not mapping.file:
+        return None, None
+    if mapping.file_offset(address) != key.file_offset:
+        return None, None
+    inode = look.layout.member(mapping.file, "file", "f_inode")
+    number = look.layout.member(inode, "inode", "i_sequence")
+    if number != key.object:
+        return None, None
+    return address, look.storage.inode(inode).number

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Tasks, signals, messages and times that tasks wait on."""
+
+from msatools.locks.events.completions import vforked
+from msatools.locks.lock_context import BlockedTask, LockContext, signals_of
+from msatools.locks.model import WaitTarget
+from msatools.locks.wait_targets.files import by_file
+
+_STOP_SIGNAL = 0xFFFF
+"""``JOBCTL_STOP_SIGMASK``."""
+
+
+def timer(look: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Tell when a sleep ends."""
+    if case.file is not None:
+        return by_file(look, case)
+    ends = look.ends(case)
+    return WaitTarget(kind="timer", **ends) if ends else None
+
+
+def child(look: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Tell the child that is waited for."""
+    if case.is_in("do_wait"):
+        return _waited(look, case)
+    if case.is_in("wait_for_vfork_done", "kernel_clone", "_do_fork"):
+        return _vforked(look, case)
+    return None
+
+
+def _waited(look: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """A child that a task waits for, as it asked for it."""
+    wakes = look.layout.symbol("child_wait_callback")
+    for entry in case.stack.wait_entries():
+        if entry.function != wakes:
+            continue
+        wait = look.wait_opts.of_entry(entry.address)
+        if wait.kind == "any":
+            return WaitTarget(kind="child")
+        if wait.number is None:
+            return None
+        if wait.kind == "pid":
+            return WaitTarget(kind="child", pid=wait.number)
+        return WaitTarget(kind="child", pgid=wait.number)
+    return None
+
+
+def _vforked(look: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """A child that has yet to execute a program: it has a pointer to our stack."""
+    task = vforked(look, case.address, lambda done: done in case.stack)
+    return WaitTarget(kind="child", pid=look.pid(task, leader=True)) if task else None
+
+
+def signal(look: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Tell which signals are waited for; none are named where any will do."""
+    if case.file is not None:
+        return by_file(look, case)
+    blocked = "blocked.sig[0]"
+    if case.is_in("do_sigtimedwait"):
+        # Those that it waits for it does not block meanwhile.
+        names = (blocked, "real_blocked.sig[0]")
+        now, before = look.layout.members(case.address, "task_struct", *names)
+        signals = signals_of(before & ~now)
+        return WaitTarget(kind="signals", signals=signals or None, **look.ends(case))
+    if case.is_in("sigsuspend", "__do_sys_rt_sigsuspend"):
+        mask = look.layout.member(case.address, "task_struct", blocked)
+        return WaitTarget(kind="signals", signals=signals_of(~mask) if mask else None)
+    return WaitTarget(kind="signals")
+
+
+def message(look: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Tell the queue, or the set of semaphores."""
+    ends = look.ends(case)
+    number = case.arguments[0] & 0x7FFF_FFFF if case.plain else None
+    if case.is_in("do_msgrcv", "do_msgsnd"):
+        return WaitTarget(kind="msgqueue", id=number)
+    if case.is_in("do_semtimedop", "__do_semtimedop"):
+        return WaitTarget(kind="semaphore", id=number, **ends)
+    if case.call in ("mq_timedsend", "mq_timedreceive"):
+        path = look.path_at(case.file.place) if case.file else None
+        return WaitTarget(kind="mqueue", fd=case.fd, path=path, **ends)
+    return None
+
+
+def stopped(look: LockContext, case: BlockedTask) -> WaitTarget:
+    """Tell the signal that stopped it."""
+    number = int(look.tasks["jobctl"][case.row]) & _STOP_SIGNAL
+    return WaitTarget(kind="stop", signals=(number,) if number else None)
+
+
+def traced(look: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Tell its tracer."""
+    if not int(look.tasks["ptrace"][case.row]):
+        return None
+    pid = look.pid(int(look.tasks["parent"][case.row]), leader=True)
+    return WaitTarget(kind="tracer", pid=pid)

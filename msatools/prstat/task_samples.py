@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""All threads at a moment, and which of them are those of another moment. Pure."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.clocks import Clocks, Nanoseconds
+from msatools.prstat.microstates import Booleans, Microstates
+from msatools.tasks.table import TaskTable
+from msatools.tasks.task_state import TaskState
+
+NOBODY = -1
+
+Rows = npt.NDArray[np.intp]
+Counts = npt.NDArray[np.int64]
+Values = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TaskSample:
+    """All threads at one moment."""
+
+    tasks: TaskTable
+    clocks: Clocks
+    states: Microstates
+    now: TaskState
+    told: Booleans
+    """Whether the class of each is known; not if it went on while it was looked at."""
+
+    on_code: Booleans
+    """Whose page fault is on code."""
+
+    took_ns: int
+    """How long the clocks were read after it began, by the clock of who looks: threads
+    that were born meanwhile may not be in it."""
+
+
+def match(before: TaskTable, after: TaskTable) -> Rows:
+    """Find each thread of one table in an earlier one: its row, or :data:`NOBODY`."""
+    count = len(before)
+    if count == 0:
+        return np.full(len(after), NOBODY, np.intp)
+    old, new = before["address"], after["address"]
+    if np.array_equal(old, new):
+        row = np.arange(count)
+    else:
+        order = np.argsort(old, kind="stable")
+        place = np.searchsorted(old, new, sorter=order)
+        row = order[np.minimum(place, count - 1)]
+    same = (before["pid"][row] == after["pid"]) & (
+        before["start_ns"][row] == after["start_ns"]
+    )
+    # A thread that calls exec() takes the leader's place (de_thread()).
+    follows = ~before.leaders[row] & after.leaders
+    same |= follows & (before["tgid"][row] == after["tgid"])
+    return np.where(same & (old[row] == new), row, NOBODY)
+
+
+def cpu_of(look: TaskSample) -> Nanoseconds:
+    """Tell for how long each thread has been on a CPU."""
+    return look.states.user_ns + look.states.system_ns

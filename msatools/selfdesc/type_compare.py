@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Compare types by how they are laid out, and refuse those that cannot be.
+
+A kernel has types of one name that are one, such as ``u8`` declared twice, and others
+that must not be mixed up, such as ``struct irq_info`` of two drivers.
+"""
+
+from msatools.selfdesc.btf import Btf, BtfError, BtfKind
+
+_TRANSPARENT = {
+    BtfKind.TYPEDEF,
+    BtfKind.CONST,
+    BtfKind.VOLATILE,
+    BtfKind.RESTRICT,
+    BtfKind.TYPE_TAG,
+}
+_MAX_DEPTH = 32
+"""Of types within each other; C sources have some ten."""
+_MAX_PAIRS = 10_000
+
+
+def agree(btf: Btf, ids: list[int]) -> bool:
+    """Tell whether all these types are laid out alike.
+
+    Qualifiers and typedefs don't count. What a pointer points to is compared by its
+    name where it has one, so that the answer costs no walk through the whole kernel.
+
+    :raises BtfError: if one is damaged
+    """
+    return all(_Comparison(btf).same(ids[0], other) for other in ids[1:])
+
+
+def strip(btf: Btf, type_id: int) -> int:
+    """Look through typedefs, qualifiers and tags.
+
+    :raises BtfError: if they go round in a circle
+    """
+    for _ in range(_MAX_DEPTH):
+        if btf.kind(type_id) not in _TRANSPARENT:
+            return type_id
+        type_id = btf.target(type_id)
+    raise BtfError(f"type {type_id} has no end")
+
+
+def check_contains_not_itself(btf: Btf, type_id: int) -> None:
+    """Refuse a structure that is a part of itself: to look through it has no end.
+
+    Each part that lies within its whole is at most as large, so all in such a circle
+    are of one size, and only those are followed.
+
+    :raises BtfError: if it is so
+    """
+    size = btf.size(type_id)
+    seen: set[int] = set()
+    parts = [type_id]
+    while parts:
+        for member in btf.members(parts.pop()):
+            part = _compound_in(btf, member.type_id)
+            if part == type_id:
+                raise BtfError(f"type {type_id} contains itself")
+            if part is not None and part not in seen and btf.size(part) == size:
+                seen.add(part)
+                parts.append(part)
+
+
+def _compound_in(btf: Btf, type_id: int) -> int | None:
+    """Find the structure or union that a member is, or is an array of."""
+    for _ in range(_MAX_DEPTH):
+        type_id = strip(btf, type_id)
+        kind = btf.kind(type_id)
+        if kind != BtfKind.ARRAY:
+            return type_id if kind in (BtfKind.STRUCT, BtfKind.UNION) else None
+        type_id = btf.as_array(type_id).type_id
+    raise BtfError(f"type {type_id} has no end")
+
+
+class _Comparison:
+    """Two types held side by side; each pair of parts is looked at once."""
+
+    def __init__(self, btf: Btf) -> None:
+        self.btf = btf
+        self.depth = 0
+        self.seen: set[tuple[int, int]] = set()
+
+    def same(self, one: int, other: int) -> bool:
+        pair = one, other = strip(self.btf, one), strip(self.btf, other)
+        if one == other or pair in self.seen:
+            return True
+        if self.depth > _MAX_DEPTH or len(self.seen) > _MAX_PAIRS:
+            raise BtfError(f"type {one} has no end")
+        self.seen.add(pair)
+        self.depth += 1
+        result = self.btf.kind(one) == self.btf.kind(other) and self._same_kind(*pair)
+        self.depth -= 1
+        return result
+
+    def _same_kind(self, one: int, other: int) -> bool:
+        btf = self.btf
+        match btf.kind(one):
+            case BtfKind.INT:
+                return btf.as_int(one) == btf.as_int(other)
+            case BtfKind.FLOAT:
+                return btf.size(one) == btf.size(other)
+            case BtfKind.PTR:
+                return self._same_pointee(btf.target(one), btf.target(other))
+            case BtfKind.ARRAY:
+                array, other_array = btf.as_array(one), btf.as_array(other)
+                return array.length == other_array.length and self.same(
+                    array.type_id, other_array.type_id
+                )
+            case BtfKind.STRUCT | BtfKind.UNION:
+                return (
+                    btf.name(one) == btf.name(other)
+                    and btf.size(one) == btf.size(other)
+                    and self._same_members(one, other)
+                )
+            case BtfKind.ENUM | BtfKind.ENUM64:
+                return btf.size(one) == btf.size(other) and list(
+                    btf.enumerators(one)
+                ) == list(btf.enumerators(other))
+            case BtfKind.FUNC_PROTO:
+                return self._same_prototype(one, other)
+            case BtfKind.FUNC | BtfKind.VAR:
+                return self.same(btf.target(one), btf.target(other))
+            case BtfKind.FWD:
+                return btf.name(one) == btf.name(other)
+            case _:
+                return False
+
+    def _same_pointee(self, one: int, other: int) -> bool:
+        one, other = strip(self.btf, one), strip(self.btf, other)
+        if self.btf.name(one) or self.btf.name(other):
+            return self.btf.name(one) == self.btf.name(other)
+        return self.same(one, other)
+
+    def _same_members(self, one: int, other: int) -> bool:
+        members = list(self.btf.members(one))
+        other_members = list(self.btf.members(other))
+        return len(members) == len(other_members) and all(
+            member._replace(type_id=0) == other_member._replace(type_id=0)
+            and self.same(member.type_id, other_member.type_id)
+            for member, other_member in zip(members, other_members, strict=True)
+        )
+
+    def _same_prototype(self, one: int, other: int) -> bool:
+        parameters, is_variadic = self.btf.parameters(one)
+        other_parameters, other_is_variadic = self.btf.parameters(other)
+        return (
+            is_variadic == other_is_variadic
+            and len(parameters) == len(other_parameters)
+            and self._same_pointee(self.btf.target(one), self.btf.target(other))
+            and all(
+                self.same(parameter.type_id, other_parameter.type_id)
+                for parameter, other_parameter in zip(
+                    parameters, other_parameters, strict=True
+                )
+            )
+        )

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The control group of each thread, in the default hierarchy (cgroup v2)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.cgroups import cgroup_paths
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.kernel.structs import read_structs
+from msatools.tasks.table import TaskTable
+
+UNKNOWN = -1
+
+_CSS_SET = {"cgroup": ("u8", ("dfl_cgrp",))}
+
+
+@dataclass(frozen=True)
+class TaskCgroups:
+    """One group a thread; threads of one group have one index."""
+
+    paths: tuple[str, ...]
+    """By index: what /proc/PID/cgroup has after ``0::``; those of removed groups
+    need not differ."""
+
+    index: npt.NDArray[np.int32]
+    """By thread; :data:`UNKNOWN` if unreadable, or the kernel has no groups."""
+
+    def path(self, row: int) -> str | None:
+        """Tell a thread's path."""
+        at = int(self.index[row])
+        return None if at == UNKNOWN else self.paths[at]
+
+
+def read_cgroups(reader: Reader, tasks: TaskTable, findings: LossLog) -> TaskCgroups:
+    """Read the control group of each thread, each group once."""
+    index = np.full(len(tasks), UNKNOWN, np.int32)
+    if not tasks.has("cgroups"):
+        return TaskCgroups((), index)
+    sets = read_structs(
+        reader, "struct css_set", _CSS_SET, tasks["cgroups"].astype(np.uint64), findings
+    )
+    groups, group_of = np.unique(sets["cgroup"], return_inverse=True)
+    found = cgroup_paths(reader, groups.astype(np.uint64), findings)
+    known = np.array([path is not None for path in found], np.bool_)
+    numbers = np.where(known, np.cumsum(known) - 1, UNKNOWN).astype(np.int32)
+    index[sets.readable] = numbers[group_of[sets.readable]]
+    return TaskCgroups(tuple(path for path in found if path is not None), index)

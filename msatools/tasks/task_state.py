@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What each thread is doing now, and since when."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.clocks import Clocks, Nanoseconds
+from msatools.kernel.reader import Addresses
+from msatools.target.addresses import KERNEL_HALF
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.stacks import StackCollector, Stacks
+from msatools.tasks.states import STOPPED, TRACED, WAKING, asleep
+from msatools.tasks.table import TaskTable
+from msatools.tasks.waits import StackWait, classify
+
+INTERRUPTS = ("asm_sysvec_", "asm_common_interrupt", "asm_exc_nmi", "asm_spurious")
+"""What an interrupt enters the kernel by; arch/x86/include/asm/idtentry.h."""
+
+Booleans = npt.NDArray[np.bool_]
+
+
+class AgeBound(IntEnum):
+    """How well an age is known."""
+
+    EXACT = 0
+    UPPER = 1
+    """The last burst on the CPU counts as well."""
+    ESTIMATE = 2
+    """By the clock of a CPU that may have lagged."""
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """One value a thread."""
+
+    classes: npt.NDArray[np.uint8]
+    """Of :class:`TaskClass`."""
+
+    age_ns: Nanoseconds
+    """How long it has been so."""
+
+    age_bound: npt.NDArray[np.uint8]
+    """Of :class:`AgeBound`."""
+
+    stacks: Stacks
+    """Of those that are off the CPU; the others have none."""
+
+    waits: tuple[StackWait, ...]
+    """What each unique stack tells, in the order of ``stacks.unique``."""
+
+    def slept_in(self) -> npt.NDArray[np.uint8]:
+        """Tell the class of each thread's sleep, also if that has just ended."""
+        by_stack = np.array([wait.task_class for wait in self.waits], np.uint8)
+        return np.where(self.woken(), by_stack[self.stacks.index], self.classes)
+
+    def woken(self) -> Booleans:
+        """Tell which threads have been woken, and have not run since."""
+        slept = np.array([not wait.preempted for wait in self.waits], np.bool_)
+        awake = np.isin(self.classes, (TaskClass.WAK, TaskClass.LAT))
+        woken: Booleans = awake & slept[self.stacks.index]
+        return woken
+
+
+def collect_now(
+    collector: StackCollector, prog: drgn.Program, tasks: TaskTable, clocks: Clocks
+) -> TaskState:
+    """Tell what each thread is doing now.
+
+    :param collector: unwinds the stacks of this kernel
+    """
+    off = (tasks["on_cpu"] == 0) & (tasks["exit_state"] == 0)
+    stacks = collector.collect(
+        tasks["address"],
+        np.where(off, tasks["stack"], 0).astype(np.uint64),
+        _pointers(tasks),
+    )
+    waits = tuple(classify(stacks.names(stack)) for stack in stacks.unique)
+    by_stack = np.array([wait.task_class for wait in waits], np.uint8)
+    classes = by_stack[stacks.index]
+    classes[(tasks["state"] & TRACED) != 0] = TaskClass.TRC.value
+    classes[(tasks["state"] & STOPPED) != 0] = TaskClass.STP.value
+    classes[tasks["state"] == 0] = TaskClass.LAT.value
+    classes[(tasks["state"] & WAKING) != 0] = TaskClass.WAK.value
+    for row in np.flatnonzero(_runs(tasks)).tolist():
+        classes[row] = running_class(prog, int(tasks["address"][row]))
+    classes[tasks["exit_state"] != 0] = TaskClass.ZMB.value
+    age, bound = ages(tasks, clocks, classes)
+    return TaskState(classes, age, bound, stacks, waits)
+
+
+def _runs(tasks: TaskTable) -> Booleans:
+    runs: Booleans = (tasks["on_cpu"] != 0) & (tasks["exit_state"] == 0)
+    return runs
+
+
+def _pointers(tasks: TaskTable) -> Addresses | None:
+    return tasks["sp"] if tasks.has("sp") else None
+
+
+def running_class(prog: drgn.Program, task: int) -> TaskClass:
+    """Tell user mode, kernel and interrupts apart, by the registers in a dump.
+
+    Where the dump lacks them, nothing tells.
+
+    :param task: address of the ``struct task_struct`` of a thread that runs
+    """
+    if prog.flags & drgn.ProgramFlags.IS_LIVE:
+        return TaskClass.CPU
+    frames = running_frames(prog, task)
+    if not frames:
+        return TaskClass.OTH
+    if frames[0][0] < KERNEL_HALF:
+        return TaskClass.USR
+    kernel = [name for pc, name in frames if pc >= KERNEL_HALF]
+    over_user = any(pc < KERNEL_HALF for pc, _ in frames)
+    if over_user and kernel[-1].startswith(INTERRUPTS):
+        return TaskClass.INT
+    return TaskClass.SYS
+
+
+def running_frames(prog: drgn.Program, task: int) -> list[tuple[int, str]]:
+    """Unwind the stack of a task that runs, by the registers in a dump.
+
+    :param task: address of its ``struct task_struct``
+    :return: Addresses and functions, the innermost first; none where nothing tells, as
+        on a live kernel.
+    """
+    try:
+        trace = prog.stack_trace(drgn.Object(prog, "struct task_struct *", task))
+    except (ValueError, LookupError, drgn.FaultError):
+        return []
+    return [(frame.pc, frame.name or "") for frame in trace if not frame.is_inline]
+
+
+def ages(
+    tasks: TaskTable, clocks: Clocks, classes: npt.NDArray[np.uint8]
+) -> tuple[Nanoseconds, npt.NDArray[np.uint8]]:
+    """Tell for how long each thread has been as it is.
+
+    ``exec_start`` is the moment at which a thread was last on the CPU
+    (update_curr()), in the task clock of that CPU: no option is needed for it.
+    """
+    now_task = clocks.task_clock_ns(tasks["cpu"])
+    since = tasks["exec_start_ns"].astype(np.int64)
+    arrival = tasks["last_arrival_ns"].astype(np.int64)
+    age = now_task - since
+    bound = np.full(len(since), AgeBound.EXACT.value, np.uint8)
+    # A delayed sleeper that was moved to another CPU (v6.12) has lost its stamp.
+    lost = since == 0
+    age[lost] = (clocks.local_ns - arrival)[lost]
+    bound[lost] = AgeBound.UPPER.value
+    runs = _runs(tasks)
+    age[runs] = (clocks.local_ns - arrival)[runs]
+    queued = tasks["last_queued_ns"].astype(np.int64)
+    waits = (classes == TaskClass.LAT.value) & (queued != 0)
+    age[waits] = (clocks.local_ns - queued)[waits]
+    # Of who slept on the run queue, it may be from before that sleep.
+    delays = tasks.has("sched_delayed")
+    bound[waits] = AgeBound.UPPER.value if delays else AgeBound.EXACT.value
+    # When the wait ended that it is woken from, nothing tells.
+    bound[classes == TaskClass.WAK.value] = AgeBound.UPPER.value
+    # A delayed sleeper gets its stamp only when it leaves the run queue at last.
+    stamped = lost if delays else asleep(tasks)
+    for column in ("sleep_start_ns", "block_start_ns"):
+        if tasks.has(column):
+            # With schedstats on; in the clock of its run queue.
+            start = tasks[column].astype(np.int64)
+            kept = (start != 0) & stamped & asleep(tasks)
+            age[kept] = (clocks.local_ns - start)[kept]
+            bound[kept] = AgeBound.EXACT.value
+    bound[classes == TaskClass.ZMB.value] = AgeBound.ESTIMATE.value
+    if clocks.monotonic_offset_ns is not None:
+        # Clocks may be apart, and stamps of a damaged dump anything.
+        started = tasks["start_ns"].astype(np.int64) + clocks.monotonic_offset_ns
+        age = np.minimum(age, clocks.local_ns - started)
+    return np.maximum(age, 0), bound

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What threads that are in wait() wait for (kernel/exit.c, ``struct wait_opts``).
+
+Each has one on its stack, with an entry on the queue of its process's waiters
+(``signal_struct.wait_chldexit``, do_wait()). io_uring, too, waits that way since
+Linux kernel commit f31ecf671ddc ("io_uring: add IORING_OP_WAITID support") (in v6.7),
+with one that is on no stack.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import drgn
+
+from msatools.kernel.losses import Loss
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.kernel.walks import list_records
+
+# Of wo_flags; include/uapi/linux/wait.h.
+_EXITED = 0x0000_0004
+_NOTHREAD = 0x2000_0000
+_ALL = 0x4000_0000
+_CLONE = 0x8000_0000
+
+_WORD = struct.Struct("<Q")
+_HALF = struct.Struct("<I")
+
+Kind = Literal["any", "pid", "group"]
+
+
+@dataclass(frozen=True)
+class WaitOpts:
+    """A wait for children."""
+
+    task: int
+    """The ``struct task_struct`` that waits."""
+
+    kind: Kind
+    pid: int
+    """The ``struct pid`` of the child or group; 0 of any child."""
+
+    number: int | None
+    """Its number in the initial PID namespace; ``None`` if unreadable."""
+
+    flags: int
+    """Options as wait4(2) and waitid(2) have them."""
+
+    @property
+    def exited(self) -> bool:
+        """Whether it waits for children that end, not just for those that stop."""
+        return bool(self.flags & _EXITED)
+
+    @property
+    def own(self) -> bool:
+        """Whether children of other threads are left out (``__WNOTHREAD``)."""
+        return bool(self.flags & _NOTHREAD)
+
+    @property
+    def all(self) -> bool:
+        """Whether it does not matter what signal they send (``__WALL``)."""
+        return bool(self.flags & _ALL)
+
+    @property
+    def clone(self) -> bool:
+        """Whether only those count that send another than SIGCHLD (``__WCLONE``)."""
+        return bool(self.flags & _CLONE) and not self.all
+
+
+class WaitOptsReader:
+    """Reads what threads of one kernel wait for.
+
+    :raises LookupError: if the types lack what describes a wait
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        prog = reader.prog
+        opts = prog.type("struct wait_opts")
+        self._type = drgn.offsetof(opts, "wo_type")
+        self._flags = drgn.offsetof(opts, "wo_flags")
+        self._pid = drgn.offsetof(opts, "wo_pid")
+        self._entry = drgn.offsetof(opts, "child_wait")
+        self._task = drgn.offsetof(opts, "child_wait.private")
+        self._node = drgn.offsetof(opts, "child_wait.entry")
+        self._size = drgn.sizeof(opts)
+        process = prog.type("struct signal_struct")
+        self._queue = drgn.offsetof(process, "wait_chldexit.head")
+        self._number = drgn.offsetof(prog.type("struct pid"), "numbers[0].nr")
+        kinds: dict[Kind, tuple[str, ...]] = {
+            "any": ("PIDTYPE_MAX",),
+            "pid": ("PIDTYPE_PID", "PIDTYPE_TGID"),
+            "group": ("PIDTYPE_PGID",),
+        }
+        self._kinds: dict[int, Kind] = {
+            prog.constant(name).value_(): kind
+            for kind, names in kinds.items()
+            for name in names
+        }
+        self._reader = reader
+
+    def of_entry(self, entry: int) -> WaitOpts:
+        """Read the wait that an entry of a wait queue is of.
+
+        :raises drgn.FaultError: if it cannot be read, or is no wait for children
+        """
+        address = entry - self._entry
+        return self._parse(address, self._reader.read(address, self._size))
+
+    def of_process(self, process: int, findings: LossLog) -> Iterator[WaitOpts]:
+        """Read the waits of all threads of a process, one read each.
+
+        What is damaged costs a note, and what comes after.
+
+        :param process: Its ``struct signal_struct``.
+        """
+        name = "the queue of who waits for children"
+        head = process + self._queue
+        records = list_records(
+            self._reader, head, self._node, self._size, findings, name
+        )
+        for address, data in records:
+            try:
+                yield self._parse(address, data)
+            except drgn.FaultError as error:
+                findings.lose(Loss.WAITS, f"what a thread waits for is lost: {error}")
+
+    def _parse(self, address: int, data: bytes) -> WaitOpts:
+        (number,) = _HALF.unpack_from(data, self._type)
+        kind = self._kinds.get(number)
+        (pid,) = _WORD.unpack_from(data, self._pid)
+        if kind is None or (not pid and kind != "any"):
+            raise drgn.FaultError("no wait for children", address)
+        (flags,) = _HALF.unpack_from(data, self._flags)
+        (task,) = _WORD.unpack_from(data, self._task)
+        if kind == "any":
+            return WaitOpts(task, kind, 0, None, flags)
+        return WaitOpts(task, kind, pid, self._pid_number(pid), flags)
+
+    def _pid_number(self, pid: int) -> int | None:
+        try:
+            data = self._reader.read(pid + self._number, 4)
+        except drgn.FaultError:
+            return None
+        return int.from_bytes(data, "little")

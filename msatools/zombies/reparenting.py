@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Who would inherit the dead of a parent that ends.
+
+kernel/exit.c, find_new_reaper(). The end of one thread leaves them to another of its
+process; that of the process to the next above that has asked for orphans
+(PR_SET_CHILD_SUBREAPER) and is in the same PID namespace, else to the first process of
+the namespace.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import drgn
+import numpy as np
+
+from msatools.kernel.losses import Loss
+from msatools.kernel.pidnamespaces import (
+    PidNamespace,
+    innermost_numbers,
+    read_namespaces,
+)
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.tasks.identity import comm_text
+from msatools.tasks.stackmemory import Rows
+from msatools.tasks.table import TaskTable
+from msatools.zombies.model import Heir
+
+_PF_EXITING = 0x4
+_SIGCHLD = 17
+_IGNORE = 1
+_NO_CHILD_WAIT = 2
+"""``SA_NOCLDWAIT``."""
+
+_MOST_ABOVE = 1 << 16
+"""More parents above each other than there are; a longer way is a loop."""
+
+
+def find_heirs(
+    reader: Reader, tasks: TaskTable, zombies: Rows, findings: LossLog
+) -> tuple[Heir, ...]:
+    """Tell who gets the children of each parent of dead tasks if its process ends.
+
+    A parent that is not among the tasks is left out. One that cannot be looked at
+    costs a note.
+
+    :param tasks: All tasks.
+    :param zombies: Rows of the dead in the table.
+    """
+    family = _Family(reader, tasks, zombies, findings)
+    parents = np.unique(tasks["real_parent"][zombies]).tolist()
+    rows = sorted(row for p in parents if (row := family.row(p)) is not None)
+    processes = {int(tasks["signal"][row]): row for row in rows}
+    family.read_spaces([*processes.values()])
+    heirs = []
+    for row in processes.values():
+        try:
+            heirs.append(family.heir(row))
+        except (drgn.FaultError, LookupError) as error:
+            findings.lose(
+                Loss.HEIRS, f"who inherits the dead of a parent is lost: {error}"
+            )
+    return tuple(sorted(heirs, key=lambda heir: heir.ppid))
+
+
+@dataclass(frozen=True)
+class _Process:
+    """What a ``struct signal_struct`` says of a process's children."""
+
+    takes_orphans: bool
+    may_be_above: bool
+    """Whether one above it may take orphans."""
+
+    has_waited: bool
+    """Whether it has waited for a child that has run."""
+
+
+class _Family:
+    """Processes and their parents."""
+
+    def __init__(
+        self, reader: Reader, tasks: TaskTable, zombies: Rows, findings: LossLog
+    ) -> None:
+        self._reader = reader
+        self._prog = reader.prog
+        self._tasks = tasks
+        self._zombies = zombies
+        self._findings = findings
+        self._process = lru_cache(maxsize=None)(self._read_process)
+        self._space = lru_cache(maxsize=None)(self._find_space)
+        self._reaps = lru_cache(maxsize=None)(self._tell_reaps)
+        self._lives = lru_cache(maxsize=None)(self._tell_lives)
+
+    def row(self, address: int) -> int | None:
+        """Find a task in the table."""
+        return self._rows.get(address)
+
+    @cached_property
+    def _rows(self) -> dict[int, int]:
+        addresses = self._tasks["address"].tolist()
+        return dict(zip(addresses, range(len(addresses)), strict=True))
+
+    def heir(self, row: int) -> Heir:
+        """Tell who gets the children of the process that a task is of.
+
+        :raises drgn.FaultError: if something on the way cannot be read
+        :raises LookupError: if the namespace or its first process is not there
+        """
+        space = self._space(row)
+        first = self.row(space.init)
+        if first is None:
+            raise LookupError(f"PID namespace {space.inode} has no first process")
+        ppid = int(self._tasks["tgid"][row])
+        if self._signal(first) == self._signal(row):
+            why = f"PID namespace {space.inode} ends with it"
+            if not space.level:
+                why = "the kernel panics without it"
+            return Heir(ppid=ppid, heir=None, heir_comm=None, why=why, reaps=None)
+        above = self._subreaper(row, space)
+        if above is not None:
+            return self._heir(ppid, above, "subreaper")
+        return self._heir(ppid, first, f"init of PID namespace {space.inode}")
+
+    def _subreaper(self, row: int, space: PidNamespace) -> int | None:
+        """Find the next above that takes orphans."""
+        if not self._process(self._signal(row)).may_be_above:
+            return None
+        for _ in range(_MOST_ABOVE):
+            above = self.row(int(self._tasks["real_parent"][row]))
+            # The idle task is above all others, and in no table.
+            if above is None or self._space(above).level != space.level:
+                return None
+            row = above
+            if self._process(self._signal(row)).takes_orphans and self._lives(row):
+                return row
+        raise LookupError("parents are in a loop")
+
+    def _tell_lives(self, row: int) -> bool:
+        """Tell whether a thread of a process is not about to end."""
+        own = self._tasks["signal"] == self._tasks["signal"][row]
+        return bool(np.any(self._tasks["flags"][own] & _PF_EXITING == 0))
+
+    def _heir(self, ppid: int, row: int, why: str) -> Heir:
+        leader = self.row(int(self._tasks["group_leader"][row]))
+        return Heir(
+            ppid=ppid,
+            heir=int(self._tasks["tgid"][row]),
+            heir_comm=comm_text(self._tasks["comm"][row if leader is None else leader]),
+            why=why,
+            reaps=self._reaps(row),
+        )
+
+    def _tell_reaps(self, row: int) -> bool | None:
+        """Tell whether a process takes care of its dead.
+
+        It does if it has the kernel do it. It does not if it has dead children that
+        only it can reap. Of one without it tells if it ever has.
+        """
+        if self._leaves_it_to_kernel(row):
+            return True
+        if self._has_dead(row):
+            return False
+        return self._process(self._signal(row)).has_waited or None
+
+    def _leaves_it_to_kernel(self, row: int) -> bool:
+        address = int(self._tasks["address"][row])
+        task = drgn.Object(self._prog, "struct task_struct", address=address)
+        if not task.sighand:
+            return False
+        action = task.sighand.action[_SIGCHLD - 1].sa
+        ignores = action.sa_handler.value_() == _IGNORE
+        return ignores or bool(action.sa_flags.value_() & _NO_CHILD_WAIT)
+
+    def _has_dead(self, row: int) -> bool:
+        """Tell whether it has dead children, without living threads or a tracer."""
+        tasks, dead = self._tasks, self._zombies
+        members = tasks["address"][tasks["signal"] == tasks["signal"][row]]
+        own = dead[np.isin(tasks["real_parent"][dead], members)]
+        own = own[(tasks["ptrace"][own] == 0) & tasks.leaders[own]]
+        living = tasks["signal"][tasks["exit_state"] == 0]
+        return not bool(np.all(np.isin(tasks["signal"][own], living)))
+
+    def _signal(self, row: int) -> int:
+        return int(self._tasks["signal"][row])
+
+    def _read_process(self, signal: int) -> _Process:
+        process = drgn.Object(self._prog, "struct signal_struct", address=signal)
+        # Bit fields, which nothing reads in bulk.
+        process = process.read_()
+        switches = process.cnvcsw + process.cnivcsw
+        return _Process(
+            takes_orphans=bool(process.is_child_subreaper),
+            may_be_above=bool(process.has_child_subreaper),
+            has_waited=bool(switches),
+        )
+
+    def read_spaces(self, rows: Sequence[int]) -> None:
+        """Read the PID namespaces of some tasks at once."""
+        pids = self._tasks["thread_pid"][rows].astype(np.uint64)
+        innermost, _ = innermost_numbers(self._reader, pids, self._findings)
+        new = np.setdiff1d(innermost, np.array([*self._spaces], np.uint64))
+        self._spaces |= read_namespaces(self._reader, new, self._findings)
+        self._innermost |= dict(zip(rows, innermost.tolist(), strict=True))
+
+    def _find_space(self, row: int) -> PidNamespace:
+        if row not in self._innermost:
+            self.read_spaces([row])
+        address = self._innermost[row]
+        if address not in self._spaces:
+            raise LookupError("a task's PID namespace is lost")
+        return self._spaces[address]
+
+    @cached_property
+    def _spaces(self) -> dict[int, PidNamespace]:
+        return {}
+
+    @cached_property
+    def _innermost(self) -> dict[int, int]:
+        """By row the namespace that a task is in."""
+        return {}

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What processes do on each signal (``struct sighand_struct``)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import drgn
+import numpy as np
+
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import LossLog
+from msatools.kernel.structs import lose_many
+from msatools.zombies.model import Disposition
+
+_DEFAULT, _IGNORE = 0, 1
+"""``SIG_DFL`` and ``SIG_IGN`` (include/uapi/asm-generic/signal-defs.h)."""
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What one process does on signals."""
+
+    handlers: tuple[int, ...]
+    """``sa_handler`` by signal number less one."""
+
+    ignored: int
+    """The mask of ignored signals: ``SigIgn`` of /proc/PID/status."""
+
+    caught: int
+    """The mask of signals that it handles: ``SigCgt``."""
+
+    def disposition(self, number: int) -> Disposition:
+        """Tell what it does on a signal."""
+        handler = self.handlers[number - 1]
+        if handler == _DEFAULT:
+            return "default"
+        return "ignored" if handler == _IGNORE else "handler"
+
+    def handler(self, number: int) -> int | None:
+        """Give the function that it calls on a signal."""
+        handler = self.handlers[number - 1]
+        return None if handler in (_DEFAULT, _IGNORE) else handler
+
+
+def read_actions(
+    reader: Reader, sighands: Addresses, findings: LossLog
+) -> Sequence[Actions | None]:
+    """Read what processes do on signals; ``None`` of those that cannot be read.
+
+    :param sighands: Addresses of ``struct sighand_struct``; 0 of who has none any more.
+    """
+    start, count, action = reader.once(Actions, lambda: _layout(reader.prog))
+    length = count * action.itemsize
+    records, readable = reader.read_records(sighands + np.uint64(start), length)
+    lost = ~readable & (sighands != 0)
+    lose_many(findings, "struct sighand_struct", int(np.count_nonzero(lost)))
+    readable &= sighands != 0
+    words = records.view(action)["handler"]
+    bits = np.uint64(1) << np.arange(count, dtype=np.uint64)
+    ignored = ((words == _IGNORE) * bits).sum(axis=1, dtype=np.uint64)
+    caught = ((words > _IGNORE) * bits).sum(axis=1, dtype=np.uint64)
+    columns = words.tolist(), ignored.tolist(), caught.tolist(), readable.tolist()
+    return [
+        Actions(tuple(handlers), *masks) if can_be_read else None
+        for handlers, *masks, can_be_read in zip(*columns, strict=True)
+    ]
+
+
+def _layout(prog: drgn.Program) -> tuple[int, int, np.dtype[Any]]:
+    """Tell where the first action is, how many there are, and what each looks like."""
+    type_ = prog.type("struct sighand_struct")
+    array = type_.member("action").type
+    action: np.dtype[Any] = np.dtype(
+        {
+            "names": ["handler"],
+            "formats": ["<u8"],
+            "offsets": [drgn.offsetof(array.type, "sa.sa_handler")],
+            "itemsize": drgn.sizeof(array.type),
+        }
+    )
+    return drgn.offsetof(type_, "action"), array.length or 0, action

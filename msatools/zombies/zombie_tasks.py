@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Which tasks are dead and not reaped, and what the kernel still has of each.
+
+kernel/exit.c. A leader stays for its parent. Another thread is let go of at once, but
+for one that is traced, which stays for its tracer.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.clocks import Clocks, Nanoseconds
+from msatools.kernel.pidnamespaces import innermost_numbers
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import LossLog
+from msatools.kernel.structs import Booleans, read_structs
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.stackmemory import Rows
+from msatools.tasks.states import asleep
+from msatools.tasks.table import TaskTable
+from msatools.tasks.task_state import ages
+
+UNKNOWN = -1
+
+Numbers = npt.NDArray[np.int64]
+
+# Of task_struct.exit_state (include/linux/sched.h); both while a tracer reaps it.
+_DEAD = 0x10
+_ZOMBIE = 0x20
+
+_GROUP_EXIT = 0x4
+"""``SIGNAL_GROUP_EXIT`` of ``signal_struct.flags``."""
+
+_PROCESS = {
+    "live": ("i4", ("live.counter",)),
+    "nr_threads": ("i4", ("nr_threads",)),
+    "flags": ("u4", ("flags",)),
+    "exit_code": ("i4", ("group_exit_code",)),
+}
+_SPACE = {"inode": ("u4", ("ns.inum",))}
+
+
+@dataclass(frozen=True)
+class Aged:
+    """For how long each task of a table has been in its state."""
+
+    age_ns: Nanoseconds
+    age_bound: npt.NDArray[np.uint8]
+    """Of :class:`msatools.tasks.task_state.AgeBound`."""
+
+
+def read_ages(tasks: TaskTable, clocks: Clocks) -> Aged:
+    """Tell for how long each task has been dead, asleep, running or about to run."""
+    classes = np.where(asleep(tasks), TaskClass.OTH.value, TaskClass.LAT.value)
+    classes[tasks["exit_state"] != 0] = TaskClass.ZMB.value
+    return Aged(*ages(tasks, clocks, classes.astype(np.uint8)))
+
+
+@dataclass(frozen=True)
+class Dead:
+    """One value a task that is dead and not reaped, in the order of the table."""
+
+    row: Rows
+    """In the table of tasks."""
+
+    leads: Booleans
+    """Whether it is the first thread of its process, and so the process itself."""
+
+    reaped: Booleans
+    """Whether it is being reaped right now."""
+
+    exit_code: Numbers
+    """As wait() would give it."""
+
+    exit_signal: Numbers
+    """What it sends to its parent; -1 of a thread that does not lead."""
+
+    ptraced: Booleans
+    real_parent: Addresses
+    """The ``struct task_struct`` of the thread that is to wait for it."""
+
+    parent: Addresses
+    """That of its tracer if it is traced, else the same."""
+
+    process: Addresses
+    """Its ``struct signal_struct``."""
+
+    thread_pid: Addresses
+    """Its ``struct pid``; 0 if it has lost it."""
+
+    threads: Numbers
+    """Threads of its process that live; :data:`UNKNOWN` if unreadable."""
+
+    others: Numbers
+    """Threads of its process that have not been reaped, itself aside; the same."""
+
+    namespace: Numbers
+    """The inode of its PID namespace; :data:`UNKNOWN` if unreadable."""
+
+    ns_pid: Numbers
+    """Its PID there; 0 in the initial namespace."""
+
+    age_ns: Nanoseconds
+    age_bound: npt.NDArray[np.uint8]
+    """Of :class:`msatools.tasks.task_state.AgeBound`."""
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def only(self, wanted: Booleans | Rows) -> "Dead":
+        """Give some of them."""
+        return Dead(*(getattr(self, column.name)[wanted] for column in fields(self)))
+
+
+def zombie_rows(tasks: TaskTable) -> Rows:
+    """Find who is dead and not reaped, or just being reaped."""
+    exits = tasks["exit_state"]
+    stays = (exits == _ZOMBIE) & (tasks["ptrace"] != 0)
+    return np.flatnonzero((exits != 0) & (tasks.leaders | stays))
+
+
+def read_dead(reader: Reader, tasks: TaskTable, aged: Aged, findings: LossLog) -> Dead:
+    """Read what there is of each dead task; four bulk reads, however many there are.
+
+    What cannot be read is counted, and unknown.
+    """
+    row = zombie_rows(tasks)
+    part = TaskTable(tasks.records[row], tasks.columns)
+    process = part["signal"].astype(np.uint64)
+    counts = read_structs(reader, "struct signal_struct", _PROCESS, process, findings)
+    whole = counts.readable & ((counts["flags"] & _GROUP_EXIT) != 0)
+    thread_pid = part["thread_pid"].astype(np.uint64)
+    namespace, ns_pid = read_numbers(reader, thread_pid, findings)
+    known = counts.readable
+    return Dead(
+        row=row,
+        leads=part.leaders,
+        reaped=(part["exit_state"] & _DEAD) != 0,
+        # wait_task_zombie()
+        exit_code=np.where(whole, counts["exit_code"], part["exit_code"]).astype("i8"),
+        exit_signal=part["exit_signal"].astype(np.int64),
+        ptraced=part["ptrace"] != 0,
+        real_parent=part["real_parent"].astype(np.uint64),
+        parent=part["parent"].astype(np.uint64),
+        process=process,
+        thread_pid=thread_pid,
+        threads=np.where(known, counts["live"], UNKNOWN).astype(np.int64),
+        others=np.where(known, counts["nr_threads"] - 1, UNKNOWN).astype(np.int64),
+        namespace=namespace,
+        ns_pid=ns_pid,
+        age_ns=aged.age_ns[row],
+        age_bound=aged.age_bound[row],
+    )
+
+
+def read_numbers(
+    reader: Reader, pids: Addresses, findings: LossLog
+) -> tuple[Numbers, Numbers]:
+    """Tell the namespace of each ``struct pid``, and its number there.
+
+    :return: The inodes, :data:`UNKNOWN` if unreadable; and the numbers, 0 in the
+        initial namespace.
+    """
+    space, numbers = innermost_numbers(reader, pids, findings)
+    inodes = read_structs(reader, "struct pid_namespace", _SPACE, space, findings)
+    found = np.where(inodes.readable, inodes["inode"].astype(np.int64), UNKNOWN)
+    return found, numbers

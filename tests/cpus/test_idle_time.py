@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""How long CPUs were idle until now."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from drgn import Architecture, Platform, Program
+
+from msatools.cpus.counts import Counts, counts
+from msatools.cpus.idle_time import (
+    IdleState,
+    Ticks,
+    _read_steady,
+    awake,
+    idle_times,
+    naps_of_ticks,
+)
+from msatools.kernel.reader import Reader
+
+YES = np.ones(3, np.bool_)
+NO = np.zeros(3, np.bool_)
+
+
+def numbers(*values: int) -> Counts:
+    return counts(np.array(values), np.ones(len(values), np.bool_))
+
+
+def naps(
+    since: Sequence[int],
+    stolen: Sequence[int] = (0, 0, 0),
+    stolen_iowait: Sequence[int] = (0, 0, 0),
+) -> IdleState:
+    return IdleState(
+        numbers(100, 200, 300),
+        numbers(10, 20, 30),
+        np.array(since),
+        (np.array(stolen), np.array(stolen_iowait)),
+    )
+
+
+def told(column: Counts) -> list[int | None]:
+    return [column.at(row) for row in range(3)]
+
+
+def test_nap_counts_until_now() -> None:
+    """For I/O if any task waits for that; CPUs that are not idle have what they had."""
+    waits = np.array([False, True, True])
+    idle, iowait = idle_times(naps((50, 60, 0)), waits, YES, 90)
+    assert told(idle) == [140, 200, 300]
+    assert told(iowait) == [10, 50, 30]
+
+
+def test_nap_that_begins_later() -> None:
+    """It was read after the time."""
+    idle, _ = idle_times(naps((95, 0, 0)), NO, YES, 90)
+    assert told(idle) == [100, 200, 300]
+
+
+def test_stolen_time_is_taken_off() -> None:
+    """No more than there is, and each from its own."""
+    waits = np.array([False, False, True])
+    idle, iowait = idle_times(
+        naps((50, 60, 70), stolen=(15, 99, 99), stolen_iowait=(99, 99, 5)),
+        waits,
+        YES,
+        90,
+    )
+    assert told(idle) == [125, 200, 300]
+    assert told(iowait) == [10, 20, 45]
+
+
+def test_what_is_not_known() -> None:
+    """Only those that are idle ask for the time, and for what waits."""
+    for readable, now in ((YES, None), (NO, 90)):
+        idle, iowait = idle_times(naps((50, 0, 60)), NO, readable, now)
+        assert told(idle) == [None, 200, None]
+        assert told(iowait) == [None, 20, None]
+
+
+def test_offline_cpus_have_what_was_counted() -> None:
+    ticks = Ticks(
+        idle_ns=np.array([5, 6, 7]),
+        iowait_ns=np.array([1, 2, 3]),
+        since_ns=np.array([50, 60, 70]),
+        idle=np.array([True, True, False]),
+        readable=np.array([True, True, False]),
+        latest_ns=70,
+    )
+    online = np.array([True, False, True])
+    found = naps_of_ticks(ticks, online, numbers(100, 200, 300), numbers(10, 20, 30))
+    assert told(found.idle) == [5, 200, None]
+    assert told(found.iowait) == [1, 20, None]
+    assert found.since.tolist() == [50, 0, 0]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_record_that_changes_while_it_is_read(live: bool) -> None:
+    """On a live kernel it is read until it does not; the others but once more."""
+    prog = Program(Platform(Architecture.X86_64))
+    reads = {0x1000: 0, 0x9000: 0}
+
+    def read(address: int, count: int, offset: int, physical: bool) -> bytes:
+        start = address - offset
+        reads[start] += 1
+        number = min(reads[start], 3) if start == 0x1000 else 7
+        return bytes([number] * count)
+
+    for start in reads:
+        prog.add_memory_segment(start, 16, read)
+    addresses = np.array(list(reads), np.uint64)
+    records, readable = _read_steady(Reader(prog), addresses, 16, live)
+    assert records[:, 0].tolist() == [3 if live else 1, 7]
+    assert readable.all()
+    assert list(reads.values()) == ([4, 2] if live else [1, 1])
+
+
+def test_awake() -> None:
+    idle, iowait = idle_times(awake(numbers(1, 2, 3), numbers(4, 5, 6)), NO, NO, None)
+    assert told(idle) == [1, 2, 3]
+    assert told(iowait) == [4, 5, 6]

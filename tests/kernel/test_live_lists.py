@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The list of tasks while some of them end, and others begin in their memory.
+
+No real kernel does that to order, so this one is made: a list of nodes, and what
+happens to it before each read.
+"""
+
+import struct
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from drgn import FaultError, ProgramFlags
+
+from msatools.kernel.live_lists import changing_list
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+
+HEAD = 100
+POISON = 0xDEAD000000000122
+Events = dict[int, Callable[["Kernel"], None]]
+
+
+class Kernel:
+    """Nodes by address: what is next, and what was before."""
+
+    def __init__(self, *nodes: int, live: bool = True) -> None:
+        self.links: dict[int, list[int]] = {}
+        self.events: Events = {}
+        self.reads = 0
+        flags = ProgramFlags.IS_LIVE if live else ProgramFlags(0)
+        self.prog = SimpleNamespace(flags=flags)
+        self.links[HEAD] = [HEAD, HEAD]
+        for node in nodes:
+            self.begin(node)
+
+    def begin(self, node: int) -> None:
+        """A task comes to the end of the list."""
+        last = self.links[HEAD][1]
+        self.links[node] = [HEAD, last]
+        self.links[last][0] = self.links[HEAD][1] = node
+
+    def end(self, node: int) -> None:
+        """As list_del_rcu() does it."""
+        after, before = self.links[node]
+        self.links[before][0], self.links[after][1] = after, before
+        self.links[node][1] = POISON
+
+    def read(self, address: int, size: int) -> bytes:
+        self.reads += 1
+        if event := self.events.pop(self.reads, None):
+            event(self)
+        if address not in self.links:
+            raise FaultError("nothing there", address)
+        return struct.pack("<QQ", *self.links[address])[:size]
+
+
+def walked(kernel: Kernel) -> tuple[list[int], LossLog]:
+    reader, findings = cast(Reader, kernel), LossLog()
+    found = changing_list(reader, HEAD, 0, 16, set(), "a list", findings)
+    return [address for address, _ in found], findings
+
+
+def test_list_that_stands_still() -> None:
+    found, findings = walked(Kernel(1, 2, 3))
+    assert found == [1, 2, 3]
+    assert not findings.coverage
+
+
+def test_memory_of_one_that_ended_is_anothers() -> None:
+    """Who is between the two is not missed."""
+    kernel = Kernel(1, 2, 3, 4)
+
+    def reuse(kernel: Kernel) -> None:
+        kernel.end(2)
+        kernel.begin(2)
+
+    kernel.events[3] = reuse  # 1 was read, and led to 2
+    found, findings = walked(kernel)
+    assert found == [1, 3, 4, 2]
+    assert findings.coverage == {"lists_resumed": 1}
+
+
+def test_all_that_were_passed_have_ended() -> None:
+    kernel = Kernel(1, 2, 3, 4)
+
+    def end(kernel: Kernel) -> None:
+        for node in (1, 2, 3):
+            kernel.end(node)
+
+    kernel.events[4] = end
+    found, findings = walked(kernel)
+    assert found == [1, 2, 4]
+    assert "lists_broken" not in findings.coverage
+
+
+def test_memory_of_one_that_was_passed_is_anothers() -> None:
+    """It is met a second time, which is no loop."""
+    kernel = Kernel(1, 2, 3, 4)
+
+    def reuse(kernel: Kernel) -> None:
+        kernel.end(1)
+        kernel.begin(1)
+        kernel.begin(5)
+
+    kernel.events[4] = reuse
+    found, findings = walked(kernel)
+    assert found == [1, 2, 3, 4, 5]
+    assert "lists_broken" not in findings.coverage
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_loop_ends(live: bool) -> None:
+    kernel = Kernel(1, 2, 3, live=live)
+    kernel.links[3] = [2, 2]
+    found, findings = walked(kernel)
+    assert found == [1, 2, 3]
+    assert findings.coverage["lists_broken"] == 1
+    assert kernel.reads < 20
+
+
+def test_list_that_never_rests() -> None:
+    """The walk ends, and tells that it is not whole."""
+    kernel = Kernel(1, 2, 3)
+
+    class Restless(dict[int, Callable[[Kernel], None]]):
+        def pop(self, *_: object) -> Callable[[Kernel], None]:  # type: ignore[override]
+            return lambda kernel: kernel.links[2].__setitem__(1, POISON)
+
+    kernel.events = Restless()
+    found, findings = walked(kernel)
+    assert found == [1]
+    assert findings.coverage["lists_broken"] == 1
+    assert kernel.reads < 1000

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Trees by number, against drgn's own walk of them; whole and damaged."""
+
+from collections.abc import Iterator
+
+import pytest
+from drgn import Object, Program
+from drgn.helpers.linux.mapletree import mt_for_each
+from drgn.helpers.linux.pid import for_each_task
+from drgn.helpers.linux.radixtree import radix_tree_for_each
+
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.kernel.xarray import Entries, maple_entries, xarray_entries
+from tests.support.dumps import open_dump
+from tests.support.overlay import lose, put
+
+INTERNAL = 2
+"""Of the pointer to a node (include/linux/xarray.h)."""
+
+
+def pids(prog: Program) -> Object:
+    return prog["init_pid_ns"].idr.idr_rt.address_of_()
+
+
+def by_drgn(tree: Object) -> Entries:
+    return [
+        (number, number, entry.value_()) for number, entry in radix_tree_for_each(tree)
+    ]
+
+
+def maple_by_drgn(tree: Object) -> Entries:
+    return [(first, last, entry.value_()) for first, last, entry in mt_for_each(tree)]
+
+
+def mappings(prog: Program) -> Iterator[Object]:
+    """The trees of what processes map."""
+    return (
+        task.mm.mm_mt.address_of_()
+        for task in for_each_task(prog)
+        if task.mm and task.pid == task.tgid
+    )
+
+
+def ours(tree: Object) -> tuple[Entries, LossLog]:
+    findings = LossLog()
+    reader = Reader(tree.prog_)
+    is_maple = tree.type_.type.type_name() == "struct maple_tree"
+    walk = maple_entries if is_maple else xarray_entries
+    return walk(reader, tree.value_(), findings, "the tree"), findings
+
+
+@pytest.mark.parametrize("name", ["memory-5.10", "tasks-6.1", "tasks-6.12"])
+def test_xarray(name: str) -> None:
+    tree = pids(open_dump(name, "btf"))
+    found, findings = ours(tree)
+    assert len(found) > 100
+    assert found == by_drgn(tree)
+    assert not findings.notes
+
+
+@pytest.mark.parametrize("name", ["tasks-6.1", "tasks-6.12"])
+def test_maple_tree(name: str) -> None:
+    """Trees of all sizes: most have two levels, and one 2,000 entries."""
+    sizes = set()
+    for tree in mappings(open_dump(name, "btf")):
+        found, findings = ours(tree)
+        assert found == maple_by_drgn(tree)
+        assert not findings.notes
+        sizes.add(len(found))
+    assert min(sizes) < 20
+    assert max(sizes) > 2000
+
+
+@pytest.fixture
+def program() -> Program:
+    """One dump opened anew, to be damaged."""
+    return open_dump("tasks-6.12", "btf")
+
+
+def top(prog: Program) -> int:
+    """Find the node at the top of the tree of PIDs, which has others below."""
+    node = int(pids(prog).xa_head.value_()) - INTERNAL
+    assert prog.read_u8(node + prog.type("struct xa_node").member("shift").offset)
+    return node
+
+
+def slot(prog: Program, number: int) -> int:
+    """Tell where a slot of the node at the top is."""
+    slots = prog.type("struct xa_node").member("slots").offset
+    return top(prog) + slots + 8 * number
+
+
+@pytest.mark.parametrize("how", ["part lost", "root lost", "itself", "other level"])
+def test_damage_costs_what_is_below(program: Program, how: str) -> None:
+    tree = pids(program)
+    whole, _ = ours(tree)
+    node = program.type("struct xa_node")
+    child = program.read_u64(slot(program, 0)) - INTERNAL
+    if how == "part lost":
+        lose(program, child, node.size)
+    elif how == "root lost":
+        lose(program, tree.value_(), 16)
+    elif how == "itself":
+        itself = (top(program) + INTERNAL).to_bytes(8, "little")
+        put(program, slot(program, 0), itself)
+    else:
+        put(program, child + node.member("shift").offset, bytes([60]))
+    found, findings = ours(tree)
+    assert how == "itself" or set(found) < set(whole)
+    assert findings.coverage["trees_broken"] == 1
+    if how == "root lost":
+        assert found == []
+    if how == "part lost":
+        assert found
+        assert "the tree cannot be read" in next(iter(findings.notes.values())).text
+
+
+def maple_slot(prog: Program, tree: Object) -> int:
+    """Tell where the first slot of a tree's top node is."""
+    root = tree.ma_root.value_()
+    assert root >> 3 & 15 == prog.constant("maple_arange_64").value_()
+    node = root & ~255
+    return int(node + prog.type("struct maple_arange_64").member("slot").offset)
+
+
+@pytest.mark.parametrize("how", ["itself", "of no type", "gone"])
+def test_a_damaged_maple_tree(program: Program, how: str) -> None:
+    tree = max(mappings(program), key=lambda tree: len(ours(tree)[0]))
+    whole, _ = ours(tree)
+    place = maple_slot(program, tree)
+    first = program.read_u64(place)
+    words = {
+        "itself": tree.ma_root.value_(),
+        "of no type": first | 15 << 3,
+        "gone": first & 255 | 0xFFFF << 48,
+    }
+    put(program, place, words[how].to_bytes(8, "little"))
+    found, findings = ours(tree)
+    assert set(found) < set(whole)
+    assert findings.coverage["trees_broken"] == 1
+
+
+def test_one_entry_needs_no_node(program: Program) -> None:
+    tree = pids(program)
+    put(program, tree.xa_head.address_, (0x1000).to_bytes(8, "little"))
+    assert ours(tree)[0] == [(0, 0, 0x1000)]
+    put(program, tree.xa_head.address_, bytes(8))
+    assert ours(tree)[0] == []
+
+
+def test_what_is_behind_the_end_does_not_count(program: Program) -> None:
+    """A node that had more entries once still has them."""
+    tree = max(mappings(program), key=lambda tree: len(ours(tree)[0]))
+    whole, _ = ours(tree)
+    place = maple_slot(program, tree)
+    node = Object(program, "struct maple_arange_64", address=place & ~255)
+    end = node.meta.end.value_()
+    assert end + 1 < len(node.slot)
+    first = program.read(place, 8)
+    put(program, place + 8 * (end + 1), first)
+    put(program, node.pivot[end].address_, (1 << 40).to_bytes(8, "little"))
+    found, findings = ours(tree)
+    assert found == whole
+    assert not findings.notes

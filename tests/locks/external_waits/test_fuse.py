@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What tasks wait for outside of all tasks: FUSE servers, disks, frozen files."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from drgn import FaultError
+
+from msatools.locks.external_waits import fuse as fuse_module
+from msatools.locks.external_waits.externals import External, external
+from msatools.locks.lock import Lock, Request
+from msatools.locks.lock_context import BlockedTask, LockContext
+from msatools.locks.lock_types import requests_of
+from tests.locks.seen import Seen, Truth
+
+
+class Outside:
+    """What the waiters of one dump are said to wait for."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
+        self.look = seen.look()
+
+    def case(self, of: str | int) -> BlockedTask:
+        return self.seen.case(of, self.look)
+
+    def of(self, of: str | int, look: LockContext | None = None) -> External | None:
+        look, case = look or self.look, self.case(of)
+        return external(look, case, requests_of(look, case))
+
+    def waiters(self, *types: str) -> Iterator[tuple[Truth, int]]:
+        """Locks of some types, and the thread ID of each that waits for one."""
+        for lock in self.seen.locks(*types):
+            for waiter in lock["waiters"]:
+                yield lock, waiter["pid"]
+
+    def clients(self, *types: str, look: LockContext | None = None) -> Iterator[Any]:
+        """Locks that a FUSE server is to end the wait for, and what is said of it."""
+        for lock, pid in self.waiters(*types):
+            if "fuse_server" in lock:
+                found = self.of(pid, look)
+                assert found is not None, lock["name"]
+                yield lock, found
+
+    @property
+    def busy(self) -> int:
+        """Who waits for a server that reads no requests."""
+        (pid,) = (pid for lock, pid in self.waiters("folio") if "busy" in lock["name"])
+        return pid
+
+
+@lru_cache(maxsize=1)
+def outside_of(seen: Seen) -> Outside:
+    return Outside(seen)
+
+
+@pytest.fixture
+def dump(stock: Seen) -> Outside:
+    return outside_of(stock)
+
+
+def test_who_waits_for_which_server(dump: Outside) -> None:
+    connections: dict[str, set[object]] = {}
+    for lock, found in dump.clients("folio", "wait_queue"):
+        assert (found.kind, found.path) == ("fuse", lock["mount"])
+        assert found.pid == lock["fuse_server"], lock["name"]
+        connections.setdefault(lock["mount"], set()).add(found.identity)
+    # Each is one thing, and each is another.
+    assert {len(identities) for identities in connections.values()} == {1}
+    assert len(set.union(*connections.values())) == len(connections) == 3
+
+
+def test_how_sure_a_server_is(dump: Outside) -> None:
+    """Who reads requests is sure; who only has the device open is likely."""
+    told = {lock["mount"]: found for lock, found in dump.clients("folio", "wait_queue")}
+    texts = {
+        "/mnt/fuse": (
+            "exact",
+            "FUSE server {} fuse-server (/mnt/fuse), asleep in read of /dev/fuse",
+        ),
+        "/mnt/fuse-busy": (
+            "likely",
+            "FUSE server ~{} fuse-busy-serve (/mnt/fuse-busy)",
+        ),
+        "/mnt/fuse-locked": (
+            "likely",
+            "FUSE server ~{} fuse-locked-ser (/mnt/fuse-locked)",
+        ),
+    }
+    assert told.keys() == texts.keys()
+    for mount, (confidence, text) in texts.items():
+        found = told[mount]
+        (server,) = found.servers
+        assert dump.look.pid(server.task) == found.pid
+        assert server.confidence == confidence
+        assert found.text == text.format(found.pid)
+
+
+def test_a_look_at_one_task_does_not_search_all(dump: Outside) -> None:
+    """Then only who reads is told: it is on the connection's own queue."""
+    told = {
+        lock["mount"]: (found.text.partition(",")[0], found.pid)
+        for lock, found in dump.clients("folio", look=dump.seen.look(alone=True))
+    }
+    server = told["/mnt/fuse"][1]
+    assert told == {
+        "/mnt/fuse": (f"FUSE server {server} fuse-server (/mnt/fuse)", server),
+        "/mnt/fuse-busy": ("FUSE /mnt/fuse-busy", None),
+        "/mnt/fuse-locked": ("FUSE /mnt/fuse-locked", None),
+    }
+
+
+def test_a_server_is_no_client(dump: Outside) -> None:
+    case = dump.case("fuse-server")
+    assert case.is_in("fuse_dev_do_read")
+    assert external(dump.look, case, ()) is None
+
+
+def test_without_a_server_nobody_is_told(
+    dump: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fuse_module, "_DEVICE", 0)
+    look = dump.seen.look()
+    found = dump.of(dump.busy, look)
+    assert found is not None
+    assert found.pid is None
+    assert found.servers == ()
+    assert found.text == "FUSE /mnt/fuse-busy: nobody reads its requests"
+
+
+def test_a_list_of_file_systems_that_is_damaged_costs_a_note(
+    dump: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = dump.seen.look()
+
+    def fails(*_: object) -> None:
+        raise FaultError("not in the dump", 0)
+
+    monkeypatch.setattr(look.fuse, "_mount", fails)
+    assert dump.of(dump.busy, look) is None
+    assert look.findings.lost["file_systems_unreadable"] == 1
+
+
+def test_devices_that_cannot_be_read_cost_a_note(
+    dump: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = dump.seen.look()
+    assert look.fuse.mounts
+
+    def fails(*_: object) -> None:
+        raise FaultError("not in the dump", 0)
+
+    monkeypatch.setattr(look.fuse, "_object", fails)
+    assert look.fuse._openers == {}
+    assert look.findings.lost["servers_unreadable"] >= 3
+
+
+def test_frozen_file_systems(dump: Outside) -> None:
+    identities = set()
+    waiters = list(dump.waiters("percpu_rwsem"))
+    for lock, pid in waiters:
+        found = dump.of(pid)
+        assert found is not None, lock["name"]
+        assert (found.kind, found.path) == ("frozen", lock["path"])
+        assert found.text == f"frozen file system {lock['path']}"
+        assert found.pid is None
+        identities.add(found.identity)
+    # Whatever they want to do: a write and a fault wait for different locks of it.
+    assert len({lock["name"] for lock, _ in waiters}) == 2
+    assert len(identities) == 1
+
+
+def test_a_lock_that_is_in_no_file_system_is_not_frozen(dump: Outside) -> None:
+    _, pid = next(dump.waiters("percpu_rwsem"))
+    case = dump.case(pid)
+    (request,) = requests_of(dump.look, case)
+    assert request.lock.address
+    other = replace(request.lock, address=request.lock.address + 8)
+    assert external(dump.look, case, [Request(other)]) is None
+
+
+def test_disks_and_that_they_are_suspended(dump: Outside) -> None:
+    named, compared = dump.seen.named, set()
+    waits = {
+        pid: lock["device"]
+        for lock, pid in dump.waiters("folio", "bit_wait", "completion")
+        if lock.get("device") and "fuse_server" not in lock
+    }
+    for name in ("disk-write", "direct-reader"):
+        waits[named[name]["tid"]] = named[name]["on"]["device"]
+    for pid, device in waits.items():
+        found = dump.of(pid)
+        assert found is not None, pid
+        assert (found.kind, found.identity) == ("device", ("device", device))
+        assert found.text == f"I/O on {found.device} (suspended)"
+        compared.add(device)
+    assert len(waits) >= 6
+    assert len(compared) == 2
+
+
+def test_only_disks_that_are_suspended_are(dump: Outside) -> None:
+    """The frozen file system is on a disk that answers."""
+    suspended = dump.look.mapper.suspended
+    assert suspended == {"254:0", "254:1", "254:2"}
+
+
+def test_who_waits_for_a_lock_that_tasks_have_waits_for_those(dump: Outside) -> None:
+    """Also if the lock is of a file on FUSE, or of a disk that answers no more."""
+    types = ("rwsem", "mutex", "futex", "pi_futex", "posix_lock", "flock")
+    waiters = list(dump.waiters(*types))
+    assert {lock["type"] for lock, _ in waiters} == set(types)
+    assert [lock["name"] for lock, pid in waiters if dump.of(pid)] == []
+
+
+def test_journals_and_swap(tasks: Seen) -> None:
+    dump = Outside(tasks)
+    thread = dump.of("journal-thread")
+    assert thread is not None
+    assert thread.text == "I/O on dm-1 254:1 (suspended)"
+    swap = dump.of("swap-in")
+    assert swap is not None
+    assert (swap.kind, swap.text) == ("swap", "swap on dm-2 254:2 (suspended)")
+    # Who waits for the thread to commit waits for the thread.
+    assert dump.of("file-fsync") is None
+
+
+def test_pages_of_no_file_are_of_nothing_outside(dump: Outside) -> None:
+    case = dump.case(1)
+    words = np.zeros(0, np.uint64)
+    stack = type(case.stack)(dump.look.layout, case.address, case.stack.base, words)
+    bare = replace(case, names=(), stack=stack, file=None)
+    assert external(dump.look, bare, [Request(Lock("folio", None, 0))]) is None

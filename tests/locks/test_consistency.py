@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What is told of tasks that go on while they are looked at, as in a made scene."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from msatools.locks.blocked import Blocked
+from msatools.locks.consistency import (
+    concerned,
+    held,
+    in_circles,
+    unconfirmed,
+    without_edges,
+)
+from msatools.locks.lock import Lock, OwnerConfidence, QueuedWaiter, Request
+from msatools.locks.owners import Owned
+from msatools.locks.wait_snapshot import BRIEF_NS, WaitSnapshot, Wanted
+from msatools.tasks.table import TaskTable
+from msatools.tasks.task_state import TaskState
+
+TASK = 0xFFFF888000100000
+"""Where the first task is; the others follow."""
+
+COLUMNS = (
+    *("address", "pid", "start_ns", "state", "on_cpu", "nvcsw", "nivcsw", "sp"),
+    *("last_arrival_ns", "exit_state"),
+)
+AB, BC = Lock("mutex", 0xFFFF888000002000), Lock("mutex", 0xFFFF888000003000)
+
+
+def address(row: int) -> int:
+    return TASK + 0x2000 * row
+
+
+def table(count: int = 4, **changed: dict[int, int]) -> TaskTable:
+    """Make tasks that sleep; *changed* has by column the values of some rows."""
+    records = np.zeros(count, [(name, "u8") for name in COLUMNS])
+    records["address"] = [address(row) for row in range(count)]
+    records["pid"] = np.arange(count) + 1
+    records["state"] = 2
+    for name in ("start_ns", "nvcsw", "nivcsw", "sp", "last_arrival_ns"):
+        records[name] = 7
+    for name, values in changed.items():
+        for row, value in values.items():
+            records[name][row] = value
+    return TaskTable(records, frozenset(COLUMNS))
+
+
+def owned(row: int, confidence: OwnerConfidence = "exact") -> Owned:
+    return Owned(row, confidence, seen=confidence == "evidence", firm=True)
+
+
+def scene(
+    waits: dict[int, Lock],
+    owners: dict[Lock, list[Owned]],
+    queue: tuple[int, ...] | None = None,
+    tasks: TaskTable | None = None,
+) -> WaitSnapshot:
+    tasks = tasks or table()
+    wanted = {}
+    for lock in dict.fromkeys(waits.values()):
+        rows = [row for row, own in waits.items() if own == lock]
+        wanted[lock] = Wanted(lock, rows, owners=tuple(owners.get(lock, ())))
+        wanted[lock].queue = (
+            tuple(QueuedWaiter(task) for task in queue) if queue else None
+        )
+    now: Any = TaskState(
+        classes=np.zeros(len(tasks), np.uint8),
+        age_ns=np.full(len(tasks), 10**10),
+        age_bound=np.zeros(len(tasks), np.uint8),
+        stacks=None,  # type: ignore[arg-type]
+        waits=(),
+    )
+    blocked = {row: Blocked(row, (Request(lock),)) for row, lock in waits.items()}
+    nothing: Any = None
+    return WaitSnapshot(nothing, tasks, now, nothing, blocked, wanted)
+
+
+def owners_of(found: WaitSnapshot, lock: Lock) -> list[int]:
+    return [own.row for own in found.wanted[lock].owners]
+
+
+def deadlocks(found: WaitSnapshot) -> list[frozenset[int]]:
+    return [cycle.tasks for cycle in found.graph.cycles]
+
+
+# Each of the first two has what the other waits for.
+WAITS = {0: AB, 1: BC}
+OWNERS = {AB: [owned(1)], BC: [owned(0)]}
+
+
+def test_what_stays_is_kept() -> None:
+    before = scene(WAITS, OWNERS)
+    assert concerned(before) == [address(0), address(1)]
+    kept = held(before, table(), alone=False)
+    assert (kept.blocked, kept.wanted) == (before.blocked, before.wanted)
+    assert kept.moved == frozenset()
+    assert deadlocks(kept) == [frozenset((0, 1))]
+
+
+@pytest.mark.parametrize("column", COLUMNS[1:-1])
+def test_wait_of_one_that_was_switched_is_left_out(column: str) -> None:
+    """So are deadlocks that it was in: by now it may have given its lock back."""
+    again = table(**{column: {1: 1}})
+    kept = held(scene(WAITS, OWNERS), again, alone=False)
+    assert set(kept.blocked) == {0}
+    assert BC not in kept.wanted
+    assert deadlocks(kept) == []
+
+
+def test_one_that_is_about_to_sleep_anew() -> None:
+    """It has set its state, and no switch is counted: it may have got its lock."""
+    tasks = table(on_cpu={1: 1})
+    kept = held(scene(WAITS, OWNERS, tasks=tasks), tasks, alone=False)
+    assert set(kept.blocked) == {0}
+    assert deadlocks(kept) == []
+
+
+@pytest.mark.parametrize(
+    ("age_ns", "closed"), [(BRIEF_NS, True), (BRIEF_NS - 1, False)]
+)
+def test_stack_of_one_that_sleeps_but_briefly(age_ns: int, closed: bool) -> None:
+    """It may be of a lock that was given back, and closes no circle."""
+    made = scene(WAITS, {AB: [owned(1)], BC: [owned(0, "evidence")]})
+    made.now.age_ns[0] = age_ns
+    assert bool(deadlocks(made)) == closed
+
+
+def test_who_waits_for_any_of_several_waits_for_nobody() -> None:
+    """Whose lock it gets first is open."""
+    made = scene({0: AB, 1: BC}, {AB: [owned(2)], BC: [owned(3)]})
+    made.blocked[0] = Blocked(0, (Request(AB), Request(BC)))
+    assert [(edge.waiter, edge.owner) for edge in made.graph.edges] == [(1, 3)]
+
+
+def test_task_that_is_gone() -> None:
+    again = table()
+    again = again.only(again["pid"] != 2)
+    kept = held(scene(WAITS, OWNERS), again, alone=False)
+    assert set(kept.blocked) == {0}
+    assert owners_of(kept, AB) == []
+
+
+def test_owner_need_not_sleep() -> None:
+    """The lock has said that it has it; what its stack says is of two moments."""
+    before = scene({0: AB, 3: BC}, {AB: [owned(1)], BC: [owned(2, "evidence")]})
+    assert concerned(before) == [address(row) for row in range(4)]
+    kept = held(before, table(nvcsw={1: 8, 2: 8}), alone=False)
+    assert owners_of(kept, AB) == [1]
+    assert owners_of(kept, BC) == []
+    assert kept.moved == {1}
+
+
+def test_owner_of_whose_memory_another_task_was_made() -> None:
+    before = scene({0: AB}, {AB: [owned(1)]})
+    kept = held(before, table(pid={1: 9}, start_ns={1: 8}), alone=False)
+    assert set(kept.blocked) == {0}
+    assert owners_of(kept, AB) == []
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_queue_has_those_who_stayed(alone: bool) -> None:
+    """Of those that are not in the table nothing is known where it has but a few."""
+    unknown = address(77)
+    queue = (address(0), address(1), unknown, address(2))
+    before = scene({0: AB, 1: AB}, {}, queue)
+    assert concerned(before) == [address(0), address(1), address(2)]
+    kept = held(before, table(nvcsw={1: 8}), alone=alone)
+    left = [each.task for each in kept.wanted[AB].queue or ()]
+    between = [unknown] if alone else []
+    assert left == [address(0), *between, address(2)]
+
+
+def test_queue_has_nobody_who_was_woken_up() -> None:
+    tasks = table(state={2: 0})
+    before = scene({0: AB}, {}, (address(0), address(2)), tasks)
+    kept = held(before, tasks, alone=False)
+    assert kept.wanted[AB].queue == (QueuedWaiter(address(0)),)
+
+
+# --- a second look at what is a circle by the first
+
+
+def second_look(owners: dict[Lock, list[Owned]]) -> WaitSnapshot:
+    """Look again at the two in the circle only, which are the rows 1 and 0 then."""
+    tasks = table(2)
+    swapped = TaskTable(tasks.records[::-1].copy(), tasks.columns)
+    return scene({1: AB, 0: BC}, owners, tasks=swapped)
+
+
+def test_circle_that_is_there_twice() -> None:
+    first = scene({**WAITS, 2: AB, 3: AB}, OWNERS)
+    assert in_circles(first) == [address(0), address(1)]
+    assert unconfirmed(first, second_look({AB: [owned(0)], BC: [owned(1)]})) == []
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        {AB: [owned(0)]},
+        {BC: [owned(1)]},
+        {AB: [owned(0)], BC: [owned(1, "likely")]},
+        # Each seems to have what it waits for itself.
+        {AB: [owned(1)], BC: [owned(0)]},
+    ],
+)
+def test_circle_that_is_there_once(owners: dict[Lock, list[Owned]]) -> None:
+    first = scene(WAITS, OWNERS)
+    left = without_edges(first, unconfirmed(first, second_look(owners)))
+    assert deadlocks(left) == []
+    assert set(left.blocked) == {0, 1}
+
+
+def test_lock_that_was_handed_to_its_waiter() -> None:
+    """As futex_unlock_pi() does, before it wakes up the new owner."""
+    first = scene({0: AB, 1: AB}, {AB: [owned(0)]})
+    assert deadlocks(first) == [frozenset((0,))]
+    again = scene({}, {}, tasks=table(1))
+    left = without_edges(first, unconfirmed(first, again))
+    assert deadlocks(left) == []
+    kept = held(left, table(on_cpu={0: 1}, state={0: 0}), alone=False)
+    assert set(kept.blocked) == {1}
+    assert replace(kept.wanted[AB], queue=None) == Wanted(AB, [1])

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Devices and file systems by their names, in what tasks wait on."""
+
+import re
+
+import pytest
+from drgn.helpers.linux.fs import for_each_mount
+from drgn.helpers.linux.list import list_for_each_entry
+
+from fixtures import lab
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.locks.storage import Storage
+from msatools.locks.struct_reader import Layout
+from msatools.render.on import on_text
+from tests.locks.seen import STOCK, seen
+from tests.support.dumps import open_dump
+from tests.support.overlay import lose
+
+CONTAINED = ("contained-6.12", pytest.param("contained-6.1", marks=pytest.mark.long))
+
+
+@pytest.mark.parametrize("name", CONTAINED)
+def test_fault_on_a_mapped_device(name: str) -> None:
+    """Its node in /dev, by which it was opened, has neither its data nor its number."""
+    dump = seen(name)
+    said = dump.named["fault-disk"]["on"]
+    found = dump.on("fault-disk")
+    assert {key: getattr(found, key) for key in said} == said
+    assert (found.inode, found.fs) == (None, None)
+    assert on_text(found) == f"{said['path']} {said['device'].split()[0]}"
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_file_systems_without_a_device(name: str) -> None:
+    dump = seen(name)
+    ons = [on for on in dump.ons if on is not None and on.kind in ("disk", "page")]
+    fuse = [on for on in ons if (on.path or "").startswith("/mnt/fuse")]
+    assert len(fuse) >= 5
+    assert {(on.fs, on.device) for on in fuse} == {("fuse", None)}
+    rest = [on for on in ons if on.device is not None]
+    assert len(rest) >= 5
+    assert {on.fs for on in rest} == {None}
+
+
+@pytest.mark.parametrize("name", ["memory-5.10", "tasks-6.12"])
+def test_all_that_is_mounted(name: str) -> None:
+    """Disks by name and numbers, also before 5.11; else file systems by type."""
+    prog, findings = open_dump(name, "btf"), LossLog()
+    layout = Layout(Reader(prog))
+    storage = Storage(layout, findings)
+    mounts = lab.build(name).truth("proc/mounts").decode().splitlines()
+    types = {line.split()[2] for line in mounts} | {"rootfs"}
+    disks = 0
+    for mount in for_each_mount(prog["init_task"].nsproxy.mnt_ns):
+        block = mount.mnt.mnt_sb
+        inode = storage.inode(block.s_root.d_inode.value_())
+        device, fs = storage.device_of(inode), storage.file_system_of(inode)
+        assert (device is None) != (fs is None)
+        if fs is not None:
+            kind = block.s_type.name.string_().decode()
+            assert fs == kind
+            assert kind in types
+            continue
+        disks += 1
+        numbers = int(block.s_dev)
+        disk, number = (device or "").split()
+        assert number == f"{numbers >> 20}:{numbers & 0xFFFFF}"
+        assert re.fullmatch(r"nvme\dn\d+|dm-\d", disk), device
+    assert disks
+    assert not findings.notes
+
+
+@pytest.mark.parametrize("name", ["memory-5.10"])
+def test_every_block_device_has_the_name_of_its_disk(name: str) -> None:
+    prog = open_dump(name, "btf")
+    storage = Storage(Layout(Reader(prog)), LossLog())
+    blocks = list_for_each_entry(
+        "struct super_block", prog["super_blocks"].address_of_(), "s_list"
+    )
+    devices = [block.s_bdev for block in blocks if block.s_bdev]
+    for device in devices:
+        disk = device.bd_disk.disk_name.string_().decode()
+        found = storage.device(device.value_())
+        assert found is not None
+        assert re.fullmatch(rf"{disk}(p\d+)? \d+:\d+", found)
+    assert devices
+
+
+def test_a_file_system_that_is_lost_costs_no_more_than_its_name() -> None:
+    prog = open_dump("locks-6.12", "btf")
+    (block,) = (
+        block
+        for block in list_for_each_entry(
+            "struct super_block", prog["super_blocks"].address_of_(), "s_list"
+        )
+        if block.s_type.name.string_() == b"devtmpfs"
+    )
+    inode = block.s_root.d_inode.value_()
+    findings = LossLog()
+    storage = Storage(Layout(Reader(prog)), findings)
+    known = storage.inode(inode)
+    lose(prog, block.s_id.address_, len(block.s_id))
+    for _ in range(2):
+        assert storage.file_system_of(known) is None
+    assert findings.lost["file_systems_unreadable"] == 1

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What every task of which it is known waits on."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.lib.recfunctions import append_fields
+
+from msatools.kernel.report import LossLog
+from msatools.locks.model import WaitTarget
+from msatools.locks.ownstack import OwnStack
+from msatools.locks.sleeping import locksorts
+from msatools.locks.sleeping.kernellocks import KernelLocks
+from msatools.locks.struct_reader import Layout
+from msatools.locks.wait_targets.explain import explain
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.table import TaskTable
+from tests.locks.seen import TASKS, Seen, Truth, damaged, seen
+from tests.support.overlay import lose, lose_page
+
+DUMPS = (*TASKS, "tasks-on-6.1")
+
+MAX_READS = 40
+"""That it may take to tell what one task waits on."""
+
+# What the guest says and we do not, and why.
+UNTOLD = {
+    # Who reads now is written nowhere: a rwsem names one that has or had it.
+    "readers": ("directory-make", "directory-rename", "directory-read", "unmap"),
+    # A reader that waits behind a writer: that is the graph's to tell.
+    "behind": ("cmdline-read",),
+    # Where it was before it was moved, and where it is to be moved.
+    "first": ("futex-requeue",),
+    "target": ("futex-requeue-pi",),
+    # A buffer knows its device, not the directory that it is read for.
+    "inode": ("directory-lookup",),
+    # The lock is what it waits for; the fault that came before is another thing.
+    "address": ("frozen-fault",),
+}
+LOCKS = ("mutex", "rwsem", "percpu_rwsem")
+
+
+@pytest.fixture(params=DUMPS)
+def dump(request: pytest.FixtureRequest) -> Seen:
+    return seen(request.param)
+
+
+def expected(name: str, on: Truth) -> Truth:
+    """Say what the guest says of a task as we do."""
+    told = {key: value for key, value in on.items() if name not in UNTOLD.get(key, ())}
+    kind = told["kind"]
+    if kind in LOCKS:
+        told |= {"kind": "lock", "type": kind}
+    elif kind == "pi_futex":
+        told |= {"kind": "futex", "type": kind}
+    elif kind == "fds":
+        told |= {"kind": "poll", "count": len(told["fds"])}
+    elif kind == "disk":
+        faults = "address" in told
+        told |= {"kind": "page" if faults else "disk"}
+        told["device"] = f"{told.pop('name')} {told['device']}"
+    elif kind == "journal":
+        told["pid"] = told.pop("thread")
+    elif kind == "child" and told["pid"] == -1:
+        told["pid"] = None
+    elif kind == "cgroup":
+        told["path"] = f"/{told['path']}"
+    if "mm_of" in told:
+        told["pid"] = told.pop("mm_of")
+    if "until_s" in told:
+        told["expires_ns"] = told.pop("until_s") * 10**9
+    return told
+
+
+def said(on: WaitTarget | None, names: Truth) -> Truth:
+    def plain(value: Any) -> Any:
+        return list(value) if isinstance(value, tuple) else value
+
+    return {name: plain(getattr(on, name, None)) for name in names}
+
+
+def test_what_every_named_task_waits_on(dump: Seen) -> None:
+    wrong, compared = {}, 0
+    for name, task in dump.named.items():
+        if task["on"] is None or task["on"]["kind"] == "cpu":
+            continue
+        if not dump.is_as_said(name):
+            continue
+        compared += 1
+        should = expected(name, task["on"])
+        found = said(dump.ons[dump.row(name)], should)
+        if found != should:
+            wrong[name] = found, should
+    assert wrong == {}
+    assert compared > 75
+
+
+def test_all_that_is_not_told_was_asked_for(dump: Seen) -> None:
+    """What the list above excuses is still there to be excused."""
+    for key, names in UNTOLD.items():
+        for name in names:
+            assert key in dump.named[name]["on"], (key, name)
+
+
+def test_times_that_end_waits(dump: Seen) -> None:
+    """Each sleeps for an hour; it said so just before."""
+    hour, compared = 3600 * 10**9, 0
+    now = dump.clocks.monotonic_ns
+    assert now is not None
+    timed = ("futex-timed", "nanosleep", "usleep", "sigtimedwait", "poll-timed")
+    for name in (*timed, "fifo", "threads-07", "timerfd-read"):
+        on, task = dump.on(name), dump.named[name]
+        assert on.expires_ns is not None, name
+        # A timer of a descriptor is set before it is announced.
+        first = task["start_ns"] - (10**9 if name == "timerfd-read" else 0)
+        assert first <= on.expires_ns - hour <= task["in_place_ns"], name
+        assert on.left_ns == on.expires_ns - now
+        compared += 1
+    assert compared == 8
+    assert all(
+        on.expires_ns is None
+        for name in ("futex-wait", "poll", "uring-wait", "sigwaitinfo")
+        if (on := dump.ons[dump.row(name)])
+    )
+
+
+def test_waiters_of_one_lock_are_counted(dump: Seen) -> None:
+    for name in ("directory-make", "directory-rename", "directory-read"):
+        assert dump.on(name).waiters == 3
+    for server in dump.run.workload["servers"].values():
+        first = server["condition"]
+        ons = [dump.ons[dump.rows[tid]] for tid in server["workers"]]
+        places = [on.address for on in ons if on and on.address]
+        assert len(places) == len(ons) == 1000
+        assert all(0 <= place - first < server["condition_bytes"] for place in places)
+        for place in set(places):
+            counts = {on.waiters for on in ons if on and on.address == place}
+            assert counts == {places.count(place)}
+
+
+def test_sockets_have_their_addresses(dump: Seen) -> None:
+    """As /proc/net/tcp has them, by the inode."""
+    lines = dump.run.truth("proc/net/tcp").decode().splitlines()[1:]
+    known = {}
+    for line in lines:
+        values = line.split()
+        known[int(values[9])] = tuple(map(end, values[1:3]))
+    compared = 0
+    for name in ("tcp-accept", "tcp-receive", "tcp-send", "server-signal"):
+        on = dump.on(name)
+        assert on.type == "tcp"
+        assert (on.local, on.peer) == known[on.inode or 0]
+        compared += 1
+    assert compared == 4
+    unix = dump.on("unix-accept")
+    assert (unix.type, unix.local) == ("unix stream", "/run/unix-accept")
+
+
+def end(text: str) -> str | None:
+    address, port = text.split(":")
+    if not int(port, 16):
+        return None
+    octets = reversed(bytes.fromhex(address))
+    return f"{'.'.join(map(str, octets))}:{int(port, 16)}"
+
+
+def test_paths(dump: Seen) -> None:
+    for name, path in {
+        "file-read": "/mnt/slow/read",
+        "execute": "/mnt/slow/program",
+        "fault-text": "/mnt/slow/fault-text",
+        "directory-read": "/mnt/slow/busy",
+        "flock": "/run/flock",
+        "fifo-open": "/run/fifo",
+        "mq-send": "/send",
+        "rename-mutex": "/mnt/slow",
+    }.items():
+        assert dump.on(name).path == path
+
+
+def test_who_does_not_wait_waits_on_nothing(dump: Seen) -> None:
+    running = np.isin(
+        dump.now.classes, (TaskClass.USR, TaskClass.SYS, TaskClass.LAT, TaskClass.ZMB)
+    )
+    rows = np.flatnonzero(running).tolist()
+    assert len(rows) > 8
+    assert all(dump.ons[row] is None for row in rows)
+
+
+def test_stopped_by_a_signal(dump: Seen) -> None:
+    assert dump.on("stopped") == WaitTarget(kind="stop", signals=(19,))
+
+
+def test_rows_are_answered_in_their_order(dump: Seen) -> None:
+    rows = np.array([dump.row(name) for name in ("wait4", "pipe-read", "futex-wait")])
+    found = explain(
+        dump.reader, dump.table, dump.now, dump.clocks, dump.findings, rows=rows
+    )
+    assert [on.kind for on in found if on] == ["child", "pipe", "futex"]
+    assert found == [dump.ons[row] for row in rows.tolist()]
+
+
+def test_nothing_is_lost(dump: Seen) -> None:
+    assert not dump.findings.lost
+    assert not dump.findings.notes
+
+
+def test_reads_grow_with_tasks(dump: Seen) -> None:
+    """Its stack, its registers and its waiter; some need more."""
+    asleep = sum(on is not None for on in dump.ons)
+    assert asleep > 2000
+    assert dump.reads < 4 * asleep
+
+
+def test_one_task_is_told_without_the_others(dump: Seen) -> None:
+    different, most = {}, 0
+    names = [name for name, task in dump.named.items() if task["on"]]
+    for name in names:
+        alone, on = dump.only(dump.tid(name)), dump.ons[dump.row(name)]
+        if without_now(alone.ons[0]) != without_now(on):
+            different[name] = alone.ons[0], on
+        most = max(most, alone.reads)
+    assert different == {}
+    assert most <= MAX_READS
+    assert len(names) > 80
+
+
+def test_one_of_a_thousand_waiters(dump: Seen) -> None:
+    tid = dump.run.workload["servers"]["server-broadcast"]["workers"][500]
+    alone, on = dump.only(tid), dump.ons[dump.rows[tid]]
+    assert on is not None
+    assert on.waiters == 1000
+    (found,) = alone.ons
+    assert found is not None
+    assert (found.address, found.waiters) == (on.address, None)
+    assert [code for code, _ in alone.findings.notes] == ["waiters-not-counted"]
+    assert alone.reads <= MAX_READS
+
+
+def without_now(on: WaitTarget | None) -> Truth:
+    names = {
+        field.name: None for field in fields(WaitTarget) if field.name != "left_ns"
+    }
+    return said(on, names)
+
+
+def test_debug_info_says_the_same(tasks: Seen) -> None:
+    assert seen(tasks.run.name, "dwarf").ons == tasks.ons
+
+
+def test_what_is_lost_is_counted_and_costs_no_more() -> None:
+    whole, hurt = seen(TASKS[1]), damaged(TASKS[1])
+    gone = {"pipe-read", "file-read", "directory-make", "wait4"}
+    for name in gone:
+        lose_page(hurt.prog, int(whole.table["sp"][whole.row(name)]))
+    hurt = hurt.again()
+    assert (hurt.table["pid"] == whole.table["pid"]).all()
+    assert {name for name in gone if hurt.ons[hurt.row(name)] is None} == gone
+    for name in set(whole.named) - gone - {"directory-rename", "directory-read"}:
+        on, before = hurt.ons[hurt.row(name)], whole.ons[whole.row(name)]
+        assert without_now(on) == without_now(before), name
+
+
+def test_a_lost_table_of_futexes_leaves_the_stack() -> None:
+    """Then a waiter on its own stack cannot be shown to wait: its call tells."""
+    whole, hurt = seen(TASKS[1]), damaged(TASKS[1])
+    table = hurt.prog["__futex_data"]
+    size = table.hashsize.value_() * table.queues[0].type_.size
+    lose(hurt.prog, table.queues.value_(), size)
+    known = whole.on("futex-wait")
+    assert known.waiters
+    asked_for = WaitTarget(kind="futex", address=known.address)
+    assert hurt.ons[hurt.row("futex-wait")] == asked_for
+    assert hurt.on("pipe-read") == whole.on("pipe-read")
+    assert hurt.findings.coverage["futex_chains_broken"] > 0
+    assert "futex_chains_broken" in hurt.findings.lost
+
+
+def test_a_lock_whose_waiters_are_on_no_list(
+    dump: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from 7.1 on: where the task's record names it, that is enough."""
+    monkeypatch.setitem(locksorts.LISTS, "mutex", ("mutex", "first_waiter"))
+    monkeypatch.setitem(locksorts.LISTS, "rwsem", ("rw_semaphore", "first_waiter"))
+    records, kinds = dump.table.records, {"rename-mutex": 0, "directory-make": 3}
+    blockers = np.zeros(len(records), np.uint64)
+    names = [name for name in records.dtype.names or () if name != "blocker"]
+    for name, kind in kinds.items():
+        blockers[dump.row(name)] = int(dump.on(name).address or 0) | kind
+    made = append_fields(records[names], "blocker", blockers, usemask=False)
+    table = TaskTable(made, dump.table.columns | {"blocker"})
+    rows = np.array([dump.row(name) for name in (*kinds, "pipe-mutex")])
+    findings = LossLog()
+    found = explain(dump.reader, table, dump.now, dump.clocks, findings, rows=rows)
+    for on, row in zip(found[:2], rows.tolist(), strict=False):
+        known = dump.ons[row]
+        assert on is not None
+        assert known is not None
+        assert on == replace(known, waiters=None)
+    assert found[2] == WaitTarget(kind="lock", type="mutex")
+    assert not findings.lost
+
+
+def test_a_long_ring_of_waiters_is_cut(dump: Seen) -> None:
+    """Three wait for the lock; who may look at one only must not tell another."""
+    row = dump.row("directory-rename")
+    layout, findings = Layout(dump.reader), LossLog()
+    locks = KernelLocks(layout, findings)
+    names = dump.now.stacks.names(dump.now.stacks[row])
+    stacks, pointers = (
+        dump.table[name][row : row + 1].astype(np.uint64) for name in ("stack", "sp")
+    )
+    memory = dump.collector.read(stacks, pointers)
+    base, address = int(memory.base[0]), int(dump.table["address"][row])
+    stack = OwnStack(layout, address, base, memory.stack(0))
+    whole = locks.find(names, stack)
+    assert whole is not None
+    assert whole.waiters == 3
+    locks = KernelLocks(layout, findings)
+    assert locks.find(names, stack, limit=4) == whole
+    locks = KernelLocks(layout, findings)
+    cut = locks.find(names, stack, limit=1)
+    assert cut in (
+        replace(whole, waiters=None),
+        replace(whole, address=None, owner=None, waiters=None),
+    )
+    code = "lock-not-found" if cut and cut.address is None else "waiters-not-counted"
+    assert [found for found, _ in findings.notes] == [code]
+
+
+def test_fault_in_the_memory_of_another(stock: Seen) -> None:
+    """Not in what lies at some address of its own."""
+    on = stock.on("mmap-reader")
+    assert on.path == "/mnt/fuse/mapped"
+    (mmap,) = (lock for lock in stock.locks() if lock["name"] == "mmap")
+    assert on.pid == mmap["pid"]

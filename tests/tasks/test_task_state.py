@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What every task of known class is doing, and since when."""
+
+import numpy as np
+import pytest
+
+from msatools.prstat.microstates import BOUND_NS
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.states import asleep
+from msatools.tasks.table import TaskTable
+from msatools.tasks.task_state import AgeBound, ages
+from tests.prstat.dumps import MIDWAY, OFF, ON, Dump, long, look
+
+FEW = 5
+"""Of fewer of a class a CPU may have stood at half."""
+
+
+@pytest.fixture(scope="module", params=[*OFF, *ON, *long(*MIDWAY)])
+def dump(request: pytest.FixtureRequest) -> Dump:
+    return look(request.param)
+
+
+def test_class_of_every_named_task(dump: Dump) -> None:
+    wrong = {}
+    for name, task in dump.tasks.items():
+        row = dump.row(name)
+        found = TaskClass(dump.now.classes[row]).name
+        if found not in (task["class"], *task.get("also", ())):
+            wrong[name] = found, dump.now.stacks.names(dump.now.stacks[row])
+    assert wrong == {}
+    assert len(dump.tasks) > 180
+    assert len({task["class"] for task in dump.tasks.values()}) > 20
+    assert TaskClass.OTH not in dump.now.classes
+
+
+def test_class_of_kernel_threads(dump: Dump) -> None:
+    """Those that were idle and have not run since wait for work."""
+    compared = 0
+    for thread in dump.run.workload["kernel_threads"]:
+        tid = thread["tid"]
+        if thread["class"] is None or tid not in dump.rows:
+            continue
+        row = dump.rows[tid]
+        sched = dump.run.truth(f"proc/{tid}/task/{tid}/schedstat").split()
+        # Who has just been woken has not run either.
+        if int(sched[2]) == dump.table["pcount"][row] and dump.table["state"][row]:
+            compared += 1
+            assert dump.now.classes[row] == TaskClass.KTW, thread
+    # How many of them work just now is chance.
+    assert compared > 0
+
+
+def test_age_of_every_steady_task(dump: Dump) -> None:
+    """The wait began after it was announced, and before it was seen to have begun."""
+    end = dump.clocks.monotonic_ns
+    assert end is not None
+    compared = bounds = 0
+    for name, task in dump.tasks.items():
+        if not task["steady"] or not task.get("start_ns"):
+            continue
+        row = dump.row(name)
+        began = end - int(dump.now.age_ns[row])
+        latest = task["in_place_ns"] + dump.bound_ns
+        if dump.now.age_bound[row] == AgeBound.UPPER:
+            # Its stamp is lost (6.12): what counts is when it came to the CPU.
+            assert began <= latest, name
+            bounds += 1
+            continue
+        compared += 1
+        assert task["start_ns"] - dump.bound_ns <= began <= latest, name
+    assert compared + bounds > 150
+    # Of how many it is lost is chance.
+    assert compared > 0
+    assert dump.table.has("sched_delayed") or not bounds
+
+
+def test_ages_agree_with_the_statistics(dump: Dump) -> None:
+    """Where the kernel keeps when a sleep began, exec_start says the same.
+
+    But for those that slept on the run queue (6.12): they have the stamp from when they
+    left it, which is later. And between the two stamps an emulated CPU may stand, as
+    the host has something else to run.
+    """
+    if dump.run.truth("proc/sys/kernel/sched_schedstats").strip() != b"1":
+        assert not dump.table["sleep_start_ns"].any()
+        return
+    stamps = ("sleep_start_ns", "block_start_ns")
+    without = TaskTable(dump.table.records, dump.table.columns - set(stamps))
+    age, bound = ages(without, dump.clocks, dump.now.classes)
+    stamp = np.maximum(*(dump.table[column] for column in stamps)).astype(np.int64)
+    slept = (stamp != 0) & (bound == AgeBound.EXACT) & asleep(dump.table)
+    assert np.count_nonzero(slept) > 1000
+    longer = age - (dump.clocks.local_ns - stamp)
+    kinds = [slept & (dump.now.classes == each) for each in np.unique(dump.now.classes)]
+    # What is told wrongly is so for all of a kind; where a CPU stands is chance.
+    kinds = [kind for kind in kinds if np.count_nonzero(kind) >= FEW]
+    # Both are of one clock: that of its run queue, and its task clock.
+    assert min(np.median(longer[kind]) for kind in kinds) >= -BOUND_NS
+    if dump.table.has("sched_delayed"):
+        since_boot = dump.run.workload["times"]["switched_on_ns"] is None
+        if not since_boot:
+            return  # how much of it was on the run queue is not known
+        # The statistics alone count sleep on the run queue as waiting for a CPU.
+        longer -= np.clip(dump.delayed_ns, 0, np.maximum(longer, 0))
+    assert max(np.median(longer[kind]) for kind in kinds) <= BOUND_NS
+
+
+def test_cost(dump: Dump) -> None:
+    """drgn unwinds nothing but what was on a CPU."""
+    assert dump.now.stacks.asked == 0
+    assert not dump.findings.coverage["stacks_incomplete"]
