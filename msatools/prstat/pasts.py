@@ -7,8 +7,7 @@ Pure, of sums that :mod:`msatools.prstat.states` makes of a table of threads and
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msatools.kernel.accounting import Accounting
 from msatools.tasks.classes import TaskClass
@@ -23,9 +22,8 @@ _NONE = "Linux keeps no time of "
 _NOW = "the past is not kept; now: class "
 
 
-@dataclass(frozen=True)
-class Time:
-    """Time that was spent in a state."""
+class Time(NamedTuple):
+    """Time that was spent in a state; a query makes some twenty of them at once."""
 
     ns: int | None
     """Since the start of each thread; ``None`` if it is not kept."""
@@ -40,8 +38,7 @@ class Time:
     """The kernel's members that it is made of; empty if there is none."""
 
 
-@dataclass(frozen=True)
-class StateSums:
+class StateSums(NamedTuple):
     """What the kernel keeps of some threads, summed up."""
 
     user_ns: int

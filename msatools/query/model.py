@@ -5,13 +5,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msatools.prstat.pasts import Time
 
 
-@dataclass(frozen=True)
-class Timers:
+class Timers(NamedTuple):
     """The timers of Gelato's microstate accounting for Linux 2.6."""
 
     oncpu_usr: Time
@@ -29,8 +28,7 @@ class Timers:
     zombie: Time
 
 
-@dataclass(frozen=True)
-class States:
+class States(NamedTuple):
     """The states of Solaris's microstate accounting (LMS_* in sys/msacct.h)."""
 
     user: Time
