@@ -93,8 +93,8 @@ class Session:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock; what is chosen at random within a period is its middle."""
     clock = Clock()
-    for module in ("intervals", "pace", "output"):
-        monkeypatch.setattr(f"msatools.{module}.time", clock)
+    for module in ("intervals", "budget", "output"):
+        monkeypatch.setattr(f"msatools.cli.{module}.time", clock)
     monkeypatch.setattr("random.random", lambda: 0.5)
     return clock
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from msatools.locks.model import WaitTarget
-from msatools.prstat.interval import ON_CODE
-from msatools.prstat.interval import OffCpu as ByClass
+from msatools.prstat.interval import ON_CODE, OffCpuByClass
 from msatools.prstat.microstates import EXIT_ZOMBIE, PF_KTHREAD
 from msatools.prstat.model import Children, OffCpu, TaskRow, Waited
 from msatools.prstat.rows import keep, process_rows, split_by_ticks, thread_rows
@@ -212,7 +211,7 @@ def test_time_off_the_cpu_by_class() -> None:
     ns[1, [TaskClass.LCK, ON_CODE]] = 4, 1
     error[:2, TaskClass.LCK] = 3, 2
     untold = np.array([6, 0, 8])
-    off_cpu = ByClass(ns, error, untold, np.zeros(3, np.bool_))
+    off_cpu = OffCpuByClass(ns, error, untold, np.zeros(3, np.bool_))
     spent = replace(made.spent, off_cpu=off_cpu)
     untold, faults = OffCpu(None, 6, 0), OffCpu("FLT", 1, 0, on_code=True)
     first = (OffCpu("TMR", 7, 0), untold, OffCpu("LCK", 5, 3))
