@@ -31,9 +31,10 @@ def _with_frames(
     herds: Sequence[Herd], look: LockContext, stacks: UserStacks
 ) -> Iterator[Herd]:
     for number, herd in enumerate(herds):
-        if herd.waker is None or herd.confidence == "none" or number >= _MOST_STACKS:
+        waker = herd.waker
+        if waker is None or herd.confidence == "none" or number >= _MOST_STACKS:
             yield herd
             continue
-        (row, *_) = np.flatnonzero(look.tasks["pid"] == herd.waker.pid).tolist()
-        waker = replace(herd.waker, frames=stacks.frames(row))
+        for row in np.flatnonzero(look.tasks["pid"] == waker.pid)[:1].tolist():
+            waker = replace(waker, frames=stacks.frames(row))
         yield replace(herd, waker=waker)

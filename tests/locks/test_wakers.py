@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Which wakers of herds get frames of their user stack; live: live/test_herddumps.py"""
+
+from dataclasses import replace
+
+from msatools.locks.model import Herd, Waker
+from msatools.locks.wakers import with_frames
+from msatools.tasks.stackmemory import stack_bytes
+from tests.locks.seen import Seen
+
+NOBODY = 1 << 22
+HERD = Herd(
+    lock="futex 1:0x10",
+    waiters=20,
+    owner=None,
+    kind="futex",
+    address=None,
+    pids=(1,),
+    min_age_ns=0,
+    max_age_ns=0,
+    nvcsw_median=9,
+    confidence="one dump",
+)
+
+
+def told(dump: Seen, pid: int, herd: Herd = HERD) -> Herd:
+    herd = replace(herd, waker=Waker(pid=pid, tgid=1, comm="waker"))
+    (found,) = with_frames([herd], dump.look(), stack_bytes(dump.prog))
+    return found
+
+
+def test_a_waker_has_frames(tasks: Seen) -> None:
+    waker = told(tasks, 1).waker
+    assert waker is not None
+    assert waker.frames
+    assert not waker.frames[0].guess
+
+
+def test_one_that_was_not_read_has_none(tasks: Seen) -> None:
+    """As it has ended meanwhile, or is not among those that were asked for."""
+    assert told(tasks, NOBODY).waker == Waker(pid=NOBODY, tgid=1, comm="waker")
+
+
+def test_one_that_is_no_waker_has_none(tasks: Seen) -> None:
+    alone = replace(HERD, confidence="none")
+    assert told(tasks, 1, alone).waker == Waker(pid=1, tgid=1, comm="waker")
