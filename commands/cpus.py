@@ -10,11 +10,11 @@ from drgn import Program
 from drgn.commands import argument, mutually_exclusive_group
 
 from msatools.cli.arguments import UsageError
-from msatools.cli.command import Recorded, Session
+from msatools.cli.command import Recorded
 from msatools.cli.common_options import rows, view
-from msatools.cli.completeness import is_incomplete
 from msatools.cli.main import Command, run_console
 from msatools.cli.values import columns, cpu_list, name_list
+from msatools.kernel.session import Session
 from msatools.render.blocks import Block
 from msatools.reports.diff import DiffRows
 from msatools.target import Target
@@ -157,7 +157,6 @@ COMMAND = Command(
     ),
     start=_start,
     blocks=_blocks,
-    problems=is_incomplete,
     complaint=_complaint,
     compared=_COMPARED,
     recorded=Recorded(model=_model, choosing=("cpus", "sets"), choose=_choose),

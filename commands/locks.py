@@ -10,11 +10,11 @@ from drgn import Program
 from drgn.commands import argument, mutually_exclusive_group
 
 from msatools.cli.arguments import UsageError
-from msatools.cli.command import Recorded, Session
+from msatools.cli.command import Recorded
 from msatools.cli.common_options import membership, memberships, pids, rows, view
-from msatools.cli.completeness import is_incomplete
 from msatools.cli.main import Command, run_console
 from msatools.cli.values import duration_ns, known_names, state_letters
+from msatools.kernel.session import Session
 from msatools.render.blocks import Block
 from msatools.reports.diff import DiffRows
 from msatools.target import Target
@@ -188,7 +188,6 @@ COMMAND = Command(
     ),
     start=_start,
     blocks=_blocks,
-    problems=is_incomplete,
     complaint=_complaint,
     compared=_COMPARED,
     recorded=Recorded(

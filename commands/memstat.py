@@ -10,17 +10,11 @@ from drgn import Program
 from drgn.commands import argument
 
 from msatools.cli.arguments import HERE, MaybeFile, UsageError
-from msatools.cli.command import Recorded
+from msatools.cli.command import Answer, Command, Recorded
 from msatools.cli.comparison import load_pair
 from msatools.cli.completeness import is_incomplete
-from msatools.cli.main import (
-    Answer,
-    Command,
-    Compared,
-    Progress,
-    Session,
-    run_console,
-)
+from msatools.cli.main import run_console
+from msatools.kernel.session import Progress, Session
 from msatools.memory.model import MemstatReport
 from msatools.render.blocks import Block, text
 from msatools.render.memstat.map_file import check_map_file, write_map
@@ -69,20 +63,22 @@ def _groups(word: str) -> list[str]:
     return groups
 
 
-def _start(
-    prog: Program, target: Target, args: argparse.Namespace
-) -> Session[MemstatReport]:
-    from msatools.memory.memstat import collect_memstat, delta
+class _Memstat(Session[MemstatReport]):
+    """A run of reports on one kernel."""
 
-    if _has_map_file(args):
-        check_map_file(args.map)
-    if args.workers is not None and args.workers > 1 and target.kind == "qmp":
-        raise UsageError(f"-j {args.workers}: one at a time reads over QMP")
+    def __init__(self, prog: Program, target: Target, args: argparse.Namespace) -> None:
+        self._prog = prog
+        self._target = target
+        self._args = args
 
-    def collect(progress: Progress) -> MemstatReport:
+    def report(self, progress: Progress) -> MemstatReport:
+        """Report where the memory is now."""
+        from msatools.memory.memstat import collect_memstat
+
+        args = self._args
         return collect_memstat(
-            prog,
-            target=target,
+            self._prog,
+            target=self._target,
             by=tuple(dict.fromkeys(args.by)),
             sections=args.sections,
             unattributed=args.unattributed,
@@ -93,7 +89,21 @@ def _start(
             progress=progress,
         )
 
-    return Compared(collect, delta)
+    def delta(self, previous: MemstatReport, current: MemstatReport) -> MemstatReport:
+        """Return the current report with the change of each class."""
+        from msatools.memory.memstat import delta
+
+        return delta(previous, current)
+
+
+def _start(
+    prog: Program, target: Target, args: argparse.Namespace
+) -> Session[MemstatReport]:
+    if _has_map_file(args):
+        check_map_file(args.map)
+    if args.workers is not None and args.workers > 1 and target.kind == "qmp":
+        raise UsageError(f"-j {args.workers}: one at a time reads over QMP")
+    return _Memstat(prog, target, args)
 
 
 def _blocks(report: MemstatReport, args: argparse.Namespace) -> Iterable[Block]:

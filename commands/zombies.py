@@ -10,7 +10,7 @@ from drgn import Program
 from drgn.commands import argument, mutually_exclusive_group
 
 from msatools.cli.arguments import UsageError
-from msatools.cli.command import Recorded, Session
+from msatools.cli.command import Recorded
 from msatools.cli.common_options import (
     membership,
     memberships,
@@ -21,9 +21,9 @@ from msatools.cli.common_options import (
     users,
     view,
 )
-from msatools.cli.completeness import is_incomplete
 from msatools.cli.main import Command, run_console
 from msatools.cli.values import known_names
+from msatools.kernel.session import Session
 from msatools.render.blocks import Block
 from msatools.reports.diff import DiffRows
 from msatools.target import Target
@@ -178,7 +178,6 @@ COMMAND = Command(
     ),
     start=_start,
     blocks=_blocks,
-    problems=is_incomplete,
     complaint=_complaint,
     compared=_COMPARED,
     recorded=Recorded(

@@ -5,75 +5,17 @@
 import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from drgn import Program
 from drgn.commands import argument, mutually_exclusive_group
 
-from msatools.kernel.report import Report
-from msatools.kernel.session import Progress
+from msatools.cli.completeness import is_incomplete
+from msatools.kernel.session import R, Session
 from msatools.render.blocks import Block
 from msatools.render.json import Document
 from msatools.reports.diff import DiffRows
 from msatools.target import Target
-
-R = TypeVar("R", bound=Report)
-R_co = TypeVar("R_co", bound=Report, covariant=True)
-
-
-class Session(Protocol[R_co]):
-    """One run of a command on one target, and what it keeps between its reports.
-
-    A run without an interval calls ``report`` once. One with an interval calls
-    ``begin`` once and then, after each interval, ``advance``; in between it calls
-    ``sample`` as often as ``period_s`` asks for.
-    """
-
-    @property
-    def period_s(self) -> float | None:
-        """How long after one sample it wants the next; None if it wants none."""
-
-    def report(self, progress: Progress) -> R_co:
-        """Report the totals until now, and what is now."""
-
-    def begin(self, progress: Progress) -> None:
-        """Look at the target: an interval begins."""
-
-    def sample(self) -> None:
-        """Look at the target in the midst of an interval."""
-
-    def advance(self, progress: Progress) -> R_co:
-        """Report the interval that ends now, at whose end the next begins."""
-
-
-class Compared(Generic[R]):
-    """A session whose intervals are what differs between two reports."""
-
-    period_s = None
-
-    def __init__(self, collect: Callable[[Progress], R], delta: Callable[[R, R], R]):
-        """
-        :param delta: ``delta(previous, current)``: the current report, with what
-            changed since the previous one.
-        """
-        self._collect = collect
-        self._delta = delta
-        self._previous: R | None = None
-
-    def report(self, progress: Progress) -> R:
-        return self._collect(progress)
-
-    def begin(self, progress: Progress) -> None:
-        self._previous = self._collect(progress)
-
-    def sample(self) -> None:
-        """There is nothing to look at within an interval."""
-
-    def advance(self, progress: Progress) -> R:
-        previous, current = self._previous, self._collect(progress)
-        assert previous is not None, "no interval has begun"
-        self._previous = current
-        return self._delta(previous, current)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,10 +79,10 @@ class Command(Generic[R]):
 
     blocks: Callable[[R, argparse.Namespace], Iterable[Block]]
 
-    problems: Callable[[R], bool]
-    """Whether something was missing or unreadable, or a check failed."""
-
     recorded: Recorded[R]
+
+    problems: Callable[[R], bool] = is_incomplete
+    """Whether something was missing or unreadable, or a check failed."""
 
     complaint: Callable[[argparse.Namespace, bool], str | None] = lambda *_: None
     """``complaint(args, has_interval)``: what makes no sense together, if something."""

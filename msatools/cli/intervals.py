@@ -11,9 +11,8 @@ from typing import Any, Protocol, TypeVar
 from drgn import FaultError
 
 from msatools.cli.budget import Pace
-from msatools.cli.command import R, Session
 from msatools.kernel.report import Note
-from msatools.kernel.session import Progress
+from msatools.kernel.session import Progress, R, Session
 from msatools.target.kcore import MovedError
 
 T = TypeVar("T")

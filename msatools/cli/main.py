@@ -31,7 +31,7 @@ from msatools.cli.arguments import (
     target_spec,
 )
 from msatools.cli.budget import be_nice
-from msatools.cli.command import Answer, Command, Compared, R, Session
+from msatools.cli.command import Answer, Command
 from msatools.cli.comparison import compared
 from msatools.cli.output import OutputClosed, OutputError, output
 from msatools.cli.recording import is_recording
@@ -44,18 +44,14 @@ from msatools.cli.signals import (
     stop_on_signals,
     told_first,
 )
-from msatools.kernel.session import Progress
+from msatools.kernel.session import R
 from msatools.render import json, show
 from msatools.render.blocks import escape
 from msatools.render.json import Document
 from msatools.target import TargetError, describe, open_target
 
 __all__ = [
-    "Answer",
     "Command",
-    "Compared",
-    "Progress",
-    "Session",
     "UsageError",
     "Words",
     "make_parser",

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Generic
 
-from msatools.cli.command import R
 from msatools.cli.keyboard import Keys, is_in_front
 from msatools.cli.output import OutputClosed, OutputError, output
 from msatools.kernel.report import Cost
+from msatools.kernel.session import R
 from msatools.render import json, show
 from msatools.render.blocks import Block, Span, text
 from msatools.render.fit import fit

@@ -91,8 +91,8 @@ class _CpuSample:
     queues: tuple[RunQueue, ...]
 
 
-class Cpus(KernelSession):
-    """A run of reports on one kernel: see :class:`msatools.cli.command.Session`."""
+class Cpus(KernelSession[CpusReport]):
+    """A run of reports on one kernel: see :class:`msatools.kernel.session.Session`."""
 
     def __init__(
         self, prog: drgn.Program, target: Target, options: CpusOptions

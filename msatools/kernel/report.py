@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 from drgn import Program
 
@@ -141,6 +141,16 @@ class Report:
 
     cost: Cost | None = field(default=None, metadata=ADDED)
     """Of a sample; a report without an interval has none."""
+
+
+class Head(TypedDict):
+    """The fields that every report has: ``FilesReport(**head, processes=...)``."""
+
+    target: Target
+    taken_at_ns: int | None
+    interval_ns: int | None
+    coverage: Mapping[str, int]
+    notes: tuple[Note, ...]
 
 
 def ns_between(before: Report, after: Report) -> int | None:

@@ -102,8 +102,8 @@ class _Before:
     """How often each thread, by its ID and when it started, had gone to sleep."""
 
 
-class Locks(KernelSession):
-    """A run of reports on one kernel: see :class:`msatools.cli.command.Session`."""
+class Locks(KernelSession[LocksReport]):
+    """A run of reports on one kernel: see :class:`msatools.kernel.session.Session`."""
 
     def __init__(
         self, prog: drgn.Program, target: Target, options: LocksOptions

@@ -109,8 +109,8 @@ class _Kept:
     split: Breakdown
 
 
-class Prstat(KernelSession):
-    """A run of reports on one kernel: see :class:`msatools.cli.command.Session`."""
+class Prstat(KernelSession[PrstatReport]):
+    """A run of reports on one kernel: see :class:`msatools.kernel.session.Session`."""
 
     def __init__(self, prog: drgn.Program, target: Target, options: Options) -> None:
         super().__init__(prog, target)

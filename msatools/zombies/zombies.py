@@ -107,8 +107,8 @@ class _ZombieSample:
     """Which of the dead were asked for."""
 
 
-class Zombies(KernelSession):
-    """A run of reports on one kernel: see :class:`msatools.cli.command.Session`."""
+class Zombies(KernelSession[ZombiesReport]):
+    """A run of reports on one kernel: see :class:`msatools.kernel.session.Session`."""
 
     def __init__(
         self, prog: drgn.Program, target: Target, options: ZombiesOptions
