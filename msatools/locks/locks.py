@@ -4,7 +4,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import drgn
 import numpy as np
@@ -93,13 +93,8 @@ def collect_locks(
     return session.report(progress or quietly)
 
 
-@dataclass(frozen=True)
-class _Before:
-    """What an interval began with."""
-
-    report: LocksReport
-    slept: Mapping[tuple[int, int], int]
-    """How often each thread, by its ID and when it started, had gone to sleep."""
+Switches = Mapping[tuple[int, int], int]
+"""How often each thread, by its ID and when it started, has gone to sleep."""
 
 
 class Locks(KernelSession[LocksReport]):
@@ -117,7 +112,7 @@ class Locks(KernelSession[LocksReport]):
             self._kernel_names = KernelNames(self._reader)
             self._stack_bytes = stack_bytes(prog)
             self._spin_queues = SpinQueues(self._reader, self._findings)
-        self._before: _Before | None = None
+        self._switches: Switches | None = None
         self._live = bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
         self._contention = Contention()
         self._names: dict[Lock, tuple[str, str | None]] = {}
@@ -132,14 +127,11 @@ class Locks(KernelSession[LocksReport]):
         share = min(self._options.share or MAX_SHARE, MAX_SHARE)
         return max(1 / MAX_HZ, self._cost_s / share)
 
-    def report(self, progress: Progress) -> LocksReport:
-        """Report who waits for whom now."""
-        return self._collect(progress)[0]
-
     def begin(self, progress: Progress) -> None:
         """Look at all tasks: an interval begins."""
         self._contention = Contention()
-        self._before = _before(*self._collect(progress))
+        self._switches = None
+        super().begin(progress)
 
     def sample(self) -> None:
         """Look at all tasks in the midst of an interval."""
@@ -177,13 +169,9 @@ class Locks(KernelSession[LocksReport]):
             self._names[ANY] = ANY_ID, ANY_NAME
             yield Met(ANY, waiting, ())
 
-    def advance(self, progress: Progress) -> LocksReport:
-        """Report who waits for whom now, and what has changed since the last look."""
-        assert self._before is not None, "no interval has begun"
-        before = self._before
-        report, scene = self._collect(progress, before)
-        self._before = _before(report, scene)
-        report = changes(before.report, report)
+    def delta(self, previous: LocksReport, current: LocksReport) -> LocksReport:
+        """Return the current report with what has changed since the previous one."""
+        report = changes(previous, current)
         contention, self._contention = self._contention, Contention()
         contended = self._contended(contention, report)
         unnamed = sum(lock not in self._names for lock in contention.ranked())
@@ -213,9 +201,8 @@ class Locks(KernelSession[LocksReport]):
             if types is None or lock.type in types
         )
 
-    def _collect(
-        self, progress: Progress, before: _Before | None = None
-    ) -> tuple[LocksReport, WaitSnapshot]:
+    def report(self, progress: Progress) -> LocksReport:
+        """Report who waits for whom now."""
         findings = self._findings
         with self._reporting():
             progress(0, _STEPS)
@@ -233,15 +220,13 @@ class Locks(KernelSession[LocksReport]):
             teller = ReportBuilder(
                 scene, self._options, self._stack_bytes, crowded, again
             )
-            slept = None if before is None else _slept(scene.tasks, before)
-            told = teller.tell(slept)
+            tasks, then = scene.tasks, self._switches
+            told = teller.tell(None if then is None else _slept(tasks, then))
+            now = zip(_threads(tasks), tasks["nvcsw"].tolist(), strict=True)
+            self._switches = dict(now)
             self._count(scene)
-        report = LocksReport(
-            target=self._target,
-            taken_at_ns=scene.clocks.monotonic_ns,
-            interval_ns=None,
-            coverage=self._coverage(_COVERAGE),
-            notes=tuple(findings.notes.values()),
+        return LocksReport(
+            **self._head(scene.clocks.monotonic_ns, _COVERAGE),
             waits=told.waits,
             locks=told.locks,
             roots=told.roots,
@@ -250,7 +235,6 @@ class Locks(KernelSession[LocksReport]):
             inversions=told.inversions,
             pids=tuple(scene.tasks["pid"].tolist()),
         )
-        return report, scene
 
     def _read(self, findings: LossLog) -> TaskTable:
         """Read all threads, or those that were named."""
@@ -381,17 +365,12 @@ def _crowd(want: Wanted) -> int:
     return -len(want.rows)
 
 
-def _before(report: LocksReport, scene: WaitSnapshot) -> _Before:
-    tasks = scene.tasks
-    threads = zip(tasks["pid"].tolist(), tasks["start_ns"].tolist(), strict=True)
-    slept = dict(zip(threads, tasks["nvcsw"].tolist(), strict=True))
-    return _Before(report, slept)
+def _threads(tasks: TaskTable) -> Iterator[tuple[int, int]]:
+    return zip(tasks["pid"].tolist(), tasks["start_ns"].tolist(), strict=True)
 
 
-def _slept(tasks: TaskTable, before: _Before) -> npt.NDArray[np.int64]:
+def _slept(tasks: TaskTable, then: Switches) -> npt.NDArray[np.int64]:
     """Tell how often each task has gone to sleep since; one that is new, never."""
-    threads = zip(tasks["pid"].tolist(), tasks["start_ns"].tolist(), strict=True)
     now: list[int] = tasks["nvcsw"].tolist()
-    then = [before.slept.get(thread) for thread in threads]
-    pairs = zip(now, then, strict=True)
+    pairs = zip(now, map(then.get, _threads(tasks)), strict=True)
     return np.array([0 if b is None else a - b for a, b in pairs], np.int64)

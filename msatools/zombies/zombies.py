@@ -64,6 +64,9 @@ _SAME = {
 }
 """What does not change of who stays dead."""
 
+Threads = frozenset[tuple[int, int]]
+"""Threads by their PID and when they started, as PIDs are used again."""
+
 _STEPS = 5
 _MAX_BLOCKED = 16
 """Blocked parents of which is told what they wait for in the end."""
@@ -121,41 +124,29 @@ class Zombies(KernelSession[ZombiesReport]):
         with self._learning():
             self._task_reader = TaskReader(self._reader)
             self._collector = StackCollector(self._reader, self._findings)
-        self._before: tuple[ZombiesReport, frozenset[tuple[int, int]]] | None = None
+        self._threads: Threads = frozenset()
+        self._threads_before: Threads = frozenset()
 
-    def report(self, progress: Progress) -> ZombiesReport:
-        """Report the dead that are there now."""
-        return self._collect(progress)[0]
-
-    def begin(self, progress: Progress) -> None:
-        """Look at all tasks: an interval begins."""
-        report, look = self._collect(progress)
-        self._before = report, _threads(look)
-
-    def advance(self, progress: Progress) -> ZombiesReport:
-        """Report the dead that are there now, and what has changed."""
-        assert self._before is not None, "no interval has begun"
-        before, then = self._before
-        report, look = self._collect(progress)
-        now = _threads(look)
-        self._before = report, now
-        changes = ZombieChanges(begun=len(now - then), reaped=len(then - now))
-        interval_ns, limits = ns_between(before, report), report.limits
-        if interval_ns is not None and limits is not None and before.limits is not None:
-            limits = left(before.limits, limits, interval_ns)
-        counts = {(each.ppid, each.verdict): each.count for each in before.groups}
+    def delta(self, previous: ZombiesReport, current: ZombiesReport) -> ZombiesReport:
+        """Return the current report with what has changed since the previous one."""
+        then, now = self._threads_before, self._threads
+        interval_ns, limits = ns_between(previous, current), current.limits
+        if interval_ns is not None and limits and previous.limits is not None:
+            limits = left(previous.limits, limits, interval_ns)
+        counts = {(each.ppid, each.verdict): each.count for each in previous.groups}
         return replace(
-            report,
+            current,
             interval_ns=interval_ns,
             limits=limits,
-            changes=changes,
+            changes=ZombieChanges(begun=len(now - then), reaped=len(then - now)),
             groups=tuple(
                 replace(g, delta=g.count - counts.get((g.ppid, g.verdict), 0))
-                for g in report.groups
+                for g in current.groups
             ),
         )
 
-    def _collect(self, progress: Progress) -> tuple[ZombiesReport, _ZombieSample]:
+    def report(self, progress: Progress) -> ZombiesReport:
+        """Report the dead that are there now."""
         options, findings, reader = self._options, self._findings, self._reader
         alone = options.pids is not None
         with self._reporting():
@@ -188,11 +179,7 @@ class Zombies(KernelSession[ZombiesReport]):
         coverage["tasks"] = len(tasks)
         coverage["zombies"] = len(dead) - coverage["zombies_reaped"]
         report = ZombiesReport(
-            target=self._target,
-            taken_at_ns=clocks.monotonic_ns,
-            interval_ns=None,
-            coverage=self._coverage(_COVERAGE),
-            notes=tuple(findings.notes.values()),
+            **self._head(clocks.monotonic_ns, _COVERAGE),
             zombies=rows,
             groups=made,
             limits=limits,
@@ -203,7 +190,8 @@ class Zombies(KernelSession[ZombiesReport]):
         )
         if self._cost is not None:
             report = replace(report, reads=self._cost.look())
-        return report, look
+        self._threads_before, self._threads = self._threads, _threads(look)
+        return report
 
     def _read_all(self) -> TaskTable:
         tasks = self._task_reader.read_all(self._findings)
@@ -378,7 +366,7 @@ class Zombies(KernelSession[ZombiesReport]):
         return replace(group, evidence=told)
 
 
-def _threads(look: _ZombieSample) -> frozenset[tuple[int, int]]:
+def _threads(look: _ZombieSample) -> Threads:
     """Tell the dead from others that have had their numbers."""
     tasks, rows = look.found.tasks, look.found.dead.row[look.places]
     started = tasks["start_ns"][rows].tolist()

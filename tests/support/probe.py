@@ -15,8 +15,9 @@ from drgn import Program
 from drgn.commands import argument
 
 from msatools.cli.command import Recorded
-from msatools.cli.main import Command, Progress, run_console
+from msatools.cli.main import Command, run_console
 from msatools.kernel.report import Report
+from msatools.kernel.session import Progress, Session
 from msatools.render.blocks import Block, text
 from msatools.target import Target
 from tests.support.calls import Ran, end, open_nothing, start
@@ -34,7 +35,7 @@ class ProbeReport(Report):
     samples: int | None = None
 
 
-class Probe:
+class Probe(Session[ProbeReport]):
     """A run, which counts the samples in each interval."""
 
     def __init__(self, prog: Program, target: Target, args: argparse.Namespace) -> None:
@@ -43,7 +44,11 @@ class Probe:
         self._args = args
         self._samples = 0
         self._reports = 0
-        self.period_s: float | None = args.period
+
+    @property
+    def period_s(self) -> float | None:
+        period_s: float | None = self._args.period
+        return period_s
 
     def report(self, progress: Progress) -> ProbeReport:
         print("collecting", file=sys.stderr, flush=True)
@@ -66,9 +71,6 @@ class Probe:
             number=self._reports,
         )
 
-    def begin(self, progress: Progress) -> None:
-        self.report(progress)
-
     def sample(self) -> None:
         self._samples += 1
         time.sleep(self._args.sample_take)
@@ -76,10 +78,9 @@ class Probe:
         if self._args.sample_fault:
             read_nothing(self._prog)
 
-    def advance(self, progress: Progress) -> ProbeReport:
-        before, samples = self._reports, self._samples
-        self._samples = 0
-        return replace(self.report(progress), since=before, samples=samples)
+    def delta(self, previous: ProbeReport, current: ProbeReport) -> ProbeReport:
+        samples, self._samples = self._samples, 0
+        return replace(current, since=previous.number, samples=samples)
 
 
 def spin(seconds: float) -> None:
