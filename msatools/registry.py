@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from msatools.cli.command import Command
 
-NAMES = ("cpus", "locks", "memstat", "prstat", "zombies")
+NAMES = (
+    "cpus",
+    "locks",
+    "memstat",
+    "prstat",
+    "zombies",
+)
 """Each is a module of :mod:`msatools.commands`."""
 
 

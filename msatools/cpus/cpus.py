@@ -91,14 +91,13 @@ class _CpuSample:
     queues: tuple[RunQueue, ...]
 
 
-class Cpus(KernelSession[CpusReport]):
+class Cpus(KernelSession[CpusReport, CpusOptions]):
     """A run of reports on one kernel: see :class:`msatools.kernel.session.Session`."""
 
     def __init__(
         self, prog: drgn.Program, target: Target, options: CpusOptions
     ) -> None:
-        super().__init__(prog, target)
-        self._options = options
+        super().__init__(prog, target, options)
         with self._learning():
             # Whoever else wants it has this one, and its losses count once.
             self._percpu = self._reader.once(

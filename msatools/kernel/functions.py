@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The kernel's functions by name and by address, each looked for once a program.
+"""The kernel's functions by name and by address, each looked up once a program.
 
 With a vmlinux, drgn searches all symbols each time: half a millisecond.
 """
@@ -14,7 +14,7 @@ def has_function(prog: drgn.Program, name: str) -> bool:
 
 
 def function_name(prog: drgn.Program, address: int) -> str:
-    """Name the function that an address lies in; the address if it is in none."""
+    """Name the function or variable that an address lies in; the address if none."""
     return _look_up(prog, address) or hex(address)
 
 

@@ -14,6 +14,7 @@ from msatools.kernel.report import Head, LossLog, Report, noting_refusals, ns_be
 from msatools.target.model import Target
 
 R = TypeVar("R", bound=Report)
+Options = TypeVar("Options")
 
 Progress = Callable[[int, int], None]
 """``progress(done, total)``, in a unit of the caller's choice."""
@@ -68,16 +69,17 @@ class Session(Generic[R]):
         return self.delta(previous, current)
 
 
-class KernelSession(Session[R]):
-    """A run of reports on one kernel.
+class KernelSession(Session[R], Generic[R, Options]):
+    """A run of reports on one kernel, with the options that its command has.
 
     What is found of the kernel itself when a run starts holds for all its reports;
     what one report finds, for that one.
     """
 
-    def __init__(self, prog: Program, target: Target) -> None:
+    def __init__(self, prog: Program, target: Target, options: Options) -> None:
         self._prog = prog
         self._target = target
+        self._options = options
         self._reader = Reader(prog)
         self._findings = LossLog()
         self._lasting = LossLog()

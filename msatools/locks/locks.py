@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.losses import Loss
-from msatools.kernel.pids import find_tasks, require_pids
+from msatools.kernel.pids import find_tasks
 from msatools.kernel.report import LossLog, Note
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.locks.changes import changes
@@ -97,14 +97,13 @@ Switches = Mapping[tuple[int, int], int]
 """How often each thread, by its ID and when it started, has gone to sleep."""
 
 
-class Locks(KernelSession[LocksReport]):
+class Locks(KernelSession[LocksReport, LocksOptions]):
     """A run of reports on one kernel: see :class:`msatools.kernel.session.Session`."""
 
     def __init__(
         self, prog: drgn.Program, target: Target, options: LocksOptions
     ) -> None:
-        super().__init__(prog, target)
-        self._options = options
+        super().__init__(prog, target, options)
         self._layout = Layout(self._reader)
         with self._learning():
             self._sampler = Sampler(self._reader, self._findings, read=self._read)
@@ -238,13 +237,7 @@ class Locks(KernelSession[LocksReport]):
 
     def _read(self, findings: LossLog) -> TaskTable:
         """Read all threads, or those that were named."""
-        pids = self._options.pids
-        if pids is None:
-            return self._task_reader.read_all(findings)
-        found = find_tasks(self._reader, pids, findings)
-        damaged = findings.coverage["pids_unreadable"] > 0
-        require_pids(pids, found, damaged=damaged)
-        return self._task_reader.read(list(found.values()), findings)
+        return self._task_reader.read_named(self._options.pids, findings)
 
     def _of_some(self) -> WaitSnapshot:
         """Find what the named tasks wait for, and what the owners of that wait for."""

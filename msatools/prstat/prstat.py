@@ -109,12 +109,11 @@ class _Kept:
     split: Breakdown
 
 
-class Prstat(KernelSession[PrstatReport]):
+class Prstat(KernelSession[PrstatReport, Options]):
     """A run of reports on one kernel: see :class:`msatools.kernel.session.Session`."""
 
     def __init__(self, prog: drgn.Program, target: Target, options: Options) -> None:
-        super().__init__(prog, target)
-        self._options = options
+        super().__init__(prog, target, options)
         with self._learning():
             self._bound_ns = bound_of(read_accounting(prog, self._findings))
             self._sampler = Sampler(

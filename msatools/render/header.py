@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The first lines of every report: what was looked at, and how well."""
+"""Lines that all reports have: what was read and how well, and what to know of it."""
 
 from collections.abc import Iterator
 
+from msatools.kernel.report import Report
 from msatools.render.blocks import Span, Text, text
 from msatools.target.model import Crash, Source, Target
 
@@ -28,6 +29,12 @@ def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]
         yield text(Span("truncated: the file ends before the last of its pages", "bad"))
     if target.crash is not None:
         yield text(Span(_crash(target.crash), "bad"))
+
+
+def notes(report: Report) -> Iterator[Text]:
+    """Yield a line for each note of a report."""
+    for note in report.notes:
+        yield text(Span(f"note: {note.text}", "warn"))
 
 
 def _origin(source: Source) -> str:

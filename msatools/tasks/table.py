@@ -19,7 +19,7 @@ import numpy.typing as npt
 from msatools.kernel.cpumask import mask_bytes
 from msatools.kernel.live_lists import changing_list
 from msatools.kernel.losses import Loss
-from msatools.kernel.pids import PID_MAX_LIMIT
+from msatools.kernel.pids import PID_MAX_LIMIT, find_tasks, require_pids
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Decoder
@@ -215,6 +215,18 @@ class TaskReader:
         A list that breaks off costs a note and what comes after.
         """
         return self._table(self._walk(findings), findings)
+
+    def read_named(self, pids: Iterable[int] | None, findings: LossLog) -> TaskTable:
+        """Read the threads with some PIDs, looked up directly; of ``None`` all threads.
+
+        :raises NoSuchPidError: if some are not there
+        """
+        if pids is None:
+            return self.read_all(findings)
+        found = find_tasks(self._reader, pids, findings)
+        damaged = findings.coverage["pids_unreadable"] > 0
+        require_pids(pids, found, damaged=damaged)
+        return self.read(list(found.values()), findings)
 
     def read(self, addresses: Sequence[int], findings: LossLog) -> TaskTable:
         """Read the tasks at some addresses; those that cannot be read are left out.

@@ -110,14 +110,13 @@ class _ZombieSample:
     """Which of the dead were asked for."""
 
 
-class Zombies(KernelSession[ZombiesReport]):
+class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
     """A run of reports on one kernel: see :class:`msatools.kernel.session.Session`."""
 
     def __init__(
         self, prog: drgn.Program, target: Target, options: ZombiesOptions
     ) -> None:
-        super().__init__(prog, target)
-        self._options = options
+        super().__init__(prog, target, options)
         self._cost: ReadCost | None = None
         if options.cost:
             self._cost = ReadCost(self._reader, of_file=target.kind != "qmp")

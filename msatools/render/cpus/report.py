@@ -29,7 +29,7 @@ from msatools.render.cpus.words import (
     numbers_text,
     possible_cpus,
 )
-from msatools.render.header import header
+from msatools.render.header import header, notes
 from msatools.render.locks.words import more, plural
 from msatools.render.prstat.columns import NOT_KEPT, share
 
@@ -223,5 +223,4 @@ def _foot(report: CpusReport, verbose: bool) -> Iterator[Text]:
             )
         ]
         yield line("coverage: " + "; ".join(part for part in parts if part))
-    for note in report.notes:
-        yield line(Span(f"note: {note.text}", "warn"))
+    yield from notes(report)

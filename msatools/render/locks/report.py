@@ -18,7 +18,7 @@ from msatools.locks.report import (
 )
 from msatools.render.blocks import Block, Cell, Span, Style, Text
 from msatools.render.blocks import text as line
-from msatools.render.header import header
+from msatools.render.header import header, notes
 from msatools.render.herds import woken_words
 from msatools.render.locks.contention import contention
 from msatools.render.locks.tables import chains, table
@@ -101,8 +101,7 @@ def blocks(
     if report.waits and report.locks:
         yield line(Span(_LEGEND, "dim"))
     yield line(_coverage(report))
-    for note in report.notes:
-        yield line(Span(f"note: {note.text}", "warn"))
+    yield from notes(report)
 
 
 def _facts(report: LocksReport) -> Iterator[str]:

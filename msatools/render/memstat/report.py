@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from msatools.memory.model import Check, MemstatReport, Section, VmallocCaller
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
-from msatools.render.header import header
+from msatools.render.header import header, notes
 from msatools.render.memstat import frag, pins, unattributed
 from msatools.render.memstat.groups import groups_table
 from msatools.render.memstat.rows import GROUPS, REST, ClassRow
@@ -28,8 +28,7 @@ def blocks(report: MemstatReport, top: int | None = None) -> Iterator[Block]:
     yield text(*_verdict(report))
     if report.scan_ns is not None and (verbose or report.target.live):
         yield text(Span(_scanned(report, report.scan_ns), "dim"))
-    for note in report.notes:
-        yield text(Span(f"note: {note.text}", "warn"))
+    yield from notes(report)
     for name, groups in (report.by or {}).items():
         yield text()
         yield text(Span(f"Pages by {name}", "title"))

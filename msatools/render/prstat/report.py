@@ -18,7 +18,7 @@ from msatools.prstat.model import (
 from msatools.prstat.select import DELAY_OF
 from msatools.prstat.states import StateTime
 from msatools.render.blocks import Block, Cell, Column, Span, Table, Text, text
-from msatools.render.header import header
+from msatools.render.header import header, notes
 from msatools.render.herds import woken_words
 from msatools.render.on import on_text
 from msatools.render.prstat.columns import (
@@ -115,8 +115,7 @@ def blocks(
         yield _classes(report)
     for herd in report.herds:
         yield text(Span(_herd(herd, report.interval_ns), "warn"))
-    for note in report.notes:
-        yield text(Span(f"note: {note.text}", "warn"))
+    yield from notes(report)
 
 
 def folded(report: PrstatReport, weight: str) -> Iterator[Text]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msatools.render.blocks import Block, Column, Span, Table, Text
 from msatools.render.blocks import text as line
-from msatools.render.header import header
+from msatools.render.header import header, notes
 from msatools.render.locks.words import more, plural
 from msatools.render.prstat.columns import NOT_KEPT, user
 from msatools.render.units import duration, size
@@ -133,8 +133,7 @@ def _foot(report: ZombiesReport, verbose: bool) -> Iterator[Text]:
         yield line("; ".join([words, *lost]))
     if report.reads is not None:
         yield line(f"cost: {plural(report.reads, 'read')} of the kernel's memory")
-    for note in report.notes:
-        yield line(Span(f"note: {note.text}", "warn"))
+    yield from notes(report)
 
 
 def _lost(coverage: Mapping[str, int]) -> list[str]:

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What a session does that implements its reports alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+
+from msatools.kernel.report import Report
+from msatools.kernel.session import Progress, Session, quietly
+from tests.support.calls import MADE
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeReport(Report):
+    schema: ClassVar[str] = "msatools.time/1"
+
+    grown_ns: int = 0
+
+
+class Times(Session[TimeReport]):
+    """A report for each time of the kernel."""
+
+    def __init__(self, times: Sequence[int | None]) -> None:
+        self._times = iter(times)
+
+    def report(self, progress: Progress) -> TimeReport:
+        return TimeReport(
+            target=MADE,
+            taken_at_ns=next(self._times),
+            interval_ns=None,
+            coverage={},
+            notes=(),
+        )
+
+
+class Grown(Times):
+    def delta(self, previous: TimeReport, current: TimeReport) -> TimeReport:
+        assert previous.taken_at_ns is not None
+        assert current.taken_at_ns is not None
+        return replace(current, grown_ns=current.taken_at_ns - previous.taken_at_ns)
+
+
+def test_report_alone() -> None:
+    """Each interval has its length, or none if the kernel's time is not known."""
+    session = Times([5, 7, 10, None, 11])
+    session.begin(quietly)
+    assert session.period_s is None
+    session.sample()
+    reports = [session.advance(quietly) for _ in range(4)]
+    assert [report.taken_at_ns for report in reports] == [7, 10, None, 11]
+    assert [report.interval_ns for report in reports] == [2, 3, None, None]
+
+
+def test_without_an_interval() -> None:
+    assert Times([5]).report(quietly).interval_ns is None
+
+
+def test_delta_is_of_the_reports_at_both_ends() -> None:
+    session = Grown([5, 7, 10, 20, 50])
+    session.begin(quietly)
+    assert [session.advance(quietly).grown_ns for _ in range(2)] == [2, 3]
+    session.begin(quietly)
+    assert session.advance(quietly).grown_ns == 30
+
+
+def test_no_report() -> None:
+    with pytest.raises(NotImplementedError):
+        Session[TimeReport]().report(quietly)
