@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def _types(word: str) -> Any:
     from typing import get_args
 
-    from msatools.locks.lock import LockType
+    from msatools.locks.base.lock import LockType
 
     return frozenset(known_names(word.lower().split(","), get_args(LockType), "type"))
 

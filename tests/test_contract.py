@@ -35,7 +35,7 @@ from drgn.helpers.linux.pid import for_each_task
 import msatools
 from fixtures import lab
 from msatools.cli.main import make_parser, run_console, run_in_drgn
-from msatools.locks.lock import LockType
+from msatools.locks.base.lock import LockType
 from msatools.memory.classes import CLASSES
 from msatools.selfdesc import BtfError
 from msatools.target import Opened, TargetError, TargetSpec, open_target

@@ -9,12 +9,12 @@ import drgn
 import numpy as np
 
 from msatools.kernel.losses import Loss
-from msatools.locks.blocked_tasks import read_cases
-from msatools.locks.external_waits.externals import External, external
-from msatools.locks.lock import Request
-from msatools.locks.lock_context import BlockedTask, LockContext
+from msatools.locks.base.blocked_tasks import BlockedTask, read_cases
+from msatools.locks.base.lock import Request
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.model import WaitTarget
+from msatools.locks.externals import External, external
 from msatools.locks.lock_types import requests_of, what_of
-from msatools.locks.model import WaitTarget
 from msatools.locks.user.userlocks import futex_requests
 from msatools.locks.wait_targets.explain import tell
 from msatools.tasks.classes import TaskClass

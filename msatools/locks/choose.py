@@ -5,7 +5,7 @@
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from msatools.locks.lock import LockType
+from msatools.locks.base.lock import LockType
 from msatools.locks.options import LocksOptions
 from msatools.locks.report import LockChanges, LocksReport, Wait
 

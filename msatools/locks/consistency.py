@@ -21,8 +21,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from msatools.locks.base.lock import Lock
 from msatools.locks.graph import Edge
-from msatools.locks.lock import Lock
 from msatools.locks.wait_snapshot import WaitSnapshot, Wanted
 from msatools.tasks.states import asleep
 from msatools.tasks.table import TaskTable

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from msatools.locks.lock import Lock
+from msatools.locks.base.lock import Lock
 from msatools.locks.report import Contended, OwnerSeen
 from msatools.locks.wait_snapshot import WaitSnapshot
 from msatools.tasks.classes import TaskClass

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
 
-from msatools.locks.lock import Lock, OwnerConfidence
+from msatools.locks.base.lock import Lock, OwnerConfidence
 
 Thing = Hashable
 """What is waited for and is no task."""

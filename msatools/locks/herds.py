@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.report import LossLog
-from msatools.locks.model import Herd, WaitTarget, Waker
+from msatools.locks.base.model import Herd, WaitTarget, Waker
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.states import asleep

@@ -4,9 +4,10 @@
 
 from collections.abc import Sequence
 
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock import Holder, Lock, QueuedWaiter, Request
+from msatools.locks.base.lock_context import LockContext
 from msatools.locks.events import events
-from msatools.locks.lock import Holder, Lock, QueuedWaiter, Request
-from msatools.locks.lock_context import BlockedTask, LockContext
 from msatools.locks.sleeping import sleeplocks
 from msatools.locks.user import filelocks, userlocks
 from msatools.tasks.classes import TaskClass

@@ -15,6 +15,9 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.pids import find_tasks
 from msatools.kernel.report import LossLog, Note
 from msatools.kernel.session import KernelSession, Progress, quietly
+from msatools.locks.base.lock import Lock
+from msatools.locks.base.lock_context import MAX_WAITERS, LockContext
+from msatools.locks.base.struct_reader import Layout
 from msatools.locks.changes import changes
 from msatools.locks.consistency import (
     concerned,
@@ -25,15 +28,11 @@ from msatools.locks.consistency import (
 )
 from msatools.locks.contention import Contention, Met, met
 from msatools.locks.herds import look_again
-from msatools.locks.lock import Lock
-from msatools.locks.lock_context import LockContext
 from msatools.locks.options import LocksOptions
 from msatools.locks.owners import BY_STACK
 from msatools.locks.report import Contended, LocksReport
 from msatools.locks.report_builder import ReportBuilder
-from msatools.locks.sleeping.kernellocks import MAX_WAITERS
 from msatools.locks.sleeping.spinqueues import ANY, ANY_ID, ANY_NAME, SpinQueues
-from msatools.locks.struct_reader import Layout
 from msatools.locks.wait_snapshot import (
     WaitSnapshot,
     Wanted,

@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass
 
-from msatools.locks.lock import LockType
+from msatools.locks.base.lock import LockType
 from msatools.tasks.membership import ANY, Membership
 
 

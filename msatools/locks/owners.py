@@ -5,7 +5,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from msatools.locks.lock import Lock, OwnerConfidence
+from msatools.locks.base.lock import Lock, OwnerConfidence
 
 BY_STACK = frozenset({"rwsem", "semaphore", "percpu_rwsem"})
 """Types of locks that do not name all who have them: stacks are searched."""

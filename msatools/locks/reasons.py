@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import drgn
 
-from msatools.locks.external_waits.externals import External
-from msatools.locks.lock_context import BlockedTask, LockContext
-from msatools.locks.model import WaitTarget
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.model import WaitTarget
+from msatools.locks.externals import External
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.task_state import TaskState

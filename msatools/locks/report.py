@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from msatools.kernel.report import ADDED, Report
-from msatools.locks.lock import LockType, OwnerConfidence
-from msatools.locks.model import Herd, Mode, WaitTarget
+from msatools.locks.base.lock import LockType, OwnerConfidence
+from msatools.locks.base.model import Herd, Mode, WaitTarget
 from msatools.target.model import UNLISTED, Address
 
 RootKind = Literal["task", "external", "cycle"]

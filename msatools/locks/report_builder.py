@@ -9,19 +9,19 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from msatools.locks.base.blocked_tasks import BlockedTask, read_cases
+from msatools.locks.base.lock import Lock
+from msatools.locks.base.model import CONDITION, Herd, WaitTarget
 from msatools.locks.blocked import stands_for
-from msatools.locks.blocked_tasks import read_cases
-from msatools.locks.external_waits.externals import External
+from msatools.locks.externals import External
 from msatools.locks.graph import Cycle, Graph, GraphRoot
 from msatools.locks.herds import MIN_WAITERS, Watched, crowd_of
-from msatools.locks.lock import Lock
-from msatools.locks.lock_context import BlockedTask
-from msatools.locks.model import CONDITION, Herd, WaitTarget
 from msatools.locks.names.names import LockNames, Name
 from msatools.locks.options import LocksOptions
 from msatools.locks.reasons import external_reason, reason
 from msatools.locks.report import Deadlock, Inversion, LockRow, Owner, Root, Wait
 from msatools.locks.user.userlocks import is_condition
+from msatools.locks.user.wakers import with_frames
 from msatools.locks.wait_snapshot import (
     FUTEXES,
     Unknown,
@@ -30,7 +30,6 @@ from msatools.locks.wait_snapshot import (
     futex_at,
 )
 from msatools.locks.wait_targets.explain import awake_rows, leaving, tell
-from msatools.locks.wakers import with_frames
 from msatools.target.model import Address
 from msatools.tasks.classes import RUNNABLE, TaskClass
 from msatools.tasks.identity import comm_text

@@ -13,11 +13,11 @@ from msatools.kernel.clocks import Clocks
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.locks.base.lock import Holder, Lock, LockType, QueuedWaiter
+from msatools.locks.base.lock_context import LockContext
 from msatools.locks.blocked import Blocked, blocked_rows, find_blocked
 from msatools.locks.evidence import seen_on_stacks
 from msatools.locks.graph import Edge, Graph, Thing
-from msatools.locks.lock import Holder, Lock, LockType, QueuedWaiter
-from msatools.locks.lock_context import LockContext
 from msatools.locks.lock_types import holders_of, queue_of, readers_of
 from msatools.locks.owners import BY_STACK, Owned, owners
 from msatools.locks.sleeping.spinlocks import spins

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from msatools.locks.model import WaitTarget
+from msatools.locks.base.model import WaitTarget
 from msatools.prstat.model import Load, LoadGroup
 from msatools.prstat.rows import Kept
 from msatools.tasks.classes import RUNNABLE, TaskClass

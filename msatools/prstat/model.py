@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.report import ADDED, Report
-from msatools.locks.model import Herd, WaitTarget
+from msatools.locks.base.model import Herd, WaitTarget
 from msatools.prstat.states import StateTime
 from msatools.target.model import UNLISTED
 

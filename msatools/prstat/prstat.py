@@ -17,8 +17,8 @@ from msatools.kernel.load import load_averages
 from msatools.kernel.pids import find_tasks, require_pids
 from msatools.kernel.report import LossLog, noting_refusals
 from msatools.kernel.session import KernelSession, Progress, quietly
+from msatools.locks.base.model import Herd, WaitTarget
 from msatools.locks.herds import MIN_WAITERS, Watched, find_herds, look_again
-from msatools.locks.model import Herd, WaitTarget
 from msatools.locks.wait_targets.explain import Explainer, awake_rows
 from msatools.locks.wait_targets.futexes import is_off_queue
 from msatools.prstat.breakdown import Breakdown, breakdown, sleeps

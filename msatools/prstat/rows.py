@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
-from msatools.locks.model import WaitTarget
+from msatools.locks.base.model import WaitTarget
 from msatools.prstat.breakdown import Breakdown, SplitColumn
 from msatools.prstat.ended import Ended
 from msatools.prstat.interval import OffCpuByClass

@@ -4,7 +4,7 @@
 
 from collections.abc import Iterator
 
-from msatools.locks.model import Herd, UserFrame
+from msatools.locks.base.model import Herd, UserFrame
 from msatools.render.prstat.columns import NOT_KEPT
 from msatools.render.units import count
 

@@ -5,7 +5,7 @@
 import signal
 from collections.abc import Callable
 
-from msatools.locks.model import WaitTarget
+from msatools.locks.base.model import WaitTarget
 from msatools.render.units import duration
 
 

@@ -4,7 +4,7 @@
 
 from collections.abc import Sequence
 
-from msatools.locks.lock_context import signals_of
+from msatools.locks.base.lock_context import signals_of
 from msatools.target.model import Address
 from msatools.zombies.model import Evidence, Heir, ParentThread, Verdict
 from msatools.zombies.parent_activity import waited

@@ -15,8 +15,8 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.locks.names.slabs import Slabs
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.struct_reader import Layout
+from msatools.locks.places.slabs import Slabs
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
 from msatools.zombies.model import HeldMemory

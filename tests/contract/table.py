@@ -13,7 +13,7 @@ from msatools.commands import cpus, locks, memstat, prstat, zombies
 
 from msatools.cli.main import Command
 from msatools.cpus import model as cpus_model
-from msatools.locks.lock import LockType
+from msatools.locks.base.lock import LockType
 from msatools.memory.classes import CLASSES
 from msatools.tasks.classes import TaskClass
 from msatools.zombies.model import Verdict

@@ -22,8 +22,8 @@ from fixtures import lab
 from fixtures.lab import herdlive
 from fixtures.lab.cache import default_cache
 from fixtures.lab.guest.herdworkers import WORKERS
+from msatools.locks.base.model import Herd, UserFrame
 from msatools.locks.locks import collect_locks
-from msatools.locks.model import Herd, UserFrame
 from msatools.locks.user.userstacks import MOST_FRAMES
 from msatools.prstat.options import Options
 from msatools.prstat.prstat import collect_prstat

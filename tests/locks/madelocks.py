@@ -5,7 +5,7 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from msatools.locks.lock import LockType, OwnerConfidence
+from msatools.locks.base.lock import LockType, OwnerConfidence
 from msatools.locks.report import Deadlock, LockRow, LocksReport, Owner, Root, Wait
 from msatools.target.model import Target
 

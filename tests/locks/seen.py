@@ -13,11 +13,11 @@ from fixtures import lab
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.locks.blocked_tasks import read_cases
-from msatools.locks.lock import Lock, Request
-from msatools.locks.lock_context import BlockedTask, LockContext
-from msatools.locks.model import WaitTarget
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.blocked_tasks import BlockedTask, read_cases
+from msatools.locks.base.lock import Lock, Request
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.model import WaitTarget
+from msatools.locks.base.struct_reader import Layout
 from msatools.locks.wait_targets.explain import explain
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stackmemory import stack_bytes

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from msatools.locks.base.lock import Lock, OwnerConfidence, QueuedWaiter, Request
 from msatools.locks.blocked import Blocked
 from msatools.locks.consistency import (
     concerned,
@@ -16,7 +17,6 @@ from msatools.locks.consistency import (
     unconfirmed,
     without_edges,
 )
-from msatools.locks.lock import Lock, OwnerConfidence, QueuedWaiter, Request
 from msatools.locks.owners import Owned
 from msatools.locks.wait_snapshot import BRIEF_NS, WaitSnapshot, Wanted
 from msatools.tasks.table import TaskTable

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from msatools.locks import locks
+from msatools.locks.base.lock import Lock
 from msatools.locks.contention import MAX_OWNERS, Contention, Met, SeenOwner
-from msatools.locks.lock import Lock
 from msatools.locks.locks import Locks
 from msatools.locks.options import LocksOptions
 from msatools.target.describe import describe

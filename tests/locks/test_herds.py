@@ -11,8 +11,8 @@ import pytest
 from msatools.kernel.accounting import read_accounting
 from msatools.kernel.report import LossLog
 from msatools.locks import herds
+from msatools.locks.base.model import Herd, WaitTarget, Waker
 from msatools.locks.herds import MIN_WAITERS, TURN_NS, Watched, confirm, find_herds
-from msatools.locks.model import Herd, WaitTarget, Waker
 from msatools.locks.wait_targets.conditions import as_conditions
 from msatools.prstat.microstates import bound_of
 from msatools.target.model import Address

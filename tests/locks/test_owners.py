@@ -4,7 +4,7 @@
 
 import pytest
 
-from msatools.locks.lock import Lock, OwnerConfidence
+from msatools.locks.base.lock import Lock, OwnerConfidence
 from msatools.locks.owners import MAX_TOLD, Owned, owners
 
 RWSEM = Lock("rwsem", 0xFFFF888000001000)

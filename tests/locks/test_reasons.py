@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from msatools.locks.external_waits.externals import External
-from msatools.locks.lock import Holder
-from msatools.locks.lock_context import LockContext
-from msatools.locks.model import WaitTarget
+from msatools.locks.base.lock import Holder
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.model import WaitTarget
+from msatools.locks.externals import External
 from msatools.locks.reasons import external_reason, reason
 from msatools.target.model import Address
 from msatools.tasks.classes import TaskClass

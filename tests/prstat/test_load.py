@@ -11,7 +11,7 @@ from drgn import FaultError
 
 from msatools.kernel.load import load_averages
 from msatools.kernel.report import LossLog
-from msatools.locks.model import WaitTarget
+from msatools.locks.base.model import WaitTarget
 from msatools.prstat.load import collect_load
 from msatools.prstat.model import Load
 from msatools.tasks.classes import TaskClass

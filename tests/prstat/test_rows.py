@@ -8,7 +8,7 @@ from math import nan
 import numpy as np
 import pytest
 
-from msatools.locks.model import WaitTarget
+from msatools.locks.base.model import WaitTarget
 from msatools.prstat.interval import ON_CODE, OffCpuByClass
 from msatools.prstat.microstates import EXIT_ZOMBIE, PF_KTHREAD
 from msatools.prstat.model import Children, OffCpu, TaskRow, Waited

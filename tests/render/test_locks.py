@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from msatools.kernel.report import Note
-from msatools.locks.model import Confidence, Herd, UserFrame, WaitTarget, Waker
+from msatools.locks.base.model import Confidence, Herd, UserFrame, WaitTarget, Waker
 from msatools.locks.report import (
     Contended,
     Inversion,

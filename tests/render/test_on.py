@@ -4,7 +4,7 @@
 
 import pytest
 
-from msatools.locks.model import WaitTarget
+from msatools.locks.base.model import WaitTarget
 from msatools.render.on import on_text
 from msatools.target.model import Address
 

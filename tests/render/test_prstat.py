@@ -11,7 +11,7 @@ import pytest
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.report import Note
-from msatools.locks.model import Herd, UserFrame, WaitTarget, Waker
+from msatools.locks.base.model import Herd, UserFrame, WaitTarget, Waker
 from msatools.prstat.model import (
     Children,
     ClassGroup,

@@ -7,11 +7,12 @@ Nothing says who is to change it.
 
 from dataclasses import dataclass
 
-from msatools.locks.events.queues import QueueKey
-from msatools.locks.lock import Lock, QueuedWaiter, Request
-from msatools.locks.lock_context import BlockedTask, LockContext
-from msatools.locks.ownstack import WaitEntry
-from msatools.locks.storage import Inode
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock import Lock, QueuedWaiter, Request
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.ownstack import WaitEntry
+from msatools.locks.base.storage import Inode
+from msatools.locks.base.wait_queues import QueueKey, wait_queues
 from msatools.target.addresses import KERNEL_HALF
 
 _VARIABLE = -1
@@ -76,12 +77,12 @@ def request(look: LockContext, case: BlockedTask) -> Request | None:
 
     :raises drgn.FaultError: if it cannot be read
     """
-    found = look.queues.innermost(case.stack)
+    found = wait_queues(look).innermost(case.stack)
     wait = bit_of(look, case, found[0]) if found else None
     if found is None or wait is None:
         return None
     lock = Lock("bit_wait", wait.word, wait.bit)
-    look.queues.buckets[lock] = found[1].head
+    wait_queues(look).buckets[lock] = found[1].head
     return Request(lock)
 
 
@@ -91,7 +92,7 @@ def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
 
     Waiters for other words may be on the same queue: they are left out.
     """
-    return look.queues.bucket(lock, _key(look), _wakers(look))
+    return wait_queues(look).bucket(lock, _key(look), _wakers(look))
 
 
 def _key(look: LockContext) -> QueueKey:

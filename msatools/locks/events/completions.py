@@ -9,20 +9,22 @@ work that is waited for.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import drgn
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.walks import list_records
-from msatools.locks.events.work import Work
-from msatools.locks.lock import Holder, Lock, QueuedWaiter, Request
-from msatools.locks.lock_context import (
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock import Holder, Lock, QueuedWaiter, Request
+from msatools.locks.base.lock_context import (
     FEW_READS,
     MAX_CANDIDATES,
-    BlockedTask,
     LockContext,
+    per_context,
 )
+from msatools.locks.base.wait_queues import wait_queues
+from msatools.locks.events.kthreads import kernel_threads
+from msatools.locks.events.work import Work, workqueues
 
 _WAITS = ("wait_for_completion", "__wait_for_common", "wait_for_common")
 _WAYS = (
@@ -92,7 +94,7 @@ def request(look: LockContext, case: BlockedTask) -> Request | None:
         # "completion: Use simple wait queues" (in v5.7): before, it has one of those
         # that anybody may use.
         return None
-    found = look.queues.simple(case.stack)
+    found = wait_queues(look).simple(case.stack)
     if found is None:
         return None
     within = look.layout.offset("completion", "wait.task_list")
@@ -102,10 +104,10 @@ def request(look: LockContext, case: BlockedTask) -> Request | None:
 def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """Tell who waits for a completion, in order."""
     within = look.layout.offset("completion", "wait.task_list")
-    found = look.queues.of_simple_head((lock.address or 0) + within)
+    found = wait_queues(look).of_simple_head((lock.address or 0) + within)
     if found is None or found.waiters is None:
         return None
-    return look.queues.tasks(found.waiters)
+    return wait_queues(look).tasks(found.waiters)
 
 
 def holders(look: LockContext, lock: Lock) -> list[Holder]:
@@ -133,12 +135,14 @@ def _caller(case: BlockedTask) -> str:
     return next((name for name in names if not name.startswith(_WAYS)), "")
 
 
-_TOLD: WeakKeyDictionary[LockContext, dict[Lock, _Told | None]] = WeakKeyDictionary()
-"""By completion: many may wait for one."""
+@per_context
+def _told_before(look: LockContext) -> dict[Lock, _Told | None]:
+    """By completion: many may wait for one."""
+    return {}
 
 
 def _told(look: LockContext, lock: Lock) -> _Told | None:
-    known = _TOLD.setdefault(look, {})
+    known = _told_before(look)
     if lock not in known:
         known[lock] = _read(look, lock)
     return known[lock]
@@ -150,7 +154,7 @@ def _read(look: LockContext, lock: Lock) -> _Told | None:
     if told is not None:
         return told
     for queued in queue(look, lock) or ():
-        if not look.queues.is_on_stack(address, queued.task):
+        if not wait_queues(look).is_on_stack(address, queued.task):
             continue
         for ask in (_child, _work, _queue_of_work, _thread_work, _creation):
             try:
@@ -175,7 +179,7 @@ def _thread(look: LockContext, address: int) -> _Told | None:
         if not look.layout.has("kthread", member):
             continue
         kthread = address - look.layout.offset("kthread", member)
-        task = look.kthreads.by_kthread.get(kthread)
+        task = kernel_threads(look).by_kthread.get(kthread)
         if task is not None:
             pid = look.pid(task)
             return _Told(f"thread {pid} to {doing}", (Holder(task, "exact"),))
@@ -220,7 +224,7 @@ def _work(look: LockContext, waiter: int, address: int) -> _Told | None:
     barrier = address - look.layout.offset("wq_barrier", "done")
     if look.layout.member(barrier, "wq_barrier", "task") != waiter:
         return None
-    work = look.workqueues.behind(barrier)
+    work = workqueues(look).behind(barrier)
     if work is None:
         return None
     if work.worker is None:
@@ -236,10 +240,10 @@ def _queue_of_work(look: LockContext, waiter: int, address: int) -> _Told | None
     if not look.layout.has("wq_flusher", "done"):
         return None
     flusher = address - look.layout.offset("wq_flusher", "done")
-    flushed = look.workqueues.flushed.get(flusher)
+    flushed = workqueues(look).flushed.get(flusher)
     if flushed is None:
         return None
-    workers = look.workqueues.workers(flushed)
+    workers = workqueues(look).workers(flushed)
     holders = tuple(Holder(worker, "exact") for worker in workers)
     return _Told(f"workqueue {flushed.name}", holders)
 
@@ -259,14 +263,17 @@ def _thread_work(look: LockContext, waiter: int, address: int) -> _Told | None:
         return None
     worker = look.layout.member(flush, "kthread_flush_work", "work.worker")
     task = look.layout.member(worker, "kthread_worker", "task")
-    if task not in look.kthreads.by_kthread.values():
+    if task not in kernel_threads(look).by_kthread.values():
         return None
     return _Told(f"work of thread {look.pid(task)}", (Holder(task, "exact"),))
 
 
 def _creation(look: LockContext, waiter: int, address: int) -> _Told | None:
     """A thread of the kernel that is to be made: kthreadd does it."""
-    maker, requests = look.kthreads.maker, look.layout.symbol("kthread_create_list")
+    maker, requests = (
+        kernel_threads(look).maker,
+        look.layout.symbol("kthread_create_list"),
+    )
     if maker is None or requests is None:
         return None
     what = "kthreadd to make a thread"
@@ -278,6 +285,8 @@ def _creation(look: LockContext, waiter: int, address: int) -> _Told | None:
     for _, data in list_records(look.reader, requests, node, size, look.findings, name):
         if int.from_bytes(data[done : done + 8], "little") == address:
             return _Told(what, (Holder(maker, "exact"),))
-    if look.kthreads.is_making(address, MAX_CANDIDATES, look.queues.stack_bytes):
+    if kernel_threads(look).is_making(
+        address, MAX_CANDIDATES, wait_queues(look).stack_bytes
+    ):
         return _Told(what, (Holder(maker, "likely"),))
     return None

@@ -4,9 +4,10 @@
 
 import numpy as np
 
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock import Holder, Lock, QueuedWaiter, Request
+from msatools.locks.base.lock_context import LockContext
 from msatools.locks.events import bitwaits, completions, folios, waitqueues
-from msatools.locks.lock import Holder, Lock, QueuedWaiter, Request
-from msatools.locks.lock_context import BlockedTask, LockContext
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.states import loads
 from msatools.tasks.table import TaskTable

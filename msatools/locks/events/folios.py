@@ -5,10 +5,11 @@
 Nothing says who is to change the bit.
 """
 
-from msatools.locks.events.queues import QueueKey
-from msatools.locks.lock import Lock, QueuedWaiter, Request
-from msatools.locks.lock_context import BlockedTask, LockContext
-from msatools.locks.ownstack import WaitEntry
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock import Lock, QueuedWaiter, Request
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.ownstack import WaitEntry
+from msatools.locks.base.wait_queues import QueueKey, wait_queues
 
 _PAGE = ("folio", "page")
 """Of ``struct wait_page_queue``: "mm/filemap: Add folio_wait_bit()" and the like (in
@@ -31,7 +32,7 @@ def request(look: LockContext, case: BlockedTask) -> Request | None:
 
     :raises drgn.FaultError: if it cannot be read
     """
-    found = look.queues.innermost(case.stack)
+    found = wait_queues(look).innermost(case.stack)
     folio = folio_of(look, case, found[0]) if found else None
     if found is None or not folio:
         return None
@@ -41,7 +42,7 @@ def request(look: LockContext, case: BlockedTask) -> Request | None:
     if bit is None:
         return None
     lock = Lock("folio", folio, bit)
-    look.queues.buckets[lock] = queue.head
+    wait_queues(look).buckets[lock] = queue.head
     return Request(lock)
 
 
@@ -52,7 +53,7 @@ def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     Waiters for other pages may be on the same queue: they are left out.
     """
     wakes = look.layout.symbol("wake_page_function")
-    return look.queues.bucket(lock, _key(look), [wakes])
+    return wait_queues(look).bucket(lock, _key(look), [wakes])
 
 
 def what(look: LockContext, case: BlockedTask, lock: Lock) -> str | None:

@@ -9,7 +9,8 @@ import drgn
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.lock_context import LockContext, per_context
+from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _KTHREAD = ("worker_private", "set_child_tid")
@@ -93,3 +94,9 @@ class KernelThreads:
             if done == completion:
                 return True
         return False
+
+
+@per_context
+def kernel_threads(look: LockContext) -> KernelThreads:
+    """Return what reads the kernel threads of a context."""
+    return KernelThreads(look.layout, look.findings)

@@ -5,8 +5,11 @@
 import drgn
 import numpy as np
 
-from msatools.locks.lock import Holder, Lock, QueuedWaiter, Request
-from msatools.locks.lock_context import BlockedTask, LockContext
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock import Holder, Lock, QueuedWaiter, Request
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.wait_queues import wait_queues
+from msatools.locks.events.kthreads import kernel_threads
 from msatools.target.addresses import KERNEL_HALF
 
 _OTHERS = (
@@ -29,7 +32,7 @@ def request(look: LockContext, case: BlockedTask) -> Request | None:
 
     :raises drgn.FaultError: if it cannot be read
     """
-    found = look.queues.innermost(case.stack)
+    found = wait_queues(look).innermost(case.stack)
     if found is None:
         return None
     entry, queue = found
@@ -38,17 +41,19 @@ def request(look: LockContext, case: BlockedTask) -> Request | None:
     head = look.layout.offset("wait_queue_head", "head")
     lock = Lock("wait_queue", queue.head - head)
     if case.is_in(*_LOOKUPS):
-        look.queues.lookups.add(lock)
+        wait_queues(look).lookups.add(lock)
     return Request(lock)
 
 
 def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """Tell who waits on a queue, in order; those that poll it are left out."""
     address = lock.address or 0
-    found = look.queues.of_head(address + look.layout.offset("wait_queue_head", "head"))
+    found = wait_queues(look).of_head(
+        address + look.layout.offset("wait_queue_head", "head")
+    )
     if found is None or found.waiters is None:
         return None
-    return look.queues.tasks(found.waiters)
+    return wait_queues(look).tasks(found.waiters)
 
 
 def holders(look: LockContext, lock: Lock) -> list[Holder]:
@@ -60,7 +65,7 @@ def holders(look: LockContext, lock: Lock) -> list[Holder]:
 
     :raises drgn.FaultError: if it cannot be read
     """
-    if lock in look.queues.lookups:
+    if lock in wait_queues(look).lookups:
         return _looks_up(look, lock.address or 0)
     return _commits(look, lock.address or 0)
 
@@ -69,7 +74,7 @@ def _looks_up(look: LockContext, head: int) -> list[Holder]:
     """Find whose stack a queue is on."""
     stacks = look.tasks["stack"].astype(np.uint64)
     # Where it is below a stack this is huge.
-    inside = np.uint64(head) - stacks < np.uint64(look.queues.stack_bytes)
+    inside = np.uint64(head) - stacks < np.uint64(wait_queues(look).stack_bytes)
     tasks = look.tasks["address"][inside & (stacks != 0)].tolist()
     return [Holder(task, "exact") for task in tasks]
 
@@ -82,7 +87,7 @@ def _commits(look: LockContext, head: int) -> list[Holder]:
         journal = head - look.layout.offset("journal_s", member)
         try:
             task = look.layout.member(journal, "journal_s", "j_task")
-            if task < KERNEL_HALF or look.kthreads.data_of(task) != journal:
+            if task < KERNEL_HALF or kernel_threads(look).data_of(task) != journal:
                 continue
             barriers = look.layout.member(
                 journal, "journal_s", "j_barrier_count", size=4

@@ -10,8 +10,9 @@ import drgn
 
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
-from msatools.locks.events.kthreads import KernelThreads
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.lock_context import LockContext, per_context
+from msatools.locks.base.struct_reader import Layout
+from msatools.locks.events.kthreads import KernelThreads, kernel_threads
 from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
 from msatools.tasks.text import KernelText
 
@@ -192,3 +193,9 @@ class Workqueues:
             # It is no worker: the thread's data is another thing.
             return False
         return of == queue.address and color == queue.color
+
+
+@per_context
+def workqueues(look: LockContext) -> Workqueues:
+    """Return what reads the workqueues of a context."""
+    return Workqueues(look.layout, kernel_threads(look), look.findings)

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What tasks wait for that is no task: devices, servers."""
+"""What serves waits and is no lock: FUSE file systems, mapped disks."""

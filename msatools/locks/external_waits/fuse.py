@@ -19,12 +19,13 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
-from msatools.locks.events.queues import WaitQueues
-from msatools.locks.lock import Holder
-from msatools.locks.names.slabs import Slabs
-from msatools.locks.ownstack import OwnStack
-from msatools.locks.storage import file_system_type
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.lock import Holder
+from msatools.locks.base.lock_context import LockContext, per_context
+from msatools.locks.base.ownstack import OwnStack
+from msatools.locks.base.storage import file_system_type
+from msatools.locks.base.struct_reader import Layout
+from msatools.locks.base.wait_queues import WaitQueues, wait_queues
+from msatools.locks.places.slabs import Slabs
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.descriptors import Descriptors
 from msatools.tasks.states import INTERRUPTIBLE
@@ -341,3 +342,10 @@ def _lists(start: int, words: Addresses, kernel_start: int) -> list[int]:
         lists &= (pointers >= np.uint64(kernel_start)) & (pointers % np.uint64(8) == 0)
     found: list[int] = places[lists].tolist()
     return found
+
+
+@per_context
+def fuse_mounts(look: LockContext) -> Fuse:
+    """Return what reads the FUSE file systems of a context, and who serves them."""
+    queues = wait_queues(look)
+    return Fuse(look.layout, look.findings, look.tasks, look.descriptors, queues)

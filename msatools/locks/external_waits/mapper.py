@@ -10,7 +10,8 @@ from drgn.helpers.linux.block import for_each_disk
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.lock_context import LockContext, per_context
+from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _MAX_DISKS = 1 << 16
@@ -64,3 +65,9 @@ class Mapper:
         if self._layout.word(flags + 8 + mutex + 8) != int(disk.queue):
             return False
         return bool(self._layout.word(flags) & _SUSPENDED)
+
+
+@per_context
+def mapped_disks(look: LockContext) -> Mapper:
+    """Return what reads the disks of the device mapper."""
+    return Mapper(look.layout, look.findings)

@@ -10,9 +10,14 @@ from dataclasses import dataclass, replace
 import drgn
 import numpy as np
 
-from msatools.locks.lock_context import LockContext
-from msatools.locks.names.places import FREEZE_COMPLETE, FREEZE_LEVELS, LockPlace
-from msatools.locks.storage import Inode
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.storage import Inode
+from msatools.locks.places.places import (
+    FREEZE_COMPLETE,
+    FREEZE_LEVELS,
+    LockPlace,
+    lock_places,
+)
 from msatools.target.addresses import KERNEL_HALF
 
 _NAME_BYTES = 64
@@ -160,7 +165,7 @@ def _vma(look: LockContext, place: LockPlace) -> Name:
 
 
 def _anon_vma(look: LockContext, place: LockPlace) -> Name:
-    mm = look.places.mm_of_anon_vma(place.address) or 0
+    mm = lock_places(look).mm_of_anon_vma(place.address) or 0
     return _of_mm(look, mm, f"anon_vma({{}}).{place.name}")
 
 
@@ -179,7 +184,7 @@ def process_of(look: LockContext, mm: int) -> tuple[int, str] | None:
 
     :raises drgn.FaultError: if it cannot be read
     """
-    owner = look.places.owner_of_mm(mm)
+    owner = lock_places(look).owner_of_mm(mm)
     if owner is not None:
         return _process(look, owner)
     if not mm:
@@ -196,7 +201,7 @@ def _process(look: LockContext, task: int) -> tuple[int, str]:
 
 
 def _signal(look: LockContext, place: LockPlace) -> Name:
-    task = look.places.task_of_signal(place.address)
+    task = lock_places(look).task_of_signal(place.address)
     if task is None:
         return Name(name=f"signal_struct.{place.name}")
     pid, comm = _process(look, task)

@@ -5,11 +5,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from msatools.locks.futexkey import FutexKey
-from msatools.locks.lock import Lock
-from msatools.locks.lock_context import BlockedTask, LockContext
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.futexkey import FutexKey
+from msatools.locks.base.lock import Lock
+from msatools.locks.base.lock_context import LockContext
 from msatools.locks.names.described import Name, of_file, of_path, process_of
-from msatools.locks.user.usermemory import UserMapping, mapping_at
+from msatools.locks.user.usermemory import UserMapping, mapping_at, user_memory
 from msatools.target.addresses import KERNEL_HALF
 
 
@@ -41,7 +42,7 @@ class FutexNames:
     def _in_file(self, key: FutexKey, mms: Sequence[int]) -> Name:
         offset = key.file_offset or 0
         for mm in mms:
-            for shared in self._look.user_memory.shared_files(mm):
+            for shared in user_memory(self._look).shared_files(mm):
                 end = shared.first + shared.end - shared.start
                 if shared.sequence == key.object and shared.first <= offset < end:
                     inode = self._look.storage.inode(shared.inode)

@@ -12,14 +12,12 @@ import numpy as np
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses
-from msatools.locks.lock import Lock
-from msatools.locks.lock_context import (
-    FEW_READS,
-    MAX_CANDIDATES,
-    BlockedTask,
-    LockContext,
-)
-from msatools.locks.model import CONDITION
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock import Lock
+from msatools.locks.base.lock_context import FEW_READS, MAX_CANDIDATES, LockContext
+from msatools.locks.base.model import CONDITION
+from msatools.locks.base.wait_queues import wait_queues
+from msatools.locks.external_waits.fuse import fuse_mounts
 from msatools.locks.names.described import (
     Name,
     describe,
@@ -29,8 +27,8 @@ from msatools.locks.names.described import (
     short,
 )
 from msatools.locks.names.futexnames import FutexNames
-from msatools.locks.names.places import LockPlace
-from msatools.locks.names.slabs import SlabObject
+from msatools.locks.places.places import LockPlace, lock_places
+from msatools.locks.places.slabs import SlabObject
 from msatools.locks.user.userlocks import is_condition
 from msatools.target.addresses import KERNEL_HALF
 
@@ -83,7 +81,7 @@ class LockNames:
         found = self._on_stack(address)
         if found is not None:
             return found
-        piece = look.places.slab(address)
+        piece = lock_places(look).slab(address)
         cache = piece.cache if piece else None
         place = find_place(look, lock.type, address, cases)
         if place is not None:
@@ -99,7 +97,7 @@ class LockNames:
         if piece is None:
             return Name()
         name = Name(name=f"{piece.cache}+{address - piece.start:#x}", cache=cache)
-        within = look.places.inode_within(piece)
+        within = lock_places(look).inode_within(piece)
         if within is None:
             return name
         return of_inode(look, within, str(name.name), cache=cache)
@@ -127,7 +125,7 @@ class LockNames:
         place = int(np.searchsorted(starts, np.uint64(address), "right")) - 1
         if place < 0 or not starts[place]:
             return None
-        if address - int(starts[place]) >= self._look.queues.stack_bytes:
+        if address - int(starts[place]) >= wait_queues(self._look).stack_bytes:
             return None
         pid = int(self._look.tasks["pid"][rows[place]])
         return Name(name=f"on the stack of {pid}", pid=pid)
@@ -149,7 +147,7 @@ def find_place(
     :param cases: Some of the tasks that wait for it.
     :raises drgn.FaultError: if what tells cannot be read
     """
-    found = look.places.find(type_, address)
+    found = lock_places(look).find(type_, address)
     if found is not None:
         return found
     for case in cases:
@@ -237,7 +235,7 @@ def _folio(look: LockContext, address: int, cases: Sequence[BlockedTask]) -> Nam
     mms = {case.mm for case in cases if case.mm}
     mm = mms.pop() if len(mms) == 1 else None
     if mm is None and anonymous:
-        mm = look.places.mm_of_anon_vma(mapping & ~_MAPPING_FLAGS)
+        mm = lock_places(look).mm_of_anon_vma(mapping & ~_MAPPING_FLAGS)
     process = process_of(look, mm) if mm else None
     if process is None:
         return Name(name="anon folio", device=device)
@@ -251,7 +249,7 @@ def _word(look: LockContext, address: int, piece: SlabObject | None) -> Name | N
         if device is None and piece is not None and piece.cache == "buffer_head":
             # A journal's own copy, of which no page knows.
             part = look.layout.member(address, "buffer_head", "b_bdev")
-            if look.places.is_a("block_device", part):
+            if lock_places(look).is_a("block_device", part):
                 device = look.storage.device(part)
     except drgn.FaultError:
         device = None
@@ -268,7 +266,7 @@ def _word(look: LockContext, address: int, piece: SlabObject | None) -> Name | N
 def _request(look: LockContext, cases: Sequence[BlockedTask]) -> Name | None:
     """A request to a server of FUSE: it is called by the file system."""
     for case in cases:
-        mount = look.fuse.client(case.names, case.stack)
+        mount = fuse_mounts(look).client(case.names, case.stack)
         if mount is not None:
             place = LockPlace("FUSE request", "super_block", mount.super_block)
             return describe(look, place)

@@ -16,9 +16,12 @@ import numpy as np
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
-from msatools.locks.lock import LockType, QueuedWaiter
-from msatools.locks.model import Mode
-from msatools.locks.ownstack import OwnStack
+from msatools.locks.base.lock import LockType, QueuedWaiter
+from msatools.locks.base.lock_context import MAX_WAITERS, LockContext, per_context
+from msatools.locks.base.model import Mode
+from msatools.locks.base.ownstack import OwnStack
+from msatools.locks.base.rings import Entry, Ring, Rings, Shape, may_be_task
+from msatools.locks.base.struct_reader import Layout
 from msatools.locks.sleeping import lockwords
 from msatools.locks.sleeping.locksorts import (
     FIRST,
@@ -29,13 +32,8 @@ from msatools.locks.sleeping.locksorts import (
     shape_of,
     sort_of,
 )
-from msatools.locks.sleeping.rings import Entry, Ring, Rings, Shape, may_be_task
 from msatools.locks.sleeping.rtmutexes import RtMutex, RtMutexes
-from msatools.locks.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
-
-MAX_WAITERS = 1 << 22
-"""On one ring: all tasks that there can be."""
 
 MAX_WORDS = 96
 """Of a stack, that are tried for the address of a lock."""
@@ -371,3 +369,9 @@ def known_to(stack: OwnStack) -> dict[int, None]:
     """Give what a task has pointers to, variables included; innermost first."""
     words = stack.words[stack.words >= np.uint64(KERNEL_HALF)].tolist()
     return {word: None for word in words if word not in stack}
+
+
+@per_context
+def kernel_locks(look: LockContext) -> KernelLocks:
+    """Return what finds the locks that tasks of a context wait for."""
+    return KernelLocks(look.layout, look.findings)

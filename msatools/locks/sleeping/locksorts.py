@@ -8,10 +8,10 @@ kernel/locking/mutex.c, rwsem.c, semaphore.c: locks with a list of waiters.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from msatools.locks.lock import LockType
-from msatools.locks.model import Mode
-from msatools.locks.sleeping.rings import Shape
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.lock import LockType
+from msatools.locks.base.model import Mode
+from msatools.locks.base.rings import Shape
+from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 

@@ -6,8 +6,8 @@ kernel/locking/mutex.c, rwsem.c, semaphore.c. Words that have to agree come with
 read: on a kernel that runs they may change from one read to the next.
 """
 
-from msatools.locks.lock import LockType
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.lock import LockType
+from msatools.locks.base.struct_reader import Layout
 
 _FLAGS = 0b111
 """Below the owner of a mutex or a rwsem (``MUTEX_FLAGS``, ``RWSEM_OWNER_FLAGS_MASK``).

@@ -15,11 +15,18 @@ import drgn
 import numpy as np
 
 from msatools.kernel.percpusums import sum_parts
-from msatools.locks.lock import QueuedWaiter
-from msatools.locks.lock_context import BlockedTask, LockContext
-from msatools.locks.model import Mode
-from msatools.locks.sleeping.kernellocks import MAX_WORDS, KernelLock, known_to
-from msatools.locks.sleeping.rings import Rings, Shape, may_be_task
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock import QueuedWaiter
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.model import Mode
+from msatools.locks.base.rings import Rings, Shape, may_be_task
+from msatools.locks.base.wait_queues import wait_queues
+from msatools.locks.sleeping.kernellocks import (
+    MAX_WORDS,
+    KernelLock,
+    kernel_locks,
+    known_to,
+)
 
 _LOCK = "percpu_rw_semaphore"
 _CUSTOM = 0b1100
@@ -55,7 +62,7 @@ def queue(look: LockContext, address: int) -> list[QueuedWaiter] | None:
 
     :raises drgn.FaultError: if the lock cannot be read
     """
-    queues = look.locks.queues
+    queues = kernel_locks(look).queues
     if ("percpu_rwsem", address) not in queues:
         queues["percpu_rwsem", address] = _read_queue(look, address)
     return queues["percpu_rwsem", address]
@@ -113,7 +120,7 @@ def _by_entry(look: LockContext, case: BlockedTask) -> tuple[int, Mode] | None:
     for entry in case.stack.wait_entries():
         if entry.function != wakes:
             continue
-        found = look.queues.head_of(entry)
+        found = wait_queues(look).head_of(entry)
         if found is not None:
             address = found[0] - look.layout.offset(_LOCK, "waiters")
             return address, _mode(case.stack.half(entry.address + flags) or 0)

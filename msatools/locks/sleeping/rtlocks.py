@@ -10,10 +10,16 @@ from itertools import islice, pairwise
 
 import drgn
 
-from msatools.locks.lock import Lock, LockType, QueuedWaiter
-from msatools.locks.lock_context import BlockedTask, LockContext
-from msatools.locks.model import Mode
-from msatools.locks.sleeping.kernellocks import MAX_WORDS, KernelLock, known_to
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock import Lock, LockType, QueuedWaiter
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.model import Mode
+from msatools.locks.sleeping.kernellocks import (
+    MAX_WORDS,
+    KernelLock,
+    kernel_locks,
+    known_to,
+)
 
 _PI_FUTEX = ("futex_lock_pi", "futex_wait_requeue_pi")
 """They wait for an rt_mutex as well, which stands for a futex."""
@@ -71,7 +77,7 @@ def find(look: LockContext, case: BlockedTask) -> KernelLock | None:
     address = inner - _offset(look, type_)
     lock = Lock(type_, address)
     waiters = queue(look, lock)
-    if not look.locks.is_queued(type_, address, task):
+    if not kernel_locks(look).is_queued(type_, address, task):
         return None
     count = None if waiters is None else len(waiters)
     return KernelLock(type_, address, mode, count, owner(look, lock))
@@ -93,14 +99,14 @@ def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
 
     :raises drgn.FaultError: if the lock cannot be read
     """
-    queues, key = look.locks.queues, (lock.type, lock.address or 0)
+    queues, key = kernel_locks(look).queues, (lock.type, lock.address or 0)
     if key not in queues:
         queues[key] = _read_queue(look, lock)
     return queues[key]
 
 
 def _read_queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
-    found = look.locks.rt_mutex(_inner(look, lock))
+    found = kernel_locks(look).rt_mutex(_inner(look, lock))
     if found.waiters is None:
         return None
     told = [QueuedWaiter(task) for task in found.waiters]
@@ -115,7 +121,7 @@ def owner(look: LockContext, lock: Lock) -> int | None:
 
     :raises drgn.FaultError: if the lock cannot be read
     """
-    return look.locks.rt_mutex(_inner(look, lock)).owner or None
+    return kernel_locks(look).rt_mutex(_inner(look, lock)).owner or None
 
 
 def readers(look: LockContext, lock: Lock) -> int | None:

@@ -7,12 +7,19 @@ percpu_rwsems.
 """
 
 from msatools.kernel.pids import PID_MAX_LIMIT
-from msatools.locks.lock import Holder, Lock, OwnerConfidence, QueuedWaiter, Request
-from msatools.locks.lock_context import BlockedTask, LockContext
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock import (
+    Holder,
+    Lock,
+    OwnerConfidence,
+    QueuedWaiter,
+    Request,
+)
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.rings import may_be_task
 from msatools.locks.sleeping import lockwords, percpurwsems, rtlocks
-from msatools.locks.sleeping.kernellocks import KernelLock
+from msatools.locks.sleeping.kernellocks import KernelLock, kernel_locks
 from msatools.locks.sleeping.locksorts import Record
-from msatools.locks.sleeping.rings import may_be_task
 
 TYPES = frozenset(
     {"mutex", "ww_mutex", "rwsem", "semaphore", "rt_mutex", "percpu_rwsem"}
@@ -30,7 +37,9 @@ def find(look: LockContext, case: BlockedTask) -> KernelLock | None:
     return (
         percpurwsems.find(look, case)
         or rtlocks.find(look, case)
-        or look.locks.find(case.names, case.stack, look.limit, _record(look, case))
+        or kernel_locks(look).find(
+            case.names, case.stack, look.limit, _record(look, case)
+        )
     )
 
 
@@ -61,7 +70,7 @@ def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
         return percpurwsems.queue(look, address)
     if rtlocks.is_made_of(look, lock.type):
         return rtlocks.queue(look, lock)
-    return look.locks.queue(lock.type, address, look.limit)
+    return kernel_locks(look).queue(lock.type, address, look.limit)
 
 
 def holders(look: LockContext, lock: Lock) -> list[Holder]:
@@ -84,7 +93,7 @@ def holders(look: LockContext, lock: Lock) -> list[Holder]:
     last = lockwords.last_owner(look.layout, lock.type, address)
     # Who waits for it now has mostly released it since.
     queue(look, lock)
-    if last is None or look.locks.is_queued(lock.type, address, last):
+    if last is None or kernel_locks(look).is_queued(lock.type, address, last):
         return []
     return _holder(look, last, "likely")
 

@@ -20,9 +20,9 @@ from drgn.helpers.linux.sched import cpu_curr
 
 from msatools.kernel.cpus import online_cpus
 from msatools.kernel.losses import Loss
-from msatools.locks.lock import Holder, Lock, Request
-from msatools.locks.lock_context import LockContext
-from msatools.locks.model import Mode
+from msatools.locks.base.lock import Holder, Lock, Request
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.model import Mode
 from msatools.target.addresses import KERNEL_HALF
 
 _SPINS = frozenset(

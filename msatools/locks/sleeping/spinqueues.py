@@ -18,7 +18,7 @@ from msatools.kernel.cpus import online_cpus
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.locks.lock import Lock
+from msatools.locks.base.lock import Lock
 
 MOST_NODES = 4
 """``_Q_MAX_NODES``: for a task, a softirq, an interrupt and an NMI."""

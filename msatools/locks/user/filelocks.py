@@ -10,18 +10,18 @@ what all of them wait for is at the root of the tree.
 from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
-from weakref import WeakKeyDictionary
 
 import drgn
 import numpy as np
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import find_tasks
-from msatools.locks.lock import Holder, Lock, LockType, QueuedWaiter, Request
-from msatools.locks.lock_context import BlockedTask, LockContext
-from msatools.locks.model import Mode, WaitTarget
-from msatools.locks.sleeping.kernellocks import MAX_WAITERS
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock import Holder, Lock, LockType, QueuedWaiter, Request
+from msatools.locks.base.lock_context import MAX_WAITERS, LockContext, per_context
+from msatools.locks.base.model import Mode, WaitTarget
+from msatools.locks.base.struct_reader import Layout
+from msatools.locks.base.wait_queues import wait_queues
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.table import TaskReader, TaskTable
 
@@ -149,7 +149,6 @@ class _Learned:
     """What has been learned of locks on files in one look."""
 
     def __init__(self, look: LockContext) -> None:
-        # Of the layout only: a look is kept for as long as somebody else keeps it.
         self.locks = _FileLocks(look.layout)
         self._tasks = look.tasks
         self._descriptors = look.descriptors
@@ -204,9 +203,6 @@ class _Learned:
         return found
 
 
-_LEARNED: WeakKeyDictionary[LockContext, _Learned] = WeakKeyDictionary()
-
-
 def _by_files(tasks: TaskTable) -> dict[int, list[int]]:
     """Group tasks by their ``struct files_struct``: of each process one, the first."""
     names = ("address", "tgid", "files")
@@ -218,11 +214,9 @@ def _by_files(tasks: TaskTable) -> dict[int, list[int]]:
     return {table: list(tasks.values()) for table, tasks in found.items()}
 
 
+@per_context
 def _learned(look: LockContext) -> _Learned:
-    found = _LEARNED.get(look)
-    if found is None:
-        found = _LEARNED[look] = _Learned(look)
-    return found
+    return _Learned(look)
 
 
 def file_lock(look: LockContext, case: BlockedTask) -> WaitTarget | None:
@@ -263,9 +257,9 @@ def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     queued = []
     try:
         for waiter in locks.blocked(lock.address or 0):
-            found = look.queues.of_head(waiter.address + locks.waits_head)
+            found = wait_queues(look).of_head(waiter.address + locks.waits_head)
             if found is not None and found.waiters is not None:
-                tasks = look.queues.tasks(found.waiters)
+                tasks = wait_queues(look).tasks(found.waiters)
                 queued += [QueuedWaiter(each.task, waiter.mode) for each in tasks]
     except drgn.FaultError as error:
         look.findings.lose(Loss.WAITERS, f"who waits for a lock on a file: {error}")
@@ -300,7 +294,7 @@ def _own_request(look: LockContext, case: BlockedTask) -> _FileLock | None:
     """Find what a task waits with, which hangs on the lock that is in its way."""
     locks = _learned(look).locks
     for entry in case.stack.wait_entries():
-        found = look.queues.head_of(entry)
+        found = wait_queues(look).head_of(entry)
         if found is None:
             continue
         lock = locks.read(found[0] - locks.wait)

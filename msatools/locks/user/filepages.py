@@ -8,7 +8,7 @@ import drgn
 from drgn.helpers.linux.xarray import xa_load
 
 from msatools.kernel.vmemmap import vmemmap_base
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 PAGE = 4096

@@ -7,6 +7,7 @@ key hashes to. It lies on the waiter's stack, or on the heap for ``futex_waitv()
 """
 
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -16,8 +17,9 @@ import numpy as np
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, column
 from msatools.kernel.report import LossLog
-from msatools.locks.futexkey import FutexKey
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.futexkey import FutexKey
+from msatools.locks.base.lock_context import LockContext, per_context
+from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 MAX_WAITERS = 1 << 22
@@ -244,3 +246,44 @@ class Futexes:
 
     def _broken(self, text: str) -> None:
         self._findings.lose(Loss.FUTEX_CHAINS, text)
+
+
+@per_context
+def futexes(look: LockContext) -> Futexes:
+    """Return what reads waiters on futexes.
+
+    :raises LookupError: if nothing tells the types
+    """
+    return Futexes(look.layout, look.findings)
+
+
+@per_context
+def _all_waiters(look: LockContext) -> list[Waiter]:
+    mms = sorted(set(look.tasks["mm"].tolist()) - {0})
+    return list(futexes(look).all(mms))
+
+
+@per_context
+def futex_waiters(
+    look: LockContext,
+) -> tuple[dict[int, list[Waiter]], Counter[FutexKey]]:
+    """Return all waiters on futexes by task, and how many each futex has.
+
+    :raises LookupError: if nothing tells the types
+    """
+    by_task: dict[int, list[Waiter]] = {}
+    for waiter in _all_waiters(look):
+        by_task.setdefault(waiter.task, []).append(waiter)
+    return by_task, Counter(waiter.key for waiter in _all_waiters(look))
+
+
+@per_context
+def futex_queues(look: LockContext) -> dict[FutexKey, list[Waiter]]:
+    """Return all waiters on futexes by futex, in the order of their chain.
+
+    :raises LookupError: if nothing tells the types
+    """
+    by_key: dict[FutexKey, list[Waiter]] = {}
+    for waiter in _all_waiters(look):
+        by_key.setdefault(waiter.key, []).append(waiter)
+    return by_key

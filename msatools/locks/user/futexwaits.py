@@ -6,14 +6,10 @@ from collections import Counter
 
 import drgn
 
-from msatools.locks.futexkey import FutexKey
-from msatools.locks.lock_context import (
-    FEW_READS,
-    MAX_CANDIDATES,
-    BlockedTask,
-    LockContext,
-)
-from msatools.locks.user.futexes import Waiter
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.futexkey import FutexKey
+from msatools.locks.base.lock_context import FEW_READS, MAX_CANDIDATES, LockContext
+from msatools.locks.user.futexes import Waiter, futex_waiters, futexes
 from msatools.target.addresses import KERNEL_HALF
 
 _MAX_VECTOR = 128
@@ -30,7 +26,7 @@ def waiters_of(
     """
     if look.alone:
         return _own_futexes(look, case)
-    by_task, counts = look.waiters
+    by_task, counts = futex_waiters(look)
     waiters = by_task.get(case.address, [])
     if not waiters:
         # Its chain is broken, or it has come since.
@@ -44,8 +40,8 @@ def _own_futexes(
 ) -> tuple[list[Waiter], Counter[FutexKey] | None]:
     """Find what one task waits on without a look at all who wait."""
     stack = case.stack
-    for waiter in look.futexes.on_stack(stack.base, stack.words, case.address):
-        others = list(look.futexes.chain(waiter.lock, FEW_READS))
+    for waiter in futexes(look).on_stack(stack.base, stack.words, case.address):
+        others = list(futexes(look).chain(waiter.lock, FEW_READS))
         counts = Counter(other.key for other in others)
         if len(others) < FEW_READS:
             if any(other.address == waiter.address for other in others):
@@ -74,11 +70,11 @@ def _vector(look: LockContext, case: BlockedTask) -> list[Waiter]:
     first = look.layout.offset("futex_vector", "q")
     for pointer in case.stack.data_pointers()[:MAX_CANDIDATES]:
         try:
-            head = look.futexes.read(pointer + first)
+            head = futexes(look).read(pointer + first)
             if head.task != case.address or head.lock < KERNEL_HALF:
                 continue
             places = range(pointer + first, pointer + first + count * size, size)
-            waiters = [look.futexes.read(place) for place in places]
+            waiters = [futexes(look).read(place) for place in places]
         except drgn.FaultError:
             continue
         if all(w.task == case.address and w.lock >= KERNEL_HALF for w in waiters):

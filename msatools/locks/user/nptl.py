@@ -27,7 +27,7 @@ import struct
 from dataclasses import dataclass
 
 from msatools.kernel.pids import PID_MAX_LIMIT
-from msatools.locks.model import Mode
+from msatools.locks.base.model import Mode
 
 MUTEX_BYTES = 40
 RWLOCK_BYTES = 56

@@ -10,7 +10,6 @@ taken for what it says only if all that is there fits
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import drgn
 import numpy as np
@@ -20,8 +19,9 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import tree_records
-from msatools.locks.futexkey import FutexKey
-from msatools.locks.lock import (
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.futexkey import FutexKey
+from msatools.locks.base.lock import (
     Holder,
     Lock,
     LockType,
@@ -29,12 +29,14 @@ from msatools.locks.lock import (
     QueuedWaiter,
     Request,
 )
-from msatools.locks.lock_context import BlockedTask, LockContext
-from msatools.locks.model import Mode
+from msatools.locks.base.lock_context import LockContext, per_context
+from msatools.locks.base.model import Mode
+from msatools.locks.places.places import lock_places
+from msatools.locks.sleeping.kernellocks import kernel_locks
 from msatools.locks.user import nptl
-from msatools.locks.user.futexes import Waiter
+from msatools.locks.user.futexes import Waiter, futex_queues, futex_waiters, futexes
 from msatools.locks.user.futexwaits import waiters_of
-from msatools.locks.user.usermemory import UserMemory
+from msatools.locks.user.usermemory import UserMemory, user_memory
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.syscalls import read_syscalls
@@ -131,14 +133,9 @@ class _Futexes:
             self.starts.add((mm, start))
 
 
-_LEARNED: WeakKeyDictionary[LockContext, _Futexes] = WeakKeyDictionary()
-
-
+@per_context
 def _learned(look: LockContext) -> _Futexes:
-    found = _LEARNED.get(look)
-    if found is None:
-        found = _LEARNED[look] = _Futexes(look)
-    return found
+    return _Futexes(look)
 
 
 def requests(look: LockContext, case: BlockedTask) -> list[Request]:
@@ -156,7 +153,7 @@ def futex_requests(look: LockContext, task: int) -> list[Request]:
 
     All waiters are read the first time; then each costs next to nothing.
     """
-    by_task, _ = look.waiters
+    by_task, _ = futex_waiters(look)
     waiters = sorted(by_task.get(task, ()), key=lambda waiter: waiter.address)
     return _requests(look, waiters)
 
@@ -300,12 +297,12 @@ def _waiters(look: LockContext, lock: Lock) -> list[Waiter]:
     words = _learned(look).words.get(key)
     if words is not None:
         # Their queues may be far apart in the tables: all are read.
-        found = [each for word in words for each in look.futex_queues.get(word, ())]
+        found = [each for word in words for each in futex_queues(look).get(word, ())]
     elif not look.alone:
-        found = look.futex_queues.get(key, [])
+        found = futex_queues(look).get(key, [])
     else:
         first = _learned(look).seen.get((lock.type, key))
-        chain = look.futexes.chain(first.lock) if first else ()
+        chain = futexes(look).chain(first.lock) if first else ()
         found = [waiter for waiter in chain if waiter.key == key]
     # Who is to get one that inherits priority later, waits for another thing yet.
     return [w for w in found if bool(w.pi_state) == (lock.type == "pi_futex")]
@@ -314,7 +311,7 @@ def _waiters(look: LockContext, lock: Lock) -> list[Waiter]:
 def _by_urgency(look: LockContext, pi_state: int, tasks: list[int]) -> list[int]:
     try:
         mutex = pi_state + look.layout.offset("futex_pi_state", "pi_mutex")
-        order = look.locks.rt_mutex(mutex).waiters or ()
+        order = kernel_locks(look).rt_mutex(mutex).waiters or ()
     except drgn.FaultError as error:
         look.findings.lose(Loss.WAITERS, f"the queue of a futex is lost: {error}")
         order = ()
@@ -332,7 +329,7 @@ def _pi_owner(look: LockContext, waiter: Waiter) -> list[Holder]:
     """
     layout, state = look.layout, waiter.pi_state
     owner, taken = layout.members(state, "futex_pi_state", "owner", "pi_mutex.owner")
-    key = look.futexes.key(state + layout.offset("futex_pi_state", "key"))
+    key = futexes(look).key(state + layout.offset("futex_pi_state", "key"))
     # It may have been freed, and be of another futex now.
     if key != waiter.key or owner < KERNEL_HALF or not look.pid(owner):
         return []
@@ -383,8 +380,8 @@ class _Words:
         page = place.address & -_PAGE
         start = max(place.address - nptl.RWLOCK_BYTES, page)
         end = min(place.address + nptl.RWLOCK_BYTES, page + _PAGE)
-        data = look.user_memory.read(place.mm, start, end - start)
-        return None if data is None else cls(look.user_memory, place.mm, start, data)
+        data = user_memory(look).read(place.mm, start, end - start)
+        return None if data is None else cls(user_memory(look), place.mm, start, data)
 
     def read(self, address: int, size: int) -> bytes | None:
         """Read some bytes; ``None`` if they are not in the dump."""
@@ -463,7 +460,7 @@ def _rwlock(
 
 
 def _condition(look: LockContext, place: _Place, key: FutexKey) -> _Said | None:
-    queued = [len(look.futex_queues.get(word, ())) for word in key.pair()]
+    queued = [len(futex_queues(look).get(word, ())) for word in key.pair()]
     if look.live:
         # They were read at another time than its words are.
         queued = [0, 0]
@@ -484,7 +481,7 @@ def _read_condition(
 ) -> int | None:
     """Find where the condition variable starts that a futex is a word of."""
     for newer, start in enumerate(nptl.condition_starts(address)):
-        data = look.user_memory.read(mm, start, nptl.CONDITION_BYTES)
+        data = user_memory(look).read(mm, start, nptl.CONDITION_BYTES)
         if data is None:
             return None
         if nptl.condition(data, bool(newer), queued, shared):
@@ -509,7 +506,7 @@ def _place(look: LockContext, waiter: Waiter) -> _Place | None:
     others = _waiters(look, Lock("futex", None, key))[:_FEW_WAITERS]
     for task in dict.fromkeys([waiter.task, *(other.task for other in others)]):
         mm = _mm(look, task)
-        for file in look.user_memory.shared_files(mm) if mm else ():
+        for file in user_memory(look).shared_files(mm) if mm else ():
             address = file.start + (key.file_offset or 0) - file.first
             if file.sequence == key.object and file.start <= address < file.end:
                 return _Place(task, mm, address, file.inode)
@@ -545,7 +542,7 @@ def _users(look: LockContext, inode: int) -> _Users:
     known = _learned(look).users
     if inode not in known:
         mms = frozenset(_mapped_by(look, inode))
-        owners = (look.places.owner_of_mm(mm) for mm in mms)
+        owners = (lock_places(look).owner_of_mm(mm) for mm in mms)
         spaces = frozenset(_namespace(look, owner) for owner in owners if owner)
         known[inode] = _Users(mms, spaces)
     return known[inode]

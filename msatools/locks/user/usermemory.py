@@ -12,7 +12,8 @@ from drgn.helpers.linux.mm import access_remote_vm, for_each_vma, vma_find
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import fault_reason
 from msatools.kernel.report import LossLog
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.lock_context import LockContext, per_context
+from msatools.locks.base.struct_reader import Layout
 from msatools.locks.user.filepages import FilePages
 from msatools.target.addresses import KERNEL_HALF
 
@@ -172,3 +173,9 @@ class UserMemory:
         if file < KERNEL_HALF or not flags & _SHARED or flags & _HUGETLB:
             raise error
         return self._files.read(file, first * _PAGE + address - start, size)
+
+
+@per_context
+def user_memory(look: LockContext) -> UserMemory:
+    """Return what reads the memory of processes."""
+    return UserMemory(look.layout, look.findings)

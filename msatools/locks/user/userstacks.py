@@ -20,10 +20,11 @@ from drgn.helpers.linux.mm import vma_find
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
-from msatools.locks.lock_context import LockContext
-from msatools.locks.model import UserFrame
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.model import UserFrame
 from msatools.locks.user.filepages import PAGE, FilePages
 from msatools.locks.user.programfile import ProgramFile
+from msatools.locks.user.usermemory import user_memory
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.syscalls import read_syscalls
 
@@ -137,7 +138,7 @@ class UserStacks:
 
     def read(self, mm: int, address: int, size: int) -> bytes | None:
         """Read user memory; ``None`` if it is not there."""
-        return self._look.user_memory.read(mm, address, size)
+        return user_memory(self._look).read(mm, address, size)
 
     def is_behind_call(self, mapping: CodeMapping, address: int) -> bool:
         """Tell whether an address follows a call instruction."""

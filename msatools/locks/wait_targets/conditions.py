@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from msatools.locks.lock_context import LockContext
-from msatools.locks.model import CONDITION, WaitTarget
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.model import CONDITION, WaitTarget
 from msatools.locks.user.userlocks import condition_at
 from msatools.target.model import Address
 

@@ -7,12 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from msatools.locks.base.blocked_tasks import BlockedTask, OpenFile
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.model import WaitTarget
+from msatools.locks.base.open_files import is_data_of, open_files
+from msatools.locks.base.ownstack import Fault
+from msatools.locks.base.storage import Inode
+from msatools.locks.base.wait_queues import wait_queues
 from msatools.locks.events.bitwaits import bit_of, inode_of
 from msatools.locks.events.folios import folio_of
-from msatools.locks.lock_context import BlockedTask, LockContext, OpenFile
-from msatools.locks.model import WaitTarget
-from msatools.locks.ownstack import Fault
-from msatools.locks.storage import Inode
+from msatools.locks.places.places import lock_places
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.model import Address
 from msatools.tasks.classes import TaskClass
@@ -34,7 +38,7 @@ def fault(look: LockContext, case: BlockedTask) -> WaitTarget | None:
     if found is None:
         return _data(look, case, "page")
     what, mapping = found
-    owner = look.places.owner_of_mm(mapping["vm_mm"]) if remote else None
+    owner = lock_places(look).owner_of_mm(mapping["vm_mm"]) if remote else None
     on = _fault(look, case, what, mapping)
     return replace(on, pid=look.pid(owner, leader=True)) if owner else on
 
@@ -47,7 +51,7 @@ def _fault(
         context = look.layout.member(
             what.vma, "vm_area_struct", "vm_userfaultfd_ctx.ctx"
         )
-        fd = look.files(case).by_private.get(context)
+        fd = open_files(look, case).by_private.get(context)
         return WaitTarget(kind="userfaultfd", address=address, fd=fd)
     text = bool(mapping["vm_flags"] & _EXECUTABLE)
     if case.task_class is TaskClass.SWP:
@@ -106,7 +110,7 @@ def _on_inode(
     """Tell whose data is waited for; the number of a device's own inode is no use."""
     device = look.storage.device_of(inode)
     is_device = look.storage.is_data_of_device(inode)
-    opened = file if look.is_data_of(file, inode) else None
+    opened = file if is_data_of(look, file, inode) else None
     if opened:
         path = look.path_at(opened.place)
     else:
@@ -142,7 +146,7 @@ def _journal(look: LockContext, case: BlockedTask) -> WaitTarget | None:
     """Tell a journal whose thread is to commit: on whose queue the task is."""
     done = look.layout.offset("journal_s", "j_wait_done_commit")
     for entry in case.stack.wait_entries():
-        queue = look.queues.head_of(entry)
+        queue = wait_queues(look).head_of(entry)
         if queue is None:
             continue
         names = ("j_task", "j_dev")

@@ -15,14 +15,14 @@ from msatools.kernel.clocks import Clocks
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.locks.blocked_tasks import read_cases
-from msatools.locks.lock_context import BlockedTask, LockContext
-from msatools.locks.model import Herd, WaitTarget
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.blocked_tasks import BlockedTask, read_cases
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.model import Herd, WaitTarget
+from msatools.locks.base.struct_reader import Layout
 from msatools.locks.user import filelocks
+from msatools.locks.user.wakers import with_frames
 from msatools.locks.wait_targets import data, files, futexes, kernellocks, others
 from msatools.locks.wait_targets.conditions import as_conditions
-from msatools.locks.wakers import with_frames
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stackmemory import Rows, stack_bytes
 from msatools.tasks.table import TaskTable
@@ -138,7 +138,7 @@ class Explainer:
         self, tasks: TaskTable, clocks: Clocks, herds: Sequence[Herd]
     ) -> tuple[Herd, ...]:
         """
-        Tell where the wakers of herds stand: see :mod:`msatools.locks.wakers`.
+        Tell where the wakers of herds stand: see :mod:`msatools.locks.user.wakers`.
 
         What cannot be read is not told.
         """

@@ -8,15 +8,13 @@ from dataclasses import replace
 
 import drgn
 
-from msatools.locks.lock_context import (
-    MAX_CANDIDATES,
-    BlockedTask,
-    LockContext,
-    OpenFile,
-    signals_of,
-)
-from msatools.locks.model import WaitTarget
-from msatools.locks.storage import Inode
+from msatools.locks.base.blocked_tasks import BlockedTask, OpenFile
+from msatools.locks.base.lock_context import MAX_CANDIDATES, LockContext, signals_of
+from msatools.locks.base.model import WaitTarget
+from msatools.locks.base.open_files import open_files
+from msatools.locks.base.storage import Inode
+from msatools.locks.base.timers import ends_at, timer_ends
+from msatools.locks.base.wait_queues import wait_queues
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 
@@ -74,14 +72,14 @@ def _anonymous(look: LockContext, file: OpenFile, name: str) -> WaitTarget:
         names = ("t.tmr._softexpires", "t.tmr.base")
         expires, base = look.layout.members(file.private, "timerfd_ctx", *names)
         if expires and base >= KERNEL_HALF:
-            return replace(on, **look.at(expires, base))
+            return replace(on, **ends_at(look, expires, base))
     return on
 
 
 def _partner(look: LockContext, case: BlockedTask) -> WaitTarget | None:
     """A pipe with a name, on the way to be opened: nobody has the other end."""
     for entry in case.stack.wait_entries():
-        queue = look.queues.head_of(entry)
+        queue = wait_queues(look).head_of(entry)
         if queue is None:
             continue
         pipes = [
@@ -104,7 +102,7 @@ def _partner(look: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 def poll(look: LockContext, case: BlockedTask) -> WaitTarget | None:
     """Tell how many files are polled, and which if they are few."""
-    ends = look.ends(case)
+    ends = timer_ends(look, case)
     if case.is_in("ep_poll", "do_epoll_wait"):
         return WaitTarget(kind="epoll", fd=case.fd, **ends)
     if not case.is_in("do_poll", "do_sys_poll", "do_select", "core_sys_select"):
@@ -125,7 +123,7 @@ def _numbers(
     look: LockContext, case: BlockedTask, files: list[int]
 ) -> tuple[int, ...] | None:
     """Find the descriptors of some files; ``None`` if that leaves a doubt."""
-    known = look.files(case).numbers
+    known = open_files(look, case).numbers
     found = [known.get(file, []) for file in files]
     if any(len(numbers) != 1 for numbers in found):
         return None
@@ -135,7 +133,7 @@ def _numbers(
 def io_uring(look: LockContext, case: BlockedTask) -> WaitTarget | None:
     """Tell a ring whose results, or whose requests, are waited for."""
     if case.call == "io_uring_enter":
-        return WaitTarget(kind="io_uring", fd=case.fd, **look.ends(case))
+        return WaitTarget(kind="io_uring", fd=case.fd, **timer_ends(look, case))
     if case.is_in("io_sq_thread"):
         return _polling_thread(look, case)
     return None
@@ -144,7 +142,7 @@ def io_uring(look: LockContext, case: BlockedTask) -> WaitTarget | None:
 def _polling_thread(look: LockContext, case: BlockedTask) -> WaitTarget:
     """A thread that takes requests from a ring: the ring knows it."""
     rings = look.layout.symbol("io_uring_fops")
-    for number, ring in look.files(case).with_operations(rings):
+    for number, ring in open_files(look, case).with_operations(rings):
         try:
             queue = look.layout.member(ring, "io_ring_ctx", "sq_data")
             thread = look.layout.member(queue, "io_sq_data", "thread")

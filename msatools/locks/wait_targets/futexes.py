@@ -2,9 +2,11 @@
 
 """Futexes that tasks wait on."""
 
-from msatools.locks.futexkey import FutexKey
-from msatools.locks.lock_context import FEW_READS, BlockedTask, LockContext
-from msatools.locks.model import WaitTarget
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.futexkey import FutexKey
+from msatools.locks.base.lock_context import FEW_READS, LockContext
+from msatools.locks.base.model import WaitTarget
+from msatools.locks.base.timers import timer_ends
 from msatools.locks.user.futexes import Waiter
 from msatools.locks.user.futexwaits import waiters_of
 from msatools.locks.user.usermemory import mapping_at
@@ -21,7 +23,7 @@ def futex(look: LockContext, case: BlockedTask) -> WaitTarget | None:
     waiters, counts = waiters_of(look, case)
     if not waiters:
         return asked_for(case)
-    ends = look.ends(case)
+    ends = timer_ends(look, case)
     if len(waiters) > 1:
         places = [waiter.key.address for waiter in waiters]
         told = tuple(Address(place) for place in places if place is not None)

@@ -4,8 +4,9 @@
 
 from dataclasses import replace
 
-from msatools.locks.lock_context import BlockedTask, LockContext
-from msatools.locks.model import WaitTarget
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.model import WaitTarget
 from msatools.locks.names.described import describe
 from msatools.locks.names.names import find_place
 from msatools.locks.sleeping import sleeplocks

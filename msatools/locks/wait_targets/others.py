@@ -2,10 +2,13 @@
 
 """Tasks, signals, messages and times that tasks wait on."""
 
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock_context import LockContext, per_context, signals_of
+from msatools.locks.base.model import WaitTarget
+from msatools.locks.base.timers import timer_ends
 from msatools.locks.events.completions import vforked
-from msatools.locks.lock_context import BlockedTask, LockContext, signals_of
-from msatools.locks.model import WaitTarget
 from msatools.locks.wait_targets.files import by_file
+from msatools.tasks.wait_options import WaitOptsReader
 
 _STOP_SIGNAL = 0xFFFF
 """``JOBCTL_STOP_SIGMASK``."""
@@ -15,7 +18,7 @@ def timer(look: LockContext, case: BlockedTask) -> WaitTarget | None:
     """Tell when a sleep ends."""
     if case.file is not None:
         return by_file(look, case)
-    ends = look.ends(case)
+    ends = timer_ends(look, case)
     return WaitTarget(kind="timer", **ends) if ends else None
 
 
@@ -34,7 +37,7 @@ def _waited(look: LockContext, case: BlockedTask) -> WaitTarget | None:
     for entry in case.stack.wait_entries():
         if entry.function != wakes:
             continue
-        wait = look.wait_opts.of_entry(entry.address)
+        wait = _wait_opts(look).of_entry(entry.address)
         if wait.kind == "any":
             return WaitTarget(kind="child")
         if wait.number is None:
@@ -61,7 +64,9 @@ def signal(look: LockContext, case: BlockedTask) -> WaitTarget | None:
         names = (blocked, "real_blocked.sig[0]")
         now, before = look.layout.members(case.address, "task_struct", *names)
         signals = signals_of(before & ~now)
-        return WaitTarget(kind="signals", signals=signals or None, **look.ends(case))
+        return WaitTarget(
+            kind="signals", signals=signals or None, **timer_ends(look, case)
+        )
     if case.is_in("sigsuspend", "__do_sys_rt_sigsuspend"):
         mask = look.layout.member(case.address, "task_struct", blocked)
         return WaitTarget(kind="signals", signals=signals_of(~mask) if mask else None)
@@ -70,7 +75,7 @@ def signal(look: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 def message(look: LockContext, case: BlockedTask) -> WaitTarget | None:
     """Tell the queue, or the set of semaphores."""
-    ends = look.ends(case)
+    ends = timer_ends(look, case)
     number = case.arguments[0] & 0x7FFF_FFFF if case.plain else None
     if case.is_in("do_msgrcv", "do_msgsnd"):
         return WaitTarget(kind="msgqueue", id=number)
@@ -94,3 +99,9 @@ def traced(look: LockContext, case: BlockedTask) -> WaitTarget | None:
         return None
     pid = look.pid(int(look.tasks["parent"][case.row]), leader=True)
     return WaitTarget(kind="tracer", pid=pid)
+
+
+@per_context
+def _wait_opts(look: LockContext) -> WaitOptsReader:
+    """Read what is waited for by wait()."""
+    return WaitOptsReader(look.reader)

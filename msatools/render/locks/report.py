@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from msatools.locks.model import Herd
+from msatools.locks.base.model import Herd
 from msatools.locks.report import (
     Deadlock,
     Inversion,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from msatools.locks.model import WaitTarget
+from msatools.locks.base.model import WaitTarget
 from msatools.prstat.model import Children, PrstatReport, Split, TaskRow, Waited
 from msatools.prstat.select import DELAY_OF
 from msatools.render.blocks import Cell, Column, Span

@@ -5,7 +5,7 @@
 from collections.abc import Iterator, Sequence
 from typing import overload
 
-from msatools.locks.model import Herd
+from msatools.locks.base.model import Herd
 from msatools.prstat.model import (
     ClassGroup,
     Load,

@@ -4,8 +4,9 @@
 
 from dataclasses import replace
 
+from msatools.locks.base.lock import Lock
+from msatools.locks.base.wait_queues import wait_queues
 from msatools.locks.events import bitwaits, folios
-from msatools.locks.lock import Lock
 from tests.locks.events.waits import Waits, check_locks, waits
 from tests.locks.seen import Seen, Truth
 
@@ -66,7 +67,7 @@ def test_what_a_bit_is_of(tasks: Seen) -> None:
 def test_others_in_the_same_bucket_are_left_out(tasks: Seen) -> None:
     """Asked for another page or bit on the same queue, nobody is told."""
     found = waits(tasks)
-    buckets = found.look.queues.buckets
+    buckets = wait_queues(found.look).buckets
     for task, queue in (
         ("file-read", folios.queue),
         ("journal-thread", bitwaits.queue),

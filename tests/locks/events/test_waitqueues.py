@@ -6,9 +6,9 @@ import struct
 from functools import partial
 
 from msatools.kernel.report import LossLog
+from msatools.locks.base.lock import Lock
+from msatools.locks.base.wait_queues import WaitQueues, wait_queues
 from msatools.locks.events import waitqueues
-from msatools.locks.events.queues import WaitQueues
-from msatools.locks.lock import Lock
 from tests.locks.events.waits import Waits, waits
 from tests.locks.madememory import BASE, SIZE, MadeMemory
 from tests.locks.seen import Seen, damaged
@@ -42,9 +42,9 @@ def test_who_looks_up_a_name_that_others_want_too(tasks: Seen) -> None:
     """It has their queue on its own stack."""
     look = tasks.look()
     stack = int(tasks.table["stack"][tasks.row("wait4")])
-    for place in (0, look.queues.stack_bytes - 8):
+    for place in (0, wait_queues(look).stack_bytes - 8):
         lock = Lock("wait_queue", stack + place)
-        look.queues.lookups.add(lock)
+        wait_queues(look).lookups.add(lock)
         holders = waitqueues.holders(look, lock)
         assert [holder.task for holder in holders] == [tasks.address("wait4")]
 
@@ -60,7 +60,7 @@ def test_a_waiter_that_is_lost(module: Seen) -> None:
     """It breaks the ring: then nobody is told to wait there, rather than wrong."""
     (lock,) = module.locks("wait_queue")
     gone, other = (waiter["pid"] for waiter in lock["waiters"])
-    found = waits(module).look.queues.innermost(module.case(gone).stack)
+    found = wait_queues(waits(module).look).innermost(module.case(gone).stack)
     assert found is not None
     dump = damaged(module.run.name)
     lose_page(dump.prog, found[0].address)

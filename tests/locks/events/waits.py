@@ -5,8 +5,8 @@
 from collections.abc import Callable
 from functools import lru_cache
 
+from msatools.locks.base.lock import Lock
 from msatools.locks.events import events
-from msatools.locks.lock import Lock
 from tests.locks.seen import Seen, Truth
 
 TYPES = ("completion", "wait_queue", "folio", "bit_wait")

@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 from drgn import FaultError
 
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock import Lock, Request
+from msatools.locks.base.lock_context import LockContext
 from msatools.locks.external_waits import fuse as fuse_module
-from msatools.locks.external_waits.externals import External, external
-from msatools.locks.lock import Lock, Request
-from msatools.locks.lock_context import BlockedTask, LockContext
+from msatools.locks.external_waits.fuse import fuse_mounts
+from msatools.locks.external_waits.mapper import mapped_disks
+from msatools.locks.externals import External, external
 from msatools.locks.lock_types import requests_of
 from tests.locks.seen import Seen, Truth
 
@@ -141,7 +144,7 @@ def test_a_list_of_file_systems_that_is_damaged_costs_a_note(
     def fails(*_: object) -> None:
         raise FaultError("not in the dump", 0)
 
-    monkeypatch.setattr(look.fuse, "_mount", fails)
+    monkeypatch.setattr(fuse_mounts(look), "_mount", fails)
     assert dump.of(dump.busy, look) is None
     assert look.findings.lost["file_systems_unreadable"] == 1
 
@@ -150,13 +153,13 @@ def test_devices_that_cannot_be_read_cost_a_note(
     dump: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = dump.seen.look()
-    assert look.fuse.mounts
+    assert fuse_mounts(look).mounts
 
     def fails(*_: object) -> None:
         raise FaultError("not in the dump", 0)
 
-    monkeypatch.setattr(look.fuse, "_object", fails)
-    assert look.fuse._openers == {}
+    monkeypatch.setattr(fuse_mounts(look), "_object", fails)
+    assert fuse_mounts(look)._openers == {}
     assert look.findings.lost["servers_unreadable"] >= 3
 
 
@@ -205,7 +208,7 @@ def test_disks_and_that_they_are_suspended(dump: Outside) -> None:
 
 def test_only_disks_that_are_suspended_are(dump: Outside) -> None:
     """The frozen file system is on a disk that answers."""
-    suspended = dump.look.mapper.suspended
+    suspended = mapped_disks(dump.look).suspended
     assert suspended == {"254:0", "254:1", "254:2"}
 
 

@@ -20,13 +20,14 @@ from drgn.helpers.linux.pid import find_task, for_each_task
 from drgn.helpers.linux.slab import slab_object_info
 
 from msatools.kernel.report import LossLog
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock import Lock, LockType
 from msatools.locks.events import bitwaits, folios, waitqueues
-from msatools.locks.lock import Lock, LockType
-from msatools.locks.lock_context import BlockedTask
 from msatools.locks.names.described import process_of
 from msatools.locks.names.names import LockNames, Name
-from msatools.locks.names.slabs import Slabs
-from msatools.locks.names.variables import Variables
+from msatools.locks.places.places import lock_places
+from msatools.locks.places.slabs import Slabs
+from msatools.locks.places.variables import Variables
 from msatools.locks.user.filelocks import request as file_lock_request
 from msatools.locks.user.userlocks import requests as futex_requests
 from msatools.selfdesc.finders import finders_of
@@ -551,5 +552,5 @@ def test_process_of_an_address_space_that_names_none(
     mms = sorted({*tasks["mm"][tasks["mm"] != 0].tolist()})[::40]
     named = [process_of(dump.look, mm) for mm in mms]
     assert len(mms) >= 3
-    monkeypatch.setattr(dump.look.places, "owner_of_mm", lambda mm: None)
+    monkeypatch.setattr(lock_places(dump.look), "owner_of_mm", lambda mm: None)
     assert [process_of(dump.look, mm) for mm in mms] == named

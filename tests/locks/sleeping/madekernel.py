@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from drgn import Type
 
-from msatools.locks.lock_context import BlockedTask, LockContext
-from msatools.locks.ownstack import OwnStack
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.ownstack import OwnStack
 from msatools.locks.sleeping.kernellocks import KernelLocks
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import TaskTable
@@ -61,7 +62,7 @@ class MadeKernel(MadeMemory):
         look.layout, look.findings = self.layout, self.findings
         look.reader, look.limit, look.alone = look.layout.reader, 1000, False
         look.tasks = TaskTable(records, frozenset(names))
-        look.locks = KernelLocks(look.layout, self.findings)
+        look.made = {}
         return look
 
     def case(self, number: int, *names: str) -> BlockedTask:

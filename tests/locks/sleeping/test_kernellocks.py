@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from msatools.locks.lock import Holder, Lock, LockType, QueuedWaiter, Request
-from msatools.locks.model import Mode
+from msatools.locks.base.lock import Holder, Lock, LockType, QueuedWaiter, Request
+from msatools.locks.base.model import Mode
 from msatools.locks.sleeping import lockwords, sleeplocks
 from msatools.locks.sleeping.kernellocks import KernelLock, KernelLocks
 from msatools.locks.sleeping.locksorts import Record

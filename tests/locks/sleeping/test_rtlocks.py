@@ -4,8 +4,8 @@
 
 import pytest
 
-from msatools.locks.lock import Holder, Lock, LockType, QueuedWaiter, Request
-from msatools.locks.model import Mode
+from msatools.locks.base.lock import Holder, Lock, LockType, QueuedWaiter, Request
+from msatools.locks.base.model import Mode
 from msatools.locks.sleeping import sleeplocks
 from msatools.locks.sleeping.kernellocks import KernelLock
 from tests.locks.sleeping.madekernel import (

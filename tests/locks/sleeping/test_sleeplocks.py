@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import pytest
 
-from msatools.locks.lock import Request
-from msatools.locks.lock_context import LockContext
+from msatools.locks.base.lock import Request
+from msatools.locks.base.lock_context import LockContext
 from msatools.locks.sleeping import sleeplocks
 from tests.locks.seen import Seen, lock_of
 

@@ -7,8 +7,8 @@ import struct
 import pytest
 from drgn import FaultError
 
-from msatools.locks.lock import Lock, Request
-from msatools.locks.lock_context import LockContext
+from msatools.locks.base.lock import Lock, Request
+from msatools.locks.base.lock_context import LockContext
 from msatools.locks.user import filelocks
 from tests.locks.seen import STOCK, TASKS, Seen, Truth, damaged, seen
 from tests.support.overlay import put

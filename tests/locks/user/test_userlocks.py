@@ -11,11 +11,12 @@ import pytest
 from drgn import FaultError, Object
 from drgn.helpers.linux.mm import access_remote_vm
 
-from msatools.locks.futexkey import FutexKey
-from msatools.locks.lock import Request
-from msatools.locks.lock_context import LockContext
+from msatools.locks.base.futexkey import FutexKey
+from msatools.locks.base.lock import Request
+from msatools.locks.base.lock_context import LockContext
 from msatools.locks.user import nptl, userlocks
-from msatools.locks.user.futexes import Waiter
+from msatools.locks.user.futexes import Waiter, futex_queues, futex_waiters
+from msatools.locks.user.usermemory import user_memory
 from msatools.target import TargetSpec, open_target
 from tests.locks.seen import Seen, damaged, look_at
 from tests.support.overlay import lose, put
@@ -91,7 +92,7 @@ def test_a_waiter_on_both_futexes_of_a_condition_variable(tasks: Seen) -> None:
     worker = tasks.run.workload["servers"]["server-broadcast"]["workers"][0]
     task = int(tasks.table["address"][tasks.rows[worker]])
     look = tasks.look()
-    by_task, _ = look.waiters
+    by_task, _ = futex_waiters(look)
     (waiter,) = by_task[task]
     (before,) = userlocks.futex_requests(look, task)
     key = waiter.key.moved(-4 if waiter.key.offset & 4 else 4)
@@ -182,7 +183,7 @@ def everything(look: LockContext) -> tuple[Counter[str], int]:
     found: Counter[str] = Counter()
     requests = {
         request
-        for task in look.waiters[0]
+        for task in futex_waiters(look)[0]
         for request in userlocks.futex_requests(look, task)
     }
     for request in requests:
@@ -234,7 +235,7 @@ def test_damage_costs_a_note(stock: Seen, member: str) -> None:
 def pi_futex(look: LockContext) -> Request:
     (request,) = {
         request
-        for task in look.waiters[0]
+        for task in futex_waiters(look)[0]
         for request in userlocks.futex_requests(look, task)
         if request.lock.type == "pi_futex"
     }
@@ -246,7 +247,7 @@ def test_what_the_kernel_knows_of_an_owner(tasks: Seen) -> None:
     look = damaged(tasks.run.name).look()
     lock = pi_futex(look).lock
     assert isinstance(lock.key, FutexKey)
-    (waiter,) = look.futex_queues[lock.key]
+    (waiter,) = futex_queues(look)[lock.key]
 
     def confidences() -> list[str]:
         return [holder.confidence for holder in userlocks.holders(look, lock)]
@@ -272,10 +273,10 @@ def test_a_shared_page_that_was_never_touched(stock: Seen) -> None:
     key = futex_of(stock, look, "shared-file-1").key
     space = Object(stock.prog, "struct mm_struct *", value=mm)
     untouched, found = 0, set()
-    for file in look.user_memory.shared_files(mm):
+    for file in user_memory(look).shared_files(mm):
         if file.sequence != key.object:
             continue
-        found.add(look.user_memory.read(mm, file.start, 40))
+        found.add(user_memory(look).read(mm, file.start, 40))
         try:
             access_remote_vm(space, file.start, 40)
         except FaultError:
@@ -290,10 +291,10 @@ def test_a_shared_page_that_was_never_touched(stock: Seen) -> None:
 def test_memory_that_a_process_does_not_have(stock: Seen) -> None:
     look = stock.look()
     mm = int(stock.table["mm"][stock.row("normal-1")])
-    assert look.user_memory.read(mm, 4096, 8) is None
+    assert user_memory(look).read(mm, 4096, 8) is None
     assert not look.findings.notes
 
 
 def futex_of(dump: Seen, look: LockContext, name: str) -> Waiter:
-    (waiter,) = look.waiters[0][dump.address(name)]
+    (waiter,) = futex_waiters(look)[0][dump.address(name)]
     return waiter

@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from msatools.locks.model import UserFrame
+from msatools.locks.base.model import UserFrame
 from msatools.locks.user.userstacks import (
     CodeMapping,
     Registers,

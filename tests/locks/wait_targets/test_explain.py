@@ -10,11 +10,11 @@ import pytest
 from numpy.lib.recfunctions import append_fields
 
 from msatools.kernel.report import LossLog
-from msatools.locks.model import WaitTarget
-from msatools.locks.ownstack import OwnStack
+from msatools.locks.base.model import WaitTarget
+from msatools.locks.base.ownstack import OwnStack
+from msatools.locks.base.struct_reader import Layout
 from msatools.locks.sleeping import locksorts
 from msatools.locks.sleeping.kernellocks import KernelLocks
-from msatools.locks.struct_reader import Layout
 from msatools.locks.wait_targets.explain import explain
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import TaskTable

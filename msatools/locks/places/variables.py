@@ -8,7 +8,7 @@ import drgn
 import numpy as np
 
 from msatools.kernel.report import LossLog
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.struct_reader import Layout
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf
 from msatools.target.addresses import START_KERNEL_MAP

@@ -13,7 +13,7 @@ import drgn
 from drgn.helpers.linux.mm import PageSlab, compound_head, pfn_to_virt
 
 from msatools.kernel.vmemmap import vmemmap_base
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _PAGE = 4096

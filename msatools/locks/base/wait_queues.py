@@ -17,10 +17,11 @@ import numpy as np
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import column
 from msatools.kernel.report import LossLog
-from msatools.locks.lock import Lock, QueuedWaiter
-from msatools.locks.ownstack import OwnStack, WaitEntry
-from msatools.locks.sleeping.rings import Entry, Rings, Shape
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.lock import Lock, QueuedWaiter
+from msatools.locks.base.lock_context import LockContext, per_context
+from msatools.locks.base.ownstack import OwnStack, WaitEntry
+from msatools.locks.base.rings import Entry, Rings, Shape
+from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.stackmemory import stack_bytes
 
@@ -246,3 +247,9 @@ class WaitQueues:
                 "at all tasks tells it",
             )
         return None, {node}
+
+
+@per_context
+def wait_queues(look: LockContext) -> WaitQueues:
+    """Return what finds the wait queues that tasks of a context are on."""
+    return WaitQueues(look.layout, look.findings, look.limit)

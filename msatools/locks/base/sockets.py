@@ -16,7 +16,7 @@ import numpy as np
 from msatools.kernel.reader import Addresses
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _SOCKET = {"sock": ("u8", ("sk",)), "type": ("u2", ("type",))}

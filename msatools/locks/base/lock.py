@@ -5,8 +5,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from msatools.locks.futexkey import FutexKey
-from msatools.locks.model import Mode
+from msatools.locks.base.futexkey import FutexKey
+from msatools.locks.base.model import Mode
 
 LockType = Literal[
     "mutex",

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is at hand to tell what each of some tasks waits on, read for all at once."""
+"""Tasks, and what is at hand to tell what they wait on: read for many at once."""
 
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import drgn
 import numpy as np
 
+from msatools.kernel.paths import Place
 from msatools.kernel.report import LossLog
-from msatools.locks.lock_context import BlockedTask, LockContext, OpenFile
-from msatools.locks.ownstack import OwnStack
-from msatools.locks.sockets import Sockets
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.ownstack import OwnStack
+from msatools.locks.base.sockets import Sockets
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stackmemory import Rows, read_stacks
 from msatools.tasks.syscalls import Syscalls, syscalls_of
@@ -35,6 +37,57 @@ _ABOUT_FILES = frozenset(
         *(TaskClass.TTY, TaskClass.TMR, TaskClass.SIG, TaskClass.IPC),
     }
 )
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """What a file descriptor of a task is."""
+
+    fd: int
+    address: int
+    inode: int
+    mapping: int
+    """The ``struct address_space`` of its data."""
+
+    private: int
+    place: Place
+
+
+@dataclass
+class BlockedTask:
+    """A task, and what is at hand to tell what it waits on."""
+
+    row: int
+    """In the table of tasks."""
+
+    address: int
+    mm: int
+    task_class: TaskClass
+    names: tuple[str, ...]
+    """The functions on its stack, innermost first, as the compiler named them."""
+
+    call: str | None
+    """Its system call, if its arguments are known."""
+
+    arguments: list[int]
+    """Of the call; all zero where they are not known."""
+
+    plain: bool
+    """Whether the arguments are those that the call's manual has: 32-bit code may have
+    called by a number that stands for several."""
+
+    stack: OwnStack
+    file: OpenFile | None = None
+    """What the call is about, if its first argument is a file descriptor."""
+
+    def is_in(self, *functions: str) -> bool:
+        """Tell whether a function is on the stack; what the compiler adds is none."""
+        return any(name.partition(".")[0] in functions for name in self.names)
+
+    @property
+    def fd(self) -> int | None:
+        """The first argument, as a file descriptor."""
+        return self.arguments[0] & 0x7FFF_FFFF if self.call else None
 
 
 def read_cases(

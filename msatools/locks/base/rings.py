@@ -13,7 +13,7 @@ import drgn
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _WORD = struct.Struct("<Q")

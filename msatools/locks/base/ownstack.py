@@ -15,7 +15,7 @@ import drgn
 import numpy as np
 
 from msatools.kernel.reader import Addresses
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF, START_KERNEL_MAP
 
 _WORD = struct.Struct("<Q")

@@ -15,10 +15,11 @@ import drgn
 import numpy as np
 
 from msatools.kernel.report import LossLog
-from msatools.locks.names.slabs import SlabObject, Slabs
-from msatools.locks.names.variables import Variables
-from msatools.locks.storage import Storage
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.lock_context import LockContext, per_context
+from msatools.locks.base.storage import Storage
+from msatools.locks.base.struct_reader import Layout
+from msatools.locks.places.slabs import SlabObject, Slabs
+from msatools.locks.places.variables import Variables
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.table import TaskTable
 
@@ -353,3 +354,9 @@ class Places:
         except (drgn.FaultError, LookupError):
             return frozenset()
         return frozenset(words.tolist()) - {0}
+
+
+@per_context
+def lock_places(look: LockContext) -> Places:
+    """Return what finds the places of locks that tasks of a context wait for."""
+    return Places(look.layout, look.storage, look.findings, look.tasks)

@@ -7,10 +7,13 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from msatools.locks.external_waits.fuse import FuseMount
-from msatools.locks.lock import Holder, Lock, LockType, Request
-from msatools.locks.lock_context import BlockedTask, LockContext
-from msatools.locks.names.places import FREEZE_COMPLETE
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock import Holder, Lock, LockType, Request
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.events.kthreads import kernel_threads
+from msatools.locks.external_waits.fuse import FuseMount, fuse_mounts
+from msatools.locks.external_waits.mapper import mapped_disks
+from msatools.locks.places.places import FREEZE_COMPLETE, lock_places
 from msatools.locks.wait_targets import data
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
@@ -94,9 +97,9 @@ def external(
     if lock is not None and lock.type not in _OF_NOBODY:
         return None
     super_block = _super_block(look, lock) if lock is not None else 0
-    mount = look.fuse.client(case.names, case.stack)
+    mount = fuse_mounts(look).client(case.names, case.stack)
     if mount is None and super_block:
-        mount = look.fuse.mounts.get(super_block)
+        mount = fuse_mounts(look).mounts.get(super_block)
     if mount is not None:
         return _served(look, mount)
     return _network(look, case, super_block) or _device(look, case)
@@ -122,7 +125,7 @@ def _frozen(look: LockContext, lock: Lock) -> External | None:
 
     Who froze it is written nowhere: FIFREEZE leaves no trace of its caller.
     """
-    place = look.places.find(lock.type, lock.address or 0)
+    place = lock_places(look).find(lock.type, lock.address or 0)
     if place is None or place.type_name != "super_block":
         return None
     super_block = place.address
@@ -143,7 +146,7 @@ def _frozen(look: LockContext, lock: Lock) -> External | None:
 def _served(look: LockContext, mount: FuseMount) -> External:
     """Tell the server of a FUSE file system."""
     path = _path(look, mount.super_block)
-    servers = tuple(look.fuse.servers(mount, look.alone))
+    servers = tuple(fuse_mounts(look).servers(mount, look.alone))
     task = _one(look, servers)
     return External(
         kind="fuse",
@@ -228,7 +231,7 @@ def _device(look: LockContext, case: BlockedTask) -> External | None:
     if numbers is None:
         return None
     swap = case.task_class is TaskClass.SWP
-    suspended = " (suspended)" if numbers[0] in look.mapper.suspended else ""
+    suspended = " (suspended)" if numbers[0] in mapped_disks(look).suspended else ""
     return External(
         kind="swap" if swap else "device",
         identity=("device", numbers[0]),
@@ -244,7 +247,7 @@ def _device_of_journal(look: LockContext, case: BlockedTask) -> str | None:
     ):
         return None
     # Its buffers are on no page's list: they are copies, made for the journal.
-    journal = look.kthreads.data_of(case.address)
+    journal = kernel_threads(look).data_of(case.address)
     if journal is None:
         return None
     device = look.layout.member(journal, "journal_s", "j_dev")

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from msatools.locks.lock_context import LockContext
-from msatools.locks.model import Herd
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.model import Herd
 from msatools.locks.user.userstacks import UserStacks
 
 _MOST_STACKS = 16

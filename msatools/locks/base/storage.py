@@ -11,7 +11,7 @@ import numpy as np
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
-from msatools.locks.struct_reader import Layout
+from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _INODE = {
