@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 def _types(word: str) -> Any:
     from typing import get_args
 
-    from msatools.locks.base.lock import LockType
+    from msatools.locks.base.lock import LockTypeName
 
-    return frozenset(known_names(word.lower().split(","), get_args(LockType), "type"))
+    return frozenset(
+        known_names(word.lower().split(","), get_args(LockTypeName), "type")
+    )
 
 
 def _options(args: argparse.Namespace) -> "LocksOptions":

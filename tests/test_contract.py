@@ -35,7 +35,7 @@ from drgn.helpers.linux.pid import for_each_task
 import msatools
 from fixtures import lab
 from msatools.cli.main import make_parser, run_console, run_in_drgn
-from msatools.locks.base.lock import LockType
+from msatools.locks.base.lock import LockTypeName
 from msatools.memory.classes import CLASSES
 from msatools.selfdesc import BtfError
 from msatools.target import Opened, TargetError, TargetSpec, open_target
@@ -150,7 +150,7 @@ def test_names() -> None:
         *("SWP", "RCL", "DSK", "PIP", "NET", "TMR", "WAI", "SIG", "IPC", "TTY"),
         *("URG", "KTW", "STP", "TRC", "ZMB", "OTH", "WAK"),
     }
-    assert {*get_args(LockType)} >= {
+    assert {*get_args(LockTypeName)} >= {
         *("mutex", "ww_mutex", "rwsem", "semaphore", "rt_mutex", "percpu_rwsem"),
         *("spinlock", "futex", "pi_futex", "completion", "folio", "bit_wait"),
         *("wait_queue", "posix_lock", "flock"),

@@ -5,7 +5,7 @@
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from msatools.locks.base.lock import LockType
+from msatools.locks.base.lock import LockTypeName
 from msatools.locks.options import LocksOptions
 from msatools.locks.report import LockChanges, LocksReport, Wait
 
@@ -63,7 +63,7 @@ def _names(wait: Wait) -> tuple[str, ...]:
     return (wait.any_of or ()) if wait.lock is None else (wait.lock,)
 
 
-def _fits(wait: Wait, options: LocksOptions, types: dict[str, LockType]) -> bool:
+def _fits(wait: Wait, options: LocksOptions, types: dict[str, LockTypeName]) -> bool:
     if options.pids is not None and wait.pid not in options.pids:
         return False
     if options.states is not None and wait.state not in options.states:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from msatools.locks.base.blocked_tasks import BlockedTask
-from msatools.locks.base.lock import Holder, Lock, LockType, Request
+from msatools.locks.base.lock import Holder, Lock, LockTypeName, Request
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.events.kthreads import kernel_threads
 from msatools.locks.external_waits.fuse import FuseMount, fuse_mounts
@@ -21,7 +21,7 @@ from msatools.tasks.identity import comm_text
 
 ExternalKind = Literal["device", "swap", "fuse", "frozen", "network"]
 
-_OF_NOBODY: frozenset[LockType] = frozenset(
+_OF_NOBODY: frozenset[LockTypeName] = frozenset(
     {"folio", "bit_wait", "wait_queue", "completion"}
 )
 """What something outside of all tasks may be to give."""

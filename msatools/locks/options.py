@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass
 
-from msatools.locks.base.lock import LockType
+from msatools.locks.base.lock import LockTypeName
 from msatools.tasks.membership import ANY, Membership
 
 
@@ -20,7 +20,7 @@ class LocksOptions:
     pids: tuple[int, ...] | None = None
     """These threads, looked up directly, and all that they wait for."""
 
-    types: frozenset[LockType] | None = None
+    types: frozenset[LockTypeName] | None = None
     """Waits for such locks."""
 
     states: frozenset[str] | None = None

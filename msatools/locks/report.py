@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from msatools.kernel.report import ADDED, Report
-from msatools.locks.base.lock import LockType, OwnerConfidence
+from msatools.locks.base.lock import LockTypeName, OwnerConfidence
 from msatools.locks.base.model import Herd, Mode, WaitTarget
 from msatools.target.model import UNLISTED, Address
 
@@ -89,7 +89,7 @@ class LockRow:
     """Unique within the report: its type and where it is, with the process of a private
     futex: ``mutex 0xffff888003b4e0c0``, ``futex 150:0x4c1608``."""
 
-    type: LockType
+    type: LockTypeName
     address: Address | None
     name: str | None
     """What it is called, and what it lies in: ``i_rwsem of /mnt/d``,
@@ -223,7 +223,7 @@ class Contended:
     lock: str
     """Its ID."""
 
-    type: LockType
+    type: LockTypeName
     name: str | None
     looks: int
     """How many looks there were."""

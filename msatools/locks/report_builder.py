@@ -20,10 +20,9 @@ from msatools.locks.names.names import LockNames, Name
 from msatools.locks.options import LocksOptions
 from msatools.locks.reasons import external_reason, reason
 from msatools.locks.report import Deadlock, Inversion, LockRow, Owner, Root, Wait
-from msatools.locks.user.userlocks import is_condition
+from msatools.locks.user.userlocks import FUTEX, is_condition
 from msatools.locks.user.wakers import with_frames
 from msatools.locks.wait_snapshot import (
-    FUTEXES,
     Unknown,
     WaitSnapshot,
     Wanted,
@@ -230,7 +229,7 @@ class ReportBuilder:
 
     def _id(self, want: Wanted, name: Name) -> str:
         lock = want.lock
-        if lock.type not in FUTEXES:
+        if lock.type not in FUTEX.names:
             bit = f" bit {lock.key}" if lock.type == "bit_wait" else ""
             return f"{lock.type} {lock.address or 0:#x}{bit}"
         if lock.address is not None:
@@ -445,7 +444,7 @@ class ReportBuilder:
                 self._name([want])
             exact = [own.row for own in want.owners if own.confidence == "exact"]
             on = WaitTarget(
-                kind="futex" if want.lock.type in FUTEXES else "lock",
+                kind="futex" if want.lock.type in FUTEX.names else "lock",
                 address=None
                 if want.lock.address is None
                 else Address(want.lock.address),
@@ -493,7 +492,7 @@ class ReportBuilder:
 
 
 def _is_futex(thing: object) -> bool:
-    return isinstance(thing, Lock) and thing.type in FUTEXES
+    return isinstance(thing, Lock) and thing.type in FUTEX.names
 
 
 def _weight(root: Root) -> tuple[int, int, int]:

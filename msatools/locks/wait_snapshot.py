@@ -13,7 +13,7 @@ from msatools.kernel.clocks import Clocks
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.locks.base.lock import Holder, Lock, LockType, QueuedWaiter
+from msatools.locks.base.lock import Holder, Lock, LockTypeName, QueuedWaiter
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.blocked import Blocked, blocked_rows, find_blocked
 from msatools.locks.evidence import seen_on_stacks
@@ -21,12 +21,10 @@ from msatools.locks.graph import Edge, Graph, Thing
 from msatools.locks.lock_types import holders_of, queue_of, readers_of
 from msatools.locks.owners import BY_STACK, Owned, owners
 from msatools.locks.sleeping.spinlocks import spins
-from msatools.locks.user.userlocks import condition_at
+from msatools.locks.user.userlocks import FUTEX, condition_at
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
-
-FUTEXES = ("futex", "pi_futex")
 
 BRIEF_NS = 1_000_000_000
 """A wait for a lock that is in use is mostly much shorter."""
@@ -170,7 +168,7 @@ class WaitSnapshot:
 
     def place(self, want: Wanted) -> tuple[int, int] | None:
         """Tell of a futex its process and address; ``None`` of another lock."""
-        if want.lock.type not in FUTEXES or want.lock.address is None:
+        if want.lock.type not in FUTEX.names or want.lock.address is None:
             return None
         return int(self.tasks["tgid"][want.rows[0]]), want.lock.address
 
@@ -181,7 +179,7 @@ class WaitSnapshot:
         return {address: row for row, address in enumerate(addresses)}
 
 
-def futex_at(place: tuple[int, int], type_: LockType = "futex") -> Lock:
+def futex_at(place: tuple[int, int], type_: LockTypeName = "futex") -> Lock:
     """Make the lock that a futex is, by its process and address alone."""
     tgid, address = place
     return Lock(type_, address, tgid)

@@ -13,7 +13,7 @@ from msatools.commands import cpus, locks, memstat, prstat, zombies
 
 from msatools.cli.main import Command
 from msatools.cpus import model as cpus_model
-from msatools.locks.base.lock import LockType
+from msatools.locks.base.lock import LockTypeName
 from msatools.memory.classes import CLASSES
 from msatools.tasks.classes import TaskClass
 from msatools.zombies.model import Verdict
@@ -452,7 +452,7 @@ LOCKS = Row(
         "locks": [
             {
                 "id": LOCK_ID,
-                "type": frozenset(get_args(LockType)),
+                "type": frozenset(get_args(LockTypeName)),
                 "address": (ADDRESS, NONE),
                 "name": WORDS,
                 "owners": [
@@ -505,7 +505,7 @@ LOCKS = Row(
         "contention": [
             {
                 "lock": LOCK_ID,
-                "type": frozenset(get_args(LockType)),
+                "type": frozenset(get_args(LockTypeName)),
                 "name": WORDS,
                 "looks": int,
                 "share": float,

@@ -5,7 +5,7 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from msatools.locks.base.lock import LockType, OwnerConfidence
+from msatools.locks.base.lock import LockTypeName, OwnerConfidence
 from msatools.locks.report import Deadlock, LockRow, LocksReport, Owner, Root, Wait
 from msatools.target.model import Target
 
@@ -64,7 +64,7 @@ def lock(
     given["max_age_ns"] = max(waiters, default=0) * SECOND
     return LockRow(
         id=lock_id,
-        type=cast(LockType, lock_id.split()[0]),
+        type=cast(LockTypeName, lock_id.split()[0]),
         owners=tuple(owners),
         waiters=tuple(waiters),
         **(given | more),

@@ -8,7 +8,7 @@ from typing import Literal
 from msatools.locks.base.futexkey import FutexKey
 from msatools.locks.base.model import Mode
 
-LockType = Literal[
+LockTypeName = Literal[
     "mutex",
     "ww_mutex",
     "rwsem",
@@ -25,7 +25,8 @@ LockType = Literal[
     "posix_lock",
     "flock",
 ]
-"""Of contract ``locks``."""
+"""What contract ``locks`` calls them; :data:`msatools.locks.lock_types.LOCK_TYPES` has
+what reads them."""
 
 OwnerConfidence = Literal["exact", "likely", "evidence"]
 """``exact``: the lock itself says so, in a field that is right whenever it is set;
@@ -37,7 +38,7 @@ OwnerConfidence = Literal["exact", "likely", "evidence"]
 class Lock:
     """A lock that tasks wait for; two are equal if they are the same lock."""
 
-    type: LockType
+    type: LockTypeName
 
     address: int | None
     """Of the kernel's structure; of a folio wait the ``struct folio``, of a bit wait

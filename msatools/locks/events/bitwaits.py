@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Lock, QueuedWaiter, Request
 from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.lock_type import LockType, at_most_one
 from msatools.locks.base.ownstack import WaitEntry
 from msatools.locks.base.storage import Inode
 from msatools.locks.base.wait_queues import QueueKey, wait_queues
+from msatools.locks.events.events import wait_of
 from msatools.target.addresses import KERNEL_HALF
 
 _VARIABLE = -1
@@ -77,7 +79,7 @@ def request(look: LockContext, case: BlockedTask) -> Request | None:
 
     :raises drgn.FaultError: if it cannot be read
     """
-    found = wait_queues(look).innermost(case.stack)
+    found = wait_of(look, case)
     wait = bit_of(look, case, found[0]) if found else None
     if found is None or wait is None:
         return None
@@ -106,3 +108,8 @@ def _wakers(look: LockContext) -> list[int]:
     names = ("wake_bit_function", "var_wake_function")
     found = (look.layout.symbol(name) for name in names)
     return [function for function in found if function is not None]
+
+
+BIT_WAIT = LockType(
+    names=frozenset({"bit_wait"}), requests=at_most_one(request), queue=queue
+)

@@ -22,51 +22,13 @@ from msatools.locks.base.lock_context import (
     LockContext,
     per_context,
 )
+from msatools.locks.base.lock_type import LockType, at_most_one
 from msatools.locks.base.wait_queues import wait_queues
+from msatools.locks.events.events import by_caller, is_completion, is_event
 from msatools.locks.events.kthreads import kernel_threads
 from msatools.locks.events.work import Work, workqueues
 
-_WAITS = ("wait_for_completion", "__wait_for_common", "wait_for_common")
-_WAYS = (
-    *("__schedule", "schedule", "preempt_schedule", "io_schedule", "__switch_to"),
-    *("do_wait_for_common", "blk_wait_io"),
-    *_WAITS,
-)
-"""How one waits: who calls them tells what for."""
-
 _MAX_CHILDREN = 4096
-
-# By who waits, innermost of those that are no way to wait.
-_BY_CALLER = {
-    name: text
-    for text, names in {
-        "RCU grace period": """
-            __wait_rcu_gp synchronize_rcu synchronize_rcu_normal rcu_sync_enter
-            synchronize_rcu_expedited exp_funnel_lock synchronize_rcu_mult
-            synchronize_rcu_tasks synchronize_rcu_tasks_generic
-            synchronize_rcu_tasks_rude synchronize_rcu_tasks_trace
-        """,
-        "SRCU grace period": "__synchronize_srcu synchronize_srcu",
-        "RCU callbacks": """
-            rcu_barrier srcu_barrier rcu_barrier_tasks rcu_barrier_tasks_generic
-            rcu_barrier_tasks_rude rcu_barrier_tasks_trace
-        """,
-        "module load": """
-            load_module idempotent_init_module idempotent_wait_for_completion
-            module_patient_check_exists add_unformed_module
-        """,
-        "CPU stopper": """
-            stop_one_cpu stop_two_cpus __stop_cpus stop_cpus stop_machine_cpuslocked
-            affine_move_task
-        """,
-        "CPU hotplug": "cpuhp_kick_ap cpuhp_kick_ap_work wait_for_ap_thread",
-        "user-mode helper": "call_usermodehelper_exec call_usermodehelper",
-        "block I/O": "submit_bio_wait blk_execute_rq bio_await bio_await_chain",
-        "look-up of a name": "d_alloc_parallel d_wait_lookup",
-        "core dump": "coredump_wait do_coredump vfs_coredump coredump_task_exit",
-    }.items()
-    for name in names.split()
-}
 
 
 @dataclass(frozen=True)
@@ -77,18 +39,13 @@ class _Told:
     holders: tuple[Holder, ...] = ()
 
 
-def is_waiting(case: BlockedTask) -> bool:
-    """Tell whether a task waits for a completion."""
-    return any(name.startswith(_WAITS) for name in case.names)
-
-
 def request(look: LockContext, case: BlockedTask) -> Request | None:
     """
     Tell the ``struct completion`` that a task waits for.
 
     :raises drgn.FaultError: if it cannot be read
     """
-    if not is_waiting(case):
+    if not is_completion(case) or not is_event(look, case):
         return None
     if not look.layout.has("completion", "wait.task_list"):
         # "completion: Use simple wait queues" (in v5.7): before, it has one of those
@@ -116,23 +73,12 @@ def holders(look: LockContext, lock: Lock) -> list[Holder]:
     return list(told.holders) if told else []
 
 
-def what(look: LockContext, case: BlockedTask, lock: Lock) -> str | None:
+def what(look: LockContext, case: BlockedTask, request: Request) -> str | None:
     """Say in a few words what a task waits for; ``None`` if nothing tells."""
-    told = _told(look, lock)
+    told = _told(look, request.lock)
     if told is not None:
         return told.what
     return by_caller(case)
-
-
-def by_caller(case: BlockedTask) -> str | None:
-    """Say what a task waits for, by the function that waits."""
-    return _BY_CALLER.get(_caller(case))
-
-
-def _caller(case: BlockedTask) -> str:
-    """Name the innermost function that is no way to wait."""
-    names = (name.partition(".")[0] for name in case.names)
-    return next((name for name in names if not name.startswith(_WAYS)), "")
 
 
 @per_context
@@ -290,3 +236,12 @@ def _creation(look: LockContext, waiter: int, address: int) -> _Told | None:
     ):
         return _Told(what, (Holder(maker, "likely"),))
     return None
+
+
+COMPLETION = LockType(
+    names=frozenset({"completion"}),
+    requests=at_most_one(request),
+    queue=queue,
+    holders=holders,
+    what=what,
+)

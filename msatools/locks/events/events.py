@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What tasks wait for that nobody takes: completions, wait queues, pages and bits."""
+"""Which tasks wait for an event: for what nobody takes, as a lock is taken."""
 
 import numpy as np
 
 from msatools.locks.base.blocked_tasks import BlockedTask
-from msatools.locks.base.lock import Holder, Lock, QueuedWaiter, Request
 from msatools.locks.base.lock_context import LockContext
-from msatools.locks.events import bitwaits, completions, folios, waitqueues
+from msatools.locks.base.ownstack import WaitEntry
+from msatools.locks.base.wait_queues import Queue, wait_queues
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.states import loads
 from msatools.tasks.table import TaskTable
@@ -19,77 +19,92 @@ _CLASSES = frozenset(
     }
 )
 _WAYS = ("__schedule", "schedule", "io_schedule", "preempt_schedule", "__switch_to")
-_LOCKS = (
+_IN_LOCKS = (
     *("__mutex_lock", "mutex_lock", "__ww_mutex_lock", "ww_mutex_lock", "__down"),
     *("down_", "rwsem_down_", "percpu_rwsem_wait", "percpu_down_write", "ldsem_down_"),
     *("__percpu_down_read", "rt_mutex_", "__rt_mutex_", "rtlock_", "rt_spin_lock"),
     *("rt_read_lock", "rt_write_lock", "rwbase_", "__rwbase_", "futex_", "__futex_"),
 )
-"""Who sleeps in them waits for a lock, whatever else it is queued on."""
+"""A task that sleeps in them waits for a lock, whatever else it is queued on."""
+
+_WAITS = ("wait_for_completion", "__wait_for_common", "wait_for_common")
+_COMPLETION_WAYS = (*_WAYS, "do_wait_for_common", "blk_wait_io", *_WAITS)
+"""Functions in which tasks wait: their callers tell what for."""
+
+# By the innermost function that is not one of those.
+_BY_CALLER = {
+    name: text
+    for text, names in {
+        "RCU grace period": """
+            __wait_rcu_gp synchronize_rcu synchronize_rcu_normal rcu_sync_enter
+            synchronize_rcu_expedited exp_funnel_lock synchronize_rcu_mult
+            synchronize_rcu_tasks synchronize_rcu_tasks_generic
+            synchronize_rcu_tasks_rude synchronize_rcu_tasks_trace
+        """,
+        "SRCU grace period": "__synchronize_srcu synchronize_srcu",
+        "RCU callbacks": """
+            rcu_barrier srcu_barrier rcu_barrier_tasks rcu_barrier_tasks_generic
+            rcu_barrier_tasks_rude rcu_barrier_tasks_trace
+        """,
+        "module load": """
+            load_module idempotent_init_module idempotent_wait_for_completion
+            module_patient_check_exists add_unformed_module
+        """,
+        "CPU stopper": """
+            stop_one_cpu stop_two_cpus __stop_cpus stop_cpus stop_machine_cpuslocked
+            affine_move_task
+        """,
+        "CPU hotplug": "cpuhp_kick_ap cpuhp_kick_ap_work wait_for_ap_thread",
+        "user-mode helper": "call_usermodehelper_exec call_usermodehelper",
+        "block I/O": "submit_bio_wait blk_execute_rq bio_await bio_await_chain",
+        "look-up of a name": "d_alloc_parallel d_wait_lookup",
+        "core dump": "coredump_wait do_coredump vfs_coredump coredump_task_exit",
+    }.items()
+    for name in names.split()
+}
 
 
-def request(look: LockContext, case: BlockedTask) -> Request | None:
+def is_completion(case: BlockedTask) -> bool:
+    """Tell whether a task waits for a completion."""
+    return any(name.startswith(_WAITS) for name in case.names)
+
+
+def is_event(look: LockContext, case: BlockedTask) -> bool:
+    """Tell whether a task waits for what may be an event, and for no lock.
+
+    Idle waits, as of a worker for work, are left out.
     """
-    Tell what a task waits for; ``None`` if it is none of these, or nothing tells.
+    return _is_asked_for(look, case) and not _is_in_lock(case)
+
+
+def wait_of(look: LockContext, case: BlockedTask) -> tuple[WaitEntry, Queue] | None:
+    """
+    Find the wait queue on which a task waits for an event; ``None`` if on none.
+
+    Nothing else is waited for within a wait for a completion.
 
     :raises drgn.FaultError: if it cannot be read
     """
-    if not _is_asked_for(look, case) or _is_in_lock(case):
+    if is_completion(case) or not is_event(look, case):
         return None
-    # Nothing else is waited for within a wait for a completion.
-    found = completions.request(look, case)
-    if found is not None or completions.is_waiting(case):
-        return found
-    return (
-        folios.request(look, case)
-        or bitwaits.request(look, case)
-        or waitqueues.request(look, case)
-    )
+    return wait_queues(look).innermost(case.stack)
 
 
-def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
-    """
-    Tell who waits for one of these, in order; ``None`` if that is not known.
-
-    :raises drgn.FaultError: if it cannot be read
-    """
-    by_type = {
-        "completion": completions.queue,
-        "folio": folios.queue,
-        "bit_wait": bitwaits.queue,
-        "wait_queue": waitqueues.queue,
-    }
-    return by_type[lock.type](look, lock)
+def by_caller(case: BlockedTask) -> str | None:
+    """Say what a task waits for, by the function that waits."""
+    return _BY_CALLER.get(_caller(case))
 
 
-def holders(look: LockContext, lock: Lock) -> list[Holder]:
-    """
-    Tell who is to end the wait for one of these, where a structure says so.
-
-    :raises drgn.FaultError: if it cannot be read
-    """
-    if lock.type == "completion":
-        return completions.holders(look, lock)
-    return waitqueues.holders(look, lock) if lock.type == "wait_queue" else []
-
-
-def what(look: LockContext, case: BlockedTask, lock: Lock) -> str | None:
-    """
-    Say in a few words what a task waits for; ``None`` if nothing tells.
-
-    :raises drgn.FaultError: if it cannot be read
-    """
-    if lock.type == "folio":
-        return folios.what(look, case, lock)
-    if lock.type == "completion":
-        return completions.what(look, case, lock)
-    return completions.by_caller(case) if lock.type == "wait_queue" else None
+def _caller(case: BlockedTask) -> str:
+    """Return the innermost function that is not just a way to wait."""
+    names = (name.partition(".")[0] for name in case.names)
+    return next((name for name in names if not name.startswith(_COMPLETION_WAYS)), "")
 
 
 def _is_asked_for(look: LockContext, case: BlockedTask) -> bool:
     if case.task_class is TaskClass.WAI:
         # Any child will do for other waits: that is no lock.
-        return completions.is_waiting(case)
+        return is_completion(case)
     if case.task_class in _CLASSES:
         return True
     row = np.array([case.row], np.intp)
@@ -98,4 +113,4 @@ def _is_asked_for(look: LockContext, case: BlockedTask) -> bool:
 
 def _is_in_lock(case: BlockedTask) -> bool:
     sleeper = next((name for name in case.names if not name.startswith(_WAYS)), "")
-    return sleeper.startswith(_LOCKS)
+    return sleeper.startswith(_IN_LOCKS)

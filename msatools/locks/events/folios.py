@@ -8,8 +8,10 @@ Nothing says who is to change the bit.
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Lock, QueuedWaiter, Request
 from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.lock_type import LockType, at_most_one
 from msatools.locks.base.ownstack import WaitEntry
 from msatools.locks.base.wait_queues import QueueKey, wait_queues
+from msatools.locks.events.events import wait_of
 
 _PAGE = ("folio", "page")
 """Of ``struct wait_page_queue``: "mm/filemap: Add folio_wait_bit()" and the like (in
@@ -32,7 +34,7 @@ def request(look: LockContext, case: BlockedTask) -> Request | None:
 
     :raises drgn.FaultError: if it cannot be read
     """
-    found = wait_queues(look).innermost(case.stack)
+    found = wait_of(look, case)
     folio = folio_of(look, case, found[0]) if found else None
     if found is None or not folio:
         return None
@@ -56,17 +58,25 @@ def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     return wait_queues(look).bucket(lock, _key(look), [wakes])
 
 
-def what(look: LockContext, case: BlockedTask, lock: Lock) -> str | None:
+def what(look: LockContext, case: BlockedTask, request: Request) -> str | None:
     """Name the bit that is waited for, as ``locked`` or ``writeback``."""
     try:
         flags = look.reader.prog.type("enum pageflags").enumerators
     except LookupError:
         return None
     # Other names of the same bit come later.
-    names = [flag.name for flag in flags or () if flag.value == lock.key]
+    names = [flag.name for flag in flags or () if flag.value == request.lock.key]
     return names[0].removeprefix("PG_") if names else None
 
 
 def _key(look: LockContext) -> QueueKey:
     at, entry = look.layout.offset, "wait_page_queue"
     return QueueKey(at(entry, "wait"), at(entry, *_PAGE), at(entry, "bit_nr"))
+
+
+FOLIO = LockType(
+    names=frozenset({"folio"}),
+    requests=at_most_one(request),
+    queue=queue,
+    what=what,
+)

@@ -8,7 +8,9 @@ import numpy as np
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, QueuedWaiter, Request
 from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.lock_type import LockType, at_most_one
 from msatools.locks.base.wait_queues import wait_queues
+from msatools.locks.events.events import by_caller, wait_of
 from msatools.locks.events.kthreads import kernel_threads
 from msatools.target.addresses import KERNEL_HALF
 
@@ -32,7 +34,7 @@ def request(look: LockContext, case: BlockedTask) -> Request | None:
 
     :raises drgn.FaultError: if it cannot be read
     """
-    found = wait_queues(look).innermost(case.stack)
+    found = wait_of(look, case)
     if found is None:
         return None
     entry, queue = found
@@ -98,3 +100,17 @@ def _commits(look: LockContext, head: int) -> list[Holder]:
         if member == "j_wait_done_commit" or not barriers:
             return [Holder(task, "exact")]
     return []
+
+
+def what(look: LockContext, case: BlockedTask, request: Request) -> str | None:
+    """Say what a task waits for, by the function that waits."""
+    return by_caller(case)
+
+
+WAIT_QUEUE = LockType(
+    names=frozenset({"wait_queue"}),
+    requests=at_most_one(request),
+    queue=queue,
+    holders=holders,
+    what=what,
+)

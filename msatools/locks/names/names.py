@@ -29,7 +29,8 @@ from msatools.locks.names.described import (
 from msatools.locks.names.futexnames import FutexNames
 from msatools.locks.places.places import LockPlace, lock_places
 from msatools.locks.places.slabs import SlabObject
-from msatools.locks.user.userlocks import is_condition
+from msatools.locks.user.filelocks import FILE_LOCK
+from msatools.locks.user.userlocks import FUTEX, is_condition
 from msatools.target.addresses import KERNEL_HALF
 
 __all__ = ["LockNames", "Name", "find_place"]
@@ -66,7 +67,7 @@ class LockNames:
 
     def _tell(self, lock: Lock, cases: Sequence[BlockedTask]) -> Name:
         look, address = self._look, lock.address
-        if lock.type in ("futex", "pi_futex"):
+        if lock.type in FUTEX.names:
             name = self._futexes.name(lock, cases)
             if cases and is_condition(look, lock, cases[0].mm):
                 where = f" in {name.name}" if name.name else ""
@@ -76,7 +77,7 @@ class LockNames:
             return Name()
         if lock.type == "folio":
             return _folio(look, address, cases)
-        if lock.type in ("posix_lock", "flock"):
+        if lock.type in FILE_LOCK.names:
             return _file_lock(look, address)
         found = self._on_stack(address)
         if found is not None:

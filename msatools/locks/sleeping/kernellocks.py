@@ -15,22 +15,29 @@ import drgn
 import numpy as np
 
 from msatools.kernel.losses import Loss
+from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.report import LossLog
-from msatools.locks.base.lock import LockType, QueuedWaiter
+from msatools.locks.base.lock import (
+    Holder,
+    Lock,
+    LockTypeName,
+    OwnerConfidence,
+    QueuedWaiter,
+    Request,
+)
 from msatools.locks.base.lock_context import MAX_WAITERS, LockContext, per_context
 from msatools.locks.base.model import Mode
 from msatools.locks.base.ownstack import OwnStack
 from msatools.locks.base.rings import Entry, Ring, Rings, Shape, may_be_task
 from msatools.locks.base.struct_reader import Layout
-from msatools.locks.sleeping import lockwords
-from msatools.locks.sleeping.locksorts import (
+from msatools.locks.sleeping.list_lock import ListLock
+from msatools.locks.sleeping.list_locks import (
     FIRST,
-    LISTS,
+    LIST_LOCKS,
     Record,
-    Sort,
+    Sought,
     blocked_on_type,
-    shape_of,
-    sort_of,
+    sought_by,
 )
 from msatools.locks.sleeping.rtmutexes import RtMutex, RtMutexes
 from msatools.target.addresses import KERNEL_HALF
@@ -44,15 +51,12 @@ _TRIES = 3
 _MANY = 256
 """On a ring that is not to be followed again, whoever asks."""
 
-_MODES: tuple[Mode, Mode] = ("write", "read")
-"""By ``enum rwsem_waiter_type``."""
-
 
 @dataclass(frozen=True)
 class KernelLock:
     """A lock that a task waits for."""
 
-    type: LockType
+    type: LockTypeName
 
     address: int | None
     """``None`` if it is not to be found."""
@@ -65,6 +69,13 @@ class KernelLock:
 
     owner: int | None
     """The ``struct task_struct`` that has it, only if the lock tells exactly."""
+
+    @property
+    def request(self) -> Request | None:
+        """What the task waits for; ``None`` if it is not to be found."""
+        if self.address is None:
+            return None
+        return Request(Lock(self.type, self.address), self.mode)
 
 
 class KernelLocks:
@@ -80,10 +91,10 @@ class KernelLocks:
         self._lost: set[int] = set()
         """Nodes of long rings of which the lock was not found."""
 
-        self.queues: dict[tuple[LockType, int], list[QueuedWaiter] | None] = {}
+        self.queues: dict[tuple[LockTypeName, int], list[QueuedWaiter] | None] = {}
         """Who waits for locks that were looked at, by type and address."""
 
-        self._queued_tasks: dict[tuple[LockType, int], frozenset[int]] = {}
+        self._queued_tasks: dict[tuple[LockTypeName, int], frozenset[int]] = {}
         self._rt_mutexes: dict[int, RtMutex] = {}
 
     def find(
@@ -101,22 +112,22 @@ class KernelLocks:
         :param names: The functions on its stack, innermost first.
         :param limit: How many other waiters are looked at.
         """
-        sort = sort_of(names)
-        if sort is None:
+        sought = sought_by(names)
+        if sought is None:
             return None
         record = record or Record()
-        address = self._recorded(sort, stack.task, limit, record)
+        address = self._recorded(sought, stack.task, limit, record)
         if address is None:
-            address = self._by_waiter(sort, stack, limit, record)
+            address = self._by_waiter(sought, stack, limit, record)
         if address is None:
-            return KernelLock(sort.type, None, sort.mode, None, None)
-        queue = self.queue(sort.type, address, limit)
+            return KernelLock(sought.lock.name, None, sought.mode, None, None)
+        queue = self.queue(sought.lock.name, address, limit)
         waiters = None if queue is None else len(queue)
-        owner = self._owner(sort.type, address)
-        return KernelLock(sort.type, address, sort.mode, waiters, owner)
+        owner = self._owner(sought.lock, address)
+        return KernelLock(sought.lock.name, address, sought.mode, waiters, owner)
 
     def queue(
-        self, type_: LockType, address: int, limit: int = MAX_WAITERS
+        self, type_: LockTypeName, address: int, limit: int = MAX_WAITERS
     ) -> list[QueuedWaiter] | None:
         """
         Tell who waits for a lock, in the order of its list.
@@ -127,10 +138,10 @@ class KernelLocks:
         """
         key = (type_, address)
         if key not in self.queues:
-            self.queues[key] = self._read_queue(type_, address, limit)
+            self.queues[key] = self._read_queue(LIST_LOCKS[type_], address, limit)
         return self.queues[key]
 
-    def is_queued(self, type_: LockType, address: int, task: int) -> bool | None:
+    def is_queued(self, type_: LockTypeName, address: int, task: int) -> bool | None:
         """Tell whether a task waits for a lock that was looked at.
 
         :return: ``None`` if it is not known who does.
@@ -160,15 +171,15 @@ class KernelLocks:
         return RtMutexes(self._layout, self._findings)
 
     def _recorded(
-        self, sort: Sort, task: int, limit: int, record: Record
+        self, sought: Sought, task: int, limit: int, record: Record
     ) -> int | None:
         """Take the lock that a task's record names, if that lock's queue has the task.
 
         Where the queue cannot be seen, the record is enough.
         """
-        for address in record.locks(sort, self._blocked_on):
-            self.queue(sort.type, address, limit)
-            if self.is_queued(sort.type, address, task) is not False:
+        for address in record.locks(sought, self._blocked_on):
+            self.queue(sought.lock.name, address, limit)
+            if self.is_queued(sought.lock.name, address, task) is not False:
                 return address
         return None
 
@@ -177,16 +188,17 @@ class KernelLocks:
         return blocked_on_type(self._layout)
 
     def _by_waiter(
-        self, sort: Sort, stack: OwnStack, limit: int, record: Record
+        self, sought: Sought, stack: OwnStack, limit: int, record: Record
     ) -> int | None:
         """Find the lock by the ring that a waiter on the task's own stack is on."""
-        struct, member = LISTS[sort.type]
+        lock = sought.lock
+        struct, member = lock.struct, lock.head
         on_ring = self._layout.has(struct, member)
         if not (on_ring or self._layout.has(struct, FIRST)):
             return None
-        shape = shape_of(self._layout, sort.type)
-        starts = list(stack.own(sort.waiter, "task"))
-        if self._blocked_on == sort.waiter and record.blocked_on in starts:
+        shape = lock.shape(self._layout)
+        starts = list(stack.own(lock.waiter, "task"))
+        if self._blocked_on == lock.waiter and record.blocked_on in starts:
             starts = [record.blocked_on]
         for start in starts:
             entry = _entry_on(stack, start, shape)
@@ -200,7 +212,7 @@ class KernelLocks:
             if on_ring and entry.next == entry.node:
                 continue
             ring = self._follow(entry.node, shape, limit, entry)
-            address = self._of_ring(sort.type, ring, stack, shape)
+            address = self._of_ring(lock, ring, stack, shape)
             if address is not None:
                 return address
             if ring.cut:
@@ -221,31 +233,31 @@ class KernelLocks:
         return ring
 
     def _of_ring(
-        self, type_: LockType, ring: Ring, stack: OwnStack, shape: Shape
+        self, lock: ListLock, ring: Ring, stack: OwnStack, shape: Shape
     ) -> int | None:
         """Find the lock of the waiters on a ring, and keep their order."""
-        struct, member = LISTS[type_]
+        struct, member = lock.struct, lock.head
         order = None
         if self._layout.has(struct, member):
             list_at = self._layout.offset(struct, member)
-            head = self._head(type_, ring, stack, list_at)
+            head = self._head(lock, ring, stack, list_at)
             if head is None:
                 return None
             address = head - list_at
             order = ring.after(head) if ring.whole else None
         else:
-            pointing = self._pointing(type_, ring, stack, shape)
+            pointing = self._pointing(lock, ring, stack, shape)
             if pointing is None:
                 return None
             address, first = pointing
             order = ring.begin(first) if ring.whole else None
         if order is not None:
-            self.queues[type_, address] = self._queued(type_, order)
+            self.queues[lock.name, address] = self._queued(lock, order)
         self._locks.update((entry.node, address) for entry in ring.entries)
         return address
 
     def _head(
-        self, type_: LockType, ring: Ring, stack: OwnStack, list_at: int
+        self, lock: ListLock, ring: Ring, stack: OwnStack, list_at: int
     ) -> int | None:
         """Find the node that is no waiter, but the list head in the lock.
 
@@ -259,44 +271,43 @@ class KernelLocks:
         both = [node for node in pointed if node in no_waiters]
         for heads in (both, pointed, no_waiters if ring.whole else []):
             if len(heads) == 1:
-                agrees = self._has_waiters(type_, heads[0] - list_at)
+                agrees = self._has_waiters(lock, heads[0] - list_at)
                 return heads[0] if agrees else None
         return None
 
     def _pointing(
-        self, type_: LockType, ring: Ring, stack: OwnStack, shape: Shape
+        self, lock: ListLock, ring: Ring, stack: OwnStack, shape: Shape
     ) -> tuple[int, int] | None:
         """Find the one lock that the task knows and that points at a waiter.
 
         :return: The lock, and the node of its first waiter.
         """
-        struct, _ = LISTS[type_]
         nodes = ring.nodes
         found: list[tuple[int, int]] = []
         tried = (word for word in known_to(stack) if word + shape.node not in nodes)
         for word in islice(tried, MAX_WORDS):
             try:
-                first = self._layout.member(word, struct, FIRST) + shape.node
+                first = self._layout.member(word, lock.struct, FIRST) + shape.node
             except drgn.FaultError:
                 continue
-            if first in nodes and self._has_waiters(type_, word):
+            if first in nodes and self._has_waiters(lock, word):
                 found.append((word, first))
         return found[0] if len(found) == 1 else None
 
     def _read_queue(
-        self, type_: LockType, address: int, limit: int
+        self, lock: ListLock, address: int, limit: int
     ) -> list[QueuedWaiter] | None:
-        struct, member = LISTS[type_]
+        struct, member = lock.struct, lock.head
         on_ring = self._layout.has(struct, member)
         if not (on_ring or self._layout.has(struct, FIRST)):
             return None
-        shape = shape_of(self._layout, type_)
+        shape = lock.shape(self._layout)
         if on_ring:
             head = address + self._layout.offset(struct, member)
             entries = self._rings.walk(head, shape, limit)
         else:
             entries = self._read_ring(address, struct, shape, limit)
-        return None if entries is None else self._queued(type_, entries)
+        return None if entries is None else self._queued(lock, entries)
 
     def _read_ring(
         self, lock: int, struct: str, shape: Shape, limit: int
@@ -318,30 +329,28 @@ class KernelLocks:
         return ring.entries if ring.whole else None
 
     def _queued(
-        self, type_: LockType, entries: list[Entry]
+        self, lock: ListLock, entries: list[Entry]
     ) -> list[QueuedWaiter] | None:
         queue = []
         for entry in entries:
             task = entry.task or 0
-            if not may_be_task(task) or entry.kind >= len(_MODES):
+            if not may_be_task(task) or entry.kind >= len(lock.modes):
                 self._findings.lose(
                     Loss.WAITERS, "a list of waiters has one that is none"
                 )
                 return None
-            queue.append(
-                QueuedWaiter(task, _MODES[entry.kind] if type_ == "rwsem" else None)
-            )
+            queue.append(QueuedWaiter(task, lock.modes[entry.kind]))
         return queue
 
-    def _has_waiters(self, type_: LockType, lock: int) -> bool:
+    def _has_waiters(self, lock: ListLock, address: int) -> bool:
         try:
-            return lockwords.has_waiters(self._layout, type_, lock)
+            return lock.has_waiters(self._layout, address)
         except drgn.FaultError:
             return False
 
-    def _owner(self, type_: LockType, lock: int) -> int | None:
+    def _owner(self, lock: ListLock, address: int) -> int | None:
         try:
-            return lockwords.owner(self._layout, type_, lock)
+            return lock.owner(self._layout, address)
         except (drgn.FaultError, LookupError):
             return None
 
@@ -375,3 +384,19 @@ def known_to(stack: OwnStack) -> dict[int, None]:
 def kernel_locks(look: LockContext) -> KernelLocks:
     """Return what finds the locks that tasks of a context wait for."""
     return KernelLocks(look.layout, look.findings)
+
+
+def holders_at(
+    look: LockContext, task: int | None, confidence: OwnerConfidence
+) -> list[Holder]:
+    """Return the task at an address that a lock names, if it is one.
+
+    :raises drgn.FaultError: if it cannot be read
+    """
+    if task is None or not may_be_task(task):
+        return []
+    if confidence == "exact":
+        pid = look.pid(task)
+        if pid is None or not 0 < pid <= PID_MAX_LIMIT:
+            return []
+    return [Holder(task, confidence)]

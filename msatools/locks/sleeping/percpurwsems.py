@@ -16,14 +16,16 @@ import numpy as np
 
 from msatools.kernel.percpusums import sum_parts
 from msatools.locks.base.blocked_tasks import BlockedTask
-from msatools.locks.base.lock import QueuedWaiter
+from msatools.locks.base.lock import Holder, Lock, QueuedWaiter, Request
 from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.lock_type import LockType, at_most_one
 from msatools.locks.base.model import Mode
 from msatools.locks.base.rings import Rings, Shape, may_be_task
 from msatools.locks.base.wait_queues import wait_queues
 from msatools.locks.sleeping.kernellocks import (
     MAX_WORDS,
     KernelLock,
+    holders_at,
     kernel_locks,
     known_to,
 )
@@ -141,3 +143,30 @@ def _by_writer(look: LockContext, case: BlockedTask) -> tuple[int, Mode] | None:
 
 def _mode(flags: int) -> Mode:
     return "read" if flags & _CUSTOM else "write"
+
+
+def _request(look: LockContext, case: BlockedTask) -> Request | None:
+    found = find(look, case)
+    return found.request if found else None
+
+
+def _queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
+    return queue(look, lock.address or 0)
+
+
+def _holders(look: LockContext, lock: Lock) -> list[Holder]:
+    """Return the first of the queue, if it keeps the others out."""
+    return holders_at(look, writer(look, lock.address or 0), "exact")
+
+
+def _readers(look: LockContext, lock: Lock) -> int | None:
+    return readers(look, lock.address or 0)
+
+
+PERCPU_RWSEM = LockType(
+    names=frozenset({"percpu_rwsem"}),
+    requests=at_most_one(_request),
+    queue=_queue,
+    holders=_holders,
+    readers=_readers,
+)

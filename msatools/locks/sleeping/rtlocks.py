@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 import drgn
 
 from msatools.locks.base.blocked_tasks import BlockedTask
-from msatools.locks.base.lock import Lock, LockType, QueuedWaiter
+from msatools.locks.base.lock import Lock, LockTypeName, QueuedWaiter
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.model import Mode
 from msatools.locks.sleeping.kernellocks import (
@@ -25,7 +25,7 @@ _PI_FUTEX = ("futex_lock_pi", "futex_wait_requeue_pi")
 """They wait for an rt_mutex as well, which stands for a futex."""
 
 # By what is on the stack, with CONFIG_PREEMPT_RT.
-_BY_FUNCTION: tuple[tuple[str, LockType, Mode | None], ...] = (
+_BY_FUNCTION: tuple[tuple[str, LockTypeName, Mode | None], ...] = (
     ("rt_spin_", "rt_mutex", None),
     ("rt_read_", "rt_mutex", None),
     ("rt_write_", "rt_mutex", None),
@@ -46,7 +46,7 @@ _BY_FUNCTION: tuple[tuple[str, LockType, Mode | None], ...] = (
 )
 # Where those have theirs: "locking/rwsem: Add rtmutex based R/W semaphore
 # implementation" and the like (in v5.15)
-_WITHIN: dict[LockType, tuple[str, str]] = {
+_WITHIN: dict[LockTypeName, tuple[str, str]] = {
     "rwsem": ("rw_semaphore", "rwbase.rtmutex"),
     "mutex": ("mutex", "rtmutex"),
     "ww_mutex": ("ww_mutex", "base.rtmutex"),
@@ -83,7 +83,7 @@ def find(look: LockContext, case: BlockedTask) -> KernelLock | None:
     return KernelLock(type_, address, mode, count, owner(look, lock))
 
 
-def is_made_of(look: LockContext, type_: LockType) -> bool:
+def is_made_of(look: LockContext, type_: LockTypeName) -> bool:
     """Tell whether locks of a type are made of an ``rt_mutex``."""
     return type_ == "rt_mutex" or (
         type_ in _WITHIN and look.layout.has(*_WITHIN[type_])
@@ -162,7 +162,7 @@ def _of_writer(look: LockContext, case: BlockedTask) -> KernelLock | None:
     return None
 
 
-def _kind(look: LockContext, case: BlockedTask) -> tuple[LockType, Mode | None]:
+def _kind(look: LockContext, case: BlockedTask) -> tuple[LockTypeName, Mode | None]:
     """Tell what a task waits for, by the innermost function that tells it."""
     for name, caller in pairwise([*case.names, ""]):
         # An rwlock is made as a rwsem is, by functions of the same names.
@@ -174,7 +174,7 @@ def _kind(look: LockContext, case: BlockedTask) -> tuple[LockType, Mode | None]:
     return "rt_mutex", None
 
 
-def _offset(look: LockContext, type_: LockType) -> int:
+def _offset(look: LockContext, type_: LockTypeName) -> int:
     return look.layout.offset(*_WITHIN[type_]) if type_ in _WITHIN else 0
 
 

@@ -6,25 +6,18 @@ kernel/locking: mutexes (also those of ``ww_mutex``), rwsems, semaphores, rt_mut
 percpu_rwsems.
 """
 
-from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import (
     Holder,
     Lock,
-    OwnerConfidence,
     QueuedWaiter,
     Request,
 )
 from msatools.locks.base.lock_context import LockContext
-from msatools.locks.base.rings import may_be_task
-from msatools.locks.sleeping import lockwords, percpurwsems, rtlocks
-from msatools.locks.sleeping.kernellocks import KernelLock, kernel_locks
-from msatools.locks.sleeping.locksorts import Record
-
-TYPES = frozenset(
-    {"mutex", "ww_mutex", "rwsem", "semaphore", "rt_mutex", "percpu_rwsem"}
-)
-"""Of the locks that are told here."""
+from msatools.locks.base.lock_type import LockType, at_most_one
+from msatools.locks.sleeping import percpurwsems, rtlocks
+from msatools.locks.sleeping.kernellocks import KernelLock, holders_at, kernel_locks
+from msatools.locks.sleeping.list_locks import LIST_LOCKS, Record
 
 
 def find(look: LockContext, case: BlockedTask) -> KernelLock | None:
@@ -51,9 +44,7 @@ def request(look: LockContext, case: BlockedTask) -> Request | None:
     :raises LookupError: if nothing tells the types
     """
     found = find(look, case)
-    if found is None or found.address is None:
-        return None
-    return Request(Lock(found.type, found.address), found.mode)
+    return found.request if found else None
 
 
 def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
@@ -66,8 +57,6 @@ def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     :raises drgn.FaultError: if the lock cannot be read
     """
     address = lock.address or 0
-    if lock.type == "percpu_rwsem":
-        return percpurwsems.queue(look, address)
     if rtlocks.is_made_of(look, lock.type):
         return rtlocks.queue(look, lock)
     return kernel_locks(look).queue(lock.type, address, look.limit)
@@ -77,25 +66,24 @@ def holders(look: LockContext, lock: Lock) -> list[Holder]:
     """
     Tell who has a lock, as it tells itself.
 
-    Of a percpu_rwsem (and with CONFIG_PREEMPT_RT of a rwsem) that may be the first of
-    its queue: it keeps the others out, and itself waits for readers.
+    With CONFIG_PREEMPT_RT that may be the first of a rwsem's queue: it keeps the others
+    out, and itself waits for readers.
 
     :raises drgn.FaultError: if the lock, or who it names, cannot be read
     """
     address = lock.address or 0
-    if lock.type == "percpu_rwsem":
-        return _holder(look, percpurwsems.writer(look, address), "exact")
     if rtlocks.is_made_of(look, lock.type):
-        return _holder(look, rtlocks.owner(look, lock), "exact")
-    exact = lockwords.owner(look.layout, lock.type, address)
+        return holders_at(look, rtlocks.owner(look, lock), "exact")
+    known = LIST_LOCKS[lock.type]
+    exact = known.owner(look.layout, address)
     if exact is not None:
-        return _holder(look, exact, "exact")
-    last = lockwords.last_owner(look.layout, lock.type, address)
+        return holders_at(look, exact, "exact")
+    last = known.last_owner(look.layout, address)
     # Who waits for it now has mostly released it since.
     queue(look, lock)
     if last is None or kernel_locks(look).is_queued(lock.type, address, last):
         return []
-    return _holder(look, last, "likely")
+    return holders_at(look, last, "likely")
 
 
 def readers(look: LockContext, lock: Lock) -> int | None:
@@ -104,26 +92,9 @@ def readers(look: LockContext, lock: Lock) -> int | None:
 
     :raises drgn.FaultError: if the lock cannot be read
     """
-    if lock.type == "percpu_rwsem":
-        return percpurwsems.readers(look, lock.address or 0)
-    if lock.type != "rwsem":
-        return None
-    if rtlocks.is_made_of(look, "rwsem"):
+    if rtlocks.is_made_of(look, lock.type):
         return rtlocks.readers(look, lock)
-    return lockwords.readers(look.layout, lock.address or 0)
-
-
-def _holder(
-    look: LockContext, task: int | None, confidence: OwnerConfidence
-) -> list[Holder]:
-    """Give a task, if it is one."""
-    if task is None or not may_be_task(task):
-        return []
-    if confidence == "exact":
-        pid = look.pid(task)
-        if pid is None or not 0 < pid <= PID_MAX_LIMIT:
-            return []
-    return [Holder(task, confidence)]
+    return LIST_LOCKS[lock.type].readers(look.layout, lock.address or 0)
 
 
 def _record(look: LockContext, case: BlockedTask) -> Record:
@@ -134,3 +105,12 @@ def _record(look: LockContext, case: BlockedTask) -> Record:
         if look.tasks.has(name)
     }
     return Record(**said)
+
+
+SLEEPING_LOCK = LockType(
+    names=frozenset({"mutex", "ww_mutex", "rwsem", "semaphore", "rt_mutex"}),
+    requests=at_most_one(request),
+    queue=queue,
+    holders=holders,
+    readers=readers,
+)

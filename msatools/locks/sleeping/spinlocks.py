@@ -10,7 +10,7 @@ that could be read.
 
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import drgn
@@ -20,8 +20,10 @@ from drgn.helpers.linux.sched import cpu_curr
 
 from msatools.kernel.cpus import online_cpus
 from msatools.kernel.losses import Loss
+from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, Request
 from msatools.locks.base.lock_context import LockContext
+from msatools.locks.base.lock_type import LockType
 from msatools.locks.base.model import Mode
 from msatools.target.addresses import KERNEL_HALF
 
@@ -284,3 +286,11 @@ def _read(look: LockContext, start: int, end: int) -> list[int]:
     readable = min((gap.offset for gap in gaps), default=size)
     words: list[int] = np.frombuffer(data, "<u8", readable // 8).tolist()
     return words
+
+
+def _no_sleeper(look: LockContext, case: BlockedTask) -> Sequence[Request]:
+    """Nobody sleeps for a spinlock: :func:`spins` finds those that wait."""
+    return ()
+
+
+SPINLOCK = LockType(names=frozenset({"spinlock"}), requests=_no_sleeper)

@@ -17,12 +17,14 @@ import numpy as np
 from msatools.kernel.losses import Loss
 from msatools.kernel.pids import find_tasks
 from msatools.locks.base.blocked_tasks import BlockedTask
-from msatools.locks.base.lock import Holder, Lock, LockType, QueuedWaiter, Request
+from msatools.locks.base.lock import Holder, Lock, LockTypeName, QueuedWaiter, Request
 from msatools.locks.base.lock_context import MAX_WAITERS, LockContext, per_context
+from msatools.locks.base.lock_type import LockType, at_most_one
 from msatools.locks.base.model import Mode, WaitTarget
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.base.wait_queues import wait_queues
 from msatools.target.addresses import KERNEL_HALF
+from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import TaskReader, TaskTable
 
 # include/linux/filelock.h, fs.h before v6.3.
@@ -49,7 +51,7 @@ class _FileLock:
     """The process that asked for it, as the initial PID namespace sees it."""
 
     @property
-    def type(self) -> LockType | None:
+    def type(self) -> LockTypeName | None:
         """``None`` if it is no lock but a lease or the like."""
         if self.flags & _FLOCK:
             return "flock"
@@ -301,3 +303,12 @@ def _own_request(look: LockContext, case: BlockedTask) -> _FileLock | None:
         if min(lock.file, lock.blocker) >= KERNEL_HALF:
             return lock
     return None
+
+
+FILE_LOCK = LockType(
+    names=frozenset({"posix_lock", "flock"}),
+    requests=at_most_one(request),
+    queue=queue,
+    holders=holders,
+    task_class=TaskClass.FLK,
+)

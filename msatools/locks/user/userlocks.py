@@ -24,12 +24,13 @@ from msatools.locks.base.futexkey import FutexKey
 from msatools.locks.base.lock import (
     Holder,
     Lock,
-    LockType,
+    LockTypeName,
     OwnerConfidence,
     QueuedWaiter,
     Request,
 )
 from msatools.locks.base.lock_context import LockContext, per_context
+from msatools.locks.base.lock_type import LockType
 from msatools.locks.base.model import Mode
 from msatools.locks.places.places import lock_places
 from msatools.locks.sleeping.kernellocks import kernel_locks
@@ -38,6 +39,7 @@ from msatools.locks.user.futexes import Waiter, futex_queues, futex_waiters, fut
 from msatools.locks.user.futexwaits import waiters_of
 from msatools.locks.user.usermemory import UserMemory, user_memory
 from msatools.target.addresses import KERNEL_HALF
+from msatools.tasks.classes import TaskClass
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.syscalls import read_syscalls
 
@@ -99,11 +101,11 @@ class _Futexes:
     """What has been learned of futexes in one look."""
 
     def __init__(self, look: LockContext) -> None:
-        self.seen: dict[tuple[LockType, object], Waiter] = {}
+        self.seen: dict[tuple[LockTypeName, object], Waiter] = {}
         """A waiter of each futex that somebody was found to wait on, by its key."""
 
         self.said: dict[FutexKey, _Said] = {}
-        self.requests: dict[tuple[LockType, FutexKey], Request] = {}
+        self.requests: dict[tuple[LockTypeName, FutexKey], Request] = {}
         self.words: dict[FutexKey, tuple[FutexKey, FutexKey]] = {}
         """Both futexes of each condition variable, by the key of its start."""
 
@@ -275,7 +277,7 @@ def _requests(look: LockContext, waiters: Iterable[Waiter]) -> list[Request]:
 
 def _request(look: LockContext, waiter: Waiter) -> Request:
     learned = _learned(look)
-    type_: LockType = "pi_futex" if waiter.pi_state else "futex"
+    type_: LockTypeName = "pi_futex" if waiter.pi_state else "futex"
     found = learned.requests.get((type_, waiter.key))
     if found is None:
         said = _Said() if waiter.pi_state else _said(look, waiter)
@@ -591,3 +593,14 @@ def _task(look: LockContext, space: int, tid: int) -> int | None:
         task = int(find_task(namespace, tid).value_()) or None
     learned.tasks[space, tid] = task
     return task
+
+
+FUTEX = LockType(
+    names=frozenset({"futex", "pi_futex"}),
+    requests=requests,
+    queue=queue,
+    holders=holders,
+    readers=readers,
+    what=what,
+    task_class=TaskClass.LCK,
+)

@@ -5,11 +5,19 @@
 from collections.abc import Callable
 from functools import lru_cache
 
-from msatools.locks.base.lock import Lock
-from msatools.locks.events import events
+from msatools.locks.base.blocked_tasks import BlockedTask
+from msatools.locks.base.lock import Lock, Request
+from msatools.locks.base.lock_context import LockContext
+from msatools.locks.lock_types import holders_of, queue_of, requests_of, what_of
 from tests.locks.seen import Seen, Truth
 
 TYPES = ("completion", "wait_queue", "folio", "bit_wait")
+
+
+def event_of(look: LockContext, case: BlockedTask) -> Request | None:
+    """Tell what a task waits for, if it is one of those."""
+    found = [one for one in requests_of(look, case) if one.lock.type in TYPES]
+    return found[0] if found else None
 
 
 class Waits:
@@ -19,19 +27,19 @@ class Waits:
         self.seen = seen
         self.look = seen.look()
         self.findings = self.look.findings
-        self.requests = seen.requests(self.look, events.request)
+        self.requests = seen.requests(self.look, event_of)
 
     def queue(self, lock: Lock) -> list[int | None] | None:
-        queued = events.queue(self.look, lock)
+        queued = queue_of(self.look, lock)
         return None if queued is None else [self.look.pid(one.task) for one in queued]
 
     def holders(self, lock: Lock) -> list[tuple[int | None, str]]:
-        found = events.holders(self.look, lock)
+        found = holders_of(self.look, lock)
         return [(self.look.pid(one.task), one.confidence) for one in found]
 
     def what(self, tid: int) -> str | None:
         case = self.seen.case(tid, self.look)
-        return events.what(self.look, case, self.requests[tid].lock)
+        return what_of(self.look, case, [self.requests[tid]])
 
 
 @lru_cache(maxsize=4)

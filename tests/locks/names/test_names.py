@@ -21,7 +21,7 @@ from drgn.helpers.linux.slab import slab_object_info
 
 from msatools.kernel.report import LossLog
 from msatools.locks.base.blocked_tasks import BlockedTask
-from msatools.locks.base.lock import Lock, LockType
+from msatools.locks.base.lock import Lock, LockTypeName
 from msatools.locks.events import bitwaits, folios, waitqueues
 from msatools.locks.names.described import process_of
 from msatools.locks.names.names import LockNames, Name
@@ -68,7 +68,7 @@ class Dump:
         return self.names.name(request.lock, [case])
 
     def member(
-        self, type_: LockType, address: int, type_name: str, member: str
+        self, type_: LockTypeName, address: int, type_name: str, member: str
     ) -> Name:
         """Name what would be a lock in a structure."""
         place = address + self.look.layout.offset(type_name, member)
@@ -539,7 +539,7 @@ def test_a_lost_device_costs_no_more_than_its_name() -> None:
 def test_no_address_is_too_wild(dump: Dump) -> None:
     names = LockNames(dump.seen.look())
     for address in (0, 8, (1 << 64) - 8, 1 << 63, 0xDEAD_0000_0000_0100, 0x7FFF_0000):
-        for type_ in get_args(LockType):
+        for type_ in get_args(LockTypeName):
             if type_ not in ("futex", "pi_futex"):
                 assert names.name(Lock(type_, address), []).path is None
 

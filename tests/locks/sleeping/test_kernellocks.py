@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import pytest
 
-from msatools.locks.base.lock import Holder, Lock, LockType, QueuedWaiter, Request
+from msatools.locks.base.lock import Holder, Lock, LockTypeName, QueuedWaiter, Request
 from msatools.locks.base.model import Mode
-from msatools.locks.sleeping import lockwords, sleeplocks
+from msatools.locks.sleeping import sleeplocks
 from msatools.locks.sleeping.kernellocks import KernelLock, KernelLocks
-from msatools.locks.sleeping.locksorts import Record
+from msatools.locks.sleeping.list_locks import LIST_LOCKS, Record
 from tests.locks.madememory import BASE, SIZE
 from tests.locks.sleeping.madekernel import (
     LOCK,
@@ -32,7 +32,7 @@ WAITING = 1
 class Kind(NamedTuple):
     """A type of lock, and how one is when it is waited for."""
 
-    type: LockType
+    type: LockTypeName
     function: str
     mode: Mode | None
     list_at: int
@@ -414,9 +414,9 @@ def test_a_long_ring_is_followed_once() -> None:
 )
 def test_owner_of_a_mutex(kernel: Locks, word: int, owner: int | None) -> None:
     kernel.write(LOCK, word)
-    assert lockwords.owner(kernel.layout, "mutex", LOCK) == owner
-    assert lockwords.owner(kernel.layout, "ww_mutex", LOCK) == owner
-    assert lockwords.last_owner(kernel.layout, "mutex", LOCK) is None
+    for lock in (LIST_LOCKS["mutex"], LIST_LOCKS["ww_mutex"]):
+        assert lock.owner(kernel.layout, LOCK) == owner
+        assert lock.last_owner(kernel.layout, LOCK) is None
 
 
 FAIL = 1 << 63
@@ -455,9 +455,9 @@ def test_words_of_a_rwsem(
 ) -> None:
     kernel.write(LOCK, count, word)
     layout = kernel.layout
-    assert lockwords.owner(layout, "rwsem", LOCK) == owner
-    assert lockwords.last_owner(layout, "rwsem", LOCK) == last
-    assert lockwords.readers(layout, LOCK) == readers
+    assert LIST_LOCKS["rwsem"].owner(layout, LOCK) == owner
+    assert LIST_LOCKS["rwsem"].last_owner(layout, LOCK) == last
+    assert LIST_LOCKS["rwsem"].readers(layout, LOCK) == readers
     held = [Holder(owner, "exact")] if owner else []
     held = [Holder(last, "likely")] if last else held
     kernel.link(LOCK + 24)
@@ -472,9 +472,9 @@ def test_a_rwsem_of_before_5_3(kernel: Locks) -> None:
     kernel.struct("rw_semaphore", 40, **old, wait_list=(kernel.heads, 24))
     kernel.write(LOCK, 0x101, OWNER)
     layout = kernel.layout
-    assert lockwords.owner(layout, "rwsem", LOCK) is None
-    assert lockwords.last_owner(layout, "rwsem", LOCK) is None
-    assert lockwords.readers(layout, LOCK) is None
+    assert LIST_LOCKS["rwsem"].owner(layout, LOCK) is None
+    assert LIST_LOCKS["rwsem"].last_owner(layout, LOCK) is None
+    assert LIST_LOCKS["rwsem"].readers(layout, LOCK) is None
 
 
 def test_the_last_reader_that_waits_itself_is_not_told(kernel: Locks) -> None:

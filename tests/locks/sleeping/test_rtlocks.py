@@ -4,7 +4,7 @@
 
 import pytest
 
-from msatools.locks.base.lock import Holder, Lock, LockType, QueuedWaiter, Request
+from msatools.locks.base.lock import Holder, Lock, LockTypeName, QueuedWaiter, Request
 from msatools.locks.base.model import Mode
 from msatools.locks.sleeping import sleeplocks
 from msatools.locks.sleeping.kernellocks import KernelLock
@@ -145,7 +145,7 @@ RT = [
 
 @pytest.mark.parametrize(("type_", "inner_at", "mode", "names"), RT)
 def test_locks_of_preempt_rt(
-    type_: LockType, inner_at: int, mode: Mode | None, names: tuple[str, ...]
+    type_: LockTypeName, inner_at: int, mode: Mode | None, names: tuple[str, ...]
 ) -> None:
     """Told by the innermost function that tells it."""
     kernel = RtKernel(rt=True)

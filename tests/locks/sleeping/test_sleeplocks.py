@@ -8,8 +8,13 @@ import pytest
 
 from msatools.locks.base.lock import Request
 from msatools.locks.base.lock_context import LockContext
+from msatools.locks.lock_types import holders_of, queue_of
 from msatools.locks.sleeping import sleeplocks
+from msatools.locks.sleeping.percpurwsems import PERCPU_RWSEM
+from msatools.locks.sleeping.sleeplocks import SLEEPING_LOCK
 from tests.locks.seen import Seen, lock_of
+
+TYPES = SLEEPING_LOCK.names | PERCPU_RWSEM.names
 
 
 @lru_cache(maxsize=2)
@@ -39,12 +44,12 @@ def test_what_every_thread_waits_for(
     assert not look.findings.notes
     expected = {
         waiter["pid"]: Request(lock_of(lock), waiter["mode"])
-        for lock in module.locks(*sleeplocks.TYPES)
+        for lock in module.locks(*TYPES)
         for waiter in lock["waiters"]
     }
     assert requests == expected
     assert len(expected) > 30
-    assert {request.lock.type for request in expected.values()} == sleeplocks.TYPES
+    assert {request.lock.type for request in expected.values()} == TYPES
 
 
 def test_one_thread_alone(
@@ -55,6 +60,6 @@ def test_one_thread_alone(
         one = module.only(tid)
         alone = one.look()
         assert sleeplocks.request(alone, one.case(tid, alone)) == request
-        for asked in (sleeplocks.queue, sleeplocks.holders):
+        for asked in (queue_of, holders_of):
             assert asked(alone, request.lock) == asked(look, request.lock)
         assert not alone.findings.lost

@@ -13,8 +13,8 @@ from msatools.kernel.report import LossLog
 from msatools.locks.base.model import WaitTarget
 from msatools.locks.base.ownstack import OwnStack
 from msatools.locks.base.struct_reader import Layout
-from msatools.locks.sleeping import locksorts
 from msatools.locks.sleeping.kernellocks import KernelLocks
+from msatools.locks.sleeping.list_locks import LIST_LOCKS
 from msatools.locks.wait_targets.explain import explain
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import TaskTable
@@ -283,8 +283,9 @@ def test_a_lock_whose_waiters_are_on_no_list(
     dump: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As from 7.1 on: where the task's record names it, that is enough."""
-    monkeypatch.setitem(locksorts.LISTS, "mutex", ("mutex", "first_waiter"))
-    monkeypatch.setitem(locksorts.LISTS, "rwsem", ("rw_semaphore", "first_waiter"))
+    for name in ("mutex", "rwsem"):
+        without = replace(LIST_LOCKS[name], head="first_waiter")
+        monkeypatch.setitem(LIST_LOCKS, name, without)
     records, kinds = dump.table.records, {"rename-mutex": 0, "directory-make": 3}
     blockers = np.zeros(len(records), np.uint64)
     names = [name for name in records.dtype.names or () if name != "blocker"]

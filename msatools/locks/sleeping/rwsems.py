@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""What a rwsem tells of itself (kernel/locking/rwsem.c)."""
+
+from msatools.locks.base.struct_reader import Layout
+from msatools.locks.sleeping.list_lock import FLAGS, ListLock
+
+_READER_OWNED = 0b001
+"""Of the owner: it is the last reader, which may be gone."""
+
+_WRITER = 1 << 0
+_WAITERS = 1 << 1
+_READERS_SHIFT = 8
+_READERS_MASK = (1 << 55) - 1
+"""Below the bit that makes readers fail (``RWSEM_FLAG_READFAIL``)."""
+
+
+def _owner(layout: Layout, lock: int) -> int | None:
+    """Read which writer has it.
+
+    Who takes one sets the count first: until it is named, the owner is nobody, or the
+    last reader.
+    """
+    if not _counts(layout):
+        return None
+    count, word = layout.members(lock, "rw_semaphore", "count", "owner")
+    written = count & _WRITER and not word & _READER_OWNED
+    return word & ~FLAGS or None if written else None
+
+
+def _last_owner(layout: Layout, lock: int) -> int | None:
+    """Read who was the last reader, while there is any."""
+    if not _counts(layout):
+        return None
+    count, word = layout.members(lock, "rw_semaphore", "count", "owner")
+    return word & ~FLAGS or None if _readers(count) else None
+
+
+def _count_readers(layout: Layout, lock: int) -> int | None:
+    if not _counts(layout):
+        return None
+    return _readers(layout.member(lock, "rw_semaphore", "count"))
+
+
+def _has_waiters(layout: Layout, lock: int) -> bool:
+    if not _counts(layout):
+        return True
+    return bool(layout.member(lock, "rw_semaphore", "count") & _WAITERS)
+
+
+def _readers(count: int) -> int:
+    return 0 if count & _WRITER else count >> _READERS_SHIFT & _READERS_MASK
+
+
+def _counts(layout: Layout) -> bool:
+    """Tell whether the count is as above.
+
+    "locking/rwsem: Implement a new locking scheme" (in v5.3), with "locking/rwsem: Make
+    rwsem->owner an atomic_long_t".
+    """
+    return layout.has("rw_semaphore", "count") and layout.has(
+        "rw_semaphore", "owner.counter"
+    )
+
+
+RWSEM = ListLock(
+    name="rwsem",
+    struct="rw_semaphore",
+    waiter="rwsem_waiter",
+    slow_paths={"rwsem_down_read": "read", "rwsem_down_write": "write"},
+    blockers={2: "read", 3: "write"},
+    kind="type",
+    modes=("write", "read"),
+    has_waiters=_has_waiters,
+    owner=_owner,
+    last_owner=_last_owner,
+    readers=_count_readers,
+)
