@@ -4,8 +4,8 @@
 
 from dataclasses import replace
 
-from msatools.locks.model import Herd, Waker
-from msatools.locks.wakers import with_frames
+from msatools.locks.base.model import Herd, Waker
+from msatools.locks.user.wakers import with_frames
 from msatools.tasks.stackmemory import stack_bytes
 from tests.locks.seen import Seen
 
