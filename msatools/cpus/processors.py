@@ -16,6 +16,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.strings import decode_string
 from msatools.kernel.structs import Members, read_structs
 
 _HOTPLUG: Members = {"state": ("i4", ("state",)), "target": ("i4", ("target",))}
@@ -113,7 +114,7 @@ def _step_names(
         for state in states:
             # What asks for any step (CPUHP_AP_ONLINE_DYN) has no enumerator.
             if 0 <= state <= last and (name := described[state].name):
-                known[state] = name.string_().decode("utf-8", "backslashreplace")
+                known[state] = decode_string(name.string_())
     except (LookupError, drgn.FaultError) as error:
         findings.lose(Loss.HOTPLUG, f"names of steps of hot-plug are lost: {error}")
     return known
@@ -130,7 +131,7 @@ def _idle_states(
     for address in set(addresses) - {0}:
         state = drgn.Object(reader.prog, "struct cpuidle_state", address=address)
         try:
-            name = state.name.string_().decode("utf-8", "backslashreplace")
+            name = decode_string(state.name.string_())
         except drgn.FaultError as error:
             findings.lose(Loss.IDLE_STATES, f"an idle state's name is lost: {error}")
             found[address] = None, None

@@ -186,6 +186,21 @@ def lose_many(findings: LossLog, type_name: str, count: int) -> None:
     findings.lose(struct_key(type_name), text, count=count)
 
 
+def find_member(type_: drgn.Type, candidates: tuple[str, ...]) -> drgn.Object | None:
+    """Find a member by the first of some names that there is.
+
+    :return: It as it would be in a structure at address 0; ``None`` if there is none.
+    """
+    structure = drgn.Object(type_.prog, type_, address=0)
+    for member in candidates:
+        try:
+            return structure.subobject_(member)
+        except (LookupError, TypeError):
+            # No such member, or one that is no structure or array in this kernel.
+            continue
+    return None
+
+
 def find_offset(type_: drgn.Type, candidates: tuple[str, ...]) -> int | None:
     """Find where a member is, by the first of some names that there is."""
     for member in candidates:

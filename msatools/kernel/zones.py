@@ -10,6 +10,7 @@ from drgn.helpers.linux.mmzone import for_each_online_pgdat
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
+from msatools.kernel.strings import decode_string
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,6 @@ def spanning(
 
 def _name(zone: drgn.Object) -> str:
     try:
-        name: bytes = zone.name.string_()
+        return decode_string(zone.name.string_())
     except drgn.FaultError:
         return "?"
-    return name.decode(errors="replace")

@@ -17,7 +17,6 @@ from msatools.locks.places.places import FREEZE_COMPLETE, lock_places
 from msatools.locks.wait_targets import data
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.identity import comm_text
 
 ExternalKind = Literal["device", "swap", "fuse", "frozen", "network"]
 
@@ -50,9 +49,6 @@ _CLIENTS = {
     "AFS": ("afs_",),
 }
 """How the functions begin that wait for those servers."""
-
-_COMM_BYTES = 16
-"""TASK_COMM_LEN."""
 
 _NUMBERS = re.compile(r"\d+:\d+")
 
@@ -185,13 +181,9 @@ def _server_text(
         text = f"FUSE servers ({where})"
     else:
         pid = f"{'' if exact else '~'}{look.pid(task)}"
-        text = f"FUSE server {pid} {_comm(look, task)} ({where})"
+        comm = look.layout.text(task, "task_struct", "comm")
+        text = f"FUSE server {pid} {comm} ({where})"
     return f"{text}, asleep in read of /dev/fuse" if exact else text
-
-
-def _comm(look: LockContext, task: int) -> str:
-    place = task + look.layout.offset("task_struct", "comm")
-    return comm_text(look.reader.read(place, _COMM_BYTES).partition(b"\0")[0])
 
 
 def _network(look: LockContext, case: BlockedTask, super_block: int) -> External | None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.strings import decode_string
 from msatools.kernel.structs import read_structs
 from msatools.tasks.table import TaskTable
 
@@ -74,4 +75,4 @@ def _parents(reader: Reader, tasks: TaskTable, findings: LossLog) -> Numbers:
 
 def comm_text(value: bytes) -> str:
     """Make text of a task's name; bytes that are no UTF-8 are escaped."""
-    return bytes(value).partition(b"\0")[0].decode("utf-8", "backslashreplace")
+    return decode_string(bytes(value))

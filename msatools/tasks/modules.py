@@ -16,6 +16,7 @@ import numpy.typing as npt
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.strings import decode_string
 from msatools.kernel.walks import list_records
 
 _MAX_DEPTH = 128
@@ -164,13 +165,13 @@ class _Record:
         return [self._parse(address, data) for address, data in records]
 
     def _parse(self, address: int, data: bytes) -> CodeModule:
-        name = data[self._name : self._name + self._name_bytes].partition(b"\0")[0]
+        name = decode_string(data[self._name : self._name + self._name_bytes])
         ends = []
         for base, size in self._regions:
             start, length = _number(data, base, 8), _number(data, size, 4)
             if length:
                 ends.append((start, start + length))
-        return CodeModule(address, name.decode(errors="backslashreplace"), tuple(ends))
+        return CodeModule(address, name, tuple(ends))
 
 
 class _Tree:

@@ -17,6 +17,7 @@ from drgn.helpers.linux.mm import pfn_to_virt
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
+from msatools.kernel.strings import read_string
 from msatools.kernel.structs import find_offset, lose_many
 from msatools.kernel.walks import list_records
 from msatools.memory.layout import page_layout
@@ -28,7 +29,9 @@ _AT_ONCE = 1 << 24
 _MAX_SEARCHED = 1 << 32
 """Bytes of slabs that are looked through: some four seconds."""
 
-_MAX_NAME = 128
+_MAX_NAME = 511
+"""Bytes of a cache's, as those of control groups' own caches had, up to v5.8."""
+
 _MAX_OBJECT = 1 << 23
 """Bytes: KMALLOC_MAX_CACHE_SIZE is far below."""
 
@@ -87,7 +90,7 @@ class SlabScan:
     def __init__(self, reader: Reader, findings: LossLog) -> None:
         self._reader = reader
         self._findings = findings
-        self.caches = {cache.address: cache for cache in _caches(reader, findings)}
+        self.caches = {cache.address: cache for cache in slab_caches(reader, findings)}
         if not self.caches:
             raise LookupError("the list of caches is lost")
         self._slabs = self._find(self.caches)
@@ -183,7 +186,12 @@ class SlabScan:
         return SlabPages(*columns)
 
 
-def _caches(reader: Reader, findings: LossLog) -> Iterator[Cache]:
+def slab_caches(reader: Reader, findings: LossLog) -> Iterator[Cache]:
+    """Read all caches, in the order of the kernel's list.
+
+    :raises drgn.FaultError: if one is none, or its name cannot be read
+    :raises LookupError: if nothing tells the types
+    """
     prog = reader.prog
     type_ = prog.type("struct kmem_cache")
     node, name, size = (type_.member(part).offset for part in ("list", "name", "size"))
@@ -198,7 +206,7 @@ def _caches(reader: Reader, findings: LossLog) -> Iterator[Cache]:
             raise drgn.FaultError("no cache of objects", address)
         yield Cache(
             address,
-            _string(reader, _number(data, name, 8)),
+            read_string(reader, _number(data, name, 8), _MAX_NAME),
             room,
             0 if padding is None else _number(data, padding, 4),
         )
@@ -206,12 +214,6 @@ def _caches(reader: Reader, findings: LossLog) -> Iterator[Cache]:
 
 def _number(data: bytes, offset: int, size: int) -> int:
     return int.from_bytes(data[offset : offset + size], "little")
-
-
-def _string(reader: Reader, address: int) -> str:
-    # It may lie at the end of what is in the dump.
-    data = reader.read(address, min(_MAX_NAME, -address % 4096 or 4096))
-    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
 
 
 def _slab_layout(prog: drgn.Program) -> tuple[int, int, int]:

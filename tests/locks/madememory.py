@@ -57,7 +57,7 @@ class MadeMemory:
         made = self.variables.get(name)
         return made() if made else None
 
-    def struct(self, name: str, size: int, **members: tuple[Type, int]) -> Type:
+    def struct(self, name: str, size: int, /, **members: tuple[Type, int]) -> Type:
         """Make a structure of members, each of a type and at an offset."""
         made = self.prog.struct_type(
             name,
@@ -69,6 +69,12 @@ class MadeMemory:
 
     def write(self, address: int, *words: int) -> None:
         self._write(address, struct.pack(f"<{len(words)}Q", *words))
+
+    def text(self, address: int, text: bytes) -> None:
+        self._write(address, text)
+
+    def variable(self, name: str, type_: Type, address: int) -> None:
+        self.variables[name] = lambda: Object(self.prog, type_, address=address)
 
     def write_half(self, address: int, *halves: int) -> None:
         self._write(address, struct.pack(f"<{len(halves)}I", *halves))

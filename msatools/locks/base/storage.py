@@ -10,6 +10,7 @@ import numpy as np
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
+from msatools.kernel.strings import read_string
 from msatools.kernel.structs import read_structs
 from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
@@ -29,7 +30,7 @@ _MAX_SWAP_FILES = 1 << 5
 _MAX_RING = 128
 """Buffers of a page of 64 KiB, with blocks of 512 bytes."""
 
-_NAME_BYTES = 32
+_MAX_NAME = 255
 """Room for the name of any block device (DISK_NAME_LEN) or file system."""
 
 
@@ -149,8 +150,7 @@ class Storage:
         if device >= KERNEL_HALF:
             return None
         kind = self.file_system_type(super_block)
-        at = super_block + self._layout.offset("super_block", "s_id")
-        name = read_name(self._layout, at)
+        name = self._layout.text(super_block, "super_block", "s_id")
         return kind if name in ("", kind) else f"{kind} {name}"
 
     def device_of(self, inode: Inode) -> str | None:
@@ -184,7 +184,7 @@ class Storage:
         place = self._layout.member(address, "block_device", "bd_device.kobj.name")
         if place < KERNEL_HALF:
             return text
-        return f"{read_name(self._layout, place)} {text}"
+        return f"{read_string(self._layout.reader, place, _MAX_NAME)} {text}"
 
     def _disk_and_partition(self, device: int) -> str | None:
         """Name a device by its disk, as disk_name() does (block/genhd.c, v5.10)."""
@@ -192,8 +192,7 @@ class Storage:
         if disk < KERNEL_HALF:
             return None
         number = self._layout.member(device, "block_device", "bd_partno", size=1)
-        at = disk + self._layout.offset("gendisk", "disk_name")
-        name = read_name(self._layout, at)
+        name = self._layout.text(disk, "gendisk", "disk_name")
         if not number:
             return name
         return f"{name}{'p' if name[-1:].isdigit() else ''}{number}"
@@ -257,13 +256,5 @@ def file_system_type(layout: Layout, super_block: int) -> str:
     :raises drgn.FaultError: if it cannot be read
     """
     kind = layout.member(super_block, "super_block", "s_type")
-    return read_name(layout, layout.member(kind, "file_system_type", "name"))
-
-
-def read_name(layout: Layout, address: int) -> str:
-    """Read the name of a device or file system.
-
-    :raises drgn.FaultError: if it cannot be read
-    """
-    data = layout.reader.read(address, _NAME_BYTES)
-    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
+    name = layout.member(kind, "file_system_type", "name")
+    return read_string(layout.reader, name, _MAX_NAME)

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.reader import Reader
-from msatools.kernel.structs import find_offset
+from msatools.kernel.strings import decode_string
+from msatools.kernel.structs import find_member, find_offset
 from msatools.target.addresses import START_KERNEL_MAP, kernel_start
 from msatools.tasks.text import kernel_symbol
 
@@ -93,6 +94,18 @@ class Layout:
         start = min(offsets)
         data = self.reader.read(address + start, max(offsets) + 8 - start)
         return [_WORD.unpack_from(data, offset - start)[0] for offset in offsets]
+
+    def text(self, address: int, type_name: str, *members: str) -> str:
+        """Read an array of characters in a structure.
+
+        :raises drgn.FaultError: if it cannot be read
+        :raises LookupError: if the structure has none of the members
+        """
+        member = find_member(self._type(type_name), members)
+        if member is None:
+            raise LookupError(f"struct {type_name} has no {' or '.join(members)}")
+        place = address + member.address_
+        return decode_string(self.reader.read(place, drgn.sizeof(member)))
 
     def _find_offset(self, type_name: str, members: tuple[str, ...]) -> int | None:
         try:

@@ -9,6 +9,7 @@ from functools import cached_property
 import drgn
 
 from msatools.kernel.report import LossLog
+from msatools.kernel.strings import decode_string
 from msatools.kernel.walks import list_records
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
@@ -149,9 +150,9 @@ class Workqueues:
             (flusher,) = _WORD.unpack_from(data, first)
             if not flusher:
                 continue
-            text = data[name : name + _NAME_BYTES].partition(b"\0")[0]
             (waits_for,) = _INT.unpack_from(data, color)
-            queue = Flushed(address, text.decode("utf-8", "replace"), waits_for)
+            text = decode_string(data[name : name + _NAME_BYTES])
+            queue = Flushed(address, text, waits_for)
             found[flusher] = queue
             for place in later:
                 found |= dict.fromkeys(self._flushers(address + place), queue)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import drgn
 import numpy as np
 
+from msatools.kernel.strings import read_string
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.storage import Inode
 from msatools.locks.places.places import (
@@ -20,7 +21,7 @@ from msatools.locks.places.places import (
 )
 from msatools.target.addresses import KERNEL_HALF
 
-_NAME_BYTES = 64
+_MAX_NAME = 255
 _NO_PATH = re.compile(r"pipe:|socket:|anon_inode:|\[")
 """How what has a name but no path is shown."""
 
@@ -197,7 +198,7 @@ def process_of(look: LockContext, mm: int) -> tuple[int, str] | None:
 def _process(look: LockContext, task: int) -> tuple[int, str]:
     leader = look.layout.member(task, "task_struct", "group_leader")
     pid = look.layout.member(leader, "task_struct", "pid", size=4)
-    return pid, _string_at(look, leader, "task_struct", "comm", 16)
+    return pid, look.layout.text(leader, "task_struct", "comm")
 
 
 def _signal(look: LockContext, place: LockPlace) -> Name:
@@ -237,7 +238,7 @@ def _queue(look: LockContext, place: LockPlace) -> Name:
 
 def _of_disk(look: LockContext, disk: int, what: str) -> Name:
     part = look.layout.member(disk, "gendisk", "part0")
-    name = _string_at(look, disk, "gendisk", "disk_name", 32)
+    name = look.layout.text(disk, "gendisk", "disk_name")
     return Name(name=f"{what} of {name}", device=look.storage.device(part))
 
 
@@ -254,17 +255,17 @@ def _journal(look: LockContext, place: LockPlace) -> Name:
 
 def _device(look: LockContext, place: LockPlace) -> Name:
     at = look.layout.member(place.address, "device", "kobj.name")
-    data = _read_string(look, at) if at >= KERNEL_HALF else None
+    data = read_string(look.reader, at, _MAX_NAME) if at >= KERNEL_HALF else None
     return Name(name=f"device({data}).{place.name}" if data else place.name)
 
 
 def _terminal(look: LockContext, place: LockPlace) -> Name:
-    name = _string_at(look, place.address, "tty_struct", "name", 64)
+    name = look.layout.text(place.address, "tty_struct", "name")
     return Name(name=f"{place.name} of {name}")
 
 
 def _backing_device(look: LockContext, place: LockPlace) -> Name:
-    name = _string_at(look, place.address, "backing_dev_info", "dev_name", 64)
+    name = look.layout.text(place.address, "backing_dev_info", "dev_name")
     return Name(name=f"{place.name} of {name}")
 
 
@@ -331,17 +332,3 @@ _DESCRIBE: dict[str, Callable[[LockContext, LockPlace], Name]] = {
     "kernfs_root": _kernfs_root,
     "pglist_data": _node,
 }
-
-
-def _string_at(
-    look: LockContext, address: int, type_name: str, member: str, size: int
-) -> str:
-    """Read an array of characters in a structure."""
-    place = address + look.layout.offset(type_name, member)
-    data = look.reader.read(place, size)
-    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
-
-
-def _read_string(look: LockContext, address: int) -> str:
-    data = look.reader.read(address, _NAME_BYTES)
-    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")

@@ -12,13 +12,14 @@ from functools import cached_property, lru_cache
 import drgn
 from drgn.helpers.linux.mm import PageSlab, compound_head, pfn_to_virt
 
+from msatools.kernel.strings import read_string
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _PAGE = 4096
-_MAX_NAME = 128
-"""Bytes; longer names were those of memory control groups' own caches, up to v5.8."""
+_MAX_NAME = 511
+"""Bytes; the longest are those of memory control groups' own caches, up to v5.8."""
 
 _MAX_OBJECT = 1 << 23
 """Bytes: KMALLOC_MAX_CACHE_SIZE is far below."""
@@ -138,12 +139,4 @@ class Slabs:
         size, before, *_ = *(number & 0xFFFF_FFFF for number in numbers), 0
         if not 0 < size <= _MAX_OBJECT:
             return None
-        return _Cache(self._string(name), size, before)
-
-    def _string(self, address: int) -> str:
-        try:
-            data = self._layout.reader.read(address, _MAX_NAME)
-        except drgn.FaultError:
-            # It may lie at the end of what is in the dump.
-            data = self._layout.reader.read(address, -address % 4096 or 1)
-        return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
+        return _Cache(read_string(self._layout.reader, name, _MAX_NAME), size, before)

@@ -19,6 +19,8 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.strings import decode_string
+
 _MAX_SYMBOL_BYTES = 16 << 20
 """700,000 symbols; where there are more, none is told."""
 
@@ -144,7 +146,7 @@ class ProgramFile:
             self._read(table.names + place, len(name) + 1)
         except drgn.FaultError:
             return None
-        return name.decode("utf-8", "backslashreplace") if name and end else None
+        return decode_string(name) if name and end else None
 
     # --- where things are in the file
 

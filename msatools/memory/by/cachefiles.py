@@ -14,7 +14,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.paths import Paths
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.strings import read_string
+from msatools.kernel.strings import decode_string, read_string
 from msatools.kernel.structs import Members, Structs, read_structs
 from msatools.target.addresses import KERNEL_HALF
 
@@ -150,7 +150,7 @@ class CachedFiles:
                 address=address,
                 number=_number(int(found["device"][row])),
                 fstype=self._string(int(names[row])) or "?",
-                id=_text(bytes(found["id"][row])),
+                id=decode_string(bytes(found["id"][row])),
                 has_device=int(found["block_device"][row]) >= KERNEL_HALF,
             )
 
@@ -270,7 +270,7 @@ class CachedFiles:
         except (LookupError, AttributeError, drgn.FaultError) as error:
             self._findings.lose(Loss.DEVICES, f"a block device is lost: {error}")
             return "block device"
-        return _text(name)
+        return decode_string(name)
 
     def _mount_point(self, super_block: int) -> str | None:
         if super_block not in self._points:
@@ -281,7 +281,3 @@ class CachedFiles:
 
 def _number(device: int) -> str:
     return f"{device >> _MINOR_BITS}:{device & ((1 << _MINOR_BITS) - 1)}"
-
-
-def _text(data: bytes) -> str:
-    return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")

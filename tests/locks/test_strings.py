@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Names in the kernel's memory that end where what can be read ends."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from msatools.kernel.strings import decode_string
+from msatools.locks.names.described import describe
+from msatools.locks.names.places import LockPlace
+from msatools.locks.storage import file_system_type
+from msatools.zombies.slabscan import slab_caches
+from tests.locks.madememory import BASE, SIZE, MadeMemory
+
+END = BASE + SIZE
+PAGE = 4096
+
+
+@pytest.fixture
+def made() -> MadeMemory:
+    return MadeMemory()
+
+
+def test_a_file_system_is_named_at_the_end_of_memory(made: MadeMemory) -> None:
+    made.struct("super_block", 64, s_type=(made.pointer, 40))
+    made.struct("file_system_type", 64, name=(made.pointer, 0))
+    made.write(BASE + 40, BASE + 0x100)
+    made.write(BASE + 0x100, END - 5)
+    made.text(END - 5, b"ext4")
+    assert file_system_type(made.layout, BASE) == "ext4"
+
+
+def test_a_device_is_named_at_the_end_of_memory(made: MadeMemory) -> None:
+    kobject = made.struct("kobject", 64, name=(made.pointer, 0))
+    made.struct("device", 128, kobj=(kobject, 8))
+    made.write(BASE + 8, END - 4)
+    made.text(END - 4, b"vdb")
+    look = SimpleNamespace(layout=made.layout)
+    look.reader = look.layout.reader
+    place = LockPlace("mutex", type_name="device", address=BASE)
+    assert describe(cast(Any, look), place).name == "device(vdb).mutex"
+
+
+def test_a_name_that_goes_on_in_the_next_page(made: MadeMemory) -> None:
+    """Of a slab cache, whose name was cut at the end of its page."""
+    made.struct(
+        "kmem_cache",
+        64,
+        list=(made.heads, 0),
+        name=(made.pointer, 16),
+        size=(made.half, 24),
+    )
+    made.link(BASE, BASE + 0x100)
+    made.write(BASE + 0x110, BASE + PAGE - 3, 64)
+    made.text(BASE + PAGE - 3, b"kmalloc-64")
+    made.variable("slab_caches", made.heads, BASE)
+    caches = slab_caches(made.layout.reader, made.findings)
+    assert [cache.name for cache in caches] == ["kmalloc-64"]
+
+
+def test_text_of_an_array_is_as_long_as_its_type_has_it(made: MadeMemory) -> None:
+    """What comes after an array that is full is no part of it."""
+    letters = made.prog.array_type(made.prog.int_type("char", 1, True), 4)
+    made.struct("gendisk", 16, disk_name=(letters, 4))
+    made.text(BASE + 4, b"vda1more")
+    assert made.layout.text(BASE, "gendisk", "name", "disk_name") == "vda1"
+    with pytest.raises(LookupError, match="no name"):
+        made.layout.text(BASE, "gendisk", "name")
+
+
+def test_what_is_no_text_is_escaped() -> None:
+    assert decode_string(b"a\xff\0b") == "a\\xff"
+    assert decode_string(b"whole") == "whole"
