@@ -75,6 +75,11 @@ _LETTERS = {
 }
 
 
+_FORMATS = {kind: struct.Struct(f"<{letter}") for kind, letter in _LETTERS.items()}
+_INTEGERS = (drgn.TypeKind.INT, drgn.TypeKind.BOOL, drgn.TypeKind.POINTER)
+_WRAPPERS = (drgn.TypeKind.TYPEDEF, drgn.TypeKind.ENUM, drgn.TypeKind.ARRAY)
+
+
 @dataclass(frozen=True)
 class _StructLayout:
     """The part of a structure that has the members."""
@@ -199,6 +204,27 @@ def find_member(type_: drgn.Type, candidates: tuple[str, ...]) -> drgn.Object | 
             # No such member, or one that is no structure or array in this kernel.
             continue
     return None
+
+
+def integer_format(member: drgn.Object) -> struct.Struct:
+    """Return how an integer or a pointer is kept: its width, and whether it has a sign.
+
+    Of a structure or an array it is the first that there is.
+
+    :raises LookupError: if it is neither, or a bit field
+    """
+    type_ = member.type_
+    while type_.kind not in _INTEGERS:
+        if type_.kind in (drgn.TypeKind.STRUCT, drgn.TypeKind.UNION) and type_.members:
+            type_ = type_.members[0].type
+        elif type_.kind in _WRAPPERS:
+            type_ = type_.type
+        else:
+            raise LookupError(f"{member.type_.type_name()} is no integer")
+    if member.bit_field_size_ is not None:
+        raise LookupError(f"a bit field of {member.type_.type_name()}")
+    is_signed = type_.kind == drgn.TypeKind.INT and type_.is_signed
+    return _FORMATS["i" if is_signed else "u", drgn.sizeof(type_)]
 
 
 def find_offset(type_: drgn.Type, candidates: tuple[str, ...]) -> int | None:

@@ -125,8 +125,7 @@ def _frozen(look: LockContext, lock: Lock) -> External | None:
     if place is None or place.type_name != "super_block":
         return None
     super_block = place.address
-    # Two bytes in v6.7 and newer, before that four; they are small numbers.
-    frozen = look.layout.member(super_block, "super_block", "s_writers.frozen", size=2)
+    frozen = look.layout.member(super_block, "super_block", "s_writers.frozen")
     if frozen != FREEZE_COMPLETE:
         # A task is about to freeze it, or to thaw it.
         return None

@@ -107,7 +107,7 @@ class Sockets:
             address = self._layout.member(sock, "unix_sock", "addr")
             if address < KERNEL_HALF:
                 return None
-            length = self._layout.member(address, "unix_address", "len", size=4)
+            length = self._layout.member(address, "unix_address", "len")
             place = self._layout.offset("unix_address", "name")
             size = min(max(length - 2, 0), _MAX_PATH)
             # After the family, struct sockaddr_un has the path.

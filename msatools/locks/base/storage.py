@@ -66,7 +66,7 @@ class Storage:
             mode, super_block, number = self._layout.members(
                 address, "inode", "i_mode", "i_sb", "i_ino"
             )
-            found = Inode(address, number, mode & 0xFFFF, super_block)
+            found = Inode(address, number, mode, super_block)
             self._inodes[address] = found
         return found
 
@@ -175,7 +175,7 @@ class Storage:
         return self._devices[address]
 
     def _name_device(self, address: int) -> str:
-        numbers = self._layout.member(address, "block_device", "bd_dev", size=4)
+        numbers = self._layout.member(address, "block_device", "bd_dev")
         text = f"{numbers >> _MINOR_BITS}:{numbers & (1 << _MINOR_BITS) - 1}"
         # "block: merge struct block_device and struct hd_struct" (in v5.11)
         if not self._layout.has("block_device", "bd_device.kobj.name"):
@@ -191,7 +191,7 @@ class Storage:
         disk = self._layout.member(device, "block_device", "bd_disk")
         if disk < KERNEL_HALF:
             return None
-        number = self._layout.member(device, "block_device", "bd_partno", size=1)
+        number = self._layout.member(device, "block_device", "bd_partno")
         name = self._layout.text(disk, "gendisk", "disk_name")
         if not number:
             return name

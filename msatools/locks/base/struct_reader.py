@@ -4,6 +4,7 @@
 
 import struct
 from functools import lru_cache
+from typing import NamedTuple
 
 import drgn
 import numpy as np
@@ -11,22 +12,35 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.strings import decode_string
-from msatools.kernel.structs import find_member, find_offset
+from msatools.kernel.structs import find_member, integer_format
 from msatools.target.addresses import START_KERNEL_MAP, kernel_start
 from msatools.tasks.text import kernel_symbol
 
 _WORD = struct.Struct("<Q")
-_FORMATS = {1: "<B", 2: "<H", 4: "<I", 8: "<Q"}
+
+
+class _Row(NamedTuple):
+    """Members of a structure that one read has all of."""
+
+    start: int
+    """Offset of the first."""
+
+    size: int
+    """Bytes from there to the end of the last."""
+
+    values: tuple[tuple[struct.Struct, int], ...]
+    """Of each how it is kept, and where from *start* on."""
 
 
 class Layout:
-    """Offsets in structures, and addresses of functions."""
+    """Members of structures and their offsets, and addresses of functions."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self._prog = reader.prog
         self.kernel_start = kernel_start(reader.prog)
-        self._offset = lru_cache(maxsize=None)(self._find_offset)
+        self._member = lru_cache(maxsize=None)(self._find_member)
+        self._row = lru_cache(maxsize=None)(self._find_row)
         self._size = lru_cache(maxsize=None)(self._find_size)
         self._symbol = lru_cache(maxsize=None)(self._find_symbol)
 
@@ -43,14 +57,11 @@ class Layout:
 
         :raises LookupError: if there is none, or no such type
         """
-        offset = self._offset(type_name, members)
-        if offset is None:
-            raise LookupError(f"struct {type_name} has no {' or '.join(members)}")
-        return offset
+        return int(self._known(type_name, members).address_)
 
     def has(self, type_name: str, *members: str) -> bool:
         """Tell whether a structure has one of some members."""
-        return self._offset(type_name, members) is not None
+        return self._member(type_name, members) is not None
 
     def size(self, type_name: str) -> int:
         """Tell the size of a structure.
@@ -64,36 +75,37 @@ class Layout:
         return self._symbol(name)
 
     def word(self, address: int) -> int:
-        """Read a word.
+        """Read a pointer, such as a node of a list has.
 
         :raises drgn.FaultError: if it cannot be read
         """
         value: int = _WORD.unpack(self.reader.read(address, 8))[0]
         return value
 
-    def member(self, address: int, type_name: str, *members: str, size: int = 8) -> int:
-        """Read an unsigned member of a structure.
+    def member(self, address: int, type_name: str, *members: str) -> int:
+        """Read a member of a structure, as wide and with the sign that its type has.
 
+        :param members: Names that it may have, the newest first. Of a structure or an
+            array it is the first integer or pointer. ``atomic_long_t`` has a sign, even
+            where the kernel keeps flags or a pointer in it.
         :raises drgn.FaultError: if it cannot be read
         :raises LookupError: if the structure has none of the members
         """
-        place = address + self.offset(type_name, *members)
-        value: int = struct.unpack(_FORMATS[size], self.reader.read(place, size))[0]
-        return value
+        return self._read(address, self._row(type_name, (members,)))[0]
 
     def members(
         self, address: int, type_name: str, *wanted: tuple[str, ...] | str
-    ) -> list[int]:
-        """Read words of a structure with one read; each by the names it may have.
+    ) -> tuple[int, ...]:
+        """Read members of a structure with one read; each by the names it may have.
 
         :raises drgn.FaultError: if they cannot be read
         :raises LookupError: if the structure lacks one
         """
-        names = [(name,) if isinstance(name, str) else name for name in wanted]
-        offsets = [self.offset(type_name, *members) for members in names]
-        start = min(offsets)
-        data = self.reader.read(address + start, max(offsets) + 8 - start)
-        return [_WORD.unpack_from(data, offset - start)[0] for offset in offsets]
+        return self._read(address, self._row(type_name, wanted))
+
+    def _read(self, address: int, row: "_Row") -> tuple[int, ...]:
+        data = self.reader.read(address + row.start, row.size)
+        return tuple(value.unpack_from(data, at)[0] for value, at in row.values)
 
     def text(self, address: int, type_name: str, *members: str) -> str:
         """Read an array of characters in a structure.
@@ -101,17 +113,37 @@ class Layout:
         :raises drgn.FaultError: if it cannot be read
         :raises LookupError: if the structure has none of the members
         """
-        member = find_member(self._type(type_name), members)
-        if member is None:
-            raise LookupError(f"struct {type_name} has no {' or '.join(members)}")
+        member = self._known(type_name, members)
         place = address + member.address_
         return decode_string(self.reader.read(place, drgn.sizeof(member)))
 
-    def _find_offset(self, type_name: str, members: tuple[str, ...]) -> int | None:
+    def _find_member(
+        self, type_name: str, members: tuple[str, ...]
+    ) -> drgn.Object | None:
         try:
-            return find_offset(self._type(type_name), members)
+            return find_member(self._type(type_name), members)
         except LookupError:
             return None
+
+    def _known(self, type_name: str, members: tuple[str, ...]) -> drgn.Object:
+        """Return a member of a structure at address 0."""
+        member = self._member(type_name, members)
+        if member is None:
+            raise LookupError(f"struct {type_name} has no {' or '.join(members)}")
+        return member
+
+    def _find_row(
+        self, type_name: str, wanted: tuple[tuple[str, ...] | str, ...]
+    ) -> "_Row":
+        places = []
+        for names in wanted:
+            candidates = (names,) if isinstance(names, str) else names
+            member = self._known(type_name, candidates)
+            places.append((integer_format(member), int(member.address_)))
+        start = min(at for _, at in places)
+        end = max(at + value.size for value, at in places)
+        values = tuple((value, at - start) for value, at in places)
+        return _Row(start, end - start, values)
 
     def _find_size(self, type_name: str) -> int:
         size: int = drgn.sizeof(self._type(type_name))

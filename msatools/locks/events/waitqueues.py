@@ -91,9 +91,7 @@ def _commits(look: LockContext, head: int) -> list[Holder]:
             task = look.layout.member(journal, "journal_s", "j_task")
             if task < KERNEL_HALF or kernel_threads(look).data_of(task) != journal:
                 continue
-            barriers = look.layout.member(
-                journal, "journal_s", "j_barrier_count", size=4
-            )
+            barriers = look.layout.member(journal, "journal_s", "j_barrier_count")
         except drgn.FaultError:
             continue
         # With a barrier, those who want to write wait for who has put it up.

@@ -188,7 +188,7 @@ class Workqueues:
             owner, part, work = layout.members(worker, "worker", *names)
             if owner != task or min(part, work) < KERNEL_HALF:
                 return False
-            color = layout.member(worker, "worker", "current_color", size=4)
+            color = layout.member(worker, "worker", "current_color")
             of = layout.member(part, "pool_workqueue", "wq")
         except drgn.FaultError:
             # It is no worker: the thread's data is another thing.

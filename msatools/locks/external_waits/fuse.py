@@ -281,8 +281,8 @@ class Fuse:
     def _is_interruptible(self, task: int) -> bool:
         # "sched: Change task_struct::state" (in v5.14)
         names = ("__state", "state")
-        state = self._layout.member(task, "task_struct", *names, size=4)
-        pid = self._layout.member(task, "task_struct", "pid", size=4)
+        state = self._layout.member(task, "task_struct", *names)
+        pid = self._layout.member(task, "task_struct", "pid")
         return bool(state & INTERRUPTIBLE) and pid > 0
 
     @cached_property

@@ -141,10 +141,7 @@ def _super_block(look: LockContext, place: LockPlace) -> Name:
     text = path or _text_of_file_system(look, place.address)
     name = f"{place.name} of {text}"
     if place.level is not None:
-        # Two bytes in v6.7 and newer, before that four; they are small numbers.
-        frozen = look.layout.member(
-            place.address, "super_block", "s_writers.frozen", size=2
-        )
+        frozen = look.layout.member(place.address, "super_block", "s_writers.frozen")
         if frozen:
             how = "frozen" if frozen == FREEZE_COMPLETE else "freezing"
             name = f"{how} {text}"
@@ -197,7 +194,7 @@ def process_of(look: LockContext, mm: int) -> tuple[int, str] | None:
 
 def _process(look: LockContext, task: int) -> tuple[int, str]:
     leader = look.layout.member(task, "task_struct", "group_leader")
-    pid = look.layout.member(leader, "task_struct", "pid", size=4)
+    pid = look.layout.member(leader, "task_struct", "pid")
     return pid, look.layout.text(leader, "task_struct", "comm")
 
 
@@ -303,7 +300,7 @@ def _kernfs_root(look: LockContext, place: LockPlace) -> Name:
 
 
 def _node(look: LockContext, place: LockPlace) -> Name:
-    number = look.layout.member(place.address, "pglist_data", "node_id", size=4)
+    number = look.layout.member(place.address, "pglist_data", "node_id")
     return Name(name=f"{place.name} of node {number}")
 
 

@@ -136,7 +136,7 @@ class Slabs:
         if self._layout.has("kmem_cache", *padding):
             names.append(padding)
         name, *numbers = self._layout.members(address, "kmem_cache", *names)
-        size, before, *_ = *(number & 0xFFFF_FFFF for number in numbers), 0
+        size, before, *_ = *numbers, 0
         if not 0 < size <= _MAX_OBJECT:
             return None
         return _Cache(read_string(self._layout.reader, name, _MAX_NAME), size, before)

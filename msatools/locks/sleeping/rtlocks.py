@@ -51,9 +51,10 @@ _WITHIN: dict[LockTypeName, tuple[str, str]] = {
     "mutex": ("mutex", "rtmutex"),
     "ww_mutex": ("ww_mutex", "base.rtmutex"),
 }
-_READER_BIAS = 1 << 31
 _WRITER_BIAS = 1 << 30
-"""Of ``rwbase_rt.readers``: readers may come; a writer is inside."""
+"""Of ``rwbase_rt.readers``: a writer is inside; it is negative if readers may come."""
+
+_READERS = _WRITER_BIAS - 1
 
 
 def find(look: LockContext, case: BlockedTask) -> KernelLock | None:
@@ -132,12 +133,12 @@ def readers(look: LockContext, lock: Lock) -> int | None:
     """
     if lock.type != "rwsem":
         return None
-    return _count(look, lock) & ~_READER_BIAS & ~_WRITER_BIAS
+    return _count(look, lock) & _READERS
 
 
 def _count(look: LockContext, lock: Lock) -> int:
     address = lock.address or 0
-    return look.layout.member(address, "rw_semaphore", "rwbase.readers", size=4)
+    return look.layout.member(address, "rw_semaphore", "rwbase.readers")
 
 
 def _is_shut(look: LockContext, lock: Lock) -> bool:

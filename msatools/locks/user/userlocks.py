@@ -575,7 +575,7 @@ def _namespace(look: LockContext, task: int) -> int:
     pid = layout.member(task, "task_struct", "thread_pid")
     if pid < KERNEL_HALF:
         return 0
-    level = layout.member(pid, "pid", "level", size=4)
+    level = layout.member(pid, "pid", "level")
     number = pid + layout.offset("pid", "numbers[0].ns") + level * layout.size("upid")
     return layout.word(number)
 
