@@ -24,7 +24,6 @@ from msatools.cpus.idle_time import (
     stamps,
     stops_ticks,
 )
-from msatools.cpus.masks import online_cpus
 from msatools.cpus.model import Vector
 from msatools.cpus.vectors import (
     CALLS,
@@ -37,6 +36,7 @@ from msatools.cpus.vectors import (
 )
 from msatools.cpus.vtime import Vtime, read_vtime, uncounted_times
 from msatools.kernel.clocks import Clocks
+from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog

@@ -15,9 +15,8 @@ from typing import Literal
 import drgn
 import numpy as np
 
-from msatools.cpus.masks import is_pointer
 from msatools.kernel.cgroups import cgroup_paths
-from msatools.kernel.cpumask import Cpus, cpus_of, masks_at
+from msatools.kernel.cpumask import Cpus, cpus_of, is_pointer, masks_at
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog

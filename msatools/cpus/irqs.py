@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.cpus.irqnames import IrqNames, handlers, read_chips
-from msatools.cpus.masks import is_pointer
 from msatools.cpus.model import CpuSet, Irq, Vector
-from msatools.kernel.cpumask import Cpus, Masks, cpus_of, masks_at
+from msatools.kernel.cpumask import Cpus, Masks, cpus_of, is_pointer, masks_at
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column

@@ -6,14 +6,21 @@ kernel/cpu.c, kernel/sched/isolation.c, kernel/time/tick-sched.c,
 kernel/rcu/tree_nocb.h, kernel/cgroup/cpuset.c.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import drgn
 
 from msatools.cpus.domains import RootDomains
-from msatools.kernel.cpumask import Cpus, mask_at
+from msatools.kernel.cpumask import (
+    Cpus,
+    kept_mask,
+    mask_at,
+    online_cpus,
+    place_of,
+    try_mask,
+)
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
@@ -68,7 +75,6 @@ def read_masks(reader: Reader, domains: RootDomains, findings: LossLog) -> CpuMa
 
     :raises LookupError: if nothing tells the types of the sets that all kernels have
     """
-
     possible, present, active = (
         kept_mask(reader, name, findings) or ()
         for name in ("possible", "present", "active")
@@ -91,62 +97,10 @@ def read_masks(reader: Reader, domains: RootDomains, findings: LossLog) -> CpuMa
     )
 
 
-def online_cpus(reader: Reader, findings: LossLog) -> Cpus:
-    """Read which CPUs are online.
-
-    If that is lost, it is those that tasks may come to: they are the same, but for CPUs
-    that just come or go. One at least is online, so that none is a loss too.
-
-    :raises LookupError: if nothing tells the type of the mask
-    """
-    online = kept_mask(reader, "online", findings)
-    return online or kept_mask(reader, "active", findings) or ()
-
-
-def kept_mask(reader: Reader, name: str, findings: LossLog) -> Cpus | None:
-    """Read a mask that all kernels have: ``None``, with a note, if it is lost.
-
-    :raises LookupError: if nothing tells its type
-    """
-    address = reader.prog[f"__cpu_{name}_mask"].address_
-    return _mask(reader, lambda: address, f"the mask of {name} CPUs", findings)
-
-
 def _isolated(*known: Cpus | None) -> Cpus | None:
     if known[0] is None and not any(known):
         return None
     return tuple(sorted({cpu for cpus in known for cpu in cpus or ()}))
-
-
-def place_of(mask: drgn.Object) -> int:
-    """Tell where a ``cpumask_var_t`` has its CPUs; 0 if it has not been allocated.
-
-    It is a pointer, or, without CONFIG_CPUMASK_OFFSTACK, the mask itself.
-    """
-    if is_pointer(mask.type_):
-        return int(mask.value_())
-    address: int = mask.address_
-    return address
-
-
-def is_pointer(type_: drgn.Type) -> bool:
-    """Tell whether a type, such as ``cpumask_var_t``, is a pointer."""
-    while type_.kind == drgn.TypeKind.TYPEDEF:
-        type_ = type_.type
-    pointer: bool = type_.kind == drgn.TypeKind.POINTER
-    return pointer
-
-
-def _mask(
-    reader: Reader, place: Callable[[], int], what: str, findings: LossLog
-) -> Cpus | None:
-    """Read a mask; ``None``, with a note, if it cannot be read."""
-    try:
-        address = place()
-        return mask_at(reader, address) if address else ()
-    except drgn.FaultError as error:
-        findings.lose(Loss.MASKS, f"{what} is lost: {error}", about=what)
-        return None
 
 
 def _variable(reader: Reader, name: str, findings: LossLog) -> Cpus | None:
@@ -155,7 +109,7 @@ def _variable(reader: Reader, name: str, findings: LossLog) -> Cpus | None:
         mask = reader.prog[name]
     except LookupError:
         return None
-    return _mask(reader, lambda: place_of(mask), name, findings)
+    return try_mask(reader, lambda: place_of(mask), name, findings)
 
 
 class _Housekeeping:

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 import drgn
 import numpy as np
 
-from msatools.cpus.masks import kept_mask
 from msatools.cpus.model import Processor
 from msatools.cpus.ticksched import TickSched
 from msatools.cpus.topology import read_places
-from msatools.kernel.cpumask import Cpus
+from msatools.kernel.cpumask import Cpus, kept_mask
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader

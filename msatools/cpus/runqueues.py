@@ -14,12 +14,12 @@ import drgn
 import numpy as np
 
 from msatools.cpus.fairqueue import FairTask, read_fair
-from msatools.cpus.masks import online_cpus
 from msatools.cpus.model import RunnableTask, RunQueue, SchedClass
 from msatools.cpus.queued import QueuedTask, RunQueueLists, read_queues
 from msatools.cpus.queuedtasks import DEADLINE, QueuedTasks, idle_task
 from msatools.cpus.ticksched import TickSched
 from msatools.kernel.clocks import Clocks
+from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader

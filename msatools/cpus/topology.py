@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import drgn
 import numpy as np
 
-from msatools.cpus.masks import is_pointer
-from msatools.kernel.cpumask import Cpus, cpus_of, masks_at
+from msatools.kernel.cpumask import Cpus, cpus_of, is_pointer, masks_at
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column

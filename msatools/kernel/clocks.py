@@ -19,9 +19,8 @@ from typing import NamedTuple
 import drgn
 import numpy as np
 import numpy.typing as npt
-from drgn.helpers.linux.cpumask import cpu_online_mask
 
-from msatools.kernel.cpumask import Cpus, mask_at
+from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.reader import Reader
@@ -89,7 +88,7 @@ def read_clocks(reader: Reader, findings: LossLog) -> Clocks:
     queues = reader.once(_Queues, lambda: _queues(reader, findings))
     behind = [0]
     length = latest = 0
-    for cpu in _online(reader, findings):
+    for cpu in online_cpus(reader, findings):
         place = queues.places.get(cpu)
         if place is not None:
             length = cpu + 1
@@ -126,15 +125,6 @@ def _queues(reader: Reader, findings: LossLog) -> _Queues:
         task - start,
         abs(clock - task) + _CLOCK.size,
     )
-
-
-def _online(reader: Reader, findings: LossLog) -> Cpus:
-    try:
-        mask = reader.once("online", lambda: cpu_online_mask(reader.prog).value_())
-        return mask_at(reader, mask)
-    except drgn.FaultError:
-        findings.lose(Loss.CPUS, "which CPUs are online is lost")
-        return ()
 
 
 def monotonic_offset(reader: Reader, findings: LossLog) -> int | None:

@@ -1,20 +1,109 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Sets of CPUs: ``struct cpumask``, one or many (include/linux/cpumask.h)."""
+"""Sets of CPUs: ``struct cpumask``, one or many (include/linux/cpumask.h).
 
+Those that the kernel keeps of its own CPUs (kernel/cpu.c) have a name. drgn's own loops
+over CPUs go as far as a damaged number of CPUs says.
+"""
+
+from collections.abc import Callable
 from functools import lru_cache
 
 import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import LossLog
+
+_POSSIBLE = "msatools.possible CPUs"
+"""Key of the program's cache."""
 
 Masks = npt.NDArray[np.bool_]
 """A row a mask, a column a CPU number."""
 
 Cpus = tuple[int, ...]
 """Numbers of CPUs, ascending."""
+
+
+def possible_cpus(prog: drgn.Program, findings: LossLog) -> Cpus:
+    """
+    List all CPUs that can ever be online; none, with a note, if they are lost.
+
+    They are known at boot, and looked for once a program.
+    """
+    known: Cpus | None = prog.cache.get(_POSSIBLE)
+    if known is None:
+        try:
+            known = mask_at(Reader(prog), _kept_place(prog, "possible"))
+        except drgn.FaultError as error:
+            findings.lose(Loss.CPUS, f"the list of CPUs is lost: {error}")
+            return ()
+        prog.cache[_POSSIBLE] = known
+    return known
+
+
+def online_cpus(reader: Reader, findings: LossLog) -> Cpus:
+    """Read which CPUs are online.
+
+    If that is lost, it is those that tasks may come to: they are the same, but for CPUs
+    that just come or go. One at least is online, so that none is a loss too.
+
+    :raises LookupError: if nothing tells the type of the mask
+    """
+    online = kept_mask(reader, "online", findings)
+    return online or kept_mask(reader, "active", findings) or ()
+
+
+def kept_mask(reader: Reader, name: str, findings: LossLog) -> Cpus | None:
+    """Read a mask that all kernels have: ``None``, with a note, if it is lost.
+
+    :param name: ``possible``, ``present``, ``online`` or ``active``.
+    :raises LookupError: if nothing tells its type
+    """
+    address = reader.once((kept_mask, name), lambda: _kept_place(reader.prog, name))
+    return try_mask(reader, lambda: address, f"the mask of {name} CPUs", findings)
+
+
+def _kept_place(prog: drgn.Program, name: str) -> int:
+    address: int = prog[f"__cpu_{name}_mask"].address_
+    return address
+
+
+def try_mask(
+    reader: Reader, place: Callable[[], int], what: str, findings: LossLog
+) -> Cpus | None:
+    """Read a mask; ``None``, with a note, if it cannot be read.
+
+    :param place: Finds its address; 0 if there is none, and so no CPU in it.
+    :param what: What it is called in the note.
+    """
+    try:
+        address = place()
+        return mask_at(reader, address) if address else ()
+    except drgn.FaultError as error:
+        findings.lose(Loss.MASKS, f"{what} is lost: {error}", about=what)
+        return None
+
+
+def place_of(mask: drgn.Object) -> int:
+    """Tell where a ``cpumask_var_t`` has its CPUs; 0 if it has not been allocated.
+
+    It is a pointer, or, without CONFIG_CPUMASK_OFFSTACK, the mask itself.
+    """
+    if is_pointer(mask.type_):
+        return int(mask.value_())
+    address: int = mask.address_
+    return address
+
+
+def is_pointer(type_: drgn.Type) -> bool:
+    """Tell whether a type, such as ``cpumask_var_t``, is a pointer."""
+    while type_.kind == drgn.TypeKind.TYPEDEF:
+        type_ = type_.type
+    pointer: bool = type_.kind == drgn.TypeKind.POINTER
+    return pointer
 
 
 def mask_at(reader: Reader, address: int) -> Cpus:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
-from msatools.kernel.cpus import possible_cpus
+from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses
 from msatools.kernel.report import LossLog

@@ -2,13 +2,10 @@
 
 """The parts that CPUs have of many ``struct percpu_counter`` (lib/percpu_counter.c)."""
 
-import drgn
 import numpy as np
 import numpy.typing as npt
-from drgn.helpers.linux.percpu import per_cpu_ptr
 
-from msatools.kernel.cpus import possible_cpus
-from msatools.kernel.losses import Loss
+from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import lose_many
@@ -40,7 +37,7 @@ def sum_parts(
         if len(block := unique[rows])
     ]
     lost = 0
-    for offset in _offsets(reader.prog, findings):
+    for offset in read_percpu(reader.prog, findings).offsets.tolist():
         for first, places, rows in blocks:
             address = (first + offset) & _WORD
             before = address % _PAGE
@@ -56,15 +53,3 @@ def sum_parts(
     summed = np.zeros(len(parts), np.int64)
     summed[has] = sums[index]
     return summed
-
-
-def _offsets(prog: drgn.Program, findings: LossLog) -> list[int]:
-    """Tell by how much each CPU's variables are away from per-CPU pointers."""
-    offsets = []
-    null = drgn.Object(prog, prog.pointer_type(prog.type("int")), 0)
-    for cpu in possible_cpus(prog, findings):
-        try:
-            offsets.append(per_cpu_ptr(null, cpu).value_())
-        except drgn.FaultError as error:
-            findings.lose(Loss.CPUS, f"CPU {cpu}'s part of counters is lost: {error}")
-    return offsets

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import drgn
 import numpy as np
 
-from msatools.kernel.cpus import possible_cpus
+from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.pagetables import PageTables
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
-from msatools.kernel.cpus import possible_cpus
+from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.functions import function_name
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column, distinct

@@ -12,7 +12,7 @@ from drgn.helpers.linux.mm import totalram_pages
 
 from msatools.kernel.accounting import Accounting, read_accounting
 from msatools.kernel.clocks import Clocks
-from msatools.kernel.cpus import online_cpus
+from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.load import load_averages
 from msatools.kernel.pids import find_tasks, require_pids
 from msatools.kernel.report import LossLog, noting_refusals
@@ -387,7 +387,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
             states={},
             classes={},
             load_averages=load_averages(self._prog, self._findings),
-            cpus=len(online_cpus(self._reader)),
+            cpus=len(online_cpus(self._reader, self._findings)),
             ram_bytes=self._ram_bytes(),
         )
         return count(known, wanted, of_machine)

@@ -14,7 +14,7 @@ import drgn
 import numpy as np
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
-from msatools.kernel.cpus import possible_cpus
+from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog

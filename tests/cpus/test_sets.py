@@ -10,9 +10,9 @@ from drgn import FaultError, Object, Program, container_of
 
 from fixtures import lab
 from msatools.cpus.cpusets import Cpuset
-from msatools.cpus.masks import boot_words, place_of
+from msatools.cpus.masks import boot_words
 from msatools.cpus.sets import set_of_cpus, with_reason
-from msatools.kernel.cpumask import mask_at
+from msatools.kernel.cpumask import mask_at, place_of
 from msatools.kernel.ranges import ranges
 from tests.cpus.damaged import lose, put
 from tests.cpus.guests import CPU, GROUPS, KERNELS, numbers

@@ -3,14 +3,14 @@
 """Clocks of a kernel's CPUs, some of which are damaged."""
 
 import pytest
-from drgn import Program
+from drgn import Program, sizeof
 from drgn.helpers.linux.percpu import per_cpu
 
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from tests.support.dumps import open_dump
-from tests.support.overlay import put
+from tests.support.overlay import lose, put
 
 NAME = "tasks-6.12"
 IMPOSSIBLE = [(1 << 60) + 1, 1 << 63, (1 << 64) - 1]
@@ -52,3 +52,17 @@ def test_offset(value: int, offset: int | None) -> None:
     assert clocks.monotonic_offset_ns == offset
     assert (clocks.monotonic_ns is None) == (offset is None)
     assert findings.lost["clocks_unreadable"] == (offset is None)
+
+
+def test_cpus_that_are_online() -> None:
+    """If they are lost the clocks are those of CPUs that tasks may come to."""
+    prog, findings = open_dump(NAME, "btf"), LossLog()
+    whole = read_clocks(Reader(prog), findings)
+    assert whole.local_ns
+    assert not findings.lost
+    mask = prog["__cpu_online_mask"]
+    lose(prog, mask.address_, sizeof(mask))
+    clocks = read_clocks(Reader(prog), findings)
+    assert clocks.local_ns == whole.local_ns
+    assert clocks.behind_ns.tolist() == whole.behind_ns.tolist()
+    assert findings.lost == {"cpumasks_unreadable": 1}

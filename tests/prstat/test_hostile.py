@@ -7,16 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drgn import Program
+from drgn import Program, sizeof
 
+from fixtures.demo import DEMOS
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.prstat.prstat import collect_prstat
+from msatools.target import TargetSpec, open_target
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import PID_MAX_LIMIT, TaskReader, TaskTable, believable, cut
 from msatools.tasks.task_state import ages
 from tests.prstat.made import ASLEEP, CLOCKS, NOW, SECOND, START, Made
 from tests.support.madetypes import made_program, serve, struct
-from tests.support.overlay import put
+from tests.support.overlay import lose, put
+from tests.support.tiers import KERNEL
 
 HUGE = (1 << 64) - 1
 LEADER = 0x1000
@@ -131,3 +135,18 @@ def test_members_of_other_sizes() -> None:
     assert table["state"][0] == 2
     assert table["pid"][0] == 12
     assert not findings.notes
+
+
+def test_cpus_that_are_online_are_lost() -> None:
+    """They are counted by those that tasks may come to, and ages are as they were."""
+    core = TargetSpec(path=str(DEMOS[KERNEL].core), types="btf")
+    whole = collect_prstat(open_target(core).prog)
+    prog = open_target(core).prog
+    mask = prog["__cpu_online_mask"]
+    lose(prog, mask.address_, sizeof(mask))
+    found = collect_prstat(prog)
+    assert found.totals.cpus == whole.totals.cpus
+    ages = [[task.class_age_ns for task in each.tasks] for each in (whole, found)]
+    assert ages[0] == ages[1]
+    assert found.coverage["cpumasks_unreadable"]
+    assert "cpumasks_unreadable" not in whole.coverage

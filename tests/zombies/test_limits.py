@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from msatools.kernel.cpus import possible_cpus
+from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.report import LossLog
 from msatools.tasks.identity import read_identities
 from msatools.tasks.table import PF_KTHREAD

@@ -18,7 +18,7 @@ import numpy as np
 from drgn.helpers.linux.percpu import per_cpu
 from drgn.helpers.linux.sched import cpu_curr
 
-from msatools.kernel.cpus import online_cpus
+from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.losses import Loss
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, Request
@@ -141,7 +141,7 @@ def _waits_for(request: Request | None, lock: Lock) -> bool:
 
 def _cpus(look: LockContext) -> Iterator[_Cpu]:
     prog = look.reader.prog
-    for number in online_cpus(look.reader):
+    for number in online_cpus(look.reader, look.findings):
         try:
             task = cpu_curr(prog, number)
             trace = prog.stack_trace(task)

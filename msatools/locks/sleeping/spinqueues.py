@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import drgn
 
-from msatools.kernel.cpus import online_cpus
+from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
@@ -37,6 +37,7 @@ class SpinQueues:
 
     def __init__(self, reader: Reader, findings: LossLog) -> None:
         self._reader = reader
+        self._findings = findings
         self._counts = _counts(reader.prog, findings)
 
     def waiting(self) -> int:
@@ -46,8 +47,9 @@ class SpinQueues:
         """
         if not self._counts:
             return 0
-        online = (self._counts.get(cpu) for cpu in online_cpus(self._reader))
-        return sum(self._waits(address) for address in online if address is not None)
+        online = online_cpus(self._reader, self._findings)
+        places = (self._counts.get(cpu) for cpu in online)
+        return sum(self._waits(address) for address in places if address is not None)
 
     def _waits(self, address: int) -> bool:
         data = self._reader.read(address, _INT_BYTES)
