@@ -8,9 +8,11 @@ note and what is below it.
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import drgn
+import numpy as np
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
@@ -38,6 +40,124 @@ _MAPLE_LEAF = 1
 """The first of enum maple_type that is in use; the others are not leaves."""
 
 
+_MAX_SHIFT = 64
+"""No node of an XArray is for so many bits."""
+
+
+class XArray:
+    """The pointers of one ``struct xarray`` by number; its nodes are read once.
+
+    lib/xarray.c: a tree whose nodes have a slot for each value of some bits of the
+    number. IDRs and what was a radix tree are made of it.
+    """
+
+    def __init__(self, reader: Reader, root: int) -> None:
+        """Look at the ``struct xarray`` at *root*."""
+        self._reader = reader
+        self._shape = _xarray_nodes(reader)
+        self._head = root + self._shape.head
+        self._bits = self._shape.count.bit_length() - 1
+        self._top_entry: int | None = None
+        self._nodes: dict[int, tuple[int, memoryview[int]]] = {}
+
+    def load(self, number: int) -> int:
+        """Find the pointer of a number; 0 if there is none.
+
+        :raises drgn.FaultError: if something on the way is damaged
+        """
+        entry, above = self._top(), None
+        while entry & _LOW == _INTERNAL:
+            if entry <= _MAX_MARK:  # a slot that is being changed
+                return 0
+            shift, slots = self._node(entry)
+            # Each level is for fewer bits, so this ends.
+            if shift % self._bits or (above is not None and shift != above):
+                raise drgn.FaultError("a node of another level", entry)
+            if above is None and number >> shift >= self._shape.count:
+                return 0
+            entry = slots[number >> shift & (self._shape.count - 1)]
+            if shift == 0:
+                break
+            above = shift - self._bits
+        else:
+            # A tree without nodes has number 0 alone, a slot above the last level none.
+            return 0
+        return 0 if entry & _LOW else entry
+
+    def count_below(self, end: int) -> int:
+        """Count the numbers below *end* that have a pointer, but for number 0 alone.
+
+        :raises drgn.FaultError: if a part of the tree is damaged
+        """
+        taken, todo = 0, [(self._top(), 0, _MAX_SHIFT)]
+        while todo:
+            entry, first, most = todo.pop()
+            # A tree without nodes has number 0 alone.
+            if not _is_node(entry):
+                continue
+            shift, words = self._node(entry)
+            # Each level is for fewer bits, so this ends.
+            if shift % self._bits or shift >= most:
+                raise drgn.FaultError("a node of another level", entry)
+            slots = np.array(words[: -(-(end - first) >> shift)], np.uint64)
+            if not shift:
+                taken += int(np.count_nonzero(slots & np.uint64(_LOW) == 0))
+                taken -= int(np.count_nonzero(slots == 0))
+                continue
+            todo += (
+                (int(slots[number]), first + (number << shift), shift)
+                for number in np.flatnonzero(slots).tolist()
+            )
+        return taken
+
+    def _top(self) -> int:
+        if self._top_entry is None:
+            (self._top_entry,) = _words(self._reader.read(self._head, 8), 0, 1)
+        return self._top_entry
+
+    def _node(self, entry: int) -> tuple[int, "memoryview[int]"]:
+        if entry not in self._nodes:
+            self._nodes[entry] = self._shape.read(self._reader, entry)
+        return self._nodes[entry]
+
+
+@dataclass(frozen=True)
+class _XArrayNodes:
+    """Where the members of ``struct xa_node`` are, and of ``struct xarray`` its top."""
+
+    head: int
+    shift: int
+    slots: int
+    count: int
+    """Slots of a node."""
+
+    def read(self, reader: Reader, entry: int) -> tuple[int, "memoryview[int]"]:
+        """Read the node that an entry names.
+
+        :return: Bits of the number below those that its slots are for, and its slots.
+        :raises drgn.FaultError: if it cannot be read
+        """
+        end = self.slots + 8 * self.count
+        data = reader.read(entry - _INTERNAL, end)
+        return data[self.shift], memoryview(data)[self.slots : end].cast("Q")
+
+
+def _xarray_nodes(reader: Reader) -> _XArrayNodes:
+    return reader.once(_XArrayNodes, lambda: _find_xarray_nodes(reader.prog))
+
+
+def _find_xarray_nodes(prog: drgn.Program) -> _XArrayNodes:
+    node = prog.type("struct xa_node")
+    count = node.member("slots").type.length
+    assert count
+    return _XArrayNodes(
+        head=drgn.offsetof(prog.type("struct xarray"), "xa_head"),
+        shift=drgn.offsetof(node, "shift"),
+        slots=drgn.offsetof(node, "slots"),
+        count=count,
+    )
+
+
 class _Part(NamedTuple):
     """A slot of a node."""
 
@@ -54,22 +174,16 @@ def xarray_entries(reader: Reader, root: int, findings: LossLog, name: str) -> E
 
     :param name: What it is called in a note.
     """
-    prog = reader.prog
-    node = prog.type("struct xa_node")
-    slots = drgn.offsetof(node, "slots")
-    count = node.member("slots").type.length
-    assert count
-    shift_at = drgn.offsetof(node, "shift")
-    head = root + drgn.offsetof(prog.type("struct xarray"), "xa_head")
+    nodes = _xarray_nodes(reader)
 
     def parts(node: _Part) -> list[_Part]:
-        data = reader.read(node.entry - _INTERNAL, slots + 8 * count)
-        shift = data[shift_at]
+        shift, slots = nodes.read(reader, node.entry)
         # Each level is for fewer bits, but the top one may be for more than there are.
-        if node.last != _LAST and count << shift > node.last - node.first + 1:
+        room = node.last - node.first + 1
+        if node.last != _LAST and nodes.count << shift > room:
             raise drgn.FaultError("a node of another level", node.entry)
         found = []
-        for slot, child in enumerate(_words(data, slots, count)):
+        for slot, child in enumerate(slots):
             if child:
                 first = node.first + (slot << shift)
                 if first > _LAST:
@@ -78,7 +192,7 @@ def xarray_entries(reader: Reader, root: int, findings: LossLog, name: str) -> E
                 found.append(_Part(child, first, last, _is_node(child)))
         return found
 
-    return _entries(reader, head, parts, findings, name)
+    return _entries(reader, root + nodes.head, parts, findings, name)
 
 
 def maple_entries(reader: Reader, root: int, findings: LossLog, name: str) -> Entries:

@@ -55,6 +55,7 @@ def types() -> Program:
     slots, tasks = prog.array_type(pointer, 64), prog.array_type(head, 4)
     made = [
         space,
+        tree,
         struct(prog, "xa_node", 528, shift=(byte, 0), slots=(slots, 16)),
         struct(prog, "pid", 128, tasks=(tasks, 16), numbers=(numbers, 96)),
         struct(prog, "task_struct", 256, pid=(number, 8), pid_links=(links, 64)),
