@@ -81,7 +81,7 @@ _WRAPPERS = (drgn.TypeKind.TYPEDEF, drgn.TypeKind.ENUM, drgn.TypeKind.ARRAY)
 
 
 @dataclass(frozen=True)
-class _StructLayout:
+class StructLayout:
     """The part of a structure that has the members."""
 
     start: int
@@ -89,6 +89,11 @@ class _StructLayout:
 
     records: np.dtype[Any]
     """As it lies in memory."""
+
+    @property
+    def end(self) -> int:
+        """Offset behind the last of the members."""
+        return self.start + self.records.itemsize
 
     @cached_property
     def decode(self) -> Decoder:
@@ -110,7 +115,7 @@ def read_structs(
 
     :raises LookupError: if nothing tells the type
     """
-    layout = _layout(reader, type_name, members)
+    layout = struct_layout(reader, type_name, members)
     if layout is None:
         return Structs({}, np.zeros(len(addresses), np.bool_))
     unique, index = each_once(addresses)
@@ -137,7 +142,7 @@ def read_struct(
     :raises drgn.FaultError: if it cannot be read, as NULL cannot
     :raises LookupError: if nothing tells the type
     """
-    layout = _layout(reader, type_name, members)
+    layout = struct_layout(reader, type_name, members)
     if layout is None:
         return {}
     if not address:
@@ -145,7 +150,9 @@ def read_struct(
     return layout.decode(reader.read(address + layout.start, layout.records.itemsize))
 
 
-def _layout(reader: Reader, type_name: str, members: Members) -> _StructLayout | None:
+def struct_layout(
+    reader: Reader, type_name: str, members: Members
+) -> StructLayout | None:
     """Find where the members are, once for each reader; ``None`` if there are none."""
     return reader.once(
         (type_name, tuple(members.items())),
@@ -153,7 +160,7 @@ def _layout(reader: Reader, type_name: str, members: Members) -> _StructLayout |
     )
 
 
-def _find_layout(type_: drgn.Type, members: Members) -> _StructLayout | None:
+def _find_layout(type_: drgn.Type, members: Members) -> StructLayout | None:
     offsets = {
         name: offset
         for name, (_, candidates) in members.items()
@@ -172,7 +179,7 @@ def _find_layout(type_: drgn.Type, members: Members) -> _StructLayout | None:
             "itemsize": size,
         }
     )
-    return _StructLayout(start, records)
+    return StructLayout(start, records)
 
 
 def each_once(

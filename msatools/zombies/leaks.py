@@ -28,6 +28,7 @@ from msatools.kernel.pidnamespaces import MAX_LEVEL
 from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.slab import SlabCache
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.locks.evidence import seen_on_stacks
 from msatools.target.model import Address
@@ -40,7 +41,7 @@ from msatools.tasks.text import kernel_symbol
 from msatools.tasks.waits import classify
 from msatools.zombies.model import Leak
 from msatools.zombies.pidholders import CALLBACKS, PidHolders
-from msatools.zombies.slabscan import Cache, SlabScan, SlabWord
+from msatools.zombies.slabscan import SlabScan, SlabWord
 
 _MAX_COUNT = 1 << 30
 """More references than a count can have that is not saturated."""
@@ -348,7 +349,7 @@ def _in_slabs(
         yield number[word.value], f"{word.cache.name}+{word.offset:#x}"
 
 
-def _skipped(cache: Cache) -> bool:
+def _skipped(cache: SlabCache) -> bool:
     name = cache.name
     if name in _INODES_WITH_PIDS:
         return False

@@ -17,9 +17,8 @@ from drgn.helpers.linux.mm import pfn_to_virt
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
-from msatools.kernel.strings import read_string
-from msatools.kernel.structs import find_offset, lose_many
-from msatools.kernel.walks import list_records
+from msatools.kernel.slab import MAX_OBJECT, SlabCache, slab_caches, slab_type
+from msatools.kernel.structs import lose_many
 from msatools.memory.layout import page_layout
 from msatools.memory.memmap import memmap_ranges, read_chunks
 
@@ -29,30 +28,9 @@ _AT_ONCE = 1 << 24
 _MAX_SEARCHED = 1 << 32
 """Bytes of slabs that are looked through: some four seconds."""
 
-_MAX_NAME = 511
-"""Bytes of a cache's, as those of control groups' own caches had, up to v5.8."""
-
-_MAX_OBJECT = 1 << 23
-"""Bytes: KMALLOC_MAX_CACHE_SIZE is far below."""
-
 _MAX_OBJECTS = (1 << 15) - 1
 
 Numbers = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Cache:
-    """A ``struct kmem_cache``."""
-
-    address: int
-    name: str
-    """Caches of like objects may be merged: then it has the first one's name."""
-
-    size: int
-    """From one object to the next."""
-
-    padding: int
-    """Before the first object."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +53,7 @@ class SlabWord:
 
     address: int
     value: int
-    cache: Cache
+    cache: SlabCache
     offset: int
     """In the object."""
 
@@ -106,7 +84,7 @@ class SlabScan:
         return found
 
     def search(
-        self, wanted: Addresses, skip: Callable[[Cache], bool]
+        self, wanted: Addresses, skip: Callable[[SlabCache], bool]
     ) -> Iterator[SlabWord]:
         """Find words in slabs that are one of some addresses.
 
@@ -131,7 +109,7 @@ class SlabScan:
                     yield from self._search_some(part, size, wanted, cache)
 
     def _search_some(
-        self, starts: Addresses, size: int, wanted: Addresses, cache: Cache
+        self, starts: Addresses, size: int, wanted: Addresses, cache: SlabCache
     ) -> Iterator[SlabWord]:
         records, readable = self._reader.read_records(starts, size)
         lose_many(self._findings, "struct slab", int(np.count_nonzero(~readable)))
@@ -148,7 +126,7 @@ class SlabScan:
                 inside % cache.size,
             )
 
-    def _find(self, caches: dict[int, Cache]) -> SlabPages:
+    def _find(self, caches: dict[int, SlabCache]) -> SlabPages:
         prog = self._reader.prog
         layout = page_layout(prog)
         place, objects_place, shift = _slab_layout(prog)
@@ -174,7 +152,7 @@ class SlabScan:
             counts = column(pages[near], objects_place, 4) >> np.uint64(shift)
             objects = (counts & np.uint64(_MAX_OBJECTS)).astype(np.int64)
             room = rooms[np.searchsorted(known, cache[near])]
-            possible = (objects > 0) & (objects * room <= _MAX_OBJECT)
+            possible = (objects > 0) & (objects * room <= MAX_OBJECT)
             near, objects = near[possible], objects[possible]
             at = (chunk.pfn + near).astype(np.uint64) * np.uint64(page_size)
             found.append(
@@ -186,46 +164,12 @@ class SlabScan:
         return SlabPages(*columns)
 
 
-def slab_caches(reader: Reader, findings: LossLog) -> Iterator[Cache]:
-    """Read all caches, in the order of the kernel's list.
-
-    :raises drgn.FaultError: if one is none, or its name cannot be read
-    :raises LookupError: if nothing tells the types
-    """
-    prog = reader.prog
-    type_ = prog.type("struct kmem_cache")
-    node, name, size = (type_.member(part).offset for part in ("list", "name", "size"))
-    # With CONFIG_SLUB_DEBUG.
-    padding = find_offset(type_, ("red_left_pad",))
-    end = max(node + 16, name + 8, size + 4, 0 if padding is None else padding + 4)
-    for address, data in list_records(
-        reader, prog["slab_caches"].address_, node, end, findings, "the list of caches"
-    ):
-        room = _number(data, size, 4)
-        if not 0 < room <= _MAX_OBJECT:
-            raise drgn.FaultError("no cache of objects", address)
-        yield Cache(
-            address,
-            read_string(reader, _number(data, name, 8), _MAX_NAME),
-            room,
-            0 if padding is None else _number(data, padding, 4),
-        )
-
-
-def _number(data: bytes, offset: int, size: int) -> int:
-    return int.from_bytes(data[offset : offset + size], "little")
-
-
 def _slab_layout(prog: drgn.Program) -> tuple[int, int, int]:
     """Find where a ``struct page`` has the cache, and where the number of objects.
 
     :return: Offset of the cache, offset of the word with the number, bits below it.
     :raises LookupError: if the kernel does not keep the number (SLAB, up to v6.7)
     """
-    # Linux kernel commit d122019bf061 ("mm: Split slab into its own type") (in v5.17)
-    try:
-        slab = prog.type("struct slab")
-    except LookupError:
-        slab = prog.type("struct page")
+    slab = slab_type(prog)
     objects = slab.member("objects").bit_offset
     return slab.member("slab_cache").offset, objects // 32 * 4, objects % 32

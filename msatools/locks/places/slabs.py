@@ -12,17 +12,12 @@ from functools import cached_property, lru_cache
 import drgn
 from drgn.helpers.linux.mm import PageSlab, compound_head, pfn_to_virt
 
-from msatools.kernel.strings import read_string
+from msatools.kernel.slab import SlabCache, read_cache, slab_cache_offset, slab_type
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _PAGE = 4096
-_MAX_NAME = 511
-"""Bytes; the longest are those of memory control groups' own caches, up to v5.8."""
-
-_MAX_OBJECT = 1 << 23
-"""Bytes: KMALLOC_MAX_CACHE_SIZE is far below."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +35,6 @@ class SlabObject:
     def end(self) -> int:
         """The address behind it."""
         return self.start + self.size
-
-
-@dataclass(frozen=True)
-class _Cache:
-    name: str
-    size: int
-    padding: int
-    """Before the first object's start."""
 
 
 class Slabs:
@@ -70,13 +57,11 @@ class Slabs:
         if page is None or not PageSlab(page):
             return None
         slab = page.value_()
-        cache = self._cache(self._layout.member(slab, self._slab, "slab_cache"))
+        cache = self._cache(self._layout.word(slab + self._cache_offset))
         if cache is None:
             return None
-        # CONFIG_SLAB (up to v6.7) keeps where the first object is. Other kernels, too,
-        # have the member in struct page, but with something else in it.
-        if self._layout.has("kmem_cache", "colour_off"):
-            first = self._layout.member(slab, self._slab, "s_mem")
+        if self._first_object is not None:
+            first = self._layout.word(slab + self._first_object)
         else:
             start, _ = self._memory
             first = start + (slab - self._pages) // self._page_size * _PAGE
@@ -122,21 +107,19 @@ class Slabs:
         return self._prog.type("struct page *")
 
     @cached_property
-    def _slab(self) -> str:
-        # Linux kernel commit d122019bf061 ("mm: Split slab into its own type") (in
-        # v5.17)
-        return "slab" if self._layout.has("slab", "slab_cache") else "page"
+    def _cache_offset(self) -> int:
+        return slab_cache_offset(self._prog)
 
-    def _read_cache(self, address: int) -> _Cache | None:
+    @cached_property
+    def _first_object(self) -> int | None:
+        """Where in its ``struct page`` a slab of CONFIG_SLAB (up to v6.7) has its first
+        object; other kernels have something else there."""
+        if not self._layout.has("kmem_cache", "colour_off"):
+            return None
+        offset: int = slab_type(self._prog).member("s_mem").offset
+        return offset
+
+    def _read_cache(self, address: int) -> SlabCache | None:
         if address < KERNEL_HALF:
             return None
-        # With CONFIG_SLUB_DEBUG, and with CONFIG_DEBUG_SLAB.
-        padding = ("red_left_pad", "obj_offset")
-        names: list[str | tuple[str, ...]] = ["name", "size"]
-        if self._layout.has("kmem_cache", *padding):
-            names.append(padding)
-        name, *numbers = self._layout.members(address, "kmem_cache", *names)
-        size, before, *_ = *numbers, 0
-        if not 0 < size <= _MAX_OBJECT:
-            return None
-        return _Cache(read_string(self._layout.reader, name, _MAX_NAME), size, before)
+        return read_cache(self._layout.reader, address)

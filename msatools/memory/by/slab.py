@@ -6,12 +6,14 @@ The caches of the slab allocator, by their slabs.
 Slabs that are full are on no list of the allocator: only the memmap tells of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import drgn
 import numpy as np
 
 from msatools.kernel.losses import Loss
+from msatools.kernel.slab import SlabCache, merged_names, read_caches, slab_type
 from msatools.memory.by.compound import give_to_tails
 from msatools.memory.by.groups import (
     NO_OWNER,
@@ -20,7 +22,6 @@ from msatools.memory.by.groups import (
     largest_first,
     unique_keys,
 )
-from msatools.memory.by.slabcaches import SlabCache, read_caches
 from msatools.memory.by.tally import Tally, TallyOwner, TallySums, rank
 from msatools.memory.classes import PageClass
 from msatools.memory.classify import Block, where
@@ -42,12 +43,7 @@ class SlabLayout:
 
     @classmethod
     def of(cls, prog: drgn.Program) -> "SlabLayout":
-        # Linux kernel commit d122019bf061 ("mm: Split slab into its own type") (in
-        # v5.17)
-        try:
-            type_ = prog.type("struct slab")
-        except LookupError:
-            type_ = prog.type("struct page")
+        type_ = slab_type(prog)
         counters = None
         if type_.has_member("inuse") and type_.has_member("objects"):
             in_use, objects = type_.member("inuse"), type_.member("objects")
@@ -98,11 +94,12 @@ class SlabView:
         addresses = np.array([owner.word for owner in owners], np.uint64)
         scene = self._scene
         caches = read_caches(scene.reader, addresses, scene.findings)
+        merged = merged_names(scene.reader, scene.findings)
         lost = sum(cache is None for cache in caches)
         scene.findings.lose(Loss.NAMES, count=lost)
         slabs = self.observer.by_objects.sums()
         groups = [
-            self._group(owner, cache, slabs)
+            self._group(owner, cache, merged.get(owner.word, []), slabs)
             for owner, cache in zip(owners, caches, strict=True)
         ]
         groups += [
@@ -117,7 +114,11 @@ class SlabView:
         return largest_first(unique_keys(groups))
 
     def _group(
-        self, owner: TallyOwner, cache: SlabCache | None, slabs: TallySums
+        self,
+        owner: TallyOwner,
+        cache: SlabCache | None,
+        merged: Sequence[str],
+        slabs: TallySums,
     ) -> PageGroup:
         address = Address(owner.word)
         if cache is None:
@@ -137,7 +138,7 @@ class SlabView:
             objects_in_use=int((counts * (objects & 0xFFFF)).sum())
             if counted
             else None,
-            bytes_each=cache.bytes_each,
-            merged=cache.merged,
+            bytes_each=cache.size,
+            merged=tuple(sorted({*merged} - {cache.name})),
             kmem_cache=address,
         )

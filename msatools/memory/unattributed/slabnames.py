@@ -7,12 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.reader import Addresses, Reader, column
-from msatools.kernel.strings import read_string
+from msatools.kernel.slab import read_cache, slab_cache_offset
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.memory.classes import PageClass
 from msatools.memory.layout import PageLayout
-
-_MAX_NAME = 128
 
 
 class SlabNames:
@@ -25,14 +23,7 @@ class SlabNames:
         prog = reader.prog
         self._reader = reader
         self._layout = layout
-        # Linux kernel commit d122019bf061 ("mm: Split slab into its own type") (in
-        # v5.17)
-        try:
-            slab = prog.type("struct slab")
-        except LookupError:
-            slab = prog.type("struct page")
-        self._cache: int = slab.member("slab_cache").offset
-        self._name: int = prog.type("struct kmem_cache").member("name").offset
+        self._cache = slab_cache_offset(prog)
         self._memmap = np.uint64(vmemmap_base(prog))
         self._names: dict[int, str | None] = {0: None}
 
@@ -71,8 +62,7 @@ class SlabNames:
     def _name_of(self, cache: int) -> str | None:
         if cache not in self._names:
             try:
-                pointer = self._reader.words(cache + self._name, 1)
-                name = read_string(self._reader, int(pointer[0]), _MAX_NAME)
+                name = read_cache(self._reader, cache).name
             except drgn.FaultError:
                 name = None
             self._names[cache] = name or None

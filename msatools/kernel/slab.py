@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The caches of the slab allocator: ``struct kmem_cache`` (mm/slab.h, mm/slub.c).
+
+Where a slab names its cache, what a cache is called, and how its objects lie.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import drgn
+
+from msatools.kernel.losses import Loss
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import LossLog
+from msatools.kernel.strings import read_string
+from msatools.kernel.structs import Members, read_struct, read_structs, struct_layout
+from msatools.kernel.walks import list_records, tree_records
+
+_MAX_NAME = 511
+"""Bytes; the longest are those of memory control groups' own caches, up to v5.8."""
+
+MAX_OBJECT = 1 << 23
+"""Bytes: KMALLOC_MAX_CACHE_SIZE is far below."""
+
+_TYPE = "struct kmem_cache"
+_CACHE: Members = {
+    "name": ("u8", ("name",)),
+    "size": ("u4", ("size",)),
+    # With CONFIG_SLUB_DEBUG, and with CONFIG_DEBUG_SLAB.
+    "padding": ("u4", ("red_left_pad", "obj_offset")),
+}
+
+
+@dataclass(frozen=True)
+class SlabCache:
+    """A ``struct kmem_cache``."""
+
+    address: int
+    name: str
+    """Caches of like objects may be merged: then it has the first one's name."""
+
+    size: int
+    """Bytes from one object to the next, with all that the allocator puts around it."""
+
+    padding: int
+    """Bytes before the first object."""
+
+
+def slab_type(prog: drgn.Program) -> drgn.Type:
+    """Return the type that describes a slab, which lies where ``struct page`` does.
+
+    :raises LookupError: if nothing tells it
+    """
+    # Linux kernel commit d122019bf061 ("mm: Split slab into its own type") (in v5.17)
+    try:
+        return prog.type("struct slab")
+    except LookupError:
+        return prog.type("struct page")
+
+
+def slab_cache_offset(prog: drgn.Program) -> int:
+    """Return where in its ``struct page`` a slab has the address of its cache.
+
+    :raises LookupError: if nothing tells the type
+    """
+    offset: int = slab_type(prog).member("slab_cache").offset
+    return offset
+
+
+def read_cache(reader: Reader, address: int) -> SlabCache:
+    """Read one cache.
+
+    :raises drgn.FaultError: if it cannot be read, or is none
+    :raises LookupError: if nothing tells the type
+    """
+    return _cache(reader, address, read_struct(reader, _TYPE, _CACHE, address))
+
+
+def read_caches(
+    reader: Reader, addresses: Addresses, findings: LossLog
+) -> list[SlabCache | None]:
+    """Read many caches; ``None``, counted, is one that cannot be read.
+
+    :raises LookupError: if nothing tells the type
+    """
+    found = read_structs(reader, _TYPE, _CACHE, addresses, findings)
+    caches: list[SlabCache | None] = []
+    for row, address in enumerate(addresses.tolist()):
+        cache = None
+        if found.readable[row]:
+            values = {name: int(found[name][row]) for name in found.columns}
+            try:
+                cache = _cache(reader, address, values)
+            except drgn.FaultError as error:
+                text = f"a slab cache's name is lost: {error}"
+                findings.lose(Loss.NAMES, text)
+        caches.append(cache)
+    return caches
+
+
+def slab_caches(reader: Reader, findings: LossLog) -> Iterator[SlabCache]:
+    """Read all caches, in the order of the kernel's list.
+
+    :raises drgn.FaultError: if one is none, or its name cannot be read
+    :raises LookupError: if nothing tells the types
+    """
+    prog = reader.prog
+    layout = struct_layout(reader, _TYPE, _CACHE)
+    if layout is None:
+        raise LookupError(f"{_TYPE} has no members")
+    node = drgn.offsetof(prog.type(_TYPE), "list")
+    head, what = prog["slab_caches"].address_, "the list of caches"
+    for address, data in list_records(reader, head, node, layout.end, findings, what):
+        yield _cache(reader, address, layout.decode(data[layout.start :]))
+
+
+def merged_names(reader: Reader, findings: LossLog) -> Mapping[int, list[str]]:
+    """
+    Find the names that stand for a cache: links in /sys/kernel/slab.
+
+    mm/slub.c, sysfs_slab_alias(): of caches that were merged only they are left.
+
+    :return: Names by the address of the ``struct kmem_cache``.
+    """
+    names: dict[int, list[str]] = defaultdict(list)
+    prog = reader.prog
+    try:
+        directory = prog["slab_kset"].kobj.sd
+        root = directory.dir.children.address_of_().value_()
+        is_link = prog.constant("KERNFS_LINK").value_()
+        node = prog.type("struct kernfs_node")
+        flags, rb, name, target, private = (
+            drgn.offsetof(node, member)
+            for member in ("flags", "rb", "name", "symlink.target_kn", "priv")
+        )
+        kobject = drgn.offsetof(prog.type(_TYPE), "kobj")
+    except (LookupError, AttributeError):
+        return names  # CONFIG_SLAB, or CONFIG_SYSFS=n
+    except drgn.FaultError as error:
+        findings.lose(Loss.NAMES, f"names of merged slab caches are lost: {error}")
+        return names
+    size, what = drgn.sizeof(node), "the tree of slab caches' names"
+    for _, data in tree_records(reader, root, rb, size, findings, what):
+        if not int.from_bytes(data[flags : flags + 2], "little") & is_link:
+            continue
+        try:
+            text = read_string(reader, _word(data, name), _MAX_NAME)
+        except drgn.FaultError as error:
+            findings.lose(Loss.NAMES, f"a slab cache's name is lost: {error}")
+            continue
+        try:
+            (cache,) = reader.words(_word(data, target) + private, 1).tolist()
+        except drgn.FaultError as error:
+            findings.lose(Loss.NAMES, f"a merged slab cache's name is lost: {error}")
+            continue
+        names[cache - kobject].append(text)
+    return names
+
+
+def _cache(reader: Reader, address: int, values: Mapping[str, Any]) -> SlabCache:
+    size, name = int(values["size"]), int(values["name"])
+    if not 0 < size <= MAX_OBJECT:
+        raise drgn.FaultError("no cache of objects", address)
+    text = read_string(reader, name, _MAX_NAME)
+    return SlabCache(address, text, size, int(values.get("padding", 0)))
+
+
+def _word(data: bytes, offset: int) -> int:
+    return int.from_bytes(data[offset : offset + 8], "little")
