@@ -20,20 +20,16 @@ from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.walks import list_nodes
-from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
+from msatools.target.paging import ENTRIES, HUGE, PAGE_SHIFT, PRESENT, table_format
 
 Words = npt.NDArray[np.uint64]
 
-_ENTRIES = 512
-_HALF = 256
+_HALF = ENTRIES // 2
 """Of a top-level table: those of user space, and after them the kernel's."""
 
-_PRESENT = np.uint64(1)
-_HUGE_BIT = 1 << 7
-_HUGE = np.uint64(_HUGE_BIT)
-_ADDRESS = 0x000F_FFFF_FFFF_F000
-_PAGE_SHIFT = 12
-_MAX_PFN = 1 << (52 - _PAGE_SHIFT)
+_PRESENT = np.uint64(PRESENT)
+_HUGE = np.uint64(HUGE)
+_MAX_PFN = 1 << (52 - PAGE_SHIFT)
 _TABLES = 1 << 10
 """So many are read before what they name is looked at: 4 MiB."""
 
@@ -42,19 +38,24 @@ class PageTables:
     """The page tables of an x86-64 kernel."""
 
     def __init__(self, reader: Reader, findings: LossLog) -> None:
-        prog = reader.prog
+        """
+        :raises LookupError: if this kernel's page tables are not known
+        """
+        form = table_format(reader.prog)
+        if form is None:
+            raise LookupError("no known page tables")
         self._reader = reader
         self._findings = findings
-        self._mask = _ADDRESS & ~(vmcoreinfo_number(prog, "sme_mask") or 0)
+        self._mask = form.frame
         self._address = np.uint64(self._mask)
-        self._levels = 5 if vmcoreinfo_number(prog, "pgtable_l5_enabled") else 4
+        self._levels = form.levels
         self._top: Words | None = None
         self._tables: dict[int, Words] = {}
 
     @staticmethod
     def supported(prog: drgn.Program) -> bool:
-        platform = prog.platform
-        return platform is not None and platform.arch == drgn.Architecture.X86_64
+        """Return whether this kernel's page tables are known."""
+        return table_format(prog) is not None
 
     def kernel_tables(self) -> set[int]:
         """
@@ -88,7 +89,7 @@ class PageTables:
             found.update(some)
             if in_pairs:
                 found.update([pfn + 1 for pfn in some])
-            entries = self._read_entries([pfn << _PAGE_SHIFT for pfn in some], _HALF)
+            entries = self._read_entries([pfn << PAGE_SHIFT for pfn in some], _HALF)
             self._descend(entries, self._levels - 1, found, lowest=3)
         return found
 
@@ -135,34 +136,34 @@ class PageTables:
         try:
             entry = int(self._kernel_top()[self._index(address, self._levels)])
             for level in range(self._levels - 1, 0, -1):
-                if not entry & 1:
+                if not entry & PRESENT:
                     return None
-                if level < 3 and entry & _HUGE_BIT:
+                if level < 3 and entry & HUGE:
                     # Maps 2 MiB or 1 GiB at once; bit 12 is a flag then.
                     within = (1 << 9 * level) - 1
-                    first = (entry & self._mask) >> _PAGE_SHIFT & ~within
-                    return first | address >> _PAGE_SHIFT & within
+                    first = (entry & self._mask) >> PAGE_SHIFT & ~within
+                    return first | address >> PAGE_SHIFT & within
                 entries = self._table(entry & self._mask)
                 entry = int(entries[self._index(address, level)])
         except drgn.FaultError:
             self._unreadable()
             return None
-        return (entry & self._mask) >> _PAGE_SHIFT if entry & 1 else None
+        return (entry & self._mask) >> PAGE_SHIFT if entry & PRESENT else None
 
     def _kernel_top(self) -> Words:
         if self._top is None:
             top = self._reader.prog["init_mm"].pgd.value_()
-            self._top = self._reader.words(top, _ENTRIES)
+            self._top = self._reader.words(top, ENTRIES)
         return self._top
 
     @staticmethod
     def _index(address: int, level: int) -> int:
-        return address >> (_PAGE_SHIFT + 9 * (level - 1)) & (_ENTRIES - 1)
+        return address >> (PAGE_SHIFT + 9 * (level - 1)) & (ENTRIES - 1)
 
     def _table(self, physical: int) -> Words:
         table = self._tables.get(physical)
         if table is None:
-            table = self._reader.words(physical, _ENTRIES, physical=True)
+            table = self._reader.words(physical, ENTRIES, physical=True)
             self._tables[physical] = table
         return table
 
@@ -189,13 +190,13 @@ class PageTables:
         tables = entries[(entries & _PRESENT) != 0]
         if level < 3:  # named by a table whose entries can map 2 MiB or 1 GiB
             tables = tables[(tables & _HUGE) == 0]
-        pfns = set((distinct(tables & self._address) >> _PAGE_SHIFT).tolist())
+        pfns = set((distinct(tables & self._address) >> PAGE_SHIFT).tolist())
         new = sorted(pfns - found)
         found |= pfns
         if level > lowest:
             for start in range(0, len(new), _TABLES):
-                tables = (pfn << _PAGE_SHIFT for pfn in new[start : start + _TABLES])
-                below = self._read_entries(tables, _ENTRIES)
+                tables = (pfn << PAGE_SHIFT for pfn in new[start : start + _TABLES])
+                below = self._read_entries(tables, ENTRIES)
                 self._descend(below, level - 1, found, lowest)
 
     def _unreadable(self) -> None:

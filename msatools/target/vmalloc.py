@@ -13,27 +13,27 @@ from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
-from drgn import Architecture, FaultError, Program, ProgramFlags
+from drgn import FaultError, Program, ProgramFlags
 from drgn.helpers.linux.mm import follow_phys
 
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
 from msatools.target.addresses import START_KERNEL_MAP
+from msatools.target.paging import (
+    ENTRIES,
+    HUGE,
+    PAGE_SHIFT,
+    PRESENT,
+    TableFormat,
+    table_format,
+)
 
 _VMALLOC_TIB = {4: 32, 5: 12800}
 """Size of the vmalloc area by levels (VMALLOC_SIZE_TB_L4 and _L5)."""
 _MODULES = 0xFFFF_FFFF_A000_0000
 _MODULES_END = 0xFFFF_FFFF_FF00_0000
 
-_PAGE_SHIFT = 12
-_PAGE = 1 << _PAGE_SHIFT
-_LEVELS = (39, 30, 21, 12)
-"""How many bits of an address each level leaves to the next."""
-_FIVE_LEVELS = (48, *_LEVELS)
-_INDEX = 511
-
-_PRESENT = 1
-_LARGE = 1 << 7
-_FRAME = 0x000F_FFFF_FFFF_F000
+_PAGE = 1 << PAGE_SHIFT
+_INDEX = ENTRIES - 1
 _ENTRY = struct.Struct("<Q")
 
 
@@ -52,7 +52,7 @@ def map_vmalloc(prog: Program) -> bool:
     ranges = [(_MODULES, _MODULES_END - _MODULES)]
     with suppress(LookupError, FaultError):
         # Without CONFIG_DYNAMIC_MEMORY_LAYOUT it is a constant, and no variable.
-        size = (_VMALLOC_TIB[len(tables.levels)] << 40) - 1
+        size = (_VMALLOC_TIB[tables.form.levels] << 40) - 1
         ranges.append((prog["vmalloc_base"].value_(), size))
     for start, size in ranges:
         prog.add_memory_segment(start, size, tables.read)
@@ -61,21 +61,16 @@ def map_vmalloc(prog: Program) -> bool:
 
 def page_tables(prog: Program) -> "VmallocTables | None":
     """Find the kernel's page tables; ``None`` if this kernel's are not known."""
-    platform = prog.platform
-    if platform is None or platform.arch != Architecture.X86_64:
+    form = table_format(prog)
+    if form is None or prog.flags & ProgramFlags.IS_LIVE:
         return None
-    if prog.flags & ProgramFlags.IS_LIVE:
-        return None
-    levels = _FIVE_LEVELS if _number(prog, "pgtable_l5_enabled") else _LEVELS
     root = vmcoreinfo(prog).get("SYMBOL(swapper_pg_dir)")
     base = vmcoreinfo_number(prog, "phys_base")
     if root is None or base is None:
         return None
     try:
         address = int(root, 16)
-        encrypted = _number(prog, "sme_mask")
-        root_at = address - START_KERNEL_MAP + base
-        tables = VmallocTables(prog, root_at, encrypted, levels)
+        tables = VmallocTables(prog, address - START_KERNEL_MAP + base, form)
         # Where the kernel says that its tables are, they may not be.
         space = prog["init_mm"].address_of_()
         right = tables.translate(address)[0] == follow_phys(space, address).value_()
@@ -84,20 +79,17 @@ def page_tables(prog: Program) -> "VmallocTables | None":
     return tables if right else None
 
 
-def _number(prog: Program, name: str) -> int:
-    return vmcoreinfo_number(prog, name) or 0
-
-
 class VmallocTables:
     """The kernel's page tables, each read when it is needed first."""
 
-    def __init__(
-        self, prog: Program, root: int, encrypted: int, levels: tuple[int, ...]
-    ) -> None:
-        self.levels = levels
+    def __init__(self, prog: Program, root: int, form: TableFormat) -> None:
+        """
+        :param root: Physical address of the top-level table.
+        """
+        self.form = form
         self._read = prog.read
         self._root = root
-        self._frame = _FRAME & ~encrypted
+        self._frame = form.frame
         self._tables: dict[int, bytes] = {}
 
     def read(self, address: int, count: int, offset: int, physical: bool) -> bytes:
@@ -132,13 +124,13 @@ class VmallocTables:
         :raises FaultError: if there is none
         """
         table = self._root
-        for shift in self.levels:
+        for shift in self.form.shifts:
             entries = self._tables.get(table) or self._table(table)
             (entry,) = _ENTRY.unpack_from(entries, (address >> shift & _INDEX) << 3)
-            if not entry & _PRESENT:
+            if not entry & PRESENT:
                 break
             table = entry & self._frame
-            if shift == _PAGE_SHIFT or entry & _LARGE:
+            if shift == PAGE_SHIFT or entry & HUGE:
                 within = address & ((1 << shift) - 1)
                 return (table >> shift << shift) + within, (1 << shift) - within
         raise FaultError("address is not mapped", address)
@@ -154,7 +146,7 @@ class VmallocTables:
         parts: list[npt.NDArray[np.int64]] = []
         done = 0
         while done < count:
-            found = self._frames(address + (done << _PAGE_SHIFT), count - done)
+            found = self._frames(address + (done << PAGE_SHIFT), count - done)
             parts.append(found)
             done += len(found)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -162,19 +154,19 @@ class VmallocTables:
     def _frames(self, address: int, count: int) -> npt.NDArray[np.int64]:
         """Find as many frames as one entry, or one table of pages, tells."""
         table = self._root
-        for shift in self.levels[:-1]:
-            within = (address & ((1 << shift) - 1)) >> _PAGE_SHIFT
-            room = min(count, (1 << shift - _PAGE_SHIFT) - within)
+        for shift in self.form.shifts[:-1]:
+            within = (address & ((1 << shift) - 1)) >> PAGE_SHIFT
+            room = min(count, (1 << shift - PAGE_SHIFT) - within)
             try:
                 entries = self._tables.get(table) or self._table(table)
             except FaultError:
                 return np.full(room, -1, np.int64)
             (entry,) = _ENTRY.unpack_from(entries, (address >> shift & _INDEX) << 3)
-            if not entry & _PRESENT:
+            if not entry & PRESENT:
                 return np.full(room, -1, np.int64)
             table = entry & self._frame
-            if entry & _LARGE:
-                first = (table >> shift << shift - _PAGE_SHIFT) + within
+            if entry & HUGE:
+                first = (table >> shift << shift - PAGE_SHIFT) + within
                 return np.arange(first, first + room, dtype=np.int64)
         # There are too many of these to keep, and each is needed once or twice.
         try:
@@ -182,8 +174,8 @@ class VmallocTables:
         except FaultError:
             return np.full(room, -1, np.int64)
         words = np.frombuffer(entries, "<u8")[within : within + room]
-        frames = (words & np.uint64(self._frame)) >> np.uint64(_PAGE_SHIFT)
-        return np.where(words & np.uint64(_PRESENT), frames.astype(np.int64), -1)
+        frames = (words & np.uint64(self._frame)) >> np.uint64(PAGE_SHIFT)
+        return np.where(words & np.uint64(PRESENT), frames.astype(np.int64), -1)
 
     def _table(self, place: int) -> bytes:
         entries: bytes = self._read(place, _PAGE, True)

@@ -12,6 +12,7 @@ from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.mm import follow_phys
 
 from msatools.target import vmalloc
+from msatools.target.paging import TableFormat
 from msatools.target.vmalloc import VmallocTables, map_vmalloc, page_tables
 from tests.target.plain import open_plain
 
@@ -99,13 +100,8 @@ def test_tables_that_are_not_known(what: str, monkeypatch: pytest.MonkeyPatch) -
         lines = {**lines, "SYMBOL(swapper_pg_dir)": damaged}
     monkeypatch.setattr(vmalloc, "vmcoreinfo", lambda prog: lines)
     if what == "levels":
-        number = vmalloc.vmcoreinfo_number
-        four = {"pgtable_l5_enabled": 0}
-        monkeypatch.setattr(
-            vmalloc,
-            "vmcoreinfo_number",
-            lambda prog, name: four.get(name, number(prog, name)),
-        )
+        # It has five.
+        monkeypatch.setattr(vmalloc, "table_format", lambda prog: TableFormat())
     if what == "live":
         monkeypatch.setattr(
             vmalloc, "ProgramFlags", SimpleNamespace(IS_LIVE=prog.flags)
@@ -161,7 +157,9 @@ def test_frames_by_tables_of_five_levels() -> None:
         assert size == PAGE
         return memory[at // PAGE].tobytes()
 
-    tables = VmallocTables(SimpleNamespace(read=read), 0, 0, (48, 39, 30, 21, 12))
+    tables = VmallocTables(
+        SimpleNamespace(read=read), 0, TableFormat((48, 39, 30, 21, 12))
+    )
     first = address - 3 * PAGE
     left = 512 - entries[4]
     expected = [-1] * 3
@@ -176,5 +174,5 @@ def test_frames_by_a_table_that_is_lost() -> None:
     def read(at: int, size: int, physical: bool) -> bytes:
         raise FaultError("gone", at)
 
-    tables = VmallocTables(SimpleNamespace(read=read), 0, 0, (39, 30, 21, 12))
+    tables = VmallocTables(SimpleNamespace(read=read), 0, TableFormat())
     assert tables.frames(0xFFFF_8000_0000_0000, 3).tolist() == [-1] * 3

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
+from msatools.target.paging import ENTRIES, HUGE, PAGE_SHIFT, PRESENT, table_format
 
 Words = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.intp]
@@ -26,14 +26,11 @@ SPACE_BITS = 24
 """Of a key, below the pfn; there are no more address spaces than PID_MAX_LIMIT."""
 
 _SPACES = np.uint64((1 << SPACE_BITS) - 1)
-_ENTRIES = 512
-_PAGE_SHIFT = 12
 _AT_ONCE = 256
 """Tables that are looked through at a time: 1 MiB, as much as fits the L2 cache."""
 
-_PRESENT = np.uint64(1 << 0)
-_HUGE = np.uint64(1 << 7)
-"""In a table above the lowest: maps memory itself, and names no table."""
+_PRESENT = np.uint64(PRESENT)
+_HUGE = np.uint64(HUGE)
 
 _PROTNONE = np.uint64(1 << 8)
 """Without ``_PAGE_PRESENT``: mapped all the same, but not to be touched."""
@@ -44,7 +41,6 @@ _SPECIAL = np.uint64(1 << 9)
 _HARDWARE = np.uint64(1 << 5 | 1 << 6)
 """Accessed and dirty, which some CPUs set in an entry that is none (erratum)."""
 
-_ADDRESS = 0x000F_FFFF_FFFF_F000
 _SWAP_TYPE_SHIFT = np.uint64(59)
 
 
@@ -122,15 +118,16 @@ class UserTables:
     def __init__(self, reader: Reader, findings: LossLog, end_pfn: int) -> None:
         """
         :param end_pfn: Behind the last page of memory: no entry can name a page there.
+        :raises LookupError: if this kernel's page tables are not known
         """
-        prog = reader.prog
+        form = table_format(reader.prog)
+        if form is None:
+            raise LookupError("no known page tables")
         self._reader = reader
         self._findings = findings
         self._end = end_pfn
-        self._address = np.uint64(
-            _ADDRESS & ~(vmcoreinfo_number(prog, "sme_mask") or 0)
-        )
-        self._levels = 5 if vmcoreinfo_number(prog, "pgtable_l5_enabled") else 4
+        self._address = np.uint64(form.frame)
+        self._levels = form.levels
         # Each table is a page. Those of hugetlb may be shared, and are met again.
         self._left = 2 * end_pfn
         self._swaps = self._swap_types()
@@ -141,8 +138,8 @@ class UserTables:
 
     @staticmethod
     def supported(prog: drgn.Program) -> bool:
-        platform = prog.platform
-        return platform is not None and platform.arch == drgn.Architecture.X86_64
+        """Return whether this kernel's page tables are known."""
+        return table_format(prog) is not None
 
     def walk(self, tops: Addresses) -> Mapped:
         """
@@ -183,7 +180,7 @@ class UserTables:
     def _walk_one(self, space: int, top: int) -> None:
         try:
             # The other half is the kernel's own.
-            entries = self._reader.words(top, _ENTRIES // 2)
+            entries = self._reader.words(top, ENTRIES // 2)
         except drgn.FaultError:
             self._lose_table()
             return
@@ -216,7 +213,7 @@ class UserTables:
             data = bytearray()
             for physical in part:
                 try:
-                    data += self._reader.read(physical, 8 * _ENTRIES, physical=True)
+                    data += self._reader.read(physical, 8 * ENTRIES, physical=True)
                 except drgn.FaultError:
                     self._lose_table()
             yield np.frombuffer(data, "<u8")
@@ -240,9 +237,9 @@ class UserTables:
         chosen = entries[huge & ((entries & _SPECIAL) == 0)]
         # Bit 12 is a flag here.
         pfns = self._pfns(chosen) & np.uint64(~(pages - 1) & 0xFFFF_FFFF_FFFF)
-        pfns = self._in_memory(pfns << np.uint64(_PAGE_SHIFT), pages)
+        pfns = self._in_memory(pfns << np.uint64(PAGE_SHIFT), pages)
         self._large.setdefault(pages, []).append(
-            (pfns >> np.uint64(_PAGE_SHIFT)) << np.uint64(SPACE_BITS) | np.uint64(space)
+            (pfns >> np.uint64(PAGE_SHIFT)) << np.uint64(SPACE_BITS) | np.uint64(space)
         )
         tables: Words = entries[~huge]
         return tables
@@ -251,9 +248,9 @@ class UserTables:
         """Note what entries of the lowest tables map, and count those in swap."""
         present = (entries & (_PRESENT | _PROTNONE)) != 0
         chosen = entries[present & ((entries & _SPECIAL) == 0)]
-        addresses = self._in_memory(self._pfns(chosen) << np.uint64(_PAGE_SHIFT), 1)
+        addresses = self._in_memory(self._pfns(chosen) << np.uint64(PAGE_SHIFT), 1)
         self._small.append(
-            addresses << np.uint64(SPACE_BITS - _PAGE_SHIFT) | np.uint64(space)
+            addresses << np.uint64(SPACE_BITS - PAGE_SHIFT) | np.uint64(space)
         )
         if self._swaps:
             absent = entries[~present & ((entries & ~_HARDWARE) != 0)]
@@ -264,13 +261,13 @@ class UserTables:
         # Linux kernel commit 6b28baca9b1f ("x86/speculation/l1tf: Protect PROT_NONE
         # PTEs against speculation") (in v4.19): what is not present is inverted.
         straight = np.where((entries & _PRESENT) != 0, entries, ~entries)
-        pfns: Words = (straight & self._address) >> np.uint64(_PAGE_SHIFT)
+        pfns: Words = (straight & self._address) >> np.uint64(PAGE_SHIFT)
         return pfns
 
     def _in_memory(self, addresses: Words, pages: int) -> Words:
         """Leave out physical addresses that are beyond memory, which is counted."""
         last = self._end - pages
-        good = addresses <= np.uint64(max(last, 0) << _PAGE_SHIFT)
+        good = addresses <= np.uint64(max(last, 0) << PAGE_SHIFT)
         wild = len(addresses) - int(np.count_nonzero(good))
         if wild:
             self._findings.lose(Loss.USER_TABLE_ENTRIES, count=wild)
