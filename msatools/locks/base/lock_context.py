@@ -95,7 +95,7 @@ class LockContext:
             return int(self.tasks[name][row])
         if task < KERNEL_HALF:
             return None
-        return self.layout.member(task, "task_struct", name, size=4)
+        return self.layout.member(task, "task_struct", name)
 
     def function(self, frame: drgn.StackFrame) -> str | None:
         """Name a frame's function as the compiler did.

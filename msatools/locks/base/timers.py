@@ -37,8 +37,7 @@ def ends_at(look: LockContext, expires_ns: int, base: int) -> Ends:
         return Ends()
     offsets = _clock_offsets(look)
     if base not in offsets:
-        value = look.layout.member(base, "hrtimer_clock_base", "offset")
-        offsets[base] = value - (1 << 64) if value >> 63 else value
+        offsets[base] = look.layout.member(base, "hrtimer_clock_base", "offset")
     expires = expires_ns - offsets[base]
     if look.monotonic_ns is None:
         return Ends(expires_ns=expires)

@@ -14,9 +14,10 @@ from msatools.locks.base.model import Mode
 from msatools.locks.base.rings import Shape
 from msatools.locks.base.struct_reader import Layout
 
-FLAGS = 0b111
-"""Below the owner of a mutex or a rwsem (``MUTEX_FLAGS``, ``RWSEM_OWNER_FLAGS_MASK``).
-"rwsem: Remove reader optimistic spinning" (in v5.11) left two of a rwsem's three."""
+TASK = (1 << 64) - 1 & ~0b111
+"""The owner of a mutex or a rwsem, which flags lie below (``MUTEX_FLAGS``,
+``RWSEM_OWNER_FLAGS_MASK``). "rwsem: Remove reader optimistic spinning" (in v5.11) left
+two of a rwsem's three."""
 
 
 def _nothing(layout: Layout, lock: int) -> int | None:

@@ -5,7 +5,7 @@
 from dataclasses import replace
 
 from msatools.locks.base.struct_reader import Layout
-from msatools.locks.sleeping.list_lock import FLAGS, ListLock
+from msatools.locks.sleeping.list_lock import TASK, ListLock
 
 _WAITERS = 0b001
 _PICKUP = 0b100
@@ -15,7 +15,7 @@ _PICKUP = 0b100
 
 def _owner(layout: Layout, lock: int) -> int | None:
     word = layout.member(lock, "mutex", "owner")
-    return None if word & _PICKUP else word & ~FLAGS or None
+    return None if word & _PICKUP else word & TASK or None
 
 
 def _has_waiters(layout: Layout, lock: int) -> bool:

@@ -3,7 +3,7 @@
 """What a rwsem tells of itself (kernel/locking/rwsem.c)."""
 
 from msatools.locks.base.struct_reader import Layout
-from msatools.locks.sleeping.list_lock import FLAGS, ListLock
+from msatools.locks.sleeping.list_lock import TASK, ListLock
 
 _READER_OWNED = 0b001
 """Of the owner: it is the last reader, which may be gone."""
@@ -25,7 +25,7 @@ def _owner(layout: Layout, lock: int) -> int | None:
         return None
     count, word = layout.members(lock, "rw_semaphore", "count", "owner")
     written = count & _WRITER and not word & _READER_OWNED
-    return word & ~FLAGS or None if written else None
+    return word & TASK or None if written else None
 
 
 def _last_owner(layout: Layout, lock: int) -> int | None:
@@ -33,7 +33,7 @@ def _last_owner(layout: Layout, lock: int) -> int | None:
     if not _counts(layout):
         return None
     count, word = layout.members(lock, "rw_semaphore", "count", "owner")
-    return word & ~FLAGS or None if _readers(count) else None
+    return word & TASK or None if _readers(count) else None
 
 
 def _count_readers(layout: Layout, lock: int) -> int | None:

@@ -14,7 +14,7 @@ def _last_owner(layout: Layout, lock: int) -> int | None:
 
 
 def _has_waiters(layout: Layout, lock: int) -> bool:
-    return layout.member(lock, "semaphore", "count", size=4) == 0
+    return layout.member(lock, "semaphore", "count") == 0
 
 
 SEMAPHORE = ListLock(
