@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from msatools.locks.names.places import LockPlace
 from msatools.locks.storage import file_system_type
 
 from msatools.kernel.slab import slab_caches
 from msatools.kernel.strings import decode_string
 from msatools.locks.names.described import describe
+from msatools.locks.places.places import LockPlace
 from tests.locks.madememory import BASE, SIZE, MadeMemory
 
 END = BASE + SIZE
