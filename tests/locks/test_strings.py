@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from msatools.locks.storage import file_system_type
 
 from msatools.kernel.slab import slab_caches
 from msatools.kernel.strings import decode_string
+from msatools.locks.base.storage import file_system_type
 from msatools.locks.names.described import describe
 from msatools.locks.places.places import LockPlace
 from tests.locks.madememory import BASE, SIZE, MadeMemory
