@@ -97,7 +97,7 @@ def test_wheel_holds_every_module_and_nothing_else(built: tuple[Path, Path]) -> 
         names = wheel.namelist()
     commands = {f"msatools/{name}" for name in modules("commands")}
     assert python_files(names) == modules("msatools") | commands
-    assert "msatools/py.typed" in names
+    assert {"msatools/py.typed", "msatools/selfdesc/globals.txt"} <= set(names)
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"msatools"}
 
@@ -106,6 +106,7 @@ def test_sdist_holds_every_module(built: tuple[Path, Path]) -> None:
     with tarfile.open(built[0]) as sdist:
         names = [name.partition("/")[2] for name in sdist.getnames()]
     assert python_files(names) >= modules("msatools") | modules("commands")
+    assert "msatools/selfdesc/globals.txt" in names
 
 
 def test_wheel_runs(built: tuple[Path, Path], tmp_path: Path) -> None:

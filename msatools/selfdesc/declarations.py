@@ -3,11 +3,12 @@
 """Read the declared types of variables, and make them for a given kernel."""
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from drgn import Type
 
-from msatools.selfdesc.globals import VARIABLES
 from msatools.selfdesc.types import KEYWORDS, BtfTypes
 
 
@@ -72,29 +73,47 @@ def _length(types: BtfTypes, length: str) -> tuple[int, ...]:
     return (int(constant),)
 
 
-def parse(text: str) -> dict[str, tuple[Declaration, ...]]:
-    """Parse lines of ``type | name`` or ``type | name | condition``.
+class Declarations(Mapping[str, tuple[Declaration, ...]]):
+    """Declarations by the name of the variable.
 
+    A line is read when its variable is asked for: a run asks for few of them.
+
+    :param text: Lines of ``type | name`` or ``type | name | condition``.
     :raises ValueError: if a line is none
     """
-    table: dict[str, tuple[Declaration, ...]] = {}
-    for line in text.splitlines():
-        line = line.strip()
-        if not line or line.startswith("#"):
-            continue
-        fields = [field.strip() for field in line.split("|")]
-        if not 2 <= len(fields) <= 3 or not all(fields):
-            raise ValueError(f"not a declaration: {line}")
-        element, name, *condition = fields
-        lengths = tuple(re.findall(r"\[(\w*)\]", element))
-        declaration = Declaration(
-            name, element.partition("[")[0].strip(), lengths, *condition
+
+    def __init__(self, text: str) -> None:
+        self._lines: dict[str, list[list[str]]] = {}
+        for line in text.splitlines():
+            if not line or line.startswith("#"):
+                continue
+            fields = line.split(" | ")
+            if not 2 <= len(fields) <= 3 or not all(fields):
+                raise ValueError(f"not a declaration: {line}")
+            self._lines.setdefault(fields[1], []).append(fields)
+
+    def __getitem__(self, name: str) -> tuple[Declaration, ...]:
+        return tuple(
+            Declaration(
+                name,
+                type_name.partition("[")[0].strip(),
+                tuple(re.findall(r"\[(\w*)\]", type_name)),
+                *condition,
+            )
+            for type_name, _, *condition in self._lines[name]
         )
-        table[name] = (*table.get(name, ()), declaration)
-    return table
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._lines)
+
+    def __len__(self) -> int:
+        return len(self._lines)
 
 
 FUNCTIONS = frozenset({"vmemmap_populate"})
 """Functions of which only the presence is asked, and which older BTF (5.10) lacks."""
 
-TABLE = parse(VARIABLES)
+_VARIABLES = Path(__file__).with_name("globals.txt")
+"""The table, which says itself how it is read."""
+
+TABLE = Declarations(_VARIABLES.read_text("ascii"))

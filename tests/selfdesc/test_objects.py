@@ -14,7 +14,7 @@ from drgn import FindObjectFlags, Program, Symbol, Type, TypeKind
 import msatools
 from msatools.selfdesc import declarations
 from msatools.selfdesc.btf import BtfKind
-from msatools.selfdesc.declarations import Declaration, parse
+from msatools.selfdesc.declarations import Declaration, Declarations
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.objects import Objects, UntypedError
 from msatools.selfdesc.types import AmbiguousError
@@ -153,7 +153,7 @@ REFUSED = {"cpu_bit_bitmap", "hardirq_stack_ptr", "stack_pools"}
 
 
 def declare(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    monkeypatch.setattr(declarations, "TABLE", parse(line))
+    monkeypatch.setattr(declarations, "TABLE", Declarations(line))
 
 
 def fresh(pair: Pair) -> Objects:
@@ -250,11 +250,11 @@ def test_small_numbers_are_no_addresses(pair: Pair) -> None:
     )
 
 
-def test_parse() -> None:
-    parsed = parse(
-        "# words\n\n  struct x * const [4][N] | name | struct y.z\nint | name\n"
+def test_declarations() -> None:
+    declared = Declarations(
+        "# words\n\nstruct x * const [4][N] | name | struct y.z\nint | name\n"
     )
-    assert parsed == {
+    assert declared == {
         "name": (
             Declaration("name", "struct x * const", ("4", "N"), "struct y.z"),
             Declaration("name", "int"),
@@ -265,4 +265,4 @@ def test_parse() -> None:
 @pytest.mark.parametrize("line", ["int x", "| x", "int |", "int | x | y | z"])
 def test_line_that_is_none(line: str) -> None:
     with pytest.raises(ValueError, match="not a declaration"):
-        parse(line)
+        Declarations(line)
