@@ -12,7 +12,7 @@ from msatools.cli.command import Answer, Command
 from msatools.cli.recording import RecordingError, is_recording
 from msatools.cli.replay import read_ends
 from msatools.render.json import dumps
-from msatools.reports.json_file import STDIN, Object, Reports, head_of
+from msatools.reports.json_file import STDIN, ReportFile, Reports, head_of
 
 T = TypeVar("T")
 
@@ -34,10 +34,10 @@ def compared(command: Command[Any], args: Namespace) -> Answer:
         _refuse_choosing(command, args)
     everything = Namespace(**{**vars(args), "rows": None})
 
-    def chosen(report: Any) -> Object:
+    def chosen(report: Any) -> ReportFile:
         command.recorded.require(report, everything)
         shown = command.recorded.choose(report, everything)
-        return Object(json.loads(dumps(shown)), "")
+        return ReportFile(json.loads(dumps(shown)), "")
 
     reports = Reports(command.name, f"msatools.{command.name}/1")
     pair = load_pair(command, args.diff, chosen, reports.load)

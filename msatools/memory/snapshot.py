@@ -2,18 +2,29 @@
 
 """Reports that ``msa-memstat --json`` has printed, read again."""
 
+from typing import Annotated
+
+import msgspec
+
 from msatools.memory.model import Check, ClassCount, MemstatReport, PageGroup
-from msatools.reports.json_file import (
-    Object,
-    Reports,
-    SnapshotError,
-    notes_of,
-    target_of,
-)
+from msatools.reports.json_file import Reports, SnapshotError, head_of
 
 __all__ = ["SnapshotError", "load_snapshot"]
 
 _REPORTS = Reports("memstat", MemstatReport.schema)
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class _Pages(msgspec.Struct):
+    """What is compared of the payload."""
+
+    pages: _Count
+    classes: tuple[ClassCount, ...]
+    checks: tuple[Check, ...]
+    managed_pages: int | None
+    physical_pages: int | None
+    by: dict[str, tuple[PageGroup, ...]] | None = None
 
 
 def load_snapshot(path: str) -> MemstatReport:
@@ -25,48 +36,22 @@ def load_snapshot(path: str) -> MemstatReport:
     :param path: A file, or ``-`` for standard input.
     :raises SnapshotError: if it cannot be read, or is no such report
     """
-    return _report(_REPORTS.load(path))
-
-
-def _report(found: Object) -> MemstatReport:
-    by = found.object_or_none("by")
+    found = _REPORTS.load(path)
+    head, payload = head_of(found), found.read(_Pages)
+    counts = [each.pages for each in payload.classes]
+    counts += [each.pages for view in (payload.by or {}).values() for each in view]
+    if min(counts, default=0) < 0:
+        raise found.damaged("a count of pages is below zero")
     return MemstatReport(
-        target=target_of(found.object("target")),
-        taken_at_ns=found.number_or_none("taken_at_ns"),
-        interval_ns=found.number_or_none("interval_ns"),
-        coverage=found.object("coverage").counts(),
-        notes=notes_of(found),
-        pages=found.count("pages"),
-        classes=tuple(
-            ClassCount(each.text("name"), each.count("pages"), each.count("bytes"))
-            for each in found.objects("classes")
-        ),
-        checks=tuple(_check(each) for each in found.objects("checks")),
-        managed_pages=found.number_or_none("managed_pages"),
-        physical_pages=found.number_or_none("physical_pages"),
-        by=None
-        if by is None
-        else {
-            name: tuple(_group(each) for each in by.objects(name)) for name in by.keys
-        },
-    )
-
-
-def _check(found: Object) -> Check:
-    return Check(
-        name=found.text("name"),
-        walk_pages=found.number("walk_pages"),
-        counter=found.text("counter"),
-        kernel_pages=found.number_or_none("kernel_pages"),
-        difference=found.number_or_none("difference"),
-        explained_by=found.text_or_none("explained_by"),
-    )
-
-
-def _group(found: Object) -> PageGroup:
-    return PageGroup(
-        key=found.text("key"),
-        name=found.text("name"),
-        pages=found.count("pages"),
-        classes=found.object("classes").counts(),
+        target=head.target,
+        taken_at_ns=head.taken_at_ns,
+        interval_ns=head.interval_ns,
+        coverage=head.coverage,
+        notes=head.notes,
+        pages=payload.pages,
+        classes=payload.classes,
+        checks=payload.checks,
+        managed_pages=payload.managed_pages,
+        physical_pages=payload.physical_pages,
+        by=payload.by,
     )

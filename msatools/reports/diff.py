@@ -8,11 +8,12 @@ of files: nothing of them is trusted.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
+from msatools.kernel.ranges import ranges
 from msatools.kernel.report import Note, Report
 from msatools.render.units import duration
-from msatools.reports.json_file import Object, head_of
+from msatools.reports.json_file import ReportFile, head_of
 from msatools.target.model import UNLISTED, Target
 
 SAME_START_NS = 1_000_000_000
@@ -43,6 +44,11 @@ class DiffRows:
 
 
 Value = int | str | None
+
+_Pair = tuple[ReportFile, ReportFile]
+
+_MAX_NUMBER = 1 << 63
+"""Above all numbers of CPUs and the like: what is damaged is not made a range of."""
 
 
 class Moment(Protocol):
@@ -118,7 +124,7 @@ class ReportDiff:
 def compare(
     command: str,
     tables: Iterable[DiffRows],
-    reports: tuple[Object, Object],
+    reports: _Pair,
     files: tuple[str, str],
 ) -> ReportDiff:
     """
@@ -128,10 +134,8 @@ def compare(
     :param files: Where they are from.
     :raises SnapshotError: if one is damaged
     """
-    before, after = (
-        _side(head_of(report), file)
-        for report, file in zip(reports, files, strict=True)
-    )
+    heads = head_of(reports[0]), head_of(reports[1])
+    before, after = (_side(head, file) for head, file in zip(heads, files, strict=True))
     return ReportDiff(
         command=command,
         before=before,
@@ -143,10 +147,10 @@ def compare(
             *_other_times(before, after),
         ),
         changes={
-            table.name: tuple(sorted(_changes(table, reports), key=_rank))
+            table.name: tuple(sorted(_changes(table, reports, heads), key=_rank))
             for table in tables
             # Some are there on request only.
-            if all(table.name in report.keys for report in reports)
+            if all(table.name in report.values for report in reports)
         },
     )
 
@@ -212,8 +216,12 @@ class _DiffRow:
     began_ns: int | None
 
 
-def _changes(table: DiffRows, reports: tuple[Object, Object]) -> Iterator[RowChange]:
-    before, after = (dict(_rows(table, report)) for report in reports)
+def _changes(
+    table: DiffRows, reports: _Pair, heads: tuple[Report, Report]
+) -> Iterator[RowChange]:
+    before, after = (
+        dict(_rows(table, *each)) for each in zip(reports, heads, strict=True)
+    )
     for key in dict.fromkeys((*after, *before)):
         had, has = before.get(key), after.get(key)
         if had is not None and has is not None and _is_same(had, has):
@@ -227,25 +235,63 @@ def _changes(table: DiffRows, reports: tuple[Object, Object]) -> Iterator[RowCha
 
 
 def _rows(
-    table: DiffRows, report: Object
+    table: DiffRows, report: ReportFile, head: Report
 ) -> Iterator[tuple[tuple[Value, ...], _DiffRow]]:
-    taken_ns = report.number_or_none("taken_at_ns")
-    if not report.has(table.name):
-        return
-    for each in report.objects(table.name):
-        key = {name: each.word(name) for name in table.by}
-        lived = None if table.lived is None else each.number_or_none(table.lived)
-        is_since_start = report.number_or_none("interval_ns") is None
-        knows = lived is not None and taken_ns is not None and is_since_start
+    """Yield the rows under a key of a report, by what tells them apart."""
+    for each in _read_rows(table, report):
+        key = {name: _word(each[name]) for name in table.by}
+        lived_ns = each[table.lived] if table.lived else None
+        taken_ns = head.taken_at_ns if head.interval_ns is None else None
         yield (
             tuple(key.values()),
             _DiffRow(
                 key=key,
-                counts={name: each.amount(name) for name in table.counts},
-                facts={name: each.word(name) for name in table.facts},
-                began_ns=(taken_ns or 0) - (lived or 0) if knows else None,
+                counts={name: _amount(each[name]) for name in table.counts},
+                facts={name: _word(each[name]) for name in table.facts},
+                began_ns=None
+                if taken_ns is None or lived_ns is None
+                else taken_ns - lived_ns,
             ),
         )
+
+
+def _read_rows(table: DiffRows, report: ReportFile) -> Iterator[dict[str, Any]]:
+    """Yield those fields of the rows that are compared.
+
+    :raises SnapshotError: if one is of no type that it can have
+    """
+    import msgspec
+
+    types: dict[str, Any] = {
+        **dict.fromkeys((*table.by, *table.facts), _Word),
+        **dict.fromkeys(table.counts, int | list[Any] | None),
+        **({table.lived: int | None} if table.lived else {}),
+    }
+    row = msgspec.defstruct("Row", [(name, kind, None) for name, kind in types.items()])
+    rows = msgspec.defstruct("Rows", [(table.name, list[row] | None, None)])  # type: ignore[valid-type]
+    found = getattr(report.read(rows), table.name)
+    return map(msgspec.structs.asdict, found or ())
+
+
+_Word = bool | int | str | list[Any] | None
+"""What names or describes something."""
+
+
+def _word(value: Any) -> Value:
+    """Return a fact as one word."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        is_of_cpus = all(
+            type(item) is int and 0 <= item < _MAX_NUMBER for item in value
+        )
+        return ranges(value) if is_of_cpus else ",".join(map(str, value))
+    return cast(Value, value)
+
+
+def _amount(value: int | list[Any] | None) -> int | None:
+    """Return a count, or how many there are in a list."""
+    return len(value) if isinstance(value, list) else value
 
 
 def _is_same(had: _DiffRow, has: _DiffRow) -> bool:
