@@ -6,11 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
-from drgn import FaultError
 
-from msatools.kernel.load import load_averages
-from msatools.kernel.report import LossLog
 from msatools.locks.base.model import WaitTarget
 from msatools.prstat.load import collect_load
 from msatools.prstat.model import Load
@@ -115,20 +111,3 @@ def test_load_of_those_that_are_wanted() -> None:
 def test_no_load() -> None:
     assert load_of() == Load(0, 0, ())
     assert load_of({"pid": 1, "state": SLEEPS}) == Load(0, 0, ())
-
-
-def test_averages() -> None:
-    prog: Any = {"avenrun": SimpleNamespace(value_=lambda: [2048, 1024, 1])}
-    assert load_averages(prog, LossLog()) == (1.0, 0.5, 1 / 2048)
-
-
-@pytest.mark.parametrize("error", [FaultError("lost", 0), LookupError("none")])
-def test_averages_that_are_lost(error: Exception) -> None:
-    class Prog:
-        def __getitem__(self, name: str) -> Any:
-            raise error
-
-    prog: Any = Prog()
-    findings = LossLog()
-    assert load_averages(prog, findings) is None
-    assert findings.lost == {"load_unreadable": 1}
