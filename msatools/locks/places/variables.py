@@ -7,12 +7,12 @@ from functools import cached_property
 import drgn
 import numpy as np
 
+from msatools.kernel.modules import CodeModules
 from msatools.kernel.report import LossLog
 from msatools.locks.base.struct_reader import Layout
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf
 from msatools.target.addresses import START_KERNEL_MAP
-from msatools.tasks.modules import CodeModules
 
 _MAX_CPUS = 8192
 """NR_CPUS that x86 can have."""
