@@ -18,11 +18,11 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.strings import decode_string
 from msatools.kernel.structs import Members, read_structs
 
-_HOTPLUG: Members = {"state": ("i4", ("state",)), "target": ("i4", ("target",))}
+_HOTPLUG: Members = {"state": ("state",), "target": ("target",)}
 
 _QUEUE: Members = {
-    "capacity": ("u8", ("cpu_capacity",)),
-    "idle_state": ("u8", ("idle_state",)),
+    "capacity": ("cpu_capacity",),
+    "idle_state": ("idle_state",),
 }
 
 

@@ -27,10 +27,10 @@ MAX_OBJECT = 1 << 23
 
 _TYPE = "struct kmem_cache"
 _CACHE: Members = {
-    "name": ("u8", ("name",)),
-    "size": ("u4", ("size",)),
+    "name": ("name",),
+    "size": ("size",),
     # With CONFIG_SLUB_DEBUG, and with CONFIG_DEBUG_SLAB.
-    "padding": ("u4", ("red_left_pad", "obj_offset")),
+    "padding": ("red_left_pad", "obj_offset"),
 }
 
 

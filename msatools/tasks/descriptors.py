@@ -21,16 +21,16 @@ MAX_OPEN = 1 << 20
 
 Numbers = npt.NDArray[np.int64]
 
-_TASK = {"files": ("u8", ("files",))}
-_FILES = {"table": ("u8", ("fdt",))}
-_TABLE = {"size": ("u4", ("max_fds",)), "files": ("u8", ("fd",))}
+_TASK = {"files": ("files",)}
+_FILES = {"table": ("fdt",)}
+_TABLE = {"size": ("max_fds",), "files": ("fd",)}
 _FILE = {
-    "inode": ("u8", ("f_inode",)),
-    "mapping": ("u8", ("f_mapping",)),
-    "operations": ("u8", ("f_op",)),
-    "private": ("u8", ("private_data",)),
-    "mount": ("u8", ("f_path.mnt",)),
-    "dentry": ("u8", ("f_path.dentry",)),
+    "inode": ("f_inode",),
+    "mapping": ("f_mapping",),
+    "operations": ("f_op",),
+    "private": ("private_data",),
+    "mount": ("f_path.mnt",),
+    "dentry": ("f_path.dentry",),
 }
 
 

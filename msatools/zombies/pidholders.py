@@ -30,12 +30,12 @@ _WORD = 8
 _MAX_CALLBACKS = 1 << 20
 
 _FILE = {
-    "operations": ("u8", ("f_op",)),
-    "private": ("u8", ("private_data",)),
+    "operations": ("f_op",),
+    "private": ("private_data",),
     # A structure of its own since Linux kernel commit 1934b212615d ("file: reclaim 24
     # bytes from f_owner") (in v6.12)
-    "owner": ("u8", ("f_owner.pid",)),
-    "owned": ("u8", ("f_owner",)),
+    "owner": ("f_owner.pid",),
+    "owned": ("f_owner",),
 }
 
 
@@ -118,7 +118,7 @@ class PidHolders:
         private = drgn.offsetof(self._prog.type("struct file"), "private_data")
         pids = read["private"][own].astype(np.uint64)
         yield Holders("pidfd", pids, files[own] + np.uint64(private))
-        known = "struct pid", {"dentry": ("u8", ("stashed",))}
+        known = "struct pid", {"dentry": ("stashed",)}
         stashed = read_structs(self._reader, *known, self._pids, self._findings)
         if stashed.has("dentry"):
             dentries = stashed["dentry"].astype(np.uint64)
@@ -210,7 +210,7 @@ class PidHolders:
         offset = find_offset(self._prog.type(type_name), names)
         if offset is None:
             raise LookupError(f"{type_name} has no {names[0]}")
-        wanted = {"value": ("u8", names)}
+        wanted = {"value": names}
         read = read_structs(self._reader, type_name, wanted, addresses, self._findings)
         values = read["value"].astype(np.uint64)
         return Holders(kind, values, addresses + np.uint64(offset))

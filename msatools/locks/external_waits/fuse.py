@@ -310,7 +310,7 @@ class Fuse:
         inodes = read_structs(
             self._layout.reader,
             "struct inode",
-            {"device": ("u4", ("i_rdev",))},
+            {"device": ("i_rdev",)},
             read["inode"].astype(np.uint64),
             self._findings,
         )
