@@ -11,6 +11,7 @@ import numpy as np
 
 from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.pagetables import PageTables
+from msatools.kernel.percpu import unit_offsets
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
@@ -40,10 +41,7 @@ def percpu_pages(reader: Reader, tables: PageTables, findings: LossLog) -> Percp
     prog = reader.prog
     page_shift = prog["PAGE_SHIFT"].value_()
     cpus = list(possible_cpus(prog, findings))
-    offsets = reader.words(
-        prog["pcpu_unit_offsets"].value_(), max(cpus, default=-1) + 1
-    )
-    units = offsets[cpus].tolist()
+    units = unit_offsets(reader, cpus)
     type_ = prog.type("struct pcpu_chunk")
     base_addr, populated, immutable, nr_pages = (
         type_.member(name).offset
