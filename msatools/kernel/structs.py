@@ -133,18 +133,28 @@ def read_structs(
     if layout is None:
         return Structs({}, np.zeros(len(addresses), np.bool_))
     unique, index = each_once(addresses)
-    size = layout.records.itemsize
-    records, readable = reader.read_records(unique + np.uint64(layout.start), size)
+    rows, readable = read_rows(reader, layout, unique)
     # What lies at a member's offset from nowhere is none.
     nulls = len(unique) - int(np.count_nonzero(unique))
     if nulls:
         readable[unique == 0] = False
-        records[unique == 0] = 0
+        rows[unique == 0] = np.zeros(1, layout.records)
     lost = len(unique) - nulls - int(np.count_nonzero(readable))
     lose_many(findings, type_name, lost)
-    rows = records.view(layout.records)[:, 0]
     columns = {name: rows[name][index] for name in layout.records.names or ()}
     return Structs(columns, readable[index])
+
+
+def read_rows(
+    reader: Reader, layout: StructLayout, addresses: Addresses
+) -> tuple[npt.NDArray[Any], Booleans]:
+    """Read the members of the structures at *addresses*, for those who count losses.
+
+    :return: A row each, zero where it cannot be read, and whether it could be.
+    """
+    size = layout.records.itemsize
+    records, readable = reader.read_records(addresses + np.uint64(layout.start), size)
+    return records.view(layout.records)[:, 0], readable
 
 
 def read_struct(

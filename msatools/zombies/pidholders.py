@@ -15,12 +15,12 @@ import numpy as np
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from msatools.kernel.cpumask import possible_cpus
+from msatools.kernel.files import Descriptors
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Structs, find_offset, read_structs
 from msatools.kernel.walks import list_records
-from msatools.tasks.descriptors import Descriptors
 from msatools.tasks.table import TaskTable
 from msatools.tasks.text import kernel_symbol
 
@@ -29,14 +29,7 @@ CALLBACKS = "callbacks of RCU"
 _WORD = 8
 _MAX_CALLBACKS = 1 << 20
 
-_FILE = {
-    "operations": ("f_op",),
-    "private": ("private_data",),
-    # A structure of its own since Linux kernel commit 1934b212615d ("file: reclaim 24
-    # bytes from f_owner") (in v6.12)
-    "owner": ("f_owner.pid",),
-    "owned": ("f_owner",),
-}
+_FILE = ("operations", "private", "owner", "owned")
 
 
 @dataclass(frozen=True)
@@ -227,7 +220,7 @@ class PidHolders:
         found = [descriptors.all_files(tables, row) for row in range(len(with_files))]
         files = np.unique(np.concatenate([_NOWHERE, *found]))
         files = files[files != 0]
-        read = read_structs(self._reader, "struct file", _FILE, files, self._findings)
+        read = descriptors.read_files(files, _FILE)
         return files, read
 
     def _operations(self, *names: str) -> Addresses:
