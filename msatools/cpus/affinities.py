@@ -16,7 +16,7 @@ from msatools.kernel.structs import read_structs
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_cgroups import UNKNOWN, TaskCgroups
 
-_STATE = {"group": ("u8", ("cgroup",))}
+_STATE = {"group": ("cgroup",)}
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def read_cpuset_groups(
     css_sets = read_structs(
         reader,
         "struct css_set",
-        {"cpuset": ("u8", (f"subsys[{number}]",))},
+        {"cpuset": (f"subsys[{number}]",)},
         tasks["cgroups"].astype(np.uint64),
         findings,
     )

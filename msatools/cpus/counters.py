@@ -43,9 +43,9 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Members, Structs, read_structs
 
 _QUEUE: Members = {
-    "csw": ("u8", ("nr_switches",)),
-    "runq": ("u4", ("nr_running",)),
-    "waits": ("i4", ("nr_iowait.counter",)),
+    "csw": ("nr_switches",),
+    "runq": ("nr_running",),
+    "waits": ("nr_iowait.counter",),
 }
 
 _EVENTS = ("PGFAULT", "PGMAJFAULT")
@@ -61,10 +61,10 @@ _TIMES = (
 
 _NAPS: Members = {
     # Seen in v7.2: before, ``struct tick_sched`` has it.
-    "idle": ("u1", ("idle_elapse",)),
-    "since": ("u8", ("idle_entrytime",)),
-    "stolen": ("u8", ("idle_stealtime[0]",)),
-    "stolen_iowait": ("u8", ("idle_stealtime[1]",)),
+    "idle": ("idle_elapse",),
+    "since": ("idle_entrytime",),
+    "stolen": ("idle_stealtime[0]",),
+    "stolen_iowait": ("idle_stealtime[1]",),
 }
 
 
@@ -201,7 +201,7 @@ def _read_faults(
     """Read page faults; a CPU that goes offline hands its own to another."""
     try:
         numbers = dict(reader.prog.type("enum vm_event_item").enumerators or ())
-        members = {name: ("u8", (f"event[{numbers[name]}]",)) for name in _EVENTS}
+        members = {name: (f"event[{numbers[name]}]",) for name in _EVENTS}
         events = read_structs(
             reader,
             "struct vm_event_state",
@@ -222,8 +222,8 @@ def _read_interrupts(
     """Read how many interrupts of devices there were, and the softirqs by name."""
     names = softirq_names(reader, findings)
     members: Members = {
-        "irqs": ("u8", ("irqs_sum",)),
-        **{name: ("u4", (f"softirqs[{row}]",)) for row, name in enumerate(names)},
+        "irqs": ("irqs_sum",),
+        **{name: (f"softirqs[{row}]",) for row, name in enumerate(names)},
     }
     addresses = percpu.addresses("kstat")
     kstat = read_structs(reader, "struct kernel_stat", members, addresses, findings)
@@ -246,7 +246,7 @@ def _read_times(
     places = {name: f"cpustat[{numbers['CPUTIME_' + name]}]" for name in _TIMES}
     members: Members = {
         **_NAPS,
-        **{name: ("u8", (place,)) for name, place in places.items()},
+        **{name: (place,) for name, place in places.items()},
     }
     stat, vtime = _read_stat(reader, percpu, members, findings)
     found = {name: believed(stat, name, findings) for name in _TIMES}

@@ -35,7 +35,7 @@ from msatools.cpus.ticksched import read_tick_sched
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.load import load_averages
 from msatools.kernel.losses import Loss
-from msatools.kernel.percpu import PerCpu, read_percpu
+from msatools.kernel.percpu import read_percpu
 from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.target.describe import describe
 from msatools.target.model import Target
@@ -100,9 +100,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         super().__init__(prog, target, options)
         with self._learning():
             # Whoever else wants it has this one, and its losses count once.
-            self._percpu = self._reader.once(
-                PerCpu, lambda: read_percpu(prog, self._findings)
-            )
+            self._percpu = read_percpu(self._reader, self._findings)
             self._kernel_names = KernelNames(self._reader)
             self._task_reader = TaskReader(self._reader) if options.tasks else None
             self._text = None

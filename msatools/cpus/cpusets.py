@@ -24,6 +24,7 @@ from msatools.kernel.strings import read_string
 from msatools.kernel.structs import (
     Booleans,
     Structs,
+    Words,
     find_offset,
     lose_many,
     read_structs,
@@ -157,26 +158,25 @@ def _read(reader: Reader, addresses: Addresses, findings: LossLog) -> Cpusets:
     cpuset = prog.type("struct cpuset")
     # Without SMP or with few CPUs a mask lies in the structure.
     pointers = {
-        name: ("u8", members)
+        name: members
         for name, members in _MASKS.items()
         if _is_mask_pointer(cpuset, members)
     }
-    nodes = f"V{drgn.sizeof(prog.type('nodemask_t'))}"
     found = read_structs(
         reader,
         "struct cpuset",
         {
             **pointers,
-            "group": ("u8", ("css.cgroup",)),
-            "parent": ("u8", ("css.parent",)),
-            "css_flags": ("u4", ("css.flags",)),
-            "flags": ("u8", ("flags",)),
-            "asked_nodes": (nodes, ("mems_allowed",)),
-            "nodes": (nodes, ("effective_mems",)),
-            "state": ("i4", ("partition_root_state",)),
+            "group": ("css.cgroup",),
+            "parent": ("css.parent",),
+            "css_flags": ("css.flags",),
+            "flags": ("flags",),
+            "asked_nodes": Words(("mems_allowed",)),
+            "nodes": Words(("effective_mems",)),
+            "state": ("partition_root_state",),
             # Linux kernel commit 7476a636d310 ("cgroup/cpuset: Show invalid partition
             # reason string") (in v6.1)
-            "error": ("i4", ("prs_err",)),
+            "error": ("prs_err",),
         },
         addresses,
         findings,

@@ -19,7 +19,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
 from msatools.target.model import Address
 
-_RUN_QUEUE = {"domain": ("u8", ("rd",))}
+_RUN_QUEUE = {"domain": ("rd",)}
 
 
 @dataclass(frozen=True)

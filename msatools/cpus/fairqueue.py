@@ -15,27 +15,27 @@ from msatools.kernel.structs import Members, read_structs
 
 _ENTITY: Members = {
     # With CONFIG_FAIR_GROUP_SCHED.
-    "parent": ("u8", ("parent",)),
-    "queue": ("u8", ("cfs_rq",)),
-    "on_rq": ("u1", ("on_rq",)),
-    "vruntime": ("u8", ("vruntime",)),
+    "parent": ("parent",),
+    "queue": ("cfs_rq",),
+    "on_rq": ("on_rq",),
+    "vruntime": ("vruntime",),
     # "sched/fair: Implement an EEVDF-like scheduling policy" (in v6.6)
-    "deadline": ("u8", ("deadline",)),
-    "weight": ("u8", ("load.weight",)),
+    "deadline": ("deadline",),
+    "weight": ("load.weight",),
 }
 
 _QUEUE: Members = {
     # What vruntimes count from; another since "sched/eevdf: Fix min_vruntime vs
     # avg_vruntime" (in v6.19, and stable kernels).
-    "zero": ("u8", ("zero_vruntime", "min_vruntime")),
-    "curr": ("u8", ("curr",)),
+    "zero": ("zero_vruntime", "min_vruntime"),
+    "curr": ("curr",),
     # Sums over the entities that wait, for their average; "sched/fair: Rename
     # cfs_rq::avg_vruntime to ::sum_w_vruntime" and the like (in v7.0).
-    "sum": ("i8", ("sum_w_vruntime", "avg_vruntime")),
-    "weights": ("u8", ("sum_weight", "avg_load")),
-    "shift": ("u4", ("sum_shift",)),
+    "sum": ("sum_w_vruntime", "avg_vruntime"),
+    "weights": ("sum_weight", "avg_load"),
+    "shift": ("sum_shift",),
     # With CONFIG_CFS_BANDWIDTH: how many groups from here up are throttled.
-    "throttles": ("i4", ("throttle_count",)),
+    "throttles": ("throttle_count",),
 }
 
 # Scales that weights have on 64 bits (scale_load_down() of kernel/sched/sched.h).

@@ -19,12 +19,12 @@ MAX_HANDLERS = 64
 _MAX_NAME = 256
 
 _ACTION = {
-    "next": ("u8", ("next",)),
-    "name": ("u8", ("name",)),
+    "next": ("next",),
+    "name": ("name",),
 }
 _CHIP = {
-    "name": ("u8", ("name",)),
-    "set_affinity": ("u8", ("irq_set_affinity",)),
+    "name": ("name",),
+    "set_affinity": ("irq_set_affinity",),
 }
 
 

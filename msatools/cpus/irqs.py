@@ -36,17 +36,17 @@ _EFFECTIVE = ("irq_common_data.effective_affinity",)
 _PENDING = ("pending_mask",)
 
 _DESC = {
-    "irq": ("u4", ("irq_data.irq",)),
-    "hwirq": ("u8", ("irq_data.hwirq",)),
-    "chip": ("u8", ("irq_data.chip",)),
-    "state": ("u4", ("irq_common_data.state_use_accessors",)),
-    "settings": ("u4", ("status_use_accessors",)),
-    "kstat": ("u8", ("kstat_irqs",)),
-    "action": ("u8", ("action",)),
-    "flow": ("u8", ("name",)),
-    "affinity": ("u8", _AFFINITY),
-    "effective": ("u8", _EFFECTIVE),
-    "pending": ("u8", _PENDING),
+    "irq": ("irq_data.irq",),
+    "hwirq": ("irq_data.hwirq",),
+    "chip": ("irq_data.chip",),
+    "state": ("irq_common_data.state_use_accessors",),
+    "settings": ("status_use_accessors",),
+    "kstat": ("kstat_irqs",),
+    "action": ("action",),
+    "flow": ("name",),
+    "affinity": _AFFINITY,
+    "effective": _EFFECTIVE,
+    "pending": _PENDING,
 }
 
 

@@ -15,14 +15,17 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.strings import decode_string
+from msatools.kernel.strings import decode_string, read_string
 from msatools.kernel.structs import Members, read_structs
 
-_HOTPLUG: Members = {"state": ("i4", ("state",)), "target": ("i4", ("target",))}
+_MAX_NAME = 128
+"""Of a step of hot-plug; the longest have some 40 bytes."""
+
+_HOTPLUG: Members = {"state": ("state",), "target": ("target",)}
 
 _QUEUE: Members = {
-    "capacity": ("u8", ("cpu_capacity",)),
-    "idle_state": ("u8", ("idle_state",)),
+    "capacity": ("cpu_capacity",),
+    "idle_state": ("idle_state",),
 }
 
 
@@ -108,12 +111,13 @@ def _step_names(
     """
     known = {value: name for name, value in steps.items() if value in states}
     last = max(steps.values())
+    reader = Reader(prog)  # as with drgn's objects, no report has its reads
     try:
         described = prog["cpuhp_hp_states"]
         for state in states:
             # What asks for any step (CPUHP_AP_ONLINE_DYN) has no enumerator.
             if 0 <= state <= last and (name := described[state].name):
-                known[state] = decode_string(name.string_())
+                known[state] = read_string(reader, name.value_(), _MAX_NAME)
     except (LookupError, drgn.FaultError) as error:
         findings.lose(Loss.HOTPLUG, f"names of steps of hot-plug are lost: {error}")
     return known

@@ -20,31 +20,39 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.structs import Members, Structs, find_offset, read_structs
+from msatools.kernel.structs import (
+    Members,
+    Structs,
+    Words,
+    find_offset,
+    member_names,
+    read_structs,
+)
 from msatools.kernel.walks import list_records, tree_records
 
 _PRIORITIES = 100
 """MAX_RT_PRIO, one list each (include/linux/sched/prio.h)."""
 
+_REALTIME = Words(("rt.active.queue",))
 _RQ: Members = {
-    "running": ("u4", ("nr_running",)),
-    "clock": ("u8", ("clock",)),
-    "curr": ("u8", ("curr",)),
-    "idle": ("u8", ("idle",)),
-    "stop": ("u8", ("stop",)),
+    "running": ("nr_running",),
+    "clock": ("clock",),
+    "curr": ("curr",),
+    "idle": ("idle",),
+    "stop": ("stop",),
     # When it went idle; 0 once a task was woken.
-    "idle_since": ("u8", ("idle_stamp",)),
-    "deadline": ("u8", ("dl.root.rb_root",)),
-    "realtime": (f"({_PRIORITIES},2)u8", ("rt.active.queue",)),
+    "idle_since": ("idle_stamp",),
+    "deadline": ("dl.root.rb_root",),
+    "realtime": _REALTIME,
     # Without CONFIG_RT_GROUP_SCHED gone with "sched/rt: Remove default bandwidth
     # control" (in v6.12)
-    "rt_throttled": ("u4", ("rt.rt_throttled",)),
-    "fair": ("u8", ("cfs_tasks",)),
+    "rt_throttled": ("rt.rt_throttled",),
+    "fair": ("cfs_tasks",),
     # "sched_ext: Implement BPF extensible scheduler class" (in v6.12)
-    "ext": ("u8", ("scx.runnable_list",)),
+    "ext": ("scx.runnable_list",),
 }
 
-_STOP: Members = {"on_rq": ("u1", ("on_rq",))}
+_STOP: Members = {"on_rq": ("on_rq",)}
 
 _NODES = {
     "deadline": ("dl.rb_node",),
@@ -128,7 +136,9 @@ class _Walk:
         self._tries = _TRIES if prog.flags & drgn.ProgramFlags.IS_LIVE else 1
         rq, task = prog.type("struct rq"), prog.type("struct task_struct")
         self._rq_size = drgn.sizeof(rq)
-        self._in_rq = {name: find_offset(rq, _RQ[name][1]) for name in _NODES}
+        self._in_rq = {
+            name: find_offset(rq, member_names(_RQ[name])) for name in _NODES
+        }
         self._in_task = {name: find_offset(task, _NODES[name]) for name in _NODES}
         entity = prog.type("struct sched_dl_entity")
         self._dl_size = drgn.sizeof(entity)
@@ -148,7 +158,8 @@ class _Walk:
             yield QueuedTask(address, "deadline")
         throttled = queues.has("rt_throttled") and bool(queues["rt_throttled"][row])
         lists = rq + (self._in_rq["realtime"] or 0)
-        for address in self._realtime(lists, queues["realtime"][row], {lists}):
+        heads = queues["realtime"][row].reshape(_PRIORITIES, 2)
+        for address in self._realtime(lists, heads, {lists}):
             yield QueuedTask(address, "realtime", throttled)
         if queues.has("fair"):
             first = int(queues["fair"][row])

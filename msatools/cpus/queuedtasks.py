@@ -46,8 +46,8 @@ _CLASSES: dict[str, SchedClass] = {
 }
 
 _MORE: Members = {
-    "class": ("u8", ("sched_class",)),
-    "deadline": ("u8", ("dl.deadline",)),
+    "class": ("sched_class",),
+    "deadline": ("dl.deadline",),
 }
 
 

@@ -15,18 +15,18 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, lose_many, read_structs
 
 _X86: Members = {
-    "index": ("u2", ("cpu_index",)),
+    "index": ("cpu_index",),
     # "x86/cpu: Encapsulate topology information in cpuinfo_x86" and what follows it
     # (in v6.7)
-    "package": ("u4", ("topo.pkg_id",)),
-    "die": ("u4", ("topo.die_id",)),
-    "core": ("u4", ("topo.core_id",)),
-    "old_package": ("u2", ("phys_proc_id",)),
-    "old_die": ("u2", ("cpu_die_id",)),
-    "old_core": ("u2", ("cpu_core_id",)),
+    "package": ("topo.pkg_id",),
+    "die": ("topo.die_id",),
+    "core": ("topo.core_id",),
+    "old_package": ("phys_proc_id",),
+    "old_die": ("cpu_die_id",),
+    "old_core": ("cpu_core_id",),
 }
 
-_ARM64: Members = {"package": ("i4", ("package_id",)), "core": ("i4", ("core_id",))}
+_ARM64: Members = {"package": ("package_id",), "core": ("core_id",)}
 
 
 @dataclass(frozen=True)

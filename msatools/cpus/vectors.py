@@ -107,7 +107,7 @@ def read_vectors(reader: Reader, percpu: PerCpu, findings: LossLog) -> Vectors:
     except LookupError:
         numbers = {}
     members: Members = {
-        kind.name: ("u4", (*_place(kind, numbers), kind.member)) for kind in _KINDS
+        kind.name: (*_place(kind, numbers), kind.member) for kind in _KINDS
     }
     try:
         addresses = percpu.addresses("irq_stat")

@@ -29,18 +29,18 @@ _ANY_CPU = (1 << 32) - 1
 _MOST_NS = 1 << 60
 
 _TASK: Members = {
-    "sequence": ("u4", ("vtime.seqcount.sequence",)),
-    "state": ("u4", ("vtime.state",)),
-    "cpu": ("u4", ("vtime.cpu",)),
-    "start_ns": ("u8", ("vtime.starttime",)),
-    "user_ns": ("u8", ("vtime.utime",)),
-    "system_ns": ("u8", ("vtime.stime",)),
-    "guest_ns": ("u8", ("vtime.gtime",)),
-    "static_prio": ("i4", ("static_prio",)),
+    "sequence": ("vtime.seqcount.sequence",),
+    "state": ("vtime.state",),
+    "cpu": ("vtime.cpu",),
+    "start_ns": ("vtime.starttime",),
+    "user_ns": ("vtime.utime",),
+    "system_ns": ("vtime.stime",),
+    "guest_ns": ("vtime.gtime",),
+    "static_prio": ("static_prio",),
 }
 
 
-_QUEUE: Members = {"current": ("u8", ("curr",))}
+_QUEUE: Members = {"current": ("curr",)}
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _read_tracking(reader: Reader, percpu: PerCpu, findings: LossLog) -> Structs
         tracking = read_structs(
             reader,
             "struct context_tracking",
-            {"active": ("u1", ("active",))},
+            {"active": ("active",)},
             percpu.addresses("context_tracking"),
             findings,
         )

@@ -23,12 +23,12 @@ DELETED = " (deleted)"
 
 _NAME_MAX = 255
 
-_CGROUP = {"node": ("u8", ("kn",)), "flags": ("u4", ("self.flags",))}
+_CGROUP = {"node": ("kn",), "flags": ("self.flags",)}
 _NODE = {
     # Linux kernel commit 633488947ef6 ("kernfs: Use RCU to access
     # kernfs_node::parent.") (in v6.15)
-    "parent": ("u8", ("__parent", "parent")),
-    "name": ("u8", ("name",)),
+    "parent": ("__parent", "parent"),
+    "name": ("name",),
 }
 
 Nodes = dict[int, tuple[int, str]]

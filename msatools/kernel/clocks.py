@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.losses import Loss
-from msatools.kernel.percpu import PerCpu, read_percpu
+from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 
@@ -114,7 +114,7 @@ def read_clocks(reader: Reader, findings: LossLog) -> Clocks:
 
 
 def _queues(reader: Reader, findings: LossLog) -> _Queues:
-    percpu = reader.once(PerCpu, lambda: read_percpu(reader.prog, findings))
+    percpu = read_percpu(reader, findings)
     queue = reader.prog.type("struct rq")
     clock, task = drgn.offsetof(queue, "clock"), drgn.offsetof(queue, "clock_task")
     start = min(clock, task)

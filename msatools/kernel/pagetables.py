@@ -5,14 +5,14 @@ The kernel's page tables: where they lie and what they map.
 
 Only what memstat needs that drgn's own translation does not give: the pages
 that tables occupy, and translation of many addresses with a read a table.
-x86-64 (arch/x86/include/asm/pgtable_types.h).
+How they are made is in msatools.target.paging.
 """
 
 from collections.abc import Iterable
+from functools import cached_property
 
 import drgn
 import numpy as np
-import numpy.typing as npt
 
 from msatools.kernel.functions import has_function
 from msatools.kernel.losses import Loss
@@ -20,15 +20,15 @@ from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.walks import list_nodes
-from msatools.target.paging import ENTRIES, HUGE, PAGE_SHIFT, PRESENT, table_format
+from msatools.target.paging import (
+    ENTRIES,
+    PAGE_SHIFT,
+    TABLE_BYTES,
+    TableWalk,
+    Words,
+    table_format,
+)
 
-Words = npt.NDArray[np.uint64]
-
-_HALF = ENTRIES // 2
-"""Of a top-level table: those of user space, and after them the kernel's."""
-
-_PRESENT = np.uint64(PRESENT)
-_HUGE = np.uint64(HUGE)
 _MAX_PFN = 1 << (52 - PAGE_SHIFT)
 _TABLES = 1 << 10
 """So many are read before what they name is looked at: 4 MiB."""
@@ -46,11 +46,7 @@ class PageTables:
             raise LookupError("no known page tables")
         self._reader = reader
         self._findings = findings
-        self._mask = form.frame
-        self._address = np.uint64(self._mask)
-        self._levels = form.levels
-        self._top: Words | None = None
-        self._tables: dict[int, Words] = {}
+        self._form = form
 
     @staticmethod
     def supported(prog: drgn.Program) -> bool:
@@ -66,11 +62,12 @@ class PageTables:
         """
         prog = self._reader.prog
         top = prog["init_mm"].pgd.value_()
-        roots = (top, top + 4096) if _has_isolation(prog) else (top,)
-        own = (root + 8 * _HALF for root in roots)
-        entries = self._read_entries(own, _HALF, physical=False)
+        roots = (top, top + TABLE_BYTES) if _has_isolation(prog) else (top,)
+        users = self._form.user_entries
+        own = (root + 8 * users for root in roots)
+        entries = self._read_entries(own, ENTRIES - users, physical=False)
         found: set[int] = set()
-        self._descend(entries, self._levels - 1, found)
+        self._descend(entries, self._form.shifts, found)
         return found
 
     def user_top_tables(self) -> set[int]:
@@ -81,6 +78,8 @@ class PageTables:
         table isolation) and the tables under it, down to those whose entries
         name tables of page middle directories.
         """
+        # Below are those whose entries name tables of page middle directories.
+        shifts = self._form.shifts[:-2]
         found: set[int] = set()
         tops = self._top_level_pfns()
         in_pairs = self._isolated(tops)
@@ -89,8 +88,9 @@ class PageTables:
             found.update(some)
             if in_pairs:
                 found.update([pfn + 1 for pfn in some])
-            entries = self._read_entries([pfn << PAGE_SHIFT for pfn in some], _HALF)
-            self._descend(entries, self._levels - 1, found, lowest=3)
+            tables = [pfn << PAGE_SHIFT for pfn in some]
+            entries = self._read_entries(tables, self._form.user_entries)
+            self._descend(entries, shifts, found)
         return found
 
     def _top_level_pfns(self) -> list[int]:
@@ -134,38 +134,22 @@ class PageTables:
     def pfn(self, address: int) -> int | None:
         """Translate an address of the kernel; ``None`` if no page is mapped there."""
         try:
-            entry = int(self._kernel_top()[self._index(address, self._levels)])
-            for level in range(self._levels - 1, 0, -1):
-                if not entry & PRESENT:
-                    return None
-                if level < 3 and entry & HUGE:
-                    # Maps 2 MiB or 1 GiB at once; bit 12 is a flag then.
-                    within = (1 << 9 * level) - 1
-                    first = (entry & self._mask) >> PAGE_SHIFT & ~within
-                    return first | address >> PAGE_SHIFT & within
-                entries = self._table(entry & self._mask)
-                entry = int(entries[self._index(address, level)])
+            found = self._kernel_walk.find(address)
         except drgn.FaultError:
             self._unreadable()
             return None
-        return (entry & self._mask) >> PAGE_SHIFT if entry & PRESENT else None
+        return None if found is None else found[0] >> PAGE_SHIFT
 
-    def _kernel_top(self) -> Words:
-        if self._top is None:
-            top = self._reader.prog["init_mm"].pgd.value_()
-            self._top = self._reader.words(top, ENTRIES)
-        return self._top
+    @cached_property
+    def _kernel_walk(self) -> TableWalk:
+        top = self._reader.prog["init_mm"].pgd.value_()
 
-    @staticmethod
-    def _index(address: int, level: int) -> int:
-        return address >> (PAGE_SHIFT + 9 * (level - 1)) & (ENTRIES - 1)
+        def read(table: int) -> bytes:
+            # The first has no physical address that is known.
+            is_below = table != top
+            return self._reader.read(table, TABLE_BYTES, physical=is_below)
 
-    def _table(self, physical: int) -> Words:
-        table = self._tables.get(physical)
-        if table is None:
-            table = self._reader.words(physical, ENTRIES, physical=True)
-            self._tables[physical] = table
-        return table
+        return TableWalk(self._form, top, read)
 
     def _read_entries(
         self, tables: Iterable[int], count: int, *, physical: bool = True
@@ -180,24 +164,24 @@ class PageTables:
         return np.frombuffer(b"".join(found), np.uint64)
 
     def _descend(
-        self, entries: Words, level: int, found: set[int], lowest: int = 1
+        self, entries: Words, shifts: tuple[int, ...], found: set[int]
     ) -> None:
         """
-        Collect the tables that *entries* name, of *level* and below.
+        Collect the tables that *entries* name, and those below.
 
-        Level 1 is a table of page table entries, whose own are not read.
+        :param shifts: Of the entries, and of the tables to collect, whose last are not
+            read.
         """
-        tables = entries[(entries & _PRESENT) != 0]
-        if level < 3:  # named by a table whose entries can map 2 MiB or 1 GiB
-            tables = tables[(tables & _HUGE) == 0]
-        pfns = set((distinct(tables & self._address) >> PAGE_SHIFT).tolist())
+        shift, *below = shifts
+        tables = self._form.tables(entries, shift)
+        pfns = set((distinct(tables) >> np.uint64(PAGE_SHIFT)).tolist())
         new = sorted(pfns - found)
         found |= pfns
-        if level > lowest:
+        if len(below) > 1:
             for start in range(0, len(new), _TABLES):
-                tables = (pfn << PAGE_SHIFT for pfn in new[start : start + _TABLES])
-                below = self._read_entries(tables, ENTRIES)
-                self._descend(below, level - 1, found, lowest)
+                places = (pfn << PAGE_SHIFT for pfn in new[start : start + _TABLES])
+                named = self._read_entries(places, ENTRIES)
+                self._descend(named, tuple(below), found)
 
     def _unreadable(self) -> None:
         self._findings.lose(Loss.PAGE_TABLES)

@@ -16,7 +16,7 @@ import numpy as np
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.structs import read_structs
+from msatools.kernel.structs import Members, find_offset, read_struct, read_structs
 
 Place = tuple[int, int]
 """The addresses of a ``struct vfsmount`` and a ``struct dentry``, a ``struct path``."""
@@ -32,22 +32,31 @@ _ERRORS = (1 << 64) - 4095
 
 _PAGE = 4096
 _NAME_MAX = 255
-_INLINE = 40
+_INLINE = ("d_shortname.string", "d_iname")
+"""Short names lie in the entry. "dcache: back inline names with a struct-wrapped array
+of unsigned long" (in v6.14)"""
+
 _DELETED = " (deleted)"
 
 _DENTRY = {
-    "parent": ("u8", ("d_parent",)),
-    "name": ("u8", ("d_name.name",)),
-    "length": ("u4", ("d_name.len",)),
-    "hashed": ("u8", ("d_hash.pprev",)),
-    # Short names lie in the entry. "dcache: back
-    # inline names with a struct-wrapped array of unsigned long" (in v6.14)
-    "inline": (f"S{_INLINE}", ("d_shortname", "d_iname")),
+    "parent": ("d_parent",),
+    "name": ("d_name.name",),
+    "length": ("d_name.len",),
+    "hashed": ("d_hash.pprev",),
+    "inline": _INLINE,
 }
+_OF_SUPER_BLOCK: Members = {
+    # Linux kernel commit 09a1b33c080f ("preparations to taking MNT_WRITE_HOLD out of
+    # ->mnt_flags") (in v6.18) has a pointer to the first mount, no list head.
+    "next": ("mnt_next_for_sb", "mnt_instance.next"),
+    "space": ("mnt_ns",),
+}
+_FIRST_MOUNT: Members = {"first": ("s_mounts",)}
+_ROOT: Members = {"root": ("mnt.mnt_root",)}
 _MOUNT = {
-    "root": ("u8", ("mnt.mnt_root",)),
-    "parent": ("u8", ("mnt_parent",)),
-    "mountpoint": ("u8", ("mnt_mountpoint",)),
+    "root": ("mnt.mnt_root",),
+    "parent": ("mnt_parent",),
+    "mountpoint": ("mnt_mountpoint",),
 }
 
 
@@ -115,15 +124,13 @@ class Paths:
             mounts = [place for place in mounts if place[1] == self._first_space]
         mount_type = self.reader.prog.type("struct mount")
         within = drgn.offsetof(mount_type, "mnt")
-        root = drgn.offsetof(mount_type, "mnt.mnt_root")
         places = []
         for mount, space in mounts:
             if not 0 < space < _ERRORS:
                 continue  # one that the kernel has for itself
             try:
-                places.append(
-                    (mount + within, int(self.reader.words(mount + root, 1)[0]))
-                )
+                found = read_struct(self.reader, "struct mount", _ROOT, mount)
+                places.append((mount + within, found["root"]))
             except drgn.FaultError as error:
                 self.findings.lose(Loss.PATHS, f"a mount is lost: {error}")
         return [path for path in self.tell(places) if path is not None]
@@ -159,24 +166,19 @@ class Paths:
         :return: Of each its address, and the ``struct mnt_namespace`` that it is in.
         """
         prog = self.reader.prog
-        head = super_block + drgn.offsetof(prog.type("struct super_block"), "s_mounts")
-        type_ = prog.type("struct mount")
-        # Linux kernel commit 09a1b33c080f ("preparations to taking MNT_WRITE_HOLD out
-        # of ->mnt_flags") (in v6.18) has a pointer to the first mount, no list head.
-        listed = type_.has_member("mnt_instance")
-        node = drgn.offsetof(type_, "mnt_instance") if listed else 0
-        member = "mnt_instance" if listed else "mnt_next_for_sb"
-        members = [drgn.offsetof(type_, name) for name in (member, "mnt_ns")]
-        start, end = min(members), max(members) + 8
+        block = "struct super_block"
+        head = super_block + drgn.offsetof(prog.type(block), "s_mounts")
+        node = find_offset(prog.type("struct mount"), ("mnt_instance",)) or 0
         try:
-            following = int(self.reader.words(head, 1)[0])
+            first = read_struct(self.reader, block, _FIRST_MOUNT, super_block)
+            following = first["first"]
             for _ in range(_MAX_MOUNTS):
                 if following == head or following <= node:
                     return
                 mount = following - node
-                words = self.reader.words(mount + start, (end - start) // 8)
-                following, space = (int(words[(at - start) // 8]) for at in members)
-                yield mount, space
+                found = read_struct(self.reader, "struct mount", _OF_SUPER_BLOCK, mount)
+                following = found["next"]
+                yield mount, found["space"]
         except drgn.FaultError:
             return
 
@@ -206,15 +208,14 @@ class Paths:
         found = read_structs(
             self.reader, "struct dentry", _DENTRY, addresses, self.findings
         )
-        type_ = self.reader.prog.type("struct dentry")
-        inline = drgn.offsetof(type_, _inline_member(type_))
+        inline = find_offset(self.reader.prog.type("struct dentry"), _INLINE) or 0
         for row, address in enumerate(addresses.tolist()):
             if not found.readable[row]:
                 self._entries[address] = None
                 continue
             length = min(int(found["length"][row]), _NAME_MAX)
             at = int(found["name"][row])
-            short = at == address + inline and length < _INLINE
+            short = at == address + inline and length < found["inline"].itemsize
             name = bytes(found["inline"][row])[:length] if short else b""
             if not short:
                 try:
@@ -270,10 +271,6 @@ class _PathWalk:
         path = b"/".join(reversed(self._names))
         text = ("/" if self._rooted else "") + path.decode("utf-8", "backslashreplace")
         return text + _DELETED if self._deleted and self._rooted else text
-
-
-def _inline_member(type_: drgn.Type) -> str:
-    return "d_shortname" if type_.has_member("d_shortname") else "d_iname"
 
 
 def _addresses(values: set[int]) -> Addresses:

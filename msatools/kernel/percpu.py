@@ -2,19 +2,20 @@
 
 """Where each CPU has its variables (include/linux/percpu-defs.h, mm/percpu.c)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import drgn
 import numpy as np
 import numpy.typing as npt
-from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.losses import Loss
-from msatools.kernel.reader import Addresses
+from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 
-_WORD = (1 << 64) - 1
+_WORD = 8
+"""Bytes of an offset, an unsigned long."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,53 @@ class PerCpu:
         return self.offsets + np.uint64(pointer)
 
 
-def read_percpu(prog: drgn.Program, findings: LossLog) -> PerCpu:
-    """Find the variables of all CPUs; a CPU whose are not found costs a note."""
-    null = drgn.Object(prog, prog.pointer_type(prog.type("int")), 0)
+def read_percpu(reader: Reader, findings: LossLog) -> PerCpu:
+    """Find the variables of all CPUs, which is done once.
+
+    A CPU whose are not found costs a note.
+    """
+    return reader.once(PerCpu, lambda: _read(reader.prog, findings))
+
+
+def unit_offsets(reader: Reader, cpus: Sequence[int]) -> list[int]:
+    """Return how far into a chunk of the percpu allocator each CPU's unit is, in bytes.
+
+    :raises LookupError: if nothing tells it
+    :raises drgn.FaultError: if it cannot be read
+    """
+    array = reader.prog["pcpu_unit_offsets"].value_()
+    return _chosen(reader.words(array, max(cpus, default=-1) + 1), cpus)
+
+
+def _read(prog: drgn.Program, findings: LossLog) -> PerCpu:
+    reader = Reader(prog)  # as for the CPUs themselves, no report has its reads
+    cpus = list(possible_cpus(prog, findings))
+    if not cpus:
+        return _percpu(prog, {})
+    try:
+        array = prog["__per_cpu_offset"].address_
+    except LookupError:  # without SMP, variables are where pointers point to
+        return _percpu(prog, dict.fromkeys(cpus, 0))
+    try:
+        words = reader.words(array, max(cpus, default=-1) + 1)
+        return _percpu(prog, dict(zip(cpus, _chosen(words, cpus), strict=True)))
+    except drgn.FaultError:
+        pass  # some of them may be there
     offsets: dict[int, int] = {}
-    for cpu in possible_cpus(prog, findings):
+    for cpu in cpus:
         try:
-            offsets[cpu] = per_cpu_ptr(null, cpu).value_() & _WORD
+            (offsets[cpu],) = reader.words(array + _WORD * cpu, 1).tolist()
         except drgn.FaultError as error:
             findings.lose(Loss.CPUS, f"the variables of CPU {cpu} are lost: {error}")
+    return _percpu(prog, offsets)
+
+
+def _chosen(words: Addresses, cpus: Sequence[int]) -> list[int]:
+    chosen: list[int] = words[list(cpus)].tolist()
+    return chosen
+
+
+def _percpu(prog: drgn.Program, offsets: dict[int, int]) -> PerCpu:
     return PerCpu(
         prog,
         np.array(list(offsets), np.int64),

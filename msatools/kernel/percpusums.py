@@ -37,7 +37,7 @@ def sum_parts(
         if len(block := unique[rows])
     ]
     lost = 0
-    for offset in read_percpu(reader.prog, findings).offsets.tolist():
+    for offset in read_percpu(reader, findings).offsets.tolist():
         for first, places, rows in blocks:
             address = (first + offset) & _WORD
             before = address % _PAGE

@@ -24,19 +24,19 @@ _ADDING = 1 << 31
 """``PIDNS_ADDING``, a flag of the count: the namespace has a first process."""
 
 _NAMESPACE = {
-    "inode": ("u4", ("ns.inum",)),
-    "level": ("u4", ("level",)),
-    "parent": ("u8", ("parent",)),
-    "init": ("u8", ("child_reaper",)),
+    "inode": ("ns.inum",),
+    "level": ("level",),
+    "parent": ("parent",),
+    "init": ("child_reaper",),
     # Linux kernel commit e8cfbc245e24 ("pid: remove pidhash") (in v4.15)
-    "taken": ("u4", ("pid_allocated", "nr_hashed")),
+    "taken": ("pid_allocated", "nr_hashed"),
     # Linux kernel commit 7863dcc72d0f ("pid: allow pid_max to be set per pid
     # namespace") (in v6.14)
-    "most": ("i4", ("pid_max",)),
+    "most": ("pid_max",),
 }
 
-_PID = {"level": ("u4", ("level",)), "space": ("u8", ("numbers[0].ns",))}
-_UPID = {"nr": ("i4", ("nr",)), "space": ("u8", ("ns",))}
+_PID = {"level": ("level",), "space": ("numbers[0].ns",)}
+_UPID = {"nr": ("nr",), "space": ("ns",)}
 
 
 @dataclass(frozen=True)

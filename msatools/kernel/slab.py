@@ -26,11 +26,20 @@ MAX_OBJECT = 1 << 23
 """Bytes: KMALLOC_MAX_CACHE_SIZE is far below."""
 
 _TYPE = "struct kmem_cache"
+_NODE_TYPE = "struct kernfs_node"
+_NODE: Members = {
+    "flags": ("flags",),
+    "name": ("name",),
+    "target": ("symlink.target_kn",),
+}
+_OBJECT: Members = {"object": ("priv",)}
+"""The ``struct kobject`` of a directory."""
+
 _CACHE: Members = {
-    "name": ("u8", ("name",)),
-    "size": ("u4", ("size",)),
+    "name": ("name",),
+    "size": ("size",),
     # With CONFIG_SLUB_DEBUG, and with CONFIG_DEBUG_SLAB.
-    "padding": ("u4", ("red_left_pad", "obj_offset")),
+    "padding": ("red_left_pad", "obj_offset"),
 }
 
 
@@ -82,7 +91,7 @@ def read_cache(reader: Reader, address: int) -> SlabCache:
 def read_caches(
     reader: Reader, addresses: Addresses, findings: LossLog
 ) -> list[SlabCache | None]:
-    """Read many caches; ``None``, counted, is one that cannot be read.
+    """Read many caches; ``None`` is one whose name, counted once, cannot be read.
 
     :raises LookupError: if nothing tells the type
     """
@@ -90,7 +99,9 @@ def read_caches(
     caches: list[SlabCache | None] = []
     for row, address in enumerate(addresses.tolist()):
         cache = None
-        if found.readable[row]:
+        if not found.readable[row]:
+            findings.lose(Loss.NAMES)
+        else:
             values = {name: int(found[name][row]) for name in found.columns}
             try:
                 cache = _cache(reader, address, values)
@@ -131,32 +142,33 @@ def merged_names(reader: Reader, findings: LossLog) -> Mapping[int, list[str]]:
         directory = prog["slab_kset"].kobj.sd
         root = directory.dir.children.address_of_().value_()
         is_link = prog.constant("KERNFS_LINK").value_()
-        node = prog.type("struct kernfs_node")
-        flags, rb, name, target, private = (
-            drgn.offsetof(node, member)
-            for member in ("flags", "rb", "name", "symlink.target_kn", "priv")
-        )
+        rb = drgn.offsetof(prog.type(_NODE_TYPE), "rb")
+        layout = struct_layout(reader, _NODE_TYPE, _NODE)
         kobject = drgn.offsetof(prog.type(_TYPE), "kobj")
     except (LookupError, AttributeError):
         return names  # CONFIG_SLAB, or CONFIG_SYSFS=n
     except drgn.FaultError as error:
         findings.lose(Loss.NAMES, f"names of merged slab caches are lost: {error}")
         return names
-    size, what = drgn.sizeof(node), "the tree of slab caches' names"
+    if layout is None:
+        return names
+    size = drgn.sizeof(prog.type(_NODE_TYPE))
+    what = "the tree of slab caches' names"
     for _, data in tree_records(reader, root, rb, size, findings, what):
-        if not int.from_bytes(data[flags : flags + 2], "little") & is_link:
+        link = layout.decode(data[layout.start :])
+        if not link["flags"] & is_link:
             continue
         try:
-            text = read_string(reader, _word(data, name), _MAX_NAME)
+            text = read_string(reader, link["name"], _MAX_NAME)
         except drgn.FaultError as error:
             findings.lose(Loss.NAMES, f"a slab cache's name is lost: {error}")
             continue
         try:
-            (cache,) = reader.words(_word(data, target) + private, 1).tolist()
+            target = read_struct(reader, _NODE_TYPE, _OBJECT, link["target"])
         except drgn.FaultError as error:
             findings.lose(Loss.NAMES, f"a merged slab cache's name is lost: {error}")
             continue
-        names[cache - kobject].append(text)
+        names[target["object"] - kobject].append(text)
     return names
 
 
@@ -166,7 +178,3 @@ def _cache(reader: Reader, address: int, values: Mapping[str, Any]) -> SlabCache
         raise drgn.FaultError("no cache of objects", address)
     text = read_string(reader, name, _MAX_NAME)
     return SlabCache(address, text, size, int(values.get("padding", 0)))
-
-
-def _word(data: bytes, offset: int) -> int:
-    return int.from_bytes(data[offset : offset + 8], "little")

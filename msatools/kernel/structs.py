@@ -17,8 +17,22 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 
 Booleans = npt.NDArray[np.bool_]
-Members = Mapping[str, tuple[str, tuple[str, ...]]]
-"""Columns, their numpy types, and the members that they are, the newest first."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """A member that is read whole, as 64-bit words: a mask, or heads of lists."""
+
+    members: tuple[str, ...]
+    """Its names, the newest first."""
+
+
+Members = Mapping[str, tuple[str, ...] | Words]
+"""Columns, and the members that they are, the newest first.
+
+Their types tell how wide a column is, and whether it has a sign: see
+:func:`column_type`.
+"""
 
 
 @dataclass(frozen=True)
@@ -119,18 +133,28 @@ def read_structs(
     if layout is None:
         return Structs({}, np.zeros(len(addresses), np.bool_))
     unique, index = each_once(addresses)
-    size = layout.records.itemsize
-    records, readable = reader.read_records(unique + np.uint64(layout.start), size)
+    rows, readable = read_rows(reader, layout, unique)
     # What lies at a member's offset from nowhere is none.
     nulls = len(unique) - int(np.count_nonzero(unique))
     if nulls:
         readable[unique == 0] = False
-        records[unique == 0] = 0
+        rows[unique == 0] = np.zeros(1, layout.records)
     lost = len(unique) - nulls - int(np.count_nonzero(readable))
     lose_many(findings, type_name, lost)
-    rows = records.view(layout.records)[:, 0]
     columns = {name: rows[name][index] for name in layout.records.names or ()}
     return Structs(columns, readable[index])
+
+
+def read_rows(
+    reader: Reader, layout: StructLayout, addresses: Addresses
+) -> tuple[npt.NDArray[Any], Booleans]:
+    """Read the members of the structures at *addresses*, for those who count losses.
+
+    :return: A row each, zero where it cannot be read, and whether it could be.
+    """
+    size = layout.records.itemsize
+    records, readable = reader.read_records(addresses + np.uint64(layout.start), size)
+    return records.view(layout.records)[:, 0], readable
 
 
 def read_struct(
@@ -161,25 +185,50 @@ def struct_layout(
 
 
 def _find_layout(type_: drgn.Type, members: Members) -> StructLayout | None:
-    offsets = {
-        name: offset
-        for name, (_, candidates) in members.items()
-        if (offset := find_offset(type_, candidates)) is not None
-    }
-    if not offsets:
+    columns: dict[str, tuple[int, np.dtype[Any]]] = {}
+    for name, wanted in members.items():
+        member = find_member(type_, member_names(wanted))
+        if member is None:
+            continue
+        if isinstance(wanted, Words):
+            format_ = np.dtype((np.uint64, (drgn.sizeof(member.type_) // 8,)))
+        else:
+            format_ = column_type(member)
+        columns[name] = member.address_, format_
+    if not columns:
         return None
-    formats = {name: np.dtype(members[name][0]).newbyteorder("<") for name in offsets}
-    start = min(offsets.values())
-    size = max(offsets[name] + formats[name].itemsize for name in offsets) - start
+    start = min(offset for offset, _ in columns.values())
+    end = max(offset + format_.itemsize for offset, format_ in columns.values())
     records = np.dtype(
         {
-            "names": list(offsets),
-            "formats": list(formats.values()),
-            "offsets": [offset - start for offset in offsets.values()],
-            "itemsize": size,
+            "names": list(columns),
+            "formats": [format_ for _, format_ in columns.values()],
+            "offsets": [offset - start for offset, _ in columns.values()],
+            "itemsize": end - start,
         }
     )
     return StructLayout(start, records)
+
+
+def member_names(wanted: tuple[str, ...] | Words) -> tuple[str, ...]:
+    """Return the names that a column's member may have, the newest first."""
+    return wanted.members if isinstance(wanted, Words) else wanted
+
+
+def column_type(member: drgn.Object) -> np.dtype[Any]:
+    """Return numpy's type of a member as it lies in memory.
+
+    An array of bytes is a string. Of a structure or another array it is the first
+    integer or pointer.
+
+    :raises LookupError: if it is none of these, or a bit field
+    """
+    type_ = member.type_
+    while type_.kind == drgn.TypeKind.TYPEDEF:
+        type_ = type_.type
+    if type_.kind == drgn.TypeKind.ARRAY and drgn.sizeof(type_.type) == 1:
+        return np.dtype((np.bytes_, drgn.sizeof(type_)))
+    return np.dtype(integer_format(member).format)
 
 
 def each_once(

@@ -9,8 +9,12 @@ import drgn
 from drgn.helpers.linux.mmzone import for_each_online_pgdat
 
 from msatools.kernel.losses import Loss
+from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.strings import decode_string
+from msatools.kernel.strings import read_string
+
+_MAX_NAME = 64
+"""Of a zone; the longest has 7 bytes."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,6 @@ def spanning(
 
 def _name(zone: drgn.Object) -> str:
     try:
-        return decode_string(zone.name.string_())
+        return read_string(Reader(zone.prog_), zone.name.value_(), _MAX_NAME)
     except drgn.FaultError:
         return "?"

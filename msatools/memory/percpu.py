@@ -11,12 +11,22 @@ import numpy as np
 
 from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.pagetables import PageTables
+from msatools.kernel.percpu import unit_offsets
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.structs import Members, struct_layout
 from msatools.kernel.walks import list_records
 
 _MAX_LISTS = 1 << 7
 """More than there are: one for each power of two, twice."""
+
+
+_CHUNK_TYPE = "struct pcpu_chunk"
+_CHUNK: Members = {
+    "base": ("base_addr",),
+    "immutable": ("immutable",),
+    "pages": ("nr_pages",),
+}
 
 
 @dataclass(frozen=True)
@@ -40,28 +50,24 @@ def percpu_pages(reader: Reader, tables: PageTables, findings: LossLog) -> Percp
     prog = reader.prog
     page_shift = prog["PAGE_SHIFT"].value_()
     cpus = list(possible_cpus(prog, findings))
-    offsets = reader.words(
-        prog["pcpu_unit_offsets"].value_(), max(cpus, default=-1) + 1
-    )
-    units = offsets[cpus].tolist()
-    type_ = prog.type("struct pcpu_chunk")
-    base_addr, populated, immutable, nr_pages = (
-        type_.member(name).offset
-        for name in ("base_addr", "populated", "immutable", "nr_pages")
-    )
+    units = unit_offsets(reader, cpus)
+    type_ = prog.type(_CHUNK_TYPE)
+    layout = struct_layout(reader, _CHUNK_TYPE, _CHUNK)
+    if layout is None:
+        raise LookupError(f"{_CHUNK_TYPE} has no members")
+    populated = drgn.offsetof(type_, "populated")
     unit_pages = prog["pcpu_unit_pages"].value_()
-    size = populated + 8 * -(-unit_pages // 64)
+    size = max(populated + 8 * -(-unit_pages // 64), layout.end)
     pfns: list[int] = []
     for data in _chunks(reader, findings, type_, size):
-        if data[immutable]:
+        chunk = layout.decode(data[layout.start :])
+        if chunk["immutable"]:
             continue
-        base = int.from_bytes(data[base_addr : base_addr + 8], "little")
-        pages = int.from_bytes(data[nr_pages : nr_pages + 4], "little")
         bitmap = np.frombuffer(data, np.uint8, offset=populated)
-        bits = np.unpackbits(bitmap, bitorder="little")[:pages]
+        bits = np.unpackbits(bitmap, bitorder="little")[: max(chunk["pages"], 0)]
         for page in np.flatnonzero(bits).tolist():
             for unit in units:
-                pfn = tables.pfn(base + unit + (page << page_shift))
+                pfn = tables.pfn(chunk["base"] + unit + (page << page_shift))
                 if pfn is not None:
                     pfns.append(pfn)
     boot = _boot_pages(prog, page_shift)

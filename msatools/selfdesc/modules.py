@@ -3,62 +3,52 @@
 """Symbols and types of loadable modules, from what the kernel keeps of each."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 from drgn import FaultError, Object, Program, Symbol, SymbolIndex
 
 from msatools.selfdesc.btf import MAX_BYTES, Btf, BtfError
+from msatools.selfdesc.module_records import LoadedModule, ModuleLayout, ModuleSymbols
 from msatools.selfdesc.types import BtfTypes
 
 _MAX_MODULES = 10_000
 """So that a damaged list has an end; machines have some hundred."""
 
-_MAX_SYMBOLS = 1 << 20
-_MAX_NAMES_BYTES = 1 << 26
 
-
-@dataclass
 class Module:
     """A loaded module; its symbols are read when one is asked for."""
 
-    name: str
-    module: Object
-    """The ``struct module *``."""
-
-    regions: list[tuple[int, int]]
-    """Where it lies, each from its start to its end."""
-
-    _symbols: SymbolIndex | None = None
-    _names: bytes | None = None
-
-    def contains(self, address: int) -> bool:
-        """Tell whether the module lies there."""
-        return any(start <= address < end for start, end in self.regions)
+    def __init__(self, prog: Program, loaded: LoadedModule) -> None:
+        self._prog = prog
+        self._loaded = loaded
+        self.name = loaded.name
+        self.contains = loaded.contains
 
     def symbols(self) -> SymbolIndex:
         """Read the module's own symbols; none where they cannot be read."""
-        if self._symbols is None:
-            # drgn's helpers take long to import, and few need this.
-            from drgn.helpers.linux.kallsyms import module_kallsyms
-
-            try:
-                _check_tables(self.module)
-                symbols = module_kallsyms(self.module)
-            except (FaultError, LookupError, ValueError):
-                symbols = []
-            self._symbols = SymbolIndex(s for s in symbols if self.contains(s.address))
         return self._symbols
 
     def may_have(self, name: str) -> bool:
         """Tell whether a symbol may have this name, without reading them all."""
-        if self._names is None:
-            try:
-                _check_tables(self.module)
-                self._names = _string_table(self.module)
-            except (FaultError, LookupError):
-                self._names = b""
         return b"\0" + name.encode() + b"\0" in self._names
+
+    @cached_property
+    def _symbols(self) -> SymbolIndex:
+        try:
+            return self._table().index()
+        except (FaultError, LookupError, ValueError):
+            return SymbolIndex([])
+
+    @cached_property
+    def _names(self) -> bytes:
+        try:
+            return self._table().names()
+        except (FaultError, LookupError):
+            return b""
+
+    def _table(self) -> ModuleSymbols:
+        return ModuleSymbols(self._prog, self._loaded, self._prog.read)
 
 
 class Modules:
@@ -132,15 +122,17 @@ class Modules:
 
 
 def _loaded(prog: Program) -> Iterator[Module]:
-    from drgn.helpers.linux.module import module_address_regions
-
-    for module in _entries(prog, "modules", "struct module", "list"):
+    try:
+        layout = ModuleLayout(prog)
+    except LookupError:  # a kernel without loadable modules
+        return
+    for entry in _entries(prog, "modules", "struct module", "list"):
+        address = entry.value_()
         try:
-            regions = module_address_regions(module)
-            ends = [(start, start + size) for start, size in regions]
-            yield Module(_name(module), module, ends)
-        except (FaultError, LookupError):
+            record = prog.read(address, layout.size)
+        except FaultError:
             continue
+        yield Module(prog, layout.parse(address, record))
 
 
 def _entries(
@@ -167,26 +159,3 @@ def _entries(
 def _name(module: Object) -> str:
     name: bytes = module.name.string_()
     return name.decode("utf-8", "backslashreplace")
-
-
-def _check_tables(module: Object) -> None:
-    """Refuse symbols by the gigabyte, which damage can promise."""
-    # Before Linux kernel commit 8244062ef1e5 ("modules: fix longstanding
-    # /proc/kallsyms vs module insertion race.") (in v4.5) these were the module's own.
-    table = module.kallsyms
-    count = table.num_symtab.value_()
-    if not 0 < count <= _MAX_SYMBOLS:
-        raise LookupError(f"it has {count} symbols")
-    if table.symtab[count - 1].st_name >= _MAX_NAMES_BYTES:
-        raise LookupError("its last symbol has its name far away")
-
-
-def _string_table(module: Object) -> bytes:
-    """Read the names of a module's symbols, each with a NUL before and after it."""
-    table = module.kallsyms
-    last = table.symtab[table.num_symtab - 1]
-    start = table.strtab.value_()
-    offset = last.st_name.value_()
-    end = offset + len((table.strtab + offset).string_()) + 1
-    names: bytes = module.prog_.read(start, end)
-    return names

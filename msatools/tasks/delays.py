@@ -20,10 +20,10 @@ from msatools.tasks.table import TaskTable, cut
 KINDS = ("blkio", "swapin", "freepages", "thrashing", "compact", "wpcopy", "irq")
 
 _MEMBERS = {
-    **{f"{kind}_ns": ("u8", (f"{kind}_delay",)) for kind in KINDS},
-    **{f"{kind}_count": ("u4", (f"{kind}_count",)) for kind in KINDS},
+    **{f"{kind}_ns": (f"{kind}_delay",) for kind in KINDS},
+    **{f"{kind}_count": (f"{kind}_count",) for kind in KINDS},
 }
-_OWNER = {"pid": ("i4", ("pid",)), "delays": ("u8", ("delays",))}
+_OWNER = {"pid": ("pid",), "delays": ("delays",)}
 
 
 @dataclass(frozen=True)

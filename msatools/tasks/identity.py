@@ -17,8 +17,8 @@ UNKNOWN = -1
 
 Numbers = npt.NDArray[np.int64]
 
-_CRED = {"uid": ("u4", ("uid.val",)), "euid": ("u4", ("euid.val",))}
-_TASK = {"tgid": ("i4", ("tgid",))}
+_CRED = {"uid": ("uid.val",), "euid": ("euid.val",)}
+_TASK = {"tgid": ("tgid",)}
 
 
 @dataclass(frozen=True)

@@ -98,14 +98,14 @@ def _members(numbers: dict[str, int]) -> Members:
     counters = {
         # Linux kernel commit f1a7941243c1 ("mm: convert mm's rss stats into
         # percpu_counter") (in v6.2)
-        name: ("i8", (f"rss_stat[{number}].count", f"rss_stat.count[{number}]"))
+        name: (f"rss_stat[{number}].count", f"rss_stat.count[{number}]")
         for name, number in numbers.items()
     }
     parts = {
-        f"{name}.parts": ("u8", (f"rss_stat[{number}].counters",))
+        f"{name}.parts": (f"rss_stat[{number}].counters",)
         for name, number in numbers.items()
     }
-    return {"total_vm": ("u8", ("total_vm",)), **counters, **parts}
+    return {"total_vm": ("total_vm",), **counters, **parts}
 
 
 def _resident(

@@ -21,9 +21,9 @@ from msatools.tasks.table import PF_KTHREAD, TaskTable
 _PF_WQ_WORKER = 0x20
 _MAX_NAME = 128
 _KTHREAD: Members = {
-    "data": ("u8", ("data",)),
+    "data": ("data",),
     # "kthread: dynamically allocate memory to store kthread's full name" (in v5.17)
-    "full_name": ("u8", ("full_name",)),
+    "full_name": ("full_name",),
 }
 
 Places = npt.NDArray[np.intp]
@@ -95,10 +95,10 @@ class KernelNames:
     ) -> None:
         """Add what workers are at, or were at last (wq_worker_comm())."""
         members: Members = {
-            "task": ("u8", ("task",)),
-            "pool": ("u8", ("pool",)),
-            "work": ("u8", ("current_work",)),
-            "desc": (f"S{self._desc_bytes()}", ("desc",)),
+            "task": ("task",),
+            "pool": ("pool",),
+            "work": ("current_work",),
+            "desc": ("desc",),
         }
         found = self._read("struct worker", members, workers, aside)
         # Of another's memory, or one that has left its pool, nothing is told.
@@ -109,8 +109,3 @@ class KernelNames:
             comm = bytes(tasks["comm"][rows[place]])
             desc = bytes(found["desc"][place]).partition(b"\0")[0]
             tasks["comm"][rows[place]] = comm + sign + desc
-
-    def _desc_bytes(self) -> int:
-        desc = self._reader.prog.type("struct worker").member("desc").type
-        size: int = drgn.sizeof(desc)
-        return size

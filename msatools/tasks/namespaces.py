@@ -24,17 +24,17 @@ UNKNOWN = -1
 Inodes = npt.NDArray[np.int64]
 
 _PROXY = {
-    "mnt": ("u8", ("mnt_ns",)),
-    "net": ("u8", ("net_ns",)),
-    "uts": ("u8", ("uts_ns",)),
-    "ipc": ("u8", ("ipc_ns",)),
+    "mnt": ("mnt_ns",),
+    "net": ("net_ns",),
+    "uts": ("uts_ns",),
+    "ipc": ("ipc_ns",),
     # Linux kernel commit 769071ac9f20 ("ns: Introduce Time Namespace") (in v5.6)
-    "time": ("u8", ("time_ns",)),
+    "time": ("time_ns",),
     # Linux kernel commit a79a908fd2b0 ("cgroup: introduce cgroup namespaces") (in v4.6)
-    "cgroup": ("u8", ("cgroup_ns",)),
+    "cgroup": ("cgroup_ns",),
 }
-_CRED = {"user": ("u8", ("user_ns",))}
-_INODE = {"inode": ("u4", ("ns.inum",))}
+_CRED = {"user": ("user_ns",)}
+_INODE = {"inode": ("ns.inum",)}
 
 _TYPES = {
     "pid": "struct pid_namespace",

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.tasks.modules import CodeModule
+from msatools.selfdesc.module_records import LoadedModule
 from msatools.tasks.text import KernelText, kernel_symbol
 
 _MAX_ENTRIES = 1 << 24
@@ -208,7 +208,7 @@ class Orc:
             self._modules[module.address] = self._read_module(module)
         return self._modules[module.address]
 
-    def _read_module(self, module: CodeModule) -> _OrcTable | None:
+    def _read_module(self, module: LoadedModule) -> _OrcTable | None:
         try:
             arch = drgn.Object(
                 self._reader.prog, "struct module", address=module.address

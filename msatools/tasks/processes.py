@@ -23,18 +23,15 @@ from msatools.tasks.table import TaskTable, cut
 
 Counts = npt.NDArray[np.int64]
 
-_SUMS = {
-    **dict.fromkeys(("utime", "stime", "gtime"), "u8"),
-    **dict.fromkeys(("nvcsw", "nivcsw", "min_flt", "maj_flt"), "u8"),
-}
+_SUMS = ("utime", "stime", "gtime", "nvcsw", "nivcsw", "min_flt", "maj_flt")
 _MEMBERS = {
-    "nr_threads": ("i4", ("nr_threads",)),
-    "group_exit_code": ("i4", ("group_exit_code",)),
-    "sum_exec": ("u8", ("sum_sched_runtime",)),
-    **{name: (format_, (name,)) for name, format_ in _SUMS.items()},
+    "nr_threads": ("nr_threads",),
+    "group_exit_code": ("group_exit_code",),
+    "sum_exec": ("sum_sched_runtime",),
+    **{name: (name,) for name in _SUMS},
 }
-_LEADER = {"tgid": ("i4", ("tgid",)), "signal": ("u8", ("signal",))}
-_REAPED = {f"c{name}": (format_, (f"c{name}",)) for name, format_ in _SUMS.items()}
+_LEADER = {"tgid": ("tgid",), "signal": ("signal",)}
+_REAPED = {f"c{name}": (f"c{name}",) for name in _SUMS}
 
 
 @dataclass(frozen=True)

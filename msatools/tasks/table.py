@@ -22,7 +22,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.pids import PID_MAX_LIMIT, find_tasks, require_pids
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.structs import Decoder
+from msatools.kernel.structs import Decoder, column_type, find_member
 
 Records = npt.NDArray[np.void]
 """A structured array, one record a thread."""
@@ -435,23 +435,15 @@ def _mask_column(prog: drgn.Program) -> dict[str, tuple[str, tuple[str, ...]]]:
 def _place(
     task: drgn.Type, members: tuple[str, ...], column: np.dtype[Any]
 ) -> tuple[int, np.dtype[Any]] | None:
-    """Find a member, and tell the format of as much of it as the column takes.
+    """Find a member, and return its format.
 
-    Members get smaller: ``on_cpu`` and ``on_rq`` are a byte each in v7.2.
+    A number's is that of its type, which may be smaller than the column: ``on_cpu`` and
+    ``on_rq`` are a byte each in v7.2. Of all else it is as much as the column takes.
     """
-    for member in members:
-        try:
-            offset: int = drgn.offsetof(task, member)
-        except LookupError:
-            continue
-        size = min(drgn.sizeof(_type_of(task, member)), column.itemsize)
-        return offset, np.dtype(f"<{column.kind}{size}")
-    return None
-
-
-def _type_of(type_: drgn.Type, member: str) -> drgn.Type:
-    for name in member.split("."):
-        while type_.kind == drgn.TypeKind.TYPEDEF:
-            type_ = type_.type
-        type_ = type_.member(name).type
-    return type_
+    member = find_member(task, members)
+    if member is None:
+        return None
+    if column.kind in "iu":
+        return member.address_, column_type(member)
+    size = min(drgn.sizeof(member.type_), column.itemsize)
+    return member.address_, np.dtype(f"{column.kind}{size}")

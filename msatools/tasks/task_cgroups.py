@@ -15,7 +15,7 @@ from msatools.tasks.table import TaskTable
 
 UNKNOWN = -1
 
-_CSS_SET = {"cgroup": ("u8", ("dfl_cgrp",))}
+_CSS_SET = {"cgroup": ("dfl_cgrp",)}
 
 
 @dataclass(frozen=True)

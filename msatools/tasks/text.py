@@ -6,12 +6,13 @@ import re
 
 import drgn
 
+from msatools.kernel.modules import CodeModules
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.symbols import SortedSymbols
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf
-from msatools.tasks.modules import CodeModule, CodeModules
+from msatools.selfdesc.module_records import LoadedModule
 
 _BOUNDS = (("_stext", "_etext"), ("_sinittext", "_einittext"))
 _BORDER = re.compile(r"_s?text|_sinittext|__\w+_text_start")
@@ -32,7 +33,7 @@ class KernelText:
         """Tell whether the kernel proper has code there."""
         return any(start <= address < end for start, end in self._kernel)
 
-    def module(self, address: int) -> CodeModule | None:
+    def module(self, address: int) -> LoadedModule | None:
         """Find the module that lies there."""
         return self._modules.find(address)
 

@@ -214,11 +214,11 @@ def _read_pids(reader: Reader, scan: SlabScan, findings: LossLog) -> _Pids:
     type_ = prog.type("struct pid")
     kinds = type_.member("tasks").type.length
     members = {
-        "references": ("u4", ("count.refs.counter", "count.counter")),
-        "level": ("u4", ("level",)),
-        "number": ("i4", ("numbers[0].nr",)),
-        "space": ("u8", ("numbers[0].ns",)),
-        **{f"tasks{kind}": ("u8", (f"tasks[{kind}].first",)) for kind in range(kinds)},
+        "references": ("count.refs.counter", "count.counter"),
+        "level": ("level",),
+        "number": ("numbers[0].nr",),
+        "space": ("numbers[0].ns",),
+        **{f"tasks{kind}": (f"tasks[{kind}].first",) for kind in range(kinds)},
     }
     read = read_structs(reader, "struct pid", members, address, findings)
     there = (

@@ -33,10 +33,10 @@ from msatools.zombies.model import Limit
 from msatools.zombies.userlimits import user_limits
 
 _GROUP = {
-    "used": ("i8", ("counter.counter",)),
-    "most": ("i8", ("limit.counter", "limit")),
-    "cgroup": ("u8", ("css.cgroup",)),
-    "parent": ("u8", ("css.parent",)),
+    "used": ("counter.counter",),
+    "most": ("limit.counter", "limit"),
+    "cgroup": ("css.cgroup",),
+    "parent": ("css.parent",),
 }
 
 
@@ -188,7 +188,7 @@ def _group_limits(
         findings.note("no-pids-controller", text)
         return
     of_task = tasks["cgroups"][zombies].astype(np.uint64)
-    states: Members = {"state": ("u8", (f"subsys[{number}]",))}
+    states: Members = {"state": (f"subsys[{number}]",)}
     sets = read_structs(reader, "struct css_set", states, of_task, findings)
     dead = Counter(dict(_counted(sets["state"].astype(np.uint64))))
     type_ = "struct pids_cgroup"

@@ -30,12 +30,12 @@ SIGCHLD = 17
 _WAKEKILL = 0x100
 """``TASK_WAKEKILL`` of ``task_struct.__state``."""
 
-_PROCESS = {"pending": ("u8", ("shared_pending.signal.sig[0]",))}
+_PROCESS = {"pending": ("shared_pending.signal.sig[0]",)}
 _THREAD = {
-    "blocked": ("u8", ("blocked.sig[0]",)),
-    "before": ("u8", ("real_blocked.sig[0]",)),
-    "pending": ("u8", ("pending.signal.sig[0]",)),
-    "sighand": ("u8", ("sighand",)),
+    "blocked": ("blocked.sig[0]",),
+    "before": ("real_blocked.sig[0]",),
+    "pending": ("pending.signal.sig[0]",),
+    "sighand": ("sighand",),
 }
 
 

@@ -23,10 +23,10 @@ from msatools.zombies.zombie_tasks import UNKNOWN, Aged, Dead, Numbers
 NONE = -1
 """No row, and no parent."""
 
-_GROUP = {"group": ("u8", ("pids[2]",))}
+_GROUP = {"group": ("pids[2]",)}
 """``PIDTYPE_PGID``."""
 
-_TRACER = {"process": ("u8", ("signal",)), "tgid": ("i4", ("tgid",))}
+_TRACER = {"process": ("signal",), "tgid": ("tgid",)}
 
 
 @dataclass(frozen=True)

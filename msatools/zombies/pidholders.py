@@ -15,12 +15,12 @@ import numpy as np
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from msatools.kernel.cpumask import possible_cpus
+from msatools.kernel.files import Descriptors
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Structs, find_offset, read_structs
 from msatools.kernel.walks import list_records
-from msatools.tasks.descriptors import Descriptors
 from msatools.tasks.table import TaskTable
 from msatools.tasks.text import kernel_symbol
 
@@ -29,14 +29,7 @@ CALLBACKS = "callbacks of RCU"
 _WORD = 8
 _MAX_CALLBACKS = 1 << 20
 
-_FILE = {
-    "operations": ("u8", ("f_op",)),
-    "private": ("u8", ("private_data",)),
-    # A structure of its own since Linux kernel commit 1934b212615d ("file: reclaim 24
-    # bytes from f_owner") (in v6.12)
-    "owner": ("u8", ("f_owner.pid",)),
-    "owned": ("u8", ("f_owner",)),
-}
+_FILE = ("operations", "private", "owner", "owned")
 
 
 @dataclass(frozen=True)
@@ -118,7 +111,7 @@ class PidHolders:
         private = drgn.offsetof(self._prog.type("struct file"), "private_data")
         pids = read["private"][own].astype(np.uint64)
         yield Holders("pidfd", pids, files[own] + np.uint64(private))
-        known = "struct pid", {"dentry": ("u8", ("stashed",))}
+        known = "struct pid", {"dentry": ("stashed",)}
         stashed = read_structs(self._reader, *known, self._pids, self._findings)
         if stashed.has("dentry"):
             dentries = stashed["dentry"].astype(np.uint64)
@@ -210,7 +203,7 @@ class PidHolders:
         offset = find_offset(self._prog.type(type_name), names)
         if offset is None:
             raise LookupError(f"{type_name} has no {names[0]}")
-        wanted = {"value": ("u8", names)}
+        wanted = {"value": names}
         read = read_structs(self._reader, type_name, wanted, addresses, self._findings)
         values = read["value"].astype(np.uint64)
         return Holders(kind, values, addresses + np.uint64(offset))
@@ -227,7 +220,7 @@ class PidHolders:
         found = [descriptors.all_files(tables, row) for row in range(len(with_files))]
         files = np.unique(np.concatenate([_NOWHERE, *found]))
         files = files[files != 0]
-        read = read_structs(self._reader, "struct file", _FILE, files, self._findings)
+        read = descriptors.read_files(files, _FILE)
         return files, read
 
     def _operations(self, *names: str) -> Addresses:

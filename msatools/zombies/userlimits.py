@@ -34,14 +34,14 @@ _LONG_MAX = (1 << 63) - 1
 _CRED = {
     # Linux kernel commit 905ae01c4ae2 ("Add a reference to ucounts for each cred") (in
     # v5.14)
-    "account": ("u8", ("ucounts", "user")),
-    "counts": ("u8", ("ucounts",)),
+    "account": ("ucounts", "user"),
+    "counts": ("ucounts",),
 }
-_SIGNAL = {"most": ("u8", (f"rlim[{_RLIMIT_NPROC}].rlim_cur",))}
+_SIGNAL = {"most": (f"rlim[{_RLIMIT_NPROC}].rlim_cur",)}
 _SAME = {
-    "pid": ("i4", ("pid",)),
-    "cred": ("u8", ("real_cred",)),
-    "signal": ("u8", ("signal",)),
+    "pid": ("pid",),
+    "cred": ("real_cred",),
+    "signal": ("signal",),
 }
 """What does not change of a task while its limits are read."""
 
@@ -112,13 +112,13 @@ def _ucounts(
     counts = {
         # Linux kernel commit de399236e240 ("ucounts: Split rlimit and ucount values and
         # max values") (in v5.19); before, all were in one array.
-        "used": ("i8", (f"rlimit[{number}].counter", f"ucount[{number}].counter")),
-        "uid": ("u4", ("uid.val",)),
-        "space": ("u8", ("ns",)),
+        "used": (f"rlimit[{number}].counter", f"ucount[{number}].counter"),
+        "uid": ("uid.val",),
+        "space": ("ns",),
     }
     bounds = {
-        "above": ("u8", ("ucounts",)),
-        "most": ("i8", (f"rlimit_max[{number}]", f"ucount_max[{number}]")),
+        "above": ("ucounts",),
+        "most": (f"rlimit_max[{number}]", f"ucount_max[{number}]"),
     }
     found: dict[int, _Account] = {}
     level = dict(dead)
@@ -161,7 +161,7 @@ def _user_structs(
 ) -> dict[int, _Account]:
     """Read users' counts as they were before Linux kernel commit 21d1c5e386bc
     ("Reimplement RLIMIT_NPROC on top of ucounts") (in v5.14)."""
-    members = {"used": ("i4", ("processes.counter",)), "uid": ("u4", ("uid.val",))}
+    members = {"used": ("processes.counter",), "uid": ("uid.val",)}
     users = np.fromiter(dead, np.uint64, len(dead))
     read = read_structs(reader, "struct user_struct", members, users, findings)
     if len(users) and not read.has("used"):
@@ -243,7 +243,7 @@ def _inodes(
     read = read_structs(
         reader,
         "struct user_namespace",
-        {"inode": ("u4", ("ns.inum",)), "parent": ("u8", ("parent",))},
+        {"inode": ("ns.inum",), "parent": ("parent",)},
         addresses,
         findings,
     )

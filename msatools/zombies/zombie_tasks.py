@@ -34,12 +34,12 @@ _GROUP_EXIT = 0x4
 """``SIGNAL_GROUP_EXIT`` of ``signal_struct.flags``."""
 
 _PROCESS = {
-    "live": ("i4", ("live.counter",)),
-    "nr_threads": ("i4", ("nr_threads",)),
-    "flags": ("u4", ("flags",)),
-    "exit_code": ("i4", ("group_exit_code",)),
+    "live": ("live.counter",),
+    "nr_threads": ("nr_threads",),
+    "flags": ("flags",),
+    "exit_code": ("group_exit_code",),
 }
-_SPACE = {"inode": ("u4", ("ns.inum",))}
+_SPACE = {"inode": ("ns.inum",)}
 
 
 @dataclass(frozen=True)

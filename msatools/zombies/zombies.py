@@ -57,10 +57,10 @@ _COVERAGE = (
 """Keys that are always in the report's coverage."""
 
 _SAME = {
-    "pid": ("i4", ("pid",)),
-    "exit_state": ("i4", ("exit_state",)),
-    "real_parent": ("u8", ("real_parent",)),
-    "signal": ("u8", ("signal",)),
+    "pid": ("pid",),
+    "exit_state": ("exit_state",),
+    "real_parent": ("real_parent",),
+    "signal": ("signal",),
 }
 """What does not change of who stays dead."""
 

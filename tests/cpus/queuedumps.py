@@ -73,7 +73,7 @@ def all_of(queue: RunQueue) -> list[RunnableTask]:
 
 def look_at(prog: Program, run: lab.Run, crash_cpu: int | None = None) -> Seen:
     reader, aside, findings = Reader(prog), LossLog(), LossLog()
-    percpu = read_percpu(prog, aside)
+    percpu = read_percpu(Reader(prog), aside)
     clocks = read_clocks(reader, aside)
     tasks = TaskReader(reader).read_all(aside)
     ticks = read_tick_sched(reader, percpu, findings)

@@ -53,7 +53,7 @@ class Seen(Guest):
 
 def look_at(prog: Program, run: lab.Run) -> Seen:
     reader, findings = Reader(prog), LossLog()
-    domains = read_root_domains(reader, read_percpu(prog, findings), findings)
+    domains = read_root_domains(reader, read_percpu(Reader(prog), findings), findings)
     masks = read_masks(reader, domains, findings)
     sets = read_sets(reader, domains, masks, findings)
     tasks = TaskReader(reader).read_all(findings)

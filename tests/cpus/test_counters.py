@@ -120,7 +120,10 @@ def table(text: str) -> dict[str, ByCpu]:
 
 def look_at(prog: Program) -> tuple[CpuCounters, Clocks, LossLog, int]:
     reader, findings = Reader(prog), LossLog()
-    percpu, clocks = read_percpu(prog, findings), read_clocks(Reader(prog), findings)
+    percpu, clocks = (
+        read_percpu(Reader(prog), findings),
+        read_clocks(Reader(prog), findings),
+    )
     counters = read_counters(reader, percpu, clocks, findings)
     return counters, clocks, findings, reader.reads
 

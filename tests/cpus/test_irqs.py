@@ -65,7 +65,7 @@ class Seen(Guest):
 
 def read(prog: Program) -> tuple[IrqTable, LossLog, int]:
     reader, findings = Reader(prog), LossLog()
-    percpu = read_percpu(prog, findings)
+    percpu = read_percpu(Reader(prog), findings)
     table = read_irqs(reader, percpu, findings)
     return table, findings, reader.reads
 
@@ -243,7 +243,7 @@ def test_counts_that_are_lost(program: Program) -> None:
     whole = seen("cpus-6.12", "btf")
     row = whole.row("virtio0-input.0")
     desc = int(whole.table.address[row]) + offset(program, "kstat_irqs")
-    percpu = read_percpu(program, LossLog())
+    percpu = read_percpu(Reader(program), LossLog())
     lose(program, int(percpu.at(program.read_u64(desc))[2]), 4)
     table, findings, _ = read(program)
     assert table.counts[row, 2] == 0 < whole.table.counts[row, 2]

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from drgn import Program
+from drgn import Object, Program
 from drgn.helpers.linux.pid import find_task
 from msatools.commands.memstat import COMMAND
 
 from fixtures import lab
 from msatools.memory.by import VIEWS
+from msatools.memory.by.groups import SlabGroup
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 
@@ -70,6 +71,9 @@ def test_lost_owner(damaged: Patient, whole: MemstatReport, what: str) -> None:
     assert report.coverage["names_unreadable"] > 0
     assert COMMAND.problems(report)
     left = view(report, kind)
+    if kind == "slab":
+        lost = [group for group in left if group.name.endswith("which is lost")]
+        assert report.coverage["names_unreadable"] == len(lost)
     assert name not in {group.name for group in left}
     assert group.pages in {group.pages for group in left} or kind == "cgroup"
 
@@ -80,6 +84,19 @@ def test_lost_names(damaged: Patient, whole: MemstatReport) -> None:
     report = look(damaged.prog)
     assert "lost" in {note.code for note in report.notes}
     assert by_key(report, "slab").keys() == by_key(whole, "slab").keys()
+
+
+def test_lost_name_of_a_slab_cache(damaged: Patient, whole: MemstatReport) -> None:
+    """It is one loss, whoever misses it: the cache itself is there."""
+    (cache,) = (group for group in view(whole, "slab") if group.name == "dentry")
+    assert isinstance(cache, SlabGroup)
+    assert cache.kmem_cache is not None
+    object_ = Object(damaged.prog, "struct kmem_cache", address=cache.kmem_cache)
+    damaged.poke_member(object_.name, 8)
+    report = look(damaged.prog)
+    assert report.coverage["names_unreadable"] == 1
+    assert cache.pages in {group.pages for group in view(report, "slab")}
+    assert "dentry" not in {group.name for group in view(report, "slab")}
 
 
 def test_removed_groups_without_pages(run: lab.Run, damaged: Patient) -> None:

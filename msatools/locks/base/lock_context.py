@@ -9,13 +9,13 @@ from typing import TypeVar, cast
 import drgn
 
 from msatools.kernel.clocks import Clocks
+from msatools.kernel.files import Descriptors
 from msatools.kernel.paths import Paths, Place
 from msatools.kernel.report import LossLog
 from msatools.locks.base.sockets import Endpoints
 from msatools.locks.base.storage import Inode, Storage
 from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
-from msatools.tasks.descriptors import Descriptors
 from msatools.tasks.table import TaskTable
 from msatools.tasks.text import KernelText
 

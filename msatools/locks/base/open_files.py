@@ -6,13 +6,13 @@ from functools import cached_property
 
 import numpy as np
 
+from msatools.kernel.files import Descriptors
 from msatools.kernel.reader import Addresses
 from msatools.kernel.structs import Structs
 from msatools.locks.base.blocked_tasks import BlockedTask, OpenFile
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.storage import Inode
 from msatools.target.addresses import KERNEL_HALF
-from msatools.tasks.descriptors import Descriptors
 
 
 class TaskFiles:

@@ -15,21 +15,21 @@ import numpy as np
 
 from msatools.kernel.reader import Addresses
 from msatools.kernel.report import LossLog
-from msatools.kernel.structs import read_structs
+from msatools.kernel.structs import Members, Words, read_structs
 from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
-_SOCKET = {"sock": ("u8", ("sk",)), "type": ("u2", ("type",))}
+_SOCKET = {"sock": ("sk",), "type": ("type",)}
 _COMMON = "__sk_common."
-_SOCK = {
-    "family": ("u2", (f"{_COMMON}skc_family",)),
-    "protocol": ("u2", ("sk_protocol",)),
-    "peer": ("u4", (f"{_COMMON}skc_daddr",)),
-    "local": ("u4", (f"{_COMMON}skc_rcv_saddr",)),
-    "peer_port": ("u2", (f"{_COMMON}skc_dport",)),
-    "port": ("u2", (f"{_COMMON}skc_num",)),
-    "peer6": ("V16", (f"{_COMMON}skc_v6_daddr",)),
-    "local6": ("V16", (f"{_COMMON}skc_v6_rcv_saddr",)),
+_SOCK: Members = {
+    "family": (f"{_COMMON}skc_family",),
+    "protocol": ("sk_protocol",),
+    "peer": (f"{_COMMON}skc_daddr",),
+    "local": (f"{_COMMON}skc_rcv_saddr",),
+    "peer_port": (f"{_COMMON}skc_dport",),
+    "port": (f"{_COMMON}skc_num",),
+    "peer6": Words((f"{_COMMON}skc_v6_daddr",)),
+    "local6": Words((f"{_COMMON}skc_v6_rcv_saddr",)),
 }
 _UNIX, _INET, _INET6 = 1, 2, 10
 _FAMILIES = {16: "netlink", 17: "packet", 40: "vsock", 31: "bluetooth", 38: "alg"}
@@ -124,6 +124,6 @@ def _ipv4(value: Any) -> str | None:
 
 
 def _ipv6(value: Any) -> str | None:
-    if not isinstance(value, np.void):
+    if not isinstance(value, np.ndarray):
         return None
     return f"[{socket.inet_ntop(socket.AF_INET6, value.tobytes())}]"

@@ -16,9 +16,9 @@ from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
 _INODE = {
-    "mode": ("u2", ("i_mode",)),
-    "super_block": ("u8", ("i_sb",)),
-    "number": ("u8", ("i_ino",)),
+    "mode": ("i_mode",),
+    "super_block": ("i_sb",),
+    "number": ("i_ino",),
 }
 _MINOR_BITS = 20
 _MAPPING_FLAGS = 0b11

@@ -15,6 +15,7 @@ from functools import cached_property
 import drgn
 import numpy as np
 
+from msatools.kernel.files import Descriptors
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses
 from msatools.kernel.report import LossLog
@@ -27,7 +28,6 @@ from msatools.locks.base.struct_reader import Layout
 from msatools.locks.base.wait_queues import WaitQueues, wait_queues
 from msatools.locks.places.slabs import Slabs
 from msatools.target.addresses import KERNEL_HALF
-from msatools.tasks.descriptors import Descriptors
 from msatools.tasks.states import INTERRUPTIBLE
 from msatools.tasks.table import TaskTable
 
@@ -310,7 +310,7 @@ class Fuse:
         inodes = read_structs(
             self._layout.reader,
             "struct inode",
-            {"device": ("u4", ("i_rdev",))},
+            {"device": ("i_rdev",)},
             read["inode"].astype(np.uint64),
             self._findings,
         )

@@ -7,15 +7,13 @@ from functools import cached_property
 import drgn
 import numpy as np
 
+from msatools.kernel.modules import CodeModules
+from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.report import LossLog
 from msatools.locks.base.struct_reader import Layout
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.load import is_served_by_btf
 from msatools.target.addresses import START_KERNEL_MAP
-from msatools.tasks.modules import CodeModules
-
-_MAX_CPUS = 8192
-"""NR_CPUS that x86 can have."""
 
 
 class Variables:
@@ -24,6 +22,7 @@ class Variables:
     def __init__(self, layout: Layout, findings: LossLog) -> None:
         self._layout = layout
         self._prog = layout.reader.prog
+        self._findings = findings
         self._modules = CodeModules(layout.reader, findings)
 
     def name(self, address: int) -> str | None:
@@ -69,27 +68,26 @@ class Variables:
         return list(symbols(self._prog, None, address, False))
 
     @cached_property
-    def _cpus(self) -> tuple[int, int, np.ndarray[tuple[int], np.dtype[np.uint64]]]:
-        """Where variables of CPUs are linked, to where, and how far each CPU's are."""
-        none = 0, 0, np.empty(0, np.uint64)
-        names = ("__per_cpu_start", "__per_cpu_end", "__per_cpu_offset")
-        start, end, offsets = map(self._layout.symbol, names)
-        if start is None or end is None or offsets is None:
-            return none
+    def _cpus(self) -> tuple[int, int, PerCpu] | None:
+        """Where variables of CPUs are linked, to where, and where each CPU has them."""
+        start, end = map(self._layout.symbol, ("__per_cpu_start", "__per_cpu_end"))
+        if start is None or end is None:
+            return None
         try:
-            count = int(self._prog["nr_cpu_ids"].value_())
-            count = min(max(count, 1), _MAX_CPUS)
-            return start, end, self._layout.reader.words(offsets, count)
+            return start, end, read_percpu(self._layout.reader, self._findings)
         except (drgn.FaultError, LookupError):
-            return none
+            return None
 
     def _in_cpu(self, address: int) -> tuple[int, int] | None:
-        start, end, offsets = self._cpus
-        linked = np.uint64(address) - offsets
-        found = np.flatnonzero((linked >= start) & (linked < end) & (offsets != 0))
+        if self._cpus is None:
+            return None
+        start, end, percpu = self._cpus
+        linked = np.uint64(address) - percpu.offsets
+        inside = (linked >= start) & (linked < end) & (percpu.offsets != 0)
+        found = np.flatnonzero(inside)
         if not len(found):
             return None
-        return int(found[0]), int(linked[found[0]])
+        return int(percpu.cpus[found[0]]), int(linked[found[0]])
 
     def _static(self, offset: int) -> list[drgn.Symbol]:
         """Find variables of CPUs by where they are linked: small numbers, or not.
@@ -108,7 +106,7 @@ class Variables:
 
         It takes some 100 ms, once.
         """
-        start, end, _ = self._cpus
+        start, end, _ = self._cpus or (0, 0, None)
         return drgn.SymbolIndex(
             symbol for symbol in self._prog.symbols() if start <= symbol.address < end
         )

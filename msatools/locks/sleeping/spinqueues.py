@@ -18,12 +18,17 @@ from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.structs import Members, read_struct, struct_layout
 from msatools.locks.base.lock import Lock
 
 MOST_NODES = 4
 """``_Q_MAX_NODES``: for a task, a softirq, an interrupt and an NMI."""
 
-_INT_BYTES = 4
+# Since Linux kernel commit 0fa809ca7f81 ("locking/pvqspinlock: Extend node size when
+# pvqspinlock is configured") (in v4.20).
+_NODE = "struct qnode"
+_COUNT: Members = {"count": ("mcs.count",)}
+"""How many nodes of its own a CPU uses, in the first of them."""
 
 ANY = Lock("spinlock", None)
 """What such CPUs wait for: not one lock, but any."""
@@ -38,33 +43,31 @@ class SpinQueues:
     def __init__(self, reader: Reader, findings: LossLog) -> None:
         self._reader = reader
         self._findings = findings
-        self._counts = _counts(reader.prog, findings)
+        self._nodes = _nodes(reader, findings)
 
     def waiting(self) -> int:
         """Return how many online CPUs are in a queue; 0 of a kernel without queues.
 
         :raises drgn.FaultError: if that cannot be read
         """
-        if not self._counts:
+        if not self._nodes:
             return 0
         online = online_cpus(self._reader, self._findings)
-        places = (self._counts.get(cpu) for cpu in online)
+        places = (self._nodes.get(cpu) for cpu in online)
         return sum(self._waits(address) for address in places if address is not None)
 
     def _waits(self, address: int) -> bool:
-        data = self._reader.read(address, _INT_BYTES)
-        return 0 < int.from_bytes(data, "little", signed=True) <= MOST_NODES
+        count: int = read_struct(self._reader, _NODE, _COUNT, address)["count"]
+        return 0 < count <= MOST_NODES
 
 
-def _counts(prog: drgn.Program, findings: LossLog) -> Mapping[int, int]:
-    """Return the address of each possible CPU's count of nodes in use."""
+def _nodes(reader: Reader, findings: LossLog) -> Mapping[int, int]:
+    """Return the address of each possible CPU's first ``struct qnode``."""
     try:
-        percpu = read_percpu(prog, findings)
-        # Since Linux kernel commit 0fa809ca7f81 ("locking/pvqspinlock: Extend node
-        # size when pvqspinlock is configured") (in v4.20).
-        within = drgn.offsetof(prog.type("struct qnode"), "mcs.count")
-        starts = percpu.addresses("qnodes")
+        percpu = read_percpu(reader, findings)
+        if struct_layout(reader, _NODE, _COUNT) is None:
+            return {}
+        nodes = percpu.addresses("qnodes")
     except (LookupError, drgn.FaultError):
         return {}
-    addresses = [start + within for start in starts.tolist()]
-    return dict(zip(percpu.cpus.tolist(), addresses, strict=True))
+    return dict(zip(percpu.cpus.tolist(), nodes.tolist(), strict=True))

@@ -24,22 +24,22 @@ MAX_PATHS = 10_000
 _MINOR_BITS = 20
 _NAME_MAX = 255
 
-_MAPPING = {"host": ("u8", ("host",))}
+_MAPPING = {"host": ("host",)}
 _INODE = {
-    "mode": ("u2", ("i_mode",)),
-    "super_block": ("u8", ("i_sb",)),
-    "number": ("u8", ("i_ino",)),
-    "links": ("u4", ("i_nlink",)),
-    "size": ("i8", ("i_size",)),
-    "alias": ("u8", ("i_dentry.first",)),
+    "mode": ("i_mode",),
+    "super_block": ("i_sb",),
+    "number": ("i_ino",),
+    "links": ("i_nlink",),
+    "size": ("i_size",),
+    "alias": ("i_dentry.first",),
 }
 _SUPER_BLOCK = {
-    "device": ("u4", ("s_dev",)),
-    "block_device": ("u8", ("s_bdev",)),
-    "id": ("S32", ("s_id",)),
-    "type": ("u8", ("s_type",)),
+    "device": ("s_dev",),
+    "block_device": ("s_bdev",),
+    "id": ("s_id",),
+    "type": ("s_type",),
 }
-_TYPE = {"name": ("u8", ("name",))}
+_TYPE = {"name": ("name",)}
 
 DEVICE = "block device"
 

@@ -29,13 +29,13 @@ _MEMBERS = ("memcg_data", "mem_cgroup")
 read page's memcg data") (in v5.11)."""
 
 _MEM_CGROUP = {
-    "subsystem": ("u8", ("css.ss",)),
-    "cgroup": ("u8", ("css.cgroup",)),
-    "flags": ("u4", ("css.flags",)),
+    "subsystem": ("css.ss",),
+    "cgroup": ("css.cgroup",),
+    "flags": ("css.flags",),
 }
-_OBJ_CGROUP = {"group": ("u8", ("memcg",))}
-_CGROUP = {"node": ("u8", ("kn",))}
-_NODE = {"id": ("u8", ("id", "id.id"))}
+_OBJ_CGROUP = {"group": ("memcg",)}
+_CGROUP = {"node": ("kn",)}
+_NODE = {"id": ("id.id", "id")}
 
 
 def charge_offset(prog: drgn.Program) -> int | None:
@@ -66,7 +66,7 @@ class Memcgs:
 
     def of_pages(self, pages: Addresses) -> Addresses:
         """Read the words of some struct pages; 0 if one cannot be read."""
-        members = {"word": ("u8", _MEMBERS)}
+        members = {"word": _MEMBERS}
         found = self._read("struct page", members, pages)
         words: Addresses = found["word"].astype(np.uint64)
         return words

@@ -338,9 +338,7 @@ def _spaces(reader: Reader, findings: LossLog) -> list[_Space]:
     tasks = tasks.only((tasks["mm"] != 0) & ((tasks["flags"] & PF_KTHREAD) == 0))
     chosen = _first_of_each(tasks)
     mms: Addresses = tasks["mm"][chosen].astype(np.uint64)
-    found = read_structs(
-        reader, "struct mm_struct", {"pgd": ("u8", ("pgd",))}, mms, findings
-    )
+    found = read_structs(reader, "struct mm_struct", {"pgd": ("pgd",)}, mms, findings)
     comms = tasks["comm"][chosen].tolist()
     pids = tasks["pid"][chosen].tolist()
     return [

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import drgn
 import numpy as np
 
-from msatools.kernel.losses import Loss
 from msatools.kernel.slab import SlabCache, merged_names, read_caches, slab_type
 from msatools.memory.by.compound import give_to_tails
 from msatools.memory.by.groups import (
@@ -95,8 +94,6 @@ class SlabView:
         scene = self._scene
         caches = read_caches(scene.reader, addresses, scene.findings)
         merged = merged_names(scene.reader, scene.findings)
-        lost = sum(cache is None for cache in caches)
-        scene.findings.lose(Loss.NAMES, count=lost)
         slabs = self.observer.by_objects.sums()
         groups = [
             self._group(owner, cache, merged.get(owner.word, []), slabs)

@@ -4,7 +4,7 @@
 What the page tables of processes map: the pages of each address space.
 
 Tables come a level at a time, 4 KiB a read, and are looked through many at once.
-x86-64 (arch/x86/include/asm/pgtable_types.h and pgtable_64.h).
+How they are made is in msatools.target.paging.
 """
 
 from collections.abc import Iterator
@@ -17,31 +17,23 @@ import numpy.typing as npt
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.target.paging import ENTRIES, HUGE, PAGE_SHIFT, PRESENT, table_format
+from msatools.target.paging import (
+    PAGE_SHIFT,
+    TABLE_BYTES,
+    Words,
+    pages_of,
+    table_format,
+)
 
-Words = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.intp]
 
 SPACE_BITS = 24
 """Of a key, below the pfn; there are no more address spaces than PID_MAX_LIMIT."""
 
 _SPACES = np.uint64((1 << SPACE_BITS) - 1)
+_WORD = (1 << 64) - 1
 _AT_ONCE = 256
 """Tables that are looked through at a time: 1 MiB, as much as fits the L2 cache."""
-
-_PRESENT = np.uint64(PRESENT)
-_HUGE = np.uint64(HUGE)
-
-_PROTNONE = np.uint64(1 << 8)
-"""Without ``_PAGE_PRESENT``: mapped all the same, but not to be touched."""
-
-_SPECIAL = np.uint64(1 << 9)
-"""vm_normal_page() finds no page there: the zero page, or memory of a device."""
-
-_HARDWARE = np.uint64(1 << 5 | 1 << 6)
-"""Accessed and dirty, which some CPUs set in an entry that is none (erratum)."""
-
-_SWAP_TYPE_SHIFT = np.uint64(59)
 
 
 @dataclass(frozen=True)
@@ -126,8 +118,7 @@ class UserTables:
         self._reader = reader
         self._findings = findings
         self._end = end_pfn
-        self._address = np.uint64(form.frame)
-        self._levels = form.levels
+        self._form = form
         # Each table is a page. Those of hugetlb may be shared, and are met again.
         self._left = 2 * end_pfn
         self._swaps = self._swap_types()
@@ -179,25 +170,21 @@ class UserTables:
 
     def _walk_one(self, space: int, top: int) -> None:
         try:
-            # The other half is the kernel's own.
-            entries = self._reader.words(top, ENTRIES // 2)
+            # The others are the kernel's own.
+            entries = self._reader.words(top, self._form.user_entries)
         except drgn.FaultError:
             self._lose_table()
             return
-        tables = self._tables(entries)
-        for level in range(self._levels - 1, 1, -1):
-            below = [
-                self._tables(self._take_large(entries, level, space))
-                for entries in self._read(tables)
-            ]
+        first, *middle, _ = self._form.shifts
+        tables = self._form.tables(entries, first)
+        for shift in middle:
+            below = []
+            for entries in self._read(tables):
+                self._take_large(entries, shift, space)
+                below.append(self._form.tables(entries, shift))
             tables = np.concatenate(below) if below else tables[:0]
         for entries in self._read(tables):
             self._take_small(entries, space)
-
-    def _tables(self, entries: Words) -> Words:
-        """Find the physical addresses of the tables that entries name."""
-        tables: Words = entries[(entries & _PRESENT) != 0] & self._address
-        return tables
 
     def _read(self, tables: Words) -> Iterator[Words]:
         """Read tables, each once, and give their entries many at a time."""
@@ -213,7 +200,7 @@ class UserTables:
             data = bytearray()
             for physical in part:
                 try:
-                    data += self._reader.read(physical, 8 * ENTRIES, physical=True)
+                    data += self._reader.read(physical, TABLE_BYTES, physical=True)
                 except drgn.FaultError:
                     self._lose_table()
             yield np.frombuffer(data, "<u8")
@@ -222,47 +209,36 @@ class UserTables:
         self._findings.lose(Loss.USER_TABLES)
         self._is_whole = False
 
-    def _take_large(self, entries: Words, level: int, space: int) -> Words:
-        """Note what entries of a higher table map themselves; give the others.
-
-        :param level: 2 for tables whose entries map 2 MiB, 3 for 1 GiB.
-        """
-        if level > 3:
-            return entries
-        huge = (entries & _HUGE) != 0
-        if not huge.any():
-            return entries
+    def _take_large(self, entries: Words, shift: int, space: int) -> None:
+        """Note what entries of a higher table map themselves."""
+        huge = self._form.huge_of(entries, shift)
+        if huge is None or not huge.any():
+            return
         # pmd_present(): a huge page that is being split has this bit alone.
-        pages = 1 << 9 * (level - 1)
-        chosen = entries[huge & ((entries & _SPECIAL) == 0)]
-        # Bit 12 is a flag here.
-        pfns = self._pfns(chosen) & np.uint64(~(pages - 1) & 0xFFFF_FFFF_FFFF)
+        pages = pages_of(shift)
+        chosen = entries[huge & ((entries & np.uint64(self._form.special)) == 0)]
+        # Lower bits are flags here.
+        pfns = self._form.user_pfns(chosen) & np.uint64(~(pages - 1) & _WORD)
         pfns = self._in_memory(pfns << np.uint64(PAGE_SHIFT), pages)
         self._large.setdefault(pages, []).append(
             (pfns >> np.uint64(PAGE_SHIFT)) << np.uint64(SPACE_BITS) | np.uint64(space)
         )
-        tables: Words = entries[~huge]
-        return tables
 
     def _take_small(self, entries: Words, space: int) -> None:
         """Note what entries of the lowest tables map, and count those in swap."""
-        present = (entries & (_PRESENT | _PROTNONE)) != 0
-        chosen = entries[present & ((entries & _SPECIAL) == 0)]
-        addresses = self._in_memory(self._pfns(chosen) << np.uint64(PAGE_SHIFT), 1)
+        form = self._form
+        present = (entries & np.uint64(form.present | form.protnone)) != 0
+        chosen = entries[present & ((entries & np.uint64(form.special)) == 0)]
+        addresses = form.user_pfns(chosen) << np.uint64(PAGE_SHIFT)
+        addresses = self._in_memory(addresses, 1)
         self._small.append(
             addresses << np.uint64(SPACE_BITS - PAGE_SHIFT) | np.uint64(space)
         )
         if self._swaps:
-            absent = entries[~present & ((entries & ~_HARDWARE) != 0)]
-            types = absent >> _SWAP_TYPE_SHIFT
+            software = np.uint64(~form.hardware & _WORD)
+            absent = entries[~present & ((entries & software) != 0)]
+            types = absent >> np.uint64(form.swap_type_shift)
             self._swapped += int(np.count_nonzero(types < np.uint64(self._swaps)))
-
-    def _pfns(self, entries: Words) -> Words:
-        # Linux kernel commit 6b28baca9b1f ("x86/speculation/l1tf: Protect PROT_NONE
-        # PTEs against speculation") (in v4.19): what is not present is inverted.
-        straight = np.where((entries & _PRESENT) != 0, entries, ~entries)
-        pfns: Words = (straight & self._address) >> np.uint64(PAGE_SHIFT)
-        return pfns
 
     def _in_memory(self, addresses: Words, pages: int) -> Words:
         """Leave out physical addresses that are beyond memory, which is counted."""

@@ -19,13 +19,13 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.modules import CodeModules
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.symbols import SortedSymbols
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from msatools.selfdesc.load import is_served_by_btf
-from msatools.tasks.modules import CodeModules
 from msatools.tasks.text import kernel_symbol
 
 _LONGEST = 512 << 10

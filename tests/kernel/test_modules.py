@@ -8,10 +8,11 @@ from drgn.helpers.linux.kallsyms import module_kallsyms
 from drgn.helpers.linux.list import list_for_each_entry
 from drgn.helpers.linux.module import module_address_regions
 
+from msatools.kernel import modules
+from msatools.kernel.modules import CodeModules
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.tasks import modules
-from msatools.tasks.modules import CodeModule, CodeModules
+from msatools.selfdesc.module_records import LoadedModule
 from tests.support.dumps import IDLE, TYPES, open_dump
 from tests.support.overlay import put
 
@@ -52,7 +53,7 @@ def test_every_module_is_found(
         for start, end in regions:
             for address in (start, end - 1):
                 one = found.find(address)
-                assert one == CodeModule(module.value_(), name, tuple(regions))
+                assert one == LoadedModule(module.value_(), name, tuple(regions))
             assert found.find(end + (1 << 30)) is None
     assert found.find(0) is None
     assert not findings.notes

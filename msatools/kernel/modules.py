@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Loaded modules by address, and their functions by address, with few reads.
+
+kernel/module: a module lies where many reads are needed to find each piece, and there
+may be hundreds: so only those are looked at that somebody asks for.
+"""
+
+import drgn
+
+from msatools.kernel.losses import Loss
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
+from msatools.kernel.walks import list_records
+from msatools.selfdesc.module_records import LoadedModule, ModuleLayout, ModuleSymbols
+
+_MAX_DEPTH = 128
+"""More than any path in a tree of modules: a red-black tree of 2^64 is as deep."""
+
+
+class CodeModules:
+    """The modules of a kernel, each read when the first address in it is asked for."""
+
+    def __init__(self, reader: Reader, findings: LossLog) -> None:
+        self._reader = reader
+        self._findings = findings
+        self._known: list[LoadedModule] = []
+        self._symbols: dict[int, drgn.SymbolIndex] = {}
+        self._layout: ModuleLayout | None = None
+        self._tree: _Tree | None = None
+        self._is_ready = False
+
+    def find(self, address: int) -> LoadedModule | None:
+        """Find the module that lies at an address."""
+        if not self._is_ready:
+            self._prepare()
+            self._is_ready = True
+        for module in self._known:
+            if module.contains(address):
+                return module
+        if self._tree is None or self._layout is None:
+            return None
+        try:
+            place = self._tree.find(address)
+            if place is None:
+                return None
+            record = self._reader.read(place, self._layout.size)
+            found = self._layout.parse(place, record)
+        except drgn.FaultError as error:
+            self._findings.lose(Loss.MODULES, f"a module is lost: {error}")
+            return None
+        if not found.contains(address):
+            return None
+        self._known.append(found)
+        return found
+
+    def symbols(self, module: LoadedModule) -> drgn.SymbolIndex:
+        """Give the symbols that lie in a module: none, and a note, if they are lost."""
+        if module.address not in self._symbols:
+            try:
+                symbols = ModuleSymbols(self._reader.prog, module, self._reader.read)
+                index = symbols.index()
+            except (drgn.FaultError, LookupError, ValueError) as error:
+                text = f"the symbols of module {module.name} are lost: {error}"
+                self._findings.lose(Loss.SYMBOLS, text, about=module.name)
+                index = drgn.SymbolIndex([])
+            self._symbols[module.address] = index
+        return self._symbols[module.address]
+
+    def _prepare(self) -> None:
+        prog = self._reader.prog
+        try:
+            layout = self._layout = ModuleLayout(prog)
+            head = prog["modules"].address_
+        except LookupError:  # a kernel without loadable modules
+            return
+        try:
+            # With CONFIG_MODULES_TREE_LOOKUP, which tracing and perf need.
+            self._tree = _Tree(self._reader)
+        except LookupError:
+            records = list_records(
+                self._reader,
+                head,
+                layout.list,
+                layout.size,
+                self._findings,
+                "the list of modules",
+            )
+            self._known = [layout.parse(address, data) for address, data in records]
+
+
+class _Tree:
+    """
+    The parts of modules by address (kernel/module/tree_lookup.c).
+
+    It is there twice (include/linux/rbtree_latch.h), so that one is whole at any time.
+
+    :raises LookupError: if this kernel has no such tree
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        prog = reader.prog
+        tree = prog["mod_tree"]
+        self._reader = reader
+        self._sequence = tree.address_ + drgn.offsetof(tree.type_, "root.seq")
+        self._roots = tree.address_ + drgn.offsetof(tree.type_, "root.tree")
+        try:
+            part = prog.type("struct module_memory")  # ac3b43283923 (in v6.4)
+        except LookupError:
+            part = prog.type("struct module_layout")
+        self._base = drgn.offsetof(part, "base")
+        self._length = drgn.offsetof(part, "size")
+        self._module = drgn.offsetof(part, "mtn.mod")
+        self._nodes = [
+            drgn.offsetof(part, f"mtn.node.node[{which}]") for which in (0, 1)
+        ]
+        node = prog.type("struct rb_node")
+        self._left = drgn.offsetof(node, "rb_left")
+        self._right = drgn.offsetof(node, "rb_right")
+        self._size = max(
+            *(offset + drgn.sizeof(node) for offset in self._nodes),
+            self._module + 8,
+            self._base + 8,
+            self._length + 4,
+        )
+
+    def find(self, address: int) -> int | None:
+        """
+        Find the module of which some part lies at an address.
+
+        :return: The address of its ``struct module``.
+        :raises drgn.FaultError: if the tree cannot be read
+        """
+        which = _number(self._reader.read(self._sequence, 4), 0, 4) & 1
+        node = int(self._reader.words(self._roots + 8 * which, 1)[0])
+        for _ in range(_MAX_DEPTH):
+            if not node:
+                return None
+            data = self._reader.read(node - self._nodes[which], self._size)
+            base, size = _number(data, self._base, 8), _number(data, self._length, 4)
+            if base <= address < base + size:
+                return _number(data, self._module, 8)
+            child = self._left if address < base else self._right
+            node = _number(data, self._nodes[which] + child, 8)
+        raise drgn.FaultError("the tree of modules has no end", node)
+
+
+def _number(data: bytes, offset: int, size: int) -> int:
+    return int.from_bytes(data[offset : offset + size], "little")

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""How a kernel keeps a loaded module and its symbols: for all that read them.
+
+kernel/module/kallsyms.c, include/linux/module.h. The caller says how memory is read:
+types and symbols are looked for before there is more than drgn's program to do so.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+Read = Callable[[int, int], bytes]
+"""Reads memory: its address and size in bytes; raises FaultError."""
+
+_MAX_SYMBOLS = 1 << 20
+"""Of a module; the largest have some ten thousand."""
+
+_MAX_NAMES_BYTES = 1 << 26
+_KSYM_NAME_LEN = 512
+_PAGE = 4096
+
+# Elf64_Sym, of elf.h.
+_SYMBOL = np.dtype(
+    [
+        ("name", "<u4"),
+        ("info", "u1"),
+        ("other", "u1"),
+        ("section", "<u2"),
+        ("value", "<u8"),
+        ("size", "<u8"),
+    ]
+)
+_KINDS = {kind.value: kind for kind in drgn.SymbolKind}
+_BINDINGS = {
+    0: drgn.SymbolBinding.LOCAL,
+    1: drgn.SymbolBinding.GLOBAL,
+    2: drgn.SymbolBinding.WEAK,
+}
+
+
+@dataclass(frozen=True)
+class LoadedModule:
+    """A module, and where it lies."""
+
+    address: int
+    """Of its ``struct module``."""
+
+    name: str
+    regions: tuple[tuple[int, int], ...]
+    """Each from its start to its end."""
+
+    def contains(self, address: int) -> bool:
+        """Tell whether the module lies there."""
+        return any(start <= address < end for start, end in self.regions)
+
+
+class ModuleLayout:
+    """Where in a ``struct module`` its name and its regions are.
+
+    :raises LookupError: if nothing tells the type
+    """
+
+    list: int
+    """Offset of the node by which it is on the list of all modules."""
+
+    size: int
+    """Bytes of a record that has all that :meth:`parse` needs, and the node."""
+
+    def __init__(self, prog: drgn.Program) -> None:
+        type_ = prog.type("struct module")
+        self.list = drgn.offsetof(type_, "list")
+        self._name = _Field.of(type_, "name")
+        try:
+            # Linux kernel commit ac3b43283923 ("module: replace module_layout with
+            # module_memory") (in v6.4)
+            count = type_.member("mem").type.length
+            parts = [f"mem[{number}]" for number in range(count)]
+        except LookupError:
+            parts = ["core_layout", "init_layout"]
+        self._regions = [
+            (_Field.of(type_, f"{part}.base"), _Field.of(type_, f"{part}.size"))
+            for part in parts
+        ]
+        fields = [self._name, *(field for region in self._regions for field in region)]
+        node = drgn.sizeof(type_.member("list").type)
+        self.size = max(self.list + node, *(field.end for field in fields))
+
+    def parse(self, address: int, record: bytes) -> LoadedModule:
+        """Return the module whose ``struct module`` at *address* is *record*."""
+        text = record[self._name.offset : self._name.end].partition(b"\0")[0]
+        regions = []
+        for base, size in self._regions:
+            start, length = base.number(record), size.number(record)
+            if length:
+                regions.append((start, start + length))
+        name = text.decode("utf-8", "backslashreplace")
+        return LoadedModule(address, name, tuple(regions))
+
+
+@dataclass(frozen=True)
+class _Field:
+    offset: int
+    size: int
+
+    @classmethod
+    def of(cls, type_: drgn.Type, member: str) -> "_Field":
+        field = drgn.Object(type_.prog, type_, address=0).subobject_(member)
+        return cls(field.address_, drgn.sizeof(field.type_))
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+    def number(self, record: bytes) -> int:
+        return int.from_bytes(record[self.offset : self.end], "little")
+
+
+class ModuleSymbols:
+    """The table of a module's symbols, of which no more is read than is asked for.
+
+    :raises LookupError: if the kernel keeps none (CONFIG_KALLSYMS), or there cannot be
+        as many as it says
+    :raises drgn.FaultError: if it cannot be read
+    """
+
+    def __init__(self, prog: drgn.Program, module: LoadedModule, read: Read) -> None:
+        entry = drgn.Object(prog, "struct module *", value=module.address)
+        # Before Linux kernel commit 8244062ef1e5 ("modules: fix longstanding
+        # /proc/kallsyms vs module insertion race.") (in v4.5) these were the module's
+        # own.
+        table = entry.member_("kallsyms").read_()[0].read_()
+        self._module = module
+        self._read = read
+        self._symbols: int = table.symtab.value_()
+        self._strings: int = table.strtab.value_()
+        self._count: int = table.num_symtab.value_()
+        if not 0 < self._count <= _MAX_SYMBOLS:
+            raise LookupError(f"it has {self._count:,}")
+
+    def index(self) -> drgn.SymbolIndex:
+        """Return the symbols that lie in the module.
+
+        :raises LookupError: if what was read cannot be symbols
+        :raises drgn.FaultError: if they cannot be read
+        """
+        symbols = self._rows(0, self._count)
+        inside = np.zeros(len(symbols), np.bool_)
+        for start, end in self._module.regions:
+            inside |= (symbols["value"] >= start) & (symbols["value"] < end)
+        symbols = symbols[inside & (symbols["name"] != 0)]
+        names = self._names(int(symbols["name"].max(initial=0)))
+        return drgn.SymbolIndex(_symbols(symbols.tolist(), names))
+
+    def names(self) -> bytes:
+        """Return the names of all symbols, with a NUL before and after each.
+
+        :raises LookupError: if what was read cannot be symbols
+        :raises drgn.FaultError: if they cannot be read
+        """
+        (last,) = self._rows(self._count - 1, 1)["name"].tolist()
+        return self._names(last)
+
+    def _rows(self, first: int, count: int) -> npt.NDArray[Any]:
+        size = _SYMBOL.itemsize
+        data = self._read(self._symbols + size * first, size * count)
+        return np.frombuffer(data, _SYMBOL)
+
+    def _names(self, last: int) -> bytes:
+        """Read names up to the one at *last*; what follows it may not be readable."""
+        if last >= _MAX_NAMES_BYTES:
+            raise LookupError("a symbol has its name far away")
+        size = last + _PAGE - (self._strings + last) % _PAGE
+        names = self._read(self._strings, size)
+        if b"\0" not in names[last:]:
+            names += self._read(self._strings + size, _KSYM_NAME_LEN)
+        return names
+
+
+def _symbols(rows: Iterable[tuple[int, ...]], names: bytes) -> Iterable[drgn.Symbol]:
+    return [
+        drgn.Symbol(
+            names[name : names.index(b"\0", name)].decode(errors="backslashreplace"),
+            address,
+            size,
+            _BINDINGS.get(info >> 4, drgn.SymbolBinding.UNKNOWN),
+            _KINDS.get(info & 15, drgn.SymbolKind.UNKNOWN),
+        )
+        for name, info, _, _, address, size in rows
+    ]
