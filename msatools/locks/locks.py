@@ -40,10 +40,10 @@ from msatools.locks.wait_snapshot import (
     make_scene,
     missing_owners,
 )
-from msatools.prstat.sampler import MAX_HZ, MAX_SHARE, Sampler
 from msatools.target.describe import describe
 from msatools.target.model import Target
 from msatools.tasks.names import KernelNames
+from msatools.tasks.sampler import MAX_HZ, MAX_SHARE, Sampler
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState, collect_now

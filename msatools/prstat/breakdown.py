@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Clocks, Nanoseconds
-from msatools.prstat.microstates import Booleans, Microstates, bound_of
 from msatools.tasks.delays import Delays
+from msatools.tasks.microstates import Booleans, Microstates, bound_of
 from msatools.tasks.states import INTERRUPTIBLE, UNINTERRUPTIBLE, asleep
 from msatools.tasks.table import PF_KTHREAD, TaskTable
 from msatools.tasks.task_state import TaskState

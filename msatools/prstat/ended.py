@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
-from msatools.prstat.microstates import Booleans, user_time
-from msatools.prstat.task_samples import (
+from msatools.tasks.microstates import Booleans, user_time
+from msatools.tasks.processes import Processes
+from msatools.tasks.task_samples import (
     NOBODY,
     Counts,
     TaskSample,
@@ -17,7 +18,6 @@ from msatools.prstat.task_samples import (
     cpu_of,
     match,
 )
-from msatools.tasks.processes import Processes
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
-from msatools.prstat.microstates import BOUND_NS, Booleans, Microstates, user_time
-from msatools.prstat.task_samples import (
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.microstates import BOUND_NS, Booleans, Microstates, user_time
+from msatools.tasks.states import asleep
+from msatools.tasks.task_samples import (
     NOBODY,
     Counts,
     Rows,
@@ -35,8 +37,6 @@ from msatools.prstat.task_samples import (
     cpu_of,
     match,
 )
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.states import asleep
 from msatools.tasks.task_state import AgeBound
 
 NCLASSES = len(TaskClass)
@@ -152,7 +152,7 @@ class Interval:
     def __init__(self, first: TaskSample, bound_ns: int = BOUND_NS) -> None:
         """
         :param bound_ns: How far clocks may be apart: see
-            :func:`~msatools.prstat.microstates.bound_of`.
+            :func:`~msatools.tasks.microstates.bound_of`.
         """
         count = len(first.tasks)
         self._first = first

@@ -24,7 +24,6 @@ from msatools.locks.wait_targets.futexes import is_off_queue
 from msatools.prstat.breakdown import Breakdown, breakdown, sleeps
 from msatools.prstat.ended import Ended, ended
 from msatools.prstat.interval import Deltas, Interval
-from msatools.prstat.microstates import Microstates, bound_of, without_sleep
 from msatools.prstat.model import PrstatReport, Totals
 from msatools.prstat.options import Options
 from msatools.prstat.recorded import (
@@ -41,11 +40,9 @@ from msatools.prstat.rows import (
     keep,
     totals,
 )
-from msatools.prstat.sampler import Sampler
 from msatools.prstat.select import order
 from msatools.prstat.stackgroups import stack_groups
 from msatools.prstat.states import states
-from msatools.prstat.task_samples import TaskSample
 from msatools.target.describe import describe
 from msatools.target.model import Target
 from msatools.tasks.classes import RUNNABLE, TaskClass
@@ -53,11 +50,14 @@ from msatools.tasks.delays import read_delays
 from msatools.tasks.identity import read_identities
 from msatools.tasks.iowait import read_in_iowait
 from msatools.tasks.memory import read_memory
+from msatools.tasks.microstates import Microstates, bound_of, without_sleep
 from msatools.tasks.names import KernelNames
 from msatools.tasks.namespaces import read_namespaces
 from msatools.tasks.processes import Processes, read_processes, read_reaped
+from msatools.tasks.sampler import Sampler
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_cgroups import read_cgroups
+from msatools.tasks.task_samples import TaskSample
 from msatools.tasks.task_state import TaskState
 
 Booleans = npt.NDArray[np.bool_]

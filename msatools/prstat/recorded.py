@@ -17,13 +17,13 @@ from msatools.locks.herds import MIN_WAITERS
 from msatools.prstat.column_docs import why
 from msatools.prstat.groups import group_by, group_by_class
 from msatools.prstat.load import collect_load
-from msatools.prstat.microstates import Booleans
 from msatools.prstat.model import PrstatReport, Totals
 from msatools.prstat.options import Options
 from msatools.prstat.rows import Kept, TaskRows, process_rows, thread_rows
 from msatools.prstat.select import order, selected
 from msatools.target.model import UNLISTED
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.microstates import Booleans
 from msatools.tasks.states import LETTERS
 from msatools.tasks.task_state import AgeBound
 

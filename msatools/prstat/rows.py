@@ -18,12 +18,12 @@ from msatools.locks.base.model import WaitTarget
 from msatools.prstat.breakdown import Breakdown, SplitColumn
 from msatools.prstat.ended import Ended
 from msatools.prstat.interval import OffCpuByClass
-from msatools.prstat.microstates import Booleans, Microstates, user_time
 from msatools.prstat.model import Children, OffCpu, Split, TaskRow, Waited
 from msatools.prstat.waited import WAITED, lasting, within
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import Identities, comm_text
 from msatools.tasks.memory import TaskMemory
+from msatools.tasks.microstates import Booleans, Microstates, user_time
 from msatools.tasks.namespaces import TaskNamespaces
 from msatools.tasks.processes import Processes, ProcessSums
 from msatools.tasks.states import letters, loads

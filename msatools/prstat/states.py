@@ -16,7 +16,6 @@ import numpy as np
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Nanoseconds
 from msatools.prstat.breakdown import Breakdown, SplitColumn
-from msatools.prstat.microstates import Booleans, Microstates, bound_of
 from msatools.prstat.pasts import (
     GELATO_NOW,
     SLEEPS,
@@ -29,6 +28,7 @@ from msatools.prstat.pasts import (
     pasts,
 )
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.microstates import Booleans, Microstates, bound_of
 from msatools.tasks.states import UNINTERRUPTIBLE
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState

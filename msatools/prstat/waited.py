@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
 from msatools.prstat.interval import ON_CODE, OffCpuByClass
-from msatools.prstat.microstates import Booleans
 from msatools.tasks.classes import RUNNABLE, TaskClass
+from msatools.tasks.microstates import Booleans
 from msatools.tasks.task_state import AgeBound, TaskState
 
 WAITED = (

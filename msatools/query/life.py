@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Where the life of one thread went: what :mod:`msatools.prstat.microstates`,
+"""Where the life of one thread went: what :mod:`msatools.tasks.microstates`,
 :mod:`msatools.prstat.breakdown` and :mod:`msatools.tasks.task_state` compute of many.
 
 Pure. They say why it is computed so. On arrays of one number it takes a millisecond;
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Clocks
 from msatools.prstat.breakdown import SCHED_DEADLINE
-from msatools.prstat.microstates import bound_of
 from msatools.prstat.pasts import Known, StateSums, known_sum
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.microstates import bound_of
 from msatools.tasks.states import (
     INTERRUPTIBLE,
     STOPPED,

@@ -17,7 +17,9 @@ from msatools.kernel.clocks import Clocks, Nanoseconds, read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.prstat.breakdown import Breakdown, Sleeps, breakdown, sleeps
-from msatools.prstat.microstates import (
+from msatools.tasks.delays import Delays, read_delays
+from msatools.tasks.iowait import read_in_iowait
+from msatools.tasks.microstates import (
     PF_KTHREAD,
     Booleans,
     Microstates,
@@ -26,8 +28,6 @@ from msatools.prstat.microstates import (
     waits_for_cpu,
     without_sleep,
 )
-from msatools.tasks.delays import Delays, read_delays
-from msatools.tasks.iowait import read_in_iowait
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.task_state import TaskState, collect_now

@@ -13,17 +13,17 @@ import pytest
 from msatools.kernel.clocks import Clocks
 from msatools.prstat.ended import Ended, ended
 from msatools.prstat.interval import Deltas, Interval, OffCpuByClass
-from msatools.prstat.microstates import (
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.microstates import (
     BOUND_NS,
     EXIT_ZOMBIE,
     PF_KTHREAD,
     microstates,
 )
-from msatools.prstat.task_samples import TaskSample
-from msatools.tasks.classes import TaskClass
 from msatools.tasks.processes import Processes, ProcessSums
 from msatools.tasks.stacks import Stacks
 from msatools.tasks.table import TaskTable
+from msatools.tasks.task_samples import TaskSample
 from msatools.tasks.task_state import AgeBound, TaskState
 from msatools.tasks.waits import StackWait
 

@@ -11,12 +11,12 @@ import pytest
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.prstat import sampler as module
 from msatools.prstat.interval import Interval
-from msatools.prstat.sampler import MAX_SHARE, Sampler
-from msatools.prstat.task_samples import TaskSample
+from msatools.tasks import sampler as module
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.sampler import MAX_SHARE, Sampler
 from msatools.tasks.table import TaskTable
+from msatools.tasks.task_samples import TaskSample
 from msatools.tasks.task_state import collect_now
 from tests.support.dumps import open_dump
 

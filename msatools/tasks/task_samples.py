@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks, Nanoseconds
-from msatools.prstat.microstates import Booleans, Microstates
+from msatools.tasks.microstates import Booleans, Microstates
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
 

@@ -18,14 +18,14 @@ import numpy.typing as npt
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.prstat.microstates import BOUND_NS, Booleans, microstates
-from msatools.prstat.task_samples import NOBODY, Counts, Rows, TaskSample, match
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.framerules import End
+from msatools.tasks.microstates import BOUND_NS, Booleans, microstates
 from msatools.tasks.stackmemory import StackMemory
 from msatools.tasks.stacks import NO_STACK, Stack, StackCollector, Stacks
 from msatools.tasks.states import asleep
 from msatools.tasks.table import Records, TaskReader, TaskTable
+from msatools.tasks.task_samples import NOBODY, Counts, Rows, TaskSample, match
 from msatools.tasks.task_state import TaskState, ages, collect_now
 from msatools.tasks.waits import StackWait, classify
 
