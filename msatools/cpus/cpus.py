@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import drgn
 from drgn.helpers.linux.nodemask import for_each_online_node
+from drgn.helpers.linux.percpu import per_cpu
 
 from msatools.cpus.choose import choose, wanted_cpus
 from msatools.cpus.counters import CpuCounters, read_counters
-from msatools.cpus.cpu_activity import doing
 from msatools.cpus.deltas import delta
 from msatools.cpus.domains import read_root_domains
 from msatools.cpus.irqs import (
@@ -27,21 +27,22 @@ from msatools.cpus.model import Cpu, CpuSet, CpusReport, Processor, RunQueue
 from msatools.cpus.options import CpusOptions
 from msatools.cpus.placement import place
 from msatools.cpus.processors import read_processors
-from msatools.cpus.rows import Parts, cpu_rows
+from msatools.cpus.rows import Parts, cpu_rows, involuntary, moves
 from msatools.cpus.runqueues import read_run_queues
 from msatools.cpus.sets import read_sets, set_of_cpus, with_reason
-from msatools.cpus.switches import involuntary, moves
 from msatools.cpus.ticksched import read_tick_sched
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.load import load_averages
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu, read_percpu
 from msatools.kernel.session import KernelSession, Progress, quietly
+from msatools.target.addresses import KERNEL_HALF
 from msatools.target.describe import describe
 from msatools.target.model import Target
 from msatools.tasks.names import KernelNames
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.task_cgroups import read_cgroups
+from msatools.tasks.task_state import INTERRUPTS, running_frames
 from msatools.tasks.text import KernelText
 
 _COVERAGE = ("cpus", "cpus_unreadable", "irqs", "tasks", "reads", "bytes_read")
@@ -253,3 +254,26 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         except (LookupError, drgn.FaultError) as error:
             self._findings.lose(Loss.NODES, f"which nodes are online is lost: {error}")
             return ()
+
+
+def doing(prog: drgn.Program, text: KernelText, cpu: int) -> str | None:
+    """Tell what a CPU was doing, by its registers in a dump.
+
+    :param text: names functions, also those of modules without debug info
+    :return: ``user mode``, or ``kernel`` or ``interrupt`` with the innermost function;
+        ``None`` where nothing tells, as on a live kernel, or of an offline CPU whose
+        registers are not in the dump.
+    """
+    try:
+        task = per_cpu(prog["runqueues"], cpu).curr.value_()
+    except drgn.FaultError:
+        return None
+    frames = running_frames(prog, task)
+    if not frames:
+        return None
+    innermost, _ = frames[0]
+    if innermost < KERNEL_HALF:
+        return "user mode"
+    entered = any(name.startswith(INTERRUPTS) for _, name in frames)
+    name = text.name(innermost) or hex(innermost)
+    return f"{'interrupt' if entered else 'kernel'} {name}"

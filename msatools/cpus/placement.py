@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which set each thread is in, and which threads do not keep to theirs."""
+"""Which CPUs each thread may run on, the set it is in, and the threads that stray."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import drgn
 import numpy as np
 import numpy.typing as npt
 
-from msatools.cpus.affinities import Affinities, affinities, read_cpuset_groups
 from msatools.cpus.masks import CpuMasks
 from msatools.cpus.model import BoundTask, CpuSet, SetTasks
 from msatools.cpus.sets import BOOT, PARTITIONS, set_of_cpus
-from msatools.kernel.cpumask import Masks, cpus_of
+from msatools.kernel.cpumask import Cpus, Masks, cpus_of, different_masks
 from msatools.kernel.losses import Loss
 from msatools.kernel.ranges import ranges
 from msatools.kernel.reader import Reader
@@ -21,12 +21,35 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import PF_KTHREAD, TaskTable
-from msatools.tasks.task_cgroups import UNKNOWN, TaskCgroups
+from msatools.tasks.task_cgroups import UNKNOWN, TaskCgroups, read_cpuset_groups
 
 PF_NO_SETAFFINITY = 0x04000000
 """Of ``flags``: nobody but the kernel may say where it runs."""
 
 Numbers = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Affinities:
+    """Which CPUs each thread may run on."""
+
+    masks: Masks
+    """Each different mask once: shape ``(masks, nr_cpu_ids)``."""
+
+    index: npt.NDArray[np.intp]
+    """By thread: which of the masks is its own."""
+
+    def cpus(self, row: int) -> Cpus:
+        """List the CPUs of a thread: ``Cpus_allowed_list`` of /proc/PID/status."""
+        return cpus_of(self.masks[self.index[row]])
+
+
+def affinities(tasks: TaskTable, prog: drgn.Program) -> Affinities:
+    """Tell where all threads may run.
+
+    :raises KeyError: if the number of CPUs is lost
+    """
+    return Affinities(*different_masks(tasks["cpus_mask"], prog))
 
 
 def place(

@@ -18,7 +18,6 @@ from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.locks.base.lock import Lock
 from msatools.locks.base.lock_context import MAX_WAITERS, LockContext
 from msatools.locks.base.struct_reader import Layout
-from msatools.locks.changes import changes
 from msatools.locks.consistency import (
     concerned,
     held,
@@ -30,9 +29,9 @@ from msatools.locks.contention import Contention, Met, met
 from msatools.locks.herds import look_again
 from msatools.locks.options import LocksOptions
 from msatools.locks.owners import BY_STACK
-from msatools.locks.report import Contended, LocksReport
+from msatools.locks.report import Contended, LocksReport, changes
 from msatools.locks.report_builder import ReportBuilder
-from msatools.locks.sleeping.spinqueues import ANY, ANY_ID, ANY_NAME, SpinQueues
+from msatools.locks.sleeping.spinlocks import ANY, ANY_ID, ANY_NAME, SpinQueues
 from msatools.locks.wait_snapshot import (
     WaitSnapshot,
     Wanted,

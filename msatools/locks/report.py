@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What msa-locks reports: who waits for what, who has it, what is at the root of it.
+"""Reports of msa-locks: waits, locks, owners, roots, and changes between two reports.
 
 Plain data: a renderer prints it, JSON serialises it.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from msatools.kernel.report import ADDED, Report
+from msatools.kernel.report import ADDED, Report, ns_between
 from msatools.locks.base.lock import LockTypeName, OwnerConfidence
 from msatools.locks.base.model import Herd, Mode, WaitTarget
 from msatools.target.model import UNLISTED, Address
@@ -267,3 +268,43 @@ class LocksReport(Report):
 
     pids: tuple[int, ...] = field(default=(), metadata=UNLISTED)
     """All threads that were looked at."""
+
+
+_Thread = tuple[int, int]
+
+
+def changes(before: LocksReport, after: LocksReport) -> LocksReport:
+    """Give the later report, with what has changed since the earlier one."""
+    then = {_thread(wait): wait for wait in before.waits}
+    now = {_thread(wait): wait for wait in after.waits}
+    both = [wait for thread, wait in now.items() if thread in then]
+    stuck = {wait.pid for wait in both if _sleeps_on(then[_thread(wait)], wait)}
+    crowds = {lock.id: len(lock.waiters) for lock in before.locks}
+    return replace(
+        after,
+        interval_ns=ns_between(before, after),
+        locks=tuple(
+            replace(lock, delta_waiters=len(lock.waiters) - crowds.get(lock.id, 0))
+            for lock in after.locks
+        ),
+        changes=LockChanges(
+            begun=_pids(now[thread] for thread in now.keys() - then.keys()),
+            ended=_pids(then[thread] for thread in then.keys() - now.keys()),
+            moved=_pids(wait for wait in both if wait.pid not in stuck),
+            stuck=tuple(sorted(stuck)),
+        ),
+    )
+
+
+def _thread(wait: Wait) -> _Thread:
+    """Tell threads apart of which one has the ID of another that has ended."""
+    return wait.pid, wait.start_ns
+
+
+def _sleeps_on(then: Wait, now: Wait) -> bool:
+    """Tell whether a task has slept all the time: it was not switched."""
+    return (then.lock, then.switches) == (now.lock, now.switches)
+
+
+def _pids(waits: Iterable[Wait]) -> tuple[int, ...]:
+    return tuple(sorted(wait.pid for wait in waits))

@@ -20,7 +20,7 @@ from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.locks.base.model import Herd, WaitTarget
 from msatools.locks.herds import MIN_WAITERS, Watched, find_herds, look_again
 from msatools.locks.wait_targets.explain import Explainer, awake_rows
-from msatools.locks.wait_targets.futexes import is_off_queue
+from msatools.locks.wait_targets.locks import is_off_queue
 from msatools.prstat.breakdown import Breakdown, breakdown, sleeps
 from msatools.prstat.ended import Ended, ended
 from msatools.prstat.interval import Deltas, Interval

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The control group of each thread, in the default hierarchy (cgroup v2)."""
+"""The control group of each thread, in the default hierarchy (v2) or of its cpuset."""
 
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from msatools.tasks.table import TaskTable
 UNKNOWN = -1
 
 _CSS_SET = {"cgroup": ("u8", ("dfl_cgrp",))}
+_STATE = {"group": ("u8", ("cgroup",))}
 
 
 @dataclass(frozen=True)
@@ -49,3 +50,38 @@ def read_cgroups(reader: Reader, tasks: TaskTable, findings: LossLog) -> TaskCgr
     numbers = np.where(known, np.cumsum(known) - 1, UNKNOWN).astype(np.int32)
     index[sets.readable] = numbers[group_of[sets.readable]]
     return TaskCgroups(tuple(path for path in found if path is not None), index)
+
+
+def read_cpuset_groups(
+    reader: Reader, tasks: TaskTable, findings: LossLog
+) -> TaskCgroups:
+    """Read the group that each thread has its cpuset from.
+
+    In cgroup v1 that is one of an own hierarchy, in v2 the nearest above the thread's
+    own where the controller is on. Unknown for all if there are no cpusets.
+    """
+    index = np.full(len(tasks), UNKNOWN, np.int32)
+    try:
+        number = reader.prog.constant("cpuset_cgrp_id").value_()
+    except LookupError:
+        return TaskCgroups((), index)
+    css_sets = read_structs(
+        reader,
+        "struct css_set",
+        {"cpuset": ("u8", (f"subsys[{number}]",))},
+        tasks["cgroups"].astype(np.uint64),
+        findings,
+    )
+    cpusets, cpuset_of = np.unique(css_sets["cpuset"], return_inverse=True)
+    states = read_structs(
+        reader,
+        "struct cgroup_subsys_state",
+        _STATE,
+        cpusets.astype(np.uint64),
+        findings,
+    )
+    paths = cgroup_paths(reader, states["group"].astype(np.uint64), findings)
+    has_path = np.array([path is not None for path in paths], np.bool_)
+    known = css_sets.readable & has_path[cpuset_of]
+    index[known] = cpuset_of[known]
+    return TaskCgroups(tuple(path or "" for path in paths), index)

@@ -13,13 +13,12 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.structs import Booleans, read_structs
+from msatools.kernel.structs import Booleans, read_bits, read_structs
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import Rows
-from msatools.tasks.states import STOPPED, TRACED, letters, loads
+from msatools.tasks.states import STOPPED, TRACED, letters, loads, read_frozen
 from msatools.tasks.table import TaskTable
 from msatools.tasks.wait_options import WaitOpts, WaitOptsReader
-from msatools.zombies.freezer import read_bits, read_frozen
 from msatools.zombies.model import Disposition, Reaper
 from msatools.zombies.sigactions import Actions, read_actions
 from msatools.zombies.zombie_tasks import UNKNOWN, Aged

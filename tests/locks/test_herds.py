@@ -13,7 +13,7 @@ from msatools.kernel.report import LossLog
 from msatools.locks import herds
 from msatools.locks.base.model import Herd, WaitTarget, Waker
 from msatools.locks.herds import MIN_WAITERS, TURN_NS, Watched, confirm, find_herds
-from msatools.locks.wait_targets.conditions import as_conditions
+from msatools.locks.wait_targets.locks import as_conditions
 from msatools.target.model import Address
 from msatools.tasks.microstates import bound_of
 from msatools.tasks.stackmemory import Rows

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Spinlocks that CPUs wait for, in a dump.
+"""Spinlocks that CPUs wait for: which, in a dump; how many CPUs, on a running kernel.
 
-kernel/locking/qspinlock.c and qrwlock.c: nothing but the registers and the stack of a
-CPU says which lock it spins for, and the lock does not say who has it. So both are told
-by evidence, and only if there is no doubt. While a kernel runs, CPUs have no registers
-that could be read.
+kernel/locking/qspinlock.c and qrwlock.c: only the registers and the stack of a CPU say
+which lock it spins for, and the lock does not say who has it. So both are reported by
+evidence, and only if there is no doubt.
+
+The registers of a running CPU cannot be read. But a CPU that waits behind the next in
+line uses one of its own nodes, and ``count`` of the first node is the number in use.
+The next in line uses no node but sets a bit in the lock, so it is not counted; nor is
+any CPU of a guest that spins without a queue (virt_spin_lock()).
 """
 
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import drgn
@@ -20,6 +24,9 @@ from drgn.helpers.linux.sched import cpu_curr
 
 from msatools.kernel.cpumask import online_cpus
 from msatools.kernel.losses import Loss
+from msatools.kernel.percpu import read_percpu
+from msatools.kernel.reader import Reader
+from msatools.kernel.report import LossLog
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.lock import Holder, Lock, Request
 from msatools.locks.base.lock_context import LockContext
@@ -54,6 +61,17 @@ _TAIL_SHIFT = 16
 """``_Q_TAIL_OFFSET``, with fewer than 16,384 CPUs (CONFIG_NR_CPUS)."""
 
 _HALF = struct.Struct("<I")
+
+MOST_NODES = 4
+"""``_Q_MAX_NODES``: for a task, a softirq, an interrupt and an NMI."""
+
+_INT_BYTES = 4
+
+ANY = Lock("spinlock", None)
+"""What such CPUs wait for: not one lock, but any."""
+
+ANY_ID = "spinlock -"
+ANY_NAME = "which: only registers of running CPUs say"
 
 
 @dataclass(frozen=True)
@@ -291,6 +309,44 @@ def _read(look: LockContext, start: int, end: int) -> list[int]:
 def _no_sleeper(look: LockContext, case: BlockedTask) -> Sequence[Request]:
     """Nobody sleeps for a spinlock: :func:`spins` finds those that wait."""
     return ()
+
+
+class SpinQueues:
+    """Where each CPU says whether it is in a queue for a spinlock."""
+
+    def __init__(self, reader: Reader, findings: LossLog) -> None:
+        self._reader = reader
+        self._findings = findings
+        self._counts = _counts(reader.prog, findings)
+
+    def waiting(self) -> int:
+        """Return how many online CPUs are in a queue; 0 of a kernel without queues.
+
+        :raises drgn.FaultError: if that cannot be read
+        """
+        if not self._counts:
+            return 0
+        online = online_cpus(self._reader, self._findings)
+        places = (self._counts.get(cpu) for cpu in online)
+        return sum(self._waits(address) for address in places if address is not None)
+
+    def _waits(self, address: int) -> bool:
+        data = self._reader.read(address, _INT_BYTES)
+        return 0 < int.from_bytes(data, "little", signed=True) <= MOST_NODES
+
+
+def _counts(prog: drgn.Program, findings: LossLog) -> Mapping[int, int]:
+    """Return the address of each possible CPU's count of nodes in use."""
+    try:
+        percpu = read_percpu(prog, findings)
+        # Since Linux kernel commit 0fa809ca7f81 ("locking/pvqspinlock: Extend node
+        # size when pvqspinlock is configured") (in v4.20).
+        within = drgn.offsetof(prog.type("struct qnode"), "mcs.count")
+        starts = percpu.addresses("qnodes")
+    except (LookupError, drgn.FaultError):
+        return {}
+    addresses = [start + within for start in starts.tolist()]
+    return dict(zip(percpu.cpus.tolist(), addresses, strict=True))
 
 
 SPINLOCK = LockType(names=frozenset({"spinlock"}), requests=_no_sleeper)

@@ -21,16 +21,15 @@ from msatools.locks.base.model import Herd, WaitTarget
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.user import filelocks
 from msatools.locks.user.wakers import with_frames
-from msatools.locks.wait_targets import data, files, futexes, kernellocks, others
-from msatools.locks.wait_targets.conditions import as_conditions
+from msatools.locks.wait_targets import data, files, locks, others
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stackmemory import Rows, stack_bytes
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
 
 _BY_CLASS: dict[TaskClass, Callable[[LockContext, BlockedTask], WaitTarget | None]] = {
-    TaskClass.LCK: futexes.futex,
-    TaskClass.KLK: kernellocks.kernel_lock,
+    TaskClass.LCK: locks.futex,
+    TaskClass.KLK: locks.kernel_lock,
     TaskClass.FLK: filelocks.file_lock,
     TaskClass.POL: files.poll,
     TaskClass.FLT: data.fault,
@@ -132,7 +131,7 @@ class Explainer:
         What cannot be read is not told.
         """
         look = LockContext(self._layout, tasks, LossLog(), clocks, alone=False)
-        return as_conditions(look, ons, least)
+        return locks.as_conditions(look, ons, least)
 
     def with_frames(
         self, tasks: TaskTable, clocks: Clocks, herds: Sequence[Herd]
@@ -157,7 +156,7 @@ def leaving(
 ) -> list[WaitTarget | None]:
     """Tell which futex each of some threads that do not run is about to leave."""
     cases = read_cases(look, now, rows, stack_bytes)
-    return [futexes.asked_for(case) for case in cases]
+    return [locks.asked_for(case) for case in cases]
 
 
 def tell(look: LockContext, case: BlockedTask) -> WaitTarget | None:

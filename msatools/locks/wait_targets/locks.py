@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Futexes that tasks wait on."""
+"""Futexes, condition variables and locks of the kernel that tasks wait on."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 from msatools.locks.base.blocked_tasks import BlockedTask
 from msatools.locks.base.futexkey import FutexKey
 from msatools.locks.base.lock_context import FEW_READS, LockContext
-from msatools.locks.base.model import WaitTarget
+from msatools.locks.base.model import CONDITION, WaitTarget
 from msatools.locks.base.timers import timer_ends
+from msatools.locks.names.described import describe
+from msatools.locks.names.names import find_place
+from msatools.locks.sleeping import sleeplocks
+from msatools.locks.sleeping.kernellocks import KernelLock
 from msatools.locks.user.futexes import Waiter
 from msatools.locks.user.futexwaits import waiters_of
+from msatools.locks.user.userlocks import condition_at
 from msatools.locks.user.usermemory import mapping_at
 from msatools.target.model import Address
 
@@ -101,3 +110,78 @@ def _in_file(
     if number != key.object:
         return None, None
     return address, look.storage.inode(inode).number
+
+
+Ons = Sequence[WaitTarget | None]
+
+
+def as_conditions(look: LockContext, ons: Ons, least: int) -> list[WaitTarget | None]:
+    """
+    Put condition variables in place of the futexes that tasks wait on.
+
+    :param ons: What each task of the look waits on, or has waited on.
+    :param least: On how few waiters memory is not read.
+    """
+    mms: list[int] = look.tasks["mm"].tolist()
+    places = [_word_of(mm, on) for mm, on in zip(mms, ons, strict=True)]
+    starts = {
+        place: condition_at(look, *place)
+        for place, count in Counter(places).items()
+        if place is not None and count >= least
+    }
+    # Crowds that wait on one thing share what is told of it, as they are many.
+    wholes: dict[tuple[int, int], WaitTarget] = {}
+    found = list(ons)
+    for row, (on, place) in enumerate(zip(ons, places, strict=True)):
+        start = starts.get(place) if place else None
+        if on is not None and start is not None:
+            key = id(on), start
+            if key not in wholes:
+                wholes[key] = replace(on, address=Address(start), name=CONDITION)
+            found[row] = wholes[key]
+    return found
+
+
+def _word_of(mm: int, on: WaitTarget | None) -> tuple[int, int] | None:
+    """Return the address space and the aligned 8 bytes that a private futex is in."""
+    if not mm or on is None or on.kind != "futex":
+        return None
+    if on.address is None or on.inode is not None:
+        return None
+    return mm, int(on.address) & ~7
+
+
+def kernel_lock(look: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Tell a lock of the kernel."""
+    lock = sleeplocks.find(look, case)
+    if lock is None:
+        return None
+    on = WaitTarget(
+        kind="lock",
+        type=lock.type,
+        address=None if lock.address is None else Address(lock.address),
+        mode=lock.mode,
+        waiters=lock.waiters,
+        owner=look.pid(lock.owner) if lock.owner else None,
+    )
+    return _with_place(look, on, lock, case)
+
+
+def _with_place(
+    look: LockContext, on: WaitTarget, lock: KernelLock, case: BlockedTask
+) -> WaitTarget:
+    """Add what a lock is in."""
+    if lock.address is None:
+        return on
+    place = find_place(look, lock.type, lock.address, [case])
+    if place is None:
+        return on
+    told = describe(look, place)
+    on = replace(on, name=place.name, inode=told.inode, path=told.path, pid=told.pid)
+    file = case.file
+    if place.type_name == "pipe_inode_info":
+        on = replace(on, name="pipe")
+        return replace(on, fd=file.fd) if file else on
+    if place.type_name == "file" and file and file.address == place.address:
+        return replace(on, fd=file.fd)
+    return on
