@@ -245,6 +245,8 @@ class Prstat(KernelSession[PrstatReport, Options]):
         rows = rows.with_ons(ons)
         summed = self._totals(known, wanted)
         self._count(look, spent, kept.split.impossible)
+        if options.states:
+            self._note_ended(tasks, processes, wanted)
         coverage = self._coverage(_COVERAGE)
         report = PrstatReport(
             target=self._target,
@@ -378,6 +380,20 @@ class Prstat(KernelSession[PrstatReport, Options]):
                 "breakdown-impossible",
                 f"{count} threads have counters of sleeps or delays that are more than "
                 "the time they are part of: those are left out",
+            )
+
+    def _note_ended(
+        self, tasks: TaskTable, processes: Processes, wanted: Booleans
+    ) -> None:
+        """Note the CPU time that no state has: that of threads that have ended."""
+        _, first = np.unique(tasks["signal"][wanted], return_index=True)
+        ended_ns = int(processes.dead_sum_exec_ns[wanted][first].sum())
+        if ended_ns:
+            self._findings.note(
+                "states-without-ended",
+                "--states adds up the threads that exist: "
+                f"{ended_ns / 1e9:.3f} s on the CPU of ended threads of the same "
+                "processes are in no state",
             )
 
     def _totals(self, known: Kept, wanted: Booleans) -> Totals:

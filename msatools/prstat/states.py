@@ -88,13 +88,12 @@ def states(
         lasting("gelato", "PAGING_SLEEP"),
         lasting("solaris", "DFAULT"),
     )
-    # A live kernel does not tell in which mode a thread runs.
-    somewhere = bool((selected & (now.classes == TaskClass.CPU)).any())
+    mode_unknown = bool((selected & _in_unknown_mode(tasks, now)).any())
     told = []
     for family, names in STATES.items():
         for name, tell in names.items():
             here = places[family].get(name)
-            unknown = here is None or (somewhere and name in _ON_CPU)
+            unknown = here is None or (mode_unknown and name in _ON_CPU)
             rows = selected & here if here is not None else selected
             past = tell(found)
             told.append(
@@ -114,13 +113,27 @@ def states(
 _ON_CPU = frozenset(("ONCPU_USR", "ONCPU_SYS", "INTERRUPTED", "USER", "SYSTEM"))
 
 
+def _in_unknown_mode(tasks: TaskTable, now: TaskState) -> Booleans:
+    """Return which threads run in a mode that cannot be read.
+
+    A live kernel has no registers to read; a dump may lack those of some CPUs.
+    """
+    runs = (tasks["on_cpu"] != 0) & (tasks["exit_state"] == 0)
+    unread: Booleans = now.classes == TaskClass.CPU
+    unread |= runs & (now.classes == TaskClass.OTH)
+    return unread
+
+
 def _gelato(tasks: TaskTable, now: TaskState) -> dict[str, Booleans]:
-    """Tell which threads are in each state now: each thread is in one."""
+    """Return which threads are in each state now.
+
+    Each thread is in one, unless it runs in a mode that cannot be read.
+    """
     of: dict[str, Booleans] = {}
     for task_class, name in GELATO_NOW.items():
         here: Booleans = now.classes == task_class
         of[name] = of[name] | here if name in of else here
-    rest = ~np.any(list(of.values()), axis=0) & (now.classes != TaskClass.CPU)
+    rest = ~np.any(list(of.values()), axis=0) & ~_in_unknown_mode(tasks, now)
     blocked = (tasks["state"] & UNINTERRUPTIBLE) != 0
     of[SLEEPS[True]] = rest & blocked
     of[SLEEPS[False]] = rest & ~blocked

@@ -446,7 +446,9 @@ class Kernel:
         age_ns, bound = age(seen.task, moment)
         found = self._class(seen, words)
         timer = None if found is None else GELATO_NOW.get(found)
-        if found not in (None, TaskClass.CPU) and timer is None:
+        # A running thread sleeps in no state, even if its mode cannot be read.
+        runs = state_class(seen.task) is TaskClass.CPU
+        if found is not None and timer is None and not runs:
             timer = SLEEPS[bool(seen.task["state"] & UNINTERRUPTIBLE)]
         state = SOLARIS_NOW.get(timer) if timer else None
         if state == "DFAULT" and self._is_on_code(seen, moment):
