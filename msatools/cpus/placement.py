@@ -45,7 +45,7 @@ class Affinities:
 
 
 def affinities(tasks: TaskTable, prog: drgn.Program) -> Affinities:
-    """Tell where all threads may run.
+    """Return where all threads may run.
 
     :raises KeyError: if the number of CPUs is lost
     """
@@ -58,9 +58,9 @@ def place(
     tasks: TaskTable,
     cgroups: TaskCgroups,
     masks: CpuMasks,
-    findings: LossLog,
+    losses: LossLog,
 ) -> tuple[CpuSet, ...]:
-    """Tell the tasks of each set, among the threads that have not ended.
+    """Return the tasks of each set, among the threads that have not ended.
 
     What counts of a thread's mask is the CPUs that are online.
 
@@ -86,13 +86,13 @@ def place(
     Without the number of CPUs, or tasks' masks, no set has its tasks told.
     """
     if not tasks.has("cpus_mask"):
-        findings.lose(Loss.AFFINITIES, "where tasks may run cannot be told")
+        losses.lose(Loss.AFFINITIES, "where tasks may run cannot be told")
         return tuple(sets)
     placement = Placement(
         sets=sets,
         tasks=tasks,
         affinities=affinities(tasks, reader.prog),
-        cpusets=read_cpuset_groups(reader, tasks, findings),
+        cpusets=read_cpuset_groups(reader, tasks, losses),
         cgroups=cgroups,
         masks=masks,
     )
@@ -122,7 +122,7 @@ class Placement:
     masks: CpuMasks
 
     def tasks_of(self, number: int) -> SetTasks:
-        """Tell the tasks of one set."""
+        """Return the tasks of one set."""
         straying = {**self._leaving(number), **self._intruding(number)}
         # Those that somebody has started first: there are many of the kernel's.
         order = sorted(straying, key=lambda row: (self._kernel[row], row))
@@ -348,12 +348,12 @@ class Placement:
 
 
 def _within(masks: Masks, cpus: npt.NDArray[np.bool_]) -> Booleans:
-    """Tell which masks have CPUs, and none but some of those."""
+    """Return which masks have CPUs, and none but some of those."""
     return _some(masks) & ~_some(masks & ~cpus)
 
 
 def _some(masks: Masks) -> Booleans:
-    """Tell which masks have any CPU."""
+    """Return which masks have any CPU."""
     found: Booleans = np.any(masks, axis=1)
     return found
 

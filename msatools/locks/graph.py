@@ -19,7 +19,7 @@ from graphlib import TopologicalSorter
 from msatools.locks.base.lock import Lock, OwnerConfidence
 
 Thing = Hashable
-"""What is waited for and is no task."""
+"""What tasks wait for that is not a task, or whose owner is unknown."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Cycle:
 
 @dataclass(frozen=True)
 class GraphRoot:
-    """What others wait for in the end."""
+    """A root: the end of a chain of waits."""
 
     tasks: frozenset[int]
     """One, or those of a cycle; none if it is a thing."""
@@ -99,7 +99,7 @@ class Graph:
         self._things = things
 
     def edges_of(self, task: int) -> Sequence[Edge]:
-        """Give the edges that lead on from a task."""
+        """Return the edges that lead on from a task."""
         return self._after.get(task, ())
 
     @cached_property
@@ -142,7 +142,7 @@ class Graph:
         return tuple(root for root in found if root.blocked or self.is_cycle(root))
 
     def is_cycle(self, root: GraphRoot) -> bool:
-        """Tell whether a root's tasks wait for each other, or for themselves."""
+        """Return whether a root's tasks wait for each other, or for themselves."""
         return any(
             edge.owner in root.tasks
             for task in root.tasks
@@ -154,21 +154,21 @@ class Graph:
         return frozenset(task for tasks in self._behind.values() for task in tasks)
 
     def root_of(self, task: int) -> GraphRoot:
-        """Give a task as a root, whatever it waits for itself."""
+        """Return a task as a root, whatever it waits for itself."""
         return self._root(frozenset((task,)))
 
     def root_before(self, thing: Thing, direct: Sequence[int]) -> GraphRoot:
-        """Give a thing as the root of some of those that wait for it."""
+        """Return a thing as the root of some of those that wait for it."""
         blocked = frozenset(direct) | self.blocked_by(direct)
         chain = self._chain(direct)
         return GraphRoot(frozenset(), thing, tuple(direct), blocked, chain)
 
     def keeps_waiting(self, task: int) -> bool:
-        """Tell whether another waits for what a task has."""
+        """Return whether another waits for what a task has."""
         return any(waiter != task for waiter in self._before.get(task, ()))
 
     def blocked_by(self, tasks: Iterable[int]) -> frozenset[int]:
-        """Give all that wait behind some tasks, without those tasks themselves."""
+        """Return all that wait behind some tasks, without those tasks themselves."""
         start = set(tasks)
         found = set(start)
         todo = list(start)
@@ -180,7 +180,7 @@ class Graph:
         return frozenset(found - start)
 
     def way(self, task: int) -> list[Edge]:
-        """Give the edges from a task to its root: the surest of each task, unless that
+        """Return the edges from a task to its root: the surest of each one, unless that
         leads back to where it has been."""
         order = ("exact", "likely", "evidence")
         seen = {task}
@@ -193,10 +193,6 @@ class Graph:
             edges.append(edge)
             task = edge.owner
             seen.add(task)
-
-    def thing_of(self, task: int) -> Thing | None:
-        """Tell what a task waits for that is no task, if it waits for such."""
-        return self._things.get(task) if task in self._waiting_for_thing else None
 
     def _root(self, component: frozenset[int]) -> GraphRoot:
         direct = dict.fromkeys(
@@ -211,7 +207,7 @@ class Graph:
         return GraphRoot(component, None, tuple(direct), blocked, chain)
 
     def _chain(self, waiting: Sequence[int]) -> tuple[int, ...]:
-        """Give the longest chain that ends in one of some tasks."""
+        """Return the longest chain that ends in one of some tasks."""
         chain: list[int] = []
         while waiting:
             task = max(waiting, key=self._rank)
@@ -277,7 +273,7 @@ def _component_numbers(edges: Iterable[Edge]) -> dict[int, int]:
 
 
 def _cycles(edges: Iterable[Edge]) -> Iterator[Cycle]:
-    """Give a shortest cycle of each component that has one."""
+    """Yield a shortest cycle of each component that has one."""
     after: dict[int, list[Edge]] = {}
     for edge in edges:
         after.setdefault(edge.waiter, []).append(edge)

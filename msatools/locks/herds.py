@@ -50,7 +50,7 @@ _MOST_CROWDS, _MOST_THREADS = 4, 256
 threads of each: a machine may have hundreds of them."""
 
 _RECENT_NS = 5_000_000_000
-"""Who has slept for longer is in no round that is under way: the first look told."""
+"""Tasks that slept for longer are in no round that is under way."""
 
 # What one process numbers for itself.
 _OF_PROCESS = frozenset({"epoll", "io_uring", "poll", "eventfd", "timerfd", "inotify"})
@@ -82,20 +82,20 @@ class _Thing:
 
 @dataclass(frozen=True)
 class Watched:
-    """What else is known of threads that are looked at again and again."""
+    """What else is known of threads that are read repeatedly."""
 
     slept: npt.NDArray[np.int64] | None = None
     """How often each thread has gone to sleep within an interval."""
 
     again: Callable[[Rows], Iterator[TaskTable]] | None = None
     """Reads some threads again, a few times, each time all at once: on a kernel that
-    runs, the first look was of as many moments as there are threads."""
+    runs, the first table has as many moments as threads."""
 
 
-def look_again(
+def read_again(
     reader: TaskReader, tasks: TaskTable
 ) -> Callable[[Rows], Iterator[TaskTable]]:
-    """Give what reads some threads again, on a kernel that runs; for few crowds."""
+    """Yield what reads some threads again, on a running kernel; for few crowds."""
     crowds = iter(range(_MOST_CROWDS))
 
     def again(rows: Rows) -> Iterator[TaskTable]:
@@ -159,7 +159,7 @@ def crowd_of(
     watched: Watched = Watched(),
 ) -> Herd:
     """
-    Tell of the tasks that wait for one lock whether they are a herd, or just many.
+    Return the tasks that wait for one lock as a herd, or as just many.
 
     :param lock: What the report calls it.
     :param on: What they wait on.
@@ -174,7 +174,7 @@ def crowd_of(
 
 def confirm(herd: Herd, slept: npt.NDArray[np.int64]) -> Herd:
     """
-    Tell whether a herd thundered within an interval.
+    Return whether a herd thundered within an interval.
 
     It did if all but a few of those that wait have gone to sleep meanwhile.
 
@@ -192,7 +192,7 @@ _ALL_WAYS = frozenset({"futex", "lock"})
 
 
 def _thing(on: WaitTarget, process: int) -> _Thing | None:
-    """Tell what a task waits on so that two of them can be told to be the same."""
+    """Return what a task waits on, equal for two tasks that wait on the same."""
     if on.kind in ("futex", "lock"):
         if on.address is None:
             return None
@@ -233,7 +233,7 @@ class _Crowd:
         self._watched = watched
 
     def thunders(self) -> bool:
-        """Tell whether they have been woken together: see above."""
+        """Return whether they have been woken together: see above."""
         if float(np.median(self._tasks["nvcsw"][self._all])) < MIN_SWITCHES:
             return False
         if len(self._woken) >= MIN_WAITERS // 2:
@@ -241,7 +241,7 @@ class _Crowd:
         return self._have_lived() and self._slept_together()
 
     def _have_lived(self) -> bool:
-        """Tell whether they do not wait since they were made."""
+        """Return whether they do not wait since they were made."""
         if self._clocks.monotonic_ns is None or not len(self._rows):
             return False
         started = self._tasks["start_ns"][self._rows].astype(np.int64)
@@ -266,25 +266,25 @@ class _Crowd:
         return any(map(self._together_in, self._watched.again(self._all)))
 
     def _are_woken(self) -> bool:
-        """Tell whether they are woken often enough for a round to be under way."""
+        """Return whether they are woken often enough for a round to be under way."""
         if self._watched.slept is not None:
             return bool(np.median(self._watched.slept[self._all]))
         return float(np.median(self._now.age_ns[self._all])) < _RECENT_NS
 
     def _together_in(self, table: TaskTable) -> bool:
-        """Tell whether another look has most of them asleep since one round or two."""
+        """Return whether most of them, read again, sleep since one or two rounds."""
         rests = asleep(table)
         stamps = table["exec_start_ns"][rests].astype(np.int64)
         return len(stamps) >= MIN_WAITERS // 2 and self._in_rounds(stamps)
 
     def _in_rounds(self, times: npt.NDArray[np.int64]) -> bool:
-        """Tell whether they went to sleep in one round, or two."""
+        """Return whether they went to sleep in one round, or two."""
         if _apart(times) <= self._allowed_ns:
             return True
         return all(_apart(part) <= self._allowed_ns for part in _parts(times))
 
     def tell(self, name: str, kind: str, on: WaitTarget | None) -> Herd:
-        """Give them as a herd, confirmed if an interval does."""
+        """Return them as a herd; an interval may confirm it."""
         tasks, rows = self._tasks, self._all
         ages = self._now.age_ns[self._rows if len(self._rows) else rows]
         herd = Herd(
@@ -340,7 +340,7 @@ class _Crowd:
 
 
 def _apart(times: npt.NDArray[np.int64]) -> float:
-    """Tell how far apart all but a few are."""
+    """Return the span of all but a few times."""
     first, last = np.quantile(times, (_STRAGGLERS / 2, 1 - _STRAGGLERS / 2))
     return float(last - first)
 
@@ -353,7 +353,7 @@ def _parts(times: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
 
 
 def _in_two_parts(times: npt.NDArray[np.int64]) -> bool:
-    """Tell whether they went to sleep in two parts, each at once, and not one by one.
+    """Return whether they went to sleep in two parts, each at once, and not one by one.
 
     Each has a share of the time that is allowed, however small, and they are farther
     apart than both took.

@@ -131,7 +131,7 @@ class Root:
     """The task; of something external the task that serves it, if one is known."""
 
     reason: str
-    """What it is doing in place of giving way, in a few words."""
+    """What it is doing instead of releasing what others wait for."""
 
     blocked_d: int
     """How many wait behind it, near or far, in uninterruptible sleep."""
@@ -274,7 +274,7 @@ _Thread = tuple[int, int]
 
 
 def changes(before: LocksReport, after: LocksReport) -> LocksReport:
-    """Give the later report, with what has changed since the earlier one."""
+    """Return the later report with the changes since the earlier one."""
     then = {_thread(wait): wait for wait in before.waits}
     now = {_thread(wait): wait for wait in after.waits}
     both = [wait for thread, wait in now.items() if thread in then]
@@ -297,12 +297,12 @@ def changes(before: LocksReport, after: LocksReport) -> LocksReport:
 
 
 def _thread(wait: Wait) -> _Thread:
-    """Tell threads apart of which one has the ID of another that has ended."""
+    """Return a key of a thread, as IDs are used again."""
     return wait.pid, wait.start_ns
 
 
 def _sleeps_on(then: Wait, now: Wait) -> bool:
-    """Tell whether a task has slept all the time: it was not switched."""
+    """Return whether a task slept on the same lock all the time."""
     return (then.lock, then.switches) == (now.lock, now.switches)
 
 

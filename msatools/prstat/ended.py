@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
-from msatools.tasks.microstates import Booleans, user_time
+from msatools.kernel.structs import Booleans
+from msatools.tasks.microstates import user_time
 from msatools.tasks.processes import Processes
 from msatools.tasks.task_samples import (
     NOBODY,
@@ -41,7 +42,7 @@ def ended(
     last: TaskSample,
     last_processes: Processes,
 ) -> Ended:
-    """Tell what threads that ended within an interval did in it.
+    """Return what threads that ended within an interval did in it.
 
     What they had done before the first look is not in it. A process of which no
     thread is left is in no row: what it did is in what its parent has waited for.
@@ -96,7 +97,7 @@ class _Growth:
 
     def of(self, before: Values, after: Values, own: Values) -> Counts:
         """
-        Tell the growth of each process, for each thread of the last look.
+        Return the growth of each process, for each thread of the last look.
 
         :param before: The sum of each thread's process, at the first look.
         :param after: The same at the last.

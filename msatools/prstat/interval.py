@@ -25,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
+from msatools.kernel.structs import Booleans
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.microstates import BOUND_NS, Booleans, Microstates, user_time
+from msatools.tasks.microstates import BOUND_NS, Microstates, user_time
 from msatools.tasks.states import asleep
 from msatools.tasks.task_samples import (
     NOBODY,
@@ -100,7 +101,7 @@ class OffCpuByClass:
         )
 
     def parts(self, row: int) -> list[Part]:
-        """Give the times of a row, the longest first."""
+        """Return the times of a row, the longest first."""
         (columns,) = np.nonzero(self.ns[row])
         found = [
             Part(
@@ -170,12 +171,12 @@ class Interval:
         """Sums of the times between two looks in which sleeps were not seen, and of
         their squares."""
 
-    def add(self, look: TaskSample) -> None:
+    def add(self, sample: TaskSample) -> None:
         """Go on to the next look; the last one ends the interval."""
-        row = match(self._last.tasks, look.tasks)
+        row = match(self._last.tasks, sample.tasks)
         self._gone += len(self._last.tasks) - int(np.count_nonzero(row != NOBODY))
         self._follow(row)
-        gap = _Gap(self._last, look, row, self._bound_ns)
+        gap = _Gap(self._last, sample, row, self._bound_ns)
         self._latency += gap.latency
         self._missed += gap.missed
         rows = np.arange(len(row))
@@ -185,11 +186,11 @@ class Interval:
             self._met[rows, classes] += times
         self._unseen += gap.unseen
         self._squares += gap.unseen.astype(np.float64) ** 2
-        self._last = look
+        self._last = sample
         self._added += 1
 
     def end(self) -> Deltas:
-        """Tell what each thread of the last look did since the first."""
+        """Return what each thread of the last look did since the first."""
         first, last = self._first, self._last
         # A look in between may have missed a thread.
         row = match(first.tasks, last.tasks)
@@ -351,7 +352,7 @@ def _between(before: TaskSample, after: TaskSample) -> int:
 def _lived(
     before: TaskSample, after: TaskSample, new: Booleans, bound_ns: int
 ) -> tuple[Nanoseconds, Booleans]:
-    """Tell for how long each thread of a look has lived since the one before.
+    """Return for how long each thread of a look has lived since the one before.
 
     :param new: Whom the look before had not. Who was born while that was under way is
         told from its birth on, as its counters are. Who is older was missed: lists of
@@ -381,18 +382,18 @@ def _grown(before: Values, after: Values, row: Rows) -> Counts:
     return grown
 
 
-def _latency(look: TaskSample) -> Nanoseconds:
-    """Give what the kernel has counted, before it was cut to a thread's life."""
-    return look.states.latency_ns + look.states.missed_ns
+def _latency(sample: TaskSample) -> Nanoseconds:
+    """Return what the kernel has counted, before it was cut to a thread's life."""
+    return sample.states.latency_ns + sample.states.missed_ns
 
 
-def _column(look: TaskSample) -> npt.NDArray[np.intp]:
-    slept_in = np.where(look.on_code, ON_CODE, look.now.slept_in())
-    return np.where(look.told, slept_in, _UNTOLD).astype(np.intp)
+def _column(sample: TaskSample) -> npt.NDArray[np.intp]:
+    slept_in = np.where(sample.on_code, ON_CODE, sample.now.slept_in())
+    return np.where(sample.class_known, slept_in, _UNTOLD).astype(np.intp)
 
 
 def _life_share(states: Microstates) -> npt.NDArray[np.float64]:
-    """Tell how much of all its time on the CPU a thread was in user mode."""
+    """Return how much of all its time on the CPU a thread was in user mode."""
     cpu = states.user_ns + states.system_ns
     return np.where(cpu > 0, _ratio(states.user_ns, cpu), 1.0)
 
@@ -406,7 +407,7 @@ def _ratio(value: Values, of: Values) -> npt.NDArray[np.float64]:
 def _errors(
     known: Times, met: Times, guessed: Times, squares: npt.NDArray[np.float64]
 ) -> Times:
-    """Tell the standard errors of times of which a part was guessed.
+    """Return the standard errors of times of which a part was guessed.
 
     The whole has the error of shares of so many samples; but what was guessed cannot
     miss by more than it is. The gaps between looks in which sleeps were not seen count
@@ -425,7 +426,7 @@ def _errors(
 
 
 def _deviation(times: Times, samples: npt.NDArray[np.float64]) -> Times:
-    """Tell by how much the share of each class deviates from one sample to another."""
+    """Return the deviation of each class's share from one sample to another."""
     share = times * _ratio(np.ones(len(times)), times.sum(1))[:, None]
     share = (share * samples[:, None] + 1) / (samples[:, None] + 2)
     deviation: Times = np.sqrt(share * (1 - share))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.structs import Booleans
 from msatools.locks.base.model import WaitTarget
 from msatools.locks.herds import MIN_WAITERS
 from msatools.prstat.column_docs import why
@@ -27,7 +28,6 @@ from msatools.prstat.select import order, selected
 from msatools.target.model import UNLISTED
 from msatools.tasks.classes import RUNNABLE, TaskClass
 from msatools.tasks.identity import comm_text
-from msatools.tasks.microstates import Booleans
 from msatools.tasks.states import LETTERS
 from msatools.tasks.task_state import AgeBound
 

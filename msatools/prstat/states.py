@@ -15,6 +15,7 @@ import numpy as np
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Nanoseconds
+from msatools.kernel.structs import Booleans
 from msatools.prstat.breakdown import Breakdown, SplitColumn
 from msatools.prstat.pasts import (
     GELATO_NOW,
@@ -28,7 +29,7 @@ from msatools.prstat.pasts import (
     pasts,
 )
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.microstates import Booleans, Microstates, bound_of
+from msatools.tasks.microstates import Microstates, bound_of
 from msatools.tasks.states import UNINTERRUPTIBLE
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
@@ -143,7 +144,7 @@ def _gelato(tasks: TaskTable, now: TaskState) -> dict[str, Booleans]:
 def _solaris(
     tasks: TaskTable, now: TaskState, text_faults: Booleans | None
 ) -> dict[str, Booleans]:
-    """Tell which threads are in each state now: each that is alive is in one."""
+    """Return which threads are in each state now: each that is alive is in one."""
     of: dict[str, Booleans] = {}
     for timer, here in _gelato(tasks, now).items():
         if timer in SOLARIS_NOW:

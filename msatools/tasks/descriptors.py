@@ -48,9 +48,9 @@ class DescriptorTables:
 class Descriptors:
     """Looks file descriptors up."""
 
-    def __init__(self, reader: Reader, findings: LossLog) -> None:
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
-        self._findings = findings
+        self._losses = losses
 
     def tables(self, tasks: Addresses) -> DescriptorTables:
         """Find the tables of the ``struct task_struct`` at some addresses.
@@ -86,7 +86,7 @@ class Descriptors:
         try:
             return self._reader.words(int(tables.files[row]), count)
         except drgn.FaultError as error:
-            self._findings.lose(
+            self._losses.lose(
                 Loss.DESCRIPTORS, f"a table of open files is lost: {error}"
             )
             return np.empty(0, np.uint64)
@@ -102,7 +102,7 @@ class Descriptors:
         members: Members,
         addresses: Addresses,
     ) -> Structs:
-        return read_structs(self._reader, type_name, members, addresses, self._findings)
+        return read_structs(self._reader, type_name, members, addresses, self._losses)
 
 
 def _words(values: npt.NDArray[np.uint64]) -> Addresses:

@@ -60,16 +60,16 @@ class CodeModule:
     """Each from its start to its end."""
 
     def contains(self, address: int) -> bool:
-        """Tell whether the module lies there."""
+        """Return whether the module lies there."""
         return any(start <= address < end for start, end in self.regions)
 
 
 class CodeModules:
     """The modules of a kernel, each read when the first address in it is asked for."""
 
-    def __init__(self, reader: Reader, findings: LossLog) -> None:
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
-        self._findings = findings
+        self._losses = losses
         self._known: list[CodeModule] = []
         self._symbols: dict[int, drgn.SymbolIndex] = {}
         self._record: _Record | None = None
@@ -92,7 +92,7 @@ class CodeModules:
                 return None
             found = self._record.read(self._reader, place)
         except drgn.FaultError as error:
-            self._findings.lose(Loss.MODULES, f"a module is lost: {error}")
+            self._losses.lose(Loss.MODULES, f"a module is lost: {error}")
             return None
         if not found.contains(address):
             return None
@@ -100,13 +100,13 @@ class CodeModules:
         return found
 
     def symbols(self, module: CodeModule) -> drgn.SymbolIndex:
-        """Give the symbols that lie in a module: none, and a note, if they are lost."""
+        """Return the symbols in a module; none, and a note, if they are lost."""
         if module.address not in self._symbols:
             try:
                 index = _read_symbols(self._reader, module)
             except (drgn.FaultError, LookupError, ValueError) as error:
                 text = f"the symbols of module {module.name} are lost: {error}"
-                self._findings.lose(Loss.SYMBOLS, text, about=module.name)
+                self._losses.lose(Loss.SYMBOLS, text, about=module.name)
                 index = drgn.SymbolIndex([])
             self._symbols[module.address] = index
         return self._symbols[module.address]
@@ -122,7 +122,7 @@ class CodeModules:
             # With CONFIG_MODULES_TREE_LOOKUP, which tracing and perf need.
             self._tree = _Tree(self._reader)
         except LookupError:
-            self._known = self._record.read_all(self._reader, head, self._findings)
+            self._known = self._record.read_all(self._reader, head, self._losses)
 
 
 class _Record:
@@ -156,11 +156,9 @@ class _Record:
     def read(self, reader: Reader, address: int) -> CodeModule:
         return self._parse(address, reader.read(address, self._size))
 
-    def read_all(
-        self, reader: Reader, head: int, findings: LossLog
-    ) -> list[CodeModule]:
+    def read_all(self, reader: Reader, head: int, losses: LossLog) -> list[CodeModule]:
         records = list_records(
-            reader, head, self._list, self._size, findings, "the list of modules"
+            reader, head, self._list, self._size, losses, "the list of modules"
         )
         return [self._parse(address, data) for address, data in records]
 

@@ -18,9 +18,10 @@ import numpy.typing as npt
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.structs import Booleans
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.framerules import End
-from msatools.tasks.microstates import BOUND_NS, Booleans, microstates
+from msatools.tasks.microstates import BOUND_NS, microstates
 from msatools.tasks.stackmemory import StackMemory
 from msatools.tasks.stacks import NO_STACK, Stack, StackCollector, Stacks
 from msatools.tasks.states import asleep
@@ -67,7 +68,7 @@ class Sampler:
     def __init__(
         self,
         reader: Reader,
-        findings: LossLog,
+        losses: LossLog,
         *,
         hz: float | None = 0,
         share: float | None = None,
@@ -77,12 +78,12 @@ class Sampler:
     ) -> None:
         self._reader = reader
         self._prog = reader.prog
-        self._live = bool(reader.prog.flags & drgn.ProgramFlags.IS_LIVE)
-        self._findings = findings
+        self._live = reader.is_live
+        self._losses = losses
         self.task_reader = TaskReader(reader)
         self._read = read or self.task_reader.read_all
         self._on_code = on_code
-        self.collector = _Collector(reader, findings)
+        self.collector = _Collector(reader, losses)
         self._hz = MAX_HZ if hz is None else hz
         self._share = min(share or MAX_SHARE, MAX_SHARE)
         self._bound_ns = bound_ns
@@ -100,7 +101,7 @@ class Sampler:
             return None
         return max(1 / self._hz, self._cost_s / self._share)
 
-    def look(self) -> TaskSample:
+    def sample(self) -> TaskSample:
         """Read all threads, and unwind the stacks of those that were switched."""
         began_s, began_ns = time.process_time(), time.monotonic_ns()
         tasks = self._walk()
@@ -120,7 +121,7 @@ class Sampler:
         whole = _is_whole(seen.stacks)
         told[changed] |= whole & (seen.classes != TaskClass.LAT)
         told[changed] &= whole | ~seen.woken()
-        self._findings.coverage["classes_untold"] += int(np.count_nonzero(~told))
+        self._losses.coverage["classes_untold"] += int(np.count_nonzero(~told))
 
         classes = np.zeros(len(tasks), np.uint8)
         index: Places = np.zeros(len(tasks), np.int32)
@@ -134,7 +135,7 @@ class Sampler:
         unique, waits = self._stacks.all()
         stacks = Stacks(self.collector.text, unique, index, seen.stacks.asked)
         now = TaskState(classes, age, bound, stacks, waits)
-        look = TaskSample(
+        sample = TaskSample(
             tasks,
             clocks,
             microstates(tasks, clocks, self._bound_ns),
@@ -146,13 +147,13 @@ class Sampler:
         if self._last is not None:
             # The first costs more than those that follow.
             self._cost_s = time.process_time() - began_s
-        self._last, self._settled = look, settled & _rests(tasks)
-        return look
+        self._last, self._settled = sample, settled & _rests(tasks)
+        return sample
 
     def _code_faults(
         self, tasks: TaskTable, now: TaskState, clocks: Clocks, row: Rows
     ) -> Booleans:
-        """Tell whose page fault is on code; of who rests it is known."""
+        """Return whose page fault is on code; of who rests it is known."""
         on_code = np.zeros(len(tasks), np.bool_)
         faults = np.isin(now.slept_in(), (TaskClass.FLT, TaskClass.SWP))
         if self._on_code is None or not faults.any():
@@ -165,10 +166,10 @@ class Sampler:
         return on_code
 
     def _clocks(self, tasks: TaskTable) -> Clocks:
-        clocks = read_clocks(self._reader, self._findings)
+        clocks = read_clocks(self._reader, self._losses)
         if len(clocks.behind_ns) or not len(tasks):
             return clocks
-        self._findings.note(
+        self._losses.note(
             "clocks-lost",
             "no CPU's clock can be read: now is when a thread last came to a CPU",
         )
@@ -181,8 +182,8 @@ class Sampler:
             tasks = self._read(found)
             if not (self._live and left and found.coverage["lists_broken"]):
                 break
-            self._findings.coverage["walks_retried"] += 1
-        self._findings.add(found)
+            self._losses.coverage["walks_retried"] += 1
+        self._losses.add(found)
         return tasks
 
     def _unswitched(self, tasks: TaskTable) -> Rows:
@@ -213,7 +214,7 @@ class Sampler:
             tasks.records[rows] = fresh.records
             settled[rows] = asleep(fresh) & (switches[there] == _switches(fresh))
         settled |= tasks["exit_state"] != 0
-        self._findings.coverage["tasks_gone"] += int(np.count_nonzero(~stays))
+        self._losses.coverage["tasks_gone"] += int(np.count_nonzero(~stays))
         return tasks.only(stays), row[stays], settled[stays]
 
     def _read_again(self, tasks: TaskTable, rows: Rows) -> tuple[TaskTable, Booleans]:
@@ -250,7 +251,7 @@ def _batches(tasks: TaskTable, rows: Rows) -> Iterator[Rows]:
 
 
 def _rests(tasks: TaskTable) -> Booleans:
-    """Tell who sleeps or is dead."""
+    """Return who sleeps or is dead."""
     rests: Booleans = asleep(tasks) | (tasks["exit_state"] != 0)
     return rests
 
@@ -261,7 +262,7 @@ def _switches(tasks: TaskTable) -> Counts:
 
 
 def _same(before: TaskTable, after: TaskTable) -> Booleans:
-    """Tell which threads rest on where they did; the tables have the same ones."""
+    """Return which threads rest on where they did; the tables have the same ones."""
     same = _rests(before) & _rests(after)
     for column in ("state", "exit_state", "nvcsw", "nivcsw"):
         same &= before[column] == after[column]
@@ -275,8 +276,8 @@ class _Collector(StackCollector):
     unwinding takes longer and is best done of many at once.
     """
 
-    def __init__(self, reader: Reader, findings: LossLog) -> None:
-        super().__init__(reader, findings)
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
+        super().__init__(reader, losses)
         self._memory = reader
         self._held: dict[int, tuple[int, Addresses]] = {}
         """By the start of a stack: the stack pointer and the words from there on."""
@@ -340,7 +341,7 @@ class _Stacks:
         return list(self._places), tuple(self._waits)
 
     def place(self, seen: TaskState) -> Places:
-        """Give the places of the stacks that were seen."""
+        """Return the places of the stacks that were seen."""
         places = np.zeros(len(seen.stacks.unique), np.int32)
         pairs = zip(seen.stacks.unique, seen.waits, strict=True)
         for at, (stack, wait) in enumerate(pairs):
@@ -363,6 +364,6 @@ class _Stacks:
 
 
 def _is_whole(stacks: Stacks) -> Booleans:
-    """Tell whose stack ends as they do; one that changed while it was read may not."""
+    """Return whose stack is whole; one that changed while it was read may not be."""
     whole = np.array([stack.end in _WHOLE for stack in stacks.unique], np.bool_)
     return whole[stacks.index]

@@ -38,7 +38,7 @@ _BY_STATE = np.array([_BY_BIT[state.bit_length()] for state in range(0x80)])
 
 
 def letters(tasks: TaskTable) -> Letters:
-    """Tell the state of each thread: one of :data:`LETTERS`.
+    """Return the state of each thread: one of :data:`LETTERS`.
 
     Frozen tasks and those that wait for a lock of an RT kernel are ``D``, as they are
     since v6.6 (and R before, which was a mistake).
@@ -53,7 +53,7 @@ def letters(tasks: TaskTable) -> Letters:
 
 
 def asleep(tasks: TaskTable) -> Booleans:
-    """Tell which threads are neither on a CPU nor waiting for one, nor dead.
+    """Return which threads are neither on a CPU nor waiting for one, nor dead.
 
     Who is stopped or traced is asleep, too.
     """
@@ -63,7 +63,7 @@ def asleep(tasks: TaskTable) -> Booleans:
 
 
 def loads(tasks: TaskTable) -> Booleans:
-    """Tell which threads sleep and count in the load average.
+    """Return which threads sleep and count in the load average.
 
     task_contributes_to_load(): uninterruptible, but for those that are frozen or that
     only wait for work.
@@ -75,7 +75,7 @@ def loads(tasks: TaskTable) -> Booleans:
 
 
 def read_frozen(reader: Reader, tasks: TaskTable) -> Booleans:
-    """Tell who is frozen, by a control group or as the system suspends."""
+    """Return who is frozen, by a control group or as the system suspends."""
     addresses = tasks["address"].astype(np.uint64)
     # By cgroup v2: do_freezer_trap(). The bit is set, too, while a task waits for its
     # child of vfork() or is stopped: that will do for a group that is to be frozen.

@@ -31,21 +31,21 @@ class TaskCgroups:
     """By thread; :data:`UNKNOWN` if unreadable, or the kernel has no groups."""
 
     def path(self, row: int) -> str | None:
-        """Tell a thread's path."""
+        """Return a thread's path."""
         at = int(self.index[row])
         return None if at == UNKNOWN else self.paths[at]
 
 
-def read_cgroups(reader: Reader, tasks: TaskTable, findings: LossLog) -> TaskCgroups:
+def read_cgroups(reader: Reader, tasks: TaskTable, losses: LossLog) -> TaskCgroups:
     """Read the control group of each thread, each group once."""
     index = np.full(len(tasks), UNKNOWN, np.int32)
     if not tasks.has("cgroups"):
         return TaskCgroups((), index)
     sets = read_structs(
-        reader, "struct css_set", _CSS_SET, tasks["cgroups"].astype(np.uint64), findings
+        reader, "struct css_set", _CSS_SET, tasks["cgroups"].astype(np.uint64), losses
     )
     groups, group_of = np.unique(sets["cgroup"], return_inverse=True)
-    found = cgroup_paths(reader, groups.astype(np.uint64), findings)
+    found = cgroup_paths(reader, groups.astype(np.uint64), losses)
     known = np.array([path is not None for path in found], np.bool_)
     numbers = np.where(known, np.cumsum(known) - 1, UNKNOWN).astype(np.int32)
     index[sets.readable] = numbers[group_of[sets.readable]]
@@ -53,7 +53,7 @@ def read_cgroups(reader: Reader, tasks: TaskTable, findings: LossLog) -> TaskCgr
 
 
 def read_cpuset_groups(
-    reader: Reader, tasks: TaskTable, findings: LossLog
+    reader: Reader, tasks: TaskTable, losses: LossLog
 ) -> TaskCgroups:
     """Read the group that each thread has its cpuset from.
 
@@ -70,7 +70,7 @@ def read_cpuset_groups(
         "struct css_set",
         {"cpuset": ("u8", (f"subsys[{number}]",))},
         tasks["cgroups"].astype(np.uint64),
-        findings,
+        losses,
     )
     cpusets, cpuset_of = np.unique(css_sets["cpuset"], return_inverse=True)
     states = read_structs(
@@ -78,9 +78,9 @@ def read_cpuset_groups(
         "struct cgroup_subsys_state",
         _STATE,
         cpusets.astype(np.uint64),
-        findings,
+        losses,
     )
-    paths = cgroup_paths(reader, states["group"].astype(np.uint64), findings)
+    paths = cgroup_paths(reader, states["group"].astype(np.uint64), losses)
     has_path = np.array([path is not None for path in paths], np.bool_)
     known = css_sets.readable & has_path[cpuset_of]
     index[known] = cpuset_of[known]

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks, Nanoseconds
-from msatools.tasks.microstates import Booleans, Microstates
+from msatools.kernel.structs import Booleans
+from msatools.tasks.microstates import Microstates
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
 
@@ -28,7 +29,7 @@ class TaskSample:
     clocks: Clocks
     states: Microstates
     now: TaskState
-    told: Booleans
+    class_known: Booleans
     """Whether the class of each is known; not if it went on while it was looked at."""
 
     on_code: Booleans
@@ -60,6 +61,6 @@ def match(before: TaskTable, after: TaskTable) -> Rows:
     return np.where(same & (old[row] == new), row, NOBODY)
 
 
-def cpu_of(look: TaskSample) -> Nanoseconds:
-    """Tell for how long each thread has been on a CPU."""
-    return look.states.user_ns + look.states.system_ns
+def cpu_of(sample: TaskSample) -> Nanoseconds:
+    """Return for how long each thread has been on a CPU."""
+    return sample.states.user_ns + sample.states.system_ns

@@ -105,7 +105,7 @@ _IS_RT_MUTEX = _set("__rt_mutex_* rt_mutex_*")
 @lru_cache(maxsize=4096)
 def classify(stack: tuple[str, ...]) -> StackWait:
     """
-    Tell what a task that does not run waits for.
+    Return what a task that does not run waits for.
 
     What a state tells (runnable, stopped, traced, dead) is not asked here, though a
     stack that shows it is understood. Of a task that could run, it is the sleep that

@@ -16,12 +16,12 @@ from msatools.kernel.accounting import Accounting, read_accounting
 from msatools.kernel.clocks import Clocks, Nanoseconds, read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.structs import Booleans
 from msatools.prstat.breakdown import Breakdown, Sleeps, breakdown, sleeps
 from msatools.tasks.delays import Delays, read_delays
 from msatools.tasks.iowait import read_in_iowait
 from msatools.tasks.microstates import (
     PF_KTHREAD,
-    Booleans,
     Microstates,
     bound_of,
     microstates,

@@ -540,7 +540,7 @@ def test_no_thread_at_all() -> None:
                 for name in ("classes", "age_ns", "age_bound")
             },
         ),
-        told=one.told[nobody],
+        class_known=one.class_known[nobody],
     )
     assert between(none, one).born.tolist() == [True]
     assert len(between(none, one, none).lives.user_ns) == 0

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from msatools.kernel.structs import Booleans
 from msatools.prstat.states import StateTime, states
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.microstates import EXIT_ZOMBIE, Booleans
+from msatools.tasks.microstates import EXIT_ZOMBIE
 from tests.prstat.dumps import MIDWAY, OFF, ON, Dump, long, look
 from tests.prstat.made import BLOCKED, MS, NOW, SECOND, Made, Thread
 from tests.prstat.made import OFF as NO_STATISTICS

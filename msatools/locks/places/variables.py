@@ -21,10 +21,10 @@ _MAX_CPUS = 8192
 class Variables:
     """Names variables; modules are looked at when the first address asks."""
 
-    def __init__(self, layout: Layout, findings: LossLog) -> None:
+    def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
         self._prog = layout.reader.prog
-        self._modules = CodeModules(layout.reader, findings)
+        self._modules = CodeModules(layout.reader, losses)
 
     def name(self, address: int) -> str | None:
         """Name the variable there, as ``cgroup_mutex`` or ``shrinker_idr+0x8``.
@@ -131,6 +131,6 @@ def _fitness(symbol: drgn.Symbol) -> tuple[int, bool, bool, int, str]:
 
 
 def _is_key(symbol: drgn.Symbol) -> bool:
-    """Tell a key of lockdep: without that it takes no room, where another lies."""
+    """Return a key of lockdep: without that it takes no room, where another lies."""
     name: str = symbol.name
     return name == "__key" or name.startswith("__key.")

@@ -27,12 +27,12 @@ _WAITS = (0, 6, 9, 11, 13)
 FUTEX_WAIT_REQUEUE_PI, FUTEX_LOCK_PI2."""
 
 
-def futex(look: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Tell one or more futexes."""
-    waiters, counts = waiters_of(look, case)
+def futex(context: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Return one or more futexes."""
+    waiters, counts = waiters_of(context, case)
     if not waiters:
         return asked_for(case)
-    ends = timer_ends(look, case)
+    ends = timer_ends(context, case)
     if len(waiters) > 1:
         places = [waiter.key.address for waiter in waiters]
         told = tuple(Address(place) for place in places if place is not None)
@@ -44,7 +44,7 @@ def futex(look: LockContext, case: BlockedTask) -> WaitTarget | None:
         )
     (waiter,) = waiters
     if counts is None and case.call != "futex_waitv":
-        look.findings.note(
+        context.losses.note(
             "waiters-not-counted",
             f"{FEW_READS} or more wait in the bucket of one futex; they were not "
             "counted",
@@ -52,8 +52,8 @@ def futex(look: LockContext, case: BlockedTask) -> WaitTarget | None:
     key = waiter.key
     address, inode = key.address, None
     if key.of_inode:
-        address, inode = _in_file(look, case, key)
-    owner = _pi_owner(look, waiter)
+        address, inode = _in_file(context, case, key)
+    owner = _pi_owner(context, waiter)
     return WaitTarget(
         kind="futex",
         type="pi_futex" if waiter.pi_state else None,
@@ -67,7 +67,7 @@ def futex(look: LockContext, case: BlockedTask) -> WaitTarget | None:
 
 
 def asked_for(case: BlockedTask) -> WaitTarget | None:
-    """Tell the futex that a task's call is about, if it is one that waits.
+    """Return the futex that a task's call is about, if it is one that waits.
 
     A task that is not in its queue has been woken, or is about to sleep there.
     """
@@ -79,19 +79,19 @@ def asked_for(case: BlockedTask) -> WaitTarget | None:
 
 
 def is_off_queue(on: WaitTarget) -> bool:
-    """Tell whether a task is in a futex's call, and not in its queue."""
+    """Return whether a task is in a futex's call, and not in its queue."""
     return on.kind == "futex" and on.address is not None and on.shared is None
 
 
-def _pi_owner(look: LockContext, waiter: Waiter) -> int | None:
+def _pi_owner(context: LockContext, waiter: Waiter) -> int | None:
     if not waiter.pi_state:
         return None
-    owner = look.layout.member(waiter.pi_state, "futex_pi_state", "owner")
-    return look.pid(owner) if owner else None
+    owner = context.layout.member(waiter.pi_state, "futex_pi_state", "owner")
+    return context.pid(owner) if owner else None
 
 
 def _in_file(
-    look: LockContext, case: BlockedTask, key: FutexKey
+    context: LockContext, case: BlockedTask, key: FutexKey
 ) -> tuple[int | None, int | None]:
     """Find where a futex of a file is mapped, and the inode, by the call.
 
@@ -100,32 +100,34 @@ def _in_file(
     if case.call not in ("futex", "futex_wait"):
         return None, None
     address = case.arguments[0]
-    mapping = mapping_at(look.layout, case.mm, address)
+    mapping = mapping_at(context.layout, case.mm, address)
     if mapping is None or not mapping.file:
         return None, None
     if mapping.file_offset(address) != key.file_offset:
         return None, None
-    inode = look.layout.member(mapping.file, "file", "f_inode")
-    number = look.layout.member(inode, "inode", "i_sequence")
+    inode = context.layout.member(mapping.file, "file", "f_inode")
+    number = context.layout.member(inode, "inode", "i_sequence")
     if number != key.object:
         return None, None
-    return address, look.storage.inode(inode).number
+    return address, context.storage.inode(inode).number
 
 
 Ons = Sequence[WaitTarget | None]
 
 
-def as_conditions(look: LockContext, ons: Ons, least: int) -> list[WaitTarget | None]:
+def as_conditions(
+    context: LockContext, ons: Ons, least: int
+) -> list[WaitTarget | None]:
     """
     Put condition variables in place of the futexes that tasks wait on.
 
-    :param ons: What each task of the look waits on, or has waited on.
+    :param ons: What each task of the context waits on, or has waited on.
     :param least: On how few waiters memory is not read.
     """
-    mms: list[int] = look.tasks["mm"].tolist()
+    mms: list[int] = context.tasks["mm"].tolist()
     places = [_word_of(mm, on) for mm, on in zip(mms, ons, strict=True)]
     starts = {
-        place: condition_at(look, *place)
+        place: condition_at(context, *place)
         for place, count in Counter(places).items()
         if place is not None and count >= least
     }
@@ -151,9 +153,9 @@ def _word_of(mm: int, on: WaitTarget | None) -> tuple[int, int] | None:
     return mm, int(on.address) & ~7
 
 
-def kernel_lock(look: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Tell a lock of the kernel."""
-    lock = sleeplocks.find(look, case)
+def kernel_lock(context: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Return a lock of the kernel."""
+    lock = sleeplocks.find(context, case)
     if lock is None:
         return None
     on = WaitTarget(
@@ -162,21 +164,21 @@ def kernel_lock(look: LockContext, case: BlockedTask) -> WaitTarget | None:
         address=None if lock.address is None else Address(lock.address),
         mode=lock.mode,
         waiters=lock.waiters,
-        owner=look.pid(lock.owner) if lock.owner else None,
+        owner=context.pid(lock.owner) if lock.owner else None,
     )
-    return _with_place(look, on, lock, case)
+    return _with_place(context, on, lock, case)
 
 
 def _with_place(
-    look: LockContext, on: WaitTarget, lock: KernelLock, case: BlockedTask
+    context: LockContext, on: WaitTarget, lock: KernelLock, case: BlockedTask
 ) -> WaitTarget:
     """Add what a lock is in."""
     if lock.address is None:
         return on
-    place = find_place(look, lock.type, lock.address, [case])
+    place = find_place(context, lock.type, lock.address, [case])
     if place is None:
         return on
-    told = describe(look, place)
+    told = describe(context, place)
     on = replace(on, name=place.name, inode=told.inode, path=told.path, pid=told.pid)
     file = case.file
     if place.type_name == "pipe_inode_info":
