@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""External waits: for devices, servers, frozen files."""
+"""External waits: for devices, servers and frozen file systems, not for a task."""
 
 import re
 from collections.abc import Hashable, Sequence
@@ -48,7 +48,7 @@ _CLIENTS = {
     "9P": ("p9_", "v9fs_"),
     "AFS": ("afs_",),
 }
-"""How the functions begin that wait for those servers."""
+"""Prefixes of the functions that wait for those servers."""
 
 _NUMBERS = re.compile(r"\d+:\d+")
 
@@ -66,10 +66,10 @@ class External:
     """What it is, in a few words."""
 
     pid: int | None = None
-    """Who serves it, if that is one thread, or threads of one process."""
+    """The server, if that is one thread, or threads of one process."""
 
     servers: tuple[Holder, ...] = ()
-    """All threads that serve it, or probably do."""
+    """The threads that serve it, or probably do."""
 
     path: str | None = None
     device: str | None = None
@@ -119,7 +119,7 @@ def _path(context: LockContext, super_block: int) -> str | None:
 def _frozen(context: LockContext, lock: Lock) -> External | None:
     """Return the frozen file system that keeps writers out by a lock.
 
-    Who froze it is written nowhere: FIFREEZE leaves no trace of its caller.
+    The kernel does not record who froze it: FIFREEZE leaves no trace of its caller.
     """
     place = lock_places(context).find(lock.type, lock.address or 0)
     if place is None or place.type_name != "super_block":
@@ -206,7 +206,7 @@ def _network(
         )
     if name is None:
         return None
-    # Which one only the types of modules tell: it is taken for no other's.
+    # Only types of modules show which server: each task is taken to have its own.
     return External("network", ("task", case.address), f"{name} server")
 
 

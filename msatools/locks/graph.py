@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Who waits for whom: edges in; cycles, roots and chains out.
+The graph of waits: edges in; cycles, roots and chains out.
 
-Pure. A task that waits for a lock waits for all that have it: each is an edge. What
-waits for nothing in turn is a root: a task that has what others wait for, or something
-that is no task, such as a device or a lock that nobody is known to have. Tasks that
-wait for each other are one root together: their strongly connected component (Tarjan,
+Pure. A task that waits for a lock has an edge to each owner. A node without edges of
+its own is a root: a task that owns what others wait for, or something that is not a
+task, such as a device or a lock with no known owner. Tasks that wait for each other are
+one root together: their strongly connected component (Tarjan,
 Depth-first search and linear graph algorithms, 1972).
 """
 
@@ -32,7 +32,7 @@ class Edge:
     confidence: OwnerConfidence
 
     firm: bool = True
-    """Whether it is sure enough to make a deadlock of: other edges never close one."""
+    """Whether it may be part of a deadlock: other edges never close one."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class Graph:
         age_ns: Callable[[int], int],
     ) -> None:
         """
-        :param things: What each task waits for that is no task, or whose owner nobody
-            knows. For a task that has edges as well it counts if none of them is left.
-        :param age_ns: How long a task has waited; of chains as long as each other the
-            one that began first is told.
+        :param things: What each task waits for that is not a task, or has no known
+            owner. For a task that has edges, it counts if none of them is left.
+        :param age_ns: How long a task has waited; of chains of one length the oldest
+            is returned.
         """
         self._age_ns = age_ns
         self.edges = _without_loose_cycles(list(edges))
@@ -116,8 +116,8 @@ class Graph:
     def cycles(self) -> tuple[Cycle, ...]:
         """All sets of tasks that wait for each other, those without a doubt first.
 
-        Of a set in which some wait for each other without a doubt, and others perhaps,
-        only the former is told: nothing can end that.
+        If some tasks of a set certainly wait for each other, and others perhaps, only
+        the certain cycle is returned: nothing can end that.
         """
         exact = [edge for edge in self.edges if edge.confidence == "exact"]
         sure = list(_cycles(exact))
@@ -164,7 +164,7 @@ class Graph:
         return GraphRoot(frozenset(), thing, tuple(direct), blocked, chain)
 
     def keeps_waiting(self, task: int) -> bool:
-        """Return whether another waits for what a task has."""
+        """Return whether another task waits for what a task owns."""
         return any(waiter != task for waiter in self._before.get(task, ()))
 
     def blocked_by(self, tasks: Iterable[int]) -> frozenset[int]:
@@ -252,8 +252,8 @@ class Graph:
 def _without_loose_cycles(edges: list[Edge]) -> list[Edge]:
     """Leave out edges that are not firm and would close a cycle.
 
-    Those whose evidence says that tasks wait for each other contradict it: a task that
-    no longer has a lock may still have its address on the stack.
+    A cycle contradicts evidence from stacks: a task that has released a lock may still
+    have its address on the stack.
     """
     firm = [edge for edge in edges if edge.firm]
     if len(firm) == len(edges):

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Thundering herds: many tasks that are woken together to find that one would have done.
+Thundering herds: many tasks that are woken together where one would have been enough.
 
-A kernel does not keep who woke whom. One dump shows it all the same, as a wake-up of
-all leaves three traces in those who wait on one thing:
+A kernel does not record who woke whom. But one dump shows it, as a wake-up of all
+leaves three traces in the tasks that wait on one thing:
 
-- they all went to sleep within a short time, however long ago: each needs a turn on a
-  CPU, and mostly a lock, before it sleeps again, so the time allowed grows with their
-  number (:data:`TURN_NS` each, for all but a twentieth, who came later or are slow); or
-  in two such times that are far apart, where some have waited for a CPU;
-- that was not when they started: the wait is shorter than their life by more than
-  that time. Threads that were made together, and have waited since, are no herd;
-- each has gone to sleep often (:data:`MIN_SWITCHES`), so this was not the first time.
+- They all went to sleep within a short time, however long ago. Each needs a turn on a
+  CPU, and mostly a lock, before it sleeps again. So the time allowed grows with their
+  number: :data:`TURN_NS` each, for all but a twentieth, which came later or are slow.
+  Or they fell asleep in two such times that are far apart, if some waited for a CPU.
+- They lived for longer than that time before they went to sleep. Threads that were
+  made together, and have waited since, are no herd.
+- Each has gone to sleep often (:data:`MIN_SWITCHES`), so this was not the first time.
 
-On the lab's kernels 1,000 workers of a server that broadcasts are 34 to 72 ms apart,
-after lives of some ten seconds, and have slept 4 to 9 times. Those of one that wakes
-one at a time sleep since they were made, or are as far apart as its requests.
+On the lab's kernels 1,000 workers of a server that broadcasts went to sleep within 34
+to 72 ms, after lives of some ten seconds, and have slept 4 to 9 times. The workers of
+one that wakes one at a time sleep since they were made, or are as far apart as its
+requests.
 """
 
 import random
@@ -43,10 +44,10 @@ MIN_SWITCHES = 3
 
 _STRAGGLERS = 0.05
 _LOOKS, _PAUSE_SECONDS = 8, 0.02
-"""Looks at one crowd, and how far they may be apart."""
+"""How often one crowd is read again, and the longest pause in between."""
 
 _MOST_CROWDS, _MOST_THREADS = 4, 256
-"""How many crowds are looked at again for one report, the largest first, and how many
+"""How many crowds are read again for one report, the largest first, and how many
 threads of each: a machine may have hundreds of them."""
 
 _RECENT_NS = 5_000_000_000
@@ -68,7 +69,7 @@ class _Thing:
     """Whose; ``None`` if the number is not of a process."""
 
     whole: str | None = None
-    """What it is in, if it is in something that has to be named, too."""
+    """What it is in, if that has to be named, too."""
 
     def __str__(self) -> str:
         shape = f"{self.number:#x}" if self.kind in ("futex", "lock") else self.number
@@ -95,7 +96,7 @@ class Watched:
 def read_again(
     reader: TaskReader, tasks: TaskTable
 ) -> Callable[[Rows], Iterator[TaskTable]]:
-    """Yield what reads some threads again, on a running kernel; for few crowds."""
+    """Return a function that reads some threads again, for a few crowds."""
     crowds = iter(range(_MOST_CROWDS))
 
     def again(rows: Rows) -> Iterator[TaskTable]:
@@ -106,7 +107,7 @@ def read_again(
         for _ in range(_LOOKS):
             found = reader.read(addresses, LossLog())
             yield found.only(np.isin(found["pid"], pids))
-            # Rounds are not to be met at the same place each time.
+            # Random, so as not to hit a round at the same place each time.
             time.sleep(random.uniform(0, _PAUSE_SECONDS))
 
     return again
@@ -213,7 +214,7 @@ def _thing(on: WaitTarget, process: int) -> _Thing | None:
 
 
 class _Crowd:
-    """Threads that wait on one thing, and those that it has just let go."""
+    """Threads that wait on one thing, or were just woken from it."""
 
     def __init__(
         self,
@@ -241,7 +242,7 @@ class _Crowd:
         return self._have_lived() and self._slept_together()
 
     def _have_lived(self) -> bool:
-        """Return whether they do not wait since they were made."""
+        """Return whether they lived for a while before they went to sleep."""
         if self._clocks.monotonic_ns is None or not len(self._rows):
             return False
         started = self._tasks["start_ns"][self._rows].astype(np.int64)
@@ -319,7 +320,7 @@ class _Crowd:
             return None
         processes = np.unique(tasks["tgid"][self._all])
         own = np.isin(tasks["tgid"], processes)
-        # One of them may have woken the next by giving back a lock.
+        # One of them may have woken the next by releasing a lock.
         wakes = 2 * tasks["wakee_flips"].astype(np.int64) >= len(self._all)
         wakes &= (tasks["flags"] & PF_KTHREAD) == 0
         wakes[self._all] = False

@@ -220,18 +220,13 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
                 snapshot, self._options, self._stack_bytes, crowded, again
             )
             tasks, then = snapshot.tasks, self._switches
-            told = builder.tell(None if then is None else _slept(tasks, then))
+            rows = builder.rows(None if then is None else _slept(tasks, then))
             now = zip(_threads(tasks), tasks["nvcsw"].tolist(), strict=True)
             self._switches = dict(now)
             self._count(snapshot)
         return LocksReport(
             **self._head(snapshot.clocks.monotonic_ns, _COVERAGE),
-            waits=told.waits,
-            locks=told.locks,
-            roots=told.roots,
-            deadlocks=told.deadlocks,
-            herds=told.herds,
-            inversions=told.inversions,
+            **rows,
             pids=tuple(snapshot.tasks["pid"].tolist()),
         )
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a task that others wait for does instead of releasing what others wait for."""
+"""What a task is doing that others wait for, in a few words."""
 
 import signal
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def reason(
     what: str | None,
 ) -> str:
     """
-    Return what a task is doing, without for how long.
+    Describe what a task is doing, without for how long.
 
     :param case: Of the task, if it sleeps.
     :param on: What it waits on, as far as that is known.
@@ -58,9 +58,9 @@ def reason(
 
 def external_reason(external: External, doing: str | None) -> str:
     """
-    Return what something outside of all tasks is, and what who serves it is doing.
+    Describe something outside of all tasks, and what its server is doing.
 
-    :param doing: That of ``external.pid``; it is said where the text lacks it.
+    :param doing: What ``external.pid`` is doing; added if the text lacks it.
     """
     exact = all(server.confidence == "exact" for server in external.servers)
     if external.pid is None or doing is None or exact:

@@ -3,8 +3,9 @@
 """Builds the rows of a report from a snapshot: ranked and named."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,7 @@ from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import AgeBound
 
 _INHERITS = frozenset(("pi_futex", "rt_mutex"))
-"""Locks whose owners run as urgently as those that wait."""
+"""Locks whose owners inherit the priority of waiters."""
 
 _WITHOUT_STACK = (*RUNNABLE, TaskClass.ZMB)
 
@@ -47,12 +48,11 @@ _PRIO_OF_PROC = 100
 """What /proc takes off a task's priority (MAX_RT_PRIO)."""
 
 _D_WEIGHT = 10
-"""How much more a task in uninterruptible sleep counts: nothing can end it."""
+"""The weight of a task in uninterruptible sleep, as nothing can end that."""
 
 
-@dataclass(frozen=True)
-class BuiltReport:
-    """The rows of a report."""
+class ReportRows(TypedDict):
+    """The fields of a report that come from a snapshot."""
 
     waits: tuple[Wait, ...]
     locks: tuple[LockRow, ...]
@@ -74,7 +74,7 @@ class ReportBuilder:
         again: Callable[[npt.NDArray[np.intp]], Iterator[TaskTable]] | None = None,
     ) -> None:
         """
-        :param crowded: The same with the waits that have changed meanwhile, if others.
+        :param crowded: The snapshot with waits that changed meanwhile, if another.
         :param again: Reads some tasks again: see :class:`msatools.locks.herds.Watched`.
         """
         self._snapshot = snapshot
@@ -90,9 +90,9 @@ class ReportBuilder:
         self._ids: dict[Lock, str] = {}
         self._named: dict[Lock, Name] = {}
 
-    def tell(self, slept: npt.NDArray[np.int64] | None = None) -> BuiltReport:
+    def rows(self, slept: npt.NDArray[np.int64] | None = None) -> ReportRows:
         """
-        Make all rows.
+        Return all rows.
 
         :param slept: How often each task has gone to sleep within an interval.
         """
@@ -112,7 +112,7 @@ class ReportBuilder:
             for sink in self._graph.roots
             for root in self._roots(sink, rows)
         ]
-        return BuiltReport(
+        return ReportRows(
             waits=tuple(self._wait(row) for row in by_age),
             locks=tuple(self._lock(want) for want in by_crowd),
             roots=tuple(sorted(roots, key=_weight)),
@@ -135,7 +135,7 @@ class ReportBuilder:
     # --- which
 
     def _wanted_rows(self) -> set[int]:
-        """Choose the waits that fit the options, and those on their ways to a root."""
+        """Return the waits that fit the options, and those on chains to their roots."""
         chosen = {row for row in self._snapshot.blocked if self._fits(row)}
         todo = list(chosen)
         while todo:
@@ -299,11 +299,11 @@ class ReportBuilder:
         return tuple(sorted(self._pids[row] for row in sink.blocked | sink.tasks))
 
     def _keeping(self, sink: GraphRoot) -> list[int]:
-        """Choose tasks to be told as roots in place of the thing that they wait for.
+        """Return the tasks that are roots in place of the thing that they wait for.
 
-        That is where one alone waits for it, and keeps others waiting; and all that do
-        where it says little: of a futex that nobody has, for which the others are idle,
-        or where nothing is known but in which function they sleep.
+        These are tasks that keep others waiting: a single one that waits for the thing;
+        or all of them if the thing says little, as a futex without an owner, or a
+        function in which they sleep.
         """
         apart = _is_futex(sink.thing) or isinstance(sink.thing, Unknown)
         if len(sink.direct) > 1 and not apart:
@@ -400,8 +400,8 @@ class ReportBuilder:
     def _is_certain(self, cycle: Cycle) -> bool:
         """Return whether nothing can end a deadlock.
 
-        A wait with a timer ends by itself. A lock of a process may be given back by
-        another thread of it than the one that is told.
+        A wait with a timer ends by itself. A lock of a process may be released by
+        another thread of it than its reported owner.
         """
         tasks = self._snapshot.tasks
         for edge in cycle.edges:
@@ -428,7 +428,7 @@ class ReportBuilder:
                 place = snapshot.place_of(row, int(on.address))
                 woken.setdefault(place, []).append(row)
         wants = list(snapshot.crowds)
-        # Of a crowd that is woken as one, nobody may be asleep.
+        # If all waiters are woken together, none of them may be asleep.
         queued = {snapshot.place(want) for want in wants}
         wants += [
             Wanted(futex_at(place), rows)
@@ -475,7 +475,7 @@ class ReportBuilder:
         ) or (want.lock not in self._snapshot.wanted and self._options.asks_for_all)
 
     def _inversions(self, locks: Iterable[Wanted]) -> Iterable[Inversion]:
-        """Find owners that could run, do not, and are less urgent than who waits."""
+        """Find runnable owners that are off the CPU and less urgent than a waiter."""
         tasks = self._snapshot.tasks
         prio: list[int] = tasks["prio"].tolist()
         for want in locks:
@@ -499,7 +499,7 @@ def _is_futex(thing: object) -> bool:
 
 
 def _weight(root: Root) -> tuple[int, int, int]:
-    """Rank roots: what blocks most first, of equal ones the longest wait."""
+    """Return the sort key of roots: most blocked tasks first, then the longest wait."""
     return (
         -(_D_WEIGHT * root.blocked_d + root.blocked_s),
         -root.max_age_ns,

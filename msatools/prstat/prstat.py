@@ -80,7 +80,7 @@ def collect_prstat(
     progress: Progress | None = None,
 ) -> PrstatReport:
     """
-    Read all tasks of a kernel, and tell what they do and did.
+    Report what all tasks of a kernel are doing, and where their time went.
 
     >>> report = collect_prstat(prog)
     >>> report.tasks[0].comm
@@ -102,7 +102,7 @@ def collect_prstat(
 
 @dataclass(frozen=True)
 class _Kept:
-    """What the kernel has kept of lives beyond the least, which it may not have."""
+    """Times of threads that only some kernels keep."""
 
     accounting: Accounting
     lives: Microstates
@@ -133,7 +133,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
 
     @property
     def period_s(self) -> float | None:
-        """How long after one sample the next is due."""
+        """Seconds from one sample to the next."""
         return self._sampler.period_s
 
     def report(self, progress: Progress) -> PrstatReport:
@@ -146,7 +146,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
             return self._report(sample, processes, progress)
 
     def begin(self, progress: Progress) -> None:
-        """Look at all tasks: an interval begins."""
+        """Take the first sample of an interval."""
         with self._reporting():
             sample = self._sample()
             self._begin(
@@ -154,7 +154,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
             )
 
     def sample(self) -> None:
-        """Look at all tasks in the midst of an interval."""
+        """Take a sample within an interval."""
         assert self._interval is not None, "no interval has begun"
         self._interval.add(self._sampler.sample())
 
@@ -173,7 +173,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
             self._findings.coverage["samples"] = deltas.samples
             report = self._report(sample, processes, progress, deltas, dead)
         self._begin(sample, processes)
-        # What the looks within an interval lose belongs to its report.
+        # What samples within an interval lose belongs to its report.
         self._forget()
         return report
 
@@ -198,7 +198,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
         rows: npt.NDArray[np.intp],
     ) -> Booleans:
         """Return which threads' page faults are on code."""
-        # What cannot be told is told by the report, if it still is so then.
+        # The report notes what is lost, if it is still lost then.
         aside = LossLog()
         return _text_faults(
             self._explainer.explain(tasks, now, clocks, aside, rows=rows)
@@ -255,7 +255,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
             taken_at_ns=sample.clocks.monotonic_ns,
             interval_ns=deltas.interval_ns if deltas else None,
             coverage={
-                # What is not always there comes by name.
+                # Keys that are not always there follow by name.
                 name: coverage[name]
                 for name in (*_COVERAGE, *sorted(coverage))
             },
@@ -275,7 +275,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
         return self._with_stacks(report, sample, kept, wanted, ons)
 
     def _kept(self, sample: TaskSample) -> _Kept:
-        """Return what of each thread's life the kernel has kept beyond the least."""
+        """Return the times of each thread's life, as far as the kernel keeps them."""
         reader, losses, tasks = self._reader, self._findings, sample.tasks
         accounting = read_accounting(self._prog, losses)
         in_iowait = read_in_iowait(reader, tasks, losses)
@@ -316,7 +316,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
         wanted: Booleans,
         ons: Sequence[WaitTarget | None],
     ) -> PrstatReport:
-        """Add what was asked for that takes stacks, or more than is kept."""
+        """Return the report with states and stacks, if they were asked for."""
         options, tasks, now = self._options, sample.tasks, sample.now
         lives, split, accounting = kept.lives, kept.split, kept.accounting
         if options.states:
@@ -343,8 +343,8 @@ class Prstat(KernelSession[PrstatReport, Options]):
         )
         for row, on in zip(places.tolist(), found, strict=True):
             ons[row] = on
-        # Who is just being woken wants a CPU by now, or is off its futex's queue; of a
-        # kernel that runs the queue was read at another time.
+        # A task that is being woken waits for a CPU, or is off its futex's queue. On a
+        # running kernel the queue was read at another time.
         things = list(ons)
         off = [row for row, on in enumerate(ons) if on and is_off_queue(on)]
         gone = [] if self._live else off
@@ -367,7 +367,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
     def _count(
         self, sample: TaskSample, spent: Spent, split_impossible: Booleans
     ) -> None:
-        """Count, and note, counters of the kernel that cannot be."""
+        """Count, and note, impossible counters of the kernel."""
         losses = self._findings
         impossible = int(np.count_nonzero(spent.lives.impossible))
         losses.coverage["tasks"] = len(sample.tasks)
@@ -436,13 +436,13 @@ def _text_faults(ons: Sequence[WaitTarget | None]) -> Booleans:
 
 
 def _callers(now: TaskState) -> tuple[str | None, ...]:
-    """Return the function that wanted what each thread waits for."""
+    """Return the calling function of each thread's wait."""
     names = [wait.caller for wait in now.waits]
     return tuple(names[stack] for stack in now.stacks.index.tolist())
 
 
 def _spent(deltas: Deltas, dead: Ended) -> Spent:
-    """Put what threads did in an interval in place of their lives."""
+    """Return what threads did in an interval."""
     return Spent(
         lives=deltas.lives,
         nvcsw=deltas.nvcsw,

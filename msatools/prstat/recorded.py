@@ -4,7 +4,8 @@
 
 Pure. Loads are grouped here, too: the load averages are of the threads that run or
 could run, and of those in uninterruptible sleep (kernel/sched/loadavg.c).
- A report that is not recorded is made of the same parts, but from the kernel:
+
+A report that is not recorded is made of the same parts, but from the kernel:
 :mod:`msatools.prstat.prstat`.
 """
 

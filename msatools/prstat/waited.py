@@ -3,8 +3,8 @@
 """
 Time off the CPU as Solaris's prstat splits it: page faults, locks, stops, and sleep.
 
-Pure. Of an interval the looks tell what it was spent on. Of a whole life Linux does not
-keep that: just the wait that lasts is known.
+Pure. The samples of an interval show what it was spent on. Linux does not keep that for
+a whole life: only the present wait is known.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""All threads at a moment, and which of them are those of another moment. Pure."""
+"""Samples of all threads, and the threads of one sample in another. Pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -30,14 +30,14 @@ class TaskSample:
     states: Microstates
     now: TaskState
     class_known: Booleans
-    """Whether the class of each is known; not if it went on while it was looked at."""
+    """Whether the class of each is known; not if it ran while it was read."""
 
     on_code: Booleans
     """Whose page fault is on code."""
 
     took_ns: int
-    """How long the clocks were read after it began, by the clock of who looks: threads
-    that were born meanwhile may not be in it."""
+    """Time from the start of the sample until its clocks were read, by our own clock:
+    threads that were born meanwhile may not be in it."""
 
 
 def match(before: TaskTable, after: TaskTable) -> Rows:

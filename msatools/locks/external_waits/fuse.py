@@ -3,9 +3,9 @@
 """Clients that wait for a FUSE server, and the tasks that serve.
 
 fs/fuse: a client sleeps on a queue within its ``struct fuse_req``, a server on one
-within its ``struct fuse_conn``. These types may be a module's, which nothing tells in
-most dumps. So a structure is told by the slab object that it is in, and by a pointer
-that it has: to a file system's ``s_fs_info``, which the super block names.
+within its ``struct fuse_conn``. The types may be a module's, and most dumps lack them.
+So a structure is found by the slab object that it is in, and by a pointer in it to
+``s_fs_info`` of a file system, which the super block names.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ _MAX_OBJECT = 8192
 """The largest object of a slab, KMALLOC_MAX_CACHE_SIZE."""
 
 _MAX_LIKELY = 64
-"""Threads that have the device open and are told."""
+"""Threads with the device open that are reported."""
 
 _DEVICE = 10 << 20 | 229
 """What ``inode.i_rdev`` has for /dev/fuse: MISC_MAJOR and FUSE_MINOR."""
@@ -132,7 +132,7 @@ class Fuse:
         Those that read its requests now are exact, those that poll for requests, or
         if there are none have its device open, are likely.
 
-        :param alone: Whether open files are not to be looked at.
+        :param alone: Whether open files are not read.
         """
         connection = mount.connection
         if connection not in self._servers:
@@ -202,7 +202,7 @@ class Fuse:
         return found.start, self._layout.reader.words(found.start, found.size // 8)
 
     def _mount_of_queue(self, queue: int) -> FuseMount | None:
-        """Return whose request, inode or connection has a wait queue in it."""
+        """Return the file system that a wait queue belongs to."""
         found = self._object(queue)
         if found is None:
             return None

@@ -2,8 +2,8 @@
 
 """What each sleeping task waits on.
 
-By what its stack tells it waits for, the arguments of its system call, and what it has
-left on its stack. What none of them shows exactly is left out.
+Found by the functions on its stack, the arguments of its system call, and structures on
+its stack. What none of them shows exactly is left out.
 """
 
 from collections.abc import Callable
@@ -86,7 +86,7 @@ class Explainer:
         cases = read_cases(context, now, chosen[asleep], self.stack_bytes)
         for place, case in zip(asleep.tolist(), cases, strict=True):
             on = tell(context, case)
-            # Crowds wait on one thing: it takes room once.
+            # Many tasks wait on one thing: it is stored once.
             found[place] = alike.setdefault(on, on)
         return found
 

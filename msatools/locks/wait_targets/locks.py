@@ -95,7 +95,7 @@ def _in_file(
 ) -> tuple[int | None, int | None]:
     """Find where a futex of a file is mapped, and the inode, by the call.
 
-    What the call names may have been changed by others since: the key has to fit.
+    The mapping at the call's address may have changed since: the key has to fit.
     """
     if case.call not in ("futex", "futex_wait"):
         return None, None
@@ -122,7 +122,7 @@ def as_conditions(
     Put condition variables in place of the futexes that tasks wait on.
 
     :param ons: What each task of the context waits on, or has waited on.
-    :param least: On how few waiters memory is not read.
+    :param least: The least number of waiters for which memory is read.
     """
     mms: list[int] = context.tasks["mm"].tolist()
     places = [_word_of(mm, on) for mm, on in zip(mms, ons, strict=True)]
@@ -131,7 +131,7 @@ def as_conditions(
         for place, count in Counter(places).items()
         if place is not None and count >= least
     }
-    # Crowds that wait on one thing share what is told of it, as they are many.
+    # Tasks that wait on one thing share its description, as they may be many.
     wholes: dict[tuple[int, int], WaitTarget] = {}
     found = list(ons)
     for row, (on, place) in enumerate(zip(ons, places, strict=True)):

@@ -62,7 +62,7 @@ def signal(context: LockContext, case: BlockedTask) -> WaitTarget | None:
         return by_file(context, case)
     blocked = "blocked.sig[0]"
     if case.is_in("do_sigtimedwait"):
-        # Those that it waits for it does not block meanwhile.
+        # The signals that it waits for are not blocked meanwhile.
         names = (blocked, "real_blocked.sig[0]")
         now, before = context.layout.members(case.address, "task_struct", *names)
         signals = signals_of(before & ~now)
