@@ -68,8 +68,8 @@ def read_run_queues(
     on_queue = _with_throttled(reader, percpu, queues, tasks, losses)
     clock = [at if at < _MOST_NS else 0 for at in rq["clock"].tolist()]
     now = max([clocks.local_ns, *clock])
-    told = _read_tasks(reader, queues, on_queue, now, losses)
-    turns = _turns(reader, queues, told, losses)
+    known = _read_tasks(reader, queues, on_queue, now, losses)
+    turns = _turns(reader, queues, known, losses)
     online = frozenset(online_cpus(reader, losses))
     found = []
     for row, cpu in enumerate(percpu.cpus.tolist()):
@@ -82,7 +82,7 @@ def read_run_queues(
         if is_online and is_idle:
             current = idle_task(cpu, _since(now, int(rq["idle_since"][row])))
         elif is_online:
-            current = told.running(runs)
+            current = known.running(runs)
         lag = _since(now, clock[row])
         ticked = _since(ticks.latest_ns, ticks.ticked_ns[row]) if is_online else None
         found.append(
@@ -90,7 +90,7 @@ def read_run_queues(
                 cpu=cpu,
                 running=running,
                 current=current,
-                waiting=_waiting(told, turns, on_queue[row], runs, cpu),
+                waiting=_waiting(known, turns, on_queue[row], runs, cpu),
                 clock_ns=clock[row],
                 lag_ns=lag,
                 ticked_ns=ticked,
@@ -107,7 +107,7 @@ def read_run_queues(
         if not reader.is_live:
             # A live one goes on while we look.
             counted = {t.address for t in on_queue[row] if not _is_out(t, turns)}
-            number = sum(told.is_queued(address, cpu) for address in counted | {runs})
+            number = sum(known.is_queued(address, cpu) for address in counted | {runs})
             _check(
                 cpu, running, range(number, number + queues.servers[row] + 1), losses
             )
@@ -150,7 +150,7 @@ def _late(ticks: TickSched, row: int, lag: int | None) -> int | None:
 
 
 def _turns(
-    reader: Reader, queues: RunQueueLists, told: QueuedTasks, losses: LossLog
+    reader: Reader, queues: RunQueueLists, known: QueuedTasks, losses: LossLog
 ) -> Mapping[int, FairTask]:
     """Return in what order the tasks of the fair class would run."""
     places = [
@@ -159,7 +159,7 @@ def _turns(
         for task in tasks
         if task.sched_class == "fair"
     ]
-    places.sort(key=lambda place: told.queued_ns(place[0]))
+    places.sort(key=lambda place: known.queued_ns(place[0]))
     addresses, roots = np.array(places, np.uint64).reshape(-1, 2).T
     return read_fair(reader, addresses, roots, losses)
 
@@ -228,7 +228,7 @@ def _is_out(task: QueuedTask, turns: Mapping[int, FairTask]) -> bool:
 
 
 def _waiting(
-    told: QueuedTasks,
+    known: QueuedTasks,
     turns: Mapping[int, FairTask],
     tasks: Sequence[QueuedTask],
     runs: int,
@@ -245,11 +245,11 @@ def _waiting(
         task
         for task in tasks
         if task.address != runs
-        and told.is_queued(task.address, cpu)
-        and not told.sleeps(task.address)
+        and known.is_queued(task.address, cpu)
+        and not known.sleeps(task.address)
     ]
     return tuple(
-        told.queued(task.address, task.sched_class, throttled=_is_out(task, turns))
+        known.queued(task.address, task.sched_class, throttled=_is_out(task, turns))
         for task in sorted(waiting, key=turn)
     )
 

@@ -16,7 +16,7 @@ from msatools.locks.base.model import WaitTarget
 from msatools.locks.externals import External, external
 from msatools.locks.lock_types import requests_of, what_of
 from msatools.locks.user.userlocks import futex_requests
-from msatools.locks.wait_targets.explain import tell
+from msatools.locks.wait_targets.explain import wait_target
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.states import letters
@@ -124,7 +124,7 @@ def _blocked(
         why = "nothing tells the types"
     on = None
     if not requests:
-        on = tell(context, case)
+        on = wait_target(context, case)
         if why is None and case.task_class in _LOCKS:
             why = "it is not to be found"
     try:

@@ -103,7 +103,7 @@ class Contention:
             self._locks, key=lambda lock: (-self._locks[lock].waiters, str(lock))
         )
 
-    def tell(
+    def contended(
         self, lock: Lock, id_: str, name: str | None, interval_ns: int
     ) -> Contended:
         """Return the contention of a lock.

@@ -216,8 +216,8 @@ def _asks(case: BlockedTask, prefixes: tuple[str, ...]) -> bool:
 
 def _device(context: LockContext, case: BlockedTask) -> External | None:
     """Return the block device that is to read or write."""
-    tell = _DATA.get(case.task_class)
-    on = tell(context, case) if tell else None
+    find = _DATA.get(case.task_class)
+    on = find(context, case) if find else None
     if on is not None and on.kind in ("disk", "page"):
         device = on.device
     else:

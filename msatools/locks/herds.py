@@ -145,7 +145,7 @@ def find_herds(
         crowd = _Crowd(tasks, now, clocks, np.array(members, np.intp), woke, watched)
         if len(members) + len(woke) >= MIN_WAITERS and crowd.thunders():
             on = ons[(members or woke)[0]]
-            herds.append(crowd.tell(str(thing), thing.kind, on))
+            herds.append(crowd.as_herd(str(thing), thing.kind, on))
     return tuple(sorted(herds, key=lambda herd: (-herd.waiters, herd.lock)))
 
 
@@ -167,7 +167,7 @@ def crowd_of(
     :param woken: Those that have waited for it, and are just being woken.
     """
     crowd = _Crowd(tasks, now, clocks, rows, woken, watched)
-    herd = crowd.tell(lock, on.kind, on)
+    herd = crowd.as_herd(lock, on.kind, on)
     if crowd.thunders():
         return herd
     return replace(herd, confidence="none", wakeups=None, in_vain=None)
@@ -284,7 +284,7 @@ class _Crowd:
             return True
         return all(_apart(part) <= self._allowed_ns for part in _parts(times))
 
-    def tell(self, name: str, kind: str, on: WaitTarget | None) -> Herd:
+    def as_herd(self, name: str, kind: str, on: WaitTarget | None) -> Herd:
         """Return them as a herd; an interval may confirm it."""
         tasks, rows = self._tasks, self._all
         ages = self._now.age_ns[self._rows if len(self._rows) else rows]

@@ -193,7 +193,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
         unnamed = {lock: (id_, None) for lock, id_ in self._unnamed.items()}
         names = {**unnamed, **self._names}
         return tuple(
-            contention.tell(lock, *names[lock], interval_ns)
+            contention.contended(lock, *names[lock], interval_ns)
             for lock in contention.ranked()
             if types is None or lock.type in types
         )

@@ -10,7 +10,7 @@ from msatools.locks.base.lock import Lock, OwnerConfidence
 BY_STACK = frozenset({"rwsem", "semaphore", "percpu_rwsem"})
 """Types of locks that do not record all owners: stacks are searched."""
 
-MAX_TOLD = 32
+MAX_BY_STACK = 32
 """Owners of one lock that are reported by their stacks."""
 
 
@@ -51,7 +51,7 @@ def owners(
     :param waiting: Rows of tasks that wait for it.
     :param searched: Whether all stacks were searched, not just those of named tasks.
     """
-    told = [
+    recorded = [
         Owned(
             row,
             confidence,
@@ -62,28 +62,28 @@ def owners(
         # A writer may keep out others while it waits for readers to leave.
         if not (readers and row in waiting)
     ]
-    if lock.type not in BY_STACK or any(own.confidence == "exact" for own in told):
-        return tuple(told)
+    if lock.type not in BY_STACK or any(own.confidence == "exact" for own in recorded):
+        return tuple(recorded)
     if not searched:
         # The last reader may have left, and other stacks were not searched.
-        return tuple(own for own in told if own.seen)
-    known = {own.row for own in told}
+        return tuple(own for own in recorded if own.seen)
+    known = {own.row for own in recorded}
     others = sorted(set(seen) - set(waiting) - known)
     if lock.type == "semaphore":
         # It does not count its owners.
-        alone = not told and len(others) == 1
+        alone = not recorded and len(others) == 1
         found = [Owned(row, "evidence", True, alone) for row in others]
-        return (*told, *found[:MAX_TOLD])
+        return (*recorded, *found[:MAX_BY_STACK])
     most = 1 if readers is None else readers
     if lock.type == "percpu_rwsem" and not readers:
         most = 1  # a writer is in
-    last = [own for own in told if own.seen]
+    last = [own for own in recorded if own.seen]
     if len(others) + len(last) > most:
         # There are more candidates than owners.
-        return tuple(told)
+        return tuple(recorded)
     if len(others) == most:
-        told = last
+        recorded = last
     confirmed = [Owned(own.row, own.confidence, True, True) for own in last]
-    unseen = [own for own in told if not own.seen]
+    unseen = [own for own in recorded if not own.seen]
     found = [Owned(row, "evidence", True, True) for row in others]
-    return (*confirmed, *unseen, *found[:MAX_TOLD])
+    return (*confirmed, *unseen, *found[:MAX_BY_STACK])

@@ -51,9 +51,9 @@ def reason(
         return _dead(context, row)
     if task_class in _AWAKE:
         return _awake(context, row, task_class)
-    told = _asleep(context, row, now, case, on, what, task_class)
+    text = _asleep(context, row, now, case, on, what, task_class)
     exits = int(context.tasks["flags"][row]) & _EXITING
-    return f"exiting, {told}" if exits else told
+    return f"exiting, {text}" if exits else text
 
 
 def external_reason(external: External, doing: str | None) -> str:
@@ -120,12 +120,12 @@ def _asleep(
         return "stopped by a tracer" if tracer is None else f"traced by {tracer}"
     if what is not None and task_class is TaskClass.LCK:
         return what  # of a futex a whole sentence
-    tell = _BY_CLASS.get(task_class)
-    told = tell(on) if tell else None
-    if what is not None and (told is None or task_class not in _OF_DATA):
+    describe = _BY_CLASS.get(task_class)
+    text = describe(on) if describe else None
+    if what is not None and (text is None or task_class not in _OF_DATA):
         return f"waits for {what}"
-    if told is not None:
-        return told
+    if text is not None:
+        return text
     where = _where(now, row, case)
     thing = _thing(on) if on is not None else None
     if where is None:

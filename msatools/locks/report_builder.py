@@ -30,7 +30,7 @@ from msatools.locks.wait_snapshot import (
     Wanted,
     futex_at,
 )
-from msatools.locks.wait_targets.explain import awake_rows, leaving, tell
+from msatools.locks.wait_targets.explain import awake_rows, leaving, wait_target
 from msatools.target.model import Address
 from msatools.tasks.classes import RUNNABLE, TaskClass
 from msatools.tasks.identity import comm_text
@@ -276,8 +276,8 @@ class ReportBuilder:
         by_age = sorted(want.rows, key=lambda row: (-self._ages[row], self._pids[row]))
         pids = [self._pids[row] for row in by_age]
         queued = [self._snapshot.pid(each.task) for each in want.queue or ()]
-        told = [pid for pid in queued if pid is not None]
-        return list(dict.fromkeys([*told, *pids]))
+        waiting = [pid for pid in queued if pid is not None]
+        return list(dict.fromkeys([*waiting, *pids]))
 
     # --- roots
 
@@ -372,7 +372,7 @@ class ReportBuilder:
         if row in snapshot.moved:
             return "has run while it was looked at"
         (case,) = self._cases(np.array([row], np.intp))
-        on, what = tell(snapshot.context, case), None
+        on, what = wait_target(snapshot.context, case), None
         if blocked is not None:
             what = blocked.what or stands_for(snapshot.context, case, blocked.requests)
         return reason(snapshot.context, row, snapshot.now, case, on, what)

@@ -88,8 +88,8 @@ class WaitSnapshot:
             for own in each.owners
         ]
         things = {row: self._thing(each) for row, each in self.blocked.items()}
-        told = {row: thing for row, thing in things.items() if thing is not None}
-        return Graph(edges, told, lambda row: int(self.now.age_ns[row]))
+        known = {row: thing for row, thing in things.items() if thing is not None}
+        return Graph(edges, known, lambda row: int(self.now.age_ns[row]))
 
     def _is_firm(self, row: int, own: Owned) -> bool:
         """Return whether a wait of one task for another may be part of a deadlock.
@@ -270,7 +270,7 @@ def _servers(snapshot: WaitSnapshot, want: Wanted) -> Iterator[Owned]:
 
     Other servers are named by the wait itself.
     """
-    told: set[int] = {own.row for own in want.owners}
+    known: set[int] = {own.row for own in want.owners}
     for row in want.rows:
         external = snapshot.blocked[row].external
         for server in external.servers if external else ():
@@ -278,10 +278,10 @@ def _servers(snapshot: WaitSnapshot, want: Wanted) -> Iterator[Owned]:
             if (
                 at is not None
                 and at in snapshot.blocked
-                and at not in told
+                and at not in known
                 and at != row
             ):
-                told.add(at)
+                known.add(at)
                 yield Owned(at, server.confidence, seen=False, firm=True)
 
 

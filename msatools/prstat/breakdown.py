@@ -210,8 +210,8 @@ def _delays(
     if lives.latency_is_bound:
         # Where sleeps on the run queue spoil it. (Else it may be interruptible sleep,
         # too: io_uring's.)
-        told = slept.iowait.ns + np.maximum(unexplained_ns, 0)
-        waited = np.where(slept.known, np.minimum(told, waited), waited)
+        explained = slept.iowait.ns + np.maximum(unexplained_ns, 0)
+        waited = np.where(slept.known, np.minimum(explained, waited), waited)
     impossible = np.zeros(len(alive), np.bool_)
     found = {}
     for kind, time in delays.delay_ns.items():

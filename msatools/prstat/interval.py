@@ -264,15 +264,15 @@ class Interval:
 
         # What is left are clocks, or interrupts or a hypervisor, of which no sleep was
         # counted.
-        told = known.sum(1) + guessed.sum(1)
-        slack = off_cpu - told - untold
-        untold += np.where((slack > self._bound_ns) | (told == 0), slack, 0)
+        classified = known.sum(1) + guessed.sum(1)
+        slack = off_cpu - classified - untold
+        untold += np.where((slack > self._bound_ns) | (classified == 0), slack, 0)
         untold = np.clip(untold, 0, off_cpu)
-        factor = _ratio(off_cpu - untold, told)
+        factor = _ratio(off_cpu - untold, classified)
         ns = np.rint((known + guessed) * factor[:, None]).astype(np.int64)
         # Rounding belongs to the longest.
         rows, longest = np.arange(len(ns)), ns.argmax(1) if len(ns) else 0
-        has = told > 0
+        has = classified > 0
         whole = np.where(has, np.rint(untold).astype(np.int64), off_cpu)
         ns[rows, longest] += np.where(has, off_cpu - whole - ns.sum(1), 0)
         return OffCpuByClass(

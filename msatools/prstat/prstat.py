@@ -321,8 +321,8 @@ class Prstat(KernelSession[PrstatReport, Options]):
         lives, split, accounting = kept.lives, kept.split, kept.accounting
         if options.states:
             faults = _text_faults(ons)
-            told = states(tasks, lives, split, accounting, now, wanted, faults)
-            report = replace(report, states=told)
+            times = states(tasks, lives, split, accounting, now, wanted, faults)
+            report = replace(report, states=times)
         if options.stacks:
             asked = {"functions": options.functions, "modules": options.modules}
             report = replace(report, stacks=stack_groups(tasks, now, wanted, **asked))

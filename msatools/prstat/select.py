@@ -198,12 +198,12 @@ def _sleep(rows: TaskRows) -> npt.NDArray[Any]:
     return _share(columns["off_cpu_ns"] - np.sum(others, axis=0), columns)
 
 
-def _split(tell: Callable[[Breakdown], SplitColumn | None]) -> _Key:
+def _split(choose: Callable[[Breakdown], SplitColumn | None]) -> _Key:
     """Sort by a share that was split off; those of which it is not known are last."""
 
     def shares(rows: TaskRows) -> npt.NDArray[Any]:
         split = rows.kept.split
-        column = None if split is None else tell(split)
+        column = None if split is None else choose(split)
         if column is None:
             return np.zeros(len(rows))
         first, end = rows.columns["threads_of"].T

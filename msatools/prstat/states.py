@@ -90,14 +90,14 @@ def states(
         lasting("solaris", "DFAULT"),
     )
     mode_unknown = bool((selected & _in_unknown_mode(tasks, now)).any())
-    told = []
+    times = []
     for family, names in STATES.items():
-        for name, tell in names.items():
+        for name, time_of in names.items():
             here = places[family].get(name)
             unknown = here is None or (mode_unknown and name in _ON_CPU)
             rows = selected & here if here is not None else selected
-            past = tell(found)
-            told.append(
+            past = time_of(found)
+            times.append(
                 StateTime(
                     name=name,
                     family=family,
@@ -108,7 +108,7 @@ def states(
                     reason=past.reason,
                 )
             )
-    return tuple(told)
+    return tuple(times)
 
 
 _ON_CPU = frozenset(("ONCPU_USR", "ONCPU_SYS", "INTERRUPTED", "USER", "SYSTEM"))
@@ -168,8 +168,8 @@ def sums(
     whole = not lives.latency_is_bound and bool((lacking <= bound_of(accounting)).all())
 
     def slept(*kinds: SplitColumn) -> Known:
-        told = _total(kinds, selected)
-        return told if told is None or whole else (told[0], "lower")
+        times = _total(kinds, selected)
+        return times if times is None or whole else (times[0], "lower")
 
     return StateSums(
         user_ns=total(lives.user_ns),

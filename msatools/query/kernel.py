@@ -422,8 +422,8 @@ class Kernel:
         found = pasts(sums, moment.accounting, paging, data)
         gelato, solaris = STATES["gelato"].values(), STATES["solaris"].values()
         return (
-            Timers(*[tell(found) for tell in gelato]),
-            States(*[tell(found) for tell in solaris]),
+            Timers(*[time_of(found) for time_of in gelato]),
+            States(*[time_of(found) for time_of in solaris]),
         )
 
     def _lasting(

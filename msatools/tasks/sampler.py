@@ -116,13 +116,13 @@ class Sampler:
         part = tasks.only(changed)
         seen = collect_now(self.collector, self._prog, part, clocks)
         self.collector.release()
-        told = settled | ~asleep(tasks)
+        known = settled | ~asleep(tasks)
         # The stack of a moment before will do, unless the task waited for a CPU then
         # and sleeps now.
         whole = _is_whole(seen.stacks)
-        told[changed] |= whole & (seen.classes != TaskClass.LAT)
-        told[changed] &= whole | ~seen.woken()
-        self._losses.coverage["classes_untold"] += int(np.count_nonzero(~told))
+        known[changed] |= whole & (seen.classes != TaskClass.LAT)
+        known[changed] &= whole | ~seen.woken()
+        self._losses.coverage["classes_untold"] += int(np.count_nonzero(~known))
 
         classes = np.zeros(len(tasks), np.uint8)
         index: Places = np.zeros(len(tasks), np.int32)
@@ -141,7 +141,7 @@ class Sampler:
             clocks,
             microstates(tasks, clocks, self._bound_ns),
             now,
-            told,
+            known,
             self._code_faults(tasks, now, clocks, row),
             took_ns,
         )

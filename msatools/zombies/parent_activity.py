@@ -53,7 +53,7 @@ def read_doing(
     now = collect_now(collector, prog, part, clocks)
     states = letters(part)
     places = iter(range(len(rows)))
-    told = []
+    activities = []
     for parent, each in zip(parents.facts, chosen, strict=True):
         waits = {wait.task: wait for wait in parent.waits or ()}
         threads = []
@@ -71,8 +71,8 @@ def read_doing(
                     blocks_sigchld=row in parent.blocking,
                 )
             )
-        told.append(tuple(threads))
-    return tuple(told)
+        activities.append(tuple(threads))
+    return tuple(activities)
 
 
 def _choose(tasks: TaskTable, parent: ParentFacts, makers: set[int]) -> Sequence[int]:

@@ -106,8 +106,10 @@ def _reaper_never_reaps(case: _Case) -> Booleans:
         lambda parent: parent.reaper is not None and parent.waits is not None
     )
     # If it has just been told, it may reap in a moment.
-    told = case.of_parent(lambda parent: bool(parent.pending))
-    return reaps & ~case.taken & ~case.left & ~(told & (case.dead.age_ns < BRIEF_NS))
+    notified = case.of_parent(lambda parent: bool(parent.pending))
+    return (
+        reaps & ~case.taken & ~case.left & ~(notified & (case.dead.age_ns < BRIEF_NS))
+    )
 
 
 def _sigchld_blocked(case: _Case) -> Booleans:

@@ -359,10 +359,10 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             return group
         root = report.roots[0]
         who = f"{root.pid} {root.comm}: " if root.comm and root.pid not in pids else ""
-        told = replace(
+        evidence = replace(
             group.evidence, root=f"{who}{root.reason}", root_pid=root.pid or None
         )
-        return replace(group, evidence=told)
+        return replace(group, evidence=evidence)
 
 
 def _threads(sample: _ZombieSample) -> Threads:

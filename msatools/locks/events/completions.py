@@ -32,7 +32,7 @@ _MAX_CHILDREN = 4096
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Known:
     """What a completion is for, by the structure that it is in."""
 
     what: str
@@ -69,42 +69,42 @@ def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
 
 def holders(context: LockContext, lock: Lock) -> list[Holder]:
     """Return who is to complete it, if it lies in what says so."""
-    told = _told(context, lock)
-    return list(told.holders) if told else []
+    known = _known(context, lock)
+    return list(known.holders) if known else []
 
 
 def what(context: LockContext, case: BlockedTask, request: Request) -> str | None:
     """Describe what a task waits for in a few words; ``None`` if unknown."""
-    told = _told(context, request.lock)
-    if told is not None:
-        return told.what
+    known = _known(context, request.lock)
+    if known is not None:
+        return known.what
     return by_caller(case)
 
 
 @per_context
-def _told_before(context: LockContext) -> dict[Lock, _Told | None]:
+def _known_before(context: LockContext) -> dict[Lock, _Known | None]:
     """By completion: many may wait for one."""
     return {}
 
 
-def _told(context: LockContext, lock: Lock) -> _Told | None:
-    known = _told_before(context)
+def _known(context: LockContext, lock: Lock) -> _Known | None:
+    known = _known_before(context)
     if lock not in known:
         known[lock] = _read(context, lock)
     return known[lock]
 
 
-def _read(context: LockContext, lock: Lock) -> _Told | None:
+def _read(context: LockContext, lock: Lock) -> _Known | None:
     address = lock.address or 0
-    told = _thread(context, address)
-    if told is not None:
-        return told
+    known = _thread(context, address)
+    if known is not None:
+        return known
     for queued in queue(context, lock) or ():
         if not wait_queues(context).is_on_stack(address, queued.task):
             continue
         for ask in (_child, _work, _queue_of_work, _thread_work, _creation):
             try:
-                told = ask(context, queued.task, address)
+                known = ask(context, queued.task, address)
             except LookupError:
                 # The kernel has no such thing, or nothing tells its type.
                 continue
@@ -113,13 +113,13 @@ def _read(context: LockContext, lock: Lock) -> _Told | None:
                     Loss.COMPLETIONS, f"who is to complete one is lost: {error}"
                 )
                 continue
-            if told is not None:
-                return told
+            if known is not None:
+                return known
         break
     return None
 
 
-def _thread(context: LockContext, address: int) -> _Told | None:
+def _thread(context: LockContext, address: int) -> _Known | None:
     """A thread of the kernel that is to stop or to park."""
     for member, doing in (("exited", "stop"), ("parked", "park")):
         if not context.layout.has("kthread", member):
@@ -128,17 +128,17 @@ def _thread(context: LockContext, address: int) -> _Told | None:
         task = kernel_threads(context).by_kthread.get(kthread)
         if task is not None:
             pid = context.pid(task)
-            return _Told(f"thread {pid} to {doing}", (Holder(task, "exact"),))
+            return _Known(f"thread {pid} to {doing}", (Holder(task, "exact"),))
     return None
 
 
-def _child(context: LockContext, waiter: int, address: int) -> _Told | None:
+def _child(context: LockContext, waiter: int, address: int) -> _Known | None:
     """A child that has yet to execute a program, or to end."""
     child = vforked(context, waiter, lambda done: done == address)
     if child is None:
         return None
     pid = context.pid(child, leader=True)
-    return _Told(f"child {pid} to exec", (Holder(child, "exact"),))
+    return _Known(f"child {pid} to exec", (Holder(child, "exact"),))
 
 
 def vforked(
@@ -165,7 +165,7 @@ def vforked(
     return None
 
 
-def _work(context: LockContext, waiter: int, address: int) -> _Told | None:
+def _work(context: LockContext, waiter: int, address: int) -> _Known | None:
     """Work that is put behind what is waited for: flush_work() and the like."""
     if not context.layout.has("wq_barrier", "done"):
         return None
@@ -176,14 +176,14 @@ def _work(context: LockContext, waiter: int, address: int) -> _Told | None:
     if work is None:
         return None
     if work.worker is None:
-        return _Told(f"work {_named(work)}, not begun")
+        return _Known(f"work {_named(work)}, not begun")
     pid = context.pid(work.worker)
-    return _Told(
+    return _Known(
         f"work {_named(work)} of thread {pid}", (Holder(work.worker, "exact"),)
     )
 
 
-def _queue_of_work(context: LockContext, waiter: int, address: int) -> _Told | None:
+def _queue_of_work(context: LockContext, waiter: int, address: int) -> _Known | None:
     """All work of a queue up to now: flush_workqueue()."""
     if not context.layout.has("wq_flusher", "done"):
         return None
@@ -193,14 +193,14 @@ def _queue_of_work(context: LockContext, waiter: int, address: int) -> _Told | N
         return None
     workers = workqueues(context).workers(flushed)
     holders = tuple(Holder(worker, "exact") for worker in workers)
-    return _Told(f"workqueue {flushed.name}", holders)
+    return _Known(f"workqueue {flushed.name}", holders)
 
 
 def _named(work: Work) -> str:
     return work.function or "of unknown name"
 
 
-def _thread_work(context: LockContext, waiter: int, address: int) -> _Told | None:
+def _thread_work(context: LockContext, waiter: int, address: int) -> _Known | None:
     """Work of a thread that has its own: kthread_flush_work() and the like."""
     if not context.layout.has("kthread_flush_work", "done"):
         return None
@@ -213,10 +213,10 @@ def _thread_work(context: LockContext, waiter: int, address: int) -> _Told | Non
     task = context.layout.member(worker, "kthread_worker", "task")
     if task not in kernel_threads(context).by_kthread.values():
         return None
-    return _Told(f"work of thread {context.pid(task)}", (Holder(task, "exact"),))
+    return _Known(f"work of thread {context.pid(task)}", (Holder(task, "exact"),))
 
 
-def _creation(context: LockContext, waiter: int, address: int) -> _Told | None:
+def _creation(context: LockContext, waiter: int, address: int) -> _Known | None:
     """A thread of the kernel that is to be made: kthreadd does it."""
     maker, requests = (
         kernel_threads(context).maker,
@@ -234,11 +234,11 @@ def _creation(context: LockContext, waiter: int, address: int) -> _Told | None:
         context.reader, requests, node, size, context.losses, name
     ):
         if int.from_bytes(data[done : done + 8], "little") == address:
-            return _Told(what, (Holder(maker, "exact"),))
+            return _Known(what, (Holder(maker, "exact"),))
     if kernel_threads(context).is_making(
         address, MAX_CANDIDATES, wait_queues(context).stack_bytes
     ):
-        return _Told(what, (Holder(maker, "likely"),))
+        return _Known(what, (Holder(maker, "likely"),))
     return None
 
 

@@ -78,9 +78,9 @@ def _read_queue(context: LockContext, address: int) -> list[QueuedWaiter] | None
     if entries is None:
         return None
     first = writer(context, address)
-    told = [] if first is None else [QueuedWaiter(first, "write")]
+    ahead = [] if first is None else [QueuedWaiter(first, "write")]
     # A waker leaves a mark on a long queue, which is no task's.
-    return told + [
+    return ahead + [
         QueuedWaiter(entry.task, _mode(entry.kind))
         for entry in entries
         if entry.task and may_be_task(entry.task)

@@ -110,10 +110,10 @@ def _read_queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     found = kernel_locks(context).rt_mutex(_inner(context, lock))
     if found.waiters is None:
         return None
-    told = [QueuedWaiter(task) for task in found.waiters]
+    waiters = [QueuedWaiter(task) for task in found.waiters]
     if lock.type == "rwsem" and found.owner and _is_shut(context, lock):
-        told.insert(0, QueuedWaiter(found.owner, "write"))
-    return told
+        waiters.insert(0, QueuedWaiter(found.owner, "write"))
+    return waiters
 
 
 def owner(context: LockContext, lock: Lock) -> int | None:

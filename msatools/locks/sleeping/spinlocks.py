@@ -202,8 +202,8 @@ def _request(
         # The next in line for such a lock spins for it, the others for that place.
         within = queue
     registers = frame.registers()
-    told = [registers[name] for name in _REGISTERS if name in registers]
-    address = _only(context, told, queue - within, spinning)
+    values = [registers[name] for name in _REGISTERS if name in registers]
+    address = _only(context, values, queue - within, spinning)
     if address is None:
         pointer = _pointer(frame)
         stack = _read(context, pointer, pointer + _TOP_BYTES)

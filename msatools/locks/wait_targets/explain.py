@@ -85,7 +85,7 @@ class Explainer:
         asleep = np.flatnonzero(waits)
         cases = read_cases(context, now, chosen[asleep], self.stack_bytes)
         for place, case in zip(asleep.tolist(), cases, strict=True):
-            on = tell(context, case)
+            on = wait_target(context, case)
             # Many tasks wait on one thing: it is stored once.
             found[place] = alike.setdefault(on, on)
         return found
@@ -113,7 +113,7 @@ def leaving(
     return [locks.asked_for(case) for case in cases]
 
 
-def tell(context: LockContext, case: BlockedTask) -> WaitTarget | None:
+def wait_target(context: LockContext, case: BlockedTask) -> WaitTarget | None:
     """Return what one task waits on; what cannot be read costs a note."""
     by_class = _BY_CLASS.get(case.task_class)
     try:

@@ -35,10 +35,10 @@ def futex(context: LockContext, case: BlockedTask) -> WaitTarget | None:
     ends = timer_ends(context, case)
     if len(waiters) > 1:
         places = [waiter.key.address for waiter in waiters]
-        told = tuple(Address(place) for place in places if place is not None)
+        known = tuple(Address(place) for place in places if place is not None)
         return WaitTarget(
             kind="futex",
-            addresses=told if len(told) == len(places) else None,
+            addresses=known if len(known) == len(places) else None,
             count=len(places),
             **ends,
         )
@@ -178,8 +178,8 @@ def _with_place(
     place = find_place(context, lock.type, lock.address, [case])
     if place is None:
         return on
-    told = describe(context, place)
-    on = replace(on, name=place.name, inode=told.inode, path=told.path, pid=told.pid)
+    known = describe(context, place)
+    on = replace(on, name=place.name, inode=known.inode, path=known.path, pid=known.pid)
     file = case.file
     if place.type_name == "pipe_inode_info":
         on = replace(on, name="pipe")
