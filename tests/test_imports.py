@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Folders stand on one another: none imports one that imports it, on any way."""
+"""Packages import only from floors below them, and folders form no circle."""
 
 import ast
 from collections.abc import Iterator
@@ -16,6 +16,21 @@ MODULES = {
     ".".join(("msatools", *path.relative_to(ROOT).with_suffix("").parts)): path
     for path in ROOT.rglob("*.py")
 }
+FLOORS = (
+    ("selfdesc",),
+    ("target",),
+    ("kernel",),
+    ("tasks",),
+    ("memory",),
+    ("locks",),
+    ("prstat", "zombies", "cpus"),
+    ("query",),
+)
+"""Packages that read a kernel, lowest first. Those of one floor do not know another."""
+
+NOT_BELOW = ("render", "cli", "plugin", "registry", "query")
+"""What no floor stands on: output, the command line, and the package's own API."""
+
 UNTANGLED = ("msatools.locks",)
 """Packages whose folders, and whose own modules as one more, form no circle."""
 
@@ -49,3 +64,27 @@ def test_folders_form_no_circle(package: str) -> None:
         tuple(TopologicalSorter(below).static_order())
     except CycleError as error:
         pytest.fail(" imports ".join(error.args[1][::-1]))
+
+
+def test_packages_import_only_from_below() -> None:
+    below: set[str] = set()
+    for floor in FLOORS:
+        for package in floor:
+            modules = [name for name in MODULES if name.split(".")[1] == package]
+            assert modules, f"no package {package}"
+            allowed = {*below, package}
+            for module in modules:
+                wrong = {
+                    name
+                    for name in imported(MODULES[module])
+                    if name.startswith("msatools.") and is_above(name, allowed)
+                }
+                assert not wrong, f"{module} imports {sorted(wrong)}"
+        below.update(floor)
+
+
+def is_above(module: str, allowed: set[str]) -> bool:
+    """Return whether a module is of a floor that is not in *allowed*, or of none."""
+    package = module.split(".")[1]
+    floors = {each for floor in FLOORS for each in floor}
+    return package not in allowed and package in floors.union(NOT_BELOW)

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from drgn import ProgramFlags
 
 from msatools.cpus.counts import Counts, Numbers, believed, total
 from msatools.cpus.idle_time import (
@@ -97,7 +96,7 @@ class CpuCounters:
     """By name, in the order of their numbers; of 32 bits each."""
 
     def columns(self) -> dict[str, Counts | None]:
-        """Give the columns of :class:`~msatools.cpus.model.Cpu` that are counters.
+        """Return the columns of :class:`~msatools.cpus.model.Cpu` that are counters.
 
         ``None`` is what this kernel does not keep.
 
@@ -137,7 +136,7 @@ class CpuCounters:
         }
 
     def rows(self) -> dict[int, dict[str, int | None]]:
-        """Give the columns by CPU, as :class:`~msatools.cpus.model.Cpu` wants them."""
+        """Return the columns of :class:`~msatools.cpus.model.Cpu`, by CPU."""
         columns = self.columns()
         return {
             cpu: {
@@ -148,11 +147,11 @@ class CpuCounters:
         }
 
     def vector_rows(self) -> tuple[Vector, ...]:
-        """Give the interrupts of the CPUs' own, in the order of /proc/interrupts."""
+        """Return the interrupts of the CPUs' own, in the order of /proc/interrupts."""
         return vector_rows(self.vectors, self.cpus.tolist())
 
     def softirq_rows(self) -> tuple[Vector, ...]:
-        """Give the softirqs, in the order of /proc/softirqs."""
+        """Return the softirqs, in the order of /proc/softirqs."""
         return softirq_rows(self.softirqs, self.cpus.tolist())
 
 
@@ -167,22 +166,22 @@ def _less(all_: Counts | None, part: Counts | None) -> Counts | None:
 
 
 def read_counters(
-    reader: Reader, percpu: PerCpu, clocks: Clocks, findings: LossLog
+    reader: Reader, percpu: PerCpu, clocks: Clocks, losses: LossLog
 ) -> CpuCounters:
     """Read what each CPU has counted since boot."""
-    online = np.isin(percpu.cpus, online_cpus(reader, findings))
+    online = np.isin(percpu.cpus, online_cpus(reader, losses))
     queues = read_structs(
-        reader, "struct rq", _QUEUE, percpu.addresses("runqueues"), findings
+        reader, "struct rq", _QUEUE, percpu.addresses("runqueues"), losses
     )
-    irqs, softirqs = _read_interrupts(reader, percpu, findings)
+    irqs, softirqs = _read_interrupts(reader, percpu, losses)
     kept = {
-        **_read_faults(reader, percpu, findings),
+        **_read_faults(reader, percpu, losses),
         "irqs": irqs,
-        "csw": believed(queues, "csw", findings),
-        "runq": believed(queues, "runq", findings),
+        "csw": believed(queues, "csw", losses),
+        "runq": believed(queues, "runq", losses),
     }
-    vectors = read_vectors(reader, percpu, findings)
-    times, now = _read_times(reader, percpu, online, queues, clocks, findings)
+    vectors = read_vectors(reader, percpu, losses)
+    times, now = _read_times(reader, percpu, online, queues, clocks, losses)
     return CpuCounters(
         cpus=percpu.cpus,
         online=online,
@@ -196,7 +195,7 @@ def read_counters(
 
 
 def _read_faults(
-    reader: Reader, percpu: PerCpu, findings: LossLog
+    reader: Reader, percpu: PerCpu, losses: LossLog
 ) -> dict[str, Counts | None]:
     """Read page faults; a CPU that goes offline hands its own to another."""
     try:
@@ -207,28 +206,28 @@ def _read_faults(
             "struct vm_event_state",
             members,
             percpu.addresses("vm_event_states"),
-            findings,
+            losses,
         )
     except LookupError:
         # Without CONFIG_VM_EVENT_COUNTERS.
         return {}
-    faults, major = (believed(events, name, findings) for name in _EVENTS)
+    faults, major = (believed(events, name, losses) for name in _EVENTS)
     return {"faults": faults, "mjf": major}
 
 
 def _read_interrupts(
-    reader: Reader, percpu: PerCpu, findings: LossLog
+    reader: Reader, percpu: PerCpu, losses: LossLog
 ) -> tuple[Counts | None, dict[str, Counts]]:
     """Read how many interrupts of devices there were, and the softirqs by name."""
-    names = softirq_names(reader, findings)
+    names = softirq_names(reader, losses)
     members: Members = {
         "irqs": ("irqs_sum",),
         **{name: (f"softirqs[{row}]",) for row, name in enumerate(names)},
     }
     addresses = percpu.addresses("kstat")
-    kstat = read_structs(reader, "struct kernel_stat", members, addresses, findings)
-    softirqs = {name: believed(kstat, name, findings) for name in names}
-    return believed(kstat, "irqs", findings), {
+    kstat = read_structs(reader, "struct kernel_stat", members, addresses, losses)
+    softirqs = {name: believed(kstat, name, losses) for name in names}
+    return believed(kstat, "irqs", losses), {
         name: column for name, column in softirqs.items() if column is not None
     }
 
@@ -239,7 +238,7 @@ def _read_times(
     online: Booleans,
     queues: Structs,
     clocks: Clocks,
-    findings: LossLog,
+    losses: LossLog,
 ) -> tuple[dict[str, Counts], int | None]:
     """Read the times, and CLOCK_MONOTONIC up to which they are."""
     numbers = dict(reader.prog.type("enum cpu_usage_stat").enumerators or ())
@@ -248,8 +247,8 @@ def _read_times(
         **_NAPS,
         **{name: (place,) for name, place in places.items()},
     }
-    stat, vtime = _read_stat(reader, percpu, members, findings)
-    found = {name: believed(stat, name, findings) for name in _TIMES}
+    stat, vtime = _read_stat(reader, percpu, members, losses)
+    found = {name: believed(stat, name, losses) for name in _TIMES}
     times = {name: column for name, column in found.items() if column is not None}
     naps_kept = stat.has("since")
     waits = queues["waits"] > 0
@@ -259,31 +258,31 @@ def _read_times(
         )
         for name, more in uncounted.items():
             times[name] += more
-    ticks = read_ticks(reader, percpu, findings)
+    ticks = read_ticks(reader, percpu, losses)
     if naps_kept:
         naps = _naps_of(stat, times["IDLE"], times["IOWAIT"])
-    elif ticks and stops_ticks(reader.prog, findings):
+    elif ticks and stops_ticks(reader.prog, losses):
         naps = naps_of_ticks(ticks, online, times["IDLE"], times["IOWAIT"])
     else:
         naps = awake(times["IDLE"], times["IOWAIT"])
     # Last, to be no earlier than any stamp.
     taken = [*naps.since.tolist(), ticks.latest_ns if ticks else 0]
-    now = monotonic_ns(reader, taken, findings)
+    now = monotonic_ns(reader, taken, losses)
     times["IDLE"], times["IOWAIT"] = idle_times(naps, waits, queues.readable, now)
     return times, now
 
 
 def _read_stat(
-    reader: Reader, percpu: PerCpu, members: Members, findings: LossLog
+    reader: Reader, percpu: PerCpu, members: Members, losses: LossLog
 ) -> tuple[Structs, Vtime | None]:
     """Read what the CPUs have counted, and what they have noted and not counted yet.
 
     Both of one moment: what is counted between two looks would be in neither.
     """
     addresses = percpu.addresses("kernel_cpustat")
-    vtime = read_vtime(reader, percpu, findings)
-    stat = read_structs(reader, "struct kernel_cpustat", members, addresses, findings)
-    if vtime is None or not reader.prog.flags & ProgramFlags.IS_LIVE:
+    vtime = read_vtime(reader, percpu, losses)
+    stat = read_structs(reader, "struct kernel_cpustat", members, addresses, losses)
+    if vtime is None or not reader.is_live:
         return stat, vtime
     for _ in range(_TRIES):
         # What cannot be read was told the first time.
@@ -299,7 +298,7 @@ def _read_stat(
 
 
 def _naps_of(stat: Structs, idle: Counts, iowait: Counts) -> IdleState:
-    """Tell the naps of a kernel that keeps them with its times, since v7.2."""
+    """Return the naps of a kernel that keeps them with its times, since v7.2."""
     asleep = stat.readable & (stat["idle"] != 0)
     return IdleState(
         idle,

@@ -31,11 +31,11 @@ class Counts:
     known: Booleans
 
     def __add__(self, other: "Counts") -> "Counts":
-        """Give the sums, known where both are."""
+        """Return the sums, known where both are."""
         return counts(self.values + other.values, self.known & other.known)
 
     def less(self, other: "Counts") -> "Counts":
-        """Give what of these is not those; none where those are more.
+        """Return what of these is not those; none where those are more.
 
         They are not read or counted at one moment, so those may be a few more.
         """
@@ -43,12 +43,12 @@ class Counts:
         return counts(rest, self.known & other.known)
 
     def at(self, row: int) -> int | None:
-        """Tell the number of one CPU, ``None`` if it is not known."""
+        """Return the number of one CPU, ``None`` if it is not known."""
         return int(self.values[row]) if self.known[row] else None
 
 
 def counts(values: npt.NDArray[Any], known: Booleans) -> Counts:
-    """Give numbers that are 0 where not known."""
+    """Return numbers that are 0 where not known."""
     return Counts(np.where(known, values, 0).astype(np.int64), known)
 
 
@@ -58,7 +58,7 @@ def total(parts: Iterable[Counts]) -> Counts | None:
     return reduce(Counts.__add__, several) if several else None
 
 
-def believed(table: Structs, column: str, findings: LossLog) -> Counts | None:
+def believed(table: Structs, column: str, losses: LossLog) -> Counts | None:
     """Take a column of what CPUs keep; ``None`` if the kernel does not keep it.
 
     What cannot have been counted is of a damaged dump, and not known.
@@ -70,5 +70,5 @@ def believed(table: Structs, column: str, findings: LossLog) -> Counts | None:
     possible = numbers.astype(np.uint64) <= _MOST
     wrong = int(np.count_nonzero(~possible))
     text = "some times or counts of CPUs cannot be"
-    findings.lose(Loss.COUNTS, text, count=wrong)
+    losses.lose(Loss.COUNTS, text, count=wrong)
     return counts(numbers, table.readable & possible)

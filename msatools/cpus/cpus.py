@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import drgn
 from drgn.helpers.linux.nodemask import for_each_online_node
+from drgn.helpers.linux.percpu import per_cpu
 
 from msatools.cpus.choose import choose, wanted_cpus
 from msatools.cpus.counters import CpuCounters, read_counters
-from msatools.cpus.cpu_activity import doing
 from msatools.cpus.deltas import delta
 from msatools.cpus.domains import read_root_domains
 from msatools.cpus.irqs import (
@@ -27,21 +27,22 @@ from msatools.cpus.model import Cpu, CpuSet, CpusReport, Processor, RunQueue
 from msatools.cpus.options import CpusOptions
 from msatools.cpus.placement import place
 from msatools.cpus.processors import read_processors
-from msatools.cpus.rows import Parts, cpu_rows
+from msatools.cpus.rows import Parts, cpu_rows, involuntary, moves
 from msatools.cpus.runqueues import read_run_queues
 from msatools.cpus.sets import read_sets, set_of_cpus, with_reason
-from msatools.cpus.switches import involuntary, moves
 from msatools.cpus.ticksched import read_tick_sched
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.load import load_averages
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.session import KernelSession, Progress, quietly
+from msatools.target.addresses import KERNEL_HALF
 from msatools.target.describe import describe
 from msatools.target.model import Target
 from msatools.tasks.names import KernelNames
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.task_cgroups import read_cgroups
+from msatools.tasks.task_state import INTERRUPTS, running_frames
 from msatools.tasks.text import KernelText
 
 _COVERAGE = ("cpus", "cpus_unreadable", "irqs", "tasks", "reads", "bytes_read")
@@ -58,7 +59,7 @@ def collect_cpus(
     progress: Progress | None = None,
 ) -> CpusReport:
     """
-    Tell the processor sets of a kernel, and what each CPU has done since boot.
+    Return the processor sets of a kernel, and what each CPU has done since boot.
 
     >>> report = collect_cpus(prog)
     >>> report.cpus[0].set, report.cpus[0].csw
@@ -111,28 +112,28 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
     def report(self, progress: Progress) -> CpusReport:
         """Report what CPUs did since boot, and what they do now."""
         with self._reporting():
-            look = self._look(progress)
-            return self._report(look, look.counters, look.irqs)
+            sample = self._read_sample(progress)
+            return self._report(sample, sample.counters, sample.irqs)
 
     def begin(self, progress: Progress) -> None:
         """Look at all CPUs: an interval begins."""
         if self._before is None:
             # The first look learns the kernel's types, while counters go on: what is
             # read first would have more time in the interval than what is last.
-            self._look(progress)
-        self._before = self._look(progress)
+            self._read_sample(progress)
+        self._before = self._read_sample(progress)
 
     def advance(self, progress: Progress) -> CpusReport:
         """Report what CPUs did since the interval began, and what they do now."""
         before = self._before
         assert before is not None, "no interval has begun"
         with self._reporting():
-            look = self._before = self._look(progress)
-            grown = delta(before.counters, look.counters, self._findings)
-            came = irqs_delta(before.irqs, look.irqs)
-            return self._report(look, grown, came, before.tasks)
+            sample = self._before = self._read_sample(progress)
+            grown = delta(before.counters, sample.counters, self._findings)
+            came = irqs_delta(before.irqs, sample.irqs)
+            return self._report(sample, grown, came, before.tasks)
 
-    def _look(self, progress: Progress) -> _CpuSample:
+    def _read_sample(self, progress: Progress) -> _CpuSample:
         reader, percpu, found = self._reader, self._percpu, self._findings
         progress(0, _STEPS)
         tasks = self._task_reader.read_all(found) if self._task_reader else None
@@ -171,19 +172,19 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
 
     def _report(
         self,
-        look: _CpuSample,
+        sample: _CpuSample,
         counters: CpuCounters,
         interrupts: IrqTable,
         tasks_before: TaskTable | None = None,
     ) -> CpusReport:
         numbers = self._percpu.cpus.tolist()
-        names = set_of_cpus(look.sets, numbers)
-        wanted = wanted_cpus(self._options, look.sets, numbers)
-        queues = self._with_doing(look.queues, wanted)
+        names = set_of_cpus(sample.sets, numbers)
+        wanted = wanted_cpus(self._options, sample.sets, numbers)
+        queues = self._with_doing(sample.queues, wanted)
         load, nodes = self._load(), self._nodes()
         counted = self._findings.coverage
         counted["cpus"] = len(numbers)
-        counted["tasks"] = 0 if look.tasks is None else len(look.tasks)
+        counted["tasks"] = 0 if sample.tasks is None else len(sample.tasks)
         report = CpusReport(
             target=self._target,
             taken_at_ns=counters.taken_ns,
@@ -191,8 +192,8 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             coverage=self._coverage(_COVERAGE),
             notes=tuple(self._findings.notes.values()),
             load=load,
-            cpus=self._rows(look, counters, interrupts, names, tasks_before),
-            sets=look.sets,
+            cpus=self._rows(sample, counters, interrupts, names, tasks_before),
+            sets=sample.sets,
             run_queues=queues,
             findings=(),
             irqs=irqs(interrupts),
@@ -204,22 +205,22 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
 
     def _rows(
         self,
-        look: _CpuSample,
+        sample: _CpuSample,
         counters: CpuCounters,
         interrupts: IrqTable,
         names: Mapping[int, str],
         tasks_before: TaskTable | None,
     ) -> tuple[Cpu, ...]:
-        tasks, cpus = look.tasks, self._percpu.cpus
+        tasks, cpus = sample.tasks, self._percpu.cpus
         return cpu_rows(
             Parts(
                 cpus=cpus.tolist(),
-                masks=look.masks,
-                no_intr=no_intr_cpus(interrupts, look.masks.online),
+                masks=sample.masks,
+                no_intr=no_intr_cpus(interrupts, sample.masks.online),
                 sets=names,
                 counters=counters.rows(),
-                processors=look.processors,
-                queues={queue.cpu: queue for queue in look.queues},
+                processors=sample.processors,
+                queues={queue.cpu: queue for queue in sample.queues},
                 icsw=None if tasks is None else involuntary(tasks, cpus, tasks_before),
                 migr=None if tasks is None else moves(tasks, cpus, tasks_before),
             )
@@ -251,3 +252,26 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         except (LookupError, drgn.FaultError) as error:
             self._findings.lose(Loss.NODES, f"which nodes are online is lost: {error}")
             return ()
+
+
+def doing(prog: drgn.Program, text: KernelText, cpu: int) -> str | None:
+    """Return what a CPU was doing, by its registers in a dump.
+
+    :param text: names functions, also those of modules without debug info
+    :return: ``user mode``, or ``kernel`` or ``interrupt`` with the innermost function;
+        ``None`` where nothing tells, as on a live kernel, or of an offline CPU whose
+        registers are not in the dump.
+    """
+    try:
+        task = per_cpu(prog["runqueues"], cpu).curr.value_()
+    except drgn.FaultError:
+        return None
+    frames = running_frames(prog, task)
+    if not frames:
+        return None
+    innermost, _ = frames[0]
+    if innermost < KERNEL_HALF:
+        return "user mode"
+    entered = any(name.startswith(INTERRUPTS) for _, name in frames)
+    name = text.name(innermost) or hex(innermost)
+    return f"{'interrupt' if entered else 'kernel'} {name}"

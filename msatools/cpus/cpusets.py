@@ -118,18 +118,18 @@ class Cpusets:
         return next((one for one in self.all if not one.parent), None)
 
 
-def read_cpusets(reader: Reader, findings: LossLog) -> Cpusets:
+def read_cpusets(reader: Reader, losses: LossLog) -> Cpusets:
     """Read all cpusets that are online; one that cannot be read costs a count."""
     try:
         root = reader.prog["top_cpuset"].address_
-        addresses = np.fromiter(_walk(reader, root, findings), np.uint64)
-        return _read(reader, addresses, findings)
+        addresses = np.fromiter(_walk(reader, root, losses), np.uint64)
+        return _read(reader, addresses, losses)
     except LookupError as error:
-        findings.note("no-cpusets", f"there are no cpusets: {error}")
+        losses.note("no-cpusets", f"there are no cpusets: {error}")
         return Cpusets((), unified=True)
 
 
-def _walk(reader: Reader, root: int, findings: LossLog) -> Iterator[int]:
+def _walk(reader: Reader, root: int, losses: LossLog) -> Iterator[int]:
     """Find the addresses of all cpusets, parents first, in the order of creation."""
     css = reader.prog.type("struct cgroup_subsys_state")
     children = drgn.offsetof(css, "children")
@@ -141,19 +141,19 @@ def _walk(reader: Reader, root: int, findings: LossLog) -> Iterator[int]:
         address = todo.pop()
         if address in seen or len(seen) >= MAX_CPUSETS:
             text = f"{name} is a loop; what comes after is lost"
-            findings.lose(Loss.QUEUED, text, about=name)
+            losses.lose(Loss.QUEUED, text, about=name)
             return
         seen.add(address)
         yield address
         head = address + children
         found = list_records(
-            reader, head, sibling, sibling + 16, findings, name, Loss.QUEUED
+            reader, head, sibling, sibling + 16, losses, name, Loss.QUEUED
         )
         below = [child for child, _ in islice(found, MAX_CPUSETS)]
         todo += reversed(below)
 
 
-def _read(reader: Reader, addresses: Addresses, findings: LossLog) -> Cpusets:
+def _read(reader: Reader, addresses: Addresses, losses: LossLog) -> Cpusets:
     prog = reader.prog
     cpuset = prog.type("struct cpuset")
     # Without SMP or with few CPUs a mask lies in the structure.
@@ -179,13 +179,12 @@ def _read(reader: Reader, addresses: Addresses, findings: LossLog) -> Cpusets:
             "error": ("prs_err",),
         },
         addresses,
-        findings,
+        losses,
     )
     masks = {
-        name: _masks(reader, cpuset, name, addresses, found, findings)
-        for name in _MASKS
+        name: _masks(reader, cpuset, name, addresses, found, losses) for name in _MASKS
     }
-    paths = cgroup_paths(reader, found["group"].astype(np.uint64), findings)
+    paths = cgroup_paths(reader, found["group"].astype(np.uint64), losses)
     rows = np.flatnonzero(found.readable & _online(prog, found, addresses)).tolist()
     flags = _Flags(prog)
     cpusets = tuple(
@@ -199,9 +198,9 @@ def _read(reader: Reader, addresses: Addresses, findings: LossLog) -> Cpusets:
             effective_exclusive=masks["effective_exclusive"][row],
             asked_nodes=_nodes(found, "asked_nodes", row),
             nodes=_nodes(found, "nodes", row),
-            partition=_partition(found, row, findings),
+            partition=_partition(found, row, losses),
             valid=not found.has("state") or int(found["state"][row]) >= 0,
-            reason=_reason(reader, found, row, findings),
+            reason=_reason(reader, found, row, losses),
             exclusive_flag=flags.exclusive(int(found["flags"][row])),
             balance_flag=flags.balance(int(found["flags"][row])),
         )
@@ -223,7 +222,7 @@ def _masks(
     name: str,
     addresses: Addresses,
     found: Structs,
-    findings: LossLog,
+    losses: LossLog,
 ) -> list[Cpus | None]:
     """Read one mask of each cpuset; ``None`` where there is none, or it is lost."""
     if found.has(name):
@@ -235,7 +234,7 @@ def _masks(
         places = np.where(found.readable, addresses + np.uint64(offset), 0)
     bits, readable = masks_at(reader, places.astype(np.uint64))
     lose_many(
-        findings, "struct cpumask", int(np.count_nonzero(~readable & (places != 0)))
+        losses, "struct cpumask", int(np.count_nonzero(~readable & (places != 0)))
     )
     return [
         cpus_of(mask) if known else None
@@ -244,7 +243,7 @@ def _masks(
 
 
 def _online(prog: drgn.Program, found: Structs, addresses: Addresses) -> Booleans:
-    """Tell which are in use, and not being removed; the root always is."""
+    """Return which are in use, and not being removed; the root always is."""
     online, dying = (
         prog.constant(name).value_() for name in ("CSS_ONLINE", "CSS_DYING")
     )
@@ -260,20 +259,18 @@ def _nodes(found: Structs, name: str, row: int) -> Nodes:
     return tuple(np.flatnonzero(bits).tolist())
 
 
-def _partition(found: Structs, row: int, findings: LossLog) -> Partition:
+def _partition(found: Structs, row: int, losses: LossLog) -> Partition:
     # There are none before v5.0.
     if not found.has("state"):
         return "member"
     state = abs(int(found["state"][row]))
     if state not in _PARTITIONS:
-        findings.lose(
-            Loss.PARTITIONS, f"a cpuset is a partition of unknown kind {state}"
-        )
+        losses.lose(Loss.PARTITIONS, f"a cpuset is a partition of unknown kind {state}")
         return "member"
     return _PARTITIONS[state]
 
 
-def _reason(reader: Reader, found: Structs, row: int, findings: LossLog) -> str | None:
+def _reason(reader: Reader, found: Structs, row: int, losses: LossLog) -> str | None:
     if not found.has("error") or found["state"][row] >= 0 or not found["error"][row]:
         return None
     number = int(found["error"][row])
@@ -285,7 +282,7 @@ def _reason(reader: Reader, found: Structs, row: int, findings: LossLog) -> str 
         text = int(reader.words(texts + 8 * number, 1)[0])
         return read_string(reader, text, _MAX_REASON) if text else None
     except (LookupError, drgn.FaultError) as error:
-        findings.lose(Loss.PARTITIONS, f"why a partition is invalid is lost: {error}")
+        losses.lose(Loss.PARTITIONS, f"why a partition is invalid is lost: {error}")
         return f"error {number}"
 
 
@@ -304,6 +301,6 @@ class _Flags:
 
 
 def _is_unified(prog: drgn.Program) -> bool:
-    """Tell whether the controller is bound to the default hierarchy."""
+    """Return whether the controller is bound to the default hierarchy."""
     default: int = prog["cgrp_dfl_root"].address_
     return int(prog["cpuset_cgrp_subsys"].root.value_()) == default

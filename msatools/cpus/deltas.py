@@ -34,8 +34,8 @@ Columns = Mapping[str, Counts]
 Grown = Callable[[Counts, Counts], Counts]
 
 
-def delta(before: CpuCounters, after: CpuCounters, findings: LossLog) -> CpuCounters:
-    """Tell what CPUs have counted from one look to another.
+def delta(before: CpuCounters, after: CpuCounters, losses: LossLog) -> CpuCounters:
+    """Return what CPUs have counted from one look to another.
 
     What cannot be told is not known, and costs a note.
     """
@@ -53,7 +53,7 @@ def delta(before: CpuCounters, after: CpuCounters, findings: LossLog) -> CpuCoun
         grown |= {name: counts(one.values, unknown) for name, one in faults.items()}
     gone = sorted(_missing(before.counts, grown) | _missing(before.times, times))
     if gone:
-        findings.note(
+        losses.note(
             "cpus-changed",
             "CPUs went offline or came, or counted while they were read:"
             f" not known meanwhile are some of {', '.join(gone)}",
@@ -78,7 +78,7 @@ def delta(before: CpuCounters, after: CpuCounters, findings: LossLog) -> CpuCoun
 
 
 def _with_cpus_of(after: CpuCounters, before: CpuCounters) -> CpuCounters:
-    """Give a look with the CPUs of another; nothing is known of those it had not."""
+    """Return a look with the CPUs of another; nothing is known of those it had not."""
     if np.array_equal(before.cpus, after.cpus):
         return before
     both = np.isin(after.cpus, before.cpus)
@@ -128,7 +128,7 @@ def _grown_times(before: Counts, after: Counts) -> Counts:
 def _grown_idle(
     before: CpuCounters, after: CpuCounters, interval: int | None
 ) -> dict[str, Counts]:
-    """Tell how long CPUs were idle, and how long with I/O under way.
+    """Return how long CPUs were idle, and how long with I/O under way.
 
     Tasks that wait for I/O are counted where they were last, and come to wait and are
     woken up by others. All that a CPU was idle since its last interrupt changes from
@@ -137,7 +137,7 @@ def _grown_idle(
     A CPU that is offline keeps them elsewhere, and begins anew as it comes back (before
     "tick-sched: Fix idle and iowait sleeptime accounting vs CPU hotplug" (in v6.8)).
     """
-    if not all(name in look.times for look in (before, after) for name in _IDLE):
+    if not all(name in sample.times for sample in (before, after) for name in _IDLE):
         return {}
     idle, iowait = ((before.times[name], after.times[name]) for name in _IDLE)
     known = before.online == after.online

@@ -63,7 +63,7 @@ def findings(known: Known) -> tuple[Diagnostic, ...]:
 
 
 def _few(found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
-    """Give findings of one kind, of many CPUs as one line."""
+    """Yield findings of one kind, of many CPUs as one line."""
     alike = list(found)
     if len(alike) <= _LINES:
         yield from alike
@@ -133,7 +133,7 @@ def _starving(known: Known) -> Iterator[Diagnostic]:
 
 
 def _is_held_up(queue: RunQueue) -> bool:
-    """Tell whether a CPU has run one task for long while another waited."""
+    """Return whether a CPU has run one task for long while another waited."""
     current, since = queue.current, queue.switched_ns
     if current is None or current.sched_class == "idle" or (since or 0) < LONG_NS:
         return False
@@ -147,14 +147,14 @@ def _who_waits(tasks: Sequence[RunnableTask]) -> str:
 
 
 def _longest(tasks: Iterable[RunnableTask]) -> str:
-    """Tell the longest wait; of some kernels' tasks only what it is below is known."""
+    """Return the longest wait; on some kernels only an upper bound is known."""
     longest = max(tasks, key=lambda each: each.wait_ns or 0)
     bound = "at most " if longest.wait_bound == "upper" else ""
     return bound + _seconds(longest.wait_ns or 0)
 
 
 def _able(queue: RunQueue) -> list[RunnableTask]:
-    """Give those that only wait for the CPU."""
+    """Return those that only wait for the CPU."""
     return [each for each in queue.waiting if not each.throttled]
 
 
@@ -209,7 +209,7 @@ def _disturbed(known: Known) -> Iterator[Diagnostic]:
 
 
 def _may_get(irq: Irq, cpu: int, online: set[int]) -> bool:
-    """Tell whether a CPU gets an interrupt that is not for it alone.
+    """Return whether a CPU gets an interrupt that is not for it alone.
 
     A queue of its own answers only what it asks of the device; a managed interrupt is
     shut down while no CPU of its affinity is online, and keeps its effective one. One
@@ -221,7 +221,7 @@ def _may_get(irq: Irq, cpu: int, online: set[int]) -> bool:
 
 
 def _elsewhere(irqs: Sequence[Irq], others: set[int]) -> str | None:
-    """Tell how to move interrupts to CPUs that are not isolated."""
+    """Return how to move interrupts to CPUs that are not isolated."""
     movable = [irq for irq in irqs if not irq.managed]
     if not movable:
         return "the kernel places these itself: boot with isolcpus=managed_irq,LIST"
@@ -261,7 +261,7 @@ def _idle(known: Known) -> Iterator[Diagnostic]:
 
 
 def _idle_sets(known: Known) -> dict[str, list[int]]:
-    """Give the sets of which all CPUs idle."""
+    """Return the sets of which all CPUs idle."""
     idle: dict[str, list[int]] = {}
     busy = {cpu.set for cpu in known.cpus if cpu.online and "idle" not in cpu.state}
     for cpu in known.cpus:

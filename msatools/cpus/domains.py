@@ -34,13 +34,13 @@ class RootDomains:
     others, or nothing tells which it is."""
 
     def alone(self, cpus: Cpus) -> Cpus:
-        """Give those of some CPUs that the scheduler spreads no tasks to."""
+        """Return those of some CPUs that the scheduler spreads no tasks to."""
         if self.unbalanced is None:
             return ()
         return tuple(c for c in cpus if self.by_cpu.get(c) == self.unbalanced)
 
     def of(self, cpus: Cpus) -> Address | None:
-        """Tell the root domain of CPUs that are online; ``None`` if several or none."""
+        """Return the root domain of the online CPUs; ``None`` if several or none."""
         found = {self.by_cpu.get(cpu) for cpu in cpus}
         if len(found) != 1:
             return None
@@ -48,7 +48,7 @@ class RootDomains:
         return None if domain in (None, self.unbalanced) else Address(domain or 0)
 
     def balanced(self, cpus: Cpus) -> bool | None:
-        """Tell whether the scheduler spreads tasks over CPUs that are online.
+        """Return whether the scheduler spreads tasks over CPUs that are online.
 
         ``None`` if over some of them only, or if that is not known.
         """
@@ -60,20 +60,20 @@ class RootDomains:
         return None if len(found) > 1 or None in found else True
 
 
-def read_root_domains(reader: Reader, percpu: PerCpu, findings: LossLog) -> RootDomains:
+def read_root_domains(reader: Reader, percpu: PerCpu, losses: LossLog) -> RootDomains:
     """Read the root domain of each CPU, one read a CPU."""
     try:
         queues = percpu.addresses("runqueues")
-        found = read_structs(reader, "struct rq", _RUN_QUEUE, queues, findings)
+        found = read_structs(reader, "struct rq", _RUN_QUEUE, queues, losses)
         if not found.has("domain"):
             # Without SMP there are no domains.
             return RootDomains(MappingProxyType({}), None)
         unbalanced = _unbalanced(reader)
     except LookupError as error:
-        findings.note("no-root-domains", f"root domains cannot be told: {error}")
+        losses.note("no-root-domains", f"root domains cannot be told: {error}")
         return RootDomains(MappingProxyType({}), None)
     except drgn.FaultError as error:
-        findings.lose(Loss.DOMAINS, f"root domains are lost: {error}")
+        losses.lose(Loss.DOMAINS, f"root domains are lost: {error}")
         return RootDomains(MappingProxyType({}), None)
     known = found.readable & (found["domain"] != 0)
     pairs = zip(

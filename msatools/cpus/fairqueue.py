@@ -83,9 +83,9 @@ def read_fair(
     reader: Reader,
     tasks: Addresses,
     roots: Addresses,
-    findings: LossLog,
+    losses: LossLog,
 ) -> dict[int, FairTask]:
-    """Tell the turns of tasks of the fair class.
+    """Return the turns of tasks of the fair class.
 
     Within a group, those that have not had their share come first (EEVDF, since v6.6),
     by deadline; before v6.6, by virtual runtime. A group has its turn as a whole: who
@@ -99,9 +99,9 @@ def read_fair(
     """
     task = reader.prog.type("struct task_struct")
     starts = tasks + np.uint64(drgn.offsetof(task, "se"))
-    entities = _read_entities(reader, starts, roots, findings)
+    entities = _read_entities(reader, starts, roots, losses)
     queues = _read_queues(
-        reader, sorted({entity.queue for entity in entities.values()}), findings
+        reader, sorted({entity.queue for entity in entities.values()}), losses
     )
     # Since "sched/fair: Switch to task based throttle model" (in v6.18), tasks leave
     # the queue one by one to be throttled.
@@ -122,7 +122,7 @@ def read_fair(
 
 
 def _read_entities(
-    reader: Reader, starts: Addresses, roots: Addresses, findings: LossLog
+    reader: Reader, starts: Addresses, roots: Addresses, losses: LossLog
 ) -> dict[int, _Entity]:
     """Read the entities of tasks and of all groups above them, a level at a time."""
     entities: dict[int, _Entity] = {}
@@ -130,7 +130,7 @@ def _read_entities(
     for _ in range(MAX_DEPTH):
         if not len(level):
             break
-        found = read_structs(reader, "struct sched_entity", _ENTITY, level, findings)
+        found = read_structs(reader, "struct sched_entity", _ENTITY, level, losses)
         none = np.zeros(len(level), np.uint64)
         parents = found.columns.get("parent", none).astype(np.uint64)
         rows = zip(
@@ -156,10 +156,10 @@ def _read_entities(
 
 
 def _read_queues(
-    reader: Reader, addresses: Sequence[int], findings: LossLog
+    reader: Reader, addresses: Sequence[int], losses: LossLog
 ) -> dict[int, _Queue]:
     at = np.array(addresses, np.uint64)
-    found = read_structs(reader, "struct cfs_rq", _QUEUE, at, findings)
+    found = read_structs(reader, "struct cfs_rq", _QUEUE, at, losses)
     none = [0] * len(at)
 
     def values(name: str) -> list[int]:
@@ -216,5 +216,5 @@ def _weight(entity: _Entity, queue: _Queue) -> int:
 
 
 def _signed(difference: int) -> int:
-    """Tell a difference of times that wrap around."""
+    """Return a difference of times that wrap around."""
     return (difference + _WRAP // 2) % _WRAP - _WRAP // 2

@@ -54,7 +54,7 @@ class IdleState:
 def idle_times(
     naps: IdleState, waits: Booleans, readable: Booleans, now: int | None
 ) -> tuple[Counts, Counts]:
-    """Tell the time that each CPU was idle, and that with I/O under way, until now.
+    """Return the time that each CPU was idle, and that with I/O under way, until now.
 
     :param waits: whether tasks that were last there wait for I/O
     :param readable: whether that could be told
@@ -82,12 +82,12 @@ class TickRecords:
     readable: Booleans
 
     def words(self, member: str) -> Addresses | None:
-        """Give a member of 64 bits; ``None`` if the kernel has none such."""
+        """Return a member of 64 bits; ``None`` if the kernel has none such."""
         offset = find_offset(self.type_, (member,))
         return None if offset is None else column(self.records, offset)
 
     def times(self, member: str) -> Numbers | None:
-        """Give a time in nanoseconds; 0 where it cannot be."""
+        """Return a time in nanoseconds; 0 where it cannot be."""
         words = self.words(member)
         return None if words is None else stamps(words)
 
@@ -109,7 +109,7 @@ class TickRecords:
 
 
 def bits_at(records: npt.NDArray[np.uint8], bit: int) -> Booleans:
-    """Tell which records have a bit, by its number from their beginning."""
+    """Return which records have a bit, by its number from their beginning."""
     is_set: Booleans = (records[:, bit // 8] >> bit % 8 & 1) != 0
     return is_set
 
@@ -132,14 +132,14 @@ class Ticks:
 
 
 def stamps(words: npt.NDArray[np.uint64]) -> Numbers:
-    """Give times as they are; those that cannot be, of a damaged dump, are 0."""
+    """Return times as they are; those that cannot be, of a damaged dump, are 0."""
     return np.where(words <= _MOST_NS, words, 0).astype(np.int64)
 
 
-def read_ticks(reader: Reader, percpu: PerCpu, findings: LossLog) -> Ticks | None:
+def read_ticks(reader: Reader, percpu: PerCpu, losses: LossLog) -> Ticks | None:
     """Read what the tick of each CPU has noted; ``None`` if the kernel has no such."""
     try:
-        found = read_tick_records(reader, percpu, findings)
+        found = read_tick_records(reader, percpu, losses)
     except LookupError:
         return None
     marks = [found.times(f"idle_{name}time") for name in ("entry", "wake", "exit")]
@@ -155,16 +155,16 @@ def read_ticks(reader: Reader, percpu: PerCpu, findings: LossLog) -> Ticks | Non
     )
 
 
-def read_tick_records(reader: Reader, percpu: PerCpu, findings: LossLog) -> TickRecords:
+def read_tick_records(reader: Reader, percpu: PerCpu, losses: LossLog) -> TickRecords:
     """Read ``struct tick_sched`` of each CPU.
 
     :raises LookupError: if the kernel has none
     """
     addresses = percpu.addresses("tick_cpu_sched")
     type_ = reader.prog.type("struct tick_sched")
-    live = bool(reader.prog.flags & drgn.ProgramFlags.IS_LIVE)
+    live = reader.is_live
     records, readable = _read_steady(reader, addresses, drgn.sizeof(type_), live)
-    lose_many(findings, "struct tick_sched", int(np.count_nonzero(~readable)))
+    lose_many(losses, "struct tick_sched", int(np.count_nonzero(~readable)))
     return TickRecords(type_, records, readable)
 
 
@@ -188,7 +188,7 @@ def _read_steady(
 def naps_of_ticks(
     ticks: Ticks, online: Booleans, idle: Counts, iowait: Counts
 ) -> IdleState:
-    """Tell the naps of a kernel that keeps them with its ticks, before v7.2.
+    """Return the naps of a kernel that keeps them with its ticks, before v7.2.
 
     :param idle: what ``kernel_cpustat`` says, which counts for CPUs that are offline,
         and for all if CPUs keep their ticks while idle (``nohz=off``)
@@ -207,7 +207,7 @@ def naps_of_ticks(
 
 
 def awake(idle: Counts, iowait: Counts) -> IdleState:
-    """Tell the naps where all are counted."""
+    """Return the naps where all are counted."""
     none = np.zeros(len(idle.values), np.int64)
     return IdleState(idle, iowait, none, (none, none))
 
@@ -219,8 +219,8 @@ def _either(which: Booleans, first: Counts, second: Counts) -> Counts:
     )
 
 
-def stops_ticks(prog: drgn.Program, findings: LossLog) -> bool:
-    """Tell whether CPUs have no tick while idle (``tick_nohz_active``)."""
+def stops_ticks(prog: drgn.Program, losses: LossLog) -> bool:
+    """Return whether CPUs have no tick while idle (``tick_nohz_active``)."""
     try:
         # An int, later a long, and BTF tells of neither.
         address = prog.symbol("tick_nohz_active").address
@@ -228,14 +228,12 @@ def stops_ticks(prog: drgn.Program, findings: LossLog) -> bool:
     except LookupError:
         return False
     except drgn.FaultError as error:
-        findings.lose(Loss.TICKS, f"whether idle CPUs have ticks is lost: {error}")
+        losses.lose(Loss.TICKS, f"whether idle CPUs have ticks is lost: {error}")
         return True
 
 
-def monotonic_ns(
-    reader: Reader, stamps: Iterable[int], findings: LossLog
-) -> int | None:
-    """Tell CLOCK_MONOTONIC; ``None`` if nothing does.
+def monotonic_ns(reader: Reader, stamps: Iterable[int], losses: LossLog) -> int | None:
+    """Return CLOCK_MONOTONIC; ``None`` if nothing does.
 
     That is the latest of when the kernel last brought it up to date, which some CPU
     does at each tick unless all are idle, and of *stamps* that were taken. So it is
@@ -245,14 +243,14 @@ def monotonic_ns(
     what NTP has corrected since boot, which may be minutes.
     """
     latest = [int(stamp) for stamp in stamps if 0 < stamp <= _MOST_NS]
-    kept = _timekeeper_ns(reader, findings)
+    kept = _timekeeper_ns(reader, losses)
     if kept is not None:
         latest.append(kept)
     return max(latest, default=None)
 
 
-def _timekeeper_ns(reader: Reader, findings: LossLog) -> int | None:
-    """Tell when the kernel brought CLOCK_MONOTONIC up to date (kernel/time)."""
+def _timekeeper_ns(reader: Reader, losses: LossLog) -> int | None:
+    """Return when the kernel brought CLOCK_MONOTONIC up to date (kernel/time)."""
     try:
         core = _timekeeper(reader.prog)
         mono = "timekeeper.tkr_mono"
@@ -270,7 +268,7 @@ def _timekeeper_ns(reader: Reader, findings: LossLog) -> int | None:
             data = reader.read(core.address_, size)
             before = _word(data, sequence, 4)
             steady = not before & 1
-            if steady and reader.prog.flags & drgn.ProgramFlags.IS_LIVE:
+            if steady and reader.is_live:
                 after = reader.read(core.address_ + sequence, 4)
                 steady = before == _word(after, 0, 4)
             if steady:
@@ -280,9 +278,9 @@ def _timekeeper_ns(reader: Reader, findings: LossLog) -> int | None:
     except LookupError:
         return None
     except drgn.FaultError as error:
-        findings.lose(Loss.CLOCKS, f"the time cannot be read: {error}")
+        losses.lose(Loss.CLOCKS, f"the time cannot be read: {error}")
         return None
-    findings.note("clocks-changing", "the kernel was just setting its clocks")
+    losses.note("clocks-changing", "the kernel was just setting its clocks")
     return None
 
 

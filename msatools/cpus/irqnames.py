@@ -40,31 +40,31 @@ class Chips:
 class IrqNames:
     """Strings of the kernel; each is read once."""
 
-    def __init__(self, reader: Reader, findings: LossLog) -> None:
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
-        self._findings = findings
+        self._losses = losses
         self._known: dict[int, str | None] = {0: None}
 
     def at(self, address: int) -> str | None:
-        """Give the name there: ``None`` for NULL, and with a note if it is lost."""
+        """Return the name there: ``None`` for NULL, and with a note if it is lost."""
         if address not in self._known:
             self._known[address] = self._read(address)
         return self._known[address]
 
     def all_at(self, addresses: Addresses) -> tuple[str | None, ...]:
-        """Give many names."""
+        """Return many names."""
         return tuple(self.at(address) for address in addresses.tolist())
 
     def _read(self, address: int) -> str | None:
         try:
             return read_string(self._reader, address, _MAX_NAME)
         except drgn.FaultError as error:
-            self._findings.lose(Loss.NAMES, f"some name cannot be read: {error}")
+            self._losses.lose(Loss.NAMES, f"some name cannot be read: {error}")
             return None
 
 
 def handlers(
-    reader: Reader, actions: Addresses, names: IrqNames, findings: LossLog
+    reader: Reader, actions: Addresses, names: IrqNames, losses: LossLog
 ) -> tuple[tuple[str, ...], ...]:
     """Name those who handle each interrupt, in their order.
 
@@ -74,7 +74,7 @@ def handlers(
     rows = np.flatnonzero(actions)
     actions = actions[rows]
     for _ in range(MAX_HANDLERS):
-        read = read_structs(reader, "struct irqaction", _ACTION, actions, findings)
+        read = read_structs(reader, "struct irqaction", _ACTION, actions, losses)
         for row, name in zip(rows.tolist(), names.all_at(read["name"]), strict=True):
             if name:
                 found[row].append(name)
@@ -84,14 +84,14 @@ def handlers(
             break
     else:
         text = "some interrupts have more handlers than can be"
-        findings.lose(Loss.HANDLERS, text, count=len(rows))
+        losses.lose(Loss.HANDLERS, text, count=len(rows))
     return tuple(tuple(each) for each in found)
 
 
 def read_chips(
-    reader: Reader, chips: Addresses, names: IrqNames, findings: LossLog
+    reader: Reader, chips: Addresses, names: IrqNames, losses: LossLog
 ) -> Chips:
     """Read what controls each interrupt."""
-    read = read_structs(reader, "struct irq_chip", _CHIP, chips, findings)
+    read = read_structs(reader, "struct irq_chip", _CHIP, chips, losses)
     lost = ~read.readable & (chips != 0)
     return Chips(names.all_at(read["name"]), lost | (read["set_affinity"] != 0))

@@ -139,19 +139,19 @@ class IrqTable:
         return came
 
 
-def read_irqs(reader: Reader, percpu: PerCpu, findings: LossLog) -> IrqTable:
+def read_irqs(reader: Reader, percpu: PerCpu, losses: LossLog) -> IrqTable:
     """Read all interrupts; one that cannot be read costs a note."""
     prog = reader.prog
-    lost = findings.lost.total()
-    addresses, desc = _find(reader, findings)
-    if not len(addresses) and findings.lost.total() == lost:
-        findings.lose(Loss.IRQS, "no interrupt is found, and all kernels have some")
-    complete = findings.lost.total() == lost
+    lost = losses.lost.total()
+    addresses, desc = _find(reader, losses)
+    if not len(addresses) and losses.lost.total() == lost:
+        losses.lose(Loss.IRQS, "no interrupt is found, and all kernels have some")
+    complete = losses.lost.total() == lost
     state, settings = _Bits(prog, desc["state"]), _Bits(prog, desc["settings"])
-    names = IrqNames(reader, findings)
-    chips = read_chips(reader, desc["chip"], names, findings)
-    affinity, effective = _affinities(reader, addresses, desc, state, findings)
-    counts, counted = _counts(reader, percpu, desc["kstat"], findings)
+    names = IrqNames(reader, losses)
+    chips = read_chips(reader, desc["chip"], names, losses)
+    affinity, effective = _affinities(reader, addresses, desc, state, losses)
+    counts, counted = _counts(reader, percpu, desc["kstat"], losses)
     handled = desc["action"] != 0
     chained = handled & (desc["action"] == _chained(prog))
     managed = state.have("IRQD_AFFINITY_MANAGED")
@@ -159,7 +159,7 @@ def read_irqs(reader: Reader, percpu: PerCpu, findings: LossLog) -> IrqTable:
         cpus=percpu.cpus,
         irq=desc["irq"].astype(np.int64),
         address=addresses,
-        names=handlers(reader, np.where(chained, 0, desc["action"]), names, findings),
+        names=handlers(reader, np.where(chained, 0, desc["action"]), names, losses),
         chip=chips.names,
         hwirq=desc["hwirq"],
         flow=names.all_at(desc["flow"]),
@@ -179,12 +179,12 @@ def read_irqs(reader: Reader, percpu: PerCpu, findings: LossLog) -> IrqTable:
         hidden=settings.have("_IRQ_HIDDEN"),
         complete=complete,
     )
-    findings.coverage["irqs"] += len(table)
+    losses.coverage["irqs"] += len(table)
     return table
 
 
 def delta(before: IrqTable, after: IrqTable) -> IrqTable:
-    """Tell what came between two readings, each of the CPUs of the same ``PerCpu``.
+    """Return what came between two readings, each of the CPUs of the same ``PerCpu``.
 
     An interrupt that was not there before, or whose counts went back as another device
     has its number now, came as often as it counts. What one that is gone had counted
@@ -206,7 +206,7 @@ def delta(before: IrqTable, after: IrqTable) -> IrqTable:
 
 
 def _keys(table: IrqTable) -> list[tuple[int, int]]:
-    """Tell interrupts apart: a number may be another's after its descriptor went."""
+    """Return a key of each interrupt, as numbers are used again."""
     return list(zip(table.irq.tolist(), table.address.tolist(), strict=True))
 
 
@@ -237,7 +237,7 @@ def percpu_interrupts(table: IrqTable) -> tuple[Vector, ...]:
 def route(
     sets: tuple[CpuSet, ...], table: IrqTable, online: Cpus
 ) -> tuple[CpuSet, ...]:
-    """Tell each set the interrupts of devices that go, and may go, to its CPUs.
+    """Return each set the interrupts of devices that go, and may go, to its CPUs.
 
     Only those count that someone handles, and only CPUs that are online: none goes to
     another. One that is not started, as one that is managed while no CPU of its
@@ -278,7 +278,7 @@ def no_intr_cpus(table: IrqTable, online: Cpus) -> set[int]:
 
 
 def _own(table: IrqTable, online: Cpus) -> Booleans:
-    """Tell which interrupts are of queues that a device has for one CPU alone.
+    """Return which interrupts are of queues that a device has for one CPU alone.
 
     Such a queue's interrupt comes only after tasks of that CPU asked the device for
     something (Documentation/admin-guide/kernel-parameters.txt, isolcpus=managed_irq).
@@ -342,7 +342,7 @@ class _Bits:
         self._words = words
 
     def have(self, *names: str) -> Booleans:
-        """Tell which have one of these flags."""
+        """Return which have one of these flags."""
         bits = 0
         for name in names:
             bits |= self._prog.constant(name).value_()
@@ -350,21 +350,21 @@ class _Bits:
         return found
 
 
-def _find(reader: Reader, findings: LossLog) -> tuple[Addresses, Structs]:
+def _find(reader: Reader, losses: LossLog) -> tuple[Addresses, Structs]:
     """Find and read every ``struct irq_desc``; what is none costs a note."""
-    entries = _entries(reader, findings)
+    entries = _entries(reader, losses)
     numbers = np.array([number for number, _, _ in entries], np.uint64)
     addresses = np.array([address for _, _, address in entries], np.uint64)
-    desc = read_structs(reader, _DESC_TYPE, _DESC, addresses, findings)
+    desc = read_structs(reader, _DESC_TYPE, _DESC, addresses, losses)
     right = desc.readable & (desc["irq"] == numbers)
     wrong = int(np.count_nonzero(desc.readable & ~right))
     text = "what should be an interrupt is none, or another"
-    findings.lose(Loss.IRQ_DESCRIPTORS, text, count=wrong)
+    losses.lose(Loss.IRQ_DESCRIPTORS, text, count=wrong)
     columns = {name: values[right] for name, values in desc.columns.items()}
     return addresses[right], Structs(columns, desc.readable[right])
 
 
-def _entries(reader: Reader, findings: LossLog) -> Entries:
+def _entries(reader: Reader, losses: LossLog) -> Entries:
     prog = reader.prog
     name = "the tree of interrupts"
     try:
@@ -374,14 +374,14 @@ def _entries(reader: Reader, findings: LossLog) -> Entries:
     except LookupError:
         pass
     else:
-        return maple_entries(reader, root, findings, name)
+        return maple_entries(reader, root, losses, name)
     try:
         root = prog["irq_desc_tree"].address_
     except LookupError:
         # A table, without CONFIG_SPARSE_IRQ, which x86-64 and arm64 always have.
-        findings.lose(Loss.IRQS, f"{name} is not found")
+        losses.lose(Loss.IRQS, f"{name} is not found")
         return []
-    return xarray_entries(reader, root, findings, name)
+    return xarray_entries(reader, root, losses, name)
 
 
 def _chained(prog: drgn.Program) -> int:
@@ -398,7 +398,7 @@ def _affinities(
     addresses: Addresses,
     desc: Structs,
     state: _Bits,
-    findings: LossLog,
+    losses: LossLog,
 ) -> tuple[Masks, Masks]:
     """Read the affinity and the effective one, as show_irq_affinity() does."""
     wanted = _mask_addresses(reader.prog, addresses, desc, "affinity", _AFFINITY)
@@ -414,7 +414,7 @@ def _affinities(
     masks[~readable] = True
     lost = int(np.count_nonzero(~readable))
     text = "where some interrupts may go is lost"
-    findings.lose(Loss.IRQ_AFFINITY, text, count=lost)
+    losses.lose(Loss.IRQ_AFFINITY, text, count=lost)
     return masks[: len(addresses)], masks[len(addresses) :]
 
 
@@ -435,7 +435,7 @@ def _mask_addresses(
 
 
 def _counts(
-    reader: Reader, percpu: PerCpu, pointers: Addresses, findings: LossLog
+    reader: Reader, percpu: PerCpu, pointers: Addresses, losses: LossLog
 ) -> tuple[Counts, Booleans]:
     """Read ``kstat_irqs`` of each interrupt on each CPU.
 
@@ -451,7 +451,7 @@ def _counts(
     records, readable = reader.read_records(places, 4)
     lost = ~readable & (places != 0)
     text = "how often some interrupts came is lost"
-    findings.lose(Loss.IRQ_COUNTS, text, count=int(np.count_nonzero(lost)))
+    losses.lose(Loss.IRQ_COUNTS, text, count=int(np.count_nonzero(lost)))
     counts = np.where(places != 0, column(records, 0, 4), 0)
     shape = len(pointers), len(percpu.cpus)
     return counts.astype(np.int64).reshape(shape), ~lost.reshape(shape).any(axis=1)

@@ -70,19 +70,19 @@ class CpuMasks:
     """The words of the command line that asked for it, by the name of the field."""
 
 
-def read_masks(reader: Reader, domains: RootDomains, findings: LossLog) -> CpuMasks:
+def read_masks(reader: Reader, domains: RootDomains, losses: LossLog) -> CpuMasks:
     """Read all sets; one that cannot be read costs a note.
 
-    :raises LookupError: if nothing tells the types of the sets that all kernels have
+    :raises LookupError: if the types are unknown of the sets that all kernels have
     """
     possible, present, active = (
-        kept_mask(reader, name, findings) or ()
+        kept_mask(reader, name, losses) or ()
         for name in ("possible", "present", "active")
     )
-    online = online_cpus(reader, findings)
-    housekeeping = _Housekeeping(reader, possible, findings)
+    online = online_cpus(reader, losses)
+    housekeeping = _Housekeeping(reader, possible, losses)
     isolcpus = housekeeping.isolated_from(_DOMAIN)
-    partitions = _variable(reader, "isolated_cpus", findings)
+    partitions = _variable(reader, "isolated_cpus", losses)
     return CpuMasks(
         possible=possible,
         present=present,
@@ -90,10 +90,10 @@ def read_masks(reader: Reader, domains: RootDomains, findings: LossLog) -> CpuMa
         active=active,
         isolcpus=isolcpus,
         isolated=_isolated(isolcpus, partitions, domains.alone(online)),
-        nohz_full=_variable(reader, "tick_nohz_full_mask", findings),
-        rcu_nocb=_variable(reader, "rcu_nocb_mask", findings),
+        nohz_full=_variable(reader, "tick_nohz_full_mask", losses),
+        rcu_nocb=_variable(reader, "rcu_nocb_mask", losses),
         managed_irq=housekeeping.isolated_from(_MANAGED_IRQ),
-        words=boot_words(_command_line(reader, findings)),
+        words=boot_words(_command_line(reader, losses)),
     )
 
 
@@ -103,22 +103,22 @@ def _isolated(*known: Cpus | None) -> Cpus | None:
     return tuple(sorted({cpu for cpus in known for cpu in cpus or ()}))
 
 
-def _variable(reader: Reader, name: str, findings: LossLog) -> Cpus | None:
+def _variable(reader: Reader, name: str, losses: LossLog) -> Cpus | None:
     """Read a mask that not every kernel has; one not allocated has no CPU."""
     try:
         mask = reader.prog[name]
     except LookupError:
         return None
-    return try_mask(reader, lambda: place_of(mask), name, findings)
+    return try_mask(reader, lambda: place_of(mask), name, losses)
 
 
 class _Housekeeping:
     """What CPUs are isolated from by words of the command line."""
 
-    def __init__(self, reader: Reader, possible: Cpus, findings: LossLog) -> None:
+    def __init__(self, reader: Reader, possible: Cpus, losses: LossLog) -> None:
         self._reader = reader
         self._possible = possible
-        self._findings = findings
+        self._losses = losses
 
     def isolated_from(self, names: tuple[str, ...]) -> Cpus | None:
         """List the CPUs that are not for a kind of housekeeping.
@@ -134,7 +134,7 @@ class _Housekeeping:
         except LookupError:
             return None
         except drgn.FaultError as error:
-            self._findings.lose(Loss.MASKS, f"isolated CPUs are lost: {error}")
+            self._losses.lose(Loss.MASKS, f"isolated CPUs are lost: {error}")
             return None
         return tuple(sorted(set(self._possible) - set(allowed)))
 
@@ -174,12 +174,12 @@ def _first_constant(prog: drgn.Program, names: tuple[str, ...]) -> int:
 # --- the command line
 
 
-def _command_line(reader: Reader, findings: LossLog) -> str:
+def _command_line(reader: Reader, losses: LossLog) -> str:
     try:
         address = reader.prog["saved_command_line"].value_()
         return read_string(reader, address, _MAX_COMMAND_LINE)
     except (LookupError, drgn.FaultError) as error:
-        findings.lose(Loss.COMMAND_LINE, f"the kernel's command line is lost: {error}")
+        losses.lose(Loss.COMMAND_LINE, f"the kernel's command line is lost: {error}")
         return ""
 
 

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which set each thread is in, and which threads do not keep to theirs."""
+"""Which CPUs each thread may run on, the set it is in, and the threads that stray."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import drgn
 import numpy as np
 import numpy.typing as npt
 
-from msatools.cpus.affinities import Affinities, affinities, read_cpuset_groups
 from msatools.cpus.masks import CpuMasks
 from msatools.cpus.model import BoundTask, CpuSet, SetTasks
 from msatools.cpus.sets import BOOT, PARTITIONS, set_of_cpus
-from msatools.kernel.cpumask import Masks, cpus_of
+from msatools.kernel.cpumask import Cpus, Masks, cpus_of, different_masks
 from msatools.kernel.losses import Loss
 from msatools.kernel.ranges import ranges
 from msatools.kernel.reader import Reader
@@ -21,12 +21,35 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import PF_KTHREAD, TaskTable
-from msatools.tasks.task_cgroups import UNKNOWN, TaskCgroups
+from msatools.tasks.task_cgroups import UNKNOWN, TaskCgroups, read_cpuset_groups
 
 PF_NO_SETAFFINITY = 0x04000000
 """Of ``flags``: nobody but the kernel may say where it runs."""
 
 Numbers = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Affinities:
+    """Which CPUs each thread may run on."""
+
+    masks: Masks
+    """Each different mask once: shape ``(masks, nr_cpu_ids)``."""
+
+    index: npt.NDArray[np.intp]
+    """By thread: which of the masks is its own."""
+
+    def cpus(self, row: int) -> Cpus:
+        """List the CPUs of a thread: ``Cpus_allowed_list`` of /proc/PID/status."""
+        return cpus_of(self.masks[self.index[row]])
+
+
+def affinities(tasks: TaskTable, prog: drgn.Program) -> Affinities:
+    """Return where all threads may run.
+
+    :raises KeyError: if the number of CPUs is lost
+    """
+    return Affinities(*different_masks(tasks["cpus_mask"], prog))
 
 
 def place(
@@ -35,9 +58,9 @@ def place(
     tasks: TaskTable,
     cgroups: TaskCgroups,
     masks: CpuMasks,
-    findings: LossLog,
+    losses: LossLog,
 ) -> tuple[CpuSet, ...]:
-    """Tell the tasks of each set, among the threads that have not ended.
+    """Return the tasks of each set, among the threads that have not ended.
 
     What counts of a thread's mask is the CPUs that are online.
 
@@ -63,13 +86,13 @@ def place(
     Without the number of CPUs, or tasks' masks, no set has its tasks told.
     """
     if not tasks.has("cpus_mask"):
-        findings.lose(Loss.AFFINITIES, "where tasks may run cannot be told")
+        losses.lose(Loss.AFFINITIES, "where tasks may run cannot be told")
         return tuple(sets)
     placement = Placement(
         sets=sets,
         tasks=tasks,
         affinities=affinities(tasks, reader.prog),
-        cpusets=read_cpuset_groups(reader, tasks, findings),
+        cpusets=read_cpuset_groups(reader, tasks, losses),
         cgroups=cgroups,
         masks=masks,
     )
@@ -99,7 +122,7 @@ class Placement:
     masks: CpuMasks
 
     def tasks_of(self, number: int) -> SetTasks:
-        """Tell the tasks of one set."""
+        """Return the tasks of one set."""
         straying = {**self._leaving(number), **self._intruding(number)}
         # Those that somebody has started first: there are many of the kernel's.
         order = sorted(straying, key=lambda row: (self._kernel[row], row))
@@ -325,12 +348,12 @@ class Placement:
 
 
 def _within(masks: Masks, cpus: npt.NDArray[np.bool_]) -> Booleans:
-    """Tell which masks have CPUs, and none but some of those."""
+    """Return which masks have CPUs, and none but some of those."""
     return _some(masks) & ~_some(masks & ~cpus)
 
 
 def _some(masks: Masks) -> Booleans:
-    """Tell which masks have any CPU."""
+    """Return which masks have any CPU."""
     found: Booleans = np.any(masks, axis=1)
     return found
 

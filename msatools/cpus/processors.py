@@ -30,25 +30,25 @@ _QUEUE: Members = {
 
 
 def read_processors(
-    reader: Reader, percpu: PerCpu, ticks: TickSched, findings: LossLog
+    reader: Reader, percpu: PerCpu, ticks: TickSched, losses: LossLog
 ) -> tuple[Processor, ...]:
-    """Tell what each CPU of ``percpu.cpus`` is.
+    """Return what each CPU of ``percpu.cpus`` is.
 
     A CPU that has never been online has no place in the machine that is known.
 
     :raises LookupError: if no run queue can be found at all
     """
-    active = kept_mask(reader, "active", findings)
-    hotplug = _hotplug(reader, percpu, findings)
-    places = read_places(reader, percpu, findings)
+    active = kept_mask(reader, "active", losses)
+    hotplug = _hotplug(reader, percpu, losses)
+    places = read_places(reader, percpu, losses)
     queues = read_structs(
-        reader, "struct rq", _QUEUE, percpu.addresses("runqueues"), findings
+        reader, "struct rq", _QUEUE, percpu.addresses("runqueues"), losses
     )
     capacities = queues["capacity"].tolist()
     # Without CONFIG_CPU_IDLE there are no idle states.
     none = np.zeros(len(percpu.cpus), np.uint64)
     idle_states = queues.columns.get("idle_state", none).tolist()
-    idle = _idle_states(reader, idle_states, findings)
+    idle = _idle_states(reader, idle_states, losses)
     return tuple(
         Processor(
             active=None if active is None else cpu in active,
@@ -74,21 +74,19 @@ def _place_in(siblings: Cpus, cpu: int) -> int | None:
 
 
 def _hotplug(
-    reader: Reader, percpu: PerCpu, findings: LossLog
+    reader: Reader, percpu: PerCpu, losses: LossLog
 ) -> list[tuple[str | None, str | None]]:
-    """Tell what step each CPU has come to, and which it is on the way to, if it is."""
+    """Return the hotplug step of each CPU, and the step that it is on the way to."""
     try:
         addresses = percpu.addresses("cpuhp_state")
     except LookupError as error:
         # CONFIG_HOTPLUG_CPU or not, all kernels with SMP have it.
-        findings.lose(Loss.HOTPLUG, f"steps of hot-plug are lost: {error}")
+        losses.lose(Loss.HOTPLUG, f"steps of hot-plug are lost: {error}")
         return [(None, None)] * len(percpu.cpus)
-    found = read_structs(
-        reader, "struct cpuhp_cpu_state", _HOTPLUG, addresses, findings
-    )
+    found = read_structs(reader, "struct cpuhp_cpu_state", _HOTPLUG, addresses, losses)
     states, targets = found["state"].tolist(), found["target"].tolist()
     steps = dict(reader.prog.type("enum cpuhp_state").enumerators or ())
-    names = _step_names(reader.prog, {*states, *targets}, steps, findings)
+    names = _step_names(reader.prog, {*states, *targets}, steps, losses)
     # Before "cpu/hotplug: Set cpuhp target for boot cpu" (in v6.2), that CPU's target
     # is as it was when the kernel came up: offline.
     there = steps.get("CPUHP_ONLINE")
@@ -103,7 +101,7 @@ def _hotplug(
 
 
 def _step_names(
-    prog: drgn.Program, states: set[int], steps: Mapping[str, int], findings: LossLog
+    prog: drgn.Program, states: set[int], steps: Mapping[str, int], losses: LossLog
 ) -> Mapping[int, str]:
     """Name steps as /sys/devices/system/cpu/hotplug/states does.
 
@@ -119,12 +117,12 @@ def _step_names(
             if 0 <= state <= last and (name := described[state].name):
                 known[state] = read_string(reader, name.value_(), _MAX_NAME)
     except (LookupError, drgn.FaultError) as error:
-        findings.lose(Loss.HOTPLUG, f"names of steps of hot-plug are lost: {error}")
+        losses.lose(Loss.HOTPLUG, f"names of steps of hot-plug are lost: {error}")
     return known
 
 
 def _idle_states(
-    reader: Reader, addresses: Sequence[int], findings: LossLog
+    reader: Reader, addresses: Sequence[int], losses: LossLog
 ) -> list[tuple[str | None, int | None]]:
     """Name the idle state that each CPU is in, and tell its number.
 
@@ -136,7 +134,7 @@ def _idle_states(
         try:
             name = decode_string(state.name.string_())
         except drgn.FaultError as error:
-            findings.lose(Loss.IDLE_STATES, f"an idle state's name is lost: {error}")
+            losses.lose(Loss.IDLE_STATES, f"an idle state's name is lost: {error}")
             found[address] = None, None
         else:
             found[address] = name, _idle_depth(reader.prog, state)
@@ -144,7 +142,7 @@ def _idle_states(
 
 
 def _idle_depth(prog: drgn.Program, state: drgn.Object) -> int | None:
-    """Tell which of its driver's states one is; ``None`` with a driver for each CPU."""
+    """Return a state's number in its driver; ``None`` with a driver for each CPU."""
     try:
         states = prog["cpuidle_curr_driver"].states
         first, size = states[0].address_of_().value_(), drgn.sizeof(states[0])

@@ -100,7 +100,7 @@ class RunQueueLists:
     tasks" (in v6.16), the kernel counts them as tasks that can run."""
 
 
-def read_queues(reader: Reader, percpu: PerCpu, findings: LossLog) -> RunQueueLists:
+def read_queues(reader: Reader, percpu: PerCpu, losses: LossLog) -> RunQueueLists:
     """Read all run queues and find their tasks.
 
     A list that breaks off costs a note and what comes after.
@@ -108,8 +108,8 @@ def read_queues(reader: Reader, percpu: PerCpu, findings: LossLog) -> RunQueueLi
     :raises LookupError: if no run queue can be found at all
     """
     addresses = percpu.addresses("runqueues")
-    rq = read_structs(reader, "struct rq", _RQ, addresses, findings)
-    walk = _Walk(reader, rq["stop"], findings)
+    rq = read_structs(reader, "struct rq", _RQ, addresses, losses)
+    walk = _Walk(reader, rq["stop"], losses)
     tasks = [
         tuple(walk.tasks(address, rq, row)) if readable else ()
         for row, (address, readable) in enumerate(
@@ -124,13 +124,13 @@ def read_queues(reader: Reader, percpu: PerCpu, findings: LossLog) -> RunQueueLi
 class _Walk:
     """Walks the queues of one kernel, by what its structures look like."""
 
-    def __init__(self, reader: Reader, stops: Addresses, findings: LossLog) -> None:
+    def __init__(self, reader: Reader, stops: Addresses, losses: LossLog) -> None:
         self.servers: Counter[int] = Counter()
         """By run queue."""
         self._reader = reader
-        self._findings = findings
+        self._losses = losses
         # Of all threads that stop a CPU, few are ever queued.
-        found = read_structs(reader, "struct task_struct", _STOP, stops, findings)
+        found = read_structs(reader, "struct task_struct", _STOP, stops, losses)
         self._stops = found["on_rq"] != 0
         prog = reader.prog
         self._tries = _TRIES if prog.flags & drgn.ProgramFlags.IS_LIVE else 1
@@ -179,7 +179,7 @@ class _Walk:
             rq + (self._in_rq["deadline"] or 0),
             self._dl_node,
             self._dl_size,
-            self._findings,
+            self._losses,
             "a queue of deadline tasks",
             Loss.QUEUED,
         ):
@@ -208,26 +208,26 @@ class _Walk:
                 if not group:
                     yield node - (self._in_task["realtime"] or 0)
                 elif below in seen or len(seen) > _MAX_GROUPS:
-                    self._findings.lose(Loss.QUEUED, "groups of tasks are a loop")
+                    self._losses.lose(Loss.QUEUED, "groups of tasks are a loop")
                 else:
                     seen.add(below)
                     yield from self._realtime(below, self._heads(below), seen)
 
     def _group(self, entity: int) -> int:
-        """Tell the queue of a group; 0 if the entity is a task, or not readable."""
+        """Return the queue of a group; 0 if the entity is a task, or not readable."""
         if self._rt_group is None:
             return 0
         try:
             return int(self._reader.words(entity + self._rt_group, 1)[0])
         except drgn.FaultError as error:
-            self._findings.lose(Loss.QUEUED, f"a realtime task is lost: {error}")
+            self._losses.lose(Loss.QUEUED, f"a realtime task is lost: {error}")
             return 0
 
     def _heads(self, lists: int) -> Addresses:
         try:
             words = self._reader.words(lists, 2 * _PRIORITIES)
         except drgn.FaultError as error:
-            self._findings.lose(Loss.QUEUED, f"realtime tasks are lost: {error}")
+            self._losses.lose(Loss.QUEUED, f"realtime tasks are lost: {error}")
             words = np.zeros(2 * _PRIORITIES, np.uint64)
         return words.reshape(_PRIORITIES, 2)
 
@@ -243,7 +243,7 @@ class _Walk:
         if first in (0, head):
             return []
         for last in range(self._tries, 0, -1):
-            findings = self._findings if last == 1 else LossLog()
+            losses = self._losses if last == 1 else LossLog()
             nodes = [
                 node
                 for node, _ in list_records(
@@ -251,11 +251,11 @@ class _Walk:
                     head,
                     0,
                     _LIST_HEAD,
-                    findings,
+                    losses,
                     "a run queue",
                     Loss.QUEUED,
                 )
             ]
-            if not findings.lost:
+            if not losses.lost:
                 break
         return nodes

@@ -55,43 +55,43 @@ class QueuedTasks:
     """Tasks at some addresses, each read once."""
 
     def __init__(
-        self, reader: Reader, addresses: Iterable[int], now: int, findings: LossLog
+        self, reader: Reader, addresses: Iterable[int], now: int, losses: LossLog
     ) -> None:
         """Read the tasks, of which none may be idle ones.
 
         :param now: Of the local clock, in nanoseconds.
         """
         self._now = now
-        self._table = TaskReader(reader).read(list(addresses), findings)
+        self._table = TaskReader(reader).read(list(addresses), losses)
         self._rows = {at: row for row, at in enumerate(self._table["address"].tolist())}
         self._more = read_structs(
-            reader, "struct task_struct", _MORE, self._table["address"], findings
+            reader, "struct task_struct", _MORE, self._table["address"], losses
         )
         self._classes = _classes(reader.prog)
-        self._cgroups = read_cgroups(reader, self._table, findings)
+        self._cgroups = read_cgroups(reader, self._table, losses)
 
     def is_queued(self, address: int, cpu: int) -> bool:
-        """Tell whether a task is on the run queue of a CPU; not if it is unreadable."""
+        """Return whether a task is on a CPU's run queue; ``False`` if unreadable."""
         row = self._rows.get(address)
         if row is None or int(self._table["cpu"][row]) != cpu:
             return False
         return int(self._table["on_rq"][row]) == _QUEUED
 
     def queued_ns(self, address: int) -> int:
-        """Tell when a task was queued last; 0 if that is not known."""
+        """Return when a task was queued last; 0 if that is not known."""
         row = self._rows.get(address)
         if row is None or not self._table.has("last_queued_ns"):
             return 0
         return int(self._table["last_queued_ns"][row])
 
     def sleeps(self, address: int) -> bool:
-        """Tell whether it sleeps there."""
+        """Return whether it sleeps there."""
         return delays(self._table) and bool(
             self._table["sched_delayed"][self._rows[address]]
         )
 
     def running(self, address: int) -> RunnableTask | None:
-        """Tell of a task that runs; ``None`` if it could not be read."""
+        """Return a task that runs; ``None`` if it could not be read."""
         if address not in self._rows:
             return None
         sched_class = self._classes.get(int(self._more["class"][self._rows[address]]))
@@ -105,7 +105,7 @@ class QueuedTasks:
         runs: bool = False,
         throttled: bool = False,
     ) -> RunnableTask:
-        """Tell of a task that waits, or that runs."""
+        """Return a task that waits, or that runs."""
         row, table = self._rows[address], self._table
         policy = int(table["policy"][row])
         wait = self._since("last_arrival_ns" if runs else "last_queued_ns", row)
@@ -129,14 +129,14 @@ class QueuedTasks:
         )
 
     def _since(self, column: str, row: int) -> int | None:
-        """Tell the time since a stamp; ``None`` without CONFIG_SCHED_INFO."""
+        """Return the time since a stamp; ``None`` without CONFIG_SCHED_INFO."""
         if not self._table.has(column) or not self._table[column][row]:
             return None
         return max(self._now - int(self._table[column][row]), 0)
 
 
 def idle_task(cpu: int, since: int | None) -> RunnableTask:
-    """Tell of the idle task of a CPU, all of which are alike (init_idle()).
+    """Return the idle task of a CPU; all are alike (init_idle()).
 
     :param since: for how long it has been running
     """
@@ -157,7 +157,7 @@ def idle_task(cpu: int, since: int | None) -> RunnableTask:
 
 
 def delays(tasks: TaskTable) -> bool:
-    """Tell whether tasks may sleep on the run queue (delayed dequeue, v6.12)."""
+    """Return whether tasks may sleep on the run queue (delayed dequeue, v6.12)."""
     return tasks.has("sched_delayed")
 
 

@@ -46,7 +46,7 @@ def read_run_queues(
     percpu: PerCpu,
     clocks: Clocks,
     ticks: TickSched,
-    findings: LossLog,
+    losses: LossLog,
     *,
     tasks: TaskTable | None = None,
     crash_cpu: int | None = None,
@@ -63,15 +63,14 @@ def read_run_queues(
     :param crash_cpu: Where the kernel died, if it did.
     :raises LookupError: if no run queue can be found at all
     """
-    queues = read_queues(reader, percpu, findings)
+    queues = read_queues(reader, percpu, losses)
     rq = queues.rq
-    on_queue = _with_throttled(reader, percpu, queues, tasks, findings)
+    on_queue = _with_throttled(reader, percpu, queues, tasks, losses)
     clock = [at if at < _MOST_NS else 0 for at in rq["clock"].tolist()]
     now = max([clocks.local_ns, *clock])
-    told = _read_tasks(reader, queues, on_queue, now, findings)
-    turns = _turns(reader, queues, told, findings)
-    online = frozenset(online_cpus(reader, findings))
-    is_live = bool(reader.prog.flags & drgn.ProgramFlags.IS_LIVE)
+    known = _read_tasks(reader, queues, on_queue, now, losses)
+    turns = _turns(reader, queues, known, losses)
+    online = frozenset(online_cpus(reader, losses))
     found = []
     for row, cpu in enumerate(percpu.cpus.tolist()):
         if not rq.readable[row]:
@@ -83,7 +82,7 @@ def read_run_queues(
         if is_online and is_idle:
             current = idle_task(cpu, _since(now, int(rq["idle_since"][row])))
         elif is_online:
-            current = told.running(runs)
+            current = known.running(runs)
         lag = _since(now, clock[row])
         ticked = _since(ticks.latest_ns, ticks.ticked_ns[row]) if is_online else None
         found.append(
@@ -91,7 +90,7 @@ def read_run_queues(
                 cpu=cpu,
                 running=running,
                 current=current,
-                waiting=_waiting(told, turns, on_queue[row], runs, cpu),
+                waiting=_waiting(known, turns, on_queue[row], runs, cpu),
                 clock_ns=clock[row],
                 lag_ns=lag,
                 ticked_ns=ticked,
@@ -105,12 +104,12 @@ def read_run_queues(
                 panicked=cpu == crash_cpu,
             )
         )
-        if not is_live:
+        if not reader.is_live:
             # A live one goes on while we look.
             counted = {t.address for t in on_queue[row] if not _is_out(t, turns)}
-            number = sum(told.is_queued(address, cpu) for address in counted | {runs})
+            number = sum(known.is_queued(address, cpu) for address in counted | {runs})
             _check(
-                cpu, running, range(number, number + queues.servers[row] + 1), findings
+                cpu, running, range(number, number + queues.servers[row] + 1), losses
             )
     return tuple(found)
 
@@ -118,7 +117,7 @@ def read_run_queues(
 def lag_why(
     *, online: bool, idle: bool, tick_stopped: bool | None, late_ns: int | None
 ) -> LagWhy | None:
-    """Tell why the clock of a CPU stands; ``None`` if it does not, or nothing tells.
+    """Return why the clock of a CPU stands; ``None`` if it does not, or nothing tells.
 
     ``tick stopped`` is one that runs a task without a tick (nohz_full). Where timers'
     interrupts are late by :data:`LATE_NS`, interrupts are off, or a hypervisor keeps
@@ -138,7 +137,7 @@ def lag_why(
 
 
 def _late(ticks: TickSched, row: int, lag: int | None) -> int | None:
-    """Tell by how much an interrupt of a timer is late on a CPU that is online."""
+    """Return by how much an interrupt of a timer is late on a CPU that is online."""
     due, ticked = ticks.due_ns[row], ticks.ticked_ns[row]
     late = [] if due is None else [ticks.latest_ns - due]
     if ticks.stopped[row] is False:
@@ -151,18 +150,18 @@ def _late(ticks: TickSched, row: int, lag: int | None) -> int | None:
 
 
 def _turns(
-    reader: Reader, queues: RunQueueLists, told: QueuedTasks, findings: LossLog
+    reader: Reader, queues: RunQueueLists, known: QueuedTasks, losses: LossLog
 ) -> Mapping[int, FairTask]:
-    """Tell in what order the tasks of the fair class would run."""
+    """Return in what order the tasks of the fair class would run."""
     places = [
         (task.address, root)
         for tasks, root in zip(queues.tasks, queues.roots.tolist(), strict=True)
         for task in tasks
         if task.sched_class == "fair"
     ]
-    places.sort(key=lambda place: told.queued_ns(place[0]))
+    places.sort(key=lambda place: known.queued_ns(place[0]))
     addresses, roots = np.array(places, np.uint64).reshape(-1, 2).T
-    return read_fair(reader, addresses, roots, findings)
+    return read_fair(reader, addresses, roots, losses)
 
 
 def _with_throttled(
@@ -170,21 +169,21 @@ def _with_throttled(
     percpu: PerCpu,
     queues: RunQueueLists,
     tasks: TaskTable | None,
-    findings: LossLog,
+    losses: LossLog,
 ) -> list[list[QueuedTask]]:
     """Add to the tasks on the queues those that are on none, as they are throttled."""
     on_queue = [list(of_cpu) for of_cpu in queues.tasks]
     if tasks is not None:
         rows = {cpu: row for row, cpu in enumerate(percpu.cpus.tolist())}
         known = {task.address for of_cpu in on_queue for task in of_cpu}
-        for cpu, task in _throttled(reader, tasks, findings):
+        for cpu, task in _throttled(reader, tasks, losses):
             if cpu in rows and task.address not in known:
                 on_queue[rows[cpu]].append(task)
     return on_queue
 
 
 def _throttled(
-    reader: Reader, tasks: TaskTable, findings: LossLog
+    reader: Reader, tasks: TaskTable, losses: LossLog
 ) -> Iterator[tuple[int, QueuedTask]]:
     """Find tasks that wait on no queue, as they have used up what they may have."""
     prog = reader.prog
@@ -202,7 +201,7 @@ def _throttled(
             elif by_task and task.throttled:
                 yield cpu, QueuedTask(address, "fair", throttled=True)
         except drgn.FaultError as error:
-            findings.lose(Loss.QUEUED, f"a throttled task is lost: {error}")
+            losses.lose(Loss.QUEUED, f"a throttled task is lost: {error}")
 
 
 def _read_tasks(
@@ -210,13 +209,13 @@ def _read_tasks(
     queues: RunQueueLists,
     on_queue: Sequence[Sequence[QueuedTask]],
     now: int,
-    findings: LossLog,
+    losses: LossLog,
 ) -> QueuedTasks:
     """Read all tasks that are to be told of, each once; idle ones are all alike."""
     addresses = {task.address for tasks in on_queue for task in tasks}
     addresses.update(queues.rq["curr"].tolist())
     addresses.difference_update([0, *queues.rq["idle"].tolist()])
-    return QueuedTasks(reader, sorted(addresses), now, findings)
+    return QueuedTasks(reader, sorted(addresses), now, losses)
 
 
 def _since(now: int, moment: int | None) -> int | None:
@@ -224,18 +223,18 @@ def _since(now: int, moment: int | None) -> int | None:
 
 
 def _is_out(task: QueuedTask, turns: Mapping[int, FairTask]) -> bool:
-    """Tell whether a task, or a group it is in, has used up what it may have."""
+    """Return whether a task, or a group it is in, has used up what it may have."""
     return task.throttled or (task.address in turns and turns[task.address].throttled)
 
 
 def _waiting(
-    told: QueuedTasks,
+    known: QueuedTasks,
     turns: Mapping[int, FairTask],
     tasks: Sequence[QueuedTask],
     runs: int,
     cpu: int,
 ) -> tuple[RunnableTask, ...]:
-    """Tell of the tasks that wait for a CPU, the next first."""
+    """Return the tasks that wait for a CPU, the next first."""
 
     def turn(task: QueuedTask) -> tuple[object, ...]:
         # Those of the other classes are in order.
@@ -246,23 +245,23 @@ def _waiting(
         task
         for task in tasks
         if task.address != runs
-        and told.is_queued(task.address, cpu)
-        and not told.sleeps(task.address)
+        and known.is_queued(task.address, cpu)
+        and not known.sleeps(task.address)
     ]
     return tuple(
-        told.queued(task.address, task.sched_class, throttled=_is_out(task, turns))
+        known.queued(task.address, task.sched_class, throttled=_is_out(task, turns))
         for task in sorted(waiting, key=turn)
     )
 
 
-def _check(cpu: int, running: int, found: range, findings: LossLog) -> None:
+def _check(cpu: int, running: int, found: range, losses: LossLog) -> None:
     """Note if the kernel counts other tasks than were found.
 
     It counts those that sleep on the queue too, and none that are throttled.
     """
     if running not in found:
-        findings.lose(Loss.QUEUES_DIFFER)
-        findings.note(
+        losses.lose(Loss.QUEUES_DIFFER)
+        losses.note(
             "run-queue-differs",
             f"CPU {cpu} counts {running} tasks that can run, {found.start} were found: "
             "its run queue was changing, or is damaged",

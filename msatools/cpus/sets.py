@@ -34,7 +34,7 @@ BOOT: tuple[SetKind, ...] = ("isolcpus", "nohz_full")
 
 
 def read_sets(
-    reader: Reader, domains: RootDomains, masks: CpuMasks, findings: LossLog
+    reader: Reader, domains: RootDomains, masks: CpuMasks, losses: LossLog
 ) -> tuple[CpuSet, ...]:
     """Find all sets, without their tasks and interrupts.
 
@@ -43,9 +43,9 @@ def read_sets(
     their tasks. CPUs are those that are online. A cpuset that asks for nothing is no
     set; nor is one of cgroup v1, which always asks, that is like its parent.
     """
-    cpusets = read_cpusets(reader, findings)
+    cpusets = read_cpusets(reader, losses)
     online = set(masks.online)
-    nodes = _all_nodes(reader, cpusets, findings)
+    nodes = _all_nodes(reader, cpusets, losses)
     made = [_of_cpuset(one) for one in _asking(cpusets)]
     partitions = [one for one in made if one.kind != "limit"]
     boot = list(_of_command_line(masks, nodes))
@@ -94,7 +94,7 @@ def set_of_cpus(sets: Sequence[CpuSet], cpus: Iterable[int]) -> dict[int, str]:
 
 
 def _by_rank(sets: Sequence[CpuSet]) -> Iterator[CpuSet]:
-    """Give the sets that CPUs are named by, those that yield to others first."""
+    """Yield the sets that CPUs are named by, those that yield to others first."""
     for kind in reversed(BOOT):
         yield from (one for one in sets if one.kind == kind)
     for one in sets:
@@ -138,7 +138,7 @@ class _Made:
 
 
 def _asking(cpusets: Cpusets) -> Iterator[Cpuset]:
-    """Give the cpusets that are sets of their own; the root is the default set."""
+    """Yield the cpusets that are sets of their own; the root is the default set."""
     by_address = {one.address: one for one in cpusets.all}
     for one in cpusets.all:
         if not one.parent:
@@ -200,12 +200,12 @@ def _of_command_line(masks: CpuMasks, nodes: Nodes) -> Iterator[_Made]:
             )
 
 
-def _all_nodes(reader: Reader, cpusets: Cpusets, findings: LossLog) -> Nodes:
+def _all_nodes(reader: Reader, cpusets: Cpusets, losses: LossLog) -> Nodes:
     """List the memory nodes of the root cpuset, or all if there is none."""
     if cpusets.root is not None:
         return cpusets.root.nodes
     try:
         return tuple(for_each_online_node(reader.prog))
     except (LookupError, drgn.FaultError) as error:
-        findings.lose(Loss.NODES, f"the list of memory nodes is lost: {error}")
+        losses.lose(Loss.NODES, f"the list of memory nodes is lost: {error}")
         return ()

@@ -53,7 +53,7 @@ class _Jiffies:
     """CLOCK_MONOTONIC when the count became what it is."""
 
 
-def read_tick_sched(reader: Reader, percpu: PerCpu, findings: LossLog) -> TickSched:
+def read_tick_sched(reader: Reader, percpu: PerCpu, losses: LossLog) -> TickSched:
     """Read when each CPU had its last tick.
 
     The timer of a tick that goes on expires one tick after the last one was due. Of a
@@ -64,9 +64,9 @@ def read_tick_sched(reader: Reader, percpu: PerCpu, findings: LossLog) -> TickSc
     """
     try:
         jiffies = _read_jiffies(reader.prog)
-        found = read_tick_records(reader, percpu, findings)
+        found = read_tick_records(reader, percpu, losses)
     except (LookupError, drgn.FaultError) as error:
-        findings.lose(Loss.TICKS, f"when CPUs ticked is lost: {error}")
+        losses.lose(Loss.TICKS, f"when CPUs ticked is lost: {error}")
         unknown = (None,) * len(percpu.cpus)
         return TickSched(unknown, unknown, unknown, 0)
     due = np.where(
@@ -90,13 +90,13 @@ def read_tick_sched(reader: Reader, percpu: PerCpu, findings: LossLog) -> TickSc
             for is_stopped, known in zip(found.stopped, found.readable, strict=True)
         ),
         tuple(moment or None for moment in ticked),
-        _read_due(reader, percpu, findings),
+        _read_due(reader, percpu, losses),
         _latest(jiffies.updated_ns, ticked, idle),
     )
 
 
 def _latest(updated: int, ticked: list[int], idle: list[int]) -> int:
-    """Tell the latest moment that is noted.
+    """Return the latest moment that is noted.
 
     A CPU that notes the time sees to it that jiffies go on within some ticks (before
     the commit named above, one CPU did, or those that woke up). So a moment that is far
@@ -109,14 +109,14 @@ def _latest(updated: int, ticked: list[int], idle: list[int]) -> int:
 
 
 def _read_due(
-    reader: Reader, percpu: PerCpu, findings: LossLog
+    reader: Reader, percpu: PerCpu, losses: LossLog
 ) -> tuple[int | None, ...]:
-    """Tell when interrupts of timers are due, where timers have high resolution."""
+    """Return when interrupts of timers are due, where timers have high resolution."""
     name = "struct hrtimer_cpu_base"
     type_ = reader.prog.type(name)
     addresses = percpu.addresses("hrtimer_bases")
     records, readable = reader.read_records(addresses, drgn.sizeof(type_))
-    lose_many(findings, name, int(np.count_nonzero(~readable)))
+    lose_many(losses, name, int(np.count_nonzero(~readable)))
     known = bits_at(records, type_.member("hres_active").bit_offset)
     due = column(records, drgn.offsetof(type_, "expires_next"))
     return tuple(
@@ -132,12 +132,12 @@ def _words(found: TickRecords, member: str) -> Addresses:
 
 
 def _before(due: int, jiffies: _Jiffies) -> int:
-    """Tell when the tick was that came before one that was or will be due."""
+    """Return when the tick was that came before one that was or will be due."""
     return due - jiffies.tick_ns if jiffies.tick_ns <= due < _MOST_NS else 0
 
 
 def _of_jiffies(count: int, jiffies: _Jiffies) -> int:
-    """Tell when jiffies came to a count; 0 if they cannot have."""
+    """Return when jiffies came to a count; 0 if they cannot have."""
     moment = jiffies.updated_ns - (jiffies.count - count) * jiffies.tick_ns
     return moment if 0 < moment <= jiffies.updated_ns else 0
 

@@ -43,33 +43,33 @@ class CpuPlace:
 
 
 def read_places(
-    reader: Reader, percpu: PerCpu, findings: LossLog
+    reader: Reader, percpu: PerCpu, losses: LossLog
 ) -> tuple[CpuPlace, ...]:
-    """Tell where each CPU of ``percpu.cpus`` is.
+    """Return where each CPU of ``percpu.cpus`` is.
 
     A CPU that has never been online has no place that is known, but its node.
     """
     prog = reader.prog
     try:
         if _has(prog, "cpu_info"):
-            places = _x86_places(reader, percpu, findings)
+            places = _x86_places(reader, percpu, losses)
         elif _has(prog, "cpu_topology"):
-            places = _arm64_places(reader, percpu, findings)
+            places = _arm64_places(reader, percpu, losses)
         else:
             places = [CpuPlace()] * len(percpu.cpus)
     except LookupError as error:
-        findings.lose(Loss.TOPOLOGY, f"packages, cores and threads are lost: {error}")
+        losses.lose(Loss.TOPOLOGY, f"packages, cores and threads are lost: {error}")
         places = [CpuPlace()] * len(percpu.cpus)
     return tuple(
         replace(place, node=node)
-        for place, node in zip(places, _nodes(reader, percpu, findings), strict=True)
+        for place, node in zip(places, _nodes(reader, percpu, losses), strict=True)
     )
 
 
-def _x86_places(reader: Reader, percpu: PerCpu, findings: LossLog) -> list[CpuPlace]:
+def _x86_places(reader: Reader, percpu: PerCpu, losses: LossLog) -> list[CpuPlace]:
     """Read ``struct cpuinfo_x86`` (arch/x86/include/asm/processor.h) of each CPU."""
     infos = read_structs(
-        reader, "struct cpuinfo_x86", _X86, percpu.addresses("cpu_info"), findings
+        reader, "struct cpuinfo_x86", _X86, percpu.addresses("cpu_info"), losses
     )
     prefix = "" if infos.has("package") else "old_"
     columns = [infos[prefix + name].tolist() for name in ("package", "die", "core")]
@@ -80,29 +80,29 @@ def _x86_places(reader: Reader, percpu: PerCpu, findings: LossLog) -> list[CpuPl
         for is_known, package, die, core, siblings in zip(
             known.tolist(),
             *columns,
-            _masks(reader, _x86_siblings(reader, percpu, findings), findings),
+            _masks(reader, _x86_siblings(reader, percpu, losses), losses),
             strict=True,
         )
     ]
 
 
-def _x86_siblings(reader: Reader, percpu: PerCpu, findings: LossLog) -> Addresses:
+def _x86_siblings(reader: Reader, percpu: PerCpu, losses: LossLog) -> Addresses:
     addresses = percpu.addresses("cpu_sibling_map")
     if not is_pointer(reader.prog["cpu_sibling_map"].type_):
         return addresses
     # With CONFIG_CPUMASK_OFFSTACK, a cpumask_var_t is a pointer.
     pointers, readable = reader.read_records(addresses, 8)
-    lose_many(findings, "struct cpumask", int(np.count_nonzero(~readable)))
+    lose_many(losses, "struct cpumask", int(np.count_nonzero(~readable)))
     return column(pointers, 0)
 
 
-def _arm64_places(reader: Reader, percpu: PerCpu, findings: LossLog) -> list[CpuPlace]:
+def _arm64_places(reader: Reader, percpu: PerCpu, losses: LossLog) -> list[CpuPlace]:
     """Read the ``struct cpu_topology`` of each CPU (drivers/base/arch_topology.c)."""
     prog = reader.prog
     type_ = prog.type("struct cpu_topology")
     first = prog["cpu_topology"].address_
     addresses = (first + percpu.cpus * drgn.sizeof(type_)).astype(np.uint64)
-    found = read_structs(reader, "struct cpu_topology", _ARM64, addresses, findings)
+    found = read_structs(reader, "struct cpu_topology", _ARM64, addresses, losses)
     siblings = addresses + np.uint64(drgn.offsetof(type_, "thread_sibling"))
     return [
         # The kernel has -1 where it does not know.
@@ -110,20 +110,20 @@ def _arm64_places(reader: Reader, percpu: PerCpu, findings: LossLog) -> list[Cpu
         for package, core, cpus in zip(
             found["package"].tolist(),
             found["core"].tolist(),
-            _masks(reader, siblings, findings),
+            _masks(reader, siblings, losses),
             strict=True,
         )
     ]
 
 
-def _masks(reader: Reader, addresses: Addresses, findings: LossLog) -> list[Cpus]:
+def _masks(reader: Reader, addresses: Addresses, losses: LossLog) -> list[Cpus]:
     masks, readable = masks_at(reader, addresses)
     lost = int(np.count_nonzero(~readable & (addresses != 0)))
-    lose_many(findings, "struct cpumask", lost)
+    lose_many(losses, "struct cpumask", lost)
     return [cpus_of(mask) for mask in masks]
 
 
-def _nodes(reader: Reader, percpu: PerCpu, findings: LossLog) -> list[int | None]:
+def _nodes(reader: Reader, percpu: PerCpu, losses: LossLog) -> list[int | None]:
     """Read the NUMA node of each CPU; ``None`` where a kernel knows no nodes."""
     try:
         # With CONFIG_USE_PERCPU_NUMA_NODE_ID, as on x86-64 and arm64.
@@ -131,7 +131,7 @@ def _nodes(reader: Reader, percpu: PerCpu, findings: LossLog) -> list[int | None
     except LookupError:
         return [None] * len(percpu.cpus)
     records, readable = reader.read_records(addresses, 4)
-    lose_many(findings, "numa_node", int(np.count_nonzero(~readable)))
+    lose_many(losses, "numa_node", int(np.count_nonzero(~readable)))
     numbers = records.view("<i4")[:, 0].tolist()
     return [
         node if known and node >= 0 else None

@@ -100,7 +100,7 @@ class Vectors:
         return total(self.counts[name] for name in adding if name in self.counts)
 
 
-def read_vectors(reader: Reader, percpu: PerCpu, findings: LossLog) -> Vectors:
+def read_vectors(reader: Reader, percpu: PerCpu, losses: LossLog) -> Vectors:
     """Read the counts of all kinds that this kernel keeps; none but on x86."""
     try:
         numbers = dict(reader.prog.type("enum irq_stat_counts").enumerators or ())
@@ -111,10 +111,10 @@ def read_vectors(reader: Reader, percpu: PerCpu, findings: LossLog) -> Vectors:
     }
     try:
         addresses = percpu.addresses("irq_stat")
-        stat = read_structs(reader, "irq_cpustat_t", members, addresses, findings)
+        stat = read_structs(reader, "irq_cpustat_t", members, addresses, losses)
     except LookupError:
         return Vectors({}, {})
-    found = {kind.name: believed(stat, kind.name, findings) for kind in _KINDS}
+    found = {kind.name: believed(stat, kind.name, losses) for kind in _KINDS}
     totals: dict[str, int] = {}
     if stat.columns and not numbers:
         for kind in _KINDS:
@@ -123,7 +123,7 @@ def read_vectors(reader: Reader, percpu: PerCpu, findings: LossLog) -> Vectors:
             if kind.name in _FOR_EACH and stat.has("THR"):
                 found[kind.name] = _variable(reader, percpu, kind.member)
             elif kind.name in _FOR_ALL:
-                totals |= _for_all(reader, kind, findings)
+                totals |= _for_all(reader, kind, losses)
     known = {name: numbers for name, numbers in found.items() if numbers is not None}
     return Vectors(known, totals)
 
@@ -144,7 +144,7 @@ def _variable(reader: Reader, percpu: PerCpu, name: str) -> Counts | None:
     return counts(column(records, 0, 4), readable)
 
 
-def _for_all(reader: Reader, kind: _Kind, findings: LossLog) -> dict[str, int]:
+def _for_all(reader: Reader, kind: _Kind, losses: LossLog) -> dict[str, int]:
     """Read a count that all CPUs share: an ``atomic_t``, of which BTF does not tell."""
     try:
         address = reader.prog.symbol(kind.member).address
@@ -153,12 +153,12 @@ def _for_all(reader: Reader, kind: _Kind, findings: LossLog) -> dict[str, int]:
         # Without CONFIG_X86_IO_APIC.
         return {}
     except drgn.FaultError as error:
-        findings.lose(Loss.COUNTS, f"{kind.member} cannot be read: {error}")
+        losses.lose(Loss.COUNTS, f"{kind.member} cannot be read: {error}")
         return {}
 
 
 def vector_rows(vectors: Vectors, cpus: list[int]) -> tuple[Vector, ...]:
-    """Give what this kernel counts of each kind, in the order of /proc/interrupts."""
+    """Return what this kernel counts of each kind, in the order of /proc/interrupts."""
     rows = []
     for kind in _KINDS:
         if kind.name in vectors.counts:
@@ -187,8 +187,8 @@ _NAME_SIZE = 32
 """More than any name has."""
 
 
-def softirq_names(reader: Reader, findings: LossLog) -> list[str]:
-    """Tell how /proc/softirqs calls the softirqs, in the order of their numbers."""
+def softirq_names(reader: Reader, losses: LossLog) -> list[str]:
+    """Return how /proc/softirqs calls the softirqs, in the order of their numbers."""
     prog = reader.prog
     count = prog.type("struct kernel_stat").member("softirqs").type.length or 0
     try:
@@ -197,13 +197,13 @@ def softirq_names(reader: Reader, findings: LossLog) -> list[str]:
         return [read_string(reader, name, _NAME_SIZE) for name in names]
     except (LookupError, drgn.FaultError) as error:
         # In this order since there are ten.
-        findings.note("softirq-names", f"names of softirqs are taken as known: {error}")
+        losses.note("softirq-names", f"names of softirqs are taken as known: {error}")
         known = list(_SOFTIRQS)
         return known[:count] + [f"softirq {n}" for n in range(len(known), count)]
 
 
 def softirq_rows(softirqs: Mapping[str, Counts], cpus: list[int]) -> tuple[Vector, ...]:
-    """Give what each softirq is, and how often CPUs ran it."""
+    """Return what each softirq is, and how often CPUs ran it."""
     return tuple(
         _row(name, _SOFTIRQS.get(name, ""), numbers, cpus)
         for name, numbers in softirqs.items()

@@ -59,7 +59,7 @@ class Vtime:
     tasks: Structs
 
     def lasted_until(self, later: "Vtime") -> bool:
-        """Tell whether no CPU has counted anything meanwhile, nor is about to."""
+        """Return whether no CPU has counted anything meanwhile, nor is about to."""
         sequence = self.tasks["sequence"]
         # Odd while a task is noting something.
         still = (sequence & 1 == 0) & (later.tasks["sequence"] == sequence)
@@ -67,19 +67,19 @@ class Vtime:
         return bool((still | ~self.exact).all())
 
 
-def read_vtime(reader: Reader, percpu: PerCpu, findings: LossLog) -> Vtime | None:
+def read_vtime(reader: Reader, percpu: PerCpu, losses: LossLog) -> Vtime | None:
     """Read what the tasks that run have noted; ``None`` if no CPU counts so."""
-    tracking = _read_tracking(reader, percpu, findings)
+    tracking = _read_tracking(reader, percpu, losses)
     if tracking is None:
         return None
     exact = tracking["active"] != 0
     if not exact.any() and tracking.readable.all():
         return None
     queues = read_structs(
-        reader, "struct rq", _QUEUE, percpu.addresses("runqueues"), findings
+        reader, "struct rq", _QUEUE, percpu.addresses("runqueues"), losses
     )
     current = np.where(exact, queues["current"], 0)
-    tasks = read_structs(reader, "struct task_struct", _TASK, current, findings)
+    tasks = read_structs(reader, "struct task_struct", _TASK, current, losses)
     here = (tasks["cpu"] == percpu.cpus) | (tasks["cpu"] == _ANY_CPU)
     known = tracking.readable & (~exact | tasks.readable)
     return Vtime(exact, known, here, tasks)
@@ -88,7 +88,7 @@ def read_vtime(reader: Reader, percpu: PerCpu, findings: LossLog) -> Vtime | Non
 def uncounted_times(
     prog: drgn.Program, vtime: Vtime, clocks: Clocks, waits: Booleans | None
 ) -> Mapping[str, Counts]:
-    """Tell the nanoseconds that each CPU has yet to count, by ``CPUTIME_`` name.
+    """Return the nanoseconds that each CPU has yet to count, by ``CPUTIME_`` name.
 
     Like the kernel, it goes by how nice the task is now.
 
@@ -127,7 +127,7 @@ def uncounted_times(
     return {name: counts(numbers, vtime.known) for name, numbers in times.items()}
 
 
-def _read_tracking(reader: Reader, percpu: PerCpu, findings: LossLog) -> Structs | None:
+def _read_tracking(reader: Reader, percpu: PerCpu, losses: LossLog) -> Structs | None:
     """Read which CPUs count so; ``None`` if the kernel has no such accounting."""
     # A member tells: to look for a symbol that is not there takes long the first time.
     if not reader.prog.type("struct task_struct").has_member("vtime"):
@@ -138,7 +138,7 @@ def _read_tracking(reader: Reader, percpu: PerCpu, findings: LossLog) -> Structs
             "struct context_tracking",
             {"active": ("active",)},
             percpu.addresses("context_tracking"),
-            findings,
+            losses,
         )
     except LookupError:
         return None
@@ -146,7 +146,7 @@ def _read_tracking(reader: Reader, percpu: PerCpu, findings: LossLog) -> Structs
 
 
 def _clock_offset(prog: drgn.Program) -> int:
-    """Tell by how much the local clock is ahead of ``sched_clock()``.
+    """Return by how much the local clock is ahead of ``sched_clock()``.
 
     There is no such where it cannot be unstable.
     """

@@ -17,7 +17,7 @@ _COUNT = b"syscr:"
 
 
 class ReadCost:
-    """Counts reads from when it is made, or from the last look."""
+    """Counts reads from when it is made, or from the last count."""
 
     def __init__(self, reader: Reader, of_file: bool) -> None:
         """
@@ -34,12 +34,12 @@ class ReadCost:
                 self._file = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
         self._before = self._calls()
 
-    def look(self) -> int:
-        """Tell how many reads there were since the last look."""
+    def reads(self) -> int:
+        """Return how many reads there were since the last call."""
         calls = self._calls()
         reads = self._reader.reads
         if calls is not None and self._before is not None:
-            # The look itself is one, which the count does not have yet.
+            # This call is one, which the count does not have yet.
             reads = calls - self._before - 1
         self._before = calls
         return reads

@@ -157,6 +157,27 @@ def read_rows(
     return records.view(layout.records)[:, 0], readable
 
 
+def read_bits(
+    reader: Reader, type_name: str, member: str, addresses: Addresses
+) -> Booleans:
+    """Return a one-bit member of each structure; False if missing or unreadable."""
+    place = reader.once((type_name, member), lambda: _bit(reader, type_name, member))
+    if place is None:
+        return np.zeros(len(addresses), np.bool_)
+    byte, bit = divmod(place, 8)
+    records, _ = reader.read_records(addresses + np.uint64(byte), 1)
+    found: Booleans = (records[:, 0] >> bit & 1) != 0
+    return found
+
+
+def _bit(reader: Reader, type_name: str, member: str) -> int | None:
+    try:
+        place: int = reader.prog.type(type_name).member(member).bit_offset
+    except LookupError:
+        return None
+    return place
+
+
 def read_struct(
     reader: Reader, type_name: str, members: Members, address: int
 ) -> Mapping[str, Any]:

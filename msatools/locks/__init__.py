@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What tasks wait on: locks, files, other tasks."""
+"""Locks, files and other tasks that tasks wait on, and their owners."""

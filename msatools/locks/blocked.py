@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which tasks are blocked, and on what."""
+"""Blocked tasks, and the locks or other things that they wait for."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from msatools.locks.base.model import WaitTarget
 from msatools.locks.externals import External, external
 from msatools.locks.lock_types import requests_of, what_of
 from msatools.locks.user.userlocks import futex_requests
-from msatools.locks.wait_targets.explain import tell
+from msatools.locks.wait_targets.explain import wait_target
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.states import letters
@@ -25,7 +25,7 @@ from msatools.tasks.task_state import TaskState
 
 _LOCKS = (TaskClass.LCK, TaskClass.KLK, TaskClass.FLK)
 _IN_LOCKS = (*_LOCKS, TaskClass.FLT, TaskClass.SWP)
-"""What a task may wait for in interruptible sleep, and others have to give it."""
+"""Classes of interruptible sleep that another task has to end."""
 
 _FROZEN = (TaskClass.STP, TaskClass.TRC, TaskClass.ZMB)
 _ASKS_SERVER = frozenset(("request_wait_answer",))
@@ -33,32 +33,32 @@ _ASKS_SERVER = frozenset(("request_wait_answer",))
 
 @dataclass(frozen=True)
 class Blocked:
-    """A task that is blocked, and on what."""
+    """A blocked task, and what it waits for."""
 
     row: int
     requests: tuple[Request, ...]
-    """Locks of which any one will do; most wait for one, some for none."""
+    """The locks that it waits for, any one of them: mostly one, at times none."""
 
     external: External | None = None
-    """What it waits for that is no task, nor a lock that one has."""
+    """What it waits for outside of all tasks, such as a device."""
 
     what: str | None = None
-    """What a lock without an owner stands for, such as work that is to be done."""
+    """What a lock without an owner stands for, such as work to be done."""
 
     on: WaitTarget | None = None
     """What it waits on, if that is no lock."""
 
     why: str | None = None
-    """Why no lock is told, where it waits for one."""
+    """Why the lock is unknown, if it waits for one."""
 
     caller: str | None = None
-    """The function that wanted what is waited for, of a task that does not sleep."""
+    """The calling function, for a task that spins."""
 
 
 def blocked_rows(tasks: TaskTable, now: TaskState) -> Rows:
-    """Find the tasks that are blocked: in uninterruptible sleep, or on a lock.
+    """Return the rows of blocked tasks: in uninterruptible sleep, or on a lock.
 
-    Those that only wait for work are not, nor are those that are stopped or frozen.
+    Tasks that wait for work, and stopped or frozen ones, are not blocked.
     """
     blocked = (letters(tasks) == "D") | np.isin(now.classes, _IN_LOCKS)
     blocked |= _asks_server(now)[now.stacks.index]
@@ -67,56 +67,56 @@ def blocked_rows(tasks: TaskTable, now: TaskState) -> Rows:
 
 
 def _asks_server(now: TaskState) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Tell which stacks are those of who waits for a file system in user space.
+    """Return which stacks wait for a file system in user space.
 
-    That is interruptible sleep at first (fs/fuse/dev.c).
+    That sleep is interruptible at first (fs/fuse/dev.c).
     """
     names = (now.stacks.names(stack) for stack in now.stacks.unique)
     return np.array([not _ASKS_SERVER.isdisjoint(each) for each in names], np.bool_)
 
 
 def find_blocked(
-    look: LockContext, now: TaskState, rows: Rows, stack_size: int
+    context: LockContext, now: TaskState, rows: Rows, stack_size: int
 ) -> Iterator[Blocked]:
-    """Tell what each of some blocked tasks waits for."""
-    told: list[int] = []
-    if not look.alone:
-        # Most of a crowd: the tables of waiters tell it, no stack is needed.
-        for each in _on_futexes(look, rows[now.classes[rows] == TaskClass.LCK]):
-            told.append(each.row)
+    """Yield what each of some blocked tasks waits for."""
+    found: list[int] = []
+    if not context.alone:
+        # Most waiters are on futexes: the hash tables have them, no stack is needed.
+        for each in _on_futexes(context, rows[now.classes[rows] == TaskClass.LCK]):
+            found.append(each.row)
             yield each
     alike: dict[WaitTarget | None, WaitTarget | None] = {}
-    others = rows[~np.isin(rows, told)]
-    for case in read_cases(look, now, others, stack_size):
-        yield _blocked(look, case, alike)
+    others = rows[~np.isin(rows, found)]
+    for case in read_cases(context, now, others, stack_size):
+        yield _blocked(context, case, alike)
 
 
-def _on_futexes(look: LockContext, rows: Rows) -> Iterator[Blocked]:
-    """Tell which futexes some tasks wait on; those that are not found are left out."""
-    addresses = look.tasks["address"][rows].tolist()
+def _on_futexes(context: LockContext, rows: Rows) -> Iterator[Blocked]:
+    """Yield tasks with the futexes that they wait on, without those not found."""
+    addresses = context.tasks["address"][rows].tolist()
     for row, address in zip(rows.tolist(), addresses, strict=True):
         try:
-            requests = tuple(futex_requests(look, address))
+            requests = tuple(futex_requests(context, address))
         except LookupError:
-            return  # each is told why, by its case
+            return  # _blocked() says why, for each task
         if requests:
             yield Blocked(row, requests)
 
 
 def _blocked(
-    look: LockContext,
+    context: LockContext,
     case: BlockedTask,
     alike: dict[WaitTarget | None, WaitTarget | None],
 ) -> Blocked:
     requests: tuple[Request, ...] = ()
     outside = why = None
     try:
-        requests = tuple(requests_of(look, case))
+        requests = tuple(requests_of(context, case))
     except drgn.FaultError as error:
-        look.findings.lose(Loss.LOCKS, f"what a task waits for is lost: {error}")
+        context.losses.lose(Loss.LOCKS, f"what a task waits for is lost: {error}")
         why = "it cannot be read"
     except LookupError as error:
-        look.findings.note(
+        context.losses.note(
             "lock-unknown",
             f"locks of class {case.task_class.name} are not told: {error}",
             case.task_class.name,
@@ -124,23 +124,23 @@ def _blocked(
         why = "nothing tells the types"
     on = None
     if not requests:
-        on = tell(look, case)
+        on = wait_target(context, case)
         if why is None and case.task_class in _LOCKS:
             why = "it is not to be found"
     try:
-        outside = external(look, case, requests)
+        outside = external(context, case, requests)
     except (drgn.FaultError, LookupError) as error:
-        look.findings.lose(Loss.SERVERS, f"who serves a wait is lost: {error}")
-    what = stands_for(look, case, requests)
+        context.losses.lose(Loss.SERVERS, f"who serves a wait is lost: {error}")
+    what = stands_for(context, case, requests)
     return Blocked(case.row, requests, outside, what, alike.setdefault(on, on), why)
 
 
 def stands_for(
-    look: LockContext, case: BlockedTask, requests: Sequence[Request]
+    context: LockContext, case: BlockedTask, requests: Sequence[Request]
 ) -> str | None:
-    """Say what a lock that nobody has stands for; a part that is lost is noted."""
+    """Describe what a lock without an owner stands for; note a part that is lost."""
     try:
-        return what_of(look, case, requests)
+        return what_of(context, case, requests)
     except (drgn.FaultError, LookupError) as error:
-        look.findings.lose(Loss.LOCK_NAMES, f"what a lock stands for is lost: {error}")
+        context.losses.lose(Loss.LOCK_NAMES, f"what a lock stands for is lost: {error}")
     return None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is asked for, of a report of all waits. Pure."""
+"""The part of a report that the options ask for. Pure."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -12,10 +12,9 @@ from msatools.locks.report import LockChanges, LocksReport, Wait
 
 def choose(report: LocksReport, options: LocksOptions) -> LocksReport:
     """
-    Return the waits that the options ask for, and all on their ways to the roots.
+    Return the waits that the options ask for, and the chains from them to the roots.
 
-    :param report: Of all waits: each names the tasks that it is for, each root those
-        that wait behind it.
+    :param report: A report of all waits.
     """
     if not options.stack:
         report = _without_stacks(report)
@@ -76,7 +75,7 @@ def _fits(wait: Wait, options: LocksOptions, types: dict[str, LockTypeName]) -> 
 
 
 def _with_ways(waits: Iterable[Wait], fits: Collection[int]) -> set[int]:
-    """Add the tasks that some wait for, near or far, if they wait in turn."""
+    """Return tasks, and all blocked tasks on the chains from them to the roots."""
     behind = {wait.pid: wait.owners for wait in waits}
     chosen, todo = {*fits}, list(fits)
     while todo:
@@ -90,7 +89,7 @@ def _with_ways(waits: Iterable[Wait], fits: Collection[int]) -> set[int]:
 def _changes(
     changes: LockChanges, waits: Iterable[Wait], pids: Collection[int]
 ) -> LockChanges:
-    """Leave out waits that are not asked for; those that have ended all stay."""
+    """Return the changes without waits that were not asked for; all ended ones stay."""
     gone = {wait.pid for wait in waits if wait.pid not in pids}
 
     def left(numbers: tuple[int, ...]) -> tuple[int, ...]:

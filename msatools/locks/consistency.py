@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What of a scene held all the while that it was looked at, on a kernel that runs.
+"""Keep only the waits that did not change while a running kernel was read.
 
-A look takes many reads, and tasks go on meanwhile. Two things make one moment of it:
+A snapshot takes many reads, and tasks run meanwhile. Two rules make it consistent:
 
-- A task that slept from the first read until after the last has waited for one thing
-  all the time, so what was read of its wait in between is right. Nor has it taken or
-  given back any lock: whatever it was seen to have, it had all the time. Tasks that
-  wait for each other and did not wake up are a deadlock, then, however long the look
-  took.
-- An owner need not sleep. It is one as of the moment that the lock was read, if it is
-  the task that is in the table still, and no other that has its memory now.
+- A task that slept from the first read until after the last one waited for one lock
+  all the time, so what was read of its wait in between is right. It has neither taken
+  nor released a lock: what it was seen to own, it owned all the time. So tasks that
+  wait for each other and did not wake up are a deadlock, however long the reads took.
+- An owner may run. It owned the lock at the moment the lock was read, if the same task
+  is still in the table, and its memory is not another task's by now.
 
-A lock may be handed to one who sleeps still (futex_unlock_pi()): that lock is the one
-it waits for. So what looks like a circle is looked at twice: :func:`unconfirmed`.
+A lock may be handed to a task that still sleeps (futex_unlock_pi()): then that is the
+lock that the task waits for. So cycles are read twice: see :func:`unconfirmed`.
 """
 
 from collections.abc import Iterable
@@ -35,37 +34,39 @@ _SWITCHED = (
 )
 """What changes when a task is switched.
 
-Counters alone do not tell: who was woken up counts no switch until it sleeps again, and
-has set its state to that of the next sleep before.
+The counters alone are not enough: a task that was woken up counts no switch until it
+sleeps again, and sets the state of that sleep before.
 """
 
 
-def concerned(scene: WaitSnapshot) -> list[int]:
-    """Give the addresses of tasks that a scene tells of: :func:`held` needs them."""
-    of_table: list[int] = scene.tasks["address"].tolist()
-    rows = set(scene.blocked)
-    for want in scene.wanted.values():
+def concerned(snapshot: WaitSnapshot) -> list[int]:
+    """Return the addresses of the tasks that :func:`held` needs read again."""
+    of_table: list[int] = snapshot.tasks["address"].tolist()
+    rows = set(snapshot.blocked)
+    for want in snapshot.wanted.values():
         rows.update(own.row for own in want.owners)
-        queued = (scene.rows.get(each.task) for each in want.queue or ())
+        queued = (snapshot.rows.get(each.task) for each in want.queue or ())
         rows.update(row for row in queued if row is not None)
     return [of_table[row] for row in sorted(rows)]
 
 
-def held(scene: WaitSnapshot, again: TaskTable, *, alone: bool) -> WaitSnapshot:
+def held(snapshot: WaitSnapshot, again: TaskTable, *, alone: bool) -> WaitSnapshot:
     """
-    Leave out who has not stayed blocked, and owners that are no more.
+    Return the snapshot without tasks that ran meanwhile and owners that ended.
 
-    :param again: The tasks that the scene tells of, read after all else.
-    :param alone: Whether the table has but a few tasks: of others in a queue nothing
-        is known, and they are kept.
+    :param again: The tasks of :func:`concerned`, read after all else.
+    :param alone: Whether the table has only some tasks. Others in a queue are kept, as
+        nothing is known of them.
     """
-    rested = _in_both(_off_cpu(scene.tasks), _off_cpu(again), _SWITCHED)
-    there = _in_both(scene.tasks, again, _IDENTITY)
-    addresses: list[int] = scene.tasks["address"].tolist()
-    gone = {row for row in scene.blocked if addresses[row] not in rested}
+    rested = _in_both(_off_cpu(snapshot.tasks), _off_cpu(again), _SWITCHED)
+    there = _in_both(snapshot.tasks, again, _IDENTITY)
+    addresses: list[int] = snapshot.tasks["address"].tolist()
+    gone = {row for row in snapshot.blocked if addresses[row] not in rested}
 
-    # Who was woken up is as good as out of the queue.
-    sleeping = set(scene.tasks.only(asleep(scene.tasks))["address"].tolist()) & rested
+    # A task that was woken up counts as out of the queue.
+    sleeping = (
+        set(snapshot.tasks.only(asleep(snapshot.tasks))["address"].tolist()) & rested
+    )
 
     def keep(want: Wanted) -> Wanted:
         queue = None
@@ -73,9 +74,9 @@ def held(scene: WaitSnapshot, again: TaskTable, *, alone: bool) -> WaitSnapshot:
             queue = tuple(
                 each
                 for each in want.queue
-                if each.task in sleeping or (alone and each.task not in scene.rows)
+                if each.task in sleeping or (alone and each.task not in snapshot.rows)
             )
-        # Nor does the stack of one who has run in between tell anything.
+        # The stack of a task that ran in between proves nothing.
         owners = tuple(
             own
             for own in want.owners
@@ -83,56 +84,56 @@ def held(scene: WaitSnapshot, again: TaskTable, *, alone: bool) -> WaitSnapshot:
         )
         return replace(want, queue=queue, owners=owners)
 
-    kept = scene.without(gone)
+    kept = snapshot.without(gone)
     wanted = {lock: keep(want) for lock, want in kept.wanted.items()}
     owners = {own.row for want in wanted.values() for own in want.owners}
     moved = {row for row in owners if addresses[row] not in rested}
     return replace(kept, wanted=wanted, moved=frozenset(moved))
 
 
-def in_circles(scene: WaitSnapshot) -> list[int]:
-    """Give the addresses of tasks that wait for each other, all that do."""
-    addresses: list[int] = scene.tasks["address"].tolist()
-    rows = {row for cycle in scene.graph.cycles for row in cycle.tasks}
+def in_circles(snapshot: WaitSnapshot) -> list[int]:
+    """Return the addresses of all tasks that wait for each other."""
+    addresses: list[int] = snapshot.tasks["address"].tolist()
+    rows = {row for cycle in snapshot.graph.cycles for row in cycle.tasks}
     return [addresses[row] for row in sorted(rows)]
 
 
-def unconfirmed(scene: WaitSnapshot, second: WaitSnapshot) -> list[Edge]:
+def unconfirmed(snapshot: WaitSnapshot, second: WaitSnapshot) -> list[Edge]:
     """
-    Give what closes circles by the first look only, or is less sure by the second.
+    Return the edges of cycles that a second snapshot lacks, or has less certain.
 
-    :param second: Another look at those of :func:`in_circles`.
+    :param second: Another snapshot, of the tasks of :func:`in_circles`.
     """
     confirmed = {_link(second, edge): edge.confidence for edge in second.graph.edges}
     inside = [
         edge
-        for cycle in scene.graph.cycles
-        for edge in scene.graph.edges
+        for cycle in snapshot.graph.cycles
+        for edge in snapshot.graph.edges
         if edge.waiter in cycle.tasks and edge.owner in cycle.tasks
     ]
     return [
         edge
         for edge in inside
-        if (found := confirmed.get(_link(scene, edge))) is None
+        if (found := confirmed.get(_link(snapshot, edge))) is None
         or (edge.confidence == "exact" and found != "exact")
     ]
 
 
-def without_edges(scene: WaitSnapshot, edges: Iterable[Edge]) -> WaitSnapshot:
-    """Give the scene without some owners of locks."""
+def without_edges(snapshot: WaitSnapshot, edges: Iterable[Edge]) -> WaitSnapshot:
+    """Return the snapshot without some owners of locks."""
     wrong = {(edge.lock, edge.owner) for edge in edges}
     wanted = {
         lock: replace(
             want, owners=tuple(o for o in want.owners if (lock, o.row) not in wrong)
         )
-        for lock, want in scene.wanted.items()
+        for lock, want in snapshot.wanted.items()
     }
-    return replace(scene, wanted=wanted)
+    return replace(snapshot, wanted=wanted)
 
 
-def _link(scene: WaitSnapshot, edge: Edge) -> tuple[int, Lock, int]:
-    """Tell an edge by what does not depend on the table: the addresses of tasks."""
-    addresses = scene.tasks["address"]
+def _link(snapshot: WaitSnapshot, edge: Edge) -> tuple[int, Lock, int]:
+    """Return a key of an edge that holds in both tables: by the addresses of tasks."""
+    addresses = snapshot.tasks["address"]
     return int(addresses[edge.waiter]), edge.lock, int(addresses[edge.owner])
 
 
@@ -143,7 +144,7 @@ def _off_cpu(tasks: TaskTable) -> TaskTable:
 def _in_both(
     before: TaskTable, after: TaskTable, columns: tuple[str, ...]
 ) -> frozenset[int]:
-    """Give the addresses of tasks of which two looks say the same."""
+    """Return the addresses of tasks that are the same in both tables."""
     addresses = before["address"]
     if not len(after):
         return frozenset()

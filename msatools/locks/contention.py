@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Locks that are hot and short: what looks within an interval meet.
+Contention of locks, by samples within an interval.
 
-A wait that is shorter than a look is in no report of who waits for whom, as all that
-has changed while it was looked at is left out there. Each task that a look meets in a
-wait was in it at some moment, all the same, and with many looks their number tells as
-much as lockstat does: by Little's law the time that tasks wait for a lock, in each
-second, is the mean number of them.
+A wait that is shorter than a snapshot takes is in no report of waits, as what changed
+while it was read is left out. But each waiter in a sample did wait at some moment. With
+many samples their number says as much as lockstat does: by Little's law, the time that
+tasks wait for a lock in each second is the mean number of waiters.
 """
 
 import math
@@ -22,12 +21,12 @@ from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
 
 MAX_OWNERS = 8
-"""Owners of one lock that are told, those first that were met most often."""
+"""Owners of one lock that are reported, those first that were seen most often."""
 
 
 @dataclass(frozen=True)
 class Met:
-    """What one look met of one lock."""
+    """The waiters and owners of one lock in one sample."""
 
     lock: Lock
     waiters: int
@@ -36,32 +35,32 @@ class Met:
 
 @dataclass(frozen=True)
 class SeenOwner:
-    """Who had it, and what it was doing."""
+    """An owner of a lock, and what it was doing."""
 
     pid: int
     comm: str
     where: str
 
 
-def met(scene: WaitSnapshot) -> Iterator[Met]:
-    """Tell which locks a look has met."""
-    tasks = scene.tasks
-    for want in scene.crowds:
+def met(snapshot: WaitSnapshot) -> Iterator[Met]:
+    """Yield the locks that tasks wait for in a snapshot."""
+    tasks = snapshot.tasks
+    for want in snapshot.crowds:
         owners = [
             SeenOwner(
                 int(tasks["pid"][own.row]),
                 comm_text(tasks["comm"][own.row]),
-                _where(scene, own.row),
+                _where(snapshot, own.row),
             )
             for own in want.owners
         ]
         yield Met(want.lock, len(want.rows), owners)
 
 
-def _where(scene: WaitSnapshot, row: int) -> str:
-    """Say where a task stands: in which function it sleeps, or that it does not."""
-    task_class = TaskClass(int(scene.now.classes[row]))
-    wait = scene.now.waits[int(scene.now.stacks.index[row])]
+def _where(snapshot: WaitSnapshot, row: int) -> str:
+    """Return the class of a task, and the function that it sleeps in."""
+    task_class = TaskClass(int(snapshot.now.classes[row]))
+    wait = snapshot.now.waits[int(snapshot.now.stacks.index[row])]
     function = wait.caller or wait.function
     return f"{task_class.name} {function}" if function else task_class.name
 
@@ -76,14 +75,14 @@ class _LockSums:
 
 
 class Contention:
-    """Sums up the looks of an interval."""
+    """Sums up the samples of an interval."""
 
     def __init__(self) -> None:
         self._looks = 0
         self._locks: dict[Lock, _LockSums] = {}
 
     def add(self, met: Iterable[Met]) -> None:
-        """Add one look, with the locks that tasks waited for."""
+        """Add one sample: the locks that tasks waited for."""
         self._looks += 1
         for each in met:
             sums = self._locks.setdefault(each.lock, _LockSums())
@@ -95,22 +94,22 @@ class Contention:
 
     @property
     def looks(self) -> int:
-        """How many there were."""
+        """How many samples were added."""
         return self._looks
 
     def ranked(self) -> list[Lock]:
-        """Give the locks, those first for which most time was waited."""
+        """Return the locks, the one with the longest waits first."""
         return sorted(
             self._locks, key=lambda lock: (-self._locks[lock].waiters, str(lock))
         )
 
-    def tell(
+    def contended(
         self, lock: Lock, id_: str, name: str | None, interval_ns: int
     ) -> Contended:
-        """Tell what was met of a lock.
+        """Return the contention of a lock.
 
-        :param id_: What the report calls it.
-        :param interval_ns: The time over which looks were taken.
+        :param id_: Its ID in the report.
+        :param interval_ns: The time over which samples were taken.
         """
         sums, looks = self._locks[lock], self._looks
         mean = sums.waiters / looks
@@ -134,7 +133,7 @@ class Contention:
 
 
 def _error(sums: _LockSums, looks: int) -> float:
-    """Tell the standard error of the mean number of waiters."""
+    """Return the standard error of the mean number of waiters."""
     if looks < 2:
         return float(sums.waiters)
     variance = (sums.squares - sums.waiters**2 / looks) / (looks - 1)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Whose stacks have a lock's address: who asked for it, and may have it."""
+"""Tasks with a lock's address on their stacks: they took it, or tried to."""
 
 from collections.abc import Collection
 
@@ -24,15 +24,15 @@ def seen_on_stacks(
     rows: Rows,
     addresses: Collection[int],
     stack_size: int,
-    findings: LossLog,
+    losses: LossLog,
 ) -> dict[int, list[int]]:
     """
-    Find which of some tasks have some addresses on their stacks, in the part in use.
+    Find the tasks that have certain addresses in the used part of their stacks.
 
-    Of who runs, a dump's registers tell how far that reaches; a running kernel does
-    not tell it, so those are not looked at.
+    The stack pointer of a running task is in the registers of a dump. A live kernel
+    has none to read, so its running tasks are left out.
 
-    :param rows: Which tasks are looked at.
+    :param rows: The tasks whose stacks are searched.
     :param stack_size: Bytes of a kernel stack.
     :return: By address the rows that have it, ascending.
     """
@@ -55,19 +55,19 @@ def seen_on_stacks(
         ):
             found[address].add(row)
     searched = int(np.count_nonzero(stacks[rows]))
-    findings.coverage["stacks_searched"] += searched
+    losses.coverage["stacks_searched"] += searched
     return {address: sorted(seen) for address, seen in found.items()}
 
 
 def _isin(words: Addresses, ascending: Addresses) -> npt.NDArray[np.bool_]:
-    """Tell which words are among a few: far fewer look-ups than words are needed."""
+    """Return which words are among a few addresses, with few comparisons."""
     found: npt.NDArray[np.bool_] = (words >= ascending[0]) & (words <= ascending[-1])
     found[found] = np.isin(words[found], ascending)
     return found
 
 
 def _pointers(prog: drgn.Program, tasks: TaskTable) -> Addresses:
-    """Tell each task's stack pointer; 0 where it is not to be known."""
+    """Return each task's stack pointer; 0 where it is unknown."""
     saved = tasks["sp"] if tasks.has("sp") else np.zeros(len(tasks), np.uint64)
     stopped = (tasks["on_cpu"] == 0) & (tasks["exit_state"] == 0)
     pointers = np.where(stopped, saved, 0).astype(np.uint64)
@@ -80,12 +80,12 @@ def _pointers(prog: drgn.Program, tasks: TaskTable) -> Addresses:
 
 
 def _running_pointer(prog: drgn.Program, task: int) -> int:
-    """Take the stack pointer of who runs from its CPU's registers in the dump."""
+    """Return the stack pointer of a running task, from the registers in a dump."""
     try:
         trace = prog.stack_trace(drgn.Object(prog, "struct task_struct *", task))
         for frame in trace:
             if frame.sp >= KERNEL_HALF:
-                # In user mode when it was stopped, the kernel's stack is empty.
+                # Of a CPU that was in user mode, the kernel's stack is empty.
                 return int(frame.sp)
     except (ValueError, LookupError, drgn.FaultError):
         pass

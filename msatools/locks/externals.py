@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What tasks wait for that is no task's to give: devices, servers, frozen files."""
+"""External waits: for devices, servers and frozen file systems, not for a task."""
 
 import re
 from collections.abc import Hashable, Sequence
@@ -23,7 +23,7 @@ ExternalKind = Literal["device", "swap", "fuse", "frozen", "network"]
 _OF_NOBODY: frozenset[LockTypeName] = frozenset(
     {"folio", "bit_wait", "wait_queue", "completion"}
 )
-"""What something outside of all tasks may be to give."""
+"""Types of locks that something outside of all tasks may end."""
 
 _DATA = {
     TaskClass.DSK: data.disk,
@@ -48,7 +48,7 @@ _CLIENTS = {
     "9P": ("p9_", "v9fs_"),
     "AFS": ("afs_",),
 }
-"""How the functions begin that wait for those servers."""
+"""Prefixes of the functions that wait for those servers."""
 
 _NUMBERS = re.compile(r"\d+:\d+")
 
@@ -66,10 +66,10 @@ class External:
     """What it is, in a few words."""
 
     pid: int | None = None
-    """Who serves it, if that is one thread, or threads of one process."""
+    """The server, if that is one thread, or threads of one process."""
 
     servers: tuple[Holder, ...] = ()
-    """All threads that serve it, or probably do."""
+    """The threads that serve it, or probably do."""
 
     path: str | None = None
     device: str | None = None
@@ -77,59 +77,59 @@ class External:
 
 
 def external(
-    look: LockContext, case: BlockedTask, requests: Sequence[Request]
+    context: LockContext, case: BlockedTask, requests: Sequence[Request]
 ) -> External | None:
     """
-    Tell what a task waits for that is outside of all tasks; ``None`` if nothing is.
+    Return what a task waits for that is outside of all tasks; ``None`` if nothing is.
 
     :param requests: The locks that it waits for. If tasks have such locks, it waits
         for those tasks.
     :raises drgn.FaultError: if it cannot be read
-    :raises LookupError: if nothing tells the types
+    :raises LookupError: if the types are unknown
     """
     lock = requests[0].lock if requests else None
     if lock is not None and lock.type == "percpu_rwsem":
-        return _frozen(look, lock)
+        return _frozen(context, lock)
     if lock is not None and lock.type not in _OF_NOBODY:
         return None
-    super_block = _super_block(look, lock) if lock is not None else 0
-    mount = fuse_mounts(look).client(case.names, case.stack)
+    super_block = _super_block(context, lock) if lock is not None else 0
+    mount = fuse_mounts(context).client(case.names, case.stack)
     if mount is None and super_block:
-        mount = fuse_mounts(look).mounts.get(super_block)
+        mount = fuse_mounts(context).mounts.get(super_block)
     if mount is not None:
-        return _served(look, mount)
-    return _network(look, case, super_block) or _device(look, case)
+        return _served(context, mount)
+    return _network(context, case, super_block) or _device(context, case)
 
 
-def _super_block(look: LockContext, lock: Lock) -> int:
+def _super_block(context: LockContext, lock: Lock) -> int:
     """Find the file system of the page that is waited for; 0 if it is of none."""
     if lock.type != "folio" or not lock.address:
         return 0
-    inode = look.storage.host_of_folio(lock.address)
+    inode = context.storage.host_of_folio(lock.address)
     return inode.super_block if inode else 0
 
 
-def _path(look: LockContext, super_block: int) -> str | None:
-    """Tell where a file system is mounted; ``None`` if nowhere."""
-    mount = look.paths.mount_of(super_block)
-    root = look.layout.member(super_block, "super_block", "s_root")
-    return look.path_at((mount, root)) if mount else None
+def _path(context: LockContext, super_block: int) -> str | None:
+    """Return where a file system is mounted; ``None`` if nowhere."""
+    mount = context.paths.mount_of(super_block)
+    root = context.layout.member(super_block, "super_block", "s_root")
+    return context.path_at((mount, root)) if mount else None
 
 
-def _frozen(look: LockContext, lock: Lock) -> External | None:
-    """Tell the frozen file system that keeps writers out by a lock.
+def _frozen(context: LockContext, lock: Lock) -> External | None:
+    """Return the frozen file system that keeps writers out by a lock.
 
-    Who froze it is written nowhere: FIFREEZE leaves no trace of its caller.
+    The kernel does not record who froze it: FIFREEZE leaves no trace of its caller.
     """
-    place = lock_places(look).find(lock.type, lock.address or 0)
+    place = lock_places(context).find(lock.type, lock.address or 0)
     if place is None or place.type_name != "super_block":
         return None
     super_block = place.address
-    frozen = look.layout.member(super_block, "super_block", "s_writers.frozen")
+    frozen = context.layout.member(super_block, "super_block", "s_writers.frozen")
     if frozen != FREEZE_COMPLETE:
         # A task is about to freeze it, or to thaw it.
         return None
-    path = _path(look, super_block)
+    path = _path(context, super_block)
     return External(
         kind="frozen",
         identity=("super_block", super_block),
@@ -138,32 +138,34 @@ def _frozen(look: LockContext, lock: Lock) -> External | None:
     )
 
 
-def _served(look: LockContext, mount: FuseMount) -> External:
-    """Tell the server of a FUSE file system."""
-    path = _path(look, mount.super_block)
-    servers = tuple(fuse_mounts(look).servers(mount, look.alone))
-    task = _one(look, servers)
+def _served(context: LockContext, mount: FuseMount) -> External:
+    """Return the server of a FUSE file system."""
+    path = _path(context, mount.super_block)
+    servers = tuple(fuse_mounts(context).servers(mount, context.alone))
+    task = _one(context, servers)
     return External(
         kind="fuse",
         identity=("fuse", mount.connection),
-        text=_server_text(look, mount, servers, task, path or "not mounted"),
-        pid=look.pid(task) if task else None,
+        text=_server_text(context, mount, servers, task, path or "not mounted"),
+        pid=context.pid(task) if task else None,
         servers=servers,
         path=path,
     )
 
 
-def _one(look: LockContext, servers: tuple[Holder, ...]) -> int | None:
-    """Tell the one task that serves, or the first of the process if several do."""
+def _one(context: LockContext, servers: tuple[Holder, ...]) -> int | None:
+    """Return the one task that serves, or the first of the process if several do."""
     if len(servers) == 1:
         return servers[0].task
     name = "group_leader"
-    leaders = {look.layout.member(each.task, "task_struct", name) for each in servers}
+    leaders = {
+        context.layout.member(each.task, "task_struct", name) for each in servers
+    }
     return leaders.pop() if len(leaders) == 1 else None
 
 
 def _server_text(
-    look: LockContext,
+    context: LockContext,
     mount: FuseMount,
     servers: tuple[Holder, ...],
     task: int | None,
@@ -172,28 +174,30 @@ def _server_text(
     if mount.type == "virtiofs":
         return f"virtiofs ({where}): the host serves it"
     if not servers:
-        # A look at one task does not ask who has the device open.
-        asleep = "" if look.alone else ": nobody reads its requests"
+        # For a single task, who has the device open is not read.
+        asleep = "" if context.alone else ": nobody reads its requests"
         return f"FUSE {where}{asleep}"
     exact = all(server.confidence == "exact" for server in servers)
     if task is None:
         text = f"FUSE servers ({where})"
     else:
-        pid = f"{'' if exact else '~'}{look.pid(task)}"
-        comm = look.layout.text(task, "task_struct", "comm")
+        pid = f"{'' if exact else '~'}{context.pid(task)}"
+        comm = context.layout.text(task, "task_struct", "comm")
         text = f"FUSE server {pid} {comm} ({where})"
     return f"{text}, asleep in read of /dev/fuse" if exact else text
 
 
-def _network(look: LockContext, case: BlockedTask, super_block: int) -> External | None:
-    """Tell the server of a file system that is on another machine."""
+def _network(
+    context: LockContext, case: BlockedTask, super_block: int
+) -> External | None:
+    """Return the server of a file system that is on another machine."""
     name = next((name for name in _CLIENTS if _asks(case, _CLIENTS[name])), None)
     if name is not None and not super_block and case.file is not None:
-        super_block = look.storage.inode(case.file.inode).super_block
-    kind = look.storage.file_system_type(super_block) if super_block else None
+        super_block = context.storage.inode(case.file.inode).super_block
+    kind = context.storage.file_system_type(super_block) if super_block else None
     of = _NETWORK.get(kind) if kind else None
     if of is not None:
-        path = _path(look, super_block)
+        path = _path(context, super_block)
         return External(
             kind="network",
             identity=("super_block", super_block),
@@ -202,7 +206,7 @@ def _network(look: LockContext, case: BlockedTask, super_block: int) -> External
         )
     if name is None:
         return None
-    # Which one only the types of modules tell: it is taken for no other's.
+    # Only types of modules show which server: each task is taken to have its own.
     return External("network", ("task", case.address), f"{name} server")
 
 
@@ -210,19 +214,19 @@ def _asks(case: BlockedTask, prefixes: tuple[str, ...]) -> bool:
     return any(function.startswith(prefixes) for function in case.names)
 
 
-def _device(look: LockContext, case: BlockedTask) -> External | None:
-    """Tell the block device that is to read or write."""
-    tell = _DATA.get(case.task_class)
-    on = tell(look, case) if tell else None
+def _device(context: LockContext, case: BlockedTask) -> External | None:
+    """Return the block device that is to read or write."""
+    find = _DATA.get(case.task_class)
+    on = find(context, case) if find else None
     if on is not None and on.kind in ("disk", "page"):
         device = on.device
     else:
-        device = _device_of_journal(look, case)
+        device = _device_of_journal(context, case)
     numbers = _NUMBERS.search(device) if device else None
     if numbers is None:
         return None
     swap = case.task_class is TaskClass.SWP
-    suspended = " (suspended)" if numbers[0] in mapped_disks(look).suspended else ""
+    suspended = " (suspended)" if numbers[0] in mapped_disks(context).suspended else ""
     return External(
         kind="swap" if swap else "device",
         identity=("device", numbers[0]),
@@ -231,15 +235,15 @@ def _device(look: LockContext, case: BlockedTask) -> External | None:
     )
 
 
-def _device_of_journal(look: LockContext, case: BlockedTask) -> str | None:
+def _device_of_journal(context: LockContext, case: BlockedTask) -> str | None:
     """Name the device of the journal that a thread commits, if it waits for I/O."""
     if not (
         case.is_in("jbd2_journal_commit_transaction") and case.is_in("io_schedule")
     ):
         return None
     # Its buffers are on no page's list: they are copies, made for the journal.
-    journal = kernel_threads(look).data_of(case.address)
+    journal = kernel_threads(context).data_of(case.address)
     if journal is None:
         return None
-    device = look.layout.member(journal, "journal_s", "j_dev")
-    return look.storage.device(device) if device >= KERNEL_HALF else None
+    device = context.layout.member(journal, "journal_s", "j_dev")
+    return context.storage.device(device) if device >= KERNEL_HALF else None

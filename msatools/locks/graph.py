@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Who waits for whom: edges in; cycles, roots and chains out.
+The graph of waits: edges in; cycles, roots and chains out.
 
-Pure. A task that waits for a lock waits for all that have it: each is an edge. What
-waits for nothing in turn is a root: a task that has what others wait for, or something
-that is no task, such as a device or a lock that nobody is known to have. Tasks that
-wait for each other are one root together: their strongly connected component (Tarjan,
+Pure. A task that waits for a lock has an edge to each owner. A node without edges of
+its own is a root: a task that owns what others wait for, or something that is not a
+task, such as a device or a lock with no known owner. Tasks that wait for each other are
+one root together: their strongly connected component (Tarjan,
 Depth-first search and linear graph algorithms, 1972).
 """
 
@@ -19,7 +19,7 @@ from graphlib import TopologicalSorter
 from msatools.locks.base.lock import Lock, OwnerConfidence
 
 Thing = Hashable
-"""What is waited for and is no task."""
+"""What tasks wait for that is not a task, or whose owner is unknown."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Edge:
     confidence: OwnerConfidence
 
     firm: bool = True
-    """Whether it is sure enough to make a deadlock of: other edges never close one."""
+    """Whether it may be part of a deadlock: other edges never close one."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Cycle:
 
 @dataclass(frozen=True)
 class GraphRoot:
-    """What others wait for in the end."""
+    """A root: the end of a chain of waits."""
 
     tasks: frozenset[int]
     """One, or those of a cycle; none if it is a thing."""
@@ -80,10 +80,10 @@ class Graph:
         age_ns: Callable[[int], int],
     ) -> None:
         """
-        :param things: What each task waits for that is no task, or whose owner nobody
-            knows. For a task that has edges as well it counts if none of them is left.
-        :param age_ns: How long a task has waited; of chains as long as each other the
-            one that began first is told.
+        :param things: What each task waits for that is not a task, or has no known
+            owner. For a task that has edges, it counts if none of them is left.
+        :param age_ns: How long a task has waited; of chains of one length the oldest
+            is returned.
         """
         self._age_ns = age_ns
         self.edges = _without_loose_cycles(list(edges))
@@ -99,7 +99,7 @@ class Graph:
         self._things = things
 
     def edges_of(self, task: int) -> Sequence[Edge]:
-        """Give the edges that lead on from a task."""
+        """Return the edges that lead on from a task."""
         return self._after.get(task, ())
 
     @cached_property
@@ -116,8 +116,8 @@ class Graph:
     def cycles(self) -> tuple[Cycle, ...]:
         """All sets of tasks that wait for each other, those without a doubt first.
 
-        Of a set in which some wait for each other without a doubt, and others perhaps,
-        only the former is told: nothing can end that.
+        If some tasks of a set certainly wait for each other, and others perhaps, only
+        the certain cycle is returned: nothing can end that.
         """
         exact = [edge for edge in self.edges if edge.confidence == "exact"]
         sure = list(_cycles(exact))
@@ -142,7 +142,7 @@ class Graph:
         return tuple(root for root in found if root.blocked or self.is_cycle(root))
 
     def is_cycle(self, root: GraphRoot) -> bool:
-        """Tell whether a root's tasks wait for each other, or for themselves."""
+        """Return whether a root's tasks wait for each other, or for themselves."""
         return any(
             edge.owner in root.tasks
             for task in root.tasks
@@ -154,21 +154,21 @@ class Graph:
         return frozenset(task for tasks in self._behind.values() for task in tasks)
 
     def root_of(self, task: int) -> GraphRoot:
-        """Give a task as a root, whatever it waits for itself."""
+        """Return a task as a root, whatever it waits for itself."""
         return self._root(frozenset((task,)))
 
     def root_before(self, thing: Thing, direct: Sequence[int]) -> GraphRoot:
-        """Give a thing as the root of some of those that wait for it."""
+        """Return a thing as the root of some of those that wait for it."""
         blocked = frozenset(direct) | self.blocked_by(direct)
         chain = self._chain(direct)
         return GraphRoot(frozenset(), thing, tuple(direct), blocked, chain)
 
     def keeps_waiting(self, task: int) -> bool:
-        """Tell whether another waits for what a task has."""
+        """Return whether another task waits for what a task owns."""
         return any(waiter != task for waiter in self._before.get(task, ()))
 
     def blocked_by(self, tasks: Iterable[int]) -> frozenset[int]:
-        """Give all that wait behind some tasks, without those tasks themselves."""
+        """Return all that wait behind some tasks, without those tasks themselves."""
         start = set(tasks)
         found = set(start)
         todo = list(start)
@@ -180,7 +180,7 @@ class Graph:
         return frozenset(found - start)
 
     def way(self, task: int) -> list[Edge]:
-        """Give the edges from a task to its root: the surest of each task, unless that
+        """Return the edges from a task to its root: the surest of each one, unless that
         leads back to where it has been."""
         order = ("exact", "likely", "evidence")
         seen = {task}
@@ -193,10 +193,6 @@ class Graph:
             edges.append(edge)
             task = edge.owner
             seen.add(task)
-
-    def thing_of(self, task: int) -> Thing | None:
-        """Tell what a task waits for that is no task, if it waits for such."""
-        return self._things.get(task) if task in self._waiting_for_thing else None
 
     def _root(self, component: frozenset[int]) -> GraphRoot:
         direct = dict.fromkeys(
@@ -211,7 +207,7 @@ class Graph:
         return GraphRoot(component, None, tuple(direct), blocked, chain)
 
     def _chain(self, waiting: Sequence[int]) -> tuple[int, ...]:
-        """Give the longest chain that ends in one of some tasks."""
+        """Return the longest chain that ends in one of some tasks."""
         chain: list[int] = []
         while waiting:
             task = max(waiting, key=self._rank)
@@ -256,8 +252,8 @@ class Graph:
 def _without_loose_cycles(edges: list[Edge]) -> list[Edge]:
     """Leave out edges that are not firm and would close a cycle.
 
-    Those whose evidence says that tasks wait for each other contradict it: a task that
-    no longer has a lock may still have its address on the stack.
+    A cycle contradicts evidence from stacks: a task that has released a lock may still
+    have its address on the stack.
     """
     firm = [edge for edge in edges if edge.firm]
     if len(firm) == len(edges):
@@ -277,7 +273,7 @@ def _component_numbers(edges: Iterable[Edge]) -> dict[int, int]:
 
 
 def _cycles(edges: Iterable[Edge]) -> Iterator[Cycle]:
-    """Give a shortest cycle of each component that has one."""
+    """Yield a shortest cycle of each component that has one."""
     after: dict[int, list[Edge]] = {}
     for edge in edges:
         after.setdefault(edge.waiter, []).append(edge)

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Thundering herds: many tasks that are woken together to find that one would have done.
+Thundering herds: many tasks that are woken together where one would have been enough.
 
-A kernel does not keep who woke whom. One dump shows it all the same, as a wake-up of
-all leaves three traces in those who wait on one thing:
+A kernel does not record who woke whom. But one dump shows it, as a wake-up of all
+leaves three traces in the tasks that wait on one thing:
 
-- they all went to sleep within a short time, however long ago: each needs a turn on a
-  CPU, and mostly a lock, before it sleeps again, so the time allowed grows with their
-  number (:data:`TURN_NS` each, for all but a twentieth, who came later or are slow); or
-  in two such times that are far apart, where some have waited for a CPU;
-- that was not when they started: the wait is shorter than their life by more than
-  that time. Threads that were made together, and have waited since, are no herd;
-- each has gone to sleep often (:data:`MIN_SWITCHES`), so this was not the first time.
+- They all went to sleep within a short time, however long ago. Each needs a turn on a
+  CPU, and mostly a lock, before it sleeps again. So the time allowed grows with their
+  number: :data:`TURN_NS` each, for all but a twentieth, which came later or are slow.
+  Or they fell asleep in two such times that are far apart, if some waited for a CPU.
+- They lived for longer than that time before they went to sleep. Threads that were
+  made together, and have waited since, are no herd.
+- Each has gone to sleep often (:data:`MIN_SWITCHES`), so this was not the first time.
 
-On the lab's kernels 1,000 workers of a server that broadcasts are 34 to 72 ms apart,
-after lives of some ten seconds, and have slept 4 to 9 times. Those of one that wakes
-one at a time sleep since they were made, or are as far apart as its requests.
+On the lab's kernels 1,000 workers of a server that broadcasts went to sleep within 34
+to 72 ms, after lives of some ten seconds, and have slept 4 to 9 times. The workers of
+one that wakes one at a time sleep since they were made, or are as far apart as its
+requests.
 """
 
 import random
@@ -43,14 +44,14 @@ MIN_SWITCHES = 3
 
 _STRAGGLERS = 0.05
 _LOOKS, _PAUSE_SECONDS = 8, 0.02
-"""Looks at one crowd, and how far they may be apart."""
+"""How often one crowd is read again, and the longest pause in between."""
 
 _MOST_CROWDS, _MOST_THREADS = 4, 256
-"""How many crowds are looked at again for one report, the largest first, and how many
+"""How many crowds are read again for one report, the largest first, and how many
 threads of each: a machine may have hundreds of them."""
 
 _RECENT_NS = 5_000_000_000
-"""Who has slept for longer is in no round that is under way: the first look told."""
+"""Tasks that slept for longer are in no round that is under way."""
 
 # What one process numbers for itself.
 _OF_PROCESS = frozenset({"epoll", "io_uring", "poll", "eventfd", "timerfd", "inotify"})
@@ -68,7 +69,7 @@ class _Thing:
     """Whose; ``None`` if the number is not of a process."""
 
     whole: str | None = None
-    """What it is in, if it is in something that has to be named, too."""
+    """What it is in, if that has to be named, too."""
 
     def __str__(self) -> str:
         shape = f"{self.number:#x}" if self.kind in ("futex", "lock") else self.number
@@ -82,20 +83,20 @@ class _Thing:
 
 @dataclass(frozen=True)
 class Watched:
-    """What else is known of threads that are looked at again and again."""
+    """What else is known of threads that are read repeatedly."""
 
     slept: npt.NDArray[np.int64] | None = None
     """How often each thread has gone to sleep within an interval."""
 
     again: Callable[[Rows], Iterator[TaskTable]] | None = None
     """Reads some threads again, a few times, each time all at once: on a kernel that
-    runs, the first look was of as many moments as there are threads."""
+    runs, the first table has as many moments as threads."""
 
 
-def look_again(
+def read_again(
     reader: TaskReader, tasks: TaskTable
 ) -> Callable[[Rows], Iterator[TaskTable]]:
-    """Give what reads some threads again, on a kernel that runs; for few crowds."""
+    """Return a function that reads some threads again, for a few crowds."""
     crowds = iter(range(_MOST_CROWDS))
 
     def again(rows: Rows) -> Iterator[TaskTable]:
@@ -106,7 +107,7 @@ def look_again(
         for _ in range(_LOOKS):
             found = reader.read(addresses, LossLog())
             yield found.only(np.isin(found["pid"], pids))
-            # Rounds are not to be met at the same place each time.
+            # Random, so as not to hit a round at the same place each time.
             time.sleep(random.uniform(0, _PAUSE_SECONDS))
 
     return again
@@ -144,7 +145,7 @@ def find_herds(
         crowd = _Crowd(tasks, now, clocks, np.array(members, np.intp), woke, watched)
         if len(members) + len(woke) >= MIN_WAITERS and crowd.thunders():
             on = ons[(members or woke)[0]]
-            herds.append(crowd.tell(str(thing), thing.kind, on))
+            herds.append(crowd.as_herd(str(thing), thing.kind, on))
     return tuple(sorted(herds, key=lambda herd: (-herd.waiters, herd.lock)))
 
 
@@ -159,14 +160,14 @@ def crowd_of(
     watched: Watched = Watched(),
 ) -> Herd:
     """
-    Tell of the tasks that wait for one lock whether they are a herd, or just many.
+    Return the tasks that wait for one lock as a herd, or as just many.
 
     :param lock: What the report calls it.
     :param on: What they wait on.
     :param woken: Those that have waited for it, and are just being woken.
     """
     crowd = _Crowd(tasks, now, clocks, rows, woken, watched)
-    herd = crowd.tell(lock, on.kind, on)
+    herd = crowd.as_herd(lock, on.kind, on)
     if crowd.thunders():
         return herd
     return replace(herd, confidence="none", wakeups=None, in_vain=None)
@@ -174,7 +175,7 @@ def crowd_of(
 
 def confirm(herd: Herd, slept: npt.NDArray[np.int64]) -> Herd:
     """
-    Tell whether a herd thundered within an interval.
+    Return whether a herd thundered within an interval.
 
     It did if all but a few of those that wait have gone to sleep meanwhile.
 
@@ -192,7 +193,7 @@ _ALL_WAYS = frozenset({"futex", "lock"})
 
 
 def _thing(on: WaitTarget, process: int) -> _Thing | None:
-    """Tell what a task waits on so that two of them can be told to be the same."""
+    """Return what a task waits on, equal for two tasks that wait on the same."""
     if on.kind in ("futex", "lock"):
         if on.address is None:
             return None
@@ -213,7 +214,7 @@ def _thing(on: WaitTarget, process: int) -> _Thing | None:
 
 
 class _Crowd:
-    """Threads that wait on one thing, and those that it has just let go."""
+    """Threads that wait on one thing, or were just woken from it."""
 
     def __init__(
         self,
@@ -233,7 +234,7 @@ class _Crowd:
         self._watched = watched
 
     def thunders(self) -> bool:
-        """Tell whether they have been woken together: see above."""
+        """Return whether they have been woken together: see above."""
         if float(np.median(self._tasks["nvcsw"][self._all])) < MIN_SWITCHES:
             return False
         if len(self._woken) >= MIN_WAITERS // 2:
@@ -241,7 +242,7 @@ class _Crowd:
         return self._have_lived() and self._slept_together()
 
     def _have_lived(self) -> bool:
-        """Tell whether they do not wait since they were made."""
+        """Return whether they lived for a while before they went to sleep."""
         if self._clocks.monotonic_ns is None or not len(self._rows):
             return False
         started = self._tasks["start_ns"][self._rows].astype(np.int64)
@@ -266,25 +267,25 @@ class _Crowd:
         return any(map(self._together_in, self._watched.again(self._all)))
 
     def _are_woken(self) -> bool:
-        """Tell whether they are woken often enough for a round to be under way."""
+        """Return whether they are woken often enough for a round to be under way."""
         if self._watched.slept is not None:
             return bool(np.median(self._watched.slept[self._all]))
         return float(np.median(self._now.age_ns[self._all])) < _RECENT_NS
 
     def _together_in(self, table: TaskTable) -> bool:
-        """Tell whether another look has most of them asleep since one round or two."""
+        """Return whether most of them, read again, sleep since one or two rounds."""
         rests = asleep(table)
         stamps = table["exec_start_ns"][rests].astype(np.int64)
         return len(stamps) >= MIN_WAITERS // 2 and self._in_rounds(stamps)
 
     def _in_rounds(self, times: npt.NDArray[np.int64]) -> bool:
-        """Tell whether they went to sleep in one round, or two."""
+        """Return whether they went to sleep in one round, or two."""
         if _apart(times) <= self._allowed_ns:
             return True
         return all(_apart(part) <= self._allowed_ns for part in _parts(times))
 
-    def tell(self, name: str, kind: str, on: WaitTarget | None) -> Herd:
-        """Give them as a herd, confirmed if an interval does."""
+    def as_herd(self, name: str, kind: str, on: WaitTarget | None) -> Herd:
+        """Return them as a herd; an interval may confirm it."""
         tasks, rows = self._tasks, self._all
         ages = self._now.age_ns[self._rows if len(self._rows) else rows]
         herd = Herd(
@@ -319,7 +320,7 @@ class _Crowd:
             return None
         processes = np.unique(tasks["tgid"][self._all])
         own = np.isin(tasks["tgid"], processes)
-        # One of them may have woken the next by giving back a lock.
+        # One of them may have woken the next by releasing a lock.
         wakes = 2 * tasks["wakee_flips"].astype(np.int64) >= len(self._all)
         wakes &= (tasks["flags"] & PF_KTHREAD) == 0
         wakes[self._all] = False
@@ -340,7 +341,7 @@ class _Crowd:
 
 
 def _apart(times: npt.NDArray[np.int64]) -> float:
-    """Tell how far apart all but a few are."""
+    """Return the span of all but a few times."""
     first, last = np.quantile(times, (_STRAGGLERS / 2, 1 - _STRAGGLERS / 2))
     return float(last - first)
 
@@ -353,7 +354,7 @@ def _parts(times: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
 
 
 def _in_two_parts(times: npt.NDArray[np.int64]) -> bool:
-    """Tell whether they went to sleep in two parts, each at once, and not one by one.
+    """Return whether they went to sleep in two parts, each at once, and not one by one.
 
     Each has a share of the time that is allowed, however small, and they are farther
     apart than both took.

@@ -29,57 +29,57 @@ _BY_NAME = {name: lock_type for lock_type in LOCK_TYPES for name in lock_type.na
 _OWN_CLASSES = {lock_type.task_class for lock_type in LOCK_TYPES} - {None}
 
 
-def requests_of(look: LockContext, case: BlockedTask) -> Sequence[Request]:
+def requests_of(context: LockContext, case: BlockedTask) -> Sequence[Request]:
     """
     Return the locks that a task waits for: mostly one, several if any of them will do.
 
     :raises drgn.FaultError: if it cannot be read
-    :raises LookupError: if nothing tells the types
+    :raises LookupError: if the types are unknown
     """
     own = case.task_class if case.task_class in _OWN_CLASSES else None
     for lock_type in LOCK_TYPES:
-        found = lock_type.requests(look, case) if lock_type.task_class is own else ()
+        found = lock_type.requests(context, case) if lock_type.task_class is own else ()
         if found:
             return found
     return ()
 
 
-def queue_of(look: LockContext, lock: Lock) -> Sequence[QueuedWaiter] | None:
+def queue_of(context: LockContext, lock: Lock) -> Sequence[QueuedWaiter] | None:
     """
-    Return who waits for a lock, in its order; ``None`` if it keeps none, or it is lost.
+    Return the waiters of a lock, in order; ``None`` if it keeps none, or they are lost.
 
     :raises drgn.FaultError: if it cannot be read
     """
-    return _BY_NAME[lock.type].queue(look, lock)
+    return _BY_NAME[lock.type].queue(context, lock)
 
 
-def holders_of(look: LockContext, lock: Lock) -> Sequence[Holder]:
+def holders_of(context: LockContext, lock: Lock) -> Sequence[Holder]:
     """
-    Return who has a lock, as far as the lock itself records it.
+    Return the owners of a lock, as far as the lock itself records it.
 
     :raises drgn.FaultError: if it cannot be read
     """
-    return _BY_NAME[lock.type].holders(look, lock)
+    return _BY_NAME[lock.type].holders(context, lock)
 
 
-def readers_of(look: LockContext, lock: Lock) -> int | None:
+def readers_of(context: LockContext, lock: Lock) -> int | None:
     """
-    Count who has a lock for reading; ``None`` if it does not count them.
+    Return the number of readers of a lock; ``None`` if it does not count them.
 
     :raises drgn.FaultError: if it cannot be read
     """
-    return _BY_NAME[lock.type].readers(look, lock)
+    return _BY_NAME[lock.type].readers(context, lock)
 
 
 def what_of(
-    look: LockContext, case: BlockedTask, requests: Sequence[Request]
+    context: LockContext, case: BlockedTask, requests: Sequence[Request]
 ) -> str | None:
     """
-    Say what a lock that nobody has stands for, such as work that is to be done.
+    Describe what a lock without an owner stands for, such as work to be done.
 
     :raises drgn.FaultError: if it cannot be read
     """
     if len(requests) != 1:
         return None
     (request,) = requests
-    return _BY_NAME[request.lock.type].what(look, case, request)
+    return _BY_NAME[request.lock.type].what(context, case, request)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Who waits for whom, on one kernel: reports one after the other."""
+"""Reports of the waits, locks and owners of one kernel: the session of msa-locks."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,6 @@ from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.locks.base.lock import Lock
 from msatools.locks.base.lock_context import MAX_WAITERS, LockContext
 from msatools.locks.base.struct_reader import Layout
-from msatools.locks.changes import changes
 from msatools.locks.consistency import (
     concerned,
     held,
@@ -27,23 +26,23 @@ from msatools.locks.consistency import (
     without_edges,
 )
 from msatools.locks.contention import Contention, Met, met
-from msatools.locks.herds import look_again
+from msatools.locks.herds import read_again
 from msatools.locks.options import LocksOptions
 from msatools.locks.owners import BY_STACK
-from msatools.locks.report import Contended, LocksReport
+from msatools.locks.report import Contended, LocksReport, changes
 from msatools.locks.report_builder import ReportBuilder
-from msatools.locks.sleeping.spinqueues import ANY, ANY_ID, ANY_NAME, SpinQueues
+from msatools.locks.sleeping.spinlocks import ANY, ANY_ID, ANY_NAME, SpinQueues
 from msatools.locks.wait_snapshot import (
     WaitSnapshot,
     Wanted,
     find_owners,
-    make_scene,
     missing_owners,
+    read_snapshot,
 )
-from msatools.prstat.sampler import MAX_HZ, MAX_SHARE, Sampler
 from msatools.target.describe import describe
 from msatools.target.model import Target
 from msatools.tasks.names import KernelNames
+from msatools.tasks.sampler import MAX_HZ, MAX_SHARE, Sampler
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState, collect_now
@@ -56,8 +55,8 @@ _COVERAGE = (
 """Keys that are always in the report's coverage."""
 
 MAX_NAMED = 32
-"""New locks that one look names, those first for which most tasks wait; others are told
-by where they are."""
+"""New locks that one sample names, those with most waiters first; others are known by
+their address."""
 
 _STEPS = 6
 _MAX_ROUNDS = 64
@@ -93,7 +92,7 @@ def collect_locks(
 
 
 Switches = Mapping[tuple[int, int], int]
-"""How often each thread, by its ID and when it started, has gone to sleep."""
+"""How often each thread went to sleep, by its ID and its start."""
 
 
 class Locks(KernelSession[LocksReport, LocksOptions]):
@@ -111,51 +110,51 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
             self._stack_bytes = stack_bytes(prog)
             self._spin_queues = SpinQueues(self._reader, self._findings)
         self._switches: Switches | None = None
-        self._live = bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
+        self._live = self._reader.is_live
         self._contention = Contention()
         self._names: dict[Lock, tuple[str, str | None]] = {}
         self._unnamed: dict[Lock, str] = {}
-        """The IDs of locks that were met and, so far, not named."""
+        """The IDs of sampled locks that are not named yet."""
 
         self._cost_s = 0.0
 
     @property
     def period_s(self) -> float | None:
-        """How long after one look the next is due; more where they cost much."""
+        """Seconds from one sample to the next; more if samples cost much CPU time."""
         share = min(self._options.share or MAX_SHARE, MAX_SHARE)
         return max(1 / MAX_HZ, self._cost_s / share)
 
     def begin(self, progress: Progress) -> None:
-        """Look at all tasks: an interval begins."""
+        """Take the first snapshot of an interval."""
         self._contention = Contention()
         self._switches = None
         super().begin(progress)
 
     def sample(self) -> None:
-        """Look at all tasks in the midst of an interval."""
+        """Take a snapshot within an interval."""
         began_s = time.process_time()
         # A part that is lost is so in the report of the interval as well.
         aside = LossLog()
         if self._alone:
-            scene = self._look_at(self._read(aside), aside, alone=True)
+            snapshot = self._snapshot_of(self._read(aside), aside, alone=True)
         else:
-            scene = self._look_at_all(aside)
-        find_owners(scene, self._reader, self._stack_bytes, aside, search=False)
-        self._meet(scene)
+            snapshot = self._snapshot_of_all(aside)
+        find_owners(snapshot, self._reader, self._stack_bytes, aside, search=False)
+        self._meet(snapshot)
         self._cost_s = time.process_time() - began_s
 
-    def _meet(self, scene: WaitSnapshot) -> None:
-        """Add the locks that a look has met, as they were just then."""
-        self._contention.add([*met(scene), *self._spins()])
-        new = [want for want in scene.crowds if want.lock not in self._names]
+    def _meet(self, snapshot: WaitSnapshot) -> None:
+        """Add the waiters and owners of a snapshot to the contention."""
+        self._contention.add([*met(snapshot), *self._spins()])
+        new = [want for want in snapshot.crowds if want.lock not in self._names]
         if new:
-            teller = ReportBuilder(scene, self._options, self._stack_bytes)
+            builder = ReportBuilder(snapshot, self._options, self._stack_bytes)
             new.sort(key=_crowd)
-            self._names |= teller.names(new[:MAX_NAMED])
-            self._unnamed |= teller.ids(new[MAX_NAMED:])
+            self._names |= builder.names(new[:MAX_NAMED])
+            self._unnamed |= builder.ids(new[MAX_NAMED:])
 
     def _spins(self) -> Iterator[Met]:
-        """Yield what CPUs wait for that are in queues for spinlocks, as one lock."""
+        """Yield the CPUs in queues for spinlocks, as waiters of one lock."""
         if self._alone:
             return
         try:
@@ -173,7 +172,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
         contention, self._contention = self._contention, Contention()
         contended = self._contended(contention, report)
         unnamed = sum(lock not in self._names for lock in contention.ranked())
-        # What lies at an address may be another lock by then.
+        # Later the address may be that of another lock.
         self._names, self._unnamed = {}, {}
         return replace(
             report,
@@ -189,78 +188,75 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
     def _contended(
         self, contention: Contention, report: LocksReport
     ) -> tuple[Contended, ...]:
-        """Tell the locks that were met, of the types that were asked for."""
+        """Return the contention of the locks of the types that were asked for."""
         types, interval_ns = self._options.types, report.interval_ns or 0
         unnamed = {lock: (id_, None) for lock, id_ in self._unnamed.items()}
         names = {**unnamed, **self._names}
         return tuple(
-            contention.tell(lock, *names[lock], interval_ns)
+            contention.contended(lock, *names[lock], interval_ns)
             for lock in contention.ranked()
             if types is None or lock.type in types
         )
 
     def report(self, progress: Progress) -> LocksReport:
         """Report who waits for whom now."""
-        findings = self._findings
+        losses = self._findings
         with self._reporting():
             progress(0, _STEPS)
-            scene = self._of_some() if self._alone else self._look_at_all(findings)
-            self._kernel_names.fill(scene.tasks, findings)
+            snapshot = self._of_some() if self._alone else self._snapshot_of_all(losses)
+            self._kernel_names.fill(snapshot.tasks, losses)
             progress(3, _STEPS)
-            search = not scene.look.alone
-            find_owners(scene, self._reader, self._stack_bytes, findings, search)
-            crowded = scene
+            search = not snapshot.context.alone
+            find_owners(snapshot, self._reader, self._stack_bytes, losses, search)
+            crowded = snapshot
             if self._live:
-                self._meet(scene)
-                scene = self._confirmed(self._held(scene))
+                self._meet(snapshot)
+                snapshot = self._confirmed(self._held(snapshot))
             progress(4, _STEPS)
-            again = look_again(self._task_reader, scene.tasks) if self._live else None
-            teller = ReportBuilder(
-                scene, self._options, self._stack_bytes, crowded, again
+            again = (
+                read_again(self._task_reader, snapshot.tasks) if self._live else None
             )
-            tasks, then = scene.tasks, self._switches
-            told = teller.tell(None if then is None else _slept(tasks, then))
+            builder = ReportBuilder(
+                snapshot, self._options, self._stack_bytes, crowded, again
+            )
+            tasks, then = snapshot.tasks, self._switches
+            rows = builder.rows(None if then is None else _slept(tasks, then))
             now = zip(_threads(tasks), tasks["nvcsw"].tolist(), strict=True)
             self._switches = dict(now)
-            self._count(scene)
+            self._count(snapshot)
         return LocksReport(
-            **self._head(scene.clocks.monotonic_ns, _COVERAGE),
-            waits=told.waits,
-            locks=told.locks,
-            roots=told.roots,
-            deadlocks=told.deadlocks,
-            herds=told.herds,
-            inversions=told.inversions,
-            pids=tuple(scene.tasks["pid"].tolist()),
+            **self._head(snapshot.clocks.monotonic_ns, _COVERAGE),
+            **rows,
+            pids=tuple(snapshot.tasks["pid"].tolist()),
         )
 
-    def _read(self, findings: LossLog) -> TaskTable:
+    def _read(self, losses: LossLog) -> TaskTable:
         """Read all threads, or those that were named."""
-        return self._task_reader.read_named(self._options.pids, findings)
+        return self._task_reader.read_named(self._options.pids, losses)
 
     def _of_some(self) -> WaitSnapshot:
-        """Find what the named tasks wait for, and what the owners of that wait for."""
+        """Read the waits of the named tasks, and of the owners they lead to."""
         tasks = self._read(self._findings)
         for _ in range(_MAX_ROUNDS):
-            scene = self._look_at(tasks, self._findings, alone=True)
-            missing = missing_owners(scene)
+            snapshot = self._snapshot_of(tasks, self._findings, alone=True)
+            missing = missing_owners(snapshot)
             if not missing:
                 break
             more = self._are_tasks(self._task_reader.read(missing, self._findings))
             if not len(more):
                 break
-            # All is told anew of the tasks of this look and of the one before.
+            # The next round reads these tasks and those of this round anew.
             self._findings.reset(self._lasting)
             records = np.concatenate([tasks.records, more.records])
             tasks = TaskTable(records, tasks.columns)
-        if not _asks_all(scene):
-            return scene
+        if not _asks_all(snapshot):
+            return snapshot
         self._findings.reset(self._lasting)
         tasks = self._task_reader.read_all(self._findings)
-        return self._look_at(tasks, self._findings, alone=False)
+        return self._snapshot_of(tasks, self._findings, alone=False)
 
     def _are_tasks(self, tasks: TaskTable) -> TaskTable:
-        """Leave out what is no task any more, but was one when a lock named it."""
+        """Return the tasks that still exist."""
         known = find_tasks(self._reader, tasks["pid"].tolist(), LossLog())
         return tasks.only(np.isin(tasks["address"], list(known.values())))
 
@@ -268,79 +264,79 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
     def _alone(self) -> bool:
         return self._options.pids is not None
 
-    def _look_at_all(self, findings: LossLog) -> WaitSnapshot:
-        seen = self._sampler.look()
-        return self._scene(seen.tasks, seen.now, seen.clocks, findings, alone=False)
+    def _snapshot_of_all(self, losses: LossLog) -> WaitSnapshot:
+        seen = self._sampler.sample()
+        return self._snapshot(seen.tasks, seen.now, seen.clocks, losses, alone=False)
 
-    def _look_at(
-        self, tasks: TaskTable, findings: LossLog, *, alone: bool
+    def _snapshot_of(
+        self, tasks: TaskTable, losses: LossLog, *, alone: bool
     ) -> WaitSnapshot:
-        clocks = read_clocks(self._reader, findings)
+        clocks = read_clocks(self._reader, losses)
         now = collect_now(self._sampler.collector, self._prog, tasks, clocks)
-        return self._scene(tasks, now, clocks, findings, alone=alone)
+        return self._snapshot(tasks, now, clocks, losses, alone=alone)
 
-    def _scene(
+    def _snapshot(
         self,
         tasks: TaskTable,
         now: TaskState,
         clocks: Clocks,
-        findings: LossLog,
+        losses: LossLog,
         *,
         alone: bool,
     ) -> WaitSnapshot:
-        # Who waits for a lock is told in full, also where but one was asked for.
+        # All waiters of a lock are reported, even for a single task.
         limit = MAX_WAITERS
-        look = LockContext(
-            self._layout, tasks, findings, clocks, alone=alone, limit=limit
+        context = LockContext(
+            self._layout, tasks, losses, clocks, alone=alone, limit=limit
         )
-        return make_scene(look, now, clocks, self._stack_bytes)
+        return read_snapshot(context, now, clocks, self._stack_bytes)
 
-    def _held(self, scene: WaitSnapshot) -> WaitSnapshot:
-        """Leave out what has changed while it was looked at."""
-        again = self._task_reader.read(concerned(scene), LossLog())
-        kept = held(scene, again, alone=scene.look.alone)
-        ended = len(scene.blocked) - len(kept.blocked)
+    def _held(self, snapshot: WaitSnapshot) -> WaitSnapshot:
+        """Return the snapshot without what changed while it was read."""
+        again = self._task_reader.read(concerned(snapshot), LossLog())
+        kept = held(snapshot, again, alone=snapshot.context.alone)
+        ended = len(snapshot.blocked) - len(kept.blocked)
         self._findings.coverage["waits_ended"] += ended
         return kept
 
-    def _confirmed(self, scene: WaitSnapshot) -> WaitSnapshot:
-        """Leave out circles of waits that are not there at a second look."""
-        circles = in_circles(scene)
+    def _confirmed(self, snapshot: WaitSnapshot) -> WaitSnapshot:
+        """Return the snapshot without cycles that a second one does not confirm."""
+        circles = in_circles(snapshot)
         if not circles:
-            return scene
+            return snapshot
         aside = LossLog()
         tasks = self._task_reader.read(circles, aside)
-        second = self._look_at(tasks, aside, alone=True)
+        second = self._snapshot_of(tasks, aside, alone=True)
         find_owners(second, self._reader, self._stack_bytes, aside, search=True)
-        wrong = unconfirmed(scene, second)
+        wrong = unconfirmed(snapshot, second)
         self._findings.coverage["owners_unconfirmed"] += len(wrong)
-        # Asleep from before the first look until after the second.
-        return self._held(without_edges(scene, wrong))
+        # Only tasks that slept from before the first read until after the last one.
+        return self._held(without_edges(snapshot, wrong))
 
-    def _count(self, scene: WaitSnapshot) -> None:
+    def _count(self, snapshot: WaitSnapshot) -> None:
         coverage = self._findings.coverage
-        dead = int(np.count_nonzero(scene.tasks["exit_state"]))
-        coverage["tasks"] = len(scene.tasks)
+        dead = int(np.count_nonzero(snapshot.tasks["exit_state"]))
+        coverage["tasks"] = len(snapshot.tasks)
         coverage["zombies"] = dead
-        coverage["tasks_scanned"] = len(scene.tasks) - dead
-        coverage["blocked"] = len(scene.blocked)
-        unknown = [each for each in scene.blocked.values() if each.why]
+        coverage["tasks_scanned"] = len(snapshot.tasks) - dead
+        coverage["blocked"] = len(snapshot.blocked)
+        unknown = [each for each in snapshot.blocked.values() if each.why]
         coverage["locks_unknown"] = len(unknown)
 
 
-def _asks_all(scene: WaitSnapshot) -> bool:
-    """Tell whether nothing but all tasks tells who has what some of them wait for.
+def _asks_all(snapshot: WaitSnapshot) -> bool:
+    """Return whether all tasks have to be read to find the owners.
 
-    Their stacks tell who has locks that do not say so; and their files, who serves a
-    file system in user space.
+    The owners of some locks are only known by stacks, and the server of a file system
+    in user space only by open files.
     """
-    outside = (each.external for each in scene.blocked.values())
+    outside = (each.external for each in snapshot.blocked.values())
     if any(thing is not None and thing.kind == "fuse" for thing in outside):
         return True
     return any(
         want.lock.type in BY_STACK
         and not any(holder.confidence == "exact" for holder in want.holders)
-        for want in scene.wanted.values()
+        for want in snapshot.wanted.values()
     )
 
 
@@ -362,7 +358,7 @@ def _threads(tasks: TaskTable) -> Iterator[tuple[int, int]]:
 
 
 def _slept(tasks: TaskTable, then: Switches) -> npt.NDArray[np.int64]:
-    """Tell how often each task has gone to sleep since; one that is new, never."""
+    """Return how often each task went to sleep since then; 0 for a new task."""
     now: list[int] = tasks["nvcsw"].tolist()
     pairs = zip(now, map(then.get, _threads(tasks)), strict=True)
     return np.array([0 if b is None else a - b for a, b in pairs], np.int64)

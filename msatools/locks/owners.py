@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Who has a lock, and how sure that is: what it says, held against all stacks. Pure."""
+"""Owners of locks and how certain they are, by the lock itself and by stacks. Pure."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from msatools.locks.base.lock import Lock, OwnerConfidence
 
 BY_STACK = frozenset({"rwsem", "semaphore", "percpu_rwsem"})
-"""Types of locks that do not name all who have them: stacks are searched."""
+"""Types of locks that do not record all owners: stacks are searched."""
 
-MAX_TOLD = 32
-"""Tasks that are told by what is on their stacks: a waiter waits for each of them."""
+MAX_BY_STACK = 32
+"""Owners of one lock that are reported by their stacks."""
 
 
 @dataclass(frozen=True)
 class Owned:
-    """A task that has a lock, or probably has it."""
+    """An owner of a lock, certain or probable."""
 
     row: int
     confidence: OwnerConfidence
@@ -24,7 +24,7 @@ class Owned:
     """Whether its stack has the lock's address."""
 
     firm: bool
-    """Whether a deadlock may be made of it."""
+    """Whether it may be part of a deadlock."""
 
 
 def owners(
@@ -37,21 +37,21 @@ def owners(
     searched: bool = True,
 ) -> tuple[Owned, ...]:
     """
-    Tell who has a lock.
+    Return the owners of a lock.
 
-    A task that has a lock for reading, or a semaphore, is nowhere recorded, or only the
-    last that came. But it has mostly left the lock's address on its stack; so has who
-    waits for it, which is known, and at times who has released it. So stacks prove
-    nothing when more of them have the address than readers have the lock; and the last
-    reader is none any more when as many others are seen as there are readers.
+    The kernel records no reader of a lock and no owner of a semaphore, or only the last
+    one. But an owner mostly has the lock's address on its stack. So has each waiter,
+    and at times a task that has released the lock. So stacks prove nothing if more of
+    them have the address than the lock has readers. And the last reader has left if as
+    many other stacks have the address as there are readers.
 
     :param named: Rows of tasks that the lock itself names.
-    :param readers: How many have it for reading; ``None`` if it does not count them.
+    :param readers: The number of readers; ``None`` if the lock does not count them.
     :param seen: Rows of tasks whose stacks have its address.
     :param waiting: Rows of tasks that wait for it.
-    :param searched: Whether all stacks were looked at, not those of named tasks alone.
+    :param searched: Whether all stacks were searched, not just those of named tasks.
     """
-    told = [
+    recorded = [
         Owned(
             row,
             confidence,
@@ -59,31 +59,31 @@ def owners(
             firm=confidence == "exact" or not readers,
         )
         for row, confidence in named
-        # A writer may have shut out others, and wait for readers to leave.
+        # A writer may keep out others while it waits for readers to leave.
         if not (readers and row in waiting)
     ]
-    if lock.type not in BY_STACK or any(own.confidence == "exact" for own in told):
-        return tuple(told)
+    if lock.type not in BY_STACK or any(own.confidence == "exact" for own in recorded):
+        return tuple(recorded)
     if not searched:
-        # The last reader may have left, and nobody looked who else there is.
-        return tuple(own for own in told if own.seen)
-    known = {own.row for own in told}
+        # The last reader may have left, and other stacks were not searched.
+        return tuple(own for own in recorded if own.seen)
+    known = {own.row for own in recorded}
     others = sorted(set(seen) - set(waiting) - known)
     if lock.type == "semaphore":
-        # It does not count how many have it.
-        alone = not told and len(others) == 1
+        # It does not count its owners.
+        alone = not recorded and len(others) == 1
         found = [Owned(row, "evidence", True, alone) for row in others]
-        return (*told, *found[:MAX_TOLD])
+        return (*recorded, *found[:MAX_BY_STACK])
     most = 1 if readers is None else readers
     if lock.type == "percpu_rwsem" and not readers:
         most = 1  # a writer is in
-    last = [own for own in told if own.seen]
+    last = [own for own in recorded if own.seen]
     if len(others) + len(last) > most:
-        # Too many to know whom to believe.
-        return tuple(told)
+        # There are more candidates than owners.
+        return tuple(recorded)
     if len(others) == most:
-        told = last
+        recorded = last
     confirmed = [Owned(own.row, own.confidence, True, True) for own in last]
-    unseen = [own for own in told if not own.seen]
+    unseen = [own for own in recorded if not own.seen]
     found = [Owned(row, "evidence", True, True) for row in others]
-    return (*confirmed, *unseen, *found[:MAX_TOLD])
+    return (*confirmed, *unseen, *found[:MAX_BY_STACK])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a task that others wait for does in place of giving way, in a few words."""
+"""What a task is doing that others wait for, in a few words."""
 
 import signal
 from collections.abc import Callable
@@ -28,11 +28,11 @@ _FREEZER_V2 = ("do_freezer_trap", "cgroup_enter_frozen")
 _FREEZER = "__refrigerator"
 
 _OF_DATA = frozenset({TaskClass.DSK, TaskClass.FLT, TaskClass.SWP})
-"""Whose data is waited for says more than what is waited for of it."""
+"""Classes for which the owner of the data says more than the lock."""
 
 
 def reason(
-    look: LockContext,
+    context: LockContext,
     row: int,
     now: TaskState,
     case: BlockedTask | None,
@@ -40,7 +40,7 @@ def reason(
     what: str | None,
 ) -> str:
     """
-    Tell what a task is doing, without for how long.
+    Describe what a task is doing, without for how long.
 
     :param case: Of the task, if it sleeps.
     :param on: What it waits on, as far as that is known.
@@ -48,19 +48,19 @@ def reason(
     """
     task_class = TaskClass(int(now.classes[row]))
     if task_class is TaskClass.ZMB:
-        return _dead(look, row)
+        return _dead(context, row)
     if task_class in _AWAKE:
-        return _awake(look, row, task_class)
-    told = _asleep(look, row, now, case, on, what, task_class)
-    exits = int(look.tasks["flags"][row]) & _EXITING
-    return f"exiting, {told}" if exits else told
+        return _awake(context, row, task_class)
+    text = _asleep(context, row, now, case, on, what, task_class)
+    exits = int(context.tasks["flags"][row]) & _EXITING
+    return f"exiting, {text}" if exits else text
 
 
 def external_reason(external: External, doing: str | None) -> str:
     """
-    Tell what something outside of all tasks is, and what who serves it is doing.
+    Describe something outside of all tasks, and what its server is doing.
 
-    :param doing: That of ``external.pid``; it is said where the text lacks it.
+    :param doing: What ``external.pid`` is doing; added if the text lacks it.
     """
     exact = all(server.confidence == "exact" for server in external.servers)
     if external.pid is None or doing is None or exact:
@@ -68,8 +68,8 @@ def external_reason(external: External, doing: str | None) -> str:
     return f"{external.text}, {doing}"
 
 
-def _dead(look: LockContext, row: int) -> str:
-    reaped = int(look.tasks["exit_state"][row]) & _EXIT_DEAD
+def _dead(context: LockContext, row: int) -> str:
+    reaped = int(context.tasks["exit_state"][row]) & _EXIT_DEAD
     return "dead, being reaped" if reaped else "dead, not reaped"
 
 
@@ -78,34 +78,34 @@ _AWAKE = frozenset(
 )
 
 
-def _awake(look: LockContext, row: int, task_class: TaskClass) -> str:
-    cpu = int(look.tasks["cpu"][row])
+def _awake(context: LockContext, row: int, task_class: TaskClass) -> str:
+    cpu = int(context.tasks["cpu"][row])
     if task_class is TaskClass.LAT:
         return f"waits for CPU {cpu}"
     where = {
         TaskClass.USR: " in user mode",
         TaskClass.INT: " in an interrupt",
-        TaskClass.SYS: _running_in(look, row),
+        TaskClass.SYS: _running_in(context, row),
     }
     return f"runs on CPU {cpu}{where.get(task_class, '')}"
 
 
-def _running_in(look: LockContext, row: int) -> str:
+def _running_in(context: LockContext, row: int) -> str:
     """Name the function that a task is in, by the registers in a dump."""
-    prog = look.reader.prog
-    address = int(look.tasks["address"][row])
+    prog = context.reader.prog
+    address = int(context.tasks["address"][row])
     task = drgn.Object(prog, "struct task_struct *", address)
     try:
         trace = prog.stack_trace(task)
     except (ValueError, LookupError, drgn.FaultError):
         return ""
-    names = (look.function(frame) for frame in trace if frame.pc >= KERNEL_HALF)
+    names = (context.function(frame) for frame in trace if frame.pc >= KERNEL_HALF)
     name = next((name for name in names if name), None)
     return f" in {name}" if name else ""
 
 
 def _asleep(
-    look: LockContext,
+    context: LockContext,
     row: int,
     now: TaskState,
     case: BlockedTask | None,
@@ -114,18 +114,18 @@ def _asleep(
     task_class: TaskClass,
 ) -> str:
     if task_class is TaskClass.STP:
-        return _stopped(look, row, case)
+        return _stopped(context, row, case)
     if task_class is TaskClass.TRC:
         tracer = on.pid if on else None
         return "stopped by a tracer" if tracer is None else f"traced by {tracer}"
     if what is not None and task_class is TaskClass.LCK:
         return what  # of a futex a whole sentence
-    tell = _BY_CLASS.get(task_class)
-    told = tell(on) if tell else None
-    if what is not None and (told is None or task_class not in _OF_DATA):
+    describe = _BY_CLASS.get(task_class)
+    text = describe(on) if describe else None
+    if what is not None and (text is None or task_class not in _OF_DATA):
         return f"waits for {what}"
-    if told is not None:
-        return told
+    if text is not None:
+        return text
     where = _where(now, row, case)
     thing = _thing(on) if on is not None else None
     if where is None:
@@ -133,12 +133,12 @@ def _asleep(
     return f"asleep in {where} of {thing}" if thing else f"asleep in {where}"
 
 
-def _stopped(look: LockContext, row: int, case: BlockedTask | None) -> str:
+def _stopped(context: LockContext, row: int, case: BlockedTask | None) -> str:
     if case is not None and case.is_in(*_FREEZER_V2):
         return "frozen by its control group"
     if case is not None and case.is_in(_FREEZER):
         return "frozen"
-    number = int(look.tasks["jobctl"][row]) & _STOP_SIGNAL
+    number = int(context.tasks["jobctl"][row]) & _STOP_SIGNAL
     return f"stopped by {_signal(number)}" if number else "stopped"
 
 
@@ -158,7 +158,7 @@ def _where(now: TaskState, row: int, case: BlockedTask | None) -> str | None:
 
 
 def _data(on: WaitTarget | None) -> str | None:
-    """Tell whose data is waited for."""
+    """Return the owner of the data that is waited for."""
     if on is None:
         return None
     if on.kind == "userfaultfd":

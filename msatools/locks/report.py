@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What msa-locks reports: who waits for what, who has it, what is at the root of it.
+"""Reports of msa-locks: waits, locks, owners, roots, and changes between two reports.
 
 Plain data: a renderer prints it, JSON serialises it.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from msatools.kernel.report import ADDED, Report
+from msatools.kernel.report import ADDED, Report, ns_between
 from msatools.locks.base.lock import LockTypeName, OwnerConfidence
 from msatools.locks.base.model import Herd, Mode, WaitTarget
 from msatools.target.model import UNLISTED, Address
@@ -34,16 +35,15 @@ class Wait:
     """``exact``, ``upper`` or ``estimate``."""
 
     mode: Mode | None
-    """How it wants the lock; ``None`` where there is one way only."""
+    """How it wants the lock; ``None`` if there is only one way."""
 
     lock: str | None
-    """The ID of the lock; ``None`` if it waits for none, or for one that is not to be
-    found."""
+    """The ID of the lock; ``None`` if it waits for none, or the lock was not found."""
 
     task_class: str = field(metadata={"key": "class"})
 
     caller: str | None
-    """The function that wanted what is waited for."""
+    """The calling function."""
 
     call: str | None
     """The system call that it is in."""
@@ -64,7 +64,7 @@ class Wait:
     """What it waits on where that is no lock."""
 
     why: str | None = field(default=None, metadata=ADDED)
-    """Why no lock is told, where there is one."""
+    """Why the lock is unknown, if there is one."""
 
     stack: tuple[str, ...] | None = field(default=None, metadata=ADDED)
     """Functions, innermost first, if asked for."""
@@ -72,7 +72,7 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Owner:
-    """A task that has a lock, or probably has it."""
+    """An owner of a lock, certain or probable."""
 
     pid: int
     confidence: OwnerConfidence
@@ -92,7 +92,7 @@ class LockRow:
     type: LockTypeName
     address: Address | None
     name: str | None
-    """What it is called, and what it lies in: ``i_rwsem of /mnt/d``,
+    """Its name, and what it lies in: ``i_rwsem of /mnt/d``,
     ``mm_struct(486 mmap-P).mmap_lock``, ``kmalloc-64+0x10``."""
 
     owners: tuple[Owner, ...]
@@ -103,7 +103,7 @@ class LockRow:
     """The longest wait."""
 
     readers: int | None = field(default=None, metadata=ADDED)
-    """How many have it for reading, where it counts them."""
+    """The number of readers, if it counts them."""
 
     path: str | None = field(default=None, metadata=ADDED)
     inode: int | None = field(default=None, metadata=ADDED)
@@ -120,20 +120,20 @@ class LockRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Root:
-    """What others wait for in the end."""
+    """A root: the end of a chain of waits."""
 
     kind: RootKind
-    """A task that has what others wait for; something outside of all tasks (a device, a
-    server, a frozen file system, a lock that nobody is known to have); or a cycle."""
+    """A task that owns what others wait for; something outside of all tasks (a device,
+    a server, a frozen file system, a lock with no known owner); or a cycle."""
 
     pid: int | None
     """The task; of something external the task that serves it, if one is known."""
 
     reason: str
-    """What it is doing in place of giving way, in a few words."""
+    """What it is doing instead of releasing what others wait for."""
 
     blocked_d: int
-    """How many wait behind it, near or far, in uninterruptible sleep."""
+    """How many wait behind it, directly or not, in uninterruptible sleep."""
 
     blocked_s: int
 
@@ -152,10 +152,10 @@ class Root:
     """The longest wait behind it."""
 
     behind: tuple[int, ...] = field(default=(), metadata=UNLISTED)
-    """All that wait behind it, or before what it is told for, and itself."""
+    """All tasks that wait behind it, and itself."""
 
     lock: str | None = field(default=None, metadata=ADDED)
-    """The ID of a lock that nobody is known to have."""
+    """The ID of a lock with no known owner."""
 
     stack: tuple[str, ...] | None = field(default=None, metadata=ADDED)
     """The task's functions, innermost first, if asked for."""
@@ -177,7 +177,7 @@ class Deadlock:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inversion:
-    """A task that keeps a more urgent one waiting, and does not get to run itself."""
+    """A runnable owner off the CPU that a more urgent task waits for."""
 
     lock: str
     owner: int
@@ -205,7 +205,7 @@ class LockChanges:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnerSeen:
-    """A task that looks within an interval met as a lock's owner."""
+    """A task that samples within an interval saw as a lock's owner."""
 
     pid: int
     comm: str
@@ -218,7 +218,7 @@ class OwnerSeen:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contended:
-    """A lock for which tasks waited within an interval, as looks have met them."""
+    """A lock for which tasks waited within an interval, by samples."""
 
     lock: str
     """Its ID."""
@@ -226,10 +226,10 @@ class Contended:
     type: LockTypeName
     name: str | None
     looks: int
-    """How many looks there were."""
+    """The number of samples."""
 
     share: float
-    """Of them, those that met tasks that waited."""
+    """The share of samples with waiters."""
 
     mean_queue: float
     max_queue: int
@@ -240,12 +240,12 @@ class Contended:
     """The standard error of that."""
 
     owners: tuple[OwnerSeen, ...]
-    """Those first that were met most often."""
+    """The owner that was seen most often first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocksReport(Report):
-    """Who waits for whom."""
+    """The waits, locks, roots, deadlocks and herds of a kernel."""
 
     schema: ClassVar[str] = "msatools.locks/1"
 
@@ -266,4 +266,44 @@ class LocksReport(Report):
     """Of an interval: the locks for which tasks waited longest, first."""
 
     pids: tuple[int, ...] = field(default=(), metadata=UNLISTED)
-    """All threads that were looked at."""
+    """All threads that were read."""
+
+
+_Thread = tuple[int, int]
+
+
+def changes(before: LocksReport, after: LocksReport) -> LocksReport:
+    """Return the later report with the changes since the earlier one."""
+    then = {_thread(wait): wait for wait in before.waits}
+    now = {_thread(wait): wait for wait in after.waits}
+    both = [wait for thread, wait in now.items() if thread in then]
+    stuck = {wait.pid for wait in both if _sleeps_on(then[_thread(wait)], wait)}
+    crowds = {lock.id: len(lock.waiters) for lock in before.locks}
+    return replace(
+        after,
+        interval_ns=ns_between(before, after),
+        locks=tuple(
+            replace(lock, delta_waiters=len(lock.waiters) - crowds.get(lock.id, 0))
+            for lock in after.locks
+        ),
+        changes=LockChanges(
+            begun=_pids(now[thread] for thread in now.keys() - then.keys()),
+            ended=_pids(then[thread] for thread in then.keys() - now.keys()),
+            moved=_pids(wait for wait in both if wait.pid not in stuck),
+            stuck=tuple(sorted(stuck)),
+        ),
+    )
+
+
+def _thread(wait: Wait) -> _Thread:
+    """Return a key of a thread, as IDs are used again."""
+    return wait.pid, wait.start_ns
+
+
+def _sleeps_on(then: Wait, now: Wait) -> bool:
+    """Return whether a task slept on the same lock all the time."""
+    return (then.lock, then.switches) == (now.lock, now.switches)
+
+
+def _pids(waits: Iterable[Wait]) -> tuple[int, ...]:
+    return tuple(sorted(wait.pid for wait in waits))

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A scene in words: the rows of the report, ranked and named."""
+"""Builds the rows of a report from a snapshot: ranked and named."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.structs import Booleans
 from msatools.locks.base.blocked_tasks import BlockedTask, read_cases
 from msatools.locks.base.lock import Lock
 from msatools.locks.base.model import CONDITION, Herd, WaitTarget
@@ -28,17 +30,17 @@ from msatools.locks.wait_snapshot import (
     Wanted,
     futex_at,
 )
-from msatools.locks.wait_targets.explain import awake_rows, leaving, tell
+from msatools.locks.wait_targets.explain import awake_rows, leaving, wait_target
 from msatools.target.model import Address
 from msatools.tasks.classes import RUNNABLE, TaskClass
 from msatools.tasks.identity import comm_text
-from msatools.tasks.membership import Booleans, read_members
+from msatools.tasks.membership import read_members
 from msatools.tasks.states import letters
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import AgeBound
 
 _INHERITS = frozenset(("pi_futex", "rt_mutex"))
-"""Locks whose owners run as urgently as those that wait."""
+"""Locks whose owners inherit the priority of waiters."""
 
 _WITHOUT_STACK = (*RUNNABLE, TaskClass.ZMB)
 
@@ -46,12 +48,11 @@ _PRIO_OF_PROC = 100
 """What /proc takes off a task's priority (MAX_RT_PRIO)."""
 
 _D_WEIGHT = 10
-"""How much more a task in uninterruptible sleep counts: nothing can end it."""
+"""The weight of a task in uninterruptible sleep, as nothing can end that."""
 
 
-@dataclass(frozen=True)
-class BuiltReport:
-    """The rows of a report."""
+class ReportRows(TypedDict):
+    """The fields of a report that come from a snapshot."""
 
     waits: tuple[Wait, ...]
     locks: tuple[LockRow, ...]
@@ -62,43 +63,43 @@ class BuiltReport:
 
 
 class ReportBuilder:
-    """Tells one scene."""
+    """Makes the rows of a report from one snapshot."""
 
     def __init__(
         self,
-        scene: WaitSnapshot,
+        snapshot: WaitSnapshot,
         options: LocksOptions,
         stack_size: int,
         crowded: WaitSnapshot | None = None,
         again: Callable[[npt.NDArray[np.intp]], Iterator[TaskTable]] | None = None,
     ) -> None:
         """
-        :param crowded: The same with the waits that have changed meanwhile, if others.
+        :param crowded: The snapshot with waits that changed meanwhile, if another.
         :param again: Reads some tasks again: see :class:`msatools.locks.herds.Watched`.
         """
-        self._scene = scene
-        self._crowded = crowded or scene
+        self._snapshot = snapshot
+        self._crowded = crowded or snapshot
         self._again = again
         self._options = options
         self._stack_size = stack_size
-        self._graph: Graph = scene.graph
-        self._letters: list[str] = letters(scene.tasks).tolist()
-        self._pids: list[int] = scene.tasks["pid"].tolist()
-        self._ages: list[int] = scene.now.age_ns.tolist()
-        self._names = LockNames(scene.look)
+        self._graph: Graph = snapshot.graph
+        self._letters: list[str] = letters(snapshot.tasks).tolist()
+        self._pids: list[int] = snapshot.tasks["pid"].tolist()
+        self._ages: list[int] = snapshot.now.age_ns.tolist()
+        self._names = LockNames(snapshot.context)
         self._ids: dict[Lock, str] = {}
         self._named: dict[Lock, Name] = {}
 
-    def tell(self, slept: npt.NDArray[np.int64] | None = None) -> BuiltReport:
+    def rows(self, slept: npt.NDArray[np.int64] | None = None) -> ReportRows:
         """
-        Make all rows.
+        Return all rows.
 
         :param slept: How often each task has gone to sleep within an interval.
         """
         rows = self._wanted_rows()
         locks = [
             want
-            for want in self._scene.wanted.values()
+            for want in self._snapshot.wanted.values()
             if not rows.isdisjoint(want.rows)
         ]
         self._name(locks)
@@ -111,41 +112,41 @@ class ReportBuilder:
             for sink in self._graph.roots
             for root in self._roots(sink, rows)
         ]
-        return BuiltReport(
+        return ReportRows(
             waits=tuple(self._wait(row) for row in by_age),
             locks=tuple(self._lock(want) for want in by_crowd),
             roots=tuple(sorted(roots, key=_weight)),
             deadlocks=tuple(self._deadlocks()),
             herds=with_frames(
-                [*self._herds(slept)], self._crowded.look, self._stack_size
+                [*self._herds(slept)], self._crowded.context, self._stack_size
             ),
             inversions=tuple(self._inversions(by_crowd)),
         )
 
     def names(self, locks: Iterable[Wanted]) -> dict[Lock, tuple[str, str | None]]:
-        """Give the ID and the name of some locks."""
+        """Return the ID and the name of some locks."""
         self._name(locks)
         return {lock: (id_, self._named[lock].name) for lock, id_ in self._ids.items()}
 
     def ids(self, locks: Iterable[Wanted]) -> dict[Lock, str]:
-        """Give the IDs of some locks, without a look at what they lie in."""
+        """Return the IDs of some locks, without reading what they lie in."""
         return {want.lock: self._id(want, Name()) for want in locks}
 
     # --- which
 
     def _wanted_rows(self) -> set[int]:
-        """Choose the waits that fit the options, and those on their ways to a root."""
-        chosen = {row for row in self._scene.blocked if self._fits(row)}
+        """Return the waits that fit the options, and those on chains to their roots."""
+        chosen = {row for row in self._snapshot.blocked if self._fits(row)}
         todo = list(chosen)
         while todo:
             for edge in self._graph.edges_of(todo.pop()):
-                if edge.owner in self._scene.blocked and edge.owner not in chosen:
+                if edge.owner in self._snapshot.blocked and edge.owner not in chosen:
                     chosen.add(edge.owner)
                     todo.append(edge.owner)
         return chosen
 
     def _fits(self, row: int) -> bool:
-        options, blocked = self._options, self._scene.blocked[row]
+        options, blocked = self._options, self._snapshot.blocked[row]
         if options.pids is not None and self._pids[row] not in options.pids:
             return False
         if options.states is not None and self._letters[row] not in options.states:
@@ -160,14 +161,16 @@ class ReportBuilder:
     @cached_property
     def _members(self) -> Booleans:
         """Whether each thread is in a control group or namespace that is asked for."""
-        look, wanted = self._scene.look, self._options.membership
-        return read_members(look.reader, self._scene.tasks, wanted, look.findings)
+        context, wanted = self._snapshot.context, self._options.membership
+        return read_members(
+            context.reader, self._snapshot.tasks, wanted, context.losses
+        )
 
     # --- waits
 
     def _wait(self, row: int) -> Wait:
-        scene, now = self._scene, self._scene.now
-        tasks, blocked = scene.tasks, scene.blocked[row]
+        snapshot, now = self._snapshot, self._snapshot.now
+        tasks, blocked = snapshot.tasks, snapshot.blocked[row]
         index = int(now.stacks.index[row])
         wait = now.waits[index]
         task_class = TaskClass(int(now.classes[row]))
@@ -203,7 +206,7 @@ class ReportBuilder:
     def _stack(self, row: int) -> tuple[str, ...] | None:
         if not self._options.stack:
             return None
-        stacks = self._scene.now.stacks
+        stacks = self._snapshot.now.stacks
         return stacks.names(stacks[row])
 
     # --- locks
@@ -224,8 +227,8 @@ class ReportBuilder:
             self._ids[want.lock] = own_id
 
     def _cases(self, rows: npt.NDArray[np.intp]) -> Iterable[BlockedTask]:
-        scene = self._scene
-        return read_cases(scene.look, scene.now, rows, self._stack_size)
+        snapshot = self._snapshot
+        return read_cases(snapshot.context, snapshot.now, rows, self._stack_size)
 
     def _id(self, want: Wanted, name: Name) -> str:
         lock = want.lock
@@ -233,7 +236,7 @@ class ReportBuilder:
             bit = f" bit {lock.key}" if lock.type == "bit_wait" else ""
             return f"{lock.type} {lock.address or 0:#x}{bit}"
         if lock.address is not None:
-            tgid = int(self._scene.tasks["tgid"][want.rows[0]])
+            tgid = int(self._snapshot.tasks["tgid"][want.rows[0]])
             return f"{lock.type} {tgid}:{lock.address:#x}"
         key = lock.key
         assert key is not None
@@ -253,7 +256,7 @@ class ReportBuilder:
                 Owner(
                     pid=self._pids[own.row],
                     confidence=own.confidence,
-                    comm=comm_text(self._scene.tasks["comm"][own.row]),
+                    comm=comm_text(self._snapshot.tasks["comm"][own.row]),
                     seen=own.seen,
                 )
                 for own in want.owners
@@ -269,17 +272,17 @@ class ReportBuilder:
         )
 
     def _waiters(self, want: Wanted) -> list[int]:
-        """Give those that wait in the order of the queue; else who came first first."""
+        """Return the waiters in the order of the queue, or else the longest first."""
         by_age = sorted(want.rows, key=lambda row: (-self._ages[row], self._pids[row]))
         pids = [self._pids[row] for row in by_age]
-        queued = [self._scene.pid(each.task) for each in want.queue or ()]
-        told = [pid for pid in queued if pid is not None]
-        return list(dict.fromkeys([*told, *pids]))
+        queued = [self._snapshot.pid(each.task) for each in want.queue or ()]
+        waiting = [pid for pid in queued if pid is not None]
+        return list(dict.fromkeys([*waiting, *pids]))
 
     # --- roots
 
     def _roots(self, sink: GraphRoot, rows: set[int]) -> Iterable[Root]:
-        """Tell a root; it may be several: see :meth:`_tasks_before`."""
+        """Yield a root; it may be several: see :meth:`_tasks_before`."""
         if sink.blocked.isdisjoint(rows) and sink.tasks.isdisjoint(rows):
             return
         if sink.thing is None:
@@ -296,11 +299,11 @@ class ReportBuilder:
         return tuple(sorted(self._pids[row] for row in sink.blocked | sink.tasks))
 
     def _keeping(self, sink: GraphRoot) -> list[int]:
-        """Choose tasks to be told as roots in place of the thing that they wait for.
+        """Return the tasks that are roots in place of the thing that they wait for.
 
-        That is where one alone waits for it, and keeps others waiting; and all that do
-        where it says little: of a futex that nobody has, for which the others are idle,
-        or where nothing is known but in which function they sleep.
+        These are tasks that keep others waiting: a single one that waits for the thing;
+        or all of them if the thing says little, as a futex without an owner, or a
+        function in which they sleep.
         """
         apart = _is_futex(sink.thing) or isinstance(sink.thing, Unknown)
         if len(sink.direct) > 1 and not apart:
@@ -320,7 +323,7 @@ class ReportBuilder:
             made,
             pid=self._pids[row],
             reason=self._reason(row),
-            comm=comm_text(self._scene.tasks["comm"][row]),
+            comm=comm_text(self._snapshot.tasks["comm"][row]),
             state=self._letters[row],
             age_ns=self._ages[row],
             stack=self._stack(row),
@@ -329,7 +332,7 @@ class ReportBuilder:
     def _of_thing(self, sink: GraphRoot) -> Root:
         made = replace(self._root(sink), kind="external")
         thing = sink.thing
-        first = self._scene.blocked[sink.direct[0]]
+        first = self._snapshot.blocked[sink.direct[0]]
         if isinstance(thing, Lock):
             name = self._named[thing].name or thing.type
             text = first.what or f"{name}: nobody is known to have it"
@@ -359,24 +362,24 @@ class ReportBuilder:
         )
 
     def _reason(self, row: int) -> str:
-        """Tell what a task is doing in place of giving way."""
-        scene = self._scene
-        blocked = scene.blocked.get(row)
+        """Return what a task is doing instead of releasing what others wait for."""
+        snapshot = self._snapshot
+        blocked = snapshot.blocked.get(row)
         if blocked is not None and blocked.external is not None:
             return self._external(blocked.external)
-        if scene.now.classes[row] in _WITHOUT_STACK:
-            return reason(scene.look, row, scene.now, None, None, None)
-        if row in scene.moved:
+        if snapshot.now.classes[row] in _WITHOUT_STACK:
+            return reason(snapshot.context, row, snapshot.now, None, None, None)
+        if row in snapshot.moved:
             return "has run while it was looked at"
         (case,) = self._cases(np.array([row], np.intp))
-        on, what = tell(scene.look, case), None
+        on, what = wait_target(snapshot.context, case), None
         if blocked is not None:
-            what = blocked.what or stands_for(scene.look, case, blocked.requests)
-        return reason(scene.look, row, scene.now, case, on, what)
+            what = blocked.what or stands_for(snapshot.context, case, blocked.requests)
+        return reason(snapshot.context, row, snapshot.now, case, on, what)
 
     def _external(self, external: External) -> str:
-        """Tell what serves a wait, and what that is doing."""
-        servers = [self._scene.rows.get(each.task) for each in external.servers]
+        """Return what serves a wait, and what that is doing."""
+        servers = [self._snapshot.rows.get(each.task) for each in external.servers]
         known = [row for row in servers if row is not None]
         doing = self._reason(known[0]) if len(known) == 1 else None
         return external_reason(external, doing)
@@ -395,12 +398,12 @@ class ReportBuilder:
             )
 
     def _is_certain(self, cycle: Cycle) -> bool:
-        """Tell whether nothing can end a deadlock.
+        """Return whether nothing can end a deadlock.
 
-        A wait with a timer ends by itself. A lock of a process may be given back by
-        another thread of it than the one that is told.
+        A wait with a timer ends by itself. A lock of a process may be released by
+        another thread of it than its reported owner.
         """
-        tasks = self._scene.tasks
+        tasks = self._snapshot.tasks
         for edge in cycle.edges:
             if edge.confidence != "exact":
                 return False
@@ -413,20 +416,20 @@ class ReportBuilder:
         return all(case.stack.timer() is None for case in self._cases(rows))
 
     def _herds(self, slept: npt.NDArray[np.int64] | None) -> Iterable[Herd]:
-        scene = self._crowded
-        awake = awake_rows(scene.tasks, scene.now)
-        left = leaving(scene.look, scene.now, awake, self._stack_size)
+        snapshot = self._crowded
+        awake = awake_rows(snapshot.tasks, snapshot.now)
+        left = leaving(snapshot.context, snapshot.now, awake, self._stack_size)
         woken: dict[tuple[int, int], list[int]] = {}
-        if not scene.look.live:
-            # Of a kernel that runs, queues were read at another time than stacks.
-            woken = {place: list(rows) for place, rows in scene.unqueued.items()}
+        if not snapshot.context.live:
+            # Of a running kernel, queues were read at another time than stacks.
+            woken = {place: list(rows) for place, rows in snapshot.unqueued.items()}
         for row, on in zip(awake.tolist(), left, strict=True):
             if on is not None and on.address is not None:
-                place = scene.place_of(row, int(on.address))
+                place = snapshot.place_of(row, int(on.address))
                 woken.setdefault(place, []).append(row)
-        wants = list(scene.crowds)
-        # Of a crowd that is woken as one, nobody may be asleep.
-        queued = {scene.place(want) for want in wants}
+        wants = list(snapshot.crowds)
+        # If all waiters are woken together, none of them may be asleep.
+        queued = {snapshot.place(want) for want in wants}
         wants += [
             Wanted(futex_at(place), rows)
             for place, rows in woken.items()
@@ -435,7 +438,7 @@ class ReportBuilder:
         crowds = sorted(wants, key=lambda want: -len(want.rows))
         watched = Watched(slept, self._again)
         for want in crowds:
-            at = scene.place(want)
+            at = snapshot.place(want)
             woke = woken.get(at, []) if at else []
             waiting = sorted(set(want.rows).difference(woke))
             if len(waiting) + len(woke) < MIN_WAITERS or not self._is_asked_for(want):
@@ -454,26 +457,26 @@ class ReportBuilder:
             yield crowd_of(
                 self._ids[want.lock],
                 on,
-                scene.tasks,
-                scene.now,
+                snapshot.tasks,
+                snapshot.now,
                 np.array(waiting, np.intp),
-                scene.clocks,
+                snapshot.clocks,
                 woke,
                 watched,
             )
 
     def _whole(self, want: Wanted) -> str | None:
-        mm = int(self._scene.tasks["mm"][want.rows[0]])
-        return CONDITION if is_condition(self._crowded.look, want.lock, mm) else None
+        mm = int(self._snapshot.tasks["mm"][want.rows[0]])
+        return CONDITION if is_condition(self._crowded.context, want.lock, mm) else None
 
     def _is_asked_for(self, want: Wanted) -> bool:
         return any(
-            self._fits(row) for row in want.rows if row in self._scene.blocked
-        ) or (want.lock not in self._scene.wanted and self._options.asks_for_all)
+            self._fits(row) for row in want.rows if row in self._snapshot.blocked
+        ) or (want.lock not in self._snapshot.wanted and self._options.asks_for_all)
 
     def _inversions(self, locks: Iterable[Wanted]) -> Iterable[Inversion]:
-        """Find owners that could run, do not, and are less urgent than who waits."""
-        tasks = self._scene.tasks
+        """Find runnable owners that are off the CPU and less urgent than a waiter."""
+        tasks = self._snapshot.tasks
         prio: list[int] = tasks["prio"].tolist()
         for want in locks:
             if want.lock.type in _INHERITS:
@@ -496,7 +499,7 @@ def _is_futex(thing: object) -> bool:
 
 
 def _weight(root: Root) -> tuple[int, int, int]:
-    """Rank roots: what blocks most first, of equal ones the longest wait."""
+    """Return the sort key of roots: most blocked tasks first, then the longest wait."""
     return (
         -(_D_WEIGHT * root.blocked_d + root.blocked_s),
         -root.max_age_ns,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Who waits for which lock and who has it, at one moment: what a report is made of."""
+"""Waits, locks and owners at one moment: what a report is made of."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,12 +27,12 @@ from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
 
 BRIEF_NS = 1_000_000_000
-"""A wait for a lock that is in use is mostly much shorter."""
+"""A wait for a contended lock is mostly much shorter."""
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """Uninterruptible sleep for something that is no lock, by who wanted it."""
+    """Uninterruptible sleep for something that is no lock, by the calling function."""
 
     text: str
 
@@ -43,7 +43,7 @@ class Wanted:
 
     lock: Lock
     rows: list[int] = field(default_factory=list)
-    """Of those that wait, as they were found."""
+    """Of the waiters, in the order in which they were found."""
 
     queue: tuple[QueuedWaiter, ...] | None = None
     holders: tuple[Holder, ...] = ()
@@ -55,7 +55,7 @@ class Wanted:
 class WaitSnapshot:
     """All tasks, and the locks that some of them wait for."""
 
-    look: LockContext
+    context: LockContext
     tasks: TaskTable
     now: TaskState
     clocks: Clocks
@@ -65,11 +65,10 @@ class WaitSnapshot:
     wanted: dict[Lock, Wanted]
 
     moved: frozenset[int] = frozenset()
-    """Rows of owners that have run meanwhile: what was read of their stacks is of two
-    moments."""
+    """Rows of owners that ran meanwhile: their stacks were read at two moments."""
 
     def without(self, rows: set[int]) -> "WaitSnapshot":
-        """Give the scene without what some tasks wait for."""
+        """Return the snapshot without the waits of some tasks."""
         blocked = {row: each for row, each in self.blocked.items() if row not in rows}
         wanted = {
             lock: replace(want, rows=[row for row in want.rows if row not in rows])
@@ -89,14 +88,14 @@ class WaitSnapshot:
             for own in each.owners
         ]
         things = {row: self._thing(each) for row, each in self.blocked.items()}
-        told = {row: thing for row, thing in things.items() if thing is not None}
-        return Graph(edges, told, lambda row: int(self.now.age_ns[row]))
+        known = {row: thing for row, thing in things.items() if thing is not None}
+        return Graph(edges, known, lambda row: int(self.now.age_ns[row]))
 
     def _is_firm(self, row: int, own: Owned) -> bool:
-        """Tell whether a deadlock may be made of the wait of one task for another.
+        """Return whether a wait of one task for another may be part of a deadlock.
 
-        What a stack says of a task that sleeps but briefly may be of a lock that it has
-        just given back.
+        An address on the stack of a task that just fell asleep may be that of a lock
+        that it has just released.
         """
         if own.confidence == "exact" or not own.seen:
             return own.firm
@@ -104,7 +103,7 @@ class WaitSnapshot:
         return own.firm and brief >= BRIEF_NS
 
     def _thing(self, blocked: Blocked) -> Thing | None:
-        """Tell what a task waits for if no task has it; of several locks, nothing."""
+        """Return what a task waits for if no task owns it; not of several locks."""
         if blocked.external is not None:
             return blocked.external.kind, blocked.external.identity
         if len(blocked.requests) == 1:
@@ -116,21 +115,21 @@ class WaitSnapshot:
         return Unknown(blocked.what or f"asleep in {where}") if where else None
 
     def pid(self, task: int) -> int | None:
-        """Tell a task's thread ID; ``None`` if it cannot be read."""
+        """Return a task's thread ID; ``None`` if it cannot be read."""
         try:
-            return self.look.pid(task)
+            return self.context.pid(task)
         except drgn.FaultError:
-            self.look.findings.lose(
+            self.context.losses.lose(
                 Loss.WAITERS, "who waits for a lock is lost in part"
             )
             return None
 
     @cached_property
     def unqueued(self) -> dict[tuple[int, int], list[int]]:
-        """Rows that are in a futex's call and not in its queue, by process and address.
+        """Rows of tasks in a futex call but not in its queue, by process and address.
 
-        They sleep still, but have been taken off it to be woken; or they wait on, of a
-        kernel that runs, and its queue was read when they did not.
+        They still sleep, but were taken off the queue to be woken. On a running kernel
+        they may also have queued after the queue was read.
         """
         found: dict[tuple[int, int], list[int]] = {}
         for row, each in self.blocked.items():
@@ -141,18 +140,18 @@ class WaitSnapshot:
         return found
 
     def place_of(self, row: int, address: int) -> tuple[int, int]:
-        """Give the process of a task, and by which address one of its futexes goes.
+        """Return the process of a task, and the address that a futex of it is known by.
 
-        Those of a condition variable go by its start.
+        Futexes of a condition variable are known by its start.
         """
-        start = condition_at(self.look, int(self.tasks["mm"][row]), address)
+        start = condition_at(self.context, int(self.tasks["mm"][row]), address)
         return int(self.tasks["tgid"][row]), address if start is None else start
 
     @cached_property
     def crowds(self) -> list[Wanted]:
-        """All that wait for each lock, also those that have just left its queue.
+        """The waiters of each lock, and the tasks that have just left its queue.
 
-        A futex of a process is the same by whichever of the two it is found.
+        Both know a futex by its process and address.
         """
         found = dict(self.wanted)
         for want in self.wanted.values():
@@ -167,7 +166,7 @@ class WaitSnapshot:
         return list(found.values())
 
     def place(self, want: Wanted) -> tuple[int, int] | None:
-        """Tell of a futex its process and address; ``None`` of another lock."""
+        """Return the process and address of a futex; ``None`` for another lock."""
         if want.lock.type not in FUTEX.names or want.lock.address is None:
             return None
         return int(self.tasks["tgid"][want.rows[0]]), want.lock.address
@@ -180,59 +179,59 @@ class WaitSnapshot:
 
 
 def futex_at(place: tuple[int, int], type_: LockTypeName = "futex") -> Lock:
-    """Make the lock that a futex is, by its process and address alone."""
+    """Return the lock of a futex, by its process and address alone."""
     tgid, address = place
     return Lock(type_, address, tgid)
 
 
-def make_scene(
-    look: LockContext, now: TaskState, clocks: Clocks, stack_size: int
+def read_snapshot(
+    context: LockContext, now: TaskState, clocks: Clocks, stack_size: int
 ) -> WaitSnapshot:
-    """Find who is blocked and what they wait for, and who has that."""
-    tasks = look.tasks
+    """Read which tasks are blocked, what they wait for and who owns it."""
+    tasks = context.tasks
     rows = blocked_rows(tasks, now)
-    blocked = {each.row: each for each in find_blocked(look, now, rows, stack_size)}
-    spinning = {spin.row: spin for spin in spins(look, stack_size)}
+    blocked = {each.row: each for each in find_blocked(context, now, rows, stack_size)}
+    spinning = {spin.row: spin for spin in spins(context, stack_size)}
     for row, spin in spinning.items():
         blocked[row] = Blocked(row, (spin.request,), caller=spin.caller)
     wanted: dict[Lock, Wanted] = {}
     for row, each in blocked.items():
         for request in each.requests:
             wanted.setdefault(request.lock, Wanted(request.lock)).rows.append(row)
-    scene = WaitSnapshot(look, tasks, now, clocks, blocked, wanted)
+    snapshot = WaitSnapshot(context, tasks, now, clocks, blocked, wanted)
     for want in wanted.values():
         if want.rows[0] in spinning:
             want.holders = spinning[want.rows[0]].holders
         else:
-            _read_lock(look, want)
-    return scene
+            _read_lock(context, want)
+    return snapshot
 
 
-def _read_lock(look: LockContext, want: Wanted) -> None:
-    """Read who is queued for a lock, and who has it by what it says itself."""
+def _read_lock(context: LockContext, want: Wanted) -> None:
+    """Read the waiters of a lock, and the owners that it records."""
     try:
-        queue = queue_of(look, want.lock)
+        queue = queue_of(context, want.lock)
         want.queue = None if queue is None else tuple(queue)
-        want.holders = tuple(holders_of(look, want.lock))
-        want.readers = readers_of(look, want.lock)
+        want.holders = tuple(holders_of(context, want.lock))
+        want.readers = readers_of(context, want.lock)
     except (drgn.FaultError, LookupError) as error:
-        look.findings.lose(
+        context.losses.lose(
             Loss.LOCKS, f"who has a lock, or waits for it, is lost: {error}"
         )
 
 
 def find_owners(
-    scene: WaitSnapshot,
+    snapshot: WaitSnapshot,
     reader: Reader,
     stack_size: int,
-    findings: LossLog,
+    losses: LossLog,
     search: bool,
 ) -> None:
-    """Tell who has each lock, by what it says and by what is on stacks.
+    """Set the owners of each lock, by the lock itself and by stacks.
 
     :param search: Whether all stacks are searched, not just those of known owners.
     """
-    rows = scene.rows
+    rows = snapshot.rows
     named = {
         lock: [
             (rows[holder.task], holder.confidence)
@@ -240,20 +239,20 @@ def find_owners(
             # A task that is no more has left a pointer behind.
             if holder.task in rows
         ]
-        for lock, want in scene.wanted.items()
+        for lock, want in snapshot.wanted.items()
     }
     of_kernel = {
         lock: lock.address
-        for lock in scene.wanted
+        for lock in snapshot.wanted
         if lock.address is not None and lock.address >= KERNEL_HALF
     }
     unsure = any(lock.type in BY_STACK for lock in of_kernel)
     known = {row for lock in of_kernel for row, _ in named[lock]}
-    looked = np.arange(len(scene.tasks)) if search and unsure else _array(known)
+    looked = np.arange(len(snapshot.tasks)) if search and unsure else _array(known)
     seen = seen_on_stacks(
-        reader, scene.tasks, looked, set(of_kernel.values()), stack_size, findings
+        reader, snapshot.tasks, looked, set(of_kernel.values()), stack_size, losses
     )
-    for lock, want in scene.wanted.items():
+    for lock, want in snapshot.wanted.items():
         queued = {rows[each.task] for each in want.queue or () if each.task in rows}
         want.owners = owners(
             lock,
@@ -263,21 +262,26 @@ def find_owners(
             queued.union(want.rows),
             searched=search,
         )
-        want.owners += tuple(_servers(scene, want))
+        want.owners += tuple(_servers(snapshot, want))
 
 
-def _servers(scene: WaitSnapshot, want: Wanted) -> Iterator[Owned]:
-    """Give the servers that are to end a wait and are blocked themselves.
+def _servers(snapshot: WaitSnapshot, want: Wanted) -> Iterator[Owned]:
+    """Yield the servers of a wait that are blocked themselves.
 
-    Of others the wait itself tells what they are: nobody has to be waited for else.
+    Other servers are named by the wait itself.
     """
-    told: set[int] = {own.row for own in want.owners}
+    known: set[int] = {own.row for own in want.owners}
     for row in want.rows:
-        external = scene.blocked[row].external
+        external = snapshot.blocked[row].external
         for server in external.servers if external else ():
-            at = scene.rows.get(server.task)
-            if at is not None and at in scene.blocked and at not in told and at != row:
-                told.add(at)
+            at = snapshot.rows.get(server.task)
+            if (
+                at is not None
+                and at in snapshot.blocked
+                and at not in known
+                and at != row
+            ):
+                known.add(at)
                 yield Owned(at, server.confidence, seen=False, firm=True)
 
 
@@ -285,8 +289,8 @@ def _array(rows: set[int]) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
     return np.array(sorted(rows), np.intp)
 
 
-def missing_owners(scene: WaitSnapshot) -> Sequence[int]:
-    """Give the tasks that have locks and were not read yet."""
-    rows = scene.rows
-    holders = [holder for want in scene.wanted.values() for holder in want.holders]
+def missing_owners(snapshot: WaitSnapshot) -> Sequence[int]:
+    """Return the owners of locks that are not in the table yet."""
+    rows = snapshot.rows
+    holders = [holder for want in snapshot.wanted.values() for holder in want.holders]
     return list(dict.fromkeys(h.task for h in holders if h.task not in rows))

@@ -23,8 +23,9 @@ import numpy.typing as npt
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Clocks, Nanoseconds
-from msatools.prstat.microstates import Booleans, Microstates, bound_of
+from msatools.kernel.structs import Booleans
 from msatools.tasks.delays import Delays
+from msatools.tasks.microstates import Microstates, bound_of
 from msatools.tasks.states import INTERRUPTIBLE, UNINTERRUPTIBLE, asleep
 from msatools.tasks.table import PF_KTHREAD, TaskTable
 from msatools.tasks.task_state import TaskState
@@ -122,7 +123,7 @@ class Breakdown:
 def sleeps(
     tasks: TaskTable, accounting: Accounting, now: TaskState, in_iowait: Booleans
 ) -> Sleeps:
-    """Tell for how long each thread has slept, as far as statistics tell.
+    """Return for how long each thread has slept, as far as statistics tell.
 
     :param in_iowait: whose sleep now is waiting for input or output
     """
@@ -188,7 +189,7 @@ def _where(ns: Nanoseconds, known: Booleans) -> SplitColumn:
 def _interrupted(
     lives: Microstates, delays: Delays, accounting: Accounting
 ) -> SplitColumn:
-    """Tell for how long interrupts have had each thread's CPU."""
+    """Return for how long interrupts have had each thread's CPU."""
     length = len(lives.lifetime_ns)
     if not accounting.irq_time or "irq" not in delays.delay_ns:
         return _where(np.zeros(length, np.int64), np.zeros(length, np.bool_))
@@ -203,14 +204,14 @@ def _delays(
     unexplained_ns: Nanoseconds,
     bound_ns: int,
 ) -> tuple[dict[str, SplitColumn], Booleans]:
-    """Give those delays that can be, and tell which threads have others."""
+    """Return those delays that can be, and tell which threads have others."""
     alive = lives.lifetime_ns - lives.zombie_ns
     waited = lives.off_cpu_ns
     if lives.latency_is_bound:
         # Where sleeps on the run queue spoil it. (Else it may be interruptible sleep,
         # too: io_uring's.)
-        told = slept.iowait.ns + np.maximum(unexplained_ns, 0)
-        waited = np.where(slept.known, np.minimum(told, waited), waited)
+        explained = slept.iowait.ns + np.maximum(unexplained_ns, 0)
+        waited = np.where(slept.known, np.minimum(explained, waited), waited)
     impossible = np.zeros(len(alive), np.bool_)
     found = {}
     for kind, time in delays.delay_ns.items():
@@ -229,7 +230,7 @@ def _stopped(
     interrupted: SplitColumn,
     accounting: Accounting,
 ) -> SplitColumn:
-    """Tell for how long each thread was stopped, where nothing else can be left.
+    """Return for how long each thread was stopped, where nothing else can be left.
 
     The kernel's own threads are never stopped; nor are, as far as can be told, those of
     which no more is left than clocks may be apart.
@@ -247,7 +248,7 @@ def _stopped(
 def _covered_since_start(
     tasks: TaskTable, clocks: Clocks, accounting: Accounting
 ) -> Booleans:
-    """Tell for which threads the statistics were on all their life.
+    """Return for which threads the statistics were on all their life.
 
     The kernel does not keep since when they are on. But it stamps sleeps when they
     begin if they are: they have been on since the oldest stamp, at least.

@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
-from msatools.prstat.microstates import Booleans, user_time
-from msatools.prstat.task_samples import (
+from msatools.kernel.structs import Booleans
+from msatools.tasks.microstates import user_time
+from msatools.tasks.processes import Processes
+from msatools.tasks.task_samples import (
     NOBODY,
     Counts,
     TaskSample,
@@ -17,14 +19,13 @@ from msatools.prstat.task_samples import (
     cpu_of,
     match,
 )
-from msatools.tasks.processes import Processes
 
 
 @dataclass(frozen=True)
 class Ended:
     """What threads that have ended add to their process within an interval.
 
-    One value for each thread of the last look, the same for all of a process.
+    One value for each thread of the last sample, the same for all of a process.
     """
 
     user_ns: Nanoseconds
@@ -41,9 +42,9 @@ def ended(
     last: TaskSample,
     last_processes: Processes,
 ) -> Ended:
-    """Tell what threads that ended within an interval did in it.
+    """Return what threads that ended within an interval did in it.
 
-    What they had done before the first look is not in it. A process of which no
+    What they did before the first sample is not in it. A process of which no
     thread is left is in no row: what it did is in what its parent has waited for.
     """
     growth = _Growth(first, last, first_processes.known, last_processes.known)
@@ -96,11 +97,11 @@ class _Growth:
 
     def of(self, before: Values, after: Values, own: Values) -> Counts:
         """
-        Tell the growth of each process, for each thread of the last look.
+        Return the growth of each process, for each thread of the last sample.
 
-        :param before: The sum of each thread's process, at the first look.
+        :param before: The sum of each thread's process, at the first sample.
         :param after: The same at the last.
-        :param own: What each thread had done at the first look.
+        :param own: What each thread had done at the first sample.
         """
         total = np.zeros(len(self._signals), np.int64)
         total[self._process] = after

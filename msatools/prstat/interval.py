@@ -2,20 +2,20 @@
 
 """What each thread did in an interval, and what it waited for.
 
-Pure: looks at all threads in, numbers out. Time on the CPU, waiting for one and off it
-is what the kernel has counted between the first look and the last: the parts make up
-the interval. What a thread waited for is counted by nobody; it follows from three
-things:
+Pure: samples of all threads in, numbers out. Time on the CPU, waiting for one and off
+it is what the kernel counted between the first sample and the last: the parts make up
+the interval. The kernel does not count what a thread waited for; three rules give it:
 
-- a thread that sleeps in two looks and has not been switched in between has slept
-  all the while, and in one place;
+- a thread that sleeps in two samples and was not switched in between slept all the
+  time, and in one place;
 - a sleep that is seen began at ``exec_start``;
-- the kernel counts sleeps (``nvcsw``): where no other sleep was between two looks,
-  all time off the CPU was the two that were seen.
+- the kernel counts sleeps (``nvcsw``): if no other sleep was between two samples, all
+  time off the CPU was the two that were seen.
 
-All this is exact. Where sleeps began and ended between two looks, their time is spread
-so that the whole has the shares of what the looks met, each for half the time before it
-and after it, but no class less than what is exact: an estimate, with its error.
+All this is exact. The time of sleeps that began and ended between two samples is spread
+so that the whole has the shares of the classes in the samples. Each sample counts for
+half the time before it and after it, and no class gets less than its exact time. That
+is an estimate, with its error.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
-from msatools.prstat.microstates import BOUND_NS, Booleans, Microstates, user_time
-from msatools.prstat.task_samples import (
+from msatools.kernel.structs import Booleans
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.microstates import BOUND_NS, Microstates, user_time
+from msatools.tasks.states import asleep
+from msatools.tasks.task_samples import (
     NOBODY,
     Counts,
     Rows,
@@ -35,8 +38,6 @@ from msatools.prstat.task_samples import (
     cpu_of,
     match,
 )
-from msatools.tasks.classes import TaskClass
-from msatools.tasks.states import asleep
 from msatools.tasks.task_state import AgeBound
 
 NCLASSES = len(TaskClass)
@@ -48,7 +49,7 @@ ON_CODE = NCLASSES
 """The column, after those of the classes, of page faults on code."""
 
 _UNTOLD = NCLASSES + 1
-"""That of what no look tells."""
+"""The column of time whose class no sample shows."""
 
 
 class Part(NamedTuple):
@@ -73,8 +74,8 @@ class OffCpuByClass:
     """One standard error of each; 0 if exact. It is for what was seen at all."""
 
     untold_ns: Nanoseconds
-    """What no look tells: nothing was sampled, or no sleep was counted (interrupts,
-    a hypervisor)."""
+    """Time whose class no sample shows: nothing was sampled, or no sleep was counted
+    (interrupts, a hypervisor)."""
 
     exact: Booleans
     """Whether no part is an estimate or untold."""
@@ -91,7 +92,7 @@ class OffCpuByClass:
             np.cumsum(kept, axis=0, out=sums[1:])
             return sums[ends] - sums[starts]
 
-        # What one look met, it met of all threads: their errors go together.
+        # A sample is of all threads at once: their errors add up.
         return OffCpuByClass(
             ns=summed(self.ns),
             error_ns=summed(self.error_ns),
@@ -100,7 +101,7 @@ class OffCpuByClass:
         )
 
     def parts(self, row: int) -> list[Part]:
-        """Give the times of a row, the longest first."""
+        """Return the times of a row, the longest first."""
         (columns,) = np.nonzero(self.ns[row])
         found = [
             Part(
@@ -118,23 +119,23 @@ class OffCpuByClass:
 
 @dataclass(frozen=True)
 class Deltas:
-    """One value for each thread of the last look."""
+    """One value for each thread of the last sample."""
 
     interval_ns: int
-    """By the local clock of the kernel that was looked at."""
+    """By the local clock of the kernel."""
 
     samples: int
-    """Snapshots within the interval."""
+    """Samples within the interval."""
 
     born: Booleans
-    """Whether the first look had it not."""
+    """Whether it was not in the first sample."""
 
     lives: Microstates
     """Of the interval: ``lifetime_ns`` is as much of it as the thread has lived in.
 
     ``impossible`` and ``missed_ns`` are where the kernel counted more latency than
     there was time for: from v6.12 on, sleep that counts as latency at the wake-up. The
-    more looks there are, the more of it shows.
+    more samples there are, the more of it shows.
     """
 
     nvcsw: Counts
@@ -143,7 +144,7 @@ class Deltas:
     maj_flt: Counts
     off: OffCpuByClass
     gone: int
-    """Threads of one look that were not in the next."""
+    """Threads of one sample that were not in the next."""
 
 
 class Interval:
@@ -152,7 +153,7 @@ class Interval:
     def __init__(self, first: TaskSample, bound_ns: int = BOUND_NS) -> None:
         """
         :param bound_ns: How far clocks may be apart: see
-            :func:`~msatools.prstat.microstates.bound_of`.
+            :func:`~msatools.tasks.microstates.bound_of`.
         """
         count = len(first.tasks)
         self._first = first
@@ -164,18 +165,18 @@ class Interval:
         self._missed = np.zeros(count, np.int64)
         self._known = np.zeros((count, _UNTOLD + 1), np.int64)
         self._met = np.zeros((count, _UNTOLD + 1), np.float64)
-        """What looks met, each for half the time off the CPU before it and after it."""
+        """Classes in samples, each for half the time off the CPU around it."""
         self._unseen = np.zeros(count, np.int64)
         self._squares = np.zeros(count, np.float64)
-        """Sums of the times between two looks in which sleeps were not seen, and of
+        """Sums of the times between two samples in which sleeps were not seen, and of
         their squares."""
 
-    def add(self, look: TaskSample) -> None:
-        """Go on to the next look; the last one ends the interval."""
-        row = match(self._last.tasks, look.tasks)
+    def add(self, sample: TaskSample) -> None:
+        """Add the next sample; the last one ends the interval."""
+        row = match(self._last.tasks, sample.tasks)
         self._gone += len(self._last.tasks) - int(np.count_nonzero(row != NOBODY))
         self._follow(row)
-        gap = _Gap(self._last, look, row, self._bound_ns)
+        gap = _Gap(self._last, sample, row, self._bound_ns)
         self._latency += gap.latency
         self._missed += gap.missed
         rows = np.arange(len(row))
@@ -185,13 +186,13 @@ class Interval:
             self._met[rows, classes] += times
         self._unseen += gap.unseen
         self._squares += gap.unseen.astype(np.float64) ** 2
-        self._last = look
+        self._last = sample
         self._added += 1
 
     def end(self) -> Deltas:
-        """Tell what each thread of the last look did since the first."""
+        """Return what each thread of the last sample did since the first."""
         first, last = self._first, self._last
-        # A look in between may have missed a thread.
+        # A sample in between may have missed a thread.
         row = match(first.tasks, last.tasks)
         interval = _between(first, last)
         born = row == NOBODY
@@ -238,7 +239,7 @@ class Interval:
         )
 
     def _follow(self, row: Rows) -> None:
-        """Have what is known in the order of the next look's threads."""
+        """Reorder what is known by the threads of the next sample."""
         if np.array_equal(row, np.arange(len(self._latency))):
             return
         self._latency = _taken(self._latency, row)
@@ -263,15 +264,15 @@ class Interval:
 
         # What is left are clocks, or interrupts or a hypervisor, of which no sleep was
         # counted.
-        told = known.sum(1) + guessed.sum(1)
-        slack = off_cpu - told - untold
-        untold += np.where((slack > self._bound_ns) | (told == 0), slack, 0)
+        classified = known.sum(1) + guessed.sum(1)
+        slack = off_cpu - classified - untold
+        untold += np.where((slack > self._bound_ns) | (classified == 0), slack, 0)
         untold = np.clip(untold, 0, off_cpu)
-        factor = _ratio(off_cpu - untold, told)
+        factor = _ratio(off_cpu - untold, classified)
         ns = np.rint((known + guessed) * factor[:, None]).astype(np.int64)
         # Rounding belongs to the longest.
         rows, longest = np.arange(len(ns)), ns.argmax(1) if len(ns) else 0
-        has = told > 0
+        has = classified > 0
         whole = np.where(has, np.rint(untold).astype(np.int64), off_cpu)
         ns[rows, longest] += np.where(has, off_cpu - whole - ns.sum(1), 0)
         return OffCpuByClass(
@@ -286,7 +287,7 @@ _COUNTED = ("nvcsw", "nivcsw", "min_flt", "maj_flt")
 
 
 class _Gap:
-    """What happened between two looks: one value a thread of the second."""
+    """What happened between two samples: one value a thread of the second."""
 
     def __init__(
         self, before: TaskSample, after: TaskSample, row: Rows, bound_ns: int
@@ -351,13 +352,13 @@ def _between(before: TaskSample, after: TaskSample) -> int:
 def _lived(
     before: TaskSample, after: TaskSample, new: Booleans, bound_ns: int
 ) -> tuple[Nanoseconds, Booleans]:
-    """Tell for how long each thread of a look has lived since the one before.
+    """Return for how long each thread of a sample has lived since the one before.
 
-    :param new: Whom the look before had not. Who was born while that was under way is
-        told from its birth on, as its counters are. Who is older was missed: lists of
-        a running kernel change while they are followed. Of what such a thread did
-        since nothing is known.
-    :return: The times, zero for those that were missed; and who was.
+    :param new: Threads that the sample before lacks. One that was born meanwhile counts
+        from its birth, as its counters do. An older one was missed, as lists of a
+        running kernel change while they are followed: nothing is known of its time
+        since.
+    :return: The times, zero for those that were missed; and which were missed.
     """
     since = _between(before, after)
     most = since + before.took_ns
@@ -368,7 +369,7 @@ def _lived(
 
 
 def _taken(values: Values, row: Rows) -> Values:
-    """Take each thread's value from an earlier look; zero for who was not there."""
+    """Return each thread's value in an earlier sample; zero if it was not there."""
     if not len(values):
         return np.zeros((len(row), *values.shape[1:]), values.dtype)
     taken = values[row]
@@ -381,18 +382,18 @@ def _grown(before: Values, after: Values, row: Rows) -> Counts:
     return grown
 
 
-def _latency(look: TaskSample) -> Nanoseconds:
-    """Give what the kernel has counted, before it was cut to a thread's life."""
-    return look.states.latency_ns + look.states.missed_ns
+def _latency(sample: TaskSample) -> Nanoseconds:
+    """Return what the kernel has counted, before it was cut to a thread's life."""
+    return sample.states.latency_ns + sample.states.missed_ns
 
 
-def _column(look: TaskSample) -> npt.NDArray[np.intp]:
-    slept_in = np.where(look.on_code, ON_CODE, look.now.slept_in())
-    return np.where(look.told, slept_in, _UNTOLD).astype(np.intp)
+def _column(sample: TaskSample) -> npt.NDArray[np.intp]:
+    slept_in = np.where(sample.on_code, ON_CODE, sample.now.slept_in())
+    return np.where(sample.class_known, slept_in, _UNTOLD).astype(np.intp)
 
 
 def _life_share(states: Microstates) -> npt.NDArray[np.float64]:
-    """Tell how much of all its time on the CPU a thread was in user mode."""
+    """Return how much of all its time on the CPU a thread was in user mode."""
     cpu = states.user_ns + states.system_ns
     return np.where(cpu > 0, _ratio(states.user_ns, cpu), 1.0)
 
@@ -406,11 +407,11 @@ def _ratio(value: Values, of: Values) -> npt.NDArray[np.float64]:
 def _errors(
     known: Times, met: Times, guessed: Times, squares: npt.NDArray[np.float64]
 ) -> Times:
-    """Tell the standard errors of times of which a part was guessed.
+    """Return the standard errors of times of which a part was guessed.
 
     The whole has the error of shares of so many samples; but what was guessed cannot
-    miss by more than it is. The gaps between looks in which sleeps were not seen count
-    as samples of that part, by the weight of their times. Few that agree are no
+    miss by more than it is. Gaps between samples in which sleeps were not seen count as
+    samples of that part, by the weight of their times. Few that agree are no
     certainty: shares are those of two samples more, one of them of the class (Agresti
     and Coull, 1998).
     """
@@ -425,7 +426,7 @@ def _errors(
 
 
 def _deviation(times: Times, samples: npt.NDArray[np.float64]) -> Times:
-    """Tell by how much the share of each class deviates from one sample to another."""
+    """Return the deviation of each class's share from one sample to another."""
     share = times * _ratio(np.ones(len(times)), times.sum(1))[:, None]
     share = (share * samples[:, None] + 1) / (samples[:, None] + 2)
     deviation: Times = np.sqrt(share * (1 - share))

@@ -263,7 +263,7 @@ def known_sum(values: Sequence[int | None]) -> Known:
     if len(values) == 1:
         # Of one thread, as queries are for: at once.
         return None if values[0] is None else (values[0], "exact")
-    told = [value for value in values if value is not None]
-    if not told:
+    known = [value for value in values if value is not None]
+    if not known:
         return None
-    return sum(told), "exact" if len(told) == len(values) else "lower"
+    return sum(known), "exact" if len(known) == len(values) else "lower"

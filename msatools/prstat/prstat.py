@@ -17,14 +17,15 @@ from msatools.kernel.load import load_averages
 from msatools.kernel.pids import find_tasks, require_pids
 from msatools.kernel.report import LossLog, noting_refusals
 from msatools.kernel.session import KernelSession, Progress, quietly
+from msatools.kernel.structs import Booleans
 from msatools.locks.base.model import Herd, WaitTarget
-from msatools.locks.herds import MIN_WAITERS, Watched, find_herds, look_again
-from msatools.locks.wait_targets.explain import Explainer, awake_rows
-from msatools.locks.wait_targets.futexes import is_off_queue
+from msatools.locks.herds import MIN_WAITERS, Watched, find_herds, read_again
+from msatools.locks.user.wakers import with_frames
+from msatools.locks.wait_targets.explain import Explainer, awake_rows, leaving
+from msatools.locks.wait_targets.locks import as_conditions, is_off_queue
 from msatools.prstat.breakdown import Breakdown, breakdown, sleeps
 from msatools.prstat.ended import Ended, ended
 from msatools.prstat.interval import Deltas, Interval
-from msatools.prstat.microstates import Microstates, bound_of, without_sleep
 from msatools.prstat.model import PrstatReport, Totals
 from msatools.prstat.options import Options
 from msatools.prstat.recorded import (
@@ -41,11 +42,9 @@ from msatools.prstat.rows import (
     keep,
     totals,
 )
-from msatools.prstat.sampler import Sampler
 from msatools.prstat.select import order
 from msatools.prstat.stackgroups import stack_groups
 from msatools.prstat.states import states
-from msatools.prstat.task_samples import TaskSample
 from msatools.target.describe import describe
 from msatools.target.model import Target
 from msatools.tasks.classes import RUNNABLE, TaskClass
@@ -53,14 +52,15 @@ from msatools.tasks.delays import read_delays
 from msatools.tasks.identity import read_identities
 from msatools.tasks.iowait import read_in_iowait
 from msatools.tasks.memory import read_memory
+from msatools.tasks.microstates import Microstates, bound_of, without_sleep
 from msatools.tasks.names import KernelNames
 from msatools.tasks.namespaces import read_namespaces
 from msatools.tasks.processes import Processes, read_processes, read_reaped
+from msatools.tasks.sampler import Sampler
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_cgroups import read_cgroups
+from msatools.tasks.task_samples import TaskSample
 from msatools.tasks.task_state import TaskState
-
-Booleans = npt.NDArray[np.bool_]
 
 _COVERAGE = (
     *("tasks", "tasks_unreadable", "lists_broken", "stacks", "stacks_incomplete"),
@@ -80,7 +80,7 @@ def collect_prstat(
     progress: Progress | None = None,
 ) -> PrstatReport:
     """
-    Read all tasks of a kernel, and tell what they do and did.
+    Report what all tasks of a kernel are doing, and where their time went.
 
     >>> report = collect_prstat(prog)
     >>> report.tasks[0].comm
@@ -102,7 +102,7 @@ def collect_prstat(
 
 @dataclass(frozen=True)
 class _Kept:
-    """What the kernel has kept of lives beyond the least, which it may not have."""
+    """Times of threads that only some kernels keep."""
 
     accounting: Accounting
     lives: Microstates
@@ -127,66 +127,68 @@ class Prstat(KernelSession[PrstatReport, Options]):
             )
             self._explainer = Explainer(self._reader)
             self._kernel_names = KernelNames(self._reader)
-        self._live = bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
+        self._live = self._reader.is_live
         self._interval: Interval | None = None
         self._began: tuple[TaskSample, Processes] | None = None
 
     @property
     def period_s(self) -> float | None:
-        """How long after one sample the next is due."""
+        """Seconds from one sample to the next."""
         return self._sampler.period_s
 
     def report(self, progress: Progress) -> PrstatReport:
         """Report each task's life, and what it is doing."""
         with self._reporting():
             progress(0, _STEPS)
-            look = self._look()
-            processes = read_processes(self._reader, look.tasks, self._findings)
+            sample = self._sample()
+            processes = read_processes(self._reader, sample.tasks, self._findings)
             progress(1, _STEPS)
-            return self._report(look, processes, progress)
+            return self._report(sample, processes, progress)
 
     def begin(self, progress: Progress) -> None:
-        """Look at all tasks: an interval begins."""
+        """Take the first sample of an interval."""
         with self._reporting():
-            look = self._look()
-            self._begin(look, read_processes(self._reader, look.tasks, self._findings))
+            sample = self._sample()
+            self._begin(
+                sample, read_processes(self._reader, sample.tasks, self._findings)
+            )
 
     def sample(self) -> None:
-        """Look at all tasks in the midst of an interval."""
+        """Take a sample within an interval."""
         assert self._interval is not None, "no interval has begun"
-        self._interval.add(self._sampler.look())
+        self._interval.add(self._sampler.sample())
 
     def advance(self, progress: Progress) -> PrstatReport:
         """Report what tasks did in the interval that ends now."""
         assert self._interval is not None, "no interval has begun"
         assert self._began is not None
         with noting_refusals(self._prog, self._findings):
-            look = self._sampler.look()
-            self._kernel_names.fill(look.tasks, self._findings)
-            processes = read_processes(self._reader, look.tasks, self._findings)
-            self._interval.add(look)
+            sample = self._sampler.sample()
+            self._kernel_names.fill(sample.tasks, self._findings)
+            processes = read_processes(self._reader, sample.tasks, self._findings)
+            self._interval.add(sample)
             deltas = self._interval.end()
-            dead = ended(*self._began, look, processes)
+            dead = ended(*self._began, sample, processes)
             self._findings.coverage["tasks_gone"] += deltas.gone
             self._findings.coverage["samples"] = deltas.samples
-            report = self._report(look, processes, progress, deltas, dead)
-        self._begin(look, processes)
-        # What the looks within an interval lose belongs to its report.
+            report = self._report(sample, processes, progress, deltas, dead)
+        self._begin(sample, processes)
+        # What samples within an interval lose belongs to its report.
         self._forget()
         return report
 
-    def _begin(self, look: TaskSample, processes: Processes) -> None:
-        self._interval = Interval(look, self._bound_ns)
-        self._began = look, processes
+    def _begin(self, sample: TaskSample, processes: Processes) -> None:
+        self._interval = Interval(sample, self._bound_ns)
+        self._began = sample, processes
 
-    def _look(self) -> TaskSample:
-        look = self._sampler.look()
-        self._kernel_names.fill(look.tasks, self._findings)
+    def _sample(self) -> TaskSample:
+        sample = self._sampler.sample()
+        self._kernel_names.fill(sample.tasks, self._findings)
         wanted = self._options.selection.pids or ()
         lost = ("pids_unreadable", "tasks_unreadable", "lists_broken")
         damaged = any(self._findings.coverage[key] for key in lost)
-        require_pids(wanted, look.tasks["pid"], damaged=damaged)
-        return look
+        require_pids(wanted, sample.tasks["pid"], damaged=damaged)
+        return sample
 
     def _on_code(
         self,
@@ -195,41 +197,41 @@ class Prstat(KernelSession[PrstatReport, Options]):
         clocks: Clocks,
         rows: npt.NDArray[np.intp],
     ) -> Booleans:
-        """Tell which threads' page faults are on code."""
-        # What cannot be told is told by the report, if it still is so then.
+        """Return which threads' page faults are on code."""
+        # The report notes what is lost, if it is still lost then.
         aside = LossLog()
         return _text_faults(
             self._explainer.explain(tasks, now, clocks, aside, rows=rows)
         )
 
-    def _read(self, findings: LossLog) -> TaskTable:
+    def _read(self, losses: LossLog) -> TaskTable:
         """Read all threads, or those of the processes that were named."""
         reader = self._sampler.task_reader
         pids = self._options.selection.pids
         if pids is None:
-            return reader.read_all(findings)
-        found = list(find_tasks(self._reader, pids, findings).values())
+            return reader.read_all(losses)
+        found = list(find_tasks(self._reader, pids, losses).values())
         if not self._options.by_thread:
-            return reader.read_processes(found, findings)
+            return reader.read_processes(found, losses)
         # The first thread of a process stands for all of them, as in prstat -L -p.
-        named = reader.read(found, findings)
+        named = reader.read(found, losses)
         leaders = named["address"][named.leaders].tolist()
-        whole = reader.read_processes(leaders, findings)
+        whole = reader.read_processes(leaders, losses)
         others = named.only(~np.isin(named["tgid"], whole["tgid"]))
         return TaskTable(np.concatenate([whole.records, others.records]), whole.columns)
 
     def _report(
         self,
-        look: TaskSample,
+        sample: TaskSample,
         processes: Processes,
         progress: Progress,
         deltas: Deltas | None = None,
         dead: Ended | None = None,
     ) -> PrstatReport:
-        options, tasks = self._options, look.tasks
-        kept = self._kept(look)
+        options, tasks = self._options, sample.tasks
+        kept = self._kept(sample)
         progress(2, _STEPS)
-        threads = self._threads(look, processes, None if deltas else kept.split)
+        threads = self._threads(sample, processes, None if deltas else kept.split)
         progress(4, _STEPS)
         if deltas is None or dead is None:
             spent = totals(tasks, kept.lives, processes)
@@ -237,21 +239,23 @@ class Prstat(KernelSession[PrstatReport, Options]):
             spent = _spent(deltas, dead)
         known = keep(threads, spent)
         if options.load or options.whole:
-            known = replace(known, callers=_callers(look.now))
+            known = replace(known, callers=_callers(sample.now))
         rows = wanted_rows(known, options)
         wanted = threads_of(rows)
-        ons, herds = self._waits(look, wanted, deltas)
+        ons, herds = self._waits(sample, wanted, deltas)
         progress(6, _STEPS)
         rows = rows.with_ons(ons)
         summed = self._totals(known, wanted)
-        self._count(look, spent, kept.split.impossible)
+        self._count(sample, spent, kept.split.impossible)
+        if options.states:
+            self._note_ended(tasks, processes, wanted)
         coverage = self._coverage(_COVERAGE)
         report = PrstatReport(
             target=self._target,
-            taken_at_ns=look.clocks.monotonic_ns,
+            taken_at_ns=sample.clocks.monotonic_ns,
             interval_ns=deltas.interval_ns if deltas else None,
             coverage={
-                # What is not always there comes by name.
+                # Keys that are not always there follow by name.
                 name: coverage[name]
                 for name in (*_COVERAGE, *sorted(coverage))
             },
@@ -268,37 +272,37 @@ class Prstat(KernelSession[PrstatReport, Options]):
             return recorded(report, replace(known, ons=tuple(ons)))
         shown = rows.take(order(rows, options.sort)[: options.rows])
         report = with_views(replace(report, tasks=shown), rows, wanted, options)
-        return self._with_stacks(report, look, kept, wanted, ons)
+        return self._with_stacks(report, sample, kept, wanted, ons)
 
-    def _kept(self, look: TaskSample) -> _Kept:
-        """Tell what of each thread's life the kernel has kept beyond the least."""
-        reader, findings, tasks = self._reader, self._findings, look.tasks
-        accounting = read_accounting(self._prog, findings)
-        in_iowait = read_in_iowait(reader, tasks, findings)
-        slept = sleeps(tasks, accounting, look.now, in_iowait)
-        lives = without_sleep(look.states, slept.total_ns)
-        delays = read_delays(reader, tasks, findings)
-        split = breakdown(tasks, look.clocks, lives, slept, delays, accounting)
+    def _kept(self, sample: TaskSample) -> _Kept:
+        """Return the times of each thread's life, as far as the kernel keeps them."""
+        reader, losses, tasks = self._reader, self._findings, sample.tasks
+        accounting = read_accounting(self._prog, losses)
+        in_iowait = read_in_iowait(reader, tasks, losses)
+        slept = sleeps(tasks, accounting, sample.now, in_iowait)
+        lives = without_sleep(sample.states, slept.total_ns)
+        delays = read_delays(reader, tasks, losses)
+        split = breakdown(tasks, sample.clocks, lives, slept, delays, accounting)
         return _Kept(accounting, lives, split)
 
     def _threads(
-        self, look: TaskSample, processes: Processes, split: Breakdown | None
+        self, sample: TaskSample, processes: Processes, split: Breakdown | None
     ) -> Threads:
         """Read what threads have beside their own records."""
-        reader, findings, tasks = self._reader, self._findings, look.tasks
+        reader, losses, tasks = self._reader, self._findings, sample.tasks
         options = self._options
         return Threads(
             tasks=tasks,
-            now=look.now,
-            on_code=look.on_code,
-            identities=read_identities(reader, tasks, findings),
+            now=sample.now,
+            on_code=sample.on_code,
+            identities=read_identities(reader, tasks, losses),
             processes=processes,
-            memory=read_memory(reader, tasks, findings),
-            cgroups=read_cgroups(reader, tasks, findings),
+            memory=read_memory(reader, tasks, losses),
+            cgroups=read_cgroups(reader, tasks, losses),
             breakdown=split,
-            reaped=read_reaped(reader, tasks, findings) if options.children else None,
+            reaped=read_reaped(reader, tasks, losses) if options.children else None,
             namespaces=(
-                read_namespaces(reader, tasks, findings)
+                read_namespaces(reader, tasks, losses)
                 if options.needs_namespaces
                 else None
             ),
@@ -307,77 +311,94 @@ class Prstat(KernelSession[PrstatReport, Options]):
     def _with_stacks(
         self,
         report: PrstatReport,
-        look: TaskSample,
+        sample: TaskSample,
         kept: _Kept,
         wanted: Booleans,
         ons: Sequence[WaitTarget | None],
     ) -> PrstatReport:
-        """Add what was asked for that takes stacks, or more than is kept."""
-        options, tasks, now = self._options, look.tasks, look.now
+        """Return the report with states and stacks, if they were asked for."""
+        options, tasks, now = self._options, sample.tasks, sample.now
         lives, split, accounting = kept.lives, kept.split, kept.accounting
         if options.states:
             faults = _text_faults(ons)
-            told = states(tasks, lives, split, accounting, now, wanted, faults)
-            report = replace(report, states=told)
+            times = states(tasks, lives, split, accounting, now, wanted, faults)
+            report = replace(report, states=times)
         if options.stacks:
             asked = {"functions": options.functions, "modules": options.modules}
             report = replace(report, stacks=stack_groups(tasks, now, wanted, **asked))
         return report
 
     def _waits(
-        self, look: TaskSample, wanted: Booleans, deltas: Deltas | None
+        self, sample: TaskSample, wanted: Booleans, deltas: Deltas | None
     ) -> tuple[list[WaitTarget | None], tuple[Herd, ...]]:
-        """Tell what each wanted thread waits on, and which of them are herds."""
-        tasks, now = look.tasks, look.now
+        """Return what each wanted thread waits on, and which of them are herds."""
+        tasks, now = sample.tasks, sample.now
         runs = np.isin(now.classes, RUNNABLE)
         ons: list[WaitTarget | None] = [None] * len(tasks)
         for row in np.flatnonzero(wanted & runs).tolist():
             ons[row] = WaitTarget(kind="cpu", cpu=int(tasks["cpu"][row]))
         places = np.flatnonzero(wanted & ~runs & (now.classes != TaskClass.ZMB))
         found = self._explainer.explain(
-            tasks, now, look.clocks, self._findings, rows=places
+            tasks, now, sample.clocks, self._findings, rows=places
         )
         for row, on in zip(places.tolist(), found, strict=True):
             ons[row] = on
-        # Who is just being woken wants a CPU by now, or is off its futex's queue; of a
-        # kernel that runs the queue was read at another time.
+        # A task that is being woken waits for a CPU, or is off its futex's queue. On a
+        # running kernel the queue was read at another time.
         things = list(ons)
         off = [row for row, on in enumerate(ons) if on and is_off_queue(on)]
         gone = [] if self._live else off
         awake = awake_rows(tasks, now)
         awake = awake[wanted[awake]]
-        left = self._explainer.leaving(tasks, now, look.clocks, awake)
+        # What is lost here is left out: the report stands without it.
+        context = self._explainer.context(tasks, sample.clocks)
+        stack_bytes = self._explainer.stack_bytes
+        left = leaving(context, now, awake, stack_bytes)
         for row, on in zip(awake.tolist(), left, strict=True):
             if on is not None:
                 things[row] = on
                 gone.append(row)
-        things = self._explainer.as_conditions(tasks, look.clocks, things, MIN_WAITERS)
-        again = look_again(self._sampler.task_reader, tasks) if self._live else None
+        things = as_conditions(context, things, MIN_WAITERS)
+        again = read_again(self._sampler.task_reader, tasks) if self._live else None
         watched = Watched(deltas.nvcsw if deltas else None, again)
-        herds = find_herds(tasks, now, things, look.clocks, gone, watched)
-        return ons, self._explainer.with_frames(tasks, look.clocks, herds)
+        herds = find_herds(tasks, now, things, sample.clocks, gone, watched)
+        return ons, with_frames(herds, context, stack_bytes)
 
     def _count(
-        self, look: TaskSample, spent: Spent, split_impossible: Booleans
+        self, sample: TaskSample, spent: Spent, split_impossible: Booleans
     ) -> None:
-        """Count, and note, counters of the kernel that cannot be."""
-        findings = self._findings
+        """Count, and note, impossible counters of the kernel."""
+        losses = self._findings
         impossible = int(np.count_nonzero(spent.lives.impossible))
-        findings.coverage["tasks"] = len(look.tasks)
-        findings.coverage["latency_impossible"] = impossible
+        losses.coverage["tasks"] = len(sample.tasks)
+        losses.coverage["latency_impossible"] = impossible
         if impossible:
-            findings.note(
+            losses.note(
                 "latency-impossible",
                 f"{impossible} threads have more latency counted than there was time "
                 f"for ({_why_impossible(spent.lives)}): it is cut",
             )
         count = int(np.count_nonzero(split_impossible))
-        findings.coverage["breakdown_impossible"] = count
+        losses.coverage["breakdown_impossible"] = count
         if count:
-            findings.note(
+            losses.note(
                 "breakdown-impossible",
                 f"{count} threads have counters of sleeps or delays that are more than "
                 "the time they are part of: those are left out",
+            )
+
+    def _note_ended(
+        self, tasks: TaskTable, processes: Processes, wanted: Booleans
+    ) -> None:
+        """Note the CPU time that no state has: that of threads that have ended."""
+        _, first = np.unique(tasks["signal"][wanted], return_index=True)
+        ended_ns = int(processes.dead_sum_exec_ns[wanted][first].sum())
+        if ended_ns:
+            self._findings.note(
+                "states-without-ended",
+                "--states adds up the threads that exist: "
+                f"{ended_ns / 1e9:.3f} s on the CPU of ended threads of the same "
+                "processes are in no state",
             )
 
     def _totals(self, known: Kept, wanted: Booleans) -> Totals:
@@ -401,7 +422,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
 
 
 def _why_impossible(lives: Microstates) -> str:
-    """Say how the kernel may count more latency than there was time for."""
+    """Return why the kernel may count more latency than there was time for."""
     if lives.latency_is_bound:
         return "sleep on the run queue counts, since 6.12"
     # A thread may even have run before it was made, by the clock of the CPU it ran on.
@@ -410,18 +431,18 @@ def _why_impossible(lives: Microstates) -> str:
 
 
 def _text_faults(ons: Sequence[WaitTarget | None]) -> Booleans:
-    """Tell whose page fault is on code."""
+    """Return whose page fault is on code."""
     return np.array([on is not None and bool(on.text) for on in ons], np.bool_)
 
 
 def _callers(now: TaskState) -> tuple[str | None, ...]:
-    """Return the function that wanted what each thread waits for."""
+    """Return the calling function of each thread's wait."""
     names = [wait.caller for wait in now.waits]
     return tuple(names[stack] for stack in now.stacks.index.tolist())
 
 
 def _spent(deltas: Deltas, dead: Ended) -> Spent:
-    """Put what threads did in an interval in place of their lives."""
+    """Return what threads did in an interval."""
     return Spent(
         lives=deltas.lives,
         nvcsw=deltas.nvcsw,

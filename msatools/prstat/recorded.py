@@ -2,28 +2,33 @@
 
 """Reports of prstat that are recorded: all threads, of which rows are made later.
 
-Pure. A report that is not recorded is made of the same parts, but from the kernel:
+Pure. Loads are grouped here, too: the load averages are of the threads that run or
+could run, and of those in uninterruptible sleep (kernel/sched/loadavg.c).
+
+A report that is not recorded is made of the same parts, but from the kernel:
 :mod:`msatools.prstat.prstat`.
 """
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from msatools.kernel.structs import Booleans
+from msatools.locks.base.model import WaitTarget
 from msatools.locks.herds import MIN_WAITERS
 from msatools.prstat.column_docs import why
 from msatools.prstat.groups import group_by, group_by_class
-from msatools.prstat.load import collect_load
-from msatools.prstat.microstates import Booleans
-from msatools.prstat.model import PrstatReport, Totals
+from msatools.prstat.model import Load, LoadGroup, PrstatReport, Totals
 from msatools.prstat.options import Options
 from msatools.prstat.rows import Kept, TaskRows, process_rows, thread_rows
 from msatools.prstat.select import order, selected
 from msatools.target.model import UNLISTED
-from msatools.tasks.classes import TaskClass
+from msatools.tasks.classes import RUNNABLE, TaskClass
+from msatools.tasks.identity import comm_text
 from msatools.tasks.states import LETTERS
 from msatools.tasks.task_state import AgeBound
 
@@ -171,3 +176,51 @@ def _arrays(value: Any) -> Iterable[Any]:
     elif hasattr(value, "__dataclass_fields__"):
         for each in fields(value):
             yield from _arrays(getattr(value, each.name))
+
+
+def collect_load(
+    kept: Kept,
+    ons: Sequence[WaitTarget | None],
+    wanted: npt.NDArray[np.bool_],
+) -> Load:
+    """Group those wanted threads that make the load by what they do.
+
+    :param kept: Of all threads, with their callers.
+    :param ons: What each of them waits on.
+    """
+    columns = kept.columns
+    classes, comms, ages = (columns[n] for n in ("class", "comm", "class_age_ns"))
+    runs = np.isin(classes, RUNNABLE) & wanted
+    blocked = columns["loads"] & ~runs & ~columns["is_dead"] & wanted
+    groups: dict[tuple[str, int, str, str | None, WaitTarget | None], list[int]] = (
+        defaultdict(list)
+    )
+    for row in np.flatnonzero(runs | blocked).tolist():
+        # Who runs is one load, on whichever CPU it is.
+        on = None if runs[row] else ons[row]
+        key = (
+            "R" if runs[row] else "D",
+            int(classes[row]),
+            comm_text(comms[row]),
+            None if runs[row] else kept.callers[row],
+            on,
+        )
+        groups[key].append(row)
+    found = [
+        LoadGroup(
+            state=state,
+            task_class=TaskClass(task_class).name,
+            comm=comm,
+            on=on,
+            function=function,
+            pids=tuple(sorted(columns["pid"][rows].tolist())),
+            max_age_ns=int(ages[rows].max()),
+        )
+        for (state, task_class, comm, function, on), rows in groups.items()
+    ]
+    found.sort(key=lambda group: (-len(group.pids), -group.max_age_ns))
+    return Load(
+        runnable=int(np.count_nonzero(runs)),
+        uninterruptible=int(np.count_nonzero(blocked)),
+        groups=tuple(found),
+    )

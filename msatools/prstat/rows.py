@@ -14,16 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
+from msatools.kernel.structs import Booleans
 from msatools.locks.base.model import WaitTarget
 from msatools.prstat.breakdown import Breakdown, SplitColumn
 from msatools.prstat.ended import Ended
 from msatools.prstat.interval import OffCpuByClass
-from msatools.prstat.microstates import Booleans, Microstates, user_time
 from msatools.prstat.model import Children, OffCpu, Split, TaskRow, Waited
 from msatools.prstat.waited import WAITED, lasting, within
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import Identities, comm_text
 from msatools.tasks.memory import TaskMemory
+from msatools.tasks.microstates import Microstates, user_time
 from msatools.tasks.namespaces import TaskNamespaces
 from msatools.tasks.processes import Processes, ProcessSums
 from msatools.tasks.states import letters, loads
@@ -164,12 +165,12 @@ class TaskRows(Sequence[TaskRow]):
             yield from self._made(slice(start, start + _AT_ONCE))
 
     def take(self, places: npt.NDArray[Any]) -> "TaskRows":
-        """Give some rows: by their places, or by whether each is wanted."""
+        """Return some rows: by their places, or by whether each is wanted."""
         columns = {name: values[places] for name, values in self.columns.items()}
         return TaskRows(columns, self._ons, self.kept, self._off)
 
     def with_ons(self, ons: Sequence[WaitTarget | None]) -> "TaskRows":
-        """Give the same rows, and what their threads wait on."""
+        """Return the same rows, and what their threads wait on."""
         return TaskRows(self.columns, ons, self.kept, self._off)
 
     @property
@@ -183,7 +184,7 @@ class TaskRows(Sequence[TaskRow]):
         return self._off
 
     def path(self, number: int) -> str | None:
-        """Tell the path of a control group."""
+        """Return the path of a control group."""
         return self.kept.paths[number] if number >= 0 else None
 
     def _made(self, places: slice) -> Iterator[TaskRow]:
@@ -242,7 +243,7 @@ class TaskRows(Sequence[TaskRow]):
         )
 
     def _coverage(self, threads: slice) -> float:
-        """Tell the share of the time off the CPU of some threads that is explained."""
+        """Return the explained share of the time that some threads were off the CPU."""
         assert self.kept.split is not None
         shares = self.kept.split.coverage[threads]
         off_cpu = self.kept.columns["off_cpu_ns"][threads]
@@ -277,7 +278,7 @@ class TaskRows(Sequence[TaskRow]):
 
 
 def totals(tasks: TaskTable, lives: Microstates, processes: Processes) -> Spent:
-    """Tell what each thread has done since its start."""
+    """Return what each thread has done since its start."""
     dead = processes.dead
     user, system = split_by_ticks(processes.dead_sum_exec_ns, dead)
     return Spent(
@@ -372,7 +373,7 @@ def _lives_in_its_process(
     starts: npt.NDArray[np.intp],
     ends: npt.NDArray[np.intp],
 ) -> Booleans:
-    """Tell which threads live; where none of a process does, all of them count."""
+    """Return which threads live; where none of a process does, all of them count."""
     lives: Booleans = ~of_thread["is_dead"]
     process_lives = np.logical_or.reduceat(lives, starts)
     counts: Booleans = lives | ~np.repeat(process_lives, ends - starts)

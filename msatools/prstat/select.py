@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.structs import Booleans
 from msatools.prstat.breakdown import Breakdown, SplitColumn
 from msatools.prstat.rows import Columns, TaskRows
 from msatools.prstat.waited import WAITED
@@ -17,7 +18,6 @@ from msatools.tasks.classes import TaskClass
 from msatools.tasks.membership import ANY, Membership, members
 from msatools.tasks.task_cgroups import TaskCgroups
 
-Booleans = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
 _Key = Callable[[TaskRows], npt.NDArray[Any]]
 
@@ -112,7 +112,7 @@ def parse_sort(word: str) -> SortKey:
 
 
 def selected(rows: TaskRows, wanted: Selection) -> Booleans:
-    """Tell which rows are wanted, but for their PIDs."""
+    """Return which rows are wanted, but for their PIDs."""
     columns = rows.columns
     keep = np.ones(len(rows), np.bool_)
     if wanted.uids is not None:
@@ -150,7 +150,7 @@ def _any_thread(rows: TaskRows, wanted: Booleans) -> Booleans:
 
 
 def order(rows: TaskRows, keys: Sequence[SortKey]) -> Places:
-    """Tell the places of rows in their order; what is equal goes by PID."""
+    """Return the places of rows in their order; what is equal goes by PID."""
     found: Places = np.argsort(rows.columns["pid"], kind="stable")
     for key in reversed(keys):
         values = KEYS[key.name](rows)[found]
@@ -161,7 +161,7 @@ def order(rows: TaskRows, keys: Sequence[SortKey]) -> Places:
 
 
 def cpu_ns(columns: Columns) -> npt.NDArray[np.int64]:
-    """Tell each row's time on the CPU."""
+    """Return each row's time on the CPU."""
     time: npt.NDArray[np.int64] = columns["user_ns"] + columns["system_ns"]
     return time
 
@@ -173,7 +173,7 @@ def _ratio(values: npt.NDArray[Any], of: npt.NDArray[Any]) -> npt.NDArray[np.flo
 
 
 def _share(values: npt.NDArray[Any], columns: Columns) -> npt.NDArray[np.float64]:
-    """Tell what share of all that a row's threads have lived its values are."""
+    """Return what share of all that a row's threads have lived its values are."""
     return _ratio(values, np.sum([columns[name] for name in _PARTS], axis=0))
 
 
@@ -198,12 +198,12 @@ def _sleep(rows: TaskRows) -> npt.NDArray[Any]:
     return _share(columns["off_cpu_ns"] - np.sum(others, axis=0), columns)
 
 
-def _split(tell: Callable[[Breakdown], SplitColumn | None]) -> _Key:
+def _split(choose: Callable[[Breakdown], SplitColumn | None]) -> _Key:
     """Sort by a share that was split off; those of which it is not known are last."""
 
     def shares(rows: TaskRows) -> npt.NDArray[Any]:
         split = rows.kept.split
-        column = None if split is None else tell(split)
+        column = None if split is None else choose(split)
         if column is None:
             return np.zeros(len(rows))
         first, end = rows.columns["threads_of"].T

@@ -15,8 +15,8 @@ import numpy as np
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Nanoseconds
+from msatools.kernel.structs import Booleans
 from msatools.prstat.breakdown import Breakdown, SplitColumn
-from msatools.prstat.microstates import Booleans, Microstates, bound_of
 from msatools.prstat.pasts import (
     GELATO_NOW,
     SLEEPS,
@@ -29,6 +29,7 @@ from msatools.prstat.pasts import (
     pasts,
 )
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.microstates import Microstates, bound_of
 from msatools.tasks.states import UNINTERRUPTIBLE
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
@@ -88,16 +89,15 @@ def states(
         lasting("gelato", "PAGING_SLEEP"),
         lasting("solaris", "DFAULT"),
     )
-    # A live kernel does not tell in which mode a thread runs.
-    somewhere = bool((selected & (now.classes == TaskClass.CPU)).any())
-    told = []
+    mode_unknown = bool((selected & _in_unknown_mode(tasks, now)).any())
+    times = []
     for family, names in STATES.items():
-        for name, tell in names.items():
+        for name, time_of in names.items():
             here = places[family].get(name)
-            unknown = here is None or (somewhere and name in _ON_CPU)
+            unknown = here is None or (mode_unknown and name in _ON_CPU)
             rows = selected & here if here is not None else selected
-            past = tell(found)
-            told.append(
+            past = time_of(found)
+            times.append(
                 StateTime(
                     name=name,
                     family=family,
@@ -108,19 +108,33 @@ def states(
                     reason=past.reason,
                 )
             )
-    return tuple(told)
+    return tuple(times)
 
 
 _ON_CPU = frozenset(("ONCPU_USR", "ONCPU_SYS", "INTERRUPTED", "USER", "SYSTEM"))
 
 
+def _in_unknown_mode(tasks: TaskTable, now: TaskState) -> Booleans:
+    """Return which threads run in a mode that cannot be read.
+
+    A live kernel has no registers to read; a dump may lack those of some CPUs.
+    """
+    runs = (tasks["on_cpu"] != 0) & (tasks["exit_state"] == 0)
+    unread: Booleans = now.classes == TaskClass.CPU
+    unread |= runs & (now.classes == TaskClass.OTH)
+    return unread
+
+
 def _gelato(tasks: TaskTable, now: TaskState) -> dict[str, Booleans]:
-    """Tell which threads are in each state now: each thread is in one."""
+    """Return which threads are in each state now.
+
+    Each thread is in one, unless it runs in a mode that cannot be read.
+    """
     of: dict[str, Booleans] = {}
     for task_class, name in GELATO_NOW.items():
         here: Booleans = now.classes == task_class
         of[name] = of[name] | here if name in of else here
-    rest = ~np.any(list(of.values()), axis=0) & (now.classes != TaskClass.CPU)
+    rest = ~np.any(list(of.values()), axis=0) & ~_in_unknown_mode(tasks, now)
     blocked = (tasks["state"] & UNINTERRUPTIBLE) != 0
     of[SLEEPS[True]] = rest & blocked
     of[SLEEPS[False]] = rest & ~blocked
@@ -130,7 +144,7 @@ def _gelato(tasks: TaskTable, now: TaskState) -> dict[str, Booleans]:
 def _solaris(
     tasks: TaskTable, now: TaskState, text_faults: Booleans | None
 ) -> dict[str, Booleans]:
-    """Tell which threads are in each state now: each that is alive is in one."""
+    """Return which threads are in each state now: each that is alive is in one."""
     of: dict[str, Booleans] = {}
     for timer, here in _gelato(tasks, now).items():
         if timer in SOLARIS_NOW:
@@ -154,8 +168,8 @@ def sums(
     whole = not lives.latency_is_bound and bool((lacking <= bound_of(accounting)).all())
 
     def slept(*kinds: SplitColumn) -> Known:
-        told = _total(kinds, selected)
-        return told if told is None or whole else (told[0], "lower")
+        times = _total(kinds, selected)
+        return times if times is None or whole else (times[0], "lower")
 
     return StateSums(
         user_ns=total(lives.user_ns),

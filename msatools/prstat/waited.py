@@ -3,8 +3,8 @@
 """
 Time off the CPU as Solaris's prstat splits it: page faults, locks, stops, and sleep.
 
-Pure. Of an interval the looks tell what it was spent on. Of a whole life Linux does not
-keep that: just the wait that lasts is known.
+Pure. The samples of an interval show what it was spent on. Linux does not keep that for
+a whole life: only the present wait is known.
 """
 
 from typing import Any
@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Nanoseconds
+from msatools.kernel.structs import Booleans
 from msatools.prstat.interval import ON_CODE, OffCpuByClass
-from msatools.prstat.microstates import Booleans
 from msatools.tasks.classes import RUNNABLE, TaskClass
 from msatools.tasks.task_state import AgeBound, TaskState
 
@@ -32,7 +32,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 def within(off: OffCpuByClass) -> Columns:
-    """Tell what each row of an interval spent its time off the CPU on."""
+    """Return what each row of an interval spent its time off the CPU on."""
     return {
         "code_faults_ns": off.ns[:, ON_CODE],
         "data_faults_ns": off.ns[:, _FAULTS].sum(1),
@@ -44,7 +44,7 @@ def within(off: OffCpuByClass) -> Columns:
 
 
 def lasting(now: TaskState, on_code: Booleans, off_cpu_ns: Nanoseconds) -> Columns:
-    """Tell for how long each thread has been in the wait that lasts."""
+    """Return for how long each thread has been in the wait that lasts."""
     classes = now.classes
     age = np.where(np.isin(classes, _AWAKE), 0, np.minimum(now.age_ns, off_cpu_ns))
     faults = np.isin(classes, _FAULTS)

@@ -38,7 +38,7 @@ def open(
 
 
 def thread(tid: int) -> Thread:
-    """Tell of one thread of the kernel at hand: see :meth:`Kernel.thread`.
+    """Return one thread of the kernel at hand: see :meth:`Kernel.thread`.
 
     That is drgn's default program, if there is one, as at drgn's prompt; else the
     running kernel, which is opened once.
@@ -47,17 +47,17 @@ def thread(tid: int) -> Thread:
 
 
 def process(pid: int) -> Process:
-    """Tell of one process of the kernel at hand: see :meth:`Kernel.process`."""
+    """Return one process of the kernel at hand: see :meth:`Kernel.process`."""
     return _at_hand().process(pid)
 
 
 def children(pid: int) -> ChildTimes:
-    """Tell of the children that a process waited for: see :meth:`Kernel.children`."""
+    """Return the children that a process waited for: see :meth:`Kernel.children`."""
     return _at_hand().children(pid)
 
 
 def self() -> Process:
-    """Tell of the process that asks: see :meth:`Kernel.self`."""
+    """Return the process that asks: see :meth:`Kernel.self`."""
     return _at_hand().self()
 
 

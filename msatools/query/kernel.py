@@ -137,14 +137,14 @@ class Kernel:
         self._again = _again(prog)
 
     def thread(self, tid: int) -> Thread:
-        """Tell of one thread.
+        """Return one thread.
 
         The numbers are those of ``msa-prstat --states -L -p TID``.
         """
         return self._asked(tid, lambda: self._thread(tid))
 
     def process(self, pid: int) -> Process:
-        """Tell of the process that a thread is of: all its threads, summed up.
+        """Return the process that a thread is of: all its threads, summed up.
 
         The numbers are those of ``msa-prstat --states -p PID``.
 
@@ -153,7 +153,7 @@ class Kernel:
         return self._asked(pid, lambda: self._process(pid))
 
     def children(self, pid: int) -> ChildTimes:
-        """Tell of the children that a process has waited for, as RUSAGE_CHILDREN does.
+        """Return the children that a process has waited for, as RUSAGE_CHILDREN does.
 
         The numbers are those of ``msa-prstat --children -p PID``.
 
@@ -162,7 +162,7 @@ class Kernel:
         return self._asked(pid, lambda: self._children(pid))
 
     def self(self) -> Process:
-        """Tell of the process that asks.
+        """Return the process that asks.
 
         :raises NotThisMachineError: if the kernel is not the one that it runs on, or
             shows it another PID than its own
@@ -252,10 +252,10 @@ class Kernel:
         words = stack if self._rests(seen) else None
         one = life(seen, moment, covered_since((task,), moment))
 
-        def look() -> Now:
-            return self._look(seen, words, moment)
+        def read_now() -> Now:
+            return self._now_of(seen, words, moment)
 
-        timers, states = self._times_of((one,), moment, lambda: (look(),))
+        timers, states = self._times_of((one,), moment, lambda: (read_now(),))
         return Thread(
             taken_at_ns=moment.clocks.monotonic_ns,
             timers=timers,
@@ -265,7 +265,7 @@ class Kernel:
             pid=task["tgid"],
             comm=comm_text(task["comm"]),
             lifetime_ns=one.lifetime_ns,
-            look=look,
+            read_now=read_now,
         )
 
     def _process(self, pid: int) -> Process:
@@ -286,10 +286,10 @@ class Kernel:
         since_ns = covered_since((seen.task for seen, _ in held), moment)
         lives = [life(seen, moment, since_ns) for seen, _ in held]
 
-        def look() -> tuple[Now, ...]:
-            return tuple(self._look(*one, moment) for one in held)
+        def read_now() -> tuple[Now, ...]:
+            return tuple(self._now_of(*one, moment) for one in held)
 
-        timers, states = self._times_of(lives, moment, look)
+        timers, states = self._times_of(lives, moment, read_now)
         ended = counted["sum_exec"]
         ended_user = split_by_ticks(ended, counted["utime"], counted["stime"])
         return Process(
@@ -302,7 +302,7 @@ class Kernel:
             tids=tids,
             ended_user_ns=ended_user,
             ended_system_ns=ended - ended_user,
-            look=look,
+            read_now=read_now,
         )
 
     def _children(self, pid: int) -> ChildTimes:
@@ -387,7 +387,7 @@ class Kernel:
         return self._moment
 
     def _switches(self, found: LossLog) -> Accounting:
-        """Tell what accounting is on, as of a tenth of a second ago at most.
+        """Return what accounting is on, as of a tenth of a second ago at most.
 
         Somebody has to switch it, and to look at all switches takes a tenth of the time
         that a question does.
@@ -399,7 +399,7 @@ class Kernel:
         return self._accounting
 
     def _rests(self, seen: LifeSeen) -> bool:
-        """Tell whether a thread has not been on a CPU since it was read.
+        """Return whether a thread has not been on a CPU since it was read.
 
         :raises drgn.FaultError: if it has ended meanwhile
         """
@@ -415,38 +415,40 @@ class Kernel:
         self,
         lives: Sequence[Life],
         moment: LifeMoment,
-        look: Callable[[], Sequence[Now]],
+        read_now: Callable[[], Sequence[Now]],
     ) -> tuple[Timers, States]:
         sums = summed(lives, moment, self._delayed)
-        paging, data = self._lasting(sums, look)
+        paging, data = self._lasting(sums, read_now)
         found = pasts(sums, moment.accounting, paging, data)
         gelato, solaris = STATES["gelato"].values(), STATES["solaris"].values()
         return (
-            Timers(*[tell(found) for tell in gelato]),
-            States(*[tell(found) for tell in solaris]),
+            Timers(*[time_of(found) for time_of in gelato]),
+            States(*[time_of(found) for time_of in solaris]),
         )
 
     def _lasting(
-        self, sums: StateSums, look: Callable[[], Sequence[Now]]
+        self, sums: StateSums, read_now: Callable[[], Sequence[Now]]
     ) -> tuple[int, int]:
-        """Tell how long page faults have lasted, all of them and those on data.
+        """Return how long page faults have lasted, all of them and those on data.
 
         Nobody needs it where the kernel keeps nothing of those that have ended.
         """
         if sums.swapped is None:
             return 0, 0
-        now = look()
+        now = read_now()
         return (
             sum(one.age_ns for one in now if one.timer == "paging_sleep"),
             sum(one.age_ns for one in now if one.state == "dfault"),
         )
 
-    def _look(self, seen: LifeSeen, words: bytes | None, moment: LifeMoment) -> Now:
+    def _now_of(self, seen: LifeSeen, words: bytes | None, moment: LifeMoment) -> Now:
         """Find out what a thread was doing, by what was read of it."""
         age_ns, bound = age(seen.task, moment)
         found = self._class(seen, words)
         timer = None if found is None else GELATO_NOW.get(found)
-        if found not in (None, TaskClass.CPU) and timer is None:
+        # A running thread sleeps in no state, even if its mode cannot be read.
+        runs = state_class(seen.task) is TaskClass.CPU
+        if found is not None and timer is None and not runs:
             timer = SLEEPS[bool(seen.task["state"] & UNINTERRUPTIBLE)]
         state = SOLARIS_NOW.get(timer) if timer else None
         if state == "DFAULT" and self._is_on_code(seen, moment):
@@ -473,7 +475,7 @@ class Kernel:
         return classify(Stacks(self._stacks.text).names(stack)).task_class
 
     def _is_on_code(self, seen: LifeSeen, moment: LifeMoment) -> bool:
-        """Tell whether a page fault is on what is mapped executable."""
+        """Return whether a page fault is on what is mapped executable."""
         aside = LossLog()
         tasks = self._tasks.read([seen.address], aside)
         now = collect_now(self._stacks, self.prog, tasks, moment.clocks)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Where the life of one thread went: what :mod:`msatools.prstat.microstates`,
+"""Where the life of one thread went: what :mod:`msatools.tasks.microstates`,
 :mod:`msatools.prstat.breakdown` and :mod:`msatools.tasks.task_state` compute of many.
 
 Pure. They say why it is computed so. On arrays of one number it takes a millisecond;
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Clocks
 from msatools.prstat.breakdown import SCHED_DEADLINE
-from msatools.prstat.microstates import bound_of
 from msatools.prstat.pasts import Known, StateSums, known_sum
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.microstates import bound_of
 from msatools.tasks.states import (
     INTERRUPTIBLE,
     STOPPED,
@@ -94,19 +94,19 @@ class LifeMoment(NamedTuple):
     accounting: Accounting
 
     def task_clock_ns(self, cpu: int) -> int:
-        """Tell the task clock of a CPU."""
+        """Return the task clock of a CPU."""
         behind = self.clocks.behind_ns
         known = cpu < len(behind)
         return self.clocks.local_ns - (int(behind[cpu]) if known else 0)
 
     def started_ns(self, task: Record) -> int:
-        """Tell when a thread started, by the local clock."""
+        """Return when a thread started, by the local clock."""
         started: int = task["start_ns"] + (self.clocks.monotonic_offset_ns or 0)
         return started
 
 
 def state_class(task: Record) -> TaskClass | None:
-    """Tell what a thread is doing where its state tells that.
+    """Return what a thread is doing where its state tells that.
 
     :return: ``None`` of a thread that sleeps: its stack tells. ``CPU`` of one that
         runs: its registers tell in which mode, if they are known.
@@ -126,7 +126,7 @@ def state_class(task: Record) -> TaskClass | None:
 
 
 def age(task: Record, moment: LifeMoment) -> tuple[int, AgeBound]:
-    """Tell for how long a thread has been as it is."""
+    """Return for how long a thread has been as it is."""
     clocks = moment.clocks
     local, since = clocks.local_ns, task["exec_start_ns"]
     delays = "sched_delayed" in task
@@ -153,7 +153,7 @@ def age(task: Record, moment: LifeMoment) -> tuple[int, AgeBound]:
 
 
 def covered_since(tasks: Iterable[Record], moment: LifeMoment) -> int | None:
-    """Tell since when the statistics of sleeps are on, at least, by some threads."""
+    """Return since when the statistics of sleeps are on, at least, by some threads."""
     if not moment.accounting.schedstats or moment.clocks.monotonic_offset_ns is None:
         return None
     bound = bound_of(moment.accounting)
@@ -286,7 +286,7 @@ def _stopped(
 
 
 def _sleeps(seen: LifeSeen, moment: LifeMoment) -> list[int] | None:
-    """Tell for how long a thread has slept: interruptibly, blocked, and for input."""
+    """Return for how long a thread has slept: interruptibly, blocked, and for input."""
     task = seen.task
     if not all(column in task for column in _STATISTICS):
         return None
@@ -312,7 +312,7 @@ def _waits_for_cpu(task: Record) -> bool:
 
 
 def split_by_ticks(cpu_ns: int, utime_ns: int, stime_ns: int) -> int:
-    """Tell how much time on the CPU was in user mode, as user_time() does."""
+    """Return how much time on the CPU was in user mode, as user_time() does."""
     # With floating point, as there, so that no nanosecond differs.
     utime = float(utime_ns)
     ticks = utime + float(stime_ns)

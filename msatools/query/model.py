@@ -90,13 +90,13 @@ class Thread(_Answer):
     """What the five times that Linux always keeps make up: user, system, latency,
     ``states.sleep`` with ``states.stopped`` and interrupts, and zombie."""
 
-    look: Callable[[], Now] = field(repr=False, compare=False)
+    read_now: Callable[[], Now] = field(repr=False, compare=False)
     """Finds out ``now``, from what was read with the times."""
 
     @cached_property
     def now(self) -> Now:
         """What it was doing; found out when it is first asked for."""
-        return self.look()
+        return self.read_now()
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,13 @@ class Process(_Answer):
     Linux keeps nothing else of them. Its split is an estimate."""
 
     ended_system_ns: int
-    look: Callable[[], tuple[Now, ...]] = field(repr=False, compare=False)
+    read_now: Callable[[], tuple[Now, ...]] = field(repr=False, compare=False)
     """Finds out ``now``, from what was read with the times."""
 
     @cached_property
     def now(self) -> tuple[Now, ...]:
         """What each thread was doing, in the order of ``tids``."""
-        return self.look()
+        return self.read_now()
 
 
 @dataclass(frozen=True)

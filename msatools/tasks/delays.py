@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 
@@ -41,7 +40,7 @@ class Delays:
     count: Mapping[str, npt.NDArray[np.int64]]
 
 
-def read_delays(reader: Reader, tasks: TaskTable, findings: LossLog) -> Delays:
+def read_delays(reader: Reader, tasks: TaskTable, losses: LossLog) -> Delays:
     """Read the delays of each thread."""
     if not tasks.has("delays"):
         return Delays(np.zeros(len(tasks), np.bool_), {}, {})
@@ -50,14 +49,14 @@ def read_delays(reader: Reader, tasks: TaskTable, findings: LossLog) -> Delays:
         "struct task_delay_info",
         _MEMBERS,
         tasks["delays"].astype(np.uint64),
-        findings,
+        losses,
     )
     has = infos.readable & _have(reader, tasks)
     kept = [kind for kind in KINDS if infos.has(f"{kind}_ns")]
     return Delays(
         has=has,
         delay_ns={
-            kind: cut(np.where(has, infos[f"{kind}_ns"], 0), findings) for kind in kept
+            kind: cut(np.where(has, infos[f"{kind}_ns"], 0), losses) for kind in kept
         },
         count={
             kind: np.where(has, infos[f"{kind}_count"], 0).astype(np.int64)
@@ -76,8 +75,8 @@ def read_delay(reader: Reader, address: int) -> Mapping[str, Any]:
 
 
 def _have(reader: Reader, tasks: TaskTable) -> Booleans:
-    """Tell which threads still have their delays, which end with them (free_task())."""
-    if not reader.prog.flags & drgn.ProgramFlags.IS_LIVE:
+    """Return which threads still have delays: free_task() frees them."""
+    if not reader.is_live:
         return np.ones(len(tasks), np.bool_)
     kept = tasks["delays"] != 0
     addresses = np.where(kept, tasks["address"], 0).astype(np.uint64)

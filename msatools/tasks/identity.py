@@ -40,16 +40,16 @@ class Identities(Users):
     """The parent process; 0 for those that the kernel itself started."""
 
 
-def read_identities(reader: Reader, tasks: TaskTable, findings: LossLog) -> Identities:
+def read_identities(reader: Reader, tasks: TaskTable, losses: LossLog) -> Identities:
     """Read the user and the parent of each thread."""
-    users = read_users(reader, tasks, findings)
-    return Identities(users.uid, users.euid, _parents(reader, tasks, findings))
+    users = read_users(reader, tasks, losses)
+    return Identities(users.uid, users.euid, _parents(reader, tasks, losses))
 
 
-def read_users(reader: Reader, tasks: TaskTable, findings: LossLog) -> Users:
+def read_users(reader: Reader, tasks: TaskTable, losses: LossLog) -> Users:
     """Read the user of each thread."""
     creds = read_structs(
-        reader, "struct cred", _CRED, tasks["cred"].astype(np.uint64), findings
+        reader, "struct cred", _CRED, tasks["cred"].astype(np.uint64), losses
     )
     return Users(
         uid=np.where(creds.readable, creds["uid"].astype(np.int64), UNKNOWN),
@@ -57,8 +57,8 @@ def read_users(reader: Reader, tasks: TaskTable, findings: LossLog) -> Users:
     )
 
 
-def _parents(reader: Reader, tasks: TaskTable, findings: LossLog) -> Numbers:
-    """Tell parents' process IDs: mostly they are in the table, but for an idle task."""
+def _parents(reader: Reader, tasks: TaskTable, losses: LossLog) -> Numbers:
+    """Return parents' process IDs: all but idle tasks are mostly in the table."""
     parents: Addresses = tasks["real_parent"].astype(np.uint64)
     addresses = tasks["address"]
     order = np.argsort(addresses, kind="stable")
@@ -67,7 +67,7 @@ def _parents(reader: Reader, tasks: TaskTable, findings: LossLog) -> Numbers:
     ppid: Numbers = tasks["tgid"][row].astype(np.int64)
     elsewhere = addresses[row] != parents
     others = read_structs(
-        reader, "struct task_struct", _TASK, parents[elsewhere], findings
+        reader, "struct task_struct", _TASK, parents[elsewhere], losses
     )
     ppid[elsewhere] = np.where(others.readable, others["tgid"], UNKNOWN)
     return ppid

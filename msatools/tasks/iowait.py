@@ -11,7 +11,7 @@ from msatools.tasks.states import UNINTERRUPTIBLE
 from msatools.tasks.table import TaskTable
 
 
-def read_in_iowait(reader: Reader, tasks: TaskTable, findings: LossLog) -> Booleans:
+def read_in_iowait(reader: Reader, tasks: TaskTable, losses: LossLog) -> Booleans:
     """Read ``in_iowait`` (io_schedule_prepare()) of those that sleep uninterruptibly.
 
     All others are not looked at, and do not wait so; nor does a thread that cannot be
@@ -22,7 +22,7 @@ def read_in_iowait(reader: Reader, tasks: TaskTable, findings: LossLog) -> Boole
     waits &= tasks["exit_state"] == 0
     addresses = tasks["address"][waits].astype(np.uint64) + np.uint64(byte)
     records, readable = reader.read_records(addresses, 1)
-    lose_many(findings, "struct task_struct", int(np.count_nonzero(~readable)))
+    lose_many(losses, "struct task_struct", int(np.count_nonzero(~readable)))
     waits[waits] = (records[:, 0] >> bit & 1) != 0
     return waits
 

@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import numpy as np
-import numpy.typing as npt
 
 from msatools.kernel.cgroups import DELETED
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.structs import Booleans
 from msatools.tasks.namespaces import TaskNamespaces, read_namespaces
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_cgroups import TaskCgroups, read_cgroups
-
-Booleans = npt.NDArray[np.bool_]
 
 _CONTAINER = re.compile(r"(?:^|[-_:.])([0-9a-f]{64})(?:$|\.)")
 """How engines name the group of a container: by its ID, with something around it."""
@@ -52,7 +50,7 @@ def read_members(
     reader: Reader,
     tasks: TaskTable,
     wanted: Membership,
-    findings: LossLog,
+    losses: LossLog,
     cgroups: TaskCgroups | None = None,
 ) -> Booleans:
     """
@@ -65,8 +63,8 @@ def read_members(
         return np.ones(len(tasks), np.bool_)
     namespaces = None
     if wanted.namespaces is not None:
-        namespaces = read_namespaces(reader, tasks, findings)
-    return members(wanted, cgroups or read_cgroups(reader, tasks, findings), namespaces)
+        namespaces = read_namespaces(reader, tasks, losses)
+    return members(wanted, cgroups or read_cgroups(reader, tasks, losses), namespaces)
 
 
 def members(

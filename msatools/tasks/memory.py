@@ -58,7 +58,7 @@ class TaskMemory:
     """The same without: what /proc/PID/stat has, and all others before that commit."""
 
 
-def read_memory(reader: Reader, tasks: TaskTable, findings: LossLog) -> TaskMemory:
+def read_memory(reader: Reader, tasks: TaskTable, losses: LossLog) -> TaskMemory:
     """Read each address space once.
 
     A part of a counter that cannot be read costs a note, and is not in the sum.
@@ -67,17 +67,17 @@ def read_memory(reader: Reader, tasks: TaskTable, findings: LossLog) -> TaskMemo
     of_task: Addresses = tasks["mm"].astype(np.uint64)
     mms, index = np.unique(of_task, return_inverse=True)
     numbers = {name: prog.constant(name).value_() for name in _RESIDENT}
-    spaces = read_structs(reader, "struct mm_struct", _members(numbers), mms, findings)
+    spaces = read_structs(reader, "struct mm_struct", _members(numbers), mms, losses)
     has_rss = all(spaces.has(name) for name in _RESIDENT)
     counted = exact = np.zeros(len(mms), np.int64)
     if has_rss:
-        counted, exact = _resident(reader, tasks, spaces, index, numbers, findings)
+        counted, exact = _resident(reader, tasks, spaces, index, numbers, losses)
     elif len(mms):
-        findings.lose(Loss.SIZES, "resident sizes are kept in a way that is not known")
+        losses.lose(Loss.SIZES, "resident sizes are kept in a way that is not known")
     # A kernel thread may borrow an address space (kthread_use_mm()).
     has_mm = (of_task != 0) & ((tasks["flags"] & PF_KTHREAD) == 0)
     possible = np.max(np.stack((spaces["total_vm"], exact)), axis=0) <= _MOST_PAGES
-    lose_many(findings, "struct mm_struct", int(np.count_nonzero(~possible)))
+    lose_many(losses, "struct mm_struct", int(np.count_nonzero(~possible)))
     known = has_mm & (spaces.readable & possible)[index]
     shift = prog["PAGE_SHIFT"].value_()
 
@@ -114,9 +114,9 @@ def _resident(
     spaces: Structs,
     index: npt.NDArray[np.intp],
     numbers: dict[str, int],
-    findings: LossLog,
+    losses: LossLog,
 ) -> tuple[_Pages, _Pages]:
-    """Tell resident pages by the counters alone, and with all that belongs to them.
+    """Return resident pages by the counters alone, and with all that belongs to them.
 
     A single counter can be below zero, which the kernel takes for zero.
 
@@ -126,10 +126,10 @@ def _resident(
     counted = _sum(counters)
     if spaces.has("MM_FILEPAGES.parts"):
         parts = np.stack([spaces[f"{name}.parts"] for name in _RESIDENT])
-        sums = sum_parts(reader, parts.ravel().astype(np.uint64), findings)
+        sums = sum_parts(reader, parts.ravel().astype(np.uint64), losses)
         counters += sums.reshape(counters.shape)
     else:
-        _add_cached(reader, tasks, counters, index, numbers, findings)
+        _add_cached(reader, tasks, counters, index, numbers, losses)
     return counted, _sum(counters)
 
 
@@ -145,7 +145,7 @@ def _add_cached(
     counters: _Pages,
     index: npt.NDArray[np.intp],
     numbers: dict[str, int],
-    findings: LossLog,
+    losses: LossLog,
 ) -> None:
     """Add what tasks have counted and not passed on (SPLIT_RSS_COUNTING, up to v6.1).
 
@@ -167,7 +167,7 @@ def _add_cached(
         except drgn.FaultError:
             continue
         rows.append(row)
-    lose_many(findings, "struct task_struct", len(users) - len(rows))
+    lose_many(losses, "struct task_struct", len(users) - len(rows))
     cached = np.frombuffer(b"".join(words), "<i4").reshape(len(rows), size // 4)
     for counter, name in zip(counters, _RESIDENT, strict=True):
         np.add.at(counter, index[rows], cached[:, numbers[name]])

@@ -37,7 +37,7 @@ class KernelNames:
         self._kept: dict[tuple[int, int], bytes] = {}
         """By the thread's address and when it was started."""
 
-    def fill(self, tasks: TaskTable, findings: LossLog) -> None:
+    def fill(self, tasks: TaskTable, losses: LossLog) -> None:
         """Write the whole names of kernel threads over those that are cut.
 
         A name that cannot be read stays as it is, and is counted.
@@ -61,7 +61,7 @@ class KernelNames:
         except LookupError:
             # Nothing tells the types.
             return
-        findings.lose(Loss.NAMES, count=aside.lost.total())
+        losses.lose(Loss.NAMES, count=aside.lost.total())
 
     def _read(
         self,

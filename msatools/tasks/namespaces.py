@@ -61,34 +61,34 @@ class TaskNamespaces:
 
 
 def read_namespaces(
-    reader: Reader, tasks: TaskTable, findings: LossLog
+    reader: Reader, tasks: TaskTable, losses: LossLog
 ) -> TaskNamespaces:
     """Read all namespaces of each thread, each namespace once.
 
     What cannot be read is counted.
     """
-    addresses = _addresses(reader, tasks, findings)
+    addresses = _addresses(reader, tasks, losses)
     return TaskNamespaces(
         {
-            kind: _inodes(reader, type_name, addresses.get(kind), len(tasks), findings)
+            kind: _inodes(reader, type_name, addresses.get(kind), len(tasks), losses)
             for kind, type_name in _TYPES.items()
         }
     )
 
 
 def _addresses(
-    reader: Reader, tasks: TaskTable, findings: LossLog
+    reader: Reader, tasks: TaskTable, losses: LossLog
 ) -> dict[str, Addresses]:
     """Find the address of each thread's namespace, by kind."""
     found: dict[str, Addresses] = {}
     if tasks.has("thread_pid"):
         pids = tasks["thread_pid"].astype(np.uint64)
-        found["pid"], _ = innermost_numbers(reader, pids, findings)
+        found["pid"], _ = innermost_numbers(reader, pids, losses)
     creds = tasks["cred"].astype(np.uint64)
-    read = [read_structs(reader, "struct cred", _CRED, creds, findings)]
+    read = [read_structs(reader, "struct cred", _CRED, creds, losses)]
     if tasks.has("nsproxy"):
         proxies = tasks["nsproxy"].astype(np.uint64)
-        read.append(read_structs(reader, "struct nsproxy", _PROXY, proxies, findings))
+        read.append(read_structs(reader, "struct nsproxy", _PROXY, proxies, losses))
     for structs in read:
         found |= {kind: structs[kind].astype(np.uint64) for kind in structs.columns}
     return found
@@ -99,7 +99,7 @@ def _inodes(
     type_name: str,
     addresses: Addresses | None,
     count: int,
-    findings: LossLog,
+    losses: LossLog,
 ) -> Inodes:
     """Read the inode numbers of namespaces of one kind."""
     unknown = np.full(count, UNKNOWN, np.int64)
@@ -107,7 +107,7 @@ def _inodes(
         return unknown
     with suppress(LookupError):
         # A kernel without such namespaces does not describe them.
-        read = read_structs(reader, type_name, _INODE, addresses, findings)
+        read = read_structs(reader, type_name, _INODE, addresses, losses)
         if read.has("inode"):
             return np.where(read.readable, read["inode"].astype(np.int64), UNKNOWN)
     return unknown

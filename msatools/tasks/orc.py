@@ -177,14 +177,14 @@ class Orc:
     :raises drgn.FaultError: if they cannot be read
     """
 
-    def __init__(self, reader: Reader, text: KernelText, findings: LossLog) -> None:
+    def __init__(self, reader: Reader, text: KernelText, losses: LossLog) -> None:
         prog = reader.prog
         platform = prog.platform
         if platform is None or platform.arch != drgn.Architecture.X86_64:
             raise LookupError("only x86-64 has ORC")
         self._reader = reader
         self._text = text
-        self._findings = findings
+        self._losses = losses
         start = kernel_symbol(prog, "__start_orc_unwind_ip")
         size = kernel_symbol(prog, "__stop_orc_unwind_ip") - start
         entries = kernel_symbol(prog, "__start_orc_unwind")
@@ -220,7 +220,7 @@ class Orc:
             )
         except (drgn.FaultError, LookupError) as error:
             text = f"how to unwind module {module.name} is lost: {error}"
-            self._findings.lose(Loss.UNWINDING, text, about=module.name)
+            self._losses.lose(Loss.UNWINDING, text, about=module.name)
             return None
 
     def _read(self, pcs: int, entries: int, count: int) -> _OrcTable:
@@ -241,7 +241,7 @@ class Orc:
 
     def _knows(self, table: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
         """
-        Tell entries from terminators.
+        Return which rows are entries, not terminators.
 
         Of two in one place, one may be the end of the object file before.
         """

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 
@@ -69,7 +68,7 @@ class Processes:
     """Time on the CPU of threads that have ended, exactly."""
 
 
-def read_processes(reader: Reader, tasks: TaskTable, findings: LossLog) -> Processes:
+def read_processes(reader: Reader, tasks: TaskTable, losses: LossLog) -> Processes:
     """Read each process once.
 
     What a table of a running kernel leads to may be of another process by now, or
@@ -83,20 +82,20 @@ def read_processes(reader: Reader, tasks: TaskTable, findings: LossLog) -> Proce
             "struct signal_struct",
             _MEMBERS,
             tasks["signal"].astype(np.uint64),
-            findings,
+            losses,
         ),
-        findings,
+        losses,
     )
     return Processes(
         known=signals.readable,
         nr_threads=signals["nr_threads"].astype(np.int64).clip(0),
         group_exit_code=signals["group_exit_code"].astype(np.int64),
-        dead=_sums(signals, "", findings),
-        dead_sum_exec_ns=cut(signals["sum_exec"], findings),
+        dead=_sums(signals, "", losses),
+        dead_sum_exec_ns=cut(signals["sum_exec"], losses),
     )
 
 
-def read_reaped(reader: Reader, tasks: TaskTable, findings: LossLog) -> ProcessSums:
+def read_reaped(reader: Reader, tasks: TaskTable, losses: LossLog) -> ProcessSums:
     """Read what children have used that were waited for, and theirs.
 
     Times are scaled to their time on the CPU. All is zero if unreadable, which
@@ -109,7 +108,7 @@ def read_reaped(reader: Reader, tasks: TaskTable, findings: LossLog) -> ProcessS
         tasks["signal"].astype(np.uint64),
         LossLog(),
     )
-    return _sums(_there(reader, tasks, signals, LossLog()), "c", findings)
+    return _sums(_there(reader, tasks, signals, LossLog()), "c", losses)
 
 
 def read_process(reader: Reader, signal: int) -> Mapping[str, Any]:
@@ -124,7 +123,7 @@ def read_process(reader: Reader, signal: int) -> Mapping[str, Any]:
 
 
 def _there(
-    reader: Reader, tasks: TaskTable, signals: Structs, findings: LossLog
+    reader: Reader, tasks: TaskTable, signals: Structs, losses: LossLog
 ) -> Structs:
     """Leave only what was read while its process was there.
 
@@ -132,7 +131,7 @@ def _there(
     enough that the leader has it afterwards: a new task, in the memory of one that has
     ended, has another PID.
     """
-    if not reader.prog.flags & drgn.ProgramFlags.IS_LIVE:
+    if not reader.is_live:
         return signals
     leaders = read_structs(
         reader,
@@ -145,7 +144,7 @@ def _there(
     for name in _LEADER:
         there &= leaders[name] == tasks[name]
     if gone := int(np.count_nonzero(signals.readable & ~there & tasks.leaders)):
-        findings.coverage["processes_gone"] += gone
+        losses.coverage["processes_gone"] += gone
     columns = {
         name: np.where(there, column, column.dtype.type(0))
         for name, column in signals.columns.items()
@@ -153,8 +152,8 @@ def _there(
     return Structs(columns, there)
 
 
-def _sums(signals: Structs, prefix: str, findings: LossLog) -> ProcessSums:
-    column = {name: cut(signals[prefix + name], findings) for name in _SUMS}
+def _sums(signals: Structs, prefix: str, losses: LossLog) -> ProcessSums:
+    column = {name: cut(signals[prefix + name], losses) for name in _SUMS}
     return ProcessSums(
         utime_ns=column["utime"],
         stime_ns=column["stime"],

@@ -42,7 +42,7 @@ class StackMemory:
         return len(self.base)
 
     def stack(self, row: int) -> Addresses:
-        """Give the words of one stack."""
+        """Return the words of one stack."""
         first = int(self.first[row])
         return self.words[first : first + int(self.size[row]) // _WORD]
 
@@ -100,7 +100,7 @@ def read_stacks(
     stacks: Addresses,
     pointers: Addresses,
     stack_size: int,
-    findings: LossLog,
+    losses: LossLog,
 ) -> StackMemory:
     """
     Read from each saved stack pointer to the end of its stack.
@@ -111,7 +111,7 @@ def read_stacks(
     used = stacks + np.uint64(stack_size) - pointers
     sane = (stacks != 0) & (used <= stack_size) & (used > 0)
     sane &= (pointers % _WORD == 0) & (stacks % _WORD == 0)
-    findings.coverage["stack_pointers_bad"] += int(np.sum((stacks != 0) & ~sane))
+    losses.coverage["stack_pointers_bad"] += int(np.sum((stacks != 0) & ~sane))
     size = np.where(sane, used, 0).astype(np.uint64)
     parts: list[bytes] = []
     rows = np.flatnonzero(sane)
@@ -121,7 +121,7 @@ def read_stacks(
             parts.append(reader.read(pointer, length))
         except drgn.FaultError as error:
             size[row] = 0
-            findings.lose(Loss.STACKS, f"a stack cannot be read: {error}")
+            losses.lose(Loss.STACKS, f"a stack cannot be read: {error}")
     words = np.frombuffer(b"".join(parts), "<u8")
     ends = np.cumsum(size // _WORD).astype(np.intp)
     first = np.concatenate([np.zeros(1, np.intp), ends[:-1]]) if len(ends) else ends

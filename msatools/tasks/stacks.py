@@ -49,7 +49,7 @@ class Stack:
 
     def instructions(self) -> Iterator[int]:
         """
-        Give an address within the instruction that each frame is at.
+        Yield an address within the instruction that each frame is at.
 
         A return address may be the start of the next function.
         """
@@ -90,11 +90,11 @@ class Stacks:
 class StackCollector:
     """Collects stacks of one kernel; what it learns about the kernel's code is kept."""
 
-    def __init__(self, reader: Reader, findings: LossLog) -> None:
-        self.text = KernelText(reader, findings)
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
+        self.text = KernelText(reader, losses)
         self.stack_bytes = stack_bytes(reader.prog)
         self._reader = reader
-        self._findings = findings
+        self._losses = losses
         self._unwinder = self._make_unwinder()
 
     @property
@@ -134,7 +134,7 @@ class StackCollector:
     def read(self, stacks: Addresses, pointers: Addresses) -> StackMemory:
         """Read the part in use of some stacks, for who looks for things there."""
         return read_stacks(
-            self._reader, stacks, pointers, self.stack_bytes, self._findings
+            self._reader, stacks, pointers, self.stack_bytes, self._losses
         )
 
     def unwind(self, task: int, words: Sequence[int], base: int) -> Stack:
@@ -155,16 +155,14 @@ class StackCollector:
     def _make_unwinder(self) -> Unwinder | None:
         prog = self._reader.prog
         try:
-            orc = Orc(self._reader, self.text, self._findings)
+            orc = Orc(self._reader, self.text, self._losses)
             return Unwinder(prog, orc, thread_start(prog))
         except drgn.FaultError as error:
-            self._findings.lose(
+            self._losses.lose(
                 Loss.UNWINDING, f"how to unwind stacks fast is lost: {error}"
             )
         except LookupError as error:
-            self._findings.note(
-                "stacks-slow", f"stacks take milliseconds each: {error}"
-            )
+            self._losses.note("stacks-slow", f"stacks take milliseconds each: {error}")
         return None
 
     def _ask(
@@ -184,12 +182,12 @@ class StackCollector:
             found.index[row] = _place(found, places, stack)
 
     def _count(self, found: Stacks) -> None:
-        coverage = self._findings.coverage
+        coverage = self._losses.coverage
         counts = np.bincount(found.index, minlength=len(found.unique)).tolist()
         for stack, count in zip(found.unique, counts, strict=True):
             coverage["stacks"] += count if stack.end is not End.NONE else 0
             if stack.end in (End.LOST, End.UNSUPPORTED):
-                self._findings.lose(Loss.STACKS_CUT, count=count)
+                self._losses.lose(Loss.STACKS_CUT, count=count)
             if stack.guessed:
                 coverage["stacks_guessed"] += count
         coverage["stacks_by_drgn"] += found.asked

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The state of each thread by one letter, as /proc has it (fs/proc/array.c)."""
+"""The state of each thread: the letter of /proc (fs/proc/array.c), asleep, frozen."""
 
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.reader import Reader
+from msatools.kernel.structs import Booleans, read_bits
 from msatools.tasks.table import TaskTable
+from msatools.tasks.text import kernel_symbol
 
 LETTERS = "RSDTtZXIP"
 
@@ -21,6 +24,12 @@ _NOLOAD = 0x400
 _RTLOCK_WAIT = 0x1000
 _FROZEN = 0x8000
 
+_TRAP_FREEZE = 1 << 23
+"""``JOBCTL_TRAP_FREEZE`` (include/linux/sched/jobctl.h)."""
+
+_PF_FROZEN = 0x0001_0000
+"""Of ``task_struct.flags``."""
+
 _BY_BIT = "RSDTtXZP"
 """Of no bit, and of each from the lowest: the highest of a state tells, as in
 __task_state_index()."""
@@ -29,7 +38,7 @@ _BY_STATE = np.array([_BY_BIT[state.bit_length()] for state in range(0x80)])
 
 
 def letters(tasks: TaskTable) -> Letters:
-    """Tell the state of each thread: one of :data:`LETTERS`.
+    """Return the state of each thread: one of :data:`LETTERS`.
 
     Frozen tasks and those that wait for a lock of an RT kernel are ``D``, as they are
     since v6.6 (and R before, which was a mistake).
@@ -43,23 +52,44 @@ def letters(tasks: TaskTable) -> Letters:
     return found
 
 
-def asleep(tasks: TaskTable) -> npt.NDArray[np.bool_]:
-    """Tell which threads are neither on a CPU nor waiting for one, nor dead.
+def asleep(tasks: TaskTable) -> Booleans:
+    """Return which threads are neither on a CPU nor waiting for one, nor dead.
 
     Who is stopped or traced is asleep, too.
     """
-    sleeps: npt.NDArray[np.bool_] = (tasks["state"] != 0) & (tasks["on_cpu"] == 0)
+    sleeps: Booleans = (tasks["state"] != 0) & (tasks["on_cpu"] == 0)
     sleeps &= tasks["exit_state"] == 0
     return sleeps
 
 
-def loads(tasks: TaskTable) -> npt.NDArray[np.bool_]:
-    """Tell which threads sleep and count in the load average.
+def loads(tasks: TaskTable) -> Booleans:
+    """Return which threads sleep and count in the load average.
 
     task_contributes_to_load(): uninterruptible, but for those that are frozen or that
     only wait for work.
     """
     state = tasks["state"]
-    counted: npt.NDArray[np.bool_] = (state & UNINTERRUPTIBLE) != 0
+    counted: Booleans = (state & UNINTERRUPTIBLE) != 0
     counted &= (state & (_NOLOAD | _FROZEN)) == 0
     return counted
+
+
+def read_frozen(reader: Reader, tasks: TaskTable) -> Booleans:
+    """Return who is frozen, by a control group or as the system suspends."""
+    addresses = tasks["address"].astype(np.uint64)
+    # By cgroup v2: do_freezer_trap(). The bit is set, too, while a task waits for its
+    # child of vfork() or is stopped: that will do for a group that is to be frozen.
+    frozen: Booleans = (tasks["jobctl"] & _TRAP_FREEZE) != 0
+    frozen &= (tasks["state"] & INTERRUPTIBLE) != 0
+    if frozen.any():
+        frozen &= read_bits(reader, "struct task_struct", "frozen", addresses)
+    frozen |= (tasks["state"] & _FROZEN) != 0
+    # A flag before Linux kernel commit f5d39b020809 ("freezer,sched: Rewrite core
+    # freezer logic") (in v6.1), which brought this symbol.
+    flagged = (tasks["flags"] & _PF_FROZEN) != 0
+    if flagged.any():
+        try:
+            kernel_symbol(reader.prog, "freezer_active")
+        except LookupError:
+            frozen |= flagged
+    return frozen

@@ -116,7 +116,7 @@ class Syscalls:
 
 
 def read_syscalls(
-    reader: Reader, tasks: TaskTable, stack_bytes: int, findings: LossLog
+    reader: Reader, tasks: TaskTable, stack_bytes: int, losses: LossLog
 ) -> Syscalls:
     """
     Read the registers that user mode left, one read a thread.
@@ -134,13 +134,13 @@ def read_syscalls(
         rows = np.flatnonzero(wanted)
         ends = tasks["stack"][rows].astype(np.uint64) + np.uint64(stack_bytes - size)
         records[rows], readable[rows] = reader.read_records(ends, size)
-        lose_many(findings, "struct pt_regs", len(rows) - int(readable.sum()))
+        lose_many(losses, "struct pt_regs", len(rows) - int(readable.sum()))
     return _tell(reader.prog, records, readable)
 
 
 def syscalls_of(prog: drgn.Program, tasks: TaskTable, memory: StackMemory) -> Syscalls:
     """
-    Tell the same of threads whose stacks have been read, without a read.
+    Return the same of threads whose stacks have been read, without a read.
 
     :param memory: The stacks of *tasks*, in their order.
     """
@@ -161,7 +161,7 @@ def _architecture(prog: drgn.Program) -> drgn.Architecture:
 
 
 def _bytes_at_top(prog: drgn.Program) -> int:
-    """Tell how much of the end of a stack has registers."""
+    """Return how much of the end of a stack has registers."""
     arch = _architecture(prog)
     if arch not in (drgn.Architecture.X86_64, drgn.Architecture.AARCH64):
         return 0

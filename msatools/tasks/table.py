@@ -146,7 +146,7 @@ class TaskTable:
         return len(self.records)
 
     def __getitem__(self, column: str) -> npt.NDArray[Any]:
-        """Give a column.
+        """Return a column.
 
         :raises KeyError: if the kernel does not keep it
         """
@@ -155,11 +155,11 @@ class TaskTable:
         return self.records[column]
 
     def has(self, column: str) -> bool:
-        """Tell whether the kernel keeps a column."""
+        """Return whether the kernel keeps a column."""
         return column in self.columns
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> "TaskTable":
-        """Give the table of some of its threads."""
+        """Return the table of some of its threads."""
         return TaskTable(self.records[wanted], self.columns)
 
     @property
@@ -209,32 +209,32 @@ class TaskReader:
             [("address", "u8"), *((name, columns[name][0]) for name in self._offsets)]
         )
 
-    def read_all(self, findings: LossLog) -> TaskTable:
+    def read_all(self, losses: LossLog) -> TaskTable:
         """Read every thread but the idle ones.
 
         A list that breaks off costs a note and what comes after.
         """
-        return self._table(self._walk(findings), findings)
+        return self._table(self._walk(losses), losses)
 
-    def read_named(self, pids: Iterable[int] | None, findings: LossLog) -> TaskTable:
+    def read_named(self, pids: Iterable[int] | None, losses: LossLog) -> TaskTable:
         """Read the threads with some PIDs, looked up directly; of ``None`` all threads.
 
         :raises NoSuchPidError: if some are not there
         """
         if pids is None:
-            return self.read_all(findings)
-        found = find_tasks(self._reader, pids, findings)
-        damaged = findings.coverage["pids_unreadable"] > 0
+            return self.read_all(losses)
+        found = find_tasks(self._reader, pids, losses)
+        damaged = losses.coverage["pids_unreadable"] > 0
         require_pids(pids, found, damaged=damaged)
-        return self.read(list(found.values()), findings)
+        return self.read(list(found.values()), losses)
 
-    def read(self, addresses: Sequence[int], findings: LossLog) -> TaskTable:
+    def read(self, addresses: Sequence[int], losses: LossLog) -> TaskTable:
         """Read the tasks at some addresses; those that cannot be read are left out.
 
         So are those of a running kernel that are gone since their addresses were read.
         """
-        live = bool(self._reader.prog.flags & drgn.ProgramFlags.IS_LIVE)
-        return self._table(self._read_each(addresses, findings), findings, live)
+        live = self._reader.is_live
+        return self._table(self._read_each(addresses, losses), losses, live)
 
     def read_one(self, address: int) -> Mapping[str, Any]:
         """Read one task, without the cost of a table.
@@ -246,28 +246,28 @@ class TaskReader:
         return self._decoded(self._reader.read(address, self.size))
 
     def read_threads(
-        self, address: int, findings: LossLog
+        self, address: int, losses: LossLog
     ) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Read all threads of the process that the thread at an address is of.
 
         :return: Their addresses, the first thread's first, and what :meth:`read_one`
             gives.
         """
-        for thread, data in self._walk_processes([address], findings):
+        for thread, data in self._walk_processes([address], losses):
             yield thread, self._decoded(data)
 
-    def read_processes(self, addresses: Sequence[int], findings: LossLog) -> TaskTable:
+    def read_processes(self, addresses: Sequence[int], losses: LossLog) -> TaskTable:
         """Read all threads of the processes that the threads at some addresses are of.
 
         Each process comes once.
         """
-        return self._table(self._walk_processes(addresses, findings), findings)
+        return self._table(self._walk_processes(addresses, losses), losses)
 
     def read_with_others(
         self,
         addresses: Sequence[int],
         others: Callable[[Sequence[int], Records], Iterable[int]],
-        findings: LossLog,
+        losses: LossLog,
     ) -> TaskTable:
         """Read the tasks at some addresses, and after them whole processes.
 
@@ -275,11 +275,11 @@ class TaskReader:
             which tasks all threads of their processes are wanted, too. Each thread
             comes once.
         """
-        named = dict(self._read_each(addresses, findings))
+        named = dict(self._read_each(addresses, losses))
         columns = np.frombuffer(b"".join(named.values()), self._raw)
-        walk = self._walk_processes(others([*named], columns), findings)
+        walk = self._walk_processes(others([*named], columns), losses)
         more = (task for task in walk if task[0] not in named)
-        return self._table(chain(named.items(), more), findings)
+        return self._table(chain(named.items(), more), losses)
 
     def _decoded(self, data: bytes) -> dict[str, Any]:
         columns = self._decode(data)
@@ -288,34 +288,34 @@ class TaskReader:
         return columns
 
     def _walk_processes(
-        self, addresses: Iterable[int], findings: LossLog
+        self, addresses: Iterable[int], losses: LossLog
     ) -> Iterator[tuple[int, bytes]]:
         seen: set[int] = set()
-        for address, data in self._read_each(addresses, findings):
+        for address, data in self._read_each(addresses, losses):
             if address in seen:
                 continue
             (leader,) = _POINTER.unpack_from(data, self._offsets["group_leader"])
             if leader in seen:
                 continue
             if leader != address:
-                first = next(self._read_each([leader], findings), None)
+                first = next(self._read_each([leader], losses), None)
                 if first is None:
                     continue
                 _, data = first
             seen.add(leader)
             yield leader, data
-            yield from self._other_threads(leader, data, seen, findings)
+            yield from self._other_threads(leader, data, seen, losses)
 
     def _read_each(
-        self, addresses: Iterable[int], findings: LossLog
+        self, addresses: Iterable[int], losses: LossLog
     ) -> Iterator[tuple[int, bytes]]:
         for address in addresses:
             try:
                 yield address, self._reader.read(address, self.size)
             except drgn.FaultError as error:
-                findings.lose(Loss.TASKS, f"a task cannot be read: {error}")
+                losses.lose(Loss.TASKS, f"a task cannot be read: {error}")
 
-    def _walk(self, findings: LossLog) -> Iterator[tuple[int, bytes]]:
+    def _walk(self, losses: LossLog) -> Iterator[tuple[int, bytes]]:
         """Read the first thread of each process, and after each its other threads."""
         prog = self._reader.prog
         init = prog["init_task"].address_
@@ -323,13 +323,13 @@ class TaskReader:
         what = "the list of processes"
         seen = {init}
         for leader, data in changing_list(
-            self._reader, head, self._tasks, self.size, seen, what, findings
+            self._reader, head, self._tasks, self.size, seen, what, losses
         ):
             yield leader, data
-            yield from self._other_threads(leader, data, seen, findings)
+            yield from self._other_threads(leader, data, seen, losses)
 
     def _other_threads(
-        self, leader: int, data: bytes, seen: set[int], findings: LossLog
+        self, leader: int, data: bytes, seen: set[int], losses: LossLog
     ) -> Iterator[tuple[int, bytes]]:
         """Read the threads that follow the first one of a process."""
         (signal,) = _POINTER.unpack_from(data, self._offsets["signal"])
@@ -346,7 +346,7 @@ class TaskReader:
             self.size,
             seen,
             name,
-            findings,
+            losses,
             following,
             first,
         ):
@@ -356,14 +356,14 @@ class TaskReader:
     def _table(
         self,
         tasks: Iterator[tuple[int, bytes]],
-        findings: LossLog,
+        losses: LossLog,
         may_be_gone: bool = False,
     ) -> TaskTable:
         # It grows in place: parts that are put together take the memory twice.
         table = bytearray()
         while batch := list(islice(tasks, _BATCH)):
             records = self._compacted(batch)
-            table += believable(records, findings, may_be_gone).tobytes()
+            table += believable(records, losses, may_be_gone).tobytes()
         read = np.frombuffer(table, self._compact)
         return TaskTable(read, frozenset(("address", *self._offsets)))
 
@@ -376,9 +376,7 @@ class TaskReader:
         return records
 
 
-def believable(
-    records: Records, findings: LossLog, may_be_gone: bool = False
-) -> Records:
+def believable(records: Records, losses: LossLog, may_be_gone: bool = False) -> Records:
     """Leave out what is no task at all, and cut what it cannot have counted.
 
     Both are counted: such records are of a damaged dump.
@@ -389,10 +387,10 @@ def believable(
     are_tasks = (np.minimum(pid, tgid) > 0) & (np.maximum(pid, tgid) <= PID_MAX_LIMIT)
     lost = len(records) - int(np.count_nonzero(are_tasks))
     if lost and may_be_gone:
-        findings.coverage["tasks_gone"] += lost
+        losses.coverage["tasks_gone"] += lost
     elif lost:
         text = "what a list of tasks leads to is no task"
-        findings.lose(Loss.TASKS, text, count=lost, about="records")
+        losses.lose(Loss.TASKS, text, count=lost, about="records")
     if lost:
         records = records[are_tasks]
     counts = [
@@ -404,21 +402,21 @@ def believable(
     if np.max([records[name] for name in counts], initial=0) > MOST:
         for name in counts:
             if (records[name] > MOST).any():
-                records[name] = cut(records[name], findings)
+                records[name] = cut(records[name], losses)
     return records
 
 
-def cut(numbers: npt.NDArray[Any], findings: LossLog) -> npt.NDArray[np.int64]:
+def cut(numbers: npt.NDArray[Any], losses: LossLog) -> npt.NDArray[np.int64]:
     """Cut times or counts that are more than can be, which is counted."""
     wrong = int(np.count_nonzero(numbers > MOST))
     text = "some times or counts cannot be, and are cut"
-    findings.lose(Loss.COUNTS, text, count=wrong)
+    losses.lose(Loss.COUNTS, text, count=wrong)
     possible: npt.NDArray[np.int64] = np.minimum(numbers, MOST).astype(np.int64)
     return possible
 
 
 def _mask_column(prog: drgn.Program) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Give the column of the CPUs that a task may run on: as many bytes as it takes.
+    """Return the column of the CPUs that a task may run on: as many bytes as it takes.
 
     While a task must not migrate, ``cpus_ptr`` is narrower; /proc/PID/status shows this
     one. None if the number of CPUs is lost.

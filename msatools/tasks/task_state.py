@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.kernel.reader import Addresses
+from msatools.kernel.structs import Booleans
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stacks import StackCollector, Stacks
@@ -20,8 +21,6 @@ from msatools.tasks.waits import StackWait, classify
 
 INTERRUPTS = ("asm_sysvec_", "asm_common_interrupt", "asm_exc_nmi", "asm_spurious")
 """What an interrupt enters the kernel by; arch/x86/include/asm/idtentry.h."""
-
-Booleans = npt.NDArray[np.bool_]
 
 
 class AgeBound(IntEnum):
@@ -54,12 +53,12 @@ class TaskState:
     """What each unique stack tells, in the order of ``stacks.unique``."""
 
     def slept_in(self) -> npt.NDArray[np.uint8]:
-        """Tell the class of each thread's sleep, also if that has just ended."""
+        """Return the class of each thread's sleep, also if that has just ended."""
         by_stack = np.array([wait.task_class for wait in self.waits], np.uint8)
         return np.where(self.woken(), by_stack[self.stacks.index], self.classes)
 
     def woken(self) -> Booleans:
-        """Tell which threads have been woken, and have not run since."""
+        """Return which threads have been woken, and have not run since."""
         slept = np.array([not wait.preempted for wait in self.waits], np.bool_)
         awake = np.isin(self.classes, (TaskClass.WAK, TaskClass.LAT))
         woken: Booleans = awake & slept[self.stacks.index]
@@ -69,7 +68,7 @@ class TaskState:
 def collect_now(
     collector: StackCollector, prog: drgn.Program, tasks: TaskTable, clocks: Clocks
 ) -> TaskState:
-    """Tell what each thread is doing now.
+    """Return what each thread is doing now.
 
     :param collector: unwinds the stacks of this kernel
     """
@@ -103,7 +102,7 @@ def _pointers(tasks: TaskTable) -> Addresses | None:
 
 
 def running_class(prog: drgn.Program, task: int) -> TaskClass:
-    """Tell user mode, kernel and interrupts apart, by the registers in a dump.
+    """Return the mode of a running thread, by the registers in a dump.
 
     Where the dump lacks them, nothing tells.
 
@@ -140,7 +139,7 @@ def running_frames(prog: drgn.Program, task: int) -> list[tuple[int, str]]:
 def ages(
     tasks: TaskTable, clocks: Clocks, classes: npt.NDArray[np.uint8]
 ) -> tuple[Nanoseconds, npt.NDArray[np.uint8]]:
-    """Tell for how long each thread has been as it is.
+    """Return for how long each thread has been as it is.
 
     ``exec_start`` is the moment at which a thread was last on the CPU
     (update_curr()), in the task clock of that CPU: no option is needed for it.

@@ -22,15 +22,15 @@ _BORDER = re.compile(r"_s?text|_sinittext|__\w+_text_start")
 class KernelText:
     """Functions by address; modules are looked at when the first address asks."""
 
-    def __init__(self, reader: Reader, findings: LossLog) -> None:
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
         self._kernel = _bounds(reader.prog)
-        self._modules = CodeModules(reader, findings)
+        self._modules = CodeModules(reader, losses)
         self._functions: SortedSymbols | None = None
         self._names: dict[int, str | None] = {}
 
     def in_kernel(self, address: int) -> bool:
-        """Tell whether the kernel proper has code there."""
+        """Return whether the kernel proper has code there."""
         return any(start <= address < end for start, end in self._kernel)
 
     def module(self, address: int) -> LoadedModule | None:
@@ -71,7 +71,7 @@ class KernelText:
 
 
 def _fitness(symbol: drgn.Symbol) -> tuple[bool, bool, bool, int]:
-    """Tell how well it names a function: best is a function's name that is global."""
+    """Return how well it names a function: best is a function's name that is global."""
     return (
         not _BORDER.fullmatch(symbol.name),
         symbol.kind == drgn.SymbolKind.FUNC,

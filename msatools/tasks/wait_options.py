@@ -109,7 +109,7 @@ class WaitOptsReader:
         address = entry - self._entry
         return self._parse(address, self._reader.read(address, self._size))
 
-    def of_process(self, process: int, findings: LossLog) -> Iterator[WaitOpts]:
+    def of_process(self, process: int, losses: LossLog) -> Iterator[WaitOpts]:
         """Read the waits of all threads of a process, one read each.
 
         What is damaged costs a note, and what comes after.
@@ -118,14 +118,12 @@ class WaitOptsReader:
         """
         name = "the queue of who waits for children"
         head = process + self._queue
-        records = list_records(
-            self._reader, head, self._node, self._size, findings, name
-        )
+        records = list_records(self._reader, head, self._node, self._size, losses, name)
         for address, data in records:
             try:
                 yield self._parse(address, data)
             except drgn.FaultError as error:
-                findings.lose(Loss.WAITS, f"what a thread waits for is lost: {error}")
+                losses.lose(Loss.WAITS, f"what a thread waits for is lost: {error}")
 
     def _parse(self, address: int, data: bytes) -> WaitOpts:
         (number,) = _HALF.unpack_from(data, self._type)

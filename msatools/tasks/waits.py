@@ -105,7 +105,7 @@ _IS_RT_MUTEX = _set("__rt_mutex_* rt_mutex_*")
 @lru_cache(maxsize=4096)
 def classify(stack: tuple[str, ...]) -> StackWait:
     """
-    Tell what a task that does not run waits for.
+    Return what a task that does not run waits for.
 
     What a state tells (runnable, stopped, traced, dead) is not asked here, though a
     stack that shows it is understood. Of a task that could run, it is the sleep that
@@ -114,8 +114,8 @@ def classify(stack: tuple[str, ...]) -> StackWait:
     :param stack: Names of functions, innermost first, without those of user mode.
     """
     names = [name.partition(".")[0] for name in stack]
-    told = _tell(names)
-    task_class, function = told if told else (TaskClass.OTH, None)
+    known = _class_of(names)
+    task_class, function = known if known else (TaskClass.OTH, None)
     caller = next((name for name in names if _IS_LOCK.get(name) is None), None)
     calls = (_CALL.fullmatch(name) for name in reversed(names))
     call = next((matched[1] for matched in calls if matched), None)
@@ -124,18 +124,18 @@ def classify(stack: tuple[str, ...]) -> StackWait:
     return StackWait(task_class, function, caller, call, preempted)
 
 
-def _tell(names: list[str]) -> tuple[TaskClass, str] | None:
+def _class_of(names: list[str]) -> tuple[TaskClass, str] | None:
     sleeper = next(
         (i for i, name in enumerate(names) if _IS_SCHEDULER.get(name) is None), None
     )
     is_thread = any(name in THREAD_START for name in names[-3:])
     if sleeper is not None:
-        told = _BY_SLEEPER.get(names[sleeper])
-        if told is None and names[sleeper + 1 : sleeper + 2] == ["kthread"]:
+        known = _BY_SLEEPER.get(names[sleeper])
+        if known is None and names[sleeper + 1 : sleeper + 2] == ["kthread"]:
             # Its own main function: whatever thread it is, it has nothing to do.
-            told = TaskClass.KTW
-        if told is not None:
-            return told, names[sleeper]
+            known = TaskClass.KTW
+        if known is not None:
+            return known, names[sleeper]
     return (
         _wait(names)
         or _BY_SUBSYSTEM.first(names)
@@ -166,7 +166,7 @@ def _wait(names: list[str]) -> tuple[TaskClass, str] | None:
 def _call(names: list[str]) -> tuple[TaskClass, str] | None:
     for name in names:
         matched = _CALL.fullmatch(name)
-        told = _BY_CALL.get(matched[1]) if matched else None
-        if told is not None:
-            return told, name
+        known = _BY_CALL.get(matched[1]) if matched else None
+        if known is not None:
+            return known, name
     return None

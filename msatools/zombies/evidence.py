@@ -22,7 +22,7 @@ def evidence(
     threads: tuple[ParentThread, ...] = (),
     tracers: Sequence[int] = (),
 ) -> Evidence:
-    """Tell what a verdict on dead children of one parent stands on.
+    """Return what a verdict on dead children of one parent stands on.
 
     ``root`` and ``root_pid`` are left to who knows locks.
 
@@ -75,7 +75,7 @@ def advice(
     heir: Heir | None = None,
     age_ns: int | None = None,
 ) -> str:
-    """Tell what to do about dead children of one parent, in one line.
+    """Return what to do about dead children of one parent, in one line.
 
     :param tracers: Processes that trace these children.
     :param heir: Who would inherit them if the parent ended, if that is known.
@@ -115,7 +115,7 @@ def _text(
     threads: tuple[ParentThread, ...],
     tracers: Sequence[int],
 ) -> str:
-    """Tell in one line what a verdict stands on."""
+    """Return in one line what a verdict stands on."""
     if verdict == "leader-exited":
         return "its first thread has ended, and others live"
     if verdict == "traced":
@@ -166,7 +166,7 @@ def _who(threads: Sequence[ParentThread]) -> str:
 
 
 def _all(parent: ParentFacts, what: str, by: bool = False) -> str:
-    """Tell what all threads of a parent are, or do if *by*."""
+    """Return what all threads of a parent are, or do if *by*."""
     count = len(parent.living)
     if count == 1:
         return what if by else f"it is {what}"
@@ -187,7 +187,7 @@ def _reaper(parent: ParentFacts) -> str:
 
 
 def _waits(parent: ParentFacts) -> str:
-    """Tell what threads of a parent are in wait() for."""
+    """Return what threads of a parent are in wait() for."""
     if parent.waits is None:
         return "who is in wait() is not known"
     texts = list(dict.fromkeys(map(waited, parent.waits)))
@@ -260,7 +260,7 @@ def _go_on(parent: ParentFacts, name: str) -> str:
 
 
 def _end(parent: ParentFacts, heir: Heir | None) -> str:
-    """Tell what becomes of the dead if their parent ends."""
+    """Return what becomes of the dead if their parent ends."""
     if parent.pid == 1:
         return "1 cannot end while the system runs"
     inherits = parent.reaper != "init" if heir is None else heir.heir is not None

@@ -28,7 +28,7 @@ def signal_name(number: int) -> str:
 
 def ending(exit_code: int) -> str:
     """
-    Tell how a task ended, by what wait() would give of it.
+    Return how a task ended, by what wait() would give of it.
 
     >>> ending(0), ending(3 << 8), ending(9), ending(11 | 0x80)
     ('0', '3', 'SIGKILL', 'SIGSEGV (core)')

@@ -92,7 +92,7 @@ class _Pids:
 
 
 def find_leaks(
-    reader: Reader, tasks: TaskTable, findings: LossLog
+    reader: Reader, tasks: TaskTable, losses: LossLog
 ) -> tuple[Leak, ...] | None:
     """Find ``struct pid`` with more references than holders, by number.
 
@@ -104,31 +104,27 @@ def find_leaks(
     :return: ``None``, with a note, if it cannot be told: the kernel has no SLUB, its
         caches or all ``struct page`` cannot be read.
     """
-    before = findings.lost.total()
+    before = losses.lost.total()
     try:
-        leaks = _look(reader, tasks, findings)
-        if leaks and _is_live(reader.prog):
-            again = _look(reader, TaskReader(reader).read_all(findings), findings)
+        leaks = _suspects(reader, tasks, losses)
+        if leaks and reader.is_live:
+            again = _suspects(reader, TaskReader(reader).read_all(losses), losses)
             leaks = [leak for leak in leaks if leak in again]
     except (drgn.FaultError, LookupError) as error:
-        findings.lose(Loss.LEAKS, f"leaked struct pids cannot be looked for: {error}")
+        losses.lose(Loss.LEAKS, f"leaked struct pids cannot be looked for: {error}")
         return None
-    if leaks and findings.lost.total() > before:
+    if leaks and losses.lost.total() > before:
         text = "not all that may hold struct pids was read: some leaks may be none"
-        findings.note("leaks-unsure", text)
+        losses.note("leaks-unsure", text)
     return tuple(sorted(leaks, key=lambda leak: (leak.pid, leak.address)))
 
 
-def _is_live(prog: drgn.Program) -> bool:
-    return bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
-
-
-def _look(reader: Reader, tasks: TaskTable, findings: LossLog) -> list[Leak]:
-    scan = SlabScan(reader, findings)
-    pids = _read_pids(reader, scan, findings)
-    findings.coverage["struct_pids"] = len(pids)
+def _suspects(reader: Reader, tasks: TaskTable, losses: LossLog) -> list[Leak]:
+    scan = SlabScan(reader, losses)
+    pids = _read_pids(reader, scan, losses)
+    losses.coverage["struct_pids"] = len(pids)
     ledger = _Ledger(pids)
-    known = PidHolders(reader, tasks, pids.address, findings)
+    known = PidHolders(reader, tasks, pids.address, losses)
     places: set[int] = set()
     for holders in known.all():
         rows = _rows(pids, holders.pids)
@@ -136,8 +132,8 @@ def _look(reader: Reader, tasks: TaskTable, findings: LossLog) -> list[Leak]:
         if len(holders.places):
             places.update(holders.places[rows >= 0].tolist())
     searches: tuple[Callable[[Addresses], Found], ...] = (
-        lambda wanted: _on_stacks(reader, tasks, wanted, findings),
-        lambda wanted: _in_variables(reader, wanted, findings),
+        lambda wanted: _on_stacks(reader, tasks, wanted, losses),
+        lambda wanted: _in_variables(reader, wanted, losses),
         lambda wanted: _in_slabs(reader, scan, wanted, places),
     )
     for search in searches:
@@ -177,7 +173,7 @@ class _Ledger:
         return np.flatnonzero(self.pids.references > self._count)
 
     def named(self, row: int) -> dict[str, int]:
-        """Give the holders of one."""
+        """Return the holders of one."""
         counts = {kind: int(each[row]) for kind, each in self._kinds.items()}
         return {kind: count for kind, count in counts.items() if count}
 
@@ -197,7 +193,7 @@ def _leak(row: int, ledger: _Ledger, tasks: TaskTable) -> Leak:
     )
 
 
-def _read_pids(reader: Reader, scan: SlabScan, findings: LossLog) -> _Pids:
+def _read_pids(reader: Reader, scan: SlabScan, losses: LossLog) -> _Pids:
     """Read all objects of the caches for ``struct pid`` that are none that was freed.
 
     The last reference that is put back leaves a count of 0.
@@ -220,7 +216,7 @@ def _read_pids(reader: Reader, scan: SlabScan, findings: LossLog) -> _Pids:
         "space": ("numbers[0].ns",),
         **{f"tasks{kind}": (f"tasks[{kind}].first",) for kind in range(kinds)},
     }
-    read = read_structs(reader, "struct pid", members, address, findings)
+    read = read_structs(reader, "struct pid", members, address, losses)
     there = (
         read.readable
         & (read["space"] == space.address_)
@@ -256,7 +252,7 @@ def _rows(pids: _Pids, wanted: Addresses) -> npt.NDArray[np.intp]:
 
 
 def _on_stacks(
-    reader: Reader, tasks: TaskTable, wanted: Addresses, findings: LossLog
+    reader: Reader, tasks: TaskTable, wanted: Addresses, losses: LossLog
 ) -> Found:
     """Find who has a ``struct pid`` in hand: waits for it, or looks at it.
 
@@ -267,7 +263,7 @@ def _on_stacks(
     rows = np.arange(len(tasks))
     number = {address: row for row, address in enumerate(wanted.tolist())}
     seen = seen_on_stacks(
-        reader, tasks, rows, number.keys(), stack_bytes(reader.prog), findings
+        reader, tasks, rows, number.keys(), stack_bytes(reader.prog), losses
     )
     idle = _idle(reader, tasks, sorted(set().union(*seen.values())))
     for address, holders in seen.items():
@@ -277,7 +273,7 @@ def _on_stacks(
 
 
 def _idle(reader: Reader, tasks: TaskTable, rows: list[int]) -> set[int]:
-    """Tell which of some tasks are in a wait that takes no reference to a process."""
+    """Return which of some tasks are in a wait that takes no reference to a process."""
     part = TaskTable(tasks.records[rows], tasks.columns)
     part = part.only(asleep(part))
     stacks = StackCollector(reader, LossLog()).collect(
@@ -294,7 +290,7 @@ def _idle(reader: Reader, tasks: TaskTable, rows: list[int]) -> set[int]:
     return {row for row in rows if int(tasks["address"][row]) in found}
 
 
-def _in_variables(reader: Reader, wanted: Addresses, findings: LossLog) -> Found:
+def _in_variables(reader: Reader, wanted: Addresses, losses: LossLog) -> Found:
     """Find the kernel's own variables that have a ``struct pid``.
 
     Pages among them that were given back after the start are others' memory by now.
@@ -303,9 +299,7 @@ def _in_variables(reader: Reader, wanted: Addresses, findings: LossLog) -> Found
         start = kernel_symbol(reader.prog, "_sdata")
         end = kernel_symbol(reader.prog, "_end")
     except LookupError as error:
-        findings.lose(
-            Loss.VARIABLES, f"variables are not searched for holders: {error}"
-        )
+        losses.lose(Loss.VARIABLES, f"variables are not searched for holders: {error}")
         return
     if not 0 < end - start <= _MAX_VARIABLES:
         return
@@ -375,7 +369,7 @@ def _sheaf_cache(prog: drgn.Program) -> int | None:
 def _is_sheaf(
     reader: Reader, word: SlabWord, sheaf: int, caches: Collection[int]
 ) -> bool:
-    """Tell whether a word is in an array of free objects, which may be stale."""
+    """Return whether a word is in an array of free objects, which may be stale."""
     try:
         data = reader.read(word.address - word.offset + sheaf, 8)
     except drgn.FaultError:

@@ -41,19 +41,19 @@ _GROUP = {
 
 
 def collect_limits(
-    reader: Reader, tasks: TaskTable, zombies: Rows, findings: LossLog
+    reader: Reader, tasks: TaskTable, zombies: Rows, losses: LossLog
 ) -> tuple[Limit, ...]:
-    """Tell all limits that some dead tasks count against, the nearest first.
+    """Return all limits that some dead tasks count against, the nearest first.
 
     :param tasks: All tasks.
     :param zombies: Rows of the dead in the table.
     """
     return _nearest_first(
         [
-            _system_limit(reader.prog, len(zombies), findings),
-            *_namespace_limits(reader, tasks, zombies, findings),
-            *_group_limits(reader, tasks, zombies, findings),
-            *user_limits(reader, tasks, zombies, findings),
+            _system_limit(reader.prog, len(zombies), losses),
+            *_namespace_limits(reader, tasks, zombies, losses),
+            *_group_limits(reader, tasks, zombies, losses),
+            *user_limits(reader, tasks, zombies, losses),
         ]
     )
 
@@ -61,7 +61,7 @@ def collect_limits(
 def left(
     before: Iterable[Limit], after: Iterable[Limit], interval_ns: int
 ) -> tuple[Limit, ...]:
-    """Tell when each limit will be hit if all goes on as within an interval. Pure.
+    """Return when each limit will be hit if all goes on as within an interval. Pure.
 
     That is ``None`` for those that do not fill, or were not there before.
 
@@ -89,7 +89,7 @@ def _left_ns(before: Limit, after: Limit, interval_ns: int) -> int | None:
 
 
 def _room(limit: Limit) -> int | None:
-    """Tell how many more there may be; ``None`` if there is no limit."""
+    """Return how many more there may be; ``None`` if there is no limit."""
     if limit.used is None or limit.max is None:
         return None
     return max(limit.max - limit.used, 0)
@@ -111,37 +111,37 @@ def _nearest_first(limits: Sequence[Limit]) -> tuple[Limit, ...]:
     )
 
 
-def _system_limit(prog: drgn.Program, zombies: int, findings: LossLog) -> Limit:
+def _system_limit(prog: drgn.Program, zombies: int, losses: LossLog) -> Limit:
     return Limit(
         name="threads-max",
         scope="system",
-        used=_variable(prog, "nr_threads", findings),
-        max=_variable(prog, "max_threads", findings),
+        used=_variable(prog, "nr_threads", losses),
+        max=_variable(prog, "max_threads", losses),
         zombies=zombies,
         first=False,
     )
 
 
-def _variable(prog: drgn.Program, name: str, findings: LossLog) -> int | None:
+def _variable(prog: drgn.Program, name: str, losses: LossLog) -> int | None:
     try:
         value: int = prog[name].value_()
     except (drgn.FaultError, LookupError) as error:
-        findings.lose(Loss.LIMITS, f"{name} cannot be read: {error}", about=name)
+        losses.lose(Loss.LIMITS, f"{name} cannot be read: {error}", about=name)
         return None
     return value
 
 
 def _namespace_limits(
-    reader: Reader, tasks: TaskTable, zombies: Rows, findings: LossLog
+    reader: Reader, tasks: TaskTable, zombies: Rows, losses: LossLog
 ) -> Iterator[Limit]:
-    """Tell what numbers there are left in each PID namespace, and in those above.
+    """Yield what numbers there are left in each PID namespace, and in those above.
 
     All numbers count against ``pid_max``; those that are left to give out begin at
     :data:`RESERVED_PIDS`, once the others were given out.
     """
     pids = tasks["thread_pid"][zombies].astype(np.uint64)
-    innermost, _ = innermost_numbers(reader, pids, findings)
-    spaces = read_namespaces(reader, innermost, findings)
+    innermost, _ = innermost_numbers(reader, pids, losses)
+    spaces = read_namespaces(reader, innermost, losses)
     dead: Counter[int] = Counter()
     for address, count in _counted(innermost):
         for _ in range(MAX_LEVEL + 1):
@@ -153,7 +153,7 @@ def _namespace_limits(
         scope, used, most = f"pid_ns {space.inode}", space.taken, space.most
         count = dead[address]
         yield _limit("pid_max", scope, used, most, count)
-        low = reserved_taken(reader, space, findings)
+        low = reserved_taken(reader, space, losses)
         room = None if most is None else max(most - RESERVED_PIDS, 0)
         high = None if low is None else max(used - low, 0)
         yield _limit("pids left", scope, high, room, count)
@@ -168,7 +168,7 @@ def _limit(
 
 
 def _counted(addresses: Addresses) -> Iterator[tuple[int, int]]:
-    """Give each address with how often it is there; not NULL."""
+    """Yield each address with how often it is there; not NULL."""
     each, counts = np.unique(addresses, return_counts=True)
     for address, count in zip(each.tolist(), counts.tolist(), strict=True):
         if address:
@@ -176,20 +176,20 @@ def _counted(addresses: Addresses) -> Iterator[tuple[int, int]]:
 
 
 def _group_limits(
-    reader: Reader, tasks: TaskTable, zombies: Rows, findings: LossLog
+    reader: Reader, tasks: TaskTable, zombies: Rows, losses: LossLog
 ) -> Iterator[Limit]:
-    """Tell the limits of control groups and of those above, but for the first one,
+    """Yield the limits of control groups and of those above, but for the first one,
     which has none."""
     try:
         number = reader.prog.constant("pids_cgrp_id").value_()
     except LookupError:
         # CONFIG_CGROUP_PIDS
         text = "this kernel has no limits on the tasks of control groups"
-        findings.note("no-pids-controller", text)
+        losses.note("no-pids-controller", text)
         return
     of_task = tasks["cgroups"][zombies].astype(np.uint64)
     states: Members = {"state": (f"subsys[{number}]",)}
-    sets = read_structs(reader, "struct css_set", states, of_task, findings)
+    sets = read_structs(reader, "struct css_set", states, of_task, losses)
     dead = Counter(dict(_counted(sets["state"].astype(np.uint64))))
     type_ = "struct pids_cgroup"
     found: dict[int, tuple[int, int, int]] = {}
@@ -199,7 +199,7 @@ def _group_limits(
         level = level[(level != 0) & ~np.isin(level, list(parents))]
         if not len(level):
             break
-        read = read_structs(reader, type_, _GROUP, level, findings)
+        read = read_structs(reader, type_, _GROUP, level, losses)
         for row in np.flatnonzero(read.readable).tolist():
             address = int(level[row])
             parents[address] = int(read["parent"][row])
@@ -210,7 +210,7 @@ def _group_limits(
     below = _with_below(dead, parents)
     groups = [address for address, parent in parents.items() if parent]
     cgroups = np.array([found[address][2] for address in groups], np.uint64)
-    paths = cgroup_paths(reader, cgroups, findings)
+    paths = cgroup_paths(reader, cgroups, losses)
     for address, path in zip(groups, paths, strict=True):
         used, most, _ = found[address]
         # PIDS_MAX is one more than there can be.

@@ -23,9 +23,9 @@ from msatools.zombies.model import HeldMemory
 
 
 def held_memory(
-    reader: Reader, tasks: TaskTable, zombies: Rows, findings: LossLog
+    reader: Reader, tasks: TaskTable, zombies: Rows, losses: LossLog
 ) -> HeldMemory:
-    """Tell what the dead hold, with all that the slab allocator puts around it.
+    """Return what the dead hold, with all that the slab allocator puts around it.
 
     What is shared with the living is not counted. The sizes are those of the objects of
     one of the dead each, as all of a cache are alike. What cannot be told is left out,
@@ -34,7 +34,7 @@ def held_memory(
     :param tasks: All tasks.
     :param zombies: Rows of the dead in the table.
     """
-    sizes = _Sizes(reader, findings)
+    sizes = _Sizes(reader, losses)
     alone = _Alone(tasks, zombies)
     dead = tasks["address"][zombies].astype(np.uint64)
     processes, creds, pids = map(alone, ("signal", "cred", "thread_pid"))
@@ -56,7 +56,7 @@ def held_memory(
     if tasks.has("delays"):
         delays = alone("delays")
         found.append(("task_delay_info", sizes.of("delays", delays), len(delays)))
-    size, all_pids = _pids(reader, sizes, pids, findings)
+    size, all_pids = _pids(reader, sizes, pids, losses)
     each = {name: size for name, size, _ in found if size}
     if size:
         each["pid"] = size
@@ -76,7 +76,7 @@ class _Alone:
         self._living = living
 
     def __call__(self, column: str) -> Addresses:
-        """Give the different addresses in a column of the table."""
+        """Return the different addresses in a column of the table."""
         addresses = self._tasks[column]
         dead = np.unique(addresses[self._dead])
         alone = dead[(dead != 0) & ~np.isin(dead, addresses[self._living])]
@@ -87,30 +87,30 @@ class _Alone:
 class _Sizes:
     """Tells sizes of objects by where they are."""
 
-    def __init__(self, reader: Reader, findings: LossLog) -> None:
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._layout = Layout(reader)
         self._slabs = Slabs(self._layout)
-        self._findings = findings
+        self._losses = losses
 
     def of(self, name: str, addresses: Addresses) -> int:
-        """Tell the size of objects by the first of them; 0 if that cannot be told."""
+        """Return the size of objects by the first of them; 0 if that cannot be told."""
         if not len(addresses):
             return 0
         try:
             found = self._slabs.find(int(addresses[0]))
         except (drgn.FaultError, LookupError) as error:
-            self._findings.lose(Loss.SIZES, f"a size is lost: {error}", about=name)
+            self._losses.lose(Loss.SIZES, f"a size is lost: {error}", about=name)
             return 0
         return 0 if found is None else found.size
 
     def member(self, type_: str, member: str, owners: Addresses) -> int:
-        """Tell the size of what a member points at; 0 if there is no such thing."""
+        """Return the size of what a member points at; 0 if there is no such thing."""
         if not len(owners) or not self._layout.has(type_, member):
             return 0
         try:
             pointer = self._layout.member(int(owners[0]), type_, member)
         except drgn.FaultError as error:
-            self._findings.lose(Loss.SIZES, f"a size is lost: {error}", about=member)
+            self._losses.lose(Loss.SIZES, f"a size is lost: {error}", about=member)
             return 0
         return self.of(member, np.array([pointer], np.uint64))
 
@@ -123,13 +123,13 @@ def _of(tasks: TaskTable, zombies: Rows, processes: Addresses) -> Addresses:
 
 
 def _pids(
-    reader: Reader, sizes: _Sizes, pids: Addresses, findings: LossLog
+    reader: Reader, sizes: _Sizes, pids: Addresses, losses: LossLog
 ) -> tuple[int, int]:
-    """Tell the size of most ``struct pid``, and that of all.
+    """Return the size of most ``struct pid``, and that of all.
 
     It has a number for each namespace, and so a cache for each depth.
     """
-    spaces, _ = innermost_numbers(reader, pids, findings)
+    spaces, _ = innermost_numbers(reader, pids, losses)
     each, first, counts = np.unique(spaces, return_index=True, return_counts=True)
     bytes_of: Counter[int] = Counter()
     for space, at, count in zip(

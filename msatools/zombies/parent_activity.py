@@ -41,7 +41,7 @@ def read_doing(
     parents: Parents,
     clocks: Clocks,
 ) -> tuple[tuple[ParentThread, ...], ...]:
-    """Tell what the threads of each parent are doing, in the order of ``facts``.
+    """Return what the threads of each parent are doing, in the order of ``facts``.
 
     Of many threads those are told that tell most: who is in wait(), who is in
     uninterruptible sleep, who made the dead, and the first.
@@ -53,7 +53,7 @@ def read_doing(
     now = collect_now(collector, prog, part, clocks)
     states = letters(part)
     places = iter(range(len(rows)))
-    told = []
+    activities = []
     for parent, each in zip(parents.facts, chosen, strict=True):
         waits = {wait.task: wait for wait in parent.waits or ()}
         threads = []
@@ -71,8 +71,8 @@ def read_doing(
                     blocks_sigchld=row in parent.blocking,
                 )
             )
-        told.append(tuple(threads))
-    return tuple(told)
+        activities.append(tuple(threads))
+    return tuple(activities)
 
 
 def _choose(tasks: TaskTable, parent: ParentFacts, makers: set[int]) -> Sequence[int]:
@@ -89,7 +89,7 @@ def _choose(tasks: TaskTable, parent: ParentFacts, makers: set[int]) -> Sequence
 
 
 def waited(wait: WaitOpts) -> str:
-    """Tell what a wait is for, in a few words."""
+    """Return what a wait is for, in a few words."""
     number = "that cannot be told" if wait.number is None else str(wait.number)
     who = {"any": "any child", "pid": f"child {number}", "group": f"group {number}"}
     text = who[wait.kind]
@@ -109,7 +109,7 @@ def _waiting(wait: WaitOpts) -> Waiting:
 def _doing(
     now: TaskState, place: int, frozen: bool, wait: WaitOpts | None, part: TaskTable
 ) -> str:
-    """Tell what one thread is doing, without for how long."""
+    """Return what one thread is doing, without for how long."""
     task_class = TaskClass(int(now.classes[place]))
     if frozen:
         return "frozen"

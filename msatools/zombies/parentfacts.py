@@ -13,13 +13,12 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.pidnamespaces import innermost_numbers
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.structs import Booleans, read_structs
+from msatools.kernel.structs import Booleans, read_bits, read_structs
 from msatools.tasks.identity import comm_text
 from msatools.tasks.stackmemory import Rows
-from msatools.tasks.states import STOPPED, TRACED, letters, loads
+from msatools.tasks.states import STOPPED, TRACED, letters, loads, read_frozen
 from msatools.tasks.table import TaskTable
 from msatools.tasks.wait_options import WaitOpts, WaitOptsReader
-from msatools.zombies.freezer import read_bits, read_frozen
 from msatools.zombies.model import Disposition, Reaper
 from msatools.zombies.sigactions import Actions, read_actions
 from msatools.zombies.zombie_tasks import UNKNOWN, Aged
@@ -108,7 +107,7 @@ def read_facts(
     tasks: TaskTable,
     processes: Addresses,
     aged: Aged,
-    findings: LossLog,
+    losses: LossLog,
 ) -> tuple[tuple[ParentFacts, ...], Nanoseconds]:
     """Read what there is of some processes, in bulk, and the waits of their threads.
 
@@ -120,7 +119,7 @@ def read_facts(
     :return: The facts in that order; and by row of the table how long a thread of them
         has been in uninterruptible sleep, :data:`UNKNOWN` if it is not.
     """
-    threads = _Threads(reader, tasks, processes, aged, findings)
+    threads = _Threads(reader, tasks, processes, aged, losses)
     facts = tuple(threads.facts(place) for place in range(len(processes)))
     return facts, threads.stuck_ns
 
@@ -134,14 +133,14 @@ class _Threads:
         tasks: TaskTable,
         processes: Addresses,
         aged: Aged,
-        findings: LossLog,
+        losses: LossLog,
     ) -> None:
         self._reader = reader
         self._tasks = tasks
-        self._findings = findings
+        self._losses = losses
         self._processes = processes
         self._shared = read_structs(
-            reader, "struct signal_struct", _PROCESS, processes, findings
+            reader, "struct signal_struct", _PROCESS, processes, losses
         )
         self._subreaper = read_bits(
             reader, "struct signal_struct", "is_child_subreaper", processes
@@ -160,7 +159,7 @@ class _Threads:
             "struct task_struct",
             _THREAD,
             np.where(lives, addresses, 0),
-            findings,
+            losses,
         )
         self._letters = letters(part)
         self._frozen = lives & read_frozen(reader, part)
@@ -174,10 +173,10 @@ class _Threads:
         self._first = self._firsts(part.leaders)
         self._init = self._are_init()
         self._actions = self._read_actions()
-        self._waits = _reads_waits(reader, findings)
+        self._waits = _reads_waits(reader, losses)
 
     def _firsts(self, leads: Booleans) -> list[int]:
-        """Give the place of the first thread of each process."""
+        """Return the place of the first thread of each process."""
         firsts = []
         for place in range(len(self._processes)):
             span = np.arange(self._starts[place], self._starts[place + 1])
@@ -185,13 +184,13 @@ class _Threads:
         return firsts
 
     def _are_init(self) -> Booleans:
-        """Tell which of the processes are the first of a PID namespace.
+        """Return which of the processes are the first of a PID namespace.
 
         is_child_reaper() of include/linux/pid.h.
         """
         rows = self._rows[self._first]
         pids = self._tasks["thread_pid"][rows].astype(np.uint64)
-        _, numbers = innermost_numbers(self._reader, pids, self._findings)
+        _, numbers = innermost_numbers(self._reader, pids, self._losses)
         first: Booleans = (numbers == 1) | (self._tasks["tgid"][rows] == 1)
         return first
 
@@ -201,10 +200,10 @@ class _Threads:
         for place in range(len(sighands)):
             span = slice(self._starts[place], self._starts[place + 1])
             sighands[place] = self._own["sighand"][span].max(initial=0)
-        return read_actions(self._reader, sighands, self._findings)
+        return read_actions(self._reader, sighands, self._losses)
 
     def facts(self, place: int) -> ParentFacts:
-        """Tell all of one process."""
+        """Return the facts of one process."""
         span = np.arange(self._starts[place], self._starts[place + 1])
         living = span[self._lives[span]]
         first = self._first[place]
@@ -259,9 +258,9 @@ class _Threads:
             return waits
         # Of a queue that breaks off nothing says who else is in wait(). The process
         # may have ended meanwhile.
-        self._findings.lose(Loss.WAITS)
+        self._losses.lose(Loss.WAITS)
         for note in found.notes.values():
-            self._findings.lose(Loss.WAITS, note.text)
+            self._losses.lose(Loss.WAITS, note.text)
         return None
 
 
@@ -275,15 +274,15 @@ def _members(tasks: TaskTable, processes: Addresses) -> tuple[Rows, Rows]:
     return rows, of[rows]
 
 
-def _reads_waits(reader: Reader, findings: LossLog) -> WaitOptsReader | None:
+def _reads_waits(reader: Reader, losses: LossLog) -> WaitOptsReader | None:
     try:
         return reader.once(WaitOptsReader, lambda: WaitOptsReader(reader))
     except LookupError as error:
-        findings.lose(Loss.WAITS, f"what is waited for by wait() is lost: {error}")
+        losses.lose(Loss.WAITS, f"what is waited for by wait() is lost: {error}")
         return None
 
 
 def _has(masks: npt.NDArray[np.uint64]) -> Booleans:
-    """Tell which sets of signals SIGCHLD is in."""
+    """Return which sets of signals SIGCHLD is in."""
     found: Booleans = (masks >> np.uint64(SIGCHLD - 1) & np.uint64(1)) != 0
     return found

@@ -58,7 +58,7 @@ class Parents:
 
 
 def read_parents(
-    reader: Reader, tasks: TaskTable, dead: Dead, aged: Aged, findings: LossLog
+    reader: Reader, tasks: TaskTable, dead: Dead, aged: Aged, losses: LossLog
 ) -> Parents:
     """Read the parents of the dead, in bulk, and the waits of their threads.
 
@@ -70,21 +70,21 @@ def read_parents(
     row = _rows_of(tasks, dead.real_parent)
     known = row != NONE
     if not known.all():
-        findings.coverage["parents_unknown"] += int(np.count_nonzero(~known))
-        findings.note("parent-unknown", "the parents of some dead tasks are not known")
+        losses.coverage["parents_unknown"] += int(np.count_nonzero(~known))
+        losses.note("parent-unknown", "the parents of some dead tasks are not known")
     processes, place = np.unique(tasks["signal"][row[known]], return_inverse=True)
     index = np.full(len(dead), NONE, np.intp)
     index[known] = place
     facts, stuck_ns = read_facts(
-        reader, tasks, processes.astype(np.uint64), aged, findings
+        reader, tasks, processes.astype(np.uint64), aged, losses
     )
-    tracer, elsewhere = _tracers(reader, dead, row, tasks, findings)
+    tracer, elsewhere = _tracers(reader, dead, row, tasks, losses)
     return Parents(
         facts=facts,
         index=index,
         row=row,
         stuck_ns=_stuck(stuck_ns, facts, index, row),
-        group=_groups(reader, dead, facts, index, findings),
+        group=_groups(reader, dead, facts, index, losses),
         tracer=tracer,
         elsewhere=elsewhere,
     )
@@ -118,7 +118,7 @@ def _groups(
     dead: Dead,
     facts: Sequence[ParentFacts],
     index: Rows,
-    findings: LossLog,
+    losses: LossLog,
 ) -> Addresses:
     """Read the process groups of those of whom a parent waits for a group."""
     asks = [any(wait.kind == "group" for wait in each.waits or ()) for each in facts]
@@ -126,23 +126,23 @@ def _groups(
     chosen = np.flatnonzero(np.array([*asks, False])[index])
     if len(chosen):
         read = read_structs(
-            reader, "struct signal_struct", _GROUP, dead.process[chosen], findings
+            reader, "struct signal_struct", _GROUP, dead.process[chosen], losses
         )
         groups[chosen] = read["group"]
     return groups
 
 
 def _tracers(
-    reader: Reader, dead: Dead, row: Rows, tasks: TaskTable, findings: LossLog
+    reader: Reader, dead: Dead, row: Rows, tasks: TaskTable, losses: LossLog
 ) -> tuple[Numbers, Booleans]:
-    """Tell who traces each, and whether that is another process than its parent."""
+    """Return who traces each, and whether that is another process than its parent."""
     tracer = np.zeros(len(dead), np.int64)
     elsewhere = np.zeros(len(dead), np.bool_)
     traced = np.flatnonzero(dead.ptraced)
     if not len(traced):
         return tracer, elsewhere
     found = read_structs(
-        reader, "struct task_struct", _TRACER, dead.parent[traced], findings
+        reader, "struct task_struct", _TRACER, dead.parent[traced], losses
     )
     tracer[traced] = np.where(found.readable, found["tgid"], UNKNOWN)
     parents = np.where(row[traced] == NONE, 0, tasks["signal"][row[traced]])

@@ -51,19 +51,19 @@ class PidHolders:
     """Looks for holders of one kind after the other."""
 
     def __init__(
-        self, reader: Reader, tasks: TaskTable, pids: Addresses, findings: LossLog
+        self, reader: Reader, tasks: TaskTable, pids: Addresses, losses: LossLog
     ) -> None:
         """Look for the holders of some ``struct pid``."""
         self._reader = reader
         self._pids = pids
         self._prog = reader.prog
         self._tasks = tasks
-        self._findings = findings
+        self._losses = losses
         self.lost: set[str] = set()
         """The kinds that could not be looked at."""
 
     def all(self) -> Iterator[Holders]:
-        """Give all kinds; one that cannot be looked at costs a note."""
+        """Yield all kinds; one that cannot be looked at costs a note."""
         kinds = {
             "inodes of /proc": self._proc_inodes,
             "pidfds": self._pidfds,
@@ -73,13 +73,13 @@ class PidHolders:
             CALLBACKS: self._callbacks,
             "cad_pid": self._ctrl_alt_del,
         }
-        for kind, look in kinds.items():
+        for kind, walk in kinds.items():
             try:
-                yield from look()
+                yield from walk()
             except (drgn.FaultError, LookupError) as error:
                 self.lost.add(kind)
                 text = f"what holds struct pid is not looked at all: {kind}: {error}"
-                self._findings.lose(Loss.HOLDERS, text, about=kind)
+                self._losses.lose(Loss.HOLDERS, text, about=kind)
 
     def _proc_inodes(self) -> Iterator[Holders]:
         """What is open below /proc, and what the kernel keeps cached of it."""
@@ -91,7 +91,7 @@ class PidHolders:
         pids, places = [], []
         for head in self._inode_lists(kernel_symbol(self._prog, "proc_sops")):
             for address, data in list_records(
-                self._reader, head, node, size, self._findings, "the list of inodes"
+                self._reader, head, node, size, self._losses, "the list of inodes"
             ):
                 pids.append(_word(data, offset))
                 places.append(address + offset)
@@ -112,7 +112,7 @@ class PidHolders:
         pids = read["private"][own].astype(np.uint64)
         yield Holders("pidfd", pids, files[own] + np.uint64(private))
         known = "struct pid", {"dentry": ("stashed",)}
-        stashed = read_structs(self._reader, *known, self._pids, self._findings)
+        stashed = read_structs(self._reader, *known, self._pids, self._losses)
         if stashed.has("dentry"):
             dentries = stashed["dentry"].astype(np.uint64)
             inodes = self._members("struct dentry", "d_inode", dentries, "").pids
@@ -129,7 +129,7 @@ class PidHolders:
             self._prog["super_blocks"].address_,
             node,
             max(node + 2 * _WORD, own + _WORD),
-            self._findings,
+            self._losses,
             "the list of file systems",
         ):
             if _word(data, own) == operations:
@@ -170,7 +170,7 @@ class PidHolders:
         within = drgn.offsetof(self._prog.type("struct pid"), "rcu")
         pids: list[int] = []
         data = self._prog["rcu_data"].address_of_()
-        for cpu in possible_cpus(self._prog, self._findings):
+        for cpu in possible_cpus(self._prog, self._losses):
             own = per_cpu_ptr(data, cpu)
             heads = [own.cblist.head]
             if own.type_.type.has_member("nocb_bypass"):
@@ -204,14 +204,14 @@ class PidHolders:
         if offset is None:
             raise LookupError(f"{type_name} has no {names[0]}")
         wanted = {"value": names}
-        read = read_structs(self._reader, type_name, wanted, addresses, self._findings)
+        read = read_structs(self._reader, type_name, wanted, addresses, self._losses)
         values = read["value"].astype(np.uint64)
         return Holders(kind, values, addresses + np.uint64(offset))
 
     @cached_property
     def _files(self) -> tuple[Addresses, Structs]:
         """All open files."""
-        descriptors = Descriptors(self._reader, self._findings)
+        descriptors = Descriptors(self._reader, self._losses)
         _, first = np.unique(self._tasks["files"], return_index=True)
         with_files = first[self._tasks["files"][first] != 0]
         tables = descriptors.tables(

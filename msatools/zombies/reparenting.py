@@ -39,9 +39,9 @@ _MOST_ABOVE = 1 << 16
 
 
 def find_heirs(
-    reader: Reader, tasks: TaskTable, zombies: Rows, findings: LossLog
+    reader: Reader, tasks: TaskTable, zombies: Rows, losses: LossLog
 ) -> tuple[Heir, ...]:
-    """Tell who gets the children of each parent of dead tasks if its process ends.
+    """Return who gets the children of each parent of dead tasks if its process ends.
 
     A parent that is not among the tasks is left out. One that cannot be looked at
     costs a note.
@@ -49,7 +49,7 @@ def find_heirs(
     :param tasks: All tasks.
     :param zombies: Rows of the dead in the table.
     """
-    family = _Family(reader, tasks, zombies, findings)
+    family = _Family(reader, tasks, zombies, losses)
     parents = np.unique(tasks["real_parent"][zombies]).tolist()
     rows = sorted(row for p in parents if (row := family.row(p)) is not None)
     processes = {int(tasks["signal"][row]): row for row in rows}
@@ -59,7 +59,7 @@ def find_heirs(
         try:
             heirs.append(family.heir(row))
         except (drgn.FaultError, LookupError) as error:
-            findings.lose(
+            losses.lose(
                 Loss.HEIRS, f"who inherits the dead of a parent is lost: {error}"
             )
     return tuple(sorted(heirs, key=lambda heir: heir.ppid))
@@ -81,13 +81,13 @@ class _Family:
     """Processes and their parents."""
 
     def __init__(
-        self, reader: Reader, tasks: TaskTable, zombies: Rows, findings: LossLog
+        self, reader: Reader, tasks: TaskTable, zombies: Rows, losses: LossLog
     ) -> None:
         self._reader = reader
         self._prog = reader.prog
         self._tasks = tasks
         self._zombies = zombies
-        self._findings = findings
+        self._losses = losses
         self._process = lru_cache(maxsize=None)(self._read_process)
         self._space = lru_cache(maxsize=None)(self._find_space)
         self._reaps = lru_cache(maxsize=None)(self._tell_reaps)
@@ -103,7 +103,7 @@ class _Family:
         return dict(zip(addresses, range(len(addresses)), strict=True))
 
     def heir(self, row: int) -> Heir:
-        """Tell who gets the children of the process that a task is of.
+        """Return who gets the children of the process that a task is of.
 
         :raises drgn.FaultError: if something on the way cannot be read
         :raises LookupError: if the namespace or its first process is not there
@@ -138,7 +138,7 @@ class _Family:
         raise LookupError("parents are in a loop")
 
     def _tell_lives(self, row: int) -> bool:
-        """Tell whether a thread of a process is not about to end."""
+        """Return whether a thread of a process is not about to end."""
         own = self._tasks["signal"] == self._tasks["signal"][row]
         return bool(np.any(self._tasks["flags"][own] & _PF_EXITING == 0))
 
@@ -153,7 +153,7 @@ class _Family:
         )
 
     def _tell_reaps(self, row: int) -> bool | None:
-        """Tell whether a process takes care of its dead.
+        """Return whether a process takes care of its dead.
 
         It does if it has the kernel do it. It does not if it has dead children that
         only it can reap. Of one without it tells if it ever has.
@@ -174,7 +174,7 @@ class _Family:
         return ignores or bool(action.sa_flags.value_() & _NO_CHILD_WAIT)
 
     def _has_dead(self, row: int) -> bool:
-        """Tell whether it has dead children, without living threads or a tracer."""
+        """Return whether it has dead children, without living threads or a tracer."""
         tasks, dead = self._tasks, self._zombies
         members = tasks["address"][tasks["signal"] == tasks["signal"][row]]
         own = dead[np.isin(tasks["real_parent"][dead], members)]
@@ -199,9 +199,9 @@ class _Family:
     def read_spaces(self, rows: Sequence[int]) -> None:
         """Read the PID namespaces of some tasks at once."""
         pids = self._tasks["thread_pid"][rows].astype(np.uint64)
-        innermost, _ = innermost_numbers(self._reader, pids, self._findings)
+        innermost, _ = innermost_numbers(self._reader, pids, self._losses)
         new = np.setdiff1d(innermost, np.array([*self._spaces], np.uint64))
-        self._spaces |= read_namespaces(self._reader, new, self._findings)
+        self._spaces |= read_namespaces(self._reader, new, self._losses)
         self._innermost |= dict(zip(rows, innermost.tolist(), strict=True))
 
     def _find_space(self, row: int) -> PidNamespace:

@@ -35,7 +35,7 @@ class Found:
     cgroups: TaskCgroups
 
     def parent(self, place: int) -> int:
-        """Tell the process that is to wait for one; 0 if that is not known."""
+        """Return the process that is to wait for one; 0 if that is not known."""
         at = int(self.parents.index[place])
         return 0 if at == NONE else self.parents.facts[at].pid
 
@@ -60,7 +60,7 @@ class ZombieRows(Sequence[Zombie]):
     def __getitem__(self, index: slice) -> "ZombieRows": ...
 
     def __getitem__(self, index: int | slice) -> "Zombie | ZombieRows":
-        """Give a row, or the rows of a part."""
+        """Return a row, or the rows of a part."""
         if isinstance(index, slice):
             return ZombieRows(self._found, self._places[index])
         return self._row(int(self._places[index]))

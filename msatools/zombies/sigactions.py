@@ -32,20 +32,20 @@ class Actions:
     """The mask of signals that it handles: ``SigCgt``."""
 
     def disposition(self, number: int) -> Disposition:
-        """Tell what it does on a signal."""
+        """Return what it does on a signal."""
         handler = self.handlers[number - 1]
         if handler == _DEFAULT:
             return "default"
         return "ignored" if handler == _IGNORE else "handler"
 
     def handler(self, number: int) -> int | None:
-        """Give the function that it calls on a signal."""
+        """Return the function that it calls on a signal."""
         handler = self.handlers[number - 1]
         return None if handler in (_DEFAULT, _IGNORE) else handler
 
 
 def read_actions(
-    reader: Reader, sighands: Addresses, findings: LossLog
+    reader: Reader, sighands: Addresses, losses: LossLog
 ) -> Sequence[Actions | None]:
     """Read what processes do on signals; ``None`` of those that cannot be read.
 
@@ -55,7 +55,7 @@ def read_actions(
     length = count * action.itemsize
     records, readable = reader.read_records(sighands + np.uint64(start), length)
     lost = ~readable & (sighands != 0)
-    lose_many(findings, "struct sighand_struct", int(np.count_nonzero(lost)))
+    lose_many(losses, "struct sighand_struct", int(np.count_nonzero(lost)))
     readable &= sighands != 0
     words = records.view(action)["handler"]
     bits = np.uint64(1) << np.arange(count, dtype=np.uint64)
@@ -69,7 +69,7 @@ def read_actions(
 
 
 def _layout(prog: drgn.Program) -> tuple[int, int, np.dtype[Any]]:
-    """Tell where the first action is, how many there are, and what each looks like."""
+    """Return the offset of the first action, their number and their record."""
     type_ = prog.type("struct sighand_struct")
     array = type_.member("action").type
     action: np.dtype[Any] = np.dtype(

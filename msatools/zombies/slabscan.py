@@ -65,10 +65,10 @@ class SlabScan:
     :raises LookupError: if the kernel has no SLUB, or nothing tells its types
     """
 
-    def __init__(self, reader: Reader, findings: LossLog) -> None:
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
-        self._findings = findings
-        self.caches = {cache.address: cache for cache in slab_caches(reader, findings)}
+        self._losses = losses
+        self.caches = {cache.address: cache for cache in slab_caches(reader, losses)}
         if not self.caches:
             raise LookupError("the list of caches is lost")
         self._slabs = self._find(self.caches)
@@ -104,7 +104,7 @@ class SlabScan:
                     left -= len(part) * size
                     if left < 0:
                         text = "not all of the slab memory was searched for holders"
-                        self._findings.note("search-cut-short", text)
+                        self._losses.note("search-cut-short", text)
                         return
                     yield from self._search_some(part, size, wanted, cache)
 
@@ -112,7 +112,7 @@ class SlabScan:
         self, starts: Addresses, size: int, wanted: Addresses, cache: SlabCache
     ) -> Iterator[SlabWord]:
         records, readable = self._reader.read_records(starts, size)
-        lose_many(self._findings, "struct slab", int(np.count_nonzero(~readable)))
+        lose_many(self._losses, "struct slab", int(np.count_nonzero(~readable)))
         words = records.view("<u8")
         near = np.flatnonzero((words >= wanted.min()) & (words <= wanted.max()))
         found = near[np.isin(words.ravel()[near], wanted)]
@@ -135,11 +135,11 @@ class SlabScan:
         known = np.array(sorted(caches), np.uint64)
         rooms = np.array([caches[c].size for c in known.tolist()], np.int64)
         found: list[tuple[Addresses, Addresses, Numbers]] = []
-        ranges = memmap_ranges(self._reader, layout, self._findings)
+        ranges = memmap_ranges(self._reader, layout, self._losses)
         for chunk in read_chunks(self._reader, layout, ranges):
             if chunk.gaps:
                 text = "some struct page cannot be read, and slabs with them"
-                self._findings.lose(Loss.SLABS, text)
+                self._losses.lose(Loss.SLABS, text)
             pages = np.frombuffer(chunk.data, np.uint8).reshape(-1, layout.size)
             cache = column(pages, place)
             near = np.flatnonzero((cache >= known[0]) & (cache <= known[-1]))

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import drgn
 import numpy as np
 import numpy.typing as npt
 
@@ -65,9 +64,9 @@ class _Account:
 
 
 def user_limits(
-    reader: Reader, tasks: TaskTable, zombies: Rows, findings: LossLog
+    reader: Reader, tasks: TaskTable, zombies: Rows, losses: LossLog
 ) -> Iterator[Limit]:
-    """Tell how many processes each user of a zombie has, zombies too.
+    """Yield how many processes each user of a zombie has, zombies too.
 
     The kernel counts its idle tasks, one a CPU, among those of user 0, who is not held
     to any limit (copy_process()). Of the different limits that a user's processes have,
@@ -75,21 +74,21 @@ def user_limits(
     capability to administrate the system may have more.
     """
     creds = read_structs(
-        reader, "struct cred", _CRED, tasks["cred"].astype(np.uint64), findings
+        reader, "struct cred", _CRED, tasks["cred"].astype(np.uint64), losses
     )
     account_of: Addresses = creds["account"].astype(np.uint64)
     dead = Counter(account_of[zombies].tolist())
     dead.pop(0, None)
     try:
         if creds.has("counts"):
-            accounts = _ucounts(reader, dead, findings)
+            accounts = _ucounts(reader, dead, losses)
         else:
-            accounts = _user_structs(reader, dead, findings)
+            accounts = _user_structs(reader, dead, losses)
     except LookupError as error:
-        findings.note("no-user-counts", f"processes by user cannot be told: {error}")
+        losses.note("no-user-counts", f"processes by user cannot be told: {error}")
         return
-    _limit_by_processes(reader, tasks, zombies, account_of, accounts, findings)
-    spaces = _inodes(reader, accounts, findings)
+    _limit_by_processes(reader, tasks, zombies, account_of, accounts, losses)
+    spaces = _inodes(reader, accounts, losses)
     for account in accounts.values():
         inode = spaces.get(account.space)
         where = "" if inode is None else f" of user_ns {inode}"
@@ -105,7 +104,7 @@ def user_limits(
 
 
 def _ucounts(
-    reader: Reader, dead: Counter[int], findings: LossLog
+    reader: Reader, dead: Counter[int], losses: LossLog
 ) -> dict[int, _Account]:
     """Read users' counts, and those of who made their namespaces."""
     number = reader.prog.constant("UCOUNT_RLIMIT_NPROC").value_()
@@ -127,7 +126,7 @@ def _ucounts(
         if not level:
             break
         addresses = np.array(sorted(level.keys() - found.keys()), np.uint64)
-        read = read_structs(reader, "struct ucounts", counts, addresses, findings)
+        read = read_structs(reader, "struct ucounts", counts, addresses, losses)
         for row in np.flatnonzero(read.readable).tolist():
             found[int(addresses[row])] = _account(read.columns, row)
         for address, count in level.items():
@@ -137,7 +136,7 @@ def _ucounts(
                     found[address].lower(limits[address])
         spaces = np.array([found[a].space if a in found else 0 for a in level], "u8")
         made = read_structs(
-            reader, "struct user_namespace", bounds, spaces.astype(np.uint64), findings
+            reader, "struct user_namespace", bounds, spaces.astype(np.uint64), losses
         )
         above: Counter[int] = Counter()
         limits = {}
@@ -157,13 +156,13 @@ def _account(columns: Any, row: int) -> _Account:
 
 
 def _user_structs(
-    reader: Reader, dead: Counter[int], findings: LossLog
+    reader: Reader, dead: Counter[int], losses: LossLog
 ) -> dict[int, _Account]:
     """Read users' counts as they were before Linux kernel commit 21d1c5e386bc
     ("Reimplement RLIMIT_NPROC on top of ucounts") (in v5.14)."""
     members = {"used": ("processes.counter",), "uid": ("uid.val",)}
     users = np.fromiter(dead, np.uint64, len(dead))
-    read = read_structs(reader, "struct user_struct", members, users, findings)
+    read = read_structs(reader, "struct user_struct", members, users, losses)
     if len(users) and not read.has("used"):
         raise LookupError("struct user_struct has no processes")
     return {
@@ -180,16 +179,16 @@ def _limit_by_processes(
     zombies: Rows,
     account_of: Addresses,
     accounts: dict[int, _Account],
-    findings: LossLog,
+    losses: LossLog,
 ) -> None:
     """Lower accounts to the lowest limit that a process has, a living one if any."""
     alive = tasks["exit_state"] == 0
     wanted = [address for address, account in accounts.items() if account.uid]
     living = np.flatnonzero(alive & np.isin(account_of, _words(wanted)))
-    lowest = _lowest(reader, tasks, living, account_of, findings)
+    lowest = _lowest(reader, tasks, living, account_of, losses)
     without = [address for address in wanted if address not in lowest]
     dead = zombies[np.isin(account_of[zombies], _words(without))]
-    lowest |= _lowest(reader, tasks, dead, account_of, findings)
+    lowest |= _lowest(reader, tasks, dead, account_of, losses)
     for address, most in lowest.items():
         if most <= _LONG_MAX:
             accounts[address].lower(most)
@@ -203,11 +202,11 @@ def _lowest(
     tasks: TaskTable,
     rows: Rows,
     account_of: Addresses,
-    findings: LossLog,
+    losses: LossLog,
 ) -> dict[int, int]:
     """Find the lowest limit by account among the processes of some tasks."""
     signals = tasks["signal"][rows].astype(np.uint64)
-    read = read_structs(reader, "struct signal_struct", _SIGNAL, signals, findings)
+    read = read_structs(reader, "struct signal_struct", _SIGNAL, signals, losses)
     known = read.readable & _are_there(reader, tasks, rows)
     owners, index = np.unique(account_of[rows][known], return_inverse=True)
     lowest = np.full(len(owners), ~np.uint64(0))
@@ -216,11 +215,11 @@ def _lowest(
 
 
 def _are_there(reader: Reader, tasks: TaskTable, rows: Rows) -> Booleans:
-    """Tell which tasks of a running kernel are still those that were read.
+    """Return which tasks of a running kernel are still those that were read.
 
     Of others, user and limits may be of who got their memory since.
     """
-    if not reader.prog.flags & drgn.ProgramFlags.IS_LIVE:
+    if not reader.is_live:
         return np.ones(len(rows), np.bool_)
     addresses = tasks["address"][rows].astype(np.uint64)
     known = LossLog()  # to be gone by now is no loss
@@ -236,7 +235,7 @@ def _words(addresses: list[int]) -> npt.NDArray[np.uint64]:
 
 
 def _inodes(
-    reader: Reader, accounts: dict[int, _Account], findings: LossLog
+    reader: Reader, accounts: dict[int, _Account], losses: LossLog
 ) -> dict[int, int]:
     """Number the user namespaces, but for the initial one."""
     addresses = _words(sorted({account.space for account in accounts.values()}))
@@ -245,7 +244,7 @@ def _inodes(
         "struct user_namespace",
         {"inode": ("ns.inum",), "parent": ("parent",)},
         addresses,
-        findings,
+        losses,
     )
     nested = read.readable & (read["parent"] != 0)
     return {

@@ -30,7 +30,7 @@ Numbers = npt.NDArray[np.uint8]
 
 
 def verdicts(dead: Dead, parents: Parents) -> Numbers:
-    """Tell why each of the dead is not reaped.
+    """Return why each of the dead is not reaped.
 
     :return: Indexes into :data:`VERDICTS`.
     """
@@ -59,7 +59,7 @@ class _Case:
     """One is for such as it, if it sent SIGCHLD."""
 
     def of_parent(self, holds: Callable[[ParentFacts], bool]) -> Booleans:
-        """Tell whose parents are so; of one that is not known, nothing is."""
+        """Return whose parents are so; of one that is not known, nothing is."""
         by_parent = [*map(holds, self.parents.facts), False]
         # The last one is that of NONE.
         found: Booleans = np.array(by_parent, np.bool_)[self.parents.index]
@@ -98,9 +98,7 @@ def _parent_blocked(case: _Case) -> Booleans:
 
 
 def _parent_stopped(case: _Case) -> Booleans:
-    return case.of_parent(
-        lambda parent: bool(parent.living) and parent.stopped >= {*parent.living}
-    )
+    return case.of_parent(_is_stopped)
 
 
 def _reaper_never_reaps(case: _Case) -> Booleans:
@@ -108,18 +106,16 @@ def _reaper_never_reaps(case: _Case) -> Booleans:
         lambda parent: parent.reaper is not None and parent.waits is not None
     )
     # If it has just been told, it may reap in a moment.
-    told = case.of_parent(lambda parent: bool(parent.pending))
-    return reaps & ~case.taken & ~case.left & ~(told & (case.dead.age_ns < BRIEF_NS))
+    notified = case.of_parent(lambda parent: bool(parent.pending))
+    return (
+        reaps & ~case.taken & ~case.left & ~(notified & (case.dead.age_ns < BRIEF_NS))
+    )
 
 
 def _sigchld_blocked(case: _Case) -> Booleans:
     return case.sends_sigchld & case.of_parent(
         lambda parent: bool(parent.pending and parent.blocks)
     )
-
-
-def _waiting_for_other(case: _Case) -> Booleans:
-    return case.missed
 
 
 def _clone_child(case: _Case) -> Booleans:
@@ -147,7 +143,7 @@ _TESTS: dict[Verdict, Callable[[_Case], Booleans]] = {
     "parent-stopped": _parent_stopped,
     "reaper-never-reaps": _reaper_never_reaps,
     "sigchld-blocked": _sigchld_blocked,
-    "waiting-for-other": _waiting_for_other,
+    "waiting-for-other": lambda case: case.missed,
     "clone-child": _clone_child,
     "handler-missed": _handler_missed,
     "never-waits": _never_waits,
@@ -155,7 +151,7 @@ _TESTS: dict[Verdict, Callable[[_Case], Booleans]] = {
 
 
 def _waits_for_threads(dead: Dead) -> Booleans:
-    """Tell which are leaders of processes of which other threads are dead, too.
+    """Return which are leaders of processes of which other threads are dead, too.
 
     delay_group_leader(): those have to go first.
     """
@@ -170,7 +166,7 @@ def _has_traced_thread(dead: Dead) -> Booleans:
 
 
 def _waits(dead: Dead, parents: Parents) -> tuple[Booleans, Booleans, Booleans]:
-    """Tell what waits of its parent's threads mean to each: see :class:`_Case`."""
+    """Return what waits of its parent's threads mean to each: see :class:`_Case`."""
     taken, missed, left = np.zeros((3, len(dead)), np.bool_)
     for parent, children in _families(parents):
         part = dead.only(children)
@@ -192,7 +188,7 @@ def _is_stopped(parent: ParentFacts) -> bool:
 
 
 def _families(parents: Parents) -> Iterator[tuple[ParentFacts, Rows]]:
-    """Give each parent of which a thread is in wait(), and its dead children."""
+    """Yield each parent of which a thread is in wait(), and its dead children."""
     order = np.argsort(parents.index, kind="stable")
     counted = np.arange(len(parents.facts) + 1)
     starts = np.searchsorted(parents.index[order], counted)
@@ -202,7 +198,7 @@ def _families(parents: Parents) -> Iterator[tuple[ParentFacts, Rows]]:
 
 
 def _is_meant(dead: Dead, groups: npt.NDArray[np.uint64], wait: WaitOpts) -> Booleans:
-    """Tell which children a wait is for, whatever signal they send.
+    """Return which children a wait is for, whatever signal they send.
 
     eligible_pid(), do_wait_thread() and ptrace_do_wait()
     """

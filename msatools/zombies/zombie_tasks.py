@@ -52,7 +52,7 @@ class Aged:
 
 
 def read_ages(tasks: TaskTable, clocks: Clocks) -> Aged:
-    """Tell for how long each task has been dead, asleep, running or about to run."""
+    """Return for how long each task has been dead, asleep, running or about to run."""
     classes = np.where(asleep(tasks), TaskClass.OTH.value, TaskClass.LAT.value)
     classes[tasks["exit_state"] != 0] = TaskClass.ZMB.value
     return Aged(*ages(tasks, clocks, classes.astype(np.uint8)))
@@ -110,7 +110,7 @@ class Dead:
         return len(self.row)
 
     def only(self, wanted: Booleans | Rows) -> "Dead":
-        """Give some of them."""
+        """Return some of them."""
         return Dead(*(getattr(self, column.name)[wanted] for column in fields(self)))
 
 
@@ -121,7 +121,7 @@ def zombie_rows(tasks: TaskTable) -> Rows:
     return np.flatnonzero((exits != 0) & (tasks.leaders | stays))
 
 
-def read_dead(reader: Reader, tasks: TaskTable, aged: Aged, findings: LossLog) -> Dead:
+def read_dead(reader: Reader, tasks: TaskTable, aged: Aged, losses: LossLog) -> Dead:
     """Read what there is of each dead task; four bulk reads, however many there are.
 
     What cannot be read is counted, and unknown.
@@ -129,10 +129,10 @@ def read_dead(reader: Reader, tasks: TaskTable, aged: Aged, findings: LossLog) -
     row = zombie_rows(tasks)
     part = TaskTable(tasks.records[row], tasks.columns)
     process = part["signal"].astype(np.uint64)
-    counts = read_structs(reader, "struct signal_struct", _PROCESS, process, findings)
+    counts = read_structs(reader, "struct signal_struct", _PROCESS, process, losses)
     whole = counts.readable & ((counts["flags"] & _GROUP_EXIT) != 0)
     thread_pid = part["thread_pid"].astype(np.uint64)
-    namespace, ns_pid = read_numbers(reader, thread_pid, findings)
+    namespace, ns_pid = read_numbers(reader, thread_pid, losses)
     known = counts.readable
     return Dead(
         row=row,
@@ -156,14 +156,14 @@ def read_dead(reader: Reader, tasks: TaskTable, aged: Aged, findings: LossLog) -
 
 
 def read_numbers(
-    reader: Reader, pids: Addresses, findings: LossLog
+    reader: Reader, pids: Addresses, losses: LossLog
 ) -> tuple[Numbers, Numbers]:
-    """Tell the namespace of each ``struct pid``, and its number there.
+    """Return the namespace of each ``struct pid``, and its number there.
 
     :return: The inodes, :data:`UNKNOWN` if unreadable; and the numbers, 0 in the
         initial namespace.
     """
-    space, numbers = innermost_numbers(reader, pids, findings)
-    inodes = read_structs(reader, "struct pid_namespace", _SPACE, space, findings)
+    space, numbers = innermost_numbers(reader, pids, losses)
+    inodes = read_structs(reader, "struct pid_namespace", _SPACE, space, losses)
     found = np.where(inodes.readable, inodes["inode"].astype(np.int64), UNKNOWN)
     return found, numbers

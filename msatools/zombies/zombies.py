@@ -146,35 +146,35 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
 
     def report(self, progress: Progress) -> ZombiesReport:
         """Report the dead that are there now."""
-        options, findings, reader = self._options, self._findings, self._reader
+        options, losses, reader = self._options, self._findings, self._reader
         alone = options.pids is not None
         with self._reporting():
             progress(0, _STEPS)
             tasks = self._read_named() if alone else self._read_all()
             progress(1, _STEPS)
-            clocks = read_clocks(reader, findings)
-            look = self._look(tasks, clocks)
-            found, dead = look.found, look.found.dead
+            clocks = read_clocks(reader, losses)
+            sample = self._read_sample(tasks, clocks)
+            found, dead = sample.found, sample.found.dead
             progress(2, _STEPS)
             doing = read_doing(
                 self._collector, self._prog, tasks, found.parents, clocks
             )
             heirs = () if alone else self._heirs(tasks, dead.row)
             by_parent = {heir.ppid: heir for heir in heirs}
-            made = groups(found, look.places, doing, by_parent)
+            made = groups(found, sample.places, doing, by_parent)
             # Who waits for whom takes all tasks: too much to tell of one.
             made = made if alone else self._with_roots(made)
             progress(3, _STEPS)
             limits: tuple[Limit, ...] | None = None
             held: HeldMemory | None = None
             if not alone:
-                limits = collect_limits(reader, tasks, dead.row, findings)
-                held = held_memory(reader, tasks, dead.row, findings)
+                limits = collect_limits(reader, tasks, dead.row, losses)
+                held = held_memory(reader, tasks, dead.row, losses)
             progress(4, _STEPS)
             leaks = self._leaks(tasks) if options.leaks else None
-            rows = ZombieRows(found, look.places)
-            asked = self._asked(rows, look) if alone else None
-        coverage = findings.coverage
+            rows = ZombieRows(found, sample.places)
+            asked = self._asked(rows, sample) if alone else None
+        coverage = losses.coverage
         coverage["tasks"] = len(tasks)
         coverage["zombies"] = len(dead) - coverage["zombies_reaped"]
         report = ZombiesReport(
@@ -188,8 +188,8 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             asked=asked,
         )
         if self._cost is not None:
-            report = replace(report, reads=self._cost.look())
-        self._threads_before, self._threads = self._threads, _threads(look)
+            report = replace(report, reads=self._cost.reads())
+        self._threads_before, self._threads = self._threads, _threads(sample)
         return report
 
     def _read_all(self) -> TaskTable:
@@ -227,30 +227,30 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         address: int | None = self._prog["init_task"].address_
         return address
 
-    def _look(self, tasks: TaskTable, clocks: Clocks) -> _ZombieSample:
-        reader, findings = self._reader, self._findings
+    def _read_sample(self, tasks: TaskTable, clocks: Clocks) -> _ZombieSample:
+        reader, losses = self._reader, self._findings
         aged = read_ages(tasks, clocks)
-        dead = read_dead(reader, tasks, aged, findings)
+        dead = read_dead(reader, tasks, aged, losses)
         if self._options.pids is not None:
             # Of their parents' processes there may be dead ones, too.
             named = {*tasks["signal"][: self._named].tolist()}
             of_those = [signal in named for signal in dead.process.tolist()]
             dead = dead.only(np.array(of_those, np.bool_))
-        parents = read_parents(reader, tasks, dead, aged, findings)
+        parents = read_parents(reader, tasks, dead, aged, losses)
         own = TaskTable(tasks.records[dead.row], tasks.columns)
         found = Found(
             tasks=tasks,
             dead=dead,
             parents=parents,
             verdicts=verdicts(dead, parents),
-            users=read_users(reader, own, findings),
-            cgroups=read_cgroups(reader, own, findings),
+            users=read_users(reader, own, losses),
+            cgroups=read_cgroups(reader, own, losses),
         )
         return _ZombieSample(found, aged, self._wanted(found))
 
     @property
     def _named(self) -> int:
-        """Tell how many were named: they are the first of the table."""
+        """Return how many were named: they are the first of the table."""
         return len({*(self._options.pids or ())})
 
     def _wanted(self, found: Found) -> Rows:
@@ -277,7 +277,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         return np.flatnonzero(wanted)
 
     def _stays(self, found: Found) -> Booleans:
-        """Tell who is still as it was after all of its parent was read.
+        """Return who is still as it was after all of its parent was read.
 
         Of others that may be what its memory has become.
         """
@@ -303,11 +303,11 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             return None
 
     def _asked(
-        self, zombies: Sequence[Zombie], look: _ZombieSample
+        self, zombies: Sequence[Zombie], sample: _ZombieSample
     ) -> tuple[TaskAsked, ...]:
-        """Tell each task that was named, dead or alive."""
+        """Return each task that was named, dead or alive."""
         dead = {zombie.pid: zombie for zombie in zombies}
-        tasks, age_ns = look.found.tasks, look.aged.age_ns
+        tasks, age_ns = sample.found.tasks, sample.aged.age_ns
         states = letters(TaskTable(tasks.records[: self._named], tasks.columns))
         pids: list[int] = tasks["pid"].tolist()
         names = dict(zip(tasks["address"].tolist(), range(len(pids)), strict=True))
@@ -359,14 +359,14 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             return group
         root = report.roots[0]
         who = f"{root.pid} {root.comm}: " if root.comm and root.pid not in pids else ""
-        told = replace(
+        evidence = replace(
             group.evidence, root=f"{who}{root.reason}", root_pid=root.pid or None
         )
-        return replace(group, evidence=told)
+        return replace(group, evidence=evidence)
 
 
-def _threads(look: _ZombieSample) -> Threads:
-    """Tell the dead from others that have had their numbers."""
-    tasks, rows = look.found.tasks, look.found.dead.row[look.places]
+def _threads(sample: _ZombieSample) -> Threads:
+    """Return the dead from others that have had their numbers."""
+    tasks, rows = sample.found.tasks, sample.found.dead.row[sample.places]
     started = tasks["start_ns"][rows].tolist()
     return frozenset(zip(tasks["pid"][rows].tolist(), started, strict=True))

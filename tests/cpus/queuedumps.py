@@ -9,7 +9,7 @@ from drgn import Object, Program
 from drgn.helpers.linux.percpu import per_cpu
 
 from fixtures import lab
-from msatools.cpus.cpu_activity import doing
+from msatools.cpus.cpus import doing
 from msatools.cpus.model import Processor, RunnableTask, RunQueue
 from msatools.cpus.processors import read_processors
 from msatools.cpus.runqueues import read_run_queues

@@ -11,13 +11,17 @@ import pytest
 from drgn import FaultError, Program
 
 from fixtures import lab
-from msatools.cpus.affinities import Affinities, affinities, read_cpuset_groups
 from msatools.cpus.model import CpuSet, SetTasks
-from msatools.cpus.placement import PF_NO_SETAFFINITY, Placement
+from msatools.cpus.placement import (
+    PF_NO_SETAFFINITY,
+    Affinities,
+    Placement,
+    affinities,
+)
 from msatools.cpus.sets import set_of_cpus
 from msatools.kernel.report import LossLog
 from msatools.tasks.table import PF_KTHREAD, TaskTable
-from msatools.tasks.task_cgroups import TaskCgroups
+from msatools.tasks.task_cgroups import TaskCgroups, read_cpuset_groups
 from tests.cpus.damaged import lose
 from tests.cpus.guests import GROUPS, KERNELS, numbers
 from tests.cpus.setdumps import Seen, look_at, masks_of, seen, set_of

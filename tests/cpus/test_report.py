@@ -23,9 +23,8 @@ from msatools.cpus.diagnostics import Known, findings
 from msatools.cpus.irqs import irqs, no_intr_cpus, percpu_interrupts, read_irqs, route
 from msatools.cpus.model import Cpu, CpuSet, CpusReport, Diagnostic, RunQueue
 from msatools.cpus.options import CpusOptions
-from msatools.cpus.rows import Parts, cpu_rows
+from msatools.cpus.rows import Parts, cpu_rows, involuntary, moves
 from msatools.cpus.sets import set_of_cpus, with_reason
-from msatools.cpus.switches import involuntary, moves
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.render.json import dumps as as_json

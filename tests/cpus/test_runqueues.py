@@ -22,7 +22,7 @@ from msatools.cpus.fairqueue import _Entity, _Queue, _turn
 from msatools.cpus.runqueues import LATE_NS, LagWhy, lag_why
 from msatools.kernel.accounting import read_accounting
 from msatools.kernel.report import LossLog
-from msatools.prstat.microstates import bound_of
+from msatools.tasks.microstates import bound_of
 from tests.cpus.damaged import lose, put, put_word
 from tests.cpus.guests import KERNELS, TICK_NS
 from tests.cpus.queuedumps import Seen, all_of, look_at, seen

@@ -7,7 +7,7 @@ import time
 from drgn import ProgramFlags
 
 from fixtures import lab
-from msatools.cpus.cpu_activity import doing
+from msatools.cpus.cpus import doing
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.target import TargetSpec, open_target

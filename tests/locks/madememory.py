@@ -31,7 +31,7 @@ class MadeMemory:
         self.memory = bytearray(SIZE)
         self.types: dict[str, Type] = {}
         self.variables: dict[str, Callable[[], Object]] = {}
-        self.findings = LossLog()
+        self.losses = LossLog()
         self.prog = Program(Platform(Architecture.X86_64))
         self.prog.add_memory_segment(BASE, SIZE, self._read)
         self.prog.register_type_finder("made", self._type, enable_index=0)

@@ -18,7 +18,7 @@ from msatools.locks.base.lock import Lock, Request
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.model import WaitTarget
 from msatools.locks.base.struct_reader import Layout
-from msatools.locks.wait_targets.explain import explain
+from msatools.locks.wait_targets.explain import Explainer
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.stacks import StackCollector
@@ -47,7 +47,7 @@ class Seen:
         self.clocks = read_clocks(reader, aside)
         self.collector = StackCollector(reader, aside)
         self.now = collect_now(self.collector, self.prog, table, self.clocks)
-        self.findings = LossLog()
+        self.losses = LossLog()
         """Of what is asked later on."""
 
     def again(self) -> "Seen":
@@ -105,7 +105,9 @@ class Seen:
     @cached_property
     def _explained(self) -> tuple[list[WaitTarget | None], int]:
         before = self.reader.reads
-        ons = explain(self.reader, self.table, self.now, self.clocks, self.findings)
+        ons = Explainer(self.reader).explain(
+            self.table, self.now, self.clocks, self.losses
+        )
         return ons, self.reader.reads - before
 
     @property
@@ -123,30 +125,30 @@ class Seen:
         assert found is not None, name
         return found
 
-    def look(self, alone: bool | None = None) -> LockContext:
+    def context(self, alone: bool | None = None) -> LockContext:
         """Make a look at all of the tasks; its findings are its own."""
         alone = len(self.table) == 1 if alone is None else alone
         layout = Layout(self.reader)
         return LockContext(layout, self.table, LossLog(), self.clocks, alone=alone)
 
     def cases(
-        self, look: LockContext, rows: Iterable[int] | None = None
+        self, context: LockContext, rows: Iterable[int] | None = None
     ) -> Iterator[BlockedTask]:
         """Read the cases of some rows, or of all."""
         wanted = range(len(self.table)) if rows is None else rows
         size = stack_bytes(self.prog)
-        return read_cases(look, self.now, np.array(list(wanted), np.intp), size)
+        return read_cases(context, self.now, np.array(list(wanted), np.intp), size)
 
-    def case(self, of: str | int, look: LockContext | None = None) -> BlockedTask:
+    def case(self, of: str | int, context: LockContext | None = None) -> BlockedTask:
         """Read the case of a task, by its name or its thread ID."""
         row = self.row(of) if isinstance(of, str) else self.rows[of]
-        (case,) = self.cases(look or self.look(), [row])
+        (case,) = self.cases(context or self.context(), [row])
         return case
 
-    def requests(self, look: LockContext, asked: Asked) -> dict[int, Request]:
+    def requests(self, context: LockContext, asked: Asked) -> dict[int, Request]:
         """Ask of each task what it waits for; by thread ID."""
         tids = self.table["pid"].tolist()
-        found = ((tids[case.row], asked(look, case)) for case in self.cases(look))
+        found = ((tids[case.row], asked(context, case)) for case in self.cases(context))
         return {tid: request for tid, request in found if request is not None}
 
     def pids(self, tasks: Iterable[int]) -> list[int]:

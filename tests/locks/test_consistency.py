@@ -54,7 +54,7 @@ def owned(row: int, confidence: OwnerConfidence = "exact") -> Owned:
     return Owned(row, confidence, seen=confidence == "evidence", firm=True)
 
 
-def scene(
+def snapshot(
     waits: dict[int, Lock],
     owners: dict[Lock, list[Owned]],
     queue: tuple[int, ...] | None = None,
@@ -94,7 +94,7 @@ OWNERS = {AB: [owned(1)], BC: [owned(0)]}
 
 
 def test_what_stays_is_kept() -> None:
-    before = scene(WAITS, OWNERS)
+    before = snapshot(WAITS, OWNERS)
     assert concerned(before) == [address(0), address(1)]
     kept = held(before, table(), alone=False)
     assert (kept.blocked, kept.wanted) == (before.blocked, before.wanted)
@@ -106,7 +106,7 @@ def test_what_stays_is_kept() -> None:
 def test_wait_of_one_that_was_switched_is_left_out(column: str) -> None:
     """So are deadlocks that it was in: by now it may have given its lock back."""
     again = table(**{column: {1: 1}})
-    kept = held(scene(WAITS, OWNERS), again, alone=False)
+    kept = held(snapshot(WAITS, OWNERS), again, alone=False)
     assert set(kept.blocked) == {0}
     assert BC not in kept.wanted
     assert deadlocks(kept) == []
@@ -115,7 +115,7 @@ def test_wait_of_one_that_was_switched_is_left_out(column: str) -> None:
 def test_one_that_is_about_to_sleep_anew() -> None:
     """It has set its state, and no switch is counted: it may have got its lock."""
     tasks = table(on_cpu={1: 1})
-    kept = held(scene(WAITS, OWNERS, tasks=tasks), tasks, alone=False)
+    kept = held(snapshot(WAITS, OWNERS, tasks=tasks), tasks, alone=False)
     assert set(kept.blocked) == {0}
     assert deadlocks(kept) == []
 
@@ -125,14 +125,14 @@ def test_one_that_is_about_to_sleep_anew() -> None:
 )
 def test_stack_of_one_that_sleeps_but_briefly(age_ns: int, closed: bool) -> None:
     """It may be of a lock that was given back, and closes no circle."""
-    made = scene(WAITS, {AB: [owned(1)], BC: [owned(0, "evidence")]})
+    made = snapshot(WAITS, {AB: [owned(1)], BC: [owned(0, "evidence")]})
     made.now.age_ns[0] = age_ns
     assert bool(deadlocks(made)) == closed
 
 
 def test_who_waits_for_any_of_several_waits_for_nobody() -> None:
     """Whose lock it gets first is open."""
-    made = scene({0: AB, 1: BC}, {AB: [owned(2)], BC: [owned(3)]})
+    made = snapshot({0: AB, 1: BC}, {AB: [owned(2)], BC: [owned(3)]})
     made.blocked[0] = Blocked(0, (Request(AB), Request(BC)))
     assert [(edge.waiter, edge.owner) for edge in made.graph.edges] == [(1, 3)]
 
@@ -140,14 +140,14 @@ def test_who_waits_for_any_of_several_waits_for_nobody() -> None:
 def test_task_that_is_gone() -> None:
     again = table()
     again = again.only(again["pid"] != 2)
-    kept = held(scene(WAITS, OWNERS), again, alone=False)
+    kept = held(snapshot(WAITS, OWNERS), again, alone=False)
     assert set(kept.blocked) == {0}
     assert owners_of(kept, AB) == []
 
 
 def test_owner_need_not_sleep() -> None:
     """The lock has said that it has it; what its stack says is of two moments."""
-    before = scene({0: AB, 3: BC}, {AB: [owned(1)], BC: [owned(2, "evidence")]})
+    before = snapshot({0: AB, 3: BC}, {AB: [owned(1)], BC: [owned(2, "evidence")]})
     assert concerned(before) == [address(row) for row in range(4)]
     kept = held(before, table(nvcsw={1: 8, 2: 8}), alone=False)
     assert owners_of(kept, AB) == [1]
@@ -156,7 +156,7 @@ def test_owner_need_not_sleep() -> None:
 
 
 def test_owner_of_whose_memory_another_task_was_made() -> None:
-    before = scene({0: AB}, {AB: [owned(1)]})
+    before = snapshot({0: AB}, {AB: [owned(1)]})
     kept = held(before, table(pid={1: 9}, start_ns={1: 8}), alone=False)
     assert set(kept.blocked) == {0}
     assert owners_of(kept, AB) == []
@@ -167,7 +167,7 @@ def test_queue_has_those_who_stayed(alone: bool) -> None:
     """Of those that are not in the table nothing is known where it has but a few."""
     unknown = address(77)
     queue = (address(0), address(1), unknown, address(2))
-    before = scene({0: AB, 1: AB}, {}, queue)
+    before = snapshot({0: AB, 1: AB}, {}, queue)
     assert concerned(before) == [address(0), address(1), address(2)]
     kept = held(before, table(nvcsw={1: 8}), alone=alone)
     left = [each.task for each in kept.wanted[AB].queue or ()]
@@ -177,7 +177,7 @@ def test_queue_has_those_who_stayed(alone: bool) -> None:
 
 def test_queue_has_nobody_who_was_woken_up() -> None:
     tasks = table(state={2: 0})
-    before = scene({0: AB}, {}, (address(0), address(2)), tasks)
+    before = snapshot({0: AB}, {}, (address(0), address(2)), tasks)
     kept = held(before, tasks, alone=False)
     assert kept.wanted[AB].queue == (QueuedWaiter(address(0)),)
 
@@ -189,11 +189,11 @@ def second_look(owners: dict[Lock, list[Owned]]) -> WaitSnapshot:
     """Look again at the two in the circle only, which are the rows 1 and 0 then."""
     tasks = table(2)
     swapped = TaskTable(tasks.records[::-1].copy(), tasks.columns)
-    return scene({1: AB, 0: BC}, owners, tasks=swapped)
+    return snapshot({1: AB, 0: BC}, owners, tasks=swapped)
 
 
 def test_circle_that_is_there_twice() -> None:
-    first = scene({**WAITS, 2: AB, 3: AB}, OWNERS)
+    first = snapshot({**WAITS, 2: AB, 3: AB}, OWNERS)
     assert in_circles(first) == [address(0), address(1)]
     assert unconfirmed(first, second_look({AB: [owned(0)], BC: [owned(1)]})) == []
 
@@ -209,7 +209,7 @@ def test_circle_that_is_there_twice() -> None:
     ],
 )
 def test_circle_that_is_there_once(owners: dict[Lock, list[Owned]]) -> None:
-    first = scene(WAITS, OWNERS)
+    first = snapshot(WAITS, OWNERS)
     left = without_edges(first, unconfirmed(first, second_look(owners)))
     assert deadlocks(left) == []
     assert set(left.blocked) == {0, 1}
@@ -217,9 +217,9 @@ def test_circle_that_is_there_once(owners: dict[Lock, list[Owned]]) -> None:
 
 def test_lock_that_was_handed_to_its_waiter() -> None:
     """As futex_unlock_pi() does, before it wakes up the new owner."""
-    first = scene({0: AB, 1: AB}, {AB: [owned(0)]})
+    first = snapshot({0: AB, 1: AB}, {AB: [owned(0)]})
     assert deadlocks(first) == [frozenset((0,))]
-    again = scene({}, {}, tasks=table(1))
+    again = snapshot({}, {}, tasks=table(1))
     left = without_edges(first, unconfirmed(first, again))
     assert deadlocks(left) == []
     kept = held(left, table(on_cpu={0: 1}, state={0: 0}), alone=False)

@@ -34,7 +34,7 @@ def test_a_lock_that_each_look_met_otherwise() -> None:
         [Met(HOT, 5, [ONE, OTHER])],
         [],
     )
-    told = found.tell(HOT, "mutex 0xff10", "i_rwsem", 10 * SECOND)
+    told = found.contended(HOT, "mutex 0xff10", "i_rwsem", 10 * SECOND)
     assert (told.lock, told.type, told.name) == ("mutex 0xff10", "mutex", "i_rwsem")
     assert (told.looks, told.share) == (4, 0.5)
     assert (told.mean_queue, told.max_queue) == (2.0, 5)
@@ -46,12 +46,12 @@ def test_a_lock_that_each_look_met_otherwise() -> None:
         (7, "one", 2, "CPU"),
         (8, "other", 1, "DSK folio_wait_bit"),
     ]
-    cold = found.tell(COLD, "rwsem 0xff20", None, 10 * SECOND)
+    cold = found.contended(COLD, "rwsem 0xff20", None, 10 * SECOND)
     assert (cold.share, cold.mean_queue, cold.owners) == (0.25, 0.25, ())
 
 
 def test_one_look_is_no_certainty() -> None:
-    told = looks([Met(HOT, 3, [])]).tell(HOT, "", None, SECOND)
+    told = looks([Met(HOT, 3, [])]).contended(HOT, "", None, SECOND)
     assert told.wait_ns == told.error_ns == 3 * SECOND
 
 
@@ -60,7 +60,7 @@ def test_looks_that_agree(count: int) -> None:
     """All that is known of it is that it did not change."""
     found = looks(*[[Met(HOT, 2, [])]] * (count + 1))
     assert found.looks == count + 1
-    assert found.tell(HOT, "", None, SECOND).error_ns == 0
+    assert found.contended(HOT, "", None, SECOND).error_ns == 0
 
 
 def test_most_waited_for_is_first() -> None:
@@ -71,7 +71,7 @@ def test_most_waited_for_is_first() -> None:
 def test_owners_met_most_often_are_told() -> None:
     owners = [SeenOwner(pid, "", "") for pid in range(MAX_OWNERS + 1)]
     found = looks([Met(HOT, 1, owners)], [Met(HOT, 1, owners[1:])])
-    told = found.tell(HOT, "", None, SECOND).owners
+    told = found.contended(HOT, "", None, SECOND).owners
     assert [each.pid for each in told] == list(range(1, MAX_OWNERS + 1))
 
 

@@ -13,9 +13,9 @@ from msatools.kernel.report import LossLog
 from msatools.locks import herds
 from msatools.locks.base.model import Herd, WaitTarget, Waker
 from msatools.locks.herds import MIN_WAITERS, TURN_NS, Watched, confirm, find_herds
-from msatools.locks.wait_targets.conditions import as_conditions
-from msatools.prstat.microstates import bound_of
+from msatools.locks.wait_targets.locks import as_conditions
 from msatools.target.model import Address
+from msatools.tasks.microstates import bound_of
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskReader, TaskTable
 from tests.locks.seen import TASKS, Seen, seen
@@ -60,12 +60,12 @@ def test_both_futexes_of_a_condition_variable_are_one(tasks: Seen) -> None:
         ons[row] = replace(
             ons[row] or WaitTarget(kind="futex"), address=Address(word ^ 4)
         )
-    whole = as_conditions(tasks.look(), ons, MIN_WAITERS)
+    whole = as_conditions(tasks.context(), ons, MIN_WAITERS)
     (found,) = find_herds(tasks.table, tasks.now, whole, tasks.clocks)
     assert (found.waiters, found.name) == (1000, "condition variable")
     assert found.address == server["condition"]
     assert found.lock == f"futex {server['pid']}:{server['condition']:#x}"
-    assert as_conditions(tasks.look(), ons, 1001) == ons
+    assert as_conditions(tasks.context(), ons, 1001) == ons
 
 
 def crowd(
@@ -262,7 +262,7 @@ def test_looks_at_crowds_are_bounded(
     dump: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(herds.time, "sleep", lambda _: None)
-    again = herds.look_again(TaskReader(dump.reader), dump.table)
+    again = herds.read_again(TaskReader(dump.reader), dump.table)
     rows = np.arange(1000)
     tables = [list(again(rows)) for _ in range(6)]
     assert [len(each) for each in tables] == [8, 8, 8, 8, 0, 0]

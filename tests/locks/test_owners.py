@@ -5,7 +5,7 @@
 import pytest
 
 from msatools.locks.base.lock import Lock, OwnerConfidence
-from msatools.locks.owners import MAX_TOLD, Owned, owners
+from msatools.locks.owners import MAX_BY_STACK, Owned, owners
 
 RWSEM = Lock("rwsem", 0xFFFF888000001000)
 MUTEX = Lock("mutex", 0xFFFF888000001000)
@@ -85,4 +85,4 @@ def test_last_reader_where_others_were_not_looked_at() -> None:
 
 
 def test_a_thousand_readers() -> None:
-    assert len(told(readers=1000, seen=tuple(range(1000)))) == MAX_TOLD
+    assert len(told(readers=1000, seen=tuple(range(1000)))) == MAX_BY_STACK

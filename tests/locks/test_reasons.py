@@ -55,14 +55,14 @@ def told(
     dump: Seen,
     of: str | int,
     *,
-    look: LockContext | None = None,
+    context: LockContext | None = None,
     what: str | None = None,
 ) -> str:
     """Return the reason of a task, by its name or its row."""
-    look = look or dump.look()
+    context = context or dump.context()
     row = dump.row(of) if isinstance(of, str) else of
-    (case,) = dump.cases(look, [row])
-    return reason(look, row, dump.now, case, dump.ons[row], what)
+    (case,) = dump.cases(context, [row])
+    return reason(context, row, dump.now, case, dump.ons[row], what)
 
 
 def in_class(dump: Seen, row: int, task_class: TaskClass) -> TaskState:
@@ -72,20 +72,20 @@ def in_class(dump: Seen, row: int, task_class: TaskClass) -> TaskState:
 
 
 def test_reasons_of_named_tasks(tasks: Seen) -> None:
-    look, wrong = tasks.look(), {}
+    context, wrong = tasks.context(), {}
     for name, text in REASONS.items():
         expected = text.format(**(tasks.named[name]["on"] or {}))
-        found = told(tasks, name, look=look)
+        found = told(tasks, name, context=context)
         if not (re.fullmatch(expected, found) if "(" in text else found == expected):
             wrong[name] = found, expected
     assert wrong == {}
 
 
 def test_every_task_has_a_short_reason(tasks: Seen) -> None:
-    look = tasks.look()
-    for case in tasks.cases(look):
+    context = tasks.context()
+    for case in tasks.cases(context):
         on = tasks.ons[case.row]
-        found = reason(look, case.row, tasks.now, case, on, None)
+        found = reason(context, case.row, tasks.now, case, on, None)
         assert found
         path = len(on.path or "") if on else 0
         assert len(found) <= MAX_LENGTH + path, found
@@ -93,7 +93,7 @@ def test_every_task_has_a_short_reason(tasks: Seen) -> None:
 
 
 def test_who_runs_in_the_kernel_is_told_with_its_function(tasks: Seen) -> None:
-    look, compared = tasks.look(), 0
+    context, compared = tasks.context(), 0
     classes = {
         int(TaskClass.USR): r"runs on CPU \d+ in user mode",
         int(TaskClass.SYS): r"runs on CPU \d+ in \w+(\.\w+)*",
@@ -102,7 +102,7 @@ def test_who_runs_in_the_kernel_is_told_with_its_function(tasks: Seen) -> None:
     }
     for row, task_class in enumerate(tasks.now.classes.tolist()):
         if task_class in classes:
-            found = reason(look, row, tasks.now, None, None, None)
+            found = reason(context, row, tasks.now, None, None, None)
             assert re.fullmatch(classes[task_class], found), found
             compared += 1
     # Of its two CPUs each has a task that runs.
@@ -111,10 +111,10 @@ def test_who_runs_in_the_kernel_is_told_with_its_function(tasks: Seen) -> None:
 
 def test_a_call_may_be_the_last_of_its_function(tasks: Seen) -> None:
     """It then returns to where the next function begins."""
-    look = tasks.look()
-    start = look.layout.symbol("schedule")
+    context = tasks.context()
+    start = context.layout.symbol("schedule")
     names = [
-        look.function(SimpleNamespace(pc=start, interrupted=interrupted))  # type: ignore[arg-type]
+        context.function(SimpleNamespace(pc=start, interrupted=interrupted))  # type: ignore[arg-type]
         for interrupted in (True, False)
     ]
     assert names[0] == "schedule" != names[1]
@@ -142,10 +142,10 @@ def test_what_a_lock_stands_for(tasks: Seen, name: str, what: str, text: str) ->
 )
 def test_frozen_tasks(tasks: Seen, functions: tuple[str, ...], text: str) -> None:
     """As none is in the dump, by the functions that such a task is in."""
-    look, row = tasks.look(), tasks.row("pause")
-    frozen = replace(tasks.case("pause", look), names=functions)
+    context, row = tasks.context(), tasks.row("pause")
+    frozen = replace(tasks.case("pause", context), names=functions)
     now = in_class(tasks, row, TaskClass.STP)
-    assert reason(look, row, now, frozen, None, None) == text
+    assert reason(context, row, now, frozen, None, None) == text
 
 
 def test_kernel_threads_sleep_in_a_function(tasks: Seen) -> None:
@@ -155,20 +155,20 @@ def test_kernel_threads_sleep_in_a_function(tasks: Seen) -> None:
 
 
 def test_who_exits_says_so(tasks: Seen) -> None:
-    look, row = tasks.look(), tasks.row("disk-read")
+    context, row = tasks.context(), tasks.row("disk-read")
     records = tasks.table.records.copy()
     records["flags"][row] |= 0x4  # PF_EXITING
-    look.tasks = replace(tasks.table, records=records)
+    context.tasks = replace(tasks.table, records=records)
     before = told(tasks, row)
-    assert told(tasks, row, look=look) == f"exiting, {before}"
+    assert told(tasks, row, context=context) == f"exiting, {before}"
 
 
 def test_dead_tasks_that_are_being_reaped(tasks: Seen) -> None:
-    look, row = tasks.look(), tasks.row("zombie")
+    context, row = tasks.context(), tasks.row("zombie")
     records = tasks.table.records.copy()
     records["exit_state"][row] = 0x10  # EXIT_DEAD
-    look.tasks = replace(tasks.table, records=records)
-    assert reason(look, row, tasks.now, None, None, None) == "dead, being reaped"
+    context.tasks = replace(tasks.table, records=records)
+    assert reason(context, row, tasks.now, None, None, None) == "dead, being reaped"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_what_is_known_in_part(
 ) -> None:
     row = tasks.row("pause")
     now = in_class(tasks, row, TaskClass[task_class])
-    assert reason(tasks.look(), row, now, None, on, None) == text
+    assert reason(tasks.context(), row, now, None, on, None) == text
 
 
 def test_what_a_server_does_is_said_where_it_is_not_known_to_read() -> None:

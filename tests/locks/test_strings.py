@@ -37,10 +37,10 @@ def test_a_device_is_named_at_the_end_of_memory(made: MadeMemory) -> None:
     made.struct("device", 128, kobj=(kobject, 8))
     made.write(BASE + 8, END - 4)
     made.text(END - 4, b"vdb")
-    look = SimpleNamespace(layout=made.layout)
-    look.reader = look.layout.reader
+    context = SimpleNamespace(layout=made.layout)
+    context.reader = context.layout.reader
     place = LockPlace("mutex", type_name="device", address=BASE)
-    assert describe(cast(Any, look), place).name == "device(vdb).mutex"
+    assert describe(cast(Any, context), place).name == "device(vdb).mutex"
 
 
 def test_a_name_that_goes_on_in_the_next_page(made: MadeMemory) -> None:
@@ -56,7 +56,7 @@ def test_a_name_that_goes_on_in_the_next_page(made: MadeMemory) -> None:
     made.write(BASE + 0x110, BASE + PAGE - 3, 64)
     made.text(BASE + PAGE - 3, b"kmalloc-64")
     made.variable("slab_caches", made.heads, BASE)
-    caches = slab_caches(made.layout.reader, made.findings)
+    caches = slab_caches(made.layout.reader, made.losses)
     assert [cache.name for cache in caches] == ["kmalloc-64"]
 
 

@@ -14,8 +14,8 @@ from msatools.kernel.accounting import read_accounting
 from msatools.kernel.report import LossLog
 from msatools.locks.locks import collect_locks
 from msatools.locks.options import LocksOptions
-from msatools.prstat.microstates import bound_of
 from msatools.target.describe import describe
+from msatools.tasks.microstates import bound_of
 from tests.locks.reports import Told, told
 from tests.locks.seen import MODULE, SPINNING, STOCK
 from tests.support.dumps import open_dump

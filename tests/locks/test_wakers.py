@@ -26,7 +26,7 @@ HERD = Herd(
 
 def told(dump: Seen, pid: int, herd: Herd = HERD) -> Herd:
     herd = replace(herd, waker=Waker(pid=pid, tgid=1, comm="waker"))
-    (found,) = with_frames([herd], dump.look(), stack_bytes(dump.prog))
+    (found,) = with_frames([herd], dump.context(), stack_bytes(dump.prog))
     return found
 
 

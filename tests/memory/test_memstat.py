@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from fixtures import lab
 from msatools import kernel, memory
+from msatools.kernel.structs import Booleans
 from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.model import MemstatReport
 
@@ -20,7 +20,6 @@ from .conftest import FLAGS, PagesByPfn
 from .sums import summed, view
 
 Pages = dict[str, int]
-Booleans = npt.NDArray[np.bool_]
 
 
 def test_classes_sum_to_the_pages_examined(report: MemstatReport, pages: Pages) -> None:

@@ -16,18 +16,18 @@ from msatools.kernel.accounting import Accounting, read_accounting
 from msatools.kernel.clocks import Clocks, Nanoseconds, read_clocks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.structs import Booleans
 from msatools.prstat.breakdown import Breakdown, Sleeps, breakdown, sleeps
-from msatools.prstat.microstates import (
+from msatools.tasks.delays import Delays, read_delays
+from msatools.tasks.iowait import read_in_iowait
+from msatools.tasks.microstates import (
     PF_KTHREAD,
-    Booleans,
     Microstates,
     bound_of,
     microstates,
     waits_for_cpu,
     without_sleep,
 )
-from msatools.tasks.delays import Delays, read_delays
-from msatools.tasks.iowait import read_in_iowait
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable
 from msatools.tasks.task_state import TaskState, collect_now

@@ -10,9 +10,9 @@ import numpy as np
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Clocks
 from msatools.prstat.breakdown import Breakdown, breakdown, sleeps
-from msatools.prstat.microstates import Microstates, microstates, without_sleep
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.delays import Delays
+from msatools.tasks.microstates import Microstates, microstates, without_sleep
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import AgeBound, TaskState
 

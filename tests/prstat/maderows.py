@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from msatools.prstat.breakdown import Breakdown, Sleeps, SplitColumn
 from msatools.prstat.ended import Ended
-from msatools.prstat.microstates import Microstates
 from msatools.prstat.rows import (
     Spent,
     TaskRows,
@@ -22,6 +21,7 @@ from msatools.prstat.rows import (
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import Identities
 from msatools.tasks.memory import TaskMemory
+from msatools.tasks.microstates import Microstates
 from msatools.tasks.processes import Processes, ProcessSums
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_cgroups import TaskCgroups

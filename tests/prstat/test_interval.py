@@ -13,17 +13,17 @@ import pytest
 from msatools.kernel.clocks import Clocks
 from msatools.prstat.ended import Ended, ended
 from msatools.prstat.interval import Deltas, Interval, OffCpuByClass
-from msatools.prstat.microstates import (
+from msatools.tasks.classes import TaskClass
+from msatools.tasks.microstates import (
     BOUND_NS,
     EXIT_ZOMBIE,
     PF_KTHREAD,
     microstates,
 )
-from msatools.prstat.task_samples import TaskSample
-from msatools.tasks.classes import TaskClass
 from msatools.tasks.processes import Processes, ProcessSums
 from msatools.tasks.stacks import Stacks
 from msatools.tasks.table import TaskTable
+from msatools.tasks.task_samples import TaskSample
 from msatools.tasks.task_state import AgeBound, TaskState
 from msatools.tasks.waits import StackWait
 
@@ -540,7 +540,7 @@ def test_no_thread_at_all() -> None:
                 for name in ("classes", "age_ns", "age_bound")
             },
         ),
-        told=one.told[nobody],
+        class_known=one.class_known[nobody],
     )
     assert between(none, one).born.tolist() == [True]
     assert len(between(none, one, none).lives.user_ns) == 0

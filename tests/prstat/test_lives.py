@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from msatools.kernel.clocks import Nanoseconds
-from msatools.prstat.microstates import Booleans
+from msatools.kernel.structs import Booleans
 from tests.prstat.dumps import MIDWAY, OFF, ON, Dump, long, look
 
 MS = 1_000_000

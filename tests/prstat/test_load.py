@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from msatools.locks.base.model import WaitTarget
-from msatools.prstat.load import collect_load
 from msatools.prstat.model import Load
+from msatools.prstat.recorded import collect_load
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.states import loads
 from msatools.tasks.table import TaskTable

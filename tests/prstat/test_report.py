@@ -12,7 +12,7 @@ import pytest
 from msatools.prstat.prstat import _why_impossible
 from tests.prstat.dumps import MIDWAY, OFF, ON, long
 from tests.prstat.maderows import MadeThreads
-from tests.prstat.reports import Task, by_pid, report, said
+from tests.prstat.reports import SECOND, Task, by_pid, report, said
 from tests.support.dumps import TYPES
 
 
@@ -109,6 +109,25 @@ def test_processes_are_sums_of_their_threads(threads: Any, processes: Any) -> No
         more += len(of) > 1
     assert dead >= 1
     assert more > 8
+
+
+def test_states_note_what_ended_threads_did(
+    name: str, threads: Any, processes: Any
+) -> None:
+    """Exactly the time that processes have and their threads do not."""
+    of_processes, of_threads = (
+        sum(task["user_ns"] + task["system_ns"] for task in found["tasks"])
+        for found in (processes, threads)
+    )
+    code = "states-without-ended"
+    (text,) = (
+        note["text"]
+        for note in report(name, "--states")["notes"]
+        if note["code"] == code
+    )
+    assert f": {(of_processes - of_threads) / SECOND:.3f} s on the CPU" in text
+    of_init = report(name, "--states", "-p", "1")["notes"]
+    assert code not in {note["code"] for note in of_init}
 
 
 def test_process_whose_leader_is_dead(name: str, threads: Any, processes: Any) -> None:

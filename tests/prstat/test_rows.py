@@ -10,11 +10,11 @@ import pytest
 
 from msatools.locks.base.model import WaitTarget
 from msatools.prstat.interval import ON_CODE, OffCpuByClass
-from msatools.prstat.microstates import EXIT_ZOMBIE, PF_KTHREAD
 from msatools.prstat.model import Children, OffCpu, TaskRow, Waited
 from msatools.prstat.rows import keep, process_rows, split_by_ticks, thread_rows
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.identity import comm_text
+from msatools.tasks.microstates import EXIT_ZOMBIE, PF_KTHREAD
 from msatools.tasks.processes import ProcessSums
 from msatools.tasks.task_state import AgeBound
 from tests.prstat.maderows import LIFE, MIB, SECOND, MadeThreads

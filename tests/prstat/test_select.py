@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from msatools.prstat.microstates import PF_KTHREAD
 from msatools.prstat.rows import TaskRows
 from msatools.prstat.select import (
     KEYS,
@@ -23,6 +22,7 @@ from msatools.prstat.select import (
 )
 from msatools.render.prstat.columns import COLUMNS
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.microstates import PF_KTHREAD
 from tests.prstat.maderows import MIB, SECOND, MadeThreads
 
 Value = Callable[[Any], Any]

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from msatools.prstat.microstates import EXIT_ZOMBIE, Booleans
+from msatools.kernel.structs import Booleans
 from msatools.prstat.states import StateTime, states
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.microstates import EXIT_ZOMBIE
 from tests.prstat.dumps import MIDWAY, OFF, ON, Dump, long, look
 from tests.prstat.made import BLOCKED, MS, NOW, SECOND, Made, Thread
 from tests.prstat.made import OFF as NO_STATISTICS
@@ -116,13 +117,17 @@ def test_where_a_thread_is_now(
         )
 
 
-def test_live_kernels_do_not_tell_the_mode() -> None:
-    made = Made(sleeper(TaskClass.CPU), sleeper(TaskClass.LCK))
+@pytest.mark.parametrize("task_class", [TaskClass.CPU, TaskClass.OTH])
+def test_mode_of_a_running_thread_without_registers(task_class: TaskClass) -> None:
+    """On a live kernel (CPU), and in a dump that lacks a CPU's registers (OTH)."""
+    runs = sleeper(task_class, on_cpu=1)
+    made = Made(runs, sleeper(TaskClass.LCK))
     found = of(made, "gelato")
     for name in ("ONCPU_USR", "ONCPU_SYS", "INTERRUPTED"):
         assert found[name].now_threads is None
     assert found["FUTEX_SLEEP"].now_threads == 1
     assert found["INTERRUPTIBLE_SLEEP"].now_threads == 0
+    assert of(made, "solaris")["SLEEP"].now_threads == 0
     others = of(made, "gelato", selected=np.array([False, True]))
     assert others["ONCPU_USR"].now_threads == 0
 

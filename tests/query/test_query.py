@@ -25,6 +25,7 @@ from msatools.query.kernel import (
 )
 from msatools.query.model import Now, Process, States, Thread, Timers
 from msatools.target import TargetError
+from msatools.tasks.classes import TaskClass
 from tests.prstat.dumps import look
 from tests.prstat.reports import on_dump, opened
 from tests.support.dumps import TYPES, open_dump
@@ -40,6 +41,19 @@ READS = 14
 
 def kernel(name: str) -> Kernel:
     return msatools.open(opened(name, "btf"))
+
+
+def test_running_thread_without_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in no timer of sleep: a dump may lack the registers of its CPU."""
+    dump, asked = look(NAME), kernel(NAME)
+    runs = (dump.table["on_cpu"] != 0) & (dump.table["exit_state"] == 0)
+    tid = int(dump.table["pid"][runs][0])
+    assert asked.thread(tid).now.timer in ("oncpu_usr", "oncpu_sys", "interrupted")
+    monkeypatch.setattr(
+        "msatools.query.kernel.running_class", lambda prog, task: TaskClass.OTH
+    )
+    now = asked.thread(tid).now
+    assert (now.task_class, now.timer, now.state) == ("OTH", None, None)
 
 
 def reported(name: str, *words: str) -> list[dict[str, Any]]:

@@ -13,11 +13,11 @@ from msatools.kernel.clocks import read_clocks
 from msatools.kernel.pids import find_tasks
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.prstat.microstates import microstates
 from msatools.target import TargetSpec, open_target
 from msatools.tasks.delays import read_delays
 from msatools.tasks.identity import read_identities
 from msatools.tasks.memory import read_memory
+from msatools.tasks.microstates import microstates
 from msatools.tasks.processes import read_processes
 from msatools.tasks.stacks import StackCollector
 from msatools.tasks.table import TaskReader, TaskTable

@@ -5,8 +5,8 @@
 import numpy as np
 import pytest
 
-from msatools.prstat.microstates import BOUND_NS
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.microstates import BOUND_NS
 from msatools.tasks.states import asleep
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import AgeBound, ages

@@ -196,13 +196,13 @@ def test_running_kernel_is_looked_at_twice(
     dump: Dump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once, _ = look(dump)
-    monkeypatch.setattr(leaks, "_is_live", lambda _: True)
+    monkeypatch.setattr(dump.reader, "is_live", True)
     before = dump.reader.reads
     assert look(dump)[0] == once
     assert dump.reader.reads > before + len(dump.table)
     # Only what leaks both times does.
     looks = iter([[*once], [*once[1:]]])
-    monkeypatch.setattr(leaks, "_look", lambda *_: next(looks))
+    monkeypatch.setattr(leaks, "_suspects", lambda *_: next(looks))
     assert look(dump)[0] == once[1:]
 
 

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What every part of locks/ stands on: tasks, stacks, locks as found, the context."""
+"""What all of locks/ shares: tasks, stacks, locks, the context of a snapshot."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Tasks, and what is at hand to tell what they wait on: read for many at once."""
+"""Tasks with their stacks and system calls, read in batches."""
 
 import stat
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ _ABOUT_FILES = frozenset(
 
 @dataclass(frozen=True)
 class OpenFile:
-    """What a file descriptor of a task is."""
+    """An open file of a task."""
 
     fd: int
     address: int
@@ -55,7 +55,7 @@ class OpenFile:
 
 @dataclass
 class BlockedTask:
-    """A task, and what is at hand to tell what it waits on."""
+    """A task, with what shows what it waits on: its stack and its system call."""
 
     row: int
     """In the table of tasks."""
@@ -73,15 +73,15 @@ class BlockedTask:
     """Of the call; all zero where they are not known."""
 
     plain: bool
-    """Whether the arguments are those that the call's manual has: 32-bit code may have
-    called by a number that stands for several."""
+    """Whether the arguments are in the order of the call's manual page. A number that
+    32-bit code calls by may stand for several calls."""
 
     stack: OwnStack
     file: OpenFile | None = None
-    """What the call is about, if its first argument is a file descriptor."""
+    """The file of the call, if its first argument is a file descriptor."""
 
     def is_in(self, *functions: str) -> bool:
-        """Tell whether a function is on the stack; what the compiler adds is none."""
+        """Return whether one of some functions is on the stack, whatever its suffix."""
         return any(name.partition(".")[0] in functions for name in self.names)
 
     @property
@@ -91,31 +91,31 @@ class BlockedTask:
 
 
 def read_cases(
-    look: LockContext, now: TaskState, rows: Rows, stack_size: int
+    context: LockContext, now: TaskState, rows: Rows, stack_size: int
 ) -> Iterator[BlockedTask]:
-    """Read what tells of each of some tasks, in their order, a batch at a time.
+    """Read stacks, system calls and files of some tasks, in order, a batch at a time.
 
-    :param now: What ``look.tasks`` are doing.
+    :param now: What ``context.tasks`` are doing.
     :param stack_size: Bytes of a kernel stack.
     """
     for start in range(0, len(rows), _AT_ONCE):
-        cases = _cases(look, now, rows[start : start + _AT_ONCE], stack_size)
-        _add_files(look, cases)
+        cases = _cases(context, now, rows[start : start + _AT_ONCE], stack_size)
+        _add_files(context, cases)
         yield from cases
 
 
 def _cases(
-    look: LockContext, now: TaskState, rows: Rows, stack_size: int
+    context: LockContext, now: TaskState, rows: Rows, stack_size: int
 ) -> list[BlockedTask]:
-    """Read what tells of each of some tasks: its stack, and its call's arguments."""
-    part = TaskTable(look.tasks.records[rows], look.tasks.columns)
+    """Read the stack of each task, and the arguments of its system call."""
+    part = TaskTable(context.tasks.records[rows], context.tasks.columns)
     pointers = part["sp"] if part.has("sp") else np.zeros(len(part), np.uint64)
     stacks = part["stack"].astype(np.uint64)
     # What cannot be read was counted when the stacks were unwound.
     memory = read_stacks(
-        look.reader, stacks, pointers.astype(np.uint64), stack_size, LossLog()
+        context.reader, stacks, pointers.astype(np.uint64), stack_size, LossLog()
     )
-    calls = syscalls_of(look.reader.prog, part, memory)
+    calls = syscalls_of(context.reader.prog, part, memory)
     names: dict[int, tuple[str, ...]] = {}
     for index in np.unique(now.stacks.index[rows]).tolist():
         names[index] = now.stacks.names(now.stacks.unique[index])
@@ -133,7 +133,7 @@ def _cases(
     cases = []
     for place, column in enumerate(columns):
         row, address, mm, task_class, index, arguments, compat, base = column
-        stack = OwnStack(look.layout, address, base, memory.stack(place))
+        stack = OwnStack(context.layout, address, base, memory.stack(place))
         call = _call(calls, place, now.waits[index].call)
         case = BlockedTask(
             row=row,
@@ -151,14 +151,14 @@ def _cases(
 
 
 def _call(calls: Syscalls, place: int, on_stack: str | None) -> str | None:
-    """Name a task's call, if its arguments are known."""
+    """Return the name of a task's call, if its arguments are known."""
     if not calls.known[place] or calls.number[place] < 0:
         return None
     return calls.name(place) or on_stack
 
 
-def _add_files(look: LockContext, cases: list[BlockedTask]) -> None:
-    """Look up what the system calls of some tasks are about, all at once."""
+def _add_files(context: LockContext, cases: list[BlockedTask]) -> None:
+    """Read the files of the system calls of some tasks, all at once."""
     chosen = [
         case
         for case in cases
@@ -168,8 +168,8 @@ def _add_files(look: LockContext, cases: list[BlockedTask]) -> None:
         return
     numbers = np.array([case.fd for case in chosen], np.int64)
     tasks = np.array([case.address for case in chosen], np.uint64)
-    files = look.descriptors.lookup(look.descriptors.tables(tasks), numbers)
-    found = look.descriptors.read_files(files)
+    files = context.descriptors.lookup(context.descriptors.tables(tasks), numbers)
+    found = context.descriptors.read_files(files)
     for row, case in enumerate(chosen):
         if found.readable[row]:
             case.file = OpenFile(
@@ -181,31 +181,33 @@ def _add_files(look: LockContext, cases: list[BlockedTask]) -> None:
                 place=(int(found["mount"][row]), int(found["dentry"][row])),
             )
     opened = [(case, case.file) for case in chosen if case.file]
-    look.storage.read_inodes({file.inode for _, file in opened})
-    _add_sockets(look, [file for _, file in opened])
-    look.paths.tell([file.place for case, file in opened if _has_path(look, case)])
+    context.storage.read_inodes({file.inode for _, file in opened})
+    _add_sockets(context, [file for _, file in opened])
+    context.paths.tell(
+        [file.place for case, file in opened if _has_path(context, case)]
+    )
 
 
-def _has_path(look: LockContext, case: BlockedTask) -> bool:
-    """Tell whether a file's path will be asked for."""
-    # What a lock is in is mostly told by the lock.
+def _has_path(context: LockContext, case: BlockedTask) -> bool:
+    """Return whether a file's path will be needed."""
+    # For kernel locks the path comes from the lock itself.
     if case.file is None or case.task_class is TaskClass.KLK:
         return False
-    mode = _mode(look, case.file)
+    mode = _mode(context, case.file)
     return not (stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode))
 
 
-def _add_sockets(look: LockContext, files: list[OpenFile]) -> None:
-    sockets = {file.private for file in files if stat.S_ISSOCK(_mode(look, file))}
-    sockets -= look.endpoints.keys()
+def _add_sockets(context: LockContext, files: list[OpenFile]) -> None:
+    sockets = {file.private for file in files if stat.S_ISSOCK(_mode(context, file))}
+    sockets -= context.endpoints.keys()
     if sockets:
         addresses = np.array(sorted(sockets), np.uint64)
-        read = Sockets(look.layout, look.findings).read(addresses)
-        look.endpoints.update(zip(addresses.tolist(), read, strict=True))
+        read = Sockets(context.layout, context.losses).read(addresses)
+        context.endpoints.update(zip(addresses.tolist(), read, strict=True))
 
 
-def _mode(look: LockContext, file: OpenFile) -> int:
+def _mode(context: LockContext, file: OpenFile) -> int:
     try:
-        return look.storage.inode(file.inode).mode
+        return context.storage.inode(file.inode).mode
     except drgn.FaultError:
         return 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the kernel knows a futex by: ``union futex_key`` (include/linux/futex.h)."""
+"""Keys of futexes: ``union futex_key`` (include/linux/futex.h)."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ _PAGE = 4096
 
 
 class FutexKey(NamedTuple):
-    """What the kernel knows a futex by; two waiters' are equal if it is the same."""
+    """The key of a futex: equal for all waiters of one futex."""
 
     object: int
     """Of an address space its ``struct mm_struct`` (or, newer, its number); of a
@@ -44,7 +44,7 @@ class FutexKey(NamedTuple):
         return self.word * _PAGE + (self.offset & ~_INODE) if self.of_inode else None
 
     def moved(self, by: int) -> "FutexKey":
-        """Give the key of another futex of the same memory.
+        """Return the key of another futex of the same memory.
 
         :param by: How many bytes behind this one it is, a multiple of 4.
         """
@@ -54,6 +54,6 @@ class FutexKey(NamedTuple):
         return self._replace(word=pages * step, offset=offset | flags)
 
     def pair(self) -> tuple["FutexKey", "FutexKey"]:
-        """Give this one and the other that is in the same 8 bytes, in order."""
+        """Return this one and the other that is in the same 8 bytes, in order."""
         first = self.moved(-(self.offset & 4))
         return first, first.moved(4)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A lock as it is found, before anybody asks what it is called or who has it."""
+"""A lock, its waiters and its holders, before names and owners are looked up."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -25,13 +25,13 @@ LockTypeName = Literal[
     "posix_lock",
     "flock",
 ]
-"""What contract ``locks`` calls them; :data:`msatools.locks.lock_types.LOCK_TYPES` has
-what reads them."""
+"""The names of types in reports. :data:`msatools.locks.lock_types.LOCK_TYPES` has their
+readers."""
 
 OwnerConfidence = Literal["exact", "likely", "evidence"]
-"""``exact``: the lock itself says so, in a field that is right whenever it is set;
-``likely``: a hint that may be old (the last reader, the C library's word);
-``evidence``: its stack has the lock's address, and it does not wait for the lock."""
+"""``exact``: recorded by the lock, in a field that is right whenever it is set;
+``likely``: recorded in a field that may be old (the last reader, the C library's word);
+``evidence``: the task's stack has the lock's address, and it does not wait for it."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Lock:
     the way. Of a futex where it is in the address space; ``None`` for one in a file."""
 
     key: FutexKey | int | None = None
-    """What else tells it from others: a futex's key, a bit's number."""
+    """What else identifies it: a futex's key, a bit's number."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one task waits for."""
+    """A lock that a task waits for, and how it wants it."""
 
     lock: Lock
     mode: Mode | None = None
@@ -72,6 +72,6 @@ class Holder:
     """A task that has a lock, or probably has it."""
 
     task: int
-    """The address of its ``struct task_struct``, which a task was seen at."""
+    """The address of its ``struct task_struct``, which was that of a task when read."""
 
     confidence: OwnerConfidence

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is shared by all who examine some tasks, and made once for them."""
+"""The context of a snapshot: what readers of locks share, made once for some tasks."""
 
 from collections.abc import Callable
 from functools import cached_property, wraps
@@ -20,29 +20,29 @@ from msatools.tasks.table import TaskTable
 from msatools.tasks.text import KernelText
 
 FEW_READS = 12
-"""Other waiters, children or the like that are looked at for a single task."""
+"""Other waiters, children or the like that are read for a single task."""
 
 MAX_CANDIDATES = 24
 """Words of a stack that are tried, where only trying tells what they point at."""
 
 MAX_WAITERS = 1 << 22
-"""In one queue: all tasks that there can be."""
+"""Waiters that are read of one queue: as many as there can be tasks."""
 
 Made = TypeVar("Made")
 
 
 class LockContext:
-    """The tasks that are examined together, and what all who examine them share.
+    """Tasks that are examined together, and the readers that they share.
 
-    What only some of them need is made by a function that :func:`per_context` decorates
-    and that lies with what it makes: nothing here knows of it.
+    A reader that only one module needs is made there, by a function with the decorator
+    :func:`per_context`.
     """
 
     def __init__(
         self,
         layout: Layout,
         tasks: TaskTable,
-        findings: LossLog,
+        losses: LossLog,
         clocks: Clocks,
         alone: bool,
         limit: int | None = None,
@@ -50,34 +50,34 @@ class LockContext:
         self.layout = layout
         self.reader = layout.reader
         self.tasks = tasks
-        self.findings = findings
+        self.losses = losses
         self.alone = alone
-        """Whether just one task is looked at: others are not, then, but for a few."""
+        """Whether it is a single task: only a few others are read then."""
 
-        self.live = bool(layout.reader.prog.flags & drgn.ProgramFlags.IS_LIVE)
-        """Whether the kernel runs: what is read is of as many moments as reads."""
+        self.live = layout.reader.is_live
+        """Whether the kernel runs: then each read is of another moment."""
 
         self.limit = limit or (FEW_READS if alone else MAX_WAITERS)
-        """How many in one queue are looked at."""
+        """How many waiters of one queue are read."""
 
-        self.storage = Storage(layout, findings)
-        self.descriptors = Descriptors(self.reader, findings)
-        self.paths = Paths(self.reader, findings)
+        self.storage = Storage(layout, losses)
+        self.descriptors = Descriptors(self.reader, losses)
+        self.paths = Paths(self.reader, losses)
         self.endpoints: dict[int, Endpoints | None] = {}
         """By ``struct socket``."""
 
         self.monotonic_ns = clocks.monotonic_ns
-        """What CLOCK_MONOTONIC shows; ``None`` if it is unknown."""
+        """CLOCK_MONOTONIC at the snapshot; ``None`` if unknown."""
 
         self.made: dict[Callable[[LockContext], object], object] = {}
-        """What functions have made of this context: see :func:`per_context`."""
+        """Results by function: see :func:`per_context`."""
 
         self._file_paths: dict[int, str | None] = {}
 
     @cached_property
     def text(self) -> KernelText:
-        """Names functions."""
-        return KernelText(self.reader, self.findings)
+        """The names of functions."""
+        return KernelText(self.reader, self.losses)
 
     @cached_property
     def _rows(self) -> dict[int, int]:
@@ -85,7 +85,7 @@ class LockContext:
         return {address: row for row, address in enumerate(addresses)}
 
     def pid(self, task: int, leader: bool = False) -> int | None:
-        """Tell the ID of the thread at an address, or of its process.
+        """Return the ID of the thread at an address, or of its process.
 
         :raises drgn.FaultError: if it cannot be read
         """
@@ -98,19 +98,19 @@ class LockContext:
         return self.layout.member(task, "task_struct", name)
 
     def function(self, frame: drgn.StackFrame) -> str | None:
-        """Name a frame's function as the compiler did.
+        """Return the name of a frame's function, as the compiler gave it.
 
-        drgn names none of a module that has no debug info where the kernel has some.
+        drgn has no names for a module without debug info if the kernel has debug info.
         """
-        # A call may be the last that its function does.
+        # A call may be the last instruction of its function.
         return self.text.name(frame.pc if frame.interrupted else frame.pc - 1)
 
     def path_at(self, place: Place) -> str | None:
-        """Tell the path of a place."""
+        """Return the path of a place."""
         return self.paths.tell([place])[0]
 
     def path_of_file(self, file: int) -> str | None:
-        """Tell the path of the ``struct file`` at an address.
+        """Return the path of the ``struct file`` at an address.
 
         :raises drgn.FaultError: if it cannot be read
         """
@@ -121,7 +121,7 @@ class LockContext:
         return self._file_paths[file]
 
     def path_of(self, inode: Inode) -> str | None:
-        """Tell a path of an inode: its first name, below the first mount.
+        """Return a path of an inode: its first name, below the first mount.
 
         :raises drgn.FaultError: if it cannot be read
         """
@@ -134,9 +134,9 @@ class LockContext:
 
 
 def per_context(make: Callable[[LockContext], Made]) -> Callable[[LockContext], Made]:
-    """Decorate a function of a context: it is called once for each context.
+    """Decorate a function of a context so that it is called once for each context.
 
-    What it has returned lasts as long as the context.
+    Its result is kept as long as the context.
     """
 
     @wraps(make)
@@ -149,5 +149,5 @@ def per_context(make: Callable[[LockContext], Made]) -> Callable[[LockContext], 
 
 
 def signals_of(mask: int) -> tuple[int, ...]:
-    """Give the numbers of the signals in a set."""
+    """Return the numbers of the signals in a set."""
     return tuple(number for number in range(1, 65) if mask >> (number - 1) & 1)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a type of locks has to answer; :mod:`msatools.locks.lock_types` lists them."""
+"""The protocol of a type of locks; :mod:`msatools.locks.lock_types` lists them all."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from msatools.locks.base.lock_context import LockContext
 from msatools.tasks.classes import TaskClass
 
 
-def _no_queue(look: LockContext, lock: Lock) -> Sequence[QueuedWaiter] | None:
+def _no_queue(context: LockContext, lock: Lock) -> Sequence[QueuedWaiter] | None:
     return None
 
 
-def _no_holders(look: LockContext, lock: Lock) -> Sequence[Holder]:
+def _no_holders(context: LockContext, lock: Lock) -> Sequence[Holder]:
     return ()
 
 
-def _no_readers(look: LockContext, lock: Lock) -> int | None:
+def _no_readers(context: LockContext, lock: Lock) -> int | None:
     return None
 
 
-def _no_words(look: LockContext, case: BlockedTask, request: Request) -> str | None:
+def _no_words(context: LockContext, case: BlockedTask, request: Request) -> str | None:
     return None
 
 
@@ -38,7 +38,7 @@ class LockType:
     """
 
     names: frozenset[LockTypeName]
-    """What its locks are called in :attr:`Lock.type`."""
+    """The values of :attr:`Lock.type`."""
 
     requests: Callable[[LockContext, BlockedTask], Sequence[Request]]
     """Find the locks that a task waits for, if it sleeps in a function of theirs;
@@ -55,7 +55,7 @@ class LockType:
     """Count who has a lock for reading; ``None`` if it does not count them."""
 
     what: Callable[[LockContext, BlockedTask, Request], str | None] = _no_words
-    """Say in words what a lock that nobody has stands for, such as work to be done."""
+    """Describe what a lock without an owner stands for, such as work to be done."""
 
     task_class: TaskClass | None = None
     """The class of all tasks that wait for such a lock; ``None`` if they are of several
@@ -67,8 +67,8 @@ def at_most_one(
 ) -> Callable[[LockContext, BlockedTask], Sequence[Request]]:
     """Make what finds one lock or none fit for :attr:`LockType.requests`."""
 
-    def requests(look: LockContext, case: BlockedTask) -> Sequence[Request]:
-        found = find(look, case)
+    def requests(context: LockContext, case: BlockedTask) -> Sequence[Request]:
+        found = find(context, case)
         return () if found is None else (found,)
 
     return requests

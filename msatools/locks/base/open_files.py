@@ -44,38 +44,38 @@ class TaskFiles:
         return dict(reversed(list(pairs)))
 
     def with_operations(self, operations: int | None) -> list[tuple[int, int]]:
-        """Give descriptor and ``private_data`` of files with some operations."""
+        """Return descriptor and ``private_data`` of files with some operations."""
         fits = np.flatnonzero(self._read["operations"] == np.uint64(operations or 0))
         private = self._read["private"]
         return [(self._numbers[row], int(private[row])) for row in fits.tolist()]
 
 
-def open_files(look: LockContext, case: BlockedTask) -> TaskFiles:
+def open_files(context: LockContext, case: BlockedTask) -> TaskFiles:
     """Read all open files of a task; those that tasks share are read once.
 
     :raises drgn.FaultError: if it cannot be read
     """
-    tables = _tables(look)
-    shared = look.layout.member(case.address, "task_struct", "files")
+    tables = _tables(context)
+    shared = context.layout.member(case.address, "task_struct", "files")
     if shared not in tables:
-        own = look.descriptors.tables(np.array([case.address], np.uint64))
-        files = look.descriptors.all_files(own, 0)
-        tables[shared] = TaskFiles(look.descriptors, files)
+        own = context.descriptors.tables(np.array([case.address], np.uint64))
+        files = context.descriptors.all_files(own, 0)
+        tables[shared] = TaskFiles(context.descriptors, files)
     return tables[shared]
 
 
 @per_context
-def _tables(look: LockContext) -> dict[int, TaskFiles]:
+def _tables(context: LockContext) -> dict[int, TaskFiles]:
     """By ``struct files_struct``."""
     return {}
 
 
-def is_data_of(look: LockContext, file: OpenFile | None, inode: Inode) -> bool:
-    """Tell whether the data of an open file is that of an inode.
+def is_data_of(context: LockContext, file: OpenFile | None, inode: Inode) -> bool:
+    """Return whether the data of an open file is that of an inode.
 
     :raises drgn.FaultError: if it cannot be read
     """
     if file is None or file.mapping < KERNEL_HALF:
         return False
-    host = look.layout.member(file.mapping, "address_space", "host")
+    host = context.layout.member(file.mapping, "address_space", "host")
     return host == inode.address

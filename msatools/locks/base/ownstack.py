@@ -73,7 +73,7 @@ class OwnStack:
         self._pointers: frozenset[int] | None = None
 
     def __contains__(self, address: int) -> bool:
-        """Tell whether an address is on the stack."""
+        """Return whether an address is on the stack."""
         return self.base <= address < self.base + len(self._data)
 
     @property
@@ -84,12 +84,12 @@ class OwnStack:
         return self._pointers
 
     def data_pointers(self) -> list[int]:
-        """Give those words, innermost first, each once; none that is on the stack."""
+        """Return those words, innermost first, each once; none that is on the stack."""
         chosen = self._layout.data_pointers(self.words)
         return [word for word in chosen if word not in self]
 
     def word(self, address: int) -> int | None:
-        """Give a word; ``None`` if it is not on the stack."""
+        """Return a word; ``None`` if it is not on the stack."""
         place = address - self.base
         if not 0 <= place <= len(self._data) - 8:
             return None
@@ -97,7 +97,7 @@ class OwnStack:
         return value
 
     def half(self, address: int) -> int | None:
-        """Give 32 bits; ``None`` if they are not on the stack."""
+        """Return 32 bits; ``None`` if they are not on the stack."""
         place = address - self.base
         if not 0 <= place <= len(self._data) - 4:
             return None
@@ -157,7 +157,7 @@ class OwnStack:
         """
         Find the ``struct file`` of all that a poll or select waits for.
 
-        :return: By the order they were asked for; ``None`` if it is not to be found.
+        :return: By the order they were asked for; ``None`` if it is not found.
         :raises drgn.FaultError: if a part of a long list cannot be read
         """
         at = self._layout.offset

@@ -2,7 +2,7 @@
 
 """Rings of waiters (include/linux/list.h), and what lies on them.
 
-On a kernel that runs a ring may change while it is read: what points at a node and what
+On a running kernel a ring may change while it is read: what points at a node and what
 the node says itself have to agree.
 """
 
@@ -24,7 +24,7 @@ _TASK_ALIGNED = 64
 
 
 def may_be_task(address: int | None) -> bool:
-    """Tell whether an address may be that of a ``struct task_struct``."""
+    """Return whether an address may be that of a ``struct task_struct``."""
     return (
         address is not None and address >= KERNEL_HALF and not address % _TASK_ALIGNED
     )
@@ -32,7 +32,7 @@ def may_be_task(address: int | None) -> bool:
 
 @dataclass(frozen=True)
 class Entry:
-    """What is at a node of a ring, read as if it were a waiter."""
+    """A node of a ring, read as if it were a waiter."""
 
     node: int
     next: int
@@ -42,7 +42,7 @@ class Entry:
     """``None`` if only the node itself can be read."""
 
     kind: int
-    """The first 32 bits of the member that tells kinds apart; 0 if there is none."""
+    """The first 32 bits of the member that distinguishes kinds; 0 if there is none."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Shape:
     def of(
         cls, layout: Layout, type_name: str, node: str, task: str, kind: str = ""
     ) -> "Shape":
-        """Look the members up.
+        """Find the members of a type of waiters.
 
-        :raises LookupError: if nothing tells them
+        :raises LookupError: if they are unknown
         """
         at = layout.offset(type_name, node)
         of_task = layout.offset(type_name, task) - at
@@ -86,7 +86,7 @@ class Ring:
     """Whether these are all; if not, they are the nearest."""
 
     cut: bool = False
-    """Whether more was not looked at."""
+    """Whether there are more entries, which were not read."""
 
     @property
     def nodes(self) -> set[int]:
@@ -94,24 +94,24 @@ class Ring:
         return {entry.node for entry in self.entries}
 
     def begin(self, node: int) -> list[Entry]:
-        """Give the entries of a whole ring in order, a node first."""
+        """Return the entries of a whole ring in order, a node first."""
         place = [entry.node for entry in self.entries].index(node)
         return self.entries[place:] + self.entries[:place]
 
     def after(self, node: int) -> list[Entry]:
-        """Give the entries of a whole ring in order, those that follow a node."""
+        """Return the entries of a whole ring in order, those that follow a node."""
         return self.begin(node)[1:]
 
 
 class Rings:
     """Follows rings of one kernel."""
 
-    def __init__(self, layout: Layout, findings: LossLog) -> None:
+    def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
-        self._findings = findings
+        self._losses = losses
 
     def is_linked(self, node: int, following: int, before: int) -> bool:
-        """Tell whether the neighbours of a node know it."""
+        """Return whether the neighbours of a node point back at it."""
         if min(following, before) < KERNEL_HALF or (following | before) % 8:
             return False
         try:
@@ -124,7 +124,7 @@ class Rings:
 
     def walk(self, head: int, shape: Shape, limit: int) -> list[Entry] | None:
         """
-        Give what is on a list, in its order.
+        Return what is on a list, in its order.
 
         :param head: The ``struct list_head`` that is on no waiter.
         :param limit: How many at most: that there are more is noted.
@@ -160,7 +160,7 @@ class Rings:
 
         It is neither whole nor cut if its nodes do not agree, or one is lost.
 
-        :param limit: How many other nodes are looked at.
+        :param limit: How many other nodes are read.
         :param first: What may be at that node, if it is not known to be on a ring.
         """
         ahead: list[Entry] = []
@@ -185,15 +185,15 @@ class Rings:
                 behind.append(found)
                 before = found
         except drgn.FaultError as error:
-            # What has no neighbours at all may never have been on a ring.
+            # A node without readable neighbours may never have been on a ring.
             if first is None or len(ahead) > 1:
                 self._lose(f"a ring of waiters is lost: {error}")
             return Ring(ahead + behind)
         return Ring(ahead + behind, cut=True)
 
     def note_cut(self, limit: int) -> None:
-        """Note that not all who wait for one thing were looked at."""
-        self._findings.note(
+        """Note that not all waiters were read."""
+        self._losses.note(
             "waiters-not-counted",
             f"more than {limit} wait for one lock; they were not counted",
         )
@@ -231,4 +231,4 @@ class Rings:
         return Entry(node, following, before, task, kind)
 
     def _lose(self, text: str) -> None:
-        self._findings.lose(Loss.WAITERS, text)
+        self._losses.lose(Loss.WAITERS, text)

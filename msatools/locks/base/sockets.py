@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What sockets are, and between whom.
+"""Sockets: kind, address and peer.
 
 include/net/sock.h, inet_sock.h and af_unix.h; many sockets are read at once.
 """
@@ -48,18 +48,18 @@ class Endpoints:
 
 
 class Sockets:
-    """Tells what sockets are."""
+    """Reads sockets."""
 
-    def __init__(self, layout: Layout, findings: LossLog) -> None:
+    def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
-        self._findings = findings
+        self._losses = losses
 
     def read(self, sockets: Addresses) -> list[Endpoints | None]:
         """Read each ``struct socket``; ``None`` for one that cannot be read."""
-        reader, findings = self._layout.reader, self._findings
-        outer = read_structs(reader, "struct socket", _SOCKET, sockets, findings)
+        reader, losses = self._layout.reader, self._losses
+        outer = read_structs(reader, "struct socket", _SOCKET, sockets, losses)
         socks = outer["sock"].astype(np.uint64)
-        inner = read_structs(reader, "struct sock", _SOCK, socks, findings)
+        inner = read_structs(reader, "struct sock", _SOCK, socks, losses)
         found: list[Endpoints | None] = []
         for row, address in enumerate(socks.tolist()):
             if not (outer.readable[row] and inner.readable[row]):

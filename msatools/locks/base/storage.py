@@ -45,11 +45,11 @@ class Inode:
 
 
 class Storage:
-    """Tells inodes and devices; what it has read it keeps."""
+    """Finds inodes and devices; each is read once."""
 
-    def __init__(self, layout: Layout, findings: LossLog) -> None:
+    def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
-        self._findings = findings
+        self._losses = losses
         self._devices: dict[int, str | None] = {}
         self._file_systems: dict[int, str | None] = {}
         self._inodes: dict[int, Inode] = {}
@@ -74,7 +74,7 @@ class Storage:
         """Read many inodes at once; what cannot be read is left out."""
         wanted = np.array(sorted(addresses - self._inodes.keys() - {0}), np.uint64)
         found = read_structs(
-            self._layout.reader, "struct inode", _INODE, wanted, self._findings
+            self._layout.reader, "struct inode", _INODE, wanted, self._losses
         )
         for row in np.flatnonzero(found.readable).tolist():
             address = int(wanted[row])
@@ -86,7 +86,7 @@ class Storage:
             )
 
     def is_inode(self, address: int) -> bool:
-        """Tell whether an inode is at an address: its own data knows it."""
+        """Return whether an inode is at an address: its own data knows it."""
         try:
             host = self._layout.member(address, "inode", "i_data.host")
             super_block = self._layout.member(address, "inode", "i_sb")
@@ -95,7 +95,7 @@ class Storage:
         return host == address and self.is_super_block(super_block)
 
     def is_super_block(self, address: int) -> bool:
-        """Tell whether a file system is at an address: its root knows it."""
+        """Return whether a file system is at an address: its root knows it."""
         try:
             root = self._layout.member(address, "super_block", "s_root")
             owner = self._layout.member(root, "dentry", "d_sb")
@@ -138,9 +138,7 @@ class Storage:
             try:
                 name = self._name_file_system(super_block)
             except drgn.FaultError as error:
-                self._findings.lose(
-                    Loss.FILE_SYSTEMS, f"a file system is lost: {error}"
-                )
+                self._losses.lose(Loss.FILE_SYSTEMS, f"a file system is lost: {error}")
                 name = None
             self._file_systems[super_block] = name
         return self._file_systems[super_block]
@@ -170,7 +168,7 @@ class Storage:
             try:
                 self._devices[address] = self._name_device(address)
             except drgn.FaultError as error:
-                self._findings.lose(Loss.DEVICES, f"a block device is lost: {error}")
+                self._losses.lose(Loss.DEVICES, f"a block device is lost: {error}")
                 self._devices[address] = None
         return self._devices[address]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Where members and functions of one kernel are, looked up once each."""
+"""Members of structures and addresses of functions, each looked up once."""
 
 import struct
 from functools import lru_cache
@@ -20,7 +20,7 @@ _WORD = struct.Struct("<Q")
 
 
 class _Row(NamedTuple):
-    """Members of a structure that one read has all of."""
+    """Members of a structure that are read together."""
 
     start: int
     """Offset of the first."""
@@ -29,7 +29,7 @@ class _Row(NamedTuple):
     """Bytes from there to the end of the last."""
 
     values: tuple[tuple[struct.Struct, int], ...]
-    """Of each how it is kept, and where from *start* on."""
+    """The format of each member, and its offset from *start*."""
 
 
 class Layout:
@@ -60,13 +60,13 @@ class Layout:
         return int(self._known(type_name, members).address_)
 
     def has(self, type_name: str, *members: str) -> bool:
-        """Tell whether a structure has one of some members."""
+        """Return whether a structure has one of some members."""
         return self._member(type_name, members) is not None
 
     def size(self, type_name: str) -> int:
-        """Tell the size of a structure.
+        """Return the size of a structure.
 
-        :raises LookupError: if nothing tells the type
+        :raises LookupError: if the type is unknown
         """
         return self._size(type_name)
 

@@ -18,33 +18,33 @@ class Ends(TypedDict, total=False):
     left_ns: int
 
 
-def timer_ends(look: LockContext, case: BlockedTask) -> Ends:
-    """Tell when a wait ends by itself, by the timer on its stack.
+def timer_ends(context: LockContext, case: BlockedTask) -> Ends:
+    """Return when a wait ends by itself, by the timer on its stack.
 
     :raises drgn.FaultError: if its clock cannot be read
     """
     timer = case.stack.timer()
-    return Ends() if timer is None else ends_at(look, timer.expires_ns, timer.base)
+    return Ends() if timer is None else ends_at(context, timer.expires_ns, timer.base)
 
 
-def ends_at(look: LockContext, expires_ns: int, base: int) -> Ends:
-    """Tell when a timer ends.
+def ends_at(context: LockContext, expires_ns: int, base: int) -> Ends:
+    """Return when a timer ends.
 
     :param base: Its ``struct hrtimer_clock_base``.
     :raises drgn.FaultError: if that cannot be read
     """
     if expires_ns >= _NEVER:
         return Ends()
-    offsets = _clock_offsets(look)
+    offsets = _clock_offsets(context)
     if base not in offsets:
-        offsets[base] = look.layout.member(base, "hrtimer_clock_base", "offset")
+        offsets[base] = context.layout.member(base, "hrtimer_clock_base", "offset")
     expires = expires_ns - offsets[base]
-    if look.monotonic_ns is None:
+    if context.monotonic_ns is None:
         return Ends(expires_ns=expires)
-    return Ends(expires_ns=expires, left_ns=expires - look.monotonic_ns)
+    return Ends(expires_ns=expires, left_ns=expires - context.monotonic_ns)
 
 
 @per_context
-def _clock_offsets(look: LockContext) -> dict[int, int]:
+def _clock_offsets(context: LockContext) -> dict[int, int]:
     """From CLOCK_MONOTONIC to a timer's own, by its base; it may be negative."""
     return {}

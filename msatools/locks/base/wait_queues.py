@@ -35,7 +35,7 @@ _TRIES = 3
 """Walks of a ring that changes meanwhile."""
 
 _MANY = 256
-"""On a ring that is not to be followed again, whoever asks."""
+"""On a ring that is not followed again."""
 
 _Test = Callable[[Entry], bool]
 
@@ -48,7 +48,7 @@ class Queue:
     """The list head."""
 
     waiters: tuple[Entry, ...] | None
-    """In order; ``None`` if there are more than may be looked at."""
+    """In order; ``None`` if there are more than may be read."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,18 @@ class QueueKey:
 
 
 class WaitQueues:
-    """Finds queues; each is followed once, whoever asks."""
+    """Finds queues; each is followed once."""
 
-    def __init__(self, layout: Layout, findings: LossLog, limit: int) -> None:
+    def __init__(self, layout: Layout, losses: LossLog, limit: int) -> None:
         """
         Set up.
 
-        :param limit: How many waiters of one queue are looked at.
+        :param limit: How many waiters of one queue are read.
         """
         self._layout = layout
-        self._findings = findings
+        self._losses = losses
         self._limit = limit
-        self._rings = Rings(layout, findings)
+        self._rings = Rings(layout, losses)
         self._queues: dict[int, Queue | None] = {}
         """By the nodes of a ring that was followed."""
 
@@ -138,7 +138,7 @@ class WaitQueues:
         """
         Find the ``struct wait_queue_head`` that a waiter is on, and how many are.
 
-        ``None`` if it is not to be found. The count is ``None`` if there are more than
+        ``None`` if it is not found. The count is ``None`` if there are more than
         may be looked at.
         """
         found = self.of_entry(entry)
@@ -148,7 +148,7 @@ class WaitQueues:
         return address, None if found.waiters is None else len(found.waiters)
 
     def tasks(self, waiters: Iterable[Entry]) -> list[QueuedWaiter]:
-        """Tell the tasks of waiters, in their order.
+        """Return the tasks of waiters, in their order.
 
         What an entry keeps may be a task, or belong to whoever polls: it is a task if
         the entry lies on its stack.
@@ -160,7 +160,7 @@ class WaitQueues:
         ]
 
     def is_on_stack(self, address: int, task: int) -> bool:
-        """Tell whether an address is on the stack of a task, if it is a task."""
+        """Return whether an address is on the stack of a task, if it is a task."""
         if task not in self._stacks:
             try:
                 stack = self._layout.member(task, "task_struct", "stack")
@@ -174,7 +174,7 @@ class WaitQueues:
         self, lock: Lock, key: QueueKey, functions: Iterable[int | None]
     ) -> list[QueuedWaiter] | None:
         """
-        Tell who waits for a lock whose queue others share, in order.
+        Return the waiters of a lock whose queue others share, in order.
 
         :param functions: What wakes those that have such a key.
         :return: ``None`` if the queue is not known, too long, or lost.
@@ -229,7 +229,7 @@ class WaitQueues:
             if ring.whole or ring.cut:
                 break
         else:
-            self._findings.lose(Loss.WAITERS, "a queue of waiters is lost")
+            self._losses.lose(Loss.WAITERS, "a queue of waiters is lost")
             return None, ring.nodes if len(ring.entries) > _MANY else {node}
         heads = [entry.node for entry in ring.entries if not waits(entry)]
         if ring.whole and len(heads) == 1:
@@ -241,7 +241,7 @@ class WaitQueues:
             self._rings.note_cut(self._limit)
             return Queue(heads[0], None), {node}
         if ring.cut:
-            self._findings.note(
+            self._losses.note(
                 "lock-not-found",
                 f"more than {self._limit} wait for one lock, which is not told; a look "
                 "at all tasks tells it",
@@ -250,6 +250,6 @@ class WaitQueues:
 
 
 @per_context
-def wait_queues(look: LockContext) -> WaitQueues:
-    """Return what finds the wait queues that tasks of a context are on."""
-    return WaitQueues(look.layout, look.findings, look.limit)
+def wait_queues(context: LockContext) -> WaitQueues:
+    """Return the finder of the wait queues that tasks of a context are on."""
+    return WaitQueues(context.layout, context.losses, context.limit)

@@ -2,7 +2,7 @@
 
 """Waits for a bit of any word, or for a variable (kernel/sched/wait_bit.c).
 
-Nothing says who is to change it.
+Nothing records who will change it.
 """
 
 from dataclasses import dataclass
@@ -42,11 +42,11 @@ class BitWait:
         return self.bit == _VARIABLE
 
 
-def bit_of(look: LockContext, case: BlockedTask, entry: WaitEntry) -> BitWait | None:
-    """Tell the word that an entry on a task's stack waits for, if it does for one."""
-    if entry.function not in _wakers(look):
+def bit_of(context: LockContext, case: BlockedTask, entry: WaitEntry) -> BitWait | None:
+    """Return the word that an entry on a task's stack waits for, if it does for one."""
+    if entry.function not in _wakers(context):
         return None
-    key = _key(look)
+    key = _key(context)
     start = entry.address - key.wait
     word, bit = case.stack.word(start + key.of), case.stack.half(start + key.bit)
     if word is None or bit is None or word < KERNEL_HALF:
@@ -54,59 +54,59 @@ def bit_of(look: LockContext, case: BlockedTask, entry: WaitEntry) -> BitWait | 
     return BitWait(word, _VARIABLE if bit == _BIT else bit)
 
 
-def inode_of(look: LockContext, wait: BitWait) -> Inode | None:
+def inode_of(context: LockContext, wait: BitWait) -> Inode | None:
     """
-    Tell the inode whose state a task waits for; ``None`` if it is none.
+    Return the inode whose state a task waits for; ``None`` if it is none.
 
     :raises drgn.FaultError: if it cannot be read
     """
     # "inode: port __I_NEW to var event" and the like (in v6.12): each bit of the state
     # is a variable, the byte of the state with the bit's number stands for it.
     bits = range(_STATE_BITS) if wait.variable else range(1)
-    state = look.layout.offset("inode", "i_state")
+    state = context.layout.offset("inode", "i_state")
     for bit in bits:
         inode = wait.word - bit - state
-        if inode % 8 == 0 and look.storage.is_inode(inode):
-            return look.storage.inode(inode)
+        if inode % 8 == 0 and context.storage.is_inode(inode):
+            return context.storage.inode(inode)
     return None
 
 
-def request(look: LockContext, case: BlockedTask) -> Request | None:
+def request(context: LockContext, case: BlockedTask) -> Request | None:
     """
-    Tell the word that a task waits for, and which of its bits.
+    Return the word that a task waits for, and which of its bits.
 
     The lock's address is the word's, its key the bit's number.
 
     :raises drgn.FaultError: if it cannot be read
     """
-    found = wait_of(look, case)
-    wait = bit_of(look, case, found[0]) if found else None
+    found = wait_of(context, case)
+    wait = bit_of(context, case, found[0]) if found else None
     if found is None or wait is None:
         return None
     lock = Lock("bit_wait", wait.word, wait.bit)
-    wait_queues(look).buckets[lock] = found[1].head
+    wait_queues(context).buckets[lock] = found[1].head
     return Request(lock)
 
 
-def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
+def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """
-    Tell who waits for a bit that :func:`request` has told, in order.
+    Return the waiters for a bit that :func:`request` found, in order.
 
     Waiters for other words may be on the same queue: they are left out.
     """
-    return wait_queues(look).bucket(lock, _key(look), _wakers(look))
+    return wait_queues(context).bucket(lock, _key(context), _wakers(context))
 
 
-def _key(look: LockContext) -> QueueKey:
-    at, entry = look.layout.offset, "wait_bit_queue_entry"
+def _key(context: LockContext) -> QueueKey:
+    at, entry = context.layout.offset, "wait_bit_queue_entry"
     return QueueKey(
         at(entry, "wq_entry"), at(entry, "key.flags"), at(entry, "key.bit_nr")
     )
 
 
-def _wakers(look: LockContext) -> list[int]:
+def _wakers(context: LockContext) -> list[int]:
     names = ("wake_bit_function", "var_wake_function")
-    found = (look.layout.symbol(name) for name in names)
+    found = (context.layout.symbol(name) for name in names)
     return [function for function in found if function is not None]
 
 

@@ -2,9 +2,9 @@
 
 """Completions: what tasks wait for until it is done (kernel/sched/completion.c).
 
-A completion does not say who is to do it. Some lie in a structure that does: a kernel
-thread's own, what a vforked child points to, a piece of work that is put behind the
-work that is waited for.
+A completion does not record who will complete it. Some lie in a structure that does:
+that of a kernel thread, one that a vforked child points to, or work that is queued
+behind the work that is waited for.
 """
 
 from collections.abc import Callable
@@ -32,116 +32,118 @@ _MAX_CHILDREN = 4096
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What a structure around a completion tells."""
+class _Known:
+    """What a completion is for, by the structure that it is in."""
 
     what: str
     holders: tuple[Holder, ...] = ()
 
 
-def request(look: LockContext, case: BlockedTask) -> Request | None:
+def request(context: LockContext, case: BlockedTask) -> Request | None:
     """
-    Tell the ``struct completion`` that a task waits for.
+    Return the ``struct completion`` that a task waits for.
 
     :raises drgn.FaultError: if it cannot be read
     """
-    if not is_completion(case) or not is_event(look, case):
+    if not is_completion(case) or not is_event(context, case):
         return None
-    if not look.layout.has("completion", "wait.task_list"):
+    if not context.layout.has("completion", "wait.task_list"):
         # "completion: Use simple wait queues" (in v5.7): before, it has one of those
         # that anybody may use.
         return None
-    found = wait_queues(look).simple(case.stack)
+    found = wait_queues(context).simple(case.stack)
     if found is None:
         return None
-    within = look.layout.offset("completion", "wait.task_list")
+    within = context.layout.offset("completion", "wait.task_list")
     return Request(Lock("completion", found.head - within))
 
 
-def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
-    """Tell who waits for a completion, in order."""
-    within = look.layout.offset("completion", "wait.task_list")
-    found = wait_queues(look).of_simple_head((lock.address or 0) + within)
+def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
+    """Return the waiters for a completion, in order."""
+    within = context.layout.offset("completion", "wait.task_list")
+    found = wait_queues(context).of_simple_head((lock.address or 0) + within)
     if found is None or found.waiters is None:
         return None
-    return wait_queues(look).tasks(found.waiters)
+    return wait_queues(context).tasks(found.waiters)
 
 
-def holders(look: LockContext, lock: Lock) -> list[Holder]:
-    """Tell who is to complete it, if it lies in what says so."""
-    told = _told(look, lock)
-    return list(told.holders) if told else []
+def holders(context: LockContext, lock: Lock) -> list[Holder]:
+    """Return who is to complete it, if it lies in what says so."""
+    known = _known(context, lock)
+    return list(known.holders) if known else []
 
 
-def what(look: LockContext, case: BlockedTask, request: Request) -> str | None:
-    """Say in a few words what a task waits for; ``None`` if nothing tells."""
-    told = _told(look, request.lock)
-    if told is not None:
-        return told.what
+def what(context: LockContext, case: BlockedTask, request: Request) -> str | None:
+    """Describe what a task waits for in a few words; ``None`` if unknown."""
+    known = _known(context, request.lock)
+    if known is not None:
+        return known.what
     return by_caller(case)
 
 
 @per_context
-def _told_before(look: LockContext) -> dict[Lock, _Told | None]:
+def _known_before(context: LockContext) -> dict[Lock, _Known | None]:
     """By completion: many may wait for one."""
     return {}
 
 
-def _told(look: LockContext, lock: Lock) -> _Told | None:
-    known = _told_before(look)
+def _known(context: LockContext, lock: Lock) -> _Known | None:
+    known = _known_before(context)
     if lock not in known:
-        known[lock] = _read(look, lock)
+        known[lock] = _read(context, lock)
     return known[lock]
 
 
-def _read(look: LockContext, lock: Lock) -> _Told | None:
+def _read(context: LockContext, lock: Lock) -> _Known | None:
     address = lock.address or 0
-    told = _thread(look, address)
-    if told is not None:
-        return told
-    for queued in queue(look, lock) or ():
-        if not wait_queues(look).is_on_stack(address, queued.task):
+    known = _thread(context, address)
+    if known is not None:
+        return known
+    for queued in queue(context, lock) or ():
+        if not wait_queues(context).is_on_stack(address, queued.task):
             continue
         for ask in (_child, _work, _queue_of_work, _thread_work, _creation):
             try:
-                told = ask(look, queued.task, address)
+                known = ask(context, queued.task, address)
             except LookupError:
                 # The kernel has no such thing, or nothing tells its type.
                 continue
             except drgn.FaultError as error:
-                look.findings.lose(
+                context.losses.lose(
                     Loss.COMPLETIONS, f"who is to complete one is lost: {error}"
                 )
                 continue
-            if told is not None:
-                return told
+            if known is not None:
+                return known
         break
     return None
 
 
-def _thread(look: LockContext, address: int) -> _Told | None:
+def _thread(context: LockContext, address: int) -> _Known | None:
     """A thread of the kernel that is to stop or to park."""
     for member, doing in (("exited", "stop"), ("parked", "park")):
-        if not look.layout.has("kthread", member):
+        if not context.layout.has("kthread", member):
             continue
-        kthread = address - look.layout.offset("kthread", member)
-        task = kernel_threads(look).by_kthread.get(kthread)
+        kthread = address - context.layout.offset("kthread", member)
+        task = kernel_threads(context).by_kthread.get(kthread)
         if task is not None:
-            pid = look.pid(task)
-            return _Told(f"thread {pid} to {doing}", (Holder(task, "exact"),))
+            pid = context.pid(task)
+            return _Known(f"thread {pid} to {doing}", (Holder(task, "exact"),))
     return None
 
 
-def _child(look: LockContext, waiter: int, address: int) -> _Told | None:
+def _child(context: LockContext, waiter: int, address: int) -> _Known | None:
     """A child that has yet to execute a program, or to end."""
-    child = vforked(look, waiter, lambda done: done == address)
+    child = vforked(context, waiter, lambda done: done == address)
     if child is None:
         return None
-    pid = look.pid(child, leader=True)
-    return _Told(f"child {pid} to exec", (Holder(child, "exact"),))
+    pid = context.pid(child, leader=True)
+    return _Known(f"child {pid} to exec", (Holder(child, "exact"),))
 
 
-def vforked(look: LockContext, parent: int, is_it: Callable[[int], bool]) -> int | None:
+def vforked(
+    context: LockContext, parent: int, is_it: Callable[[int], bool]
+) -> int | None:
     """
     Find the child for which a task that has vforked waits.
 
@@ -149,92 +151,94 @@ def vforked(look: LockContext, parent: int, is_it: Callable[[int], bool]) -> int
     :return: The address of its ``struct task_struct``.
     :raises drgn.FaultError: if a child cannot be read
     """
-    head = parent + look.layout.offset("task_struct", "children")
-    sibling = look.layout.offset("task_struct", "sibling")
+    head = parent + context.layout.offset("task_struct", "children")
+    sibling = context.layout.offset("task_struct", "sibling")
     # From the end of the list on, where the youngest is.
-    node = look.layout.word(head + 8)
-    for _ in range(FEW_READS if look.alone else _MAX_CHILDREN):
+    node = context.layout.word(head + 8)
+    for _ in range(FEW_READS if context.alone else _MAX_CHILDREN):
         if node in (head, 0):
             break
         task = node - sibling
-        if is_it(look.layout.member(task, "task_struct", "vfork_done")):
+        if is_it(context.layout.member(task, "task_struct", "vfork_done")):
             return task
-        node = look.layout.word(node + 8)
+        node = context.layout.word(node + 8)
     return None
 
 
-def _work(look: LockContext, waiter: int, address: int) -> _Told | None:
+def _work(context: LockContext, waiter: int, address: int) -> _Known | None:
     """Work that is put behind what is waited for: flush_work() and the like."""
-    if not look.layout.has("wq_barrier", "done"):
+    if not context.layout.has("wq_barrier", "done"):
         return None
-    barrier = address - look.layout.offset("wq_barrier", "done")
-    if look.layout.member(barrier, "wq_barrier", "task") != waiter:
+    barrier = address - context.layout.offset("wq_barrier", "done")
+    if context.layout.member(barrier, "wq_barrier", "task") != waiter:
         return None
-    work = workqueues(look).behind(barrier)
+    work = workqueues(context).behind(barrier)
     if work is None:
         return None
     if work.worker is None:
-        return _Told(f"work {_named(work)}, not begun")
-    pid = look.pid(work.worker)
-    return _Told(
+        return _Known(f"work {_named(work)}, not begun")
+    pid = context.pid(work.worker)
+    return _Known(
         f"work {_named(work)} of thread {pid}", (Holder(work.worker, "exact"),)
     )
 
 
-def _queue_of_work(look: LockContext, waiter: int, address: int) -> _Told | None:
+def _queue_of_work(context: LockContext, waiter: int, address: int) -> _Known | None:
     """All work of a queue up to now: flush_workqueue()."""
-    if not look.layout.has("wq_flusher", "done"):
+    if not context.layout.has("wq_flusher", "done"):
         return None
-    flusher = address - look.layout.offset("wq_flusher", "done")
-    flushed = workqueues(look).flushed.get(flusher)
+    flusher = address - context.layout.offset("wq_flusher", "done")
+    flushed = workqueues(context).flushed.get(flusher)
     if flushed is None:
         return None
-    workers = workqueues(look).workers(flushed)
+    workers = workqueues(context).workers(flushed)
     holders = tuple(Holder(worker, "exact") for worker in workers)
-    return _Told(f"workqueue {flushed.name}", holders)
+    return _Known(f"workqueue {flushed.name}", holders)
 
 
 def _named(work: Work) -> str:
     return work.function or "of unknown name"
 
 
-def _thread_work(look: LockContext, waiter: int, address: int) -> _Told | None:
+def _thread_work(context: LockContext, waiter: int, address: int) -> _Known | None:
     """Work of a thread that has its own: kthread_flush_work() and the like."""
-    if not look.layout.has("kthread_flush_work", "done"):
+    if not context.layout.has("kthread_flush_work", "done"):
         return None
-    flush = address - look.layout.offset("kthread_flush_work", "done")
-    flushes = look.layout.symbol("kthread_flush_work_fn")
-    function = look.layout.member(flush, "kthread_flush_work", "work.func")
+    flush = address - context.layout.offset("kthread_flush_work", "done")
+    flushes = context.layout.symbol("kthread_flush_work_fn")
+    function = context.layout.member(flush, "kthread_flush_work", "work.func")
     if flushes is None or function != flushes:
         return None
-    worker = look.layout.member(flush, "kthread_flush_work", "work.worker")
-    task = look.layout.member(worker, "kthread_worker", "task")
-    if task not in kernel_threads(look).by_kthread.values():
+    worker = context.layout.member(flush, "kthread_flush_work", "work.worker")
+    task = context.layout.member(worker, "kthread_worker", "task")
+    if task not in kernel_threads(context).by_kthread.values():
         return None
-    return _Told(f"work of thread {look.pid(task)}", (Holder(task, "exact"),))
+    return _Known(f"work of thread {context.pid(task)}", (Holder(task, "exact"),))
 
 
-def _creation(look: LockContext, waiter: int, address: int) -> _Told | None:
+def _creation(context: LockContext, waiter: int, address: int) -> _Known | None:
     """A thread of the kernel that is to be made: kthreadd does it."""
     maker, requests = (
-        kernel_threads(look).maker,
-        look.layout.symbol("kthread_create_list"),
+        kernel_threads(context).maker,
+        context.layout.symbol("kthread_create_list"),
     )
     if maker is None or requests is None:
         return None
     what = "kthreadd to make a thread"
     info = "kthread_create_info"
-    done = look.layout.offset(info, "done")
-    size = look.layout.size(info)
-    node = look.layout.offset(info, "list")
+    done = context.layout.offset(info, "done")
+    size = context.layout.size(info)
+    node = context.layout.offset(info, "list")
     name = "threads to be made"
-    for _, data in list_records(look.reader, requests, node, size, look.findings, name):
-        if int.from_bytes(data[done : done + 8], "little") == address:
-            return _Told(what, (Holder(maker, "exact"),))
-    if kernel_threads(look).is_making(
-        address, MAX_CANDIDATES, wait_queues(look).stack_bytes
+    for _, data in list_records(
+        context.reader, requests, node, size, context.losses, name
     ):
-        return _Told(what, (Holder(maker, "likely"),))
+        if int.from_bytes(data[done : done + 8], "little") == address:
+            return _Known(what, (Holder(maker, "exact"),))
+    if kernel_threads(context).is_making(
+        address, MAX_CANDIDATES, wait_queues(context).stack_bytes
+    ):
+        return _Known(what, (Holder(maker, "likely"),))
     return None
 
 

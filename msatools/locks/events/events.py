@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which tasks wait for an event: for what nobody takes, as a lock is taken."""
+"""Tasks that wait for an event, which nobody owns as a lock is owned."""
 
 import numpy as np
 
@@ -65,19 +65,19 @@ _BY_CALLER = {
 
 
 def is_completion(case: BlockedTask) -> bool:
-    """Tell whether a task waits for a completion."""
+    """Return whether a task waits for a completion."""
     return any(name.startswith(_WAITS) for name in case.names)
 
 
-def is_event(look: LockContext, case: BlockedTask) -> bool:
-    """Tell whether a task waits for what may be an event, and for no lock.
+def is_event(context: LockContext, case: BlockedTask) -> bool:
+    """Return whether a task waits for what may be an event, and for no lock.
 
     Idle waits, as of a worker for work, are left out.
     """
-    return _is_asked_for(look, case) and not _is_in_lock(case)
+    return _is_asked_for(context, case) and not _is_in_lock(case)
 
 
-def wait_of(look: LockContext, case: BlockedTask) -> tuple[WaitEntry, Queue] | None:
+def wait_of(context: LockContext, case: BlockedTask) -> tuple[WaitEntry, Queue] | None:
     """
     Find the wait queue on which a task waits for an event; ``None`` if on none.
 
@@ -85,13 +85,13 @@ def wait_of(look: LockContext, case: BlockedTask) -> tuple[WaitEntry, Queue] | N
 
     :raises drgn.FaultError: if it cannot be read
     """
-    if is_completion(case) or not is_event(look, case):
+    if is_completion(case) or not is_event(context, case):
         return None
-    return wait_queues(look).innermost(case.stack)
+    return wait_queues(context).innermost(case.stack)
 
 
 def by_caller(case: BlockedTask) -> str | None:
-    """Say what a task waits for, by the function that waits."""
+    """Describe what a task waits for, by the function that waits."""
     return _BY_CALLER.get(_caller(case))
 
 
@@ -101,14 +101,14 @@ def _caller(case: BlockedTask) -> str:
     return next((name for name in names if not name.startswith(_COMPLETION_WAYS)), "")
 
 
-def _is_asked_for(look: LockContext, case: BlockedTask) -> bool:
+def _is_asked_for(context: LockContext, case: BlockedTask) -> bool:
     if case.task_class is TaskClass.WAI:
         # Any child will do for other waits: that is no lock.
         return is_completion(case)
     if case.task_class in _CLASSES:
         return True
     row = np.array([case.row], np.intp)
-    return bool(loads(TaskTable(look.tasks.records[row], look.tasks.columns))[0])
+    return bool(loads(TaskTable(context.tasks.records[row], context.tasks.columns))[0])
 
 
 def _is_in_lock(case: BlockedTask) -> bool:

@@ -2,7 +2,7 @@
 
 """Waits for a bit of a page: until it is unlocked, or written back (mm/filemap.c).
 
-Nothing says who is to change the bit.
+Nothing records who will change the bit.
 """
 
 from msatools.locks.base.blocked_tasks import BlockedTask
@@ -18,50 +18,50 @@ _PAGE = ("folio", "page")
 v5.16)."""
 
 
-def folio_of(look: LockContext, case: BlockedTask, entry: WaitEntry) -> int | None:
-    """Tell the page that an entry on a task's stack waits for, if it does for one."""
-    if entry.function != look.layout.symbol("wake_page_function"):
+def folio_of(context: LockContext, case: BlockedTask, entry: WaitEntry) -> int | None:
+    """Return the page that an entry on a task's stack waits for, if it does for one."""
+    if entry.function != context.layout.symbol("wake_page_function"):
         return None
-    key = _key(look)
+    key = _key(context)
     return case.stack.word(entry.address - key.wait + key.of)
 
 
-def request(look: LockContext, case: BlockedTask) -> Request | None:
+def request(context: LockContext, case: BlockedTask) -> Request | None:
     """
-    Tell the page that a task waits for, and which of its bits.
+    Return the page that a task waits for, and which of its bits.
 
     The lock's address is the ``struct folio``'s, its key the bit's number.
 
     :raises drgn.FaultError: if it cannot be read
     """
-    found = wait_of(look, case)
-    folio = folio_of(look, case, found[0]) if found else None
+    found = wait_of(context, case)
+    folio = folio_of(context, case, found[0]) if found else None
     if found is None or not folio:
         return None
     entry, queue = found
-    key = _key(look)
+    key = _key(context)
     bit = case.stack.half(entry.address - key.wait + key.bit)
     if bit is None:
         return None
     lock = Lock("folio", folio, bit)
-    wait_queues(look).buckets[lock] = queue.head
+    wait_queues(context).buckets[lock] = queue.head
     return Request(lock)
 
 
-def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
+def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """
-    Tell who waits for a bit of a page that :func:`request` has told, in order.
+    Return the waiters for a bit of a page that :func:`request` found, in order.
 
     Waiters for other pages may be on the same queue: they are left out.
     """
-    wakes = look.layout.symbol("wake_page_function")
-    return wait_queues(look).bucket(lock, _key(look), [wakes])
+    wakes = context.layout.symbol("wake_page_function")
+    return wait_queues(context).bucket(lock, _key(context), [wakes])
 
 
-def what(look: LockContext, case: BlockedTask, request: Request) -> str | None:
+def what(context: LockContext, case: BlockedTask, request: Request) -> str | None:
     """Name the bit that is waited for, as ``locked`` or ``writeback``."""
     try:
-        flags = look.reader.prog.type("enum pageflags").enumerators
+        flags = context.reader.prog.type("enum pageflags").enumerators
     except LookupError:
         return None
     # Other names of the same bit come later.
@@ -69,8 +69,8 @@ def what(look: LockContext, case: BlockedTask, request: Request) -> str | None:
     return names[0].removeprefix("PG_") if names else None
 
 
-def _key(look: LockContext) -> QueueKey:
-    at, entry = look.layout.offset, "wait_page_queue"
+def _key(context: LockContext) -> QueueKey:
+    at, entry = context.layout.offset, "wait_page_queue"
     return QueueKey(at(entry, "wait"), at(entry, *_PAGE), at(entry, "bit_nr"))
 
 

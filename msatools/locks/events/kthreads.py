@@ -21,9 +21,9 @@ can point to struct kthread" (in v5.17)."""
 class KernelThreads:
     """The threads that kthreadd has made."""
 
-    def __init__(self, layout: Layout, findings: LossLog) -> None:
+    def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
-        self._findings = findings
+        self._losses = losses
 
     @cached_property
     def maker(self) -> int | None:
@@ -32,7 +32,7 @@ class KernelThreads:
         try:
             task = self._layout.word(variable) if variable else 0
         except drgn.FaultError as error:
-            self._findings.lose(Loss.KERNEL_THREADS, f"kthreadd is lost: {error}")
+            self._losses.lose(Loss.KERNEL_THREADS, f"kthreadd is lost: {error}")
             return None
         return task if task >= KERNEL_HALF else None
 
@@ -47,7 +47,7 @@ class KernelThreads:
         size = max(sibling, kthread) + 8
         head = self.maker + at("task_struct", "children")
         children = list_records(
-            self._layout.reader, head, sibling, size, self._findings, "kernel threads"
+            self._layout.reader, head, sibling, size, self._losses, "kernel threads"
         )
         found = {
             int.from_bytes(data[kthread : kthread + 8], "little"): task
@@ -57,7 +57,7 @@ class KernelThreads:
         return found
 
     def data_of(self, task: int) -> int | None:
-        """Tell what the main function of a thread was given; ``None`` if it is none.
+        """Return what the main function of a thread was given; ``None`` if it is none.
 
         :raises drgn.FaultError: if it cannot be read
         """
@@ -69,7 +69,7 @@ class KernelThreads:
 
     def is_making(self, completion: int, limit: int, stack_bytes: int) -> bool:
         """
-        Tell whether kthreadd is at a request: its stack has a pointer to that.
+        Return whether kthreadd is at a request: its stack has a pointer to that.
 
         :param completion: That the request is to complete.
         :param limit: How many pointers are tried.
@@ -97,6 +97,6 @@ class KernelThreads:
 
 
 @per_context
-def kernel_threads(look: LockContext) -> KernelThreads:
-    """Return what reads the kernel threads of a context."""
-    return KernelThreads(look.layout, look.findings)
+def kernel_threads(context: LockContext) -> KernelThreads:
+    """Return the reader of the kernel threads of a context."""
+    return KernelThreads(context.layout, context.losses)

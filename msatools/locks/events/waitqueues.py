@@ -28,70 +28,70 @@ _OTHERS = (
 _LOOKUPS = ("d_alloc_parallel", "d_wait_lookup")
 
 
-def request(look: LockContext, case: BlockedTask) -> Request | None:
+def request(context: LockContext, case: BlockedTask) -> Request | None:
     """
-    Tell the ``struct wait_queue_head`` that a task waits on.
+    Return the ``struct wait_queue_head`` that a task waits on.
 
     :raises drgn.FaultError: if it cannot be read
     """
-    found = wait_of(look, case)
+    found = wait_of(context, case)
     if found is None:
         return None
     entry, queue = found
-    if entry.function in {look.layout.symbol(name) for name in _OTHERS}:
+    if entry.function in {context.layout.symbol(name) for name in _OTHERS}:
         return None
-    head = look.layout.offset("wait_queue_head", "head")
+    head = context.layout.offset("wait_queue_head", "head")
     lock = Lock("wait_queue", queue.head - head)
     if case.is_in(*_LOOKUPS):
-        wait_queues(look).lookups.add(lock)
+        wait_queues(context).lookups.add(lock)
     return Request(lock)
 
 
-def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
-    """Tell who waits on a queue, in order; those that poll it are left out."""
+def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
+    """Return the waiters on a queue, in order; those that poll it are left out."""
     address = lock.address or 0
-    found = wait_queues(look).of_head(
-        address + look.layout.offset("wait_queue_head", "head")
+    found = wait_queues(context).of_head(
+        address + context.layout.offset("wait_queue_head", "head")
     )
     if found is None or found.waiters is None:
         return None
-    return wait_queues(look).tasks(found.waiters)
+    return wait_queues(context).tasks(found.waiters)
 
 
-def holders(look: LockContext, lock: Lock) -> list[Holder]:
+def holders(context: LockContext, lock: Lock) -> list[Holder]:
     """
-    Tell who is to wake a queue, where it says so.
+    Return who is to wake a queue, where it says so.
 
     That is the thread that commits a journal, and who looks up a name that others want
     too: it has the queue on its own stack. Of other queues nobody knows.
 
     :raises drgn.FaultError: if it cannot be read
     """
-    if lock in wait_queues(look).lookups:
-        return _looks_up(look, lock.address or 0)
-    return _commits(look, lock.address or 0)
+    if lock in wait_queues(context).lookups:
+        return _looks_up(context, lock.address or 0)
+    return _commits(context, lock.address or 0)
 
 
-def _looks_up(look: LockContext, head: int) -> list[Holder]:
+def _looks_up(context: LockContext, head: int) -> list[Holder]:
     """Find whose stack a queue is on."""
-    stacks = look.tasks["stack"].astype(np.uint64)
+    stacks = context.tasks["stack"].astype(np.uint64)
     # Where it is below a stack this is huge.
-    inside = np.uint64(head) - stacks < np.uint64(wait_queues(look).stack_bytes)
-    tasks = look.tasks["address"][inside & (stacks != 0)].tolist()
+    inside = np.uint64(head) - stacks < np.uint64(wait_queues(context).stack_bytes)
+    tasks = context.tasks["address"][inside & (stacks != 0)].tolist()
     return [Holder(task, "exact") for task in tasks]
 
 
-def _commits(look: LockContext, head: int) -> list[Holder]:
+def _commits(context: LockContext, head: int) -> list[Holder]:
     """Find the thread of a journal of which all wait until it has committed."""
-    if not look.layout.has("journal_s", "j_task"):
+    if not context.layout.has("journal_s", "j_task"):
         return []
     for member in ("j_wait_done_commit", "j_wait_transaction_locked"):
-        journal = head - look.layout.offset("journal_s", member)
+        journal = head - context.layout.offset("journal_s", member)
         try:
-            task = look.layout.member(journal, "journal_s", "j_task")
-            if task < KERNEL_HALF or kernel_threads(look).data_of(task) != journal:
+            task = context.layout.member(journal, "journal_s", "j_task")
+            if task < KERNEL_HALF or kernel_threads(context).data_of(task) != journal:
                 continue
-            barriers = look.layout.member(journal, "journal_s", "j_barrier_count")
+            barriers = context.layout.member(journal, "journal_s", "j_barrier_count")
         except drgn.FaultError:
             continue
         # With a barrier, those who want to write wait for who has put it up.
@@ -100,8 +100,8 @@ def _commits(look: LockContext, head: int) -> list[Holder]:
     return []
 
 
-def what(look: LockContext, case: BlockedTask, request: Request) -> str | None:
-    """Say what a task waits for, by the function that waits."""
+def what(context: LockContext, case: BlockedTask, request: Request) -> str | None:
+    """Describe what a task waits for, by the function that waits."""
     return by_caller(case)
 
 

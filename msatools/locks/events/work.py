@@ -51,18 +51,18 @@ class Flushed:
 
 
 class Workqueues:
-    """The workqueues of one look."""
+    """The workqueues, read once for each context."""
 
     def __init__(
-        self, layout: Layout, kthreads: KernelThreads, findings: LossLog
+        self, layout: Layout, kthreads: KernelThreads, losses: LossLog
     ) -> None:
         self._layout = layout
         self._kthreads = kthreads
-        self._findings = findings
+        self._losses = losses
 
     def behind(self, barrier: int) -> Work | None:
         """
-        Tell the work that a ``struct wq_barrier`` is behind.
+        Return the work that a ``struct wq_barrier`` is behind.
 
         It is on the list of the worker that does that work, right after it; or on the
         list of all that is to be done, after it, as long as no worker has come to it.
@@ -111,7 +111,7 @@ class Workqueues:
         return None
 
     def _is_work(self, node: int) -> bool:
-        """Tell work from the head of a list, which has no function after it."""
+        """Return whether an address is work; a list's head has no function after it."""
         entry = self._layout.offset("work_struct", "entry")
         return node >= KERNEL_HALF and self._function(node - entry) >= START_KERNEL_MAP
 
@@ -119,7 +119,7 @@ class Workqueues:
         return self._layout.member(work, "work_struct", "func")
 
     def _task_of(self, worker: int) -> int | None:
-        """Tell the thread of a ``struct worker``; ``None`` if that is none."""
+        """Return the thread of a ``struct worker``; ``None`` if that is none."""
         try:
             task = self._layout.member(worker, "worker", "task")
             if task >= KERNEL_HALF and self._kthreads.data_of(task) == worker:
@@ -130,7 +130,7 @@ class Workqueues:
 
     @cached_property
     def _text(self) -> KernelText:
-        return KernelText(self._layout.reader, self._findings)
+        return KernelText(self._layout.reader, self._losses)
 
     @cached_property
     def flushed(self) -> dict[int, Flushed]:
@@ -145,7 +145,7 @@ class Workqueues:
         size = max(node, name, color, first, *later) + _NAME_BYTES
         found: dict[int, Flushed] = {}
         for address, data in list_records(
-            self._layout.reader, head, node, size, self._findings, "workqueues"
+            self._layout.reader, head, node, size, self._losses, "workqueues"
         ):
             (flusher,) = _WORD.unpack_from(data, first)
             if not flusher:
@@ -161,7 +161,7 @@ class Workqueues:
     def _flushers(self, head: int) -> list[int]:
         node = self._layout.offset("wq_flusher", "list")
         records = list_records(
-            self._layout.reader, head, node, node + 16, self._findings, "flushers"
+            self._layout.reader, head, node, node + 16, self._losses, "flushers"
         )
         return [address for address, _ in records]
 
@@ -197,6 +197,6 @@ class Workqueues:
 
 
 @per_context
-def workqueues(look: LockContext) -> Workqueues:
-    """Return what reads the workqueues of a context."""
-    return Workqueues(look.layout, kernel_threads(look), look.findings)
+def workqueues(context: LockContext) -> Workqueues:
+    """Return the reader of the workqueues of a context."""
+    return Workqueues(context.layout, kernel_threads(context), context.losses)

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What serves waits and is no lock: FUSE file systems, mapped disks."""
+"""Servers of waits that are no locks: FUSE file systems, mapped disks."""

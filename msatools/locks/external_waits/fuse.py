@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Who waits for a FUSE server, and which tasks serve.
+"""Clients that wait for a FUSE server, and the tasks that serve.
 
 fs/fuse: a client sleeps on a queue within its ``struct fuse_req``, a server on one
-within its ``struct fuse_conn``. These types may be a module's, which nothing tells in
-most dumps. So a structure is told by the slab object that it is in, and by a pointer
-that it has: to a file system's ``s_fs_info``, which the super block names.
+within its ``struct fuse_conn``. The types may be a module's, and most dumps lack them.
+So a structure is found by the slab object that it is in, and by a pointer in it to
+``s_fs_info`` of a file system, which the super block names.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ _MAX_OBJECT = 8192
 """The largest object of a slab, KMALLOC_MAX_CACHE_SIZE."""
 
 _MAX_LIKELY = 64
-"""Threads that have the device open and are told."""
+"""Threads with the device open that are reported."""
 
 _DEVICE = 10 << 20 | 229
 """What ``inode.i_rdev`` has for /dev/fuse: MISC_MAJOR and FUSE_MINOR."""
@@ -69,12 +69,12 @@ class FuseMount:
 
 
 class Fuse:
-    """The FUSE file systems of one look; what it has found it keeps."""
+    """The FUSE file systems, each read once for each context."""
 
     def __init__(
         self,
         layout: Layout,
-        findings: LossLog,
+        losses: LossLog,
         tasks: TaskTable,
         descriptors: Descriptors,
         queues: WaitQueues,
@@ -85,7 +85,7 @@ class Fuse:
         :param tasks: All of which the open files may be looked at.
         """
         self._layout = layout
-        self._findings = findings
+        self._losses = losses
         self._tasks = tasks
         self._descriptors = descriptors
         self._queues = queues
@@ -103,14 +103,14 @@ class Fuse:
                 if mount is not None:
                     found[super_block] = mount
         except (drgn.FaultError, LookupError) as error:
-            self._findings.lose(
+            self._losses.lose(
                 Loss.FILE_SYSTEMS, f"file systems are lost in part: {error}"
             )
         return found
 
     def client(self, names: tuple[str, ...], stack: OwnStack) -> FuseMount | None:
         """
-        Tell the file system whose server a task waits for; ``None`` if for none.
+        Return the file system whose server a task waits for; ``None`` if for none.
 
         :param names: The functions on its stack.
         :raises drgn.FaultError: if it cannot be read
@@ -132,7 +132,7 @@ class Fuse:
         Those that read its requests now are exact, those that poll for requests, or
         if there are none have its device open, are likely.
 
-        :param alone: Whether open files are not to be looked at.
+        :param alone: Whether open files are not read.
         """
         connection = mount.connection
         if connection not in self._servers:
@@ -202,7 +202,7 @@ class Fuse:
         return found.start, self._layout.reader.words(found.start, found.size // 8)
 
     def _mount_of_queue(self, queue: int) -> FuseMount | None:
-        """Tell whose request, inode or connection has a wait queue in it."""
+        """Return the file system that a wait queue belongs to."""
         found = self._object(queue)
         if found is None:
             return None
@@ -240,13 +240,13 @@ class Fuse:
         return list(readers.values())
 
     def _lose(self, error: drgn.FaultError) -> None:
-        self._findings.lose(
+        self._losses.lose(
             Loss.SERVERS, f"who serves a FUSE file system is lost in part: {error}"
         )
 
     def _woken(self, head: int) -> list[Holder]:
         """
-        Tell who sleeps on a list, if it is that of a queue of servers.
+        Return who sleeps on a list, if it is that of a queue of servers.
 
         Clients may wait on a queue of the connection as well (fuse_get_req()), but
         uninterruptibly.
@@ -303,7 +303,7 @@ class Fuse:
         return found
 
     def _connections(self, files: Addresses) -> set[int]:
-        """Tell of which connections some files are the device."""
+        """Return the connections that some files of /dev/fuse belong to."""
         read = self._descriptors.read_files(files)
         if not len(files) or not read.readable.any():
             return set()
@@ -312,7 +312,7 @@ class Fuse:
             "struct inode",
             {"device": ("i_rdev",)},
             read["inode"].astype(np.uint64),
-            self._findings,
+            self._losses,
         )
         known = {
             part: mount.connection
@@ -345,7 +345,9 @@ def _lists(start: int, words: Addresses, kernel_start: int) -> list[int]:
 
 
 @per_context
-def fuse_mounts(look: LockContext) -> Fuse:
-    """Return what reads the FUSE file systems of a context, and who serves them."""
-    queues = wait_queues(look)
-    return Fuse(look.layout, look.findings, look.tasks, look.descriptors, queues)
+def fuse_mounts(context: LockContext) -> Fuse:
+    """Return the reader of the FUSE file systems of a context, and who serves them."""
+    queues = wait_queues(context)
+    return Fuse(
+        context.layout, context.losses, context.tasks, context.descriptors, queues
+    )

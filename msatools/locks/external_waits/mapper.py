@@ -20,11 +20,11 @@ _SUSPENDED = 0b11
 
 
 class Mapper:
-    """The disks of the device mapper at one look."""
+    """The disks of the device mapper, read once for each context."""
 
-    def __init__(self, layout: Layout, findings: LossLog) -> None:
+    def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
-        self._findings = findings
+        self._losses = losses
 
     @cached_property
     def suspended(self) -> frozenset[str]:
@@ -36,21 +36,21 @@ class Mapper:
                 if numbers is not None:
                     found.add(numbers)
         except (drgn.FaultError, LookupError) as error:
-            self._findings.lose(Loss.DISKS, f"the list of disks is lost: {error}")
+            self._losses.lose(Loss.DISKS, f"the list of disks is lost: {error}")
         return frozenset(found)
 
     def _suspended(self, disk: drgn.Object) -> str | None:
-        """Give a disk's numbers if it is suspended."""
+        """Return a disk's numbers if it is suspended."""
         try:
             if self._is_suspended(disk):
                 return f"{int(disk.major)}:{int(disk.first_minor)}"
         except drgn.FaultError as error:
-            self._findings.lose(Loss.DISKS, f"a disk is lost: {error}")
+            self._losses.lose(Loss.DISKS, f"a disk is lost: {error}")
         return None
 
     def _is_suspended(self, disk: drgn.Object) -> bool:
         """
-        Tell whether a disk is a ``struct mapped_device`` that is suspended.
+        Return whether a disk is a ``struct mapped_device`` that is suspended.
 
         Its type is a module's (dm-core.h). Before its flags it has two mutexes, a list
         head and a pointer; after them a mutex, two integers and the request queue,
@@ -68,6 +68,6 @@ class Mapper:
 
 
 @per_context
-def mapped_disks(look: LockContext) -> Mapper:
-    """Return what reads the disks of the device mapper."""
-    return Mapper(look.layout, look.findings)
+def mapped_disks(context: LockContext) -> Mapper:
+    """Return the reader of the disks of the device mapper."""
+    return Mapper(context.layout, context.losses)

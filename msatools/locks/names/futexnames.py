@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What futexes lie in: user memory is called by what is mapped there."""
+"""Names of futexes, by what is mapped where they lie."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,18 +17,18 @@ from msatools.target.addresses import KERNEL_HALF
 class FutexNames:
     """Names futexes; a process may wait on many that lie in one mapping."""
 
-    def __init__(self, look: LockContext) -> None:
-        self._look = look
+    def __init__(self, context: LockContext) -> None:
+        self._context = context
         self._pids: dict[int, int | None] = {}
         self._mappings: dict[int, list[tuple[UserMapping, Name]]] = {}
         """By address space: those that futexes were found in, without an offset."""
 
     def name(self, lock: Lock, cases: Sequence[BlockedTask]) -> Name:
         """
-        Tell what a futex lies in.
+        Return what a futex lies in.
 
         :param cases: Some of the tasks that wait for it: only they tell where it is.
-        :raises drgn.FaultError: if what tells cannot be read
+        :raises drgn.FaultError: if a structure on the way cannot be read
         """
         mms = list(dict.fromkeys(case.mm for case in cases if case.mm))
         if not mms:
@@ -42,12 +42,12 @@ class FutexNames:
     def _in_file(self, key: FutexKey, mms: Sequence[int]) -> Name:
         offset = key.file_offset or 0
         for mm in mms:
-            for shared in user_memory(self._look).shared_files(mm):
+            for shared in user_memory(self._context).shared_files(mm):
                 end = shared.first + shared.end - shared.start
                 if shared.sequence == key.object and shared.first <= offset < end:
-                    inode = self._look.storage.inode(shared.inode)
-                    path = self._look.path_of(inode)
-                    return _at(of_path(self._look, inode, path), offset)
+                    inode = self._context.storage.inode(shared.inode)
+                    path = self._context.path_of(inode)
+                    return _at(of_path(self._context, inode, path), offset)
         return Name()
 
     def _in_memory(self, address: int, mm: int) -> Name:
@@ -55,7 +55,7 @@ class FutexNames:
         inside = (each for each in known if each[0].start <= address < each[0].end)
         found = next(inside, None)
         if found is None:
-            mapping = mapping_at(self._look.layout, mm, address)
+            mapping = mapping_at(self._context.layout, mm, address)
             if mapping is None:
                 return Name(pid=self._pid(mm))
             found = mapping, self._of_mapping(mapping, mm)
@@ -66,11 +66,11 @@ class FutexNames:
         return name
 
     def _of_mapping(self, mapping: UserMapping, mm: int) -> Name:
-        look, pid = self._look, self._pid(mm)
+        context, pid = self._context, self._pid(mm)
         if mapping.file >= KERNEL_HALF:
-            return replace(of_file(look, mapping.file), pid=pid)
+            return replace(of_file(context, mapping.file), pid=pid)
         members = ("start_brk", "brk", "start_stack")
-        first, last, stack = look.layout.members(mm, "mm_struct", *members)
+        first, last, stack = context.layout.members(mm, "mm_struct", *members)
         if mapping.start < last and first < mapping.end:
             return Name(name="[heap]", pid=pid)
         on_stack = mapping.start <= stack < mapping.end
@@ -78,7 +78,7 @@ class FutexNames:
 
     def _pid(self, mm: int) -> int | None:
         if mm not in self._pids:
-            process = process_of(self._look, mm)
+            process = process_of(self._context, mm)
             self._pids[mm] = process[0] if process else None
         return self._pids[mm]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a lock is called, and what it lies in."""
+"""Names of locks, and what they lie in."""
 
 import stat
 from collections.abc import Sequence
@@ -41,16 +41,16 @@ _MAPPING_FLAGS = 0b11
 
 
 class LockNames:
-    """Names the locks of one look; each is looked at once."""
+    """Names locks; what a lock lies in is read once for each context."""
 
-    def __init__(self, look: LockContext) -> None:
-        self._look = look
+    def __init__(self, context: LockContext) -> None:
+        self._context = context
         self._names: dict[Lock, Name] = {}
-        self._futexes = FutexNames(look)
+        self._futexes = FutexNames(context)
 
     def name(self, lock: Lock, cases: Sequence[BlockedTask]) -> Name:
         """
-        Tell what a lock is called, and what it lies in.
+        Return the name of a lock, and what it lies in.
 
         :param cases: Some of the tasks that wait for it; none if it is not known of
             any. Some locks are known only by what those that want them are about.
@@ -59,56 +59,56 @@ class LockNames:
             try:
                 self._names[lock] = self._tell(lock, cases[:FEW_READS])
             except (drgn.FaultError, LookupError) as error:
-                self._look.findings.lose(
+                self._context.losses.lose(
                     Loss.LOCK_NAMES, f"what a lock lies in is lost: {error}"
                 )
                 self._names[lock] = Name()
         return self._names[lock]
 
     def _tell(self, lock: Lock, cases: Sequence[BlockedTask]) -> Name:
-        look, address = self._look, lock.address
+        context, address = self._context, lock.address
         if lock.type in FUTEX.names:
             name = self._futexes.name(lock, cases)
-            if cases and is_condition(look, lock, cases[0].mm):
+            if cases and is_condition(context, lock, cases[0].mm):
                 where = f" in {name.name}" if name.name else ""
                 return replace(name, name=f"{CONDITION}{where}")
             return name
         if address is None:
             return Name()
         if lock.type == "folio":
-            return _folio(look, address, cases)
+            return _folio(context, address, cases)
         if lock.type in FILE_LOCK.names:
-            return _file_lock(look, address)
+            return _file_lock(context, address)
         found = self._on_stack(address)
         if found is not None:
             return found
-        piece = lock_places(look).slab(address)
+        piece = lock_places(context).slab(address)
         cache = piece.cache if piece else None
-        place = find_place(look, lock.type, address, cases)
+        place = find_place(context, lock.type, address, cases)
         if place is not None:
             return replace(self._described(place), cache=cache)
         if lock.type == "bit_wait":
-            found = _word(look, address, piece)
+            found = _word(context, address, piece)
             if found is not None:
                 return replace(found, cache=cache)
         if lock.type == "wait_queue":
-            found = _request(look, cases)
+            found = _request(context, cases)
             if found is not None:
                 return replace(found, cache=cache)
         if piece is None:
             return Name()
         name = Name(name=f"{piece.cache}+{address - piece.start:#x}", cache=cache)
-        within = lock_places(look).inode_within(piece)
+        within = lock_places(context).inode_within(piece)
         if within is None:
             return name
-        return of_inode(look, within, str(name.name), cache=cache)
+        return of_inode(context, within, str(name.name), cache=cache)
 
     def _described(self, place: LockPlace) -> Name:
-        """Tell what a lock is in; at least its own name, if the rest is lost."""
+        """Return what a lock is in; at least its own name, if the rest is lost."""
         try:
-            return describe(self._look, place)
+            return describe(self._context, place)
         except (drgn.FaultError, LookupError) as error:
-            self._look.findings.lose(
+            self._context.losses.lose(
                 Loss.LOCK_NAMES, f"what a lock lies in is lost in part: {error}"
             )
             return Name(name=place.name)
@@ -116,19 +116,19 @@ class LockNames:
     @cached_property
     def _stacks(self) -> tuple[Addresses, Addresses]:
         """Where stacks begin, ascending, and the rows of their tasks."""
-        starts = self._look.tasks["stack"].astype(np.uint64)
+        starts = self._context.tasks["stack"].astype(np.uint64)
         order = np.argsort(starts).astype(np.uint64)
         return starts[order], order
 
     def _on_stack(self, address: int) -> Name | None:
-        """Tell the task on whose stack a lock is."""
+        """Return the task on whose stack a lock is."""
         starts, rows = self._stacks
         place = int(np.searchsorted(starts, np.uint64(address), "right")) - 1
         if place < 0 or not starts[place]:
             return None
-        if address - int(starts[place]) >= wait_queues(self._look).stack_bytes:
+        if address - int(starts[place]) >= wait_queues(self._context).stack_bytes:
             return None
-        pid = int(self._look.tasks["pid"][rows[place]])
+        pid = int(self._context.tasks["pid"][rows[place]])
         return Name(name=f"on the stack of {pid}", pid=pid)
 
 
@@ -139,21 +139,21 @@ _FD_ARGUMENT = {"splice": 2, "tee": 1, "vmsplice": 0, "sendfile": 0, "sendfile64
 
 
 def find_place(
-    look: LockContext, type_: str, address: int, cases: Sequence[BlockedTask]
+    context: LockContext, type_: str, address: int, cases: Sequence[BlockedTask]
 ) -> LockPlace | None:
     """
     Find what a lock is in.
 
     :param type_: A lock type of contract ``locks``.
     :param cases: Some of the tasks that wait for it.
-    :raises drgn.FaultError: if what tells cannot be read
+    :raises drgn.FaultError: if a structure on the way cannot be read
     """
-    found = lock_places(look).find(type_, address)
+    found = lock_places(context).find(type_, address)
     if found is not None:
         return found
     for case in cases:
-        found = _pipe(look, type_, address, case) or _mapping(
-            look, type_, address, case
+        found = _pipe(context, type_, address, case) or _mapping(
+            context, type_, address, case
         )
         if found is not None:
             return found
@@ -161,19 +161,19 @@ def find_place(
 
 
 def _mapping(
-    look: LockContext, type_: str, address: int, case: BlockedTask
+    context: LockContext, type_: str, address: int, case: BlockedTask
 ) -> LockPlace | None:
     """Find the lock of one mapping of the task's own memory, which it has found.
 
     They are apart from the mappings: "mm: separate vma->lock from vm_area_struct" (in
     v6.4), up to v6.14.
     """
-    if type_ != "rwsem" or not look.layout.has("vma_lock", "lock"):
+    if type_ != "rwsem" or not context.layout.has("vma_lock", "lock"):
         return None
-    own = address - look.layout.offset("vma_lock", "lock")
+    own = address - context.layout.offset("vma_lock", "lock")
     for pointer in case.stack.data_pointers()[:MAX_CANDIDATES]:
         try:
-            held, mm = look.layout.members(
+            held, mm = context.layout.members(
                 pointer, "vm_area_struct", "vm_lock", "vm_mm"
             )
         except drgn.FaultError:
@@ -184,50 +184,50 @@ def _mapping(
 
 
 def _pipe(
-    look: LockContext, type_: str, address: int, case: BlockedTask
+    context: LockContext, type_: str, address: int, case: BlockedTask
 ) -> LockPlace | None:
     """Find a pipe that the task's call is about: pipes do not know their inodes."""
     pipes = {
-        address - look.layout.offset("pipe_inode_info", member): member
+        address - context.layout.offset("pipe_inode_info", member): member
         for member in _OF_PIPE.get(type_, ())
-        if look.layout.has("pipe_inode_info", member)
+        if context.layout.has("pipe_inode_info", member)
     }
     if not pipes:
         return None
-    for inode in _about(look, case):
+    for inode in _about(context, case):
         try:
-            pipe = look.layout.member(inode, "inode", "i_pipe")
-            if pipe in pipes and look.storage.is_inode(inode):
+            pipe = context.layout.member(inode, "inode", "i_pipe")
+            if pipe in pipes and context.storage.is_inode(inode):
                 return LockPlace(pipes[pipe], "pipe_inode_info", inode)
         except drgn.FaultError:
             continue
     return None
 
 
-def _about(look: LockContext, case: BlockedTask) -> list[int]:
-    """Give what may be the inodes of what a call is about."""
+def _about(context: LockContext, case: BlockedTask) -> list[int]:
+    """Return what may be the inodes of what a call is about."""
     inodes = [case.file.inode] if case.file else []
     number = _FD_ARGUMENT.get(case.call or "")
     if number is not None:
-        tables = look.descriptors.tables(np.array([case.address], np.uint64))
+        tables = context.descriptors.tables(np.array([case.address], np.uint64))
         descriptor = np.array([case.arguments[number] & 0x7FFF_FFFF], np.int64)
-        file = int(look.descriptors.lookup(tables, descriptor)[0])
+        file = int(context.descriptors.lookup(tables, descriptor)[0])
         if file:
-            inodes.append(look.layout.member(file, "file", "f_inode"))
+            inodes.append(context.layout.member(file, "file", "f_inode"))
     if case.is_in("fifo_open", "wait_for_partner"):
         inodes += case.stack.data_pointers()[:MAX_CANDIDATES]
     return inodes
 
 
-def _folio(look: LockContext, address: int, cases: Sequence[BlockedTask]) -> Name:
+def _folio(context: LockContext, address: int, cases: Sequence[BlockedTask]) -> Name:
     """A page: of a file, or of processes' own memory."""
     # "mm: Introduce struct folio" (in v5.16)
-    type_name = "folio" if look.layout.has("folio", "mapping") else "page"
-    mapping, index = look.layout.members(address, type_name, "mapping", "index")
-    host = look.storage.host_of_folio(address)
+    type_name = "folio" if context.layout.has("folio", "mapping") else "page"
+    mapping, index = context.layout.members(address, type_name, "mapping", "index")
+    host = context.storage.host_of_folio(address)
     if host is not None:
-        return of_inode(look, host.address, f"folio {index}")
-    device = look.storage.swap_of_folio(address)
+        return of_inode(context, host.address, f"folio {index}")
+    device = context.storage.swap_of_folio(address)
     anonymous = mapping & _MAPPING_FLAGS == _ANONYMOUS
     # One that is on the way in from swap is in no mapping yet.
     if not anonymous and device is None:
@@ -236,65 +236,65 @@ def _folio(look: LockContext, address: int, cases: Sequence[BlockedTask]) -> Nam
     mms = {case.mm for case in cases if case.mm}
     mm = mms.pop() if len(mms) == 1 else None
     if mm is None and anonymous:
-        mm = lock_places(look).mm_of_anon_vma(mapping & ~_MAPPING_FLAGS)
-    process = process_of(look, mm) if mm else None
+        mm = lock_places(context).mm_of_anon_vma(mapping & ~_MAPPING_FLAGS)
+    process = process_of(context, mm) if mm else None
     if process is None:
         return Name(name="anon folio", device=device)
     return Name(name=f"anon folio of {process[0]}", pid=process[0], device=device)
 
 
-def _word(look: LockContext, address: int, piece: SlabObject | None) -> Name | None:
+def _word(context: LockContext, address: int, piece: SlabObject | None) -> Name | None:
     """A word with a bit that is waited for: a buffer's, or the state of an inode."""
     try:
-        device = look.storage.device_of_buffer(address)
+        device = context.storage.device_of_buffer(address)
         if device is None and piece is not None and piece.cache == "buffer_head":
             # A journal's own copy, of which no page knows.
-            part = look.layout.member(address, "buffer_head", "b_bdev")
-            if lock_places(look).is_a("block_device", part):
-                device = look.storage.device(part)
+            part = context.layout.member(address, "buffer_head", "b_bdev")
+            if lock_places(context).is_a("block_device", part):
+                device = context.storage.device(part)
     except drgn.FaultError:
         device = None
     if device is not None:
-        return _buffer(look, address, device)
+        return _buffer(context, address, device)
     # "inode: port __I_SYNC to var event" and the like (in v6.12) wait for a byte of it.
-    state = look.layout.offset("inode", "i_state")
+    state = context.layout.offset("inode", "i_state")
     for inode in range(address - state, address - state - 8, -1):
-        if look.storage.is_inode(inode):
-            return of_inode(look, inode, "i_state")
+        if context.storage.is_inode(inode):
+            return of_inode(context, inode, "i_state")
     return None
 
 
-def _request(look: LockContext, cases: Sequence[BlockedTask]) -> Name | None:
+def _request(context: LockContext, cases: Sequence[BlockedTask]) -> Name | None:
     """A request to a server of FUSE: it is called by the file system."""
     for case in cases:
-        mount = fuse_mounts(look).client(case.names, case.stack)
+        mount = fuse_mounts(context).client(case.names, case.stack)
         if mount is not None:
             place = LockPlace("FUSE request", "super_block", mount.super_block)
-            return describe(look, place)
+            return describe(context, place)
     return None
 
 
-def _buffer(look: LockContext, address: int, device: str) -> Name:
+def _buffer(context: LockContext, address: int, device: str) -> Name:
     """A buffer: a block of a device, and where it is a file's data, of that."""
     names = ("b_blocknr", ("b_folio", "b_page"))
-    block, folio = look.layout.members(address, "buffer_head", *names)
+    block, folio = context.layout.members(address, "buffer_head", *names)
     found = Name(name=f"buffer {block} of {short(device)}", device=device)
     try:
-        host = look.storage.host_of_folio(folio) if folio >= KERNEL_HALF else None
+        host = context.storage.host_of_folio(folio) if folio >= KERNEL_HALF else None
     except drgn.FaultError:
         host = None
     if host is None or not stat.S_ISREG(host.mode):
         return found
-    of_file = of_inode(look, host.address, f"{found.name}, data")
+    of_file = of_inode(context, host.address, f"{found.name}, data")
     return replace(of_file, device=device)
 
 
-def _file_lock(look: LockContext, lock: int) -> Name:
+def _file_lock(context: LockContext, lock: int) -> Name:
     """A lock on a file, or on a part of it: its name is the file's."""
     # "filelock: split common fields into struct file_lock_core" (in v6.9)
-    new = look.layout.has("file_lock", "c.flc_file")
+    new = context.layout.has("file_lock", "c.flc_file")
     part, member = ("file_lock_core", "flc_file") if new else ("file_lock", "fl_file")
-    file = look.layout.member(lock, part, member)
+    file = context.layout.member(lock, part, member)
     if file < KERNEL_HALF:
         return Name()
-    return of_file(look, file)
+    return of_file(context, file)

@@ -176,15 +176,15 @@ _TWICE: dict[str, tuple[_Path, _Path]] = {
 
 
 class Places:
-    """Finds what locks are in; each lock is looked at once."""
+    """Finds what locks are in; each lock is looked up once."""
 
     def __init__(
-        self, layout: Layout, storage: Storage, findings: LossLog, tasks: TaskTable
+        self, layout: Layout, storage: Storage, losses: LossLog, tasks: TaskTable
     ) -> None:
         self._layout = layout
         self._storage = storage
         self._slabs = Slabs(layout)
-        self._variables = Variables(layout, findings)
+        self._variables = Variables(layout, losses)
         self._mms: frozenset[int] = frozenset(np.unique(tasks["mm"]).tolist()) - {0}
         self._found: dict[tuple[str, int], LockPlace | None] = {}
         self._objects: dict[int, SlabObject | None] = {}
@@ -261,7 +261,7 @@ class Places:
         return piece.start <= start and end <= piece.end
 
     def is_a(self, type_name: str, address: int) -> bool:
-        """Tell whether a structure of a type is at an address."""
+        """Return whether a structure of a type is at an address."""
         try:
             if type_name in _ROUND:
                 return self.follow(address, *_ROUND[type_name]) == address
@@ -274,7 +274,7 @@ class Places:
             return False
 
     def _frozen(self, address: int) -> LockPlace | None:
-        """Tell the file system that a lock keeps writers out of while it is frozen."""
+        """Return the file system whose writers a lock keeps out while it is frozen."""
         size = self._layout.size("percpu_rw_semaphore")
         first = self._layout.offset("super_block", "s_writers.rw_sem")
         for level in range(len(FREEZE_LEVELS)):
@@ -357,6 +357,6 @@ class Places:
 
 
 @per_context
-def lock_places(look: LockContext) -> Places:
-    """Return what finds the places of locks that tasks of a context wait for."""
-    return Places(look.layout, look.storage, look.findings, look.tasks)
+def lock_places(context: LockContext) -> Places:
+    """Return the finder of the places of locks that tasks of a context wait for."""
+    return Places(context.layout, context.storage, context.losses, context.tasks)

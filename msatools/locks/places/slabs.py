@@ -38,7 +38,7 @@ class SlabObject:
 
 
 class Slabs:
-    """Looks objects up; what it has read of caches it keeps."""
+    """Looks objects up; each cache is read once."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -48,8 +48,8 @@ class Slabs:
     def find(self, address: int) -> SlabObject | None:
         """Find the object that an address lies in; ``None`` if in none.
 
-        :raises drgn.FaultError: if what tells cannot be read
-        :raises LookupError: if nothing tells the types
+        :raises drgn.FaultError: if a structure on the way cannot be read
+        :raises LookupError: if the types are unknown
         """
         if address < KERNEL_HALF:
             return None

@@ -19,11 +19,11 @@ from msatools.target.addresses import START_KERNEL_MAP
 class Variables:
     """Names variables; modules are looked at when the first address asks."""
 
-    def __init__(self, layout: Layout, findings: LossLog) -> None:
+    def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
         self._prog = layout.reader.prog
-        self._findings = findings
-        self._modules = CodeModules(layout.reader, findings)
+        self._losses = losses
+        self._modules = CodeModules(layout.reader, losses)
 
     def name(self, address: int) -> str | None:
         """Name the variable there, as ``cgroup_mutex`` or ``shrinker_idr+0x8``.
@@ -74,7 +74,7 @@ class Variables:
         if start is None or end is None:
             return None
         try:
-            return start, end, read_percpu(self._layout.reader, self._findings)
+            return start, end, read_percpu(self._layout.reader, self._losses)
         except (drgn.FaultError, LookupError):
             return None
 
@@ -129,6 +129,6 @@ def _fitness(symbol: drgn.Symbol) -> tuple[int, bool, bool, int, str]:
 
 
 def _is_key(symbol: drgn.Symbol) -> bool:
-    """Tell a key of lockdep: without that it takes no room, where another lies."""
+    """Return a key of lockdep: without that it takes no room, where another lies."""
     name: str = symbol.name
     return name == "__key" or name.startswith("__key.")

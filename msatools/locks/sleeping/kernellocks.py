@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which sleeping lock of the kernel a task waits for, and who else does.
+"""The sleeping lock of the kernel that a task waits for, and its other waiters.
 
 kernel/locking: a waiter lies on the stack of who waits, on a ring of all that wait for
 the lock, in which the lock's own list head is the one node that is no waiter; newer
@@ -49,7 +49,7 @@ _TRIES = 3
 """More walks of a ring that changes meanwhile."""
 
 _MANY = 256
-"""On a ring that is not to be followed again, whoever asks."""
+"""On a ring that is not followed again."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class KernelLock:
     type: LockTypeName
 
     address: int | None
-    """``None`` if it is not to be found."""
+    """``None`` if it is not found."""
 
     mode: Mode | None
     """How this task wants it."""
@@ -72,19 +72,19 @@ class KernelLock:
 
     @property
     def request(self) -> Request | None:
-        """What the task waits for; ``None`` if it is not to be found."""
+        """What the task waits for; ``None`` if it is not found."""
         if self.address is None:
             return None
         return Request(Lock(self.type, self.address), self.mode)
 
 
 class KernelLocks:
-    """Finds locks; a ring of waiters is followed once, whoever asks."""
+    """Finds locks; a ring of waiters is followed once."""
 
-    def __init__(self, layout: Layout, findings: LossLog) -> None:
+    def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
-        self._findings = findings
-        self._rings = Rings(layout, findings)
+        self._losses = losses
+        self._rings = Rings(layout, losses)
         self._locks: dict[int, int] = {}
         """The address of the lock by each node of its ring."""
 
@@ -92,7 +92,7 @@ class KernelLocks:
         """Nodes of long rings of which the lock was not found."""
 
         self.queues: dict[tuple[LockTypeName, int], list[QueuedWaiter] | None] = {}
-        """Who waits for locks that were looked at, by type and address."""
+        """Who waits for locks whose queues were read, by type and address."""
 
         self._queued_tasks: dict[tuple[LockTypeName, int], frozenset[int]] = {}
         self._rt_mutexes: dict[int, RtMutex] = {}
@@ -110,7 +110,7 @@ class KernelLocks:
         What the task's own record says goes first, where the lock's queue agrees.
 
         :param names: The functions on its stack, innermost first.
-        :param limit: How many other waiters are looked at.
+        :param limit: How many other waiters are read.
         """
         sought = sought_by(names)
         if sought is None:
@@ -130,7 +130,7 @@ class KernelLocks:
         self, type_: LockTypeName, address: int, limit: int = MAX_WAITERS
     ) -> list[QueuedWaiter] | None:
         """
-        Tell who waits for a lock, in the order of its list.
+        Return the waiters of a lock, in the order of its list.
 
         :param limit: How many at most.
         :return: ``None`` if there are more, if it is lost, or if the lock keeps no list
@@ -142,7 +142,7 @@ class KernelLocks:
         return self.queues[key]
 
     def is_queued(self, type_: LockTypeName, address: int, task: int) -> bool | None:
-        """Tell whether a task waits for a lock that was looked at.
+        """Return whether a task waits for a lock whose queue was read.
 
         :return: ``None`` if it is not known who does.
         """
@@ -160,7 +160,7 @@ class KernelLocks:
 
         :param address: Of its ``struct rt_mutex_base``, or older ``struct rt_mutex``.
         :raises drgn.FaultError: if it cannot be read
-        :raises LookupError: if nothing tells the types
+        :raises LookupError: if the types are unknown
         """
         if address not in self._rt_mutexes:
             self._rt_mutexes[address] = self._rt_reader.read(address)
@@ -168,7 +168,7 @@ class KernelLocks:
 
     @cached_property
     def _rt_reader(self) -> RtMutexes:
-        return RtMutexes(self._layout, self._findings)
+        return RtMutexes(self._layout, self._losses)
 
     def _recorded(
         self, sought: Sought, task: int, limit: int, record: Record
@@ -315,7 +315,7 @@ class KernelLocks:
         try:
             first = self._layout.member(lock, struct, FIRST)
         except drgn.FaultError as error:
-            self._findings.lose(Loss.WAITERS, f"a lock is lost: {error}")
+            self._losses.lose(Loss.WAITERS, f"a lock is lost: {error}")
             return None
         if not first:
             return []
@@ -323,9 +323,7 @@ class KernelLocks:
         if ring.cut:
             self._rings.note_cut(limit)
         elif not ring.whole:
-            self._findings.lose(
-                Loss.WAITERS, "a ring of waiters changed, or is damaged"
-            )
+            self._losses.lose(Loss.WAITERS, "a ring of waiters changed, or is damaged")
         return ring.entries if ring.whole else None
 
     def _queued(
@@ -335,7 +333,7 @@ class KernelLocks:
         for entry in entries:
             task = entry.task or 0
             if not may_be_task(task) or entry.kind >= len(lock.modes):
-                self._findings.lose(
+                self._losses.lose(
                     Loss.WAITERS, "a list of waiters has one that is none"
                 )
                 return None
@@ -355,7 +353,7 @@ class KernelLocks:
             return None
 
     def _note_not_found(self, limit: int) -> None:
-        self._findings.note(
+        self._losses.note(
             "lock-not-found",
             f"more than {limit} wait for one lock, which is not told; a look "
             "at all tasks tells it",
@@ -375,19 +373,19 @@ def _entry_on(stack: OwnStack, start: int, shape: Shape) -> Entry | None:
 
 
 def known_to(stack: OwnStack) -> dict[int, None]:
-    """Give what a task has pointers to, variables included; innermost first."""
+    """Return what a task has pointers to, variables included; innermost first."""
     words = stack.words[stack.words >= np.uint64(KERNEL_HALF)].tolist()
     return {word: None for word in words if word not in stack}
 
 
 @per_context
-def kernel_locks(look: LockContext) -> KernelLocks:
-    """Return what finds the locks that tasks of a context wait for."""
-    return KernelLocks(look.layout, look.findings)
+def kernel_locks(context: LockContext) -> KernelLocks:
+    """Return the finder of the locks that tasks of a context wait for."""
+    return KernelLocks(context.layout, context.losses)
 
 
 def holders_at(
-    look: LockContext, task: int | None, confidence: OwnerConfidence
+    context: LockContext, task: int | None, confidence: OwnerConfidence
 ) -> list[Holder]:
     """Return the task at an address that a lock names, if it is one.
 
@@ -396,7 +394,7 @@ def holders_at(
     if task is None or not may_be_task(task):
         return []
     if confidence == "exact":
-        pid = look.pid(task)
+        pid = context.pid(task)
         if pid is None or not 0 < pid <= PID_MAX_LIMIT:
             return []
     return [Holder(task, confidence)]

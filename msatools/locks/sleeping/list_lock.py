@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a type of locks with a list of waiters has to tell of itself.
+"""The protocol of a type of locks with a list of waiters.
 
 :mod:`msatools.locks.sleeping.list_locks` lists them. Words of a lock that have to agree
-come with one read: on a kernel that runs they may change from one read to the next.
+come with one read: on a running kernel they may change from one read to the next.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ class ListLock:
     """A type of locks that have a list of waiters.
 
     Its functions read a lock at an address; they raise ``drgn.FaultError`` if it cannot
-    be read, and ``LookupError`` if nothing tells the type.
+    be read, and ``LookupError`` if the type is unknown.
     """
 
     name: LockTypeName
@@ -69,8 +69,8 @@ class ListLock:
     """Count who has a lock for reading; ``None`` if it does not count them alone."""
 
     def shape(self, layout: Layout) -> Shape:
-        """Tell where the members of its waiters are.
+        """Return where the members of its waiters are.
 
-        :raises LookupError: if nothing tells them
+        :raises LookupError: if they are unknown
         """
         return Shape.of(layout, self.waiter, "list", "task", self.kind)

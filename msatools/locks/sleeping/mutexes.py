@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a mutex tells of itself, also one of a ``ww_mutex`` (kernel/locking/mutex.c)."""
+"""Mutexes, also those of a ``ww_mutex``: owner, waiters (kernel/locking/mutex.c)."""
 
 from dataclasses import replace
 

@@ -57,105 +57,105 @@ _WRITER_BIAS = 1 << 30
 _READERS = _WRITER_BIAS - 1
 
 
-def find(look: LockContext, case: BlockedTask) -> KernelLock | None:
+def find(context: LockContext, case: BlockedTask) -> KernelLock | None:
     """
     Find such a lock that a task waits for; ``None`` if it waits for none.
 
     A futex that lends priority is none.
 
-    :raises drgn.FaultError: if what tells cannot be read
-    :raises LookupError: if nothing tells the types
+    :raises drgn.FaultError: if a structure on the way cannot be read
+    :raises LookupError: if the types are unknown
     """
-    if case.is_in(*_PI_FUTEX) or not look.tasks.has("pi_blocked_on"):
+    if case.is_in(*_PI_FUTEX) or not context.tasks.has("pi_blocked_on"):
         return None
-    waiter = int(look.tasks["pi_blocked_on"][case.row])
+    waiter = int(context.tasks["pi_blocked_on"][case.row])
     if not waiter:
-        return _of_writer(look, case)
-    task, inner = look.layout.members(waiter, "rt_mutex_waiter", "task", "lock")
+        return _of_writer(context, case)
+    task, inner = context.layout.members(waiter, "rt_mutex_waiter", "task", "lock")
     if task != case.address:
         return None
-    type_, mode = _kind(look, case)
-    address = inner - _offset(look, type_)
+    type_, mode = _kind(context, case)
+    address = inner - _offset(context, type_)
     lock = Lock(type_, address)
-    waiters = queue(look, lock)
-    if not kernel_locks(look).is_queued(type_, address, task):
+    waiters = queue(context, lock)
+    if not kernel_locks(context).is_queued(type_, address, task):
         return None
     count = None if waiters is None else len(waiters)
-    return KernelLock(type_, address, mode, count, owner(look, lock))
+    return KernelLock(type_, address, mode, count, owner(context, lock))
 
 
-def is_made_of(look: LockContext, type_: LockTypeName) -> bool:
-    """Tell whether locks of a type are made of an ``rt_mutex``."""
+def is_made_of(context: LockContext, type_: LockTypeName) -> bool:
+    """Return whether locks of a type are made of an ``rt_mutex``."""
     return type_ == "rt_mutex" or (
-        type_ in _WITHIN and look.layout.has(*_WITHIN[type_])
+        type_ in _WITHIN and context.layout.has(*_WITHIN[type_])
     )
 
 
-def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
+def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """
-    Tell who waits for a lock, the most urgent first; ``None`` if that is lost.
+    Return the waiters of a lock, the most urgent first; ``None`` if that is lost.
 
     How they want a rwsem is not told, but for the writer that waits for readers: it
     comes first.
 
     :raises drgn.FaultError: if the lock cannot be read
     """
-    queues, key = kernel_locks(look).queues, (lock.type, lock.address or 0)
+    queues, key = kernel_locks(context).queues, (lock.type, lock.address or 0)
     if key not in queues:
-        queues[key] = _read_queue(look, lock)
+        queues[key] = _read_queue(context, lock)
     return queues[key]
 
 
-def _read_queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
-    found = kernel_locks(look).rt_mutex(_inner(look, lock))
+def _read_queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
+    found = kernel_locks(context).rt_mutex(_inner(context, lock))
     if found.waiters is None:
         return None
-    told = [QueuedWaiter(task) for task in found.waiters]
-    if lock.type == "rwsem" and found.owner and _is_shut(look, lock):
-        told.insert(0, QueuedWaiter(found.owner, "write"))
-    return told
+    waiters = [QueuedWaiter(task) for task in found.waiters]
+    if lock.type == "rwsem" and found.owner and _is_shut(context, lock):
+        waiters.insert(0, QueuedWaiter(found.owner, "write"))
+    return waiters
 
 
-def owner(look: LockContext, lock: Lock) -> int | None:
+def owner(context: LockContext, lock: Lock) -> int | None:
     """
-    Tell who has a lock; of a rwsem a writer, also one that waits for readers.
+    Return the owners of a lock; of a rwsem a writer, also one that waits for readers.
 
     :raises drgn.FaultError: if the lock cannot be read
     """
-    return kernel_locks(look).rt_mutex(_inner(look, lock)).owner or None
+    return kernel_locks(context).rt_mutex(_inner(context, lock)).owner or None
 
 
-def readers(look: LockContext, lock: Lock) -> int | None:
+def readers(context: LockContext, lock: Lock) -> int | None:
     """
-    Tell how many have a rwsem for reading.
+    Return the number of readers of a rwsem.
 
     :raises drgn.FaultError: if the lock cannot be read
     """
     if lock.type != "rwsem":
         return None
-    return _count(look, lock) & _READERS
+    return _count(context, lock) & _READERS
 
 
-def _count(look: LockContext, lock: Lock) -> int:
+def _count(context: LockContext, lock: Lock) -> int:
     address = lock.address or 0
-    return look.layout.member(address, "rw_semaphore", "rwbase.readers")
+    return context.layout.member(address, "rw_semaphore", "rwbase.readers")
 
 
-def _is_shut(look: LockContext, lock: Lock) -> bool:
-    """Tell whether the owner waits for readers to leave: no others may come."""
-    return 0 < _count(look, lock) < _WRITER_BIAS
+def _is_shut(context: LockContext, lock: Lock) -> bool:
+    """Return whether the owner waits for readers to leave: no others may come."""
+    return 0 < _count(context, lock) < _WRITER_BIAS
 
 
-def _of_writer(look: LockContext, case: BlockedTask) -> KernelLock | None:
+def _of_writer(context: LockContext, case: BlockedTask) -> KernelLock | None:
     """Find the rwsem that a writer has shut, and now waits for readers to leave."""
-    if not is_made_of(look, "rwsem") or _kind(look, case) != ("rwsem", "write"):
+    if not is_made_of(context, "rwsem") or _kind(context, case) != ("rwsem", "write"):
         return None
     for word in islice(known_to(case.stack), MAX_WORDS):
         lock = Lock("rwsem", word)
         try:
-            task = look.layout.member(word, "rw_semaphore", "rwbase.rtmutex.owner")
-            if task & ~1 == case.address and _is_shut(look, lock):
-                waiters = queue(look, lock)
+            task = context.layout.member(word, "rw_semaphore", "rwbase.rtmutex.owner")
+            if task & ~1 == case.address and _is_shut(context, lock):
+                waiters = queue(context, lock)
                 count = None if waiters is None else len(waiters)
                 return KernelLock("rwsem", word, "write", count, None)
         except drgn.FaultError:
@@ -163,21 +163,23 @@ def _of_writer(look: LockContext, case: BlockedTask) -> KernelLock | None:
     return None
 
 
-def _kind(look: LockContext, case: BlockedTask) -> tuple[LockTypeName, Mode | None]:
-    """Tell what a task waits for, by the innermost function that tells it."""
+def _kind(context: LockContext, case: BlockedTask) -> tuple[LockTypeName, Mode | None]:
+    """Return what a task waits for, by the innermost function that tells it."""
     for name, caller in pairwise([*case.names, ""]):
         # An rwlock is made as a rwsem is, by functions of the same names.
         if "rwbase_" in name and caller.startswith(("rt_read_", "rt_write_")):
             continue
         for prefix, type_, mode in _BY_FUNCTION:
             if name.startswith(prefix):
-                return (type_, mode) if is_made_of(look, type_) else ("rt_mutex", None)
+                return (
+                    (type_, mode) if is_made_of(context, type_) else ("rt_mutex", None)
+                )
     return "rt_mutex", None
 
 
-def _offset(look: LockContext, type_: LockTypeName) -> int:
-    return look.layout.offset(*_WITHIN[type_]) if type_ in _WITHIN else 0
+def _offset(context: LockContext, type_: LockTypeName) -> int:
+    return context.layout.offset(*_WITHIN[type_]) if type_ in _WITHIN else 0
 
 
-def _inner(look: LockContext, lock: Lock) -> int:
-    return (lock.address or 0) + _offset(look, lock.type)
+def _inner(context: LockContext, lock: Lock) -> int:
+    return (lock.address or 0) + _offset(context, lock.type)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Who waits for an ``rt_mutex``, in the order in which they will have it.
+"""Waiters of an ``rt_mutex``, in the order in which they will get it.
 
 kernel/locking/rtmutex.c: waiters lie on their own stacks, in a red-black tree by
 priority; of those that are as urgent as each other the first to come is first.
@@ -24,7 +24,7 @@ _WORD = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class RtMutex:
-    """What an ``rt_mutex`` says of itself."""
+    """The owner and the waiters of an ``rt_mutex``."""
 
     owner: int
     """The ``struct task_struct`` that has it; 0 if none has, or is to have it."""
@@ -36,12 +36,12 @@ class RtMutex:
 class RtMutexes:
     """Reads such locks of one kernel.
 
-    :raises LookupError: if nothing tells the types
+    :raises LookupError: if the types are unknown
     """
 
-    def __init__(self, layout: Layout, findings: LossLog) -> None:
+    def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
-        self._findings = findings
+        self._losses = losses
         # "locking/rtmutex: Split out the inner parts of 'struct rtmutex'" (in v5.15)
         self._type = "rt_mutex_base" if _has_base(layout) else "rt_mutex"
         # "locking/rtmutex: Fix task->pi_waiters integrity" (in v6.5)
@@ -64,7 +64,7 @@ class RtMutexes:
         try:
             waiters: tuple[int, ...] | None = tuple(self._in_order(lock, root))
         except drgn.FaultError as error:
-            self._findings.lose(
+            self._losses.lose(
                 Loss.WAITERS, f"waiters for an rt_mutex are lost: {error}"
             )
             waiters = None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a rwsem tells of itself (kernel/locking/rwsem.c)."""
+"""Rwsems: owner, readers, waiters (kernel/locking/rwsem.c)."""
 
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.sleeping.list_lock import TASK, ListLock
@@ -53,7 +53,7 @@ def _readers(count: int) -> int:
 
 
 def _counts(layout: Layout) -> bool:
-    """Tell whether the count is as above.
+    """Return whether the count is as above.
 
     "locking/rwsem: Implement a new locking scheme" (in v5.3), with "locking/rwsem: Make
     rwsem->owner an atomic_long_t".

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Sleeping locks of the kernel: which one a task waits for, who else does, who has it.
+"""Sleeping locks of the kernel: the one a task waits for, its waiters and owners.
 
 kernel/locking: mutexes (also those of ``ww_mutex``), rwsems, semaphores, rt_mutexes and
 percpu_rwsems.
@@ -20,51 +20,51 @@ from msatools.locks.sleeping.kernellocks import KernelLock, holders_at, kernel_l
 from msatools.locks.sleeping.list_locks import LIST_LOCKS, Record
 
 
-def find(look: LockContext, case: BlockedTask) -> KernelLock | None:
+def find(context: LockContext, case: BlockedTask) -> KernelLock | None:
     """
     Find the lock that a task waits for; ``None`` if no such lock is waited for.
 
-    :raises drgn.FaultError: if what tells cannot be read
-    :raises LookupError: if nothing tells the types
+    :raises drgn.FaultError: if a structure on the way cannot be read
+    :raises LookupError: if the types are unknown
     """
     return (
-        percpurwsems.find(look, case)
-        or rtlocks.find(look, case)
-        or kernel_locks(look).find(
-            case.names, case.stack, look.limit, _record(look, case)
+        percpurwsems.find(context, case)
+        or rtlocks.find(context, case)
+        or kernel_locks(context).find(
+            case.names, case.stack, context.limit, _record(context, case)
         )
     )
 
 
-def request(look: LockContext, case: BlockedTask) -> Request | None:
+def request(context: LockContext, case: BlockedTask) -> Request | None:
     """
-    Tell which lock a task waits for; ``None`` also if it is not to be found.
+    Return which lock a task waits for; ``None`` also if it is not found.
 
-    :raises drgn.FaultError: if what tells cannot be read
-    :raises LookupError: if nothing tells the types
+    :raises drgn.FaultError: if a structure on the way cannot be read
+    :raises LookupError: if the types are unknown
     """
-    found = find(look, case)
+    found = find(context, case)
     return found.request if found else None
 
 
-def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
+def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """
-    Tell who waits for a lock, in the kernel's order.
+    Return the waiters of a lock, in the kernel's order.
 
     The one who has shut it and waits for readers to leave is the first.
 
-    :return: ``None`` if there are more than may be looked at, or if they are lost.
+    :return: ``None`` if there are more than may be read, or if they are lost.
     :raises drgn.FaultError: if the lock cannot be read
     """
     address = lock.address or 0
-    if rtlocks.is_made_of(look, lock.type):
-        return rtlocks.queue(look, lock)
-    return kernel_locks(look).queue(lock.type, address, look.limit)
+    if rtlocks.is_made_of(context, lock.type):
+        return rtlocks.queue(context, lock)
+    return kernel_locks(context).queue(lock.type, address, context.limit)
 
 
-def holders(look: LockContext, lock: Lock) -> list[Holder]:
+def holders(context: LockContext, lock: Lock) -> list[Holder]:
     """
-    Tell who has a lock, as it tells itself.
+    Return the owners of a lock, as it tells itself.
 
     With CONFIG_PREEMPT_RT that may be the first of a rwsem's queue: it keeps the others
     out, and itself waits for readers.
@@ -72,37 +72,37 @@ def holders(look: LockContext, lock: Lock) -> list[Holder]:
     :raises drgn.FaultError: if the lock, or who it names, cannot be read
     """
     address = lock.address or 0
-    if rtlocks.is_made_of(look, lock.type):
-        return holders_at(look, rtlocks.owner(look, lock), "exact")
+    if rtlocks.is_made_of(context, lock.type):
+        return holders_at(context, rtlocks.owner(context, lock), "exact")
     known = LIST_LOCKS[lock.type]
-    exact = known.owner(look.layout, address)
+    exact = known.owner(context.layout, address)
     if exact is not None:
-        return holders_at(look, exact, "exact")
-    last = known.last_owner(look.layout, address)
+        return holders_at(context, exact, "exact")
+    last = known.last_owner(context.layout, address)
     # Who waits for it now has mostly released it since.
-    queue(look, lock)
-    if last is None or kernel_locks(look).is_queued(lock.type, address, last):
+    queue(context, lock)
+    if last is None or kernel_locks(context).is_queued(lock.type, address, last):
         return []
-    return holders_at(look, last, "likely")
+    return holders_at(context, last, "likely")
 
 
-def readers(look: LockContext, lock: Lock) -> int | None:
+def readers(context: LockContext, lock: Lock) -> int | None:
     """
-    Tell how many have a lock for reading; ``None`` if it does not count them.
+    Return the number of readers of a lock; ``None`` if it does not count them.
 
     :raises drgn.FaultError: if the lock cannot be read
     """
-    if rtlocks.is_made_of(look, lock.type):
-        return rtlocks.readers(look, lock)
-    return LIST_LOCKS[lock.type].readers(look.layout, lock.address or 0)
+    if rtlocks.is_made_of(context, lock.type):
+        return rtlocks.readers(context, lock)
+    return LIST_LOCKS[lock.type].readers(context.layout, lock.address or 0)
 
 
-def _record(look: LockContext, case: BlockedTask) -> Record:
+def _record(context: LockContext, case: BlockedTask) -> Record:
     """Take what a task's own record says that it waits for."""
     said = {
-        name: int(look.tasks[name][case.row])
+        name: int(context.tasks[name][case.row])
         for name in ("blocker", "blocked_on")
-        if look.tasks.has(name)
+        if context.tasks.has(name)
     }
     return Record(**said)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Locks on files that tasks wait for, and who has them.
+"""Locks on files that tasks wait for, and their owners.
 
 fs/locks.c: who waits has a ``struct file_lock`` of its own, which hangs on that of the
 lock in the way; on the waiter's own hang those that would have to wait for it, too. So
@@ -66,7 +66,7 @@ class _FileLock:
 class _FileLocks:
     """Reads locks on files of one kernel.
 
-    :raises LookupError: if nothing tells the types
+    :raises LookupError: if the types are unknown
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -120,7 +120,7 @@ class _FileLocks:
         return found
 
     def blocked(self, root: int) -> list[_FileLock]:
-        """Give all that wait for a lock, first those that wait for nothing more.
+        """Return all that wait for a lock, first those that wait for nothing more.
 
         :raises drgn.FaultError: if one cannot be read, or they change meanwhile
         """
@@ -148,15 +148,15 @@ class _FileLocks:
 
 
 class _Learned:
-    """What has been learned of locks on files in one look."""
+    """What was read of locks on files for one context."""
 
-    def __init__(self, look: LockContext) -> None:
-        self.locks = _FileLocks(look.layout)
-        self._tasks = look.tasks
-        self._descriptors = look.descriptors
-        self._reader = look.reader
-        self._findings = look.findings
-        self._alone = look.alone
+    def __init__(self, context: LockContext) -> None:
+        self.locks = _FileLocks(context.layout)
+        self._tasks = context.tasks
+        self._descriptors = context.descriptors
+        self._reader = context.reader
+        self._losses = context.losses
+        self._alone = context.alone
 
     def tasks_with_files(self, files: int, pid: int) -> list[int]:
         """Find who has a ``struct files_struct``: one thread of each process.
@@ -177,15 +177,15 @@ class _Learned:
         return near[file] if file in near else self._all_open.get(file, [])
 
     def _process(self, pid: int) -> TaskTable:
-        found = find_tasks(self._reader, [pid], self._findings)
+        found = find_tasks(self._reader, [pid], self._losses)
         tasks = list(found.values())
-        return TaskReader(self._reader).read_processes(tasks, self._findings)
+        return TaskReader(self._reader).read_processes(tasks, self._losses)
 
     @cached_property
     def _all(self) -> dict[int, list[int]]:
         tasks = self._tasks
         if self._alone:
-            tasks = TaskReader(self._reader).read_all(self._findings)
+            tasks = TaskReader(self._reader).read_all(self._losses)
         return _by_files(tasks.only(tasks["exit_state"] == 0))
 
     @cached_property
@@ -217,61 +217,61 @@ def _by_files(tasks: TaskTable) -> dict[int, list[int]]:
 
 
 @per_context
-def _learned(look: LockContext) -> _Learned:
-    return _Learned(look)
+def _learned(context: LockContext) -> _Learned:
+    return _Learned(context)
 
 
-def file_lock(look: LockContext, case: BlockedTask) -> WaitTarget | None:
+def file_lock(context: LockContext, case: BlockedTask) -> WaitTarget | None:
     """A lock that another has on a file: its waiter waits on a queue of its own."""
-    lock = _own_request(look, case)
+    lock = _own_request(context, case)
     if lock is None:
         return None
-    owner = _learned(look).locks.read(lock.blocker).pid
-    inode = look.layout.member(lock.file, "file", "f_inode")
+    owner = _learned(context).locks.read(lock.blocker).pid
+    inode = context.layout.member(lock.file, "file", "f_inode")
     return WaitTarget(
         kind="flock" if case.call == "flock" else "posix_lock",
-        inode=look.storage.inode(inode).number,
-        path=look.path_of_file(lock.file),
+        inode=context.storage.inode(inode).number,
+        path=context.path_of_file(lock.file),
         fd=case.file.fd if case.file else None,
         owner=owner or None,
     )
 
 
-def request(look: LockContext, case: BlockedTask) -> Request | None:
-    """Tell the lock on a file that a task waits for.
+def request(context: LockContext, case: BlockedTask) -> Request | None:
+    """Return the lock on a file that a task waits for.
 
     :raises drgn.FaultError: if one in its way cannot be read
     """
-    own = _own_request(look, case)
-    root = _learned(look).locks.root(own) if own else None
+    own = _own_request(context, case)
+    root = _learned(context).locks.root(own) if own else None
     if own is None or root is None or root.type is None:
         return None
     return Request(Lock(root.type, root.address), own.mode)
 
 
-def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
+def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
     """
-    Tell who waits for a lock: those in whose way nothing else is first.
+    Return the waiters of a lock: those in whose way nothing else is first.
 
     Those that come behind conflict with one of them, and wait for it as well.
     """
-    locks = _learned(look).locks
+    locks = _learned(context).locks
     queued = []
     try:
         for waiter in locks.blocked(lock.address or 0):
-            found = wait_queues(look).of_head(waiter.address + locks.waits_head)
+            found = wait_queues(context).of_head(waiter.address + locks.waits_head)
             if found is not None and found.waiters is not None:
-                tasks = wait_queues(look).tasks(found.waiters)
+                tasks = wait_queues(context).tasks(found.waiters)
                 queued += [QueuedWaiter(each.task, waiter.mode) for each in tasks]
     except drgn.FaultError as error:
-        look.findings.lose(Loss.WAITERS, f"who waits for a lock on a file: {error}")
+        context.losses.lose(Loss.WAITERS, f"who waits for a lock on a file: {error}")
         return None
     return queued or None
 
 
-def holders(look: LockContext, lock: Lock) -> list[Holder]:
+def holders(context: LockContext, lock: Lock) -> list[Holder]:
     """
-    Tell who has a lock on a file, the first thread of each process.
+    Return the owners of a lock on a file, the first thread of each process.
 
     ``exact`` of a POSIX lock: it is of all that share a table of open files. Others are
     of an open file. It is mostly one process that has it open, or of several the one
@@ -279,7 +279,7 @@ def holders(look: LockContext, lock: Lock) -> list[Holder]:
 
     :raises drgn.FaultError: if the lock cannot be read
     """
-    learned = _learned(look)
+    learned = _learned(context)
     own = learned.locks.read(lock.address or 0)
     if own.type != lock.type:
         return []
@@ -288,15 +288,15 @@ def holders(look: LockContext, lock: Lock) -> list[Holder]:
         return [Holder(task, "exact") for task in tasks]
     tasks = learned.tasks_with_file(own.owner, own.pid)
     if len(tasks) > 1:
-        tasks = [task for task in tasks if look.pid(task, leader=True) == own.pid]
+        tasks = [task for task in tasks if context.pid(task, leader=True) == own.pid]
     return [Holder(task, "likely") for task in tasks[:1]]
 
 
-def _own_request(look: LockContext, case: BlockedTask) -> _FileLock | None:
+def _own_request(context: LockContext, case: BlockedTask) -> _FileLock | None:
     """Find what a task waits with, which hangs on the lock that is in its way."""
-    locks = _learned(look).locks
+    locks = _learned(context).locks
     for entry in case.stack.wait_entries():
-        found = wait_queues(look).head_of(entry)
+        found = wait_queues(context).head_of(entry)
         if found is None:
             continue
         lock = locks.read(found[0] - locks.wait)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the page cache has of files: no file is opened for it."""
+"""Contents of files from the page cache; no file is opened."""
 
 from collections.abc import Iterator
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Who waits on which futex: the kernel's hash tables of waiters.
+"""Waiters on futexes, from the kernel's hash tables.
 
 kernel/futex: each waiter's ``struct futex_q`` is on the chain of the bucket that its
 key hashes to. It lies on the waiter's stack, or on the heap for ``futex_waitv()``.
@@ -52,13 +52,13 @@ class Waiter:
 class Futexes:
     """Reads waiters on futexes of one kernel.
 
-    :raises LookupError: if nothing tells the types
+    :raises LookupError: if the types are unknown
     """
 
-    def __init__(self, layout: Layout, findings: LossLog) -> None:
+    def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
         self._reader = layout.reader
-        self._findings = findings
+        self._losses = losses
         at = layout.offset
         self._node = at("futex_q", "list.node_list")
         self._task = at("futex_q", "task")
@@ -186,7 +186,7 @@ class Futexes:
     def _common_tables(self) -> list[tuple[int, int]]:
         """Find the tables that all processes share: their buckets, and how many.
 
-        :raises drgn.FaultError: if what tells cannot be read
+        :raises drgn.FaultError: if a structure on the way cannot be read
         """
         prog = self._reader.prog
         try:
@@ -245,45 +245,45 @@ class Futexes:
         return found
 
     def _broken(self, text: str) -> None:
-        self._findings.lose(Loss.FUTEX_CHAINS, text)
+        self._losses.lose(Loss.FUTEX_CHAINS, text)
 
 
 @per_context
-def futexes(look: LockContext) -> Futexes:
-    """Return what reads waiters on futexes.
+def futexes(context: LockContext) -> Futexes:
+    """Return the reader of waiters on futexes.
 
-    :raises LookupError: if nothing tells the types
+    :raises LookupError: if the types are unknown
     """
-    return Futexes(look.layout, look.findings)
+    return Futexes(context.layout, context.losses)
 
 
 @per_context
-def _all_waiters(look: LockContext) -> list[Waiter]:
-    mms = sorted(set(look.tasks["mm"].tolist()) - {0})
-    return list(futexes(look).all(mms))
+def _all_waiters(context: LockContext) -> list[Waiter]:
+    mms = sorted(set(context.tasks["mm"].tolist()) - {0})
+    return list(futexes(context).all(mms))
 
 
 @per_context
 def futex_waiters(
-    look: LockContext,
+    context: LockContext,
 ) -> tuple[dict[int, list[Waiter]], Counter[FutexKey]]:
     """Return all waiters on futexes by task, and how many each futex has.
 
-    :raises LookupError: if nothing tells the types
+    :raises LookupError: if the types are unknown
     """
     by_task: dict[int, list[Waiter]] = {}
-    for waiter in _all_waiters(look):
+    for waiter in _all_waiters(context):
         by_task.setdefault(waiter.task, []).append(waiter)
-    return by_task, Counter(waiter.key for waiter in _all_waiters(look))
+    return by_task, Counter(waiter.key for waiter in _all_waiters(context))
 
 
 @per_context
-def futex_queues(look: LockContext) -> dict[FutexKey, list[Waiter]]:
+def futex_queues(context: LockContext) -> dict[FutexKey, list[Waiter]]:
     """Return all waiters on futexes by futex, in the order of their chain.
 
-    :raises LookupError: if nothing tells the types
+    :raises LookupError: if the types are unknown
     """
     by_key: dict[FutexKey, list[Waiter]] = {}
-    for waiter in _all_waiters(look):
+    for waiter in _all_waiters(context):
         by_key.setdefault(waiter.key, []).append(waiter)
     return by_key

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which futexes one task waits on."""
+"""The futexes that one task waits on."""
 
 from collections import Counter
 
@@ -17,64 +17,67 @@ _MAX_VECTOR = 128
 
 
 def waiters_of(
-    look: LockContext, case: BlockedTask
+    context: LockContext, case: BlockedTask
 ) -> tuple[list[Waiter], Counter[FutexKey] | None]:
     """Find what a task waits on, and how many wait on each futex.
 
     :return: One waiter, or those of ``futex_waitv()`` as they were asked for; none if
         they are not to be found. No counts if there were too many to look at.
     """
-    if look.alone:
-        return _own_futexes(look, case)
-    by_task, counts = futex_waiters(look)
+    if context.alone:
+        return _own_futexes(context, case)
+    by_task, counts = futex_waiters(context)
     waiters = by_task.get(case.address, [])
     if not waiters:
         # Its chain is broken, or it has come since.
-        waiters, _ = _own_futexes(look, case)
+        waiters, _ = _own_futexes(context, case)
     # Of several it is an array.
     return sorted(waiters, key=lambda waiter: waiter.address), counts
 
 
 def _own_futexes(
-    look: LockContext, case: BlockedTask
+    context: LockContext, case: BlockedTask
 ) -> tuple[list[Waiter], Counter[FutexKey] | None]:
-    """Find what one task waits on without a look at all who wait."""
+    """Find what one task waits on without reading all waiters."""
     stack = case.stack
-    for waiter in futexes(look).on_stack(stack.base, stack.words, case.address):
-        others = list(futexes(look).chain(waiter.lock, FEW_READS))
+    for waiter in futexes(context).on_stack(stack.base, stack.words, case.address):
+        others = list(futexes(context).chain(waiter.lock, FEW_READS))
         counts = Counter(other.key for other in others)
         if len(others) < FEW_READS:
             if any(other.address == waiter.address for other in others):
                 return [waiter], counts
             continue
-        if _is_queued(look, waiter):
+        if _is_queued(context, waiter):
             return [waiter], None
     if case.call == "futex_waitv":
-        return _vector(look, case), None
+        return _vector(context, case), None
     return [], None
 
 
-def _is_queued(look: LockContext, waiter: Waiter) -> bool:
-    """Tell whether the neighbours of a waiter know it."""
-    node = waiter.address + look.layout.offset("futex_q", "list.node_list")
-    following, before = look.layout.word(node), look.layout.word(node + 8)
-    return look.layout.word(following + 8) == node and look.layout.word(before) == node
+def _is_queued(context: LockContext, waiter: Waiter) -> bool:
+    """Return whether the neighbours of a waiter know it."""
+    node = waiter.address + context.layout.offset("futex_q", "list.node_list")
+    following, before = context.layout.word(node), context.layout.word(node + 8)
+    return (
+        context.layout.word(following + 8) == node
+        and context.layout.word(before) == node
+    )
 
 
-def _vector(look: LockContext, case: BlockedTask) -> list[Waiter]:
+def _vector(context: LockContext, case: BlockedTask) -> list[Waiter]:
     """Find the waiters of ``futex_waitv()``, an array that is on the heap."""
     count = case.arguments[1]
     if not 0 < count <= _MAX_VECTOR:
         return []
-    size = look.layout.size("futex_vector")
-    first = look.layout.offset("futex_vector", "q")
+    size = context.layout.size("futex_vector")
+    first = context.layout.offset("futex_vector", "q")
     for pointer in case.stack.data_pointers()[:MAX_CANDIDATES]:
         try:
-            head = futexes(look).read(pointer + first)
+            head = futexes(context).read(pointer + first)
             if head.task != case.address or head.lock < KERNEL_HALF:
                 continue
             places = range(pointer + first, pointer + first + count * size, size)
-            waiters = [futexes(look).read(place) for place in places]
+            waiters = [futexes(context).read(place) for place in places]
         except drgn.FaultError:
             continue
         if all(w.task == case.address and w.lock >= KERNEL_HALF for w in waiters):

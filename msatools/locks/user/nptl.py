@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What glibc's locks say of themselves, in the memory of a process of 64 bits. Pure.
+"""The words of glibc's locks, in the memory of a process of 64 bits. Pure.
 
 The words of a ``pthread_mutex_t`` are, from its start on: lock, count, owner, users,
 kind, two of spinning, and two pointers that link robust ones. Its futex is the lock: 0
@@ -116,7 +116,7 @@ def mutex(data: bytes, shared: bool) -> Mutex | None:
 
 
 def rwlock_start(address: int) -> int:
-    """Tell where the rwlock is if a futex is one of its two: it is aligned."""
+    """Return where the rwlock is if a futex is one of its two: it is aligned."""
     return address - (_WRITERS_AT if address % 8 else _PHASE_AT)
 
 
@@ -150,7 +150,7 @@ def rwlock(data: bytes, place: int, shared: bool) -> Rwlock | None:
 
 
 def condition_starts(address: int) -> tuple[int, int]:
-    """Tell where the condition variable would start that has a futex, by layout.
+    """Return where the condition variable would start that has a futex, by layout.
 
     :return: Up to glibc 2.40, and since 2.41.
     """
@@ -162,7 +162,7 @@ def condition(
     data: bytes, newer: bool, waiters: tuple[int, int], shared: bool | None
 ) -> bool:
     """
-    Tell whether there is a condition variable that tasks wait on.
+    Return whether there is a condition variable that tasks wait on.
 
     Nothing marks one. It is one if all of its words agree:
 
@@ -210,7 +210,7 @@ def condition(
 
 
 def _mode(place: int, readers: int, phase: int, writers: int) -> Mode | None:
-    """Tell how it is wanted by who waits at a place; ``None`` if nobody can there."""
+    """Return how it is wanted by who waits at a place; ``None`` if nobody can there."""
     if place == _WRITERS_AT:
         return "write" if writers & _USED else None
     if place == _PHASE_AT and phase & _USED:

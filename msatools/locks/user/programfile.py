@@ -274,5 +274,5 @@ class ProgramFile:
 
 
 def _is_inner(name: str) -> int:
-    """Tell how much a name is one of a library's own: by its leading underscores."""
+    """Return how much a name is one of a library's own: by its leading underscores."""
     return len(name) - len(name.lstrip("_"))

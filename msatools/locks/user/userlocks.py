@@ -90,7 +90,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Users:
-    """Who maps a file."""
+    """The processes that map a file."""
 
     mms: frozenset[int]
     spaces: frozenset[int]
@@ -98,9 +98,9 @@ class _Users:
 
 
 class _Futexes:
-    """What has been learned of futexes in one look."""
+    """What was read of futexes for one context."""
 
-    def __init__(self, look: LockContext) -> None:
+    def __init__(self, context: LockContext) -> None:
         self.seen: dict[tuple[LockTypeName, object], Waiter] = {}
         """A waiter of each futex that somebody was found to wait on, by its key."""
 
@@ -123,10 +123,18 @@ class _Futexes:
         """By PID namespace and ID."""
 
         self.by_pid: dict[int, int] = dict(
-            zip(look.tasks["pid"].tolist(), look.tasks["address"].tolist(), strict=True)
+            zip(
+                context.tasks["pid"].tolist(),
+                context.tasks["address"].tolist(),
+                strict=True,
+            )
         )
         self.mms: dict[int, int] = dict(
-            zip(look.tasks["address"].tolist(), look.tasks["mm"].tolist(), strict=True)
+            zip(
+                context.tasks["address"].tolist(),
+                context.tasks["mm"].tolist(),
+                strict=True,
+            )
         )
 
     def learn_condition(self, mm: int, address: int, start: int | None) -> None:
@@ -136,124 +144,124 @@ class _Futexes:
 
 
 @per_context
-def _learned(look: LockContext) -> _Futexes:
-    return _Futexes(look)
+def _learned(context: LockContext) -> _Futexes:
+    return _Futexes(context)
 
 
-def requests(look: LockContext, case: BlockedTask) -> list[Request]:
+def requests(context: LockContext, case: BlockedTask) -> list[Request]:
     """
-    Tell which futexes a task waits on.
+    Return which futexes a task waits on.
 
     :return: One; several if it waits for any of them; none if they are not found.
     """
-    waiters, _ = waiters_of(look, case)
-    return _requests(look, waiters)
+    waiters, _ = waiters_of(context, case)
+    return _requests(context, waiters)
 
 
-def futex_requests(look: LockContext, task: int) -> list[Request]:
-    """Tell the same of the ``struct task_struct`` at an address, by the hash tables.
+def futex_requests(context: LockContext, task: int) -> list[Request]:
+    """Return the same of the ``struct task_struct`` at an address, by the hash tables.
 
     All waiters are read the first time; then each costs next to nothing.
     """
-    by_task, _ = futex_waiters(look)
+    by_task, _ = futex_waiters(context)
     waiters = sorted(by_task.get(task, ()), key=lambda waiter: waiter.address)
-    return _requests(look, waiters)
+    return _requests(context, waiters)
 
 
-def queue(look: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
-    """Tell who waits on a futex, the next to be woken up first.
+def queue(context: LockContext, lock: Lock) -> list[QueuedWaiter] | None:
+    """Return the waiters on a futex, the next to be woken up first.
 
     Those of a futex that inherits priority are in the order of its ``rt_mutex``. Who
     waits for one of several futexes is on the queue of each.
     """
-    waiters = _waiters(look, lock)
+    waiters = _waiters(context, lock)
     if not waiters:
         return None
-    mode = None if lock.type == "pi_futex" else _said(look, waiters[0]).mode
+    mode = None if lock.type == "pi_futex" else _said(context, waiters[0]).mode
     tasks = list(dict.fromkeys(waiter.task for waiter in waiters))
     if lock.type == "pi_futex":
-        tasks = _by_urgency(look, waiters[0].pi_state, tasks)
+        tasks = _by_urgency(context, waiters[0].pi_state, tasks)
     return [QueuedWaiter(task, mode) for task in tasks]
 
 
-def holders(look: LockContext, lock: Lock) -> list[Holder]:
-    """Tell who has a futex.
+def holders(context: LockContext, lock: Lock) -> list[Holder]:
+    """Return the owner of a futex.
 
     ``exact`` of one that inherits priority: the kernel has to know; and of a thread
     that is waited for to end. All else is ``likely`` at best: the C library's word.
     """
-    waiter = _learned(look).seen.get((lock.type, lock.key))
+    waiter = _learned(context).seen.get((lock.type, lock.key))
     if waiter is None:
         return []
     if lock.type == "pi_futex":
-        return _pi_owner(look, waiter)
-    said = _said(look, waiter)
+        return _pi_owner(context, waiter)
+    said = _said(context, waiter)
     return [] if said.owner is None else [Holder(said.owner, said.confidence)]
 
 
-def readers(look: LockContext, lock: Lock) -> int | None:
+def readers(context: LockContext, lock: Lock) -> int | None:
     """Count who has a futex for reading; ``None`` if it counts no readers."""
-    waiter = _learned(look).seen.get((lock.type, lock.key))
+    waiter = _learned(context).seen.get((lock.type, lock.key))
     if waiter is None or lock.type == "pi_futex":
         return None
-    return _said(look, waiter).readers
+    return _said(context, waiter).readers
 
 
-def condition_at(look: LockContext, mm: int, address: int) -> int | None:
+def condition_at(context: LockContext, mm: int, address: int) -> int | None:
     """Find the condition variable that a futex is a word of.
 
     :param mm: Of the process that it is private to, the ``struct mm_struct``.
     :return: Where it starts; ``None`` if it is of none, or nothing tells.
     """
-    learned = _learned(look)
+    learned = _learned(context)
     place = mm, address & ~7
     if place not in learned.conditions:
         start = None
         try:
-            start = _read_condition(look, mm, address, (0, 0), None)
+            start = _read_condition(context, mm, address, (0, 0), None)
         except (drgn.FaultError, LookupError) as error:
-            look.findings.lose(Loss.WAITERS, f"a condition variable is lost: {error}")
+            context.losses.lose(Loss.WAITERS, f"a condition variable is lost: {error}")
         learned.learn_condition(mm, address, start)
     return learned.conditions[place]
 
 
-def is_condition(look: LockContext, lock: Lock, mm: int) -> bool:
-    """Tell whether a futex that somebody was found to wait on is of such.
+def is_condition(context: LockContext, lock: Lock, mm: int) -> bool:
+    """Return whether a futex that somebody was found to wait on is of such.
 
     :param mm: Of the process that it is private to, the ``struct mm_struct``.
     """
-    learned = _learned(look)
+    learned = _learned(context)
     shared = isinstance(lock.key, FutexKey) and lock.key in learned.words
     return shared or (mm, lock.address) in learned.starts
 
 
-def what(look: LockContext, case: BlockedTask, request: Request) -> str | None:
-    """Tell what a futex without an owner stands for: see :func:`parked`."""
-    return parked(look, case.address, request)
+def what(context: LockContext, case: BlockedTask, request: Request) -> str | None:
+    """Return what a futex without an owner stands for: see :func:`parked`."""
+    return parked(context, case.address, request)
 
 
-def parked(look: LockContext, task: int, request: Request) -> str | None:
+def parked(context: LockContext, task: int, request: Request) -> str | None:
     """
-    Tell whether a task waits for ever on a word that nobody else knows.
+    Return whether a task waits for ever on a word that nobody else knows.
 
     glibc has a thread do so for which a futex that inherits priority would close a
     circle, and which the kernel therefore refused (EDEADLK); the word is a variable of
     the function that waits. There is no other trace of it, so all has to fit: how it
     waits, and that it owns a futex which others wait for.
 
-    :param task: The address of its ``struct task_struct``, one of ``look.tasks``.
+    :param task: The address of its ``struct task_struct``, one of ``context.tasks``.
     """
     lock = request.lock
     if lock.type != "futex" or lock.address is None:
         return None
-    waiters = _waiters(look, lock)
-    if len(waiters) != 1 or not _owns_wanted_futex(look, task):
+    waiters = _waiters(context, lock)
+    if len(waiters) != 1 or not _owns_wanted_futex(context, task):
         return None
-    row = look.tasks.only(look.tasks["address"] == np.uint64(task))
+    row = context.tasks.only(context.tasks["address"] == np.uint64(task))
     if not len(row):
         return None
-    prog = look.reader.prog
-    call = read_syscalls(look.reader, row, stack_bytes(prog), LossLog())
+    prog = context.reader.prog
+    call = read_syscalls(context.reader, row, stack_bytes(prog), LossLog())
     if not call.known[0] or call.compat[0] or call.name(0) != "futex":
         return None
     address, operation, value, timeout, _, bits = call.arguments[0].tolist()
@@ -266,21 +274,21 @@ def parked(look: LockContext, task: int, request: Request) -> str | None:
     return None
 
 
-def _requests(look: LockContext, waiters: Iterable[Waiter]) -> list[Request]:
-    """Give each futex once.
+def _requests(context: LockContext, waiters: Iterable[Waiter]) -> list[Request]:
+    """Return each futex once.
 
     While a kernel runs, a task may be met in the queues of both futexes of a condition
     variable, as it waits again before all queues are read.
     """
-    return list(dict.fromkeys(_request(look, waiter) for waiter in waiters))
+    return list(dict.fromkeys(_request(context, waiter) for waiter in waiters))
 
 
-def _request(look: LockContext, waiter: Waiter) -> Request:
-    learned = _learned(look)
+def _request(context: LockContext, waiter: Waiter) -> Request:
+    learned = _learned(context)
     type_: LockTypeName = "pi_futex" if waiter.pi_state else "futex"
     found = learned.requests.get((type_, waiter.key))
     if found is None:
-        said = _Said() if waiter.pi_state else _said(look, waiter)
+        said = _Said() if waiter.pi_state else _said(context, waiter)
         key, mode = waiter.key, said.mode
         if said.condition is not None:
             key = waiter.key.moved(-said.condition)
@@ -291,31 +299,31 @@ def _request(look: LockContext, waiter: Waiter) -> Request:
     return found
 
 
-def _waiters(look: LockContext, lock: Lock) -> list[Waiter]:
-    """Give who waits on a futex that somebody was found to wait on."""
+def _waiters(context: LockContext, lock: Lock) -> list[Waiter]:
+    """Return the waiters on a futex that somebody was found to wait on."""
     key = lock.key
     if not isinstance(key, FutexKey):
         return []
-    words = _learned(look).words.get(key)
+    words = _learned(context).words.get(key)
     if words is not None:
         # Their queues may be far apart in the tables: all are read.
-        found = [each for word in words for each in futex_queues(look).get(word, ())]
-    elif not look.alone:
-        found = futex_queues(look).get(key, [])
+        found = [each for word in words for each in futex_queues(context).get(word, ())]
+    elif not context.alone:
+        found = futex_queues(context).get(key, [])
     else:
-        first = _learned(look).seen.get((lock.type, key))
-        chain = futexes(look).chain(first.lock) if first else ()
+        first = _learned(context).seen.get((lock.type, key))
+        chain = futexes(context).chain(first.lock) if first else ()
         found = [waiter for waiter in chain if waiter.key == key]
     # Who is to get one that inherits priority later, waits for another thing yet.
     return [w for w in found if bool(w.pi_state) == (lock.type == "pi_futex")]
 
 
-def _by_urgency(look: LockContext, pi_state: int, tasks: list[int]) -> list[int]:
+def _by_urgency(context: LockContext, pi_state: int, tasks: list[int]) -> list[int]:
     try:
-        mutex = pi_state + look.layout.offset("futex_pi_state", "pi_mutex")
-        order = kernel_locks(look).rt_mutex(mutex).waiters or ()
+        mutex = pi_state + context.layout.offset("futex_pi_state", "pi_mutex")
+        order = kernel_locks(context).rt_mutex(mutex).waiters or ()
     except drgn.FaultError as error:
-        look.findings.lose(Loss.WAITERS, f"the queue of a futex is lost: {error}")
+        context.losses.lose(Loss.WAITERS, f"the queue of a futex is lost: {error}")
         order = ()
     queued = set(tasks)
     first = [task for task in order if task in queued]
@@ -323,30 +331,30 @@ def _by_urgency(look: LockContext, pi_state: int, tasks: list[int]) -> list[int]
     return list(dict.fromkeys([*first, *tasks]))
 
 
-def _pi_owner(look: LockContext, waiter: Waiter) -> list[Holder]:
-    """Tell who has a futex that inherits priority.
+def _pi_owner(context: LockContext, waiter: Waiter) -> list[Holder]:
+    """Return the owner of a futex that inherits priority.
 
     The owner that is recorded may be about to be changed, while another takes the
     kernel's own lock.
     """
-    layout, state = look.layout, waiter.pi_state
+    layout, state = context.layout, waiter.pi_state
     owner, taken = layout.members(state, "futex_pi_state", "owner", "pi_mutex.owner")
-    key = futexes(look).key(state + layout.offset("futex_pi_state", "key"))
+    key = futexes(context).key(state + layout.offset("futex_pi_state", "key"))
     # It may have been freed, and be of another futex now.
-    if key != waiter.key or owner < KERNEL_HALF or not look.pid(owner):
+    if key != waiter.key or owner < KERNEL_HALF or not context.pid(owner):
         return []
     agree = taken & ~1 in (0, owner)
     return [Holder(owner, "exact" if agree else "likely")]
 
 
-def _owns_wanted_futex(look: LockContext, task: int) -> bool:
-    """Tell whether others wait for a futex that inherits priority, and a task has."""
+def _owns_wanted_futex(context: LockContext, task: int) -> bool:
+    """Return whether others wait for a futex that inherits priority, and a task has."""
     # "futex: Move futex related task_struct data into a struct" (in v7.1)
-    head = task + look.layout.offset(
+    head = task + context.layout.offset(
         "task_struct", "futex.pi_state_list", "pi_state_list"
     )
     try:
-        return look.layout.word(head) not in (0, head)
+        return context.layout.word(head) not in (0, head)
     except drgn.FaultError:
         return False
 
@@ -354,15 +362,15 @@ def _owns_wanted_futex(look: LockContext, task: int) -> bool:
 # --- what the memory of processes says
 
 
-def _said(look: LockContext, waiter: Waiter) -> _Said:
+def _said(context: LockContext, waiter: Waiter) -> _Said:
     """Read what there is at a futex, once."""
-    said = _learned(look).said
+    said = _learned(context).said
     key = waiter.key
     if key not in said:
         try:
-            said[key] = _read_futex(look, waiter)
+            said[key] = _read_futex(context, waiter)
         except (drgn.FaultError, LookupError) as error:
-            look.findings.lose(Loss.FUTEX_OWNERS, f"who has a futex is lost: {error}")
+            context.losses.lose(Loss.FUTEX_OWNERS, f"who has a futex is lost: {error}")
             said[key] = _Said()
     return said[key]
 
@@ -377,13 +385,15 @@ class _Words:
     data: bytes
 
     @classmethod
-    def around(cls, look: LockContext, place: _Place) -> "_Words | None":
+    def around(cls, context: LockContext, place: _Place) -> "_Words | None":
         """Read it; ``None`` if the futex is not in the dump."""
         page = place.address & -_PAGE
         start = max(place.address - nptl.RWLOCK_BYTES, page)
         end = min(place.address + nptl.RWLOCK_BYTES, page + _PAGE)
-        data = user_memory(look).read(place.mm, start, end - start)
-        return None if data is None else cls(user_memory(look), place.mm, start, data)
+        data = user_memory(context).read(place.mm, start, end - start)
+        return (
+            None if data is None else cls(user_memory(context), place.mm, start, data)
+        )
 
     def read(self, address: int, size: int) -> bytes | None:
         """Read some bytes; ``None`` if they are not in the dump."""
@@ -393,39 +403,39 @@ class _Words:
         return self.memory.read(self.mm, address, size)
 
 
-def _read_futex(look: LockContext, waiter: Waiter) -> _Said:
-    """Tell what is at a futex.
+def _read_futex(context: LockContext, waiter: Waiter) -> _Said:
+    """Return what is at a futex.
 
     :raises drgn.FaultError: if what leads to it, or to its owner, is damaged
     """
-    place = _place(look, waiter)
-    words = _Words.around(look, place) if place else None
+    place = _place(context, waiter)
+    words = _Words.around(context, place) if place else None
     if place is None or words is None:
-        look.findings.coverage["futexes_not_read"] += 1
+        context.losses.coverage["futexes_not_read"] += 1
         return _Said()
     return (
-        _thread(look, place, words)
-        or _mutex(look, place, words, waiter.key)
-        or _rwlock(look, place, words, waiter.key)
-        or _condition(look, place, waiter.key)
+        _thread(context, place, words)
+        or _mutex(context, place, words, waiter.key)
+        or _rwlock(context, place, words, waiter.key)
+        or _condition(context, place, waiter.key)
         or _Said()
     )
 
 
-def _thread(look: LockContext, place: _Place, words: _Words) -> _Said | None:
-    """Tell a thread that is waited for to end: the kernel clears the word then."""
+def _thread(context: LockContext, place: _Place, words: _Words) -> _Said | None:
+    """Return a thread that is waited for to end: the kernel clears the word then."""
     word = int.from_bytes(words.read(place.address, 4) or b"", "little")
     if not 0 < word < PID_MAX_LIMIT or place.inode:
         return None
-    task = _owner(look, place, word)
+    task = _owner(context, place, word)
     if task is None:
         return None
-    clears = look.layout.member(task, "task_struct", "clear_child_tid")
+    clears = context.layout.member(task, "task_struct", "clear_child_tid")
     return _Said(task, "exact") if clears == place.address else None
 
 
 def _mutex(
-    look: LockContext, place: _Place, words: _Words, key: FutexKey
+    context: LockContext, place: _Place, words: _Words, key: FutexKey
 ) -> _Said | None:
     if place.address % 8:
         return None
@@ -433,14 +443,14 @@ def _mutex(
     mutex = nptl.mutex(data, key.shared) if data else None
     if mutex is None:
         return None
-    task = _owner(look, place, mutex.owner)
-    if task is None or (task in _tasks_on(look, key) and not mutex.blocks_owner):
+    task = _owner(context, place, mutex.owner)
+    if task is None or (task in _tasks_on(context, key) and not mutex.blocks_owner):
         return None
     return _Said(task)
 
 
 def _rwlock(
-    look: LockContext, place: _Place, words: _Words, key: FutexKey
+    context: LockContext, place: _Place, words: _Words, key: FutexKey
 ) -> _Said | None:
     starts = [nptl.rwlock_start(place.address)]
     if not place.address % 8:
@@ -454,28 +464,28 @@ def _rwlock(
             continue
         if lock.writer is None:
             return _Said(mode=lock.mode, readers=lock.readers)
-        task = _owner(look, place, lock.writer)
+        task = _owner(context, place, lock.writer)
         # Who has it for writing is refused it once more.
-        if task is not None and task not in _tasks_on(look, key):
+        if task is not None and task not in _tasks_on(context, key):
             return _Said(task, mode=lock.mode, readers=lock.readers)
     return None
 
 
-def _condition(look: LockContext, place: _Place, key: FutexKey) -> _Said | None:
-    queued = [len(futex_queues(look).get(word, ())) for word in key.pair()]
-    if look.live:
+def _condition(context: LockContext, place: _Place, key: FutexKey) -> _Said | None:
+    queued = [len(futex_queues(context).get(word, ())) for word in key.pair()]
+    if context.live:
         # They were read at another time than its words are.
         queued = [0, 0]
     start = _read_condition(
-        look, place.mm, place.address, (queued[0], queued[1]), key.shared
+        context, place.mm, place.address, (queued[0], queued[1]), key.shared
     )
     if not key.of_inode:
-        _learned(look).learn_condition(place.mm, place.address, start)
+        _learned(context).learn_condition(place.mm, place.address, start)
     return None if start is None else _Said(condition=place.address - start)
 
 
 def _read_condition(
-    look: LockContext,
+    context: LockContext,
     mm: int,
     address: int,
     queued: tuple[int, int],
@@ -483,7 +493,7 @@ def _read_condition(
 ) -> int | None:
     """Find where the condition variable starts that a futex is a word of."""
     for newer, start in enumerate(nptl.condition_starts(address)):
-        data = user_memory(look).read(mm, start, nptl.CONDITION_BYTES)
+        data = user_memory(context).read(mm, start, nptl.CONDITION_BYTES)
         if data is None:
             return None
         if nptl.condition(data, bool(newer), queued, shared):
@@ -491,68 +501,68 @@ def _read_condition(
     return None
 
 
-def _tasks_on(look: LockContext, key: FutexKey) -> set[int]:
+def _tasks_on(context: LockContext, key: FutexKey) -> set[int]:
     lock = Lock("futex", key.address, key)
-    return {waiter.task for waiter in _waiters(look, lock)}
+    return {waiter.task for waiter in _waiters(context, lock)}
 
 
 # --- where a futex is, and who can have it
 
 
-def _place(look: LockContext, waiter: Waiter) -> _Place | None:
+def _place(context: LockContext, waiter: Waiter) -> _Place | None:
     """Find a futex in the memory of one who waits on it."""
     key = waiter.key
     if key.address is not None:
-        mm = _mm(look, waiter.task)
+        mm = _mm(context, waiter.task)
         return _Place(waiter.task, mm, key.address, 0) if mm else None
-    others = _waiters(look, Lock("futex", None, key))[:_FEW_WAITERS]
+    others = _waiters(context, Lock("futex", None, key))[:_FEW_WAITERS]
     for task in dict.fromkeys([waiter.task, *(other.task for other in others)]):
-        mm = _mm(look, task)
-        for file in user_memory(look).shared_files(mm) if mm else ():
+        mm = _mm(context, task)
+        for file in user_memory(context).shared_files(mm) if mm else ():
             address = file.start + (key.file_offset or 0) - file.first
             if file.sequence == key.object and file.start <= address < file.end:
                 return _Place(task, mm, address, file.inode)
     return None
 
 
-def _mm(look: LockContext, task: int) -> int:
-    """Tell a task's address space; 0 if it has none."""
-    known = _learned(look).mms.get(task)
-    return look.layout.member(task, "task_struct", "mm") if known is None else known
+def _mm(context: LockContext, task: int) -> int:
+    """Return a task's address space; 0 if it has none."""
+    known = _learned(context).mms.get(task)
+    return context.layout.member(task, "task_struct", "mm") if known is None else known
 
 
-def _owner(look: LockContext, place: _Place, tid: int) -> int | None:
+def _owner(context: LockContext, place: _Place, tid: int) -> int | None:
     """Find the thread with an ID that can have a futex; ``None`` unless it is one.
 
     The ID is as its process sees it. Of a futex in a file it may be one of another
     process, which may see other IDs than who waits.
     """
-    mms, spaces = {place.mm}, {_namespace(look, place.task)}
+    mms, spaces = {place.mm}, {_namespace(context, place.task)}
     if place.inode:
-        users = _users(look, place.inode)
+        users = _users(context, place.inode)
         mms, spaces = mms | users.mms, spaces | users.spaces
-    tasks = {_task(look, space, tid) for space in spaces - {0}} - {None}
-    fits = [task for task in tasks if task is not None and _mm(look, task) in mms]
+    tasks = {_task(context, space, tid) for space in spaces - {0}} - {None}
+    fits = [task for task in tasks if task is not None and _mm(context, task) in mms]
     return fits[0] if len(fits) == 1 else None
 
 
-def _users(look: LockContext, inode: int) -> _Users:
+def _users(context: LockContext, inode: int) -> _Users:
     """Find who maps a file.
 
     :raises drgn.FaultError: if they are too many, or it cannot be read
     """
-    known = _learned(look).users
+    known = _learned(context).users
     if inode not in known:
-        mms = frozenset(_mapped_by(look, inode))
-        owners = (lock_places(look).owner_of_mm(mm) for mm in mms)
-        spaces = frozenset(_namespace(look, owner) for owner in owners if owner)
+        mms = frozenset(_mapped_by(context, inode))
+        owners = (lock_places(context).owner_of_mm(mm) for mm in mms)
+        spaces = frozenset(_namespace(context, owner) for owner in owners if owner)
         known[inode] = _Users(mms, spaces)
     return known[inode]
 
 
-def _mapped_by(look: LockContext, inode: int) -> set[int]:
+def _mapped_by(context: LockContext, inode: int) -> set[int]:
     """Find the address spaces that map a file."""
-    layout = look.layout
+    layout = context.layout
     mapping = layout.member(inode, "inode", "i_mapping")
     root = mapping + layout.offset("address_space", "i_mmap.rb_root", "i_mmap")
     node, mm = (
@@ -561,7 +571,7 @@ def _mapped_by(look: LockContext, inode: int) -> set[int]:
     size = max(node + layout.size("rb_node"), mm + 8)
     name = "the mappings of a file with futexes"
     found: set[int] = set()
-    records = tree_records(look.reader, root, node, size, look.findings, name)
+    records = tree_records(context.reader, root, node, size, context.losses, name)
     for count, (_, data) in enumerate(records):
         if count >= _MAX_PROCESSES:
             raise drgn.FaultError("too many processes map it", inode)
@@ -569,9 +579,9 @@ def _mapped_by(look: LockContext, inode: int) -> set[int]:
     return found
 
 
-def _namespace(look: LockContext, task: int) -> int:
+def _namespace(context: LockContext, task: int) -> int:
     """Find the PID namespace by which a task knows itself; 0 if it is dead."""
-    layout = look.layout
+    layout = context.layout
     pid = layout.member(task, "task_struct", "thread_pid")
     if pid < KERNEL_HALF:
         return 0
@@ -580,13 +590,13 @@ def _namespace(look: LockContext, task: int) -> int:
     return layout.word(number)
 
 
-def _task(look: LockContext, space: int, tid: int) -> int | None:
+def _task(context: LockContext, space: int, tid: int) -> int | None:
     """Find the thread with an ID in a PID namespace."""
-    learned = _learned(look)
+    learned = _learned(context)
     if (space, tid) in learned.tasks:
         return learned.tasks[space, tid]
-    prog = look.reader.prog
-    initial = space == look.layout.symbol("init_pid_ns")
+    prog = context.reader.prog
+    initial = space == context.layout.symbol("init_pid_ns")
     task = learned.by_pid.get(tid) if initial else None
     if task is None:
         namespace = drgn.Object(prog, "struct pid_namespace *", value=space)

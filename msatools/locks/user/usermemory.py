@@ -55,7 +55,7 @@ class UserMapping(NamedTuple):
     """The ``struct file``; 0 if it is of none."""
 
     def file_offset(self, address: int) -> int:
-        """Tell where in the file an address is."""
+        """Return where in the file an address is."""
         return self.page * _PAGE + address - self.start
 
 
@@ -74,10 +74,10 @@ def mapping_at(layout: Layout, mm: int, address: int) -> UserMapping | None:
 class UserMemory:
     """Reads memory of processes; that there is none at all is noted."""
 
-    def __init__(self, layout: Layout, findings: LossLog) -> None:
+    def __init__(self, layout: Layout, losses: LossLog) -> None:
         self._layout = layout
         self._prog = layout.reader.prog
-        self._findings = findings
+        self._losses = losses
         self._filtered = 0
         self._any = False
         self._shared: dict[int, list[SharedFile]] = {}
@@ -95,13 +95,13 @@ class UserMemory:
         except drgn.FaultError as error:
             if fault_reason(error) == "excluded":
                 self._filtered += 1
-                self._findings.note(
+                self._losses.note(
                     "user-memory-filtered",
                     "user memory is not in the dump: owners of futexes are not told",
                 )
             return None
         except NotImplementedError as error:
-            self._findings.note(
+            self._losses.note(
                 "user-memory-unknown", f"user memory is not read: {error}"
             )
             return None
@@ -120,7 +120,7 @@ class UserMemory:
                     if file is not None:
                         found.append(file)
             except drgn.FaultError as error:
-                self._findings.lose(Loss.MAPPINGS, f"mappings are lost: {error}")
+                self._losses.lose(Loss.MAPPINGS, f"mappings are lost: {error}")
         return found
 
     def _space(self, mm: int) -> drgn.Object:
@@ -176,6 +176,6 @@ class UserMemory:
 
 
 @per_context
-def user_memory(look: LockContext) -> UserMemory:
-    """Return what reads the memory of processes."""
-    return UserMemory(look.layout, look.findings)
+def user_memory(context: LockContext) -> UserMemory:
+    """Return the reader of the memory of processes."""
+    return UserMemory(context.layout, context.losses)

@@ -70,18 +70,18 @@ class CodeMapping:
 
 
 class UserStacks:
-    """Finds frames of threads that a look has; what it has read of files it keeps."""
+    """Finds frames of the threads of a context; each file is read once."""
 
-    def __init__(self, look: LockContext, stack_bytes: int) -> None:
+    def __init__(self, context: LockContext, stack_bytes: int) -> None:
         """
         :param stack_bytes: Of a kernel stack.
         """
-        self._look = look
+        self._context = context
         self._stack_bytes = stack_bytes
-        self._files = FilePages(look.layout)
+        self._files = FilePages(context.layout)
         programs: dict[_Identity, ProgramFile] = {}
         # What is read of a program is kept from one report to the next.
-        self._programs = look.reader.once(UserStacks, lambda: programs)
+        self._programs = context.reader.once(UserStacks, lambda: programs)
 
     def frames(self, row: int) -> tuple[UserFrame, ...] | None:
         """
@@ -92,26 +92,31 @@ class UserStacks:
             registers are not known, or it has run meanwhile.
         """
         registers = self._registers(row)
-        mm = int(self._look.tasks["mm"][row])
+        mm = int(self._context.tasks["mm"][row])
         if registers is None or not mm:
             return None
         try:
             found = tuple(islice(frames_of_stack(self, mm, registers), MOST_FRAMES))
         except (drgn.FaultError, LookupError) as error:
-            self._look.findings.lose(Loss.USER_STACKS, f"a user stack is lost: {error}")
+            self._context.losses.lose(
+                Loss.USER_STACKS, f"a user stack is lost: {error}"
+            )
             return None
-        if self._look.live and self._registers(row) != registers:
+        if self._context.live and self._registers(row) != registers:
             return None
         return found
 
     def _registers(self, row: int) -> Registers | None:
-        look = self._look
-        prog, task = look.reader.prog, look.tasks.only(_just(len(look.tasks), row))
+        context = self._context
+        prog, task = (
+            context.reader.prog,
+            context.tasks.only(_just(len(context.tasks), row)),
+        )
         platform = prog.platform
         if platform is None or platform.arch != drgn.Architecture.X86_64:
             return None
         if task["on_cpu"][0]:
-            if look.live:
+            if context.live:
                 return None
             frame = _running(prog, int(task["address"][0]))
             if frame is None:
@@ -119,29 +124,29 @@ class UserStacks:
             if frame.pc < KERNEL_HALF:
                 values = frame.registers()
                 return Registers(frame.pc, values.get("rsp", 0), values.get("rbp", 0))
-        calls = read_syscalls(look.reader, task, self._stack_bytes, LossLog())
+        calls = read_syscalls(context.reader, task, self._stack_bytes, LossLog())
         if not calls.known[0] or calls.compat[0]:
             return None
         return Registers(int(calls.ip[0]), int(calls.sp[0]), int(calls.fp[0]))
 
     def mapping(self, mm: int, address: int) -> CodeMapping | None:
         """Find what is mapped at an address."""
-        space = drgn.Object(self._look.reader.prog, "struct mm_struct *", value=mm)
+        space = drgn.Object(self._context.reader.prog, "struct mm_struct *", value=mm)
         vma = vma_find(space, address)
         if not vma:
             return None
         names = ("vm_start", "vm_end", "vm_pgoff", "vm_file", "vm_flags")
-        start, end, page, file, flags = self._look.layout.members(
+        start, end, page, file, flags = self._context.layout.members(
             vma.value_(), "vm_area_struct", *names
         )
         return CodeMapping(start, end, page * PAGE, file, bool(flags & _EXECUTABLE))
 
     def read(self, mm: int, address: int, size: int) -> bytes | None:
         """Read user memory; ``None`` if it is not there."""
-        return user_memory(self._look).read(mm, address, size)
+        return user_memory(self._context).read(mm, address, size)
 
     def is_behind_call(self, mapping: CodeMapping, address: int) -> bool:
-        """Tell whether an address follows a call instruction."""
+        """Return whether an address follows a call instruction."""
         offset = address - mapping.start + mapping.offset
         size = min(_LONGEST_CALL, offset, address - mapping.start)
         try:
@@ -157,7 +162,7 @@ class UserStacks:
         :param back: 1 if it is a return address: the call may end its function.
         """
         offset = address - mapping.start + mapping.offset
-        path = self._look.path_of_file(mapping.file)
+        path = self._context.path_of_file(mapping.file)
         program = self._program(mapping.file, path)
         function = program.function(
             offset - back, address - back, lambda at, size: self.read(mm, at, size)
@@ -171,7 +176,7 @@ class UserStacks:
 
     def _program(self, file: int, path: str | None) -> ProgramFile:
         names = ("f_inode", "f_mapping")
-        identity = (file, *self._look.layout.members(file, "file", *names), path)
+        identity = (file, *self._context.layout.members(file, "file", *names), path)
         known = self._programs.get(identity)
         if known is not None:
             return known
@@ -286,7 +291,7 @@ class _Stack:
 
 
 def ends_with_call(code: bytes) -> bool:
-    """Tell whether the last instruction of some code of x86-64 may be a call.
+    """Return whether the last instruction of some code of x86-64 may be a call.
 
     By the bytes at its end: ``call`` with a distance of 32 bits, or by a register or
     memory (FF /2), which is as long as its addressing says.
@@ -303,7 +308,7 @@ def ends_with_call(code: bytes) -> bool:
 
 
 def _length(mod_rm: int, sib: int) -> int:
-    """Tell the length of an instruction with a one-byte opcode, without prefixes."""
+    """Return the length of an instruction with a one-byte opcode, without prefixes."""
     mode, memory = mod_rm >> 6, mod_rm & 0b111
     if mode == 0b11:
         return 2

@@ -16,25 +16,25 @@ _MOST_STACKS = 16
 
 
 def with_frames(
-    herds: Sequence[Herd], look: LockContext, stack_bytes: int
+    herds: Sequence[Herd], context: LockContext, stack_bytes: int
 ) -> tuple[Herd, ...]:
     """
     Add the first frames of their user stacks to the wakers of herds.
 
-    :param look: At all tasks, the wakers among them.
+    :param context: Of all tasks, the wakers among them.
     :param stack_bytes: Of a kernel stack.
     """
-    return tuple(_with_frames(herds, look, UserStacks(look, stack_bytes)))
+    return tuple(_with_frames(herds, context, UserStacks(context, stack_bytes)))
 
 
 def _with_frames(
-    herds: Sequence[Herd], look: LockContext, stacks: UserStacks
+    herds: Sequence[Herd], context: LockContext, stacks: UserStacks
 ) -> Iterator[Herd]:
     for number, herd in enumerate(herds):
         waker = herd.waker
         if waker is None or herd.confidence == "none" or number >= _MOST_STACKS:
             yield herd
             continue
-        for row in np.flatnonzero(look.tasks["pid"] == waker.pid)[:1].tolist():
+        for row in np.flatnonzero(context.tasks["pid"] == waker.pid)[:1].tolist():
             waker = replace(waker, frames=stacks.frames(row))
         yield replace(herd, waker=waker)

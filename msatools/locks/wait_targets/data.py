@@ -30,142 +30,142 @@ _REMOTE = ("get_user_pages_remote", "__get_user_pages_remote", "__access_remote_
 """What reaches for the memory of others (mm/gup.c, mm/memory.c)."""
 
 
-def fault(look: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Tell the page that is waited for in a page fault."""
+def fault(context: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Return the page that is waited for in a page fault."""
     # Whose memory it is may be its own, too.
     remote = case.is_in(*_REMOTE) and case.stack.fault(case.mm, remote=True)
     found = remote or case.stack.fault(case.mm, remote=False)
     if found is None:
-        return _data(look, case, "page")
+        return _data(context, case, "page")
     what, mapping = found
-    owner = lock_places(look).owner_of_mm(mapping["vm_mm"]) if remote else None
-    on = _fault(look, case, what, mapping)
-    return replace(on, pid=look.pid(owner, leader=True)) if owner else on
+    owner = lock_places(context).owner_of_mm(mapping["vm_mm"]) if remote else None
+    on = _fault(context, case, what, mapping)
+    return replace(on, pid=context.pid(owner, leader=True)) if owner else on
 
 
 def _fault(
-    look: LockContext, case: BlockedTask, what: Fault, mapping: dict[str, int]
+    context: LockContext, case: BlockedTask, what: Fault, mapping: dict[str, int]
 ) -> WaitTarget:
     address = Address(what.address)
     if case.is_in("handle_userfault"):
-        context = look.layout.member(
+        userfault = context.layout.member(
             what.vma, "vm_area_struct", "vm_userfaultfd_ctx.ctx"
         )
-        fd = open_files(look, case).by_private.get(context)
+        fd = open_files(context, case).by_private.get(userfault)
         return WaitTarget(kind="userfaultfd", address=address, fd=fd)
     text = bool(mapping["vm_flags"] & _EXECUTABLE)
     if case.task_class is TaskClass.SWP:
-        folio = _folio(look, case)
-        device = look.storage.swap_of_folio(folio) if folio else None
+        folio = _folio(context, case)
+        device = context.storage.swap_of_folio(folio) if folio else None
         return WaitTarget(kind="page", address=address, text=text, device=device)
     file = mapping["vm_file"]
     if not file:
         return WaitTarget(kind="page", address=address, text=text)
-    inode = look.storage.host_of_file(file)
-    is_device = look.storage.is_data_of_device(inode)
+    inode = context.storage.host_of_file(file)
+    is_device = context.storage.is_data_of_device(inode)
     return WaitTarget(
         kind="page",
         address=address,
         text=text,
-        path=look.path_of_file(file),
+        path=context.path_of_file(file),
         inode=None if is_device else inode.number,
-        device=look.storage.device_of(inode),
-        fs=look.storage.file_system_of(inode),
+        device=context.storage.device_of(inode),
+        fs=context.storage.file_system_of(inode),
     )
 
 
-def _folio(look: LockContext, case: BlockedTask) -> int | None:
+def _folio(context: LockContext, case: BlockedTask) -> int | None:
     """Find the page that a task waits for."""
-    folios = (folio_of(look, case, entry) for entry in case.stack.wait_entries())
+    folios = (folio_of(context, case, entry) for entry in case.stack.wait_entries())
     return next(filter(None, folios), None)
 
 
 def _data(
-    look: LockContext, case: BlockedTask, kind: str = "disk"
+    context: LockContext, case: BlockedTask, kind: str = "disk"
 ) -> WaitTarget | None:
-    """Tell what data is waited for, by the page or buffer that a task waits for."""
-    folio = _folio(look, case)
+    """Return what data is waited for, by the page or buffer that a task waits for."""
+    folio = _folio(context, case)
     if folio:
-        inode = look.storage.host_of_folio(folio)
+        inode = context.storage.host_of_folio(folio)
         if inode is not None:
-            return _on_inode(look, kind, inode, case.file)
-        device = look.storage.swap_of_folio(folio)
+            return _on_inode(context, kind, inode, case.file)
+        device = context.storage.swap_of_folio(folio)
         return WaitTarget(kind=kind, device=device) if device else None
     for entry in case.stack.wait_entries():
-        wait = bit_of(look, case, entry)
+        wait = bit_of(context, case, entry)
         if wait is None:
             continue
-        inode = inode_of(look, wait)
+        inode = inode_of(context, wait)
         if inode is not None:
-            return _on_inode(look, kind, inode, None)
-        device = None if wait.variable else look.storage.device_of_buffer(wait.word)
+            return _on_inode(context, kind, inode, None)
+        device = None if wait.variable else context.storage.device_of_buffer(wait.word)
         if device is not None:
             return WaitTarget(kind=kind, device=device)
     return None
 
 
 def _on_inode(
-    look: LockContext, kind: str, inode: Inode, file: OpenFile | None
+    context: LockContext, kind: str, inode: Inode, file: OpenFile | None
 ) -> WaitTarget:
-    """Tell whose data is waited for; the number of a device's own inode is no use."""
-    device = look.storage.device_of(inode)
-    is_device = look.storage.is_data_of_device(inode)
-    opened = file if is_data_of(look, file, inode) else None
+    """Return what a file's data belongs to; not the inode number of a block device."""
+    device = context.storage.device_of(inode)
+    is_device = context.storage.is_data_of_device(inode)
+    opened = file if is_data_of(context, file, inode) else None
     if opened:
-        path = look.path_at(opened.place)
+        path = context.path_at(opened.place)
     else:
-        path = None if is_device else look.path_of(inode)
+        path = None if is_device else context.path_of(inode)
     return WaitTarget(
         kind=kind,
         path=path,
         inode=None if is_device else inode.number,
         device=device,
-        fs=look.storage.file_system_of(inode),
+        fs=context.storage.file_system_of(inode),
         fd=opened.fd if opened else None,
     )
 
 
-def disk(look: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Tell what is waited for of a disk or a file system."""
+def disk(context: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Return what is waited for of a disk or a file system."""
     if case.is_in("read_events", "do_io_getevents"):
         return WaitTarget(kind="aio", address=Address(case.arguments[0]))
     if case.is_in("jbd2_log_wait_commit"):
-        return _journal(look, case)
-    on = _data(look, case)
+        return _journal(context, case)
+    on = _data(context, case)
     if on is not None or case.file is None:
         return on
     mapping = case.file.mapping
-    host = look.layout.member(mapping, "address_space", "host")
-    inode = look.storage.inode(host)
+    host = context.layout.member(mapping, "address_space", "host")
+    inode = context.storage.inode(host)
     if not (stat.S_ISBLK(inode.mode) or stat.S_ISREG(inode.mode)):
         return None
-    return _on_inode(look, "disk", inode, case.file)
+    return _on_inode(context, "disk", inode, case.file)
 
 
-def _journal(look: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Tell a journal whose thread is to commit: on whose queue the task is."""
-    done = look.layout.offset("journal_s", "j_wait_done_commit")
+def _journal(context: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Return a journal whose thread is to commit: on whose queue the task is."""
+    done = context.layout.offset("journal_s", "j_wait_done_commit")
     for entry in case.stack.wait_entries():
-        queue = wait_queues(look).head_of(entry)
+        queue = wait_queues(context).head_of(entry)
         if queue is None:
             continue
         names = ("j_task", "j_dev")
-        thread, device = look.layout.members(queue[0] - done, "journal_s", *names)
+        thread, device = context.layout.members(queue[0] - done, "journal_s", *names)
         if min(thread, device) < KERNEL_HALF:
             continue
-        path = look.path_at(case.file.place) if case.file else None
+        path = context.path_at(case.file.place) if case.file else None
         return WaitTarget(
             kind="journal",
-            pid=look.pid(thread),
-            device=look.storage.device(device),
+            pid=context.pid(thread),
+            device=context.storage.device(device),
             path=path,
             waiters=queue[1],
         )
     return None
 
 
-def reclaim(look: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Tell the control group that has more memory than it should; else nothing does.
+def reclaim(context: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Return the control group that has more memory than it should; else nothing does.
 
     It is the task's own; that the limit may be of one above is not told.
     """
@@ -173,6 +173,6 @@ def reclaim(look: LockContext, case: BlockedTask) -> WaitTarget | None:
     if not case.is_in(*over):
         return None
     rows = np.array([case.row], np.intp)
-    part = TaskTable(look.tasks.records[rows], look.tasks.columns)
-    path = read_cgroups(look.reader, part, look.findings).path(0)
+    part = TaskTable(context.tasks.records[rows], context.tasks.columns)
+    path = read_cgroups(context.reader, part, context.losses).path(0)
     return WaitTarget(kind="cgroup", path=path) if path else None

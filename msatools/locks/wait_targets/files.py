@@ -24,85 +24,87 @@ FEW = 16
 _ANONYMOUS = re.compile(r"(?:anon_inode:)?\[?(\w[\w-]*)\]?")
 
 
-def by_file(look: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Tell the file that a call is about, by what kind of file it is."""
+def by_file(context: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Return the file that a call is about, by what kind of file it is."""
     file = case.file
     if file is None:
         if case.is_in("wait_for_partner", "fifo_open"):
-            return _partner(look, case)
+            return _partner(context, case)
         return None
-    inode = look.storage.inode(file.inode)
+    inode = context.storage.inode(file.inode)
     if stat.S_ISFIFO(inode.mode):
-        named = look.path_at(file.place)
+        named = context.path_at(file.place)
         path = named if named and named.startswith("/") else None
         return WaitTarget(kind="pipe", inode=inode.number, fd=file.fd, path=path)
     if stat.S_ISSOCK(inode.mode):
-        return _socket(look, file, inode)
-    path = look.path_at(file.place)
+        return _socket(context, file, inode)
+    path = context.path_at(file.place)
     if path is not None and not path.startswith("/"):
-        return _anonymous(look, file, path)
+        return _anonymous(context, file, path)
     if case.task_class is TaskClass.TTY:
         return WaitTarget(kind="tty", path=path, fd=file.fd)
     if stat.S_ISCHR(inode.mode):
         return WaitTarget(kind="device", path=path, fd=file.fd)
     if stat.S_ISBLK(inode.mode):
-        host = look.layout.member(file.mapping, "address_space", "host")
-        device = look.storage.device_of(look.storage.inode(host))
+        host = context.layout.member(file.mapping, "address_space", "host")
+        device = context.storage.device_of(context.storage.inode(host))
         return WaitTarget(kind="disk", path=path, fd=file.fd, device=device)
     return WaitTarget(kind="file", path=path, inode=inode.number, fd=file.fd)
 
 
-def _socket(look: LockContext, file: OpenFile, inode: Inode) -> WaitTarget:
-    ends = look.endpoints.get(file.private)
+def _socket(context: LockContext, file: OpenFile, inode: Inode) -> WaitTarget:
+    ends = context.endpoints.get(file.private)
     on = WaitTarget(kind="socket", inode=inode.number, fd=file.fd)
     if ends is None:
         return on
     return replace(on, type=ends.type, local=ends.local, peer=ends.peer)
 
 
-def _anonymous(look: LockContext, file: OpenFile, name: str) -> WaitTarget:
+def _anonymous(context: LockContext, file: OpenFile, name: str) -> WaitTarget:
     """A file that is no file: its name tells what it is."""
     matched = _ANONYMOUS.fullmatch(name)
     on = WaitTarget(kind=matched[1] if matched else name, fd=file.fd)
     if on.kind == "signalfd":
         # It keeps the signals that it does not want.
-        blocked = look.layout.member(file.private, "signalfd_ctx", "sigmask")
+        blocked = context.layout.member(file.private, "signalfd_ctx", "sigmask")
         return replace(on, kind="signals", signals=signals_of(~blocked))
     if on.kind == "timerfd":
         names = ("t.tmr._softexpires", "t.tmr.base")
-        expires, base = look.layout.members(file.private, "timerfd_ctx", *names)
+        expires, base = context.layout.members(file.private, "timerfd_ctx", *names)
         if expires and base >= KERNEL_HALF:
-            return replace(on, **ends_at(look, expires, base))
+            return replace(on, **ends_at(context, expires, base))
     return on
 
 
-def _partner(look: LockContext, case: BlockedTask) -> WaitTarget | None:
+def _partner(context: LockContext, case: BlockedTask) -> WaitTarget | None:
     """A pipe with a name, on the way to be opened: nobody has the other end."""
     for entry in case.stack.wait_entries():
-        queue = wait_queues(look).head_of(entry)
+        queue = wait_queues(context).head_of(entry)
         if queue is None:
             continue
         pipes = [
-            queue[0] - look.layout.offset("pipe_inode_info", member)
+            queue[0] - context.layout.offset("pipe_inode_info", member)
             for member in ("rd_wait", "wr_wait")
-            if look.layout.has("pipe_inode_info", member)
+            if context.layout.has("pipe_inode_info", member)
         ]
         for pointer in case.stack.data_pointers()[:MAX_CANDIDATES]:
             try:
-                if look.layout.member(pointer, "inode", "i_pipe") not in pipes:
+                if context.layout.member(pointer, "inode", "i_pipe") not in pipes:
                     continue
-                if not look.storage.is_inode(pointer):
+                if not context.storage.is_inode(pointer):
                     continue
             except drgn.FaultError:
                 continue
-            inode = look.storage.inode(pointer)
-            return WaitTarget(kind="pipe", inode=inode.number, path=look.path_of(inode))
+            inode = context.storage.inode(pointer)
+            return WaitTarget(
+                kind="pipe", inode=inode.number, path=context.path_of(inode)
+            )
     return None
 
 
-def poll(look: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Tell how many files are polled, and which if they are few."""
-    ends = timer_ends(look, case)
+def poll(context: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Return how many files are polled, and which if they are few."""
+    ends = timer_ends(context, case)
     if case.is_in("ep_poll", "do_epoll_wait"):
         return WaitTarget(kind="epoll", fd=case.fd, **ends)
     if not case.is_in("do_poll", "do_sys_poll", "do_select", "core_sys_select"):
@@ -115,37 +117,37 @@ def poll(look: LockContext, case: BlockedTask) -> WaitTarget | None:
         return WaitTarget(kind="poll", count=asked, fds=none, **ends)
     unique = list(dict.fromkeys(files))
     count = case.arguments[1] & 0xFFFF_FFFF if polls else len(unique)
-    fds = _numbers(look, case, unique) if count == len(unique) <= FEW else None
+    fds = _numbers(context, case, unique) if count == len(unique) <= FEW else None
     return WaitTarget(kind="poll", count=count, fds=fds, **ends)
 
 
 def _numbers(
-    look: LockContext, case: BlockedTask, files: list[int]
+    context: LockContext, case: BlockedTask, files: list[int]
 ) -> tuple[int, ...] | None:
     """Find the descriptors of some files; ``None`` if that leaves a doubt."""
-    known = open_files(look, case).numbers
+    known = open_files(context, case).numbers
     found = [known.get(file, []) for file in files]
     if any(len(numbers) != 1 for numbers in found):
         return None
     return tuple(numbers[0] for numbers in found)
 
 
-def io_uring(look: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Tell a ring whose results, or whose requests, are waited for."""
+def io_uring(context: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Return a ring whose results, or whose requests, are waited for."""
     if case.call == "io_uring_enter":
-        return WaitTarget(kind="io_uring", fd=case.fd, **timer_ends(look, case))
+        return WaitTarget(kind="io_uring", fd=case.fd, **timer_ends(context, case))
     if case.is_in("io_sq_thread"):
-        return _polling_thread(look, case)
+        return _polling_thread(context, case)
     return None
 
 
-def _polling_thread(look: LockContext, case: BlockedTask) -> WaitTarget:
+def _polling_thread(context: LockContext, case: BlockedTask) -> WaitTarget:
     """A thread that takes requests from a ring: the ring knows it."""
-    rings = look.layout.symbol("io_uring_fops")
-    for number, ring in open_files(look, case).with_operations(rings):
+    rings = context.layout.symbol("io_uring_fops")
+    for number, ring in open_files(context, case).with_operations(rings):
         try:
-            queue = look.layout.member(ring, "io_ring_ctx", "sq_data")
-            thread = look.layout.member(queue, "io_sq_data", "thread")
+            queue = context.layout.member(ring, "io_ring_ctx", "sq_data")
+            thread = context.layout.member(queue, "io_sq_data", "thread")
         except drgn.FaultError:
             continue
         if thread == case.address:

@@ -14,30 +14,30 @@ _STOP_SIGNAL = 0xFFFF
 """``JOBCTL_STOP_SIGMASK``."""
 
 
-def timer(look: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Tell when a sleep ends."""
+def timer(context: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Return when a sleep ends."""
     if case.file is not None:
-        return by_file(look, case)
-    ends = timer_ends(look, case)
+        return by_file(context, case)
+    ends = timer_ends(context, case)
     return WaitTarget(kind="timer", **ends) if ends else None
 
 
-def child(look: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Tell the child that is waited for."""
+def child(context: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Return the child that is waited for."""
     if case.is_in("do_wait"):
-        return _waited(look, case)
+        return _waited(context, case)
     if case.is_in("wait_for_vfork_done", "kernel_clone", "_do_fork"):
-        return _vforked(look, case)
+        return _vforked(context, case)
     return None
 
 
-def _waited(look: LockContext, case: BlockedTask) -> WaitTarget | None:
+def _waited(context: LockContext, case: BlockedTask) -> WaitTarget | None:
     """A child that a task waits for, as it asked for it."""
-    wakes = look.layout.symbol("child_wait_callback")
+    wakes = context.layout.symbol("child_wait_callback")
     for entry in case.stack.wait_entries():
         if entry.function != wakes:
             continue
-        wait = _wait_opts(look).of_entry(entry.address)
+        wait = _wait_opts(context).of_entry(entry.address)
         if wait.kind == "any":
             return WaitTarget(kind="child")
         if wait.number is None:
@@ -48,60 +48,62 @@ def _waited(look: LockContext, case: BlockedTask) -> WaitTarget | None:
     return None
 
 
-def _vforked(look: LockContext, case: BlockedTask) -> WaitTarget | None:
+def _vforked(context: LockContext, case: BlockedTask) -> WaitTarget | None:
     """A child that has yet to execute a program: it has a pointer to our stack."""
-    task = vforked(look, case.address, lambda done: done in case.stack)
-    return WaitTarget(kind="child", pid=look.pid(task, leader=True)) if task else None
+    task = vforked(context, case.address, lambda done: done in case.stack)
+    return (
+        WaitTarget(kind="child", pid=context.pid(task, leader=True)) if task else None
+    )
 
 
-def signal(look: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Tell which signals are waited for; none are named where any will do."""
+def signal(context: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Return which signals are waited for; none are named where any will do."""
     if case.file is not None:
-        return by_file(look, case)
+        return by_file(context, case)
     blocked = "blocked.sig[0]"
     if case.is_in("do_sigtimedwait"):
-        # Those that it waits for it does not block meanwhile.
+        # The signals that it waits for are not blocked meanwhile.
         names = (blocked, "real_blocked.sig[0]")
-        now, before = look.layout.members(case.address, "task_struct", *names)
+        now, before = context.layout.members(case.address, "task_struct", *names)
         signals = signals_of(before & ~now)
         return WaitTarget(
-            kind="signals", signals=signals or None, **timer_ends(look, case)
+            kind="signals", signals=signals or None, **timer_ends(context, case)
         )
     if case.is_in("sigsuspend", "__do_sys_rt_sigsuspend"):
-        mask = look.layout.member(case.address, "task_struct", blocked)
+        mask = context.layout.member(case.address, "task_struct", blocked)
         return WaitTarget(kind="signals", signals=signals_of(~mask) if mask else None)
     return WaitTarget(kind="signals")
 
 
-def message(look: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Tell the queue, or the set of semaphores."""
-    ends = timer_ends(look, case)
+def message(context: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Return the queue, or the set of semaphores."""
+    ends = timer_ends(context, case)
     number = case.arguments[0] & 0x7FFF_FFFF if case.plain else None
     if case.is_in("do_msgrcv", "do_msgsnd"):
         return WaitTarget(kind="msgqueue", id=number)
     if case.is_in("do_semtimedop", "__do_semtimedop"):
         return WaitTarget(kind="semaphore", id=number, **ends)
     if case.call in ("mq_timedsend", "mq_timedreceive"):
-        path = look.path_at(case.file.place) if case.file else None
+        path = context.path_at(case.file.place) if case.file else None
         return WaitTarget(kind="mqueue", fd=case.fd, path=path, **ends)
     return None
 
 
-def stopped(look: LockContext, case: BlockedTask) -> WaitTarget:
-    """Tell the signal that stopped it."""
-    number = int(look.tasks["jobctl"][case.row]) & _STOP_SIGNAL
+def stopped(context: LockContext, case: BlockedTask) -> WaitTarget:
+    """Return the signal that stopped it."""
+    number = int(context.tasks["jobctl"][case.row]) & _STOP_SIGNAL
     return WaitTarget(kind="stop", signals=(number,) if number else None)
 
 
-def traced(look: LockContext, case: BlockedTask) -> WaitTarget | None:
-    """Tell its tracer."""
-    if not int(look.tasks["ptrace"][case.row]):
+def traced(context: LockContext, case: BlockedTask) -> WaitTarget | None:
+    """Return its tracer."""
+    if not int(context.tasks["ptrace"][case.row]):
         return None
-    pid = look.pid(int(look.tasks["parent"][case.row]), leader=True)
+    pid = context.pid(int(context.tasks["parent"][case.row]), leader=True)
     return WaitTarget(kind="tracer", pid=pid)
 
 
 @per_context
-def _wait_opts(look: LockContext) -> WaitOptsReader:
+def _wait_opts(context: LockContext) -> WaitOptsReader:
     """Read what is waited for by wait()."""
-    return WaitOptsReader(look.reader)
+    return WaitOptsReader(context.reader)

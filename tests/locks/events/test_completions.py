@@ -47,7 +47,7 @@ def test_a_child_that_has_yet_to_execute(tasks: Seen) -> None:
         assert found.queue(lock) == [parent]
         assert found.holders(lock) == [(child, "exact")]
         assert found.what(parent) == f"child {child} to exec"
-    assert not alone.findings.notes
+    assert not alone.losses.notes
 
 
 def test_input_and_output_is_nobodys(tasks: Seen) -> None:
@@ -65,11 +65,11 @@ def test_a_child_that_is_lost(tasks: Seen) -> None:
     """Then nobody is told, and that is noted; who waits and for what is still known."""
     parent = tasks.tid("vfork")
     dump = damaged(tasks.run.name)
-    member = tasks.look().layout.offset("task_struct", "vfork_done")
+    member = tasks.context().layout.offset("task_struct", "vfork_done")
     lose_page(dump.prog, tasks.address("execute") + member)
     found = Waits(dump)
     lock = found.requests[parent].lock
     assert lock == waits(tasks).requests[parent].lock
     assert found.queue(lock) == [parent]
     assert found.holders(lock) == []
-    assert found.findings.lost["completions_unreadable"] > 0
+    assert found.losses.lost["completions_unreadable"] > 0

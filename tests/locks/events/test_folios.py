@@ -17,9 +17,9 @@ def test_pages_and_their_files(stock: Seen) -> None:
     def check(said: Truth, lock: Lock) -> None:
         assert found.holders(lock) == []
         assert lock.address is not None
-        inode = found.look.storage.host_of_folio(lock.address)
+        inode = found.context.storage.host_of_folio(lock.address)
         assert inode is not None
-        index = found.look.layout.member(lock.address, "page", "index")
+        index = found.context.layout.member(lock.address, "page", "index")
         assert said.get("inode") in (None, inode.number)
         assert said.get("index") in (None, index)
         for waiter in said["waiters"]:
@@ -59,7 +59,7 @@ def test_what_a_bit_is_of(tasks: Seen) -> None:
         lock = found.requests[tid].lock
         # BH_Lock
         assert (lock.type, lock.key) == ("bit_wait", 2)
-        device = found.look.storage.device_of_buffer(lock.address or 0)
+        device = found.context.storage.device_of_buffer(lock.address or 0)
         assert (device is not None) == known
         assert found.queue(lock) == [tid]
 
@@ -67,7 +67,7 @@ def test_what_a_bit_is_of(tasks: Seen) -> None:
 def test_others_in_the_same_bucket_are_left_out(tasks: Seen) -> None:
     """Asked for another page or bit on the same queue, nobody is told."""
     found = waits(tasks)
-    buckets = wait_queues(found.look).buckets
+    buckets = wait_queues(found.context).buckets
     for task, queue in (
         ("file-read", folios.queue),
         ("journal-thread", bitwaits.queue),
@@ -79,9 +79,9 @@ def test_others_in_the_same_bucket_are_left_out(tasks: Seen) -> None:
             replace(lock, key=lock.key + 1),
         ):
             buckets[other] = buckets[lock]
-            assert queue(found.look, other) == []
+            assert queue(found.context, other) == []
             del buckets[other]
-            assert queue(found.look, other) is None
+            assert queue(found.context, other) is None
 
 
 def test_one_task_is_told_without_the_others(tasks: Seen) -> None:
@@ -90,4 +90,4 @@ def test_one_task_is_told_without_the_others(tasks: Seen) -> None:
         found = Waits(tasks.only(tid))
         assert found.requests == {tid: waits(tasks).requests[tid]}
         assert found.queue(found.requests[tid].lock) == [tid]
-        assert not found.findings.notes
+        assert not found.losses.notes

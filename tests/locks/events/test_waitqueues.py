@@ -26,7 +26,7 @@ def test_a_journal_is_committed_by_its_thread(tasks: Seen) -> None:
 def test_a_journal_with_a_barrier(tasks: Seen) -> None:
     """Who wants to write waits for its thread, or for whoever put the barrier up."""
     done = waits(tasks).requests[tasks.tid("file-fsync")].lock
-    at = partial(tasks.look().layout.offset, "journal_s")
+    at = partial(tasks.context().layout.offset, "journal_s")
     journal = (done.address or 0) - at("j_wait_done_commit")
     locked = Lock("wait_queue", journal + at("j_wait_transaction_locked"))
     thread = [(tasks.tid("journal-thread"), "exact")]
@@ -40,12 +40,12 @@ def test_a_journal_with_a_barrier(tasks: Seen) -> None:
 
 def test_who_looks_up_a_name_that_others_want_too(tasks: Seen) -> None:
     """It has their queue on its own stack."""
-    look = tasks.look()
+    context = tasks.context()
     stack = int(tasks.table["stack"][tasks.row("wait4")])
-    for place in (0, wait_queues(look).stack_bytes - 8):
+    for place in (0, wait_queues(context).stack_bytes - 8):
         lock = Lock("wait_queue", stack + place)
-        wait_queues(look).lookups.add(lock)
-        holders = waitqueues.holders(look, lock)
+        wait_queues(context).lookups.add(lock)
+        holders = waitqueues.holders(context, lock)
         assert [holder.task for holder in holders] == [tasks.address("wait4")]
 
 
@@ -60,7 +60,7 @@ def test_a_waiter_that_is_lost(module: Seen) -> None:
     """It breaks the ring: then nobody is told to wait there, rather than wrong."""
     (lock,) = module.locks("wait_queue")
     gone, other = (waiter["pid"] for waiter in lock["waiters"])
-    found = wait_queues(waits(module).look).innermost(module.case(gone).stack)
+    found = wait_queues(waits(module).context).innermost(module.case(gone).stack)
     assert found is not None
     dump = damaged(module.run.name)
     lose_page(dump.prog, found[0].address)
@@ -71,14 +71,14 @@ def test_a_waiter_that_is_lost(module: Seen) -> None:
 def test_a_long_queue_is_cut(module: Seen) -> None:
     """Two wait; who may look at one other node only must not tell a wrong queue."""
     (said,) = module.locks("wait_queue")
-    layout = module.look().layout
+    layout = module.context().layout
     lock = waits(module).requests[said["waiters"][0]["pid"]].lock
     heads, codes = set(), set()
     for waiter in said["waiters"]:
-        findings = LossLog()
-        queues = WaitQueues(layout, findings, limit=1)
+        losses = LossLog()
+        queues = WaitQueues(layout, losses, limit=1)
         found = queues.innermost(module.case(waiter["pid"]).stack)
-        codes |= {code for code, _ in findings.notes}
+        codes |= {code for code, _ in losses.notes}
         if found is not None:
             assert found[1].waiters is None
             heads.add(found[1].head - layout.offset("wait_queue_head", "head"))
@@ -102,7 +102,7 @@ def test_a_long_queue_that_is_lost_is_followed_once() -> None:
     kernel.link(*nodes)
     kernel.write(nodes[-1], BASE + SIZE)  # where nothing is
     layout = kernel.layout
-    queues = WaitQueues(layout, kernel.findings, 1000)
+    queues = WaitQueues(layout, kernel.losses, 1000)
     assert {queues.of_head(node) for node in nodes} == {None}
     assert layout.reader.reads < 5 * len(nodes)
-    assert kernel.findings.lost
+    assert kernel.losses.lost

@@ -14,9 +14,9 @@ from tests.locks.seen import Seen, Truth
 TYPES = ("completion", "wait_queue", "folio", "bit_wait")
 
 
-def event_of(look: LockContext, case: BlockedTask) -> Request | None:
+def event_of(context: LockContext, case: BlockedTask) -> Request | None:
     """Tell what a task waits for, if it is one of those."""
-    found = [one for one in requests_of(look, case) if one.lock.type in TYPES]
+    found = [one for one in requests_of(context, case) if one.lock.type in TYPES]
     return found[0] if found else None
 
 
@@ -25,21 +25,23 @@ class Waits:
 
     def __init__(self, seen: Seen) -> None:
         self.seen = seen
-        self.look = seen.look()
-        self.findings = self.look.findings
-        self.requests = seen.requests(self.look, event_of)
+        self.context = seen.context()
+        self.losses = self.context.losses
+        self.requests = seen.requests(self.context, event_of)
 
     def queue(self, lock: Lock) -> list[int | None] | None:
-        queued = queue_of(self.look, lock)
-        return None if queued is None else [self.look.pid(one.task) for one in queued]
+        queued = queue_of(self.context, lock)
+        return (
+            None if queued is None else [self.context.pid(one.task) for one in queued]
+        )
 
     def holders(self, lock: Lock) -> list[tuple[int | None, str]]:
-        found = holders_of(self.look, lock)
-        return [(self.look.pid(one.task), one.confidence) for one in found]
+        found = holders_of(self.context, lock)
+        return [(self.context.pid(one.task), one.confidence) for one in found]
 
     def what(self, tid: int) -> str | None:
-        case = self.seen.case(tid, self.look)
-        return what_of(self.look, case, [self.requests[tid]])
+        case = self.seen.case(tid, self.context)
+        return what_of(self.context, case, [self.requests[tid]])
 
 
 @lru_cache(maxsize=4)
@@ -63,5 +65,5 @@ def check_locks(found: Waits, type_: str, check: Callable[[Truth, Lock], None]) 
             assert one.address == int(lock["address"], 16)
         assert found.queue(one) == pids, lock["name"]
         check(lock, one)
-    assert not found.findings.lost
+    assert not found.losses.lost
     return len(said)

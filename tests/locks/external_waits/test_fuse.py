@@ -27,14 +27,14 @@ class Outside:
 
     def __init__(self, seen: Seen) -> None:
         self.seen = seen
-        self.look = seen.look()
+        self.context = seen.context()
 
     def case(self, of: str | int) -> BlockedTask:
-        return self.seen.case(of, self.look)
+        return self.seen.case(of, self.context)
 
-    def of(self, of: str | int, look: LockContext | None = None) -> External | None:
-        look, case = look or self.look, self.case(of)
-        return external(look, case, requests_of(look, case))
+    def of(self, of: str | int, context: LockContext | None = None) -> External | None:
+        context, case = context or self.context, self.case(of)
+        return external(context, case, requests_of(context, case))
 
     def waiters(self, *types: str) -> Iterator[tuple[Truth, int]]:
         """Locks of some types, and the thread ID of each that waits for one."""
@@ -42,11 +42,11 @@ class Outside:
             for waiter in lock["waiters"]:
                 yield lock, waiter["pid"]
 
-    def clients(self, *types: str, look: LockContext | None = None) -> Iterator[Any]:
+    def clients(self, *types: str, context: LockContext | None = None) -> Iterator[Any]:
         """Locks that a FUSE server is to end the wait for, and what is said of it."""
         for lock, pid in self.waiters(*types):
             if "fuse_server" in lock:
-                found = self.of(pid, look)
+                found = self.of(pid, context)
                 assert found is not None, lock["name"]
                 yield lock, found
 
@@ -99,7 +99,7 @@ def test_how_sure_a_server_is(dump: Outside) -> None:
     for mount, (confidence, text) in texts.items():
         found = told[mount]
         (server,) = found.servers
-        assert dump.look.pid(server.task) == found.pid
+        assert dump.context.pid(server.task) == found.pid
         assert server.confidence == confidence
         assert found.text == text.format(found.pid)
 
@@ -108,7 +108,7 @@ def test_a_look_at_one_task_does_not_search_all(dump: Outside) -> None:
     """Then only who reads is told: it is on the connection's own queue."""
     told = {
         lock["mount"]: (found.text.partition(",")[0], found.pid)
-        for lock, found in dump.clients("folio", look=dump.seen.look(alone=True))
+        for lock, found in dump.clients("folio", context=dump.seen.context(alone=True))
     }
     server = told["/mnt/fuse"][1]
     assert told == {
@@ -121,15 +121,15 @@ def test_a_look_at_one_task_does_not_search_all(dump: Outside) -> None:
 def test_a_server_is_no_client(dump: Outside) -> None:
     case = dump.case("fuse-server")
     assert case.is_in("fuse_dev_do_read")
-    assert external(dump.look, case, ()) is None
+    assert external(dump.context, case, ()) is None
 
 
 def test_without_a_server_nobody_is_told(
     dump: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fuse_module, "_DEVICE", 0)
-    look = dump.seen.look()
-    found = dump.of(dump.busy, look)
+    context = dump.seen.context()
+    found = dump.of(dump.busy, context)
     assert found is not None
     assert found.pid is None
     assert found.servers == ()
@@ -139,28 +139,28 @@ def test_without_a_server_nobody_is_told(
 def test_a_list_of_file_systems_that_is_damaged_costs_a_note(
     dump: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = dump.seen.look()
+    context = dump.seen.context()
 
     def fails(*_: object) -> None:
         raise FaultError("not in the dump", 0)
 
-    monkeypatch.setattr(fuse_mounts(look), "_mount", fails)
-    assert dump.of(dump.busy, look) is None
-    assert look.findings.lost["file_systems_unreadable"] == 1
+    monkeypatch.setattr(fuse_mounts(context), "_mount", fails)
+    assert dump.of(dump.busy, context) is None
+    assert context.losses.lost["file_systems_unreadable"] == 1
 
 
 def test_devices_that_cannot_be_read_cost_a_note(
     dump: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = dump.seen.look()
-    assert fuse_mounts(look).mounts
+    context = dump.seen.context()
+    assert fuse_mounts(context).mounts
 
     def fails(*_: object) -> None:
         raise FaultError("not in the dump", 0)
 
-    monkeypatch.setattr(fuse_mounts(look), "_object", fails)
-    assert fuse_mounts(look)._openers == {}
-    assert look.findings.lost["servers_unreadable"] >= 3
+    monkeypatch.setattr(fuse_mounts(context), "_object", fails)
+    assert fuse_mounts(context)._openers == {}
+    assert context.losses.lost["servers_unreadable"] >= 3
 
 
 def test_frozen_file_systems(dump: Outside) -> None:
@@ -181,10 +181,10 @@ def test_frozen_file_systems(dump: Outside) -> None:
 def test_a_lock_that_is_in_no_file_system_is_not_frozen(dump: Outside) -> None:
     _, pid = next(dump.waiters("percpu_rwsem"))
     case = dump.case(pid)
-    (request,) = requests_of(dump.look, case)
+    (request,) = requests_of(dump.context, case)
     assert request.lock.address
     other = replace(request.lock, address=request.lock.address + 8)
-    assert external(dump.look, case, [Request(other)]) is None
+    assert external(dump.context, case, [Request(other)]) is None
 
 
 def test_disks_and_that_they_are_suspended(dump: Outside) -> None:
@@ -208,7 +208,7 @@ def test_disks_and_that_they_are_suspended(dump: Outside) -> None:
 
 def test_only_disks_that_are_suspended_are(dump: Outside) -> None:
     """The frozen file system is on a disk that answers."""
-    suspended = mapped_disks(dump.look).suspended
+    suspended = mapped_disks(dump.context).suspended
     assert suspended == {"254:0", "254:1", "254:2"}
 
 
@@ -235,6 +235,6 @@ def test_journals_and_swap(tasks: Seen) -> None:
 def test_pages_of_no_file_are_of_nothing_outside(dump: Outside) -> None:
     case = dump.case(1)
     words = np.zeros(0, np.uint64)
-    stack = type(case.stack)(dump.look.layout, case.address, case.stack.base, words)
+    stack = type(case.stack)(dump.context.layout, case.address, case.stack.base, words)
     bare = replace(case, names=(), stack=stack, file=None)
-    assert external(dump.look, bare, [Request(Lock("folio", None, 0))]) is None
+    assert external(dump.context, bare, [Request(Lock("folio", None, 0))]) is None

@@ -44,9 +44,9 @@ class Dump:
     def __init__(self, seen: Seen) -> None:
         self.seen = seen
         self.prog = seen.prog
-        self.look = seen.look()
-        self.findings = self.look.findings
-        self.names = LockNames(self.look)
+        self.context = seen.context()
+        self.losses = self.context.losses
+        self.names = LockNames(self.context)
 
     def lock(self, name: str) -> Lock:
         """The lock of the kernel that a task waits for."""
@@ -55,7 +55,7 @@ class Dump:
         return Lock(on.type, int(on.address))  # type: ignore[arg-type]
 
     def case(self, of: str | int) -> BlockedTask:
-        return self.seen.case(of, self.look)
+        return self.seen.case(of, self.context)
 
     def name(self, name: str) -> Name:
         return self.names.name(self.lock(name), [self.case(name)])
@@ -63,7 +63,7 @@ class Dump:
     def name_of(self, name: str, asked: Asked) -> Name:
         """Name what a task is asked to wait for."""
         case = self.case(name)
-        request = asked(self.look, case)
+        request = asked(self.context, case)
         assert request is not None
         return self.names.name(request.lock, [case])
 
@@ -71,7 +71,7 @@ class Dump:
         self, type_: LockTypeName, address: int, type_name: str, member: str
     ) -> Name:
         """Name what would be a lock in a structure."""
-        place = address + self.look.layout.offset(type_name, member)
+        place = address + self.context.layout.offset(type_name, member)
         return self.names.name(Lock(type_, place), [])
 
     def truth(self, name: str) -> Truth:
@@ -88,7 +88,7 @@ def dump_of(seen: Seen) -> Dump:
 def dump(tasks: Seen) -> Iterator[Dump]:
     dump = dump_of(tasks)
     yield dump
-    assert not dump.findings.lost
+    assert not dump.losses.lost
 
 
 # --- locks of the kernel that tasks wait for
@@ -119,7 +119,7 @@ def test_locks_of_an_address_space(dump: Dump) -> None:
     )
     told = dump.name("unmap")
     # Where each mapping has a lock of its own (6.4 and newer), it waits for that.
-    if dump.look.layout.has("vma_lock", "lock"):
+    if dump.context.layout.has("vma_lock", "lock"):
         assert told.name == f"vm_area_struct({pid} unmap).vm_lock"
         assert told.cache == "vma_lock"
     else:
@@ -133,8 +133,8 @@ def test_a_pipe(dump: Dump) -> None:
     lock = dump.lock("pipe-mutex")
     told = dump.names.name(lock, [dump.case("pipe-mutex")])
     assert (told.name, told.inode) == (f"pipe:[{inode}]", inode)
-    alone = LockNames(dump.look).name(lock, [])
-    offset = dump.look.layout.offset("pipe_inode_info", "mutex")
+    alone = LockNames(dump.context).name(lock, [])
+    offset = dump.context.layout.offset("pipe_inode_info", "mutex")
     assert alone == Name(name=f"{told.cache}+{offset:#x}", cache=told.cache)
     assert "kmalloc" in str(told.cache)
 
@@ -174,7 +174,7 @@ def test_pages_of_a_device_and_of_swap(dump: Dump) -> None:
 
 def test_a_buffer(dump: Dump) -> None:
     on = dump.truth("directory-lookup")
-    request = bitwaits.request(dump.look, dump.case("directory-lookup"))
+    request = bitwaits.request(dump.context, dump.case("directory-lookup"))
     assert request is not None
     head = drgn.Object(
         dump.prog, "struct buffer_head", address=request.lock.address or 0
@@ -190,7 +190,7 @@ def test_the_state_of_an_inode(dump: Dump) -> None:
     """The word's own address, or that of one of its bytes."""
     inode = dump.truth("directory-make")["inode"]
     lock = dump.lock("directory-make")
-    at = dump.look.layout.offset
+    at = dump.context.layout.offset
     start = int(lock.address or 0) - at("inode", "i_rwsem") + at("inode", "i_state")
     for byte in (0, 3):
         told = dump.names.name(Lock("bit_wait", start + byte, 7), [])
@@ -226,7 +226,7 @@ def test_futexes_in_memory(dump: Dump) -> None:
     for server in dump.seen.run.workload["servers"].values():
         tid = server["workers"][0]
         case = dump.case(tid)
-        (request,) = futex_requests(dump.look, case)
+        (request,) = futex_requests(dump.context, case)
         told = dump.names.name(request.lock, [case])
         assert told.pid == dump.seen.table["tgid"][case.row]
         assert told.path == "/lab/server"
@@ -248,7 +248,7 @@ def offset_in_file(mm: drgn.Object, address: int) -> int:
 def test_futexes_on_heap_and_stack(dump: Dump) -> None:
     case = dump.case("futex-wait")
     mm = find_task(dump.prog, int(dump.seen.table["pid"][case.row])).mm
-    (request,) = futex_requests(dump.look, case)
+    (request,) = futex_requests(dump.context, case)
     pid = int(dump.seen.table["tgid"][case.row])
     assert isinstance(request.lock.key, tuple)
     for address, name in (
@@ -259,12 +259,12 @@ def test_futexes_on_heap_and_stack(dump: Dump) -> None:
         key = request.lock.key._replace(word=word, offset=offset)
         lock = replace(request.lock, address=address, key=key)
         assert dump.names.name(lock, [case]) == Name(name=name, pid=pid)
-    assert LockNames(dump.look).name(request.lock, []) == Name()
+    assert LockNames(dump.context).name(request.lock, []) == Name()
 
 
 def test_futexes_in_shared_files(dump: Dump) -> None:
     case, on = dump.case("futex-shared"), dump.truth("futex-shared")
-    (request,) = futex_requests(dump.look, case)
+    (request,) = futex_requests(dump.context, case)
     told = dump.names.name(request.lock, [case])
     assert told.inode == on["inode"]
     assert told.path == "/dev/shm/futex"
@@ -347,7 +347,7 @@ def test_sockets(dump: Dump) -> None:
         inode = dump.truth(name)["inode"]
         told = dump.member("wait_queue", file.private, "socket", "wq.wait")
         assert (told.name, told.inode) == (f"socket:[{inode}]", inode)
-        sock = dump.look.layout.member(file.private, "socket", "sk")
+        sock = dump.context.layout.member(file.private, "socket", "sk")
         told = dump.member("wait_queue", sock, "sock", "sk_lock.wq")
         assert (told.name, told.inode) == (f"lock of socket:[{inode}]", inode)
 
@@ -419,7 +419,7 @@ def test_what_is_near_a_lock_is_none(dump: Dump) -> None:
 
 
 def test_variables(dump: Dump) -> None:
-    prog, layout = dump.prog, dump.look.layout
+    prog, layout = dump.prog, dump.context.layout
     variables = Variables(layout, LossLog())
     mutex = layout.symbol("cgroup_mutex")
     assert mutex is not None
@@ -452,7 +452,7 @@ def test_keys_of_lockdep_hide_no_variable(dump: Dump) -> None:
     at = defaultdict[int, set[str]](set)
     for symbol in finders_of(dump.prog).symbols(dump.prog, None, None, False):
         at[symbol.address].add(symbol.name)
-    variables, compared = Variables(dump.look.layout, dump.findings), 0
+    variables, compared = Variables(dump.context.layout, dump.losses), 0
     others = {
         address: {name for name in names if not name.startswith("__key")}
         for address, names in at.items()
@@ -469,9 +469,9 @@ def test_keys_of_lockdep_hide_no_variable(dump: Dump) -> None:
 @pytest.mark.parametrize("name", [*TASKS, "memory-5.10"])
 def test_slabs_are_as_drgn_has_them(name: str) -> None:
     """Also up to v5.16, where struct page has what there is of the allocator's."""
-    look = seen(name).look()
-    slabs, compared = Slabs(look.layout), 0
-    tasks = list(for_each_task(look.reader.prog))
+    context = seen(name).context()
+    slabs, compared = Slabs(context.layout), 0
+    tasks = list(for_each_task(context.reader.prog))
     for task in tasks[:: len(tasks) // 60]:
         places = (task.value_() + 100, task.cred.value_() + 3, task.signal.value_())
         for address in (*places, task.stack.value_() + 4096):
@@ -491,8 +491,8 @@ def test_slabs_are_as_drgn_has_them(name: str) -> None:
 
 
 def test_a_name_takes_few_reads(dump: Dump) -> None:
-    names = LockNames(dump.seen.look())
-    at, tasks = dump.look.layout.offset, dump.seen.table
+    names = LockNames(dump.seen.context())
+    at, tasks = dump.context.layout.offset, dump.seen.table
     within = at("signal_struct", "cred_guard_mutex")
     locks = [Lock("mutex", s + within) for s in set(tasks["signal"].tolist())]
     within = at("mm_struct", "mmap_lock")
@@ -512,7 +512,7 @@ def test_a_name_takes_few_reads(dump: Dump) -> None:
 def test_what_is_lost_has_another_name_or_none() -> None:
     whole = dump_of(seen(TASKS[1]))
     lock = whole.lock("directory-make")
-    inode = int(lock.address or 0) - whole.look.layout.offset("inode", "i_rwsem")
+    inode = int(lock.address or 0) - whole.context.layout.offset("inode", "i_rwsem")
     hurt = Dump(damaged(TASKS[1]))
     lose_page(hurt.prog, inode)
     told = hurt.names.name(lock, [])
@@ -525,7 +525,7 @@ def test_what_is_lost_has_another_name_or_none() -> None:
 
 def test_a_lost_device_costs_no_more_than_its_name() -> None:
     whole = dump_of(seen(TASKS[1]))
-    lock, layout = whole.lock("rename-mutex"), whole.look.layout
+    lock, layout = whole.lock("rename-mutex"), whole.context.layout
     member = layout.offset("super_block", "s_vfs_rename_mutex")
     super_block = int(lock.address or 0) - member
     hurt = Dump(damaged(TASKS[1]))
@@ -533,11 +533,11 @@ def test_a_lost_device_costs_no_more_than_its_name() -> None:
     told = hurt.names.name(lock, [])
     assert told.device is None
     assert told.name == "s_vfs_rename_mutex of /mnt/slow"
-    assert hurt.findings.lost["devices_unreadable"] == 1
+    assert hurt.losses.lost["devices_unreadable"] == 1
 
 
 def test_no_address_is_too_wild(dump: Dump) -> None:
-    names = LockNames(dump.seen.look())
+    names = LockNames(dump.seen.context())
     for address in (0, 8, (1 << 64) - 8, 1 << 63, 0xDEAD_0000_0000_0100, 0x7FFF_0000):
         for type_ in get_args(LockTypeName):
             if type_ not in ("futex", "pi_futex"):
@@ -548,9 +548,9 @@ def test_process_of_an_address_space_that_names_none(
     dump: Dump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As without memory cgroups: it is the process that came first."""
-    tasks = dump.look.tasks
+    tasks = dump.context.tasks
     mms = sorted({*tasks["mm"][tasks["mm"] != 0].tolist()})[::40]
-    named = [process_of(dump.look, mm) for mm in mms]
+    named = [process_of(dump.context, mm) for mm in mms]
     assert len(mms) >= 3
-    monkeypatch.setattr(lock_places(dump.look), "owner_of_mm", lambda mm: None)
-    assert [process_of(dump.look, mm) for mm in mms] == named
+    monkeypatch.setattr(lock_places(dump.context), "owner_of_mm", lambda mm: None)
+    assert [process_of(dump.context, mm) for mm in mms] == named

@@ -42,7 +42,7 @@ class MadeKernel(MadeMemory):
         self.struct("task_struct", TASK_BYTES, **pid, **members)
 
     def locks(self) -> KernelLocks:
-        return KernelLocks(self.layout, self.findings)
+        return KernelLocks(self.layout, self.losses)
 
     def stack(self, number: int) -> OwnStack:
         """What a task has on its stack."""
@@ -50,7 +50,7 @@ class MadeKernel(MadeMemory):
         words = np.frombuffer(bytes(self.memory[start : start + STACK_BYTES]), "<u8")
         return OwnStack(self.layout, TASKS[number], STACKS[number], words)
 
-    def look(self) -> LockContext:
+    def context(self) -> LockContext:
         """Look at the tasks, with what their records say in ``columns``."""
         names = ("address", "pid", "tgid", *self.columns)
         records = np.zeros(len(TASKS), [(name, "u8") for name in names])
@@ -58,12 +58,16 @@ class MadeKernel(MadeMemory):
         records["pid"] = records["tgid"] = 100 + np.arange(len(TASKS))
         for name, values in self.columns.items():
             records[name] = values
-        look = LockContext.__new__(LockContext)
-        look.layout, look.findings = self.layout, self.findings
-        look.reader, look.limit, look.alone = look.layout.reader, 1000, False
-        look.tasks = TaskTable(records, frozenset(names))
-        look.made = {}
-        return look
+        context = LockContext.__new__(LockContext)
+        context.layout, context.losses = self.layout, self.losses
+        context.reader, context.limit, context.alone = (
+            context.layout.reader,
+            1000,
+            False,
+        )
+        context.tasks = TaskTable(records, frozenset(names))
+        context.made = {}
+        return context
 
     def case(self, number: int, *names: str) -> BlockedTask:
         """Make a task's case, with the functions on its stack."""

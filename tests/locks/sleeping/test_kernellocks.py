@@ -142,7 +142,7 @@ def test_waiters(kernel: Locks, kind: Kind, numbers: tuple[int, ...]) -> None:
     for number in reversed(numbers):
         locks.find(names, kernel.stack(number))
     assert locks.queue(kind.type, LOCK) == queue
-    assert not kernel.findings.lost
+    assert not kernel.losses.lost
 
 
 def test_readers_and_writers_of_one_queue(kernel: Locks) -> None:
@@ -217,7 +217,7 @@ def test_a_waiter_that_is_left_over(kernel: Locks, kind: Kind) -> None:
     ):
         kernel.write(WAITERS[2], following, before)
         assert kernel.find(kind, 2) == nothing
-    assert not kernel.findings.lost
+    assert not kernel.losses.lost
 
 
 @kinds
@@ -312,10 +312,10 @@ def test_records_come_from_the_table_of_tasks() -> None:
     kernel.know(0)
     kernel.columns["blocker"] = per_task({0: LOCK | 3})
     lock = Lock("rwsem", LOCK)
-    look, case = kernel.look(), kernel.case(0, KINDS[3].function)
-    assert sleeplocks.request(look, case) == Request(lock, "write")
-    assert sleeplocks.queue(look, lock) == [QueuedWaiter(TASKS[0], "write")]
-    assert sleeplocks.holders(look, lock) == [Holder(OWNER, "exact")]
+    context, case = kernel.context(), kernel.case(0, KINDS[3].function)
+    assert sleeplocks.request(context, case) == Request(lock, "write")
+    assert sleeplocks.queue(context, lock) == [QueuedWaiter(TASKS[0], "write")]
+    assert sleeplocks.holders(context, lock) == [Holder(OWNER, "exact")]
 
 
 # --- lists that are damaged, or long
@@ -327,7 +327,7 @@ def test_a_queue_with_one_that_is_no_waiter(kernel: Locks, kind: Kind) -> None:
     kernel.wait(kind, 0, 1, 2)
     kernel.write(WAITERS[1] + TASK_AT, 0)
     assert kernel.locks().queue(kind.type, LOCK) is None
-    assert kernel.findings.lost["waiters_unreadable"] == 1
+    assert kernel.losses.lost["waiters_unreadable"] == 1
 
 
 @kinds
@@ -345,7 +345,7 @@ def test_a_queue_that_is_damaged(kernel: Locks, kind: Kind, node: int) -> None:
     kernel.wait(kind, 0, 1, 2)
     kernel.write(WAITERS[1], node)
     assert kernel.locks().queue(kind.type, LOCK) is None
-    assert kernel.findings.lost["waiters_unreadable"] >= 1
+    assert kernel.losses.lost["waiters_unreadable"] >= 1
     assert kernel.locks().queue(kind.type, BASE + SIZE) is None
 
 
@@ -356,7 +356,7 @@ def test_a_queue_that_ends_too_early(kernel: Locks, kind: Kind) -> None:
     start = WAITERS[0] if kernel.first else LOCK + kind.list_at
     kernel.write(WAITERS[1], start)
     assert kernel.locks().queue(kind.type, LOCK) is None
-    assert kernel.findings.lost["waiters_unreadable"] == 1
+    assert kernel.losses.lost["waiters_unreadable"] == 1
 
 
 @kinds
@@ -365,14 +365,14 @@ def test_a_long_queue_for_who_may_look_at_few(kernel: Locks, kind: Kind) -> None
     # From here it sees two behind and one before: the lock is not among them.
     found = kernel.find(kind, 3, limit=3)
     assert found == KernelLock(kind.type, None, kind.mode, None, None)
-    assert {code for code, _ in kernel.findings.notes} == {"lock-not-found"}
-    kernel.findings.notes.clear()
+    assert {code for code, _ in kernel.losses.notes} == {"lock-not-found"}
+    kernel.losses.notes.clear()
     found = kernel.find(kind, 0, limit=3)
     assert found == KernelLock(kind.type, LOCK, kind.mode, None, kind.owner)
     assert kernel.locks().queue(kind.type, LOCK, 3) is None
-    assert {code for code, _ in kernel.findings.notes} == {"waiters-not-counted"}
+    assert {code for code, _ in kernel.losses.notes} == {"waiters-not-counted"}
     assert len(kernel.locks().queue(kind.type, LOCK, 6) or ()) == 6
-    assert not kernel.findings.lost
+    assert not kernel.losses.lost
 
 
 def test_a_long_ring_is_followed_once() -> None:
@@ -387,7 +387,7 @@ def test_a_long_ring_is_followed_once() -> None:
         kernel.know(0, LOCK) if known else kernel.know(0)
         kernel.know(1)
         layout = kernel.layout
-        locks = KernelLocks(layout, kernel.findings)
+        locks = KernelLocks(layout, kernel.losses)
         for number, fewest in ((0, 300), (1, 0)):
             before = layout.reader.reads
             found = locks.find((MUTEX.function,), kernel.stack(number))
@@ -463,7 +463,7 @@ def test_words_of_a_rwsem(
     kernel.link(LOCK + 24)
     if kernel.first:
         kernel.write(LOCK + 24, 0)
-    assert sleeplocks.holders(kernel.look(), Lock("rwsem", LOCK)) == held
+    assert sleeplocks.holders(kernel.context(), Lock("rwsem", LOCK)) == held
 
 
 def test_a_rwsem_of_before_5_3(kernel: Locks) -> None:
@@ -482,26 +482,26 @@ def test_the_last_reader_that_waits_itself_is_not_told(kernel: Locks) -> None:
     kernel.wait(read, 0, 1)
     kernel.write(LOCK, 0x102, TASKS[1] | 1)
     lock = Lock("rwsem", LOCK)
-    assert sleeplocks.holders(kernel.look(), lock) == []
+    assert sleeplocks.holders(kernel.context(), lock) == []
     kernel.write(LOCK, 0x102, TASKS[2] | 1)
-    assert sleeplocks.holders(kernel.look(), lock) == [Holder(TASKS[2], "likely")]
+    assert sleeplocks.holders(kernel.context(), lock) == [Holder(TASKS[2], "likely")]
 
 
 def test_who_has_a_semaphore(kernel: Locks) -> None:
     lock = Lock("semaphore", LOCK)
     kernel.wait(KINDS[4], 0)
-    assert sleeplocks.holders(kernel.look(), lock) == []
+    assert sleeplocks.holders(kernel.context(), lock) == []
     members = {"count": (kernel.half, 4), "last_holder": (kernel.word, 32)}
     place = "first_waiter" if kernel.first else "wait_list"
     part = kernel.pointer if kernel.first else kernel.heads
     kernel.struct("semaphore", 40, **members, **{place: (part, 8)})
     kernel.write(LOCK + 32, OWNER)
-    assert sleeplocks.holders(kernel.look(), lock) == [Holder(OWNER, "likely")]
+    assert sleeplocks.holders(kernel.context(), lock) == [Holder(OWNER, "likely")]
     kernel.write(LOCK + 32, 0)
-    assert sleeplocks.holders(kernel.look(), lock) == []
+    assert sleeplocks.holders(kernel.context(), lock) == []
 
 
 @pytest.mark.parametrize("word", [BASE + 0x3000, OWNER + 8, 0x1000], ids=hex)
 def test_an_owner_that_is_no_task(kernel: Locks, word: int) -> None:
     kernel.write(LOCK, word)
-    assert sleeplocks.holders(kernel.look(), Lock("mutex", LOCK)) == []
+    assert sleeplocks.holders(kernel.context(), Lock("mutex", LOCK)) == []

@@ -82,31 +82,31 @@ def kernel() -> RtKernel:
 
 def test_an_rt_mutex(kernel: RtKernel) -> None:
     kernel.wait(2, 0, 1)
-    look, lock = kernel.look(), Lock("rt_mutex", LOCK)
+    context, lock = kernel.context(), Lock("rt_mutex", LOCK)
     for number in (0, 1, 2):
         # A mutex further out does not wait: it is no rt_mutex here.
         case = kernel.case(number, "rt_mutex_slowlock", "i2c_transfer", "__mutex_lock")
-        assert sleeplocks.request(look, case) == Request(lock)
-        found = sleeplocks.find(look, case)
+        assert sleeplocks.request(context, case) == Request(lock)
+        found = sleeplocks.find(context, case)
         assert found is not None
         assert (found.waiters, found.owner) == (3, OWNER)
     queue = [QueuedWaiter(TASKS[number]) for number in (2, 0, 1)]
-    assert sleeplocks.queue(look, lock) == queue
-    assert sleeplocks.holders(look, lock) == [Holder(OWNER, "exact")]
-    assert sleeplocks.readers(look, lock) is None
+    assert sleeplocks.queue(context, lock) == queue
+    assert sleeplocks.holders(context, lock) == [Holder(OWNER, "exact")]
+    assert sleeplocks.readers(context, lock) is None
 
 
 @pytest.mark.parametrize("word", [0, 1], ids=["free", "handed on"])
 def test_an_rt_mutex_that_nobody_has(kernel: RtKernel, word: int) -> None:
     kernel.wait(2, 0, 1, owner=word)
-    assert sleeplocks.holders(kernel.look(), Lock("rt_mutex", LOCK)) == []
+    assert sleeplocks.holders(kernel.context(), Lock("rt_mutex", LOCK)) == []
 
 
 @pytest.mark.parametrize("function", ["futex_lock_pi", "futex_wait_requeue_pi"])
 def test_a_futex_is_told_elsewhere(kernel: RtKernel, function: str) -> None:
     kernel.wait(2, 0, 1)
     case = kernel.case(0, "rt_mutex_wait_proxy_lock", f"{function}.constprop.0")
-    assert sleeplocks.request(kernel.look(), case) is None
+    assert sleeplocks.request(kernel.context(), case) is None
 
 
 def test_a_waiter_that_is_another_or_out_of_the_queue(kernel: RtKernel) -> None:
@@ -114,11 +114,11 @@ def test_a_waiter_that_is_another_or_out_of_the_queue(kernel: RtKernel) -> None:
     kernel.wait(2, 0, 1)
     case = kernel.case(0, "rt_mutex_slowlock")
     kernel.columns["pi_blocked_on"] = per_task({0: WAITERS[1]})
-    assert sleeplocks.request(kernel.look(), case) is None
+    assert sleeplocks.request(kernel.context(), case) is None
     kernel.columns["pi_blocked_on"] = per_task({0: WAITERS[0]})
-    assert sleeplocks.request(kernel.look(), case) is not None
+    assert sleeplocks.request(kernel.context(), case) is not None
     kernel.write(LOCK + ROOT_AT, WAITERS[1])
-    assert sleeplocks.request(kernel.look(), case) is None
+    assert sleeplocks.request(kernel.context(), case) is None
 
 
 RT = [
@@ -151,20 +151,20 @@ def test_locks_of_preempt_rt(
     kernel = RtKernel(rt=True)
     kernel.wait(2, 0, 1, inner=LOCK + inner_at)
     kernel.write_half(LOCK, WRITER_BIAS) if inner_at else None
-    look, case = kernel.look(), kernel.case(0, "rt_mutex_slowlock", *names)
+    context, case = kernel.context(), kernel.case(0, "rt_mutex_slowlock", *names)
     lock = Lock(type_, LOCK)
-    assert sleeplocks.request(look, case) == Request(lock, mode)
+    assert sleeplocks.request(context, case) == Request(lock, mode)
     queue = [QueuedWaiter(TASKS[number]) for number in (2, 0, 1)]
-    assert sleeplocks.queue(look, lock) == queue
-    assert sleeplocks.holders(look, lock) == [Holder(OWNER, "exact")]
-    assert sleeplocks.readers(look, lock) == (0 if type_ == "rwsem" else None)
+    assert sleeplocks.queue(context, lock) == queue
+    assert sleeplocks.holders(context, lock) == [Holder(OWNER, "exact")]
+    assert sleeplocks.readers(context, lock) == (0 if type_ == "rwsem" else None)
 
 
 def test_what_spins_is_not_told() -> None:
     """Nothing tells of waiters such as other kernels have."""
     kernel = RtKernel(rt=True)
     case = kernel.case(0, "__mutex_lock.isra.0", "mutex_lock")
-    found = sleeplocks.find(kernel.look(), case)
+    found = sleeplocks.find(kernel.context(), case)
     assert found == KernelLock("mutex", None, None, None, None)
 
 
@@ -174,22 +174,22 @@ def test_a_writer_that_waits_for_readers() -> None:
     kernel.wait(2, 0, 1, inner=LOCK + INNER_AT, owner=TASKS[3] | 1)
     kernel.write_half(LOCK, 2)
     kernel.write(STACKS[3] + 0x40, OTHER_LOCK, LOCK)
-    look, lock = kernel.look(), Lock("rwsem", LOCK)
+    context, lock = kernel.context(), Lock("rwsem", LOCK)
     case = kernel.case(3, "rwbase_write_lock", "down_write", "wants_it")
-    assert sleeplocks.request(look, case) == Request(lock, "write")
+    assert sleeplocks.request(context, case) == Request(lock, "write")
     queue = [
         QueuedWaiter(TASKS[3], "write"),
         *(QueuedWaiter(TASKS[n]) for n in (2, 0, 1)),
     ]
-    assert sleeplocks.queue(look, lock) == queue
-    assert sleeplocks.holders(look, lock) == [Holder(TASKS[3], "exact")]
-    assert sleeplocks.readers(look, lock) == 2
+    assert sleeplocks.queue(context, lock) == queue
+    assert sleeplocks.holders(context, lock) == [Holder(TASKS[3], "exact")]
+    assert sleeplocks.readers(context, lock) == 2
     # Once they have left it is inside, and waits for something else; a reader that
     # comes in by the queue has the inner lock for a moment, too.
     for count in (WRITER_BIAS, READER_BIAS + 2):
         kernel.write_half(LOCK, count)
-        assert sleeplocks.request(kernel.look(), case) is None
-        assert sleeplocks.queue(kernel.look(), lock) == queue[1:]
+        assert sleeplocks.request(kernel.context(), case) is None
+        assert sleeplocks.queue(kernel.context(), lock) == queue[1:]
 
 
 @pytest.mark.parametrize(
@@ -199,4 +199,4 @@ def test_a_writer_that_waits_for_readers() -> None:
 def test_readers_of_preempt_rt(count: int, readers: int) -> None:
     kernel = RtKernel(rt=True)
     kernel.write_half(LOCK, count)
-    assert sleeplocks.readers(kernel.look(), Lock("rwsem", LOCK)) == readers
+    assert sleeplocks.readers(kernel.context(), Lock("rwsem", LOCK)) == readers

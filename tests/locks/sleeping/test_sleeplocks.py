@@ -19,12 +19,12 @@ TYPES = SLEEPING_LOCK.names | PERCPU_RWSEM.names
 
 @lru_cache(maxsize=2)
 def requests_of(seen: Seen) -> tuple[LockContext, dict[int, Request]]:
-    look = seen.look()
-    return look, seen.requests(look, sleeplocks.request)
+    context = seen.context()
+    return context, seen.requests(context, sleeplocks.request)
 
 
 @pytest.fixture
-def look(module: Seen) -> LockContext:
+def context(module: Seen) -> LockContext:
     return requests_of(module)[0]
 
 
@@ -34,14 +34,14 @@ def requests(module: Seen) -> dict[int, Request]:
 
 
 def test_what_every_thread_waits_for(
-    module: Seen, look: LockContext, requests: dict[int, Request]
+    module: Seen, context: LockContext, requests: dict[int, Request]
 ) -> None:
     """All that wait for one, and no others.
 
     Who waits in what order, and who has it, are facts: ``tests/truth/locks.py``.
     """
-    assert not look.findings.lost
-    assert not look.findings.notes
+    assert not context.losses.lost
+    assert not context.losses.notes
     expected = {
         waiter["pid"]: Request(lock_of(lock), waiter["mode"])
         for lock in module.locks(*TYPES)
@@ -53,13 +53,13 @@ def test_what_every_thread_waits_for(
 
 
 def test_one_thread_alone(
-    module: Seen, look: LockContext, requests: dict[int, Request]
+    module: Seen, context: LockContext, requests: dict[int, Request]
 ) -> None:
     """Others than it need not be in the table of tasks."""
     for tid, request in requests.items():
         one = module.only(tid)
-        alone = one.look()
+        alone = one.context()
         assert sleeplocks.request(alone, one.case(tid, alone)) == request
         for asked in (queue_of, holders_of):
-            assert asked(alone, request.lock) == asked(look, request.lock)
-        assert not alone.findings.lost
+            assert asked(alone, request.lock) == asked(context, request.lock)
+        assert not alone.losses.lost

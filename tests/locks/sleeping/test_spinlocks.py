@@ -15,7 +15,7 @@ from tests.locks.seen import Seen
 
 def spins_of(dump: Seen) -> dict[int, Spin]:
     """By thread ID."""
-    found = spins(dump.look(), stack_bytes(dump.prog))
+    found = spins(dump.context(), stack_bytes(dump.prog))
     return {int(dump.table["pid"][spin.row]): spin for spin in found}
 
 
@@ -48,14 +48,14 @@ def test_the_tail_is_a_cpu_that_spins(
     spinning: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the lock that has a queue, the last in line is the second CPU here."""
-    look = spinning.look()
+    context = spinning.context()
     (lock,) = spinning.locks("spinlock")
     last = lock["waiters"][-1]["cpu"]
     address = int(lock["address"], 16)
-    assert spinlocks._is_wanted(look, address, {last})
-    assert not spinlocks._is_wanted(look, address, {last + 1})
+    assert spinlocks._is_wanted(context, address, {last})
+    assert not spinlocks._is_wanted(context, address, {last + 1})
     monkeypatch.setattr(spinlocks, "per_cpu", lambda nodes, cpu: empty(nodes))
-    assert not spinlocks._is_wanted(look, address, {last})
+    assert not spinlocks._is_wanted(context, address, {last})
 
 
 def empty(nodes: Any) -> Any:
@@ -74,9 +74,9 @@ def test_cpus_that_cannot_be_read_cost_a_note(
         raise FaultError("not in the dump", 0)
 
     monkeypatch.setattr(spinlocks, "cpu_curr", fails)
-    look = spinning.look()
-    assert spins(look, stack_bytes(spinning.prog)) == []
-    assert look.findings.lost["cpus_unreadable"] > 1
+    context = spinning.context()
+    assert spins(context, stack_bytes(spinning.prog)) == []
+    assert context.losses.lost["cpus_unreadable"] > 1
 
 
 def test_a_kernel_that_runs_has_no_registers() -> None:

@@ -21,8 +21,8 @@ def dump(request: pytest.FixtureRequest) -> Seen:
     return seen(request.param)
 
 
-def request_of(dump: Seen, look: LockContext, name: str) -> Request:
-    found = filelocks.request(look, dump.case(name, look))
+def request_of(dump: Seen, context: LockContext, name: str) -> Request:
+    found = filelocks.request(context, dump.case(name, context))
     assert found is not None, name
     return found
 
@@ -35,84 +35,86 @@ def owner_of(task: Truth) -> int:
 
 @pytest.mark.parametrize("alone", [False, True], ids=["all", "alone"])
 def test_every_lock_and_its_owner(dump: Seen, alone: bool) -> None:
-    look = dump.look(alone)
+    context = dump.context(alone)
     named = dump.waits(*FILE_LOCKS)
     assert len(named) >= 3
     for name, task in named.items():
-        request = request_of(dump, look, name)
+        request = request_of(dump, context, name)
         assert request.lock.type == task["on"]["kind"], name
         assert request.mode == task.get("mode", request.mode), name
-        (holder,) = filelocks.holders(look, request.lock)
+        (holder,) = filelocks.holders(context, request.lock)
         assert dump.pids([holder.task]) == [owner_of(task)], name
         # What an open file has any process may have that has it open.
         of_process = request.lock.type == "posix_lock" and "ofd" not in name
         assert holder.confidence == ("exact" if of_process else "likely"), name
-        assert dict(queue(dump, look, request))[task["tid"]] == request.mode, name
-    assert not look.findings.lost
+        assert dict(queue(dump, context, request))[task["tid"]] == request.mode, name
+    assert not context.losses.lost
 
 
-def queue(dump: Seen, look: LockContext, request: Request) -> list[tuple[int, object]]:
+def queue(
+    dump: Seen, context: LockContext, request: Request
+) -> list[tuple[int, object]]:
     """Return who waits for a lock, and how."""
-    found = filelocks.queue(look, request.lock) or ()
+    found = filelocks.queue(context, request.lock) or ()
     pids = dump.pids(each.task for each in found)
     return list(zip(pids, [each.mode for each in found], strict=True))
 
 
 def test_modes(dump: Seen) -> None:
-    look = dump.look()
+    context = dump.context()
     if dump.run.name.startswith("tasks"):
         modes = {"flock": "read", "posix-lock": "write", "ofd-lock": "write"}
     else:
         modes = {"flock-read": "read", "flock-write": "write", "ofd": "write"}
     for name, mode in modes.items():
-        assert request_of(dump, look, name).mode == mode
+        assert request_of(dump, context, name).mode == mode
 
 
 def test_who_waits_for_no_lock(dump: Seen) -> None:
-    look = dump.look()
-    case = dump.case("flock-owner", look)
-    assert filelocks.request(look, case) is None
-    assert filelocks.file_lock(look, case) is None
+    context = dump.context()
+    case = dump.case("flock-owner", context)
+    assert filelocks.request(context, case) is None
+    assert filelocks.file_lock(context, case) is None
 
 
 def test_another_type_has_no_owner(dump: Seen) -> None:
     """What is freed may be used again."""
-    look = dump.look()
+    context = dump.context()
     for name, task in dump.waits(*FILE_LOCKS).items():
-        lock = request_of(dump, look, name).lock
+        lock = request_of(dump, context, name).lock
         other = "flock" if task["on"]["kind"] == "posix_lock" else "posix_lock"
-        assert filelocks.holders(look, Lock(other, lock.address)) == []
+        assert filelocks.holders(context, Lock(other, lock.address)) == []
 
 
-def member(look: LockContext, name: str) -> int:
+def member(context: LockContext, name: str) -> int:
     """Return where a lock has a member, which lies in a part of its own since v6.9."""
-    if look.layout.has("file_lock", "c.flc_wait"):
-        return look.layout.offset("file_lock_core", f"flc_{name}")
-    return look.layout.offset("file_lock", f"fl_{name}")
+    if context.layout.has("file_lock", "c.flc_wait"):
+        return context.layout.offset("file_lock_core", f"flc_{name}")
+    return context.layout.offset("file_lock", f"fl_{name}")
 
 
 def test_blockers_that_are_damaged(tasks: Seen) -> None:
     """The lock in the way says that another is in its own way."""
     dump = damaged(tasks.run.name)
-    look = dump.look()
-    case = dump.case("flock", look)
-    lock = request_of(tasks, tasks.look(), "flock").lock.address
+    context = dump.context()
+    case = dump.case("flock", context)
+    lock = request_of(tasks, tasks.context(), "flock").lock.address
     assert lock
     for blocker in (lock, 8):
-        put(dump.prog, lock + member(look, "blocker"), struct.pack("<Q", blocker))
+        put(dump.prog, lock + member(context, "blocker"), struct.pack("<Q", blocker))
         with pytest.raises(FaultError):
-            filelocks.request(look, case)
-    put(dump.prog, lock + member(look, "blocker"), bytes(8))
-    assert filelocks.request(look, case) is not None
+            filelocks.request(context, case)
+    put(dump.prog, lock + member(context, "blocker"), bytes(8))
+    assert filelocks.request(context, case) is not None
 
 
 def test_a_queue_that_is_damaged(tasks: Seen) -> None:
     dump = damaged(tasks.run.name)
-    look = dump.look()
-    lock = request_of(tasks, tasks.look(), "flock").lock
-    place = (lock.address or 0) + member(look, "blocked_requests")
+    context = dump.context()
+    lock = request_of(tasks, tasks.context(), "flock").lock
+    place = (lock.address or 0) + member(context, "blocked_requests")
     (first,) = dump.reader.words(place, 1).tolist()
     # Its only waiter comes after itself.
     put(dump.prog, first, struct.pack("<Q", first))
-    assert filelocks.queue(look, lock) is None
-    assert look.findings.lost["waiters_unreadable"] == 1
+    assert filelocks.queue(context, lock) is None
+    assert context.losses.lost["waiters_unreadable"] == 1

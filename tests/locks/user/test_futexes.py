@@ -21,10 +21,10 @@ from tests.locks.seen import Seen
 
 
 def read(tasks: Seen) -> list[Waiter]:
-    findings = LossLog()
+    losses = LossLog()
     mms = set(tasks.table["mm"].tolist()) - {0}
-    found = list(Futexes(Layout(tasks.reader), findings).all(mms))
-    assert not findings.lost
+    found = list(Futexes(Layout(tasks.reader), losses).all(mms))
+    assert not losses.lost
     return found
 
 
@@ -117,9 +117,9 @@ class Kernel(MadeMemory):
             self.write(waiter + KEY, MM, 0x7000, 0x10)
 
     def all(self, *mms: int) -> tuple[list[int], LossLog]:
-        findings = LossLog()
-        futexes = Futexes(self.layout, findings)
-        return [waiter.address for waiter in futexes.all(mms)], findings
+        losses = LossLog()
+        futexes = Futexes(self.layout, losses)
+        return [waiter.address for waiter in futexes.all(mms)], losses
 
     def pointers(self, count: int) -> Type:
         return self.prog.array_type(self.prog.pointer_type(self.bucket), count)
@@ -180,9 +180,9 @@ def test_common_tables(
     kernel: Kernel, make: Callable[[Kernel], None], count: int
 ) -> None:
     make(kernel)
-    found, findings = kernel.all()
+    found, losses = kernel.all()
     assert found == WAITERS[:count]
-    assert not findings.lost
+    assert not losses.lost
 
 
 def hash_member(kernel: Kernel) -> Type:
@@ -214,9 +214,9 @@ def test_private_tables(kernel: Kernel, make: Callable[[Kernel], Type]) -> None:
     kernel.write(PRIVATE, 1 << 32)
     kernel.empty(PRIVATE + 64, 2)
     kernel.queue(PRIVATE + 64, 1, own)
-    found, findings = kernel.all(MM, MM + 0x100)
+    found, losses = kernel.all(MM, MM + 0x100)
     assert found == [*WAITERS[:2], own]
-    assert not findings.lost
+    assert not losses.lost
 
 
 def test_a_key(kernel: Kernel) -> None:
@@ -265,30 +265,30 @@ def test_a_chain_that_is_damaged(kernel: Kernel, node: int) -> None:
     """It goes wrong at its second waiter."""
     one_table(kernel)
     kernel.write(WAITERS[1] + NODE, node)
-    found, findings = kernel.all()
+    found, losses = kernel.all()
     assert found == WAITERS[:2]
-    assert findings.coverage["futex_chains_broken"] == 1
-    assert findings.lost["futex_chains_broken"] == 1
+    assert losses.coverage["futex_chains_broken"] == 1
+    assert losses.lost["futex_chains_broken"] == 1
 
 
 def test_a_table_that_is_not_there(kernel: Kernel) -> None:
-    found, findings = kernel.all()
+    found, losses = kernel.all()
     assert found == []
-    assert findings.lost["futex_chains_broken"] == 1
+    assert losses.lost["futex_chains_broken"] == 1
     one_table(kernel)
     kernel.write(VARIABLE, TABLES[0], 1 << 60)
-    found, findings = kernel.all()
+    found, losses = kernel.all()
     assert found == []
-    assert findings.lost["futex_chains_broken"] == 1
+    assert losses.lost["futex_chains_broken"] == 1
 
 
 def test_a_variable_that_is_lost(kernel: Kernel) -> None:
     one_table(kernel)
     made = kernel.variables["__futex_data"]()
     kernel.variable("__futex_data", made.type_, address=BASE + SIZE)
-    found, findings = kernel.all()
+    found, losses = kernel.all()
     assert found == []
-    assert findings.lost["futex_chains_broken"] == 1
+    assert losses.lost["futex_chains_broken"] == 1
 
 
 def test_a_table_of_which_a_part_is_lost(kernel: Kernel) -> None:
@@ -298,6 +298,6 @@ def test_a_table_of_which_a_part_is_lost(kernel: Kernel) -> None:
     kernel.empty(start, 128)
     kernel.queue(start, 5, *WAITERS[:2])
     kernel.write(VARIABLE, start, 256)
-    found, findings = kernel.all()
+    found, losses = kernel.all()
     assert found == WAITERS[:2]
-    assert findings.lost["futex_chains_broken"] == 1
+    assert losses.lost["futex_chains_broken"] == 1

@@ -47,9 +47,9 @@ def test_file_systems_without_a_device(name: str) -> None:
 @pytest.mark.parametrize("name", ["memory-5.10", "tasks-6.12"])
 def test_all_that_is_mounted(name: str) -> None:
     """Disks by name and numbers, also before 5.11; else file systems by type."""
-    prog, findings = open_dump(name, "btf"), LossLog()
+    prog, losses = open_dump(name, "btf"), LossLog()
     layout = Layout(Reader(prog))
-    storage = Storage(layout, findings)
+    storage = Storage(layout, losses)
     mounts = lab.build(name).truth("proc/mounts").decode().splitlines()
     types = {line.split()[2] for line in mounts} | {"rootfs"}
     disks = 0
@@ -69,7 +69,7 @@ def test_all_that_is_mounted(name: str) -> None:
         assert number == f"{numbers >> 20}:{numbers & 0xFFFFF}"
         assert re.fullmatch(r"nvme\dn\d+|dm-\d", disk), device
     assert disks
-    assert not findings.notes
+    assert not losses.notes
 
 
 @pytest.mark.parametrize("name", ["memory-5.10"])
@@ -98,10 +98,10 @@ def test_a_file_system_that_is_lost_costs_no_more_than_its_name() -> None:
         if block.s_type.name.string_() == b"devtmpfs"
     )
     inode = block.s_root.d_inode.value_()
-    findings = LossLog()
-    storage = Storage(Layout(Reader(prog)), findings)
+    losses = LossLog()
+    storage = Storage(Layout(Reader(prog)), losses)
     known = storage.inode(inode)
     lose(prog, block.s_id.address_, len(block.s_id))
     for _ in range(2):
         assert storage.file_system_of(known) is None
-    assert findings.lost["file_systems_unreadable"] == 1
+    assert losses.lost["file_systems_unreadable"] == 1

@@ -15,7 +15,7 @@ from msatools.locks.base.ownstack import OwnStack
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.sleeping.kernellocks import KernelLocks
 from msatools.locks.sleeping.list_locks import LIST_LOCKS
-from msatools.locks.wait_targets.explain import explain
+from msatools.locks.wait_targets.explain import Explainer
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import TaskTable
 from tests.locks.seen import TASKS, Seen, Truth, damaged, seen
@@ -196,16 +196,16 @@ def test_stopped_by_a_signal(dump: Seen) -> None:
 
 def test_rows_are_answered_in_their_order(dump: Seen) -> None:
     rows = np.array([dump.row(name) for name in ("wait4", "pipe-read", "futex-wait")])
-    found = explain(
-        dump.reader, dump.table, dump.now, dump.clocks, dump.findings, rows=rows
+    found = Explainer(dump.reader).explain(
+        dump.table, dump.now, dump.clocks, dump.losses, rows=rows
     )
     assert [on.kind for on in found if on] == ["child", "pipe", "futex"]
     assert found == [dump.ons[row] for row in rows.tolist()]
 
 
 def test_nothing_is_lost(dump: Seen) -> None:
-    assert not dump.findings.lost
-    assert not dump.findings.notes
+    assert not dump.losses.lost
+    assert not dump.losses.notes
 
 
 def test_reads_grow_with_tasks(dump: Seen) -> None:
@@ -236,7 +236,7 @@ def test_one_of_a_thousand_waiters(dump: Seen) -> None:
     (found,) = alone.ons
     assert found is not None
     assert (found.address, found.waiters) == (on.address, None)
-    assert [code for code, _ in alone.findings.notes] == ["waiters-not-counted"]
+    assert [code for code, _ in alone.losses.notes] == ["waiters-not-counted"]
     assert alone.reads <= MAX_READS
 
 
@@ -275,8 +275,8 @@ def test_a_lost_table_of_futexes_leaves_the_stack() -> None:
     asked_for = WaitTarget(kind="futex", address=known.address)
     assert hurt.ons[hurt.row("futex-wait")] == asked_for
     assert hurt.on("pipe-read") == whole.on("pipe-read")
-    assert hurt.findings.coverage["futex_chains_broken"] > 0
-    assert "futex_chains_broken" in hurt.findings.lost
+    assert hurt.losses.coverage["futex_chains_broken"] > 0
+    assert "futex_chains_broken" in hurt.losses.lost
 
 
 def test_a_lock_whose_waiters_are_on_no_list(
@@ -294,22 +294,24 @@ def test_a_lock_whose_waiters_are_on_no_list(
     made = append_fields(records[names], "blocker", blockers, usemask=False)
     table = TaskTable(made, dump.table.columns | {"blocker"})
     rows = np.array([dump.row(name) for name in (*kinds, "pipe-mutex")])
-    findings = LossLog()
-    found = explain(dump.reader, table, dump.now, dump.clocks, findings, rows=rows)
+    losses = LossLog()
+    found = Explainer(dump.reader).explain(
+        table, dump.now, dump.clocks, losses, rows=rows
+    )
     for on, row in zip(found[:2], rows.tolist(), strict=False):
         known = dump.ons[row]
         assert on is not None
         assert known is not None
         assert on == replace(known, waiters=None)
     assert found[2] == WaitTarget(kind="lock", type="mutex")
-    assert not findings.lost
+    assert not losses.lost
 
 
 def test_a_long_ring_of_waiters_is_cut(dump: Seen) -> None:
     """Three wait for the lock; who may look at one only must not tell another."""
     row = dump.row("directory-rename")
-    layout, findings = Layout(dump.reader), LossLog()
-    locks = KernelLocks(layout, findings)
+    layout, losses = Layout(dump.reader), LossLog()
+    locks = KernelLocks(layout, losses)
     names = dump.now.stacks.names(dump.now.stacks[row])
     stacks, pointers = (
         dump.table[name][row : row + 1].astype(np.uint64) for name in ("stack", "sp")
@@ -320,16 +322,16 @@ def test_a_long_ring_of_waiters_is_cut(dump: Seen) -> None:
     whole = locks.find(names, stack)
     assert whole is not None
     assert whole.waiters == 3
-    locks = KernelLocks(layout, findings)
+    locks = KernelLocks(layout, losses)
     assert locks.find(names, stack, limit=4) == whole
-    locks = KernelLocks(layout, findings)
+    locks = KernelLocks(layout, losses)
     cut = locks.find(names, stack, limit=1)
     assert cut in (
         replace(whole, waiters=None),
         replace(whole, address=None, owner=None, waiters=None),
     )
     code = "lock-not-found" if cut and cut.address is None else "waiters-not-counted"
-    assert [found for found, _ in findings.notes] == [code]
+    assert [found for found, _ in losses.notes] == [code]
 
 
 def test_fault_in_the_memory_of_another(stock: Seen) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""All threads at a moment, and which of them are those of another moment. Pure."""
+"""Samples of all threads, and the threads of one sample in another. Pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.clocks import Clocks, Nanoseconds
-from msatools.prstat.microstates import Booleans, Microstates
+from msatools.kernel.structs import Booleans
+from msatools.tasks.microstates import Microstates
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
 
@@ -28,15 +29,15 @@ class TaskSample:
     clocks: Clocks
     states: Microstates
     now: TaskState
-    told: Booleans
-    """Whether the class of each is known; not if it went on while it was looked at."""
+    class_known: Booleans
+    """Whether the class of each is known; not if it ran while it was read."""
 
     on_code: Booleans
     """Whose page fault is on code."""
 
     took_ns: int
-    """How long the clocks were read after it began, by the clock of who looks: threads
-    that were born meanwhile may not be in it."""
+    """Time from the start of the sample until its clocks were read, by our own clock:
+    threads that were born meanwhile may not be in it."""
 
 
 def match(before: TaskTable, after: TaskTable) -> Rows:
@@ -60,6 +61,6 @@ def match(before: TaskTable, after: TaskTable) -> Rows:
     return np.where(same & (old[row] == new), row, NOBODY)
 
 
-def cpu_of(look: TaskSample) -> Nanoseconds:
-    """Tell for how long each thread has been on a CPU."""
-    return look.states.user_ns + look.states.system_ns
+def cpu_of(sample: TaskSample) -> Nanoseconds:
+    """Return for how long each thread has been on a CPU."""
+    return sample.states.user_ns + sample.states.system_ns

@@ -11,12 +11,12 @@ import pytest
 from msatools.kernel.clocks import read_clocks
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.prstat import sampler as module
 from msatools.prstat.interval import Interval
-from msatools.prstat.sampler import MAX_SHARE, Sampler
-from msatools.prstat.task_samples import TaskSample
+from msatools.tasks import sampler as module
 from msatools.tasks.classes import TaskClass
+from msatools.tasks.sampler import MAX_SHARE, Sampler
 from msatools.tasks.table import TaskTable
+from msatools.tasks.task_samples import TaskSample
 from msatools.tasks.task_state import collect_now
 from tests.support.dumps import open_dump
 
@@ -39,35 +39,35 @@ class Stepped:
         return TaskTable(self.table.records.copy(), self.table.columns)
 
 
-def awake(look: TaskSample) -> int:
+def awake(sample: TaskSample) -> int:
     """Count the threads that wait for a CPU: their stacks are unwound each time."""
-    return int(np.count_nonzero(look.now.classes == TaskClass.LAT))
+    return int(np.count_nonzero(sample.now.classes == TaskClass.LAT))
 
 
 def test_first_look_is_what_the_collector_finds(prog: drgn.Program) -> None:
     reader, findings = Reader(prog), LossLog()
     sampler = Sampler(reader, findings)
-    look = sampler.look()
+    sample = sampler.sample()
     expected = collect_now(
-        sampler.collector, prog, look.tasks, read_clocks(reader, LossLog())
+        sampler.collector, prog, sample.tasks, read_clocks(reader, LossLog())
     )
-    assert (look.now.classes == expected.classes).all()
-    assert (look.now.age_ns == expected.age_ns).all()
-    assert (look.now.age_bound == expected.age_bound).all()
-    for row in range(0, len(look.tasks), 7):
-        assert look.now.stacks[row] == expected.stacks[row]
-        place, other = look.now.stacks.index[row], expected.stacks.index[row]
-        assert look.now.waits[place] == expected.waits[other]
-    assert look.told.all()
+    assert (sample.now.classes == expected.classes).all()
+    assert (sample.now.age_ns == expected.age_ns).all()
+    assert (sample.now.age_bound == expected.age_bound).all()
+    for row in range(0, len(sample.tasks), 7):
+        assert sample.now.stacks[row] == expected.stacks[row]
+        place, other = sample.now.stacks.index[row], expected.stacks.index[row]
+        assert sample.now.waits[place] == expected.waits[other]
+    assert sample.class_known.all()
     assert sampler.period_s is None
 
 
 def test_who_was_not_switched_is_not_unwound_again(prog: drgn.Program) -> None:
     stepped = Stepped(prog)
-    first = stepped.sampler.look()
+    first = stepped.sampler.sample()
     reads, unwound = stepped.reader.reads, stepped.findings.coverage["stacks"]
     assert unwound > 2000
-    second = stepped.sampler.look()
+    second = stepped.sampler.sample()
     assert stepped.findings.coverage["stacks"] == unwound + awake(first)
     assert stepped.reader.reads - reads < 10 + awake(first)
     assert (second.now.classes == first.now.classes).all()
@@ -78,7 +78,7 @@ def test_who_was_not_switched_is_not_unwound_again(prog: drgn.Program) -> None:
 def test_who_was_switched_is(prog: drgn.Program) -> None:
     """In any of the ways in which it shows."""
     stepped = Stepped(prog)
-    first = stepped.sampler.look()
+    first = stepped.sampler.sample()
     waits = np.flatnonzero(first.now.classes == TaskClass.TMR)
     assert len(waits) >= 4
     records = stepped.table.records
@@ -87,7 +87,7 @@ def test_who_was_switched_is(prog: drgn.Program) -> None:
     records["state"][waits[2]] = 0
     records["start_ns"][waits[3]] += 1
     unwound = stepped.findings.coverage["stacks"]
-    second = stepped.sampler.look()
+    second = stepped.sampler.sample()
     assert stepped.findings.coverage["stacks"] == unwound + 4 + awake(first)
     assert second.now.classes[waits[2]] == TaskClass.LAT
     for row in waits[[0, 1, 3]].tolist():
@@ -99,10 +99,10 @@ def test_threads_that_come_and_go(prog: drgn.Program) -> None:
     everyone = stepped.table
     order = np.random.default_rng(1).permutation(len(everyone))
     stepped.table = TaskTable(everyone.records[order[100:]], everyone.columns)
-    first = stepped.sampler.look()
+    first = stepped.sampler.sample()
     stepped.table = TaskTable(everyone.records[order[:-100]], everyone.columns)
-    second = stepped.sampler.look()
-    expected = Sampler(stepped.reader, LossLog()).look().now.classes[order[:-100]]
+    second = stepped.sampler.sample()
+    expected = Sampler(stepped.reader, LossLog()).sample().now.classes[order[:-100]]
     assert (second.now.classes == expected).all()
     interval = Interval(first)
     interval.add(second)
@@ -124,8 +124,8 @@ def test_how_long_a_look_takes(prog: drgn.Program) -> None:
     sampler = Sampler(stepped.reader, stepped.findings, read=read)
     for _ in range(2):
         begun = time.monotonic_ns()
-        look = sampler.look()
-        assert 20_000_000 <= look.took_ns <= time.monotonic_ns() - begun
+        sample = sampler.sample()
+        assert 20_000_000 <= sample.took_ns <= time.monotonic_ns() - begun
 
 
 def test_stacks_that_nobody_has_are_forgotten(
@@ -134,17 +134,17 @@ def test_stacks_that_nobody_has_are_forgotten(
     monkeypatch.setattr(module, "_SPARE_STACKS", 5)
     stepped = Stepped(prog)
     everyone = stepped.table
-    first = stepped.sampler.look()
+    first = stepped.sampler.sample()
     few = np.zeros(len(everyone), np.bool_)
     few[::40] = True
     stepped.table = everyone.only(few)
-    look = stepped.sampler.look()
-    assert len(look.now.waits) == len(look.now.stacks.unique)
-    assert len(look.now.waits) == len({*look.now.stacks.index.tolist(), 0})
-    assert len(look.now.waits) < len(first.now.waits)
+    sample = stepped.sampler.sample()
+    assert len(sample.now.waits) == len(sample.now.stacks.unique)
+    assert len(sample.now.waits) == len({*sample.now.stacks.index.tolist(), 0})
+    assert len(sample.now.waits) < len(first.now.waits)
     for row, old in enumerate(np.flatnonzero(few).tolist()):
-        assert look.now.stacks[row] == first.now.stacks[old]
-        wait = look.now.waits[look.now.stacks.index[row]]
+        assert sample.now.stacks[row] == first.now.stacks[old]
+        wait = sample.now.waits[sample.now.stacks.index[row]]
         assert wait == first.now.waits[first.now.stacks.index[old]]
 
 
@@ -189,44 +189,44 @@ def racing(prog: drgn.Program, monkeypatch: pytest.MonkeyPatch) -> Racing:
 def test_live_look_is_the_same_if_nothing_moves(
     racing: Racing, prog: drgn.Program
 ) -> None:
-    look = racing.sampler.look()
-    expected = Stepped(prog).sampler.look()
-    assert (look.now.classes == expected.now.classes).all()
-    assert look.told.all()
-    for row in range(0, len(look.tasks), 7):
-        assert look.now.stacks[row] == expected.now.stacks[row]
+    sample = racing.sampler.sample()
+    expected = Stepped(prog).sampler.sample()
+    assert (sample.now.classes == expected.now.classes).all()
+    assert sample.class_known.all()
+    for row in range(0, len(sample.tasks), 7):
+        assert sample.now.stacks[row] == expected.now.stacks[row]
     unwound = racing.unwound
-    racing.sampler.look()
-    assert racing.unwound == unwound + awake(look)
+    racing.sampler.sample()
+    assert racing.unwound == unwound + awake(sample)
 
 
 def test_task_that_is_reused_while_it_is_read(racing: Racing) -> None:
     pid = racing.table["pid"][racing.row]
     racing.then(pid=4_000_000, start_ns=1)
-    look = racing.sampler.look()
-    assert len(look.tasks) == len(racing.table) - 1
-    assert pid not in look.tasks["pid"]
+    sample = racing.sampler.sample()
+    assert len(sample.tasks) == len(racing.table) - 1
+    assert pid not in sample.tasks["pid"]
     assert racing.findings.coverage["tasks_gone"] == 1
 
 
 def test_task_that_wakes_up_while_it_is_read(racing: Racing) -> None:
     """What was read last is what counts, and is of one moment."""
     racing.then(state=0, on_rq=1, run_delay_ns=77)
-    look = racing.sampler.look()
-    assert look.now.classes[racing.row] == TaskClass.LAT
-    assert look.tasks["run_delay_ns"][racing.row] == 77
+    sample = racing.sampler.sample()
+    assert sample.now.classes[racing.row] == TaskClass.LAT
+    assert sample.tasks["run_delay_ns"][racing.row] == 77
 
 
 def test_task_that_goes_on_after_its_stack_was_read(racing: Racing) -> None:
     """Its stack is whole, and tells; but it is not taken to be there still."""
     switches = int(racing.table["nvcsw"][racing.row])
     racing.then(nvcsw=switches + 1)
-    first = racing.sampler.look()
-    assert first.told[racing.row]
+    first = racing.sampler.sample()
+    assert first.class_known[racing.row]
     unwound, others = racing.unwound, awake(first)
-    racing.sampler.look()
+    racing.sampler.sample()
     assert racing.unwound == unwound + others + 1
-    racing.sampler.look()
+    racing.sampler.sample()
     assert racing.unwound == unwound + 2 * others + 1
 
 
@@ -248,8 +248,8 @@ def test_stack_that_is_torn_tells_nothing(
 
     monkeypatch.setattr(racing.reader, "words", torn)
     racing.then(nvcsw=switches + 1)
-    look = racing.sampler.look()
-    assert not look.told[racing.row]
+    sample = racing.sampler.sample()
+    assert not sample.class_known[racing.row]
     assert racing.findings.coverage["classes_untold"] == 1
 
 
@@ -265,23 +265,23 @@ def test_list_that_changes_while_it_is_followed(
         return racing.table
 
     monkeypatch.setattr(racing.sampler, "_read", read)
-    assert len(racing.sampler.look().tasks) == len(racing.table)
+    assert len(racing.sampler.sample().tasks) == len(racing.table)
     assert racing.findings.coverage["walks_retried"] == 2
     assert racing.findings.notes == {}
     # One that never holds still costs what is missing, and a note.
     left = [racing.table.only(racing.table["pid"] < 50)] * 9
-    assert len(racing.sampler.look().tasks) == len(left[0])
+    assert len(racing.sampler.sample().tasks) == len(left[0])
     assert racing.findings.lost["lists_broken"] == 1
 
 
 def test_period(prog: drgn.Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """As asked for; where a look costs more than its share, longer."""
     stepped = Stepped(prog)
-    stepped.sampler.look()
+    stepped.sampler.sample()
     assert stepped.sampler.period_s == 0.1
     times = iter([100.0, 100.01, 200.0, 201.0])
     monkeypatch.setattr(module.time, "process_time", lambda: next(times))
-    stepped.sampler.look()
+    stepped.sampler.sample()
     assert stepped.sampler.period_s == 0.1
-    stepped.sampler.look()
+    stepped.sampler.sample()
     assert stepped.sampler.period_s == 1 / MAX_SHARE

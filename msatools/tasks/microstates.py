@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from msatools.kernel.accounting import Accounting
 from msatools.kernel.clocks import Clocks, Nanoseconds
+from msatools.kernel.structs import Booleans
 from msatools.tasks.table import PF_KTHREAD, TaskTable
 
 EXIT_ZOMBIE = 0x20
@@ -26,8 +27,6 @@ UNSTABLE_BOUND_NS = 100_000_000
 """The same where each CPU has a clock of its own that stands still a tick after its
 last tick (sched_clock_local()). How long an emulated CPU goes without one has no limit;
 this is some times the worst seen: 17 ms, in a guest with the HPET as clock source."""
-
-Booleans = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Microstates:
 
 
 def bound_of(accounting: Accounting) -> int:
-    """Tell how far, in nanoseconds, this kernel's clocks may be apart."""
+    """Return how far, in nanoseconds, this kernel's clocks may be apart."""
     return BOUND_NS if accounting.stable_clock else UNSTABLE_BOUND_NS
 
 
@@ -120,14 +119,14 @@ def without_sleep(lives: Microstates, slept_ns: Nanoseconds) -> Microstates:
 
 
 def _open_latency(tasks: TaskTable, clocks: Clocks, dead: Booleans) -> Nanoseconds:
-    """Tell for how long each thread has waited for a CPU by now, if it does."""
+    """Return for how long each thread has waited for a CPU by now, if it does."""
     queued = tasks["last_queued_ns"].astype(np.int64)
     waits = waits_for_cpu(tasks) & ~dead & (queued != 0)
     return np.where(waits, np.maximum(clocks.local_ns - queued, 0), 0)
 
 
 def waits_for_cpu(tasks: TaskTable) -> Booleans:
-    """Tell which threads are on a run queue, could run, and do not."""
+    """Return which threads are on a run queue, could run, and do not."""
     waits: Booleans = (
         (tasks["state"] == 0) & (tasks["on_rq"] != 0) & (tasks["on_cpu"] == 0)
     )
@@ -143,7 +142,7 @@ def user_time(
     flags: npt.NDArray[np.uint32],
     otherwise: npt.NDArray[np.float64] | float = 1.0,
 ) -> Nanoseconds:
-    """Tell how much time on the CPU was in user mode, by ticks (cputime_adjust()).
+    """Return how much time on the CPU was in user mode, by ticks (cputime_adjust()).
 
     The kernel's own threads have no user mode.
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Looks at all threads, again and again, each for as little as can be.
+"""Samples of all threads, each as cheap as possible.
 
-A look reads every ``struct task_struct``. A thread that slept and was not switched
-since the last look sleeps on in the same place: its stack is not read again.
+A sample reads every ``struct task_struct``. A thread that slept and was not switched
+since the last sample sleeps on in the same place: its stack is not read again.
 """
 
 import contextlib
@@ -18,35 +18,36 @@ import numpy.typing as npt
 from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
-from msatools.prstat.microstates import BOUND_NS, Booleans, microstates
-from msatools.prstat.task_samples import NOBODY, Counts, Rows, TaskSample, match
+from msatools.kernel.structs import Booleans
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.framerules import End
+from msatools.tasks.microstates import BOUND_NS, microstates
 from msatools.tasks.stackmemory import StackMemory
 from msatools.tasks.stacks import NO_STACK, Stack, StackCollector, Stacks
 from msatools.tasks.states import asleep
 from msatools.tasks.table import Records, TaskReader, TaskTable
+from msatools.tasks.task_samples import NOBODY, Counts, Rows, TaskSample, match
 from msatools.tasks.task_state import TaskState, ages, collect_now
 from msatools.tasks.waits import StackWait, classify
 
 MAX_SHARE = 0.25
-"""Of one CPU, which looks may take: where they cost more, there are fewer."""
+"""The share of one CPU that samples may take: if they cost more, there are fewer."""
 
 MAX_HZ = 20.0
-"""Looks a second, if nobody has said how many: more tell hardly more."""
+"""Samples a second by default: more of them show hardly more."""
 
 _WALKS = 3
 """How often a list is followed on a running kernel that changes it meanwhile."""
 
 _MANY, _FEW = 256, 16
-"""Tasks that are read after their stacks: so many where no haste is needed, for each
-call has its cost; few of those that have been on a CPU lately."""
+"""Tasks in a batch, whose stacks are read first: many if they were off the CPU for
+long, as each batch has its cost; few if they were on a CPU lately."""
 
 _QUIET_NS = 1_000_000_000
-"""How long ago that is."""
+"""How long ago a task of a large batch was on a CPU."""
 
 _SPARE_STACKS = 1024
-"""Stacks that no thread has any more, before they are forgotten."""
+"""How many stacks that no thread has any more are kept."""
 
 Places = npt.NDArray[np.int32]
 
@@ -54,20 +55,21 @@ _WHOLE = (End.ENTRY, End.START)
 
 
 class Sampler:
-    """Looks at the threads of one kernel; at a dump, one look will do.
+    """Takes samples of the threads of one kernel; of a dump, one.
 
-    :param hz: How many are wanted a second within an interval; 0 for none, ``None``
-        for as many as may be.
-    :param share: Of one CPU, which they may take; ``None`` for what is usual.
+    :param hz: Samples a second within an interval; 0 for none, ``None`` for
+        :data:`MAX_HZ`.
+    :param share: The share of one CPU that samples may take; ``None`` for
+        :data:`MAX_SHARE`.
     :param bound_ns: How far this kernel's clocks may be apart.
-    :param read: What reads the threads: all of them, if not told otherwise.
-    :param on_code: Tells which of some rows' page faults are on code.
+    :param read: Reads the threads: all of them if not given.
+    :param on_code: Returns which of some rows' page faults are on code.
     """
 
     def __init__(
         self,
         reader: Reader,
-        findings: LossLog,
+        losses: LossLog,
         *,
         hz: float | None = 0,
         share: float | None = None,
@@ -77,12 +79,12 @@ class Sampler:
     ) -> None:
         self._reader = reader
         self._prog = reader.prog
-        self._live = bool(reader.prog.flags & drgn.ProgramFlags.IS_LIVE)
-        self._findings = findings
+        self._live = reader.is_live
+        self._losses = losses
         self.task_reader = TaskReader(reader)
         self._read = read or self.task_reader.read_all
         self._on_code = on_code
-        self.collector = _Collector(reader, findings)
+        self.collector = _Collector(reader, losses)
         self._hz = MAX_HZ if hz is None else hz
         self._share = min(share or MAX_SHARE, MAX_SHARE)
         self._bound_ns = bound_ns
@@ -90,17 +92,17 @@ class Sampler:
         self._last: TaskSample | None = None
         self._settled: Booleans = np.zeros(0, np.bool_)
         self._stacks = _Stacks()
-        # The first time it takes long, which is not to pass between tasks and clocks.
+        # The first time it takes long: not to be between tasks and clocks of a sample.
         read_clocks(reader, LossLog())
 
     @property
     def period_s(self) -> float | None:
-        """How long after one look the next is due; more where they cost much."""
+        """Seconds from one sample to the next; more if samples cost much CPU time."""
         if self._hz <= 0:
             return None
         return max(1 / self._hz, self._cost_s / self._share)
 
-    def look(self) -> TaskSample:
+    def sample(self) -> TaskSample:
         """Read all threads, and unwind the stacks of those that were switched."""
         began_s, began_ns = time.process_time(), time.monotonic_ns()
         tasks = self._walk()
@@ -114,13 +116,13 @@ class Sampler:
         part = tasks.only(changed)
         seen = collect_now(self.collector, self._prog, part, clocks)
         self.collector.release()
-        told = settled | ~asleep(tasks)
-        # A stack of just before tells as well; but not that of who waited for a CPU
-        # then, and sleeps now.
+        known = settled | ~asleep(tasks)
+        # The stack of a moment before will do, unless the task waited for a CPU then
+        # and sleeps now.
         whole = _is_whole(seen.stacks)
-        told[changed] |= whole & (seen.classes != TaskClass.LAT)
-        told[changed] &= whole | ~seen.woken()
-        self._findings.coverage["classes_untold"] += int(np.count_nonzero(~told))
+        known[changed] |= whole & (seen.classes != TaskClass.LAT)
+        known[changed] &= whole | ~seen.woken()
+        self._losses.coverage["classes_untold"] += int(np.count_nonzero(~known))
 
         classes = np.zeros(len(tasks), np.uint8)
         index: Places = np.zeros(len(tasks), np.int32)
@@ -134,25 +136,25 @@ class Sampler:
         unique, waits = self._stacks.all()
         stacks = Stacks(self.collector.text, unique, index, seen.stacks.asked)
         now = TaskState(classes, age, bound, stacks, waits)
-        look = TaskSample(
+        sample = TaskSample(
             tasks,
             clocks,
             microstates(tasks, clocks, self._bound_ns),
             now,
-            told,
+            known,
             self._code_faults(tasks, now, clocks, row),
             took_ns,
         )
         if self._last is not None:
             # The first costs more than those that follow.
             self._cost_s = time.process_time() - began_s
-        self._last, self._settled = look, settled & _rests(tasks)
-        return look
+        self._last, self._settled = sample, settled & _rests(tasks)
+        return sample
 
     def _code_faults(
         self, tasks: TaskTable, now: TaskState, clocks: Clocks, row: Rows
     ) -> Booleans:
-        """Tell whose page fault is on code; of who rests it is known."""
+        """Return whose page fault is on code; kept for threads that sleep on."""
         on_code = np.zeros(len(tasks), np.bool_)
         faults = np.isin(now.slept_in(), (TaskClass.FLT, TaskClass.SWP))
         if self._on_code is None or not faults.any():
@@ -165,10 +167,10 @@ class Sampler:
         return on_code
 
     def _clocks(self, tasks: TaskTable) -> Clocks:
-        clocks = read_clocks(self._reader, self._findings)
+        clocks = read_clocks(self._reader, self._losses)
         if len(clocks.behind_ns) or not len(tasks):
             return clocks
-        self._findings.note(
+        self._losses.note(
             "clocks-lost",
             "no CPU's clock can be read: now is when a thread last came to a CPU",
         )
@@ -181,12 +183,12 @@ class Sampler:
             tasks = self._read(found)
             if not (self._live and left and found.coverage["lists_broken"]):
                 break
-            self._findings.coverage["walks_retried"] += 1
-        self._findings.add(found)
+            self._losses.coverage["walks_retried"] += 1
+        self._losses.add(found)
         return tasks
 
     def _unswitched(self, tasks: TaskTable) -> Rows:
-        """Find who sleeps where it did: the rows in the last look."""
+        """Find threads that sleep on: their rows in the last sample."""
         if self._last is None or not len(self._last.tasks):
             return np.full(len(tasks), NOBODY, np.intp)
         last = self._last.tasks
@@ -198,10 +200,10 @@ class Sampler:
         return np.where(there, row, NOBODY)
 
     def _refresh(self, tasks: TaskTable, row: Rows) -> tuple[TaskTable, Rows, Booleans]:
-        """Read again whose stacks are wanted, a few at a time, and hold their stacks.
+        """Read threads whose stacks are needed again, in batches, and hold the stacks.
 
-        :return: The threads without those that have ended, their rows in the last look,
-            and who slept on while its stack was read.
+        :return: The threads that still exist, their rows in the last sample, and which
+            of them slept on while their stacks were read.
         """
         stays = np.ones(len(tasks), np.bool_)
         settled = (row != NOBODY) | (tasks["exit_state"] != 0)
@@ -213,15 +215,15 @@ class Sampler:
             tasks.records[rows] = fresh.records
             settled[rows] = asleep(fresh) & (switches[there] == _switches(fresh))
         settled |= tasks["exit_state"] != 0
-        self._findings.coverage["tasks_gone"] += int(np.count_nonzero(~stays))
+        self._losses.coverage["tasks_gone"] += int(np.count_nonzero(~stays))
         return tasks.only(stays), row[stays], settled[stays]
 
     def _read_again(self, tasks: TaskTable, rows: Rows) -> tuple[TaskTable, Booleans]:
-        """Read some threads again; tell of which of *rows*, in order, they are.
+        """Read some threads again, and return which of *rows*, in order, they are.
 
-        Memory of a thread that has ended may be another's.
+        The memory of an ended thread may be another's by now.
         """
-        # That a thread has ended meanwhile is no loss.
+        # A thread that ended meanwhile is no loss.
         fresh = self.task_reader.read(tasks["address"][rows].tolist(), LossLog())
         there = np.isin(tasks["address"][rows], fresh["address"])
         own = np.ones(len(fresh), np.bool_)
@@ -232,10 +234,10 @@ class Sampler:
 
 
 def _batches(tasks: TaskTable, rows: Rows) -> Iterator[Rows]:
-    """Split threads into those to be read at once, those that rest longest first.
+    """Yield threads in batches, those that slept longest first.
 
-    Who runs, or waits for a CPU, comes last: what it has taken is counted up to the
-    moment of the clocks, which are read next.
+    Threads that run or wait for a CPU come last: their time counts up to the clocks,
+    which are read next.
     """
     last_ran = tasks["exec_start_ns"][rows].astype(np.int64)
     last_ran[~asleep(tasks)[rows]] = np.iinfo(np.int64).max
@@ -250,7 +252,7 @@ def _batches(tasks: TaskTable, rows: Rows) -> Iterator[Rows]:
 
 
 def _rests(tasks: TaskTable) -> Booleans:
-    """Tell who sleeps or is dead."""
+    """Return which threads sleep or are dead."""
     rests: Booleans = asleep(tasks) | (tasks["exit_state"] != 0)
     return rests
 
@@ -261,7 +263,7 @@ def _switches(tasks: TaskTable) -> Counts:
 
 
 def _same(before: TaskTable, after: TaskTable) -> Booleans:
-    """Tell which threads rest on where they did; the tables have the same ones."""
+    """Return which threads sleep on or stay dead; the tables have the same threads."""
     same = _rests(before) & _rests(after)
     for column in ("state", "exit_state", "nvcsw", "nivcsw"):
         same &= before[column] == after[column]
@@ -275,15 +277,15 @@ class _Collector(StackCollector):
     unwinding takes longer and is best done of many at once.
     """
 
-    def __init__(self, reader: Reader, findings: LossLog) -> None:
-        super().__init__(reader, findings)
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
+        super().__init__(reader, losses)
         self._memory = reader
         self._held: dict[int, tuple[int, Addresses]] = {}
         """By the start of a stack: the stack pointer and the words from there on."""
 
         task = reader.prog.type("struct task_struct")
         first, second = sorted(drgn.offsetof(task, n) for n in ("nvcsw", "nivcsw"))
-        # They follow each other, and one read is enough, but where all is shuffled.
+        # One read, unless the members of the structure are shuffled.
         follow = second == first + 8
         self._counts = ((first, 2),) if follow else ((first, 1), (second, 1))
         self._pointer = drgn.offsetof(task, "thread.sp") if self.has_orc else None
@@ -330,7 +332,7 @@ class _Collector(StackCollector):
 
 
 class _Stacks:
-    """All stacks that were seen, and what each tells."""
+    """All stacks that were seen, and the class of each."""
 
     def __init__(self) -> None:
         self._places: dict[Stack, int] = {NO_STACK: 0}
@@ -340,7 +342,7 @@ class _Stacks:
         return list(self._places), tuple(self._waits)
 
     def place(self, seen: TaskState) -> Places:
-        """Give the places of the stacks that were seen."""
+        """Return the places of the stacks that were seen."""
         places = np.zeros(len(seen.stacks.unique), np.int32)
         pairs = zip(seen.stacks.unique, seen.waits, strict=True)
         for at, (stack, wait) in enumerate(pairs):
@@ -363,6 +365,6 @@ class _Stacks:
 
 
 def _is_whole(stacks: Stacks) -> Booleans:
-    """Tell whose stack ends as they do; one that changed while it was read may not."""
+    """Return whose stack is whole; one that changed while it was read may not be."""
     whole = np.array([stack.end in _WHOLE for stack in stacks.unique], np.bool_)
     return whole[stacks.index]

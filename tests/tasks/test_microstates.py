@@ -4,7 +4,7 @@
 
 import pytest
 
-from msatools.prstat.microstates import (
+from msatools.tasks.microstates import (
     BOUND_NS,
     EXIT_ZOMBIE,
     PF_KTHREAD,
