@@ -19,14 +19,14 @@ from msatools.kernel.vmstat import (
     vm_counters,
     vm_events,
 )
-from msatools.memory.classes import PageClass as C
 from msatools.memory.differences import Difference, Meanwhile, Reason, explain
-from msatools.memory.freelists import PcpLists
-from msatools.memory.layout import PageLayout
 from msatools.memory.model import Check
-from msatools.memory.owners import Owners
-from msatools.memory.pagecache import blockdev_pages
-from msatools.memory.scanresult import ScanResult
+from msatools.memory.owners.owners import Owners
+from msatools.memory.pages.classes import PageClass as C
+from msatools.memory.pages.layout import PageLayout
+from msatools.memory.scan.freelists import PcpLists
+from msatools.memory.scan.pagecache import blockdev_pages
+from msatools.memory.scan.result import ScanResult
 
 _MAX_HUGE_ORDER = 30
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from msatools.kernel.report import ADDED, Note
-from msatools.memory.model import Check, MemstatReport, PageGroup
+from msatools.memory.by.groups import PageGroup
+from msatools.memory.model import Check, MemstatReport
 from msatools.reports.diff import earlier, elapsed, other_kernel
 from msatools.target.model import Target
 

@@ -16,29 +16,25 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog, noting_refusals, ns_between
 from msatools.kernel.session import Progress
 from msatools.kernel.zones import Zone, online_nodes, populated_zones
-from msatools.memory.by import VIEWS
+from msatools.memory.by.groups import PageGroup
+from msatools.memory.by.views import VIEWS
 from msatools.memory.checks import make_checks, read_counters
-from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.frag.view import FragView
-from msatools.memory.freelists import pcp_lists
-from msatools.memory.layout import PageLayout, page_layout
 from msatools.memory.map.view import MapView
-from msatools.memory.memmap import MemmapRange, memmap_ranges
-from msatools.memory.model import (
-    ClassCount,
-    MemstatReport,
-    PageGroup,
-    VmallocCaller,
-)
-from msatools.memory.owners import Owners, collect_owners
-from msatools.memory.scan_driver import scan_and_settle, scan_finally
-from msatools.memory.scan_parallel import can_share, workers_by_default
-from msatools.memory.scanresult import NCLASSES, ScanResult
+from msatools.memory.model import ClassCount, MemstatReport, VmallocCaller
+from msatools.memory.owners.owners import Owners, collect_owners
+from msatools.memory.owners.vmalloc import caller_names
+from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
+from msatools.memory.pages.layout import PageLayout, page_layout
+from msatools.memory.pages.memmap import MemmapRange, memmap_ranges
+from msatools.memory.pages.zonekeys import node_and_zone
+from msatools.memory.scan.context import ScanContext
+from msatools.memory.scan.driver import scan_and_settle, scan_finally
+from msatools.memory.scan.freelists import pcp_lists
+from msatools.memory.scan.parallel import can_share, workers_by_default
+from msatools.memory.scan.result import ScanResult
 from msatools.memory.sections import SectionZones, list_sections
 from msatools.memory.unattributed.view import UnattributedView
-from msatools.memory.views import ScanContext
-from msatools.memory.vmalloc import caller_names
-from msatools.memory.zonekeys import node_and_zone
 from msatools.target.describe import describe
 from msatools.target.model import Target
 

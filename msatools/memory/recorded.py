@@ -11,12 +11,14 @@ from msatools.memory.by.groups import (
     CgroupGroup,
     FileGroup,
     FileSystemGroup,
+    PageGroup,
+    ProcessGroup,
     SlabGroup,
     VmallocGroup,
 )
 from msatools.memory.by.order import OrderGroup
 from msatools.memory.by.section import SectionGroup
-from msatools.memory.model import MemstatReport, PageGroup, ProcessGroup
+from msatools.memory.model import MemstatReport
 from msatools.reports.codec import convert
 
 _GROUPS: Mapping[str, type[PageGroup]] = {

@@ -8,11 +8,11 @@ import drgn
 import numpy as np
 
 from msatools.kernel.zones import Zone, spanning
-from msatools.memory.classify import Block
-from msatools.memory.layout import PageLayout
-from msatools.memory.memmap import MemmapRange, pages_per_section
 from msatools.memory.model import Section
-from msatools.memory.zonekeys import node_and_zone, node_zone_keys
+from msatools.memory.pages.classify import Block
+from msatools.memory.pages.layout import PageLayout
+from msatools.memory.pages.memmap import MemmapRange, pages_per_section
+from msatools.memory.pages.zonekeys import node_and_zone, node_zone_keys
 from msatools.target.model import Address
 
 _Zones = dict[tuple[int, int], Zone]

@@ -2,7 +2,8 @@
 
 """Reports that ``msa-memstat --json`` has printed, read again."""
 
-from msatools.memory.model import Check, ClassCount, MemstatReport, PageGroup
+from msatools.memory.by.groups import PageGroup
+from msatools.memory.model import Check, ClassCount, MemstatReport
 from msatools.reports.json_file import (
     Object,
     Reports,

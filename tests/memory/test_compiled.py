@@ -24,14 +24,14 @@ from hypothesis import strategies as st
 from fixtures.demo import DEMOS
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory import compiled, memmap
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block
-from msatools.memory.layout import HugetlbMark, PageLayout, page_layout
-from msatools.memory.memmap import MemmapRange, memmap_ranges
-from msatools.memory.owners import collect_owners
-from msatools.memory.scan import scan
-from msatools.memory.scanresult import OwnedPages, ScanResult
+from msatools.memory.owners.owners import OwnedPages, collect_owners
+from msatools.memory.pages import compiled, memmap
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.classify import Block
+from msatools.memory.pages.layout import HugetlbMark, PageLayout, page_layout
+from msatools.memory.pages.memmap import MemmapRange, memmap_ranges
+from msatools.memory.scan.result import ScanResult
+from msatools.memory.scan.scan import scan
 
 from .madepages import ADDRESS, Pages, open_demo, type_word
 

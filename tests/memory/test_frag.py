@@ -13,8 +13,6 @@ from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory.by.section import SectionGroup
-from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.counting import NCLASSES, Counts
 from msatools.memory.frag import pageblocks
 from msatools.memory.frag.blockstates import MOVABLE, Blocks
 from msatools.memory.frag.index import fragmentation, unusable
@@ -26,6 +24,8 @@ from msatools.memory.frag.pageblocks import (
     migrate_types,
 )
 from msatools.memory.model import MemstatReport
+from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
+from msatools.memory.pages.counting import Counts
 
 from . import truth
 from .sums import pages_of, summed, view

@@ -11,7 +11,7 @@ from drgn.helpers.linux.pid import find_task
 from msatools.commands.memstat import COMMAND
 
 from fixtures import lab
-from msatools.memory.by import VIEWS
+from msatools.memory.by.views import VIEWS
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 

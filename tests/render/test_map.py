@@ -14,9 +14,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.counting import NCLASSES
 from msatools.memory.map.model import Cells, MapPlace, MemoryMap
+from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
 from msatools.render import plain, terminal
 from msatools.render.blocks import Chart, Mark
 from msatools.render.fit import fit

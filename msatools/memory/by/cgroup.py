@@ -21,17 +21,16 @@ from msatools.memory.by.groups import (
     NO_OWNER,
     REST,
     CgroupGroup,
+    PageGroup,
     PinningFile,
     largest_first,
     unique_keys,
 )
 from msatools.memory.by.memcgs import OF_OBJECTS, Memcg, Memcgs, charge_offset
 from msatools.memory.by.tally import Tally, TallyOwner, TallySums, give_to, rank
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, Words, where
-from msatools.memory.model import PageGroup
-from msatools.memory.scanresult import NCLASSES
-from msatools.memory.views import ScanContext
+from msatools.memory.pages.classes import NCLASSES, PageClass
+from msatools.memory.pages.classify import Block, Words, where
+from msatools.memory.scan.context import ScanContext
 from msatools.target.model import Address
 
 MAX_GROUPS = 100_000

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msatools.memory.classify import Block, Indices
+from msatools.memory.pages.classify import Block, Indices
 
 
 def give_to_tails(block: Block, words: npt.NDArray[Any]) -> Indices:

@@ -16,15 +16,14 @@ from msatools.memory.by.groups import (
     REST,
     FileGroup,
     FileSystemGroup,
+    PageGroup,
     largest_first,
     unique_keys,
 )
 from msatools.memory.by.tally import OTHERS, Ranking, Tally, TallyOwner, give_to, rank
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, Indices, Words, where
-from msatools.memory.model import PageGroup
-from msatools.memory.scanresult import NCLASSES
-from msatools.memory.views import ScanContext
+from msatools.memory.pages.classes import NCLASSES, PageClass
+from msatools.memory.pages.classify import Block, Indices, Words, where
+from msatools.memory.scan.context import ScanContext
 from msatools.target.model import Address
 
 MAX_FILES = 100_000

@@ -5,11 +5,11 @@
 from dataclasses import dataclass
 
 from msatools.kernel.report import LossLog
-from msatools.memory.counting import Counts, named
-from msatools.memory.freelists import listed_pages, pcp_lists
-from msatools.memory.model import PageGroup
-from msatools.memory.orders import NO_ORDER, ByOrder
-from msatools.memory.views import ScanContext
+from msatools.memory.by.groups import PageGroup
+from msatools.memory.pages.counting import Counts, named
+from msatools.memory.pages.orders import NO_ORDER, ByOrder
+from msatools.memory.scan.context import ScanContext
+from msatools.memory.scan.freelists import listed_pages, pcp_lists
 
 
 @dataclass(frozen=True)

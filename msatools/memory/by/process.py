@@ -18,13 +18,11 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
-from msatools.memory.by.groups import largest_first
+from msatools.memory.by.groups import PageGroup, ProcessGroup, largest_first
 from msatools.memory.by.usertables import Mapped, UserTables
-from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.classify import Block
-from msatools.memory.model import PageGroup, ProcessGroup
-from msatools.memory.scanresult import NCLASSES
-from msatools.memory.views import ScanContext
+from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
+from msatools.memory.pages.classify import Block
+from msatools.memory.scan.context import ScanContext
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import PF_KTHREAD, TaskReader, TaskTable
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from msatools.kernel.zones import spanning
-from msatools.memory.classify import Block
-from msatools.memory.counting import Counts, class_counts, named
-from msatools.memory.memmap import MemmapRange, pages_per_section
-from msatools.memory.model import PageGroup
-from msatools.memory.views import ScanContext
-from msatools.memory.zonekeys import node_and_zone, node_zone_keys
+from msatools.memory.by.groups import PageGroup
+from msatools.memory.pages.classify import Block
+from msatools.memory.pages.counting import Counts, class_counts, named
+from msatools.memory.pages.memmap import MemmapRange, pages_per_section
+from msatools.memory.pages.zonekeys import node_and_zone, node_zone_keys
+from msatools.memory.scan.context import ScanContext
 
 
 @dataclass(frozen=True)

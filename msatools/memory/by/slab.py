@@ -18,15 +18,15 @@ from msatools.memory.by.compound import give_to_tails
 from msatools.memory.by.groups import (
     NO_OWNER,
     REST,
+    PageGroup,
     SlabGroup,
     largest_first,
     unique_keys,
 )
 from msatools.memory.by.tally import Tally, TallyOwner, TallySums, rank
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, where
-from msatools.memory.model import PageGroup
-from msatools.memory.views import ScanContext
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.classify import Block, where
+from msatools.memory.scan.context import ScanContext
 from msatools.target.model import Address
 
 _OBJECTS_MASK = np.uint64((1 << 31) - 1)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from msatools.memory.classes import CLASSES
-from msatools.memory.classify import Words, where
+from msatools.memory.pages.classes import CLASSES
+from msatools.memory.pages.classify import Words, where
 
 Pages = npt.NDArray[np.int64]
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from msatools.memory.by.groups import NO_OWNER, VmallocGroup, largest_first
+from msatools.memory.by.groups import NO_OWNER, PageGroup, VmallocGroup, largest_first
 from msatools.memory.by.tally import Tally, rank
-from msatools.memory.classify import Block, Words
-from msatools.memory.model import PageGroup
-from msatools.memory.owners import pfns_of
-from msatools.memory.views import ScanContext
-from msatools.memory.vmalloc import VmallocAreas, caller_names
+from msatools.memory.owners.owners import pfns_of
+from msatools.memory.owners.vmalloc import VmallocAreas, caller_names
+from msatools.memory.pages.classify import Block, Words
+from msatools.memory.scan.context import ScanContext
 
 
 @dataclass

@@ -19,7 +19,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.pagetables import pmd_order
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.memmap import pages_per_section, section_usages
+from msatools.memory.pages.memmap import pages_per_section, section_usages
 
 UNKNOWN_TYPE = 8
 """A type has three bits."""

@@ -11,9 +11,6 @@ import numpy.typing as npt
 
 from msatools.kernel.pagetables import pmd_order
 from msatools.kernel.zones import Zone
-from msatools.memory.classes import CLASSES
-from msatools.memory.classify import Block
-from msatools.memory.counting import NCLASSES, Counts, class_counts
 from msatools.memory.frag.blockstates import (
     FREE,
     IS_BLOCKED,
@@ -38,9 +35,12 @@ from msatools.memory.frag.model import (
     PageBlocks,
 )
 from msatools.memory.frag.pageblocks import UNKNOWN_TYPE, MigrateTypes, migrate_types
-from msatools.memory.orders import ORDERS, free_blocks
-from msatools.memory.views import ScanContext
-from msatools.memory.zonekeys import node_and_zone, node_zone_keys
+from msatools.memory.pages.classes import CLASSES, NCLASSES
+from msatools.memory.pages.classify import Block
+from msatools.memory.pages.counting import Counts, class_counts
+from msatools.memory.pages.orders import ORDERS, free_blocks
+from msatools.memory.pages.zonekeys import node_and_zone, node_zone_keys
+from msatools.memory.scan.context import ScanContext
 
 _GIB = 1 << 30
 

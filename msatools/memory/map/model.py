@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from msatools.memory.classes import CLASSES
-from msatools.memory.counting import Counts
+from msatools.memory.pages.classes import CLASSES
+from msatools.memory.pages.counting import Counts
 
 OUTLINE_CELLS = 1 << 10
 """Cells that JSON has at most: some 400 KB if each has a dozen classes and none is like

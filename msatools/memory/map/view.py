@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from msatools.memory.classify import Block, where
-from msatools.memory.counting import class_counts
 from msatools.memory.map.model import Cells, MapPlace, MemoryMap
-from msatools.memory.memmap import MemmapRange, pages_per_section
-from msatools.memory.views import ScanContext
-from msatools.memory.zonekeys import NOWHERE, node_and_zone, node_zone_keys
+from msatools.memory.pages.classify import Block, where
+from msatools.memory.pages.counting import class_counts
+from msatools.memory.pages.memmap import MemmapRange, pages_per_section
+from msatools.memory.pages.zonekeys import NOWHERE, node_and_zone, node_zone_keys
+from msatools.memory.scan.context import ScanContext
 
 MAX_CELLS = 1 << 16
 """They take 8 MiB: some 30 classes of 4 bytes each."""

@@ -19,11 +19,11 @@ from drgn.helpers.linux.mm import pfn_to_virt
 
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses
+from msatools.memory.scan.context import ScanContext
 from msatools.memory.unattributed.ftracepages import ftrace_pages
 from msatools.memory.unattributed.model import PageWord
 from msatools.memory.unattributed.slabnames import SlabNames, page_numbers
 from msatools.memory.unattributed.symbolnames import SymbolNames
-from msatools.memory.views import ScanContext
 
 Numbers = npt.NDArray[np.int64]
 

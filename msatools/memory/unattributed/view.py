@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.classify import Block, where
+from msatools.memory.pages.classes import CLASSES, PageClass
+from msatools.memory.pages.classify import Block, where
+from msatools.memory.pages.zonekeys import node_zone_keys
+from msatools.memory.scan.context import ScanContext
 from msatools.memory.unattributed.content_hints import Contents, Hints
 from msatools.memory.unattributed.model import UnattributedGroup
 from msatools.memory.unattributed.pageowner import PageOwners
-from msatools.memory.views import ScanContext
-from msatools.memory.zonekeys import node_zone_keys
 
 Numbers = npt.NDArray[np.int64]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import Field, fields
 from typing import Literal
 
-from msatools.memory.model import PageGroup
+from msatools.memory.by.groups import PageGroup
 from msatools.render.blocks import Cell, Column, Span, Table
 from msatools.render.units import size
 

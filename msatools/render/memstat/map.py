@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.map.model import Cells, MapPlace, MemoryMap
+from msatools.memory.pages.classes import CLASSES, PageClass
 from msatools.render.memstat.palette import LOOKS, Style
 
 LEVELS = 4

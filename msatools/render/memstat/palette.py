@@ -11,7 +11,7 @@ dark ground and on light.
 
 from dataclasses import dataclass
 
-from msatools.memory.classes import PageClass
+from msatools.memory.pages.classes import PageClass
 
 
 @dataclass(frozen=True)

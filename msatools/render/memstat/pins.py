@@ -4,8 +4,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from msatools.memory.by.groups import CgroupGroup
-from msatools.memory.model import PageGroup
+from msatools.memory.by.groups import CgroupGroup, PageGroup
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
 
 

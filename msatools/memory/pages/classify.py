@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.reader import Gap
-from msatools.memory.classes import PageClass
-from msatools.memory.layout import PageLayout
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.layout import PageLayout
 
 Words = npt.NDArray[np.uint64]
 Codes = npt.NDArray[np.uint8]

@@ -79,3 +79,6 @@ CLASSES: dict[int, str] = {
     PageClass.UNREADABLE: "unreadable",
 }
 """Names as they stand in reports, in the order in which reports give them."""
+
+NCLASSES = max(CLASSES) + 1
+"""Length of an array that has a number for each class."""

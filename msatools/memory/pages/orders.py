@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, Indices, where
-from msatools.memory.counting import NCLASSES, Counts
+from msatools.memory.pages.classes import NCLASSES, PageClass
+from msatools.memory.pages.classify import Block, Indices, where
+from msatools.memory.pages.counting import Counts
 
 ORDERS = 24
 """More than any order there is: a page of 16 GiB has order 22."""

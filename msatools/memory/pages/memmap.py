@@ -20,8 +20,8 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Gap, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
-from msatools.memory.bulk import BulkReader
-from msatools.memory.layout import PageLayout
+from msatools.memory.pages.bulk import BulkReader
+from msatools.memory.pages.layout import PageLayout
 
 State = Literal["online", "offline", "device"]
 

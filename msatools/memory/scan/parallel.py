@@ -16,13 +16,14 @@ import drgn
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.session import Progress
-from msatools.memory.layout import PageLayout
-from msatools.memory.memmap import MemmapRange
-from msatools.memory.observer import Observer
-from msatools.memory.scan import prepare, scan
-from msatools.memory.scanresult import OwnedPages, ScanResult
-from msatools.memory.sums import Finals
-from msatools.memory.workers import do_in_order
+from msatools.memory.owners.owners import OwnedPages
+from msatools.memory.pages.layout import PageLayout
+from msatools.memory.pages.memmap import MemmapRange
+from msatools.memory.pages.observer import Observer
+from msatools.memory.scan.result import ScanResult
+from msatools.memory.scan.scan import prepare, scan
+from msatools.memory.scan.sums import Finals
+from msatools.memory.scan.workers import do_in_order
 from msatools.target.kcore import open_again
 
 Part = list[MemmapRange]

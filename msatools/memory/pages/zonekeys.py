@@ -5,9 +5,9 @@
 import numpy as np
 import numpy.typing as npt
 
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block
-from msatools.memory.layout import PageLayout
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.classify import Block
+from msatools.memory.pages.layout import PageLayout
 
 NOWHERE = -1
 """Node-and-zone key of pages whose struct page is missing."""

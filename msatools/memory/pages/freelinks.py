@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.reader import Reader
-from msatools.memory.classify import Indices, Words, where
-from msatools.memory.layout import PageLayout
-from msatools.memory.memmap import MemmapRange
+from msatools.memory.pages.classify import Indices, Words, where
+from msatools.memory.pages.layout import PageLayout
+from msatools.memory.pages.memmap import MemmapRange
 
 UNLISTED = -1
 POINTER_BYTES = 8

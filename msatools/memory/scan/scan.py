@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 import drgn
 
 from msatools.kernel.reader import Reader
-from msatools.memory.bulk import BulkReader
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import FarHead, classify
-from msatools.memory.compiled import Compiled, compiled_classifier, is_wanted
-from msatools.memory.layout import PageLayout
-from msatools.memory.memmap import MemmapRange, read_chunks
-from msatools.memory.observer import Observer
-from msatools.memory.scanresult import OwnedPages, ScanResult
-from msatools.memory.sums import Finals, add_block
+from msatools.memory.owners.owners import OwnedPages
+from msatools.memory.pages.bulk import BulkReader
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.classify import FarHead, classify
+from msatools.memory.pages.compiled import Compiled, compiled_classifier, is_wanted
+from msatools.memory.pages.layout import PageLayout
+from msatools.memory.pages.memmap import MemmapRange, read_chunks
+from msatools.memory.pages.observer import Observer
+from msatools.memory.scan.result import ScanResult
+from msatools.memory.scan.sums import Finals, add_block
 
 _MAX_FAR_HEADS = 1 << 16
 

@@ -20,11 +20,11 @@ import numpy.typing as npt
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmstat import PAGES_FREED, pages_allocated, vm_events
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, FarHead, classify, where
-from msatools.memory.layout import PageLayout
-from msatools.memory.memmap import MemmapRange
-from msatools.memory.model import ScanChanges
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.classify import Block, FarHead, classify, where
+from msatools.memory.pages.layout import PageLayout
+from msatools.memory.pages.memmap import MemmapRange
+from msatools.memory.scan.model import ScanChanges
 
 RUN_PAGES = 512
 """What is read again in one piece: all that a huge page of x86-64 has."""

@@ -3,9 +3,9 @@
 """
 The scan's inner loops in C (``_classify.c``), where the installation has them.
 
-They give what :func:`msatools.memory.classify.classify` gives, page for page, in a
-fraction of the time. An installation made without a compiler lacks them, and nothing
-else; ``MSATOOLS_CLASSIFIER=numpy`` does without them, too.
+They return the same as :func:`msatools.memory.pages.classify.classify`, page for page,
+in a fraction of the time. An installation made without a compiler lacks them and
+nothing else; ``MSATOOLS_CLASSIFIER=numpy`` turns them off.
 """
 
 import ctypes
@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.reader import Gap
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import (
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.classify import (
     MAPPING_CLASSES,
     Block,
     FarHeads,
@@ -31,7 +31,7 @@ from msatools.memory.classify import (
     mark_gaps,
     settle_far_tails,
 )
-from msatools.memory.layout import PageLayout
+from msatools.memory.pages.layout import PageLayout
 
 SWITCH = "MSATOOLS_CLASSIFIER"
 """The environment variable; ``numpy`` is the one value that means something."""
@@ -273,7 +273,7 @@ class Compiled:
         far_heads: FarHeads,
         gaps: list[Gap] | None = None,
     ) -> Block:
-        """Do as :func:`msatools.memory.classify.classify`, for the one layout."""
+        """Do as :func:`msatools.memory.pages.classify.classify`, for the one layout."""
         pages = len(data) // layout.size
         if pages > self._room:
             self._make_room(pages)

@@ -4,7 +4,7 @@
 
 from typing import Generic, Protocol, TypeVar
 
-from msatools.memory.classify import Block
+from msatools.memory.pages.classify import Block
 
 T = TypeVar("T")
 Same = TypeVar("Same", bound="Observer")

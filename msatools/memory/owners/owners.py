@@ -14,20 +14,19 @@ from msatools.kernel.pagetables import PageTables, pmd_order
 from msatools.kernel.reader import Addresses, Reader, first_of_each
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
-from msatools.memory.classes import PageClass
-from msatools.memory.layout import PageLayout
-from msatools.memory.memmap import MemmapRange
-from msatools.memory.percpu import PercpuPages, percpu_pages
-from msatools.memory.pipes import pipe_pages
-from msatools.memory.scanresult import OwnedPages
-from msatools.memory.sockets import socket_pages
-from msatools.memory.vmalloc import (
+from msatools.memory.owners.percpu import PercpuPages, percpu_pages
+from msatools.memory.owners.pipes import pipe_pages
+from msatools.memory.owners.sockets import socket_pages
+from msatools.memory.owners.vmalloc import (
     NO_AREAS,
     VmallocAreas,
     cached_stacks,
     kernel_stacks,
     vmalloc_areas,
 )
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.layout import PageLayout
+from msatools.memory.pages.memmap import MemmapRange
 
 Pfns = npt.NDArray[np.uint64]
 
@@ -35,6 +34,14 @@ Pfns = npt.NDArray[np.uint64]
 _PFN_BITS = 52
 _CLAIM_BITS = 64 - _PFN_BITS
 _CODE_BITS = 8
+
+
+@dataclass(frozen=True)
+class OwnedPages:
+    """Pages that other structures say they own, ascending and unique by pfn."""
+
+    pfns: npt.NDArray[np.uint64]
+    codes: npt.NDArray[np.uint8]
 
 
 @dataclass

@@ -9,9 +9,9 @@ from drgn.helpers.linux.swap import for_each_swap_info
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, Indices, where
-from msatools.memory.scanresult import ScanResult
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.classify import Block, Indices, where
+from msatools.memory.scan.result import ScanResult
 
 _SWAP_TYPE_SHIFT = 58
 """Of the device's number in a swap entry (linux/swapops.h): 63 - 5 bits."""

@@ -7,10 +7,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from msatools.memory.classes import CLASSES
-from msatools.memory.classify import Codes
-
-NCLASSES = max(CLASSES) + 1
+from msatools.memory.pages.classes import CLASSES, NCLASSES
+from msatools.memory.pages.classify import Codes
 
 Counts = npt.NDArray[np.int64]
 """Pages by class, shape ``(NCLASSES,)`` or ``(parts, NCLASSES)``."""

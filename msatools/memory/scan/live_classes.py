@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, Indices, where
-from msatools.memory.freelinks import POINTER_BYTES, FreeLinks
-from msatools.memory.freelists import ListedPages
-from msatools.memory.orders import free_rooms
-from msatools.memory.pagecache import CacheClasses
-from msatools.memory.swapcache import is_shmem, nameless_swap, swap_maps
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.classify import Block, Indices, where
+from msatools.memory.pages.freelinks import POINTER_BYTES, FreeLinks
+from msatools.memory.pages.orders import free_rooms
+from msatools.memory.scan.freelists import ListedPages
+from msatools.memory.scan.pagecache import CacheClasses
+from msatools.memory.scan.swapcache import is_shmem, nameless_swap, swap_maps
 
 
 class FinalClasses:

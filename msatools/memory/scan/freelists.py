@@ -26,11 +26,16 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.zones import Zone
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Indices, where
-from msatools.memory.freelinks import UNLISTED, FreeLinks, inside_others, spread_orders
-from msatools.memory.layout import PageLayout
-from msatools.memory.scanresult import FreeCandidates, ScanResult
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.classify import Indices, where
+from msatools.memory.pages.freelinks import (
+    UNLISTED,
+    FreeLinks,
+    inside_others,
+    spread_orders,
+)
+from msatools.memory.pages.layout import PageLayout
+from msatools.memory.scan.result import FreeCandidates, ScanResult
 
 _LIST_HEAD = struct.Struct("<QQ")
 """``struct list_head``: next, previous."""

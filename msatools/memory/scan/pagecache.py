@@ -14,8 +14,8 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_words, tree_records
-from msatools.memory.classes import PageClass
-from msatools.memory.scanresult import ScanResult
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.scan.result import ScanResult
 
 _VM_EXEC = 0x4
 

@@ -9,7 +9,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
-from msatools.memory.classes import PageClass
+from msatools.memory.pages.classes import PageClass
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
 from msatools.target.addresses import kernel_start
 

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from msatools.kernel.losses import Loss
 from msatools.kernel.report import LossLog
 from msatools.kernel.session import Progress
-from msatools.memory.freelinks import FreeLinks, free_links
-from msatools.memory.freelists import PcpLists, listed_pages, pcp_lists, settle_pcp
-from msatools.memory.live_classes import FinalClasses
-from msatools.memory.pagecache import settle_cache
-from msatools.memory.scan_drift import Watch
-from msatools.memory.scan_parallel import scan_parts
-from msatools.memory.scanresult import ScanResult
-from msatools.memory.swapcache import settle_swapcache
-from msatools.memory.views import Observer, ScanContext
+from msatools.memory.pages.freelinks import FreeLinks, free_links
+from msatools.memory.pages.observer import Observer
+from msatools.memory.scan.context import ScanContext
+from msatools.memory.scan.drift import Watch
+from msatools.memory.scan.freelists import PcpLists, listed_pages, pcp_lists, settle_pcp
+from msatools.memory.scan.live_classes import FinalClasses
+from msatools.memory.scan.pagecache import settle_cache
+from msatools.memory.scan.parallel import scan_parts
+from msatools.memory.scan.result import ScanResult
+from msatools.memory.scan.swapcache import settle_swapcache
 
 
 def scan_and_settle(

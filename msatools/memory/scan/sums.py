@@ -9,20 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.report import LossLog
-from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.classify import NOT_MAPPED, Block, Indices, where
-from msatools.memory.compiled import Compiled
-from msatools.memory.freelinks import POINTER_BYTES, are_links
-from msatools.memory.orders import free_rooms
-from msatools.memory.scanresult import (
-    NCLASSES,
-    CachePages,
-    FreeCandidates,
-    OwnedPages,
-    ScanResult,
-)
-from msatools.memory.swapcache import nameless_swap
-from msatools.memory.zonekeys import NOWHERE, node_zone_keys
+from msatools.memory.owners.owners import OwnedPages
+from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
+from msatools.memory.pages.classify import NOT_MAPPED, Block, Indices, where
+from msatools.memory.pages.compiled import Compiled
+from msatools.memory.pages.freelinks import POINTER_BYTES, are_links
+from msatools.memory.pages.orders import free_rooms
+from msatools.memory.pages.zonekeys import NOWHERE, node_zone_keys
+from msatools.memory.scan.result import CachePages, FreeCandidates, ScanResult
+from msatools.memory.scan.swapcache import nameless_swap
 
 _MAX_RUNS = 64
 """Of pages of the same node and zone in a block: more are faster summed by numpy."""

@@ -9,20 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.report import LossLog
-from msatools.memory.classes import CLASSES
-from msatools.memory.classify import where
-from msatools.memory.model import ScanChanges
+from msatools.memory.pages.classes import NCLASSES
+from msatools.memory.pages.classify import where
+from msatools.memory.scan.model import ScanChanges
 
-NCLASSES = max(CLASSES) + 1
 _COMPACT_AT = 1 << 20
-
-
-@dataclass(frozen=True)
-class OwnedPages:
-    """Pages that other structures say they own, ascending and unique by pfn."""
-
-    pfns: npt.NDArray[np.uint64]
-    codes: npt.NDArray[np.uint8]
 
 
 _Array = TypeVar("_Array", bound=np.ndarray[Any, Any])
