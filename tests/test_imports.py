@@ -16,7 +16,7 @@ MODULES = {
     ".".join(("msatools", *path.relative_to(ROOT).with_suffix("").parts)): path
     for path in ROOT.rglob("*.py")
 }
-UNTANGLED = ("msatools.locks", "msatools.memory")
+UNTANGLED = ("msatools.locks", "msatools.memory", "msatools.render")
 """Packages whose folders, and whose own modules as one more, form no circle."""
 
 
@@ -45,6 +45,31 @@ def test_folders_form_no_circle(package: str) -> None:
     assert len(below) > 1
     for name, others in below.items():
         others.discard(name)
+    assert_no_circle(below)
+
+
+OUTPUT = ("reports", "render", "cli", "plugin", "registry")
+"""What turns the reports of the others into text, files and commands."""
+
+
+def test_output_forms_no_circle() -> None:
+    below: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        package = module.split(".")[1]
+        others = {name.split(".")[1] for name in imported(path) if name in MODULES}
+        below.setdefault(package, set()).update(others - {package})
+    assert below.keys() >= {*OUTPUT}
+    assert not {
+        (package, other)
+        for package, others in below.items()
+        for other in others & {*OUTPUT, "commands"}
+        if package not in OUTPUT and other != "reports"
+    }
+    assert_no_circle({package: below[package] for package in OUTPUT})
+
+
+def assert_no_circle(below: dict[str, set[str]]) -> None:
+    """Fail if a name is below itself, with the way that leads there."""
     try:
         tuple(TopologicalSorter(below).static_order())
     except CycleError as error:

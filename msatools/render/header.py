@@ -9,6 +9,7 @@ from msatools.render.blocks import Span, Text, text
 from msatools.target.model import Crash, Source, Target
 
 _KINDS = {"elf": "vmcore", "kdump": "vmcore", "kcore": "live", "qmp": "live guest"}
+_LOSSES = ("_unreadable", "_broken", "_lost", "_incomplete", "_guessed", "_ended")
 
 
 def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]:
@@ -29,6 +30,23 @@ def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]
         yield text(Span("truncated: the file ends before the last of its pages", "bad"))
     if target.crash is not None:
         yield text(Span(_crash(target.crash), "bad"))
+
+
+def times(report: Report) -> Iterator[str]:
+    """Yield when a report was taken, and its interval."""
+    if report.taken_at_ns is not None:
+        yield f"now {report.taken_at_ns / 1e9:.3f} s"
+    if report.interval_ns is not None:
+        yield f"interval {report.interval_ns / 1e9:.3f} s"
+
+
+def losses(report: Report) -> list[str]:
+    """Return the losses of a report on tasks, but for unreadable tasks, in words."""
+    return [
+        f"{count:,} {key.replace('_', ' ')}"
+        for key, count in report.coverage.items()
+        if count and key.endswith(_LOSSES) and key != "tasks_unreadable"
+    ]
 
 
 def notes(report: Report) -> Iterator[Text]:

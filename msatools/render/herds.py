@@ -5,8 +5,8 @@
 from collections.abc import Iterator
 
 from msatools.locks.base.model import Herd, UserFrame
-from msatools.render.prstat.columns import NOT_KEPT
-from msatools.render.units import count
+from msatools.render.cells import NOT_KEPT
+from msatools.reports.units import count
 
 
 def woken_words(herd: Herd, interval_ns: int | None) -> Iterator[str]:

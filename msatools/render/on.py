@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 
 from msatools.locks.base.model import WaitTarget
-from msatools.render.units import duration
+from msatools.reports.units import duration
 
 
 def on_text(on: WaitTarget) -> str:

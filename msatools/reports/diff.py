@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from msatools.kernel.report import Note, Report
-from msatools.render.units import duration
 from msatools.reports.json_file import Object, head_of
+from msatools.reports.units import duration
 from msatools.target.model import UNLISTED, Target
 
 SAME_START_NS = 1_000_000_000

@@ -6,7 +6,7 @@ One line for each, by subsystem: the type, the name, and what must be so of a ke
 the line to hold there, where that differs between kernels; the newest first. Array
 lengths are numbers that no configuration changes, or enumerators; where neither tells,
 none is given, and the array has no length. ``struct {a b}`` is the one structure that
-has no name but just these members. :mod:`msatools.selfdesc.declarations` reads them.
+has no name but just these members. :mod:`msatools.selfdesc.objects` reads them.
 
 The tests hold every line against DWARF on each kernel of the lab.
 """

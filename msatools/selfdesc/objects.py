@@ -7,6 +7,9 @@ because this kernel does not have it; and an error, because it is there but noth
 tells for sure what it is. That is never guessed.
 """
 
+import re
+from dataclasses import dataclass
+
 from drgn import (
     FindObjectFlags,
     Object,
@@ -19,8 +22,98 @@ from drgn import (
     sizeof,
 )
 
-from msatools.selfdesc import declarations
-from msatools.selfdesc.types import AmbiguousError, BtfTypes
+from msatools.selfdesc.globals import VARIABLES
+from msatools.selfdesc.types import KEYWORDS, AmbiguousError, BtfTypes
+
+
+class NotSoError(LookupError):
+    """What a declaration presumes is not so of this kernel."""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One line of the table."""
+
+    name: str
+    element: str
+    """The type, in C, without the lengths of arrays."""
+
+    lengths: tuple[str, ...] = ()
+    """Of arrays, the outermost first: a number, an enumerator, or empty for none."""
+
+    condition: str = ""
+    """A type, ``type.member`` or enumerator that must be there; ``!`` for must not."""
+
+    def resolve(self, types: BtfTypes) -> Type:
+        """Make the type, out of those that this kernel has.
+
+        :raises LookupError: if the kernel does not have what the line is made of
+        """
+        if self.condition and not _holds(types, self.condition):
+            raise NotSoError(f"it is not so that {self.condition}")
+        members = re.fullmatch(r"struct \{(.*)\}", self.element)
+        if members:
+            made = types.find_anonymous(members[1].split())
+        else:
+            made = types.parse(self.element)
+        for length in reversed(self.lengths):
+            made = types.prog.array_type(made, *_length(types, length))
+        return made
+
+
+def _holds(types: BtfTypes, condition: str) -> bool:
+    """Tell whether a condition is met.
+
+    :raises AmbiguousError: if nothing tells: "not there" must not be taken from that
+    """
+    negated = condition.startswith("!")
+    type_name, _, member = condition.lstrip("!").partition(".")
+    if " " not in type_name:
+        return (types.find_constant(type_name) is not None) != negated
+    keyword, _, name = type_name.partition(" ")
+    found = types.find({KEYWORDS[keyword]}, name)
+    is_there = found is not None and (not member or found.has_member(member))
+    return is_there != negated
+
+
+def _length(types: BtfTypes, length: str) -> tuple[int, ...]:
+    if not length:
+        return ()
+    if length.isdigit():
+        return (int(length),)
+    constant = types.find_constant(length)
+    if constant is None:
+        raise LookupError(f"BTF has no constant {length}")
+    return (int(constant),)
+
+
+def parse(text: str) -> dict[str, tuple[Declaration, ...]]:
+    """Parse lines of ``type | name`` or ``type | name | condition``.
+
+    :raises ValueError: if a line is none
+    """
+    table: dict[str, tuple[Declaration, ...]] = {}
+    for line in text.splitlines():
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        fields = [field.strip() for field in line.split("|")]
+        if not 2 <= len(fields) <= 3 or not all(fields):
+            raise ValueError(f"not a declaration: {line}")
+        element, name, *condition = fields
+        lengths = tuple(re.findall(r"\[(\w*)\]", element))
+        declaration = Declaration(
+            name, element.partition("[")[0].strip(), lengths, *condition
+        )
+        table[name] = (*table.get(name, ()), declaration)
+    return table
+
+
+FUNCTIONS = frozenset({"vmemmap_populate"})
+"""Functions of which only the presence is asked, and which older BTF (5.10) lacks."""
+
+TABLE = parse(VARIABLES)
+
 
 _UNKNOWN_ROOM = 0x10000
 """drgn gives symbols no size that are this far from the next (MAX_SYMBOL_LENGTH)."""
@@ -34,7 +127,7 @@ class Objects:
     """The variables, functions and constants of the kernel proper.
 
     Types come from BTF (constants, per-CPU variables, functions) or else from what is
-    declared in :mod:`msatools.selfdesc.declarations`; addresses from *symbols*.
+    declared in :mod:`msatools.selfdesc.globals`; addresses from *symbols*.
     """
 
     def __init__(self, prog: Program, types: BtfTypes, symbols: SymbolIndex) -> None:
@@ -80,12 +173,12 @@ class Objects:
         return Object(self.prog, found, address=symbol.address)
 
     def _prototype(self, name: str) -> Type | None:
-        if name in declarations.FUNCTIONS:
+        if name in FUNCTIONS:
             return self.prog.function_type(self.prog.void_type(), [], True)
         return self.types.find_function(name)
 
     def _declared(self, name: str, symbol: Symbol) -> Type:
-        declared = declarations.TABLE.get(name)
+        declared = TABLE.get(name)
         if declared is None:
             raise UntypedError(
                 f"nothing tells the type of {name}: with BTF alone, name it yourself, "

@@ -15,7 +15,6 @@ from msatools.kernel.report import LossLog
 from msatools.memory.by.section import SectionGroup
 from msatools.memory.frag import pageblocks
 from msatools.memory.frag.blockstates import MOVABLE, Blocks
-from msatools.memory.frag.index import fragmentation, unusable
 from msatools.memory.frag.model import BlockSize, Frag
 from msatools.memory.frag.pageblocks import (
     UNKNOWN_TYPE,
@@ -23,6 +22,7 @@ from msatools.memory.frag.pageblocks import (
     _unpack,
     migrate_types,
 )
+from msatools.memory.frag.view import fragmentation, unusable
 from msatools.memory.model import MemstatReport
 from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
 from msatools.memory.pages.counting import Counts

@@ -13,7 +13,7 @@ import pytest
 from drgn import Architecture, Platform, PlatformFlags, Program, TypeKind, sizeof
 
 from msatools.selfdesc.btf import Btf, BtfError, BtfKind
-from msatools.selfdesc.declarations import Declaration
+from msatools.selfdesc.objects import Declaration
 from msatools.selfdesc.type_compare import agree, strip
 from msatools.selfdesc.types import AmbiguousError, BtfTypes
 from tests.selfdesc.encode import VOID, Writer

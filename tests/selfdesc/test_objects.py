@@ -12,11 +12,10 @@ import pytest
 from drgn import FindObjectFlags, Program, Symbol, Type, TypeKind
 
 import msatools
-from msatools.selfdesc import declarations
+from msatools.selfdesc import objects
 from msatools.selfdesc.btf import BtfKind
-from msatools.selfdesc.declarations import Declaration, parse
 from msatools.selfdesc.finders import finders_of
-from msatools.selfdesc.objects import Objects, UntypedError
+from msatools.selfdesc.objects import Declaration, Objects, UntypedError, parse
 from msatools.selfdesc.types import AmbiguousError
 from tests.selfdesc.conftest import Pair
 
@@ -57,7 +56,7 @@ def agrees(declared: Type, actual: Type) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", declarations.TABLE)
+@pytest.mark.parametrize("name", objects.TABLE)
 def test_declaration_equals_dwarf(pair: Pair, name: str) -> None:
     """The right place and type, or refused, or not of this kernel at all."""
     try:
@@ -80,8 +79,8 @@ def test_declaration_equals_dwarf(pair: Pair, name: str) -> None:
 
 def test_most_declarations_are_of_use(pair: Pair) -> None:
     """Few lines are for other kernels."""
-    assert sum(is_found(pair.btf, name) for name in declarations.TABLE) > 0.6 * len(
-        declarations.TABLE
+    assert sum(is_found(pair.btf, name) for name in objects.TABLE) > 0.6 * len(
+        objects.TABLE
     )
 
 
@@ -101,8 +100,8 @@ def test_per_cpu_variables(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("runqueues", "vm_event_states"):
         expected = pair.dwarf.variable(name)
         assert (types.find_variable(name) is not None) == has_them
-        for table in (declarations.TABLE, {}) if has_them else (declarations.TABLE,):
-            monkeypatch.setattr(declarations, "TABLE", table)
+        for table in (objects.TABLE, {}) if has_them else (objects.TABLE,):
+            monkeypatch.setattr(objects, "TABLE", table)
             found = find(pair, name)
             assert found is not None
             assert found.address_ == expected.address_
@@ -153,7 +152,7 @@ REFUSED = {"cpu_bit_bitmap", "hardirq_stack_ptr", "stack_pools"}
 
 
 def declare(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    monkeypatch.setattr(declarations, "TABLE", parse(line))
+    monkeypatch.setattr(objects, "TABLE", parse(line))
 
 
 def fresh(pair: Pair) -> Objects:

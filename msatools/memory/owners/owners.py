@@ -14,9 +14,8 @@ from msatools.kernel.pagetables import PageTables, pmd_order
 from msatools.kernel.reader import Addresses, Reader, first_of_each
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
+from msatools.memory.owners.ipc import pipe_pages, socket_pages
 from msatools.memory.owners.percpu import PercpuPages, percpu_pages
-from msatools.memory.owners.pipes import pipe_pages
-from msatools.memory.owners.sockets import socket_pages
 from msatools.memory.owners.vmalloc import (
     NO_AREAS,
     VmallocAreas,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from msatools.cpus.model import Cpu, CpusReport, State
 from msatools.render.blocks import Cell, Column, Span, Text
 from msatools.render.blocks import text as line
+from msatools.render.cells import NOT_KEPT, share
 from msatools.render.cpus.words import amount
-from msatools.render.prstat.columns import NOT_KEPT, share
 
 _TELLING: Sequence[State] = (
     "stopped",

@@ -8,8 +8,8 @@ from msatools.cpus.model import CpuSet, CpusReport, Diagnostic
 from msatools.kernel.ranges import ranges
 from msatools.render.blocks import Cell, Span, Style, Text
 from msatools.render.blocks import text as line
-from msatools.render.prstat.columns import NOT_KEPT
-from msatools.render.units import count
+from msatools.render.cells import NOT_KEPT
+from msatools.reports.units import count
 
 INDENT = "    "
 

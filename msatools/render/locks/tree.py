@@ -8,6 +8,7 @@ from itertools import islice
 from msatools.locks.report import LockRow
 from msatools.render.blocks import Cell, Span, Text, escape
 from msatools.render.blocks import text as line
+from msatools.render.cells import NOT_KEPT, state_cell
 from msatools.render.locks.wait_graph import HeldLock, WaitGraph
 from msatools.render.locks.words import (
     MARKS,
@@ -15,9 +16,7 @@ from msatools.render.locks.words import (
     doing_text,
     lock_facts,
     lock_text,
-    state_cell,
 )
-from msatools.render.prstat.columns import NOT_KEPT
 
 _WAITERS = 5
 _LOCKS = 4

@@ -9,7 +9,7 @@ from msatools.memory.model import Check
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
 from msatools.render.diff import moment
 from msatools.render.memstat.rows import GROUPS, REST
-from msatools.render.units import duration, size
+from msatools.reports.units import duration, size
 
 _CLASSES = 3
 """How many classes of a group are named that changed."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from msatools.memory.frag.model import BlockSize, Frag, FreeList
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
-from msatools.render.units import size
+from msatools.reports.units import size
 
 _STATES = (
     ("free", "free_blocks"),

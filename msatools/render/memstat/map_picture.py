@@ -20,7 +20,7 @@ from msatools.render.memstat.map import (
 )
 from msatools.render.memstat.palette import FREE_COLOUR, LOOKS, mix
 from msatools.render.memstat.picture import BLACK, GREY, Box, Label, Picture
-from msatools.render.units import size
+from msatools.reports.units import size
 
 COLUMNS = 256
 _CELL_WIDTH = 4

@@ -19,7 +19,7 @@ from msatools.render.memstat.map import (
     shades,
 )
 from msatools.render.memstat.palette import LOOKS
-from msatools.render.units import size
+from msatools.reports.units import size
 
 COLUMNS = 64
 _ROWS = 32

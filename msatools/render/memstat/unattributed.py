@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from msatools.memory.unattributed.model import UnattributedGroup
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
-from msatools.render.units import size
+from msatools.reports.units import size
 
 _WORDS = 3
 _TITLES = {

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from msatools.render.blocks import Block, Cell, Column, Span, Table
 from msatools.render.blocks import text as line
-from msatools.render.prstat.columns import ESTIMATE, NOT_KEPT
-from msatools.render.units import duration
+from msatools.render.cells import ESTIMATE, NOT_KEPT
 from msatools.render.zombies.words import INITIAL_NAMESPACE, percent_used, share_style
+from msatools.reports.units import duration
 from msatools.zombies.model import Limit, ZombieGroup
 
 _LIMITS = 8

@@ -75,6 +75,12 @@ def duration(ns: int) -> str:
     return f"{whole // 86400}d{whole // 3600 % 24:02}h"
 
 
+def duration_range(least_ns: int, most_ns: int) -> str:
+    """Write two durations, or one if they are the same to this precision."""
+    least, most = duration(least_ns), duration(most_ns)
+    return least if least == most else f"{least}..{most}"
+
+
 def clock(ns: int) -> str:
     """
     Write time on a CPU as minutes, seconds and hundredths, hours only if there are.
