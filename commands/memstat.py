@@ -130,8 +130,7 @@ def _instead(args: argparse.Namespace) -> Callable[[], Answer] | None:
 
 def _diff(args: argparse.Namespace) -> Answer:
     from msatools.memory.diff import compare
-    from msatools.memory.recorded import whole
-    from msatools.memory.snapshot import load_snapshot
+    from msatools.memory.recorded import load_snapshot, whole
     from msatools.render.memstat.diff import blocks
 
     before, after = load_pair(COMMAND, args.diff, whole, load_snapshot)

@@ -17,6 +17,7 @@ from msatools.kernel.report import LossLog, noting_refusals, ns_between
 from msatools.kernel.session import Progress
 from msatools.kernel.zones import Zone, online_nodes, populated_zones
 from msatools.memory.by.groups import PageGroup
+from msatools.memory.by.section import SectionZones, list_sections
 from msatools.memory.by.views import VIEWS
 from msatools.memory.checks import make_checks, read_counters
 from msatools.memory.frag.view import FragView
@@ -26,14 +27,13 @@ from msatools.memory.owners.owners import Owners, collect_owners
 from msatools.memory.owners.vmalloc import caller_names
 from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
 from msatools.memory.pages.layout import PageLayout, page_layout
-from msatools.memory.pages.memmap import MemmapRange, memmap_ranges
+from msatools.memory.pages.memmap import MemmapRange, memmap_ranges, pages_per_section
 from msatools.memory.pages.zonekeys import node_and_zone
 from msatools.memory.scan.context import ScanContext
 from msatools.memory.scan.driver import scan_and_settle, scan_finally
 from msatools.memory.scan.freelists import pcp_lists
 from msatools.memory.scan.parallel import can_share, workers_by_default
 from msatools.memory.scan.result import ScanResult
-from msatools.memory.sections import SectionZones, list_sections
 from msatools.memory.unattributed.view import UnattributedView
 from msatools.target.describe import describe
 from msatools.target.model import Target
@@ -175,7 +175,7 @@ def collect_memstat(
         asked = (*views.values(), unattributed_view, frag_view, map_view)
         observers = [view.observer for view in asked if view is not None]
         scan = scan_finally if observers else scan_and_settle
-        seen = SectionZones()
+        seen = SectionZones(pages_per_section(prog))
         if sections:
             observers.append(seen)
         workers = workers or workers_by_default(prog, scene.ranges)
@@ -219,7 +219,7 @@ def collect_memstat(
         unattributed=bare,
         frag=None if frag_view is None else frag_view.result(),
         map=None if map_view is None else map_view.result(),
-        sections=list_sections(prog, ranges, layout, seen, zones) if sections else None,
+        sections=list_sections(scene, ranges, seen) if sections else None,
         vmalloc=_vmalloc_callers(prog, owners) if verbose else None,
         scan_ns=result.scan_ns,
         changes=result.changes,

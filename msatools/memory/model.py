@@ -8,11 +8,10 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, ClassVar
 
 from msatools.kernel.report import ADDED, Report
-from msatools.memory.by.groups import PageGroup
+from msatools.memory.by.groups import PageGroup, Section
 from msatools.memory.frag.model import Frag
 from msatools.memory.scan.model import ScanChanges
 from msatools.memory.unattributed.model import UnattributedGroup
-from msatools.target.model import Address
 
 if TYPE_CHECKING:
     # It needs numpy, which takes long to import.
@@ -51,31 +50,6 @@ class Check:
 
     explained_by: str | None
     """The named reason of a difference, ``None`` where there is none."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """One memory section: the unit in which the kernel keeps its struct pages."""
-
-    nr: int
-    state: str
-    """``online``, ``offline`` or ``device``."""
-
-    early: bool
-    """Whether it was there at boot, not hot-plugged."""
-
-    pfn: int
-    pages: int
-    """Pages of the section that have a struct page."""
-
-    memmap: Address
-    """Address of the first struct page."""
-
-    memmap_end: Address
-    """Address of the last struct page."""
-
-    node: int | None
-    zones: tuple[str, ...]
 
 
 @dataclass(frozen=True)

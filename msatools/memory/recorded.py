@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reports of memstat that were recorded: read again, and asked for a part of them."""
+"""Reports of memstat that are read again: recorded, or printed by ``--json``."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -18,8 +18,13 @@ from msatools.memory.by.groups import (
 )
 from msatools.memory.by.order import OrderGroup
 from msatools.memory.by.section import SectionGroup
-from msatools.memory.model import MemstatReport
+from msatools.memory.model import Check, ClassCount, MemstatReport
 from msatools.reports.codec import convert
+from msatools.reports.json_file import (
+    Object,
+    Reports,
+    head_of,
+)
 
 _GROUPS: Mapping[str, type[PageGroup]] = {
     "cgroup": CgroupGroup,
@@ -95,4 +100,60 @@ def choose(
         unattributed=report.unattributed if "unattributed" in asked else None,
         frag=report.frag if "frag" in asked else None,
         vmalloc=report.vmalloc if "vmalloc" in asked else None,
+    )
+
+
+_REPORTS = Reports("memstat", MemstatReport.schema)
+
+
+def load_snapshot(path: str) -> MemstatReport:
+    """
+    Read the last report in a file of one, or of one a line (JSON Lines).
+
+    Of its payload it has the pages, classes, checks, and what ``--by`` added.
+
+    :param path: A file, or ``-`` for standard input.
+    :raises SnapshotError: if it cannot be read, or is no such report
+    """
+    return _report(_REPORTS.load(path))
+
+
+def _report(found: Object) -> MemstatReport:
+    by = found.object_or_none("by")
+    return MemstatReport(
+        **vars(head_of(found)),
+        pages=found.count("pages"),
+        classes=tuple(
+            ClassCount(each.text("name"), each.count("pages"), each.count("bytes"))
+            for each in found.objects("classes")
+        ),
+        checks=tuple(_check(each) for each in found.objects("checks")),
+        managed_pages=found.number_or_none("managed_pages"),
+        physical_pages=found.number_or_none("physical_pages"),
+        by=None
+        if by is None
+        else {
+            name: tuple(_json_group(each) for each in by.objects(name))
+            for name in by.keys
+        },
+    )
+
+
+def _check(found: Object) -> Check:
+    return Check(
+        name=found.text("name"),
+        walk_pages=found.number("walk_pages"),
+        counter=found.text("counter"),
+        kernel_pages=found.number_or_none("kernel_pages"),
+        difference=found.number_or_none("difference"),
+        explained_by=found.text_or_none("explained_by"),
+    )
+
+
+def _json_group(found: Object) -> PageGroup:
+    return PageGroup(
+        key=found.text("key"),
+        name=found.text("name"),
+        pages=found.count("pages"),
+        classes=found.object("classes").counts(),
     )

@@ -23,8 +23,9 @@ from msatools.memory.by.groups import PageGroup
 from msatools.memory.by.views import VIEWS
 from msatools.memory.diff import GroupChange, MemstatDiff, compare
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.snapshot import SnapshotError, load_snapshot
+from msatools.memory.recorded import load_snapshot
 from msatools.render.json import dumps
+from msatools.reports.json_file import SnapshotError
 from msatools.target import TargetSpec, open_target
 from tests.conftest import Msa
 

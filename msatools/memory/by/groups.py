@@ -171,6 +171,31 @@ class VmallocGroup(PageGroup):
     areas: int | None = None
 
 
+@dataclass(frozen=True)
+class Section:
+    """One memory section: the unit in which the kernel keeps its struct pages."""
+
+    nr: int
+    state: str
+    """``online``, ``offline`` or ``device``."""
+
+    early: bool
+    """Whether it was there at boot, not hot-plugged."""
+
+    pfn: int
+    pages: int
+    """Pages of the section that have a struct page."""
+
+    memmap: Address
+    """Address of the first struct page."""
+
+    memmap_end: Address
+    """Address of the last struct page."""
+
+    node: int | None
+    zones: tuple[str, ...]
+
+
 def largest_first(groups: Iterable[PageGroup]) -> tuple[PageGroup, ...]:
     """Order groups as reports have them; equal ones by key."""
     return tuple(sorted(groups, key=lambda group: (-group.pages, group.key)))

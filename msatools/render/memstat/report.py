@@ -4,7 +4,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from msatools.memory.model import Check, MemstatReport, Section, VmallocCaller
+from msatools.memory.by.groups import Section
+from msatools.memory.model import Check, MemstatReport, VmallocCaller
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
 from msatools.render.header import header, notes
 from msatools.render.memstat import frag, unattributed
