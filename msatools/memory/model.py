@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What memstat found."""
+"""The report of memstat."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -74,7 +74,7 @@ class MemstatReport(Report):
     checks: tuple[Check, ...]
 
     managed_pages: int | None
-    """What the kernel's allocator was given: totalram_pages."""
+    """Pages that the kernel's allocator manages: totalram_pages."""
 
     physical_pages: int | None
     """Pages of RAM that the machine has, as the kernel's zones say (present)."""
@@ -94,4 +94,4 @@ class MemstatReport(Report):
     """How long it took to read and classify the struct pages, on our own clock."""
 
     changes: ScanChanges | None = None
-    """What changed in that time; ``None`` of a dump, where nothing does."""
+    """Changes during the scan; ``None`` for a dump."""

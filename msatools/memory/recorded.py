@@ -36,7 +36,7 @@ _GROUPS: Mapping[str, type[PageGroup]] = {
     "slab": SlabGroup,
     "vmalloc": VmallocGroup,
 }
-"""What groups of each break-down are; those of the others have nothing of their own."""
+"""Types of the groups by break-down; the others are plain :class:`PageGroup`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,14 +11,14 @@ from msatools.render.blocks import text as line
 from msatools.reports.units import count as short_count
 
 NOT_KEPT = "-"
-"""What the kernel does not keep, or could not be read."""
+"""A value that the kernel does not keep, or that could not be read."""
 
 ESTIMATE = "~"
 UPPER = "<"
 LOWER = ">"
 
 BOUND_MARKS = {"exact": "", "upper": UPPER, "estimate": ESTIMATE, "lower": LOWER}
-"""What stands before a time, by how well that is known."""
+"""Marks before a time, by how well it is known."""
 
 _BAD_STATES = frozenset("DZ")
 

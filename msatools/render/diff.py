@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What differs between two reports of a command, as tables."""
+"""Differences between two reports of a command, as tables."""
 
 from collections.abc import Iterator, Sequence
 

@@ -15,8 +15,8 @@ _LOSSES = ("_unreadable", "_broken", "_lost", "_incomplete", "_guessed", "_ended
 def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]:
     """Yield the lines at the head of a report.
 
-    :param facts: what the command has to say of its reading, such as ``8 reads``
-    :param verbose: whether to tell where the types of each module come from
+    :param facts: facts on the reading, such as ``8 reads``
+    :param verbose: whether to list the source of the types of each module
     """
     words = [target.release, taken_from(target), f"types: {target.types}"]
     if facts:
@@ -62,7 +62,7 @@ def _origin(source: Source) -> str:
 
 
 def taken_from(target: Target) -> str:
-    """Tell what a kernel was read from, and in what form that is."""
+    """Return what a kernel was read from, and its format."""
     details = [target.format] if target.format else []
     if target.dump_level is not None:
         details.append(f"level {target.dump_level}")

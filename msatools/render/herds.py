@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is told of a herd in the reports of all commands: who wakes it, at what cost."""
+"""The waker of a herd and the cost of its wake-ups, for the reports of all commands."""
 
 from collections.abc import Iterator
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a task waits on, in a few words."""
+"""The object that a task waits on, in a few words."""
 
 import signal
 from collections.abc import Callable

@@ -103,7 +103,7 @@ def _pack(row: Sequence[Cell], texts: Sequence[str]) -> _Packed:
 
 
 def _field(column: Column, width: int) -> str:
-    """Give the part of a pattern for str.format() that a column takes."""
+    """Return the part of a str.format() pattern for a column."""
     return f"{{:{'>' if column.align == 'right' else '<'}{width}}}"
 
 
@@ -172,7 +172,7 @@ def _folded(line: plain.Line, width: int) -> Iterator[plain.Line]:
 
 
 def _most(lengths: list[int], height: int) -> int:
-    """Tell how many lines each block may have, so that all fit; one at least."""
+    """Return the lines that each block may have so that all fit; at least one."""
     room, parts = height, len(lengths)
     for length in sorted(lengths):
         if length * parts > room:

@@ -112,9 +112,9 @@ class Look:
 
 @pytest.fixture(scope="session")
 def by_pfn(prog: Program) -> PagesByPfn:
-    reader, findings = Reader(prog), LossLog()
+    reader, losses = Reader(prog), LossLog()
     layout = page_layout(prog)
-    ranges = memmap_ranges(reader, layout, findings)
+    ranges = memmap_ranges(reader, layout, losses)
     end = max(part.pfn + part.pages for part in ranges)
     seen = PagesByPfn(
         np.full(end, 255, np.uint8), np.zeros(end, np.bool_), np.arange(end)
@@ -131,7 +131,7 @@ def by_pfn(prog: Program) -> PagesByPfn:
         for name, bit in bits.items():
             seen.flags[name][here] = block.flags & bit != 0
 
-    owners = collect_owners(reader, layout, ranges, findings)
+    owners = collect_owners(reader, layout, ranges, losses)
     scan(reader, layout, ranges, owners.pages(), observers=[Look(observe)])
     assert PageClass.EXCLUDED not in seen.codes
     return seen

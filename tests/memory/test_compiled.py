@@ -100,10 +100,10 @@ def assert_same(do_scan: Scan) -> tuple[ScanResult, Digests]:
 
 def both_scans(prog: Program) -> Digests:
     """Scan a dump both ways."""
-    reader, findings = Reader(prog), LossLog()
+    reader, losses = Reader(prog), LossLog()
     layout = page_layout(prog)
-    ranges = memmap_ranges(reader, layout, findings)
-    owned = collect_owners(reader, layout, ranges, findings).pages()
+    ranges = memmap_ranges(reader, layout, losses)
+    owned = collect_owners(reader, layout, ranges, losses).pages()
 
     def do_scan() -> tuple[ScanResult, Digests]:
         seen = Digests()

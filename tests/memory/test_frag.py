@@ -175,15 +175,15 @@ def test_types_that_are_lost(prog: Program, monkeypatch: pytest.MonkeyPatch) -> 
         raise FaultError("lost", 0)
 
     monkeypatch.setattr(pageblocks, "section_usages", lost)
-    findings = LossLog()
-    types = migrate_types(Reader(prog), 10, findings)
+    losses = LossLog()
+    types = migrate_types(Reader(prog), 10, losses)
     assert types.of(0, 3).tolist() == [UNKNOWN_TYPE] * 3
-    assert findings.lost["pageblocks_unreadable"] == 1
+    assert losses.lost["pageblocks_unreadable"] == 1
     monkeypatch.setattr(pageblocks, "section_usages", lambda *_: {2: 8})
-    findings = LossLog()
-    types = migrate_types(Reader(prog), 10, findings)
+    losses = LossLog()
+    types = migrate_types(Reader(prog), 10, losses)
     assert types.of(2 * 64 * PER_BLOCK, 3).tolist() == [UNKNOWN_TYPE] * 3
-    assert findings.coverage["pageblocks_unreadable"] == 64
+    assert losses.coverage["pageblocks_unreadable"] == 64
 
 
 def test_sections_sum_to_the_classes(

@@ -40,7 +40,7 @@ class ClassCounts:
 class CountsView:
     """One group of all pages, whose key tells the order in which they came."""
 
-    def __init__(self, scene: ScanContext) -> None:
+    def __init__(self, context: ScanContext) -> None:
         self.observer = ClassCounts()
 
     def groups(self) -> tuple[PageGroup, ...]:

@@ -30,7 +30,7 @@ class PageGroup:
     """
 
     key: str
-    """Tells it from all others of its kind, and stays the same."""
+    """Identifies the group among those of its kind; the same in all reports."""
 
     name: str
     pages: int
@@ -133,7 +133,7 @@ class CgroupGroup(PageGroup):
     """The pages charged to one control group itself, not to those below it."""
 
     dying: bool | None = None
-    """Whether it has been removed, and lives on as memory is charged to it."""
+    """Whether it has been removed, but is kept as memory is charged to it."""
 
     pinned_by: tuple[PinningFile, ...] | None = field(default=None, metadata=DETAIL)
     """Of one that is dying: the files that most of its page cache is of."""

@@ -71,10 +71,10 @@ class BySection(SectionZones):
 class SectionView:
     """Groups by section, in the order of their pfns: a machine has many alike."""
 
-    def __init__(self, scene: ScanContext) -> None:
-        self.observer = BySection(pages_per_section(scene.prog))
-        self._scene = scene
-        self._parts = _by_section(scene.ranges)
+    def __init__(self, context: ScanContext) -> None:
+        self.observer = BySection(pages_per_section(context.prog))
+        self._context = context
+        self._parts = _by_section(context.ranges)
 
     def groups(self) -> tuple[SectionGroup, ...]:
         return tuple(map(self._group, sorted(self.observer.counts)))
@@ -83,7 +83,7 @@ class SectionView:
         counts = self.observer.counts[section]
         parts = self._parts[section]
         last = parts[-1]
-        zones = _zones(self.observer.keys[section], parts, self._scene)
+        zones = _zones(self.observer.keys[section], parts, self._context)
         return SectionGroup(
             key=str(section),
             name=f"pfn {parts[0].pfn:#x}-{last.pfn + last.pages - 1:#x}",

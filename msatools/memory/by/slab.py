@@ -83,20 +83,20 @@ class SlabTally:
 class SlabView:
     """Caches by the pages of their slabs."""
 
-    def __init__(self, scene: ScanContext) -> None:
-        self.observer = SlabTally(SlabLayout.of(scene.prog))
-        self._scene = scene
+    def __init__(self, context: ScanContext) -> None:
+        self.observer = SlabTally(SlabLayout.of(context.prog))
+        self._context = context
 
     def groups(self) -> tuple[PageGroup, ...]:
         sums = self.observer.by_cache.sums()
         ranking = rank(sums, len(sums.owners))
         owners = [owner for owner in ranking.owners if owner.word]
         addresses = np.array([owner.word for owner in owners], np.uint64)
-        scene = self._scene
-        caches = read_caches(scene.reader, addresses, scene.findings)
-        merged = merged_names(scene.reader, scene.findings)
+        context = self._context
+        caches = read_caches(context.reader, addresses, context.losses)
+        merged = merged_names(context.reader, context.losses)
         lost = sum(cache is None for cache in caches)
-        scene.findings.lose(Loss.NAMES, count=lost)
+        context.losses.lose(Loss.NAMES, count=lost)
         slabs = self.observer.by_objects.sums()
         groups = [
             self._group(owner, cache, merged.get(owner.word, []), slabs)

@@ -41,11 +41,11 @@ class AreaTally:
 class VmallocView:
     """Functions by the pages of the areas that they asked for."""
 
-    def __init__(self, scene: ScanContext) -> None:
-        areas = scene.owners.areas
-        self._names, numbers = _numbered(scene, areas)
+    def __init__(self, context: ScanContext) -> None:
+        areas = context.owners.areas
+        self._names, numbers = _numbered(context, areas)
         self._areas = Counter(numbers)
-        pfns = pfns_of(areas.pages, scene.prog, scene.layout)
+        pfns = pfns_of(areas.pages, context.prog, context.layout)
         callers = np.array(numbers, np.uint64)[areas.rows]
         order = np.argsort(pfns, kind="stable")
         self.observer = AreaTally(pfns[order], callers[order])
@@ -64,8 +64,8 @@ class VmallocView:
         return largest_first(groups)
 
 
-def _numbered(scene: ScanContext, areas: VmallocAreas) -> tuple[list[str], list[int]]:
-    """Number the callers' names from 1 on; give the names, and each area's number."""
-    names = caller_names(scene.prog, areas)
+def _numbered(context: ScanContext, areas: VmallocAreas) -> tuple[list[str], list[int]]:
+    """Number the callers' names from 1; return the names, and each area's number."""
+    names = caller_names(context.prog, areas)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names), 1)}
     return list(numbers), [numbers[name] for name in names]

@@ -52,7 +52,7 @@ _BLOCKS, _MIXED, _POLLUTED = NCLASSES, NCLASSES + 1, NCLASSES + 2
 
 @dataclass
 class FragObserver:
-    """What ``--frag`` sums up in the scan."""
+    """Sums for ``--frag``."""
 
     types: MigrateTypes
     sizes: tuple[Pieces, ...]
@@ -138,20 +138,20 @@ class FragObserver:
 class FragView:
     """How a kernel's memory is cut up."""
 
-    def __init__(self, scene: ScanContext) -> None:
-        self._scene = scene
-        prog = scene.prog
+    def __init__(self, context: ScanContext) -> None:
+        self._context = context
+        prog = context.prog
         self._huge_order = pmd_order(prog)
         # MAX_ORDER or MAX_PAGE_ORDER, which was one more up to v6.3.
         area = prog.type("struct zone").member("free_area").type
         self._orders: int = area.length
-        types = migrate_types(scene.reader, self._orders - 1, scene.findings)
-        pages = dict.fromkeys((1 << self._huge_order, _GIB // scene.page_size))
+        types = migrate_types(context.reader, self._orders - 1, context.losses)
+        pages = dict.fromkeys((1 << self._huge_order, _GIB // context.page_size))
         sizes = tuple(Pieces(Blocks(size)) for size in pages)
         self.observer = FragObserver(types, sizes)
 
     def result(self) -> Frag:
-        """Give what was found once the scan is done."""
+        """Return the result once the scan is done."""
         self.observer.sum_up()
         types = self.observer.types
         return Frag(
@@ -168,7 +168,7 @@ class FragView:
                 if row[_BLOCKS]
             ),
             sizes=tuple(
-                _block_size(size.total(), self._scene.page_size)
+                _block_size(size.total(), self._context.page_size)
                 for size in self.observer.sizes
             ),
             movable=tuple(CLASSES[code] for code in MOVABLE),
@@ -177,8 +177,8 @@ class FragView:
     def _by_zone(self, sums: Mapping[int, Counts]) -> list[tuple[Zone, Counts]]:
         found = []
         for key in sorted(sums):
-            place = node_and_zone(key, self._scene.layout)
-            zone = None if place is None else self._scene.zones.get(place)
+            place = node_and_zone(key, self._context.layout)
+            zone = None if place is None else self._context.zones.get(place)
             if zone is not None:
                 found.append((zone, sums[key]))
         return found

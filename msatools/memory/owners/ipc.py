@@ -23,7 +23,7 @@ from msatools.kernel.walks import list_records, tree_records
 _MAX_RING = 1 << 20
 
 
-def pipe_pages(reader: Reader, files: OpenFiles, findings: LossLog) -> Addresses:
+def pipe_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses:
     """
     Find the addresses of the struct pages of all open pipes' own buffers.
 
@@ -43,14 +43,14 @@ def pipe_pages(reader: Reader, files: OpenFiles, findings: LossLog) -> Addresses
     # The kernel finds a place in a ring by a mask.
     possible = (rings & (rings - np.uint64(1))) == 0
     possible &= readable & (bufs != 0) & (rings != 0) & (rings <= _MAX_RING)
-    findings.lose(Loss.PIPES, count=int(np.count_nonzero(~possible)))
+    losses.lose(Loss.PIPES, count=int(np.count_nonzero(~possible)))
     for address, ring in zip(
         bufs[possible].tolist(), rings[possible].tolist(), strict=True
     ):
         try:
             words = reader.words(address, ring * (drgn.sizeof(buffer) // 8))
         except drgn.FaultError:
-            findings.lose(Loss.PIPES)
+            losses.lose(Loss.PIPES)
             continue
         words = words.reshape(ring, drgn.sizeof(buffer) // 8)
         # A buffer that has been read keeps its page pointer but not its ops.
@@ -80,7 +80,7 @@ def _spare_pages(pipe: drgn.Type, records: npt.NDArray[np.uint8]) -> list[Addres
 _QUEUES = ("sk_receive_queue", "sk_write_queue", "sk_error_queue")
 
 
-def socket_pages(reader: Reader, files: OpenFiles, findings: LossLog) -> Addresses:
+def socket_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses:
     """
     Find the addresses of the struct pages of all open sockets' fragments.
 
@@ -89,15 +89,15 @@ def socket_pages(reader: Reader, files: OpenFiles, findings: LossLog) -> Address
 
     :raises LookupError: if the kernel has no sockets or its types lack them
     """
-    skbs = _Skbs(reader, findings)
+    skbs = _Skbs(reader, losses)
     sockets = files.private_data(("socket_file_ops",))
     sk = reader.prog.type("struct socket").member("sk").offset
     records, readable = reader.read_records(sockets, sk + 8)
-    findings.lose(Loss.SOCKETS, count=int(np.count_nonzero(~readable)))
+    losses.lose(Loss.SOCKETS, count=int(np.count_nonzero(~readable)))
     socks = distinct(column(records, sk))
     skbs.add_queues(socks[socks != 0])
     # Threads' own are left out.
-    kept = processes(reader, findings).frag_pages
+    kept = processes(reader, losses).frag_pages
     pages = np.concatenate((np.array(skbs.pages, np.uint64), kept))
     return distinct(pages[pages != 0])
 
@@ -105,11 +105,11 @@ def socket_pages(reader: Reader, files: OpenFiles, findings: LossLog) -> Address
 class _Skbs:
     """Collects the fragments of socket buffers."""
 
-    def __init__(self, reader: Reader, findings: LossLog) -> None:
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
         prog = reader.prog
         self.pages: list[int] = []
         self._reader = reader
-        self._findings = findings
+        self._losses = losses
         sock = prog.type("struct sock")
         self._prot = drgn.offsetof(sock, "__sk_common.skc_prot")
         self._tcp = _addresses(prog, ("tcp_prot", "tcpv6_prot"))
@@ -132,7 +132,7 @@ class _Skbs:
     def add_queues(self, socks: Addresses) -> None:
         records, readable = self._reader.read_records(socks, self._sock_size)
         lost = int(np.count_nonzero(~readable))
-        self._findings.lose(Loss.SOCKETS, count=lost)
+        self._losses.lose(Loss.SOCKETS, count=lost)
         self.pages += column(records, self._frag).tolist()
         for offset in self._queues:
             firsts = column(records, offset)
@@ -147,13 +147,13 @@ class _Skbs:
 
     def _list(self, head: int) -> Iterator[bytes]:
         for _, data in list_records(
-            self._reader, head, 0, self._skb_size, self._findings, "a socket's queue"
+            self._reader, head, 0, self._skb_size, self._losses, "a socket's queue"
         ):
             yield data
 
     def _tree(self, root: int) -> Iterator[bytes]:
         for _, data in tree_records(
-            self._reader, root, 0, self._skb_size, self._findings, "a socket's queue"
+            self._reader, root, 0, self._skb_size, self._losses, "a socket's queue"
         ):
             yield data
 
@@ -162,7 +162,7 @@ class _Skbs:
             try:
                 self._add(skb)
             except drgn.FaultError:
-                self._findings.lose(Loss.SOCKET_BUFFERS)
+                self._losses.lose(Loss.SOCKET_BUFFERS)
 
     def _add(self, skb: bytes) -> None:
         """Add a buffer's fragments, and those of the buffers chained to it."""

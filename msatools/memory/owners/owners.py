@@ -45,7 +45,7 @@ class OwnedPages:
 
 @dataclass
 class Owners:
-    """What the owners say, and what the checks need to know of them."""
+    """Pages claimed by their owners, and figures that the checks need."""
 
     owned: list[tuple[int, Pfns]] = field(default_factory=list)
     """An earlier claim to a page goes before a later one."""
@@ -60,10 +60,10 @@ class Owners:
     percpu: PercpuPages = field(default_factory=lambda: PercpuPages([], 0, 0))
     _files: OpenFiles | None = None
 
-    def files(self, reader: Reader, findings: LossLog) -> OpenFiles:
-        """Give the open files, which are looked for once."""
+    def files(self, reader: Reader, losses: LossLog) -> OpenFiles:
+        """Return the open files, which are searched for once."""
         if self._files is None:
-            self._files = OpenFiles(reader, findings)
+            self._files = OpenFiles(reader, losses)
         return self._files
 
     def claim(self, code: int, pfns: Pfns) -> None:
@@ -88,7 +88,7 @@ def collect_owners(
     reader: Reader,
     layout: PageLayout,
     ranges: list[MemmapRange],
-    findings: LossLog,
+    losses: LossLog,
 ) -> Owners:
     """Ask all owners; one that cannot be asked costs a note."""
     owners = Owners()
@@ -101,15 +101,15 @@ def collect_owners(
         _claim_huge_zero,
     ):
         try:
-            claim(owners, reader, layout, findings)
+            claim(owners, reader, layout, losses)
         except (LookupError, AttributeError, drgn.FaultError) as error:
             what = claim.__name__.removeprefix("_claim_").replace("_", " ")
             text = f"{what}: cannot be attributed: {error}"
-            findings.lose(Loss.OWNERS, text, about=what)
+            losses.lose(Loss.OWNERS, text, about=what)
     try:
-        _claim_memmap(owners, reader, layout, ranges, findings)
+        _claim_memmap(owners, reader, layout, ranges, losses)
     except (LookupError, drgn.FaultError) as error:
-        findings.lose(Loss.OWNERS, f"memmap: cannot be attributed: {error}")
+        losses.lose(Loss.OWNERS, f"memmap: cannot be attributed: {error}")
     return owners
 
 
@@ -118,13 +118,13 @@ def _claim_memmap(
     reader: Reader,
     layout: PageLayout,
     ranges: list[MemmapRange],
-    findings: LossLog,
+    losses: LossLog,
 ) -> None:
     """Claim the struct pages of hot-plugged memory; those of boot are reserved."""
     plugged = [part for part in ranges if not part.early]
     if not plugged or not PageTables.supported(reader.prog):
         return
-    tables = PageTables(reader, findings)
+    tables = PageTables(reader, losses)
     step = reader.prog["PAGE_SIZE"].value_()
     pfns = (
         tables.pfn(address)
@@ -136,12 +136,12 @@ def _claim_memmap(
 
 
 def _claim_vmalloc(
-    owners: Owners, reader: Reader, layout: PageLayout, findings: LossLog
+    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
 ) -> None:
-    areas = owners.areas = vmalloc_areas(reader, findings)
+    areas = owners.areas = vmalloc_areas(reader, losses)
     stacks = kernel_stacks(reader, areas)
     owners.stack_pages = int(areas.lengths()[stacks].max(initial=0))
-    owners.cached_stacks = cached_stacks(reader.prog, findings)
+    owners.cached_stacks = cached_stacks(reader.prog, losses)
     pfns = pfns_of(areas.pages, reader.prog, layout)
     of_stacks = stacks[areas.rows]
     owners.claim(PageClass.STACKS, pfns[of_stacks])
@@ -149,45 +149,45 @@ def _claim_vmalloc(
 
 
 def _claim_percpu(
-    owners: Owners, reader: Reader, layout: PageLayout, findings: LossLog
+    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
 ) -> None:
     if PageTables.supported(reader.prog):
-        found = percpu_pages(reader, PageTables(reader, findings), findings)
+        found = percpu_pages(reader, PageTables(reader, losses), losses)
         owners.percpu = found
         owners.claim(PageClass.PERCPU, np.array(found.pfns, np.uint64))
 
 
 def _claim_page_tables(
-    owners: Owners, reader: Reader, layout: PageLayout, findings: LossLog
+    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
 ) -> None:
     if not PageTables.supported(reader.prog):
-        findings.note(
+        losses.note(
             "no-page-tables",
             "this architecture's page tables are not read: the kernel's own and "
             "percpu memory are unattributed",
         )
         return
-    tables = PageTables(reader, findings)
+    tables = PageTables(reader, losses)
     own = tables.kernel_tables() | tables.user_top_tables()
     owners.claim(PageClass.PAGE_TABLES_OWN, np.fromiter(own, np.uint64, len(own)))
 
 
 def _claim_pipes(
-    owners: Owners, reader: Reader, layout: PageLayout, findings: LossLog
+    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
 ) -> None:
-    pages = pipe_pages(reader, owners.files(reader, findings), findings)
+    pages = pipe_pages(reader, owners.files(reader, losses), losses)
     owners.claim(PageClass.PIPES, pfns_of(pages, reader.prog, layout))
 
 
 def _claim_sockets(
-    owners: Owners, reader: Reader, layout: PageLayout, findings: LossLog
+    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
 ) -> None:
-    pages = socket_pages(reader, owners.files(reader, findings), findings)
+    pages = socket_pages(reader, owners.files(reader, losses), losses)
     owners.claim(PageClass.SOCKETS, pfns_of(pages, reader.prog, layout))
 
 
 def _claim_huge_zero(
-    owners: Owners, reader: Reader, layout: PageLayout, findings: LossLog
+    owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
 ) -> None:
     # A folio since Linux kernel commit 5691753d73a2 ("mm: convert huge_zero_page
     # to huge_zero_folio") (in v6.10).

@@ -46,7 +46,7 @@ _NONE = np.empty(0, np.uint64)
 NO_AREAS = VmallocAreas(_NONE, _NONE, _NONE, np.empty(0, np.intp))
 
 
-def vmalloc_areas(reader: Reader, findings: LossLog) -> VmallocAreas:
+def vmalloc_areas(reader: Reader, losses: LossLog) -> VmallocAreas:
     """Read all areas and the pages of each: one read an area, and some for them all."""
     type_ = reader.prog.type("struct vm_struct")
     addr_offset, pages_offset, count_offset, size_offset, caller_offset = (
@@ -54,7 +54,7 @@ def vmalloc_areas(reader: Reader, findings: LossLog) -> VmallocAreas:
         for name in ("addr", "pages", "nr_pages", "size", "caller")
     )
     page_size = reader.prog["PAGE_SIZE"].value_()
-    areas = _vm_structs(reader, findings)
+    areas = _vm_structs(reader, losses)
     records, readable = reader.read_records(areas, drgn.sizeof(type_))
     arrays = column(records, pages_offset)
     counts = column(records, count_offset, 4)
@@ -67,20 +67,20 @@ def vmalloc_areas(reader: Reader, findings: LossLog) -> VmallocAreas:
     readable &= starts != 0
     lost = np.count_nonzero(~readable) + np.count_nonzero(has_pages & ~possible)
     lost += np.count_nonzero(~whole)
-    findings.lose(Loss.VMALLOC, count=int(lost))
+    losses.lose(Loss.VMALLOC, count=int(lost))
     kept = chosen[whole]
     number = np.cumsum(whole) - 1
     callers = column(records, caller_offset)[kept]
     return VmallocAreas(starts[kept], callers, pages, number[rows])
 
 
-def _vm_structs(reader: Reader, findings: LossLog) -> Addresses:
+def _vm_structs(reader: Reader, losses: LossLog) -> Addresses:
     """Find the ``struct vm_struct`` of each area in use."""
     type_ = reader.prog.type("struct vmap_area")
     node, vm = (type_.member(name).offset for name in ("list", "vm"))
     lists = [
-        list_words(reader, head, node, vm, findings, "a list of vmalloc areas")
-        for head in _busy_lists(reader.prog, findings)
+        list_words(reader, head, node, vm, losses, "a list of vmalloc areas")
+        for head in _busy_lists(reader.prog, losses)
     ]
     found = np.concatenate([_NONE, *lists])
     # Of vm_map_ram() and of regions not yet set up there is none.
@@ -92,7 +92,7 @@ _MAX_NODES = 1 << 10
 """More than there are: one a CPU, and 128 at most (vmap_init_nodes())."""
 
 
-def _busy_lists(prog: drgn.Program, findings: LossLog) -> Iterator[int]:
+def _busy_lists(prog: drgn.Program, losses: LossLog) -> Iterator[int]:
     """Find the heads of the lists of areas in use."""
     try:
         nodes = prog["vmap_nodes"]
@@ -103,7 +103,7 @@ def _busy_lists(prog: drgn.Program, findings: LossLog) -> Iterator[int]:
         return
     count = prog["nr_vmap_nodes"].value_()
     if not 0 < count <= _MAX_NODES:
-        findings.lose(Loss.VMALLOC, f"there cannot be {count:,} lists of vmalloc areas")
+        losses.lose(Loss.VMALLOC, f"there cannot be {count:,} lists of vmalloc areas")
     for i in range(min(count, _MAX_NODES)):
         yield nodes[i].busy.head.address_of_().value_()
 
@@ -161,19 +161,19 @@ def _stack_of_init(reader: Reader) -> int:
         return 0
 
 
-def cached_stacks(prog: drgn.Program, findings: LossLog) -> int:
+def cached_stacks(prog: drgn.Program, losses: LossLog) -> int:
     """Count the stacks of exited tasks that CPUs keep for the next fork."""
     try:
         cached = prog["cached_stacks"].address_of_()
         return sum(
             bool(stack)
-            for cpu in possible_cpus(prog, findings)
+            for cpu in possible_cpus(prog, losses)
             for stack in per_cpu_ptr(cached, cpu)[0]
         )
     except LookupError:
         return 0  # CONFIG_VMAP_STACK=n
     except drgn.FaultError as error:
-        findings.note("no-cached-stacks", f"stacks that CPUs keep are lost: {error}")
+        losses.note("no-cached-stacks", f"stacks that CPUs keep are lost: {error}")
         return 0
 
 

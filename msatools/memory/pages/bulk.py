@@ -37,12 +37,12 @@ class BulkReader:
 
     @classmethod
     def of(cls, reader: Reader) -> "BulkReader":
-        """Give a reader's own one, which is made when it is first asked for."""
+        """Return the one of a reader, made on first use."""
         return reader.once("bulk reader", lambda: cls(reader))
 
     @property
     def in_bulk(self) -> bool:
-        """Whether pages are read here, and not all of them by drgn."""
+        """Whether pages are read here rather than by drgn."""
         return self._source is not None
 
     def read_around_gaps(

@@ -33,7 +33,7 @@ _MAX_ORDER = 20
 
 @dataclass(frozen=True)
 class FarHead:
-    """What a block must know of a compound page that begins outside it."""
+    """The head of a compound page that begins outside of a block."""
 
     code: int
     mapping: int
@@ -89,7 +89,7 @@ class Block:
         return self.counts[pages] < np.uint64(1 << 32)
 
     def nodes(self, pages: Indices) -> Words:
-        """Give the addresses of the list nodes (``page->lru``) of some pages."""
+        """Return the addresses of the list nodes (``page->lru``) of some pages."""
         first = np.uint64(self.address + self.layout.lru)
         found: Words = first + pages.astype(np.uint64) * np.uint64(self.layout.size)
         return found
@@ -181,7 +181,7 @@ def _notable(layout: PageLayout) -> int:
 
 
 def counts_column(data: bytes | bytearray, layout: PageLayout) -> Words:
-    """Give ``_mapcount`` and ``_refcount`` as one word, a view if they are one."""
+    """Return ``_mapcount`` and ``_refcount`` as one word; a view if adjacent."""
     if layout.refcount == layout.mapcount + 4 and layout.mapcount % 8 == 0:
         return column(data, layout.size, layout.mapcount, "<u8")
     mapcount = column(data, layout.size, layout.mapcount, "<u4").astype(np.uint64)
@@ -240,7 +240,7 @@ def _by_type(block: Block) -> None:
 
 
 def _compound_heads(block: Block) -> None:
-    """Tell hugetlb and kernel pages apart, and fake heads from true ones."""
+    """Distinguish hugetlb pages from kernel pages, and fake heads from true ones."""
     layout = block.layout
     info = block.column(layout.compound_head)
     # Its low byte tells; the words of tails and heads only are read whole.
@@ -329,7 +329,7 @@ def mark_gaps(block: Block, gaps: list[Gap]) -> None:
 
 
 def _compound_tails(block: Block, far_heads: FarHeads) -> None:
-    """Give each tail of a compound page its head's class and mapping."""
+    """Set the class and mapping of tails to those of their heads."""
     tails, heads = block.tails, block.tail_heads
     if not len(tails):
         return
@@ -345,7 +345,7 @@ def _compound_tails(block: Block, far_heads: FarHeads) -> None:
 
 
 def settle_far_tails(block: Block, heads: Indices, far_heads: FarHeads) -> None:
-    """Give tails the class and mapping of some heads outside the block."""
+    """Set the class and mapping of tails whose heads are outside of the block."""
     for head in heads:
         far = far_heads(block.address + int(head) * block.layout.size)
         its_tails = block.tails[block.tail_heads == head]

@@ -164,12 +164,12 @@ def library() -> ctypes.CDLL | None:
 
 
 def is_wanted() -> bool:
-    """Tell whether blocks may be classified by anything but numpy."""
+    """Return whether blocks may be classified by anything but numpy."""
     return os.environ.get(SWITCH) != "numpy"
 
 
 def compiled_classifier(layout: PageLayout) -> "Compiled | None":
-    """Give what classifies blocks of a layout; ``None`` if numpy has to."""
+    """Return the classifier for a layout; ``None`` if numpy has to do it."""
     if not is_wanted():
         return None
     loaded = library()
@@ -177,7 +177,7 @@ def compiled_classifier(layout: PageLayout) -> "Compiled | None":
 
 
 def _within(layout: PageLayout) -> bool:
-    """Tell whether all that is read of a struct page is within it."""
+    """Return whether all members that are read lie within struct page."""
     mark, types = layout.hugetlb, layout.types
     ends = [getattr(layout, name) + 8 for name in _OFFSETS[:4]]
     ends += [getattr(layout, name) + 4 for name in _OFFSETS[4:]]
@@ -193,7 +193,7 @@ def _within(layout: PageLayout) -> bool:
 
 
 class BlockSums(NamedTuple):
-    """What pages of one node and zone add to a scan's result."""
+    """Sums over pages of one node and zone."""
 
     counts: npt.NDArray[np.int64]
     """Pages by class, for all codes of a byte; good until the next block is summed."""
@@ -321,7 +321,7 @@ class Compiled:
         settle_far_tails(block, heads, far_heads)
 
     def key(self, block: Block) -> int | None:
-        """Give the one node-and-zone key of the last block, ``None`` if it has more."""
+        """Return the last block's node-and-zone key; ``None`` if it has several."""
         highest = self._scan.flags_or >> self._layout.zone_shift
         lowest = self._scan.flags_and >> self._layout.zone_shift
         if highest != lowest or block.codes.max() >= PageClass.EXCLUDED:

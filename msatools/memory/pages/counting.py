@@ -38,10 +38,10 @@ def class_counts(codes: Codes, each: int, skip: int = 0) -> Counts:
 
 @lru_cache(maxsize=8)
 def _part_keys(pages: int, each: int, skip: int) -> npt.NDArray[np.intp]:
-    """Give NCLASSES times the number of each page's part; blocks are alike."""
+    """Return NCLASSES times the number of each page's part; most blocks are alike."""
     return (np.arange(pages, dtype=np.intp) + skip) // each * NCLASSES
 
 
 def named(counts: Counts) -> dict[str, int]:
-    """Give the counts of all classes by their names."""
+    """Return the counts of all classes by their names."""
     return {name: int(counts[code]) for code, name in CLASSES.items()}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Pages on the per-CPU free lists of a running kernel, told by their links alone.
+Pages on the per-CPU free lists of a running kernel, found by their links alone.
 
 A running kernel changes these lists between the look at a struct page and the look at
 the lists, some of which cannot be followed any more. But what is taken off a list gets
@@ -44,7 +44,7 @@ def are_links(words: Words, kernel_start: int) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class FreeLinks:
-    """Tells by its links whether an unreferenced page of no class was on a list."""
+    """Finds unreferenced pages without a class that were on a list, by their links."""
 
     first: int
     """Address of the list node of pfn 0."""
@@ -61,7 +61,7 @@ class FreeLinks:
     def lead_to_others(
         self, nodes: Words, nexts: Words, prevs: Words
     ) -> npt.NDArray[np.bool_]:
-        """Tell which nodes have that of another page beside them, or of two."""
+        """Return which nodes are linked to the node of another page, or of two."""
         others = are_links(nexts, self.kernel_start)
         others &= are_links(prevs, self.kernel_start)
         others &= (nexts != nodes) & (prevs != nodes)
@@ -75,7 +75,7 @@ class FreeLinks:
         return found
 
     def pfns(self, nodes: Words) -> Words:
-        """Tell whose nodes these are."""
+        """Return the pfns of list nodes."""
         found: Words = (nodes - np.uint64(self.first)) // np.uint64(self.size)
         return found
 
@@ -84,7 +84,7 @@ def free_links(
     reader: Reader, layout: PageLayout, ranges: Sequence[MemmapRange]
 ) -> FreeLinks | None:
     """
-    Tell how to know the pages on per-CPU lists by their links, if there is need.
+    Return what finds the pages on per-CPU lists by their links, if it is needed.
 
     ``None`` for a dump, whose lists stand still; where the memmap is not one array; and
     for a kernel where links may be left over. Before Linux kernel commit 8b10b465d0e1
@@ -105,7 +105,7 @@ def free_links(
 
 def spread_orders(orders: Indices, ways: Sequence[Sequence[int]]) -> Indices:
     """
-    Give each place the order that is known where its links lead to in the end.
+    Set the order of each place to the one known at the end of its links.
 
     All pages on one list are of one order.
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How this kernel lays out ``struct page``."""
+"""The layout of this kernel's ``struct page``."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

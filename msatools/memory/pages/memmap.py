@@ -36,7 +36,7 @@ _SUBSECTION_BYTES = 1 << 21  # SUBSECTION_SHIFT
 _MAX_PHYSICAL_BITS = 56
 
 _GAP_BYTES = 4096
-"""What a dump leaves out or a live memmap lacks, it lacks by page."""
+"""Dumps leave out, and a live memmap lacks, whole pages."""
 
 
 class MemmapRange(NamedTuple):
@@ -58,7 +58,7 @@ class MemmapRange(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """What one read of the memmap gave."""
+    """The result of one read of the memmap."""
 
     pfn: int
     address: int
@@ -67,7 +67,7 @@ class Chunk(NamedTuple):
 
 
 def memmap_ranges(
-    reader: Reader, layout: PageLayout, findings: LossLog
+    reader: Reader, layout: PageLayout, losses: LossLog
 ) -> list[MemmapRange]:
     """
     Find all struct pages, in pfn order.
@@ -79,11 +79,11 @@ def memmap_ranges(
     :raises drgn.FaultError: if no struct page can be read
     """
     try:
-        ranges = _listed_ranges(reader, layout, findings)
+        ranges = _listed_ranges(reader, layout, losses)
     except drgn.FaultError as error:
         ranges = []
-        _lose_sections(findings, f"the table of memory sections is lost ({error})")
-    if findings.coverage[Loss.SECTION_TABLE.value]:
+        _lose_sections(losses, f"the table of memory sections is lost ({error})")
+    if losses.coverage[Loss.SECTION_TABLE.value]:
         listed = {part.section for part in ranges}
         ranges += (
             part
@@ -96,20 +96,20 @@ def memmap_ranges(
     return ranges
 
 
-def _lose_sections(findings: LossLog, what: str) -> None:
+def _lose_sections(losses: LossLog, what: str) -> None:
     text = f"{what}; sections without any readable struct page are not counted"
-    findings.lose(Loss.SECTION_TABLE, text)
+    losses.lose(Loss.SECTION_TABLE, text)
 
 
 def _listed_ranges(
-    reader: Reader, layout: PageLayout, findings: LossLog
+    reader: Reader, layout: PageLayout, losses: LossLog
 ) -> list[MemmapRange]:
     pages = pages_per_section(reader.prog)
     flags = _SectionFlags.of(reader.prog)
     usage_size, subsection_map = _subsection_map(reader.prog)
     subsection = _SUBSECTION_BYTES // reader.prog["PAGE_SIZE"].value_()
     ranges: list[MemmapRange] = []
-    for nr, memmap, usage in _sections(reader, findings):
+    for nr, memmap, usage in _sections(reader, losses):
         if not memmap & flags.has_memmap:
             continue
         early = bool(memmap & flags.early)
@@ -184,7 +184,7 @@ class _SectionFlags:
         return cls(bit("HAS_MEM_MAP"), bit("IS_ONLINE"), bit("IS_EARLY"), -(1 << last))
 
 
-def _sections(reader: Reader, findings: LossLog) -> Iterator[tuple[int, int, int]]:
+def _sections(reader: Reader, losses: LossLog) -> Iterator[tuple[int, int, int]]:
     """Read each present section's number, memmap word and usage pointer."""
     prog = reader.prog
     per_root = prog["SECTIONS_PER_ROOT"].value_()
@@ -203,7 +203,7 @@ def _sections(reader: Reader, findings: LossLog) -> Iterator[tuple[int, int, int
         try:
             data = reader.read(address, size * per_root)
         except drgn.FaultError as error:
-            _lose_sections(findings, f"part of the table of sections is lost ({error})")
+            _lose_sections(losses, f"part of the table of sections is lost ({error})")
             continue
         words = np.frombuffer(data, np.uint64).reshape(per_root, size // 8)
         here = np.flatnonzero(words[:, memmap])
@@ -216,7 +216,7 @@ def _sections(reader: Reader, findings: LossLog) -> Iterator[tuple[int, int, int
         )
 
 
-def section_usages(reader: Reader, findings: LossLog) -> dict[int, int]:
+def section_usages(reader: Reader, losses: LossLog) -> dict[int, int]:
     """
     Find each section's ``struct mem_section_usage``, by the number of the section.
 
@@ -225,7 +225,7 @@ def section_usages(reader: Reader, findings: LossLog) -> dict[int, int]:
 
     :raises drgn.FaultError: if the table of sections is lost
     """
-    return {nr: usage for nr, _, usage in _sections(reader, findings) if usage}
+    return {nr: usage for nr, _, usage in _sections(reader, losses) if usage}
 
 
 def _section_roots(reader: Reader, count: int) -> list[int]:
@@ -267,7 +267,7 @@ def _runs(bitmap: bytes, pages: int, each: int) -> list[tuple[int, int]]:
 
 
 def _state_of_offline(reader: Reader, layout: PageLayout, address: int) -> State:
-    """Tell device memory, which is never online, from a section taken offline."""
+    """Distinguish device memory, which is never online, from an offline section."""
     try:
         flags = int(reader.words(address + layout.flags, 1)[0])
         device = reader.prog.constant("ZONE_DEVICE").value_()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Who looks on while the memmap is scanned."""
+"""Observers of the scan of the memmap."""
 
 from typing import Generic, Protocol, TypeVar
 

@@ -48,7 +48,7 @@ def free_blocks(block: Block) -> tuple[Indices, npt.NDArray[np.intp]]:
 
 def free_rooms(block: Block, orphans: Indices) -> Indices:
     """
-    Tell how large a free block can be that begins at each of some pages.
+    Return the largest possible size of a free block that begins at each page.
 
     :param orphans: All unreferenced pages of no class: what is on a per-CPU list is.
     :return: As many pages as the first one's pfn is a multiple of, if all of them are
@@ -63,7 +63,7 @@ def free_rooms(block: Block, orphans: Indices) -> Indices:
 def _spread(
     firsts: Indices, of_each: npt.NDArray[np.intp], orders: npt.NDArray[np.intp]
 ) -> None:
-    """Give all pages of some blocks their order."""
+    """Set the order of all pages of some blocks."""
     for order in np.unique(of_each[of_each > 0]).tolist():
         pages = np.arange(1 << order)
         orders[firsts[of_each == order, np.newaxis] + pages] = order
@@ -191,7 +191,7 @@ class ByOrder:
             self.parts[address] = self.parts.get(address, 0) + counts
 
     def total(self) -> Counts:
-        """Give all counts; parts make whole compound pages now."""
+        """Return all counts, with parts joined to whole compound pages."""
         total = self.counts.copy()
         for counts in self.parts.values():
             pages = int(counts.sum())

@@ -28,7 +28,7 @@ class ScanContext:
     """The populated ones, by node and zone number."""
 
     owners: Owners
-    findings: LossLog
+    losses: LossLog
     page_size: int
 
     @property

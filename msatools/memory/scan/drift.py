@@ -27,7 +27,7 @@ from msatools.memory.pages.memmap import MemmapRange
 from msatools.memory.scan.model import ScanChanges
 
 RUN_PAGES = 512
-"""What is read again in one piece: all that a huge page of x86-64 has."""
+"""Pages read again in one piece: those of a huge page of x86-64."""
 
 _RUNS = 32
 """In all 1 MiB of struct pages, which is little beside 64 MiB for 4 GiB of memory."""
@@ -76,18 +76,18 @@ class Watch:
         reader: Reader,
         layout: PageLayout,
         ranges: Sequence[MemmapRange],
-        findings: LossLog,
+        losses: LossLog,
     ) -> None:
         self._reader = reader
         self._layout = layout
         self._pages = sum(part.pages for part in ranges)
-        self._findings = findings
+        self._losses = losses
         self.sample = sample_of(ranges)
         """To look on while the scan goes on."""
         self._before = self._passed()
 
     def end(self) -> ScanChanges:
-        """Tell what has changed since, once the scan is done."""
+        """Return what has changed, once the scan is done."""
         after = self._passed()
         pages = changed = folios = 0
         for pfn, (address, data) in self.sample.seen.items():
@@ -118,7 +118,7 @@ class Watch:
         try:
             allocated = pages_allocated(prog)
             names = (*allocated, PAGES_FREED)
-            counts = vm_events(self._reader, names, self._findings)
+            counts = vm_events(self._reader, names, self._losses)
         except (LookupError, drgn.FaultError):
             return None
         return sum(counts[name] for name in allocated), counts[PAGES_FREED]
@@ -165,10 +165,10 @@ def _heads(block: Block) -> npt.NDArray[np.intp]:
 
 
 def _used(block: Block) -> npt.NDArray[np.bool_]:
-    """Tell pages that someone holds; of tails none says so."""
+    """Return which pages are referenced; tails never are."""
     return block.counts >= np.uint64(1 << 32)
 
 
 def _elsewhere(address: int) -> FarHead:
-    """What is outside of a run is not looked at: which page it is tells enough."""
+    """Return a stand-in: heads outside of a run are not read, their place is enough."""
     return FarHead(PageClass.UNATTRIBUTED, 0)

@@ -21,58 +21,58 @@ from msatools.memory.scan.swapcache import settle_swapcache
 
 
 def scan_and_settle(
-    scene: ScanContext,
+    context: ScanContext,
     pcp: PcpLists,
     observers: Sequence[Observer],
     workers: int,
     progress: Progress | None,
 ) -> tuple[ScanResult, PcpLists]:
     """Scan the memmap, then put the sums right by what other structures tell."""
-    reader, findings = scene.reader, scene.findings
-    links = free_links(reader, scene.layout, scene.ranges)
-    result = _scan(scene, observers, None, workers, progress)
+    reader, losses = context.reader, context.losses
+    links = free_links(reader, context.layout, context.ranges)
+    result = _scan(context, observers, None, workers, progress)
     if reader.is_live:
-        pcp = pcp_lists(reader, list(scene.zones.values()), findings)
+        pcp = pcp_lists(reader, list(context.zones.values()), losses)
     _, broken = settle_pcp(result, pcp, links)
-    _count_broken(broken, links, findings)
-    settle_cache(reader, result, findings)
-    settle_swapcache(reader, result, findings)
+    _count_broken(broken, links, losses)
+    settle_cache(reader, result, losses)
+    settle_swapcache(reader, result, losses)
     return result, pcp
 
 
 def scan_finally(
-    scene: ScanContext,
+    context: ScanContext,
     pcp: PcpLists,
     observers: Sequence[Observer],
     workers: int,
     progress: Progress | None,
 ) -> tuple[ScanResult, PcpLists]:
     """Scan the memmap so that observers see the classes that the table has."""
-    reader, findings = scene.reader, scene.findings
-    listed = listed_pages(reader, scene.layout, pcp)
-    links = free_links(reader, scene.layout, scene.ranges)
-    _count_broken(listed.broken, links, findings)
+    reader, losses = context.reader, context.losses
+    listed = listed_pages(reader, context.layout, pcp)
+    links = free_links(reader, context.layout, context.ranges)
+    _count_broken(listed.broken, links, losses)
     finals = FinalClasses(reader, listed, links)
-    result = _scan(scene, observers, finals, workers, progress)
-    for losses in result.losses.values():
-        findings.add(losses)
+    result = _scan(context, observers, finals, workers, progress)
+    for lost in result.losses.values():
+        losses.add(lost)
     if not finals.know_swap:
-        settle_swapcache(reader, result, findings)
+        settle_swapcache(reader, result, losses)
     if reader.is_live:
-        pcp = pcp_lists(reader, list(scene.zones.values()), findings)
+        pcp = pcp_lists(reader, list(context.zones.values()), losses)
     return result, pcp
 
 
-def _count_broken(broken: int, links: FreeLinks | None, findings: LossLog) -> None:
+def _count_broken(broken: int, links: FreeLinks | None, losses: LossLog) -> None:
     """Count the lists that break off, of which links still tell most pages."""
     if links is None:
-        findings.lose(Loss.PCP_LISTS_CUT, count=broken)
+        losses.lose(Loss.PCP_LISTS_CUT, count=broken)
     else:
-        findings.coverage["pcp_lists_changed"] += broken
+        losses.coverage["pcp_lists_changed"] += broken
 
 
 def _scan(
-    scene: ScanContext,
+    context: ScanContext,
     observers: Sequence[Observer],
     finals: FinalClasses | None,
     workers: int,
@@ -80,15 +80,15 @@ def _scan(
 ) -> ScanResult:
     """Scan the memmap; what it takes, and what changes meanwhile, is in the result."""
     watch = None
-    if scene.reader.is_live:
-        watch = Watch(scene.reader, scene.layout, scene.ranges, scene.findings)
+    if context.reader.is_live:
+        watch = Watch(context.reader, context.layout, context.ranges, context.losses)
         observers = (*observers, watch.sample)
     began_ns = time.monotonic_ns()
     scanned = scan_parts(
-        scene.reader,
-        scene.layout,
-        scene.ranges,
-        scene.owners.pages(),
+        context.reader,
+        context.layout,
+        context.ranges,
+        context.owners.pages(),
         progress,
         observers,
         finals,
@@ -97,8 +97,8 @@ def _scan(
     scanned.result.scan_ns = time.monotonic_ns() - began_ns
     if watch is not None:
         scanned.result.changes = watch.end()
-    scene.findings.coverage["memmap_reads"] = scanned.result.memmap_reads
+    context.losses.coverage["memmap_reads"] = scanned.result.memmap_reads
     if scanned.redone:
         text = f"workers ended early, and {scanned.redone} parts of the memmap were "
-        scene.findings.note("workers-ended", text + "scanned by one process alone")
+        context.losses.note("workers-ended", text + "scanned by one process alone")
     return scanned.result

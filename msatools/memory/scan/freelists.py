@@ -65,20 +65,20 @@ class PcpLists:
     """``None`` if some could not be read."""
 
 
-def pcp_lists(reader: Reader, zones: list[Zone], findings: LossLog) -> PcpLists:
+def pcp_lists(reader: Reader, zones: list[Zone], losses: LossLog) -> PcpLists:
     """Read the heads of all per-CPU free lists, one read a CPU and zone."""
     lists: list[PcpList] = []
     count = 0
-    cpus = possible_cpus(reader.prog, findings)
+    cpus = possible_cpus(reader.prog, losses)
     for zone, cpu in itertools.product(zones, cpus):
         try:
             held, heads = _read_heads(reader, _per_cpu_pages(zone.object, cpu))
         except drgn.FaultError:
-            findings.lose(Loss.PCP_LISTS)
+            losses.lose(Loss.PCP_LISTS)
             continue
         count += held
         lists += heads
-    lost = findings.coverage["pcp_lists_unreadable"] or findings.lost[Loss.NODES.value]
+    lost = losses.coverage["pcp_lists_unreadable"] or losses.lost[Loss.NODES.value]
     return PcpLists(lists, None if lost or not cpus else count)
 
 
@@ -129,7 +129,7 @@ def settle_pcp(
     """
     Move the pages on the per-CPU lists to their class.
 
-    :param links: What tells those pages where the lists cannot be followed.
+    :param links: Finds those pages where the lists cannot be followed.
     :return: Pages moved, and lists that broke off before their end (on a live
         kernel, or in a damaged dump).
     """
@@ -209,7 +209,7 @@ class _Lists:
     def add_linked(
         self, orders: Indices, may_be: npt.NDArray[np.bool_], links: FreeLinks
     ) -> None:
-        """Give an order to what was on a list by its links, and was not found on it."""
+        """Set the order of pages that only their links show to be listed."""
         ends = [*(one.order for one in self._lists), UNLISTED]
         known = np.concatenate((orders, np.array(ends, np.intp)))
         ways = (self._following, self._preceding)
@@ -233,7 +233,7 @@ class _Places:
         return len(self._nodes)
 
     def of(self, links: npt.NDArray[np.uint64]) -> list[int]:
-        """Tell which of the nodes each link leads to; their number if to none."""
+        """Return the index of the node of each link; the number of nodes if none."""
         found = np.minimum(self._nodes.searchsorted(links), len(self) - 1)
         known = self._nodes[found] == links
         return cast(
@@ -243,7 +243,7 @@ class _Places:
 
 @dataclass(frozen=True)
 class ListedPages:
-    """What the per-CPU lists lead to, without a look at what those pages are."""
+    """Pages on the per-CPU lists, whatever their struct pages say."""
 
     pfns: npt.NDArray[np.uint64]
     """The first page of each entry, ascending."""

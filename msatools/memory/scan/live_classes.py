@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Final classes while the scan is under way, for those who look on.
+Resolve page classes during the scan, so that observers see the final ones.
 
 Without them the scan leaves to the end what other structures than struct pages tell,
 which is quicker: then only the sums are put right (``settle_pcp()``,
@@ -24,14 +24,14 @@ from msatools.memory.scan.swapcache import is_shmem, nameless_swap, swap_maps
 
 
 class FinalClasses:
-    """What is known of the pages whose struct page does not tell their class."""
+    """Classes of the pages whose struct page does not determine them."""
 
     def __init__(
         self, reader: Reader, listed: ListedPages, links: FreeLinks | None = None
     ) -> None:
         """
         :param listed: What the per-CPU lists lead to.
-        :param links: What tells more such pages as they come by.
+        :param links: Finds more such pages by their links.
         """
         self._reader = reader
         self._listed = listed

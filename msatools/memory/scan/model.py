@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a report says of the scan itself."""
+"""The part of a report on the scan itself."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class ScanChanges:
-    """What became of pages of a running kernel while their struct pages were read."""
+    """Changes to pages of a running kernel while their struct pages were read."""
 
     allocated_pages: int | None
     """That the kernel handed out meanwhile, by its own count; ``None`` if it keeps

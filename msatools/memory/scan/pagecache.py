@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the mappings of page-cache pages belong to: files, code, block devices."""
+"""The owners of page-cache mappings: files, code, block devices."""
 
 import stat
 from collections import defaultdict
@@ -65,7 +65,7 @@ class _Offsets:
         )
 
 
-def settle_cache(reader: Reader, result: ScanResult, findings: LossLog) -> None:
+def settle_cache(reader: Reader, result: ScanResult, losses: LossLog) -> None:
     """
     Move what is not plain files out of the class of plain files.
 
@@ -78,8 +78,8 @@ def settle_cache(reader: Reader, result: ScanResult, findings: LossLog) -> None:
     unique, inverse = np.unique(mappings, return_inverse=True)
     cache = CacheClasses(reader)
     classes = cache.of(unique)
-    for losses in cache.take_losses().values():
-        findings.add(losses)
+    for lost in cache.take_losses().values():
+        losses.add(lost)
     for key in np.unique(keys):
         for target in (PageClass.EXEC, PageClass.BLOCKDEV, PageClass.UNATTRIBUTED):
             chosen = (keys == key) & (classes[inverse] == target)
@@ -95,9 +95,9 @@ class CacheClasses:
         self._losses: dict[int, LossLog] = defaultdict(LossLog)
 
     def take_losses(self) -> dict[int, LossLog]:
-        """Give what was lost since this was last asked, by mapping."""
-        losses, self._losses = self._losses, defaultdict(LossLog)
-        return {mapping: losses[mapping] for mapping in sorted(losses)}
+        """Return and clear the losses by mapping."""
+        found, self._losses = self._losses, defaultdict(LossLog)
+        return {mapping: found[mapping] for mapping in sorted(found)}
 
     def of(self, mappings: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
         """Find the class of each mapping's pages; plain files' where it is lost."""
@@ -131,25 +131,25 @@ class CacheClasses:
 
     def _is_executed(self, mapping: int) -> bool:
         """Search a file's tree of mappings for one that may be executed."""
-        findings = LossLog()
+        losses = LossLog()
         vmas = tree_records(
             self._reader,
             mapping + self._offsets.i_mmap,
             self._offsets.rb,
             self._offsets.vma_record,
-            findings,
+            losses,
             "a file's tree of mappings",
         )
         at = self._offsets.vm_flags
         executed = any(
             int.from_bytes(data[at : at + 8], "little") & _VM_EXEC for _, data in vmas
         )
-        if findings.coverage:
-            self._losses[mapping].add(findings)
+        if losses.coverage:
+            self._losses[mapping].add(losses)
         return executed
 
 
-def blockdev_pages(reader: Reader, findings: LossLog) -> int | None:
+def blockdev_pages(reader: Reader, losses: LossLog) -> int | None:
     """
     Sum the pages that block devices say their caches hold; ``None`` if some are lost.
 
@@ -164,7 +164,7 @@ def blockdev_pages(reader: Reader, findings: LossLog) -> int | None:
     nrpages += prog.type("struct address_space").member("nrpages").offset
     inodes = prog["blockdev_superblock"].s_inodes.address_of_().value_()
     name = "the list of block devices"
-    lost = findings.about[name]
+    lost = losses.about[name]
     node = inode.member("i_sb_list").offset
-    counts = list_words(reader, inodes, node, nrpages, findings, name)
-    return sum(counts.tolist()) if findings.about[name] == lost else None
+    counts = list_words(reader, inodes, node, nrpages, losses, name)
+    return sum(counts.tolist()) if losses.about[name] == lost else None

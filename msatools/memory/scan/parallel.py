@@ -50,7 +50,7 @@ class Scanned:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What comes back of one part."""
+    """The result of one part."""
 
     result: ScanResult
     observers: list[Observer]
@@ -64,7 +64,7 @@ def cores() -> int:
 
 
 def workers_by_default(prog: drgn.Program, ranges: Sequence[MemmapRange]) -> int:
-    """Tell how many workers a scan has if nobody says: on a live kernel, one."""
+    """Return the default number of workers: on a live kernel, one."""
     if prog.flags & drgn.ProgramFlags.IS_LIVE:
         return 1
     pages = sum(item.pages for item in ranges)
@@ -72,7 +72,7 @@ def workers_by_default(prog: drgn.Program, ranges: Sequence[MemmapRange]) -> int
 
 
 def can_share(prog: drgn.Program) -> bool:
-    """Tell whether forked processes can read by the same program: over QMP, none."""
+    """Return whether forked processes can share the program: not over QMP."""
     live, local = drgn.ProgramFlags.IS_LIVE, drgn.ProgramFlags.IS_LOCAL
     return not prog.flags & live or bool(prog.flags & local)
 
@@ -170,7 +170,7 @@ def _share_out(
 
 
 class _Shown:
-    """How far the scan is, over all parts."""
+    """Progress of the scan over all parts."""
 
     def __init__(self, parts: list[Part], progress: Progress | None) -> None:
         self.pages = [sum(item.pages for item in part) for part in parts]
@@ -178,7 +178,7 @@ class _Shown:
 
         self.total = sum(self.pages)
         self.within = progress and self._within
-        """What is told how far it is within the part that comes next."""
+        """The progress callback for the part that comes next."""
 
         self._progress = progress
         self._done = 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a pass over the memmap leaves: sums, so that memory use does not grow."""
+"""Results of a pass over the memmap: sums, so that memory use does not grow."""
 
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -51,7 +51,7 @@ class CachePages:
             self.add(*triple)
 
     def join(self) -> None:
-        """Have few arrays in place of many."""
+        """Concatenate the arrays."""
         self.mappings = _joined(self.mappings)
         self.keys = _joined(self.keys)
         self.pages = _joined(self.pages)
@@ -109,7 +109,7 @@ class FreeCandidates:
         self.rooms += later.rooms
 
     def join(self) -> None:
-        """Have few arrays in place of many."""
+        """Concatenate the arrays."""
         self.nodes = _joined(self.nodes)
         self.nexts = _joined(self.nexts)
         self.prevs = _joined(self.prevs)
@@ -120,7 +120,7 @@ class FreeCandidates:
 
 @dataclass
 class ScanResult:
-    """What one pass over the memmap, or over a part of it, found."""
+    """The result of one pass over the memmap, or over a part of it."""
 
     counts: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
     """Pages by class, by node and zone key (see :func:`node_and_zone`)."""
@@ -154,7 +154,7 @@ class ScanResult:
     """How long the whole pass took."""
 
     changes: ScanChanges | None = None
-    """What changed meanwhile, of a running kernel."""
+    """Changes during the scan, for a running kernel."""
 
     def merge(self, later: "ScanResult") -> None:
         """Add what was found in the part of memory after this one."""
@@ -176,7 +176,7 @@ class ScanResult:
         self.losses.update(later.losses)
 
     def join(self) -> None:
-        """Have few arrays in place of many, which take long to travel."""
+        """Concatenate the arrays: many small ones take long to send."""
         self.cache.join()
         self.candidates.join()
         self.swap_entries = _joined(self.swap_entries)

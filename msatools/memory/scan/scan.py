@@ -40,7 +40,7 @@ def scan(
     :param owned: Pages to give an owner's class where their struct page tells
         none.
     :param progress: Called with pages done and pages in all.
-    :param observers: Those who look at each block once it is classified.
+    :param observers: Observers of each block once it is classified.
     :param finals: What makes the classes final before they are counted and looked
         at; the result then has no candidates and no mappings.
     :param found: What was found before these ranges: it is added to, and returned.

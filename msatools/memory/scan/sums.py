@@ -37,11 +37,11 @@ _BY_FREQUENCY = (*_COMMON, *(code for code in CLASSES if code not in _COMMON))
 
 
 class Finals(Protocol):
-    """Gives pages their final classes, which else are settled after the scan."""
+    """Sets the final classes of pages, which otherwise are settled after the scan."""
 
     @property
     def reads(self) -> int:
-        """How many reads that took so far."""
+        """Reads made for it so far."""
 
     def settle(self, block: Block, orphans: Indices) -> None:
         """
@@ -51,7 +51,7 @@ class Finals(Protocol):
         """
 
     def take_losses(self) -> dict[int, LossLog]:
-        """Give what was lost since this was last asked, by mapping."""
+        """Return and clear the losses by mapping."""
 
 
 def add_block(

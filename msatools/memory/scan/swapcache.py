@@ -21,7 +21,7 @@ _SWAP_MAP_SHMEM = 0xBF
 """The use count of an entry that shmem owns (linux/swap.h)."""
 
 
-def settle_swapcache(reader: Reader, result: ScanResult, findings: LossLog) -> None:
+def settle_swapcache(reader: Reader, result: ScanResult, losses: LossLog) -> None:
     """
     Move the pages of shared memory that are only in the swap cache to shmem.
 
@@ -34,7 +34,7 @@ def settle_swapcache(reader: Reader, result: ScanResult, findings: LossLog) -> N
     keys = np.concatenate(result.swap_keys).tolist()
     maps = swap_maps(reader)
     if maps is None:
-        findings.note(
+        losses.note(
             "no-swap-map",
             f"{len(entries):,} pages in the swap cache may be shmem, counted as anon",
         )
@@ -59,7 +59,7 @@ def swap_maps(reader: Reader) -> dict[int, int] | None:
 
 
 def is_shmem(reader: Reader, maps: dict[int, int], entry: int) -> bool:
-    """Tell whether a swap entry is shared memory's."""
+    """Return whether a swap entry belongs to shared memory."""
     device, offset = entry >> _SWAP_TYPE_SHIFT, entry & ((1 << _SWAP_TYPE_SHIFT) - 1)
     if not maps.get(device):
         return False

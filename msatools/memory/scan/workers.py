@@ -33,7 +33,7 @@ _HEAD = struct.Struct("<HQ")
 
 _AT_ONCE = 1 << 20
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-"""What may raise an exception here, between any two steps."""
+"""Signals that may raise an exception here, between any two steps."""
 
 
 def do_in_order(
@@ -164,7 +164,7 @@ class _Crew:
             os._exit(1)
 
     def results(self) -> Iterator[tuple[int, bytes]]:
-        """Give the number and result of each piece as they come, until none can."""
+        """Yield the number and result of each piece as they come, until none can."""
         came = {fd: bytearray() for fd in self._fds}
         with selectors.DefaultSelector() as selector:
             for fd in came:

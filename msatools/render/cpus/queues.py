@@ -45,7 +45,7 @@ def queue_lines(queues: Sequence[RunQueue], rows: int | None) -> Iterator[Text]:
 
 
 def _quiet(queue: RunQueue) -> str | None:
-    """Tell why there is nothing to say of a CPU; ``None`` if there is."""
+    """Return why a CPU needs no line; ``None`` if it needs one."""
     if queue.waiting or queue.panicked:
         return None
     if queue.lag_why == "offline":

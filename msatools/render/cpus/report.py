@@ -122,7 +122,7 @@ def _named(columns: Sequence[str]) -> Sequence[str]:
 
 
 def _does_nothing(cpu: Cpu) -> bool:
-    """Tell whether a CPU is idle, and has been all the time at this precision."""
+    """Return whether a CPU is idle, and was all the time at this precision."""
     if not is_idle(cpu) or cpu.runq or "inactive" in cpu.state:
         return False
     idle, total = cpu.idl_ns, total_ns(cpu)

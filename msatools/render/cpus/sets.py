@@ -67,7 +67,7 @@ def sets_in_full(
 
 
 def _all_irqs(report: CpusReport) -> frozenset[int]:
-    """Give the interrupts that may go to any CPU; none if not all sets are told."""
+    """Return the interrupts that may go to any CPU; none if not all sets are shown."""
     if is_part(report):
         return frozenset()
     return frozenset().union(*(one.irqs_allowed for one in report.sets))

@@ -105,7 +105,7 @@ class _Graph:
         yield from _others(name, len(lock.waiters) - len(shown))
 
     def _shown(self, lock: LockRow) -> Sequence[int]:
-        """Give the waiters that have a node: all for whom others wait, few others."""
+        """Return the waiters with a node: all that have waiters, few others."""
         if self._verbose or len(lock.waiters) <= _LEAVES + 1:
             return lock.waiters
         found, leaves = [], 0

@@ -38,7 +38,7 @@ from msatools.reports.units import duration, duration_range
 View = Literal["root", "lock", "task", "chains", "holders"]
 
 ROOTS = 10
-"""How many roots are shown if nobody asks for more or fewer."""
+"""Roots shown by default."""
 
 _ALL_LINES = 30
 _LINES = 12
@@ -48,7 +48,7 @@ when those before it have used up the others. All of it is about a screenful."""
 
 _HOPS = 12
 _CROWDS = 4
-"""Crowds on one lock that are told one by one."""
+"""Crowds on one lock that are shown one by one."""
 
 _OTHERS = 5
 
@@ -138,7 +138,7 @@ def _mark(lock: LockRow | None, owner: int) -> str:
 
 
 def _crowds(report: LocksReport, graph: WaitGraph, verbose: bool) -> Iterator[Text]:
-    """Tell the herds, and the largest of those of which nothing says so."""
+    """Yield the herds, and the largest crowds without evidence of a herd."""
     crowds = [herd for herd in report.herds if herd.confidence == "none"]
     left = crowds[_CROWDS:] if not verbose else []
     for herd in report.herds:
@@ -164,9 +164,9 @@ def _herd(herd: Herd, report: LocksReport, graph: WaitGraph, verbose: bool) -> s
     ages = duration_range(herd.min_age_ns, herd.max_age_ns)
     words = f"HERD  {herd.waiters:,} x {name}  owner {owner}  asleep for {ages} "
     words += f"after {plural(herd.nvcsw_median, 'sleep')} each (median)"
-    told = _TOGETHER[herd.confidence]
+    together = _TOGETHER[herd.confidence]
     more = woken_words(herd, report.interval_ns)
-    return "; ".join([words, *([told] if told else []), *more])
+    return "; ".join([words, *([together] if together else []), *more])
 
 
 def _inversion(inversion: Inversion, graph: WaitGraph) -> str:
@@ -263,7 +263,7 @@ def _root(number: int, root: Root, tree: WaitTree, most: int | None) -> Iterator
 def _cut(root: Root, tree: WaitTree) -> Iterator[Text]:
     graph = tree.graph
     own = frozenset(root.waiters if root.kind == "cycle" else (root.pid,))
-    left = graph.reached([root]) & graph.waits.keys() - tree.told - own
+    left = graph.reached([root]) & graph.waits.keys() - tree.shown_pids - own
     if left:
         verb, them = ("is", "it") if len(left) == 1 else ("are", "them")
         words = f"… {len(left):,} of those behind it {verb} not shown: -v shows {them}"
@@ -288,7 +288,7 @@ def _about(root: Root, graph: WaitGraph, verbose: bool) -> Sequence[Cell]:
 
 
 def _only_one(root: Root) -> int | None:
-    """Give the only task that waits for what is outside: it stands for it."""
+    """Return the only task that waits for something external: it stands for it."""
     return root.waiters[0] if len(root.waiters) == 1 else None
 
 

@@ -24,14 +24,14 @@ from msatools.render.on import on_text
 from msatools.reports.units import duration
 
 INTERVAL_ROWS = 20
-"""How many rows or chains an interval shows, unless others are asked for."""
+"""Rows or chains that an interval shows by default."""
 
 _HOPS = 12
 _ALL_HOPS = 256
 
 
 def shown_rows(total: int, report: LocksReport, rows: int | None, verbose: bool) -> int:
-    """Tell how many rows of a list are shown: all, but few of each sample."""
+    """Return how many rows of a list to show: all, but few of each sample."""
     if rows is None and report.interval_ns is not None and not verbose:
         rows = INTERVAL_ROWS
     return total if rows is None else min(rows, total)
@@ -176,7 +176,7 @@ def _has(held: Sequence[HeldLock], verbose: bool) -> str:
 
 
 def _now(pid: int, graph: WaitGraph) -> tuple[str | None, str, str]:
-    """Tell the state of a task, since when, and what it does in place of giving way."""
+    """Return the state of an owner, its age, and what it does meanwhile."""
     root, wait = graph.end(pid), graph.waits.get(pid)
     step = graph.step(pid)
     if wait is not None:
@@ -236,7 +236,7 @@ def _way(wait: Wait, graph: WaitGraph, verbose: bool) -> Iterator[Cell]:
 
 
 def _doing(pid: int, graph: WaitGraph) -> str | None:
-    """Tell what a task does that waits for no lock."""
+    """Return what a task does that waits for no lock."""
     root, wait = graph.end(pid), graph.waits.get(pid)
     if root is not None:
         return root.reason
@@ -244,7 +244,7 @@ def _doing(pid: int, graph: WaitGraph) -> str | None:
 
 
 ROWS = 10
-"""How many locks are shown if nobody asks for more or fewer."""
+"""Locks shown by default."""
 
 _FEW_OWNERS = 2
 _COLUMNS = (

@@ -11,7 +11,7 @@ from msatools.render.on import on_text
 from msatools.reports.units import duration
 
 MARKS = {"exact": "=", "likely": "~", "evidence": "?"}
-"""How well it is known that a task has a lock."""
+"""Marks for the confidence in an owner."""
 
 FEW_OWNERS = 3
 

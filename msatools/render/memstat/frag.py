@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How memory is cut up, as tables."""
+"""Fragmentation of memory, as tables."""
 
 from collections.abc import Iterator, Sequence
 

@@ -17,7 +17,7 @@ _MOST = 3
 """Classes to name of each group, the largest first, or other things."""
 
 _NUMBERS = frozenset(("pid", "node"))
-"""What is a number as a house has one: nobody would count them."""
+"""Numbers that identify rather than count."""
 
 _COMMON = frozenset(field.name for field in fields(PageGroup))
 

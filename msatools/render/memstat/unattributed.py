@@ -81,6 +81,6 @@ def _number(value: int | None) -> str:
 def _contents(group: UnattributedGroup) -> Cell:
     if group.owner is None:
         return group.content
-    told = f"{group.content} {group.owner}"
+    words = f"{group.content} {group.owner}"
     # A module that forgets pages is what people look for here.
-    return Span(told, "warn") if group.content == "module" else told
+    return Span(words, "warn") if group.content == "module" else words

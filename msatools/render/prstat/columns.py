@@ -28,19 +28,19 @@ _PATH_WIDTH = 28
 
 @dataclass(frozen=True)
 class TaskContext:
-    """What cells depend on beside their row."""
+    """Inputs of cells beside their row."""
 
     names: bool
-    """Whether users have names here: on the machine itself."""
+    """Whether users have names: on the machine itself only."""
 
     per_thread: bool
     precise_cputime: bool
     full: bool
-    """Whether long cells are not cut."""
+    """Whether not to cut long cells."""
 
 
 def context(report: PrstatReport, full: bool) -> TaskContext:
-    """Tell what the cells of a report depend on."""
+    """Return the context for the cells of a report."""
     return TaskContext(
         names=report.target.kind == "kcore",
         per_thread=report.per_thread,
@@ -53,7 +53,7 @@ Write = Callable[[TaskRow, TaskContext], Cell]
 
 
 def make_columns(names: tuple[str, ...], report: PrstatReport) -> tuple[Column, ...]:
-    """Give the headers of some columns."""
+    """Return the headers of some columns."""
     return tuple(
         Column(_header(name, report), "left" if name in _LEFT else "right")
         for name in names
@@ -144,7 +144,7 @@ def _fault(get: Callable[[Waited], int]) -> Write:
 
 
 def _longest_faults(row: TaskRow) -> int | None:
-    """Tell the most that page faults can have taken: all block I/O, of delays."""
+    """Return the upper bound of page faults: the delays of all block I/O."""
     if row.breakdown is None:
         return None
     delays = [row.breakdown.delays.get(kind) for kind in ("blkio", "swapin")]

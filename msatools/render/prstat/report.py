@@ -161,9 +161,9 @@ class _Cells(Sequence[Sequence[Cell]]):
 def _names(
     report: PrstatReport, microstates: bool, shown: Sequence[TaskRow]
 ) -> tuple[str, ...]:
-    """Tell which columns there are, by what was asked for and what the kernel kept.
+    """Return the columns, by the options and by what the kernel keeps.
 
-    :param shown: The rows; what stopped within an interval may have gone on in it.
+    :param shown: The rows; a task may have stopped and continued in an interval.
     """
     if any(row.children is not None for row in report.tasks[:1]):
         return CHILDREN
@@ -236,7 +236,7 @@ _TASKS_LOST = ("tasks_unreadable", "lists_broken")
 
 
 def _nobody(report: PrstatReport) -> Text:
-    """Say that nothing fits what was asked for."""
+    """Return the line for a selection that matches no task."""
     # A list that breaks off may hide them all.
     left_out = any(report.coverage.get(key) for key in _TASKS_LOST)
     among = " among the tasks that could be read" if left_out else ""

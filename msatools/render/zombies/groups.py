@@ -28,13 +28,13 @@ from msatools.zombies.exit_status import ending
 from msatools.zombies.model import Heir, Zombie, ZombieGroup, ZombiesReport
 
 GROUPS = 10
-"""How many groups are shown if nobody asks for more or fewer."""
+"""Groups shown by default."""
 
 _EXPLAINED = 3
-"""Of how many of them the evidence is told, too."""
+"""Groups shown with their evidence by default."""
 
 KEYS = 20
-"""How many users, control groups or the like are shown."""
+"""Users, control groups or the like shown by default."""
 
 _VERDICTS = 3
 _INDENT = "    "
@@ -43,7 +43,7 @@ Key = Literal["verdict", "cgroup", "user", "namespace"]
 
 
 def has_names(report: ZombiesReport) -> bool:
-    """Tell whether users have names here: on the machine itself."""
+    """Return whether users have names: on the machine itself only."""
     return report.target.kind == "kcore"
 
 

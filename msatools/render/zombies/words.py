@@ -78,13 +78,13 @@ def why_text(group: ZombieGroup, verbose: bool = False) -> str:
 
 
 def share_style(used: int, most: int) -> Style | None:
-    """Tell how alarming it is that so much of a limit is used."""
+    """Return the style for the used part of a limit."""
     percent = percent_used(used, most)
     return "bad" if percent >= 90 else "warn" if percent >= 75 else None
 
 
 def percent_used(used: int, most: int) -> int:
-    """Tell how much of a limit is used, 100 only if nothing is left."""
+    """Return the percentage of a limit that is used, 100 only if nothing is left."""
     return 100 * used // most if most > 0 else 100
 
 
