@@ -173,7 +173,7 @@ def _keep(report: MemstatReport, args: argparse.Namespace) -> None:
 
 
 def _check_map_file(path: str) -> None:
-    """See that a map can be written, before memory is scanned for it.
+    """Check that a map can be written, before memory is scanned.
 
     :raises OutputError: if it cannot be
     """

@@ -25,7 +25,7 @@ class OutputClosed(Exception):
 
 @contextlib.contextmanager
 def output() -> Iterator[TextIO]:
-    """Give standard output, whatever it is now, and tell its errors from others.
+    """Yield the current standard output, and distinguish its errors from others.
 
     :raises OutputError: if what was printed could not be
     :raises OutputClosed: if nobody reads it any more
@@ -54,7 +54,7 @@ def _abandon_output() -> None:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Tell whether a stream is an open terminal."""
+    """Return whether a stream is an open terminal."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:
@@ -96,7 +96,7 @@ class ProgressLine:
 
 
 def check_writable(path: str) -> None:
-    """See that a file can be written, before what is to be in it takes long.
+    """Check that a file can be written, before its contents are made.
 
     :raises OutputError: if it cannot be
     """

@@ -25,7 +25,7 @@ from msatools.reports.units import size
 
 
 def is_in_front(stream: TextIO | None) -> bool:
-    """Tell whether a stream is a terminal, ours, and we are in its foreground."""
+    """Return whether a stream is our terminal, with us in its foreground."""
     if not is_terminal(stream):
         return False
     assert stream is not None
@@ -47,7 +47,7 @@ class Keys:
         self._saved: list[Any] | None = None
 
     def take(self) -> None:
-        """Have each key as it is pressed."""
+        """Receive each key as it is pressed."""
         # A pipe's reader, such as less, may want the keys for itself.
         if is_terminal(sys.stdout) and is_in_front(sys.stdin):
             self._fd = sys.stdin.fileno()
@@ -98,12 +98,12 @@ _CLEAR_BELOW = "\x1b[J"
 
 
 def can_redraw() -> bool:
-    """Tell whether standard output is a terminal where text can be put in its place."""
+    """Return whether standard output is a terminal that can be redrawn."""
     return os.environ.get("TERM", "dumb") != "dumb" and is_in_front(sys.stdout)
 
 
 def _terminal_size() -> os.terminal_size:
-    """Tell the size of the terminal now, whatever the environment says it was."""
+    """Return the current size of the terminal, whatever the environment says."""
     with contextlib.suppress(OSError, ValueError):
         found = os.get_terminal_size(sys.stdout.fileno())
         if all(found):
@@ -228,7 +228,7 @@ class Screen(Display[R]):
         self._write(_HOME + "\n".join(_CLEAR_LINE + line for line in drawn))
 
     def _lines(self, height: int, width: int) -> list[str]:
-        """Give all lines of the screen, as the terminal shows them."""
+        """Return all lines of the screen, as the terminal shows them."""
         found, left_out = fit(self._shown, width, max(height - 1, 1))
         words = self._words
         if left_out:
@@ -260,7 +260,7 @@ class Screen(Display[R]):
             self._stop()
 
     def _stop(self) -> None:
-        """Give the terminal back while the shell has stopped this process."""
+        """Release the terminal while the shell has stopped this process."""
         self._leave()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._enter()
@@ -279,7 +279,7 @@ class Screen(Display[R]):
 
 
 def footer(name: str, cost: Cost, share: float | None) -> str:
-    """Tell what a sample has cost, in a line.
+    """Return the cost of a sample, in a line.
 
     :param share: Of one CPU, which the run may take.
     """

@@ -31,11 +31,11 @@ class DiffRows:
     """Fields by which two rows are of the same thing."""
 
     counts: tuple[str, ...] = ()
-    """Fields that are numbers, of which the change is told; of lists it is that of
+    """Fields that are numbers, whose change is shown; for lists it is that of
     their lengths. Those that matter most are first."""
 
     facts: tuple[str, ...] = ()
-    """Other fields, of which is told what they were and are."""
+    """Other fields, shown as they were and are."""
 
     lived: str | None = None
     """The field that tells for how long the thing has been there: if it began at

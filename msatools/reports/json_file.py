@@ -222,7 +222,7 @@ class Object:
         return {key: self.count(key) for key in self._items}
 
     def refuse(self, key: str, what: str) -> NoReturn:
-        """Say of an item that it is none of those that there are."""
+        """Refuse an item of no known kind."""
         self._fail(key, what)
 
     def _place(self, key: str) -> str:

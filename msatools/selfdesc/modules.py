@@ -33,7 +33,7 @@ class Module:
     _names: bytes | None = None
 
     def contains(self, address: int) -> bool:
-        """Tell whether the module lies there."""
+        """Return whether the module lies there."""
         return any(start <= address < end for start, end in self.regions)
 
     def symbols(self) -> SymbolIndex:
@@ -51,7 +51,7 @@ class Module:
         return self._symbols
 
     def may_have(self, name: str) -> bool:
-        """Tell whether a symbol may have this name, without reading them all."""
+        """Return whether a symbol may have this name, without reading them all."""
         if self._names is None:
             try:
                 _check_tables(self.module)
@@ -100,7 +100,7 @@ class Modules:
         return found
 
     def types(self, name: str) -> BtfTypes | None:
-        """Give the types that a module's BTF adds, ``None`` if it has none.
+        """Return the types that a module's BTF adds, ``None`` if it has none.
 
         :raises BtfError: if its BTF is damaged, or builds upon another kernel's
         """

@@ -62,7 +62,7 @@ class Declaration:
 
 
 def _holds(types: BtfTypes, condition: str) -> bool:
-    """Tell whether a condition is met.
+    """Return whether a condition is met.
 
     :raises AmbiguousError: if nothing tells: "not there" must not be taken from that
     """
@@ -218,7 +218,7 @@ class Objects:
 
 
 def _alignment(some: Type) -> int:
-    """Tell what a type's addresses are multiples of, 1 where nothing tells."""
+    """Return the alignment of a type, 1 if it is not known."""
     if some.kind in (TypeKind.TYPEDEF, TypeKind.ARRAY):
         return _alignment(some.type)
     if some.kind in (TypeKind.STRUCT, TypeKind.UNION):

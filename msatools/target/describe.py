@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Say what a program is, whoever opened it, and how its kernel died."""
+"""Describe a program, whoever opened it, and how its kernel died."""
 
 from collections.abc import Iterator
 
@@ -84,7 +84,7 @@ def _kind(prog: Program, dump: DumpFile | None) -> Kind:
 
 
 def _sources(prog: Program) -> Iterator[Source]:
-    """Tell what serves each module that has types, the kernel proper first."""
+    """Yield the source of types of each module, the kernel proper first."""
     main = main_module(prog)
     if is_served_by_btf(prog):
         yield Source("kernel", "btf", None)
@@ -113,7 +113,7 @@ def _check_types(prog: Program, path: str) -> None:
 
 
 def _has_types(prog: Program) -> bool:
-    """Tell whether anything else serves the kernel's types, a plugin perhaps."""
+    """Return whether anything else serves the kernel's types, a plugin perhaps."""
     try:
         prog.type("struct page")
     except LookupError:
@@ -122,7 +122,7 @@ def _has_types(prog: Program) -> bool:
 
 
 def crash_of(prog: Program) -> Crash | None:
-    """Tell how the kernel died; ``None`` if it did not, or is not known to have.
+    """Return how the kernel died; ``None`` if it did not, or that is not known.
 
     A guest that panicked and was not started anew can still be looked at.
     """
