@@ -10,7 +10,7 @@ COMMANDS = "msatools.commands"
 
 # Found as a module is, but loaded by ctypes: one build does for all versions of
 # Python, and its headers are not needed. Without a compiler the installation goes on,
-# and numpy does the same work (msatools/memory/compiled.py).
+# and numpy does the same work (msatools/memory/pages/compiled.py).
 CLASSIFY = Extension(
     "msatools.memory._classify",
     sources=["msatools/memory/_classify.c"],

@@ -73,7 +73,7 @@ def _blocks(report: "LocksReport", args: argparse.Namespace) -> Iterable[Block]:
 
 
 def _some(args: argparse.Namespace) -> bool:
-    """Tell whether some waits were asked for, and not all."""
+    """Return whether only some waits were selected."""
     waits = args.types_wanted, args.states_wanted, args.min_wait_ns
     return any((args.pids, *waits, args.cgroups, args.containers, args.namespaces))
 

@@ -4,7 +4,9 @@
 
 import argparse
 from collections.abc import Callable, Iterable
-from typing import Any
+from importlib.util import find_spec
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
 from drgn import Program
 from drgn.commands import argument
@@ -14,11 +16,15 @@ from msatools.cli.command import Answer, Command, Recorded
 from msatools.cli.comparison import load_pair
 from msatools.cli.completeness import is_incomplete
 from msatools.cli.main import run_console
+from msatools.cli.output import OutputError, check_writable, replace_file
 from msatools.kernel.session import Progress, Session
 from msatools.memory.model import MemstatReport
 from msatools.render.blocks import Block, text
-from msatools.render.memstat.map_file import check_map_file, write_map
 from msatools.target import Target
+
+if TYPE_CHECKING:
+    # It needs numpy, which takes long to import.
+    from msatools.memory.map.model import MemoryMap
 
 _GROUPS = (
     "node",
@@ -100,7 +106,7 @@ def _start(
     prog: Program, target: Target, args: argparse.Namespace
 ) -> Session[MemstatReport]:
     if _has_map_file(args):
-        check_map_file(args.map)
+        _check_map_file(args.map)
     if args.workers is not None and args.workers > 1 and target.kind == "qmp":
         raise UsageError(f"-j {args.workers}: one at a time reads over QMP")
     return _Memstat(prog, target, args)
@@ -124,8 +130,7 @@ def _instead(args: argparse.Namespace) -> Callable[[], Answer] | None:
 
 def _diff(args: argparse.Namespace) -> Answer:
     from msatools.memory.diff import compare
-    from msatools.memory.recorded import whole
-    from msatools.memory.snapshot import load_snapshot
+    from msatools.memory.recorded import load_snapshot, whole
     from msatools.render.memstat.diff import blocks
 
     before, after = load_pair(COMMAND, args.diff, whole, load_snapshot)
@@ -164,7 +169,36 @@ def _has_map_file(args: argparse.Namespace) -> bool:
 def _keep(report: MemstatReport, args: argparse.Namespace) -> None:
     if _has_map_file(args) and report.map is not None:
         target = report.target
-        write_map(args.map, report.map, target.page_size, target.release)
+        _write_map(args.map, report.map, target.page_size, target.release)
+
+
+def _check_map_file(path: str) -> None:
+    """Check that a map can be written, before memory is scanned.
+
+    :raises OutputError: if it cannot be
+    """
+    check_writable(path)
+    if _is_png(path) and find_spec("PIL") is None:
+        raise OutputError(
+            f"{path}: Pillow is missing, which draws PNG files; install "
+            "msatools[pictures], or name a .svg file"
+        )
+
+
+def _write_map(path: str, memory: "MemoryMap", page_size: int, release: str) -> None:
+    """Write a map to a file: PNG if its name says so, else SVG.
+
+    :raises OutputError: if it cannot be written
+    """
+    from msatools.render.memstat.map_picture import picture
+    from msatools.render.memstat.picture import png, svg
+
+    drawn = picture(memory, page_size, release)
+    replace_file(path, png(drawn) if _is_png(path) else svg(drawn))
+
+
+def _is_png(path: str) -> bool:
+    return PurePath(path).suffix.lower() == ".png"
 
 
 def _problems(report: MemstatReport) -> bool:

@@ -44,7 +44,7 @@ _CHOOSING = (
 
 
 def _parsed_by(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Have argparse say what a parser says."""
+    """Turn the error of a parser into one of argparse."""
 
     def convert(word: str) -> Any:
         try:

@@ -80,7 +80,7 @@ _SELECTING = "--parent, --cgroup, --container, --ns, -u, --verdict"
 
 
 def _asked(args: argparse.Namespace) -> tuple[Any, ...]:
-    """Give what selects some zombies."""
+    """Return the values of the options that select some zombies."""
     places = args.cgroups, args.containers, args.namespaces
     return args.parents, *places, args.users, args.verdicts
 

@@ -36,7 +36,7 @@ import msatools
 from fixtures import lab
 from msatools.cli.main import make_parser, run_console, run_in_drgn
 from msatools.locks.base.lock import LockTypeName
-from msatools.memory.classes import CLASSES
+from msatools.memory.pages.classes import CLASSES
 from msatools.selfdesc import BtfError
 from msatools.target import Opened, TargetError, TargetSpec, open_target
 from msatools.tasks.classes import TaskClass

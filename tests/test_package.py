@@ -121,7 +121,7 @@ def test_wheel_runs(built: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 CLASSIFIER = (
-    "from msatools.memory import compiled, scan\n"
+    "from msatools.memory.pages import compiled\n"
     "print(compiled.__file__, compiled.library() is not None)\n"
 )
 
@@ -134,7 +134,7 @@ def test_wheel_holds_the_compiled_part(
 ) -> None:
     """One that any version of Python can load."""
     assert "-cp310-abi3-" in built[1].name
-    here = str(tmp_path / "msatools/memory/compiled.py")
+    here = str(tmp_path / "msatools/memory/pages/compiled.py")
     assert run_wheel(CLASSIFIER, built[1], tmp_path) == [here, "True"]
 
 
@@ -145,7 +145,7 @@ def test_installs_without_a_compiler(compiler: str, tmp_path: Path) -> None:
     copy_source(source)
     build(source, out, CC=compiler)
     (wheel,) = out.glob("*.whl")
-    here = str(target / "msatools/memory/compiled.py")
+    here = str(target / "msatools/memory/pages/compiled.py")
     assert run_wheel(CLASSIFIER, wheel, target) == [here, "False"]
 
 

@@ -126,7 +126,7 @@ class Words:
 
 
 def parse_words(words: Iterable[str]) -> Words:
-    """Tell target, interval and count apart.
+    """Split the words into target, interval and count.
 
     :raises UsageError: if there are too many of one, or a number makes no sense
     """
@@ -198,7 +198,7 @@ class MaybeFile(argparse.Action):
         return word.lower().endswith(self.endings)
 
     def may_name_file(self, word: str) -> bool:
-        """Tell whether a word is meant as a file, if one of the wrong kind."""
+        """Return whether a word is meant as a file, if one of the wrong kind."""
         return self.names_file(word) or word.lower().endswith(_PICTURES)
 
     def refusal(self, word: str) -> str:
@@ -291,7 +291,7 @@ def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentPar
 
 
 def refuse_target(args: argparse.Namespace, words: Words) -> None:
-    """See that nothing is named to look at, as there is nothing that would.
+    """Refuse words that name a target where none is read.
 
     :raises UsageError: if something is
     """
@@ -311,7 +311,7 @@ def refuse_target(args: argparse.Namespace, words: Words) -> None:
 
 
 def _named(args: argparse.Namespace) -> list[str]:
-    """Give all that names a target."""
+    """Return the options that name a target."""
     found = [word for word in args.words if not _NUMBER.fullmatch(word)]
     # Inside drgn there are no options of a target.
     found += (getattr(args, name, None) for name in ("core", "qemu"))
@@ -321,7 +321,7 @@ def _named(args: argparse.Namespace) -> list[str]:
 
 
 def refuse_kernel(args: argparse.Namespace, words: Words, path: str) -> None:
-    """See that nothing is asked of a recording that only a kernel can answer.
+    """Refuse options that a recording cannot answer.
 
     :raises UsageError: if something is
     """
@@ -346,7 +346,7 @@ def target_path(args: argparse.Namespace, words: Words) -> str | None:
 
 
 def target_spec(args: argparse.Namespace, words: Words) -> TargetSpec:
-    """Tell the target that a shell's words name.
+    """Return the target that a shell's words name.
 
     :raises UsageError: if they name two, or one that the other words do not fit
     """
@@ -370,7 +370,7 @@ def target_spec(args: argparse.Namespace, words: Words) -> TargetSpec:
 
 
 def check_users(args: argparse.Namespace, *, is_own: bool) -> None:
-    """See that users are named by number where names say nothing.
+    """Refuse names of users where only numbers are known.
 
     :param is_own: Whether the target is the kernel that this runs on.
     :raises UsageError: if one is not

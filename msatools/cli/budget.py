@@ -40,7 +40,7 @@ def be_nice() -> None:
 
 
 def peak_bytes() -> int | None:
-    """Tell the most memory that this process has had resident; ``None`` without /proc.
+    """Return the peak resident memory of this process; ``None`` without /proc.
 
     getrusage() tells it as well, but not of this program alone: what was resident when
     it was started, in the process of which it is a copy, counts there.

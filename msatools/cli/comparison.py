@@ -79,7 +79,7 @@ def load_pair(
 
 
 def _refuse_choosing(command: Command[Any], args: Namespace) -> None:
-    """See that no option is named that a file of JSON cannot answer."""
+    """Refuse options that a file of JSON cannot answer."""
     parser = make_parser(command, in_drgn=True)
     for option in parser._actions:
         name = option.dest

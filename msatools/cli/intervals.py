@@ -44,7 +44,7 @@ def reports(
     again: Call,
     quit_before: Callable[[float], bool],
 ) -> Iterator[R]:
-    """Give the report of each interval.
+    """Yield the report of each interval.
 
     :param again: The same as *call*, for what may be done once more.
     :param quit_before: Waits until a moment of the monotonic clock, and tells whether

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Standard output and the terminal: what is printed there, and what can go wrong."""
+"""Standard output, the terminal and files: what is written there, what can go wrong."""
 
 import contextlib
 import io
 import os
+import secrets
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TextIO
 
 from msatools.kernel.session import Progress
@@ -23,7 +25,7 @@ class OutputClosed(Exception):
 
 @contextlib.contextmanager
 def output() -> Iterator[TextIO]:
-    """Give standard output, whatever it is now, and tell its errors from others.
+    """Yield the current standard output, and distinguish its errors from others.
 
     :raises OutputError: if what was printed could not be
     :raises OutputClosed: if nobody reads it any more
@@ -52,7 +54,7 @@ def _abandon_output() -> None:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Tell whether a stream is an open terminal."""
+    """Return whether a stream is an open terminal."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:
@@ -91,3 +93,40 @@ class ProgressLine:
     def _write(self, line: str) -> None:
         self._out.write(line)
         self._out.flush()
+
+
+def check_writable(path: str) -> None:
+    """Check that a file can be written, before its contents are made.
+
+    :raises OutputError: if it cannot be
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        # Least of all /dev/null, by root.
+        what = "a directory" if target.is_dir() else "no regular file"
+        raise OutputError(f"{path}: {what}; name a file")
+    folder = target.resolve().parent
+    if not folder.is_dir():
+        raise OutputError(f"{path}: no such directory; make it, or name another")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"{path}: its directory is not writable; name another")
+
+
+def replace_file(path: str, data: bytes) -> None:
+    """Write a file at once: who reads it meanwhile has the whole of the old one.
+
+    :raises OutputError: if it cannot be written
+    """
+    check_writable(path)
+    # A link stays one.
+    target = Path(path).resolve()
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        with part.open("xb") as file:
+            file.write(data)
+        part.replace(target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        why = error.strerror or str(error)
+        raise OutputError(f"{path}: {why}; write it elsewhere") from error

@@ -1,25 +1,89 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How samples are shown: one after the other, or each in the same place."""
+"""How samples are shown: one after the other, or each in the same place; and keys."""
 
 import contextlib
 import os
+import select
 import signal
 import sys
+import termios
 import time
+import tty
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Generic
+from typing import Any, Generic, TextIO
 
-from msatools.cli.keyboard import Keys, is_in_front
-from msatools.cli.output import OutputClosed, OutputError, output
+from msatools.cli.output import OutputClosed, OutputError, is_terminal, output
 from msatools.kernel.report import Cost
 from msatools.kernel.session import R
 from msatools.render import json, show
 from msatools.render.blocks import Block, Span, text
-from msatools.render.fit import fit
-from msatools.render.units import size
+from msatools.render.plain import fit
+from msatools.reports.units import size
+
+
+def is_in_front(stream: TextIO | None) -> bool:
+    """Return whether a stream is our terminal, with us in its foreground."""
+    if not is_terminal(stream):
+        return False
+    assert stream is not None
+    try:
+        return os.tcgetpgrp(stream.fileno()) == os.getpgrp()
+    except OSError:
+        # The terminal of another session.
+        return False
+
+
+_AT_MOST_S = 1.0
+"""One wait: a signal that comes just before it begins does not end it."""
+
+
+class Keys:
+    """The keys pressed on the terminal, if there is one and it is ours."""
+
+    def __init__(self) -> None:
+        self._saved: list[Any] | None = None
+
+    def take(self) -> None:
+        """Receive each key as it is pressed."""
+        # A pipe's reader, such as less, may want the keys for itself.
+        if is_terminal(sys.stdout) and is_in_front(sys.stdin):
+            self._fd = sys.stdin.fileno()
+            with contextlib.suppress(termios.error):
+                saved = termios.tcgetattr(self._fd)
+                tty.setcbreak(self._fd, termios.TCSADRAIN)
+                self._saved = saved
+
+    def give_back(self) -> None:
+        """Leave the terminal as it was."""
+        if self._saved is not None:
+            termios.tcsetattr(self._fd, termios.TCSADRAIN, self._saved)
+            self._saved = None
+
+    @property
+    def are_ours(self) -> bool:
+        """Whether keys are seen at all."""
+        return self._saved is not None
+
+    def quit_before(self, due_s: float) -> bool:
+        """Wait until a moment of the monotonic clock; tell whether ``q`` came first.
+
+        A key that was pressed while something else was done counts as well.
+        """
+        while True:
+            left_s = due_s - time.monotonic()
+            if self._saved is None:
+                if left_s <= 0:
+                    return False
+                time.sleep(min(left_s, _AT_MOST_S))
+            elif select.select([self._fd], [], [], max(min(left_s, _AT_MOST_S), 0))[0]:
+                if os.read(self._fd, 1) in (b"q", b"Q", b""):
+                    return True
+            elif left_s <= 0:
+                return False
+
 
 _LOOK_S = 0.2
 """How soon a change of the terminal's size is seen. A signal tells it at once, but may
@@ -34,12 +98,12 @@ _CLEAR_BELOW = "\x1b[J"
 
 
 def can_redraw() -> bool:
-    """Tell whether standard output is a terminal where text can be put in its place."""
+    """Return whether standard output is a terminal that can be redrawn."""
     return os.environ.get("TERM", "dumb") != "dumb" and is_in_front(sys.stdout)
 
 
 def _terminal_size() -> os.terminal_size:
-    """Tell the size of the terminal now, whatever the environment says it was."""
+    """Return the current size of the terminal, whatever the environment says."""
     with contextlib.suppress(OSError, ValueError):
         found = os.get_terminal_size(sys.stdout.fileno())
         if all(found):
@@ -164,7 +228,7 @@ class Screen(Display[R]):
         self._write(_HOME + "\n".join(_CLEAR_LINE + line for line in drawn))
 
     def _lines(self, height: int, width: int) -> list[str]:
-        """Give all lines of the screen, as the terminal shows them."""
+        """Return all lines of the screen, as the terminal shows them."""
         found, left_out = fit(self._shown, width, max(height - 1, 1))
         words = self._words
         if left_out:
@@ -196,7 +260,7 @@ class Screen(Display[R]):
             self._stop()
 
     def _stop(self) -> None:
-        """Give the terminal back while the shell has stopped this process."""
+        """Release the terminal while the shell has stopped this process."""
         self._leave()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._enter()
@@ -215,7 +279,7 @@ class Screen(Display[R]):
 
 
 def footer(name: str, cost: Cost, share: float | None) -> str:
-    """Tell what a sample has cost, in a line.
+    """Return the cost of a sample, in a line.
 
     :param share: Of one CPU, which the run may take.
     """

@@ -103,7 +103,7 @@ def stop_if_told() -> None:
 
 @contextlib.contextmanager
 def told_first() -> Iterator[None]:
-    """Have a signal come first where a library made another exception of it.
+    """Raise a signal first where a library made another exception of it.
 
     numpy does so where a signal comes while it compares types.
     """

@@ -19,14 +19,14 @@ from msatools.kernel.vmstat import (
     vm_counters,
     vm_events,
 )
-from msatools.memory.classes import PageClass as C
 from msatools.memory.differences import Difference, Meanwhile, Reason, explain
-from msatools.memory.freelists import PcpLists
-from msatools.memory.layout import PageLayout
 from msatools.memory.model import Check
-from msatools.memory.owners import Owners
-from msatools.memory.pagecache import blockdev_pages
-from msatools.memory.scanresult import ScanResult
+from msatools.memory.owners.owners import Owners
+from msatools.memory.pages.classes import PageClass as C
+from msatools.memory.pages.layout import PageLayout
+from msatools.memory.scan.freelists import PcpLists
+from msatools.memory.scan.pagecache import blockdev_pages
+from msatools.memory.scan.result import ScanResult
 
 _MAX_HUGE_ORDER = 30
 
@@ -54,11 +54,11 @@ class MemoryCounters:
 
 
 def read_counters(
-    reader: Reader, nodes: list[drgn.Object], pcp: PcpLists, findings: LossLog
+    reader: Reader, nodes: list[drgn.Object], pcp: PcpLists, losses: LossLog
 ) -> MemoryCounters:
     """Read every counter that a check needs."""
     prog = reader.prog
-    values = vm_counters(reader, nodes, findings)
+    values = vm_counters(reader, nodes, losses)
     stack_kb = values.get("NR_KERNEL_STACK_KB")
     if stack_kb is not None:
         page_kb = prog["PAGE_SIZE"].value_() // 1024
@@ -69,7 +69,7 @@ def read_counters(
         "nr_vmalloc_pages": lambda: prog["nr_vmalloc_pages"].counter.value_(),
         "ksm_pages_shared": lambda: prog["ksm_pages_shared"].value_(),
         "num_poisoned_pages": lambda: prog["num_poisoned_pages"].counter.value_(),
-        "bdev nrpages": lambda: blockdev_pages(reader, findings),
+        "bdev nrpages": lambda: blockdev_pages(reader, losses),
         "nr_huge_pages": lambda: _hugetlb_pages(prog, "nr_huge_pages"),
         "free_huge_pages": lambda: _hugetlb_pages(prog, "free_huge_pages"),
         "pcpu_nr_populated": lambda: (
@@ -82,12 +82,12 @@ def read_counters(
         except drgn.FaultError as error:
             values[name] = None
             text = f"the kernel's {name} is lost: {error}"
-            findings.lose(Loss.COUNTERS, text, about=name)
+            losses.lose(Loss.COUNTERS, text, about=name)
         except (LookupError, AttributeError):
             continue  # not configured, or not in this version
     if prog.flags & drgn.ProgramFlags.IS_LIVE:
         with contextlib.suppress(LookupError, drgn.FaultError):
-            values.update(_passing_pages(reader, findings))
+            values.update(_passing_pages(reader, losses))
     return MemoryCounters(values)
 
 
@@ -96,14 +96,14 @@ _COLLAPSED, _MIGRATED = "THP_COLLAPSE_ALLOC", "PGMIGRATE_SUCCESS"
 _ENTRY_BYTES = 8
 
 
-def _passing_pages(reader: Reader, findings: LossLog) -> dict[str, int]:
+def _passing_pages(reader: Reader, losses: LossLog) -> dict[str, int]:
     """Count the pages, since boot, that were handed out, given back, and moved.
 
     khugepaged makes huge pages of small ones, by a page table's worth of them at most.
     """
     allocated = pages_allocated(reader.prog)
     names = (*allocated, PAGES_FREED, _COLLAPSED, _MIGRATED)
-    events = vm_events(reader, names, findings)
+    events = vm_events(reader, names, losses)
     page_size: int = reader.prog["PAGE_SIZE"].value_()
     huge = events.get(_COLLAPSED, 0) * (page_size // _ENTRY_BYTES)
     return {
@@ -114,7 +114,7 @@ def _passing_pages(reader: Reader, findings: LossLog) -> dict[str, int]:
 
 
 def _passed(what: str, before: MemoryCounters, after: MemoryCounters) -> int:
-    """Tell how many pages *what* became of from one moment to the other."""
+    """Return the events of a counter between two samples."""
     then, now = before.values.get(what), after.values.get(what)
     return 0 if then is None or now is None else now - then
 
@@ -135,14 +135,14 @@ def make_checks(
     before: MemoryCounters,
     after: MemoryCounters,
     layout: PageLayout,
-    findings: LossLog,
+    losses: LossLog,
 ) -> tuple[Check, ...]:
     """
     Compare all sums that have a counter.
 
     :param before: The counters before the scan; on a dump the same object as
         *after*.
-    :param findings: What could not be read.
+    :param losses: What could not be read.
     """
     totals = result.totals()
 
@@ -165,7 +165,7 @@ def make_checks(
         explanation = None
         if kernel is not None and walk != kernel:
             difference = Difference(name, walk, kernel, before.get(*kept), reason)
-            explanation = explain(difference, meanwhile, missing, findings)
+            explanation = explain(difference, meanwhile, missing, losses)
         yield Check(
             name=name,
             walk_pages=walk,

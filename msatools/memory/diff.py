@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What differs between two snapshots of memory: two reports of memstat."""
+"""Differences between two snapshots of memory: two reports of memstat."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from msatools.kernel.report import ADDED, Note
-from msatools.memory.model import Check, MemstatReport, PageGroup
+from msatools.memory.by.groups import PageGroup
+from msatools.memory.model import Check, MemstatReport
 from msatools.reports.diff import earlier, elapsed, other_kernel
 from msatools.target.model import Target
 
@@ -57,7 +58,7 @@ class GroupChange(Change):
     """By which the two were found to be the same."""
 
     name_before: str | None
-    """What the first calls it, where that is something else."""
+    """Its name in the first report, if that is another."""
 
     classes: tuple[Change, ...]
     """Those of its classes that changed, most first."""
@@ -74,7 +75,7 @@ class CheckPair:
 
 @dataclass(frozen=True, kw_only=True)
 class MemstatDiff:
-    """What became of the pages of each class from one snapshot to another."""
+    """The change in the pages of each class from one snapshot to another."""
 
     schema: ClassVar[str] = "msatools.memstat-diff/1"
 
@@ -86,7 +87,7 @@ class MemstatDiff:
     different kernels."""
 
     notes: tuple[Note, ...]
-    """What keeps the two from being the same machine at two times."""
+    """Reasons why the two may not be the same machine at two times."""
 
     pages: Change
     """All struct pages examined."""
@@ -146,7 +147,7 @@ class _PageSizes:
             yield self.change(name, before.get(name), after.get(name))
 
     def deltas(self, before: int | None, after: int | None) -> tuple[int | None, int]:
-        """Tell the change in pages and in bytes; what is not there has no pages."""
+        """Return the change in pages and in bytes; a missing group has no pages."""
         had, has = before or 0, after or 0
         pages = has - had if self.before == self.after else None
         return pages, has * self.after - had * self.before

@@ -112,7 +112,7 @@ def explain(
     difference: Difference,
     meanwhile: Meanwhile | None,
     missing: int,
-    findings: LossLog,
+    losses: LossLog,
 ) -> str | None:
     """
     Explain a difference.
@@ -130,13 +130,13 @@ def explain(
     if 0 < -difference.unreasoned <= missing:
         text = f"{missing:,} struct pages could not be read"
         return difference.after_reason(text)
-    cpus = findings.coverage["vmstat_cpus_unreadable"]
+    cpus = losses.coverage["vmstat_cpus_unreadable"]
     held = cpus * _MAX_CPU_DELTA if difference.name in _PER_CPU else 0
     if 0 < abs(difference.unreasoned) <= held:
         text = f"{cpus} per-CPU parts of counters could not be read"
         return difference.after_reason(text)
     if meanwhile is not None:
-        return _explain_by_losses(difference, findings)
+        return _explain_by_losses(difference, losses)
     return None
 
 
@@ -171,13 +171,13 @@ def _explain_by_changes(difference: Difference, meanwhile: Meanwhile) -> str | N
     return None
 
 
-def _explain_by_losses(difference: Difference, findings: LossLog) -> str | None:
+def _explain_by_losses(difference: Difference, losses: LossLog) -> str | None:
     """Explain by lists and tables of a running kernel that changed under the scan."""
     unreasoned = difference.unreasoned
-    losses = _LOSSES.get(difference.name, ()) if unreasoned < 0 else ()
+    keys = _LOSSES.get(difference.name, ()) if unreasoned < 0 else ()
     if difference.name == "kernel.slab" and unreasoned > 0:
-        losses = _SLAB_LOSSES
-    if any(findings.about[loss] or findings.coverage[loss] for loss in losses):
+        keys = _SLAB_LOSSES
+    if any(losses.about[key] or losses.coverage[key] for key in keys):
         text = "some of what tells their use could not be read during the scan"
         return difference.after_reason(text)
     return None

@@ -16,29 +16,25 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog, noting_refusals, ns_between
 from msatools.kernel.session import Progress
 from msatools.kernel.zones import Zone, online_nodes, populated_zones
-from msatools.memory.by import VIEWS
+from msatools.memory.by.groups import PageGroup
+from msatools.memory.by.section import SectionZones, list_sections
+from msatools.memory.by.views import VIEWS
 from msatools.memory.checks import make_checks, read_counters
-from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.frag.view import FragView
-from msatools.memory.freelists import pcp_lists
-from msatools.memory.layout import PageLayout, page_layout
 from msatools.memory.map.view import MapView
-from msatools.memory.memmap import MemmapRange, memmap_ranges
-from msatools.memory.model import (
-    ClassCount,
-    MemstatReport,
-    PageGroup,
-    VmallocCaller,
-)
-from msatools.memory.owners import Owners, collect_owners
-from msatools.memory.scan_driver import scan_and_settle, scan_finally
-from msatools.memory.scan_parallel import can_share, workers_by_default
-from msatools.memory.scanresult import NCLASSES, ScanResult
-from msatools.memory.sections import SectionZones, list_sections
+from msatools.memory.model import ClassCount, MemstatReport, VmallocCaller
+from msatools.memory.owners.owners import Owners, collect_owners
+from msatools.memory.owners.vmalloc import caller_names
+from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
+from msatools.memory.pages.layout import PageLayout, page_layout
+from msatools.memory.pages.memmap import MemmapRange, memmap_ranges, pages_per_section
+from msatools.memory.pages.zonekeys import node_and_zone
+from msatools.memory.scan.context import ScanContext
+from msatools.memory.scan.driver import scan_and_settle, scan_finally
+from msatools.memory.scan.freelists import pcp_lists
+from msatools.memory.scan.parallel import can_share, workers_by_default
+from msatools.memory.scan.result import ScanResult
 from msatools.memory.unattributed.view import UnattributedView
-from msatools.memory.views import ScanContext
-from msatools.memory.vmalloc import caller_names
-from msatools.memory.zonekeys import node_and_zone
 from msatools.target.describe import describe
 from msatools.target.model import Target
 
@@ -105,7 +101,7 @@ _LOSSES = {
     "unattributed",
     "vmstat_cpus_unreadable": "per-CPU parts of the kernel's counters cannot be read",
 }
-"""What to note of a loss, after how often it was."""
+"""Text of the note on a loss, after its count."""
 
 
 def collect_memstat(
@@ -140,8 +136,8 @@ def collect_memstat(
         there are CPUs on a dump, or fewer where that would not be sooner done, and one
         on a running kernel. Over QMP there can be one only.
     :param unattributed: Whether to list the pages that no owner explains.
-    :param frag: Whether to tell what keeps blocks of memory from being free.
-    :param memory_map: Whether to tell what is where, in a number of cells.
+    :param frag: Whether to report what keeps blocks of memory from being free.
+    :param memory_map: Whether to make a map of memory.
     :param verbose: Whether to list the callers of vmalloc.
     :param progress: Called now and then with pages done and pages in all.
     :raises LookupError: if the types lack what describes physical memory
@@ -152,40 +148,40 @@ def collect_memstat(
     if (workers or 1) > 1 and not can_share(prog):
         raise ValueError(f"{workers} workers, and one at a time reads over QMP")
     target = target or describe(prog)
-    reader, findings = Reader(prog), LossLog()
+    reader, losses = Reader(prog), LossLog()
     live = bool(prog.flags & drgn.ProgramFlags.IS_LIVE)
-    with noting_refusals(prog, findings):
+    with noting_refusals(prog, losses):
         layout = page_layout(prog)
-        ranges = memmap_ranges(reader, layout, findings)
-        nodes = online_nodes(prog, findings)
+        ranges = memmap_ranges(reader, layout, losses)
+        nodes = online_nodes(prog, losses)
         populated = list(populated_zones(nodes))
-        owners = collect_owners(reader, layout, ranges, findings)
-        pcp = pcp_lists(reader, populated, findings)
-        counters = read_counters(reader, nodes, pcp, findings)
+        owners = collect_owners(reader, layout, ranges, losses)
+        pcp = pcp_lists(reader, populated, losses)
+        counters = read_counters(reader, nodes, pcp, losses)
         zones = {(zone.node, zone.number): zone for zone in populated}
-        scene = ScanContext(
+        context = ScanContext(
             reader=reader,
             layout=layout,
             ranges=[part for part in ranges if part.state != "offline"],
             zones=zones,
             owners=owners,
-            findings=findings,
+            losses=losses,
             page_size=prog["PAGE_SIZE"].value_(),
         )
-        views = {name: VIEWS[name](scene) for name in by if name in VIEWS}
-        unattributed_view = UnattributedView(scene) if unattributed else None
-        frag_view = FragView(scene) if frag else None
-        map_view = MapView(scene) if memory_map else None
+        views = {name: VIEWS[name](context) for name in by if name in VIEWS}
+        unattributed_view = UnattributedView(context) if unattributed else None
+        frag_view = FragView(context) if frag else None
+        map_view = MapView(context) if memory_map else None
         asked = (*views.values(), unattributed_view, frag_view, map_view)
         observers = [view.observer for view in asked if view is not None]
         scan = scan_finally if observers else scan_and_settle
-        seen = SectionZones()
+        seen = SectionZones(pages_per_section(prog))
         if sections:
             observers.append(seen)
-        workers = workers or workers_by_default(prog, scene.ranges)
-        result, pcp = scan(scene, pcp, observers, workers, progress)
-        after = read_counters(reader, nodes, pcp, findings) if live else counters
-        taken_at_ns = _now(reader, findings)
+        workers = workers or workers_by_default(prog, context.ranges)
+        result, pcp = scan(context, pcp, observers, workers, progress)
+        after = read_counters(reader, nodes, pcp, losses) if live else counters
+        taken_at_ns = _now(reader, losses)
         groups = {
             name: views[name].groups()
             if name in views
@@ -193,13 +189,13 @@ def collect_memstat(
             for name in by
         }
         bare = None if unattributed_view is None else unattributed_view.groups()
-        checks = make_checks(result, owners, counters, after, layout, findings)
-    findings.lose(Loss.HEADS, count=result.heads_unreadable)
-    _cover(findings, reader, ranges, result)
-    _note_losses(findings)
-    if live and findings.coverage["excluded_pages"]:
-        gone = findings.coverage["excluded_pages"]
-        findings.note(
+        checks = make_checks(result, owners, counters, after, layout, losses)
+    losses.lose(Loss.HEADS, count=result.heads_unreadable)
+    _cover(losses, reader, ranges, result)
+    _note_losses(losses)
+    if live and losses.coverage["excluded_pages"]:
+        gone = losses.coverage["excluded_pages"]
+        losses.note(
             "zero-pages",
             f"{gone:,} struct pages read as zeros: memory that went away meanwhile",
         )
@@ -208,22 +204,22 @@ def collect_memstat(
         taken_at_ns=taken_at_ns,
         interval_ns=None,
         coverage={
-            **{key: findings.coverage[key] for key in _COVERAGE},
-            **findings.lost,
+            **{key: losses.coverage[key] for key in _COVERAGE},
+            **losses.lost,
         },
-        notes=tuple(findings.notes.values()),
+        notes=tuple(losses.notes.values()),
         pages=result.pages(),
-        classes=_classes(result, scene.page_size),
+        classes=_classes(result, context.page_size),
         checks=checks,
         managed_pages=after.get("totalram_pages"),
         physical_pages=None
-        if findings.lost[Loss.NODES.value]
+        if losses.lost[Loss.NODES.value]
         else sum(zone.present_pages for zone in populated),
         by=groups or None,
         unattributed=bare,
         frag=None if frag_view is None else frag_view.result(),
         map=None if map_view is None else map_view.result(),
-        sections=list_sections(prog, ranges, layout, seen, zones) if sections else None,
+        sections=list_sections(context, ranges, seen) if sections else None,
         vmalloc=_vmalloc_callers(prog, owners) if verbose else None,
         scan_ns=result.scan_ns,
         changes=result.changes,
@@ -231,7 +227,7 @@ def collect_memstat(
 
 
 def delta(previous: MemstatReport, current: MemstatReport) -> MemstatReport:
-    """Give the current report with the change of each class since the previous."""
+    """Return the current report with the change of each class since the previous."""
     before = {count.name: count.pages for count in previous.classes}
     return replace(
         current,
@@ -252,35 +248,35 @@ def _classes(result: ScanResult, page_size: int) -> tuple[ClassCount, ...]:
 
 
 def _cover(
-    findings: LossLog, reader: Reader, ranges: list[MemmapRange], result: ScanResult
+    losses: LossLog, reader: Reader, ranges: list[MemmapRange], result: ScanResult
 ) -> None:
     totals = result.totals()
-    findings.coverage["sections"] = len({part.section for part in ranges})
-    findings.coverage["offline_pages"] = sum(
+    losses.coverage["sections"] = len({part.section for part in ranges})
+    losses.coverage["offline_pages"] = sum(
         part.pages for part in ranges if part.state == "offline"
     )
-    findings.coverage["excluded_pages"] = int(totals[PageClass.EXCLUDED])
-    findings.coverage["unreadable_pages"] = int(totals[PageClass.UNREADABLE])
-    findings.coverage["reads"] = reader.reads
-    findings.coverage["bytes_read"] = reader.bytes
+    losses.coverage["excluded_pages"] = int(totals[PageClass.EXCLUDED])
+    losses.coverage["unreadable_pages"] = int(totals[PageClass.UNREADABLE])
+    losses.coverage["reads"] = reader.reads
+    losses.coverage["bytes_read"] = reader.bytes
 
 
-def _note_losses(findings: LossLog) -> None:
+def _note_losses(losses: LossLog) -> None:
     for key, what in _LOSSES.items():
-        count = findings.coverage[key]
+        count = losses.coverage[key]
         if count:
-            findings.note(key.replace("_", "-"), f"{count:,} {what}")
+            losses.note(key.replace("_", "-"), f"{count:,} {what}")
 
 
-def _now(reader: Reader, findings: LossLog) -> int | None:
+def _now(reader: Reader, losses: LossLog) -> int | None:
     # Nothing but this says how the moment compares with those of reports on tasks.
-    monotonic_offset(reader, findings)
+    monotonic_offset(reader, losses)
     try:
         return int(ktime_get_coarse_ns(reader.prog))
     except (LookupError, AttributeError):
         return None
     except drgn.FaultError as error:
-        findings.lose(Loss.CLOCKS, f"the time cannot be read: {error}", about="now")
+        losses.lose(Loss.CLOCKS, f"the time cannot be read: {error}", about="now")
         return None
 
 

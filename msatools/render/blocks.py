@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a report looks like, before it is known on what it is printed."""
+"""Blocks of a report, independent of the output device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

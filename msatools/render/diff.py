@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What differs between two reports of a command, as tables."""
+"""Differences between two reports of a command, as tables."""
 
 from collections.abc import Iterator, Sequence
 
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
 from msatools.render.header import taken_from
-from msatools.render.units import duration, size
 from msatools.reports.diff import Moment, ReportDiff, RowChange, Side, Value
+from msatools.reports.units import duration, size
 
 ROWS = 20
 """Of each table, if no other number is asked for."""

@@ -9,13 +9,14 @@ from msatools.render.blocks import Span, Text, text
 from msatools.target.model import Crash, Source, Target
 
 _KINDS = {"elf": "vmcore", "kdump": "vmcore", "kcore": "live", "qmp": "live guest"}
+_LOSSES = ("_unreadable", "_broken", "_lost", "_incomplete", "_guessed", "_ended")
 
 
 def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]:
     """Yield the lines at the head of a report.
 
-    :param facts: what the command has to say of its reading, such as ``8 reads``
-    :param verbose: whether to tell where the types of each module come from
+    :param facts: facts on the reading, such as ``8 reads``
+    :param verbose: whether to list the source of the types of each module
     """
     words = [target.release, taken_from(target), f"types: {target.types}"]
     if facts:
@@ -31,6 +32,23 @@ def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]
         yield text(Span(_crash(target.crash), "bad"))
 
 
+def times(report: Report) -> Iterator[str]:
+    """Yield when a report was taken, and its interval."""
+    if report.taken_at_ns is not None:
+        yield f"now {report.taken_at_ns / 1e9:.3f} s"
+    if report.interval_ns is not None:
+        yield f"interval {report.interval_ns / 1e9:.3f} s"
+
+
+def losses(report: Report) -> list[str]:
+    """Return the losses of a report on tasks, but for unreadable tasks, in words."""
+    return [
+        f"{count:,} {key.replace('_', ' ')}"
+        for key, count in report.coverage.items()
+        if count and key.endswith(_LOSSES) and key != "tasks_unreadable"
+    ]
+
+
 def notes(report: Report) -> Iterator[Text]:
     """Yield a line for each note of a report."""
     for note in report.notes:
@@ -44,7 +62,7 @@ def _origin(source: Source) -> str:
 
 
 def taken_from(target: Target) -> str:
-    """Tell what a kernel was read from, and in what form that is."""
+    """Return what a kernel was read from, and its format."""
     details = [target.format] if target.format else []
     if target.dump_level is not None:
         details.append(f"level {target.dump_level}")

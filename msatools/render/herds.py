@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is told of a herd in the reports of all commands: who wakes it, at what cost."""
+"""The waker of a herd and the cost of its wake-ups, for the reports of all commands."""
 
 from collections.abc import Iterator
 
 from msatools.locks.base.model import Herd, UserFrame
-from msatools.render.prstat.columns import NOT_KEPT
-from msatools.render.units import count
+from msatools.render.cells import NOT_KEPT
+from msatools.reports.units import count
 
 
 def woken_words(herd: Herd, interval_ns: int | None) -> Iterator[str]:

@@ -62,7 +62,7 @@ class _Field:
     key: str
     on_request: bool
     form: Callable[[Any], object] | None
-    """What makes of a value what JSON has; ``None`` if that is the value."""
+    """Converts a value to its form in JSON; ``None`` if they are the same."""
 
 
 _LISTED: dict[type, tuple[_Field, ...]] = {}
@@ -90,7 +90,7 @@ def _list(model: type[Any]) -> Iterator[_Field]:
 
 
 def _fields(model: object) -> Iterator[tuple[str, object]]:
-    """Give the keys of a model, and what they are to have."""
+    """Yield the fields of a model that JSON shows."""
     for field in _listed(type(model)):
         value = getattr(model, field.name)
         if value is not None or not field.on_request:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a task waits on, in a few words."""
+"""The object that a task waits on, in a few words."""
 
 import signal
 from collections.abc import Callable
 
 from msatools.locks.base.model import WaitTarget
-from msatools.render.units import duration
+from msatools.reports.units import duration
 
 
 def on_text(on: WaitTarget) -> str:

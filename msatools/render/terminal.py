@@ -44,7 +44,7 @@ class Styler:
         self._console = _console(sys.stdout)
 
     def styled(self, lines: Iterable[plain.Line], width: int) -> list[str]:
-        """Give lines with the terminal's codes, cut to a number of columns."""
+        """Return lines with the terminal's codes, cut to a number of columns."""
         self._console.width = width
         with self._console.capture() as captured:
             for line in lines:

@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol, cast
 
 from msatools.kernel.ranges import ranges
 from msatools.kernel.report import Note, Report
-from msatools.render.units import duration
 from msatools.reports.json_file import ReportFile, head_of
+from msatools.reports.units import duration
 from msatools.target.model import UNLISTED, Target
 
 SAME_START_NS = 1_000_000_000
@@ -32,11 +32,11 @@ class DiffRows:
     """Fields by which two rows are of the same thing."""
 
     counts: tuple[str, ...] = ()
-    """Fields that are numbers, of which the change is told; of lists it is that of
+    """Fields that are numbers, whose change is shown; for lists it is that of
     their lengths. Those that matter most are first."""
 
     facts: tuple[str, ...] = ()
-    """Other fields, of which is told what they were and are."""
+    """Other fields, shown as they were and are."""
 
     lived: str | None = None
     """The field that tells for how long the thing has been there: if it began at

@@ -149,26 +149,26 @@ class Btf:
         self._functions_by_name: dict[str, list[int]] | None = None
 
     def kind(self, type_id: int) -> BtfKind:
-        """Tell the kind of a type."""
+        """Return the kind of a type."""
         return BtfKind(self._head(type_id)[1] >> 24 & _KIND)
 
     def name(self, type_id: int) -> str:
-        """Tell the name of a type, empty if it has none."""
+        """Return the name of a type, empty if it has none."""
         return self._string(self._head(type_id)[0])
 
     def size(self, type_id: int) -> int:
-        """Tell the size in bytes of an INT, FLOAT, STRUCT, UNION, ENUM or ENUM64."""
+        """Return the size in bytes of an INT, FLOAT, STRUCT, UNION, ENUM or ENUM64."""
         return self._head(type_id)[2]
 
     def target(self, type_id: int) -> int:
-        """Tell what a PTR, TYPEDEF, qualifier, TYPE_TAG, FUNC, FUNC_PROTO or VAR is of.
+        """Return the type that a PTR, TYPEDEF, qualifier, FUNC or the like refers to.
 
         For FUNC_PROTO, that is what it returns.
         """
         return self._checked(self._head(type_id)[2])
 
     def is_union(self, type_id: int) -> bool:
-        """Tell whether a FWD stands for a union, not for a structure."""
+        """Return whether a FWD stands for a union, not for a structure."""
         return bool(self._head(type_id)[1] >> 31)
 
     def as_int(self, type_id: int) -> Int:
@@ -201,7 +201,7 @@ class Btf:
             )
 
     def is_signed_enum(self, type_id: int) -> bool:
-        """Tell whether the constants of an ENUM or ENUM64 have a sign."""
+        """Return whether the constants of an ENUM or ENUM64 have a sign."""
         if self._enums_tell_sign or self.kind(type_id) == BtfKind.ENUM64:
             return bool(self._head(type_id)[1] >> 31)
         return any(value >> 31 for _, value in self._entries(type_id, 2))
@@ -219,7 +219,7 @@ class Btf:
                 yield Enumerator(self._string(name), _signed(value, 32, signed))
 
     def is_value_told(self, type_id: int, value: int) -> bool:
-        """Tell whether a constant is sure to have this value.
+        """Return whether a constant is sure to have this value.
 
         Before there was ENUM64, wider ones were cut to 32 bits without a trace; and
         before enumerations were flagged, a value with the highest bit set was taken for

@@ -118,7 +118,7 @@ class Finders:
             raise
 
     def _has(self, address: int) -> bool:
-        """Tell whether the kernel lies there.
+        """Return whether the kernel lies there.
 
         The symbols of per-CPU variables may not be addresses but offsets from zero
         on: without this, small numbers would have names.
@@ -139,7 +139,7 @@ def refusals(prog: Program) -> Iterator[dict[str, str]]:
 
 
 def finders_of(prog: Program) -> Finders:
-    """Give what was registered with a program.
+    """Return what was registered with a program.
 
     :raises LookupError: if nothing was
     """
@@ -148,5 +148,5 @@ def finders_of(prog: Program) -> Finders:
 
 
 def has_debug_info(main: MainModule) -> bool:
-    """Tell whether debug info of the kernel proper is loaded."""
+    """Return whether debug info of the kernel proper is loaded."""
     return bool(main.debug_file_status == ModuleFileStatus.HAVE)

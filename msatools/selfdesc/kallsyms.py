@@ -166,7 +166,7 @@ def _read(data: bytes, address: int, count: int, offset: int, physical: bool) ->
 
 
 def _word(prog: Program) -> tuple[int, bool]:
-    """Tell how many bytes a pointer has, and whether the lowest comes first."""
+    """Return how many bytes a pointer has, and whether the lowest comes first."""
     assert prog.platform is not None
     flags = prog.platform.flags
     return (

@@ -280,7 +280,7 @@ def _names_after(
 
 
 def _is_block(names: bytes) -> bool:
-    """Tell whether there are exactly as many names here as between two markers."""
+    """Return whether there are exactly as many names here as between two markers."""
     for long in (False, True):
         try:
             _, end = walk(names, NAMES_PER_MARKER, long)
@@ -292,7 +292,7 @@ def _is_block(names: bytes) -> bool:
 
 
 def _tables(names: _Names, tokens: _Tokens, word: int) -> Iterator[KallsymsTables]:
-    """Tell where addresses are, in each order that there has been."""
+    """Return where addresses are, in each order that there has been."""
     alignment = names.alignment
     places = (names.names, tokens.table, tokens.index, names.num_syms)
     offsets_bytes = _align(4 * names.count, alignment)

@@ -45,12 +45,12 @@ class KallsymsTables:
     addresses: int = 0
 
     def start(self) -> int:
-        """Tell the lowest address of any table."""
+        """Return the lowest address of any table."""
         places: tuple[int, ...] = astuple(self)
         return min(place for place in places if place)
 
     def end(self, count: int, word: int) -> int:
-        """Tell how far tables of *count* symbols reach at most; *word*: in bytes."""
+        """Return how far tables of *count* symbols reach at most; *word*: in bytes."""
         ends = [self.token_index + INDEX_BYTES, self.num_syms + word]
         if self.addresses:
             ends.append(self.addresses + word * count)
@@ -157,7 +157,7 @@ def _ascends(values: "array[int] | list[int]") -> bool:
 
 
 def _ascends_around_base(offsets: "array[int]") -> bool:
-    """Tell whether they ascend if negative ones count down from the base.
+    """Return whether they ascend if negative ones count down from the base.
 
     The others, per-CPU symbols, are absolute (on x86, v4.6 to v6.14).
     """
@@ -172,7 +172,7 @@ def _ascends_around_base(offsets: "array[int]") -> bool:
 
 
 def _ascends_from_places(offsets: "array[int]") -> bool:
-    """Tell whether they ascend if each counts from its own place (since v7.0)."""
+    """Return whether they ascend if each counts from its own place (since v7.0)."""
     signed = array("i", offsets.tobytes())
     return _ascends([4 * at + value for at, value in enumerate(signed)])
 

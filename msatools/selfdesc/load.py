@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Have a program's types and symbols come from the kernel itself."""
+"""Load a program's types and symbols from the kernel itself."""
 
 from drgn import (
     FaultError,
@@ -75,7 +75,7 @@ def _load_kernel(prog: Program) -> None:
 
 
 def is_served_by_btf(prog: Program) -> bool:
-    """Tell whether types of the kernel proper come from BTF, ours or drgn's own."""
+    """Return whether types of the kernel proper come from BTF, ours or drgn's own."""
     return not has_debug_info(main_module(prog))
 
 
@@ -127,7 +127,7 @@ def _read_btf(prog: Program, symbols: SymbolIndex) -> bytes:
 
 
 def _range(prog: Program, symbols: SymbolIndex) -> tuple[int, int]:
-    """Tell where the kernel lies, from its start to its end."""
+    """Return where the kernel lies, from its start to its end."""
     start, end = (_address(prog, symbols, name) for name in ("_text", "_end"))
     if start is None or end is None or not start < end:
         raise NotSelfDescribedError("the kernel's symbols do not say where it lies")

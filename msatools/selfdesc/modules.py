@@ -30,7 +30,7 @@ class Module:
         return self._symbols
 
     def may_have(self, name: str) -> bool:
-        """Tell whether a symbol may have this name, without reading them all."""
+        """Return whether a symbol may have this name, without reading them all."""
         return b"\0" + name.encode() + b"\0" in self._names
 
     @cached_property
@@ -90,7 +90,7 @@ class Modules:
         return found
 
     def types(self, name: str) -> BtfTypes | None:
-        """Give the types that a module's BTF adds, ``None`` if it has none.
+        """Return the types that a module's BTF adds, ``None`` if it has none.
 
         :raises BtfError: if its BTF is damaged, or builds upon another kernel's
         """

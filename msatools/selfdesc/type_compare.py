@@ -21,7 +21,7 @@ _MAX_PAIRS = 10_000
 
 
 def agree(btf: Btf, ids: list[int]) -> bool:
-    """Tell whether all these types are laid out alike.
+    """Return whether all these types are laid out alike.
 
     Qualifiers and typedefs don't count. What a pointer points to is compared by its
     name where it has one, so that the answer costs no walk through the whole kernel.

@@ -267,7 +267,7 @@ class BtfTypes:
         return self.prog.int_type(name, described.size, is_signed, self.btf.byteorder)
 
     def _tells_sign_of_char(self) -> bool:
-        """Tell whether the blob's writer knew that characters may have a sign.
+        """Return whether the blob's writer knew that characters may have a sign.
 
         The pahole that made Debian's 5.10 did not: its "signed char" has none.
         """
@@ -276,7 +276,7 @@ class BtfTypes:
         return bool(ids) and all(btf.as_int(type_id).is_signed for type_id in ids)
 
     def _is_char_signed(self) -> bool:
-        """Tell the sign that a plain char has by the architecture's convention.
+        """Return the sign that a plain char has by the architecture's convention.
 
         It is asked for kernels that old only; since Linux 6.2 none has a sign (commit
         3bc753c06dd0 "kbuild: treat char as always unsigned").
@@ -384,7 +384,7 @@ class BtfTypes:
 
 
 def _size(kind_of_type: Type) -> int:
-    """Tell a type's size in bytes, 0 for flexible arrays and other incomplete types."""
+    """Return a type's size in bytes, 0 for flexible arrays and incomplete types."""
     if not kind_of_type.is_complete():
         return 0
     try:

@@ -60,7 +60,7 @@ def load_found(prog: Program, *, debuginfod: bool) -> bool:
 
 
 def how_to_get(prog: Program) -> str:
-    """Tell the user how to come by debug info of the kernel proper."""
+    """Return advice on how to get debug info of the kernel proper."""
     return (
         f"install it (Debian: linux-image-{release_of(prog)}-dbg, elsewhere the "
         "kernel's debuginfo package) or name its vmlinux with -s"
@@ -68,7 +68,7 @@ def how_to_get(prog: Program) -> str:
 
 
 def release_of(prog: Program) -> str:
-    """Tell the kernel's release, as VMCOREINFO has it."""
+    """Return the kernel's release, as VMCOREINFO has it."""
     release: bytes = prog["UTS_RELEASE"].string_()
     return release.decode("ascii", "backslashreplace")
 
@@ -88,7 +88,7 @@ def _read_build_id(path: str) -> bytes | None:
 
 
 def _is_banner_in_place(prog: Program) -> bool:
-    """Tell whether the kernel's banner is where the debug info says it is."""
+    """Return whether the kernel's banner is where the debug info says it is."""
     try:
         banner: bytes = prog["linux_banner"].string_()
     except (LookupError, FaultError):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Say what a program is, whoever opened it."""
+"""Describe a program, whoever opened it, and how its kernel died."""
 
 from collections.abc import Iterator
 
-from drgn import ModuleFileStatus, Program, ProgramFlags
+from drgn import FaultError, ModuleFileStatus, Object, Program, ProgramFlags
 
 from msatools.selfdesc import (
     BtfError,
@@ -14,7 +14,6 @@ from msatools.selfdesc import (
     main_module,
     modules_with_btf,
 )
-from msatools.target.crash import crash_of
 from msatools.target.debuginfo import release_of
 from msatools.target.dumpfile import DumpFile, read_dump_file
 from msatools.target.errors import (
@@ -23,7 +22,7 @@ from msatools.target.errors import (
     TargetError,
     damaged_types,
 )
-from msatools.target.model import Kind, Source, Target
+from msatools.target.model import Crash, Kind, Source, Target
 
 
 def describe(prog: Program) -> Target:
@@ -85,7 +84,7 @@ def _kind(prog: Program, dump: DumpFile | None) -> Kind:
 
 
 def _sources(prog: Program) -> Iterator[Source]:
-    """Tell what serves each module that has types, the kernel proper first."""
+    """Yield the source of types of each module, the kernel proper first."""
     main = main_module(prog)
     if is_served_by_btf(prog):
         yield Source("kernel", "btf", None)
@@ -114,9 +113,74 @@ def _check_types(prog: Program, path: str) -> None:
 
 
 def _has_types(prog: Program) -> bool:
-    """Tell whether anything else serves the kernel's types, a plugin perhaps."""
+    """Return whether anything else serves the kernel's types, a plugin perhaps."""
     try:
         prog.type("struct page")
     except LookupError:
         return False
     return True
+
+
+def crash_of(prog: Program) -> Crash | None:
+    """Return how the kernel died; ``None`` if it did not, or that is not known.
+
+    A guest that panicked and was not started anew can still be looked at.
+    """
+    if prog.flags & ProgramFlags.IS_LOCAL:
+        return None
+    try:
+        # The CPU that went into panic() or crash_kexec(), else PANIC_CPU_INVALID, -1.
+        # Since Linux kernel commit 1717f2096b54 ("panic, x86: Fix re-entrance problem
+        # due to panic on NMI") (in v4.5). A guest that was dumped while it ran has -1.
+        cpu: int = prog["panic_cpu"].counter.value_()
+    except (LookupError, FaultError):
+        return None
+    if cpu < 0:
+        return None
+    task = _crashed_task(prog, cpu)
+    return Crash(
+        message=_panic_message(prog),
+        cpu=cpu,
+        pid=None if task is None else _pid(task),
+        comm=None if task is None else _comm(task),
+    )
+
+
+def _crashed_task(prog: Program, cpu: int) -> Object | None:
+    try:
+        if prog.flags & ProgramFlags.IS_LIVE:
+            # The helpers take long to import, and few targets are crashes.
+            from drgn.helpers.linux.sched import cpu_curr
+
+            return cpu_curr(prog, cpu)
+        return prog.crashed_thread().object
+    except (LookupError, FaultError):
+        return None
+
+
+def _pid(task: Object) -> int | None:
+    try:
+        pid: int = task.pid.value_()
+    except FaultError:
+        return None
+    return pid
+
+
+def _comm(task: Object) -> str | None:
+    try:
+        comm: bytes = task.comm.string_()
+    except FaultError:
+        return None
+    return comm.decode("utf-8", "backslashreplace")
+
+
+def _panic_message(prog: Program) -> str | None:
+    # The helpers take long to import, and few targets are crashes.
+    from drgn.helpers.linux.panic import panic_message
+
+    try:
+        message = panic_message(prog)
+    except (LookupError, FaultError, ValueError):
+        # The log's buffer may be filtered, cut off, or overwritten.
+        return None
+    return None if message is None else message.decode("utf-8", "backslashreplace")

@@ -42,7 +42,7 @@ class WrongBuildError(TargetError):
 
 
 def damaged_types(what: str, error: Exception) -> NoTypesError:
-    """Say that the types that a kernel carries are damaged."""
+    """Return the error for damaged types in a kernel."""
     return NoTypesError(
         what,
         f"the types that the kernel carries are damaged: {error}",

@@ -62,7 +62,7 @@ class Segment(NamedTuple):
     """Where it begins in the file."""
 
     def has(self, address: int, physical: bool) -> bool:
-        """Tell whether an address lies in it."""
+        """Return whether an address lies in it."""
         start = self.physical if physical else self.address
         return start != _NOWHERE and start <= address < start + self.size
 
@@ -113,7 +113,7 @@ class Segments:
         self._starts = [segment.address for segment in self._ascending]
 
     def refresh(self, prog: Program) -> bool:
-        """Have drgn read by the table as it is now, and tell whether it had changed."""
+        """Let drgn read by the current table; return whether it had changed."""
         known, now = self._known, self.look()
         if now == known:
             return False
@@ -141,7 +141,7 @@ class Segments:
         return True
 
     def is_moved(self) -> bool:
-        """Tell whether reads by the table that is known go to the wrong place now."""
+        """Return whether reads by the known table now go to the wrong place."""
         now = _read_table(self._fd, len(self._known))
         offsets = {segment.address: segment.offset for segment in now}
         return any(

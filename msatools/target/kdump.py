@@ -131,7 +131,7 @@ def parse(read: ReadAt) -> Kdump:
 
 
 def end(read: ReadAt, header: Kdump) -> int:
-    """Tell the size the file must have to hold its pages, or come close to it.
+    """Return the size the file must have to hold its pages, or come close to it.
 
     Pages are written in order, so the last descriptors tell, and few are read.
 

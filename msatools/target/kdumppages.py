@@ -176,12 +176,12 @@ class KdumpPages:
         return pages
 
     def _is_cut_off(self, table: "_Descriptors") -> npt.NDArray[np.bool_]:
-        """Tell which descriptors are of pages that are not, or not all, in the file."""
+        """Return which descriptors are of pages that are not wholly in the file."""
         offsets, sizes, _ = table
         return (offsets < 0) | (sizes > 0) & (offsets > self._file_size - sizes)
 
     def _is_known(self, table: "_Descriptors") -> npt.NDArray[np.bool_]:
-        """Tell which descriptors are of pages that can be read here."""
+        """Return which descriptors are of pages that can be read here."""
         _, sizes, flags = table
         is_plain = (flags == 0) & (sizes == self.page_size)
         # No page is longer for being compressed.

@@ -45,13 +45,13 @@ class Piece(NamedTuple):
 
 
 def map_kernel(prog: Program) -> None:
-    """Have drgn walk the page tables of a dump or a guest as seldom as can be."""
+    """Let drgn walk the page tables of a dump or a guest as seldom as possible."""
     map_vmalloc(prog)
     map_linear(prog)
 
 
 def map_linear(prog: Program) -> list[Piece]:
-    """Have drgn read what is mapped in one piece from physical memory.
+    """Let drgn read what is mapped in one piece from physical memory.
 
     A piece of which either end is not where the page tables have it is left to them,
     as all is on other architectures.
@@ -84,18 +84,18 @@ class DirectMap:
         self.start = self.size = 0
 
     def set(self, start: int, size: int) -> None:
-        """Say where, to all who have this already, too."""
+        """Set where it lies, for all holders of this object."""
         self.start, self.size = start, size
 
 
 def direct_map(prog: Program) -> DirectMap:
-    """Give what :func:`map_linear` has found of a program, or will have."""
+    """Return the result of :func:`map_linear` for a program, present or future."""
     found: DirectMap = prog.cache.setdefault(_DIRECT_MAP, DirectMap())
     return found
 
 
 def forget_direct_map(prog: Program) -> None:
-    """Have those who read see what is laid over a program's memory, as drgn does."""
+    """Let readers see what is laid over a program's memory, as drgn does."""
     direct_map(prog).set(0, 0)
 
 

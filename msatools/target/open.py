@@ -169,7 +169,7 @@ def _fault(address: int, count: int, offset: int, physical: bool) -> bytes:
 
 
 def _platform_of(dump: DumpFile) -> Platform | None:
-    """Tell the platform where libkdumpfile cannot; ``None`` where drgn will.
+    """Return the platform where libkdumpfile cannot; ``None`` where drgn will.
 
     QEMU (seen in 7.2) leaves all of utsname but the machine blank in the kdumps it
     writes, and libkdumpfile then does not know the architecture.
@@ -200,7 +200,7 @@ def _open_kcore(path: str) -> Program:
 
 
 def _check_kcore(path: str) -> None:
-    """See that it is the kernel's own: containers put something else in its place.
+    """Check that it is the kernel's own: containers may replace it.
 
     :raises OSError: if it is not there
     """
@@ -248,7 +248,7 @@ def _not_permitted(path: str) -> NotPermittedError:
 
 
 def _lockdown() -> str | None:
-    """Tell the lockdown mode of the running kernel if it denies /proc/kcore.
+    """Return the lockdown mode of the running kernel if it denies /proc/kcore.
 
     ``integrity`` does not: LOCKDOWN_KCORE (include/linux/security.h) is of what only
     the other one denies.
@@ -264,7 +264,7 @@ def _lockdown() -> str | None:
 
 
 def _may_read_raw() -> bool:
-    """Tell whether this process has the capability that /proc/kcore asks for."""
+    """Return whether this process has the capability that /proc/kcore asks for."""
     try:
         with open(f"{_PROC}/self/status", encoding="ascii", errors="replace") as file:
             found = [line for line in file if line.startswith("CapEff:")]

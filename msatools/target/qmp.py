@@ -134,7 +134,7 @@ def _limit(connection: socket.socket) -> None:
 
 
 def _stopped_peer(connection: socket.socket) -> int | None:
-    """Tell the PID of who listens, if a signal has stopped it."""
+    """Return the PID of the listener, if a signal has stopped it."""
     if connection.family != socket.AF_UNIX:
         return None
     option = socket.SO_PEERCRED
@@ -219,7 +219,7 @@ class _Guest:
                 raise self.explain(error) from error
 
     def check(self, prog: Program) -> None:
-        """See that QEMU is there and runs the kernel that it ran.
+        """Check that QEMU still answers and runs the same kernel.
 
         :raises TargetError: if not
         """
@@ -268,7 +268,7 @@ class _Guest:
         )
 
     def _events(self) -> set[str]:
-        """Take the events that QEMU has told of, and give their names.
+        """Take the events that QEMU has sent, and return their names.
 
         They are no use to drgn, which reads the connection only when it has asked for
         something. Nobody else reads them, and what is not read, QEMU has to keep.
@@ -310,7 +310,7 @@ def _event(line: bytes) -> str | None:
 
 
 def _identify(prog: Program) -> Identity | None:
-    """Tell a kernel from those before and after it, by what no other boot has.
+    """Return what identifies this boot of the kernel.
 
     That is where the task kthreadd is (which never ends), the nanosecond at which it
     was made, and the boot's random stack canary. A guest's restart, kexec, or another

@@ -19,8 +19,8 @@ from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.slab import MAX_OBJECT, SlabCache, slab_caches, slab_type
 from msatools.kernel.structs import lose_many
-from msatools.memory.layout import page_layout
-from msatools.memory.memmap import memmap_ranges, read_chunks
+from msatools.memory.pages.layout import page_layout
+from msatools.memory.pages.memmap import memmap_ranges, read_chunks
 
 _AT_ONCE = 1 << 24
 """Bytes of slabs that are looked through at a time."""

@@ -5,9 +5,9 @@
 from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.bulk import BulkReader
-from msatools.memory.layout import page_layout
-from msatools.memory.memmap import CHUNK_BYTES, memmap_ranges
+from msatools.memory.pages.bulk import BulkReader
+from msatools.memory.pages.layout import page_layout
+from msatools.memory.pages.memmap import CHUNK_BYTES, memmap_ranges
 from msatools.target import TargetSpec, open_target
 from tests.bench.timing import medians
 

@@ -7,11 +7,9 @@ import stat
 from pathlib import Path
 
 import pytest
+from msatools.commands import memstat
 
-from msatools.cli.atomic_write import check_writable, replace_file
-from msatools.cli.output import OutputError
-from msatools.render.memstat import map_file
-from msatools.render.memstat.map_file import check_map_file
+from msatools.cli.output import OutputError, check_writable, replace_file
 
 
 def test_file_is_replaced(tmp_path: Path) -> None:
@@ -75,7 +73,7 @@ def test_directory_that_is_not_writable() -> None:
 
 
 def test_png_needs_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(map_file, "find_spec", lambda _: None)
-    check_map_file(str(tmp_path / "map.svg"))
+    monkeypatch.setattr(memstat, "find_spec", lambda _: None)
+    memstat._check_map_file(str(tmp_path / "map.svg"))
     with pytest.raises(OutputError, match=r"Pillow is missing, .*msatools\[pictures\]"):
-        check_map_file(str(tmp_path / "map.PNG"))
+        memstat._check_map_file(str(tmp_path / "map.PNG"))

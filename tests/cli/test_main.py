@@ -22,8 +22,8 @@ from typing import NoReturn
 import pytest
 from drgn import FaultError, Program
 
-from msatools.cli.keyboard import Keys
 from msatools.cli.main import UsageError, Words, parse_words, run_console
+from msatools.cli.screen import Keys
 from msatools.render.blocks import text
 from msatools.target import Opened, TargetSpec
 from msatools.target.kcore import MovedError

@@ -14,7 +14,7 @@ from msatools.commands import cpus, locks, memstat, prstat, zombies
 from msatools.cli.main import Command
 from msatools.cpus import model as cpus_model
 from msatools.locks.base.lock import LockTypeName
-from msatools.memory.classes import CLASSES
+from msatools.memory.pages.classes import CLASSES
 from msatools.tasks.classes import TaskClass
 from msatools.zombies.model import Verdict
 from tests.contract.shapes import (

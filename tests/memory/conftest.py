@@ -14,14 +14,14 @@ from fixtures import lab
 from fixtures.demo import DEMOS
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block
-from msatools.memory.layout import PageLayout, page_layout
-from msatools.memory.memmap import memmap_ranges
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
-from msatools.memory.owners import collect_owners
-from msatools.memory.scan import scan
+from msatools.memory.owners.owners import collect_owners
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.classify import Block
+from msatools.memory.pages.layout import PageLayout, page_layout
+from msatools.memory.pages.memmap import memmap_ranges
+from msatools.memory.scan.scan import scan
 from tests.support.dumps import open_dump
 
 from .madepages import demo_layout
@@ -112,9 +112,9 @@ class Look:
 
 @pytest.fixture(scope="session")
 def by_pfn(prog: Program) -> PagesByPfn:
-    reader, findings = Reader(prog), LossLog()
+    reader, losses = Reader(prog), LossLog()
     layout = page_layout(prog)
-    ranges = memmap_ranges(reader, layout, findings)
+    ranges = memmap_ranges(reader, layout, losses)
     end = max(part.pfn + part.pages for part in ranges)
     seen = PagesByPfn(
         np.full(end, 255, np.uint8), np.zeros(end, np.bool_), np.arange(end)
@@ -131,7 +131,7 @@ def by_pfn(prog: Program) -> PagesByPfn:
         for name, bit in bits.items():
             seen.flags[name][here] = block.flags & bit != 0
 
-    owners = collect_owners(reader, layout, ranges, findings)
+    owners = collect_owners(reader, layout, ranges, losses)
     scan(reader, layout, ranges, owners.pages(), observers=[Look(observe)])
     assert PageClass.EXCLUDED not in seen.codes
     return seen

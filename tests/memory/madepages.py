@@ -10,9 +10,9 @@ from drgn import Program
 
 from fixtures.demo import DEMOS
 from msatools.kernel.reader import Gap
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, FarHead, FarHeads, classify
-from msatools.memory.layout import PageLayout, page_layout
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.classify import Block, FarHead, FarHeads, classify
+from msatools.memory.pages.layout import PageLayout, page_layout
 from msatools.target import TargetSpec, open_target
 
 ADDRESS = 0xFFFFEA0000000000

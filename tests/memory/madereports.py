@@ -5,7 +5,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from msatools.memory.model import Check, ClassCount, MemstatReport, PageGroup
+from msatools.memory.by.groups import PageGroup
+from msatools.memory.model import Check, ClassCount, MemstatReport
 from msatools.target.model import Target
 
 PAGE = 4096

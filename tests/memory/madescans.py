@@ -4,8 +4,8 @@
 
 import numpy as np
 
-from msatools.memory.classes import PageClass
-from msatools.memory.scanresult import NCLASSES, CachePages, FreeCandidates, ScanResult
+from msatools.memory.pages.classes import NCLASSES, PageClass
+from msatools.memory.scan.result import CachePages, FreeCandidates, ScanResult
 
 PAGES = 1000
 """In all, of one class."""

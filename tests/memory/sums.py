@@ -2,7 +2,8 @@
 
 """Groups and checks of a report, and what each break-down of memory promises."""
 
-from msatools.memory.model import Check, MemstatReport, PageGroup
+from msatools.memory.by.groups import PageGroup
+from msatools.memory.model import Check, MemstatReport
 
 
 def view(report: MemstatReport, name: str) -> tuple[PageGroup, ...]:

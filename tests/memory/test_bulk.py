@@ -10,10 +10,10 @@ import pytest
 from fixtures import lab
 from msatools.kernel.reader import Gap, Reader
 from msatools.kernel.report import LossLog
-from msatools.memory import bulk
-from msatools.memory.bulk import BulkReader
-from msatools.memory.layout import page_layout
-from msatools.memory.memmap import CHUNK_BYTES, memmap_ranges
+from msatools.memory.pages import bulk
+from msatools.memory.pages.bulk import BulkReader
+from msatools.memory.pages.layout import page_layout
+from msatools.memory.pages.memmap import CHUNK_BYTES, memmap_ranges
 from msatools.target import TargetSpec, open_target
 from msatools.target.kdumppages import CUT_OFF, KdumpPages, Pfns
 from msatools.target.vmalloc import VmallocTables, page_tables

@@ -11,6 +11,7 @@ from drgn import Program
 from drgn.helpers.linux.pid import find_task
 
 from fixtures import lab
+from msatools.memory.by.groups import ProcessGroup
 from msatools.memory.by.process import (
     MappedPages,
     _first_of_each,
@@ -18,11 +19,11 @@ from msatools.memory.by.process import (
     mapcounts,
 )
 from msatools.memory.by.usertables import SPACE_BITS, Mapped
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block
-from msatools.memory.layout import PageLayout
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.model import MemstatReport, ProcessGroup
+from msatools.memory.model import MemstatReport
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.classify import Block
+from msatools.memory.pages.layout import PageLayout
 from msatools.tasks.table import TaskTable
 
 from .damage import Patient, patient, to_damage

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from msatools.kernel.reader import Gap
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import FarHead
-from msatools.memory.layout import PageLayout
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.classify import FarHead
+from msatools.memory.pages.layout import PageLayout
 
 from .madepages import ADDRESS, Pages
 

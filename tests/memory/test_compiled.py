@@ -24,14 +24,14 @@ from hypothesis import strategies as st
 from fixtures.demo import DEMOS
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory import compiled, memmap
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block
-from msatools.memory.layout import HugetlbMark, PageLayout, page_layout
-from msatools.memory.memmap import MemmapRange, memmap_ranges
-from msatools.memory.owners import collect_owners
-from msatools.memory.scan import scan
-from msatools.memory.scanresult import OwnedPages, ScanResult
+from msatools.memory.owners.owners import OwnedPages, collect_owners
+from msatools.memory.pages import compiled, memmap
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.classify import Block
+from msatools.memory.pages.layout import HugetlbMark, PageLayout, page_layout
+from msatools.memory.pages.memmap import MemmapRange, memmap_ranges
+from msatools.memory.scan.result import ScanResult
+from msatools.memory.scan.scan import scan
 
 from .madepages import ADDRESS, Pages, open_demo, type_word
 
@@ -100,10 +100,10 @@ def assert_same(do_scan: Scan) -> tuple[ScanResult, Digests]:
 
 def both_scans(prog: Program) -> Digests:
     """Scan a dump both ways."""
-    reader, findings = Reader(prog), LossLog()
+    reader, losses = Reader(prog), LossLog()
     layout = page_layout(prog)
-    ranges = memmap_ranges(reader, layout, findings)
-    owned = collect_owners(reader, layout, ranges, findings).pages()
+    ranges = memmap_ranges(reader, layout, losses)
+    owned = collect_owners(reader, layout, ranges, losses).pages()
 
     def do_scan() -> tuple[ScanResult, Digests]:
         seen = Digests()

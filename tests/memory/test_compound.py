@@ -10,9 +10,9 @@ from msatools.memory.by.cgroup import ChargeTally
 from msatools.memory.by.compound import far_heads, give_to_tails
 from msatools.memory.by.file import SWAP_CACHE, mappings_of
 from msatools.memory.by.memcgs import charge_offset
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, FarHead
-from msatools.memory.layout import page_layout
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.classify import Block, FarHead
+from msatools.memory.pages.layout import page_layout
 
 from .madepages import ADDRESS, Pages
 

@@ -14,9 +14,9 @@ from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.pid import find_task, for_each_task
 from msatools.commands.memstat import COMMAND
 
-from msatools.memory import memmap
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
+from msatools.memory.pages import memmap
 
 from .damage import Patient, struct_page, to_damage
 from .sums import check_of, pages_of

@@ -19,12 +19,13 @@ from msatools.commands.memstat import COMMAND
 from fixtures.demo import DEMOS
 from msatools.cli.main import run_console
 from msatools.kernel.report import Note
-from msatools.memory.by import VIEWS
+from msatools.memory.by.groups import PageGroup
+from msatools.memory.by.views import VIEWS
 from msatools.memory.diff import GroupChange, MemstatDiff, compare
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.model import PageGroup
-from msatools.memory.snapshot import SnapshotError, load_snapshot
+from msatools.memory.recorded import load_snapshot
 from msatools.render.json import dumps
+from msatools.reports.json_file import SnapshotError
 from msatools.target import TargetSpec, open_target
 from tests.conftest import Msa
 

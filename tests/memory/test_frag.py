@@ -13,11 +13,8 @@ from fixtures import lab
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.memory.by.section import SectionGroup
-from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.counting import NCLASSES, Counts
 from msatools.memory.frag import pageblocks
 from msatools.memory.frag.blockstates import MOVABLE, Blocks
-from msatools.memory.frag.index import fragmentation, unusable
 from msatools.memory.frag.model import BlockSize, Frag
 from msatools.memory.frag.pageblocks import (
     UNKNOWN_TYPE,
@@ -25,7 +22,10 @@ from msatools.memory.frag.pageblocks import (
     _unpack,
     migrate_types,
 )
+from msatools.memory.frag.view import fragmentation, unusable
 from msatools.memory.model import MemstatReport
+from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
+from msatools.memory.pages.counting import Counts
 
 from . import truth
 from .sums import pages_of, summed, view
@@ -175,15 +175,15 @@ def test_types_that_are_lost(prog: Program, monkeypatch: pytest.MonkeyPatch) -> 
         raise FaultError("lost", 0)
 
     monkeypatch.setattr(pageblocks, "section_usages", lost)
-    findings = LossLog()
-    types = migrate_types(Reader(prog), 10, findings)
+    losses = LossLog()
+    types = migrate_types(Reader(prog), 10, losses)
     assert types.of(0, 3).tolist() == [UNKNOWN_TYPE] * 3
-    assert findings.lost["pageblocks_unreadable"] == 1
+    assert losses.lost["pageblocks_unreadable"] == 1
     monkeypatch.setattr(pageblocks, "section_usages", lambda *_: {2: 8})
-    findings = LossLog()
-    types = migrate_types(Reader(prog), 10, findings)
+    losses = LossLog()
+    types = migrate_types(Reader(prog), 10, losses)
     assert types.of(2 * 64 * PER_BLOCK, 3).tolist() == [UNKNOWN_TYPE] * 3
-    assert findings.coverage["pageblocks_unreadable"] == 64
+    assert losses.coverage["pageblocks_unreadable"] == 64
 
 
 def test_sections_sum_to_the_classes(

@@ -10,10 +10,10 @@ import pytest
 from drgn import Program
 
 from msatools.kernel.reader import Reader
-from msatools.memory import scan_driver
-from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.classify import FarHead
-from msatools.memory.freelinks import (
+from msatools.memory.memstat import collect_memstat
+from msatools.memory.pages.classes import CLASSES, PageClass
+from msatools.memory.pages.classify import FarHead
+from msatools.memory.pages.freelinks import (
     UNLISTED,
     FreeLinks,
     are_links,
@@ -21,18 +21,18 @@ from msatools.memory.freelinks import (
     inside_others,
     spread_orders,
 )
-from msatools.memory.freelists import (
+from msatools.memory.pages.layout import PageLayout, page_layout
+from msatools.memory.pages.memmap import MemmapRange
+from msatools.memory.scan import driver
+from msatools.memory.scan.freelists import (
     ListedPages,
     PcpList,
     PcpLists,
     listed_pages,
     settle_pcp,
 )
-from msatools.memory.layout import PageLayout, page_layout
-from msatools.memory.live_classes import FinalClasses
-from msatools.memory.memmap import MemmapRange
-from msatools.memory.memstat import collect_memstat
-from msatools.memory.scanresult import ScanResult
+from msatools.memory.scan.live_classes import FinalClasses
+from msatools.memory.scan.result import ScanResult
 from tests.support.dumps import open_dump
 
 from .madepages import Pages
@@ -203,7 +203,7 @@ def as_if_live(prog: Program, monkeypatch: pytest.MonkeyPatch) -> None:
         live.is_live = True
         return free_links(live, layout, ranges)
 
-    monkeypatch.setattr(scan_driver, "free_links", links)
+    monkeypatch.setattr(driver, "free_links", links)
 
 
 def totals(prog: Program, *by: str) -> dict[str, int]:
@@ -229,7 +229,7 @@ def test_memmap_that_is_not_one_array_has_no_links(prog: Program) -> None:
 
 def test_none_is_told_that_is_on_no_list(prog: Program, as_if_live: None) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan_driver, "free_links", lambda *_: None)
+        patch.setattr(driver, "free_links", lambda *_: None)
         lists = totals(prog)
     assert totals(prog) == lists
     assert totals(prog, "slab") == lists
@@ -255,7 +255,7 @@ def test_all_are_told_that_are_on_lists_with_others(
         alone = sum(1 << one.order for one in pcp.lists if one.first == one.last)
         return settle_pcp(result, lost(pcp), links)
 
-    monkeypatch.setattr(scan_driver, "settle_pcp", settle_lost)
+    monkeypatch.setattr(driver, "settle_pcp", settle_lost)
     report = collect_memstat(prog)
     coverage = report.coverage
     assert coverage["pcp_lists_changed"] > 0 == coverage["pcp_lists_broken"]
@@ -280,7 +280,7 @@ def test_pages_of_lost_lists_are_told_as_they_come_by(
         beyond = int(((1 << orders) - 1).sum()) + alone
         return listed_pages(reader, layout, lost(pcp))
 
-    monkeypatch.setattr(scan_driver, "listed_pages", lost_pages)
+    monkeypatch.setattr(driver, "listed_pages", lost_pages)
     found = totals(prog, "slab")[name]
     assert found == lists - beyond > 0
 

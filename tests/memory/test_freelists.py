@@ -9,11 +9,11 @@ from typing import cast
 import pytest
 
 from msatools.kernel.reader import Reader
-from msatools.memory import freelists
-from msatools.memory.classes import PageClass
-from msatools.memory.freelists import PcpList, PcpLists, listed_pages, settle_pcp
-from msatools.memory.layout import PageLayout
-from msatools.memory.scanresult import ScanResult
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.layout import PageLayout
+from msatools.memory.scan import freelists
+from msatools.memory.scan.freelists import PcpList, PcpLists, listed_pages, settle_pcp
+from msatools.memory.scan.result import ScanResult
 from tests.support.madetypes import made_program
 from tests.support.overlay import put
 

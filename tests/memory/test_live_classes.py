@@ -7,11 +7,11 @@ import pytest
 from drgn import Program
 
 from msatools.kernel.reader import Reader
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import where
-from msatools.memory.freelists import ListedPages
-from msatools.memory.layout import page_layout
-from msatools.memory.live_classes import FinalClasses
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.classify import where
+from msatools.memory.pages.layout import page_layout
+from msatools.memory.scan.freelists import ListedPages
+from msatools.memory.scan.live_classes import FinalClasses
 
 from .madepages import Pages
 

@@ -4,7 +4,7 @@
 
 import pytest
 
-from msatools.memory.memmap import _runs
+from msatools.memory.pages.memmap import _runs
 
 WORD = 8
 """A bitmap is made of whole longs, whatever the number of its bits."""

@@ -12,8 +12,8 @@ import pytest
 from fixtures import lab
 from msatools import kernel, memory
 from msatools.kernel.structs import Booleans
-from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.model import MemstatReport
+from msatools.memory.pages.classes import CLASSES, PageClass
 
 from . import truth
 from .conftest import FLAGS, PagesByPfn
@@ -175,7 +175,7 @@ def sources(*todo: Path) -> set[Path]:
 
 def test_coverage_has_every_key_that_is_ever_counted(report: MemstatReport) -> None:
     counted: set[str] = set()
-    for path in sources(*Path(memory.__path__[0]).glob("*.py")):
+    for path in sources(*Path(memory.__path__[0]).glob("**/*.py")):
         counted |= set(re.findall(r'coverage\["(\w+)"\]', path.read_text()))
     assert len(counted) > 10
     assert counted <= set(report.coverage)

@@ -10,12 +10,12 @@ import pytest
 
 from fixtures import lab
 from msatools.memory.by.order import OrderGroup
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, FarHead
-from msatools.memory.counting import NCLASSES, class_counts
-from msatools.memory.layout import PageLayout
 from msatools.memory.model import MemstatReport
-from msatools.memory.orders import NO_ORDER, ByOrder, free_blocks
+from msatools.memory.pages.classes import NCLASSES, PageClass
+from msatools.memory.pages.classify import Block, FarHead
+from msatools.memory.pages.counting import class_counts
+from msatools.memory.pages.layout import PageLayout
+from msatools.memory.pages.orders import NO_ORDER, ByOrder, free_blocks
 
 from . import truth
 from .madepages import ADDRESS, Pages

@@ -11,8 +11,8 @@ from drgn.helpers.linux.pid import find_task
 from msatools.commands.memstat import COMMAND
 
 from fixtures import lab
-from msatools.memory.by import VIEWS
 from msatools.memory.by.groups import SlabGroup
+from msatools.memory.by.views import VIEWS
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 

@@ -113,8 +113,8 @@ class Kernel:
         self.pool[offset : offset + len(data)] = data
         return 1 | offset >> 4 << 17
 
-    def owners(self, findings: LossLog | None = None) -> PageOwners:
-        found = PageOwners.of(Reader(self.prog), findings or LossLog())
+    def owners(self, losses: LossLog | None = None) -> PageOwners:
+        found = PageOwners.of(Reader(self.prog), losses or LossLog())
         assert found is not None
         return found
 
@@ -131,8 +131,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return made
 
 
-def handles(kernel: Kernel, *pfns: int, findings: LossLog | None = None) -> list[int]:
-    found = kernel.owners(findings).handles(np.array(pfns, np.int64))
+def handles(kernel: Kernel, *pfns: int, losses: LossLog | None = None) -> list[int]:
+    found = kernel.owners(losses).handles(np.array(pfns, np.int64))
     return found.tolist()  # type: ignore[no-any-return]
 
 
@@ -159,9 +159,9 @@ def test_section_without_records(kernel: Kernel, base: int) -> None:
 def test_lost_records_are_noted(kernel: Kernel) -> None:
     kernel.own(SECTION_PAGES, 0x5678)
     kernel.set_base(0, 0x7000_0000)
-    findings = LossLog()
-    assert handles(kernel, 3, 4, SECTION_PAGES, findings=findings) == [0, 0, 0x5678]
-    (note,) = findings.notes.values()
+    losses = LossLog()
+    assert handles(kernel, 3, 4, SECTION_PAGES, losses=losses) == [0, 0, 0x5678]
+    (note,) = losses.notes.values()
     assert "2 blocks" in note.text
 
 
@@ -175,6 +175,6 @@ def test_stack(kernel: Kernel) -> None:
 @pytest.mark.parametrize("prog", [Kernel(ops_offset=0).prog, made_program()])
 def test_kernel_that_keeps_no_owners(prog: Program) -> None:
     """It was not told to, or cannot."""
-    findings = LossLog()
-    assert PageOwners.of(Reader(prog), findings) is None
-    assert not findings.notes
+    losses = LossLog()
+    assert PageOwners.of(Reader(prog), losses) is None
+    assert not losses.notes

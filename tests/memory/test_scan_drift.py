@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from msatools.memory.classify import FarHead, classify
-from msatools.memory.layout import PageLayout
-from msatools.memory.memmap import MemmapRange
-from msatools.memory.scan_drift import RUN_PAGES, DriftSample, changed_pages, sample_of
+from msatools.memory.pages.classify import FarHead, classify
+from msatools.memory.pages.layout import PageLayout
+from msatools.memory.pages.memmap import MemmapRange
+from msatools.memory.scan.drift import RUN_PAGES, DriftSample, changed_pages, sample_of
 
 from .madepages import ADDRESS, NODE_1, Pages
 

@@ -10,7 +10,7 @@ import pytest
 
 from msatools.memory.by import tally as module
 from msatools.memory.by.tally import OTHERS, Tally, TallySums, give_to, rank
-from msatools.memory.classes import CLASSES, PageClass
+from msatools.memory.pages.classes import CLASSES, PageClass
 
 Words = npt.NDArray[np.uint64]
 

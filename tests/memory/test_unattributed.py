@@ -15,9 +15,9 @@ from drgn import Program
 from drgn.helpers.linux.module import for_each_module
 
 from fixtures import lab
-from msatools.memory.classes import PageClass
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
+from msatools.memory.pages.classes import PageClass
 from msatools.memory.unattributed import view as unattributed
 from msatools.memory.unattributed.model import UnattributedGroup
 from msatools.memory.unattributed.view import (

@@ -63,10 +63,10 @@ class Memory:
         return self
 
     def walk(self, *tops: int) -> tuple[Mapped, LossLog]:
-        findings = LossLog()
-        tables = UserTables(Reader(self.prog), findings, END)
+        losses = LossLog()
+        tables = UserTables(Reader(self.prog), losses, END)
         addresses = [LINEAR + top * PAGE for top in tops]
-        return tables.walk(np.array(addresses, np.uint64)), findings
+        return tables.walk(np.array(addresses, np.uint64)), losses
 
 
 def names(pfn: int, flags: int = PRESENT) -> int:
@@ -106,18 +106,18 @@ def pages(mapped: Mapped) -> list[tuple[int, int]]:
     ],
 )
 def test_entry_of_the_lowest_level(entry: int, pfn: int | None) -> None:
-    mapped, findings = small(entry)
+    mapped, losses = small(entry)
     assert pages(mapped) == ([] if pfn is None else [(pfn, 0)])
     assert mapped.swapped is not None
     assert mapped.swapped.tolist() == [0]
-    assert not +findings.coverage
+    assert not +losses.coverage
 
 
 @pytest.mark.parametrize("entry", [names(END), names((1 << 40) - 1)])
 def test_entry_that_names_no_memory(entry: int) -> None:
-    mapped, findings = small(names(7), entry)
+    mapped, losses = small(names(7), entry)
     assert pages(mapped) == [(7, 0)]
-    assert findings.coverage["user_table_entries_broken"] == 1
+    assert losses.coverage["user_table_entries_broken"] == 1
 
 
 def test_only_entries_of_a_swap_device_are_swap() -> None:
@@ -142,11 +142,11 @@ def test_huge_page(level: int, flags: int, mapped: bool) -> None:
     memory = Memory().put_chain(1, 2, 3)
     length = 512 if level == 2 else 512 * 512
     memory.put(3 if level == 2 else 2, names(2 * length, flags))
-    found, findings = memory.walk(1)
+    found, losses = memory.walk(1)
     first, end, spaces = found.large_within(0, END)
     expected = ([2 * length], [3 * length], [0]) if mapped else ([], [], [])
     assert (first.tolist(), end.tolist(), spaces.tolist()) == expected
-    assert not +findings.coverage
+    assert not +losses.coverage
 
 
 @pytest.mark.parametrize("flags", [HUGE, HUGE | PROTNONE])
@@ -179,10 +179,10 @@ def test_part_of_memory() -> None:
 def test_only_the_lower_half_is_the_process_own() -> None:
     memory = Memory()
     memory.put(1, *[0] * 256, names(2))
-    mapped, findings = memory.walk(1)
+    mapped, losses = memory.walk(1)
     assert pages(mapped) == []
     assert 2 not in memory.reads
-    assert not +findings.coverage
+    assert not +losses.coverage
 
 
 @pytest.mark.parametrize(
@@ -205,10 +205,10 @@ def test_lost_tables_cost_what_is_below_them() -> None:
     memory.put(3, names(51), names(4))
     memory.put(4, names(1000))
     memory.put(70)
-    mapped, findings = memory.walk(1, 60, 70)
+    mapped, losses = memory.walk(1, 60, 70)
     assert pages(mapped) == [(1000, 0)]
     assert mapped.known.tolist() == [False, False, True]
-    assert findings.coverage["user_tables_unreadable"] == 3
+    assert losses.coverage["user_tables_unreadable"] == 3
 
 
 def test_tables_that_name_one_another_are_read_once_a_level() -> None:

@@ -9,12 +9,13 @@ import pytest
 from drgn import Program
 from msatools.commands.memstat import COMMAND
 
-from msatools.memory import by
-from msatools.memory.classes import CLASSES
-from msatools.memory.classify import Block
+from msatools.memory.by import views as by
+from msatools.memory.by.groups import PageGroup
 from msatools.memory.memstat import collect_memstat
-from msatools.memory.model import MemstatReport, PageGroup
-from msatools.memory.views import ScanContext
+from msatools.memory.model import MemstatReport
+from msatools.memory.pages.classes import CLASSES
+from msatools.memory.pages.classify import Block
+from msatools.memory.scan.context import ScanContext
 
 from .sums import view
 
@@ -39,7 +40,7 @@ class ClassCounts:
 class CountsView:
     """One group of all pages, whose key tells the order in which they came."""
 
-    def __init__(self, scene: ScanContext) -> None:
+    def __init__(self, context: ScanContext) -> None:
         self.observer = ClassCounts()
 
     def groups(self) -> tuple[PageGroup, ...]:

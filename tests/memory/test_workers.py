@@ -17,13 +17,13 @@ from drgn import Program, ProgramFlags
 
 from fixtures import lab
 from msatools.cli.signals import Stopped, stop_on_signals
-from msatools.memory import scan_driver, scan_parallel
-from msatools.memory.by import VIEWS
-from msatools.memory.memmap import MemmapRange
+from msatools.memory.by.views import VIEWS
 from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
-from msatools.memory.scanresult import ScanResult
-from msatools.memory.workers import MAX_PIECES, do_in_order
+from msatools.memory.pages.memmap import MemmapRange
+from msatools.memory.scan import driver, parallel
+from msatools.memory.scan.result import ScanResult
+from msatools.memory.scan.workers import MAX_PIECES, do_in_order
 from msatools.render.json import dumps
 from msatools.target import TargetSpec, open_target
 
@@ -173,7 +173,7 @@ def test_signal_ends_the_workers(tmp_path: Path, number: int) -> None:
 # A terminal's Ctrl-C goes to the workers as well; nothing can be done about SIGKILL.
 GROUP = """
 import os, pathlib, signal, sys, time
-from msatools.memory.workers import do_in_order
+from msatools.memory.scan.workers import do_in_order
 from msatools.cli.signals import Stopped, end_by, stop_on_signals
 def work(piece):
     pathlib.Path(sys.argv[1], str(os.getpid())).touch()
@@ -215,12 +215,12 @@ def test_whoever_is_signalled_none_is_left(
 SLOW = """
 import os, pathlib, sys, time
 from msatools.commands import memstat
-from msatools.memory import scan_driver, scan_parallel
+from msatools.memory.scan import driver, parallel
 pids = pathlib.Path(sys.argv.pop(1))
 def slow(*_):
     (pids / str(os.getpid())).touch()
     time.sleep(60)
-scan_parallel.scan = slow
+parallel.scan = slow
 sys.exit(memstat.main())
 """
 
@@ -277,11 +277,11 @@ def collected(prog: Program, workers: int, by: tuple[str, ...]) -> dict[str, obj
 def test_any_number_of_workers_finds_the_same(
     name: str, format: str, by: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan_parallel, "_PART_PAGES", 1 << 15)
+    monkeypatch.setattr(parallel, "_PART_PAGES", 1 << 15)
     spec = TargetSpec(path=str(lab.build(name).dump(format)), types="btf")
     prog = open_target(spec).prog
     one = collected(prog, 1, by)
-    assert one["pages"] > 2 * scan_parallel._PART_PAGES
+    assert one["pages"] > 2 * parallel._PART_PAGES
     for workers in (2, 3):
         assert collected(prog, workers, by) == one
 
@@ -296,14 +296,14 @@ def test_report_is_whole_though_a_worker_was_killed(
     prog: Program, report: MemstatReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent = os.getpid()
-    scan = scan_parallel.scan
+    scan = parallel.scan
 
     def fatal(*args: Any, **options: Any) -> ScanResult:
         if in_worker(parent):
             os.kill(os.getpid(), signal.SIGKILL)
         return scan(*args, **options)
 
-    monkeypatch.setattr(scan_parallel, "scan", fatal)
+    monkeypatch.setattr(parallel, "scan", fatal)
     found = collect_memstat(prog, workers=2)
     assert found.classes == report.classes
     (note,) = found.notes
@@ -330,15 +330,15 @@ def section(nr: int, pages: int = 1 << 15) -> MemmapRange:
 
 def test_parts_are_the_ranges_in_their_order() -> None:
     ranges = [section(nr) for nr in (*range(10), *range(40, 45))]
-    cut = scan_parallel.cut(ranges)
+    cut = parallel.cut(ranges)
     assert [item for part in cut for item in part] == ranges
     assert [len(part) for part in cut] == [4, 4, 4, 3]
-    assert scan_parallel.cut([]) == []
+    assert parallel.cut([]) == []
 
 
 def test_parts_of_much_memory_are_larger_and_not_more() -> None:
     # 12 TiB, in sections of 128 MiB.
-    cut = scan_parallel.cut([section(nr) for nr in range(12 << 13)])
+    cut = parallel.cut([section(nr) for nr in range(12 << 13)])
     assert 500 < len(cut) < 600 <= MAX_PIECES
     assert len({len(part) for part in cut[:-1]}) == 1
 
@@ -361,22 +361,22 @@ CORES = len(os.sched_getaffinity(0))
 def test_workers_by_default(flags: ProgramFlags, sections: int, default: int) -> None:
     prog = cast(Program, SimpleNamespace(flags=flags))
     ranges = [section(nr) for nr in range(sections)]
-    assert scan_parallel.workers_by_default(prog, ranges) == default
-    assert scan_parallel.can_share(prog) == (flags != LIVE)
+    assert parallel.workers_by_default(prog, ranges) == default
+    assert parallel.can_share(prog) == (flags != LIVE)
 
 
 def test_dump_has_one_worker_a_core(
     prog: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int | None] = []
-    shared = scan_driver.scan_parts
+    shared = driver.scan_parts
 
-    def scan_parts(*args: Any, **options: Any) -> scan_parallel.Scanned:
+    def scan_parts(*args: Any, **options: Any) -> parallel.Scanned:
         asked.append(args[-1])
         return shared(*args, **options)
 
-    monkeypatch.setattr(scan_driver, "scan_parts", scan_parts)
-    monkeypatch.setattr(scan_parallel, "_PAGES_EACH", 1)
+    monkeypatch.setattr(driver, "scan_parts", scan_parts)
+    monkeypatch.setattr(parallel, "_PAGES_EACH", 1)
     collect_memstat(prog)
     assert asked == [CORES]
 
@@ -388,7 +388,7 @@ def test_each_worker_of_a_scan_opens_the_kernel_again(
         assert opened is prog
         (tmp_path / str(os.getpid())).touch()
 
-    monkeypatch.setattr(scan_parallel, "open_again", touch)
+    monkeypatch.setattr(parallel, "open_again", touch)
     collect_memstat(prog, workers=1)
     assert not [*tmp_path.iterdir()]
     collect_memstat(prog, workers=2)

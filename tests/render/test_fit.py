@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 from msatools.render.blocks import Block, Column, Span, Table, Tree, text
-from msatools.render.fit import fit
+from msatools.render.plain import fit
 
 
 def table(rows: int) -> Table:

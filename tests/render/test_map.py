@@ -14,18 +14,15 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.counting import NCLASSES
 from msatools.memory.map.model import Cells, MapPlace, MemoryMap
+from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
 from msatools.render import plain, terminal
 from msatools.render.blocks import Chart, Mark
-from msatools.render.fit import fit
 from msatools.render.memstat import map_picture, map_text
 from msatools.render.memstat.map import bands, shades
 from msatools.render.memstat.palette import FREE_COLOUR, LOOKS, mix
-from msatools.render.memstat.picture import Box, Picture
-from msatools.render.memstat.png import png
-from msatools.render.memstat.svg import svg
+from msatools.render.memstat.picture import Box, Picture, png, svg
+from msatools.render.plain import fit
 from tests.support.golden import Golden
 
 PAGE = 4096

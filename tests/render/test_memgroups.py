@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from msatools.memory.model import DETAIL, PageGroup
+from msatools.memory.by.groups import DETAIL, PageGroup
 from msatools.render import plain
 from msatools.render.memstat.groups import groups_table
 from tests.support.golden import Golden

@@ -3,7 +3,7 @@
 """Tables of what keeps removed control groups."""
 
 from msatools.memory.by.groups import CgroupGroup, PinningFile
-from msatools.render.memstat.pins import blocks
+from msatools.render.memstat.groups import pins_table
 from tests.render.screens import check_screens
 from tests.support.golden import Golden
 
@@ -24,8 +24,8 @@ def test_golden(golden: Golden) -> None:
     few = [group("/a"), group("/b", 2000, 3), group("/c", 1)]
     many = [group("/a", 30, 20, files=7), group("/b", 4), group("/c", 1)]
     screens = {
-        "nothing is removed": blocks([group("/a")], 5),
-        "a row for each file": blocks(few, None),
-        "what is left out is said": blocks(many, 1),
+        "nothing is removed": pins_table([group("/a")], 5),
+        "a row for each file": pins_table(few, None),
+        "what is left out is said": pins_table(many, 1),
     }
     check_screens(golden, "mempins", screens)

@@ -4,8 +4,9 @@
 
 from dataclasses import replace
 
-from msatools.memory.classes import CLASSES
-from msatools.memory.model import MemstatReport, ScanChanges
+from msatools.memory.model import MemstatReport
+from msatools.memory.pages.classes import CLASSES
+from msatools.memory.scan.model import ScanChanges
 from msatools.render.memstat.report import blocks
 from tests.memory.madereports import TARGET, report
 from tests.render.screens import printed

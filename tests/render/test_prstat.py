@@ -29,7 +29,8 @@ from msatools.prstat.model import (
 )
 from msatools.prstat.states import StateTime
 from msatools.render.blocks import Span
-from msatools.render.prstat.columns import COLUMNS, TaskContext, share, write
+from msatools.render.cells import share
+from msatools.render.prstat.columns import COLUMNS, TaskContext, write
 from msatools.render.prstat.report import blocks, folded
 from msatools.target.model import Address
 from tests.locks.madelocks import SECOND, TARGET

@@ -69,14 +69,14 @@ class FileSystem:
 
     fstype: str
     id: str
-    """What the kernel calls it by: its block device, or its type."""
+    """The kernel's name for it: its block device, or its type."""
 
     has_device: bool
 
 
 @dataclass(frozen=True)
 class CachedFile:
-    """What a mapping is of; see :class:`msatools.memory.by.groups.FileGroup`."""
+    """The file of a mapping; see :class:`msatools.memory.by.groups.FileGroup`."""
 
     key: str
     name: str
@@ -92,12 +92,12 @@ class CachedFile:
 
 
 class CachedFiles:
-    """Tells files by the addresses of their mappings; many at once."""
+    """Finds files by the addresses of their mappings, many at once."""
 
-    def __init__(self, reader: Reader, findings: LossLog) -> None:
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
-        self._findings = findings
-        self._paths = Paths(reader, findings)
+        self._losses = losses
+        self._paths = Paths(reader, losses)
         self._file_systems: dict[int, FileSystem | None] = {}
         self._points: dict[int, str | None] = {}
 
@@ -107,9 +107,9 @@ class CachedFiles:
         found: Addresses = inodes["super_block"].astype(np.uint64)
         return found
 
-    def tell(self, mappings: Addresses) -> list[CachedFile | None]:
+    def files(self, mappings: Addresses) -> list[CachedFile | None]:
         """
-        Tell what each mapping is of; ``None`` if that cannot be read.
+        Return the file of each mapping; ``None`` if it cannot be read.
 
         :param mappings: Those that are to have a path, :data:`MAX_PATHS`, first.
         """
@@ -121,13 +121,13 @@ class CachedFiles:
         ]
 
     def file_system(self, super_block: int) -> FileSystem | None:
-        """Tell a file system; ``None`` if it cannot be read."""
+        """Return a file system; ``None`` if it cannot be read."""
         if super_block not in self._file_systems:
             self._read_file_systems(np.array([super_block], np.uint64))
         return self._file_systems[super_block]
 
     def mount_points(self, super_block: int) -> tuple[str, ...]:
-        """Tell where a file system is mounted."""
+        """Return where a file system is mounted."""
         return tuple(dict.fromkeys(self._paths.mount_points(super_block)))
 
     def _inodes(self, mappings: Addresses) -> tuple[Addresses, Structs]:
@@ -136,7 +136,7 @@ class CachedFiles:
         return hosts, self._read("struct inode", _INODE, hosts)
 
     def _read(self, type_name: str, members: Members, addresses: Addresses) -> Structs:
-        return read_structs(self._reader, type_name, members, addresses, self._findings)
+        return read_structs(self._reader, type_name, members, addresses, self._losses)
 
     def _read_file_systems(self, addresses: Addresses) -> None:
         found = self._read("struct super_block", _SUPER_BLOCK, addresses)
@@ -158,18 +158,18 @@ class CachedFiles:
         try:
             return read_string(self._reader, address, _NAME_MAX)
         except drgn.FaultError as error:
-            self._findings.lose(
+            self._losses.lose(
                 Loss.FILE_SYSTEMS, f"a file system's type is lost: {error}"
             )
             return None
 
     def _paths_of(self, inodes: Structs) -> list[str | None]:
-        """Tell a path of each: its first name, below the first mount."""
+        """Return a path of each inode: its first name, below the first mount."""
         paths: list[str | None] = [None] * len(inodes.readable)
         aliases = inodes["alias"]
         rows = [row for row in range(len(paths)) if int(aliases[row]) >= KERNEL_HALF]
         if len(rows) > MAX_PATHS:
-            self._findings.note(
+            self._losses.note(
                 "paths-not-told",
                 f"of {len(rows):,} files the {MAX_PATHS:,} largest are told by path",
             )
@@ -268,7 +268,7 @@ class CachedFiles:
             named = device.bd_part if hasattr(device, "bd_part") else device
             name = part_name(named)
         except (LookupError, AttributeError, drgn.FaultError) as error:
-            self._findings.lose(Loss.DEVICES, f"a block device is lost: {error}")
+            self._losses.lose(Loss.DEVICES, f"a block device is lost: {error}")
             return "block device"
         return decode_string(name)
 

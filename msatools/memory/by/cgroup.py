@@ -21,24 +21,23 @@ from msatools.memory.by.groups import (
     NO_OWNER,
     REST,
     CgroupGroup,
+    PageGroup,
     PinningFile,
     largest_first,
     unique_keys,
 )
 from msatools.memory.by.memcgs import OF_OBJECTS, Memcg, Memcgs, charge_offset
 from msatools.memory.by.tally import Tally, TallyOwner, TallySums, give_to, rank
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, Words, where
-from msatools.memory.model import PageGroup
-from msatools.memory.scanresult import NCLASSES
-from msatools.memory.views import ScanContext
+from msatools.memory.pages.classes import NCLASSES, PageClass
+from msatools.memory.pages.classify import Block, Words, where
+from msatools.memory.scan.context import ScanContext
 from msatools.target.model import Address
 
 MAX_GROUPS = 100_000
 """Control groups to list, the largest."""
 
 MAX_PINNED = 1000
-"""Removed groups, the largest, of which the files that pin them are told."""
+"""Removed groups, the largest, of which the files that pin them are listed."""
 
 PINS = 5
 """Files to name of each of those."""
@@ -104,7 +103,7 @@ class ChargeTally:
 
 @dataclass(frozen=True)
 class _Pins:
-    """What of the page cache is charged to a removed group."""
+    """The page cache charged to a removed group."""
 
     largest: list[PinningFile]
     files: int
@@ -113,24 +112,24 @@ class _Pins:
 class CgroupView:
     """Control groups by the pages charged to them."""
 
-    def __init__(self, scene: ScanContext) -> None:
-        self.observer = ChargeTally(charge_offset(scene.prog))
-        self._findings = scene.findings
-        self._memcgs = Memcgs(scene.reader, scene.findings)
-        self._files = CachedFiles(scene.reader, scene.findings)
+    def __init__(self, context: ScanContext) -> None:
+        self.observer = ChargeTally(charge_offset(context.prog))
+        self._losses = context.losses
+        self._memcgs = Memcgs(context.reader, context.losses)
+        self._files = CachedFiles(context.reader, context.losses)
 
     def groups(self) -> tuple[PageGroup, ...]:
         sums = self._by_group(self.observer.by_class.sums())
         ranking = rank(sums, MAX_GROUPS, (0, _OBJECTS))
         owners = [owner for owner in ranking.owners if owner.word > _LOST]
         addresses = np.array([owner.word for owner in owners], np.uint64)
-        told = self._memcgs.tell(addresses)
-        dying = [memcg.address for memcg in told if memcg.dying]
+        memcgs = self._memcgs.groups(addresses)
+        dying = [memcg.address for memcg in memcgs if memcg.dying]
         self._note_others(len(dying))
         pins = self._pins(dying)
         groups = [
             _cgroup(owner, memcg, pins.get(memcg.address))
-            for owner, memcg in zip(owners, told, strict=True)
+            for owner, memcg in zip(owners, memcgs, strict=True)
         ]
         groups += self._not_groups(ranking.owners)
         if ranking.rest is not None:
@@ -166,7 +165,7 @@ class CgroupView:
             rows[group] = (first + largest).tolist()
             found[group] = _Pins([], end - first)
         chosen = [row for group in rows for row in rows[group]]
-        files = iter(self._files.tell(sums.kinds[chosen]))
+        files = iter(self._files.files(sums.kinds[chosen]))
         for group, its_rows in rows.items():
             for row in its_rows:
                 file = next(files)
@@ -178,7 +177,7 @@ class CgroupView:
     def _note_others(self, dying: int) -> None:
         removed = self._memcgs.removed() or 0
         if removed > dying:
-            self._findings.note(
+            self._losses.note(
                 "removed-cgroups",
                 f"{removed:,} removed control groups live on, {removed - dying:,} of "
                 "them without a page of their own",
@@ -189,11 +188,11 @@ class CgroupView:
             if owner.word == 0:
                 yield _group(NO_OWNER, "not charged", owner)
             elif owner.word == _LOST:
-                self._findings.lose(Loss.NAMES)
+                self._losses.lose(Loss.NAMES)
                 yield _group("-lost", "groups that cannot be read", owner)
             elif owner.word == _OBJECTS:
                 yield _group("-slab", "slabs, charged object by object", owner)
-                self._findings.note(
+                self._losses.note(
                     "slab-charges",
                     f"{owner.pages:,} slab pages are charged to control groups object "
                     "by object, which is not told apart",

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the head of a compound page tells of all its pages."""
+"""Members of the head of a compound page that hold for all its pages."""
 
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from msatools.memory.classify import Block, Indices
+from msatools.memory.pages.classify import Block, Indices
 
 
 def give_to_tails(block: Block, words: npt.NDArray[Any]) -> Indices:
@@ -26,7 +26,7 @@ def give_to_tails(block: Block, words: npt.NDArray[Any]) -> Indices:
 
 
 def far_heads(block: Block, tails: Indices) -> npt.NDArray[np.uint64]:
-    """Tell the addresses of the heads of tails that :func:`give_to_tails` left."""
+    """Return the addresses of the heads of tails that :func:`give_to_tails` left."""
     places = block.tail_heads[np.isin(block.tails, tails)]
     # Those before the block are negative: the sum wraps round.
     offsets = (places.astype(np.int64) * block.layout.size).view(np.uint64)

@@ -16,15 +16,14 @@ from msatools.memory.by.groups import (
     REST,
     FileGroup,
     FileSystemGroup,
+    PageGroup,
     largest_first,
     unique_keys,
 )
 from msatools.memory.by.tally import OTHERS, Ranking, Tally, TallyOwner, give_to, rank
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, Indices, Words, where
-from msatools.memory.model import PageGroup
-from msatools.memory.scanresult import NCLASSES
-from msatools.memory.views import ScanContext
+from msatools.memory.pages.classes import NCLASSES, PageClass
+from msatools.memory.pages.classify import Block, Indices, Words, where
+from msatools.memory.scan.context import ScanContext
 from msatools.target.model import Address
 
 MAX_FILES = 100_000
@@ -34,7 +33,7 @@ SWAP_CACHE, _LOST = 1, 2
 """Stand for a mapping or a file system."""
 
 _UNMOUNTED = {"bdev": "block devices", "tmpfs": "shared memory without a path"}
-"""What the kernel's own file systems are, by their type."""
+"""Names of the kernel's internal file systems, by type."""
 
 _MAPPING_FLAGS = np.uint64(3)
 
@@ -64,7 +63,7 @@ class MappingTally:
 
 
 def mappings_of(block: Block) -> Words:
-    """Tell the mapping of each page that is cached; 0 where there is none."""
+    """Return the mapping of each cached page; 0 where there is none."""
     mappings = block.mapping.copy()
     give_to_tails(block, mappings)
     mappings[~_CACHED.take(block.codes)] = 0
@@ -86,18 +85,18 @@ def _in_swap_cache(block: Block) -> Indices:
 class FileView:
     """Files, by how much of them is cached."""
 
-    def __init__(self, scene: ScanContext) -> None:
+    def __init__(self, context: ScanContext) -> None:
         self.observer = MappingTally()
-        self._files = CachedFiles(scene.reader, scene.findings)
-        self._findings = scene.findings
+        self._files = CachedFiles(context.reader, context.losses)
+        self._losses = context.losses
 
     def groups(self) -> tuple[PageGroup, ...]:
         ranking = rank(self.observer.tally.sums(), MAX_FILES, (0, SWAP_CACHE))
         owners = [owner for owner in ranking.owners if owner.word > SWAP_CACHE]
         mappings = np.array([owner.word for owner in owners], np.uint64)
-        files = self._files.tell(mappings)
+        files = self._files.files(mappings)
         lost = sum(file is None for file in files)
-        self._findings.lose(Loss.NAMES, count=lost)
+        self._losses.lose(Loss.NAMES, count=lost)
         groups = [
             _file_group(owner, file) for owner, file in zip(owners, files, strict=True)
         ]
@@ -108,10 +107,10 @@ class FileView:
 class FileSystemView:
     """File systems, by how much of their files is cached."""
 
-    def __init__(self, scene: ScanContext) -> None:
+    def __init__(self, context: ScanContext) -> None:
         self.observer = MappingTally()
-        self._files = CachedFiles(scene.reader, scene.findings)
-        self._findings = scene.findings
+        self._files = CachedFiles(context.reader, context.losses)
+        self._losses = context.losses
 
     def groups(self) -> tuple[PageGroup, ...]:
         sums = self.observer.tally.sums()
@@ -137,7 +136,7 @@ class FileSystemView:
         if owner.word != _LOST:
             system = self._files.file_system(owner.word)
         if system is None:
-            self._findings.lose(Loss.NAMES)
+            self._losses.lose(Loss.NAMES)
             name = "file systems that are lost"
             return _group(FileSystemGroup, f"{owner.word:#x}", name, owner)
         mounts = self._files.mount_points(system.address)

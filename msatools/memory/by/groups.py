@@ -3,10 +3,10 @@
 """Groups of pages by what owns them, and what more is known of each kind of owner."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
-from msatools.memory.model import DETAIL, PageGroup
 from msatools.target.model import Address
 
 NO_OWNER = "-"
@@ -16,20 +16,61 @@ REST = "-rest"
 """Key of the group of owners that are too many, and too small, to be listed."""
 
 
-def largest_first(groups: Iterable[PageGroup]) -> tuple[PageGroup, ...]:
-    """Order groups as reports have them; equal ones by key."""
-    return tuple(sorted(groups, key=lambda group: (-group.pages, group.key)))
+DETAIL = MappingProxyType({"detail": True})
+"""Metadata of a field of a group that tables leave out; JSON has it."""
 
 
-def unique_keys(groups: Iterable[PageGroup]) -> list[PageGroup]:
-    """Tell groups apart that have one key, as in a damaged dump, by a number."""
-    seen: Counter[str] = Counter()
-    told = []
-    for group in groups:
-        seen[group.key] += 1
-        again = seen[group.key]
-        told.append(replace(group, key=f"{group.key}#{again}") if again > 1 else group)
-    return told
+@dataclass(frozen=True)
+class PageGroup:
+    """
+    The pages of one node, zone, file or whatever they are told apart by, by class.
+
+    What more is known of some kinds is in subclasses, whose fields have names with
+    units: each is a column of its own, and null where the kernel does not tell.
+    """
+
+    key: str
+    """Identifies the group among those of its kind; the same in all reports."""
+
+    name: str
+    pages: int
+    classes: Mapping[str, int]
+    """Pages by name of class; a class without pages may be left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessGroup(PageGroup):
+    """
+    What one address space maps; its threads, and processes that share it, are one.
+
+    ``pages`` has its share of each page: of one that several map as much as others
+    have, to whole pages such that all groups sum to the classes. The rest is as in
+    /proc/PID/smaps_rollup, ``None`` for the pages that no process maps, and where some
+    of the page tables are not in the dump. Huge pages that NUMA balancing watches are
+    here as well, which smaps has only since "smaps: use vm_normal_page_pmd() instead of
+    follow_trans_huge_pmd()" (in v6.6).
+    """
+
+    pid: int | None
+    """Of the process, or of a living thread if its leader is dead."""
+
+    rss_pages: int | None
+    """``Rss``: without hugetlb."""
+
+    pss_bytes: int | None
+    """``Pss``, without hugetlb: each page by the kernel's own count of mappings."""
+
+    anon_pages: int | None
+    """``Anonymous``."""
+
+    private_pages: int | None
+    """``Private_Clean`` and ``Private_Dirty``: nobody else maps them."""
+
+    hugetlb_pages: int | None
+    """``Private_Hugetlb`` and ``Shared_Hugetlb``."""
+
+    swap_pages: int | None
+    """``VmSwap`` of /proc/PID/status: without that of shared memory."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +133,7 @@ class CgroupGroup(PageGroup):
     """The pages charged to one control group itself, not to those below it."""
 
     dying: bool | None = None
-    """Whether it has been removed, and lives on as memory is charged to it."""
+    """Whether it has been removed, but is kept as memory is charged to it."""
 
     pinned_by: tuple[PinningFile, ...] | None = field(default=None, metadata=DETAIL)
     """Of one that is dying: the files that most of its page cache is of."""
@@ -128,3 +169,45 @@ class VmallocGroup(PageGroup):
     """The pages of the areas that one function of the kernel asked for."""
 
     areas: int | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """One memory section: the unit in which the kernel keeps its struct pages."""
+
+    nr: int
+    state: str
+    """``online``, ``offline`` or ``device``."""
+
+    early: bool
+    """Whether it was there at boot, not hot-plugged."""
+
+    pfn: int
+    pages: int
+    """Pages of the section that have a struct page."""
+
+    memmap: Address
+    """Address of the first struct page."""
+
+    memmap_end: Address
+    """Address of the last struct page."""
+
+    node: int | None
+    zones: tuple[str, ...]
+
+
+def largest_first(groups: Iterable[PageGroup]) -> tuple[PageGroup, ...]:
+    """Order groups as reports have them; equal ones by key."""
+    return tuple(sorted(groups, key=lambda group: (-group.pages, group.key)))
+
+
+def unique_keys(groups: Iterable[PageGroup]) -> list[PageGroup]:
+    """Number the groups that share a key, as in a damaged dump."""
+    seen: Counter[str] = Counter()
+    unique = []
+    for group in groups:
+        seen[group.key] += 1
+        again = seen[group.key]
+        key = f"{group.key}#{again}" if again > 1 else group.key
+        unique.append(replace(group, key=key))
+    return unique

@@ -19,7 +19,7 @@ from msatools.kernel.structs import (
 )
 
 POINTER = ~np.uint64(7)
-"""What of the word in struct page is an address; flags are below."""
+"""Address bits of the word in struct page; flags are below."""
 
 OF_OBJECTS = np.uint64(1)
 """The word of a slab: the address of a list of what each object is charged to."""
@@ -54,15 +54,15 @@ class Memcg:
 
     path: str | None
     dying: bool
-    """Whether it has been removed, and lives on as memory is charged to it."""
+    """Whether it has been removed, but is kept as memory is charged to it."""
 
 
 class Memcgs:
-    """Tells the control groups that pages say they are charged to."""
+    """Finds the control groups that pages are charged to."""
 
-    def __init__(self, reader: Reader, findings: LossLog) -> None:
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
-        self._findings = findings
+        self._losses = losses
 
     def of_pages(self, pages: Addresses) -> Addresses:
         """Read the words of some struct pages; 0 if one cannot be read."""
@@ -93,13 +93,13 @@ class Memcgs:
         groups[~self._are_groups(groups)] = 0
         return np.where(known, pointers, groups)
 
-    def tell(self, groups: Addresses) -> list[Memcg]:
-        """Tell what groups are, which :meth:`resolve` found."""
+    def groups(self, groups: Addresses) -> list[Memcg]:
+        """Return the control groups that :meth:`resolve` found."""
         found = self._read("struct mem_cgroup", _MEM_CGROUP, groups)
         cgroups: Addresses = found["cgroup"].astype(np.uint64)
         nodes = self._read("struct cgroup", _CGROUP, cgroups)["node"]
         ids = self._read("struct kernfs_node", _NODE, nodes.astype(np.uint64))["id"]
-        paths = cgroup_paths(self._reader, cgroups, self._findings)
+        paths = cgroup_paths(self._reader, cgroups, self._losses)
         online: int = self._reader.prog.constant("CSS_ONLINE").value_()
         return [
             Memcg(
@@ -133,4 +133,4 @@ class Memcgs:
         return known
 
     def _read(self, type_name: str, members: Members, addresses: Addresses) -> Structs:
-        return read_structs(self._reader, type_name, members, addresses, self._findings)
+        return read_structs(self._reader, type_name, members, addresses, self._losses)

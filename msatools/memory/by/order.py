@@ -5,11 +5,11 @@
 from dataclasses import dataclass
 
 from msatools.kernel.report import LossLog
-from msatools.memory.counting import Counts, named
-from msatools.memory.freelists import listed_pages, pcp_lists
-from msatools.memory.model import PageGroup
-from msatools.memory.orders import NO_ORDER, ByOrder
-from msatools.memory.views import ScanContext
+from msatools.memory.by.groups import PageGroup
+from msatools.memory.pages.counting import Counts, named
+from msatools.memory.pages.orders import NO_ORDER, ByOrder
+from msatools.memory.scan.context import ScanContext
+from msatools.memory.scan.freelists import listed_pages, pcp_lists
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class OrderGroup(PageGroup):
 class OrderView:
     """Groups by order, the smallest first: orders are a scale."""
 
-    def __init__(self, scene: ScanContext) -> None:
+    def __init__(self, context: ScanContext) -> None:
         # What cannot be followed there is counted where the classes are made final.
-        pcp = pcp_lists(scene.reader, list(scene.zones.values()), LossLog())
-        listed = listed_pages(scene.reader, scene.layout, pcp)
+        pcp = pcp_lists(context.reader, list(context.zones.values()), LossLog())
+        listed = listed_pages(context.reader, context.layout, pcp)
         large = listed.orders > 0
         self.observer = ByOrder(listed.pfns[large], listed.orders[large])
 

@@ -18,13 +18,11 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
-from msatools.memory.by.groups import largest_first
+from msatools.memory.by.groups import PageGroup, ProcessGroup, largest_first
 from msatools.memory.by.usertables import Mapped, UserTables
-from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.classify import Block
-from msatools.memory.model import PageGroup, ProcessGroup
-from msatools.memory.scanresult import NCLASSES
-from msatools.memory.views import ScanContext
+from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
+from msatools.memory.pages.classify import Block
+from msatools.memory.scan.context import ScanContext
 from msatools.tasks.identity import comm_text
 from msatools.tasks.table import PF_KTHREAD, TaskReader, TaskTable
 
@@ -47,7 +45,7 @@ _FACTS = (
     "hugetlb_pages",
     "swap_pages",
 )
-"""What a row has of each address space beside its pages by class."""
+"""Columns of an address space beside its pages by class."""
 
 
 @dataclass
@@ -153,7 +151,7 @@ class MappedPages:
 def _edges(
     firsts: npt.NDArray[np.intp], ends: npt.NDArray[np.intp], length: int
 ) -> Numbers:
-    """Give +1 where a huge page begins, and -1 behind its end."""
+    """Return +1 where a huge page begins, and -1 behind its end."""
     begun = np.bincount(firsts, minlength=length + 1)
     ended = np.bincount(ends, minlength=length + 1)
     return begun - ended
@@ -162,7 +160,7 @@ def _edges(
 def _each_page(
     firsts: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Give each page of some ranges, and which range it is of."""
+    """Return each page of some ranges, and the number of its range."""
     lengths = ends - firsts
     of = np.repeat(np.arange(len(firsts)), lengths)
     before = np.cumsum(lengths) - lengths
@@ -214,16 +212,16 @@ class _Space:
 class ProcessView:
     """The pages of each address space, and of none."""
 
-    def __init__(self, scene: ScanContext) -> None:
-        self._whole = scene.page_size << PSS_SHIFT
-        end = max((part.pfn + part.pages for part in scene.ranges), default=0)
-        self._spaces = _known_spaces(scene)
-        tables = UserTables(scene.reader, scene.findings, end)
+    def __init__(self, context: ScanContext) -> None:
+        self._whole = context.page_size << PSS_SHIFT
+        end = max((part.pfn + part.pages for part in context.ranges), default=0)
+        self._spaces = _known_spaces(context)
+        tables = UserTables(context.reader, context.losses, end)
         tops = np.array([space.top for space in self._spaces], np.uint64)
         mapped = tables.walk(tops)
         self._known = mapped.known
         self._swapped = mapped.swapped
-        self.observer = MappedPages(mapped, scene.page_size)
+        self.observer = MappedPages(mapped, context.page_size)
 
     def groups(self) -> tuple[PageGroup, ...]:
         keys, values = self.observer.sums.compact()
@@ -255,7 +253,7 @@ class ProcessView:
     def _facts(
         self, number: int, columns: Mapping[str, Numbers]
     ) -> dict[str, int | None]:
-        """Give what is known of one address space; nothing if part of it is lost."""
+        """Return the columns of one address space; none if part of it is lost."""
         if not self._known[number]:
             return dict.fromkeys(_FACTS)
         facts = {name: int(column[number]) for name, column in columns.items()}
@@ -318,27 +316,27 @@ def _whole_pages(codes: Numbers, shares: Numbers, whole: int) -> Numbers:
     return pages
 
 
-def _known_spaces(scene: ScanContext) -> list[_Space]:
-    if not UserTables.supported(scene.prog):
-        scene.findings.note(
+def _known_spaces(context: ScanContext) -> list[_Space]:
+    if not UserTables.supported(context.prog):
+        context.losses.note(
             "no-user-tables",
             "this architecture's page tables are not read: no process has any page",
         )
         return []
     try:
-        return _spaces(scene.reader, scene.findings)
+        return _spaces(context.reader, context.losses)
     except (LookupError, drgn.FaultError) as error:
-        scene.findings.lose(Loss.TASKS, f"processes cannot be told: {error}")
+        context.losses.lose(Loss.TASKS, f"processes cannot be told: {error}")
         return []
 
 
-def _spaces(reader: Reader, findings: LossLog) -> list[_Space]:
+def _spaces(reader: Reader, losses: LossLog) -> list[_Space]:
     """Find the address spaces of all threads, each by the first that has it."""
-    tasks = TaskReader(reader).read_all(findings)
+    tasks = TaskReader(reader).read_all(losses)
     tasks = tasks.only((tasks["mm"] != 0) & ((tasks["flags"] & PF_KTHREAD) == 0))
     chosen = _first_of_each(tasks)
     mms: Addresses = tasks["mm"][chosen].astype(np.uint64)
-    found = read_structs(reader, "struct mm_struct", {"pgd": ("pgd",)}, mms, findings)
+    found = read_structs(reader, "struct mm_struct", {"pgd": ("pgd",)}, mms, losses)
     comms = tasks["comm"][chosen].tolist()
     pids = tasks["pid"][chosen].tolist()
     return [

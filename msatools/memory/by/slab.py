@@ -17,15 +17,15 @@ from msatools.memory.by.compound import give_to_tails
 from msatools.memory.by.groups import (
     NO_OWNER,
     REST,
+    PageGroup,
     SlabGroup,
     largest_first,
     unique_keys,
 )
 from msatools.memory.by.tally import Tally, TallyOwner, TallySums, rank
-from msatools.memory.classes import PageClass
-from msatools.memory.classify import Block, where
-from msatools.memory.model import PageGroup
-from msatools.memory.views import ScanContext
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.classify import Block, where
+from msatools.memory.scan.context import ScanContext
 from msatools.target.model import Address
 
 _OBJECTS_MASK = np.uint64((1 << 31) - 1)
@@ -82,18 +82,18 @@ class SlabTally:
 class SlabView:
     """Caches by the pages of their slabs."""
 
-    def __init__(self, scene: ScanContext) -> None:
-        self.observer = SlabTally(SlabLayout.of(scene.prog))
-        self._scene = scene
+    def __init__(self, context: ScanContext) -> None:
+        self.observer = SlabTally(SlabLayout.of(context.prog))
+        self._context = context
 
     def groups(self) -> tuple[PageGroup, ...]:
         sums = self.observer.by_cache.sums()
         ranking = rank(sums, len(sums.owners))
         owners = [owner for owner in ranking.owners if owner.word]
         addresses = np.array([owner.word for owner in owners], np.uint64)
-        scene = self._scene
-        caches = read_caches(scene.reader, addresses, scene.findings)
-        merged = merged_names(scene.reader, scene.findings)
+        context = self._context
+        caches = read_caches(context.reader, addresses, context.losses)
+        merged = merged_names(context.reader, context.losses)
         slabs = self.observer.by_objects.sums()
         groups = [
             self._group(owner, cache, merged.get(owner.word, []), slabs)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from msatools.memory.classes import CLASSES
-from msatools.memory.classify import Words, where
+from msatools.memory.pages.classes import CLASSES
+from msatools.memory.pages.classify import Words, where
 
 Pages = npt.NDArray[np.int64]
 
@@ -135,7 +135,7 @@ def add_up(parts: list[TallySums]) -> TallySums:
 
 
 def _without_least(sums: TallySums, most: int) -> TallySums:
-    """Give all but the *most* largest rows to :data:`OTHERS`."""
+    """Assign all but the *most* largest rows to :data:`OTHERS`."""
     owners = sums.owners.copy()
     owners[np.argsort(-sums.pages, kind="stable")[most:]] = OTHERS
     return TallySums(owners, sums.kinds, sums.pages)
@@ -143,7 +143,7 @@ def _without_least(sums: TallySums, most: int) -> TallySums:
 
 @dataclass(frozen=True)
 class TallyOwner:
-    """What one owner has."""
+    """The pages of one owner."""
 
     word: int
     pages: int
@@ -162,7 +162,7 @@ class Ranking:
     """All that there are too many of to be listed, as one."""
 
     left_out: int | None
-    """How many those are; ``None``: more than were told apart."""
+    """Number of those owners; ``None`` if more than could be kept apart."""
 
 
 def rank(sums: TallySums, most: int, always: Sequence[int] = (0,)) -> Ranking:
@@ -171,7 +171,7 @@ def rank(sums: TallySums, most: int, always: Sequence[int] = (0,)) -> Ranking:
 
     :param sums: Of which the kinds are classes.
     :param most: How many to list.
-    :param always: Words that are no owners, and listed whatever they have.
+    :param always: Words that are no owners, listed however few pages they have.
     """
     starts = sums.starts()
     if not len(starts):

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from msatools.memory.by.groups import NO_OWNER, VmallocGroup, largest_first
+from msatools.memory.by.groups import NO_OWNER, PageGroup, VmallocGroup, largest_first
 from msatools.memory.by.tally import Tally, rank
-from msatools.memory.classify import Block, Words
-from msatools.memory.model import PageGroup
-from msatools.memory.owners import pfns_of
-from msatools.memory.views import ScanContext
-from msatools.memory.vmalloc import VmallocAreas, caller_names
+from msatools.memory.owners.owners import pfns_of
+from msatools.memory.owners.vmalloc import VmallocAreas, caller_names
+from msatools.memory.pages.classify import Block, Words
+from msatools.memory.scan.context import ScanContext
 
 
 @dataclass
@@ -42,11 +41,11 @@ class AreaTally:
 class VmallocView:
     """Functions by the pages of the areas that they asked for."""
 
-    def __init__(self, scene: ScanContext) -> None:
-        areas = scene.owners.areas
-        self._names, numbers = _numbered(scene, areas)
+    def __init__(self, context: ScanContext) -> None:
+        areas = context.owners.areas
+        self._names, numbers = _numbered(context, areas)
         self._areas = Counter(numbers)
-        pfns = pfns_of(areas.pages, scene.prog, scene.layout)
+        pfns = pfns_of(areas.pages, context.prog, context.layout)
         callers = np.array(numbers, np.uint64)[areas.rows]
         order = np.argsort(pfns, kind="stable")
         self.observer = AreaTally(pfns[order], callers[order])
@@ -65,8 +64,8 @@ class VmallocView:
         return largest_first(groups)
 
 
-def _numbered(scene: ScanContext, areas: VmallocAreas) -> tuple[list[str], list[int]]:
-    """Number the callers' names from 1 on; give the names, and each area's number."""
-    names = caller_names(scene.prog, areas)
+def _numbered(context: ScanContext, areas: VmallocAreas) -> tuple[list[str], list[int]]:
+    """Number the callers' names from 1; return the names, and each area's number."""
+    names = caller_names(context.prog, areas)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names), 1)}
     return list(numbers), [numbers[name] for name in names]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 import numpy.typing as npt
 
-from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.counting import NCLASSES, Counts
+from msatools.memory.pages.classes import CLASSES, NCLASSES, PageClass
+from msatools.memory.pages.counting import Counts
 
 FREE = (PageClass.FREE_BUDDY, PageClass.FREE_PCP)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What ``--frag`` found: free memory by order, page blocks, and what blocks blocks."""
+"""Fragmentation: free memory by order, page blocks, and what keeps them in use."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -19,7 +19,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.pagetables import pmd_order
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.memory.memmap import pages_per_section, section_usages
+from msatools.memory.pages.memmap import pages_per_section, section_usages
 
 UNKNOWN_TYPE = 8
 """A type has three bits."""
@@ -48,7 +48,7 @@ class MigrateTypes:
         return MigrateTypes, (self.order, {}, self.sections[:0], self.types[:0])
 
     def of(self, pfn: int, count: int) -> npt.NDArray[np.uint8]:
-        """Give the types of *count* page blocks of one section."""
+        """Return the types of *count* page blocks of one section."""
         section, first = divmod(pfn >> self.order, self.types.shape[1])
         row = int(np.searchsorted(self.sections, section))
         if row == len(self.sections) or self.sections[row] != section:
@@ -57,7 +57,7 @@ class MigrateTypes:
         return found
 
 
-def migrate_types(reader: Reader, max_order: int, findings: LossLog) -> MigrateTypes:
+def migrate_types(reader: Reader, max_order: int, losses: LossLog) -> MigrateTypes:
     """
     Read the migrate types of all page blocks.
 
@@ -70,7 +70,7 @@ def migrate_types(reader: Reader, max_order: int, findings: LossLog) -> MigrateT
     order = min(pmd_order(prog), max_order)
     blocks = max(pages_per_section(prog) >> order, 1)
     bits, isolate = _bits(prog)
-    bitmaps = _bitmaps(reader, findings)
+    bitmaps = _bitmaps(reader, losses)
     sections = np.array(sorted(bitmaps), np.int64)
     addresses = np.array([bitmaps[nr] for nr in sections.tolist()], np.uint64)
     records, readable = reader.read_records(addresses, -(-blocks * bits // 8))
@@ -81,19 +81,17 @@ def migrate_types(reader: Reader, max_order: int, findings: LossLog) -> MigrateT
         types[isolated] = prog.constant("MIGRATE_ISOLATE").value_()
     types[~readable] = UNKNOWN_TYPE
     lost = int(np.count_nonzero(~readable))
-    findings.lose(Loss.PAGE_BLOCKS, count=blocks * lost)
+    losses.lose(Loss.PAGE_BLOCKS, count=blocks * lost)
     return MigrateTypes(order, _names(prog), sections, types)
 
 
-def _bitmaps(reader: Reader, findings: LossLog) -> dict[int, int]:
+def _bitmaps(reader: Reader, losses: LossLog) -> dict[int, int]:
     """Find the address of each section's bitmap of page blocks."""
     try:
-        usages = section_usages(reader, findings)
+        usages = section_usages(reader, losses)
         member = reader.prog.type("struct mem_section_usage").member("pageblock_flags")
     except (LookupError, drgn.FaultError) as error:
-        findings.lose(
-            Loss.PAGE_BLOCKS, f"migrate types of page blocks are lost: {error}"
-        )
+        losses.lose(Loss.PAGE_BLOCKS, f"migrate types of page blocks are lost: {error}")
         return {}
     # Where damage leads beyond the last address, nothing can be read either.
     return {nr: (usage + member.offset) % (1 << 64) for nr, usage in usages.items()}

@@ -11,9 +11,6 @@ import numpy.typing as npt
 
 from msatools.kernel.pagetables import pmd_order
 from msatools.kernel.zones import Zone
-from msatools.memory.classes import CLASSES
-from msatools.memory.classify import Block
-from msatools.memory.counting import NCLASSES, Counts, class_counts
 from msatools.memory.frag.blockstates import (
     FREE,
     IS_BLOCKED,
@@ -28,7 +25,6 @@ from msatools.memory.frag.blockstates import (
     Pieces,
     joined,
 )
-from msatools.memory.frag.index import fragmentation, unusable
 from msatools.memory.frag.model import (
     Blocker,
     BlockSize,
@@ -38,9 +34,12 @@ from msatools.memory.frag.model import (
     PageBlocks,
 )
 from msatools.memory.frag.pageblocks import UNKNOWN_TYPE, MigrateTypes, migrate_types
-from msatools.memory.orders import ORDERS, free_blocks
-from msatools.memory.views import ScanContext
-from msatools.memory.zonekeys import node_and_zone, node_zone_keys
+from msatools.memory.pages.classes import CLASSES, NCLASSES
+from msatools.memory.pages.classify import Block
+from msatools.memory.pages.counting import Counts, class_counts
+from msatools.memory.pages.orders import ORDERS, free_blocks
+from msatools.memory.pages.zonekeys import node_and_zone, node_zone_keys
+from msatools.memory.scan.context import ScanContext
 
 _GIB = 1 << 30
 
@@ -53,7 +52,7 @@ _BLOCKS, _MIXED, _POLLUTED = NCLASSES, NCLASSES + 1, NCLASSES + 2
 
 @dataclass
 class FragObserver:
-    """What ``--frag`` sums up in the scan."""
+    """Sums for ``--frag``."""
 
     types: MigrateTypes
     sizes: tuple[Pieces, ...]
@@ -139,20 +138,20 @@ class FragObserver:
 class FragView:
     """How a kernel's memory is cut up."""
 
-    def __init__(self, scene: ScanContext) -> None:
-        self._scene = scene
-        prog = scene.prog
+    def __init__(self, context: ScanContext) -> None:
+        self._context = context
+        prog = context.prog
         self._huge_order = pmd_order(prog)
         # MAX_ORDER or MAX_PAGE_ORDER, which was one more up to v6.3.
         area = prog.type("struct zone").member("free_area").type
         self._orders: int = area.length
-        types = migrate_types(scene.reader, self._orders - 1, scene.findings)
-        pages = dict.fromkeys((1 << self._huge_order, _GIB // scene.page_size))
+        types = migrate_types(context.reader, self._orders - 1, context.losses)
+        pages = dict.fromkeys((1 << self._huge_order, _GIB // context.page_size))
         sizes = tuple(Pieces(Blocks(size)) for size in pages)
         self.observer = FragObserver(types, sizes)
 
     def result(self) -> Frag:
-        """Give what was found once the scan is done."""
+        """Return the result once the scan is done."""
         self.observer.sum_up()
         types = self.observer.types
         return Frag(
@@ -169,7 +168,7 @@ class FragView:
                 if row[_BLOCKS]
             ),
             sizes=tuple(
-                _block_size(size.total(), self._scene.page_size)
+                _block_size(size.total(), self._context.page_size)
                 for size in self.observer.sizes
             ),
             movable=tuple(CLASSES[code] for code in MOVABLE),
@@ -178,8 +177,8 @@ class FragView:
     def _by_zone(self, sums: Mapping[int, Counts]) -> list[tuple[Zone, Counts]]:
         found = []
         for key in sorted(sums):
-            place = node_and_zone(key, self._scene.layout)
-            zone = None if place is None else self._scene.zones.get(place)
+            place = node_and_zone(key, self._context.layout)
+            zone = None if place is None else self._context.zones.get(place)
             if zone is not None:
                 found.append((zone, sums[key]))
         return found
@@ -243,3 +242,29 @@ def _block_size(found: Blocks, page_size: int) -> BlockSize:
             if count
         ),
     )
+
+
+def unusable(blocks: tuple[int, ...], order: int) -> int | None:
+    """Compute the kernel's unusable free space index, in thousandths.
+
+    :param blocks: Free blocks by order.
+    """
+    free = sum(count << each for each, count in enumerate(blocks))
+    if not free:
+        return None
+    small = sum(count << each for each, count in enumerate(blocks[:order]))
+    return small * 1000 // free
+
+
+def fragmentation(blocks: tuple[int, ...], order: int) -> int | None:
+    """Compute the kernel's external fragmentation index, in thousandths.
+
+    :return: ``None`` if a block of the order is free.
+    """
+    if any(blocks[order:]):
+        return None
+    total = sum(blocks)
+    if not total:
+        return 0
+    free = sum(count << each for each, count in enumerate(blocks))
+    return 1000 - (1000 + (free * 1000 >> order)) // total

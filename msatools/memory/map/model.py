@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from msatools.memory.classes import CLASSES
-from msatools.memory.counting import Counts
+from msatools.memory.pages.classes import CLASSES
+from msatools.memory.pages.counting import Counts
 
 OUTLINE_CELLS = 1 << 10
 """Cells that JSON has at most: some 400 KB if each has a dozen classes and none is like
@@ -76,7 +76,7 @@ class Outline:
 
 @dataclass(frozen=True)
 class MemoryMap:
-    """What is where in physical memory."""
+    """The classes of physical memory, cell by cell."""
 
     cell_pages: int
     """Pages that a cell spans, a power of two."""
@@ -85,7 +85,7 @@ class MemoryMap:
     cells: Cells = field(compare=False)
 
     def outline(self) -> Outline:
-        """Give what JSON has, no more than :data:`OUTLINE_CELLS` cells."""
+        """Return the form in JSON, of no more than :data:`OUTLINE_CELLS` cells."""
         outlined = self.at_most(OUTLINE_CELLS)
         runs = tuple(_runs(outlined.cells))
         return Outline(outlined.cell_pages, self.section_pages, runs)

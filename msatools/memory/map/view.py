@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from msatools.memory.classify import Block, where
-from msatools.memory.counting import class_counts
 from msatools.memory.map.model import Cells, MapPlace, MemoryMap
-from msatools.memory.memmap import MemmapRange, pages_per_section
-from msatools.memory.views import ScanContext
-from msatools.memory.zonekeys import NOWHERE, node_and_zone, node_zone_keys
+from msatools.memory.pages.classify import Block, where
+from msatools.memory.pages.counting import class_counts
+from msatools.memory.pages.memmap import MemmapRange, pages_per_section
+from msatools.memory.pages.zonekeys import NOWHERE, node_and_zone, node_zone_keys
+from msatools.memory.scan.context import ScanContext
 
 MAX_CELLS = 1 << 16
 """They take 8 MiB: some 30 classes of 4 bytes each."""
@@ -87,12 +87,12 @@ def _cells(firsts: npt.NDArray[np.int64], lasts: npt.NDArray[np.int64]) -> int:
 class MapView:
     """A map of all memory that has struct pages."""
 
-    def __init__(self, scene: ScanContext) -> None:
-        self._scene = scene
-        self.observer = MapObserver(cell_size(scene.ranges))
+    def __init__(self, context: ScanContext) -> None:
+        self._context = context
+        self.observer = MapObserver(cell_size(context.ranges))
 
     def result(self) -> MemoryMap:
-        """Give the map once the scan is done."""
+        """Return the map once the scan is done."""
         each, runs = self.observer.cell_pages, self.observer.runs
         numbers = np.concatenate(
             [run.first + np.arange(len(run.counts), dtype=np.int64) for run in runs]
@@ -100,7 +100,7 @@ class MapView:
         counts = np.concatenate([run.counts for run in runs]).astype(np.int64)
         keys = np.concatenate([run.keys for run in runs])
         places, indices = self._places(numbers * each, keys)
-        section = pages_per_section(self._scene.prog)
+        section = pages_per_section(self._context.prog)
         return MemoryMap(each, section, Cells(numbers, counts, indices, each, places))
 
     def _places(
@@ -115,8 +115,8 @@ class MapView:
         found: list[MapPlace] = []
         indices = np.full(len(pfns), -1, np.intp)
         for key in np.unique(keys).tolist():
-            at = node_and_zone(key, self._scene.layout)
-            zone = None if at is None else self._scene.zones.get(at)
+            at = node_and_zone(key, self._context.layout)
+            zone = None if at is None else self._context.zones.get(at)
             if zone is not None:
                 spanned = pfns + self.observer.cell_pages > zone.start_pfn
                 spanned &= pfns < zone.end_pfn

@@ -8,6 +8,7 @@ slab cache. Where there are none, text may.
 """
 
 import re
+import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,12 +19,12 @@ import numpy.typing as npt
 from drgn.helpers.linux.mm import pfn_to_virt
 
 from msatools.kernel.losses import Loss
-from msatools.kernel.reader import Addresses
-from msatools.memory.unattributed.ftracepages import ftrace_pages
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import LossLog
+from msatools.memory.scan.context import ScanContext
 from msatools.memory.unattributed.model import PageWord
 from msatools.memory.unattributed.slabnames import SlabNames, page_numbers
 from msatools.memory.unattributed.symbolnames import SymbolNames
-from msatools.memory.views import ScanContext
 
 Numbers = npt.NDArray[np.int64]
 
@@ -47,7 +48,7 @@ _MOSTLY = 0.9
 
 @dataclass(frozen=True)
 class Hints:
-    """What kind of contents a block has, and whom it points to most."""
+    """The kind of contents of a block, and what it points to most."""
 
     content: str
     """``module``, ``symbol``, ``slab``, ``ftrace`` (its records), ``text``, ``data``,
@@ -59,17 +60,17 @@ class Hints:
 
 
 _RANKS = ("module", "symbol", "slab")
-"""What tells more comes first; a pointer or two into slabs has almost any page."""
+"""More specific kinds come first; almost any page has a pointer or two into slabs."""
 
 
 class Contents:
     """Looks into the first page of blocks."""
 
-    def __init__(self, scene: ScanContext) -> None:
-        self._reader = scene.reader
-        self._page_size = scene.page_size
-        self._pointers = _Pointers(scene)
-        self._ftrace = ftrace_pages(scene.reader, scene.findings)
+    def __init__(self, context: ScanContext) -> None:
+        self._reader = context.reader
+        self._page_size = context.page_size
+        self._pointers = _Pointers(context)
+        self._ftrace = ftrace_pages(context.reader, context.losses)
         self._words: list[dict[int, int]] = []
         self._texts: dict[int, str] = {}
         """By block, of those that are all text."""
@@ -77,23 +78,23 @@ class Contents:
     def look_into(self, pfns: Numbers) -> tuple[list[Hints], Numbers]:
         """Read the page at each pfn.
 
-        :return: All that was told, and for each page the number of it there.
+        :return: The different hints, and for each page the number of its hint there.
         """
-        told: list[Hints] = []
+        hints: list[Hints] = []
         for first in range(0, len(pfns), _AT_ONCE):
-            told += self._look_into_some(pfns[first : first + _AT_ONCE].tolist())
+            hints += self._look_into_some(pfns[first : first + _AT_ONCE].tolist())
         # Single blocks with a pointer to this and that are no group each.
-        frequent = Counter(told)
-        told = [
+        frequent = Counter(hints)
+        hints = [
             one if one.content == "module" or frequent[one] > 1 else Hints(one.content)
-            for one in told
+            for one in hints
         ]
-        kinds = list(dict.fromkeys(told))
+        kinds = list(dict.fromkeys(hints))
         numbers = {one: number for number, one in enumerate(kinds)}
-        return kinds, np.array([numbers[one] for one in told], np.int64)
+        return kinds, np.array([numbers[one] for one in hints], np.int64)
 
     def words(self, blocks: Iterable[int]) -> tuple[PageWord, ...]:
-        """Give the most frequent words of some blocks, by their place in *pfns*."""
+        """Return the most frequent words of some blocks, by their place in *pfns*."""
         counts: Counter[PageWord] = Counter()
         for block in blocks:
             for number, count in self._words[block].items():
@@ -121,16 +122,16 @@ class Contents:
                 readable.append(False)
         pages = np.frombuffer(data, "<u8").reshape(len(pfns), -1)
         found = self._pointers.count(pages)
-        told = []
+        hints = []
         for row, pfn in enumerate(pfns):
             self._words.append(found[row])
             if not readable[row]:
-                told.append(Hints("not in the dump"))
+                hints.append(Hints("not in the dump"))
             elif pfn in self._ftrace:
-                told.append(Hints("ftrace"))
+                hints.append(Hints("ftrace"))
             else:
-                told.append(self._tell(bytes(data[row * size : (row + 1) * size])))
-        return told
+                hints.append(self._tell(bytes(data[row * size : (row + 1) * size])))
+        return hints
 
     def _tell(self, page: bytes) -> Hints:
         place = len(self._words) - 1
@@ -153,28 +154,28 @@ class Contents:
 
 
 class _Pointers:
-    """Tells what addresses of the kernel lie in, each once."""
+    """Finds the symbol, module or slab cache of kernel addresses, each once."""
 
-    def __init__(self, scene: ScanContext) -> None:
-        reader, findings = scene.reader, scene.findings
+    def __init__(self, context: ScanContext) -> None:
+        reader, losses = context.reader, context.losses
         prog = reader.prog
-        self._end_pfn = max((part.pfn + part.pages for part in scene.ranges), default=0)
-        self._page_size = scene.page_size
-        self._symbols = SymbolNames(reader, findings)
+        self._end_pfn = max(
+            (part.pfn + part.pages for part in context.ranges), default=0
+        )
+        self._page_size = context.page_size
+        self._symbols = SymbolNames(reader, losses)
         self.known: list[PageWord] = []
         self._numbers: dict[PageWord, int] = {}
         self._by_address: dict[int, int | None] = {}
         self._by_pfn: dict[int, int | None] = {}
         self._start: int | None = None
-        self._kernel_start = np.uint64(scene.layout.kernel_start)
+        self._kernel_start = np.uint64(context.layout.kernel_start)
         self._slabs: SlabNames | None = None
         try:
             self._start = pfn_to_virt(prog, 0).value_()
-            self._slabs = SlabNames(reader, scene.layout)
+            self._slabs = SlabNames(reader, context.layout)
         except (LookupError, drgn.FaultError) as error:
-            findings.lose(
-                Loss.SLAB_CACHES, f"pointers into slabs tell nothing: {error}"
-            )
+            losses.lose(Loss.SLAB_CACHES, f"pointers into slabs tell nothing: {error}")
 
     def count(self, pages: npt.NDArray[np.uint64]) -> list[dict[int, int]]:
         """Count, for each page, the words that its pointers are.
@@ -184,8 +185,8 @@ class _Pointers:
         rows, columns = np.nonzero((pages >= self._kernel_start) & (pages < _LAST))
         values, index = np.unique(pages[rows, columns], return_inverse=True)
         numbers = self._tell(values)[index]
-        told = numbers >= 0
-        pairs = np.stack((rows[told], numbers[told]))
+        known = numbers >= 0
+        pairs = np.stack((rows[known], numbers[known]))
         pairs, counts = np.unique(pairs, axis=1, return_counts=True)
         found: list[Counter[int]] = [Counter() for _ in range(len(pages))]
         for row, number, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
@@ -193,7 +194,7 @@ class _Pointers:
         return [dict(counts.most_common(_WORDS_OF_BLOCK)) for counts in found]
 
     def _tell(self, addresses: Addresses) -> Numbers:
-        """Give the number of the word of each address, -1 if it tells nothing."""
+        """Return the number of the word of each address, -1 if there is none."""
         numbers = np.full(len(addresses), -1, np.int64)
         self._tell_slabs(addresses, numbers)
         for place in np.flatnonzero(self._symbols.may_name(addresses)).tolist():
@@ -215,8 +216,8 @@ class _Pointers:
         for pfn, name in zip(new, names, strict=True):
             word = None if name is None else PageWord("slab", name, name, 0)
             self._by_pfn[pfn] = self._number(word)
-        told = [self._by_pfn[pfn] for pfn in wanted.tolist()]
-        each = np.array([-1 if one is None else one for one in told], np.int64)
+        found = [self._by_pfn[pfn] for pfn in wanted.tolist()]
+        each = np.array([-1 if one is None else one for one in found], np.int64)
         numbers[inside] = each[index]
 
     def _by_symbol(self, address: int) -> int | None:
@@ -239,3 +240,44 @@ class _Pointers:
             self._numbers[word] = len(self.known)
             self.known.append(word)
         return self._numbers[word]
+
+
+_POINTER = struct.Struct("<Q")
+_MAX_GROUPS = 1 << 16
+"""Some for each module."""
+
+_ALIKE = "some records of ftrace look like others'"
+
+
+def ftrace_pages(reader: Reader, losses: LossLog) -> frozenset[int]:
+    """Find the first page of each block of records; none where nothing tells."""
+    prog = reader.prog
+    found: set[int] = set()
+    seen: set[int] = set()
+    try:
+        group = prog["ftrace_pages_start"].value_()
+    except LookupError:
+        return frozenset()  # CONFIG_DYNAMIC_FTRACE=n
+    except drgn.FaultError as error:
+        # A page of zeros is left out of most dumps, and is no loss.
+        losses.note("lost", f"{_ALIKE}: {error}", "ftrace")
+        return frozenset()
+    try:
+        type_ = prog.type("struct ftrace_page")
+        following, records = (
+            drgn.offsetof(type_, name) for name in ("next", "records")
+        )
+        size = drgn.sizeof(type_)
+        start = pfn_to_virt(prog, 0).value_()
+        shift = prog["PAGE_SHIFT"].value_()
+        while group:
+            if group in seen or len(seen) >= _MAX_GROUPS:
+                raise drgn.FaultError("their list is a loop", group)
+            seen.add(group)
+            data = reader.read(group, size)
+            (address,) = _POINTER.unpack_from(data, records)
+            found.add(address - start >> shift)
+            (group,) = _POINTER.unpack_from(data, following)
+    except (LookupError, drgn.FaultError) as error:
+        losses.lose(Loss.FTRACE, f"{_ALIKE}: {error}")
+    return frozenset(found)

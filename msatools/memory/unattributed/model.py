@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is known of pages that no owner explains."""
+"""Groups of pages that no owner explains."""
 
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ class PageWord:
     """Name of the module, symbol or slab cache, ``None`` for text."""
 
     count: int
-    """How often it is in those pages that were looked into."""
+    """How often the pages that were examined contain it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class UnattributedGroup:
     """Of the first page of each block."""
 
     content: str
-    """What the first page of each block has in it: pointers into a ``module``, to a
+    """Contents of the first page of each block: pointers into a ``module``, to a
     ``symbol`` of the kernel, into a ``slab`` cache; ``ftrace`` (its records of
     functions), ``text``, ``data``, ``zeros``, ``not in the dump``, ``not looked into``.
     """
@@ -60,5 +60,5 @@ class UnattributedGroup:
     """The most frequent of the most telling."""
 
     stack: tuple[str, ...] | None
-    """Who allocated them, the innermost function first; ``None`` if the kernel keeps no
+    """The stack that allocated them, innermost first; ``None`` if the kernel keeps no
     page_owner."""

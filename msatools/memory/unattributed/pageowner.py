@@ -47,27 +47,27 @@ class _OwnerLayout:
 class PageOwners:
     """Looks up by whom pages were allocated."""
 
-    def __init__(self, reader: Reader, findings: LossLog, layout: _OwnerLayout) -> None:
+    def __init__(self, reader: Reader, losses: LossLog, layout: _OwnerLayout) -> None:
         self._reader = reader
-        self._findings = findings
+        self._losses = losses
         self._layout = layout
         self._bases: dict[int, int] = {}
         self._per_section = int(reader.prog["PAGES_PER_SECTION"].value_())
 
     @classmethod
-    def of(cls, reader: Reader, findings: LossLog) -> "PageOwners | None":
+    def of(cls, reader: Reader, losses: LossLog) -> "PageOwners | None":
         """Find out whether this kernel keeps owners; ``None`` if not."""
         try:
             layout = _layout(reader.prog)
-            return None if layout is None else cls(reader, findings, layout)
+            return None if layout is None else cls(reader, losses, layout)
         except (LookupError, AttributeError):
             return None
         except drgn.FaultError as error:
-            findings.lose(Loss.PAGE_OWNER, f"who allocated pages is lost: {error}")
+            losses.lose(Loss.PAGE_OWNER, f"who allocated pages is lost: {error}")
             return None
 
     def handles(self, pfns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Give the handle of the stack that allocated each page, 0 if none is known."""
+        """Return the handle of the stack that allocated each page, 0 if unknown."""
         layout, lost = self._layout, 0
         handles = np.zeros(len(pfns), np.int64)
         for place, pfn in enumerate(pfns.tolist()):
@@ -84,7 +84,7 @@ class PageOwners:
                 handles[place] = int.from_bytes(record[layout.handle :], "little")
         if lost:
             text = f"who allocated {lost:,} blocks cannot be read"
-            self._findings.lose(Loss.PAGE_OWNER, text)
+            self._losses.lose(Loss.PAGE_OWNER, text)
         return handles
 
     def stack(self, handle: int) -> tuple[str, ...] | None:
@@ -95,7 +95,7 @@ class PageOwners:
                 drgn.Object(prog, "depot_stack_handle_t", value=handle)
             )
         except (LookupError, AttributeError, ValueError, drgn.FaultError) as error:
-            self._findings.lose(Loss.STACKS, f"a stack of page_owner is lost: {error}")
+            self._losses.lose(Loss.STACKS, f"a stack of page_owner is lost: {error}")
             return None
         if trace is None:
             return None

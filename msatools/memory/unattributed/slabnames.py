@@ -9,8 +9,8 @@ import numpy.typing as npt
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.slab import read_cache, slab_cache_offset
 from msatools.kernel.vmemmap import vmemmap_base
-from msatools.memory.classes import PageClass
-from msatools.memory.layout import PageLayout
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.pages.layout import PageLayout
 
 
 class SlabNames:

@@ -45,7 +45,7 @@ _SIZED = (drgn.SymbolKind.OBJECT, drgn.SymbolKind.FUNC)
 
 @dataclass(frozen=True)
 class SymbolName:
-    """What is known of an address."""
+    """What an address belongs to."""
 
     name: str
     """Of the symbol, with the offset from its start, and the module's."""
@@ -60,15 +60,15 @@ class SymbolName:
 class SymbolNames:
     """Names functions and variables; modules are read when an address asks for them."""
 
-    def __init__(self, reader: Reader, findings: LossLog) -> None:
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
         self._image = _bounds(reader.prog, "_stext", "_end")
         self._area = _module_area(reader.prog)
-        self._modules = CodeModules(reader, findings)
+        self._modules = CodeModules(reader, losses)
         self._of_kernel: _KernelSymbols | None = None
 
     def may_name(self, addresses: Addresses) -> npt.NDArray[np.bool_]:
-        """Tell which addresses are in the image, or between the first and last module.
+        """Return which addresses are in the image, or between first and last module.
 
         Where the kernel does not keep where these are, no address is.
         """

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from msatools.memory.classes import CLASSES, PageClass
-from msatools.memory.classify import Block, where
+from msatools.memory.pages.classes import CLASSES, PageClass
+from msatools.memory.pages.classify import Block, where
+from msatools.memory.pages.zonekeys import node_zone_keys
+from msatools.memory.scan.context import ScanContext
 from msatools.memory.unattributed.content_hints import Contents, Hints
 from msatools.memory.unattributed.model import UnattributedGroup
 from msatools.memory.unattributed.pageowner import PageOwners
-from msatools.memory.views import ScanContext
-from msatools.memory.zonekeys import node_zone_keys
 
 Numbers = npt.NDArray[np.int64]
 
@@ -50,7 +50,7 @@ _PAGE = np.dtype(
         ("code", "u1"),
     ]
 )
-"""What is remembered of a page; the order is that of a compound page's head."""
+"""Columns kept of a page; the order is that of a compound page's head."""
 
 
 @dataclass
@@ -100,7 +100,7 @@ class UnattributedPages:
 
 
 def _compound_orders(block: Block) -> npt.NDArray[np.int8]:
-    """Tell the order of each compound page at its head."""
+    """Return the order of each compound page at its head."""
     orders = np.full(len(block), NOT_COMPOUND, np.int8)
     near = (block.tail_heads >= 0) & (block.tail_heads < len(block))
     tails = np.bincount(block.tail_heads[near], minlength=len(block))
@@ -185,26 +185,26 @@ def _fit(
 class UnattributedView:
     """The pages that no owner explains, and those that may just look like kmalloc's."""
 
-    def __init__(self, scene: ScanContext) -> None:
-        self._scene = scene
+    def __init__(self, context: ScanContext) -> None:
+        self._context = context
         codes: tuple[int, ...] = (PageClass.UNATTRIBUTED,)
-        if not scene.layout.types.has("large_kmalloc"):
+        if not context.layout.types.has("large_kmalloc"):
             # It is a guess then: drivers take compound pages as well.
             codes = (PageClass.UNATTRIBUTED, PageClass.LARGE_KMALLOC)
         self.observer = UnattributedPages(codes, MAX_KEPT)
 
     def groups(self) -> tuple[UnattributedGroup, ...]:
-        """Give groups of like blocks, largest first; they sum to their classes."""
+        """Return groups of like blocks, largest first; they sum to their classes."""
         found = allocations(self.observer.pages())
-        contents = Contents(self._scene)
+        contents = Contents(self._context)
         chosen = self._chosen(found)
-        told, of_chosen = contents.look_into(found.pfn[chosen])
+        hints, of_chosen = contents.look_into(found.pfn[chosen])
         rows = np.full(len(found), -1)
         rows[chosen] = np.arange(len(chosen))
-        content = np.full(len(found), len(told))
+        content = np.full(len(found), len(hints))
         content[chosen] = of_chosen
-        told.append(Hints("not looked into"))
-        owners = PageOwners.of(self._scene.reader, self._scene.findings)
+        hints.append(Hints("not looked into"))
+        owners = PageOwners.of(self._context.reader, self._context.losses)
         handles = np.zeros(len(found), np.int64)
         if owners is not None:
             handles = owners.handles(found.pfn)
@@ -222,8 +222,8 @@ class UnattributedView:
                     runs=_runs(found.pfn[members], pages),
                     node=int(found.node[first]),
                     refcount=int(found.refcount[first]),
-                    content=told[content[first]].content,
-                    owner=told[content[first]].owner,
+                    content=hints[content[first]].content,
+                    owner=hints[content[first]].owner,
                     examples=tuple(found.pfn[members[:_EXAMPLES]].tolist()),
                     words=contents.words(its_rows[its_rows >= 0].tolist()),
                     stack=owners.stack(handle) if owners and handle else None,
@@ -239,7 +239,7 @@ class UnattributedView:
             mine = where(found.code == code)
             if len(mine) > left:
                 text = f"{left:,} of {len(mine):,} blocks were looked into"
-                self._scene.findings.note(
+                self._context.losses.note(
                     "not-all-contents", f"{CLASSES[code]}: {text}"
                 )
                 mine = mine[np.linspace(0, len(mine) - 1, left).astype(np.intp)]
@@ -268,7 +268,7 @@ class UnattributedView:
 def _alike(
     found: Allocations, content: Numbers, handles: Numbers
 ) -> Iterator[npt.NDArray[np.intp]]:
-    """Give the places of blocks that have all in common, in pfn order."""
+    """Yield the places of blocks that agree in all columns, in pfn order."""
     columns = (found.code, found.order, found.node, found.refcount, content, handles)
     order = np.lexsort(columns)
     if not len(order):

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What msa-cpus prints."""
+"""Output of msa-cpus."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from msatools.cpus.model import Cpu, CpusReport, State
 from msatools.render.blocks import Cell, Column, Span, Text
 from msatools.render.blocks import text as line
+from msatools.render.cells import NOT_KEPT, share
 from msatools.render.cpus.words import amount
-from msatools.render.prstat.columns import NOT_KEPT, share
 
 _TELLING: Sequence[State] = (
     "stopped",
@@ -20,7 +20,7 @@ _TELLING: Sequence[State] = (
     "no-intr",
     "idle",
 )
-"""States in the order in which they are told."""
+"""States in the order in which they are shown."""
 
 _SET_WIDTH = 20
 
@@ -29,21 +29,21 @@ _ALARMING: Collection[str] = ("stopped", "inactive")
 
 @dataclass(frozen=True)
 class CpuContext:
-    """What cells depend on beside their row."""
+    """Inputs of cells beside their row."""
 
     interval_ns: int | None
     panicked: Collection[int]
     """CPUs where the kernel died."""
 
     tells_idle: bool
-    """Whether another column says that a CPU is idle."""
+    """Whether another column shows that a CPU is idle."""
 
     full: bool
-    """Whether states are told that others imply, and long names are not cut."""
+    """Whether to show states that others imply, and not to cut long names."""
 
 
 def context(report: CpusReport, names: Sequence[str], full: bool) -> CpuContext:
-    """Tell what the cells of a table with these columns depend on."""
+    """Return the context for the cells of a table with these columns."""
     return CpuContext(
         interval_ns=report.interval_ns,
         panicked={queue.cpu for queue in report.run_queues if queue.panicked},
@@ -56,7 +56,7 @@ Write = Callable[[Cpu, CpuContext], Cell]
 
 
 def default_columns(cpus: Sequence[Cpu]) -> tuple[str, ...]:
-    """Tell which columns are shown if nobody asks for others."""
+    """Return the default columns."""
     leave_out = set(_ON_REQUEST)
     if all(cpu.set == "default" for cpu in cpus):
         leave_out.add("set")
@@ -66,7 +66,7 @@ def default_columns(cpus: Sequence[Cpu]) -> tuple[str, ...]:
 
 
 def make_columns(names: Sequence[str]) -> tuple[Column, ...]:
-    """Give the headers of some columns: those of mpstat are lower case, as there."""
+    """Return the headers of some columns: those of mpstat are lower case, as there."""
     return tuple(
         Column(
             name.upper() if name in _UPPER else name,
@@ -105,12 +105,12 @@ def state_cell(cpu: Cpu, about: CpuContext) -> Cell:
 
 
 def is_idle(cpu: Cpu) -> bool:
-    """Tell whether a CPU is known to run its idle task."""
+    """Return whether a CPU is known to run its idle task."""
     return cpu.current is not None and cpu.current.sched_class == "idle"
 
 
 def total_ns(cpu: Cpu) -> int | None:
-    """Tell all time that a CPU has had; ``None`` if a part is not known."""
+    """Return the total time of a CPU; ``None`` if a part is not known."""
     parts = (cpu.usr_ns, cpu.sys_ns, cpu.irq_ns, cpu.wt_ns, cpu.idl_ns)
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):

@@ -9,9 +9,8 @@ from msatools.cpus.model import CpusReport, Irq, Vector
 from msatools.render import plain
 from msatools.render.blocks import Block, Cell, Column, Span, Table
 from msatools.render.blocks import text as line
+from msatools.render.cells import NOT_KEPT, more, plural
 from msatools.render.cpus.words import amount, numbers_text, percent
-from msatools.render.locks.words import more, plural
-from msatools.render.prstat.columns import NOT_KEPT
 
 _CPUS = 16
 """More never have room for a column each."""

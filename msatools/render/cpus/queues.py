@@ -9,11 +9,8 @@ from msatools.kernel.ranges import ranges
 from msatools.render import plain
 from msatools.render.blocks import Cell, Column, Span, Table, Text
 from msatools.render.blocks import text as line
-from msatools.render.locks.words import more
-from msatools.render.prstat.columns import ESTIMATE, NOT_KEPT, UPPER
-from msatools.render.units import duration
-
-_MARKS = {"exact": "", "upper": UPPER, "estimate": ESTIMATE}
+from msatools.render.cells import BOUND_MARKS, NOT_KEPT, more
+from msatools.reports.units import duration
 
 _CLASSES: Mapping[str, SchedClass] = {
     "FIFO": "realtime",
@@ -48,7 +45,7 @@ def queue_lines(queues: Sequence[RunQueue], rows: int | None) -> Iterator[Text]:
 
 
 def _quiet(queue: RunQueue) -> str | None:
-    """Tell why there is nothing to say of a CPU; ``None`` if there is."""
+    """Return why a CPU needs no line; ``None`` if it needs one."""
     if queue.waiting or queue.panicked:
         return None
     if queue.lag_why == "offline":
@@ -71,7 +68,7 @@ def _head(queue: RunQueue) -> Iterator[Cell]:
     is_idle = current.sched_class == "idle"
     parts.append("idle" if is_idle else "running")
     if queue.switched_ns is not None:
-        parts[-1] += f" {_MARKS[current.wait_bound]}{duration(queue.switched_ns)}"
+        parts[-1] += f" {BOUND_MARKS[current.wait_bound]}{duration(queue.switched_ns)}"
     yield ", ".join(parts)
     if not is_idle:
         yield f": {current.pid} {current.comm}  {_policy(current)}"
@@ -113,7 +110,7 @@ def _waiting(tasks: Sequence[RunnableTask], rows: int | None) -> Iterator[Text]:
 def _task(task: RunnableTask) -> Sequence[Cell]:
     waits = NOT_KEPT
     if task.wait_ns is not None:
-        waits = _MARKS[task.wait_bound] + duration(task.wait_ns)
+        waits = BOUND_MARKS[task.wait_bound] + duration(task.wait_ns)
     return (
         str(task.pid),
         task.comm,

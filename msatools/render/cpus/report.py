@@ -8,6 +8,7 @@ from typing import Literal
 from msatools.cpus.model import Cpu, CpusReport
 from msatools.render.blocks import Block, Cell, Column, Span, Table, Text
 from msatools.render.blocks import text as line
+from msatools.render.cells import NOT_KEPT, more, number_text, plural, share
 from msatools.render.cpus.columns import (
     COLUMNS,
     CpuContext,
@@ -30,8 +31,6 @@ from msatools.render.cpus.words import (
     possible_cpus,
 )
 from msatools.render.header import header, notes
-from msatools.render.locks.words import more, plural
-from msatools.render.prstat.columns import NOT_KEPT, share
 
 __all__ = ["COLUMNS", "View", "blocks"]
 
@@ -123,7 +122,7 @@ def _named(columns: Sequence[str]) -> Sequence[str]:
 
 
 def _does_nothing(cpu: Cpu) -> bool:
-    """Tell whether a CPU is idle, and has been all the time at this precision."""
+    """Return whether a CPU is idle, and was all the time at this precision."""
     if not is_idle(cpu) or cpu.runq or "inactive" in cpu.state:
         return False
     idle, total = cpu.idl_ns, total_ns(cpu)
@@ -180,9 +179,9 @@ def _processor(cpu: Cpu, about: CpuContext, has_dies: bool) -> Sequence[Cell]:
     return (
         str(cpu.cpu),
         state_cell(cpu, about),
-        *map(_number, (*place, one.core, one.thread)),
+        *map(number_text, (*place, one.core, one.thread)),
         numbers_text(one.siblings) if one.siblings else NOT_KEPT,
-        _number(one.capacity),
+        number_text(one.capacity),
         Span(hotplug, "warn") if one.hotplug_target is not None else hotplug,
         _idle_state(cpu),
         _TICKS[one.tick_stopped if cpu.online else None],
@@ -195,12 +194,8 @@ _TICKS = {True: "stopped", False: "on", None: NOT_KEPT}
 def _idle_state(cpu: Cpu) -> str:
     name, depth = cpu.processor.idle_state, cpu.processor.idle_depth
     if name is None:
-        return _number(depth)
+        return number_text(depth)
     return name if depth is None else f"{name} ({depth})"
-
-
-def _number(value: int | None) -> str:
-    return NOT_KEPT if value is None else str(value)
 
 
 # --- the foot

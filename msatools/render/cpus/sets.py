@@ -8,9 +8,8 @@ from msatools.cpus.model import BoundTask, CpuSet, CpusReport, SetTasks
 from msatools.render import plain
 from msatools.render.blocks import Block, Cell, Column, Span, Table, Text
 from msatools.render.blocks import text as line
+from msatools.render.cells import NOT_KEPT, more, plural
 from msatools.render.cpus.words import INDENT, is_part, kind_cell, numbers_text
-from msatools.render.locks.words import more, plural
-from msatools.render.prstat.columns import NOT_KEPT
 
 _TASKS = 10
 
@@ -68,7 +67,7 @@ def sets_in_full(
 
 
 def _all_irqs(report: CpusReport) -> frozenset[int]:
-    """Give the interrupts that may go to any CPU; none if not all sets are told."""
+    """Return the interrupts that may go to any CPU; none if not all sets are shown."""
     if is_part(report):
         return frozenset()
     return frozenset().union(*(one.irqs_allowed for one in report.sets))

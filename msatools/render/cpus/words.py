@@ -8,8 +8,8 @@ from msatools.cpus.model import CpuSet, CpusReport, Diagnostic
 from msatools.kernel.ranges import ranges
 from msatools.render.blocks import Cell, Span, Style, Text
 from msatools.render.blocks import text as line
-from msatools.render.prstat.columns import NOT_KEPT
-from msatools.render.units import count
+from msatools.render.cells import NOT_KEPT
+from msatools.reports.units import count
 
 INDENT = "    "
 
@@ -58,12 +58,12 @@ def percent(share: float | None) -> str:
 
 
 def possible_cpus(report: CpusReport) -> int:
-    """Tell how many CPUs there can be, those of which no row was asked for too."""
+    """Return the number of possible CPUs, also those without a row."""
     return max(report.coverage.get("cpus", 0), len(report.cpus))
 
 
 def is_part(report: CpusReport) -> bool:
-    """Tell whether some CPUs were asked for, and not all."""
+    """Return whether only some CPUs were selected."""
     return len(report.cpus) < possible_cpus(report)
 
 

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What msa-locks prints."""
+"""Output of msa-locks."""

@@ -14,15 +14,10 @@ from dataclasses import dataclass
 from msatools.locks.report import Deadlock, LockRow, LocksReport, Root
 from msatools.render.blocks import Text, escape
 from msatools.render.blocks import text as line
+from msatools.render.cells import plural
 from msatools.render.locks.wait_graph import WaitGraph
-from msatools.render.locks.words import (
-    age_text,
-    doing_text,
-    lock_text,
-    plural,
-    task_text,
-)
-from msatools.render.units import duration
+from msatools.render.locks.words import age_text, doing_text, lock_text, task_text
+from msatools.reports.units import duration
 
 _LEAVES = 6
 """Waiters of one lock that nobody waits for; the others are one node."""
@@ -110,7 +105,7 @@ class _Graph:
         yield from _others(name, len(lock.waiters) - len(shown))
 
     def _shown(self, lock: LockRow) -> Sequence[int]:
-        """Give the waiters that have a node: all for whom others wait, few others."""
+        """Return the waiters with a node: all that have waiters, few others."""
         if self._verbose or len(lock.waiters) <= _LEAVES + 1:
             return lock.waiters
         found, leaves = [], 0

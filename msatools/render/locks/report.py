@@ -18,10 +18,10 @@ from msatools.locks.report import (
 )
 from msatools.render.blocks import Block, Cell, Span, Style, Text
 from msatools.render.blocks import text as line
-from msatools.render.header import header, notes
+from msatools.render.cells import NOT_KEPT, more, plural, state_cell
+from msatools.render.header import header, losses, notes, times
 from msatools.render.herds import woken_words
-from msatools.render.locks.contention import contention
-from msatools.render.locks.tables import chains, table
+from msatools.render.locks.tables import chains, contention, table
 from msatools.render.locks.tree import WaitTree
 from msatools.render.locks.wait_graph import WaitGraph
 from msatools.render.locks.words import (
@@ -29,20 +29,16 @@ from msatools.render.locks.words import (
     MARKS,
     age_text,
     lock_text,
-    more,
     owners_text,
     pids_text,
-    plural,
-    state_cell,
     task_text,
 )
-from msatools.render.prstat.columns import NOT_KEPT
-from msatools.render.units import duration
+from msatools.reports.units import duration, duration_range
 
 View = Literal["root", "lock", "task", "chains", "holders"]
 
 ROOTS = 10
-"""How many roots are shown if nobody asks for more or fewer."""
+"""Roots shown by default."""
 
 _ALL_LINES = 30
 _LINES = 12
@@ -52,7 +48,7 @@ when those before it have used up the others. All of it is about a screenful."""
 
 _HOPS = 12
 _CROWDS = 4
-"""Crowds on one lock that are told one by one."""
+"""Crowds on one lock that are shown one by one."""
 
 _OTHERS = 5
 
@@ -105,10 +101,7 @@ def blocks(
 
 
 def _facts(report: LocksReport) -> Iterator[str]:
-    if report.taken_at_ns is not None:
-        yield f"now {report.taken_at_ns / 1e9:.3f} s"
-    if report.interval_ns is not None:
-        yield f"interval {report.interval_ns / 1e9:.3f} s"
+    yield from times(report)
     if "tasks" in report.coverage:
         yield plural(report.coverage["tasks"], "task")
     in_d = sum(wait.state == "D" for wait in report.waits)
@@ -145,7 +138,7 @@ def _mark(lock: LockRow | None, owner: int) -> str:
 
 
 def _crowds(report: LocksReport, graph: WaitGraph, verbose: bool) -> Iterator[Text]:
-    """Tell the herds, and the largest of those of which nothing says so."""
+    """Yield the herds, and the largest crowds without evidence of a herd."""
     crowds = [herd for herd in report.herds if herd.confidence == "none"]
     left = crowds[_CROWDS:] if not verbose else []
     for herd in report.herds:
@@ -168,13 +161,12 @@ def _herd(herd: Herd, report: LocksReport, graph: WaitGraph, verbose: bool) -> s
     owner = f"{NOT_KEPT} (nobody is known to hold it)"
     if lock is not None and lock.owners:
         owner = owners_text(lock.owners, verbose)
-    least, most = duration(herd.min_age_ns), duration(herd.max_age_ns)
-    ages = least if least == most else f"{least}..{most}"
+    ages = duration_range(herd.min_age_ns, herd.max_age_ns)
     words = f"HERD  {herd.waiters:,} x {name}  owner {owner}  asleep for {ages} "
     words += f"after {plural(herd.nvcsw_median, 'sleep')} each (median)"
-    told = _TOGETHER[herd.confidence]
+    together = _TOGETHER[herd.confidence]
     more = woken_words(herd, report.interval_ns)
-    return "; ".join([words, *([told] if told else []), *more])
+    return "; ".join([words, *([together] if together else []), *more])
 
 
 def _inversion(inversion: Inversion, graph: WaitGraph) -> str:
@@ -205,10 +197,6 @@ def _changes(changes: LockChanges, verbose: bool) -> Iterator[Text]:
     yield line(Span("Changes: ", "title"), ", ".join(words))
 
 
-_SAID = frozenset({"tasks_unreadable"})
-_LOSSES = ("_unreadable", "_broken", "_lost", "_incomplete", "_guessed", "_ended")
-
-
 def _coverage(report: LocksReport) -> str:
     coverage = report.coverage
     parts = [
@@ -220,12 +208,7 @@ def _coverage(report: LocksReport) -> str:
         parts.append(f"{plural(zombies, 'zombie')} {verb} no stack")
     if unknown := coverage.get("locks_unknown"):
         parts.append(f"{plural(unknown, 'lock')} not found")
-    parts += [
-        f"{count:,} {key.replace('_', ' ')}"
-        for key, count in coverage.items()
-        if count and key.endswith(_LOSSES) and key not in _SAID
-    ]
-    return "; ".join(parts)
+    return "; ".join([*parts, *losses(report)])
 
 
 # --- roots
@@ -280,7 +263,7 @@ def _root(number: int, root: Root, tree: WaitTree, most: int | None) -> Iterator
 def _cut(root: Root, tree: WaitTree) -> Iterator[Text]:
     graph = tree.graph
     own = frozenset(root.waiters if root.kind == "cycle" else (root.pid,))
-    left = graph.reached([root]) & graph.waits.keys() - tree.told - own
+    left = graph.reached([root]) & graph.waits.keys() - tree.shown_pids - own
     if left:
         verb, them = ("is", "it") if len(left) == 1 else ("are", "them")
         words = f"… {len(left):,} of those behind it {verb} not shown: -v shows {them}"
@@ -305,7 +288,7 @@ def _about(root: Root, graph: WaitGraph, verbose: bool) -> Sequence[Cell]:
 
 
 def _only_one(root: Root) -> int | None:
-    """Give the only task that waits for what is outside: it stands for it."""
+    """Return the only task that waits for something external: it stands for it."""
     return root.waiters[0] if len(root.waiters) == 1 else None
 
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Locks, tasks that wait and tasks that others wait for, as tables; chains."""
+"""Locks, hot locks, tasks that wait and tasks waited for, as tables; chains."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from msatools.locks.report import LocksReport, Wait
+from msatools.locks.report import Contended, LocksReport, OwnerSeen, Wait
 from msatools.render.blocks import Block, Cell, Column, Span, Table, Text
 from msatools.render.blocks import text as line
+from msatools.render.cells import NOT_KEPT, more, plural, state_cell
 from msatools.render.locks.wait_graph import HeldLock, WaitGraph
 from msatools.render.locks.words import (
     FEW_OWNERS,
@@ -14,27 +15,23 @@ from msatools.render.locks.words import (
     age_text,
     doing_text,
     lock_text,
-    more,
     owners_text,
     pids_text,
     place_text,
-    plural,
-    state_cell,
     task_text,
 )
 from msatools.render.on import on_text
-from msatools.render.prstat.columns import NOT_KEPT
-from msatools.render.units import duration
+from msatools.reports.units import duration
 
 INTERVAL_ROWS = 20
-"""How many rows or chains an interval shows, unless others are asked for."""
+"""Rows or chains that an interval shows by default."""
 
 _HOPS = 12
 _ALL_HOPS = 256
 
 
 def shown_rows(total: int, report: LocksReport, rows: int | None, verbose: bool) -> int:
-    """Tell how many rows of a list are shown: all, but few of each sample."""
+    """Return how many rows of a list to show: all, but few of each sample."""
     if rows is None and report.interval_ns is not None and not verbose:
         rows = INTERVAL_ROWS
     return total if rows is None else min(rows, total)
@@ -179,7 +176,7 @@ def _has(held: Sequence[HeldLock], verbose: bool) -> str:
 
 
 def _now(pid: int, graph: WaitGraph) -> tuple[str | None, str, str]:
-    """Tell the state of a task, since when, and what it does in place of giving way."""
+    """Return the state of an owner, its age, and what it does meanwhile."""
     root, wait = graph.end(pid), graph.waits.get(pid)
     step = graph.step(pid)
     if wait is not None:
@@ -239,8 +236,58 @@ def _way(wait: Wait, graph: WaitGraph, verbose: bool) -> Iterator[Cell]:
 
 
 def _doing(pid: int, graph: WaitGraph) -> str | None:
-    """Tell what a task does that waits for no lock."""
+    """Return what a task does that waits for no lock."""
     root, wait = graph.end(pid), graph.waits.get(pid)
     if root is not None:
         return root.reason
     return None if wait is None else doing_text(wait)
+
+
+ROWS = 10
+"""Locks shown by default."""
+
+_FEW_OWNERS = 2
+_COLUMNS = (
+    *(Column(name, "right") for name in ("WAITED", "MEAN", "MAX", "WAIT/S")),
+    *(Column(name) for name in ("LOCK", "OWNERS SEEN")),
+)
+
+
+def contention(
+    report: LocksReport, locks: Sequence[Contended], rows: int | None, verbose: bool
+) -> Iterator[Block]:
+    """Yield the table of locks for which tasks waited within an interval.
+
+    :param rows: How many, if others than usual.
+    """
+    shown = locks[: rows or (None if verbose else ROWS)]
+    seconds = (report.interval_ns or 0) / 1e9
+    cells = [
+        (
+            f"{100 * lock.share:.0f} %",
+            f"{lock.mean_queue:.1f}",
+            f"{lock.max_queue:,}",
+            _wait(lock, seconds),
+            lock.lock if lock.name is None else f"{lock.lock} ({lock.name})",
+            _owners(lock.owners, verbose),
+        )
+        for lock in shown
+    ]
+    yield Table(_COLUMNS, cells)
+    yield from more(len(locks) - len(shown), "lock")
+
+
+def _wait(lock: Contended, seconds: float) -> str:
+    if not seconds:
+        return NOT_KEPT
+    wait, error = (
+        duration(round(ns / seconds)) for ns in (lock.wait_ns, lock.error_ns)
+    )
+    return f"~{wait}+-{error}"
+
+
+def _owners(owners: Sequence[OwnerSeen], verbose: bool) -> str:
+    few = owners if verbose else owners[:_FEW_OWNERS]
+    words = [f"{each.pid} {each.comm}: {each.where} x{each.looks:,}" for each in few]
+    left = len(owners) - len(few)
+    return ", ".join(words) + (f" +{left:,}" if left else "") or NOT_KEPT

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What hangs on a root: its locks, those who wait for them, their locks in turn."""
+"""The tree below a root: its locks, their waiters, the waiters' locks in turn."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -8,6 +8,7 @@ from itertools import islice
 from msatools.locks.report import LockRow
 from msatools.render.blocks import Cell, Span, Text, escape
 from msatools.render.blocks import text as line
+from msatools.render.cells import NOT_KEPT, state_cell
 from msatools.render.locks.wait_graph import HeldLock, WaitGraph
 from msatools.render.locks.words import (
     MARKS,
@@ -15,9 +16,7 @@ from msatools.render.locks.words import (
     doing_text,
     lock_facts,
     lock_text,
-    state_cell,
 )
-from msatools.render.prstat.columns import NOT_KEPT
 
 _WAITERS = 5
 _LOCKS = 4
@@ -38,17 +37,17 @@ class WaitTree:
         self._depth = _ALL_DEPTH if verbose else _DEPTH
         self._locks: set[str] = set()
         self._stacks: dict[tuple[str, ...], int] = {}
-        self.told: set[int] = set()
+        self.shown_pids: set[int] = set()
         """Tasks that have a line."""
 
         self.lines = 0
-        """How many there are, but for those of stacks."""
+        """Number of lines, without those of stacks."""
 
     def of_task(
         self, pid: int, waiters: Sequence[int], depth: int = 1
     ) -> Iterator[Text]:
         """Yield what a task has, and *waiters* that wait for none of its locks."""
-        self.told.add(pid)
+        self.shown_pids.add(pid)
         yield from self._held(pid, depth, frozenset())
         known = self.graph.waiting_for(pid)
         yield from self._waiters([w for w in waiters if w not in known], depth)
@@ -74,7 +73,7 @@ class WaitTree:
     ) -> Iterator[Text]:
         """Yield a line for each task, one under the other.
 
-        :param locks: Whether to say what lock each waits for, as nothing else does.
+        :param locks: Whether to show the lock that each task waits for.
         """
         for pid, words in zip(pids, self._aligned(pids, locks), strict=True):
             yield from self._task(pid, words, depth)
@@ -118,7 +117,7 @@ class WaitTree:
     def _task(self, pid: int, words: Sequence[Cell], depth: int) -> Iterator[Text]:
         self.lines += 1
         yield line("  " * depth, *words)
-        self.told.add(pid)
+        self.shown_pids.add(pid)
         yield from self.stack(self.graph.stack(pid), pid, depth + 2)
 
     def _held(self, pid: int, depth: int, without: frozenset[int]) -> Iterator[Text]:
@@ -154,7 +153,7 @@ class WaitTree:
         pids = [pid for pid in pids if pid in graph.waits or pid in graph.held]
         shown = pids if self.verbose else self._few(pids)
         for pid, words in zip(shown, self._aligned(shown), strict=True):
-            again = pid in self.told
+            again = pid in self.shown_pids
             yield from self._task(pid, words, depth)
             if again:
                 continue

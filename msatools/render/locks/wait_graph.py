@@ -9,7 +9,7 @@ from functools import cached_property
 from msatools.locks.report import LockRow, LocksReport, Owner, Root, Wait
 
 _IDLE = frozenset({"futex", "wait_queue"})
-"""What tasks wait on that have nothing to do: nobody has it."""
+"""Types of locks that idle tasks wait on: nobody owns them."""
 
 _SUREST_FIRST = ("exact", "likely", "evidence")
 
@@ -31,11 +31,11 @@ class Step:
     """One of those whose word is best; ``None`` if nobody is known."""
 
     others: int
-    """How many more have it."""
+    """Number of further owners."""
 
 
 class WaitGraph:
-    """Who waits for whom in a report."""
+    """The waits-for graph of a report."""
 
     def __init__(self, report: LocksReport) -> None:
         self.waits: Mapping[int, Wait] = {wait.pid: wait for wait in report.waits}
@@ -58,7 +58,7 @@ class WaitGraph:
         }
         self._idle: dict[str, bool] = {}
         self.held: dict[int, list[HeldLock]] = {}
-        """What each task has that others wait for, in the report's order."""
+        """Locks that each task owns and others wait for, in the report's order."""
 
         self._comms = {wait.pid: wait.comm for wait in report.waits}
         for lock in report.locks:
@@ -70,16 +70,16 @@ class WaitGraph:
                 self._comms.setdefault(root.pid, root.comm)
 
     def comm(self, pid: int) -> str | None:
-        """Tell a task's name, if the report has it."""
+        """Return a task's name, if the report has it."""
         return self._comms.get(pid)
 
     def wanted(self, wait: Wait) -> list[LockRow]:
-        """Give the lock that a task waits for, or those of which any one will do."""
+        """Return the lock that a task waits for, or several if any one will do."""
         ids = wait.any_of or ((wait.lock,) if wait.lock is not None else ())
         return [self.locks[lock] for lock in ids if lock in self.locks]
 
     def is_idle(self, lock: LockRow) -> bool:
-        """Tell whether tasks but seem to wait there for something to do."""
+        """Return whether the waiters of a lock seem to be idle workers."""
         if lock.id not in self._idle:
             self._idle[lock.id] = self._is_idle(lock)
         return self._idle[lock.id]
@@ -96,14 +96,14 @@ class WaitGraph:
         return pid not in self.held and (wait is None or wait.state != "D")
 
     def stack(self, pid: int) -> tuple[str, ...] | None:
-        """Give a task's stack, if the report has it."""
+        """Return a task's stack, if the report has it."""
         if (wait := self.waits.get(pid)) is not None:
             return wait.stack
         root = self.roots.get(pid)
         return None if root is None else root.stack
 
     def end(self, pid: int) -> Root | None:
-        """Tell the root that a task is, or that it waits for directly."""
+        """Return the root that a task is, or that it waits for directly."""
         if pid in self.roots:
             return self.roots[pid]
         wait = self.waits.get(pid)
@@ -111,7 +111,7 @@ class WaitGraph:
         return self._outside.get(lock or "") or self._served.get(pid)
 
     def step(self, pid: int) -> Step | None:
-        """Tell what a task waits for, and who has it."""
+        """Return the lock that a task waits for, and its surest owner."""
         wait = self.waits.get(pid)
         lock = self.locks.get(wait.lock) if wait is not None and wait.lock else None
         if lock is None:
@@ -133,7 +133,7 @@ class WaitGraph:
             seen.add(pid)
 
     def waiting_for(self, pid: int) -> set[int]:
-        """Give those that wait for what a task has."""
+        """Return the tasks that wait for a task's locks."""
         return {
             waiter
             for held in self.held.get(pid, ())
@@ -142,7 +142,7 @@ class WaitGraph:
         }
 
     def reached(self, roots: Sequence[Root]) -> set[int]:
-        """Give those that wait behind some roots, and the roots themselves."""
+        """Return the tasks that wait behind some roots, and the roots themselves."""
         todo: list[int] = []
         seen_locks: set[str] = set()
         for root in roots:
@@ -165,7 +165,7 @@ class WaitGraph:
 
     @cached_property
     def behind(self) -> Mapping[int, int]:
-        """How many wait behind each that has a lock, near or far.
+        """Return the number of direct and indirect waiters of each owner.
 
         Sets are numbers with a bit for each waiter: there may be as many sets as tasks.
         """

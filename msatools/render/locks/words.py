@@ -2,30 +2,21 @@
 
 """Locks, their owners and those who wait for them, in a few words."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from msatools.locks.report import LockRow, Owner, Wait
-from msatools.render.blocks import Cell, Span, Text
-from msatools.render.blocks import text as line
+from msatools.render.cells import BOUND_MARKS, NOT_KEPT, plural
 from msatools.render.locks.wait_graph import WaitGraph
 from msatools.render.on import on_text
-from msatools.render.prstat.columns import ESTIMATE, NOT_KEPT, UPPER
-from msatools.render.units import duration
+from msatools.reports.units import duration
 
 MARKS = {"exact": "=", "likely": "~", "evidence": "?"}
-"""How well it is known that a task has a lock."""
+"""Marks for the confidence in an owner."""
 
 FEW_OWNERS = 3
 
 _PIDS = 8
-_AGE_MARKS = {"exact": "", "upper": UPPER, "estimate": ESTIMATE}
-_BAD_STATES = frozenset("D")
 _OF_PROGRAMS = frozenset({"futex", "pi_futex"})
-
-
-def plural(number: int, what: str) -> str:
-    """Write how many there are of something."""
-    return f"{number:,} {what if number == 1 else what + 's'}"
 
 
 def lock_text(lock: LockRow, verbose: bool = False) -> str:
@@ -53,14 +44,7 @@ def task_text(graph: WaitGraph, pid: int) -> str:
 
 def age_text(wait: Wait) -> str:
     """Write how long a wait has lasted, and how well that is known."""
-    return _AGE_MARKS[wait.age_bound] + duration(wait.age_ns)
-
-
-def state_cell(state: str | None) -> Cell:
-    """Write the state of a task."""
-    if state is None:
-        return NOT_KEPT
-    return Span(state, "warn") if state in _BAD_STATES else state
+    return BOUND_MARKS[wait.age_bound] + duration(wait.age_ns)
 
 
 def place_text(wait: Wait) -> str:
@@ -113,11 +97,3 @@ def lock_facts(lock: LockRow, verbose: bool) -> str:
     if lock.delta_waiters:
         facts.append(f"{lock.delta_waiters:+,} waiters")
     return ", ".join(facts)
-
-
-def more(left: int, what: str) -> Iterator[Text]:
-    """Yield that a list goes on, if it does."""
-    if left > 0:
-        it = "it" if left == 1 else "them"
-        words = f"… {left:,} more {what if left == 1 else what + 's'}"
-        yield line(Span(f"{words}: -n COUNT shows {it}", "dim"))

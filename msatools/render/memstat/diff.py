@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What differs between two snapshots of memory, as tables."""
+"""Differences between two snapshots of memory, as tables."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -9,10 +9,10 @@ from msatools.memory.model import Check
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
 from msatools.render.diff import moment
 from msatools.render.memstat.rows import GROUPS, REST
-from msatools.render.units import duration, size
+from msatools.reports.units import duration, size
 
 _CLASSES = 3
-"""How many classes of a group are named that changed."""
+"""Changed classes named of each group."""
 
 
 def blocks(diff: MemstatDiff, rows: int | None) -> Iterator[Block]:

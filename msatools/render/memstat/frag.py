@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How memory is cut up, as tables."""
+"""Fragmentation of memory, as tables."""
 
 from collections.abc import Iterator, Sequence
 
 from msatools.memory.frag.model import BlockSize, Frag, FreeList
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
-from msatools.render.units import size
+from msatools.reports.units import size
 
 _STATES = (
     ("free", "free_blocks"),

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import Field, fields
 from typing import Literal
 
-from msatools.memory.model import PageGroup
-from msatools.render.blocks import Cell, Column, Span, Table
-from msatools.render.units import size
+from msatools.memory.by.groups import CgroupGroup, PageGroup
+from msatools.render.blocks import Block, Cell, Column, Span, Table, text
+from msatools.reports.units import size
 
 _ACROSS = frozenset(("node", "zone"))
 """Of these there are few, and they go side by side."""
@@ -17,7 +17,7 @@ _MOST = 3
 """Classes to name of each group, the largest first, or other things."""
 
 _NUMBERS = frozenset(("pid", "node"))
-"""What is a number as a house has one: nobody would count them."""
+"""Numbers that identify rather than count."""
 
 _COMMON = frozenset(field.name for field in fields(PageGroup))
 
@@ -124,3 +124,34 @@ def _fact(name: str, value: object) -> str:
         shown = ", ".join(str(item) for item in value[:_MOST])
         return f"{shown}, ..." if len(value) > _MOST else shown
     return str(value)
+
+
+def pins_table(groups: Sequence[PageGroup], top: int | None) -> Iterator[Block]:
+    """
+    Yield what is shown of removed groups, if there are any.
+
+    :param top: Groups to show at most.
+    """
+    pinned = [g for g in groups if isinstance(g, CgroupGroup) and g.pinned_by]
+    if not pinned:
+        return
+    rows: list[Sequence[Cell]] = []
+    for group in pinned[:top]:
+        rows += _pin_rows(group)
+    rest = pinned[len(pinned[:top]) :]
+    if rest:
+        pages = sum(group.pages for group in rest)
+        rows.append((f"{pages:,}", f"{len(rest):,} more"))
+    columns = (Column("PAGES", "right"), Column("REMOVED CGROUP"), Column("FILE"))
+    yield text()
+    yield text(Span("Removed control groups, by the files charged to them", "title"))
+    yield Table(columns, rows)
+
+
+def _pin_rows(group: CgroupGroup) -> Iterator[Sequence[Cell]]:
+    pins = group.pinned_by or ()
+    for pin in pins:
+        yield (f"{pin.pages:,}", group.name, pin.name)
+    others = (group.files or 0) - len(pins)
+    if others > 0:
+        yield ("", group.name, f"{others:,} more")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from msatools.memory.classes import CLASSES, PageClass
 from msatools.memory.map.model import Cells, MapPlace, MemoryMap
+from msatools.memory.pages.classes import CLASSES, PageClass
 from msatools.render.memstat.palette import LOOKS, Style
 
 LEVELS = 4
@@ -33,7 +33,7 @@ _FEWEST_COLUMNS = 4
 
 @dataclass(frozen=True)
 class Shades:
-    """What each cell of a map shows."""
+    """The class and shade of each cell of a map."""
 
     codes: npt.NDArray[np.uint8]
     """The largest class other than free pages; a free one if there is none."""
@@ -179,7 +179,7 @@ class LegendLine:
     """One class of the legend."""
 
     name: str
-    look: Style
+    style: Style
     is_free: bool
     pages: int
     share: float
@@ -198,7 +198,7 @@ def legend(memory: MemoryMap) -> Sequence[LegendLine]:
 
 
 def section_columns(memory: MemoryMap, columns: int) -> int | None:
-    """Tell how many columns a memory section takes, if it is a good part of a row."""
+    """Return the columns of a memory section, if it is a good part of a row."""
     each = memory.section_pages // memory.cell_pages
     return each if _FEWEST_COLUMNS <= each < columns else None
 
@@ -220,6 +220,6 @@ def section_words(memory: MemoryMap, columns: int, above: str, beside: str) -> s
 
 
 def begins_section(memory: MemoryMap, row: MapRow, columns: int) -> bool:
-    """Tell whether a row begins a memory section, of those that take some rows."""
+    """Return whether a row begins a memory section, for sections of several rows."""
     large = memory.section_pages >= memory.cell_pages * columns
     return large and row.first_pfn % memory.section_pages == 0

@@ -20,7 +20,7 @@ from msatools.render.memstat.map import (
 )
 from msatools.render.memstat.palette import FREE_COLOUR, LOOKS, mix
 from msatools.render.memstat.picture import BLACK, GREY, Box, Label, Picture
-from msatools.render.units import size
+from msatools.reports.units import size
 
 COLUMNS = 256
 _CELL_WIDTH = 4
@@ -39,7 +39,7 @@ _STEP_WIDTH = 36
 _FRAME = "#bbbbbb"
 
 _FREE_PART = 0.28
-"""How strong the palest colour is, as a part of the full one."""
+"""Strength of the palest colour, as a part of the full one."""
 
 
 def picture(memory: MemoryMap, page_size: int, release: str) -> Picture:
@@ -146,7 +146,7 @@ class _Drawing:
             self.labels.append(Label(x, y, word, 12, "end", GREY))
         for line in legend(self.memory):
             y += _TEXT_STEP
-            self._add_sample(left, y, line.look.colour)
+            self._add_sample(left, y, line.style.colour)
             self.labels.append(Label(left + 24, y, line.name))
             amounts = (
                 f"{line.pages:,}",

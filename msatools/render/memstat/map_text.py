@@ -19,7 +19,7 @@ from msatools.render.memstat.map import (
     shades,
 )
 from msatools.render.memstat.palette import LOOKS
-from msatools.render.units import size
+from msatools.reports.units import size
 
 COLUMNS = 64
 _ROWS = 32
@@ -84,14 +84,14 @@ def _marks(row: Iterator[MapRun]) -> Iterator[Cell]:
         if run.column > at:
             yield _NO_CELL * (run.column - at)
         at = run.column + run.length
-        look = LOOKS[run.code]
+        style = LOOKS[run.code]
         if not run.level:
             dots = _FREE_LETTER * run.length
             yield Mark(dots, "dim", signs=_SIGNS[0] * run.length)
             continue
-        letter = look.letter if 2 * run.level > LEVELS else look.letter.lower()
+        letter = style.letter if 2 * run.level > LEVELS else style.letter.lower()
         signs = _SIGNS[run.level] * run.length
-        yield Mark(letter * run.length, colour=look.colour, signs=signs)
+        yield Mark(letter * run.length, colour=style.colour, signs=signs)
 
 
 def _legend(memory: MemoryMap, page_size: int) -> Iterator[_Line]:
@@ -121,5 +121,5 @@ def _sample(line: LegendLine) -> Iterator[Cell]:
         yield Mark(_FREE_LETTER * 2, "dim", signs=_SIGNS[0] * 2)
     else:
         yield Mark(
-            line.look.letter * 2, colour=line.look.colour, signs=_SIGNS[LEVELS] * 2
+            line.style.letter * 2, colour=line.style.colour, signs=_SIGNS[LEVELS] * 2
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-What each class of pages looks like on a map.
+Styles of the classes of pages on a map.
 
 Blues are for users, greens for the page cache, warm colours for the kernel, greys for
 what is nobody's. Hues and lightness are chosen so that the classes which take most of
@@ -11,12 +11,12 @@ dark ground and on light.
 
 from dataclasses import dataclass
 
-from msatools.memory.classes import PageClass
+from msatools.memory.pages.classes import PageClass
 
 
 @dataclass(frozen=True)
 class Style:
-    """How cells show a class."""
+    """Style of the cells of a class."""
 
     letter: str
     """Where there are no colours; a lower-case one stands for the same class."""

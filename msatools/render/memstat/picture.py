@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A picture as shapes, before it is known in which format it is drawn."""
+"""Pictures as shapes, and as files: SVG, or PNG by Pillow (the extra ``pictures``)."""
 
-from collections.abc import Mapping, Sequence
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+from xml.sax.saxutils import escape as xml
+
+from msatools.render.blocks import escape
+
+if TYPE_CHECKING:
+    from PIL import ImageDraw
 
 Anchor = Literal["start", "middle", "end"]
 
@@ -47,3 +54,81 @@ class Picture:
     """By ``#rrggbb``; those of one colour do not overlap."""
 
     labels: Sequence[Label]
+
+
+_FONTS = "system-ui, 'DejaVu Sans', Helvetica, sans-serif"
+
+
+def svg(picture: Picture) -> bytes:
+    """Draw a picture as SVG 1.1: a path for each colour, and text."""
+    return ("\n".join(_svg_lines(picture)) + "\n").encode()
+
+
+def _svg_lines(picture: Picture) -> Iterator[str]:
+    width, height = picture.width, picture.height
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="{_FONTS}" '
+        'shape-rendering="crispEdges">'
+    )
+    yield f'<rect width="{width}" height="{height}" fill="{PAPER}"/>'
+    for colour, boxes in picture.boxes.items():
+        yield f'<path fill="{colour}" d="{"".join(map(_path, boxes))}"/>'
+    yield from map(_svg_text, picture.labels)
+    yield "</svg>"
+
+
+def _path(box: Box) -> str:
+    return f"M{box.x},{box.y}h{box.width}v{box.height}h-{box.width}z"
+
+
+def _svg_text(label: Label) -> str:
+    return (
+        f'<text x="{label.x}" y="{label.y}" font-size="{label.size}" '
+        f'text-anchor="{label.anchor}" dominant-baseline="central" '
+        f'fill="{label.colour}">{xml(escape(label.text))}</text>'
+    )
+
+
+_SCALE = 2
+"""Pixels of the file for one of the picture, so that text is sharp."""
+
+_ANCHORS = {"start": "lm", "middle": "mm", "end": "rm"}
+
+
+def png(picture: Picture) -> bytes:
+    """Draw a picture as PNG.
+
+    :raises ModuleNotFoundError: if Pillow is not installed
+    """
+    # It takes long to import, and may be missing.
+    from PIL import Image, ImageDraw
+
+    size = (picture.width * _SCALE, picture.height * _SCALE)
+    image = Image.new("RGB", size, PAPER)
+    draw = ImageDraw.Draw(image)
+    for colour, boxes in picture.boxes.items():
+        for box in boxes:
+            x, y = box.x * _SCALE, box.y * _SCALE
+            # Pillow's boxes have their last pixel within.
+            last = (x + box.width * _SCALE - 1, y + box.height * _SCALE - 1)
+            draw.rectangle(((x, y), last), fill=colour)
+    for label in picture.labels:
+        _png_text(draw, label)
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
+
+
+def _png_text(draw: "ImageDraw.ImageDraw", label: Label) -> None:
+    from PIL import ImageFont
+
+    # The font that comes with Pillow has the letters of ASCII.
+    words = escape(label.text).encode("ascii", "replace").decode()
+    draw.text(
+        (label.x * _SCALE, label.y * _SCALE),
+        words,
+        fill=label.colour,
+        font=ImageFont.load_default(label.size * _SCALE),
+        anchor=_ANCHORS[label.anchor],
+    )

@@ -4,13 +4,14 @@
 
 from collections.abc import Iterator, Sequence
 
-from msatools.memory.model import Check, MemstatReport, Section, VmallocCaller
+from msatools.memory.by.groups import Section
+from msatools.memory.model import Check, MemstatReport, VmallocCaller
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
 from msatools.render.header import header, notes
-from msatools.render.memstat import frag, pins, unattributed
-from msatools.render.memstat.groups import groups_table
+from msatools.render.memstat import frag, unattributed
+from msatools.render.memstat.groups import groups_table, pins_table
 from msatools.render.memstat.rows import GROUPS, REST, ClassRow
-from msatools.render.units import duration, size
+from msatools.reports.units import duration, size
 
 _VMALLOC_ROWS = 20
 
@@ -33,7 +34,7 @@ def blocks(report: MemstatReport, top: int | None = None) -> Iterator[Block]:
         yield text()
         yield text(Span(f"Pages by {name}", "title"))
         yield groups_table(name, groups, report.target.page_size, top)
-        yield from pins.blocks(groups, top)
+        yield from pins_table(groups, top)
     if report.unattributed is not None:
         page_size = report.target.page_size
         yield from unattributed.blocks(report.unattributed, page_size, top)

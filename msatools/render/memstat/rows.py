@@ -12,10 +12,10 @@ class ClassRow:
     name: str
     label: str
     counter: str = ""
-    """What to call the counter of the check of the same name, if not its name."""
+    """Label for the counter of the check of the same name, if not its name."""
 
     always: bool = True
-    """Whether the line is there without pages, too."""
+    """Whether the line is shown even without pages."""
 
 
 GROUPS: tuple[tuple[str, tuple[ClassRow, ...]], ...] = (

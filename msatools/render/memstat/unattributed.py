@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from msatools.memory.unattributed.model import UnattributedGroup
 from msatools.render.blocks import Block, Cell, Column, Span, Table, text
-from msatools.render.units import size
+from msatools.reports.units import size
 
 _WORDS = 3
 _TITLES = {
@@ -81,6 +81,6 @@ def _number(value: int | None) -> str:
 def _contents(group: UnattributedGroup) -> Cell:
     if group.owner is None:
         return group.content
-    told = f"{group.content} {group.owner}"
+    words = f"{group.content} {group.owner}"
     # A module that forgets pages is what people look for here.
-    return Span(told, "warn") if group.content == "module" else told
+    return Span(words, "warn") if group.content == "module" else words

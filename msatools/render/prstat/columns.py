@@ -2,43 +2,45 @@
 
 """The columns of prstat's tables: how each cell is written, how well it is known."""
 
-import pwd
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from msatools.locks.base.model import WaitTarget
 from msatools.prstat.model import Children, PrstatReport, Split, TaskRow, Waited
 from msatools.prstat.select import DELAY_OF
-from msatools.render.blocks import Cell, Column, Span
+from msatools.render.blocks import Cell, Column
+from msatools.render.cells import (
+    BOUND_MARKS,
+    ESTIMATE,
+    LOWER,
+    NOT_KEPT,
+    UPPER,
+    number_text,
+    share,
+    state_cell,
+    user,
+)
 from msatools.render.on import on_text
-from msatools.render.units import clock, count, duration, short_size
-
-NOT_KEPT = "-"
-ESTIMATE = "~"
-UPPER = "<"
-LOWER = ">"
+from msatools.reports.units import clock, count, duration, short_size
 
 _PATH_WIDTH = 28
-_AGE_MARKS = {"exact": "", "upper": UPPER, "estimate": ESTIMATE}
-_BAD_STATES = frozenset("DZ")
 
 
 @dataclass(frozen=True)
 class TaskContext:
-    """What cells depend on beside their row."""
+    """Inputs of cells beside their row."""
 
     names: bool
-    """Whether users have names here: on the machine itself."""
+    """Whether users have names: on the machine itself only."""
 
     per_thread: bool
     precise_cputime: bool
     full: bool
-    """Whether long cells are not cut."""
+    """Whether not to cut long cells."""
 
 
 def context(report: PrstatReport, full: bool) -> TaskContext:
-    """Tell what the cells of a report depend on."""
+    """Return the context for the cells of a report."""
     return TaskContext(
         names=report.target.kind == "kcore",
         per_thread=report.per_thread,
@@ -50,36 +52,8 @@ def context(report: PrstatReport, full: bool) -> TaskContext:
 Write = Callable[[TaskRow, TaskContext], Cell]
 
 
-def share(ns: int, of_ns: int) -> str:
-    """
-    Write a share in percent, of one CPU.
-
-    >>> share(237, 1000), share(1, 10**6), share(3, 1)
-    ('23.7', '0.0', '300')
-    """
-    if of_ns <= 0:
-        return NOT_KEPT
-    percent = 100 * ns / of_ns
-    return f"{percent:.1f}" if percent < 99.95 else count(round(percent))
-
-
-def user(uid: int | None, names: bool) -> str:
-    """Name a user, where users have names."""
-    if uid is None:
-        return NOT_KEPT
-    return _user_name(uid) if names else str(uid)
-
-
-@lru_cache(maxsize=1024)
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError):
-        return str(uid)
-
-
 def make_columns(names: tuple[str, ...], report: PrstatReport) -> tuple[Column, ...]:
-    """Give the headers of some columns."""
+    """Return the headers of some columns."""
     return tuple(
         Column(_header(name, report), "left" if name in _LEFT else "right")
         for name in names
@@ -103,10 +77,6 @@ def _pid(row: TaskRow, about: TaskContext) -> str:
     if about.per_thread and row.pid != row.tgid:
         return f"{row.tgid}/{row.pid}"
     return str(row.pid)
-
-
-def _number(value: int | None) -> str:
-    return NOT_KEPT if value is None else str(value)
 
 
 def _size(value: int | None) -> str:
@@ -174,7 +144,7 @@ def _fault(get: Callable[[Waited], int]) -> Write:
 
 
 def _longest_faults(row: TaskRow) -> int | None:
-    """Tell the most that page faults can have taken: all block I/O, of delays."""
+    """Return the upper bound of page faults: the delays of all block I/O."""
     if row.breakdown is None:
         return None
     delays = [row.breakdown.delays.get(kind) for kind in ("blkio", "swapin")]
@@ -194,12 +164,8 @@ def _sleep_rest(row: TaskRow, _: TaskContext) -> str:
     return _marked(ESTIMATE, text) if waited.is_estimate else text
 
 
-def _state(row: TaskRow, _: TaskContext) -> Cell:
-    return Span(row.state, "warn") if row.state in _BAD_STATES else row.state
-
-
 def _age(row: TaskRow, _: TaskContext) -> str:
-    return _AGE_MARKS[row.class_age_bound] + duration(row.class_age_ns)
+    return BOUND_MARKS[row.class_age_bound] + duration(row.class_age_ns)
 
 
 def _on(row: TaskRow, about: TaskContext) -> str:
@@ -290,17 +256,17 @@ def _child(get: Callable[[Children], str]) -> Write:
 _WRITERS: Mapping[str, Write] = {
     "PID": _pid,
     "TGID": lambda row, about: str(row.tgid),
-    "PPID": lambda row, about: _number(row.ppid),
+    "PPID": lambda row, about: number_text(row.ppid),
     "USER": lambda row, about: user(row.uid, about.names),
     "SIZE": lambda row, about: _size(row.size_bytes),
     "RSS": lambda row, about: _size(row.rss_bytes),
-    "STATE": _state,
+    "STATE": lambda row, about: state_cell(row.state),
     "PRI": lambda row, about: str(row.pri),
     "NICE": lambda row, about: str(row.nice),
     "PSR": lambda row, about: str(row.cpu),
     "TIME": lambda row, about: clock(row.user_ns + row.system_ns),
     "CPU": lambda row, about: share(row.user_ns + row.system_ns, row.lifetime_ns),
-    "NLWP": lambda row, about: _number(row.threads),
+    "NLWP": lambda row, about: number_text(row.threads),
     "COMMAND": lambda row, about: row.comm,
     "PROCESS/NLWP": _command,
     "CGROUP": lambda row, about: row.cgroup or NOT_KEPT,

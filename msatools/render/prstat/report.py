@@ -18,21 +18,19 @@ from msatools.prstat.model import (
 from msatools.prstat.select import DELAY_OF
 from msatools.prstat.states import StateTime
 from msatools.render.blocks import Block, Cell, Column, Span, Table, Text, text
-from msatools.render.header import header, notes
+from msatools.render.cells import (
+    BOUND_MARKS,
+    ESTIMATE,
+    NOT_KEPT,
+    number_text,
+    plural,
+    user,
+)
+from msatools.render.header import header, notes, times
 from msatools.render.herds import woken_words
 from msatools.render.on import on_text
-from msatools.render.prstat.columns import (
-    ESTIMATE,
-    LOWER,
-    NOT_KEPT,
-    UPPER,
-    TaskContext,
-    context,
-    make_columns,
-    user,
-    write,
-)
-from msatools.render.units import duration, short_size
+from msatools.render.prstat.columns import TaskContext, context, make_columns, write
+from msatools.reports.units import duration, duration_range, short_size
 
 DEFAULT = (
     *("PID", "USER", "SIZE", "RSS", "STATE", "PRI", "NICE", "TIME", "CPU"),
@@ -53,12 +51,6 @@ _LEGEND = (
 )
 _MAX_PIDS = 8
 _SEEN = {"one dump": "by one look", "confirmed": "all slept again in the interval"}
-_MARKS = {
-    "exact": "",
-    "estimate": ESTIMATE,
-    "upper": UPPER,
-    "lower": LOWER,
-}
 _BOUNDS = {
     "exact": "exact",
     "estimate": "~ estimate",
@@ -169,9 +161,9 @@ class _Cells(Sequence[Sequence[Cell]]):
 def _names(
     report: PrstatReport, microstates: bool, shown: Sequence[TaskRow]
 ) -> tuple[str, ...]:
-    """Tell which columns there are, by what was asked for and what the kernel kept.
+    """Return the columns, by the options and by what the kernel keeps.
 
-    :param shown: The rows; what stopped within an interval may have gone on in it.
+    :param shown: The rows; a task may have stopped and continued in an interval.
     """
     if any(row.children is not None for row in report.tasks[:1]):
         return CHILDREN
@@ -198,10 +190,7 @@ def _names(
 
 
 def _facts(report: PrstatReport) -> Iterator[str]:
-    if report.taken_at_ns is not None:
-        yield f"now {report.taken_at_ns / 1e9:.3f} s"
-    if report.interval_ns is not None:
-        yield f"interval {report.interval_ns / 1e9:.3f} s"
+    yield from times(report)
     switches = {
         "schedstats": report.accounting.schedstats,
         "delayacct": report.accounting.delayacct,
@@ -213,8 +202,8 @@ def _facts(report: PrstatReport) -> Iterator[str]:
 def _total(report: PrstatReport) -> Text:
     totals = report.totals
     states = ", ".join(f"{count:,} {name}" for name, count in totals.states.items())
-    line = f"Total: {_plural(totals.processes, 'process', 'processes')}, "
-    line += _plural(totals.threads, "thread", "threads")
+    line = f"Total: {plural(totals.processes, 'process', 'processes')}, "
+    line += plural(totals.threads, "thread")
     if states:
         line += f" ({states})"
     if totals.load_averages is not None:
@@ -230,22 +219,14 @@ def _classes(report: PrstatReport) -> Text:
     )
 
 
-def _plural(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"
-
-
-def _ages(least_ns: int, most_ns: int) -> str:
-    least, most = duration(least_ns), duration(most_ns)
-    return least if least == most else f"{least}..{most}"
-
-
 def _herd(herd: Herd, interval_ns: int | None) -> str:
     owner = NOT_KEPT if herd.owner is None else str(herd.owner)
     how = _SEEN[herd.confidence]
     name = f" ({herd.name})" if herd.name else ""
+    ages = duration_range(herd.min_age_ns, herd.max_age_ns)
     words = (
         f"HERD {herd.lock}{name}: {herd.waiters:,} waiters woken together, asleep for "
-        f"{_ages(herd.min_age_ns, herd.max_age_ns)} after {herd.nvcsw_median:,} "
+        f"{ages} after {herd.nvcsw_median:,} "
         f"sleeps each (median); owner {owner}; {how}"
     )
     return "; ".join([words, *woken_words(herd, interval_ns)])
@@ -255,7 +236,7 @@ _TASKS_LOST = ("tasks_unreadable", "lists_broken")
 
 
 def _nobody(report: PrstatReport) -> Text:
-    """Say that nothing fits what was asked for."""
+    """Return the line for a selection that matches no task."""
     # A list that breaks off may hide them all.
     left_out = any(report.coverage.get(key) for key in _TASKS_LOST)
     among = " among the tasks that could be read" if left_out else ""
@@ -350,7 +331,7 @@ def _load(report: PrstatReport, load: Load, limit: int | None) -> Iterator[Block
     yield text(
         f"Load averages {shown}; now {load.runnable + load.uninterruptible}: "
         f"{load.runnable} run or could, {load.uninterruptible} sleep uninterruptibly; "
-        f"{_plural(report.totals.cpus, 'CPU', 'CPUs')} online"
+        f"{plural(report.totals.cpus, 'CPU')} online"
     )
     rows = [
         (
@@ -396,13 +377,13 @@ def _states(report: PrstatReport) -> Table:
 def _state(state: StateTime) -> Sequence[Cell]:
     time = NOT_KEPT
     if state.ns is not None:
-        time = _MARKS.get(state.bound, "") + duration(state.ns)
+        time = BOUND_MARKS.get(state.bound, "") + duration(state.ns)
     threads, since = state.now_threads, state.now_ns
     return (
         Span(state.name, "title"),
         state.family,
         time,
-        NOT_KEPT if threads is None else str(threads),
+        number_text(threads),
         NOT_KEPT if since is None or not threads else duration(since),
         state.reason,
     )
@@ -410,11 +391,11 @@ def _state(state: StateTime) -> Sequence[Cell]:
 
 def _stacks(groups: Sequence[StackGroup], verbose: bool) -> Iterator[Block]:
     for group in groups:
-        ages = _ages(group.min_age_ns, group.max_age_ns)
+        ages = duration_range(group.min_age_ns, group.max_age_ns)
         comms = sorted(set(group.comms))
         names = ", ".join(comms if verbose else comms[:_MAX_PIDS])
         pids = " ".join(map(str, group.pids)) if verbose else _pids(group.pids)
-        count = _plural(len(group.pids), "thread", "threads")
+        count = plural(len(group.pids), "thread")
         head = f"{count}  {group.task_class}  {ages}"
         yield text(Span(head, "title"), f"  {names}: {pids}")
         for frame in group.frames:

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Zombies by parent, by what else they have in common, and one by one."""
+"""Zombies by parent, by what else they have in common, one by one; and their heirs."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from msatools.render import plain
-from msatools.render.blocks import Block, Cell, Column, Span, Table, Text
+from msatools.render.blocks import Block, Cell, Column, Span, Table, Text, Tree, text
 from msatools.render.blocks import text as line
-from msatools.render.locks.words import more, plural, state_cell
-from msatools.render.prstat.columns import NOT_KEPT, user
-from msatools.render.units import duration
+from msatools.render.cells import NOT_KEPT, more, number_text, plural, state_cell, user
 from msatools.render.zombies.limits import nearest
 from msatools.render.zombies.words import (
     WHY,
@@ -23,18 +21,20 @@ from msatools.render.zombies.words import (
     few,
     process_text,
     why_text,
+    zombies_text,
 )
+from msatools.reports.units import duration
 from msatools.zombies.exit_status import ending
-from msatools.zombies.model import Zombie, ZombieGroup, ZombiesReport
+from msatools.zombies.model import Heir, Zombie, ZombieGroup, ZombiesReport
 
 GROUPS = 10
-"""How many groups are shown if nobody asks for more or fewer."""
+"""Groups shown by default."""
 
 _EXPLAINED = 3
-"""Of how many of them the evidence is told, too."""
+"""Groups shown with their evidence by default."""
 
 KEYS = 20
-"""How many users, control groups or the like are shown."""
+"""Users, control groups or the like shown by default."""
 
 _VERDICTS = 3
 _INDENT = "    "
@@ -43,7 +43,7 @@ Key = Literal["verdict", "cgroup", "user", "namespace"]
 
 
 def has_names(report: ZombiesReport) -> bool:
-    """Tell whether users have names here: on the machine itself."""
+    """Return whether users have names: on the machine itself only."""
     return report.target.kind == "kcore"
 
 
@@ -154,7 +154,7 @@ def _key(key: Key, names: bool) -> Callable[[Zombie], str]:
         return lambda zombie: zombie.cgroup or NOT_KEPT
     if key == "user":
         return lambda zombie: user(zombie.uid, names)
-    return lambda zombie: _number(zombie.namespace)
+    return lambda zombie: number_text(zombie.namespace)
 
 
 def _tallied(
@@ -210,7 +210,7 @@ def _row(zombie: Zombie, names: bool) -> Sequence[Cell]:
         ending(zombie.exit_code),
         user(zombie.uid, names),
         str(zombie.threads),
-        _number(zombie.tracer),
+        number_text(zombie.tracer),
         namespace_text(zombie),
         zombie.cgroup or NOT_KEPT,
         zombie.comm,
@@ -220,11 +220,7 @@ def _row(zombie: Zombie, names: bool) -> Sequence[Cell]:
 def namespace_text(zombie: Zombie) -> str:
     """Write a PID namespace, and the PID there if it is another than outside."""
     within = "" if zombie.ns_pid is None else f" (PID {zombie.ns_pid})"
-    return _number(zombie.namespace) + within
-
-
-def _number(value: int | None) -> str:
-    return NOT_KEPT if value is None else str(value)
+    return number_text(zombie.namespace) + within
 
 
 def parent_text(pid: int, comm: str | None, group: ZombieGroup | None) -> str:
@@ -235,3 +231,40 @@ def parent_text(pid: int, comm: str | None, group: ZombieGroup | None) -> str:
     age = group.parent_age_ns
     since = "" if age is None else f" for {duration(age)}"
     return f"{words} ({group.parent_state}{since})"
+
+
+_PARENTS = 25
+_REAPS = {
+    True: "reaps its dead",
+    False: "does not reap its dead",
+    None: "whether it reaps its dead is not known",
+}
+
+
+def heirs_tree(
+    report: ZombiesReport, rows: int | None, verbose: bool
+) -> Iterator[Block]:
+    """Yield heirs, and under each the parents whose dead it would inherit."""
+    if not report.heirs:
+        yield text("Who would inherit them is not known.")
+        return
+    counts: Counter[int] = Counter()
+    for group in report.groups:
+        counts[group.ppid] += group.count
+    ranked = sorted(report.heirs, key=lambda heir: -counts[heir.ppid])
+    shown = ranked[:rows] if rows or verbose else ranked[:_PARENTS]
+    names = {group.ppid: group.parent_comm for group in report.groups}
+    below: dict[int | None, list[Heir]] = {}
+    for heir in shown:
+        below.setdefault(heir.heir, []).append(heir)
+    for pid, heirs in below.items():
+        label = "no heir"
+        if pid is not None:
+            label = f"{process_text(pid, heirs[0].heir_comm)}  {_REAPS[heirs[0].reaps]}"
+        children = []
+        for heir in heirs:
+            parent = process_text(heir.ppid, names.get(heir.ppid))
+            why = heir.why if pid is None else f"its heir: {heir.why}"
+            children.append(Tree(f"{parent}  {zombies_text(counts[heir.ppid])}  {why}"))
+        yield Tree(Span(label, "title"), tuple(children))
+    yield from more(len(ranked) - len(shown), "parent")

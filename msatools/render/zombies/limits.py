@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 
 from msatools.render.blocks import Block, Cell, Column, Span, Table
 from msatools.render.blocks import text as line
-from msatools.render.prstat.columns import ESTIMATE, NOT_KEPT
-from msatools.render.units import duration
+from msatools.render.cells import ESTIMATE, NOT_KEPT
 from msatools.render.zombies.words import INITIAL_NAMESPACE, percent_used, share_style
+from msatools.reports.units import duration
 from msatools.zombies.model import Limit, ZombieGroup
 
 _LIMITS = 8
 _BAR = 20
 _WORTH_TELLING = 10
-"""How many percent are used of a limit that is told of, if one of its sort is told."""
+"""Percentage used from which every limit is shown, not only the nearest of its kind."""
 
 _MATTERS = 10
 """A group matters to a limit if it has at least one in so many of what is used."""
@@ -126,7 +126,7 @@ def nearest(group: ZombieGroup, limits: Sequence[Limit]) -> Cell:
 
 
 def _counts(group: ZombieGroup, limit: Limit) -> bool:
-    """Tell whether a group counts towards a limit."""
+    """Return whether a group counts towards a limit."""
     if limit.name == "pids.max":
         below = limit.scope.rstrip("/") + "/"
         return any(f"{path}/".startswith(below) for path in group.cgroups)

@@ -2,25 +2,23 @@
 
 """The report of msa-zombies: who does not reap, why, and what it uses up."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from msatools.render.blocks import Block, Column, Span, Table, Text
 from msatools.render.blocks import text as line
-from msatools.render.header import header, notes
-from msatools.render.locks.words import more, plural
-from msatools.render.prstat.columns import NOT_KEPT, user
-from msatools.render.units import duration, size
+from msatools.render.cells import NOT_KEPT, more, plural, user
+from msatools.render.header import header, losses, notes, times
 from msatools.render.zombies.groups import (
     by_parent,
     each_zombie,
     explanation,
     has_names,
+    heirs_tree,
     namespace_text,
     parent_text,
     tally,
 )
-from msatools.render.zombies.heirs import heirs_tree
 from msatools.render.zombies.limits import limits_table
 from msatools.render.zombies.words import (
     INITIAL_NAMESPACE,
@@ -29,6 +27,7 @@ from msatools.render.zombies.words import (
     endings_text,
     zombies_text,
 )
+from msatools.reports.units import duration, size
 from msatools.zombies.exit_status import ending
 from msatools.zombies.model import HeldMemory, Leak, TaskAsked, Zombie, ZombiesReport
 
@@ -69,10 +68,7 @@ def blocks(
 
 
 def _facts(report: ZombiesReport) -> Iterator[str]:
-    if report.taken_at_ns is not None:
-        yield f"now {report.taken_at_ns / 1e9:.3f} s"
-    if report.interval_ns is not None:
-        yield f"interval {report.interval_ns / 1e9:.3f} s"
+    yield from times(report)
     if report.asked is not None:
         return
     if "tasks" in report.coverage:
@@ -118,12 +114,10 @@ def _changes(report: ZombiesReport) -> Iterator[Text]:
 
 
 _TASKS_LOST = ("tasks_unreadable", "lists_broken")
-_SAID = frozenset({"tasks_unreadable"})
-_LOSSES = ("_unreadable", "_broken", "_lost", "_incomplete", "_guessed", "_ended")
 
 
 def _foot(report: ZombiesReport, verbose: bool) -> Iterator[Text]:
-    lost = _lost(report.coverage)
+    lost = losses(report)
     # What was read of one task is not worth a line.
     if report.asked is None or lost or verbose:
         coverage = report.coverage
@@ -134,14 +128,6 @@ def _foot(report: ZombiesReport, verbose: bool) -> Iterator[Text]:
     if report.reads is not None:
         yield line(f"cost: {plural(report.reads, 'read')} of the kernel's memory")
     yield from notes(report)
-
-
-def _lost(coverage: Mapping[str, int]) -> list[str]:
-    return [
-        f"{count:,} {key.replace('_', ' ')}"
-        for key, count in coverage.items()
-        if count and key.endswith(_LOSSES) and key not in _SAID
-    ]
 
 
 # --- one task

@@ -6,9 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msatools.render.blocks import Cell, Span, Style, Text
 from msatools.render.blocks import text as line
-from msatools.render.locks.words import plural, state_cell
-from msatools.render.prstat.columns import ESTIMATE, NOT_KEPT, UPPER, user
-from msatools.render.units import duration
+from msatools.render.cells import (
+    BOUND_MARKS,
+    ESTIMATE,
+    NOT_KEPT,
+    plural,
+    state_cell,
+    user,
+)
+from msatools.reports.units import duration
 from msatools.zombies.exit_status import signal_name
 from msatools.zombies.model import Evidence, ParentThread, Verdict, ZombieGroup
 
@@ -31,7 +37,6 @@ WHY: Mapping[Verdict, str] = {
 INITIAL_NAMESPACE = 4026531836
 """The inode number of the first PID namespace (PROC_PID_INIT_INO, since 3.8)."""
 
-_AGE_MARKS = {"exact": "", "upper": UPPER}
 _FEW = 3
 _WHY_WIDTH = 40
 _REAPERS = {"init": "init of its PID namespace", "subreaper": "a subreaper"}
@@ -51,7 +56,7 @@ def process_text(pid: int, comm: str | None) -> str:
 
 def dead_for(age_ns: int, bound: str = "estimate") -> str:
     """Write how long a task has been dead, and how well that is known."""
-    return _AGE_MARKS.get(bound, ESTIMATE) + duration(age_ns)
+    return BOUND_MARKS.get(bound, ESTIMATE) + duration(age_ns)
 
 
 def dead_for_range(least_ns: int, most_ns: int) -> str:
@@ -73,13 +78,13 @@ def why_text(group: ZombieGroup, verbose: bool = False) -> str:
 
 
 def share_style(used: int, most: int) -> Style | None:
-    """Tell how alarming it is that so much of a limit is used."""
+    """Return the style for the used part of a limit."""
     percent = percent_used(used, most)
     return "bad" if percent >= 90 else "warn" if percent >= 75 else None
 
 
 def percent_used(used: int, most: int) -> int:
-    """Tell how much of a limit is used, 100 only if nothing is left."""
+    """Return the percentage of a limit that is used, 100 only if nothing is left."""
     return 100 * used // most if most > 0 else 100
 
 

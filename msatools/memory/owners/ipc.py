@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+Pages that hold data in pipes (fs/pipe.c) and sockets (net/core/skbuff.c).
+
+No counter has them. Socket buffers that the slab allocator gave are in the slab
+classes already; these are the page fragments that hang from them.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.files import OpenFiles, processes
+from msatools.kernel.losses import Loss
+from msatools.kernel.reader import Addresses, Reader, column, distinct
+from msatools.kernel.report import LossLog
+from msatools.kernel.walks import list_records, tree_records
+
+_MAX_RING = 1 << 20
+
+
+def pipe_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses:
+    """
+    Find the addresses of the struct pages of all open pipes' own buffers.
+
+    Pages that were spliced into a pipe belong to a file and are not among them.
+    """
+    prog = reader.prog
+    pipe = prog.type("struct pipe_inode_info")
+    buffer = prog.type("struct pipe_buffer")
+    page, ops = (buffer.member(name).offset // 8 for name in ("page", "ops"))
+    anonymous = np.uint64(prog["anon_pipe_buf_ops"].address_)
+    # Pipes without a name have operations of their own since v6.15.
+    pipes = files.private_data(("pipeanon_fops", "pipefifo_fops"))
+    records, readable = reader.read_records(pipes, drgn.sizeof(pipe))
+    found = _spare_pages(pipe, records)
+    rings = column(records, pipe.member("ring_size").offset, 4)
+    bufs = column(records, pipe.member("bufs").offset)
+    # The kernel finds a place in a ring by a mask.
+    possible = (rings & (rings - np.uint64(1))) == 0
+    possible &= readable & (bufs != 0) & (rings != 0) & (rings <= _MAX_RING)
+    losses.lose(Loss.PIPES, count=int(np.count_nonzero(~possible)))
+    for address, ring in zip(
+        bufs[possible].tolist(), rings[possible].tolist(), strict=True
+    ):
+        try:
+            words = reader.words(address, ring * (drgn.sizeof(buffer) // 8))
+        except drgn.FaultError:
+            losses.lose(Loss.PIPES)
+            continue
+        words = words.reshape(ring, drgn.sizeof(buffer) // 8)
+        # A buffer that has been read keeps its page pointer but not its ops.
+        found.append(words[words[:, ops] == anonymous, page])
+    pages = np.concatenate(found)
+    used: Addresses = pages[pages != 0]
+    return used
+
+
+def _spare_pages(pipe: drgn.Type, records: npt.NDArray[np.uint8]) -> list[Addresses]:
+    """Find the pages that pipes keep for the next write."""
+    if not pipe.has_member("prealloc"):
+        # An array of two since v6.15, one before.
+        spare = pipe.member("tmp_page")
+        places = range(spare.offset, spare.offset + drgn.sizeof(spare.type), 8)
+        return [column(records, place) for place in places]
+    # A stack of them since v7.3; what is above its count was taken off.
+    stack = pipe.member("prealloc")
+    pages, count = (stack.type.member(name) for name in ("pages", "count"))
+    counts = column(records, stack.offset + count.offset, drgn.sizeof(count.type))
+    return [
+        column(records, stack.offset + pages.offset + 8 * number)[counts > number]
+        for number in range(drgn.sizeof(pages.type) // 8)
+    ]
+
+
+_QUEUES = ("sk_receive_queue", "sk_write_queue", "sk_error_queue")
+
+
+def socket_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses:
+    """
+    Find the addresses of the struct pages of all open sockets' fragments.
+
+    Those are what is queued in sockets, and what each socket and each process
+    keeps at hand to send from.
+
+    :raises LookupError: if the kernel has no sockets or its types lack them
+    """
+    skbs = _Skbs(reader, losses)
+    sockets = files.private_data(("socket_file_ops",))
+    sk = reader.prog.type("struct socket").member("sk").offset
+    records, readable = reader.read_records(sockets, sk + 8)
+    losses.lose(Loss.SOCKETS, count=int(np.count_nonzero(~readable)))
+    socks = distinct(column(records, sk))
+    skbs.add_queues(socks[socks != 0])
+    # Threads' own are left out.
+    kept = processes(reader, losses).frag_pages
+    pages = np.concatenate((np.array(skbs.pages, np.uint64), kept))
+    return distinct(pages[pages != 0])
+
+
+class _Skbs:
+    """Collects the fragments of socket buffers."""
+
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
+        prog = reader.prog
+        self.pages: list[int] = []
+        self._reader = reader
+        self._losses = losses
+        sock = prog.type("struct sock")
+        self._prot = drgn.offsetof(sock, "__sk_common.skc_prot")
+        self._tcp = _addresses(prog, ("tcp_prot", "tcpv6_prot"))
+        self._queues = [sock.member(name).offset for name in _QUEUES]
+        self._rtx = sock.member("tcp_rtx_queue").offset
+        self._frag = drgn.offsetof(sock, "sk_frag.page")
+        self._sock_size = max(*self._queues, self._rtx, self._prot, self._frag) + 16
+        self._late = prog.type("struct tcp_sock").member("out_of_order_queue").offset
+        skb = prog.type("struct sk_buff")
+        self._end, self._head = skb.member("end").offset, skb.member("head").offset
+        self._skb_size = max(self._end, self._head) + 8
+        shared = prog.type("struct skb_shared_info")
+        self._nr_frags = shared.member("nr_frags").offset
+        self._frag_list = shared.member("frag_list").offset
+        self._frags = shared.member("frags").offset
+        self._shared_size = drgn.sizeof(shared)
+        # The first word of each is the page: bv_page, and since v6.9 netmem.
+        self._frag_words = drgn.sizeof(shared.member("frags").type.type) // 8
+
+    def add_queues(self, socks: Addresses) -> None:
+        records, readable = self._reader.read_records(socks, self._sock_size)
+        lost = int(np.count_nonzero(~readable))
+        self._losses.lose(Loss.SOCKETS, count=lost)
+        self.pages += column(records, self._frag).tolist()
+        for offset in self._queues:
+            firsts = column(records, offset)
+            heads = socks + np.uint64(offset)
+            for head in heads[(firsts != heads) & (firsts != 0)].tolist():
+                self._add_all(self._list(head))
+        tcp = np.isin(column(records, self._prot), self._tcp)
+        for sk in socks[tcp].tolist():
+            # Sent and not yet acknowledged; received out of order.
+            self._add_all(self._tree(sk + self._rtx))
+            self._add_all(self._tree(sk + self._late))
+
+    def _list(self, head: int) -> Iterator[bytes]:
+        for _, data in list_records(
+            self._reader, head, 0, self._skb_size, self._losses, "a socket's queue"
+        ):
+            yield data
+
+    def _tree(self, root: int) -> Iterator[bytes]:
+        for _, data in tree_records(
+            self._reader, root, 0, self._skb_size, self._losses, "a socket's queue"
+        ):
+            yield data
+
+    def _add_all(self, skbs: Iterator[bytes]) -> None:
+        for skb in skbs:
+            try:
+                self._add(skb)
+            except drgn.FaultError:
+                self._losses.lose(Loss.SOCKET_BUFFERS)
+
+    def _add(self, skb: bytes) -> None:
+        """Add a buffer's fragments, and those of the buffers chained to it."""
+        todo, seen = [skb], set[int]()
+        while todo:
+            skb = todo.pop()
+            head = int.from_bytes(skb[self._head : self._head + 8], "little")
+            end = int.from_bytes(skb[self._end : self._end + 4], "little")
+            shared = self._reader.read(head + end, self._shared_size)
+            count = shared[self._nr_frags]
+            words = np.frombuffer(shared, np.uint64, offset=self._frags)
+            pages = words[:: self._frag_words][:count]
+            # Bit 0 marks memory of a device, which has no struct page.
+            self.pages += pages[pages & np.uint64(1) == 0].tolist()
+            at = self._frag_list
+            chained = int.from_bytes(shared[at : at + 8], "little")
+            while chained and chained not in seen:
+                seen.add(chained)
+                todo.append(self._reader.read(chained, self._skb_size))
+                chained = int.from_bytes(todo[-1][:8], "little")  # skb->next
+
+
+def _addresses(prog: drgn.Program, names: Iterable[str]) -> list[int]:
+    """Find the addresses of those of some variables that this kernel has."""
+    found = []
+    for name in names:
+        with suppress(LookupError):
+            found.append(int(prog[name].address_))
+    return found

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Pages of vmalloc areas, kernel stacks among them (mm/vmalloc.c)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+from drgn.helpers.linux.percpu import per_cpu_ptr
+
+from msatools.kernel.cpumask import possible_cpus
+from msatools.kernel.functions import function_name
+from msatools.kernel.losses import Loss
+from msatools.kernel.reader import Addresses, Reader, column, distinct
+from msatools.kernel.report import LossLog
+from msatools.kernel.walks import list_words
+
+
+@dataclass(frozen=True)
+class VmallocAreas:
+    """The areas that have pages of their own, as columns."""
+
+    start: Addresses
+    """The first address that each maps."""
+
+    caller: Addresses
+    """Return address in the function that asked for each."""
+
+    pages: Addresses
+    """Addresses of the struct pages of all of them."""
+
+    rows: npt.NDArray[np.intp]
+    """Which area each page is of."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def lengths(self) -> npt.NDArray[np.intp]:
+        """Count the pages of each area."""
+        return np.bincount(self.rows, minlength=len(self))
+
+
+_NONE = np.empty(0, np.uint64)
+NO_AREAS = VmallocAreas(_NONE, _NONE, _NONE, np.empty(0, np.intp))
+
+
+def vmalloc_areas(reader: Reader, losses: LossLog) -> VmallocAreas:
+    """Read all areas and the pages of each: one read an area, and some for them all."""
+    type_ = reader.prog.type("struct vm_struct")
+    addr_offset, pages_offset, count_offset, size_offset, caller_offset = (
+        type_.member(name).offset
+        for name in ("addr", "pages", "nr_pages", "size", "caller")
+    )
+    page_size = reader.prog["PAGE_SIZE"].value_()
+    areas = _vm_structs(reader, losses)
+    records, readable = reader.read_records(areas, drgn.sizeof(type_))
+    arrays = column(records, pages_offset)
+    counts = column(records, count_offset, 4)
+    has_pages = (arrays != 0) & (counts != 0)
+    possible = counts <= column(records, size_offset) // np.uint64(page_size)
+    chosen = np.flatnonzero(has_pages & possible)
+    pages, rows, whole = reader.read_arrays(arrays[chosen], counts[chosen])
+    starts = column(records, addr_offset)
+    # What a filtered ELF dump leaves out is read as zeros, and no area is at 0.
+    readable &= starts != 0
+    lost = np.count_nonzero(~readable) + np.count_nonzero(has_pages & ~possible)
+    lost += np.count_nonzero(~whole)
+    losses.lose(Loss.VMALLOC, count=int(lost))
+    kept = chosen[whole]
+    number = np.cumsum(whole) - 1
+    callers = column(records, caller_offset)[kept]
+    return VmallocAreas(starts[kept], callers, pages, number[rows])
+
+
+def _vm_structs(reader: Reader, losses: LossLog) -> Addresses:
+    """Find the ``struct vm_struct`` of each area in use."""
+    type_ = reader.prog.type("struct vmap_area")
+    node, vm = (type_.member(name).offset for name in ("list", "vm"))
+    lists = [
+        list_words(reader, head, node, vm, losses, "a list of vmalloc areas")
+        for head in _busy_lists(reader.prog, losses)
+    ]
+    found = np.concatenate([_NONE, *lists])
+    # Of vm_map_ram() and of regions not yet set up there is none.
+    used: Addresses = found[found != 0]
+    return used
+
+
+_MAX_NODES = 1 << 10
+"""More than there are: one a CPU, and 128 at most (vmap_init_nodes())."""
+
+
+def _busy_lists(prog: drgn.Program, losses: LossLog) -> Iterator[int]:
+    """Find the heads of the lists of areas in use."""
+    try:
+        nodes = prog["vmap_nodes"]
+    except LookupError:
+        # Before Linux kernel commit d093602919ad ("mm: vmalloc: remove global
+        # vmap_area_root rb-tree") (in v6.9).
+        yield prog["vmap_area_list"].address_
+        return
+    count = prog["nr_vmap_nodes"].value_()
+    if not 0 < count <= _MAX_NODES:
+        losses.lose(Loss.VMALLOC, f"there cannot be {count:,} lists of vmalloc areas")
+    for i in range(min(count, _MAX_NODES)):
+        yield nodes[i].busy.head.address_of_().value_()
+
+
+_STACK_CALLERS = frozenset(
+    {
+        # alloc_thread_stack_node() gives its return address as the caller, and
+        # what it is inlined into may be inlined too.
+        "alloc_thread_stack_node",
+        "dup_task_struct",
+        "copy_process",
+        # The functions that call copy_process(): for user tasks and kernel
+        # threads, for idle threads, for io_uring workers (5.12), for vhost
+        # workers (6.4).
+        "kernel_clone",
+        "_do_fork",
+        "fork_idle",
+        "create_io_thread",
+        "vhost_task_create",
+    }
+)
+
+
+def kernel_stacks(reader: Reader, areas: VmallocAreas) -> npt.NDArray[np.bool_]:
+    """
+    Tell which areas are kernel stacks by the function of kernel/fork.c that took them.
+
+    Stacks of exited tasks that CPUs keep are among them; the boot CPU's idle
+    task has its stack in the kernel image.
+    """
+    callers = distinct(areas.caller)
+    group = callers.searchsorted(areas.caller)
+    possible = np.ones(len(callers), np.bool_)
+    known = np.zeros(len(callers), np.bool_)
+    (own,) = np.nonzero(areas.start == _stack_of_init(reader))
+    if len(own):
+        # All stacks have the same size, and to find a name takes long.
+        lengths = areas.lengths()
+        possible[group[lengths != lengths[own[0]]]] = False
+        known[group[own[0]]] = True
+    for row in np.flatnonzero(possible & ~known).tolist():
+        known[row] = function_name(reader.prog, int(callers[row])) in _STACK_CALLERS
+    stacks: npt.NDArray[np.bool_] = known[group]
+    return stacks
+
+
+def _stack_of_init(reader: Reader) -> int:
+    """Find where the stack of the task after the idle task lies; 0 if that is lost."""
+    task = reader.prog.type("struct task_struct")
+    tasks = task.member("tasks").offset
+    try:
+        first = reader.prog["init_task"].tasks.next.value_() - tasks
+        return int(reader.words(first + task.member("stack").offset, 1)[0])
+    except drgn.FaultError:
+        return 0
+
+
+def cached_stacks(prog: drgn.Program, losses: LossLog) -> int:
+    """Count the stacks of exited tasks that CPUs keep for the next fork."""
+    try:
+        cached = prog["cached_stacks"].address_of_()
+        return sum(
+            bool(stack)
+            for cpu in possible_cpus(prog, losses)
+            for stack in per_cpu_ptr(cached, cpu)[0]
+        )
+    except LookupError:
+        return 0  # CONFIG_VMAP_STACK=n
+    except drgn.FaultError as error:
+        losses.note("no-cached-stacks", f"stacks that CPUs keep are lost: {error}")
+        return 0
+
+
+def caller_names(prog: drgn.Program, areas: VmallocAreas) -> list[str]:
+    """Name the function that asked for each area."""
+    callers = areas.caller.tolist()
+    names = {caller: function_name(prog, caller) for caller in set(callers)}
+    return [names[caller] for caller in callers]

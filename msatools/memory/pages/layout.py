@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The layout of this kernel's ``struct page``."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.memory.pages.classes import PageClass
+from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
+from msatools.target.addresses import kernel_start
+
+_LAYOUT = "msatools.page layout"
+"""Key of the program's cache."""
+
+
+@dataclass(frozen=True)
+class PageTypes:
+    """
+    How ``page->page_type`` names what an unmapped page is used for.
+
+    The word is shared with ``_mapcount``, so a typed page is one whose word is
+    a large negative number.
+    """
+
+    lowest: int
+    """Words from this one on, but for -1, are types."""
+
+    shift: int
+    mask: int
+    classes: npt.NDArray[np.uint8]
+    """Class by ``(word >> shift) & mask``."""
+
+    names: frozenset[str]
+    """The types that this kernel knows."""
+
+    def has(self, name: str) -> bool:
+        return name in self.names
+
+
+@dataclass(frozen=True)
+class HugetlbMark:
+    """
+    How the first tail page tells a hugetlb page from other compound pages.
+
+    Kernels that have a page type for it need no such mark.
+    """
+
+    offset: int
+    """Of the byte or word in ``struct page`` number 1 of the compound page."""
+
+    size: int
+    mask: int
+    value: int
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """Offsets, bits and encodings of one kernel's ``struct page``."""
+
+    size: int
+    flags: int
+    compound_head: int
+    compound_mask: bool
+    """Whether a tail keeps a mask that its address is and-ed with (7.1)."""
+
+    lru: int
+    mapping: int
+    private: int
+    mapcount: int
+    refcount: int
+    entire_mapcount: int
+    """Of the compound page's own count, in ``struct page`` number 1."""
+
+    bits: dict[str, int]
+    """Masks by the name of the ``enum pageflags`` enumerator, ``PG_`` cut."""
+
+    types: PageTypes
+    hugetlb: HugetlbMark | None
+
+    zone_shift: int
+    """Of zone and node together in ``flags``; the node is above the zone."""
+
+    zone_bits: int
+    node_bits: int
+    device_zone: int | None
+    """Number of ZONE_DEVICE, ``None`` without."""
+
+    fake_heads: bool
+    """Whether tails of an optimised hugetlb page can look like heads."""
+
+    kernel_start: int
+    """The lowest address that a link of ``lru`` may have (``target/addresses.py``)."""
+
+    @property
+    def swapcache_bits(self) -> int:
+        """All set in a page of the swap cache; one bit has other meanings, too."""
+        return self.bits["swapbacked"] | self.bits.get("swapcache", 1 << 63)
+
+    @property
+    def slab_bit(self) -> int:
+        """``PG_slab``, 0 where slab is a page type."""
+        return 0 if self.types.has("slab") else self.bits["slab"]
+
+
+def page_layout(prog: drgn.Program) -> PageLayout:
+    """
+    Read the layout from the kernel's own types, once a program.
+
+    :raises LookupError: if the types lack ``struct page`` or ``enum pageflags``
+    """
+    known: dict[str, PageLayout] = prog.cache
+    if _LAYOUT not in known:
+        known[_LAYOUT] = _read_layout(prog)
+    return known[_LAYOUT]
+
+
+def _read_layout(prog: drgn.Program) -> PageLayout:
+    page = prog.type("struct page")
+    bits = {
+        name.removeprefix("PG_"): 1 << value
+        for name, value in _enumerators(prog, "enum pageflags").items()
+    }
+    types = _page_types(prog, page)
+    zone_bits, node_bits = _zone_bits(prog), _node_bits(prog)
+    compound_head, fake_heads = _compound_head(page)
+    return PageLayout(
+        size=drgn.sizeof(page),
+        flags=_offset(page, ("flags",)),
+        compound_head=compound_head,
+        compound_mask=not fake_heads and _compound_info_has_mask(prog, page),
+        lru=_offset(page, ("lru",)),
+        mapping=_offset(page, ("mapping",)),
+        private=_offset(page, ("private",)),
+        mapcount=_offset(page, ("_mapcount", "page_type")),
+        refcount=_offset(page, ("_refcount",)),
+        entire_mapcount=_entire_mapcount(prog, page),
+        bits=bits,
+        types=types,
+        hugetlb=None if types.has("hugetlb") else _hugetlb_mark(prog, page, bits),
+        zone_shift=64 - node_bits - zone_bits,
+        zone_bits=zone_bits,
+        node_bits=node_bits,
+        device_zone=_device_zone(prog),
+        fake_heads=fake_heads,
+        kernel_start=kernel_start(prog),
+    )
+
+
+def _enumerators(prog: drgn.Program, name: str) -> dict[str, int]:
+    enumerators = prog.type(name).enumerators
+    return {e.name: e.value for e in enumerators or ()}
+
+
+def _offset(type_: drgn.Type, names: Iterable[str]) -> int:
+    """Find the byte offset of the first of *names* that the type has."""
+    names = tuple(names)
+    for name in names:
+        if type_.has_member(name):
+            offset: int = type_.member(name).offset
+            return offset
+    raise LookupError(f"{type_.type_name()} has no member {' or '.join(names)}")
+
+
+def _compound_head(page: drgn.Type) -> tuple[int, bool]:
+    # Linux kernel commit d50569612c29 ("mm: rename the 'compound_head' field in
+    # the 'struct page' to 'compound_info'") (in v7.1); no fake heads since.
+    if page.has_member("compound_info"):
+        return _offset(page, ("compound_info",)), False
+    return _offset(page, ("compound_head",)), True
+
+
+def _compound_info_has_mask(prog: drgn.Program, page: drgn.Type) -> bool:
+    # Linux kernel commit 8c846c879e22 ("mm: rework compound_head() for
+    # power-of-2 sizeof(struct page)") (in v7.1); the zones' shared tail pages
+    # exist only with the vmemmap optimisation that the mask is for.
+    size = drgn.sizeof(page)
+    zone = prog.type("struct zone")
+    return size & (size - 1) == 0 and bool(zone.has_member("vmemmap_tails"))
+
+
+def _entire_mapcount(prog: drgn.Program, page: drgn.Type) -> int:
+    # In struct folio since v6.3; before, a member of the first tail page.
+    try:
+        in_folio = _offset(prog.type("struct folio"), ("_entire_mapcount",))
+    except LookupError:
+        return _offset(page, ("compound_mapcount",))
+    return in_folio - int(drgn.sizeof(page))
+
+
+def _hugetlb_mark(
+    prog: drgn.Program, page: drgn.Type, bits: dict[str, int]
+) -> HugetlbMark | None:
+    # Linux kernel commit d99e3140a4d3 ("mm: turn folio_test_hugetlb into a
+    # PageType") (in v6.9) made it a page type. A flag of the first tail page:
+    # 9c5ccf2db04b ("mm: remove HUGETLB_PAGE_DTOR") (in v6.6).
+    if "hugetlb" in bits:
+        return HugetlbMark(
+            _offset(page, ("flags",)), 8, bits["hugetlb"], bits["hugetlb"]
+        )
+    # Before, the compound page's destructor, a byte of the first tail page that
+    # is a member of struct page or, later, of struct folio only.
+    try:
+        dtor = prog.constant("HUGETLB_PAGE_DTOR").value_()
+    except LookupError:
+        return None  # CONFIG_HUGETLB_PAGE=n
+    if page.has_member("compound_dtor"):
+        offset = page.member("compound_dtor").offset
+    else:
+        offset = prog.type("struct folio").member("_folio_dtor").offset
+        offset -= drgn.sizeof(page)
+    return HugetlbMark(offset, 1, 0xFF, dtor)
+
+
+_TYPE_CLASSES = {
+    "buddy": PageClass.FREE_BUDDY,
+    "offline": PageClass.OFFLINE,
+    "table": PageClass.PAGE_TABLES,
+    "hugetlb": PageClass.USER_HUGETLB,
+    "slab": PageClass.SLAB,
+    "zsmalloc": PageClass.ZSMALLOC,
+    "unaccepted": PageClass.FREE_UNACCEPTED,
+    "large_kmalloc": PageClass.LARGE_KMALLOC,
+}
+
+
+def _page_types(prog: drgn.Program, page: drgn.Type) -> PageTypes:
+    """Find out how types are encoded, the newest way first."""
+    try:
+        enumerators = _enumerators(prog, "enum pagetype")
+    except LookupError:
+        enumerators = {}
+    values = {
+        name.partition("_")[2]: value
+        for name, value in enumerators.items()
+        if name.startswith(("PGTY_", "PG_"))
+    }
+    if "PGTY_buddy" in enumerators:
+        # A number in the top byte: Linux kernel commit 4ffca5a96678 ("mm:
+        # support only one page_type per page") (in v6.12).
+        classes = np.zeros(256, np.uint8)
+        for name, value in values.items():
+            classes[value & 0xFF] = _TYPE_CLASSES.get(name, PageClass.UNATTRIBUTED)
+        return PageTypes(0xF0000000, 24, 0xFF, classes, frozenset(values))
+    if values.get("buddy", 0) >= 1 << 24:
+        # Bits that are cleared, in the top byte: Linux kernel commit 8db00ad56461
+        # ("mm: allow reuse of the lower 16 bit of the page type with an actual
+        # type") (in v6.11).
+        return _cleared_bits(0x80000000, 24, 0xFF, values)
+    if "buddy" in values:
+        # Bits that are cleared, at the bottom, in an enum: Linux kernel commit
+        # ff202303c398 ("mm: convert page type macros to enum") (in v6.10).
+        return _cleared_bits(0xF0000000, 0, 0x1FFF, values)
+    # The same as macros, so that debug info does not name them: Linux kernel
+    # commit 6e292b9be7f4 ("mm: split page_type out from _mapcount") (in v4.18).
+    # VMCOREINFO has the newer ones as ~bit.
+    values = {"buddy": 0x80, "offline": 0x100, "table": 0x200}
+    if page.has_member("mem_cgroup"):
+        # One more bit, which goes with the others, until Linux kernel commit
+        # 18b2db3b0385 ("mm: Convert page kmemcg type to a page memcg flag") (in
+        # v5.11): whether the page is charged to a memory cgroup.
+        values = {"buddy": 0x80, "offline": 0x100, "kmemcg": 0x200, "table": 0x400}
+    for name in ("hugetlb", "slab"):
+        mapcount_value = vmcoreinfo_number(prog, f"PAGE_{name.upper()}_MAPCOUNT_VALUE")
+        if mapcount_value is not None:
+            values[name] = ~mapcount_value & 0xFFFFFFFF
+    return _cleared_bits(0xF0000000, 0, 0x1FFF, values)
+
+
+def _cleared_bits(
+    lowest: int, shift: int, mask: int, values: dict[str, int]
+) -> PageTypes:
+    """Make the table of types for which a bit of an all-ones word is cleared."""
+    classes = np.zeros(mask + 1, np.uint8)
+    keys = np.arange(mask + 1)
+    charged = values.get("kmemcg", 0) >> shift & mask
+    for name, bit in values.items():
+        # Other pairs of cleared bits are no type, but small negative mapcounts.
+        is_it = keys | charged == mask & ~(bit >> shift)
+        classes[is_it] = _TYPE_CLASSES.get(name, PageClass.UNATTRIBUTED)
+    return PageTypes(lowest, shift, mask, classes, frozenset(values))
+
+
+def _node_bits(prog: drgn.Program) -> int:
+    # NODES_SHIFT is the logarithm of MAX_NUMNODES, the length of node_data.
+    length = vmcoreinfo(prog).get("LENGTH(node_data)")
+    if length is None:
+        try:
+            length = prog["node_data"].type_.length
+        except LookupError:
+            return 0  # CONFIG_NUMA=n
+    return (int(length or 1) - 1).bit_length()
+
+
+def _device_zone(prog: drgn.Program) -> int | None:
+    try:
+        number: int = prog.constant("ZONE_DEVICE").value_()
+    except LookupError:
+        return None
+    return number
+
+
+def _zone_bits(prog: drgn.Program) -> int:
+    # ZONES_SHIFT of include/linux/page-flags-layout.h.
+    zones = prog.constant("__MAX_NR_ZONES").value_()
+    return int(zones - 1).bit_length()

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""
+The memmap: where the struct pages are, and reading them in bulk.
+
+With SPARSEMEM, which every 64-bit distribution kernel has, physical memory is
+cut into sections (128 MiB on x86-64), each with its own run of struct pages
+(mm/sparse.c, include/linux/mmzone.h).
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import drgn
+import numpy as np
+
+from msatools.kernel.losses import Loss
+from msatools.kernel.reader import Gap, Reader
+from msatools.kernel.report import LossLog
+from msatools.kernel.vmemmap import vmemmap_base
+from msatools.memory.pages.bulk import BulkReader
+from msatools.memory.pages.layout import PageLayout
+
+State = Literal["online", "offline", "device"]
+
+CHUNK_BYTES = 1 << 20
+"""Bytes of struct pages a read: what the columns need stays in a core's cache."""
+
+_PROBES = 8
+"""Struct pages of a section to try where the table of sections is lost."""
+
+_MAX_PROBED_SECTIONS = 1 << 17
+_SUBSECTION_BYTES = 1 << 21  # SUBSECTION_SHIFT
+_MAX_PHYSICAL_BITS = 56
+
+_GAP_BYTES = 4096
+"""Dumps leave out, and a live memmap lacks, whole pages."""
+
+
+class MemmapRange(NamedTuple):
+    """Consecutive struct pages of one section."""
+
+    section: int
+    state: State
+    early: bool
+    """Whether the section was there at boot, not hot-plugged."""
+
+    pfn: int
+    pages: int
+    address: int
+    """Of the first struct page."""
+
+    def address_end(self, size: int) -> int:
+        """Find the end of the last struct page, each having *size* bytes."""
+        return self.address + self.pages * size
+
+
+class Chunk(NamedTuple):
+    """The result of one read of the memmap."""
+
+    pfn: int
+    address: int
+    data: bytes | bytearray
+    gaps: list[Gap]
+
+
+def memmap_ranges(
+    reader: Reader, layout: PageLayout, losses: LossLog
+) -> list[MemmapRange]:
+    """
+    Find all struct pages, in pfn order.
+
+    The table of sections lies at the end of memory, which a truncated dump has
+    lost; then the sections are those of which some struct page can be read.
+
+    :raises LookupError: if the kernel has no memory sections (no SPARSEMEM)
+    :raises drgn.FaultError: if no struct page can be read
+    """
+    try:
+        ranges = _listed_ranges(reader, layout, losses)
+    except drgn.FaultError as error:
+        ranges = []
+        _lose_sections(losses, f"the table of memory sections is lost ({error})")
+    if losses.coverage[Loss.SECTION_TABLE.value]:
+        listed = {part.section for part in ranges}
+        ranges += (
+            part
+            for part in _readable_ranges(reader, layout)
+            if part.section not in listed
+        )
+        ranges.sort(key=lambda part: part.pfn)
+    if not ranges:
+        raise drgn.FaultError("no struct page can be read", vmemmap_base(reader.prog))
+    return ranges
+
+
+def _lose_sections(losses: LossLog, what: str) -> None:
+    text = f"{what}; sections without any readable struct page are not counted"
+    losses.lose(Loss.SECTION_TABLE, text)
+
+
+def _listed_ranges(
+    reader: Reader, layout: PageLayout, losses: LossLog
+) -> list[MemmapRange]:
+    pages = pages_per_section(reader.prog)
+    flags = _SectionFlags.of(reader.prog)
+    usage_size, subsection_map = _subsection_map(reader.prog)
+    subsection = _SUBSECTION_BYTES // reader.prog["PAGE_SIZE"].value_()
+    ranges: list[MemmapRange] = []
+    for nr, memmap, usage in _sections(reader, losses):
+        if not memmap & flags.has_memmap:
+            continue
+        early = bool(memmap & flags.early)
+        runs = [(0, pages)]
+        if usage_size and not early:
+            # Linux kernel commit f46edbd1b151 ("mm/sparsemem: add helpers track
+            # active portions of a section at boot") (in v5.3).
+            with suppress(drgn.FaultError):
+                bitmap = reader.read(usage + subsection_map, usage_size)
+                runs = _runs(bitmap, pages, subsection)
+        for first, count in runs:
+            pfn = nr * pages + first
+            # The word is the address that page 0 of all memory would have.
+            address = (memmap & flags.memmap_mask) + pfn * layout.size
+            state: State = "online"
+            if not memmap & flags.online:
+                state = _state_of_offline(reader, layout, address)
+            ranges.append(MemmapRange(nr, state, early, pfn, count, address))
+    return ranges
+
+
+def _readable_ranges(reader: Reader, layout: PageLayout) -> list[MemmapRange]:
+    """Find the sections by trying to read struct pages of each that may be."""
+    pages = pages_per_section(reader.prog)
+    memmap = vmemmap_base(reader.prog)
+    last = reader.prog["__highest_present_section_nr"].value_()
+    last = min(last, _MAX_PROBED_SECTIONS)
+    size = pages * layout.size
+    step = size // _PROBES
+    return [
+        MemmapRange(nr, "online", True, nr * pages, pages, address)
+        for nr, address in enumerate(range(memmap, memmap + (last + 1) * size, size))
+        if any(_readable(reader, address + at) for at in range(0, size, step))
+    ]
+
+
+def _readable(reader: Reader, address: int) -> bool:
+    try:
+        reader.read(address, 8)
+    except drgn.FaultError:
+        return False
+    return True
+
+
+def pages_per_section(prog: drgn.Program) -> int:
+    shift: int = (prog["SECTION_SIZE_BITS"] - prog["PAGE_SHIFT"]).value_()
+    return 1 << shift
+
+
+@dataclass(frozen=True)
+class _SectionFlags:
+    """Bits in the low end of ``mem_section.section_mem_map``."""
+
+    has_memmap: int
+    online: int
+    early: int
+    memmap_mask: int
+
+    @classmethod
+    def of(cls, prog: drgn.Program) -> "_SectionFlags":
+        # An enum since Linux kernel commit ed7802dd48f7 ("mm: memory_hotplug:
+        # enumerate all supported section flags") (in v6.0). The macros before
+        # it had these values; 0x10 came in v5.12, when there was room for it.
+        try:
+            last = prog.constant("SECTION_MAP_LAST_BIT").value_()
+        except LookupError:
+            return cls(0x2, 0x4, 0x8, ~0x1F)
+
+        def bit(name: str) -> int:
+            return 1 << int(prog.constant(f"SECTION_{name}_BIT").value_())
+
+        return cls(bit("HAS_MEM_MAP"), bit("IS_ONLINE"), bit("IS_EARLY"), -(1 << last))
+
+
+def _sections(reader: Reader, losses: LossLog) -> Iterator[tuple[int, int, int]]:
+    """Read each present section's number, memmap word and usage pointer."""
+    prog = reader.prog
+    per_root = prog["SECTIONS_PER_ROOT"].value_()
+    last = prog["__highest_present_section_nr"].value_()
+    if last >> (_MAX_PHYSICAL_BITS - prog["SECTION_SIZE_BITS"].value_()):
+        raise drgn.FaultError("an absurd number of sections", last)
+    type_ = prog.type("struct mem_section")
+    size = drgn.sizeof(type_)
+    memmap: int = type_.member("section_mem_map").offset // 8
+    usage: int | None = None
+    if type_.has_member("usage"):
+        usage = type_.member("usage").offset // 8
+    for root, address in enumerate(_section_roots(reader, last // per_root + 1)):
+        if not address:
+            continue
+        try:
+            data = reader.read(address, size * per_root)
+        except drgn.FaultError as error:
+            _lose_sections(losses, f"part of the table of sections is lost ({error})")
+            continue
+        words = np.frombuffer(data, np.uint64).reshape(per_root, size // 8)
+        here = np.flatnonzero(words[:, memmap])
+        here = here[here <= last - root * per_root]
+        yield from zip(
+            (here + root * per_root).tolist(),
+            words[here, memmap].tolist(),
+            [0] * len(here) if usage is None else words[here, usage].tolist(),
+            strict=True,
+        )
+
+
+def section_usages(reader: Reader, losses: LossLog) -> dict[int, int]:
+    """
+    Find each section's ``struct mem_section_usage``, by the number of the section.
+
+    None before Linux kernel commit f1eca35a0dc7 ("mm/sparsemem: introduce struct
+    mem_section_usage") (in v5.3).
+
+    :raises drgn.FaultError: if the table of sections is lost
+    """
+    return {nr: usage for nr, _, usage in _sections(reader, losses) if usage}
+
+
+def _section_roots(reader: Reader, count: int) -> list[int]:
+    """Find the address of each root array of sections, 0 where there is none."""
+    roots = reader.prog["mem_section"]
+    kind = roots.type_.unaliased_kind()
+    if kind == drgn.TypeKind.POINTER:  # SPARSEMEM_EXTREME
+        if not roots:
+            return []
+        return [int(a) for a in reader.words(roots.value_(), count)]
+    if roots.type_.unaliased().type.unaliased_kind() == drgn.TypeKind.POINTER:
+        return [int(a) for a in reader.words(roots.address_, count)]
+    size = drgn.sizeof(roots.type_.unaliased().type)
+    return [roots.address_ + i * size for i in range(count)]
+
+
+def _subsection_map(prog: drgn.Program) -> tuple[int, int]:
+    """Find size and offset of the subsection bitmap, 0 if there is none."""
+    try:
+        member = prog.type("struct mem_section_usage").member("subsection_map")
+    except LookupError:
+        return 0, 0
+    return drgn.sizeof(member.type), member.offset
+
+
+def _runs(bitmap: bytes, pages: int, each: int) -> list[tuple[int, int]]:
+    """
+    Turn a section's subsection bitmap into runs of (first page, count).
+
+    :param each: Pages of a subsection; bits beyond the section have no meaning.
+    """
+    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
+    bits = bits[: pages // each]
+    edges = np.flatnonzero(np.diff(bits, prepend=0, append=0))
+    return [
+        (int(start) * each, int(end - start) * each)
+        for start, end in zip(edges[::2], edges[1::2], strict=True)
+    ]
+
+
+def _state_of_offline(reader: Reader, layout: PageLayout, address: int) -> State:
+    """Distinguish device memory, which is never online, from an offline section."""
+    try:
+        flags = int(reader.words(address + layout.flags, 1)[0])
+        device = reader.prog.constant("ZONE_DEVICE").value_()
+    except (LookupError, drgn.FaultError):
+        return "offline"
+    zone = flags >> layout.zone_shift & ((1 << layout.zone_bits) - 1)
+    return "device" if zone == device else "offline"
+
+
+def read_chunks(
+    reader: Reader, layout: PageLayout, ranges: Sequence[MemmapRange]
+) -> Iterator[Chunk]:
+    """Read the struct pages of the ranges, :data:`CHUNK_BYTES` at a time."""
+    step = 1 << (CHUNK_BYTES // layout.size).bit_length() - 1
+    bulk = BulkReader.of(reader)
+    for part in ranges:
+        for first in range(0, part.pages, step):
+            count = min(step, part.pages - first)
+            address = part.address + first * layout.size
+            data, gaps = bulk.read_around_gaps(address, count * layout.size, _GAP_BYTES)
+            yield Chunk(part.pfn + first, address, data, gaps)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""The owners of page-cache mappings: files, code, block devices."""
+
+import stat
+from collections import defaultdict
+from dataclasses import dataclass
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.losses import Loss
+from msatools.kernel.reader import Reader, column
+from msatools.kernel.report import LossLog
+from msatools.kernel.walks import list_words, tree_records
+from msatools.memory.pages.classes import PageClass
+from msatools.memory.scan.result import ScanResult
+
+_VM_EXEC = 0x4
+
+
+@dataclass(frozen=True)
+class _Offsets:
+    """Where the few members that matter lie."""
+
+    i_mode: int
+    i_data: int
+    host: int
+    i_mmap: int
+    nrpages: int
+    record: int
+    """Bytes of ``struct inode`` to read, from its start."""
+
+    rb: int
+    """Of a VMA's node in its file's interval tree."""
+
+    vm_flags: int
+    vma_record: int
+
+    @classmethod
+    def of(cls, prog: drgn.Program) -> "_Offsets":
+        inode = prog.type("struct inode")
+        mapping = prog.type("struct address_space")
+        i_data = inode.member("i_data").offset
+        host = mapping.member("host").offset
+        i_mmap = mapping.member("i_mmap").offset
+        nrpages = mapping.member("nrpages").offset
+        vma = prog.type("struct vm_area_struct")
+        rb = vma.member("shared").offset
+        vm_flags = vma.member("vm_flags").offset
+        return cls(
+            i_mode=inode.member("i_mode").offset,
+            i_data=i_data,
+            host=host,
+            i_mmap=i_mmap,
+            nrpages=nrpages,
+            record=max(
+                inode.member("i_mode").offset + 2,
+                i_data + max(host, i_mmap, nrpages) + 8,
+            ),
+            rb=rb,
+            vm_flags=vm_flags,
+            vma_record=max(rb + 24, vm_flags + 8),
+        )
+
+
+def settle_cache(reader: Reader, result: ScanResult, losses: LossLog) -> None:
+    """
+    Move what is not plain files out of the class of plain files.
+
+    A file counts as executed, as a whole, while some process maps part of it
+    with permission to execute, as Solaris counts "exec and libs". Its mappings
+    are found through the inode's own tree of them, so that the cost grows with
+    the files in the page cache and not with all mappings of all processes.
+    """
+    mappings, keys, pages = result.cache.sum()
+    unique, inverse = np.unique(mappings, return_inverse=True)
+    cache = CacheClasses(reader)
+    classes = cache.of(unique)
+    for lost in cache.take_losses().values():
+        losses.add(lost)
+    for key in np.unique(keys):
+        for target in (PageClass.EXEC, PageClass.BLOCKDEV, PageClass.UNATTRIBUTED):
+            chosen = (keys == key) & (classes[inverse] == target)
+            result.move(int(key), PageClass.FILE, target, int(pages[chosen].sum()))
+
+
+class CacheClasses:
+    """The classes of mappings, by looking at what they belong to."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._offsets = _Offsets.of(reader.prog)
+        self._losses: dict[int, LossLog] = defaultdict(LossLog)
+
+    def take_losses(self) -> dict[int, LossLog]:
+        """Return and clear the losses by mapping."""
+        found, self._losses = self._losses, defaultdict(LossLog)
+        return {mapping: found[mapping] for mapping in sorted(found)}
+
+    def of(self, mappings: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
+        """Find the class of each mapping's pages; plain files' where it is lost."""
+        offsets = self._offsets
+        classes = np.full(len(mappings), PageClass.FILE, np.uint8)
+        inodes = mappings - np.uint64(offsets.i_data)
+        records, readable = self._reader.read_records(inodes, offsets.record)
+        for mapping in mappings[~readable].tolist():
+            self._losses[mapping].lose(Loss.INODES)
+        modes = column(records, offsets.i_mode, 2)
+        hosts = column(records, offsets.i_data + offsets.host)
+        roots = column(records, offsets.i_data + offsets.i_mmap)
+        # The mapping is its inode's own, but for few file systems.
+        for i in np.flatnonzero(readable & (hosts != inodes)):
+            try:
+                data = self._reader.read(int(hosts[i]) + offsets.i_mode, 2)
+            except drgn.FaultError:
+                self._losses[int(mappings[i])].lose(Loss.INODES)
+                continue
+            modes[i] = int.from_bytes(data, "little")
+        # perf gives the pages of its ring buffers the mapping of its file, which
+        # caches none: they are the kernel's.
+        counts = column(records, offsets.i_data + offsets.nrpages)
+        classes[readable & (counts == 0)] = PageClass.UNATTRIBUTED
+        block = stat.S_IFMT(0xFFFF) & modes == stat.S_IFBLK
+        classes[block & (counts != 0)] = PageClass.BLOCKDEV
+        for i in np.flatnonzero(readable & ~block & (roots != 0) & (counts != 0)):
+            if self._is_executed(int(mappings[i])):
+                classes[i] = PageClass.EXEC
+        return classes
+
+    def _is_executed(self, mapping: int) -> bool:
+        """Search a file's tree of mappings for one that may be executed."""
+        losses = LossLog()
+        vmas = tree_records(
+            self._reader,
+            mapping + self._offsets.i_mmap,
+            self._offsets.rb,
+            self._offsets.vma_record,
+            losses,
+            "a file's tree of mappings",
+        )
+        at = self._offsets.vm_flags
+        executed = any(
+            int.from_bytes(data[at : at + 8], "little") & _VM_EXEC for _, data in vmas
+        )
+        if losses.coverage:
+            self._losses[mapping].add(losses)
+        return executed
+
+
+def blockdev_pages(reader: Reader, losses: LossLog) -> int | None:
+    """
+    Sum the pages that block devices say their caches hold; ``None`` if some are lost.
+
+    This is how the kernel makes ``Buffers`` of /proc/meminfo
+    (nr_blockdev_pages() of block/bdev.c).
+
+    :raises LookupError: if the kernel has no block devices
+    """
+    prog = reader.prog
+    inode = prog.type("struct inode")
+    nrpages = inode.member("i_data").offset
+    nrpages += prog.type("struct address_space").member("nrpages").offset
+    inodes = prog["blockdev_superblock"].s_inodes.address_of_().value_()
+    name = "the list of block devices"
+    lost = losses.about[name]
+    node = inode.member("i_sb_list").offset
+    counts = list_words(reader, inodes, node, nrpages, losses, name)
+    return sum(counts.tolist()) if losses.about[name] == lost else None

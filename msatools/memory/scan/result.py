@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Results of a pass over the memmap: sums, so that memory use does not grow."""
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from msatools.kernel.report import LossLog
+from msatools.memory.pages.classes import NCLASSES
+from msatools.memory.pages.classify import where
+from msatools.memory.scan.model import ScanChanges
+
+_COMPACT_AT = 1 << 20
+
+
+_Array = TypeVar("_Array", bound=np.ndarray[Any, Any])
+
+
+def _joined(arrays: list[_Array]) -> list[_Array]:
+    return [cast(_Array, np.concatenate(arrays))] if len(arrays) > 1 else arrays
+
+
+@dataclass
+class CachePages:
+    """Pages of the page cache by mapping and by node and zone."""
+
+    mappings: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    keys: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    pages: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    _held: int = 0
+
+    def add(
+        self,
+        mappings: npt.NDArray[np.uint64],
+        keys: npt.NDArray[np.int64],
+        pages: npt.NDArray[np.int64],
+    ) -> None:
+        self.mappings.append(mappings)
+        self.keys.append(keys)
+        self.pages.append(pages)
+        self._held += len(pages)
+        if self._held > _COMPACT_AT:
+            self.sum()
+
+    def merge(self, later: "CachePages") -> None:
+        """Add those of another part of memory."""
+        for triple in zip(later.mappings, later.keys, later.pages, strict=True):
+            self.add(*triple)
+
+    def join(self) -> None:
+        """Concatenate the arrays."""
+        self.mappings = _joined(self.mappings)
+        self.keys = _joined(self.keys)
+        self.pages = _joined(self.pages)
+
+    def sum(
+        self,
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Sum up to one (mapping, key, pages) triple a pair, ascending."""
+        if not self.pages:
+            empty = np.empty(0, np.int64)
+            return empty.view(np.uint64), empty, empty
+        mappings = np.concatenate(self.mappings)
+        keys = np.concatenate(self.keys)
+        pages = np.concatenate(self.pages)
+        order = np.lexsort((keys, mappings))
+        mappings, keys, pages = mappings[order], keys[order], pages[order]
+        new = np.ones(len(pages), np.bool_)
+        new[1:] = (mappings[1:] != mappings[:-1]) | (keys[1:] != keys[:-1])
+        starts = where(new)
+        triple = mappings[starts], keys[starts], np.add.reduceat(pages, starts)
+        self.mappings, self.keys, self.pages = [triple[0]], [triple[1]], [triple[2]]
+        self._held = len(starts)
+        return triple
+
+
+@dataclass
+class FreeCandidates:
+    """
+    Unreferenced pages of no class: per-CPU free pages, and tails of others.
+
+    Struct pages of per-CPU free pages carry no mark; they are told from others
+    by following the lists through these columns, with no further reads.
+    """
+
+    nodes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    """Address of each page's list node (``page->lru``)."""
+
+    nexts: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    prevs: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    codes: list[npt.NDArray[np.uint8]] = field(default_factory=list)
+    """The class each was counted under."""
+
+    keys: list[npt.NDArray[np.int64]] = field(default_factory=list)
+
+    rooms: list[npt.NDArray[np.intp]] = field(default_factory=list)
+    """How many pages from each on may be one free block."""
+
+    def merge(self, later: "FreeCandidates") -> None:
+        """Add those of higher pfns."""
+        self.nodes += later.nodes
+        self.nexts += later.nexts
+        self.prevs += later.prevs
+        self.codes += later.codes
+        self.keys += later.keys
+        self.rooms += later.rooms
+
+    def join(self) -> None:
+        """Concatenate the arrays."""
+        self.nodes = _joined(self.nodes)
+        self.nexts = _joined(self.nexts)
+        self.prevs = _joined(self.prevs)
+        self.codes = _joined(self.codes)
+        self.keys = _joined(self.keys)
+        self.rooms = _joined(self.rooms)
+
+
+@dataclass
+class ScanResult:
+    """The result of one pass over the memmap, or over a part of it."""
+
+    counts: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
+    """Pages by class, by node and zone key (see :func:`node_and_zone`)."""
+
+    cache: CachePages = field(default_factory=CachePages)
+    candidates: FreeCandidates = field(default_factory=FreeCandidates)
+    anon_unmapped: int = 0
+    """Anon and KSM pages that no page table maps."""
+
+    anon_swapcache: int = 0
+    """Pages of anon class in the swap cache."""
+
+    shmem_swapcache: int = 0
+    """Pages of shmem class in the swap cache."""
+
+    swap_entries: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    """Swap entries of swap cache pages that no mapping names."""
+
+    swap_keys: list[npt.NDArray[np.int64]] = field(default_factory=list)
+
+    heads_unreadable: int = 0
+    """Heads of compound pages outside their tails' block that are lost."""
+
+    memmap_reads: int = 0
+    """Reads of struct pages."""
+
+    losses: dict[int, LossLog] = field(default_factory=dict)
+    """By mapping, what was lost of an inode as its pages' class was made final."""
+
+    scan_ns: int | None = None
+    """How long the whole pass took."""
+
+    changes: ScanChanges | None = None
+    """Changes during the scan, for a running kernel."""
+
+    def merge(self, later: "ScanResult") -> None:
+        """Add what was found in the part of memory after this one."""
+        for key, counts in later.counts.items():
+            if key in self.counts:
+                self.counts[key] += counts
+            else:
+                self.counts[key] = counts
+        self.cache.merge(later.cache)
+        self.candidates.merge(later.candidates)
+        self.anon_unmapped += later.anon_unmapped
+        self.anon_swapcache += later.anon_swapcache
+        self.shmem_swapcache += later.shmem_swapcache
+        self.swap_entries += later.swap_entries
+        self.swap_keys += later.swap_keys
+        self.heads_unreadable += later.heads_unreadable
+        self.memmap_reads += later.memmap_reads
+        # What is lost of one inode is lost for its pages anywhere.
+        self.losses.update(later.losses)
+
+    def join(self) -> None:
+        """Concatenate the arrays: many small ones take long to send."""
+        self.cache.join()
+        self.candidates.join()
+        self.swap_entries = _joined(self.swap_entries)
+        self.swap_keys = _joined(self.swap_keys)
+
+    def pages(self) -> int:
+        return int(sum(counts.sum() for counts in self.counts.values()))
+
+    def totals(self) -> npt.NDArray[np.int64]:
+        """Pages by class over all nodes and zones."""
+        totals = np.zeros(NCLASSES, np.int64)
+        for counts in self.counts.values():
+            totals += counts
+        return totals
+
+    def move(self, key: int, source: int, target: int, pages: int) -> None:
+        """Count pages of a node and zone under another class."""
+        self.counts[key][source] -= pages
+        self.counts[key][target] += pages

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Cells and lines that the reports of several commands have."""
+
+import pwd
+from collections.abc import Iterator
+from functools import lru_cache
+
+from msatools.render.blocks import Cell, Span, Text
+from msatools.render.blocks import text as line
+from msatools.reports.units import count as short_count
+
+NOT_KEPT = "-"
+"""A value that the kernel does not keep, or that could not be read."""
+
+ESTIMATE = "~"
+UPPER = "<"
+LOWER = ">"
+
+BOUND_MARKS = {"exact": "", "upper": UPPER, "estimate": ESTIMATE, "lower": LOWER}
+"""Marks before a time, by how well it is known."""
+
+_BAD_STATES = frozenset("DZ")
+
+
+def number_text(value: int | None) -> str:
+    """Write a number, if it is known."""
+    return NOT_KEPT if value is None else str(value)
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """Write how many there are of something.
+
+    :param many: The plural, if it is more than an added s.
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def share(ns: int, of_ns: int) -> str:
+    """
+    Write a share in percent, of one CPU.
+
+    >>> share(237, 1000), share(1, 10**6), share(3, 1)
+    ('23.7', '0.0', '300')
+    """
+    if of_ns <= 0:
+        return NOT_KEPT
+    percent = 100 * ns / of_ns
+    return f"{percent:.1f}" if percent < 99.95 else short_count(round(percent))
+
+
+def user(uid: int | None, names: bool) -> str:
+    """Name a user, where users have names."""
+    if uid is None:
+        return NOT_KEPT
+    return _user_name(uid) if names else str(uid)
+
+
+@lru_cache(maxsize=1024)
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return str(uid)
+
+
+def state_cell(state: str | None) -> Cell:
+    """Write the state of a task."""
+    if state is None:
+        return NOT_KEPT
+    return Span(state, "warn") if state in _BAD_STATES else state
+
+
+def more(left: int, what: str) -> Iterator[Text]:
+    """Yield a line that says how many rows are left out, if any are."""
+    if left > 0:
+        it = "it" if left == 1 else "them"
+        words = f"… {left:,} more {what if left == 1 else what + 's'}"
+        yield line(Span(f"{words}: -n COUNT shows {it}", "dim"))
