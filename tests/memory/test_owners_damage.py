@@ -3,10 +3,12 @@
 """Owners that are lost or overwritten: their pages are counted, and that is told."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from drgn import Object, Program
+from drgn.helpers.linux.percpu import per_cpu_ptr
 from drgn.helpers.linux.pid import find_task
 from msatools.commands.memstat import COMMAND
 
@@ -97,6 +99,21 @@ def test_lost_name_of_a_slab_cache(damaged: Patient, whole: MemstatReport) -> No
     assert report.coverage["names_unreadable"] == 1
     assert cache.pages in {group.pages for group in view(report, "slab")}
     assert "dentry" not in {group.name for group in view(report, "slab")}
+
+
+def test_broken_list_of_free_objects(damaged: Patient, whole: MemstatReport) -> None:
+    """What is in use of that cache is not known then; of all others it is."""
+    (cache,) = (group for group in view(whole, "slab") if group.name == "dentry")
+    assert isinstance(cache, SlabGroup)
+    assert cache.kmem_cache is not None
+    object_ = Object(damaged.prog, "struct kmem_cache", address=cache.kmem_cache)
+    damaged.poke_member(per_cpu_ptr(object_.cpu_slab, 0).freelist, GARBAGE)
+    report = look(damaged.prog)
+    assert report.coverage["slabs_unreadable"] == 1
+    for before, after in zip(view(whole, "slab"), view(report, "slab"), strict=True):
+        assert isinstance(before, SlabGroup)
+        lost = {"objects_in_use": None} if before.key == "dentry" else {}
+        assert after == replace(before, **lost)
 
 
 def test_removed_groups_without_pages(run: lab.Run, damaged: Patient) -> None:

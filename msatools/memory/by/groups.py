@@ -153,7 +153,8 @@ class SlabGroup(PageGroup):
     """Those that there is memory for."""
 
     objects_in_use: int | None = None
-    """At most: what a CPU keeps for itself to give out counts as in use."""
+    """Without those that CPUs keep for themselves to give out, which the kernel's own
+    counts have in it."""
 
     bytes_each: int | None = None
     """Memory for one, with all that the allocator puts around it."""

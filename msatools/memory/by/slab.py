@@ -6,13 +6,14 @@ The caches of the slab allocator, by their slabs.
 Slabs that are full are on no list of the allocator: only the memmap tells of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import drgn
 import numpy as np
 
 from msatools.kernel.slab import SlabCache, merged_names, read_caches, slab_type
+from msatools.kernel.slab_free import free_in_use
 from msatools.memory.by.compound import give_to_tails
 from msatools.memory.by.groups import (
     NO_OWNER,
@@ -93,10 +94,13 @@ class SlabView:
         addresses = np.array([owner.word for owner in owners], np.uint64)
         context = self._context
         caches = read_caches(context.reader, addresses, context.losses)
+        kept: Mapping[int, int] = {}
+        if self.observer.layout.counters is not None:
+            kept = free_in_use(context.reader, addresses, context.losses)
         merged = merged_names(context.reader, context.losses)
         slabs = self.observer.by_objects.sums()
         groups = [
-            self._group(owner, cache, merged.get(owner.word, []), slabs)
+            self._group(owner, cache, merged.get(owner.word, []), slabs, kept)
             for owner, cache in zip(owners, caches, strict=True)
         ]
         groups += [
@@ -116,6 +120,7 @@ class SlabView:
         cache: SlabCache | None,
         merged: Sequence[str],
         slabs: TallySums,
+        kept: Mapping[int, int],
     ) -> PageGroup:
         address = Address(owner.word)
         if cache is None:
@@ -125,6 +130,10 @@ class SlabView:
         rows = slice(*np.searchsorted(slabs.owners, ends).tolist())
         counts, objects = slabs.pages[rows], slabs.kinds[rows].astype(np.int64)
         counted = self.observer.layout.counters is not None
+        in_use = None
+        if owner.word in kept:
+            used = int((counts * (objects & 0xFFFF)).sum())
+            in_use = max(used - kept[owner.word], 0)
         return SlabGroup(
             key=cache.name,
             name=cache.name,
@@ -132,9 +141,7 @@ class SlabView:
             classes=owner.classes,
             slabs=int(counts.sum()) if counted else None,
             objects=int((counts * (objects >> 16)).sum()) if counted else None,
-            objects_in_use=int((counts * (objects & 0xFFFF)).sum())
-            if counted
-            else None,
+            objects_in_use=in_use,
             bytes_each=cache.size,
             merged=tuple(sorted({*merged} - {cache.name})),
             kmem_cache=address,

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+"""Free objects that a slab counts as used: CPUs and nodes keep them back (mm/slub.c).
+
+A slab that a CPU allocates from has all its objects in use, whatever is on the CPU's
+own list (``struct kmem_cache_cpu``). Since Linux kernel commit 2d517aa09bbc ("slab: add
+opt-in caching layer of percpu sheaves") (in v6.18) free objects are also in arrays, of
+CPUs and of nodes, and since v7.0 CPUs have no lists.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import drgn
+import numpy as np
+import numpy.typing as npt
+from drgn.helpers.linux.nodemask import for_each_online_node
+
+from msatools.kernel.losses import Loss
+from msatools.kernel.percpu import read_percpu
+from msatools.kernel.reader import Addresses, Reader
+from msatools.kernel.report import LossLog
+from msatools.kernel.structs import Members, Structs, find_offset, read_structs
+
+Counts = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.intp]
+
+_CACHE: Members = {
+    "cpu_slab": ("cpu_slab",),
+    "cpu_sheaves": ("cpu_sheaves",),
+    "capacity": ("sheaf_capacity",),
+    # Of the pointer to the next free object, in a free object.
+    "offset": ("offset",),
+    # With CONFIG_SLAB_FREELIST_HARDENED.
+    "random": ("random",),
+    # Its low half is how many objects are in a slab.
+    "order": ("oo.x",),
+}
+_OBJECTS_MASK = (1 << 16) - 1
+_ATTEMPTS = 3
+"""A list that changes while it is read may lead anywhere."""
+
+_LOST = -1
+_MAX_LENGTH = 1 << 16
+"""Above that of any list."""
+
+
+def free_in_use(
+    reader: Reader, caches: Addresses, losses: LossLog
+) -> Mapping[int, int]:
+    """
+    Count the free objects of some caches that their slabs count as used.
+
+    Objects that wait for RCU before they are free are none of them.
+
+    :param caches: Addresses of ``struct kmem_cache``.
+    :return: Counts by address; none of a cache where it is not known, which costs a
+        loss.
+    """
+    try:
+        known = read_structs(reader, "struct kmem_cache", _CACHE, caches, losses)
+        parts = [np.where(known.readable, 0, _LOST)]
+        if known.has("cpu_slab"):
+            parts.append(_on_lists(reader, known, losses))
+        if known.has("cpu_sheaves"):
+            parts.append(_in_sheaves(reader, known, losses))
+            parts.append(_in_barns(reader, caches, known, losses))
+    except (drgn.FaultError, LookupError) as error:
+        losses.lose(Loss.SLABS, f"free objects of slab caches are lost: {error}")
+        return {}
+    found = dict(zip(caches.tolist(), _add(*parts).tolist(), strict=True))
+    return {cache: count for cache, count in found.items() if count != _LOST}
+
+
+def _on_lists(reader: Reader, known: Structs, losses: LossLog) -> Counts:
+    """Count what is on the CPUs' own lists of free objects."""
+    places, cpus = _of_cpus(reader, known["cpu_slab"], losses)
+    links = _Links(
+        known["offset"].astype(np.uint64).repeat(cpus),
+        known["random"].astype(np.uint64).repeat(cpus) if known.has("random") else None,
+        (known["order"].astype(np.int64) & _OBJECTS_MASK).repeat(cpus),
+    )
+    lengths = np.full(len(places), _LOST, np.int64)
+    for _ in range(_ATTEMPTS):
+        rows = np.flatnonzero(lengths < 0)
+        if not len(rows):
+            break
+        firsts = _values(
+            reader, "struct kmem_cache_cpu", ("freelist",), places[rows], losses
+        )
+        lengths[rows] = _add(firsts.lost, links.count(reader, firsts.values, rows))
+    lost = int(np.count_nonzero(lengths < 0))
+    if lost:
+        text = "lists of free objects of slab caches are broken"
+        losses.lose(Loss.SLABS, text, count=lost)
+    return _sum_rows(lengths, cpus)
+
+
+@dataclass(frozen=True)
+class _Links:
+    """How the free objects of each list are linked."""
+
+    offsets: Addresses
+    """Of the pointer to the next in an object."""
+
+    keys: Addresses | None
+    """What pointers are obfuscated with: see ``freelist_ptr_encode()``."""
+
+    limits: Counts
+    """How many there may be in a list; one that goes on is lost."""
+
+    def count(self, reader: Reader, firsts: Addresses, lists: Rows) -> Counts:
+        """Count the objects of some lists, a step of all of them at a time."""
+        lengths = np.zeros(len(firsts), np.int64)
+        at, limits = firsts.copy(), self.limits[lists]
+        while len(rows := np.flatnonzero((at != 0) & (lengths <= limits))):
+            pointers = at[rows] + self.offsets[lists[rows]]
+            records, readable = reader.read_records(pointers, 8)
+            words = records.view("<u8")[:, 0]
+            if self.keys is not None:
+                # With byteswap() since "slub: improve bit diffusion for freelist ptr
+                # obfuscation" (in v5.7).
+                words = words ^ self.keys[lists[rows]] ^ pointers.byteswap()
+            lengths[rows] = np.where(readable, lengths[rows] + 1, _MAX_LENGTH)
+            at[rows] = words
+        return np.where(lengths > limits, _LOST, lengths)
+
+
+def _in_sheaves(reader: Reader, known: Structs, losses: LossLog) -> Counts:
+    """Count what is in the CPUs' own arrays of free objects."""
+    places, cpus = _of_cpus(reader, known["cpu_sheaves"], losses)
+    total = np.zeros(len(places), np.int64)
+    for member in ("main", "spare"):
+        sheaves = _values(
+            reader, "struct slub_percpu_sheaves", (member,), places, losses
+        )
+        sizes = _values(reader, "struct slab_sheaf", ("size",), sheaves.values, losses)
+        total = _add(total, sheaves.lost, sizes.lost, sizes.values.astype(np.int64))
+    return _sum_rows(total, cpus)
+
+
+def _in_barns(
+    reader: Reader, caches: Addresses, known: Structs, losses: LossLog
+) -> Counts:
+    """Count what is in full arrays of free objects, which nodes have in store."""
+    total = np.zeros(len(caches), np.int64)
+    each = known["capacity"].astype(np.int64)
+    for node in for_each_online_node(reader.prog):
+        # Apart from struct kmem_cache_node since Linux kernel commit 5ba6bc27b1f9
+        # ("slab: decouple pointer to barn from kmem_cache_node") (in v7.1).
+        members = f"per_node[{node}].barn", f"node[{node}]"
+        barns = _values(reader, "struct kmem_cache", members, caches, losses)
+        if find_offset(reader.prog.type("struct kmem_cache"), members[:1]) is None:
+            name = "struct kmem_cache_node"
+            barns = _values(reader, name, ("barn",), barns.values, losses)
+        full = _values(reader, "struct node_barn", ("nr_full",), barns.values, losses)
+        count = full.values.astype(np.int64) * each
+        total = _add(total, barns.lost, full.lost, count)
+    return total
+
+
+@dataclass(frozen=True)
+class _Values:
+    """One member of some structures."""
+
+    values: Addresses
+    """0 of those that are lost or not there."""
+
+    lost: Counts
+    """``_LOST`` of those that are lost, else 0."""
+
+
+def _values(
+    reader: Reader,
+    type_name: str,
+    members: tuple[str, ...],
+    places: Addresses,
+    losses: LossLog,
+) -> _Values:
+    """Read a member of the structures at some places, of which NULL has none.
+
+    :raises LookupError: if the kernel has no such member
+    """
+    wanted: Members = {"value": members}
+    read = read_structs(reader, type_name, wanted, places, losses)
+    if not read.has("value"):
+        raise LookupError(f"{type_name} has no {members[0]}")
+    lost = np.where((places != 0) & ~read.readable, _LOST, 0)
+    return _Values(read["value"].astype(np.uint64), lost)
+
+
+def _of_cpus(
+    reader: Reader, pointers: npt.NDArray[Any], losses: LossLog
+) -> tuple[Addresses, int]:
+    """Return where the CPUs have what per-CPU pointers point to, and how many they are.
+
+    :return: For the first pointer all CPUs, then for the next; NULL of NULL.
+    """
+    offsets = read_percpu(reader, losses).offsets
+    bases = pointers.astype(np.uint64)[:, None]
+    places: Addresses = np.where(bases == 0, np.uint64(0), bases + offsets)
+    return places.ravel(), len(offsets)
+
+
+def _add(*counts: Counts) -> Counts:
+    """Add counts; of what is lost, the sum is lost, too."""
+    lost = np.logical_or.reduce([each < 0 for each in counts])
+    return np.where(lost, _LOST, np.add.reduce(counts))
+
+
+def _sum_rows(counts: Counts, columns: int) -> Counts:
+    rows = counts.reshape(-1, columns)
+    return np.where((rows < 0).any(axis=1), _LOST, rows.sum(axis=1))
