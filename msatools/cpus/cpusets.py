@@ -24,7 +24,7 @@ from msatools.kernel.strings import read_string
 from msatools.kernel.structs import (
     Booleans,
     Structs,
-    Words,
+    WordArray,
     find_offset,
     lose_many,
     read_structs,
@@ -171,8 +171,8 @@ def _read(reader: Reader, addresses: Addresses, losses: LossLog) -> Cpusets:
             "parent": ("css.parent",),
             "css_flags": ("css.flags",),
             "flags": ("flags",),
-            "asked_nodes": Words(("mems_allowed",)),
-            "nodes": Words(("effective_mems",)),
+            "asked_nodes": WordArray(("mems_allowed",)),
+            "nodes": WordArray(("effective_mems",)),
             "state": ("partition_root_state",),
             # Linux kernel commit 7476a636d310 ("cgroup/cpuset: Show invalid partition
             # reason string") (in v6.1)

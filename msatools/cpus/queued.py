@@ -23,7 +23,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import (
     Members,
     Structs,
-    Words,
+    WordArray,
     find_offset,
     member_names,
     read_structs,
@@ -33,7 +33,7 @@ from msatools.kernel.walks import list_records, tree_records
 _PRIORITIES = 100
 """MAX_RT_PRIO, one list each (include/linux/sched/prio.h)."""
 
-_REALTIME = Words(("rt.active.queue",))
+_REALTIME = WordArray(("rt.active.queue",))
 _RQ: Members = {
     "running": ("nr_running",),
     "clock": ("clock",),

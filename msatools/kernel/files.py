@@ -21,7 +21,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import (
     Members,
     Structs,
-    Words,
+    WordArray,
     read_rows,
     read_structs,
     struct_layout,
@@ -39,7 +39,7 @@ _SMALL: Members = {
     **_HOLDER,
     "size": ("fdtab.max_fds",),
     "files": ("fdtab.fd",),
-    "array": Words(("fd_array",)),
+    "array": WordArray(("fd_array",)),
 }
 """Of one that never had many files open: table and array are part of it."""
 

@@ -20,14 +20,14 @@ Booleans = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Words:
+class WordArray:
     """A member that is read whole, as 64-bit words: a mask, or heads of lists."""
 
     members: tuple[str, ...]
     """Its names, the newest first."""
 
 
-Members = Mapping[str, tuple[str, ...] | Words]
+Members = Mapping[str, tuple[str, ...] | WordArray]
 """Columns, and the members that they are, the newest first.
 
 Their types tell how wide a column is, and whether it has a sign: see
@@ -211,7 +211,7 @@ def _find_layout(type_: drgn.Type, members: Members) -> StructLayout | None:
         member = find_member(type_, member_names(wanted))
         if member is None:
             continue
-        if isinstance(wanted, Words):
+        if isinstance(wanted, WordArray):
             format_ = np.dtype((np.uint64, (drgn.sizeof(member.type_) // 8,)))
         else:
             format_ = column_type(member)
@@ -231,9 +231,9 @@ def _find_layout(type_: drgn.Type, members: Members) -> StructLayout | None:
     return StructLayout(start, records)
 
 
-def member_names(wanted: tuple[str, ...] | Words) -> tuple[str, ...]:
+def member_names(wanted: tuple[str, ...] | WordArray) -> tuple[str, ...]:
     """Return the names that a column's member may have, the newest first."""
-    return wanted.members if isinstance(wanted, Words) else wanted
+    return wanted.members if isinstance(wanted, WordArray) else wanted
 
 
 def column_type(member: drgn.Object) -> np.dtype[Any]:

@@ -74,7 +74,7 @@ class ModuleLayout:
     def __init__(self, prog: drgn.Program) -> None:
         type_ = prog.type("struct module")
         self.list = drgn.offsetof(type_, "list")
-        self._name = _Field.of(type_, "name")
+        self._name = _MemberSpan.of(type_, "name")
         try:
             # Linux kernel commit ac3b43283923 ("module: replace module_layout with
             # module_memory") (in v6.4)
@@ -83,7 +83,10 @@ class ModuleLayout:
         except LookupError:
             parts = ["core_layout", "init_layout"]
         self._regions = [
-            (_Field.of(type_, f"{part}.base"), _Field.of(type_, f"{part}.size"))
+            (
+                _MemberSpan.of(type_, f"{part}.base"),
+                _MemberSpan.of(type_, f"{part}.size"),
+            )
             for part in parts
         ]
         fields = [self._name, *(field for region in self._regions for field in region)]
@@ -103,12 +106,12 @@ class ModuleLayout:
 
 
 @dataclass(frozen=True)
-class _Field:
+class _MemberSpan:
     offset: int
     size: int
 
     @classmethod
-    def of(cls, type_: drgn.Type, member: str) -> "_Field":
+    def of(cls, type_: drgn.Type, member: str) -> "_MemberSpan":
         field = drgn.Object(type_.prog, type_, address=0).subobject_(member)
         return cls(field.address_, drgn.sizeof(field.type_))
 

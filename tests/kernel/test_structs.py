@@ -8,7 +8,7 @@ import pytest
 
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
-from msatools.kernel.structs import Words, read_struct, read_structs, struct_layout
+from msatools.kernel.structs import WordArray, read_struct, read_structs, struct_layout
 from tests.support.madetypes import made_program, serve, struct
 from tests.support.overlay import put
 
@@ -51,7 +51,7 @@ def test_columns(reader: Reader) -> None:
         "mode": ("newer", "mode"),
         "state": ("state",),
         "name": ("name",),
-        "nodes": Words(("nodes",)),
+        "nodes": WordArray(("nodes",)),
         "none": ("newest",),
     }
     addresses = np.array([START, 0, START], np.uint64)

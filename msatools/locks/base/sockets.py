@@ -15,7 +15,7 @@ import numpy as np
 
 from msatools.kernel.reader import Addresses
 from msatools.kernel.report import LossLog
-from msatools.kernel.structs import Members, Words, read_structs
+from msatools.kernel.structs import Members, WordArray, read_structs
 from msatools.locks.base.struct_reader import Layout
 from msatools.target.addresses import KERNEL_HALF
 
@@ -28,8 +28,8 @@ _SOCK: Members = {
     "local": (f"{_COMMON}skc_rcv_saddr",),
     "peer_port": (f"{_COMMON}skc_dport",),
     "port": (f"{_COMMON}skc_num",),
-    "peer6": Words((f"{_COMMON}skc_v6_daddr",)),
-    "local6": Words((f"{_COMMON}skc_v6_rcv_saddr",)),
+    "peer6": WordArray((f"{_COMMON}skc_v6_daddr",)),
+    "local6": WordArray((f"{_COMMON}skc_v6_rcv_saddr",)),
 }
 _UNIX, _INET, _INET6 = 1, 2, 10
 _FAMILIES = {16: "netlink", 17: "packet", 40: "vsock", 31: "bluetooth", 38: "alg"}

@@ -19,7 +19,7 @@ from msatools.tasks.text import kernel_symbol
 _WORD = struct.Struct("<Q")
 
 
-class _Row(NamedTuple):
+class _MemberBlock(NamedTuple):
     """Members of a structure that are read together."""
 
     start: int
@@ -103,7 +103,7 @@ class Layout:
         """
         return self._read(address, self._row(type_name, wanted))
 
-    def _read(self, address: int, row: "_Row") -> tuple[int, ...]:
+    def _read(self, address: int, row: "_MemberBlock") -> tuple[int, ...]:
         data = self.reader.read(address + row.start, row.size)
         return tuple(value.unpack_from(data, at)[0] for value, at in row.values)
 
@@ -134,7 +134,7 @@ class Layout:
 
     def _find_row(
         self, type_name: str, wanted: tuple[tuple[str, ...] | str, ...]
-    ) -> "_Row":
+    ) -> "_MemberBlock":
         places = []
         for names in wanted:
             candidates = (names,) if isinstance(names, str) else names
@@ -143,7 +143,7 @@ class Layout:
         start = min(at for _, at in places)
         end = max(at + value.size for value, at in places)
         values = tuple((value, at - start) for value, at in places)
-        return _Row(start, end - start, values)
+        return _MemberBlock(start, end - start, values)
 
     def _find_size(self, type_name: str) -> int:
         size: int = drgn.sizeof(self._type(type_name))

@@ -68,7 +68,7 @@ def _device_table(irqs: Sequence[Irq], report: CpusReport, verbose: bool) -> Tab
     columns += [Column("AFFINITY"), Column("GOES-TO"), Column("COUNT", "right")]
     columns.append(Column("SHARE", "right"))
     rows = [
-        _Row(_device(irq, report.interval_ns, verbose), irq.counts, irq.total)
+        _CpuRow(_device(irq, report.interval_ns, verbose), irq.counts, irq.total)
         for irq in irqs
     ]
     return _by_cpu(columns, rows, report)
@@ -96,7 +96,7 @@ def _name(irq: Irq, verbose: bool) -> str:
 def _vectors(header: str, vectors: Sequence[Vector], report: CpusReport) -> Table:
     columns = (Column(header), Column("COUNT", "right"))
     rows = [
-        _Row(
+        _CpuRow(
             (each.name, amount(each.total, report.interval_ns)),
             each.counts,
             each.total,
@@ -111,7 +111,7 @@ def _vectors(header: str, vectors: Sequence[Vector], report: CpusReport) -> Tabl
 
 
 @dataclass(frozen=True)
-class _Row:
+class _CpuRow:
     """A row of a table that tells of CPUs: what comes before them, and after."""
 
     cells: Sequence[Cell]
@@ -122,7 +122,7 @@ class _Row:
 
 def _by_cpu(
     columns: Sequence[Column],
-    rows: Sequence[_Row],
+    rows: Sequence[_CpuRow],
     report: CpusReport,
     *last: Column,
 ) -> Table:
@@ -142,14 +142,16 @@ def _by_cpu(
     return Table((*columns, Column("MOST ON"), *last), cells)
 
 
-def _counts(row: _Row, cpus: Sequence[int], interval_ns: int | None) -> Sequence[Cell]:
+def _counts(
+    row: _CpuRow, cpus: Sequence[int], interval_ns: int | None
+) -> Sequence[Cell]:
     if row.total != 0 and not row.counts:
         # All CPUs count together, or what they count is lost.
         return [NOT_KEPT] * len(cpus)
     return [amount(row.counts.get(cpu, 0), interval_ns) for cpu in cpus]
 
 
-def _most(row: _Row) -> str:
+def _most(row: _CpuRow) -> str:
     if not row.counts or not row.total:
         return NOT_KEPT
     cpu, count = max(row.counts.items(), key=lambda each: (each[1], -each[0]))
