@@ -62,7 +62,8 @@ class QueuedTasks:
         :param now: Of the local clock, in nanoseconds.
         """
         self._now = now
-        self._table = TaskReader(reader).read(list(addresses), findings)
+        task_reader = reader.once(TaskReader, lambda: TaskReader(reader))
+        self._table = task_reader.read(list(addresses), findings)
         self._rows = {at: row for row, at in enumerate(self._table["address"].tolist())}
         self._more = read_structs(
             reader, "struct task_struct", _MORE, self._table["address"], findings
