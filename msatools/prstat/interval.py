@@ -321,7 +321,7 @@ class _Gap:
         old = _taken(_column(before), row)
         new = _column(after)
         unseen = begun - (began & dated)
-        woken = after.now.woken()
+        woken = after.now.woken
         only_new = (began & ~dated | woken) & (begun <= 1) & ~slept
         only_old = slept & (unseen <= 0) & ~still
         guess = ~still & ~only_new & (unseen > 0)
@@ -387,7 +387,7 @@ def _latency(look: TaskSample) -> Nanoseconds:
 
 
 def _column(look: TaskSample) -> npt.NDArray[np.intp]:
-    slept_in = np.where(look.on_code, ON_CODE, look.now.slept_in())
+    slept_in = np.where(look.on_code, ON_CODE, look.now.slept_in)
     return np.where(look.told, slept_in, _UNTOLD).astype(np.intp)
 
 

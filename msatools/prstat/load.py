@@ -15,7 +15,7 @@ import numpy.typing as npt
 from msatools.locks.base.model import WaitTarget
 from msatools.prstat.model import Load, LoadGroup
 from msatools.prstat.rows import Kept
-from msatools.tasks.classes import RUNNABLE, TaskClass
+from msatools.tasks.classes import RUNNABLE, TaskClass, are_any
 from msatools.tasks.identity import comm_text
 
 
@@ -31,7 +31,7 @@ def collect_load(
     """
     columns = kept.columns
     classes, comms, ages = (columns[n] for n in ("class", "comm", "class_age_ns"))
-    runs = np.isin(classes, RUNNABLE) & wanted
+    runs = are_any(classes, RUNNABLE) & wanted
     blocked = columns["loads"] & ~runs & ~columns["is_dead"] & wanted
     groups: dict[tuple[str, int, str, str | None, WaitTarget | None], list[int]] = (
         defaultdict(list)

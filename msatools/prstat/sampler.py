@@ -20,7 +20,7 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.prstat.microstates import BOUND_NS, Booleans, microstates
 from msatools.prstat.task_samples import NOBODY, Counts, Rows, TaskSample, match
-from msatools.tasks.classes import TaskClass
+from msatools.tasks.classes import TaskClass, are_any
 from msatools.tasks.framerules import End
 from msatools.tasks.stackmemory import StackMemory
 from msatools.tasks.stacks import NO_STACK, Stack, StackCollector, Stacks
@@ -119,7 +119,7 @@ class Sampler:
         # then, and sleeps now.
         whole = _is_whole(seen.stacks)
         told[changed] |= whole & (seen.classes != TaskClass.LAT)
-        told[changed] &= whole | ~seen.woken()
+        told[changed] &= whole | ~seen.woken
         self._findings.coverage["classes_untold"] += int(np.count_nonzero(~told))
 
         classes = np.zeros(len(tasks), np.uint8)
@@ -154,7 +154,7 @@ class Sampler:
     ) -> Booleans:
         """Tell whose page fault is on code; of who rests it is known."""
         on_code = np.zeros(len(tasks), np.bool_)
-        faults = np.isin(now.slept_in(), (TaskClass.FLT, TaskClass.SWP))
+        faults = are_any(now.slept_in, (TaskClass.FLT, TaskClass.SWP))
         if self._on_code is None or not faults.any():
             return on_code
         rests = row != NOBODY
