@@ -40,7 +40,7 @@ from msatools.locks.wait_snapshot import (
     make_scene,
     missing_owners,
 )
-from msatools.prstat.sampler import MAX_HZ, MAX_SHARE, Sampler
+from msatools.prstat.sampler import MAX_HZ, Sampler, share_of_looks
 from msatools.target.describe import describe
 from msatools.target.model import Target
 from msatools.tasks.names import KernelNames
@@ -122,8 +122,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
     @property
     def period_s(self) -> float | None:
         """How long after one look the next is due; more where they cost much."""
-        share = min(self._options.share or MAX_SHARE, MAX_SHARE)
-        return max(1 / MAX_HZ, self._cost_s / share)
+        return max(1 / MAX_HZ, self._cost_s / share_of_looks(self._options.share))
 
     def begin(self, progress: Progress) -> None:
         """Look at all tasks: an interval begins."""

@@ -29,8 +29,9 @@ from msatools.tasks.table import Records, TaskReader, TaskTable
 from msatools.tasks.task_state import TaskState, ages, collect_now
 from msatools.tasks.waits import StackWait, classify
 
-MAX_SHARE = 0.25
-"""Of one CPU, which looks may take: where they cost more, there are fewer."""
+USUAL_SHARE, MAX_SHARE = 0.1, 0.25
+"""Of one CPU, which looks may take, if nobody says and at most: where they cost more,
+there are fewer. A tenth is some twenty looks a second at a hundred threads."""
 
 MAX_HZ = 20.0
 """Looks a second, if nobody has said how many: more tell hardly more."""
@@ -47,6 +48,15 @@ _QUIET_NS = 1_000_000_000
 
 _SPARE_STACKS = 1024
 """Stacks that no thread has any more, before they are forgotten."""
+
+
+def share_of_looks(asked: float | None) -> float:
+    """Return the share of one CPU that looks may take: what is asked for, if it may be.
+
+    :param asked: ``None`` for what is usual.
+    """
+    return USUAL_SHARE if asked is None else min(asked, MAX_SHARE)
+
 
 Places = npt.NDArray[np.int32]
 
@@ -84,7 +94,7 @@ class Sampler:
         self._on_code = on_code
         self.collector = _Collector(reader, findings)
         self._hz = MAX_HZ if hz is None else hz
-        self._share = min(share or MAX_SHARE, MAX_SHARE)
+        self._share = share_of_looks(share)
         self._bound_ns = bound_ns
         self._cost_s = 0.0
         self._last: TaskSample | None = None

@@ -13,7 +13,7 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.prstat import sampler as module
 from msatools.prstat.interval import Interval
-from msatools.prstat.sampler import MAX_SHARE, Sampler
+from msatools.prstat.sampler import USUAL_SHARE, Sampler
 from msatools.prstat.task_samples import TaskSample
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.table import TaskTable
@@ -284,4 +284,4 @@ def test_period(prog: drgn.Program, monkeypatch: pytest.MonkeyPatch) -> None:
     stepped.sampler.look()
     assert stepped.sampler.period_s == 0.1
     stepped.sampler.look()
-    assert stepped.sampler.period_s == 1 / MAX_SHARE
+    assert stepped.sampler.period_s == 1 / USUAL_SHARE
