@@ -68,7 +68,7 @@ class QueuedTasks:
         self._more = read_structs(
             reader, "struct task_struct", _MORE, self._table["address"], findings
         )
-        self._classes = _classes(reader.prog)
+        self._classes = reader.once(_classes, lambda: _classes(reader.prog))
         self._cgroups = read_cgroups(reader, self._table, findings)
 
     def is_queued(self, address: int, cpu: int) -> bool:
