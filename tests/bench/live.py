@@ -69,11 +69,9 @@ def _watching(release: str, facts: Mapping[str, Any]) -> None:
     print(f"WHAT A BUSY GUEST LOSES WHILE IT IS SAMPLED ONCE A SECOND, {release}")
     print(f"({facts['online']} CPUs, both busy; work done a second, in turns)")
     print(f"{'':28}{'alone':>10}{'watched':>10}{'lost':>9}{'from':>7}{'to':>7}", end="")
-    print(f"{'our CPU':>10}")
+    print(f"{'its CPU':>10}")
     for name in NAMES:
-        found = facts[name]["busy"]
-        share = _sum(found["samples"], "cpu_ns") / _sum(found["samples"], "wall_ns")
-        print(f"{_lost(f'msa-{name}', found)}{100 * share:8.1f} %")
+        print(_lost(f"msa-{name}", facts[name]["busy"]))
     print(_lost("ps -eLo ...", facts["ps"]))
 
 
@@ -87,10 +85,11 @@ def _lost(what: str, found: Mapping[str, Any]) -> str:
         1 - between / statistics.mean(around)
         for between, around in zip(watched, pairwise(alone), strict=True)
     ]
+    share = statistics.median(found["used"]) / found["seconds"]
     return (
         f"{what:28}{statistics.median(alone):10.0f}{statistics.median(watched):10.0f}"
         f"{100 * statistics.median(lost):7.1f} %{100 * min(lost):7.1f}"
-        f"{100 * max(lost):7.1f}"
+        f"{100 * max(lost):7.1f}{100 * share:8.1f} %"
     )
 
 
@@ -140,7 +139,3 @@ def _reads(release: str, reads: Mapping[str, Any]) -> None:
 
 def _median(samples: Iterable[Mapping[str, Any]], key: str) -> float:
     return statistics.median(sample[key] for sample in samples)
-
-
-def _sum(samples: Iterable[Mapping[str, Any]], key: str) -> int:
-    return sum(sample[key] for sample in samples)
