@@ -367,7 +367,7 @@ COMMAND = Command(
             type=_frequency,
             metavar="HZ",
             help="with INTERVAL: sample this often what tasks wait for (default: as "
-            "often as a quarter of a CPU, or half of --budget, allows, up to 20)",
+            "often as a tenth of a CPU, or half of --budget, allows, up to 20)",
         ),
     ),
     examples=(

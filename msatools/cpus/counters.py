@@ -36,6 +36,7 @@ from msatools.cpus.vectors import (
 from msatools.cpus.vtime import Vtime, read_vtime, uncounted_times
 from msatools.kernel.clocks import Clocks
 from msatools.kernel.cpumask import online_cpus
+from msatools.kernel.enums import enumerators
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
@@ -199,7 +200,7 @@ def _read_faults(
 ) -> dict[str, Counts | None]:
     """Read page faults; a CPU that goes offline hands its own to another."""
     try:
-        numbers = dict(reader.prog.type("enum vm_event_item").enumerators or ())
+        numbers = enumerators(reader.prog, "enum vm_event_item")
         members = {name: (f"event[{numbers[name]}]",) for name in _EVENTS}
         events = read_structs(
             reader,
@@ -241,7 +242,7 @@ def _read_times(
     losses: LossLog,
 ) -> tuple[dict[str, Counts], int | None]:
     """Read the times, and CLOCK_MONOTONIC up to which they are."""
-    numbers = dict(reader.prog.type("enum cpu_usage_stat").enumerators or ())
+    numbers = enumerators(reader.prog, "enum cpu_usage_stat")
     places = {name: f"cpustat[{numbers['CPUTIME_' + name]}]" for name in _TIMES}
     members: Members = {
         **_NAPS,

@@ -17,6 +17,7 @@ import numpy as np
 
 from msatools.kernel.cgroups import cgroup_paths
 from msatools.kernel.cpumask import Cpus, cpus_of, is_pointer, masks_at
+from msatools.kernel.enums import constant
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
@@ -244,9 +245,7 @@ def _masks(
 
 def _online(prog: drgn.Program, found: Structs, addresses: Addresses) -> Booleans:
     """Return which are in use, and not being removed; the root always is."""
-    online, dying = (
-        prog.constant(name).value_() for name in ("CSS_ONLINE", "CSS_DYING")
-    )
+    online, dying = (constant(prog, name) for name in ("CSS_ONLINE", "CSS_DYING"))
     there: Booleans = (found["css_flags"] & (online | dying)) == online
     there |= addresses == addresses[0]
     return there
@@ -290,8 +289,8 @@ class _Flags:
     """Bits of a cpuset's flags; numbers differ: CS_ONLINE is gone from v7.0 on."""
 
     def __init__(self, prog: drgn.Program) -> None:
-        self._exclusive = prog.constant("CS_CPU_EXCLUSIVE").value_()
-        self._balance = prog.constant("CS_SCHED_LOAD_BALANCE").value_()
+        self._exclusive = constant(prog, "CS_CPU_EXCLUSIVE")
+        self._balance = constant(prog, "CS_SCHED_LOAD_BALANCE")
 
     def exclusive(self, flags: int) -> bool:
         return bool(flags >> self._exclusive & 1)

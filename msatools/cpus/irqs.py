@@ -17,6 +17,7 @@ import numpy.typing as npt
 from msatools.cpus.irqnames import IrqNames, handlers, read_chips
 from msatools.cpus.model import CpuSet, Irq, Vector
 from msatools.kernel.cpumask import Cpus, Masks, cpus_of, is_pointer, masks_at
+from msatools.kernel.enums import constant
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
@@ -345,7 +346,7 @@ class _Bits:
         """Return which have one of these flags."""
         bits = 0
         for name in names:
-            bits |= self._prog.constant(name).value_()
+            bits |= constant(self._prog, name)
         found: Booleans = (self._words & np.uint32(bits)) != 0
         return found
 

@@ -21,6 +21,7 @@ from msatools.kernel.cpumask import (
     place_of,
     try_mask,
 )
+from msatools.kernel.enums import constant
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
@@ -165,7 +166,7 @@ class _Housekeeping:
 def _first_constant(prog: drgn.Program, names: tuple[str, ...]) -> int:
     for name in names:
         try:
-            return int(prog.constant(name).value_())
+            return constant(prog, name)
         except LookupError:
             continue
     raise LookupError(f"no {names[0]}")

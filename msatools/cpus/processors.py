@@ -11,6 +11,7 @@ from msatools.cpus.model import Processor
 from msatools.cpus.ticksched import TickSched
 from msatools.cpus.topology import read_places
 from msatools.kernel.cpumask import Cpus, kept_mask
+from msatools.kernel.enums import enumerators
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
@@ -85,7 +86,7 @@ def _hotplug(
         return [(None, None)] * len(percpu.cpus)
     found = read_structs(reader, "struct cpuhp_cpu_state", _HOTPLUG, addresses, losses)
     states, targets = found["state"].tolist(), found["target"].tolist()
-    steps = dict(reader.prog.type("enum cpuhp_state").enumerators or ())
+    steps = enumerators(reader.prog, "enum cpuhp_state")
     names = _step_names(reader.prog, {*states, *targets}, steps, losses)
     # Before "cpu/hotplug: Set cpuhp target for boot cpu" (in v6.2), that CPU's target
     # is as it was when the kernel came up: offline.

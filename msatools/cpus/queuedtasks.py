@@ -62,12 +62,13 @@ class QueuedTasks:
         :param now: Of the local clock, in nanoseconds.
         """
         self._now = now
-        self._table = TaskReader(reader).read(list(addresses), losses)
+        task_reader = reader.once(TaskReader, lambda: TaskReader(reader))
+        self._table = task_reader.read(list(addresses), losses)
         self._rows = {at: row for row, at in enumerate(self._table["address"].tolist())}
         self._more = read_structs(
             reader, "struct task_struct", _MORE, self._table["address"], losses
         )
-        self._classes = _classes(reader.prog)
+        self._classes = reader.once(_classes, lambda: _classes(reader.prog))
         self._cgroups = read_cgroups(reader, self._table, losses)
 
     def is_queued(self, address: int, cpu: int) -> bool:

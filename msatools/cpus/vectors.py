@@ -14,6 +14,7 @@ import numpy as np
 
 from msatools.cpus.counts import Counts, believed, counts, total
 from msatools.cpus.model import Vector
+from msatools.kernel.enums import enumerators
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader, column
@@ -103,7 +104,7 @@ class Vectors:
 def read_vectors(reader: Reader, percpu: PerCpu, losses: LossLog) -> Vectors:
     """Read the counts of all kinds that this kernel keeps; none but on x86."""
     try:
-        numbers = dict(reader.prog.type("enum irq_stat_counts").enumerators or ())
+        numbers = enumerators(reader.prog, "enum irq_stat_counts")
     except LookupError:
         numbers = {}
     members: Members = {

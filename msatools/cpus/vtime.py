@@ -15,6 +15,7 @@ import numpy as np
 
 from msatools.cpus.counts import Counts, Numbers, counts
 from msatools.kernel.clocks import Clocks
+from msatools.kernel.enums import enumerators
 from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
@@ -95,7 +96,7 @@ def uncounted_times(
     :param waits: whether tasks that were last there wait for I/O, where idle time is
         counted so too: since v7.2; else ``None``
     """
-    states = dict(prog.type("enum vtime_state").enumerators or ())
+    states = enumerators(prog, "enum vtime_state")
     tasks = vtime.tasks
     asked = vtime.exact & tasks.readable & vtime.here
     now = clocks.local_ns - _clock_offset(prog)

@@ -3,7 +3,7 @@
 """Where each CPU has its variables (include/linux/percpu-defs.h, mm/percpu.c)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import drgn
 import numpy as np
@@ -29,12 +29,17 @@ class PerCpu:
     offsets: Addresses
     """By how much the variables of each are away from per-CPU pointers."""
 
+    _pointers: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
+    """Of variables that were asked for, by name: they stay where they are."""
+
     def addresses(self, name: str) -> Addresses:
         """Tell where each CPU has the per-CPU variable *name*.
 
         :raises LookupError: if there is none
         """
-        return self.at(self.prog[name].address_)
+        if name not in self._pointers:
+            self._pointers[name] = self.prog[name].address_
+        return self.at(self._pointers[name])
 
     def at(self, pointer: int) -> Addresses:
         """Tell where each CPU has what a per-CPU *pointer* points to; NULL is NULL."""

@@ -27,7 +27,7 @@ _MAX_GAP = 4096
 _MAX_SPAN = 256 * 1024
 _BATCH = 1 << 20
 
-_FEW = 3
+FEW = 8
 """To sort so many takes longer than a read each."""
 
 WINDOW = 4096
@@ -253,7 +253,7 @@ class Reader:
         """
         records = np.zeros((len(addresses), size), np.uint8)
         readable = np.zeros(len(addresses), np.bool_)
-        if len(addresses) <= _FEW:
+        if len(addresses) <= FEW:
             self._read_each(addresses, range(len(addresses)), records, readable)
             return records, readable
         record = np.dtype((np.void, size))

@@ -10,6 +10,7 @@ import numpy as np
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from msatools.kernel.cpumask import possible_cpus
+from msatools.kernel.enums import enumerators
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
@@ -72,7 +73,7 @@ def vm_events(
     """
     prog = reader.prog
     states = prog["vm_event_states"].address_of_()
-    places = dict(prog.type("enum vm_event_item").enumerators or ())
+    places = enumerators(prog, "enum vm_event_item")
     counts = {name: 0 for name in names if name in places}
     length = max((places[name] for name in counts), default=-1) + 1
     for cpu in possible_cpus(prog, findings):
@@ -93,15 +94,15 @@ def pages_allocated(prog: drgn.Program) -> list[str]:
 
     :raises LookupError: if the types lack ``enum vm_event_item``
     """
-    events = prog.type("enum vm_event_item").enumerators or ()
-    return [name for name, _ in events if name.startswith("PGALLOC_")]
+    events = enumerators(prog, "enum vm_event_item")
+    return [name for name in events if name.startswith("PGALLOC_")]
 
 
 def _names(prog: drgn.Program, enum: str, end: str) -> list[str]:
     """List an enum's names in order, up to the one that gives their number."""
     names: dict[int, str] = {}
     count = 0
-    for name, value in prog.type(enum).enumerators or ():
+    for name, value in enumerators(prog, enum).items():
         if name == end:
             count = value
         else:

@@ -17,7 +17,7 @@ from msatools.locks.externals import External, external
 from msatools.locks.lock_types import requests_of, what_of
 from msatools.locks.user.userlocks import futex_requests
 from msatools.locks.wait_targets.explain import wait_target
-from msatools.tasks.classes import TaskClass
+from msatools.tasks.classes import TaskClass, are_any
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.states import letters
 from msatools.tasks.table import TaskTable
@@ -60,9 +60,9 @@ def blocked_rows(tasks: TaskTable, now: TaskState) -> Rows:
 
     Tasks that wait for work, and stopped or frozen ones, are not blocked.
     """
-    blocked = (letters(tasks) == "D") | np.isin(now.classes, _IN_LOCKS)
+    blocked = (letters(tasks) == "D") | are_any(now.classes, _IN_LOCKS)
     blocked |= _asks_server(now)[now.stacks.index]
-    blocked &= ~np.isin(now.classes, _FROZEN)
+    blocked &= ~are_any(now.classes, _FROZEN)
     return np.flatnonzero(blocked)
 
 

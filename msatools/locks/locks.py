@@ -42,7 +42,7 @@ from msatools.locks.wait_snapshot import (
 from msatools.target.describe import describe
 from msatools.target.model import Target
 from msatools.tasks.names import KernelNames
-from msatools.tasks.sampler import MAX_HZ, MAX_SHARE, Sampler
+from msatools.tasks.sampler import MAX_HZ, Sampler, share_of_samples
 from msatools.tasks.stackmemory import stack_bytes
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState, collect_now
@@ -121,8 +121,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
     @property
     def period_s(self) -> float | None:
         """Seconds from one sample to the next; more if samples cost much CPU time."""
-        share = min(self._options.share or MAX_SHARE, MAX_SHARE)
-        return max(1 / MAX_HZ, self._cost_s / share)
+        return max(1 / MAX_HZ, self._cost_s / share_of_samples(self._options.share))
 
     def begin(self, progress: Progress) -> None:
         """Take the first snapshot of an interval."""

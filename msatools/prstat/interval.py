@@ -322,7 +322,7 @@ class _Gap:
         old = _taken(_column(before), row)
         new = _column(after)
         unseen = begun - (began & dated)
-        woken = after.now.woken()
+        woken = after.now.woken
         only_new = (began & ~dated | woken) & (begun <= 1) & ~slept
         only_old = slept & (unseen <= 0) & ~still
         guess = ~still & ~only_new & (unseen > 0)
@@ -388,7 +388,7 @@ def _latency(sample: TaskSample) -> Nanoseconds:
 
 
 def _column(sample: TaskSample) -> npt.NDArray[np.intp]:
-    slept_in = np.where(sample.on_code, ON_CODE, sample.now.slept_in())
+    slept_in = np.where(sample.on_code, ON_CODE, sample.now.slept_in)
     return np.where(sample.class_known, slept_in, _UNTOLD).astype(np.intp)
 
 

@@ -47,7 +47,7 @@ from msatools.prstat.stackgroups import stack_groups
 from msatools.prstat.states import states
 from msatools.target.describe import describe
 from msatools.target.model import Target
-from msatools.tasks.classes import RUNNABLE, TaskClass
+from msatools.tasks.classes import RUNNABLE, TaskClass, are_any
 from msatools.tasks.delays import read_delays
 from msatools.tasks.identity import read_identities
 from msatools.tasks.iowait import read_in_iowait
@@ -333,7 +333,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
     ) -> tuple[list[WaitTarget | None], tuple[Herd, ...]]:
         """Return what each wanted thread waits on, and which of them are herds."""
         tasks, now = sample.tasks, sample.now
-        runs = np.isin(now.classes, RUNNABLE)
+        runs = are_any(now.classes, RUNNABLE)
         ons: list[WaitTarget | None] = [None] * len(tasks)
         for row in np.flatnonzero(wanted & runs).tolist():
             ons[row] = WaitTarget(kind="cpu", cpu=int(tasks["cpu"][row]))

@@ -27,7 +27,7 @@ from msatools.prstat.options import Options
 from msatools.prstat.rows import Kept, TaskRows, process_rows, thread_rows
 from msatools.prstat.select import order, selected
 from msatools.target.model import UNLISTED
-from msatools.tasks.classes import RUNNABLE, TaskClass
+from msatools.tasks.classes import RUNNABLE, TaskClass, are_any
 from msatools.tasks.identity import comm_text
 from msatools.tasks.states import LETTERS
 from msatools.tasks.task_state import AgeBound
@@ -190,7 +190,7 @@ def collect_load(
     """
     columns = kept.columns
     classes, comms, ages = (columns[n] for n in ("class", "comm", "class_age_ns"))
-    runs = np.isin(classes, RUNNABLE) & wanted
+    runs = are_any(classes, RUNNABLE) & wanted
     blocked = columns["loads"] & ~runs & ~columns["is_dead"] & wanted
     groups: dict[tuple[str, int, str, str | None, WaitTarget | None], list[int]] = (
         defaultdict(list)

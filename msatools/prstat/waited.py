@@ -15,7 +15,7 @@ import numpy.typing as npt
 from msatools.kernel.clocks import Nanoseconds
 from msatools.kernel.structs import Booleans
 from msatools.prstat.interval import ON_CODE, OffCpuByClass
-from msatools.tasks.classes import RUNNABLE, TaskClass
+from msatools.tasks.classes import RUNNABLE, TaskClass, are_any
 from msatools.tasks.task_state import AgeBound, TaskState
 
 WAITED = (
@@ -46,13 +46,13 @@ def within(off: OffCpuByClass) -> Columns:
 def lasting(now: TaskState, on_code: Booleans, off_cpu_ns: Nanoseconds) -> Columns:
     """Return for how long each thread has been in the wait that lasts."""
     classes = now.classes
-    age = np.where(np.isin(classes, _AWAKE), 0, np.minimum(now.age_ns, off_cpu_ns))
-    faults = np.isin(classes, _FAULTS)
+    age = np.where(are_any(classes, _AWAKE), 0, np.minimum(now.age_ns, off_cpu_ns))
+    faults = are_any(classes, _FAULTS)
     return {
         "code_faults_ns": np.where(faults & on_code, age, 0),
         "data_faults_ns": np.where(faults & ~on_code, age, 0),
         "locks_ns": np.where(classes == TaskClass.LCK, age, 0),
-        "stopped_ns": np.where(np.isin(classes, _STOPS), age, 0),
+        "stopped_ns": np.where(are_any(classes, _STOPS), age, 0),
         "untold_ns": off_cpu_ns - age,
         "is_estimate": (now.age_bound != AgeBound.EXACT) & (age > 0),
     }

@@ -5,6 +5,8 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import islice
+from operator import attrgetter
 from typing import Any, Protocol, SupportsIndex, TextIO
 
 from msatools.target.model import Address
@@ -34,12 +36,15 @@ def dumps(report: Document) -> str:
 def _pieces(report: Document) -> Iterator[str]:
     """Serialise a report bit by bit: it may have a hundred thousand rows."""
     yield f'{{"schema": {_text(report.schema)}'
-    for key, value in _fields(report):
+    for key, value in _fields(report).items():
         yield f", {_text(key)}: "
         if isinstance(value, Sequence) and not isinstance(value, str):
             yield "["
-            for place, item in enumerate(value):
-                yield (", " if place else "") + _text(_value(item))
+            items = iter(value)
+            comma = ""
+            while some := [_value(item) for item in islice(items, _AT_ONCE)]:
+                yield comma + _text(some)[1:-1]
+                comma = ", "
             yield "]"
         else:
             yield _text(_value(value))
@@ -48,6 +53,8 @@ def _pieces(report: Document) -> Iterator[str]:
 
 _ENCODER = json.JSONEncoder(allow_nan=False)
 _PLAIN = frozenset((str, int, bool, float, type(None)))
+_AT_ONCE = 64
+"""Items of a list that are made and written at once: each call has its cost."""
 
 
 def _text(value: object) -> str:
@@ -55,57 +62,74 @@ def _text(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class _Field:
-    """A field of a model that reports show."""
+class _Model:
+    """What reports show of the rows of one model, which are many."""
 
-    name: str
-    key: str
-    on_request: bool
-    form: Callable[[Any], object] | None
-    """Converts a value to its form in JSON; ``None`` if they are the same."""
+    keys: tuple[str, ...]
+    """Some are words of Python's own, which no field can be called."""
 
+    values: Callable[[object], tuple[object, ...]]
+    """Takes the fields of a row, in their order."""
 
-_LISTED: dict[type, tuple[_Field, ...]] = {}
-"""By model, as rows of one model are many."""
+    on_request: tuple[str, ...]
+    """Keys that are there only if they have a value."""
 
-
-def _listed(model: type[Any]) -> tuple[_Field, ...]:
-    if model not in _LISTED:
-        _LISTED[model] = tuple(_list(model))
-    return _LISTED[model]
+    forms: tuple[tuple[str, Callable[[Any], object]], ...]
+    """By key, what makes of a value what JSON has."""
 
 
-def _list(model: type[Any]) -> Iterator[_Field]:
-    return (
-        # Some keys are words of Python's own.
-        _Field(
-            field.name,
-            field.metadata.get("key", field.name),
-            bool(field.metadata.get("added")),
-            field.metadata.get("form"),
-        )
-        for field in fields(model)
-        if not field.metadata.get("unlisted")
+_MODELS: dict[type, _Model] = {}
+
+
+def _model(type_: type[Any]) -> _Model:
+    if type_ not in _MODELS:
+        _MODELS[type_] = _look_at(type_)
+    return _MODELS[type_]
+
+
+def _look_at(type_: type[Any]) -> _Model:
+    listed = [each for each in fields(type_) if not each.metadata.get("unlisted")]
+    names = [each.name for each in listed]
+    keys = [each.metadata.get("key", each.name) for each in listed]
+    told = list(zip(keys, (each.metadata for each in listed), strict=True))
+    return _Model(
+        keys=tuple(keys),
+        values=_values(names),
+        on_request=tuple(key for key, more in told if more.get("added")),
+        forms=tuple((key, more["form"]) for key, more in told if more.get("form")),
     )
 
 
-def _fields(model: object) -> Iterator[tuple[str, object]]:
-    """Yield the fields of a model that JSON shows."""
-    for field in _listed(type(model)):
-        value = getattr(model, field.name)
-        if value is not None or not field.on_request:
-            if value is not None and field.form is not None:
-                value = field.form(value)
-            yield field.key, value
+def _values(names: Sequence[str]) -> Callable[[object], tuple[object, ...]]:
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda row: tuple(getattr(row, name) for name in names)
 
 
-def _object(model: object) -> dict[str, object]:
-    return {key: _value(value) for key, value in _fields(model)}
+def _fields(row: Any) -> dict[str, object]:
+    """Return what a row has, by key."""
+    model = _model(type(row))
+    found = dict(zip(model.keys, model.values(row), strict=True))
+    for key in model.on_request:
+        if found[key] is None:
+            del found[key]
+    for key, form in model.forms:
+        if (value := found.get(key)) is not None:
+            found[key] = form(value)
+    return found
+
+
+def _object(row: object) -> dict[str, object]:
+    found = _fields(row)
+    for key, value in found.items():
+        # Most are; that of a key may change while all are gone through.
+        if type(value) not in _PLAIN:
+            found[key] = _value(value)
+    return found
 
 
 def _value(value: object) -> object:
     if type(value) in _PLAIN:
-        # Most are.
         return value
     if isinstance(value, Address):
         return hex(value)

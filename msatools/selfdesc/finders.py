@@ -25,6 +25,9 @@ from msatools.selfdesc.types import BtfTypes
 NAME = "msatools.btf"
 """What the finders are registered as, with drgn."""
 
+_REFUSALS = (LookupError, BtfError)
+"""What is raised where something is there, and nothing tells for sure what it is."""
+
 
 class Finders:
     """What serves one program for as long as its kernel has no debug info.
@@ -63,8 +66,11 @@ class Finders:
         if not self.is_serving:
             return None
         if filename is None:
-            with self._witnessed(name):
+            try:
                 return self.types.find(kinds, name)
+            except _REFUSALS as error:
+                self._refuse(name, error)
+                raise
         module = self.modules.types(filename)
         return module.find(kinds, name) if module else None
 
@@ -77,8 +83,11 @@ class Finders:
         """
         if filename is not None or not self.is_serving:
             return None
-        with self._witnessed(name):
+        try:
             return self.objects.find(name, flags)
+        except _REFUSALS as error:
+            self._refuse(name, error)
+            raise
 
     def find_symbols(
         self, prog: Program, name: str | None, address: int | None, one: bool
@@ -108,14 +117,9 @@ class Finders:
             # By identity: two that are empty are equal.
             self._witnesses = [it for it in self._witnesses if it is not refused]
 
-    @contextmanager
-    def _witnessed(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except (LookupError, BtfError) as error:
-            for refused in self._witnesses:
-                refused[name] = str(error)
-            raise
+    def _refuse(self, name: str, error: Exception) -> None:
+        for refused in self._witnesses:
+            refused[name] = str(error)
 
     def _has(self, address: int) -> bool:
         """Return whether the kernel lies there.

@@ -22,6 +22,11 @@ from drgn import (
 from msatools.selfdesc import declarations
 from msatools.selfdesc.types import AmbiguousError, BtfTypes
 
+# As integers: each operation on flags themselves makes an object of its result.
+_CONSTANT = FindObjectFlags.CONSTANT.value
+_FUNCTION = FindObjectFlags.FUNCTION.value
+_VARIABLE = FindObjectFlags.VARIABLE.value
+
 _UNKNOWN_ROOM = 0x10000
 """drgn gives symbols no size that are this far from the next (MAX_SYMBOL_LENGTH)."""
 
@@ -48,17 +53,15 @@ class Objects:
 
         :raises LookupError: if it is there, and nothing tells for sure what it is
         """
-        found = None
-        if flags & (FindObjectFlags.FUNCTION | FindObjectFlags.VARIABLE):
+        found, bits = None, flags.value
+        if bits & (_FUNCTION | _VARIABLE):
             if name not in self._found:
                 self._found[name] = self._at_symbol(name)
             found = self._found[name]
-            wanted = FindObjectFlags.VARIABLE
-            if found is not None and found.type_.kind == TypeKind.FUNCTION:
-                wanted = FindObjectFlags.FUNCTION
-            if not flags & wanted:
+            is_function = found is not None and found.type_.kind == TypeKind.FUNCTION
+            if not bits & (_FUNCTION if is_function else _VARIABLE):
                 found = None
-        if found is None and flags & FindObjectFlags.CONSTANT:
+        if found is None and bits & _CONSTANT:
             found = self.types.find_constant(name)
         return found
 

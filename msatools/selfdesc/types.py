@@ -3,7 +3,7 @@
 """Make drgn's types out of BTF, as they are asked for."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from functools import partial
 
 from drgn import (
@@ -14,6 +14,7 @@ from drgn import (
     Type,
     TypeEnumerator,
     TypeKind,
+    TypeKindSet,
     TypeMember,
     TypeParameter,
     sizeof,
@@ -82,6 +83,7 @@ class BtfTypes:
         self.btf = btf
         self._base = base
         self._types: dict[int, Type] = {}
+        self._found: dict[tuple[str, Set[TypeKind]], Type | None] = {}
         self._depth = 0
         self._enumerators: dict[str, list[int]] | None = None
         self._constants: dict[str, Object | None] = {}
@@ -92,6 +94,13 @@ class BtfTypes:
         :raises AmbiguousError: if there are several that differ
         :raises BtfError: if the blob is damaged there
         """
+        # Most look-ups are of what was looked up before: with each sample, if live.
+        asked = name, kinds if isinstance(kinds, TypeKindSet) else frozenset(kinds)
+        if asked not in self._found:
+            self._found[asked] = self._find(kinds, name)
+        return self._found[asked]
+
+    def _find(self, kinds: Collection[TypeKind], name: str) -> Type | None:
         wanted = {kind for wanted in kinds for kind in _KINDS.get(wanted, ())}
         ids = self.btf.find(name, *wanted)
         if TypeKind.BOOL not in kinds or TypeKind.INT not in kinds:

@@ -283,9 +283,12 @@ def _segments_of(prog: Program) -> Segments | None:
     return found
 
 
+# Made once: a query has no time for it.
+_RUNNING = ProgramFlags.IS_LIVE | ProgramFlags.IS_LOCAL | ProgramFlags.IS_LINUX_KERNEL
+
+
 def _is_kcore(prog: Program) -> bool:
-    live = ProgramFlags.IS_LIVE | ProgramFlags.IS_LOCAL | ProgramFlags.IS_LINUX_KERNEL
-    return bool(prog.flags & live == live)
+    return bool(prog.flags & _RUNNING == _RUNNING)
 
 
 def _read_table(fd: int, count: int) -> Table:

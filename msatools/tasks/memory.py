@@ -8,6 +8,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.enums import constant
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpusums import sum_parts
 from msatools.kernel.reader import Addresses, Reader
@@ -66,7 +67,7 @@ def read_memory(reader: Reader, tasks: TaskTable, losses: LossLog) -> TaskMemory
     prog = reader.prog
     of_task: Addresses = tasks["mm"].astype(np.uint64)
     mms, index = np.unique(of_task, return_inverse=True)
-    numbers = {name: prog.constant(name).value_() for name in _RESIDENT}
+    numbers = {name: constant(prog, name) for name in _RESIDENT}
     spaces = read_structs(reader, "struct mm_struct", _members(numbers), mms, losses)
     has_rss = all(spaces.has(name) for name in _RESIDENT)
     counted = exact = np.zeros(len(mms), np.int64)

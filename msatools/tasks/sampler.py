@@ -19,7 +19,7 @@ from msatools.kernel.clocks import Clocks, read_clocks
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans
-from msatools.tasks.classes import TaskClass
+from msatools.tasks.classes import TaskClass, are_any
 from msatools.tasks.framerules import End
 from msatools.tasks.microstates import BOUND_NS, microstates
 from msatools.tasks.stackmemory import StackMemory
@@ -30,8 +30,9 @@ from msatools.tasks.task_samples import NOBODY, Counts, Rows, TaskSample, match
 from msatools.tasks.task_state import TaskState, ages, collect_now
 from msatools.tasks.waits import StackWait, classify
 
-MAX_SHARE = 0.25
-"""The share of one CPU that samples may take: if they cost more, there are fewer."""
+USUAL_SHARE, MAX_SHARE = 0.1, 0.25
+"""Of one CPU, which samples may take, if nobody says and at most: if they cost more,
+there are fewer. A tenth is some twenty samples a second at a hundred threads."""
 
 MAX_HZ = 20.0
 """Samples a second by default: more of them show hardly more."""
@@ -48,6 +49,15 @@ _QUIET_NS = 1_000_000_000
 
 _SPARE_STACKS = 1024
 """How many stacks that no thread has any more are kept."""
+
+
+def share_of_samples(asked: float | None) -> float:
+    """Return the share of one CPU that samples may take.
+
+    :param asked: What the user asked for; ``None`` for the usual share.
+    """
+    return USUAL_SHARE if asked is None else min(asked, MAX_SHARE)
+
 
 Places = npt.NDArray[np.int32]
 
@@ -86,7 +96,7 @@ class Sampler:
         self._on_code = on_code
         self.collector = _Collector(reader, losses)
         self._hz = MAX_HZ if hz is None else hz
-        self._share = min(share or MAX_SHARE, MAX_SHARE)
+        self._share = share_of_samples(share)
         self._bound_ns = bound_ns
         self._cost_s = 0.0
         self._last: TaskSample | None = None
@@ -121,7 +131,7 @@ class Sampler:
         # and sleeps now.
         whole = _is_whole(seen.stacks)
         known[changed] |= whole & (seen.classes != TaskClass.LAT)
-        known[changed] &= whole | ~seen.woken()
+        known[changed] &= whole | ~seen.woken
         self._losses.coverage["classes_untold"] += int(np.count_nonzero(~known))
 
         classes = np.zeros(len(tasks), np.uint8)
@@ -156,7 +166,7 @@ class Sampler:
     ) -> Booleans:
         """Return whose page fault is on code; kept for threads that sleep on."""
         on_code = np.zeros(len(tasks), np.bool_)
-        faults = np.isin(now.slept_in(), (TaskClass.FLT, TaskClass.SWP))
+        faults = are_any(now.slept_in, (TaskClass.FLT, TaskClass.SWP))
         if self._on_code is None or not faults.any():
             return on_code
         rests = row != NOBODY

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.cgroups import cgroup_paths
+from msatools.kernel.enums import constant
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
@@ -62,7 +63,7 @@ def read_cpuset_groups(
     """
     index = np.full(len(tasks), UNKNOWN, np.int32)
     try:
-        number = reader.prog.constant("cpuset_cgrp_id").value_()
+        number = constant(reader.prog, "cpuset_cgrp_id")
     except LookupError:
         return TaskCgroups((), index)
     css_sets = read_structs(

@@ -4,6 +4,7 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import drgn
 import numpy as np
@@ -13,7 +14,7 @@ from msatools.kernel.clocks import Clocks, Nanoseconds
 from msatools.kernel.reader import Addresses
 from msatools.kernel.structs import Booleans
 from msatools.target.addresses import KERNEL_HALF
-from msatools.tasks.classes import TaskClass
+from msatools.tasks.classes import TaskClass, are_any
 from msatools.tasks.stacks import StackCollector, Stacks
 from msatools.tasks.states import STOPPED, TRACED, WAKING, asleep
 from msatools.tasks.table import TaskTable
@@ -52,15 +53,17 @@ class TaskState:
     waits: tuple[StackWait, ...]
     """What each unique stack tells, in the order of ``stacks.unique``."""
 
+    @cached_property
     def slept_in(self) -> npt.NDArray[np.uint8]:
-        """Return the class of each thread's sleep, also if that has just ended."""
+        """The class of each thread's sleep, also if that has just ended."""
         by_stack = np.array([wait.task_class for wait in self.waits], np.uint8)
-        return np.where(self.woken(), by_stack[self.stacks.index], self.classes)
+        return np.where(self.woken, by_stack[self.stacks.index], self.classes)
 
+    @cached_property
     def woken(self) -> Booleans:
-        """Return which threads have been woken, and have not run since."""
+        """Whether each thread has been woken, and has not run since."""
         slept = np.array([not wait.preempted for wait in self.waits], np.bool_)
-        awake = np.isin(self.classes, (TaskClass.WAK, TaskClass.LAT))
+        awake = are_any(self.classes, (TaskClass.WAK, TaskClass.LAT))
         woken: Booleans = awake & slept[self.stacks.index]
         return woken
 

@@ -9,6 +9,7 @@ host's would: times are long, and ratios are what counts.
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from fixtures import lab
@@ -43,7 +44,6 @@ def _facts(run: lab.Run) -> dict[str, Any]:
 
 
 def _samples(release: str, facts: Mapping[str, Any]) -> None:
-    ps_s = statistics.median(facts["ps"]["idle"])
     print(f"A SAMPLE OF AN IDLE GUEST, {release}")
     print(
         f"{'':16}{'first answer':>14}{'sample':>12}{'CPU':>12}{'of ps':>9}"
@@ -56,28 +56,41 @@ def _samples(release: str, facts: Mapping[str, Any]) -> None:
         print(
             f"msa-{name:12}{facts[name]['answer']['seconds']:12.1f} s"
             f"{_median(samples, 'elapsed_ns') / 1e6:9.0f} ms"
-            f"{cpu_ns / 1e6:9.0f} ms{cpu_ns / 1e9 / ps_s:7.1f} x"
+            f"{cpu_ns / 1e6:9.0f} ms"
+            f"{cpu_ns / 1e9 / statistics.median(facts[name]['ps']):7.1f} x"
             f"{statistics.median(s['coverage']['reads'] for s in samples):10,.0f}"
             f"{max(s['peak_bytes'] for s in samples) / MIB:8.0f} MiB"
         )
+    ps_s = statistics.median(s for name in NAMES for s in facts[name]["ps"])
     print(f"{'ps -eLo ...':42}{1e3 * ps_s:9.0f} ms")
 
 
 def _watching(release: str, facts: Mapping[str, Any]) -> None:
     print(f"WHAT A BUSY GUEST LOSES WHILE IT IS SAMPLED ONCE A SECOND, {release}")
-    print(f"({facts['online']} CPUs, both busy; work done a second)")
-    print(f"{'':28}{'alone':>10}{'watched':>10}{'lost':>9}{'our CPU':>10}")
+    print(f"({facts['online']} CPUs, both busy; work done a second, in turns)")
+    print(f"{'':28}{'alone':>10}{'watched':>10}{'lost':>9}{'from':>7}{'to':>7}", end="")
+    print(f"{'its CPU':>10}")
     for name in NAMES:
-        for words, found in facts[name]["busy"].items():
-            samples = found["samples"][1:] or found["samples"]
-            shares = _sum(samples, "cpu_ns") / _sum(samples, "wall_ns")
-            print(f"{_lost(f'msa-{name} {words}', found)}{100 * shares:8.1f} %")
+        print(_lost(f"msa-{name}", facts[name]["busy"]))
     print(_lost("ps -eLo ...", facts["ps"]))
 
 
 def _lost(what: str, found: Mapping[str, Any]) -> str:
-    alone, watched = statistics.mean(found["alone"]), found["watched"]
-    return f"{what:28}{alone:10.0f}{watched:10.0f}{100 * (1 - watched / alone):7.1f} %"
+    """Tell the median of what is lost, and from where to where it goes.
+
+    Each window is held against those just before and after it: the host has other work.
+    """
+    alone, watched = found["alone"], found["watched"]
+    lost = [
+        1 - between / statistics.mean(around)
+        for between, around in zip(watched, pairwise(alone), strict=True)
+    ]
+    share = statistics.median(found["used"]) / found["seconds"]
+    return (
+        f"{what:28}{statistics.median(alone):10.0f}{statistics.median(watched):10.0f}"
+        f"{100 * statistics.median(lost):7.1f} %{100 * min(lost):7.1f}"
+        f"{100 * max(lost):7.1f}{100 * share:8.1f} %"
+    )
 
 
 def _kept(release: str, facts: Mapping[str, Any]) -> None:
@@ -126,7 +139,3 @@ def _reads(release: str, reads: Mapping[str, Any]) -> None:
 
 def _median(samples: Iterable[Mapping[str, Any]], key: str) -> float:
     return statistics.median(sample[key] for sample in samples)
-
-
-def _sum(samples: Iterable[Mapping[str, Any]], key: str) -> int:
-    return sum(sample[key] for sample in samples)

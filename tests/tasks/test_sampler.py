@@ -14,7 +14,7 @@ from msatools.kernel.report import LossLog
 from msatools.prstat.interval import Interval
 from msatools.tasks import sampler as module
 from msatools.tasks.classes import TaskClass
-from msatools.tasks.sampler import MAX_SHARE, Sampler
+from msatools.tasks.sampler import USUAL_SHARE, Sampler
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_samples import TaskSample
 from msatools.tasks.task_state import collect_now
@@ -284,4 +284,4 @@ def test_period(prog: drgn.Program, monkeypatch: pytest.MonkeyPatch) -> None:
     stepped.sampler.sample()
     assert stepped.sampler.period_s == 0.1
     stepped.sampler.sample()
-    assert stepped.sampler.period_s == 1 / MAX_SHARE
+    assert stepped.sampler.period_s == 1 / USUAL_SHARE

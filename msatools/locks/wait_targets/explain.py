@@ -21,7 +21,7 @@ from msatools.locks.base.model import WaitTarget
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.user import filelocks
 from msatools.locks.wait_targets import data, files, locks, others
-from msatools.tasks.classes import TaskClass
+from msatools.tasks.classes import TaskClass, are_any
 from msatools.tasks.stackmemory import Rows, stack_bytes
 from msatools.tasks.table import TaskTable
 from msatools.tasks.task_state import TaskState
@@ -81,7 +81,7 @@ class Explainer:
         )
         found: list[WaitTarget | None] = [None] * len(chosen)
         alike: dict[WaitTarget | None, WaitTarget | None] = {}
-        waits = np.isin(now.classes[chosen], [int(known) for known in _BY_CLASS])
+        waits = are_any(now.classes[chosen], [*_BY_CLASS])
         asleep = np.flatnonzero(waits)
         cases = read_cases(context, now, chosen[asleep], self.stack_bytes)
         for place, case in zip(asleep.tolist(), cases, strict=True):
@@ -97,7 +97,7 @@ class Explainer:
 
 def awake_rows(tasks: TaskTable, now: TaskState) -> Rows:
     """Find the threads that want a CPU and have none, of processes."""
-    awake = np.isin(now.classes, (TaskClass.LAT, TaskClass.WAK))
+    awake = are_any(now.classes, (TaskClass.LAT, TaskClass.WAK))
     return np.flatnonzero(awake & (tasks["mm"] != 0))
 
 

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import drgn
 import numpy as np
 
+from msatools.kernel.enums import constant
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Gap, Reader
 from msatools.kernel.report import LossLog
@@ -174,12 +175,12 @@ class _SectionFlags:
         # enumerate all supported section flags") (in v6.0). The macros before
         # it had these values; 0x10 came in v5.12, when there was room for it.
         try:
-            last = prog.constant("SECTION_MAP_LAST_BIT").value_()
+            last = constant(prog, "SECTION_MAP_LAST_BIT")
         except LookupError:
             return cls(0x2, 0x4, 0x8, ~0x1F)
 
         def bit(name: str) -> int:
-            return 1 << int(prog.constant(f"SECTION_{name}_BIT").value_())
+            return 1 << constant(prog, f"SECTION_{name}_BIT")
 
         return cls(bit("HAS_MEM_MAP"), bit("IS_ONLINE"), bit("IS_EARLY"), -(1 << last))
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from drgn.helpers.linux.percpu import per_cpu_ptr
 
 from msatools.kernel.cpumask import possible_cpus
+from msatools.kernel.enums import constant
 from msatools.kernel.losses import Loss
 from msatools.kernel.pagetables import pmd_order
 from msatools.kernel.reader import Reader
@@ -99,7 +100,7 @@ def _read_heads(reader: Reader, pcp: drgn.Object) -> tuple[int, list[PcpList]]:
     data = reader.read(pcp.value_(), drgn.sizeof(type_))
     held = int(np.frombuffer(data, "<i4", 1, count.offset)[0])
     links = np.frombuffer(data, "<u8", 2 * lists.type.length, lists.offset)
-    migrate_types = reader.prog.constant("MIGRATE_PCPTYPES").value_()
+    migrate_types = constant(reader.prog, "MIGRATE_PCPTYPES")
     huge = pmd_order(reader.prog)
     heads = []
     for index, (first, last) in enumerate(links.reshape(-1, 2).tolist()):
