@@ -430,7 +430,7 @@ def test_json_of_much(row: Row) -> None:
     assert (ran.status, ran.err) == (0, "")
     check_json(row, ran.json, ONE_SHOT | row.payload)
     empty = [key for key, value in ran.json.items() if value == []]
-    assert set(empty) <= {"notes", "inversions", "findings"}
+    assert set(empty) <= {"notes", "inversions", "losses"}
     if row.name == "zombies":
         assert any(leader["evidence"]["handler"] for leader in ran.json["groups"])
 

@@ -101,12 +101,12 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         super().__init__(prog, target, options)
         with self._learning():
             # Whoever else wants it has this one, and its losses count once.
-            self._percpu = read_percpu(self._reader, self._findings)
+            self._percpu = read_percpu(self._reader, self._losses)
             self._kernel_names = KernelNames(self._reader)
             self._task_reader = TaskReader(self._reader) if options.tasks else None
             self._text = None
             if options.doing and not target.live:
-                self._text = KernelText(self._reader, self._findings)
+                self._text = KernelText(self._reader, self._losses)
         self._before: _CpuSample | None = None
 
     def report(self, progress: Progress) -> CpusReport:
@@ -129,12 +129,12 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         assert before is not None, "no interval has begun"
         with self._reporting():
             sample = self._before = self._read_sample(progress)
-            grown = delta(before.counters, sample.counters, self._findings)
+            grown = delta(before.counters, sample.counters, self._losses)
             came = irqs_delta(before.irqs, sample.irqs)
             return self._report(sample, grown, came, before.tasks)
 
     def _read_sample(self, progress: Progress) -> _CpuSample:
-        reader, percpu, found = self._reader, self._percpu, self._findings
+        reader, percpu, found = self._reader, self._percpu, self._losses
         progress(0, _STEPS)
         tasks = self._task_reader.read_all(found) if self._task_reader else None
         if tasks is not None:
@@ -182,7 +182,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         wanted = wanted_cpus(self._options, sample.sets, numbers)
         queues = self._with_doing(sample.queues, wanted)
         load, nodes = self._load(), self._nodes()
-        counted = self._findings.coverage
+        counted = self._losses.coverage
         counted["cpus"] = len(numbers)
         counted["tasks"] = 0 if sample.tasks is None else len(sample.tasks)
         report = CpusReport(
@@ -190,7 +190,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
             taken_at_ns=counters.taken_ns,
             interval_ns=counters.interval_ns,
             coverage=self._coverage(_COVERAGE),
-            notes=tuple(self._findings.notes.values()),
+            notes=tuple(self._losses.notes.values()),
             load=load,
             cpus=self._rows(sample, counters, interrupts, names, tasks_before),
             sets=sample.sets,
@@ -241,16 +241,16 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         )
 
     def _load(self) -> tuple[float, ...] | None:
-        load = load_averages(self._prog, self._findings)
+        load = load_averages(self._prog, self._losses)
         if load is None:
-            self._findings.lose(Loss.LOAD)
+            self._losses.lose(Loss.LOAD)
         return load
 
     def _nodes(self) -> tuple[int, ...]:
         try:
             return tuple(for_each_online_node(self._prog))
         except (LookupError, drgn.FaultError) as error:
-            self._findings.lose(Loss.NODES, f"which nodes are online is lost: {error}")
+            self._losses.lose(Loss.NODES, f"which nodes are online is lost: {error}")
             return ()
 
 

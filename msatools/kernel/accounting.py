@@ -70,19 +70,19 @@ class AccountingReader:
         self._precise = _find(prog, "context_tracking_key", "context_tracking_enabled")
         self._stable = _find(prog, "__sched_clock_stable")
 
-    def read(self, findings: LossLog) -> Accounting:
+    def read(self, losses: LossLog) -> Accounting:
         """Tell what is on; what cannot be read costs a note."""
-        stable = self._switch(self._stable, findings)
+        stable = self._switch(self._stable, losses)
         return Accounting(
-            schedstats=self._switch(self._schedstats, findings),
-            delayacct=self._switch(self._delayacct, findings),
-            irq_time=bool(self._switch(self._irq_time, findings)),
-            precise_cputime=bool(self._switch(self._precise, findings)),
+            schedstats=self._switch(self._schedstats, losses),
+            delayacct=self._switch(self._delayacct, losses),
+            irq_time=bool(self._switch(self._irq_time, losses)),
+            precise_cputime=bool(self._switch(self._precise, losses)),
             # Without HAVE_UNSTABLE_SCHED_CLOCK they cannot be apart.
             stable_clock=stable is None or stable,
         )
 
-    def _switch(self, place: _Switch | None, findings: LossLog) -> bool | None:
+    def _switch(self, place: _Switch | None, losses: LossLog) -> bool | None:
         """Read a switch, if there is one.
 
         Each is an int or begins with one: the count of those who want a static key on
@@ -93,14 +93,14 @@ class AccountingReader:
         try:
             (count,) = _COUNT.unpack(self._prog.read(place.address, _COUNT.size))
         except drgn.FaultError as error:
-            findings.lose(Loss.ACCOUNTING, f"{place.name} cannot be read: {error}")
+            losses.lose(Loss.ACCOUNTING, f"{place.name} cannot be read: {error}")
             return None
         return bool(count)
 
 
-def read_accounting(prog: drgn.Program, findings: LossLog) -> Accounting:
+def read_accounting(prog: drgn.Program, losses: LossLog) -> Accounting:
     """Tell what is on; what cannot be read costs a note."""
-    return AccountingReader(prog).read(findings)
+    return AccountingReader(prog).read(losses)
 
 
 def _find(prog: drgn.Program, *names: str) -> _Switch | None:

@@ -36,16 +36,16 @@ Nodes = dict[int, tuple[int, str]]
 
 
 def cgroup_paths(
-    reader: Reader, cgroups: Addresses, findings: LossLog
+    reader: Reader, cgroups: Addresses, losses: LossLog
 ) -> list[str | None]:
     """Tell the path of each ``struct cgroup``; ``None`` if a part cannot be read.
 
     A group that has been removed is marked as the kernel does. Bytes that are no UTF-8
     are escaped.
     """
-    groups = read_structs(reader, "struct cgroup", _CGROUP, cgroups, findings)
+    groups = read_structs(reader, "struct cgroup", _CGROUP, cgroups, losses)
     starts = groups["node"].astype(np.uint64)
-    nodes = _read_nodes(reader, starts, findings)
+    nodes = _read_nodes(reader, starts, losses)
     online = reader.once("CSS_ONLINE", lambda: _online(reader.prog))
     paths: list[str | None] = []
     for readable, start, flags in zip(
@@ -53,7 +53,7 @@ def cgroup_paths(
     ):
         path = _path(nodes, start) if readable else None
         if readable and path is None:
-            findings.lose(Loss.CGROUP_PATHS, "the path of a control group is lost")
+            losses.lose(Loss.CGROUP_PATHS, "the path of a control group is lost")
         if path is not None and not flags & online:
             path += DELETED
         paths.append(path)
@@ -65,17 +65,17 @@ def _online(prog: drgn.Program) -> int:
     return flag
 
 
-def _read_nodes(reader: Reader, starts: Addresses, findings: LossLog) -> Nodes:
+def _read_nodes(reader: Reader, starts: Addresses, losses: LossLog) -> Nodes:
     """Read directories and all above them, a level at a time."""
     nodes: Nodes = {}
     level = np.unique(starts[starts != 0])
     for _ in range(MAX_DEPTH):
         if not len(level):
             break
-        found = read_structs(reader, "struct kernfs_node", _NODE, level, findings)
+        found = read_structs(reader, "struct kernfs_node", _NODE, level, losses)
         parents = found["parent"].astype(np.uint64)
         for row in np.flatnonzero(found.readable).tolist():
-            name = _name(reader, int(found["name"][row]), findings)
+            name = _name(reader, int(found["name"][row]), losses)
             if name is not None:
                 nodes[int(level[row])] = int(parents[row]), name
         above = {*parents[found.readable].tolist()} - {0, *nodes}
@@ -93,9 +93,9 @@ def _path(nodes: Nodes, node: int) -> str | None:
     return None
 
 
-def _name(reader: Reader, address: int, findings: LossLog) -> str | None:
+def _name(reader: Reader, address: int, losses: LossLog) -> str | None:
     try:
         return read_string(reader, address, _NAME_MAX)
     except drgn.FaultError as error:
-        findings.lose(Loss.CGROUP_NAMES, f"a control group's name is lost: {error}")
+        losses.lose(Loss.CGROUP_NAMES, f"a control group's name is lost: {error}")
         return None

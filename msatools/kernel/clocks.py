@@ -79,16 +79,16 @@ class _Queues(NamedTuple):
     """Bytes from there that have both."""
 
 
-def read_clocks(reader: Reader, findings: LossLog) -> Clocks:
+def read_clocks(reader: Reader, losses: LossLog) -> Clocks:
     """Read the clocks; a CPU whose run queue cannot be read costs a note.
 
     :raises LookupError: if no run queue can be found at all
     """
     # One read a CPU and no array: a query for one thread has no time for more.
-    queues = reader.once(_Queues, lambda: _queues(reader, findings))
+    queues = reader.once(_Queues, lambda: _queues(reader, losses))
     behind = [0]
     length = latest = 0
-    for cpu in online_cpus(reader, findings):
+    for cpu in online_cpus(reader, losses):
         place = queues.places.get(cpu)
         if place is not None:
             length = cpu + 1
@@ -102,19 +102,19 @@ def read_clocks(reader: Reader, findings: LossLog) -> Clocks:
             if max(clock, task) > _MOST_NS:
                 raise drgn.FaultError("no time of a clock", place)
         except drgn.FaultError:
-            findings.lose(Loss.RUN_QUEUES, f"CPU {cpu}'s run queue cannot be read")
+            losses.lose(Loss.RUN_QUEUES, f"CPU {cpu}'s run queue cannot be read")
             continue
         latest = max(latest, clock)
         behind[cpu] = clock - task
     return Clocks(
         local_ns=latest,
-        monotonic_offset_ns=monotonic_offset(reader, findings),
+        monotonic_offset_ns=monotonic_offset(reader, losses),
         behind_ns=np.array(behind[:length], np.int64),
     )
 
 
-def _queues(reader: Reader, findings: LossLog) -> _Queues:
-    percpu = read_percpu(reader, findings)
+def _queues(reader: Reader, losses: LossLog) -> _Queues:
+    percpu = read_percpu(reader, losses)
     queue = reader.prog.type("struct rq")
     clock, task = drgn.offsetof(queue, "clock"), drgn.offsetof(queue, "clock_task")
     start = min(clock, task)
@@ -127,7 +127,7 @@ def _queues(reader: Reader, findings: LossLog) -> _Queues:
     )
 
 
-def monotonic_offset(reader: Reader, findings: LossLog) -> int | None:
+def monotonic_offset(reader: Reader, losses: LossLog) -> int | None:
     """Tell by how much the local clock is ahead of CLOCK_MONOTONIC.
 
     Where the local clock may be unstable (x86), the kernel keeps the difference of the
@@ -140,10 +140,10 @@ def monotonic_offset(reader: Reader, findings: LossLog) -> int | None:
         # An unsigned variable for a difference with a sign.
         (difference,) = _SIGNED.unpack(reader.read(place, _SIGNED.size))
     except drgn.FaultError as error:
-        findings.lose(Loss.CLOCKS, f"{_DIFFERENCE} is lost: {error}")
+        losses.lose(Loss.CLOCKS, f"{_DIFFERENCE} is lost: {error}")
         return None
     if abs(difference) > _MOST_NS:
-        findings.lose(Loss.CLOCKS, f"{_DIFFERENCE} cannot be {difference}")
+        losses.lose(Loss.CLOCKS, f"{_DIFFERENCE} cannot be {difference}")
         return None
     found: int = difference
     return found

@@ -27,7 +27,7 @@ Cpus = tuple[int, ...]
 """Numbers of CPUs, ascending."""
 
 
-def possible_cpus(prog: drgn.Program, findings: LossLog) -> Cpus:
+def possible_cpus(prog: drgn.Program, losses: LossLog) -> Cpus:
     """
     List all CPUs that can ever be online; none, with a note, if they are lost.
 
@@ -38,13 +38,13 @@ def possible_cpus(prog: drgn.Program, findings: LossLog) -> Cpus:
         try:
             known = mask_at(Reader(prog), _kept_place(prog, "possible"))
         except drgn.FaultError as error:
-            findings.lose(Loss.CPUS, f"the list of CPUs is lost: {error}")
+            losses.lose(Loss.CPUS, f"the list of CPUs is lost: {error}")
             return ()
         prog.cache[_POSSIBLE] = known
     return known
 
 
-def online_cpus(reader: Reader, findings: LossLog) -> Cpus:
+def online_cpus(reader: Reader, losses: LossLog) -> Cpus:
     """Read which CPUs are online.
 
     If that is lost, it is those that tasks may come to: they are the same, but for CPUs
@@ -52,18 +52,18 @@ def online_cpus(reader: Reader, findings: LossLog) -> Cpus:
 
     :raises LookupError: if nothing tells the type of the mask
     """
-    online = kept_mask(reader, "online", findings)
-    return online or kept_mask(reader, "active", findings) or ()
+    online = kept_mask(reader, "online", losses)
+    return online or kept_mask(reader, "active", losses) or ()
 
 
-def kept_mask(reader: Reader, name: str, findings: LossLog) -> Cpus | None:
+def kept_mask(reader: Reader, name: str, losses: LossLog) -> Cpus | None:
     """Read a mask that all kernels have: ``None``, with a note, if it is lost.
 
     :param name: ``possible``, ``present``, ``online`` or ``active``.
     :raises LookupError: if nothing tells its type
     """
     address = reader.once((kept_mask, name), lambda: _kept_place(reader.prog, name))
-    return try_mask(reader, lambda: address, f"the mask of {name} CPUs", findings)
+    return try_mask(reader, lambda: address, f"the mask of {name} CPUs", losses)
 
 
 def _kept_place(prog: drgn.Program, name: str) -> int:
@@ -72,7 +72,7 @@ def _kept_place(prog: drgn.Program, name: str) -> int:
 
 
 def try_mask(
-    reader: Reader, place: Callable[[], int], what: str, findings: LossLog
+    reader: Reader, place: Callable[[], int], what: str, losses: LossLog
 ) -> Cpus | None:
     """Read a mask; ``None``, with a note, if it cannot be read.
 
@@ -83,7 +83,7 @@ def try_mask(
         address = place()
         return mask_at(reader, address) if address else ()
     except drgn.FaultError as error:
-        findings.lose(Loss.MASKS, f"{what} is lost: {error}", about=what)
+        losses.lose(Loss.MASKS, f"{what} is lost: {error}", about=what)
         return None
 
 

@@ -82,9 +82,9 @@ class DescriptorTables:
 class Descriptors:
     """Looks file descriptors up."""
 
-    def __init__(self, reader: Reader, findings: LossLog) -> None:
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
-        self._findings = findings
+        self._losses = losses
 
     def tables(self, tasks: Addresses) -> DescriptorTables:
         """Find the tables of the ``struct task_struct`` at some addresses.
@@ -118,7 +118,7 @@ class Descriptors:
         try:
             return self._reader.words(int(tables.files[row]), count)
         except drgn.FaultError as error:
-            self._findings.lose(
+            self._losses.lose(
                 Loss.DESCRIPTORS, f"a table of open files is lost: {error}"
             )
             return np.empty(0, np.uint64)
@@ -133,7 +133,7 @@ class Descriptors:
     def _structs(
         self, type_name: str, members: Members, addresses: Addresses
     ) -> Structs:
-        return read_structs(self._reader, type_name, members, addresses, self._findings)
+        return read_structs(self._reader, type_name, members, addresses, self._losses)
 
 
 class OpenFiles:
@@ -144,12 +144,12 @@ class OpenFiles:
     socket, are not seen.
     """
 
-    def __init__(self, reader: Reader, findings: LossLog) -> None:
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._prog = reader.prog
-        addresses = _file_addresses(reader, findings)
+        addresses = _file_addresses(reader, losses)
         members = _file_members(("operations", "private"))
         files, readable = _rows(reader, _FILE_TYPE, members, addresses)
-        findings.lose(Loss.FILES, count=int(np.count_nonzero(~readable)))
+        losses.lose(Loss.FILES, count=int(np.count_nonzero(~readable)))
         self._operations = files["operations"]
         self._private = files["private"]
 
@@ -169,8 +169,8 @@ class OpenFiles:
         return distinct(chosen[chosen != 0])
 
 
-def _file_addresses(reader: Reader, findings: LossLog) -> Addresses:
-    holders = distinct(processes(reader, findings).files)
+def _file_addresses(reader: Reader, losses: LossLog) -> Addresses:
+    holders = distinct(processes(reader, losses).files)
     holders = holders[holders != 0]
     small, has_small = _small_tables(reader, holders)
     large, known = _rows(reader, _HOLDER_TYPE, _HOLDER, holders[~has_small])
@@ -183,7 +183,7 @@ def _file_addresses(reader: Reader, findings: LossLog) -> Addresses:
     whole[rows[addresses % np.uint64(8) != 0]] = False
     addresses = np.concatenate((small, addresses[whole[rows]]))
     lost = sum(np.count_nonzero(~there) for there in (known, readable, whole))
-    findings.lose(Loss.DESCRIPTORS, count=int(lost))
+    losses.lose(Loss.DESCRIPTORS, count=int(lost))
     return distinct(addresses[addresses != 0])
 
 
@@ -228,12 +228,12 @@ class FileTables:
     """Of the struct page that it keeps to send from; 0 if it has none."""
 
 
-def processes(reader: Reader, findings: LossLog) -> FileTables:
+def processes(reader: Reader, losses: LossLog) -> FileTables:
     """Read all processes, which is done once."""
-    return reader.once(processes, lambda: _processes(reader, findings))
+    return reader.once(processes, lambda: _processes(reader, losses))
 
 
-def _processes(reader: Reader, findings: LossLog) -> FileTables:
+def _processes(reader: Reader, losses: LossLog) -> FileTables:
     prog = reader.prog
     task = prog.type("struct task_struct")
     tasks = task.member("tasks").offset
@@ -248,7 +248,7 @@ def _processes(reader: Reader, findings: LossLog) -> FileTables:
         last + 8 - first,
         {init + first},
         "the list of processes",
-        findings,
+        losses,
     )
     places = [offset - first for offset in offsets]
     members = (data[at : at + 8] for _, data in records for at in places)

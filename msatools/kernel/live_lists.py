@@ -29,7 +29,7 @@ def changing_list(
     size: int,
     seen: set[int],
     name: str,
-    findings: LossLog,
+    losses: LossLog,
     node: int | None = None,
     first: int | None = None,
 ) -> Iterator[tuple[int, bytes]]:
@@ -67,7 +67,7 @@ def changing_list(
             following, previous = _LINKS.unpack_from(data, offset)
             if live and previous not in passed:
                 resumed += 1
-                findings.coverage["lists_resumed"] += 1
+                losses.coverage["lists_resumed"] += 1
                 if resumed > _RESUMED:
                     raise drgn.FaultError("it changes too fast", node)
                 node = _resume(reader, trail, passed)
@@ -84,7 +84,7 @@ def changing_list(
                 yield address, data
             node = following
     except drgn.FaultError as error:
-        findings.lose(Loss.LISTS, f"{name} breaks off: {error}", about=name)
+        losses.lose(Loss.LISTS, f"{name} breaks off: {error}", about=name)
 
 
 def _resume(reader: Reader, trail: list[int], passed: set[int]) -> int | None:

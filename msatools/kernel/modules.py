@@ -21,9 +21,9 @@ _MAX_DEPTH = 128
 class CodeModules:
     """The modules of a kernel, each read when the first address in it is asked for."""
 
-    def __init__(self, reader: Reader, findings: LossLog) -> None:
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
-        self._findings = findings
+        self._losses = losses
         self._known: list[LoadedModule] = []
         self._symbols: dict[int, drgn.SymbolIndex] = {}
         self._layout: ModuleLayout | None = None
@@ -47,7 +47,7 @@ class CodeModules:
             record = self._reader.read(place, self._layout.size)
             found = self._layout.parse(place, record)
         except drgn.FaultError as error:
-            self._findings.lose(Loss.MODULES, f"a module is lost: {error}")
+            self._losses.lose(Loss.MODULES, f"a module is lost: {error}")
             return None
         if not found.contains(address):
             return None
@@ -62,7 +62,7 @@ class CodeModules:
                 index = symbols.index()
             except (drgn.FaultError, LookupError, ValueError) as error:
                 text = f"the symbols of module {module.name} are lost: {error}"
-                self._findings.lose(Loss.SYMBOLS, text, about=module.name)
+                self._losses.lose(Loss.SYMBOLS, text, about=module.name)
                 index = drgn.SymbolIndex([])
             self._symbols[module.address] = index
         return self._symbols[module.address]
@@ -83,7 +83,7 @@ class CodeModules:
                 head,
                 layout.list,
                 layout.size,
-                self._findings,
+                self._losses,
                 "the list of modules",
             )
             self._known = [layout.parse(address, data) for address, data in records]

@@ -37,7 +37,7 @@ _TABLES = 1 << 10
 class PageTables:
     """The page tables of an x86-64 kernel."""
 
-    def __init__(self, reader: Reader, findings: LossLog) -> None:
+    def __init__(self, reader: Reader, losses: LossLog) -> None:
         """
         :raises LookupError: if this kernel's page tables are not known
         """
@@ -45,7 +45,7 @@ class PageTables:
         if form is None:
             raise LookupError("no known page tables")
         self._reader = reader
-        self._findings = findings
+        self._losses = losses
         self._form = form
 
     @staticmethod
@@ -100,7 +100,7 @@ class PageTables:
         nodes = list_nodes(
             self._reader,
             prog["pgd_list"].address_,
-            self._findings,
+            self._losses,
             "the list of top-level page tables",
         )
         lru, memmap = page.member("lru").offset, vmemmap_base(prog)
@@ -184,7 +184,7 @@ class PageTables:
                 self._descend(named, tuple(below), found)
 
     def _unreadable(self) -> None:
-        self._findings.lose(Loss.PAGE_TABLES)
+        self._losses.lose(Loss.PAGE_TABLES)
 
 
 def _has_isolation(prog: drgn.Program) -> bool:

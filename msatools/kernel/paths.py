@@ -72,7 +72,7 @@ class Paths:
     """Tells paths of one kernel; what it has read it keeps."""
 
     reader: Reader
-    findings: LossLog
+    losses: LossLog
     _entries: dict[int, _Entry | None] = field(default_factory=dict)
     _mounts: dict[int, tuple[int, int, int] | None] = field(default_factory=dict)
     _told: dict[Place, str | None] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class Paths:
                 found = read_struct(self.reader, "struct mount", _ROOT, mount)
                 places.append((mount + within, found["root"]))
             except drgn.FaultError as error:
-                self.findings.lose(Loss.PATHS, f"a mount is lost: {error}")
+                self.losses.lose(Loss.PATHS, f"a mount is lost: {error}")
         return [path for path in self.tell(places) if path is not None]
 
     def _find_mount(self, super_block: int) -> int:
@@ -188,7 +188,7 @@ class Paths:
         if mounts:
             addresses = _addresses(mounts)
             found = read_structs(
-                self.reader, "struct mount", _MOUNT, addresses, self.findings
+                self.reader, "struct mount", _MOUNT, addresses, self.losses
             )
             for row, address in enumerate(addresses.tolist()):
                 self._mounts[address] = (
@@ -206,7 +206,7 @@ class Paths:
 
     def _read_entries(self, addresses: Addresses) -> None:
         found = read_structs(
-            self.reader, "struct dentry", _DENTRY, addresses, self.findings
+            self.reader, "struct dentry", _DENTRY, addresses, self.losses
         )
         inline = find_offset(self.reader.prog.type("struct dentry"), _INLINE) or 0
         for row, address in enumerate(addresses.tolist()):
@@ -221,7 +221,7 @@ class Paths:
                 try:
                     name = self.reader.read(at, length)
                 except drgn.FaultError as error:
-                    self.findings.lose(Loss.PATHS, f"a file's name is lost: {error}")
+                    self.losses.lose(Loss.PATHS, f"a file's name is lost: {error}")
                     self._entries[address] = None
                     continue
             self._entries[address] = _Entry(

@@ -48,12 +48,12 @@ class PerCpu:
         return self.offsets + np.uint64(pointer)
 
 
-def read_percpu(reader: Reader, findings: LossLog) -> PerCpu:
+def read_percpu(reader: Reader, losses: LossLog) -> PerCpu:
     """Find the variables of all CPUs, which is done once.
 
     A CPU whose are not found costs a note.
     """
-    return reader.once(PerCpu, lambda: _read(reader.prog, findings))
+    return reader.once(PerCpu, lambda: _read(reader.prog, losses))
 
 
 def unit_offsets(reader: Reader, cpus: Sequence[int]) -> list[int]:
@@ -66,9 +66,9 @@ def unit_offsets(reader: Reader, cpus: Sequence[int]) -> list[int]:
     return _chosen(reader.words(array, max(cpus, default=-1) + 1), cpus)
 
 
-def _read(prog: drgn.Program, findings: LossLog) -> PerCpu:
+def _read(prog: drgn.Program, losses: LossLog) -> PerCpu:
     reader = Reader(prog)  # as for the CPUs themselves, no report has its reads
-    cpus = list(possible_cpus(prog, findings))
+    cpus = list(possible_cpus(prog, losses))
     if not cpus:
         return _percpu(prog, {})
     try:
@@ -85,7 +85,7 @@ def _read(prog: drgn.Program, findings: LossLog) -> PerCpu:
         try:
             (offsets[cpu],) = reader.words(array + _WORD * cpu, 1).tolist()
         except drgn.FaultError as error:
-            findings.lose(Loss.CPUS, f"the variables of CPU {cpu} are lost: {error}")
+            losses.lose(Loss.CPUS, f"the variables of CPU {cpu} are lost: {error}")
     return _percpu(prog, offsets)
 
 

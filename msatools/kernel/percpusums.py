@@ -16,7 +16,7 @@ _WORD = (1 << 64) - 1
 
 
 def sum_parts(
-    reader: Reader, parts: Addresses, findings: LossLog
+    reader: Reader, parts: Addresses, losses: LossLog
 ) -> npt.NDArray[np.int64]:
     """Sum over all CPUs what each has of some counters.
 
@@ -37,7 +37,7 @@ def sum_parts(
         if len(block := unique[rows])
     ]
     lost = 0
-    for offset in read_percpu(reader, findings).offsets.tolist():
+    for offset in read_percpu(reader, losses).offsets.tolist():
         for first, places, rows in blocks:
             address = (first + offset) & _WORD
             before = address % _PAGE
@@ -49,7 +49,7 @@ def sum_parts(
             for gap in gaps:
                 gone = (at >= gap.offset) & (at < gap.offset + gap.size)
                 lost += int(np.count_nonzero(gone))
-    lose_many(findings, "struct percpu_counter", lost)
+    lose_many(losses, "struct percpu_counter", lost)
     summed = np.zeros(len(parts), np.int64)
     summed[has] = sums[index]
     return summed

@@ -62,7 +62,7 @@ class PidNamespace:
 
 
 def read_namespaces(
-    reader: Reader, addresses: Addresses, findings: LossLog
+    reader: Reader, addresses: Addresses, losses: LossLog
 ) -> dict[int, PidNamespace]:
     """Read some ``struct pid_namespace`` and all above them, by address.
 
@@ -74,8 +74,8 @@ def read_namespaces(
         level = level[(level != 0) & ~np.isin(level, list(found))]
         if not len(level):
             break
-        read = read_structs(reader, "struct pid_namespace", _NAMESPACE, level, findings)
-        shared = None if read.has("most") else _pid_max(reader.prog, findings)
+        read = read_structs(reader, "struct pid_namespace", _NAMESPACE, level, losses)
+        shared = None if read.has("most") else _pid_max(reader.prog, losses)
         for row in np.flatnonzero(read.readable).tolist():
             found[int(level[row])] = _namespace(int(level[row]), read, row, shared)
         level = np.unique(read["parent"].astype(np.uint64))
@@ -96,36 +96,36 @@ def _namespace(
     )
 
 
-def _pid_max(prog: drgn.Program, findings: LossLog) -> int | None:
+def _pid_max(prog: drgn.Program, losses: LossLog) -> int | None:
     """Read what holds for all namespaces alike."""
     try:
         most: int = prog["pid_max"].value_()
     except (drgn.FaultError, LookupError) as error:
-        findings.lose(Loss.LIMITS, f"pid_max cannot be read: {error}")
+        losses.lose(Loss.LIMITS, f"pid_max cannot be read: {error}")
         return None
     return most
 
 
 def reserved_taken(
-    reader: Reader, namespace: PidNamespace, findings: LossLog
+    reader: Reader, namespace: PidNamespace, losses: LossLog
 ) -> int | None:
     """Count the numbers below :data:`RESERVED_PIDS` that are given out."""
     try:
         return PidTree(reader, namespace.address).count_below(RESERVED_PIDS)
     except drgn.FaultError as error:
-        findings.lose(Loss.PIDS, f"numbers that are taken are lost: {error}")
+        losses.lose(Loss.PIDS, f"numbers that are taken are lost: {error}")
         return None
 
 
 def innermost_numbers(
-    reader: Reader, pids: Addresses, findings: LossLog
+    reader: Reader, pids: Addresses, losses: LossLog
 ) -> tuple[Addresses, npt.NDArray[np.int64]]:
     """Find the namespace that each ``struct pid`` was made in, and its number there.
 
     :return: Addresses of ``struct pid_namespace``, 0 where that cannot be read; and the
         numbers, 0 in the initial namespace.
     """
-    read = read_structs(reader, "struct pid", _PID, pids, findings)
+    read = read_structs(reader, "struct pid", _PID, pids, losses)
     levels = read["level"].astype(np.uint64)
     spaces: Addresses = read["space"].astype(np.uint64)
     numbers = np.zeros(len(pids), np.int64)
@@ -135,7 +135,7 @@ def innermost_numbers(
         first = np.uint64(drgn.offsetof(reader.prog.type("struct pid"), "numbers"))
         size = np.uint64(drgn.sizeof(reader.prog.type("struct upid")))
         places = pids[nested] + first + levels[nested] * size
-        deepest = read_structs(reader, "struct upid", _UPID, places, findings)
+        deepest = read_structs(reader, "struct upid", _UPID, places, losses)
         spaces[nested] = deepest["space"]
         numbers[nested] = deepest["nr"]
     spaces[levels > MAX_LEVEL] = 0

@@ -56,9 +56,7 @@ def find_task(reader: Reader, pid: int) -> int | None:
     return _initial_tree(reader).linked(pid)
 
 
-def find_tasks(
-    reader: Reader, pids: Iterable[int], findings: LossLog
-) -> dict[int, int]:
+def find_tasks(reader: Reader, pids: Iterable[int], losses: LossLog) -> dict[int, int]:
     """Find the threads that have some PIDs in the initial PID namespace.
 
     What is damaged on the way to a thread costs a note.
@@ -72,9 +70,7 @@ def find_tasks(
         try:
             task = tree.task(pid)
         except drgn.FaultError as error:
-            findings.lose(
-                Loss.PIDS, f"the task with a PID cannot be looked up: {error}"
-            )
+            losses.lose(Loss.PIDS, f"the task with a PID cannot be looked up: {error}")
             continue
         if task is not None:
             found[pid] = task

@@ -96,12 +96,12 @@ class LossLog:
 
 
 @contextmanager
-def noting_refusals(prog: Program, findings: LossLog) -> Iterator[None]:
+def noting_refusals(prog: Program, losses: LossLog) -> Iterator[None]:
     """Note what the kernel has but nothing told the type of meanwhile."""
     with refusals(prog) as refused:
         yield
     for name, why in refused.items():
-        findings.lose(Loss.TYPES, f"{name} is left out: {why}", about=name)
+        losses.lose(Loss.TYPES, f"{name} is left out: {why}", about=name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,25 +81,25 @@ class KernelSession(Session[R], Generic[R, Options]):
         self._target = target
         self._options = options
         self._reader = Reader(prog)
-        self._findings = LossLog()
+        self._losses = LossLog()
         self._lasting = LossLog()
 
     @contextmanager
     def _learning(self) -> Iterator[None]:
         """Keep what is found meanwhile for all reports."""
-        with noting_refusals(self._prog, self._findings):
+        with noting_refusals(self._prog, self._losses):
             yield
-        self._lasting = self._findings.copy()
+        self._lasting = self._losses.copy()
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Gather the findings of one report apart from those of others before."""
+        """Gather the losses of one report apart from those of others before."""
         self._forget()
-        with noting_refusals(self._prog, self._findings):
+        with noting_refusals(self._prog, self._losses):
             yield
 
     def _forget(self) -> None:
-        self._findings.reset(self._lasting)
+        self._losses.reset(self._lasting)
         self._reader.reads = self._reader.bytes = 0
 
     def _head(self, taken_at_ns: int | None, always: Iterable[str] = ()) -> Head:
@@ -112,7 +112,7 @@ class KernelSession(Session[R], Generic[R, Options]):
             taken_at_ns=taken_at_ns,
             interval_ns=None,
             coverage=self._coverage(always),
-            notes=tuple(self._findings.notes.values()),
+            notes=tuple(self._losses.notes.values()),
         )
 
     def _coverage(self, always: Iterable[str]) -> dict[str, int]:
@@ -120,7 +120,7 @@ class KernelSession(Session[R], Generic[R, Options]):
 
         :param always: Keys that are there, and first, also where they count nothing.
         """
-        counted = self._findings.coverage
+        counted = self._losses.coverage
         counted["reads"] += self._reader.reads
         counted["bytes_read"] += self._reader.bytes
         return {

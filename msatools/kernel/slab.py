@@ -89,30 +89,30 @@ def read_cache(reader: Reader, address: int) -> SlabCache:
 
 
 def read_caches(
-    reader: Reader, addresses: Addresses, findings: LossLog
+    reader: Reader, addresses: Addresses, losses: LossLog
 ) -> list[SlabCache | None]:
     """Read many caches; ``None`` is one whose name, counted once, cannot be read.
 
     :raises LookupError: if nothing tells the type
     """
-    found = read_structs(reader, _TYPE, _CACHE, addresses, findings)
+    found = read_structs(reader, _TYPE, _CACHE, addresses, losses)
     caches: list[SlabCache | None] = []
     for row, address in enumerate(addresses.tolist()):
         cache = None
         if not found.readable[row]:
-            findings.lose(Loss.NAMES)
+            losses.lose(Loss.NAMES)
         else:
             values = {name: int(found[name][row]) for name in found.columns}
             try:
                 cache = _cache(reader, address, values)
             except drgn.FaultError as error:
                 text = f"a slab cache's name is lost: {error}"
-                findings.lose(Loss.NAMES, text)
+                losses.lose(Loss.NAMES, text)
         caches.append(cache)
     return caches
 
 
-def slab_caches(reader: Reader, findings: LossLog) -> Iterator[SlabCache]:
+def slab_caches(reader: Reader, losses: LossLog) -> Iterator[SlabCache]:
     """Read all caches, in the order of the kernel's list.
 
     :raises drgn.FaultError: if one is none, or its name cannot be read
@@ -124,11 +124,11 @@ def slab_caches(reader: Reader, findings: LossLog) -> Iterator[SlabCache]:
         raise LookupError(f"{_TYPE} has no members")
     node = drgn.offsetof(prog.type(_TYPE), "list")
     head, what = prog["slab_caches"].address_, "the list of caches"
-    for address, data in list_records(reader, head, node, layout.end, findings, what):
+    for address, data in list_records(reader, head, node, layout.end, losses, what):
         yield _cache(reader, address, layout.decode(data[layout.start :]))
 
 
-def merged_names(reader: Reader, findings: LossLog) -> Mapping[int, list[str]]:
+def merged_names(reader: Reader, losses: LossLog) -> Mapping[int, list[str]]:
     """
     Find the names that stand for a cache: links in /sys/kernel/slab.
 
@@ -148,25 +148,25 @@ def merged_names(reader: Reader, findings: LossLog) -> Mapping[int, list[str]]:
     except (LookupError, AttributeError):
         return names  # CONFIG_SLAB, or CONFIG_SYSFS=n
     except drgn.FaultError as error:
-        findings.lose(Loss.NAMES, f"names of merged slab caches are lost: {error}")
+        losses.lose(Loss.NAMES, f"names of merged slab caches are lost: {error}")
         return names
     if layout is None:
         return names
     size = drgn.sizeof(prog.type(_NODE_TYPE))
     what = "the tree of slab caches' names"
-    for _, data in tree_records(reader, root, rb, size, findings, what):
+    for _, data in tree_records(reader, root, rb, size, losses, what):
         link = layout.decode(data[layout.start :])
         if not link["flags"] & is_link:
             continue
         try:
             text = read_string(reader, link["name"], _MAX_NAME)
         except drgn.FaultError as error:
-            findings.lose(Loss.NAMES, f"a slab cache's name is lost: {error}")
+            losses.lose(Loss.NAMES, f"a slab cache's name is lost: {error}")
             continue
         try:
             target = read_struct(reader, _NODE_TYPE, _OBJECT, link["target"])
         except drgn.FaultError as error:
-            findings.lose(Loss.NAMES, f"a merged slab cache's name is lost: {error}")
+            losses.lose(Loss.NAMES, f"a merged slab cache's name is lost: {error}")
             continue
         names[target["object"] - kobject].append(text)
     return names

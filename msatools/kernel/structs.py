@@ -120,7 +120,7 @@ def read_structs(
     type_name: str,
     members: Members,
     addresses: Addresses,
-    findings: LossLog,
+    losses: LossLog,
 ) -> Structs:
     """Read members of the structures at *addresses*, each structure once.
 
@@ -140,7 +140,7 @@ def read_structs(
         readable[unique == 0] = False
         rows[unique == 0] = np.zeros(1, layout.records)
     lost = len(unique) - nulls - int(np.count_nonzero(readable))
-    lose_many(findings, type_name, lost)
+    lose_many(losses, type_name, lost)
     columns = {name: rows[name][index] for name in layout.records.names or ()}
     return Structs(columns, readable[index])
 
@@ -262,10 +262,10 @@ def each_once(
     return np.unique(addresses, return_inverse=True)
 
 
-def lose_many(findings: LossLog, type_name: str, count: int) -> None:
+def lose_many(losses: LossLog, type_name: str, count: int) -> None:
     """Count structures that could not be read, and note once that some could not."""
     text = f"some {type_name} cannot be read"
-    findings.lose(struct_key(type_name), text, count=count)
+    losses.lose(struct_key(type_name), text, count=count)
 
 
 def find_member(type_: drgn.Type, candidates: tuple[str, ...]) -> drgn.Object | None:

@@ -18,7 +18,7 @@ from msatools.kernel.zones import populated_zones
 
 
 def vm_counters(
-    reader: Reader, nodes_online: list[drgn.Object], findings: LossLog
+    reader: Reader, nodes_online: list[drgn.Object], losses: LossLog
 ) -> dict[str, int | None]:
     """
     Sum all node and zone counters, by the name of their enumerator.
@@ -33,7 +33,7 @@ def vm_counters(
     zones = _names(prog, "enum zone_stat_item", "NR_VM_ZONE_STAT_ITEMS")
     nodes = _names(prog, "enum node_stat_item", "NR_VM_NODE_STAT_ITEMS")
     deltas: dict[str, int] = {}
-    cpus = possible_cpus(prog, findings)
+    cpus = possible_cpus(prog, losses)
     populated = [zone.object for zone in populated_zones(nodes_online)]
     for names, objects, diff_of in (
         (nodes, nodes_online, _node_diff),
@@ -45,13 +45,13 @@ def vm_counters(
                 address = diff_of(held_by, cpu).address_of_().value_()
                 data = reader.read(address, len(names))
             except drgn.FaultError:
-                findings.lose(Loss.VMSTAT_CPUS)
+                losses.lose(Loss.VMSTAT_CPUS)
                 continue
             total += np.frombuffer(data, "i1")
         deltas.update(zip(names, total.tolist(), strict=True))
     globals_ = {
-        **_global(reader, "vm_zone_stat", zones, findings),
-        **_global(reader, "vm_node_stat", nodes, findings),
+        **_global(reader, "vm_zone_stat", zones, losses),
+        **_global(reader, "vm_node_stat", nodes, losses),
     }
     return {
         name: None if value is None else value + deltas[name]
@@ -60,7 +60,7 @@ def vm_counters(
 
 
 def vm_events(
-    reader: Reader, names: Collection[str], findings: LossLog
+    reader: Reader, names: Collection[str], losses: LossLog
 ) -> dict[str, int]:
     """
     Count events of ``enum vm_event_item``, over all CPUs and since boot.
@@ -76,7 +76,7 @@ def vm_events(
     places = enumerators(prog, "enum vm_event_item")
     counts = {name: 0 for name in names if name in places}
     length = max((places[name] for name in counts), default=-1) + 1
-    for cpu in possible_cpus(prog, findings):
+    for cpu in possible_cpus(prog, losses):
         address = per_cpu_ptr(states, cpu).value_()
         # The member ``event`` is the whole of it.
         words = reader.words(address, length)
@@ -111,12 +111,12 @@ def _names(prog: drgn.Program, enum: str, end: str) -> list[str]:
 
 
 def _global(
-    reader: Reader, variable: str, names: list[str], findings: LossLog
+    reader: Reader, variable: str, names: list[str], losses: LossLog
 ) -> dict[str, int | None]:
     try:
         words = reader.words(reader.prog[variable].address_, len(names))
     except drgn.FaultError as error:
-        findings.lose(Loss.COUNTERS, f"the kernel's counters are lost: {error}")
+        losses.lose(Loss.COUNTERS, f"the kernel's counters are lost: {error}")
         return dict.fromkeys(names)
     return dict(zip(names, words.view(np.int64).tolist(), strict=True))
 

@@ -29,7 +29,7 @@ _COLOUR = 3
 _WORD = (1 << 64) - 1
 
 
-def list_nodes(reader: Reader, head: int, findings: LossLog, name: str) -> Addresses:
+def list_nodes(reader: Reader, head: int, losses: LossLog, name: str) -> Addresses:
     """
     Find the nodes on a ``struct list_head`` list.
 
@@ -40,13 +40,13 @@ def list_nodes(reader: Reader, head: int, findings: LossLog, name: str) -> Addre
     """
     nodes = None if reader.is_live else _sound_list(reader, head)
     if nodes is None:
-        records = list_records(reader, head, 0, _LINKS.size, findings, name)
+        records = list_records(reader, head, 0, _LINKS.size, losses, name)
         nodes = np.array([node for node, _ in records], np.uint64)
     return nodes
 
 
 def list_words(
-    reader: Reader, head: int, node_offset: int, at: int, findings: LossLog, name: str
+    reader: Reader, head: int, node_offset: int, at: int, losses: LossLog, name: str
 ) -> Addresses:
     """
     Read one 64-bit word of each structure on a ``struct list_head`` list.
@@ -65,7 +65,7 @@ def list_words(
         words, readable = reader.words_near(nodes + away)
         if readable.all():
             return words
-    records = list_records(reader, head, node_offset, at + 8, findings, name)
+    records = list_records(reader, head, node_offset, at + 8, losses, name)
     found = [int.from_bytes(data[at : at + 8], "little") for _, data in records]
     return np.array(found, np.uint64)
 
@@ -118,7 +118,7 @@ def list_records(
     head: int,
     node_offset: int,
     size: int,
-    findings: LossLog,
+    losses: LossLog,
     name: str,
     loss: Loss = Loss.LISTS,
 ) -> Iterator[tuple[int, bytes]]:
@@ -142,10 +142,10 @@ def list_records(
         node = int(reader.words(head, 1)[0])
         while node != head:
             if not node or astray > _MAX_ASTRAY:
-                _broken(findings, loss, name, "leads nowhere")
+                _broken(losses, loss, name, "leads nowhere")
                 return
             if node in seen or len(seen) >= MAX_LIST:
-                _broken(findings, loss, name, "is a loop")
+                _broken(losses, loss, name, "is a loop")
                 return
             seen.add(node)
             address = node - node_offset
@@ -155,7 +155,7 @@ def list_records(
             astray += previous != before
             node, before = following, node
     except drgn.FaultError as error:
-        _broken(findings, loss, name, f"cannot be read: {error}")
+        _broken(losses, loss, name, f"cannot be read: {error}")
 
 
 def tree_records(
@@ -163,7 +163,7 @@ def tree_records(
     root: int,
     node_offset: int,
     size: int,
-    findings: LossLog,
+    losses: LossLog,
     name: str,
     loss: Loss = Loss.LISTS,
 ) -> Iterator[tuple[int, bytes]]:
@@ -185,24 +185,24 @@ def tree_records(
     try:
         todo = [(int(reader.words(root, 1)[0]), 0)]
     except drgn.FaultError as error:
-        _broken(findings, loss, name, f"cannot be read: {error}")
+        _broken(losses, loss, name, f"cannot be read: {error}")
         return
     while todo:
         node, above = todo.pop()
         if not node:
             continue
         if astray > _MAX_ASTRAY:
-            _broken(findings, loss, name, "leads nowhere")
+            _broken(losses, loss, name, "leads nowhere")
             return
         if node in seen or len(seen) >= MAX_LIST:
-            _broken(findings, loss, name, "is a loop")
+            _broken(losses, loss, name, "is a loop")
             return
         seen.add(node)
         address = node - node_offset
         try:
             data = reader.read_near(address, size)
         except drgn.FaultError as error:
-            _broken(findings, loss, name, f"cannot be read: {error}")
+            _broken(losses, loss, name, f"cannot be read: {error}")
             continue
         yield address, data
         parent, right, left = _RB_NODE.unpack_from(data, node_offset)
@@ -210,6 +210,6 @@ def tree_records(
         todo += ((right, node), (left, node))
 
 
-def _broken(findings: LossLog, loss: Loss, name: str, why: str) -> None:
+def _broken(losses: LossLog, loss: Loss, name: str, why: str) -> None:
     text = f"{name} {why}; what comes after is not counted"
-    findings.lose(loss, text, about=name)
+    losses.lose(loss, text, about=name)

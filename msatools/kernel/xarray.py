@@ -169,7 +169,7 @@ class _Part(NamedTuple):
     is_node: bool
 
 
-def xarray_entries(reader: Reader, root: int, findings: LossLog, name: str) -> Entries:
+def xarray_entries(reader: Reader, root: int, losses: LossLog, name: str) -> Entries:
     """Find the pointers in the ``struct xarray`` at *root* (lib/xarray.c).
 
     :param name: What it is called in a note.
@@ -192,10 +192,10 @@ def xarray_entries(reader: Reader, root: int, findings: LossLog, name: str) -> E
                 found.append(_Part(child, first, last, _is_node(child)))
         return found
 
-    return _entries(reader, root + nodes.head, parts, findings, name)
+    return _entries(reader, root + nodes.head, parts, losses, name)
 
 
-def maple_entries(reader: Reader, root: int, findings: LossLog, name: str) -> Entries:
+def maple_entries(reader: Reader, root: int, losses: LossLog, name: str) -> Entries:
     """Find the pointers in the ``struct maple_tree`` at *root* (lib/maple_tree.c).
 
     :param name: What it is called in a note.
@@ -218,7 +218,7 @@ def maple_entries(reader: Reader, root: int, findings: LossLog, name: str) -> En
             for child, first, last in shape.slots(data, node.first, node.last)
         ]
 
-    return _entries(reader, head, parts, findings, name)
+    return _entries(reader, head, parts, losses, name)
 
 
 class _MapleNode:
@@ -254,7 +254,7 @@ def _entries(
     reader: Reader,
     head: int,
     parts: Callable[[_Part], Iterable[_Part]],
-    findings: LossLog,
+    losses: LossLog,
     name: str,
 ) -> Entries:
     """Walk a tree from the pointer at *head*; *parts* tells what is in a node."""
@@ -262,7 +262,7 @@ def _entries(
     try:
         (top,) = _words(reader.read(head, 8), 0, 1)
     except drgn.FaultError as error:
-        _broken(findings, name, f"cannot be read: {error}")
+        _broken(losses, name, f"cannot be read: {error}")
         return found
     # Without nodes, a tree has number 0 alone.
     has_nodes = _is_node(top)
@@ -275,13 +275,13 @@ def _entries(
                 found.append((part.first, part.last, part.entry))
             continue
         if part.entry in seen or len(seen) >= MAX_NODES:
-            _broken(findings, name, "is a loop")
+            _broken(losses, name, "is a loop")
             break
         seen.add(part.entry)
         try:
             todo += parts(part)
         except drgn.FaultError as error:
-            _broken(findings, name, f"cannot be read: {error}")
+            _broken(losses, name, f"cannot be read: {error}")
     return sorted(found)
 
 
@@ -293,6 +293,6 @@ def _words(data: bytes, offset: int, count: int) -> list[int]:
     return list(struct.unpack_from(f"<{count}Q", data, offset))
 
 
-def _broken(findings: LossLog, name: str, why: str) -> None:
+def _broken(losses: LossLog, name: str, why: str) -> None:
     text = f"{name} {why}; what is below is not counted"
-    findings.lose(Loss.TREES, text, about=name)
+    losses.lose(Loss.TREES, text, about=name)

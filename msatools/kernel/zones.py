@@ -36,7 +36,7 @@ class Zone:
     present_pages: int
 
 
-def online_nodes(prog: drgn.Program, findings: LossLog) -> list[drgn.Object]:
+def online_nodes(prog: drgn.Program, losses: LossLog) -> list[drgn.Object]:
     """Find the ``struct pglist_data`` of each online node that can be read."""
     nodes = []
     try:
@@ -44,9 +44,9 @@ def online_nodes(prog: drgn.Program, findings: LossLog) -> list[drgn.Object]:
             try:
                 nodes.append(pgdat[0].read_())
             except drgn.FaultError as error:
-                findings.lose(Loss.NODES, f"a memory node is lost: {error}")
+                losses.lose(Loss.NODES, f"a memory node is lost: {error}")
     except drgn.FaultError as error:
-        findings.lose(Loss.NODES, f"the list of memory nodes is lost: {error}")
+        losses.lose(Loss.NODES, f"the list of memory nodes is lost: {error}")
     return nodes
 
 

@@ -104,11 +104,11 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
         super().__init__(prog, target, options)
         self._layout = Layout(self._reader)
         with self._learning():
-            self._sampler = Sampler(self._reader, self._findings, read=self._read)
+            self._sampler = Sampler(self._reader, self._losses, read=self._read)
             self._task_reader = self._sampler.task_reader
             self._kernel_names = KernelNames(self._reader)
             self._stack_bytes = stack_bytes(prog)
-            self._spin_queues = SpinQueues(self._reader, self._findings)
+            self._spin_queues = SpinQueues(self._reader, self._losses)
         self._switches: Switches | None = None
         self._live = self._reader.is_live
         self._contention = Contention()
@@ -159,7 +159,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
         try:
             waiting = self._spin_queues.waiting()
         except drgn.FaultError as error:
-            self._findings.lose(Loss.CPUS, f"who spins is lost: {error}")
+            self._losses.lose(Loss.CPUS, f"who spins is lost: {error}")
             return
         if waiting:
             self._names[ANY] = ANY_ID, ANY_NAME
@@ -199,7 +199,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
 
     def report(self, progress: Progress) -> LocksReport:
         """Report who waits for whom now."""
-        losses = self._findings
+        losses = self._losses
         with self._reporting():
             progress(0, _STEPS)
             snapshot = self._of_some() if self._alone else self._snapshot_of_all(losses)
@@ -235,24 +235,24 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
 
     def _of_some(self) -> WaitSnapshot:
         """Read the waits of the named tasks, and of the owners they lead to."""
-        tasks = self._read(self._findings)
+        tasks = self._read(self._losses)
         for _ in range(_MAX_ROUNDS):
-            snapshot = self._snapshot_of(tasks, self._findings, alone=True)
+            snapshot = self._snapshot_of(tasks, self._losses, alone=True)
             missing = missing_owners(snapshot)
             if not missing:
                 break
-            more = self._are_tasks(self._task_reader.read(missing, self._findings))
+            more = self._are_tasks(self._task_reader.read(missing, self._losses))
             if not len(more):
                 break
             # The next round reads these tasks and those of this round anew.
-            self._findings.reset(self._lasting)
+            self._losses.reset(self._lasting)
             records = np.concatenate([tasks.records, more.records])
             tasks = TaskTable(records, tasks.columns)
         if not _asks_all(snapshot):
             return snapshot
-        self._findings.reset(self._lasting)
-        tasks = self._task_reader.read_all(self._findings)
-        return self._snapshot_of(tasks, self._findings, alone=False)
+        self._losses.reset(self._lasting)
+        tasks = self._task_reader.read_all(self._losses)
+        return self._snapshot_of(tasks, self._losses, alone=False)
 
     def _are_tasks(self, tasks: TaskTable) -> TaskTable:
         """Return the tasks that still exist."""
@@ -295,7 +295,7 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
         again = self._task_reader.read(concerned(snapshot), LossLog())
         kept = held(snapshot, again, alone=snapshot.context.alone)
         ended = len(snapshot.blocked) - len(kept.blocked)
-        self._findings.coverage["waits_ended"] += ended
+        self._losses.coverage["waits_ended"] += ended
         return kept
 
     def _confirmed(self, snapshot: WaitSnapshot) -> WaitSnapshot:
@@ -308,12 +308,12 @@ class Locks(KernelSession[LocksReport, LocksOptions]):
         second = self._snapshot_of(tasks, aside, alone=True)
         find_owners(second, self._reader, self._stack_bytes, aside, search=True)
         wrong = unconfirmed(snapshot, second)
-        self._findings.coverage["owners_unconfirmed"] += len(wrong)
+        self._losses.coverage["owners_unconfirmed"] += len(wrong)
         # Only tasks that slept from before the first read until after the last one.
         return self._held(without_edges(snapshot, wrong))
 
     def _count(self, snapshot: WaitSnapshot) -> None:
-        coverage = self._findings.coverage
+        coverage = self._losses.coverage
         dead = int(np.count_nonzero(snapshot.tasks["exit_state"]))
         coverage["tasks"] = len(snapshot.tasks)
         coverage["zombies"] = dead

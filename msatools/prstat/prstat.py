@@ -115,10 +115,10 @@ class Prstat(KernelSession[PrstatReport, Options]):
     def __init__(self, prog: drgn.Program, target: Target, options: Options) -> None:
         super().__init__(prog, target, options)
         with self._learning():
-            self._bound_ns = bound_of(read_accounting(prog, self._findings))
+            self._bound_ns = bound_of(read_accounting(prog, self._losses))
             self._sampler = Sampler(
                 self._reader,
-                self._findings,
+                self._losses,
                 hz=options.hz,
                 share=options.share,
                 bound_ns=self._bound_ns,
@@ -141,7 +141,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
         with self._reporting():
             progress(0, _STEPS)
             sample = self._sample()
-            processes = read_processes(self._reader, sample.tasks, self._findings)
+            processes = read_processes(self._reader, sample.tasks, self._losses)
             progress(1, _STEPS)
             return self._report(sample, processes, progress)
 
@@ -150,7 +150,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
         with self._reporting():
             sample = self._sample()
             self._begin(
-                sample, read_processes(self._reader, sample.tasks, self._findings)
+                sample, read_processes(self._reader, sample.tasks, self._losses)
             )
 
     def sample(self) -> None:
@@ -162,15 +162,15 @@ class Prstat(KernelSession[PrstatReport, Options]):
         """Report what tasks did in the interval that ends now."""
         assert self._interval is not None, "no interval has begun"
         assert self._began is not None
-        with noting_refusals(self._prog, self._findings):
+        with noting_refusals(self._prog, self._losses):
             sample = self._sampler.sample()
-            self._kernel_names.fill(sample.tasks, self._findings)
-            processes = read_processes(self._reader, sample.tasks, self._findings)
+            self._kernel_names.fill(sample.tasks, self._losses)
+            processes = read_processes(self._reader, sample.tasks, self._losses)
             self._interval.add(sample)
             deltas = self._interval.end()
             dead = ended(*self._began, sample, processes)
-            self._findings.coverage["tasks_gone"] += deltas.gone
-            self._findings.coverage["samples"] = deltas.samples
+            self._losses.coverage["tasks_gone"] += deltas.gone
+            self._losses.coverage["samples"] = deltas.samples
             report = self._report(sample, processes, progress, deltas, dead)
         self._begin(sample, processes)
         # What samples within an interval lose belongs to its report.
@@ -183,10 +183,10 @@ class Prstat(KernelSession[PrstatReport, Options]):
 
     def _sample(self) -> TaskSample:
         sample = self._sampler.sample()
-        self._kernel_names.fill(sample.tasks, self._findings)
+        self._kernel_names.fill(sample.tasks, self._losses)
         wanted = self._options.selection.pids or ()
         lost = ("pids_unreadable", "tasks_unreadable", "lists_broken")
-        damaged = any(self._findings.coverage[key] for key in lost)
+        damaged = any(self._losses.coverage[key] for key in lost)
         require_pids(wanted, sample.tasks["pid"], damaged=damaged)
         return sample
 
@@ -259,7 +259,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
                 name: coverage[name]
                 for name in (*_COVERAGE, *sorted(coverage))
             },
-            notes=tuple(self._findings.notes.values()),
+            notes=tuple(self._losses.notes.values()),
             bound_ns=self._bound_ns,
             accounting=kept.accounting,
             totals=summed,
@@ -276,7 +276,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
 
     def _kept(self, sample: TaskSample) -> _Kept:
         """Return the times of each thread's life, as far as the kernel keeps them."""
-        reader, losses, tasks = self._reader, self._findings, sample.tasks
+        reader, losses, tasks = self._reader, self._losses, sample.tasks
         accounting = read_accounting(self._prog, losses)
         in_iowait = read_in_iowait(reader, tasks, losses)
         slept = sleeps(tasks, accounting, sample.now, in_iowait)
@@ -289,7 +289,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
         self, sample: TaskSample, processes: Processes, split: Breakdown | None
     ) -> Threads:
         """Read what threads have beside their own records."""
-        reader, losses, tasks = self._reader, self._findings, sample.tasks
+        reader, losses, tasks = self._reader, self._losses, sample.tasks
         options = self._options
         return Threads(
             tasks=tasks,
@@ -339,7 +339,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
             ons[row] = WaitTarget(kind="cpu", cpu=int(tasks["cpu"][row]))
         places = np.flatnonzero(wanted & ~runs & (now.classes != TaskClass.ZMB))
         found = self._explainer.explain(
-            tasks, now, sample.clocks, self._findings, rows=places
+            tasks, now, sample.clocks, self._losses, rows=places
         )
         for row, on in zip(places.tolist(), found, strict=True):
             ons[row] = on
@@ -368,7 +368,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
         self, sample: TaskSample, spent: Spent, split_impossible: Booleans
     ) -> None:
         """Count, and note, impossible counters of the kernel."""
-        losses = self._findings
+        losses = self._losses
         impossible = int(np.count_nonzero(spent.lives.impossible))
         losses.coverage["tasks"] = len(sample.tasks)
         losses.coverage["latency_impossible"] = impossible
@@ -394,7 +394,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
         _, first = np.unique(tasks["signal"][wanted], return_index=True)
         ended_ns = int(processes.dead_sum_exec_ns[wanted][first].sum())
         if ended_ns:
-            self._findings.note(
+            self._losses.note(
                 "states-without-ended",
                 "--states adds up the threads that exist: "
                 f"{ended_ns / 1e9:.3f} s on the CPU of ended threads of the same "
@@ -407,8 +407,8 @@ class Prstat(KernelSession[PrstatReport, Options]):
             threads=0,
             states={},
             classes={},
-            load_averages=load_averages(self._prog, self._findings),
-            cpus=len(online_cpus(self._reader, self._findings)),
+            load_averages=load_averages(self._prog, self._losses),
+            cpus=len(online_cpus(self._reader, self._losses)),
             ram_bytes=self._ram_bytes(),
         )
         return count(known, wanted, of_machine)

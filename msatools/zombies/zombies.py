@@ -122,7 +122,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             self._cost = ReadCost(self._reader, of_file=target.kind != "qmp")
         with self._learning():
             self._task_reader = TaskReader(self._reader)
-            self._collector = StackCollector(self._reader, self._findings)
+            self._collector = StackCollector(self._reader, self._losses)
         self._threads: Threads = frozenset()
         self._threads_before: Threads = frozenset()
 
@@ -146,7 +146,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
 
     def report(self, progress: Progress) -> ZombiesReport:
         """Report the dead that are there now."""
-        options, losses, reader = self._options, self._findings, self._reader
+        options, losses, reader = self._options, self._losses, self._reader
         alone = options.pids is not None
         with self._reporting():
             progress(0, _STEPS)
@@ -193,7 +193,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         return report
 
     def _read_all(self) -> TaskTable:
-        tasks = self._task_reader.read_all(self._findings)
+        tasks = self._task_reader.read_all(self._losses)
         if not len(tasks):
             # That there are no zombies would be told of any dump that lacks the tasks.
             init = self._prog["init_task"].address_
@@ -203,12 +203,12 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
     def _read_named(self) -> TaskTable:
         """Read the tasks that were named, and all threads of their parents."""
         pids = self._options.pids or ()
-        addresses = find_tasks(self._reader, pids, self._findings)
+        addresses = find_tasks(self._reader, pids, self._losses)
         tasks = self._task_reader.read_with_others(
-            [*addresses.values()], self._processes_to_read, self._findings
+            [*addresses.values()], self._processes_to_read, self._losses
         )
         there = {*tasks["pid"][: self._named].tolist()}
-        damaged = self._findings.coverage["pids_unreadable"] > 0
+        damaged = self._losses.coverage["pids_unreadable"] > 0
         require_pids(pids, there, damaged=damaged)
         return tasks
 
@@ -228,7 +228,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         return address
 
     def _read_sample(self, tasks: TaskTable, clocks: Clocks) -> _ZombieSample:
-        reader, losses = self._reader, self._findings
+        reader, losses = self._reader, self._losses
         aged = read_ages(tasks, clocks)
         dead = read_dead(reader, tasks, aged, losses)
         if self._options.pids is not None:
@@ -267,7 +267,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         if not options.membership.is_any:
             own = TaskTable(found.tasks.records[dead.row], found.tasks.columns)
             wanted &= read_members(
-                self._reader, own, options.membership, self._findings, found.cgroups
+                self._reader, own, options.membership, self._losses, found.cgroups
             )
         if options.uids is not None:
             wanted &= np.isin(found.users.uid, options.uids)
@@ -289,17 +289,17 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         for name in _SAME:
             stays = stays & (now[name] == found.tasks[name][rows])
         gone = int(np.count_nonzero(~stays))
-        self._findings.coverage["zombies_reaped"] += gone
+        self._losses.coverage["zombies_reaped"] += gone
         return stays
 
     def _heirs(self, tasks: TaskTable, dead: Rows) -> tuple[Heir, ...]:
-        return find_heirs(self._reader, tasks, dead, self._findings)
+        return find_heirs(self._reader, tasks, dead, self._losses)
 
     def _leaks(self, tasks: TaskTable) -> tuple[Leak, ...] | None:
         try:
-            return find_leaks(self._reader, tasks, self._findings)
+            return find_leaks(self._reader, tasks, self._losses)
         except (drgn.FaultError, LookupError) as error:
-            self._findings.lose(Loss.LEAKS, f"leaks cannot be looked for: {error}")
+            self._losses.lose(Loss.LEAKS, f"leaks cannot be looked for: {error}")
             return None
 
     def _asked(
@@ -347,14 +347,14 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             options = LocksOptions(pids=pids)
             report = collect_locks(self._prog, target=self._target, options=options)
         except (TargetError, drgn.FaultError, LookupError) as error:
-            self._findings.lose(Loss.LOCKS, f"what a parent waits for is lost: {error}")
+            self._losses.lose(Loss.LOCKS, f"what a parent waits for is lost: {error}")
             return group
         for key in ("reads", "bytes_read"):
-            self._findings.coverage[key] += report.coverage[key]
+            self._losses.coverage[key] += report.coverage[key]
         for note in report.notes:
             if note.code == "lost":
-                self._findings.lose(Loss.PARENTS_LOCKS)
-                self._findings.note(note.code, note.text, note.text)
+                self._losses.lose(Loss.PARENTS_LOCKS)
+                self._losses.note(note.code, note.text, note.text)
         if not report.roots:
             return group
         root = report.roots[0]

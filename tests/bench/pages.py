@@ -59,16 +59,16 @@ def compare(path: Path, vmlinux: Path, release: str, rounds: int) -> None:
 
 def open_kernel(path: Path, vmlinux: Path) -> Kernel:
     prog = open_target(TargetSpec(path=str(path), vmlinux=str(vmlinux))).prog
-    reader, findings = Reader(prog), LossLog()
+    reader, losses = Reader(prog), LossLog()
     layout = page_layout(prog)
-    ranges = memmap_ranges(reader, layout, findings)
+    ranges = memmap_ranges(reader, layout, losses)
     return Kernel(
         prog=prog,
         path=path,
         reader=reader,
         layout=layout,
         ranges=ranges,
-        owned=collect_owners(reader, layout, ranges, findings).pages(),
+        owned=collect_owners(reader, layout, ranges, losses).pages(),
     )
 
 

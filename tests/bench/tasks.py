@@ -41,17 +41,17 @@ class Tasks:
 
     def __init__(self, path: Path) -> None:
         self.prog = open_target(TargetSpec(path=str(path), types="btf")).prog
-        self.reader, self.findings = Reader(self.prog), LossLog()
+        self.reader, self.losses = Reader(self.prog), LossLog()
         self.tasks = TaskReader(self.reader)
-        self.clocks: Clocks = read_clocks(self.reader, self.findings)
+        self.clocks: Clocks = read_clocks(self.reader, self.losses)
         self.table: TaskTable = self.read()
         self.now: TaskState = self.tell()
 
     def read(self) -> TaskTable:
-        return self.tasks.read_all(self.findings)
+        return self.tasks.read_all(self.losses)
 
     def tell(self) -> TaskState:
-        collector = StackCollector(self.reader, self.findings)
+        collector = StackCollector(self.reader, self.losses)
         return collect_now(collector, self.prog, self.table, self.clocks)
 
     def with_stacks(self) -> list[int]:

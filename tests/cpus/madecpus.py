@@ -211,6 +211,6 @@ def report(
         "notes": (),
         "load": None,
         "run_queues": (),
-        "findings": (),
+        "losses": (),
     }
     return CpusReport(cpus=tuple(cpus), sets=tuple(sets), **(given | others))

@@ -37,7 +37,7 @@ class Seen(Guest):
     reads: tuple[int, int]
     """That the run queues took, and the processors."""
 
-    findings: LossLog
+    losses: LossLog
     """Of those alone."""
 
     @cached_property
@@ -59,7 +59,7 @@ class Seen(Guest):
 
     @cached_property
     def _text(self) -> KernelText:
-        return KernelText(Reader(self.prog), self.findings)
+        return KernelText(Reader(self.prog), self.losses)
 
     def again(self) -> "Seen":
         """Look once more, as its memory may have been damaged."""
@@ -72,19 +72,19 @@ def all_of(queue: RunQueue) -> list[RunnableTask]:
 
 
 def look_at(prog: Program, run: lab.Run, crash_cpu: int | None = None) -> Seen:
-    reader, aside, findings = Reader(prog), LossLog(), LossLog()
+    reader, aside, losses = Reader(prog), LossLog(), LossLog()
     percpu = read_percpu(Reader(prog), aside)
     clocks = read_clocks(reader, aside)
     tasks = TaskReader(reader).read_all(aside)
-    ticks = read_tick_sched(reader, percpu, findings)
+    ticks = read_tick_sched(reader, percpu, losses)
     start = reader.reads
     queues = read_run_queues(
-        reader, percpu, clocks, ticks, findings, tasks=tasks, crash_cpu=crash_cpu
+        reader, percpu, clocks, ticks, losses, tasks=tasks, crash_cpu=crash_cpu
     )
     middle = reader.reads
-    processors = read_processors(reader, percpu, ticks, findings)
+    processors = read_processors(reader, percpu, ticks, losses)
     reads = middle - start, reader.reads - middle
-    return Seen(run, prog, percpu, clocks, ticks, queues, processors, reads, findings)
+    return Seen(run, prog, percpu, clocks, ticks, queues, processors, reads, losses)
 
 
 @lru_cache(maxsize=4)

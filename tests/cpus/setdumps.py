@@ -33,7 +33,7 @@ class Seen(Guest):
 
     prog: Program
     reader: Reader
-    findings: LossLog
+    losses: LossLog
     domains: RootDomains
     masks: CpuMasks
     cpusets: Cpusets
@@ -52,23 +52,23 @@ class Seen(Guest):
 
 
 def look_at(prog: Program, run: lab.Run) -> Seen:
-    reader, findings = Reader(prog), LossLog()
-    domains = read_root_domains(reader, read_percpu(Reader(prog), findings), findings)
-    masks = read_masks(reader, domains, findings)
-    sets = read_sets(reader, domains, masks, findings)
-    tasks = TaskReader(reader).read_all(findings)
-    KernelNames(reader).fill(tasks, findings)
-    cgroups = read_cgroups(reader, tasks, findings)
+    reader, losses = Reader(prog), LossLog()
+    domains = read_root_domains(reader, read_percpu(Reader(prog), losses), losses)
+    masks = read_masks(reader, domains, losses)
+    sets = read_sets(reader, domains, masks, losses)
+    tasks = TaskReader(reader).read_all(losses)
+    KernelNames(reader).fill(tasks, losses)
+    cgroups = read_cgroups(reader, tasks, losses)
     return Seen(
         run=run,
         prog=prog,
         reader=reader,
-        findings=findings,
+        losses=losses,
         domains=domains,
         masks=masks,
-        cpusets=read_cpusets(reader, findings),
+        cpusets=read_cpusets(reader, losses),
         tasks=tasks,
-        sets=place(reader, sets, tasks, cgroups, masks, findings),
+        sets=place(reader, sets, tasks, cgroups, masks, losses),
     )
 
 

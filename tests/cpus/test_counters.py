@@ -56,7 +56,7 @@ class Seen(Guest):
 
     counters: CpuCounters
     clocks: Clocks
-    findings: LossLog
+    losses: LossLog
     reads: int
 
     def elapsed_ns(self, clock: int) -> int:
@@ -119,13 +119,13 @@ def table(text: str) -> dict[str, ByCpu]:
 
 
 def look_at(prog: Program) -> tuple[CpuCounters, Clocks, LossLog, int]:
-    reader, findings = Reader(prog), LossLog()
+    reader, losses = Reader(prog), LossLog()
     percpu, clocks = (
-        read_percpu(Reader(prog), findings),
-        read_clocks(Reader(prog), findings),
+        read_percpu(Reader(prog), losses),
+        read_clocks(Reader(prog), losses),
     )
-    counters = read_counters(reader, percpu, clocks, findings)
-    return counters, clocks, findings, reader.reads
+    counters = read_counters(reader, percpu, clocks, losses)
+    return counters, clocks, losses, reader.reads
 
 
 @lru_cache(maxsize=4)
@@ -144,8 +144,8 @@ def dump(request: pytest.FixtureRequest) -> Seen:
 
 
 def test_nothing_is_lost(dump: Seen) -> None:
-    assert not dump.findings.notes
-    assert not dump.findings.coverage
+    assert not dump.losses.notes
+    assert not dump.losses.coverage
     assert dump.cpus == list(for_each_possible_cpu(with_debug_info(dump.run.name)))
     for row in dump.rows.values():
         assert None not in row.values()
@@ -274,7 +274,7 @@ VECTORS = {
 def test_against_drgn(name: str) -> None:
     """Member by member, with debug info."""
     prog, look = with_debug_info(name), seen(name, "btf")
-    assert not look.findings.notes
+    assert not look.losses.notes
     assert look.total("tlb") > 0
     vectors = {row.name: row.counts for row in look.counters.vector_rows()}
     softirqs = look.counters.softirq_rows()
@@ -319,14 +319,14 @@ def test_task_of_a_cpu_without_ticks_that_is_lost(program: Program) -> None:
     cpu = whole.run.workload["cpus"]["isolated"]
     task = per_cpu(program["runqueues"], cpu).curr
     lose(program, task.vtime.address_of_().value_(), sizeof(task.vtime))
-    counters, _, findings, _ = look_at(program)
+    counters, _, losses, _ = look_at(program)
     rows = counters.rows()
     row = rows.pop(cpu)
     assert {name for name, number in row.items() if number is None} == {
         *("usr_ns", "nice_ns", "sys_ns", "gst_ns")
     }
     assert rows == {other: whole.rows[other] for other in rows}
-    assert findings.lost["task_struct_unreadable"] == 1
+    assert losses.lost["task_struct_unreadable"] == 1
 
 
 def test_time_that_a_task_has_kept_for_itself(program: Program) -> None:
@@ -351,27 +351,27 @@ def test_time_that_a_task_has_kept_for_itself(program: Program) -> None:
 def test_counts_that_cannot_be(program: Program) -> None:
     queue = per_cpu(program["runqueues"], 3)
     put(program, queue.nr_switches.address_, b"\xff" * 8)
-    counters, _, findings, _ = look_at(program)
+    counters, _, losses, _ = look_at(program)
     assert counters.rows()[3]["csw"] is None
     assert counters.rows()[2]["csw"] == seen("cpus-6.12", "btf").rows[2]["csw"]
-    assert findings.coverage["counts_broken"] == 1
+    assert losses.coverage["counts_broken"] == 1
 
 
 def test_names_of_softirqs_that_are_lost(program: Program) -> None:
     """They are known, and there are as many as the kernel counts."""
     lose(program, program.symbol("softirq_to_name").address, 8)
-    counters, _, findings, _ = look_at(program)
+    counters, _, losses, _ = look_at(program)
     rows = seen("cpus-6.12", "btf").counters.softirq_rows()
     assert counters.softirq_rows() == rows
-    assert [code for code, _ in findings.notes] == ["softirq-names"]
+    assert [code for code, _ in losses.notes] == ["softirq-names"]
 
 
 def test_clock_that_is_lost(program: Program) -> None:
     """The stamps of ticks tell the time, but for what came after the last."""
     whole = seen("cpus-6.12", "btf").counters
     lose(program, program["tk_core"].address_, 64)
-    counters, _, findings, _ = look_at(program)
-    assert findings.lost["clocks_unreadable"] == 1
+    counters, _, losses, _ = look_at(program)
+    assert losses.lost["clocks_unreadable"] == 1
     assert counters.taken_ns is not None
     assert whole.taken_ns is not None
     late = whole.taken_ns - counters.taken_ns
@@ -384,8 +384,8 @@ def test_clock_that_is_being_set(program: Program) -> None:
     sequence = program["tk_core"].seq.seqcount.sequence
     number = sequence.value_() | 1
     put(program, sequence.address_, number.to_bytes(4, "little"))
-    findings = look_at(program)[2]
-    assert [code for code, _ in findings.notes] == ["clocks-changing"]
+    losses = look_at(program)[2]
+    assert [code for code, _ in losses.notes] == ["clocks-changing"]
 
 
 def test_ticks_that_go_on(program: Program) -> None:

@@ -52,8 +52,8 @@ def look(
 
 
 def between(before: CpuCounters, after: CpuCounters) -> tuple[CpuCounters, LossLog]:
-    findings = LossLog()
-    return delta(before, after, findings), findings
+    losses = LossLog()
+    return delta(before, after, losses), losses
 
 
 def column(counters: CpuCounters, name: str) -> list[int | None]:
@@ -154,16 +154,16 @@ NOTED: Mapping[str, tuple[CpuCounters, CpuCounters, Expected]] = {
 @pytest.mark.parametrize("name", [*CASES, *NOTED])
 def test_between_two_looks(name: str) -> None:
     before, after, expected = (CASES | NOTED)[name]
-    grown, findings = between(before, after)
+    grown, losses = between(before, after)
     assert {key: column(grown, key) for key in expected} == expected
     assert grown.taken_ns == after.taken_ns
     assert grown.cpus.tolist() == after.cpus.tolist()
     assert grown.online.tolist() == after.online.tolist()
     assert grown.vectors.totals == {"ERR": 0}
     if name in CASES:
-        assert not findings.notes
+        assert not losses.notes
         return
-    (note,) = findings.notes.values()
+    (note,) = losses.notes.values()
     assert note.code == "cpus-changed"
     for counter in name.partition(" of ")[0].split(", "):
         assert counter in note.text

@@ -43,7 +43,7 @@ from tests.support.dumps import TYPES, open_dump
 @dataclass
 class Seen(Guest):
     table: IrqTable
-    findings: LossLog
+    losses: LossLog
     reads: int
 
     def row(self, name: str) -> int:
@@ -64,10 +64,10 @@ class Seen(Guest):
 
 
 def read(prog: Program) -> tuple[IrqTable, LossLog, int]:
-    reader, findings = Reader(prog), LossLog()
-    percpu = read_percpu(Reader(prog), findings)
-    table = read_irqs(reader, percpu, findings)
-    return table, findings, reader.reads
+    reader, losses = Reader(prog), LossLog()
+    percpu = read_percpu(Reader(prog), losses)
+    table = read_irqs(reader, percpu, losses)
+    return table, losses, reader.reads
 
 
 @lru_cache(maxsize=4)
@@ -81,9 +81,9 @@ def dump(request: pytest.FixtureRequest) -> Seen:
 
 
 def test_nothing_is_lost(dump: Seen) -> None:
-    assert not dump.findings.notes
+    assert not dump.losses.notes
     assert dump.table.complete
-    assert dump.findings.coverage["irqs"] == len(dump.table)
+    assert dump.losses.coverage["irqs"] == len(dump.table)
 
 
 def test_managed_ones(dump: Seen) -> None:
@@ -128,8 +128,8 @@ def cpu_set(*cpus: int) -> CpuSet:
 )
 def test_drgn_says_the_same(name: str, types: str) -> None:
     prog = open_dump(name, types)
-    table, findings, _ = read(prog)
-    assert not findings.notes
+    table, losses, _ = read(prog)
+    assert not losses.notes
     found = list(for_each_irq_desc(prog))
     assert table.irq.tolist() == [irq for irq, _ in found]
     cpus = list(for_each_possible_cpu(prog))
@@ -175,11 +175,11 @@ def test_an_interrupt_that_is_none(program: Program, how: str) -> None:
     else:
         number = address + offset(program, "irq_data") + 4
         put(program, number, (9999).to_bytes(4, "little"))
-    table, findings, _ = read(program)
+    table, losses, _ = read(program)
     assert table.irq.tolist() == whole.irq.tolist()[:-1]
     assert table.address.tolist() == whole.address.tolist()[:-1]
     assert not table.complete
-    assert findings.notes
+    assert losses.notes
     # Nobody knows where that one goes.
     nowhere = replace(table, affinity=np.zeros_like(table.affinity))
     assert no_intr_cpus(nowhere, tuple(table.cpus.tolist())) == set()
@@ -187,10 +187,10 @@ def test_an_interrupt_that_is_none(program: Program, how: str) -> None:
 
 def test_a_tree_that_is_gone(program: Program) -> None:
     lose(program, program["sparse_irqs"].address_, 16)
-    table, findings, _ = read(program)
+    table, losses, _ = read(program)
     assert len(table) == 0
     assert not table.complete
-    assert findings.coverage["trees_broken"] == 1
+    assert losses.coverage["trees_broken"] == 1
     assert irqs(table) == ()
     assert no_intr_cpus(table, (0, 1)) == set()
     (each,) = route((cpu_set(0, 1),), table, (0, 1))
@@ -203,10 +203,10 @@ def test_an_affinity_that_is_lost_is_anywhere(program: Program) -> None:
     desc = int(whole.table.address[row]) + offset(program, "irq_common_data")
     common = program.type("struct irq_common_data")
     put(program, desc + common.member("affinity").offset, (8).to_bytes(8, "little"))
-    table, findings, _ = read(program)
+    table, losses, _ = read(program)
     assert table.affinity[row].all()
-    assert findings.coverage["irq_affinity_unreadable"] == 1
-    assert findings.notes
+    assert losses.coverage["irq_affinity_unreadable"] == 1
+    assert losses.notes
     assert no_intr_cpus(table, whole.online) == set()
 
 
@@ -216,10 +216,10 @@ def test_a_controller_that_is_lost_may_move_it(program: Program) -> None:
     desc = int(whole.table.address[row]) + offset(program, "irq_data")
     chip = desc + program.type("struct irq_data").member("chip").offset
     put(program, chip, (8).to_bytes(8, "little"))
-    table, findings, _ = read(program)
+    table, losses, _ = read(program)
     assert table.chip[row] is None
     assert table.movable[row]
-    assert findings.coverage["irq_chip_unreadable"] == 1
+    assert losses.coverage["irq_chip_unreadable"] == 1
 
 
 @pytest.mark.parametrize("member", ["name", "next"])
@@ -232,10 +232,10 @@ def test_handlers_that_are_lost(program: Program, member: str) -> None:
     # A name that leads nowhere, or a list of handlers that is a loop.
     value = 8 if member == "name" else action
     put(program, place, value.to_bytes(8, "little"))
-    table, findings, _ = read(program)
+    table, losses, _ = read(program)
     names = table.names[row]
     assert set(names) == (set() if member == "name" else {"virtio0-input.0"})
-    assert findings.notes
+    assert losses.notes
     assert np.array_equal(table.counts, whole.table.counts)
 
 
@@ -245,9 +245,9 @@ def test_counts_that_are_lost(program: Program) -> None:
     desc = int(whole.table.address[row]) + offset(program, "kstat_irqs")
     percpu = read_percpu(Reader(program), LossLog())
     lose(program, int(percpu.at(program.read_u64(desc))[2]), 4)
-    table, findings, _ = read(program)
+    table, losses, _ = read(program)
     assert table.counts[row, 2] == 0 < whole.table.counts[row, 2]
-    assert findings.coverage["irq_counts_unreadable"] == 1
+    assert losses.coverage["irq_counts_unreadable"] == 1
     assert table.counted.sum() == len(table) - 1
     assert not table.counted[row]
     # What was there before has not come since.

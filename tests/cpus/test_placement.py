@@ -209,7 +209,7 @@ def test_a_group_that_is_lost_has_no_members(program: Program) -> None:
     found = look_at(program, lab.build("cpus-6.12"))
     assert seen("cpus-6.12").tasks_of("/db").members
     assert found.tasks_of("/db").members == 0
-    assert found.findings.coverage["cgroup_subsys_state_unreadable"] == 1
+    assert found.losses.coverage["cgroup_subsys_state_unreadable"] == 1
     with pytest.raises(FaultError):
         found.reader.read(group.address, 8)
 

@@ -203,20 +203,20 @@ def test_what_cannot_be_read_costs_notes_alone(program: Program) -> None:
     assert lost.package is lost.node is lost.hotplug is lost.tick_stopped is None
     for cpu in (0, *range(2, len(whole))):
         assert dump.processors[cpu] == replace(whole[cpu], active=None)
-    assert dump.findings.coverage == {
+    assert dump.losses.coverage == {
         "cpuinfo_x86_unreadable": 1,
         "tick_sched_unreadable": 1,
         "cpuhp_cpu_state_unreadable": 1,
         "numa_node_unreadable": 1,
         "cpumasks_unreadable": 1,
     }
-    assert dump.findings.about["the mask of active CPUs"] == 1
+    assert dump.losses.about["the mask of active CPUs"] == 1
 
 
 @pytest.mark.parametrize("name", ["memory-5.10"])
 def test_an_old_kernel_tells_too(name: str) -> None:
     dump = seen(name)
-    assert not dump.findings.lost
+    assert not dump.losses.lost
     assert [p.node for p in dump.processors] == [0, 1]
     assert [p.package for p in dump.processors] == [0, 1]
     assert [p.siblings for p in dump.processors] == [(0,), (1,)]

@@ -456,7 +456,7 @@ def test_a_run_queue_that_is_lost_is_left_out(whole: Seen) -> None:
     assert found.by_cpu == {
         cpu: queue for cpu, queue in whole.by_cpu.items() if cpu != lost
     }
-    assert found.findings.coverage["rq_unreadable"] == 2  # processors, too
+    assert found.losses.coverage["rq_unreadable"] == 2  # processors, too
     assert found.processors[lost].capacity is None
 
 
@@ -471,8 +471,8 @@ def test_a_list_that_breaks_off_costs_what_comes_after(whole: Seen) -> None:
     assert known <= {task.pid for task in all_of(found.by_cpu[cpu])}
     # What runs is told by the run queue.
     assert len(all_of(found.by_cpu[cpu])) <= len(known) + 1
-    assert found.findings.coverage["queues_broken"] == 1
-    assert found.findings.coverage["run_queues_differ"] == 1
+    assert found.losses.coverage["queues_broken"] == 1
+    assert found.losses.coverage["run_queues_differ"] == 1
     for queue in found.queues:
         if queue.cpu != cpu:
             assert queue == whole.by_cpu[queue.cpu]
@@ -488,7 +488,7 @@ def test_a_list_in_a_circle_ends(whole: Seen) -> None:
     current = whole.by_cpu[cpu].current
     assert current is not None
     assert {task.pid for task in all_of(found.by_cpu[cpu])} == known | {current.pid}
-    assert found.findings.coverage["queues_broken"] == 1
+    assert found.losses.coverage["queues_broken"] == 1
 
 
 def test_groups_in_a_circle_end(whole: Seen) -> None:
@@ -640,7 +640,7 @@ def test_a_task_that_sleeps_on_the_queue_does_not_wait(whole: Seen) -> None:
     assert found.by_cpu[cpu].waiting == tuple(others)
     # The kernel counts it, and so do we.
     assert found.by_cpu[cpu].running == whole.by_cpu[cpu].running
-    assert not found.findings.notes
+    assert not found.losses.notes
 
 
 def test_a_wrong_count_is_noted(whole: Seen) -> None:
@@ -648,7 +648,7 @@ def test_a_wrong_count_is_noted(whole: Seen) -> None:
     count = queue.nr_running.value_()
     assert count >= 8
     put(whole.prog, queue.nr_running.address_, (count + 1).to_bytes(4, "little"))
-    (note,) = whole.again().findings.notes.values()
+    (note,) = whole.again().losses.notes.values()
     assert note.code == "run-queue-differs"
     text = f"CPU 1 counts {count + 1} tasks that can run, {count} were found"
     assert text in note.text

@@ -296,7 +296,7 @@ def test_a_cpuset_that_is_lost_costs_a_count(program: Program) -> None:
     whole = seen("cpus-6.12")
     lose(program, of_path("/quiet").address, 8)
     found = look(program)
-    assert found.findings.coverage["queues_broken"]
+    assert found.losses.coverage["queues_broken"]
     paths = [one.path for one in found.cpusets.all]
     assert "/db" in paths
     assert "/quiet" not in paths
@@ -309,7 +309,7 @@ def test_a_mask_that_is_lost_costs_a_count(program: Program) -> None:
     lose(program, pointer.value_(), 8)
     lose(program, program["rcu_nocb_mask"].value_(), 8)
     found = look(program)
-    assert found.findings.coverage["cpumasks_unreadable"] == 2
+    assert found.losses.coverage["cpumasks_unreadable"] == 2
     assert found.masks.rcu_nocb is None
     # Root domains tell of those that are online.
     assert found.masks.isolated == seen("cpus-6.12").masks.isolated
@@ -322,7 +322,7 @@ def test_a_tree_of_cpusets_that_is_a_loop_ends(program: Program) -> None:
     below = container_of(first, "struct cgroup_subsys_state", "sibling").children.next
     put(program, below.address_, node.to_bytes(8, "little"))
     found = look(program)
-    assert found.findings.coverage["queues_broken"]
+    assert found.losses.coverage["queues_broken"]
     assert len(found.cpusets.all) < len(seen("cpus-6.12").cpusets.all)
 
 
@@ -331,7 +331,7 @@ def test_a_partition_of_unknown_kind_is_noted(program: Program) -> None:
     state = program["top_cpuset"].type_.member("partition_root_state")
     put(program, one.address + state.bit_offset // 8, (9).to_bytes(4, "little"))
     found = look(program)
-    assert found.findings.coverage["partitions_unknown"]
+    assert found.losses.coverage["partitions_unknown"]
     assert found.one("/db").kind == "limit"
 
 
@@ -341,7 +341,7 @@ def test_a_reason_that_is_none_is_a_number(program: Program) -> None:
     put(program, one.address + error.bit_offset // 8, (99).to_bytes(4, "little"))
     found = look(program)
     assert found.one("/limit/root").reason == "error 99"
-    assert found.findings.lost["partitions_unknown"]
+    assert found.losses.lost["partitions_unknown"]
 
 
 def test_cpusets_of_an_own_hierarchy(program: Program) -> None:
@@ -360,7 +360,7 @@ def test_a_kernel_without_number_of_cpus(program: Program) -> None:
     found = look(program)
     assert found.masks.online == ()
     assert all(one.tasks is None for one in found.sets)
-    assert found.findings.lost
+    assert found.losses.lost
     with pytest.raises(FaultError):
         found.reader.read(program["nr_cpu_ids"].address_, 4)
 

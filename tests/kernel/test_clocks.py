@@ -31,14 +31,14 @@ def write(prog: Program, address: int, value: int) -> None:
 )
 def test_run_queue_that_is_damaged(cpu: int, member: str, value: int) -> None:
     """The clocks are those of the other."""
-    prog, findings = open_dump(NAME, "btf"), LossLog()
+    prog, losses = open_dump(NAME, "btf"), LossLog()
     other = per_cpu(prog["runqueues"], 1 - cpu)
     queue = per_cpu(prog["runqueues"], cpu)
     write(prog, queue.member_(member).address_, value)
-    clocks = read_clocks(Reader(prog), findings)
+    clocks = read_clocks(Reader(prog), losses)
     assert clocks.local_ns == other.clock.value_()
-    assert findings.lost["run_queues_unreadable"] == 1
-    assert findings.coverage["run_queues_unreadable"] == 1
+    assert losses.lost["run_queues_unreadable"] == 1
+    assert losses.coverage["run_queues_unreadable"] == 1
 
 
 @pytest.mark.parametrize(
@@ -46,23 +46,23 @@ def test_run_queue_that_is_damaged(cpu: int, member: str, value: int) -> None:
 )
 def test_offset(value: int, offset: int | None) -> None:
     """It may be below zero, and it may be damaged."""
-    prog, findings = open_dump(NAME, "btf"), LossLog()
+    prog, losses = open_dump(NAME, "btf"), LossLog()
     write(prog, prog["__gtod_offset"].address_, value)
-    clocks = read_clocks(Reader(prog), findings)
+    clocks = read_clocks(Reader(prog), losses)
     assert clocks.monotonic_offset_ns == offset
     assert (clocks.monotonic_ns is None) == (offset is None)
-    assert findings.lost["clocks_unreadable"] == (offset is None)
+    assert losses.lost["clocks_unreadable"] == (offset is None)
 
 
 def test_cpus_that_are_online() -> None:
     """If they are lost the clocks are those of CPUs that tasks may come to."""
-    prog, findings = open_dump(NAME, "btf"), LossLog()
-    whole = read_clocks(Reader(prog), findings)
+    prog, losses = open_dump(NAME, "btf"), LossLog()
+    whole = read_clocks(Reader(prog), losses)
     assert whole.local_ns
-    assert not findings.lost
+    assert not losses.lost
     mask = prog["__cpu_online_mask"]
     lose(prog, mask.address_, sizeof(mask))
-    clocks = read_clocks(Reader(prog), findings)
+    clocks = read_clocks(Reader(prog), losses)
     assert clocks.local_ns == whole.local_ns
     assert clocks.behind_ns.tolist() == whole.behind_ns.tolist()
-    assert findings.lost == {"cpumasks_unreadable": 1}
+    assert losses.lost == {"cpumasks_unreadable": 1}

@@ -55,23 +55,23 @@ def test_every_descriptor(prog: Program, tasks: list[Object]) -> None:
 
 
 def test_what_is_not_open(prog: Program, tasks: list[Object]) -> None:
-    findings = LossLog()
-    descriptors = Descriptors(Reader(prog), findings)
+    losses = LossLog()
+    descriptors = Descriptors(Reader(prog), losses)
     addresses = np.array([tasks[0].value_(), 0], np.uint64)
     tables = descriptors.tables(addresses)
     for fd in (-1, 200, 1 << 30):
         assert not descriptors.lookup(tables, np.full(2, fd)).any()
     assert not descriptors.all_files(tables, 1).size
-    assert not findings.lost
+    assert not losses.lost
 
 
 def test_paths_of_all_files(prog: Program, tasks: list[Object]) -> None:
     """drgn knows the names of files that have one."""
-    findings = LossLog()
+    losses = LossLog()
     reader = Reader(prog)
-    paths = Paths(reader, findings)
+    paths = Paths(reader, losses)
     files = {file.value_(): file for task in tasks for _, file in for_each_file(task)}
-    read = Descriptors(reader, findings).read_files(np.array(list(files), np.uint64))
+    read = Descriptors(reader, losses).read_files(np.array(list(files), np.uint64))
     places = [
         (int(mount), int(dentry))
         for mount, dentry in zip(read["mount"], read["dentry"], strict=True)
@@ -89,15 +89,15 @@ def test_paths_of_all_files(prog: Program, tasks: list[Object]) -> None:
             bare += 1
     assert named > 15
     assert bare > 10
-    assert not findings.lost
+    assert not losses.lost
 
 
 def test_a_path_that_leads_nowhere(prog: Program) -> None:
-    findings = LossLog()
-    paths = Paths(Reader(prog), findings)
+    losses = LossLog()
+    paths = Paths(Reader(prog), losses)
     nowhere = 0xFFFF_FFFF_FFFF_0000
     assert paths.tell([(0, 0), (nowhere, nowhere)]) == [None, None]
-    assert findings.lost["dentry_unreadable"] == 1
+    assert losses.lost["dentry_unreadable"] == 1
 
 
 def test_a_mount_of_a_file_system(prog: Program, tasks: list[Object]) -> None:

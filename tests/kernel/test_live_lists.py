@@ -58,15 +58,15 @@ class Kernel:
 
 
 def walked(kernel: Kernel) -> tuple[list[int], LossLog]:
-    reader, findings = cast(Reader, kernel), LossLog()
-    found = changing_list(reader, HEAD, 0, 16, set(), "a list", findings)
-    return [address for address, _ in found], findings
+    reader, losses = cast(Reader, kernel), LossLog()
+    found = changing_list(reader, HEAD, 0, 16, set(), "a list", losses)
+    return [address for address, _ in found], losses
 
 
 def test_list_that_stands_still() -> None:
-    found, findings = walked(Kernel(1, 2, 3))
+    found, losses = walked(Kernel(1, 2, 3))
     assert found == [1, 2, 3]
-    assert not findings.coverage
+    assert not losses.coverage
 
 
 def test_memory_of_one_that_ended_is_anothers() -> None:
@@ -78,9 +78,9 @@ def test_memory_of_one_that_ended_is_anothers() -> None:
         kernel.begin(2)
 
     kernel.events[3] = reuse  # 1 was read, and led to 2
-    found, findings = walked(kernel)
+    found, losses = walked(kernel)
     assert found == [1, 3, 4, 2]
-    assert findings.coverage == {"lists_resumed": 1}
+    assert losses.coverage == {"lists_resumed": 1}
 
 
 def test_all_that_were_passed_have_ended() -> None:
@@ -91,9 +91,9 @@ def test_all_that_were_passed_have_ended() -> None:
             kernel.end(node)
 
     kernel.events[4] = end
-    found, findings = walked(kernel)
+    found, losses = walked(kernel)
     assert found == [1, 2, 4]
-    assert "lists_broken" not in findings.coverage
+    assert "lists_broken" not in losses.coverage
 
 
 def test_memory_of_one_that_was_passed_is_anothers() -> None:
@@ -106,18 +106,18 @@ def test_memory_of_one_that_was_passed_is_anothers() -> None:
         kernel.begin(5)
 
     kernel.events[4] = reuse
-    found, findings = walked(kernel)
+    found, losses = walked(kernel)
     assert found == [1, 2, 3, 4, 5]
-    assert "lists_broken" not in findings.coverage
+    assert "lists_broken" not in losses.coverage
 
 
 @pytest.mark.parametrize("live", [False, True])
 def test_loop_ends(live: bool) -> None:
     kernel = Kernel(1, 2, 3, live=live)
     kernel.links[3] = [2, 2]
-    found, findings = walked(kernel)
+    found, losses = walked(kernel)
     assert found == [1, 2, 3]
-    assert findings.coverage["lists_broken"] == 1
+    assert losses.coverage["lists_broken"] == 1
     assert kernel.reads < 20
 
 
@@ -130,7 +130,7 @@ def test_list_that_never_rests() -> None:
             return lambda kernel: kernel.links[2].__setitem__(1, POISON)
 
     kernel.events = Restless()
-    found, findings = walked(kernel)
+    found, losses = walked(kernel)
     assert found == [1]
-    assert findings.coverage["lists_broken"] == 1
+    assert losses.coverage["lists_broken"] == 1
     assert kernel.reads < 1000

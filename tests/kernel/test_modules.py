@@ -40,8 +40,8 @@ def test_every_module_is_found(
 
     if walk == "list":
         monkeypatch.setattr(modules, "_Tree", none)
-    findings = LossLog()
-    found = CodeModules(Reader(prog), findings)
+    losses = LossLog()
+    found = CodeModules(Reader(prog), losses)
     expected = by_drgn(prog)
     assert expected
     for name, module in expected.items():
@@ -56,7 +56,7 @@ def test_every_module_is_found(
                 assert one == LoadedModule(module.value_(), name, tuple(regions))
             assert found.find(end + (1 << 30)) is None
     assert found.find(0) is None
-    assert not findings.notes
+    assert not losses.notes
 
 
 def test_symbols_are_drgns(prog: drgn.Program) -> None:
@@ -101,6 +101,6 @@ def test_tree_that_is_damaged_ends() -> None:
         for member in ("rb_left", "rb_right"):
             place = root + drgn.offsetof(node, member)
             put(prog, place, root.to_bytes(8, "little"))
-    findings = LossLog()
-    assert CodeModules(Reader(prog), findings).find(1) is None
-    assert findings.lost == {"modules_unreadable": 1}
+    losses = LossLog()
+    assert CodeModules(Reader(prog), losses).find(1) is None
+    assert losses.lost == {"modules_unreadable": 1}

@@ -35,13 +35,13 @@ def test_numbers_below(prog: drgn.Program) -> None:
 
 
 def test_namespaces(prog: drgn.Program) -> None:
-    reader, findings = Reader(prog), LossLog()
+    reader, losses = Reader(prog), LossLog()
     pids = np.array([pid.value_() for pid in for_each_pid(prog)], np.uint64)
-    innermost, _ = innermost_numbers(reader, pids, findings)
+    innermost, _ = innermost_numbers(reader, pids, losses)
     for pid, space in zip(for_each_pid(prog), innermost.tolist(), strict=True):
         assert space == pid.numbers[pid.level].ns.value_()
-    spaces = read_namespaces(reader, innermost, findings)
-    assert not findings.notes
+    spaces = read_namespaces(reader, innermost, losses)
+    assert not losses.notes
     assert spaces.keys() == set(innermost.tolist())
     for address, space in spaces.items():
         ns = drgn.Object(prog, "struct pid_namespace", address=address)
@@ -49,7 +49,7 @@ def test_namespaces(prog: drgn.Program) -> None:
         assert (space.taken, space.most) == (taken, 32768)
         assert (space.level, space.parent) == (ns.level, ns.parent.value_())
         low = [pid.numbers[space.level].nr for pid in for_each_pid(ns)]
-        known = reserved_taken(reader, space, findings)
+        known = reserved_taken(reader, space, losses)
         assert known == sum(number < RESERVED_PIDS for number in low)
 
 
@@ -65,9 +65,9 @@ def test_those_above_come_too() -> None:
 
 def test_damage_costs_a_note() -> None:
     prog = open_dump("zombies-6.12", "btf")
-    reader, findings = Reader(prog), LossLog()
+    reader, losses = Reader(prog), LossLog()
     nowhere = np.array([0x8_0000], np.uint64)
-    spaces, numbers = innermost_numbers(reader, nowhere, findings)
+    spaces, numbers = innermost_numbers(reader, nowhere, losses)
     assert (spaces.tolist(), numbers.tolist()) == ([0], [0])
-    assert read_namespaces(reader, nowhere, findings) == {}
-    assert findings.lost == {"pid_unreadable": 1, "pid_namespace_unreadable": 1}
+    assert read_namespaces(reader, nowhere, losses) == {}
+    assert losses.lost == {"pid_unreadable": 1, "pid_namespace_unreadable": 1}

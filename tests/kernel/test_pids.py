@@ -22,17 +22,17 @@ DUMPS = ("memory-5.10", "memory-6.1", "tasks-6.1", "tasks-6.12", MANY)
 
 @pytest.mark.parametrize("name", DUMPS)
 def test_every_thread_is_found(name: str) -> None:
-    reader, findings = Reader(open_dump(name, "btf")), LossLog()
-    tasks = TaskReader(reader).read_all(findings)
+    reader, losses = Reader(open_dump(name, "btf")), LossLog()
+    tasks = TaskReader(reader).read_all(losses)
     there = dict(zip(tasks["pid"].tolist(), tasks["address"].tolist(), strict=True))
     assert len(there) == len(tasks) > 100
     # All numbers in between, process groups without a leader among them, have no task.
     pids = [*range(-1, max(pid for pid in there if pid < 100_000) + 64), *there]
-    assert find_tasks(reader, pids, findings) == there
-    assert not findings.notes
+    assert find_tasks(reader, pids, losses) == there
+    assert not losses.notes
     for pid in (1, max(there)):
         reads = reader.reads
-        assert find_tasks(reader, [pid], findings) == {pid: there[pid]}
+        assert find_tasks(reader, [pid], losses) == {pid: there[pid]}
         assert reader.reads - reads <= 7
 
 
@@ -89,16 +89,16 @@ def look(
     for start, data in {**WHOLE, **(changed or {})}.items():
         if data is not None:
             put(prog, start, data)
-    reader, findings = Reader(prog), LossLog()
-    found = find_tasks(reader, [pid], findings)
-    assert found or bool(findings.notes) == bool(findings.coverage["pids_unreadable"])
-    return found, findings, reader.reads
+    reader, losses = Reader(prog), LossLog()
+    found = find_tasks(reader, [pid], losses)
+    assert found or bool(losses.notes) == bool(losses.coverage["pids_unreadable"])
+    return found, losses, reader.reads
 
 
 def test_whole_tree() -> None:
-    found, findings, reads = look(NUMBER)
+    found, losses, reads = look(NUMBER)
     assert found == {NUMBER: TASK}
-    assert not findings.notes
+    assert not losses.notes
     assert reads == 6
 
 
@@ -107,9 +107,9 @@ def test_whole_tree() -> None:
     [NUMBER + 1, NUMBER + 64, NUMBER - 4096, 64**3 + NUMBER, 1, 0, -1, PID_MAX_LIMIT],
 )
 def test_number_that_no_task_has(pid: int) -> None:
-    found, findings, _ = look(pid)
+    found, losses, _ = look(pid)
     assert found == {}
-    assert not findings.notes
+    assert not losses.notes
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_number_that_no_task_has(pid: int) -> None:
     ],
 )
 def test_tree_without_the_task(changed: dict[int, bytes]) -> None:
-    found, findings, _ = look(NUMBER, changed)
+    found, losses, _ = look(NUMBER, changed)
     assert found == {}
-    assert not findings.notes
+    assert not losses.notes
 
 
 @pytest.mark.parametrize(
@@ -147,18 +147,18 @@ def test_tree_without_the_task(changed: dict[int, bytes]) -> None:
     ],
 )
 def test_damage_costs_a_note(changed: dict[int, bytes | None]) -> None:
-    found, findings, reads = look(NUMBER, changed)
+    found, losses, reads = look(NUMBER, changed)
     assert found == {}
-    assert findings.coverage["pids_unreadable"] == 1
-    assert findings.lost == {"pids_unreadable": 1}
+    assert losses.coverage["pids_unreadable"] == 1
+    assert losses.lost == {"pids_unreadable": 1}
     assert reads <= 6
 
 
 def test_others_are_found_past_damage() -> None:
     prog = open_dump("memory-6.12", "btf")
-    reader, findings = Reader(prog), LossLog()
-    whole = find_tasks(reader, [1, 2, 3], findings)
+    reader, losses = Reader(prog), LossLog()
+    whole = find_tasks(reader, [1, 2, 3], losses)
     lose(prog, whole[2], prog["task_struct_cachep"].object_size.value_())
-    assert find_tasks(reader, [1, 2, 3], findings).keys() >= {1}
-    assert 2 not in find_tasks(reader, [1, 2, 3], findings)
-    assert findings.coverage["pids_unreadable"] >= 1
+    assert find_tasks(reader, [1, 2, 3], losses).keys() >= {1}
+    assert 2 not in find_tasks(reader, [1, 2, 3], losses)
+    assert losses.coverage["pids_unreadable"] >= 1

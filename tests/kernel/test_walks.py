@@ -35,10 +35,10 @@ def list_of(*nexts: int) -> bytes:
 
 
 def walk(data: bytes, holes: tuple[int, ...] = ()) -> tuple[list[int], LossLog]:
-    findings = LossLog()
+    losses = LossLog()
     reader = reader_of(data, holes)
-    records = list_records(reader, at(0) + 8, 8, 32, findings, "a list")
-    return [int.from_bytes(data[:8], "little") for _, data in records], findings
+    records = list_records(reader, at(0) + 8, 8, 32, losses, "a list")
+    return [int.from_bytes(data[:8], "little") for _, data in records], losses
 
 
 LOOP = list_of(1, 2, 1)
@@ -61,27 +61,27 @@ NULL = list_of(1, 2) + pack("<QQ", 2, 0).ljust(STEP, b"\0")
 def test_list(
     data: bytes, holes: tuple[int, ...], found: list[int], broken: int
 ) -> None:
-    entries, findings = walk(data, holes)
+    entries, losses = walk(data, holes)
     assert entries == found
-    assert findings.coverage["lists_broken"] == len(findings.notes) == broken
+    assert losses.coverage["lists_broken"] == len(losses.notes) == broken
     if data == LOOP:
-        assert "loop" in next(iter(findings.notes.values())).text
+        assert "loop" in next(iter(losses.notes.values())).text
 
 
 def test_what_is_no_list_ends_soon() -> None:
     """Each leads to the next, and none names the one before."""
     count = 2 * _MAX_ASTRAY
-    found, findings = walk(list_of(*range(1, count + 1)) + bytes(STEP))
+    found, losses = walk(list_of(*range(1, count + 1)) + bytes(STEP))
     assert len(found) == _MAX_ASTRAY + 1
-    assert findings.coverage["lists_broken"] == 1
+    assert losses.coverage["lists_broken"] == 1
 
 
 def test_long_list_that_is_one() -> None:
     count = 4 * _MAX_ASTRAY
     data = linked(*(((i + 1) % count, i - 1) for i in range(count)))
-    found, findings = walk(data)
+    found, losses = walk(data)
     assert len(found) == count - 1
-    assert not findings.notes
+    assert not losses.notes
 
 
 def linked(*ways: tuple[int, int]) -> bytes:
@@ -95,12 +95,12 @@ def linked(*ways: tuple[int, int]) -> bytes:
 def nodes(
     data: bytes, holes: tuple[int, ...] = ()
 ) -> tuple[list[int], LossLog, Reader]:
-    findings = LossLog()
+    losses = LossLog()
     data = data.ljust(-(-len(data) // WINDOW) * WINDOW, b"\0")
     reader = reader_of(data, holes, granule=WINDOW)
-    found = list_nodes(reader, at(0) + 8, findings, "a list")
+    found = list_nodes(reader, at(0) + 8, losses, "a list")
     assert {(node - 8 - BASE) % STEP for node in found.tolist()} <= {0}
-    return [(node - BASE) // STEP for node in found.tolist()], findings, reader
+    return [(node - BASE) // STEP for node in found.tolist()], losses, reader
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 64, 65, 1000])
@@ -108,11 +108,11 @@ def test_nodes_of_a_sound_list(count: int) -> None:
     order = random.Random(count).sample(range(1, count + 1), count)
     nexts = dict(zip([0, *order], [*order, 0], strict=True))
     backs = {following: node for node, following in nexts.items()}
-    found, findings, reader = nodes(
+    found, losses, reader = nodes(
         linked(*((nexts[i], backs[i]) for i in range(count + 1)))
     )
     assert found == order
-    assert not findings.coverage
+    assert not losses.coverage
     assert reader.reads == -(-STEP * (count + 1) // WINDOW)
 
 
@@ -121,21 +121,21 @@ def test_nodes_of_a_sound_list(count: int) -> None:
 def test_nodes_of_a_loop_that_misses_the_head(count: int, back: int) -> None:
     back = min(back, count)
     loop = [(i + 1, i - 1) for i in range(count)]
-    found, findings, _ = nodes(linked(*loop, (back, count - 1)))
+    found, losses, _ = nodes(linked(*loop, (back, count - 1)))
     assert found == [*range(1, count + 1)]
-    assert findings.coverage["lists_broken"] == 1
-    assert "loop" in next(iter(findings.notes.values())).text
+    assert losses.coverage["lists_broken"] == 1
+    assert "loop" in next(iter(losses.notes.values())).text
 
 
 def words(
     data: bytes, at_: int, holes: tuple[int, ...] = (), live: bool = False
 ) -> tuple[list[int], LossLog, Reader]:
-    findings = LossLog()
+    losses = LossLog()
     data = data.ljust(-(-len(data) // WINDOW) * WINDOW, b"\0")
     reader = reader_of(data, holes, granule=WINDOW)
     reader.is_live = live
-    found = list_words(reader, at(0) + 8, 8, at_, findings, "a list")
-    return found.tolist(), findings, reader
+    found = list_words(reader, at(0) + 8, 8, at_, losses, "a list")
+    return found.tolist(), losses, reader
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -146,9 +146,9 @@ def test_words_of_a_list(count: int, live: bool) -> None:
     for i in range(count + 1):
         data[STEP * i : STEP * i + 8] = pack("<Q", i)
         data[STEP * i + 24 : STEP * i + 32] = pack("<Q", (1 << 64) - 1 - i)
-    before, findings, reader = words(bytes(data), 0, live=live)
+    before, losses, reader = words(bytes(data), 0, live=live)
     assert before == [*range(1, count + 1)]
-    assert not findings.coverage
+    assert not losses.coverage
     # What changes is read with what names it.
     assert reader.reads == 1 + count if live else -(-STEP * (count + 1) // WINDOW)
     after, _, _ = words(bytes(data), 24, live=live)
@@ -159,9 +159,9 @@ def test_words_that_are_lost() -> None:
     """Nodes in one page, and a word of the last of them in the next."""
     count = WINDOW // STEP
     ways = [(i + 1, i - 1) for i in range(count - 1)]
-    found, findings, _ = words(linked(*ways, (0, count - 2)), STEP, holes=(1,))
+    found, losses, _ = words(linked(*ways, (0, count - 2)), STEP, holes=(1,))
     assert len(found) == count - 2
-    assert findings.coverage["lists_broken"] == 1
+    assert losses.coverage["lists_broken"] == 1
 
 
 def test_nodes_in_more_windows_than_are_kept() -> None:
@@ -170,38 +170,38 @@ def test_nodes_in_more_windows_than_are_kept() -> None:
     for i in range(count + 1):
         links = ((i + 1) % (count + 1)) * WINDOW, ((i - 1) % (count + 1)) * WINDOW
         data[i * WINDOW : i * WINDOW + 16] = pack("<QQ", *(BASE + x for x in links))
-    reader, findings = reader_of(bytes(data)), LossLog()
-    found = list_nodes(reader, BASE, findings, "a list")
+    reader, losses = reader_of(bytes(data)), LossLog()
+    found = list_nodes(reader, BASE, losses, "a list")
     assert found.tolist() == [BASE + WINDOW * i for i in range(1, count + 1)]
-    words = list_words(reader, BASE, 0, 8, findings, "a list")
+    words = list_words(reader, BASE, 0, 8, losses, "a list")
     assert words.tolist() == [BASE, *found.tolist()[:-1]]
-    assert not findings.coverage
+    assert not losses.coverage
 
 
 def test_nodes_before_a_hole() -> None:
-    found, findings, _ = nodes(list_of(*range(1, 200), 0), holes=(1,))
+    found, losses, _ = nodes(list_of(*range(1, 200), 0), holes=(1,))
     assert found == [*range(1, WINDOW // STEP)]
-    assert findings.coverage["lists_broken"] == 1
+    assert losses.coverage["lists_broken"] == 1
 
 
 @pytest.mark.parametrize("following", [0, 3, at(2) + 9])
 def test_nodes_before_what_is_no_pointer(following: int) -> None:
     data = bytearray(list_of(1, 2, 0))
     data[STEP + 8 : STEP + 16] = pack("<Q", following)
-    findings = LossLog()
+    losses = LossLog()
     reader = reader_of(bytes(data.ljust(WINDOW, b"\0")))
-    found = list_nodes(reader, at(0) + 8, findings, "a list")
+    found = list_nodes(reader, at(0) + 8, losses, "a list")
     assert found.tolist()[:1] == [at(1) + 8]
-    assert findings.coverage["lists_broken"] == 1
+    assert losses.coverage["lists_broken"] == 1
 
 
 def test_the_same_trouble_is_noted_once() -> None:
-    findings = LossLog()
+    losses = LossLog()
     for _ in range(3):
         reader = reader_of(list_of(1, 1))
-        list(list_records(reader, at(0) + 8, 8, 32, findings, "a list"))
-    assert findings.coverage["lists_broken"] == 3
-    assert len(findings.notes) == 1
+        list(list_records(reader, at(0) + 8, 8, 32, losses, "a list"))
+    assert losses.coverage["lists_broken"] == 3
+    assert len(losses.notes) == 1
 
 
 def tree(*nodes: tuple[int, int]) -> bytes:
@@ -214,10 +214,10 @@ def tree(*nodes: tuple[int, int]) -> bytes:
 
 
 def indices(data: bytes, holes: tuple[int, ...] = ()) -> tuple[list[int], LossLog]:
-    findings = LossLog()
+    losses = LossLog()
     reader = reader_of(data, holes)
-    records = tree_records(reader, at(0), 0, 32, findings, "a tree")
-    return sorted((address - BASE) // STEP for address, _ in records), findings
+    records = tree_records(reader, at(0), 0, 32, losses, "a tree")
+    return sorted((address - BASE) // STEP for address, _ in records), losses
 
 
 TREE = tree((2, 3), (0, 4), (0, 0), (0, 0))
@@ -235,6 +235,6 @@ TREE = tree((2, 3), (0, 4), (0, 0), (0, 0))
 def test_tree(
     data: bytes, holes: tuple[int, ...], found: list[int], broken: int
 ) -> None:
-    nodes, findings = indices(data, holes)
+    nodes, losses = indices(data, holes)
     assert nodes == found
-    assert findings.coverage["lists_broken"] == len(findings.notes) == broken
+    assert losses.coverage["lists_broken"] == len(losses.notes) == broken

@@ -44,20 +44,20 @@ def mappings(prog: Program) -> Iterator[Object]:
 
 
 def ours(tree: Object) -> tuple[Entries, LossLog]:
-    findings = LossLog()
+    losses = LossLog()
     reader = Reader(tree.prog_)
     is_maple = tree.type_.type.type_name() == "struct maple_tree"
     walk = maple_entries if is_maple else xarray_entries
-    return walk(reader, tree.value_(), findings, "the tree"), findings
+    return walk(reader, tree.value_(), losses, "the tree"), losses
 
 
 @pytest.mark.parametrize("name", ["memory-5.10", "tasks-6.1", "tasks-6.12"])
 def test_xarray(name: str) -> None:
     tree = pids(open_dump(name, "btf"))
-    found, findings = ours(tree)
+    found, losses = ours(tree)
     assert len(found) > 100
     assert found == by_drgn(tree)
-    assert not findings.notes
+    assert not losses.notes
 
 
 @pytest.mark.parametrize("name", ["tasks-6.1", "tasks-6.12"])
@@ -65,9 +65,9 @@ def test_maple_tree(name: str) -> None:
     """Trees of all sizes: most have two levels, and one 2,000 entries."""
     sizes = set()
     for tree in mappings(open_dump(name, "btf")):
-        found, findings = ours(tree)
+        found, losses = ours(tree)
         assert found == maple_by_drgn(tree)
-        assert not findings.notes
+        assert not losses.notes
         sizes.add(len(found))
     assert min(sizes) < 20
     assert max(sizes) > 2000
@@ -107,14 +107,14 @@ def test_damage_costs_what_is_below(program: Program, how: str) -> None:
         put(program, slot(program, 0), itself)
     else:
         put(program, child + node.member("shift").offset, bytes([60]))
-    found, findings = ours(tree)
+    found, losses = ours(tree)
     assert how == "itself" or set(found) < set(whole)
-    assert findings.coverage["trees_broken"] == 1
+    assert losses.coverage["trees_broken"] == 1
     if how == "root lost":
         assert found == []
     if how == "part lost":
         assert found
-        assert "the tree cannot be read" in next(iter(findings.notes.values())).text
+        assert "the tree cannot be read" in next(iter(losses.notes.values())).text
 
 
 def maple_slot(prog: Program, tree: Object) -> int:
@@ -137,9 +137,9 @@ def test_a_damaged_maple_tree(program: Program, how: str) -> None:
         "gone": first & 255 | 0xFFFF << 48,
     }
     put(program, place, words[how].to_bytes(8, "little"))
-    found, findings = ours(tree)
+    found, losses = ours(tree)
     assert set(found) < set(whole)
-    assert findings.coverage["trees_broken"] == 1
+    assert losses.coverage["trees_broken"] == 1
 
 
 def test_one_entry_needs_no_node(program: Program) -> None:
@@ -161,6 +161,6 @@ def test_what_is_behind_the_end_does_not_count(program: Program) -> None:
     first = program.read(place, 8)
     put(program, place + 8 * (end + 1), first)
     put(program, node.pivot[end].address_, (1 << 40).to_bytes(8, "little"))
-    found, findings = ours(tree)
+    found, losses = ours(tree)
     assert found == whole
-    assert not findings.notes
+    assert not losses.notes

@@ -39,6 +39,6 @@ def test_a_guest_that_runs_is_told_of_again_and_again(
             assert len(pids) == len(set(pids))
             assert doing(prog, text, queue.cpu) is None
         assert [p.hotplug for p in found.processors] == ["online", "online"]
-        assert not found.findings.lost
+        assert not found.losses.lost
         clocks.append(max(queue.clock_ns for queue in found.queues))
     assert clocks == sorted(clocks)

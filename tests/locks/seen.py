@@ -126,7 +126,7 @@ class Seen:
         return found
 
     def context(self, alone: bool | None = None) -> LockContext:
-        """Make a look at all of the tasks; its findings are its own."""
+        """Make a look at all of the tasks; its losses are its own."""
         alone = len(self.table) == 1 if alone is None else alone
         layout = Layout(self.reader)
         return LockContext(layout, self.table, LossLog(), self.clocks, alone=alone)

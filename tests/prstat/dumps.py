@@ -59,7 +59,7 @@ class Dump:
 
     lives: Microstates
     parts: Breakdown
-    findings: LossLog
+    losses: LossLog
 
     started_boottime_ns: Nanoseconds
     """What /proc tells as the start."""
@@ -150,13 +150,13 @@ def by_drgn(
 @cache
 def look(name: str) -> Dump:
     prog = open_dump(name, "btf")
-    reader, findings = Reader(prog), LossLog()
-    table = TaskReader(reader).read_all(findings)
-    clocks = read_clocks(reader, findings)
-    accounting = read_accounting(prog, findings)
-    now = collect_now(StackCollector(reader, findings), prog, table, clocks)
-    in_iowait = read_in_iowait(reader, table, findings)
-    delays = read_delays(reader, table, findings)
+    reader, losses = Reader(prog), LossLog()
+    table = TaskReader(reader).read_all(losses)
+    clocks = read_clocks(reader, losses)
+    accounting = read_accounting(prog, losses)
+    now = collect_now(StackCollector(reader, losses), prog, table, clocks)
+    in_iowait = read_in_iowait(reader, table, losses)
+    delays = read_delays(reader, table, losses)
     slept = sleeps(table, accounting, now, in_iowait)
     as_kept = microstates(table, clocks, bound_of(accounting))
     lives = without_sleep(as_kept, slept.total_ns)
@@ -173,7 +173,7 @@ def look(name: str) -> Dump:
         as_kept=as_kept,
         lives=lives,
         parts=parts,
-        findings=findings,
+        losses=losses,
         started_boottime_ns=by_drgn(prog, table, lambda task: task.start_boottime),
         wait_sum_ns=by_drgn(prog, table, lambda task: task.stats.wait_sum),
     )

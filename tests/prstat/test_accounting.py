@@ -15,9 +15,9 @@ from tests.support.dumps import TYPES, open_dump
 
 
 def accounting(name: str, types: str) -> Accounting:
-    findings = LossLog()
-    found = read_accounting(open_dump(name, types), findings)
-    assert not findings.notes
+    losses = LossLog()
+    found = read_accounting(open_dump(name, types), losses)
+    assert not losses.notes
     return found
 
 
@@ -80,9 +80,9 @@ class Memory:
 
 
 def of(**values: int | None) -> tuple[Accounting, LossLog]:
-    findings = LossLog()
+    losses = LossLog()
     prog: Program = Memory(**values)  # type: ignore[assignment]
-    return read_accounting(prog, findings), findings
+    return read_accounting(prog, losses), losses
 
 
 ALL_ON = {
@@ -108,12 +108,12 @@ ALL_ON = {
     ],
 )
 def test_switches(values: dict[str, int], expected: Accounting) -> None:
-    found, findings = of(**values)
+    found, losses = of(**values)
     assert found == expected
-    assert not findings.notes
+    assert not losses.notes
 
 
 def test_unreadable() -> None:
-    found, findings = of(sched_schedstats=None, delayacct_on=0)
+    found, losses = of(sched_schedstats=None, delayacct_on=0)
     assert (found.schedstats, found.delayacct) == (None, False)
-    assert findings.lost == {"accounting_unreadable": 1}
+    assert losses.lost == {"accounting_unreadable": 1}

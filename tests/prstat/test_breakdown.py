@@ -251,16 +251,16 @@ def test_no_threads() -> None:
 @pytest.mark.parametrize("types", TYPES)
 def test_in_iowait(types: str) -> None:
     """As the kernel's types have it, but for what cannot be read."""
-    reader, findings = Reader(open_dump("tasks-6.12", types)), LossLog()
-    table = TaskReader(reader).read_all(findings)
-    good = read_in_iowait(reader, table, findings)
-    assert not findings.lost
+    reader, losses = Reader(open_dump("tasks-6.12", types)), LossLog()
+    table = TaskReader(reader).read_all(losses)
+    good = read_in_iowait(reader, table, losses)
+    assert not losses.lost
     assert (table["state"][good] & BLOCKED != 0).all()
     assert good.tolist() == by_drgn(reader.prog, table, lambda t: t.in_iowait).tolist()
     assert np.count_nonzero(good) > 10
     lost = np.flatnonzero(good)[:3]
     table.records["address"][lost] = 0xFFFF_DEAD_0000_0000
-    bad = read_in_iowait(reader, table, findings)
-    assert findings.lost == {"task_struct_unreadable": 3}
+    bad = read_in_iowait(reader, table, losses)
+    assert losses.lost == {"task_struct_unreadable": 3}
     good[lost] = False
     assert np.array_equal(good, bad)

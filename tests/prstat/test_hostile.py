@@ -37,36 +37,36 @@ def record(**columns: int) -> Any:
 @pytest.mark.parametrize("pid", [0, -5, PID_MAX_LIMIT + 1])
 @pytest.mark.parametrize("column", ["pid", "tgid"])
 def test_what_has_no_pid_is_no_task(column: str, pid: int) -> None:
-    findings = LossLog()
-    assert len(believable(record(**{column: pid}), findings)) == 0
-    assert findings.coverage["tasks_unreadable"] == 1
-    assert findings.notes
+    losses = LossLog()
+    assert len(believable(record(**{column: pid}), losses)) == 0
+    assert losses.coverage["tasks_unreadable"] == 1
+    assert losses.notes
 
 
 def test_what_may_be_gone_is_no_loss() -> None:
-    findings = LossLog()
-    assert len(believable(record(pid=0), findings, may_be_gone=True)) == 0
-    assert findings.coverage == {"tasks_gone": 1}
-    assert not findings.notes
+    losses = LossLog()
+    assert len(believable(record(pid=0), losses, may_be_gone=True)) == 0
+    assert losses.coverage == {"tasks_gone": 1}
+    assert not losses.notes
 
 
 def test_tasks_are_believed() -> None:
-    findings = LossLog()
+    losses = LossLog()
     told = record(pid=PID_MAX_LIMIT, nvcsw=7, sum_exec_ns=SECOND, mm=HUGE)
-    found = believable(told.copy(), findings)
+    found = believable(told.copy(), losses)
     assert found.tolist() == told.tolist()
-    assert not findings.coverage
-    assert not findings.notes
+    assert not losses.coverage
+    assert not losses.notes
 
 
 @pytest.mark.parametrize("column", ["nvcsw", "sum_exec_ns"])
 @pytest.mark.parametrize("value", [HUGE, 1 << 63, 1 << 61])
 def test_counts_that_cannot_be_are_cut(column: str, value: int) -> None:
-    findings = LossLog()
-    found = believable(record(**{column: value}), findings)
+    losses = LossLog()
+    found = believable(record(**{column: value}), losses)
     assert 0 < int(found[column][0]) < value
-    assert findings.coverage["counts_broken"] == 1
-    assert findings.notes
+    assert losses.coverage["counts_broken"] == 1
+    assert losses.notes
 
 
 def test_what_is_cut_can_be_added_up() -> None:
@@ -128,13 +128,13 @@ def kernel_with_small_members() -> Program:
 
 def test_members_of_other_sizes() -> None:
     """``on_rq`` is not part of ``on_cpu``, nor the state's upper half of the state."""
-    findings = LossLog()
+    losses = LossLog()
     reader = Reader(kernel_with_small_members())
-    table = TaskReader(reader).read([LEADER], findings)
+    table = TaskReader(reader).read([LEADER], losses)
     assert (table["on_cpu"][0], table["on_rq"][0]) == (0, 1)
     assert table["state"][0] == 2
     assert table["pid"][0] == 12
-    assert not findings.notes
+    assert not losses.notes
 
 
 def test_cpus_that_are_online_are_lost() -> None:

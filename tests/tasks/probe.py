@@ -37,32 +37,32 @@ PARTS = {
 def main(path: str, pid: int | None) -> None:
     prog = open_target(TargetSpec(path=path, types="btf")).prog
     start = time.perf_counter()
-    reader, findings = Reader(prog), LossLog()
-    tasks = read_tasks(reader, pid, findings)
+    reader, losses = Reader(prog), LossLog()
+    tasks = read_tasks(reader, pid, losses)
     mark("clocks")
-    clocks = read_clocks(reader, findings)
+    clocks = read_clocks(reader, losses)
     mark("stacks")
-    collector = StackCollector(reader, findings)
+    collector = StackCollector(reader, losses)
     mark("now")
     now = collect_now(collector, prog, tasks, clocks)
     kept: list[object] = []
     for name, read in PARTS.items():
         mark(name)
-        kept.append(read(reader, tasks, findings))
+        kept.append(read(reader, tasks, losses))
     mark("microstates")
     kept.append(microstates(tasks, clocks))
     took = time.perf_counter() - start
-    assert not findings.lost, findings.notes
+    assert not losses.lost, losses.notes
     print(f"{len(tasks)} tasks, {len(now.stacks.unique)} stacks, {1e3 * took:.1f} ms")
 
 
-def read_tasks(reader: Reader, pid: int | None, findings: LossLog) -> TaskTable:
+def read_tasks(reader: Reader, pid: int | None, losses: LossLog) -> TaskTable:
     mark("tasks")
     tasks = TaskReader(reader)
     if pid is None:
-        return tasks.read_all(findings)
-    found = find_tasks(reader, [pid], findings)
-    return tasks.read_processes(list(found.values()), findings)
+        return tasks.read_all(losses)
+    found = find_tasks(reader, [pid], losses)
+    return tasks.read_processes(list(found.values()), losses)
 
 
 def mark(part: str) -> None:

@@ -49,8 +49,8 @@ def known(name: str, types: str) -> Tasks:
     return tasks_of(name, types)
 
 
-def collect(tasks: Tasks, findings: LossLog | None = None) -> Stacks:
-    collector = StackCollector(Reader(tasks.prog), findings or LossLog())
+def collect(tasks: Tasks, losses: LossLog | None = None) -> Stacks:
+    collector = StackCollector(Reader(tasks.prog), losses or LossLog())
     return collector.collect(tasks.tasks, tasks.stacks, tasks.pointers)
 
 

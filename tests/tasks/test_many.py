@@ -37,7 +37,7 @@ class Dump:
     reader: Reader
     table: TaskTable
     now: TaskState
-    findings: LossLog
+    losses: LossLog
 
     def counts(self, pids: list[int]) -> Counter[str]:
         """The classes of some threads."""
@@ -56,11 +56,11 @@ def run(request: pytest.FixtureRequest) -> lab.Run:
 @pytest.fixture(scope="module")
 def dump(run: lab.Run) -> Dump:
     prog = open_dump(run.name, "btf")
-    reader, findings = Reader(prog), LossLog()
-    table = TaskReader(reader).read_all(findings)
-    collector = StackCollector(reader, findings)
-    now = collect_now(collector, prog, table, read_clocks(reader, findings))
-    return Dump(run, reader, table, now, findings)
+    reader, losses = Reader(prog), LossLog()
+    table = TaskReader(reader).read_all(losses)
+    collector = StackCollector(reader, losses)
+    now = collect_now(collector, prog, table, read_clocks(reader, losses))
+    return Dump(run, reader, table, now, losses)
 
 
 def test_all_are_there(dump: Dump) -> None:
@@ -72,7 +72,7 @@ def test_all_are_there(dump: Dump) -> None:
     # when workers of the kernel may have come.
     prog = dump.reader.prog
     assert len(dump.table) == prog.read_u32(prog.symbol("nr_threads").address)
-    assert not dump.findings.notes
+    assert not dump.losses.notes
 
 
 def test_every_class_is_right(dump: Dump) -> None:

@@ -22,10 +22,10 @@ def dump(request: pytest.FixtureRequest) -> Dump:
     return look(request.param)
 
 
-def names_of(dump: Dump, reader: Reader, findings: LossLog) -> list[bytes]:
+def names_of(dump: Dump, reader: Reader, losses: LossLog) -> list[bytes]:
     """The name of each thread of a dump."""
     table = TaskTable(dump.table.records.copy(), dump.table.columns)
-    KernelNames(reader).fill(table, findings)
+    KernelNames(reader).fill(table, losses)
     names: list[bytes] = table["comm"].tolist()
     return names
 
@@ -33,8 +33,8 @@ def names_of(dump: Dump, reader: Reader, findings: LossLog) -> list[bytes]:
 @pytest.mark.kernels
 def test_names_are_those_of_proc(dump: Dump) -> None:
     """Of threads that have not run since the guest read them."""
-    findings = LossLog()
-    names = names_of(dump, Reader(open_dump(dump.run.name, "btf")), findings)
+    losses = LossLog()
+    names = names_of(dump, Reader(open_dump(dump.run.name, "btf")), losses)
     recorded = dict(dump.still())
     own = [row for row in recorded if dump.kernels_own[row]]
     own = [row for row in own if f"{recorded[row]}/comm" in dump.run.truth_names()]
@@ -43,7 +43,7 @@ def test_names_are_those_of_proc(dump: Dump) -> None:
     assert any(len(name) > LONGEST_COMM for name in told.values())
     workers = [name for name in told.values() if name.startswith(b"kworker/")]
     assert any(b"-" in name for name in workers)
-    assert not findings.coverage
+    assert not losses.coverage
     # Those of processes are what they were.
     others = np.flatnonzero(~dump.kernels_own).tolist()
     assert [names[row] for row in others] == dump.table["comm"][others].tolist()
@@ -58,10 +58,10 @@ def test_names_that_are_lost_stay_as_they_are(dump: Dump) -> None:
     )
     thread = Object(prog, "struct kthread *", int(dump.table["kthread"][row]))
     lose(prog, thread.full_name.value_(), 8)
-    findings = LossLog()
-    names = names_of(dump, Reader(prog), findings)
+    losses = LossLog()
+    names = names_of(dump, Reader(prog), losses)
     assert names[row] == dump.table["comm"][row]
-    assert findings.coverage == {"names_unreadable": 1}
+    assert losses.coverage == {"names_unreadable": 1}
 
 
 def test_worker_of_another_is_not_believed(dump: Dump) -> None:

@@ -31,9 +31,9 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @cache
 def tasks(name: str) -> tuple[Reader, TaskTable]:
-    reader, findings = Reader(open_dump(name, "btf")), LossLog()
-    table = TaskReader(reader).read_all(findings)
-    assert not findings.notes
+    reader, losses = Reader(open_dump(name, "btf")), LossLog()
+    table = TaskReader(reader).read_all(losses)
+    assert not losses.notes
     return reader, table
 
 
@@ -50,13 +50,13 @@ def rows(table: TaskTable, name: str) -> dict[str, int]:
 
 
 def read(name: str) -> tuple[TaskTable, TaskNamespaces, LossLog]:
-    (reader, table), findings = tasks(name), LossLog()
-    return table, read_namespaces(reader, table, findings), findings
+    (reader, table), losses = tasks(name), LossLog()
+    return table, read_namespaces(reader, table, losses), losses
 
 
 def test_namespaces_are_those_that_tasks_see(name: str) -> None:
-    table, found, findings = read(name)
-    assert not findings.notes
+    table, found, losses = read(name)
+    assert not losses.notes
     assert set(found.inodes) == set(KINDS)
     for task, row in rows(table, name).items():
         inodes = {kind: int(found.inodes[kind][row]) for kind in KINDS}
@@ -82,9 +82,9 @@ def test_threads_of_the_kernel_are_in_the_first_namespaces(name: str) -> None:
 
 def test_types_by_debug_info_agree() -> None:
     name = "contained-6.12"
-    reader, findings = Reader(open_dump(name, "dwarf")), LossLog()
-    table = TaskReader(reader).read_all(findings)
-    other = read_namespaces(reader, table, findings)
+    reader, losses = Reader(open_dump(name, "dwarf")), LossLog()
+    table = TaskReader(reader).read_all(losses)
+    other = read_namespaces(reader, table, losses)
     _, found, _ = read(name)
     for kind in KINDS:
         assert (found.inodes[kind] == other.inodes[kind]).all(), kind
@@ -96,9 +96,9 @@ def test_what_cannot_be_read_is_unknown_and_counted(name: str) -> None:
     records["nsproxy"][3] = NOWHERE
     records["cred"][4] = NOWHERE
     records["nsproxy"][5] = 0  # as of the dead
-    findings = LossLog()
-    found = read_namespaces(reader, TaskTable(records, table.columns), findings)
-    assert findings.coverage == {"cred_unreadable": 1, "nsproxy_unreadable": 1}
+    losses = LossLog()
+    found = read_namespaces(reader, TaskTable(records, table.columns), losses)
+    assert losses.coverage == {"cred_unreadable": 1, "nsproxy_unreadable": 1}
     _, good, _ = read(name)
     for kind in KINDS:
         lost = {"pid": [], "user": [4]}.get(kind, [3, 5])
@@ -124,9 +124,9 @@ def test_control_groups_are_those_that_tasks_see(name: str) -> None:
 
 
 def selected(name: str, **wanted: Any) -> set[str]:
-    (reader, table), findings = tasks(name), LossLog()
-    found = read_members(reader, table, Membership(**wanted), findings)
-    assert not findings.notes
+    (reader, table), losses = tasks(name), LossLog()
+    found = read_members(reader, table, Membership(**wanted), losses)
+    assert not losses.notes
     return {task for task, row in rows(table, name).items() if found[row]}
 
 

@@ -32,7 +32,7 @@ class Read:
 
     run: lab.Run
     reader: Reader
-    findings: LossLog
+    losses: LossLog
     table: TaskTable
     identities: Identities
     processes: Processes
@@ -58,16 +58,16 @@ class Read:
 
 
 def read(name: str, types: str = "btf") -> Read:
-    reader, findings = Reader(open_dump(name, types)), LossLog()
-    table = TaskReader(reader).read_all(findings)
-    found = parts_of(reader, table, findings)
-    return Read(lab.build(name), reader, findings, table, *found)
+    reader, losses = Reader(open_dump(name, types)), LossLog()
+    table = TaskReader(reader).read_all(losses)
+    found = parts_of(reader, table, losses)
+    return Read(lab.build(name), reader, losses, table, *found)
 
 
-def parts_of(reader: Reader, table: TaskTable, findings: LossLog) -> list[Any]:
+def parts_of(reader: Reader, table: TaskTable, losses: LossLog) -> list[Any]:
     parts = (read_identities, read_processes, read_memory, read_cgroups, read_delays)
     parts += (read_reaped,)
-    return [part(reader, table, findings) for part in parts]
+    return [part(reader, table, losses) for part in parts]
 
 
 @pytest.fixture(scope="module", params=[*OFF, *ON])
@@ -114,8 +114,8 @@ def still(dump: Read, file: str) -> Iterator[tuple[bytes, int]]:
 
 
 def test_nothing_is_lost(dump: Read) -> None:
-    assert not dump.findings.notes
-    assert not dump.findings.coverage
+    assert not dump.losses.notes
+    assert not dump.losses.coverage
     assert dump.processes.known.all()
     assert (dump.memory.known == dump.memory.has_mm).all()
     assert (dump.memory.rss_known == dump.memory.has_mm).all()
@@ -229,7 +229,7 @@ def test_kinds_of_types_agree(name: str) -> None:
     for part in ("identities", "processes", "memory", "cgroups", "delays"):
         one, other = getattr(by_btf, part), getattr(by_dwarf, part)
         np.testing.assert_equal(asdict(one), asdict(other))
-    assert not by_btf.findings.notes
+    assert not by_btf.losses.notes
     assert by_btf.memory.known.sum() > 30
 
 
@@ -243,9 +243,9 @@ def test_pointers_to_nowhere() -> None:
     records = good.table.records.copy()
     for column in COLUMNS:
         records[column][5:8] = NOWHERE
-    table, findings = TaskTable(records, good.table.columns), LossLog()
+    table, losses = TaskTable(records, good.table.columns), LossLog()
     found = Read(
-        good.run, good.reader, findings, table, *parts_of(good.reader, table, findings)
+        good.run, good.reader, losses, table, *parts_of(good.reader, table, losses)
     )
     for column in (found.identities.uid, found.identities.euid, found.identities.ppid):
         assert (column[5:8] == -1).all()
@@ -254,8 +254,8 @@ def test_pointers_to_nowhere() -> None:
     assert found.cgroups.path(6) is None
     types = ("cred", "task_struct", "signal_struct", "mm_struct", "css_set")
     lost = {f"{name}_unreadable": 1 for name in (*types, "task_delay_info")}
-    assert findings.lost == findings.coverage == lost
-    assert len(findings.notes) == len(lost)
+    assert losses.lost == losses.coverage == lost
+    assert len(losses.notes) == len(lost)
     rest = np.ones(len(table), np.bool_)
     rest[5:8] = False
     assert (found.identities.ppid == good.identities.ppid)[rest].all()
@@ -268,20 +268,20 @@ def test_pointers_to_nowhere() -> None:
 def test_no_tasks() -> None:
     good = read("memory-6.12")
     nobody = good.table.only(np.zeros(len(good.table), np.bool_))
-    findings = LossLog()
+    losses = LossLog()
     identities, processes, memory, cgroups, delays, _ = parts_of(
-        good.reader, nobody, findings
+        good.reader, nobody, losses
     )
     columns = (identities.ppid, processes.known, memory.known, cgroups.index)
     assert {len(column) for column in (*columns, delays.has)} == {0}
-    assert not findings.notes
+    assert not losses.notes
 
 
 def test_parts_of_counters_that_cannot_be_read() -> None:
-    reader, findings = Reader(open_dump("tasks-6.12", "btf")), LossLog()
-    sums = sum_parts(reader, np.array([NOWHERE, 0, NOWHERE], np.uint64), findings)
+    reader, losses = Reader(open_dump("tasks-6.12", "btf")), LossLog()
+    sums = sum_parts(reader, np.array([NOWHERE, 0, NOWHERE], np.uint64), losses)
     assert sums.tolist() == [0, 0, 0]
-    assert findings.lost == {"percpu_counter_unreadable": 2}  # one a CPU
+    assert losses.lost == {"percpu_counter_unreadable": 2}  # one a CPU
 
 
 def test_directories_in_a_loop() -> None:

@@ -31,11 +31,11 @@ class Stepped:
 
     def __init__(self, prog: drgn.Program) -> None:
         self.reader = Reader(prog)
-        self.findings = LossLog()
-        self.sampler = Sampler(self.reader, self.findings, hz=10, read=self._read)
+        self.losses = LossLog()
+        self.sampler = Sampler(self.reader, self.losses, hz=10, read=self._read)
         self.table = self.sampler.task_reader.read_all(LossLog())
 
-    def _read(self, findings: LossLog) -> TaskTable:
+    def _read(self, losses: LossLog) -> TaskTable:
         return TaskTable(self.table.records.copy(), self.table.columns)
 
 
@@ -45,8 +45,8 @@ def awake(sample: TaskSample) -> int:
 
 
 def test_first_look_is_what_the_collector_finds(prog: drgn.Program) -> None:
-    reader, findings = Reader(prog), LossLog()
-    sampler = Sampler(reader, findings)
+    reader, losses = Reader(prog), LossLog()
+    sampler = Sampler(reader, losses)
     sample = sampler.sample()
     expected = collect_now(
         sampler.collector, prog, sample.tasks, read_clocks(reader, LossLog())
@@ -65,10 +65,10 @@ def test_first_look_is_what_the_collector_finds(prog: drgn.Program) -> None:
 def test_who_was_not_switched_is_not_unwound_again(prog: drgn.Program) -> None:
     stepped = Stepped(prog)
     first = stepped.sampler.sample()
-    reads, unwound = stepped.reader.reads, stepped.findings.coverage["stacks"]
+    reads, unwound = stepped.reader.reads, stepped.losses.coverage["stacks"]
     assert unwound > 2000
     second = stepped.sampler.sample()
-    assert stepped.findings.coverage["stacks"] == unwound + awake(first)
+    assert stepped.losses.coverage["stacks"] == unwound + awake(first)
     assert stepped.reader.reads - reads < 10 + awake(first)
     assert (second.now.classes == first.now.classes).all()
     for row in range(0, len(first.tasks), 7):
@@ -86,9 +86,9 @@ def test_who_was_switched_is(prog: drgn.Program) -> None:
     records["nivcsw"][waits[1]] += 1
     records["state"][waits[2]] = 0
     records["start_ns"][waits[3]] += 1
-    unwound = stepped.findings.coverage["stacks"]
+    unwound = stepped.losses.coverage["stacks"]
     second = stepped.sampler.sample()
-    assert stepped.findings.coverage["stacks"] == unwound + 4 + awake(first)
+    assert stepped.losses.coverage["stacks"] == unwound + 4 + awake(first)
     assert second.now.classes[waits[2]] == TaskClass.LAT
     for row in waits[[0, 1, 3]].tolist():
         assert second.now.stacks[row] == first.now.stacks[row]
@@ -121,7 +121,7 @@ def test_how_long_a_look_takes(prog: drgn.Program) -> None:
         time.sleep(0.02)
         return stepped.table
 
-    sampler = Sampler(stepped.reader, stepped.findings, read=read)
+    sampler = Sampler(stepped.reader, stepped.losses, read=read)
     for _ in range(2):
         begun = time.monotonic_ns()
         sample = sampler.sample()
@@ -170,7 +170,7 @@ class Racing(Stepped):
         self._readings.append(record)
         return self
 
-    def _read_some(self, addresses: list[int], findings: LossLog) -> TaskTable:
+    def _read_some(self, addresses: list[int], losses: LossLog) -> TaskTable:
         records = self.table.records[[self._rows[at] for at in addresses]]
         if self._address in addresses and self._readings:
             records[addresses.index(self._address)] = self._readings.pop(0)
@@ -178,7 +178,7 @@ class Racing(Stepped):
 
     @property
     def unwound(self) -> int:
-        return self.findings.coverage["stacks"]
+        return self.losses.coverage["stacks"]
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_task_that_is_reused_while_it_is_read(racing: Racing) -> None:
     sample = racing.sampler.sample()
     assert len(sample.tasks) == len(racing.table) - 1
     assert pid not in sample.tasks["pid"]
-    assert racing.findings.coverage["tasks_gone"] == 1
+    assert racing.losses.coverage["tasks_gone"] == 1
 
 
 def test_task_that_wakes_up_while_it_is_read(racing: Racing) -> None:
@@ -250,7 +250,7 @@ def test_stack_that_is_torn_tells_nothing(
     racing.then(nvcsw=switches + 1)
     sample = racing.sampler.sample()
     assert not sample.class_known[racing.row]
-    assert racing.findings.coverage["classes_untold"] == 1
+    assert racing.losses.coverage["classes_untold"] == 1
 
 
 def test_list_that_changes_while_it_is_followed(
@@ -258,20 +258,20 @@ def test_list_that_changes_while_it_is_followed(
 ) -> None:
     left = [racing.table.only(racing.table["pid"] < 50)] * 2
 
-    def read(findings: LossLog) -> TaskTable:
+    def read(losses: LossLog) -> TaskTable:
         if left:
-            findings.lose("lists_broken", "it breaks off")
+            losses.lose("lists_broken", "it breaks off")
             return left.pop()
         return racing.table
 
     monkeypatch.setattr(racing.sampler, "_read", read)
     assert len(racing.sampler.sample().tasks) == len(racing.table)
-    assert racing.findings.coverage["walks_retried"] == 2
-    assert racing.findings.notes == {}
+    assert racing.losses.coverage["walks_retried"] == 2
+    assert racing.losses.notes == {}
     # One that never holds still costs what is missing, and a note.
     left = [racing.table.only(racing.table["pid"] < 50)] * 9
     assert len(racing.sampler.sample().tasks) == len(left[0])
-    assert racing.findings.lost["lists_broken"] == 1
+    assert racing.losses.lost["lists_broken"] == 1
 
 
 def test_period(prog: drgn.Program, monkeypatch: pytest.MonkeyPatch) -> None:

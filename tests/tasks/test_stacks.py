@@ -116,8 +116,8 @@ def test_names_are_the_same_with_debug_info(name: str) -> None:
 
 
 def test_one_read_a_stack_and_one_object_a_kind(tasks_btf: Tasks) -> None:
-    reader, findings = Reader(tasks_btf.prog), LossLog()
-    collector = StackCollector(reader, findings)
+    reader, losses = Reader(tasks_btf.prog), LossLog()
+    collector = StackCollector(reader, losses)
     assert collector.has_orc
     assert collector.stack_bytes == STACK_BYTES
     reads, size = reader.reads, reader.bytes
@@ -133,8 +133,8 @@ def test_one_read_a_stack_and_one_object_a_kind(tasks_btf: Tasks) -> None:
     assert len(found.unique) < rows
     assert len(set(found.unique)) == len(found.unique)
     assert np.array_equal(found.index, np.tile(found.index[:rows], 9))
-    assert findings.coverage["stacks"] == 9 * count
-    assert findings.notes == {}
+    assert losses.coverage["stacks"] == 9 * count
+    assert losses.notes == {}
 
 
 def test_blocks_are_one_table(
@@ -148,12 +148,12 @@ def test_blocks_are_one_table(
 
 
 def test_who_has_no_stack_is_not_looked_at(tasks_btf: Tasks) -> None:
-    findings = LossLog()
+    losses = LossLog()
     none = np.zeros(len(tasks_btf.tasks), np.uint64)
-    found = collect(replace(tasks_btf, stacks=none), findings)
+    found = collect(replace(tasks_btf, stacks=none), losses)
     assert found.unique == [NO_STACK]
     assert not found.index.any()
-    assert findings.coverage["stack_pointers_bad"] == 0
+    assert losses.coverage["stack_pointers_bad"] == 0
     assert found.names(found[0]) == ()
     empty = none[:0]
     nobody = replace(tasks_btf, tasks=empty, stacks=empty, pointers=empty)
@@ -169,12 +169,12 @@ def test_stack_that_cannot_be_read(offset: int | None) -> None:
         lose(tasks.prog, int(tasks.stacks[3]), STACK_BYTES)
     else:
         tasks.pointers[3] = np.uint64((int(tasks.stacks[3]) + offset) % (1 << 64))
-    findings = LossLog()
-    found = rows_of(collect(tasks, findings))
+    losses = LossLog()
+    found = rows_of(collect(tasks, losses))
     assert found == [*expected[:3], NO_STACK, *expected[4:]]
-    assert findings.coverage["stack_pointers_bad"] == (offset is not None)
-    assert findings.coverage["stacks_unreadable"] == (offset is None)
-    assert findings.lost == ({} if offset is not None else {"stacks_unreadable": 1})
+    assert losses.coverage["stack_pointers_bad"] == (offset is not None)
+    assert losses.coverage["stacks_unreadable"] == (offset is None)
+    assert losses.lost == ({} if offset is not None else {"stacks_unreadable": 1})
 
 
 def test_stack_that_breaks_off() -> None:
@@ -186,11 +186,11 @@ def test_stack_that_breaks_off() -> None:
     third = data.index(expected[2].to_bytes(8, "little"))
     data[third : third + 8] = bytes(8)
     put(tasks.prog, pointer, bytes(data))
-    findings = LossLog()
-    stack = collect(tasks, findings)[3]
+    losses = LossLog()
+    stack = collect(tasks, losses)[3]
     assert stack.addresses == expected[:2]
     assert stack.end is End.LOST
-    assert findings.coverage["stacks_incomplete"] == 1
+    assert losses.coverage["stacks_incomplete"] == 1
 
 
 @pytest.mark.parametrize("name", ["memory-5.10", NEWEST])
@@ -219,9 +219,9 @@ def test_stacks_of_rubbish(name: str) -> None:
             # Bound to loop, if anything could.
             loop = np.full(STACK_BYTES // 8, true[0], "<u8")
             put(tasks.prog, stack, loop.tobytes())
-    findings = LossLog()
-    found = collect(tasks, findings)
-    assert findings.coverage["stacks_incomplete"] > len(found) / 2
+    losses = LossLog()
+    found = collect(tasks, losses)
+    assert losses.coverage["stacks_incomplete"] > len(found) / 2
     assert found.asked <= stacks.MAX_ASKED
     for stack in found.unique:
         assert len(stack.addresses) <= MAX_FRAMES
@@ -238,11 +238,11 @@ def test_without_orc_drgn_is_asked(
         raise LookupError("there is none here")
 
     monkeypatch.setattr(stacks, "Orc", none)
-    findings = LossLog()
-    found = collect(idle, findings)
+    losses = LossLog()
+    found = collect(idle, losses)
     assert rows_of(found) == rows_of(expected)
     assert found.asked == np.count_nonzero(idle.stacks)
-    assert [note.code for note in findings.notes.values()] == ["stacks-slow"]
+    assert [note.code for note in losses.notes.values()] == ["stacks-slow"]
 
 
 def test_drgn_is_asked_for_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,23 +252,23 @@ def test_drgn_is_asked_for_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
     needs = Rule(OrcKind.CALL, Base.OTHER, 0, Base.NONE, 0, False)
     monkeypatch.setattr(Orc, "rule", lambda self, pc: needs)
     monkeypatch.setattr(stacks, "MAX_ASKED", 10)
-    findings = LossLog()
-    found = collect(tasks, findings)
-    assert found.asked == findings.coverage["stacks_by_drgn"] == 10
+    losses = LossLog()
+    found = collect(tasks, losses)
+    assert found.asked == losses.coverage["stacks_by_drgn"] == 10
     assert rows_of(found)[:10] == rows_of(expected)[:10]
     assert found[10].end is End.UNSUPPORTED
     assert found[10].addresses == expected[10].addresses[:1]
-    assert findings.coverage["stacks_incomplete"] == len(found) - 10
+    assert losses.coverage["stacks_incomplete"] == len(found) - 10
 
 
 @pytest.mark.parametrize("types", TYPES)
 def test_functions_of_modules(types: str) -> None:
     """By their modules' own ORC and symbols, which debug info of the kernel lacks."""
     name, address = a_function_of_a_module(open_dump(NEWEST, "btf"))
-    prog, findings = open_dump(NEWEST, types), LossLog()
+    prog, losses = open_dump(NEWEST, types), LossLog()
     reader = Reader(prog)
-    text = StackCollector(reader, findings).text
-    orc = Orc(reader, text, findings)
+    text = StackCollector(reader, losses).text
+    orc = Orc(reader, text, losses)
     assert text.name(address) == name
     assert text.name(address - (1 << 30)) is None
     # Where a function starts, its return address is what the stack pointer is at.
@@ -278,7 +278,7 @@ def test_functions_of_modules(types: str) -> None:
     reads = reader.reads
     assert orc.rule(address + 1) is not None
     assert reader.reads == reads
-    assert findings.notes == {}
+    assert losses.notes == {}
 
 
 def a_function_of_a_module(prog: Program) -> tuple[str, int]:
@@ -287,15 +287,15 @@ def a_function_of_a_module(prog: Program) -> tuple[str, int]:
 
 
 def test_damaged_module_costs_a_note() -> None:
-    prog, findings = open_dump(NEWEST, "btf"), LossLog()
+    prog, losses = open_dump(NEWEST, "btf"), LossLog()
     _, address = a_function_of_a_module(prog)
     reader = Reader(prog)
-    text = StackCollector(reader, findings).text
-    orc = Orc(reader, text, findings)
+    text = StackCollector(reader, losses).text
+    orc = Orc(reader, text, losses)
     module = text.module(address)
     assert module is not None
     arch = Object(prog, "struct module", address=module.address).arch
     put(prog, arch.num_orcs.address_, (1 << 31).to_bytes(4, "little"))
     assert orc.rule(address) is None
-    assert findings.lost == {"unwind_tables_unreadable": 1}
-    assert findings.about == {module.name: 1}
+    assert losses.lost == {"unwind_tables_unreadable": 1}
+    assert losses.about == {module.name: 1}

@@ -33,7 +33,7 @@ class Read:
     table: TaskTable
     calls: Syscalls
     reads: int
-    findings: LossLog
+    losses: LossLog
 
     def shown(self, row: int) -> list[str]:
         """Write it as the kernel does (proc_pid_syscall())."""
@@ -45,12 +45,12 @@ class Read:
 
 
 def read(name: str, types: str) -> Read:
-    reader, findings = Reader(open_dump(name, types)), LossLog()
-    table = TaskReader(reader).read_all(findings)
+    reader, losses = Reader(open_dump(name, types)), LossLog()
+    table = TaskReader(reader).read_all(losses)
     size = stack_bytes(reader.prog)
     before = reader.reads
-    calls = read_syscalls(reader, table, size, findings)
-    return Read(lab.build(name), table, calls, reader.reads - before, findings)
+    calls = read_syscalls(reader, table, size, losses)
+    return Read(lab.build(name), table, calls, reader.reads - before, losses)
 
 
 @pytest.fixture(scope="module", params=BUSY)
@@ -87,19 +87,19 @@ def test_threads_of_the_kernel_have_none(dump: Read) -> None:
 
 def test_one_read_a_task(dump: Read) -> None:
     assert dump.reads <= np.count_nonzero(dump.calls.known)
-    assert not dump.findings.lost
+    assert not dump.losses.lost
 
 
 def test_stacks_that_have_been_read_say_the_same(dump: Read) -> None:
-    reader, findings = Reader(open_dump(dump.run.name, "btf")), LossLog()
+    reader, losses = Reader(open_dump(dump.run.name, "btf")), LossLog()
     asleep = dump.table.only((dump.table["state"] != 0) & (dump.table["on_cpu"] == 0))
     size = stack_bytes(reader.prog)
     stacks, pointers = (asleep[name].astype(np.uint64) for name in ("stack", "sp"))
-    memory = read_stacks(reader, stacks, pointers, size, findings)
+    memory = read_stacks(reader, stacks, pointers, size, losses)
     before = reader.reads
     calls = syscalls_of(reader.prog, asleep, memory)
     assert reader.reads == before
-    again = read_syscalls(reader, asleep, size, findings)
+    again = read_syscalls(reader, asleep, size, losses)
     assert np.count_nonzero(calls.known) > 2000
     assert_same(calls, again)
 

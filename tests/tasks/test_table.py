@@ -31,8 +31,8 @@ def run(request: pytest.FixtureRequest) -> lab.Run:
 @pytest.fixture(scope="module")
 def opened(run: lab.Run) -> tuple[Reader, LossLog, TaskTable]:
     prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
-    reader, findings = Reader(prog), LossLog()
-    return reader, findings, TaskReader(reader).read_all(findings)
+    reader, losses = Reader(prog), LossLog()
+    return reader, losses, TaskReader(reader).read_all(losses)
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +67,10 @@ def row(table: TaskTable, tid: int) -> np.void:
 
 def test_reads(opened: tuple[Reader, LossLog, TaskTable]) -> None:
     """One a thread, but for each list of threads that has its end read first."""
-    reader, findings, table = opened
+    reader, losses, table = opened
     assert len(table) == len(set(table["pid"].tolist())) > 2200
     assert reader.reads <= len(table) + 1
-    assert findings.notes == {}
+    assert losses.notes == {}
 
 
 def test_columns_that_stand_still(run: lab.Run, table: TaskTable) -> None:
@@ -107,8 +107,8 @@ def test_clock_is_that_of_the_guest(
     run: lab.Run, opened: tuple[Reader, LossLog, TaskTable]
 ) -> None:
     """The dump was taken after the guest wrote down what time it was."""
-    reader, findings, table = opened
-    now = read_clocks(reader, findings).monotonic_ns
+    reader, losses, table = opened
+    now = read_clocks(reader, losses).monotonic_ns
     assert now is not None
     assert now > run.workload["times"]["monotonic_ns"]
     assert now > table["start_ns"].max()
@@ -119,7 +119,7 @@ def test_process_of_one_thread(
     opened: tuple[Reader, LossLog, TaskTable], run: lab.Run, which: str
 ) -> None:
     reader, _, table = opened
-    findings = LossLog()
+    losses = LossLog()
     server = run.workload["servers"]["server-signal"]
     pid = server["pid"] if which == "leader" else server["workers"][7]
     expected = table.only(table["tgid"] == server["pid"])
@@ -127,10 +127,10 @@ def test_process_of_one_thread(
     address = int(row(table, pid)["address"])
     twice = [address, int(expected["address"][3])]
     reads = reader.reads
-    found = TaskReader(reader).read_processes(twice, findings)
+    found = TaskReader(reader).read_processes(twice, losses)
     assert np.array_equal(found.records, expected.records)
     assert reader.reads - reads <= len(expected) + 2
-    assert not findings.notes
+    assert not losses.notes
 
 
 def test_processes_come_in_the_order_asked(
@@ -144,13 +144,13 @@ def test_processes_come_in_the_order_asked(
 
 def test_process_whose_leader_is_lost(run: lab.Run) -> None:
     prog = open_target(TargetSpec(path=str(run.elf), types="btf")).prog
-    reader, findings = Reader(prog), LossLog()
+    reader, losses = Reader(prog), LossLog()
     tasks = TaskReader(reader)
-    table = tasks.read_all(findings)
+    table = tasks.read_all(losses)
     server = run.workload["servers"]["server-signal"]
     leader = int(row(table, server["pid"])["address"])
     worker = int(row(table, server["workers"][0])["address"])
 
     lose(prog, leader, tasks.size)
-    assert len(tasks.read_processes([worker], findings)) == 0
-    assert findings.coverage["tasks_unreadable"] == 1
+    assert len(tasks.read_processes([worker], losses)) == 0
+    assert losses.coverage["tasks_unreadable"] == 1

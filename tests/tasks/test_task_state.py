@@ -109,4 +109,4 @@ def test_ages_agree_with_the_statistics(dump: Dump) -> None:
 def test_cost(dump: Dump) -> None:
     """drgn unwinds nothing but what was on a CPU."""
     assert dump.now.stacks.asked == 0
-    assert not dump.findings.coverage["stacks_incomplete"]
+    assert not dump.losses.coverage["stacks_incomplete"]

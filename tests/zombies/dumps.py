@@ -31,8 +31,8 @@ class Dump:
     def __init__(self, prog: Program, name: str) -> None:
         self.run = lab.build(name)
         self.prog = prog
-        self.reader, self.findings = Reader(prog), LossLog()
-        self.table = TaskReader(self.reader).read_all(self.findings)
+        self.reader, self.losses = Reader(prog), LossLog()
+        self.table = TaskReader(self.reader).read_all(self.losses)
 
     @cached_property
     def rows(self) -> Rows:
@@ -43,19 +43,19 @@ class Dump:
     def _look(self) -> tuple[Dead, Parents, tuple[int, int]]:
         _ = self.clocks  # not among the reads that are counted
         start = self.reader.reads
-        dead = self.read_dead(self.table, self.findings)
+        dead = self.read_dead(self.table, self.losses)
         middle = self.reader.reads
-        parents = self.read_parents(self.table, dead, self.findings)
+        parents = self.read_parents(self.table, dead, self.losses)
         return dead, parents, (middle - start, self.reader.reads - middle)
 
-    def read_dead(self, table: TaskTable, findings: LossLog) -> Dead:
+    def read_dead(self, table: TaskTable, losses: LossLog) -> Dead:
         """Read the dead among other tasks."""
         aged = read_ages(table, self.clocks)
-        return read_dead(self.reader, table, aged, findings)
+        return read_dead(self.reader, table, aged, losses)
 
-    def read_parents(self, table: TaskTable, dead: Dead, findings: LossLog) -> Parents:
+    def read_parents(self, table: TaskTable, dead: Dead, losses: LossLog) -> Parents:
         aged = read_ages(table, self.clocks)
-        return read_parents(self.reader, table, dead, aged, findings)
+        return read_parents(self.reader, table, dead, aged, losses)
 
     def with_records(self, **columns: tuple[Any, Any]) -> TaskTable:
         """Copy the table with other values in some rows of some columns."""
@@ -66,7 +66,7 @@ class Dump:
 
     @cached_property
     def clocks(self) -> Clocks:
-        return read_clocks(self.reader, self.findings)
+        return read_clocks(self.reader, self.losses)
 
     @property
     def dead(self) -> Dead:
@@ -141,7 +141,7 @@ def verdicts_of(table: TaskTable, dead: Dead, parents: Parents) -> dict[int, Ver
 def read_dump(name: str, types: str = "btf") -> Dump:
     """Read the tasks of a dump; the last dumps are kept for the next test."""
     dump = Dump(open_dump(name, types), name)
-    assert not dump.findings.notes
+    assert not dump.losses.notes
     return dump
 
 

@@ -32,21 +32,21 @@ WITHOUT = (
 
 
 def look(dump: Dump) -> tuple[tuple[Leak, ...], LossLog]:
-    findings = LossLog()
-    found = find_leaks(dump.reader, dump.table, findings)
+    losses = LossLog()
+    found = find_leaks(dump.reader, dump.table, losses)
     assert found is not None
-    return found, findings
+    return found, losses
 
 
-def codes(findings: LossLog) -> list[str]:
-    return [note.code for note in findings.notes.values()]
+def codes(losses: LossLog) -> list[str]:
+    return [note.code for note in losses.notes.values()]
 
 
 def test_what_the_module_leaks(dump: Dump) -> None:
     """How much of it: tests/truth/zombies."""
-    found, findings = look(dump)
-    assert not findings.notes
-    assert findings.coverage["struct_pids"] > len(dump.table)
+    found, losses = look(dump)
+    assert not losses.notes
+    assert losses.coverage["struct_pids"] > len(dump.table)
     by_address = {leak.address: leak for leak in found}
     for one in dump.workload["leaks"]:
         leak = by_address.pop(int(one["address"], 16))
@@ -60,10 +60,10 @@ def test_what_the_module_leaks(dump: Dump) -> None:
 @pytest.mark.parametrize("name", WITHOUT)
 def test_nothing_else_leaks(name: str) -> None:
     dump = read_dump(name)
-    found, findings = look(dump)
+    found, losses = look(dump)
     assert found == ()
-    assert not findings.notes
-    assert findings.coverage["struct_pids"] >= len(dump.table)
+    assert not losses.notes
+    assert losses.coverage["struct_pids"] >= len(dump.table)
 
 
 def none(*_: Any, **__: Any) -> Iterator[Any]:
@@ -184,12 +184,12 @@ def test_kind_that_fails_is_noted(dump: Dump, monkeypatch: pytest.MonkeyPatch) -
 
     whole, _ = look(dump)
     monkeypatch.setattr(PidHolders, "_callbacks", broken)
-    found, findings = look(dump)
+    found, losses = look(dump)
     # A number that is free with one reference may be about to be let go of.
     sure = tuple(leak for leak in whole if leak.task or leak.references > 1)
     assert 0 < len(sure) < len(whole)
     assert found == sure
-    assert codes(findings) == ["lost", "leaks-unsure"]
+    assert codes(losses) == ["lost", "leaks-unsure"]
 
 
 def test_running_kernel_is_looked_at_twice(
@@ -211,9 +211,9 @@ def test_no_slub(dump: Dump, monkeypatch: pytest.MonkeyPatch) -> None:
         raise LookupError("no objects")
 
     monkeypatch.setattr(slabscan, "_slab_layout", missing)
-    findings = LossLog()
-    assert find_leaks(dump.reader, dump.table, findings) is None
-    assert codes(findings) == ["lost"]
+    losses = LossLog()
+    assert find_leaks(dump.reader, dump.table, losses) is None
+    assert codes(losses) == ["lost"]
 
 
 def test_search_is_bounded(dump: Dump, monkeypatch: pytest.MonkeyPatch) -> None:

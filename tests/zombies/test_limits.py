@@ -22,10 +22,10 @@ SECOND = 10**9
 
 @pytest.fixture
 def limits(dump: Dump) -> tuple[Limit, ...]:
-    findings = LossLog()
-    found = collect_limits(dump.reader, dump.table, dump.rows, findings)
-    assert not findings.notes
-    assert not findings.lost
+    losses = LossLog()
+    found = collect_limits(dump.reader, dump.table, dump.rows, losses)
+    assert not losses.notes
+    assert not losses.lost
     return found
 
 
@@ -114,13 +114,13 @@ def test_nearest_first(limits: tuple[Limit, ...]) -> None:
 def test_users_before_ucounts() -> None:
     """Of all tasks of an old kernel, as if they were dead."""
     old = read_dump("memory-5.10")
-    findings = LossLog()
+    losses = LossLog()
     every = np.arange(len(old.table))
-    found = collect_limits(old.reader, old.table, every, findings)
-    assert not findings.notes
+    found = collect_limits(old.reader, old.table, every, losses)
+    assert not losses.notes
     users = of(found, "RLIMIT_NPROC")
-    uids = read_identities(old.reader, old.table, findings).uid
-    idle = len(possible_cpus(old.reader.prog, findings))
+    uids = read_identities(old.reader, old.table, losses).uid
+    idle = len(possible_cpus(old.reader.prog, losses))
     by_user = Counter(f"uid {uid}" for uid in uids.tolist())
     assert {scope: user.zombies for scope, user in users.items()} == by_user
     assert users["uid 0"].used == by_user["uid 0"] + idle
@@ -145,15 +145,15 @@ def test_what_cannot_be_read_is_noted(dump: Dump) -> None:
     """Of tasks whose pointers lead nowhere."""
     columns = ("thread_pid", "cgroups", "cred")
     broken = dump.with_records(**dict.fromkeys(columns, (dump.rows, 0x8_0000)))
-    findings = LossLog()
-    found = collect_limits(dump.reader, broken, dump.rows, findings)
+    losses = LossLog()
+    found = collect_limits(dump.reader, broken, dump.rows, losses)
     assert [limit.name for limit in found] == ["threads-max"]
-    assert findings.lost == {
+    assert losses.lost == {
         "pid_unreadable": 1,
         "css_set_unreadable": 1,
         "cred_unreadable": 1,
     }
-    assert len(findings.notes) == 3
+    assert len(losses.notes) == 3
 
 
 def test_lowest_limit_of_a_user_counts() -> None:

@@ -38,11 +38,11 @@ def test_what_is_lost_is_noted(dump: Dump) -> None:
     broken = dump.with_records(
         signal=(dump.rows, 1 << 60), address=(dump.rows[0], below)
     )
-    findings = LossLog()
-    held = held_memory(dump.reader, broken, dump.rows, findings)
+    losses = LossLog()
+    held = held_memory(dump.reader, broken, dump.rows, losses)
     assert {"task_struct", "signal_struct"}.isdisjoint(held.each_bytes)
     assert "cred" in held.each_bytes
-    assert findings.lost
+    assert losses.lost
 
 
 @pytest.mark.long

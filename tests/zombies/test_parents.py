@@ -193,12 +193,12 @@ def alone(dump: Dump, pid: int) -> tuple[str, int, int]:
     place = dump.pids.index(pid)
     addresses = [dump.address(pid), int(dump.dead.real_parent[place])]
     table = TaskReader(dump.reader).read_processes(addresses, LossLog())
-    findings = LossLog()
+    losses = LossLog()
     start = dump.reader.reads
-    dead = dump.read_dead(table, findings)
+    dead = dump.read_dead(table, losses)
     dead = dead.only(table["pid"][dead.row] == pid)
-    parents = dump.read_parents(table, dead, findings)
-    assert not findings.notes
+    parents = dump.read_parents(table, dead, losses)
+    assert not losses.notes
     reads = dump.reader.reads - start
     return verdicts_of(table, dead, parents)[pid], reads, len(table)
 
@@ -287,14 +287,14 @@ def test_a_parent_that_is_gone(dump: Dump) -> None:
     """As on a live guest, where it was not in the table any more."""
     pid = dump.parent("never-sleeps").pid
     table = dump.table.only(dump.table["tgid"] != pid)
-    findings = LossLog()
-    dead = dump.read_dead(table, findings)
-    parents = dump.read_parents(table, dead, findings)
+    losses = LossLog()
+    dead = dump.read_dead(table, losses)
+    parents = dump.read_parents(table, dead, losses)
     gone = {p for p, one in dump.recorded.items() if one["ppid"] == pid}
     found = verdicts_of(table, dead, parents)
     assert found == dump.verdicts | dict.fromkeys(gone, "unknown")
-    assert findings.coverage["parents_unknown"] == len(gone) == 3
-    assert set(findings.notes) == {("parent-unknown", "")}
+    assert losses.coverage["parents_unknown"] == len(gone) == 3
+    assert set(losses.notes) == {("parent-unknown", "")}
     lost = dead.only(parents.index == NONE)
     assert len(lost) == 3
 
@@ -325,14 +325,14 @@ def test_what_is_lost(program: Program, what: str, name: str) -> None:
         # What lies beside may be lost as well, and is then not told wrongly.
         wanted = {"unknown"} if each in mine else {"unknown", whole.verdicts[each]}
         assert told in wanted, whole.recorded[each]
-    assert what in " ".join(n.text for n in found.findings.notes.values())
+    assert what in " ".join(n.text for n in found.losses.notes.values())
 
 
 def test_who_was_in_the_table_only_in_part(dump: Dump) -> None:
     """A table that lost the first thread of a parent still tells its name."""
     pid = dump.parent("waiter-polls").pid
     table = dump.table.only(dump.table["pid"] != pid)
-    findings = LossLog()
-    parents = dump.read_parents(table, dump.read_dead(table, findings), findings)
+    losses = LossLog()
+    parents = dump.read_parents(table, dump.read_dead(table, losses), losses)
     assert pid not in {each.pid for each in parents.facts}
-    assert findings.coverage["parents_unknown"] == 2
+    assert losses.coverage["parents_unknown"] == 2

@@ -14,15 +14,15 @@ from tests.zombies.dumps import Dump
 def look(
     dump: Dump, table: TaskTable | None = None
 ) -> tuple[tuple[Heir, ...], LossLog]:
-    findings = LossLog()
+    losses = LossLog()
     table = dump.table if table is None else table
-    return find_heirs(dump.reader, table, dump.rows, findings), findings
+    return find_heirs(dump.reader, table, dump.rows, losses), losses
 
 
 @pytest.fixture
 def heirs(dump: Dump) -> dict[int, Heir]:
-    found, findings = look(dump)
-    assert not findings.notes
+    found, losses = look(dump)
+    assert not losses.notes
     assert len({heir.ppid for heir in found}) == len(found)
     return {heir.ppid: heir for heir in found}
 
@@ -79,12 +79,10 @@ def test_who_reaps(dump: Dump, heirs: dict[int, Heir]) -> None:
 def test_what_is_lost_is_noted(dump: Dump) -> None:
     """Of processes whose PIDs lead nowhere."""
     pid = dump.task("never-sleeps")
-    found, findings = look(
-        dump, dump.with_records(thread_pid=(dump.row(pid), 0x8_0000))
-    )
+    found, losses = look(dump, dump.with_records(thread_pid=(dump.row(pid), 0x8_0000)))
     everyone, _ = look(dump)
     assert {heir.ppid for heir in everyone} - {heir.ppid for heir in found} == {pid}
-    assert findings.lost["heirs_unreadable"] == 1
+    assert losses.lost["heirs_unreadable"] == 1
 
 
 def test_loop_ends(dump: Dump) -> None:
@@ -95,5 +93,5 @@ def test_loop_ends(dump: Dump) -> None:
         real_parent=(dump.row(above), dump.address(below)),
         flags=(same, dump.table["flags"][same] | 0x4),
     )
-    _, findings = look(dump, table)
-    assert findings.lost["heirs_unreadable"] == 1
+    _, losses = look(dump, table)
+    assert losses.lost["heirs_unreadable"] == 1

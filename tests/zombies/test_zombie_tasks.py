@@ -25,8 +25,8 @@ def test_all_that_are_dead(dump: Dump) -> None:
     assert {p for p, lead in zip(dump.pids, leads, strict=True) if lead} == leaders
     assert set(dump.dead.age_bound.tolist()) == {AgeBound.ESTIMATE}
     assert dump.parents
-    assert not dump.findings.notes
-    assert not dump.findings.coverage
+    assert not dump.losses.notes
+    assert not dump.losses.coverage
 
 
 def test_threads_that_live(dump: Dump) -> None:
@@ -107,16 +107,16 @@ def test_what_is_lost(program: Program) -> None:
     assert found.dead.namespace[place] == UNKNOWN
     pid = whole.pids[place]
     assert found.verdicts == whole.verdicts | {pid: "unknown"}
-    coverage = found.findings.coverage
+    coverage = found.losses.coverage
     assert coverage["signal_struct_unreadable"] >= 1
     assert coverage["pid_unreadable"] == 1
 
 
 def test_none(dump: Dump) -> None:
     alive = dump.table.only(dump.table["exit_state"] == 0)
-    findings = LossLog()
-    dead = dump.read_dead(alive, findings)
-    parents = dump.read_parents(alive, dead, findings)
+    losses = LossLog()
+    dead = dump.read_dead(alive, losses)
+    parents = dump.read_parents(alive, dead, losses)
     assert (len(dead), parents.facts) == (0, ())
     assert verdicts(dead, parents).tolist() == []
-    assert not findings.notes
+    assert not losses.notes

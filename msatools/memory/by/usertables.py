@@ -107,7 +107,7 @@ def _joined(parts: list[Indices]) -> Indices:
 class UserTables:
     """Walks the page tables of many address spaces."""
 
-    def __init__(self, reader: Reader, findings: LossLog, end_pfn: int) -> None:
+    def __init__(self, reader: Reader, losses: LossLog, end_pfn: int) -> None:
         """
         :param end_pfn: Behind the last page of memory: no entry can name a page there.
         :raises LookupError: if this kernel's page tables are not known
@@ -116,7 +116,7 @@ class UserTables:
         if form is None:
             raise LookupError("no known page tables")
         self._reader = reader
-        self._findings = findings
+        self._losses = losses
         self._end = end_pfn
         self._form = form
         # Each table is a page. Those of hugetlb may be shared, and are met again.
@@ -143,7 +143,7 @@ class UserTables:
         if len(tops) > int(_SPACES):
             left_out = len(tops) - int(_SPACES)
             text = f"{left_out:,} address spaces are not looked at: too many"
-            self._findings.lose(Loss.ADDRESS_SPACES, text)
+            self._losses.lose(Loss.ADDRESS_SPACES, text)
             tops = tops[: int(_SPACES)]
         known = np.zeros(len(tops), np.bool_)
         swapped = np.zeros(len(tops), np.int64)
@@ -191,7 +191,7 @@ class UserTables:
         tables = self._in_memory(np.unique(tables), 1)
         if len(tables) > self._left:
             text = "there are more page tables than memory has room for"
-            self._findings.lose(Loss.USER_TABLES, f"{text}: some are not looked at")
+            self._losses.lose(Loss.USER_TABLES, f"{text}: some are not looked at")
             tables = tables[: self._left]
             self._is_whole = False
         self._left -= len(tables)
@@ -206,7 +206,7 @@ class UserTables:
             yield np.frombuffer(data, "<u8")
 
     def _lose_table(self) -> None:
-        self._findings.lose(Loss.USER_TABLES)
+        self._losses.lose(Loss.USER_TABLES)
         self._is_whole = False
 
     def _take_large(self, entries: Words, shift: int, space: int) -> None:
@@ -246,7 +246,7 @@ class UserTables:
         good = addresses <= np.uint64(max(last, 0) << PAGE_SHIFT)
         wild = len(addresses) - int(np.count_nonzero(good))
         if wild:
-            self._findings.lose(Loss.USER_TABLE_ENTRIES, count=wild)
+            self._losses.lose(Loss.USER_TABLE_ENTRIES, count=wild)
             addresses = addresses[good]
         return addresses
 

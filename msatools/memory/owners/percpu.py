@@ -45,11 +45,11 @@ class PercpuPages:
     """Units without a CPU."""
 
 
-def percpu_pages(reader: Reader, tables: PageTables, findings: LossLog) -> PercpuPages:
+def percpu_pages(reader: Reader, tables: PageTables, losses: LossLog) -> PercpuPages:
     """Find the pages of all chunks but those of boot memory, which is reserved."""
     prog = reader.prog
     page_shift = prog["PAGE_SHIFT"].value_()
-    cpus = list(possible_cpus(prog, findings))
+    cpus = list(possible_cpus(prog, losses))
     units = unit_offsets(reader, cpus)
     type_ = prog.type(_CHUNK_TYPE)
     layout = struct_layout(reader, _CHUNK_TYPE, _CHUNK)
@@ -59,7 +59,7 @@ def percpu_pages(reader: Reader, tables: PageTables, findings: LossLog) -> Percp
     unit_pages = prog["pcpu_unit_pages"].value_()
     size = max(populated + 8 * -(-unit_pages // 64), layout.end)
     pfns: list[int] = []
-    for data in _chunks(reader, findings, type_, size):
+    for data in _chunks(reader, losses, type_, size):
         chunk = layout.decode(data[layout.start :])
         if chunk["immutable"]:
             continue
@@ -94,7 +94,7 @@ def _boot_pages(prog: drgn.Program, page_shift: int) -> int:
 
 
 def _chunks(
-    reader: Reader, findings: LossLog, type_: drgn.Type, size: int
+    reader: Reader, losses: LossLog, type_: drgn.Type, size: int
 ) -> Iterator[bytes]:
     """Read the chunk on each list; a chunk is on the list of its free space."""
     prog = reader.prog
@@ -114,7 +114,7 @@ def _chunks(
             lists[slot].address_of_().value_(),
             type_.member("list").offset,
             size,
-            findings,
+            losses,
             "a list of percpu chunks",
         ):
             yield data
