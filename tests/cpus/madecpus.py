@@ -211,6 +211,6 @@ def report(
         "notes": (),
         "load": None,
         "run_queues": (),
-        "losses": (),
+        "findings": (),
     }
     return CpusReport(cpus=tuple(cpus), sets=tuple(sets), **(given | others))
