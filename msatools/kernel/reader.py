@@ -27,8 +27,9 @@ _MAX_GAP = 4096
 _MAX_SPAN = 256 * 1024
 _BATCH = 1 << 20
 
-FEW = 8
-"""To sort so many takes longer than a read each."""
+_FEW, _FEW_LIVE = 3, 8
+"""To sort so many takes longer than a read each: of a dump, and of /proc/kcore, where
+all is done again with each sample."""
 
 WINDOW = 4096
 """Bytes that are read at once around what pointers lead to."""
@@ -253,7 +254,7 @@ class Reader:
         """
         records = np.zeros((len(addresses), size), np.uint8)
         readable = np.zeros(len(addresses), np.bool_)
-        if len(addresses) <= FEW:
+        if len(addresses) <= (_FEW_LIVE if self.is_live else _FEW):
             self._read_each(addresses, range(len(addresses)), records, readable)
             return records, readable
         record = np.dtype((np.void, size))

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.kernel.losses import struct_key
-from msatools.kernel.reader import FEW, Addresses, Reader
+from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 
 Booleans = npt.NDArray[np.bool_]
@@ -252,11 +252,14 @@ def column_type(member: drgn.Object) -> np.dtype[Any]:
     return np.dtype(integer_format(member).format)
 
 
+_FEW = 8
+
+
 def each_once(
     addresses: Addresses,
 ) -> tuple[Addresses, npt.NDArray[np.intp] | slice]:
     """Give each address once, and what makes of these all of them."""
-    if len(addresses) <= FEW and len(set(addresses.tolist())) == len(addresses):
+    if len(addresses) <= _FEW and len(set(addresses.tolist())) == len(addresses):
         # Sorting a few takes longer than all else that is done with them.
         return addresses, slice(None)
     return np.unique(addresses, return_inverse=True)

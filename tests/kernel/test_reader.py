@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from drgn import Architecture, FaultError, Platform, Program, ProgramFlags
 
-from msatools.kernel.reader import FEW, Gap, Reader, column, distinct, fault_reason
+from msatools.kernel.reader import Gap, Reader, column, distinct, fault_reason
 
 from .memory import BASE, reader_of
 
@@ -56,7 +56,7 @@ def test_reason(text: str, reason: str) -> None:
 
 def test_records_near_each_other_come_with_one_read() -> None:
     reader = reader_of(DATA)
-    addresses = BASE + np.arange(FEW + 1, dtype=np.uint64) * np.uint64(100)
+    addresses = np.array([BASE, BASE + 100, BASE + 500, BASE + 1000], np.uint64)
     _, readable = reader.read_records(addresses, 16)
     assert readable.all()
     assert reader.reads == 1
@@ -70,7 +70,7 @@ LARGE = random.Random(1).randbytes(1 << 21)
 def test_records_anywhere(seed: int) -> None:
     chance = random.Random(seed)
     size = chance.choice((1, 8, 24, 700, 9000))
-    count = chance.choice((4, FEW + 1, 50, 2000))
+    count = chance.choice((4, 5, 50, 2000))
     near = chance.choice((1 << 12, 1 << 16, len(LARGE)))
     holes = {chance.randrange(near >> 12) for _ in range(seed)}
     reader = reader_of(LARGE, holes, granule=4096)

@@ -279,7 +279,7 @@ def test_period(prog: drgn.Program, monkeypatch: pytest.MonkeyPatch) -> None:
     stepped = Stepped(prog)
     stepped.sampler.sample()
     assert stepped.sampler.period_s == 0.1
-    times = iter([100.0, 100.01, 200.0, 201.0])
+    times = iter([100.0, 100.005, 200.0, 201.0])
     monkeypatch.setattr(module.time, "process_time", lambda: next(times))
     stepped.sampler.sample()
     assert stepped.sampler.period_s == 0.1
