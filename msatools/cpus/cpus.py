@@ -36,6 +36,7 @@ from msatools.kernel.load import load_averages
 from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.session import KernelSession, Progress, quietly
+from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 from msatools.target.describe import describe
 from msatools.target.model import Target
@@ -263,7 +264,7 @@ def doing(prog: drgn.Program, text: KernelText, cpu: int) -> str | None:
         registers are not in the dump.
     """
     try:
-        task = per_cpu(prog["runqueues"], cpu).curr.value_()
+        task = per_cpu(find_variable(prog, "runqueues"), cpu).curr.value_()
     except drgn.FaultError:
         return None
     frames = running_frames(prog, task)

@@ -31,6 +31,7 @@ from msatools.kernel.structs import (
     read_structs,
 )
 from msatools.kernel.walks import list_records
+from msatools.selfdesc.variables import find_variable
 
 MAX_CPUSETS = 1 << 18
 """More than any machine has groups: a walk that finds more is lost."""
@@ -122,7 +123,7 @@ class Cpusets:
 def read_cpusets(reader: Reader, losses: LossLog) -> Cpusets:
     """Read all cpusets that are online; one that cannot be read costs a count."""
     try:
-        root = reader.prog["top_cpuset"].address_
+        root = find_variable(reader.prog, "top_cpuset").address_
         addresses = np.fromiter(_walk(reader, root, losses), np.uint64)
         return _read(reader, addresses, losses)
     except LookupError as error:
@@ -274,7 +275,7 @@ def _reason(reader: Reader, found: Structs, row: int, losses: LossLog) -> str | 
         return None
     number = int(found["error"][row])
     try:
-        texts = reader.prog["perr_strings"].address_
+        texts = find_variable(reader.prog, "perr_strings").address_
         count = reader.prog.symbol("perr_strings").size // 8
         if not 0 < number < count:
             raise drgn.FaultError("no such reason", texts)
@@ -301,5 +302,5 @@ class _Flags:
 
 def _is_unified(prog: drgn.Program) -> bool:
     """Return whether the controller is bound to the default hierarchy."""
-    default: int = prog["cgrp_dfl_root"].address_
-    return int(prog["cpuset_cgrp_subsys"].root.value_()) == default
+    default: int = find_variable(prog, "cgrp_dfl_root").address_
+    return int(find_variable(prog, "cpuset_cgrp_subsys").root.value_()) == default

@@ -17,6 +17,7 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import read_structs
+from msatools.selfdesc.variables import find_variable
 from msatools.target.model import Address
 
 _RUN_QUEUE = {"domain": ("rd",)}
@@ -87,6 +88,6 @@ def _unbalanced(reader: Reader) -> int | None:
 
     :raises LookupError: if it is not found
     """
-    address: int = reader.prog["def_root_domain"].address_
-    made = reader.prog["sched_smp_initialized"]
+    address: int = find_variable(reader.prog, "def_root_domain").address_
+    made = find_variable(reader.prog, "sched_smp_initialized")
     return address if reader.read(made.address_, 1) != b"\0" else None

@@ -20,6 +20,7 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, find_offset, lose_many
+from msatools.selfdesc.variables import find_variable
 
 # Bits of ``flags``: TS_FLAG_* of kernel/time/tick-sched.h, macros. Each was a bit-field
 # before "tick: Move individual bit features to debuggable mask accesses" (in v6.9).
@@ -289,7 +290,7 @@ def _timekeeper(prog: drgn.Program) -> drgn.Object:
         kept = prog.type("struct tk_data")
     except LookupError:
         # Before v6.13, when it had no name.
-        return prog["tk_core"]
+        return find_variable(prog, "tk_core")
     try:
         # An array since there are auxiliary clocks (v6.17); the first is the system's.
         # The symbol does: how many there are would take long to find out.

@@ -24,6 +24,7 @@ from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Structs, find_offset, read_structs
 from msatools.kernel.xarray import Entries, maple_entries, xarray_entries
+from msatools.selfdesc.variables import find_variable
 
 Counts = npt.NDArray[np.int64]
 
@@ -371,13 +372,13 @@ def _entries(reader: Reader, losses: LossLog) -> Entries:
     try:
         # Linux kernel commit 721255b9826b ("genirq: Use a maple tree for interrupt
         # descriptor management") (in v6.5)
-        root = prog["sparse_irqs"].address_
+        root = find_variable(prog, "sparse_irqs").address_
     except LookupError:
         pass
     else:
         return maple_entries(reader, root, losses, name)
     try:
-        root = prog["irq_desc_tree"].address_
+        root = find_variable(prog, "irq_desc_tree").address_
     except LookupError:
         # A table, without CONFIG_SPARSE_IRQ, which x86-64 and arm64 always have.
         losses.lose(Loss.IRQS, f"{name} is not found")
@@ -388,7 +389,7 @@ def _entries(reader: Reader, losses: LossLog) -> Entries:
 def _chained(prog: drgn.Program) -> int:
     """Find what stands for a handler of controllers behind which there are others."""
     try:
-        address: int = prog["chained_action"].address_
+        address: int = find_variable(prog, "chained_action").address_
     except LookupError:
         return 0
     return address

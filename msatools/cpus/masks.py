@@ -26,6 +26,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
+from msatools.selfdesc.variables import find_variable
 
 _MAX_COMMAND_LINE = 1 << 16
 """COMMAND_LINE_SIZE and what a boot configuration adds (init/main.c): 2 KiB and 32."""
@@ -107,7 +108,7 @@ def _isolated(*known: Cpus | None) -> Cpus | None:
 def _variable(reader: Reader, name: str, losses: LossLog) -> Cpus | None:
     """Read a mask that not every kernel has; one not allocated has no CPU."""
     try:
-        mask = reader.prog[name]
+        mask = find_variable(reader.prog, name)
     except LookupError:
         return None
     return try_mask(reader, lambda: place_of(mask), name, losses)
@@ -143,7 +144,7 @@ class _Housekeeping:
         """Find the mask of the CPUs that are for it; 0 if all are."""
         prog = self._reader.prog
         try:
-            housekeeping = prog["housekeeping"]
+            housekeeping = find_variable(prog, "housekeeping")
         except LookupError:
             return self._only_place(names)
         number = _first_constant(prog, names)
@@ -156,11 +157,11 @@ class _Housekeeping:
         ed3b362d54f0 ("sched/isolation: Split housekeeping cpumask per isolation
         features") (in v5.18)."""
         prog = self._reader.prog
-        flags = prog["housekeeping_flags"].value_()
+        flags = find_variable(prog, "housekeeping_flags").value_()
         old_names = tuple(name.replace("_TYPE_", "_FLAG_") for name in names)
         if not flags & _first_constant(prog, old_names):
             return 0
-        return place_of(prog["housekeeping_mask"])
+        return place_of(find_variable(prog, "housekeeping_mask"))
 
 
 def _first_constant(prog: drgn.Program, names: tuple[str, ...]) -> int:
@@ -177,7 +178,7 @@ def _first_constant(prog: drgn.Program, names: tuple[str, ...]) -> int:
 
 def _command_line(reader: Reader, losses: LossLog) -> str:
     try:
-        address = reader.prog["saved_command_line"].value_()
+        address = find_variable(reader.prog, "saved_command_line").value_()
         return read_string(reader, address, _MAX_COMMAND_LINE)
     except (LookupError, drgn.FaultError) as error:
         losses.lose(Loss.COMMAND_LINE, f"the kernel's command line is lost: {error}")

@@ -18,6 +18,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import decode_string, read_string
 from msatools.kernel.structs import Members, read_structs
+from msatools.selfdesc.variables import find_variable
 
 _MAX_NAME = 128
 """Of a step of hot-plug; the longest have some 40 bytes."""
@@ -112,7 +113,7 @@ def _step_names(
     last = max(steps.values())
     reader = Reader(prog)  # as with drgn's objects, no report has its reads
     try:
-        described = prog["cpuhp_hp_states"]
+        described = find_variable(prog, "cpuhp_hp_states")
         for state in states:
             # What asks for any step (CPUHP_AP_ONLINE_DYN) has no enumerator.
             if 0 <= state <= last and (name := described[state].name):
@@ -145,7 +146,7 @@ def _idle_states(
 def _idle_depth(prog: drgn.Program, state: drgn.Object) -> int | None:
     """Return a state's number in its driver; ``None`` with a driver for each CPU."""
     try:
-        states = prog["cpuidle_curr_driver"].states
+        states = find_variable(prog, "cpuidle_curr_driver").states
         first, size = states[0].address_of_().value_(), drgn.sizeof(states[0])
         count = drgn.sizeof(states) // size
     except (LookupError, drgn.FaultError):

@@ -16,6 +16,7 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import lose_many
+from msatools.selfdesc.variables import find_variable
 
 _MOST_NS = 1 << 60
 """36 years: a stamp that says so is damaged, or KTIME_MAX."""
@@ -144,9 +145,9 @@ def _of_jiffies(count: int, jiffies: _Jiffies) -> int:
 
 def _read_jiffies(prog: drgn.Program) -> _Jiffies:
     # A clock source that counts ticks (kernel/time/jiffies.c) knows how long they are.
-    clock = prog["clocksource_jiffies"]
+    clock = find_variable(prog, "clocksource_jiffies")
     return _Jiffies(
         tick_ns=clock.mult.value_() >> clock.shift.value_(),
-        count=prog["jiffies_64"].value_(),
-        updated_ns=prog["last_jiffies_update"].value_(),
+        count=find_variable(prog, "jiffies_64").value_(),
+        updated_ns=find_variable(prog, "last_jiffies_update").value_(),
     )

@@ -13,6 +13,7 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Addresses, Reader, column
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, lose_many, read_structs
+from msatools.selfdesc.variables import find_variable
 
 _X86: Members = {
     "index": ("cpu_index",),
@@ -88,7 +89,7 @@ def _x86_places(reader: Reader, percpu: PerCpu, losses: LossLog) -> list[CpuPlac
 
 def _x86_siblings(reader: Reader, percpu: PerCpu, losses: LossLog) -> Addresses:
     addresses = percpu.addresses("cpu_sibling_map")
-    if not is_pointer(reader.prog["cpu_sibling_map"].type_):
+    if not is_pointer(find_variable(reader.prog, "cpu_sibling_map").type_):
         return addresses
     # With CONFIG_CPUMASK_OFFSTACK, a cpumask_var_t is a pointer.
     pointers, readable = reader.read_records(addresses, 8)
@@ -100,7 +101,7 @@ def _arm64_places(reader: Reader, percpu: PerCpu, losses: LossLog) -> list[CpuPl
     """Read the ``struct cpu_topology`` of each CPU (drivers/base/arch_topology.c)."""
     prog = reader.prog
     type_ = prog.type("struct cpu_topology")
-    first = prog["cpu_topology"].address_
+    first = find_variable(prog, "cpu_topology").address_
     addresses = (first + percpu.cpus * drgn.sizeof(type_)).astype(np.uint64)
     found = read_structs(reader, "struct cpu_topology", _ARM64, addresses, losses)
     siblings = addresses + np.uint64(drgn.offsetof(type_, "thread_sibling"))
@@ -141,7 +142,7 @@ def _nodes(reader: Reader, percpu: PerCpu, losses: LossLog) -> list[int | None]:
 
 def _has(prog: drgn.Program, name: str) -> bool:
     try:
-        prog[name]
+        find_variable(prog, name)
     except LookupError:
         return False
     return True

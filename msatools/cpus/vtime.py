@@ -20,6 +20,7 @@ from msatools.kernel.percpu import PerCpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, Members, Structs, read_structs
+from msatools.selfdesc.variables import find_variable
 
 _NICE_0 = 120
 """Static priority of a task of nice 0 (include/linux/sched/prio.h)."""
@@ -152,7 +153,7 @@ def _clock_offset(prog: drgn.Program) -> int:
     There is no such where it cannot be unstable.
     """
     try:
-        offset = prog["__sched_clock_offset"].value_()
+        offset = find_variable(prog, "__sched_clock_offset").value_()
     except (LookupError, drgn.FaultError):
         return 0
     return int(np.uint64(offset).astype(np.int64))

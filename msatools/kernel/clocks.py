@@ -25,6 +25,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.selfdesc.variables import find_variable
 
 Nanoseconds = npt.NDArray[np.int64]
 
@@ -152,7 +153,7 @@ def monotonic_offset(reader: Reader, losses: LossLog) -> int | None:
 def _offset_place(prog: drgn.Program) -> int | None:
     """Find the variable; ``None`` where the kernel has none."""
     try:
-        address: int | None = prog["__gtod_offset"].address_
+        address: int | None = find_variable(prog, "__gtod_offset").address_
         return address
     except LookupError:
         return None

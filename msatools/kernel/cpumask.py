@@ -16,6 +16,7 @@ import numpy.typing as npt
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.selfdesc.variables import find_variable
 
 _POSSIBLE = "msatools.possible CPUs"
 """Key of the program's cache."""
@@ -67,7 +68,7 @@ def kept_mask(reader: Reader, name: str, losses: LossLog) -> Cpus | None:
 
 
 def _kept_place(prog: drgn.Program, name: str) -> int:
-    address: int = prog[f"__cpu_{name}_mask"].address_
+    address: int = find_variable(prog, f"__cpu_{name}_mask").address_
     return address
 
 
@@ -188,11 +189,13 @@ def cpu_numbers(prog: drgn.Program) -> int:
     :raises drgn.FaultError: if that cannot be read, or cannot be
     """
     try:
-        number = int(prog["nr_cpu_ids"].value_())
+        number = int(find_variable(prog, "nr_cpu_ids").value_())
     except LookupError:
         # Not a variable where NR_CPUS is 1.
         return 1
     # No more than a mask has bits: NR_CPUS.
     if not 0 < number <= 8 * drgn.sizeof(prog.type("struct cpumask")):
-        raise drgn.FaultError("no such number of CPUs", prog["nr_cpu_ids"].address_)
+        raise drgn.FaultError(
+            "no such number of CPUs", find_variable(prog, "nr_cpu_ids").address_
+        )
     return number

@@ -26,6 +26,7 @@ from msatools.kernel.structs import (
     read_structs,
     struct_layout,
 )
+from msatools.selfdesc.variables import find_variable
 
 MAX_OPEN = 1 << 20
 """Files of one table that are looked at: what NR_OPEN allows by default."""
@@ -164,7 +165,7 @@ class OpenFiles:
         wanted = np.zeros(len(self._operations), np.bool_)
         for name in operations:
             with suppress(LookupError):
-                wanted |= self._operations == self._prog[name].address_
+                wanted |= self._operations == find_variable(self._prog, name).address_
         chosen = self._private[wanted]
         return distinct(chosen[chosen != 0])
 
@@ -240,7 +241,7 @@ def _processes(reader: Reader, losses: LossLog) -> FileTables:
     offsets = task.member("files").offset, drgn.offsetof(task, "task_frag.page")
     # No more of each than from the first to the last of these.
     first, last = min(*offsets, tasks), max(*offsets, tasks + 8)
-    init = prog["init_task"].address_
+    init = find_variable(prog, "init_task").address_
     records = changing_list(
         reader,
         init + tasks,

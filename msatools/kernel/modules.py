@@ -13,6 +13,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
 from msatools.selfdesc.module_records import LoadedModule, ModuleLayout, ModuleSymbols
+from msatools.selfdesc.variables import find_variable
 
 _MAX_DEPTH = 128
 """More than any path in a tree of modules: a red-black tree of 2^64 is as deep."""
@@ -71,7 +72,7 @@ class CodeModules:
         prog = self._reader.prog
         try:
             layout = self._layout = ModuleLayout(prog)
-            head = prog["modules"].address_
+            head = find_variable(prog, "modules").address_
         except LookupError:  # a kernel without loadable modules
             return
         try:
@@ -100,7 +101,7 @@ class _Tree:
 
     def __init__(self, reader: Reader) -> None:
         prog = reader.prog
-        tree = prog["mod_tree"]
+        tree = find_variable(prog, "mod_tree")
         self._reader = reader
         self._sequence = tree.address_ + drgn.offsetof(tree.type_, "root.seq")
         self._roots = tree.address_ + drgn.offsetof(tree.type_, "root.tree")

@@ -20,6 +20,7 @@ from msatools.kernel.reader import Reader, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.kernel.walks import list_nodes
+from msatools.selfdesc.variables import find_variable
 from msatools.target.paging import (
     ENTRIES,
     PAGE_SHIFT,
@@ -61,7 +62,7 @@ class PageTables:
         with clones of the few kernel mappings that user mode needs.
         """
         prog = self._reader.prog
-        top = prog["init_mm"].pgd.value_()
+        top = find_variable(prog, "init_mm").pgd.value_()
         roots = (top, top + TABLE_BYTES) if _has_isolation(prog) else (top,)
         users = self._form.user_entries
         own = (root + 8 * users for root in roots)
@@ -99,7 +100,7 @@ class PageTables:
         page = prog.type("struct page")
         nodes = list_nodes(
             self._reader,
-            prog["pgd_list"].address_,
+            find_variable(prog, "pgd_list").address_,
             self._losses,
             "the list of top-level page tables",
         )
@@ -142,7 +143,7 @@ class PageTables:
 
     @cached_property
     def _kernel_walk(self) -> TableWalk:
-        top = self._reader.prog["init_mm"].pgd.value_()
+        top = find_variable(self._reader.prog, "init_mm").pgd.value_()
 
         def read(table: int) -> bytes:
             # The first has no physical address that is known.

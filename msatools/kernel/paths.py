@@ -17,6 +17,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, find_offset, read_struct, read_structs
+from msatools.selfdesc.variables import find_variable
 
 Place = tuple[int, int]
 """The addresses of a ``struct vfsmount`` and a ``struct dentry``, a ``struct path``."""
@@ -155,7 +156,9 @@ class Paths:
     def _first_space(self) -> int:
         """The first process's ``struct mnt_namespace``."""
         try:
-            space: int = self.reader.prog["init_task"].nsproxy.mnt_ns.value_()
+            space: int = find_variable(
+                self.reader.prog, "init_task"
+            ).nsproxy.mnt_ns.value_()
         except (drgn.FaultError, LookupError):
             return 0
         return space

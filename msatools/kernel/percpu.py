@@ -13,6 +13,7 @@ from msatools.kernel.cpumask import possible_cpus
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.selfdesc.variables import find_variable
 
 _WORD = 8
 """Bytes of an offset, an unsigned long."""
@@ -38,7 +39,7 @@ class PerCpu:
         :raises LookupError: if there is none
         """
         if name not in self._pointers:
-            self._pointers[name] = self.prog[name].address_
+            self._pointers[name] = find_variable(self.prog, name).address_
         return self.at(self._pointers[name])
 
     def at(self, pointer: int) -> Addresses:
@@ -62,7 +63,7 @@ def unit_offsets(reader: Reader, cpus: Sequence[int]) -> list[int]:
     :raises LookupError: if nothing tells it
     :raises drgn.FaultError: if it cannot be read
     """
-    array = reader.prog["pcpu_unit_offsets"].value_()
+    array = find_variable(reader.prog, "pcpu_unit_offsets").value_()
     return _chosen(reader.words(array, max(cpus, default=-1) + 1), cpus)
 
 
@@ -72,7 +73,7 @@ def _read(prog: drgn.Program, losses: LossLog) -> PerCpu:
     if not cpus:
         return _percpu(prog, {})
     try:
-        array = prog["__per_cpu_offset"].address_
+        array = find_variable(prog, "__per_cpu_offset").address_
     except LookupError:  # without SMP, variables are where pointers point to
         return _percpu(prog, dict.fromkeys(cpus, 0))
     try:

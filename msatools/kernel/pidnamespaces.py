@@ -13,6 +13,7 @@ from msatools.kernel.pids import PidTree
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Structs, read_structs
+from msatools.selfdesc.variables import find_variable
 
 MAX_LEVEL = 32
 """``MAX_PID_NS_LEVEL`` (include/linux/pid_namespace.h)."""
@@ -99,7 +100,7 @@ def _namespace(
 def _pid_max(prog: drgn.Program, losses: LossLog) -> int | None:
     """Read what holds for all namespaces alike."""
     try:
-        most: int = prog["pid_max"].value_()
+        most: int = find_variable(prog, "pid_max").value_()
     except (drgn.FaultError, LookupError) as error:
         losses.lose(Loss.LIMITS, f"pid_max cannot be read: {error}")
         return None

@@ -16,6 +16,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.xarray import XArray
+from msatools.selfdesc.variables import find_variable
 from msatools.target.errors import TargetError
 
 PID_MAX_LIMIT = 1 << 22
@@ -83,7 +84,7 @@ def _initial_tree(reader: Reader) -> "PidTree":
 
 
 def _initial(prog: drgn.Program) -> int:
-    address: int | None = prog["init_pid_ns"].address_
+    address: int | None = find_variable(prog, "init_pid_ns").address_
     assert address is not None
     return address
 

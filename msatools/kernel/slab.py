@@ -18,6 +18,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import Members, read_struct, read_structs, struct_layout
 from msatools.kernel.walks import list_records, tree_records
+from msatools.selfdesc.variables import find_variable
 
 _MAX_NAME = 511
 """Bytes; the longest are those of memory control groups' own caches, up to v5.8."""
@@ -123,7 +124,7 @@ def slab_caches(reader: Reader, losses: LossLog) -> Iterator[SlabCache]:
     if layout is None:
         raise LookupError(f"{_TYPE} has no members")
     node = drgn.offsetof(prog.type(_TYPE), "list")
-    head, what = prog["slab_caches"].address_, "the list of caches"
+    head, what = find_variable(prog, "slab_caches").address_, "the list of caches"
     for address, data in list_records(reader, head, node, layout.end, losses, what):
         yield _cache(reader, address, layout.decode(data[layout.start :]))
 
@@ -139,7 +140,7 @@ def merged_names(reader: Reader, losses: LossLog) -> Mapping[int, list[str]]:
     names: dict[int, list[str]] = defaultdict(list)
     prog = reader.prog
     try:
-        directory = prog["slab_kset"].kobj.sd
+        directory = find_variable(prog, "slab_kset").kobj.sd
         root = directory.dir.children.address_of_().value_()
         is_link = prog.constant("KERNFS_LINK").value_()
         rb = drgn.offsetof(prog.type(_NODE_TYPE), "rb")

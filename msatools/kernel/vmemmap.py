@@ -4,6 +4,8 @@
 
 import drgn
 
+from msatools.selfdesc.variables import find_variable
+
 
 def vmemmap_base(prog: drgn.Program) -> int:
     """
@@ -16,7 +18,7 @@ def vmemmap_base(prog: drgn.Program) -> int:
     :raises drgn.FaultError: if the dump lacks what tells
     """
     try:
-        base: int = prog["vmemmap_base"].value_()
+        base: int = find_variable(prog, "vmemmap_base").value_()
     except LookupError:
-        base = prog["vmemmap"].value_()
+        base = find_variable(prog, "vmemmap").value_()
     return base

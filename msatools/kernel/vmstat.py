@@ -15,6 +15,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.zones import populated_zones
+from msatools.selfdesc.variables import find_variable
 
 
 def vm_counters(
@@ -72,7 +73,7 @@ def vm_events(
     :raises drgn.FaultError: if those of a CPU cannot be read
     """
     prog = reader.prog
-    states = prog["vm_event_states"].address_of_()
+    states = find_variable(prog, "vm_event_states").address_of_()
     places = enumerators(prog, "enum vm_event_item")
     counts = {name: 0 for name in names if name in places}
     length = max((places[name] for name in counts), default=-1) + 1
@@ -114,7 +115,7 @@ def _global(
     reader: Reader, variable: str, names: list[str], losses: LossLog
 ) -> dict[str, int | None]:
     try:
-        words = reader.words(reader.prog[variable].address_, len(names))
+        words = reader.words(find_variable(reader.prog, variable).address_, len(names))
     except drgn.FaultError as error:
         losses.lose(Loss.COUNTERS, f"the kernel's counters are lost: {error}")
         return dict.fromkeys(names)

@@ -5,6 +5,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import drgn
 from drgn.helpers.linux.hugetlb import for_each_hstate
@@ -27,6 +28,7 @@ from msatools.memory.pages.layout import PageLayout
 from msatools.memory.scan.freelists import PcpLists
 from msatools.memory.scan.pagecache import blockdev_pages
 from msatools.memory.scan.result import ScanResult
+from msatools.selfdesc.variables import find_variable
 
 _MAX_HUGE_ORDER = 30
 
@@ -63,17 +65,18 @@ def read_counters(
     if stack_kb is not None:
         page_kb = prog["PAGE_SIZE"].value_() // 1024
         values["NR_KERNEL_STACK_KB"] = stack_kb // page_kb
+    variable = partial(find_variable, prog)
     sources: dict[str, Callable[[], int | None]] = {
         "totalram_pages": lambda: totalram_pages(prog),
         "pcp->count": lambda: pcp.count,
-        "nr_vmalloc_pages": lambda: prog["nr_vmalloc_pages"].counter.value_(),
-        "ksm_pages_shared": lambda: prog["ksm_pages_shared"].value_(),
-        "num_poisoned_pages": lambda: prog["num_poisoned_pages"].counter.value_(),
+        "nr_vmalloc_pages": lambda: variable("nr_vmalloc_pages").counter.value_(),
+        "ksm_pages_shared": lambda: variable("ksm_pages_shared").value_(),
+        "num_poisoned_pages": lambda: variable("num_poisoned_pages").counter.value_(),
         "bdev nrpages": lambda: blockdev_pages(reader, losses),
         "nr_huge_pages": lambda: _hugetlb_pages(prog, "nr_huge_pages"),
         "free_huge_pages": lambda: _hugetlb_pages(prog, "free_huge_pages"),
         "pcpu_nr_populated": lambda: (
-            prog["pcpu_nr_populated"].value_() * prog["pcpu_nr_units"].value_()
+            variable("pcpu_nr_populated").value_() * variable("pcpu_nr_units").value_()
         ),
     }
     for name, source in sources.items():

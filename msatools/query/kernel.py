@@ -46,6 +46,7 @@ from msatools.query.life import (
     summed,
 )
 from msatools.query.model import ChildTimes, Now, Process, States, Thread, Timers
+from msatools.selfdesc.variables import find_variable
 from msatools.target import TargetError, kcore, qmp
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.delays import read_delay
@@ -179,7 +180,7 @@ class Kernel:
         return self.process(os.getpid())
 
     def _initial_namespace(self) -> int:
-        inode: int = self.prog["init_pid_ns"].ns.inum.value_()
+        inode: int = find_variable(self.prog, "init_pid_ns").ns.inum.value_()
         return inode
 
     def _asked(self, pid: int, work: Callable[[], T]) -> T:

@@ -11,6 +11,7 @@ from drgn import FaultError, Object, Program, Symbol, SymbolIndex
 from msatools.selfdesc.btf import MAX_BYTES, Btf, BtfError
 from msatools.selfdesc.module_records import LoadedModule, ModuleLayout, ModuleSymbols
 from msatools.selfdesc.types import BtfTypes
+from msatools.selfdesc.variables import find_variable
 
 _MAX_MODULES = 10_000
 """So that a damaged list has an end; machines have some hundred."""
@@ -142,7 +143,7 @@ def _entries(
     from drgn.helpers.linux.list import list_for_each_entry
 
     try:
-        head = prog[variable].address_of_()
+        head = find_variable(prog, variable).address_of_()
         seen: set[int] = set()
         for entry in islice(
             list_for_each_entry(entry_type, head, member), _MAX_MODULES

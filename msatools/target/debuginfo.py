@@ -7,6 +7,7 @@ import os
 from drgn import FaultError, Program
 
 from msatools.selfdesc import main_module
+from msatools.selfdesc.variables import find_variable
 from msatools.target import elf
 from msatools.target.dumpfile import check_is_file, os_error
 from msatools.target.errors import NoTypesError, TargetError, WrongBuildError
@@ -90,7 +91,7 @@ def _read_build_id(path: str) -> bytes | None:
 def _is_banner_in_place(prog: Program) -> bool:
     """Return whether the kernel's banner is where the debug info says it is."""
     try:
-        banner: bytes = prog["linux_banner"].string_()
+        banner: bytes = find_variable(prog, "linux_banner").string_()
     except (LookupError, FaultError):
         return False
     return banner.startswith(f"Linux version {release_of(prog)} ".encode())

@@ -14,6 +14,7 @@ from msatools.selfdesc import (
     main_module,
     modules_with_btf,
 )
+from msatools.selfdesc.variables import find_variable
 from msatools.target.debuginfo import release_of
 from msatools.target.dumpfile import DumpFile, read_dump_file
 from msatools.target.errors import (
@@ -132,7 +133,7 @@ def crash_of(prog: Program) -> Crash | None:
         # The CPU that went into panic() or crash_kexec(), else PANIC_CPU_INVALID, -1.
         # Since Linux kernel commit 1717f2096b54 ("panic, x86: Fix re-entrance problem
         # due to panic on NMI") (in v4.5). A guest that was dumped while it ran has -1.
-        cpu: int = prog["panic_cpu"].counter.value_()
+        cpu: int = find_variable(prog, "panic_cpu").counter.value_()
     except (LookupError, FaultError):
         return None
     if cpu < 0:

@@ -15,6 +15,7 @@ import drgn
 from drgn import Architecture, FaultError, Program
 from drgn.helpers.linux.mm import follow_phys
 
+from msatools.selfdesc.variables import find_variable
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
 from msatools.target.addresses import START_KERNEL_MAP
 from msatools.target.vmalloc import map_vmalloc
@@ -102,8 +103,8 @@ def forget_direct_map(prog: Program) -> None:
 def _all_memory(prog: Program) -> Iterator[Piece]:
     try:
         # Without CONFIG_DYNAMIC_MEMORY_LAYOUT it is a constant, and no variable.
-        start = prog["page_offset_base"].value_()
-        yield Piece(start, prog["max_pfn"].value_() << _PAGE_SHIFT, 0)
+        start = find_variable(prog, "page_offset_base").value_()
+        yield Piece(start, find_variable(prog, "max_pfn").value_() << _PAGE_SHIFT, 0)
     except (LookupError, FaultError):
         pass
 
@@ -124,7 +125,7 @@ def _is_so(prog: Program, piece: Piece) -> bool:
     if not 0 < piece.size <= _MAX_BYTES:
         return False
     try:
-        space = prog["init_mm"].address_of_()
+        space = find_variable(prog, "init_mm").address_of_()
         return all(
             follow_phys(space, piece.start + offset).value_() == piece.physical + offset
             for offset in (0, piece.size - 1)

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 import drgn
 from drgn import FaultError, Object, Program
 
+from msatools.selfdesc.variables import find_variable
 from msatools.target.errors import NotPermittedError, TargetError
 
 _TIMEOUT_S = 5.0
@@ -331,7 +332,7 @@ def _identify(prog: Program) -> Identity | None:
         started = task.real_start_time
     identity = (pointer, address, started.value_())
     try:
-        return (*identity, prog["init_task"].stack_canary.value_())
+        return (*identity, find_variable(prog, "init_task").stack_canary.value_())
     except AttributeError:
         # CONFIG_STACKPROTECTOR=n
         return identity

@@ -13,6 +13,7 @@ from contextlib import suppress
 from drgn import FaultError, Program, ProgramFlags
 from drgn.helpers.linux.mm import follow_phys
 
+from msatools.selfdesc.variables import find_variable
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
 from msatools.target.addresses import START_KERNEL_MAP
 from msatools.target.paging import TABLE_BYTES, TableFormat, TableWalk, table_format
@@ -39,7 +40,7 @@ def map_vmalloc(prog: Program) -> bool:
     with suppress(LookupError, FaultError):
         # Without CONFIG_DYNAMIC_MEMORY_LAYOUT it is a constant, and no variable.
         size = (_VMALLOC_TIB[tables.form.levels] << 40) - 1
-        ranges.append((prog["vmalloc_base"].value_(), size))
+        ranges.append((find_variable(prog, "vmalloc_base").value_(), size))
     for start, size in ranges:
         prog.add_memory_segment(start, size, tables.read)
     return True
@@ -58,7 +59,7 @@ def page_tables(prog: Program) -> "VmallocTables | None":
         address = int(root, 16)
         tables = VmallocTables(prog, address - START_KERNEL_MAP + base, form)
         # Where the kernel says that its tables are, they may not be.
-        space = prog["init_mm"].address_of_()
+        space = find_variable(prog, "init_mm").address_of_()
         right = tables.translate(address)[0] == follow_phys(space, address).value_()
     except (LookupError, FaultError, NotImplementedError, ValueError, OverflowError):
         return None

@@ -13,6 +13,7 @@ from drgn.helpers.linux.list import list_for_each_entry
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.selfdesc.variables import find_variable
 from msatools.tasks.text import kernel_symbol
 
 _WORD = 8
@@ -78,7 +79,7 @@ def _mapped_size(prog: drgn.Program) -> int:
     """Take the size of a stack that is mapped (CONFIG_VMAP_STACK)."""
     if not prog.type("struct task_struct").has_member("stack_vm_area"):
         return 0
-    tasks = prog["init_task"].tasks.address_of_()
+    tasks = find_variable(prog, "init_task").tasks.address_of_()
     for task in islice(list_for_each_entry("struct task_struct", tasks, "tasks"), 64):
         if area := task.stack_vm_area.read_():
             return int(area.nr_pages.value_() * prog["PAGE_SIZE"].value_())

@@ -23,6 +23,7 @@ from msatools.kernel.pids import PID_MAX_LIMIT, find_tasks, require_pids
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Decoder, column_type, find_member
+from msatools.selfdesc.variables import find_variable
 
 Records = npt.NDArray[np.void]
 """A structured array, one record a thread."""
@@ -318,7 +319,7 @@ class TaskReader:
     def _walk(self, losses: LossLog) -> Iterator[tuple[int, bytes]]:
         """Read the first thread of each process, and after each its other threads."""
         prog = self._reader.prog
-        init = prog["init_task"].address_
+        init = find_variable(prog, "init_task").address_
         head = init + self._tasks
         what = "the list of processes"
         seen = {init}

@@ -31,6 +31,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.slab import SlabCache
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.locks.evidence import seen_on_stacks
+from msatools.selfdesc.variables import find_variable
 from msatools.target.model import Address
 from msatools.tasks.classes import TaskClass
 from msatools.tasks.stackmemory import stack_bytes
@@ -199,10 +200,10 @@ def _read_pids(reader: Reader, scan: SlabScan, losses: LossLog) -> _Pids:
     The last reference that is put back leaves a count of 0.
     """
     prog = reader.prog
-    space = prog["init_pid_ns"]
+    space = find_variable(prog, "init_pid_ns")
     caches = {space.pid_cachep.value_()}
     # One for each level below; static.
-    caches.update(cache.value_() for cache in prog["pid_cache"])
+    caches.update(cache.value_() for cache in find_variable(prog, "pid_cache"))
     addresses = [scan.objects(cache) for cache in caches & scan.caches.keys()]
     if not addresses:
         raise LookupError("the caches of struct pid are not there")
@@ -317,7 +318,9 @@ def _in_variables(reader: Reader, wanted: Addresses, losses: LossLog) -> Found:
 def _variable(prog: drgn.Program, address: int) -> str | None:
     try:
         # The kernel's image is not in the direct map, as virt_to_page() expects.
-        if not PageReserved(follow_page(prog["init_mm"].address_of_(), address)):
+        if not PageReserved(
+            follow_page(find_variable(prog, "init_mm").address_of_(), address)
+        ):
             return None
         name: str = prog.symbol(address).name
     except (drgn.FaultError, LookupError):

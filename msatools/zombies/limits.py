@@ -27,6 +27,7 @@ from msatools.kernel.pids import PID_MAX_LIMIT
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, read_structs
+from msatools.selfdesc.variables import find_variable
 from msatools.tasks.stackmemory import Rows
 from msatools.tasks.table import TaskTable
 from msatools.zombies.model import Limit
@@ -124,7 +125,7 @@ def _system_limit(prog: drgn.Program, zombies: int, losses: LossLog) -> Limit:
 
 def _variable(prog: drgn.Program, name: str, losses: LossLog) -> int | None:
     try:
-        value: int = prog[name].value_()
+        value: int = find_variable(prog, name).value_()
     except (drgn.FaultError, LookupError) as error:
         losses.lose(Loss.LIMITS, f"{name} cannot be read: {error}", about=name)
         return None

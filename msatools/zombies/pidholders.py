@@ -21,6 +21,7 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Structs, find_offset, read_structs
 from msatools.kernel.walks import list_records
+from msatools.selfdesc.variables import find_variable
 from msatools.tasks.table import TaskTable
 from msatools.tasks.text import kernel_symbol
 
@@ -126,7 +127,7 @@ class PidHolders:
         )
         for address, data in list_records(
             self._reader,
-            self._prog["super_blocks"].address_,
+            find_variable(self._prog, "super_blocks").address_,
             node,
             max(node + 2 * _WORD, own + _WORD),
             self._losses,
@@ -169,7 +170,7 @@ class PidHolders:
         """Those that let go of a ``struct pid`` and have not run yet (free_pid())."""
         within = drgn.offsetof(self._prog.type("struct pid"), "rcu")
         pids: list[int] = []
-        data = self._prog["rcu_data"].address_of_()
+        data = find_variable(self._prog, "rcu_data").address_of_()
         for cpu in possible_cpus(self._prog, self._losses):
             own = per_cpu_ptr(data, cpu)
             heads = [own.cblist.head]
@@ -187,7 +188,7 @@ class PidHolders:
 
     def _ctrl_alt_del(self) -> Iterator[Holders]:
         """Who is sent SIGINT for Ctrl-Alt-Del (kernel/reboot.c)."""
-        pid = np.array([self._prog["cad_pid"].value_()], np.uint64)
+        pid = np.array([find_variable(self._prog, "cad_pid").value_()], np.uint64)
         yield Holders("cad_pid", pid, _NOWHERE)
 
     def _members(

@@ -18,6 +18,7 @@ from msatools.kernel.session import KernelSession, Progress, quietly
 from msatools.kernel.structs import Booleans, read_structs
 from msatools.locks.locks import collect_locks
 from msatools.locks.options import LocksOptions
+from msatools.selfdesc.variables import find_variable
 from msatools.target.describe import describe
 from msatools.target.errors import TargetError
 from msatools.target.model import Target
@@ -196,7 +197,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         tasks = self._task_reader.read_all(self._losses)
         if not len(tasks):
             # That there are no zombies would be told of any dump that lacks the tasks.
-            init = self._prog["init_task"].address_
+            init = find_variable(self._prog, "init_task").address_
             raise drgn.FaultError("no task can be read", init)
         return tasks
 
@@ -224,7 +225,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         return [*compress(addresses, dead), *sorted(parents)]
 
     def _first_task(self) -> int | None:
-        address: int | None = self._prog["init_task"].address_
+        address: int | None = find_variable(self._prog, "init_task").address_
         return address
 
     def _read_sample(self, tasks: TaskTable, clocks: Clocks) -> _ZombieSample:

@@ -20,6 +20,7 @@ from msatools.locks.base.storage import Storage
 from msatools.locks.base.struct_reader import Layout
 from msatools.locks.places.slabs import SlabObject, Slabs
 from msatools.locks.places.variables import Variables
+from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 from msatools.tasks.table import TaskTable
 
@@ -348,8 +349,8 @@ class Places:
     def _nodes(self) -> frozenset[int]:
         """The data of memory nodes; without CONFIG_NUMA it is a variable."""
         try:
-            table = self._layout.reader.prog["node_data"].address_
-            count = int(self._layout.reader.prog["nr_node_ids"].value_())
+            table = find_variable(self._layout.reader.prog, "node_data").address_
+            count = int(find_variable(self._layout.reader.prog, "nr_node_ids").value_())
             words = self._layout.reader.words(table, min(max(count, 1), _MAX_NODES))
         except (drgn.FaultError, LookupError):
             return frozenset()

@@ -15,6 +15,7 @@ from drgn.helpers.linux.mm import PageSlab, compound_head, pfn_to_virt
 from msatools.kernel.slab import SlabCache, read_cache, slab_cache_offset, slab_type
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.locks.base.struct_reader import Layout
+from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 
 _PAGE = 4096
@@ -90,7 +91,7 @@ class Slabs:
     @cached_property
     def _memory(self) -> tuple[int, int]:
         """Where all memory is mapped, from page number 0 on, and where that ends."""
-        last = self._prog["max_low_pfn"]
+        last = find_variable(self._prog, "max_low_pfn")
         start, end = (pfn_to_virt(self._prog, pfn).value_() for pfn in (0, last))
         return start, end + _PAGE
 

@@ -33,6 +33,7 @@ from msatools.locks.base.lock import Holder, Lock, Request
 from msatools.locks.base.lock_context import LockContext
 from msatools.locks.base.lock_type import LockType
 from msatools.locks.base.model import Mode
+from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 
 _SPINS = frozenset(
@@ -267,7 +268,7 @@ def _is_queued(context: LockContext, tail: int, spinning: set[int]) -> bool:
     if cpu not in spinning:
         return False
     try:
-        nodes = context.reader.prog["qnodes"]
+        nodes = find_variable(context.reader.prog, "qnodes")
     except LookupError:
         return True
     return bool(per_cpu(nodes, cpu)[0].mcs.count.value_() > depth)

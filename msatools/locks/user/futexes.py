@@ -20,6 +20,7 @@ from msatools.kernel.report import LossLog
 from msatools.locks.base.futexkey import FutexKey
 from msatools.locks.base.lock_context import LockContext, per_context
 from msatools.locks.base.struct_reader import Layout
+from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 
 MAX_WAITERS = 1 << 22
@@ -191,15 +192,15 @@ class Futexes:
         prog = self._reader.prog
         try:
             # "futex: Use runtime constants for __futex_hash() hot path" (after v7.1)
-            queues = prog["__futex_queues"]
-            mask = prog["__futex_mask"].value_()
+            queues = find_variable(prog, "__futex_queues")
+            mask = find_variable(prog, "__futex_mask").value_()
         except LookupError:
             pass
         else:
             pointers = queues.value_()
             return [(table, mask + 1) for table in self._nodes(pointers)]
         try:
-            data = prog["__futex_data"]
+            data = find_variable(prog, "__futex_data")
         except LookupError as error:
             self._broken(f"the hash table of waiters is not to be found: {error}")
             return []
@@ -214,7 +215,7 @@ class Futexes:
         """Read an array of pointers to tables, one a node; few nodes have none."""
         prog = self._reader.prog
         try:
-            count = int(prog["nr_node_ids"].value_())
+            count = int(find_variable(prog, "nr_node_ids").value_())
         except LookupError:
             count = 1
         tables = self._reader.words(place, min(max(count, 1), 1024))

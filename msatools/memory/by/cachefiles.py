@@ -16,6 +16,7 @@ from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.strings import decode_string, read_string
 from msatools.kernel.structs import Members, Structs, read_structs
+from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 
 MAX_PATHS = 10_000
@@ -243,7 +244,8 @@ class CachedFiles:
     def _block_devices(self) -> int:
         """The file system that has the inodes of block devices (block/bdev.c)."""
         try:
-            super_block: int = self._reader.prog["blockdev_superblock"].value_()
+            found = find_variable(self._reader.prog, "blockdev_superblock")
+            super_block: int = found.value_()
         except (LookupError, drgn.FaultError):
             return 0
         return super_block
@@ -252,7 +254,8 @@ class CachedFiles:
     def _shared_memory(self) -> int:
         """The file system of shared memory that has no path (mm/shmem.c)."""
         try:
-            super_block: int = self._reader.prog["shm_mnt"].mnt_sb.value_()
+            mount = find_variable(self._reader.prog, "shm_mnt")
+            super_block: int = mount.mnt_sb.value_()
         except (LookupError, drgn.FaultError):
             return 0  # CONFIG_SHMEM=n
         return super_block

@@ -17,6 +17,7 @@ from msatools.kernel.structs import (
     find_offset,
     read_structs,
 )
+from msatools.selfdesc.variables import find_variable
 
 POINTER = ~np.uint64(7)
 """Address bits of the word in struct page; flags are below."""
@@ -117,7 +118,7 @@ class Memcgs:
         As nr_dying_descendants of /sys/fs/cgroup/cgroup.stat.
         """
         try:
-            root = self._reader.prog["cgrp_dfl_root"]
+            root = find_variable(self._reader.prog, "cgrp_dfl_root")
             count: int = root.cgrp.nr_dying_descendants.value_()
         except (LookupError, AttributeError, drgn.FaultError):
             return None
@@ -128,7 +129,7 @@ class Memcgs:
         found = read_structs(
             self._reader, "struct mem_cgroup", _MEM_CGROUP, addresses, LossLog()
         )
-        subsystem = self._reader.prog["memory_cgrp_subsys"].address_
+        subsystem = find_variable(self._reader.prog, "memory_cgrp_subsys").address_
         known: Booleans = found.readable & (found["subsystem"] == np.uint64(subsystem))
         return known
 

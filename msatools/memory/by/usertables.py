@@ -17,6 +17,7 @@ import numpy.typing as npt
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.selfdesc.variables import find_variable
 from msatools.target.paging import (
     PAGE_SHIFT,
     TABLE_BYTES,
@@ -161,7 +162,7 @@ class UserTables:
     def _swap_types(self) -> int | None:
         """Count the swap devices: a swap entry of a type above has another use."""
         try:
-            return int(self._reader.prog["nr_swapfiles"].value_())
+            return int(find_variable(self._reader.prog, "nr_swapfiles").value_())
         except LookupError:
             # CONFIG_SWAP=n has no such variable, and no types do not tell it apart.
             return None

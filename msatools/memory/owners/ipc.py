@@ -19,6 +19,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records, tree_records
+from msatools.selfdesc.variables import find_variable
 
 _MAX_RING = 1 << 20
 
@@ -33,7 +34,7 @@ def pipe_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses:
     pipe = prog.type("struct pipe_inode_info")
     buffer = prog.type("struct pipe_buffer")
     page, ops = (buffer.member(name).offset // 8 for name in ("page", "ops"))
-    anonymous = np.uint64(prog["anon_pipe_buf_ops"].address_)
+    anonymous = np.uint64(find_variable(prog, "anon_pipe_buf_ops").address_)
     # Pipes without a name have operations of their own since v6.15.
     pipes = files.private_data(("pipeanon_fops", "pipefifo_fops"))
     records, readable = reader.read_records(pipes, drgn.sizeof(pipe))
@@ -190,5 +191,5 @@ def _addresses(prog: drgn.Program, names: Iterable[str]) -> list[int]:
     found = []
     for name in names:
         with suppress(LookupError):
-            found.append(int(prog[name].address_))
+            found.append(int(find_variable(prog, name).address_))
     return found

@@ -26,6 +26,7 @@ from msatools.memory.owners.vmalloc import (
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.pages.layout import PageLayout
 from msatools.memory.pages.memmap import MemmapRange
+from msatools.selfdesc.variables import find_variable
 
 Pfns = npt.NDArray[np.uint64]
 
@@ -193,7 +194,7 @@ def _claim_huge_zero(
     # to huge_zero_folio") (in v6.10).
     for name in ("huge_zero_folio", "huge_zero_page"):
         try:
-            page = reader.prog[name].value_()
+            page = find_variable(reader.prog, name).value_()
         except LookupError:
             continue
         if page:

@@ -16,6 +16,7 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Members, struct_layout
 from msatools.kernel.walks import list_records
+from msatools.selfdesc.variables import find_variable
 
 _MAX_LISTS = 1 << 7
 """More than there are: one for each power of two, twice."""
@@ -56,7 +57,7 @@ def percpu_pages(reader: Reader, tables: PageTables, losses: LossLog) -> PercpuP
     if layout is None:
         raise LookupError(f"{_CHUNK_TYPE} has no members")
     populated = drgn.offsetof(type_, "populated")
-    unit_pages = prog["pcpu_unit_pages"].value_()
+    unit_pages = find_variable(prog, "pcpu_unit_pages").value_()
     size = max(populated + 8 * -(-unit_pages // 64), layout.end)
     pfns: list[int] = []
     for data in _chunks(reader, losses, type_, size):
@@ -71,8 +72,8 @@ def percpu_pages(reader: Reader, tables: PageTables, losses: LossLog) -> PercpuP
                 if pfn is not None:
                     pfns.append(pfn)
     boot = _boot_pages(prog, page_shift)
-    spare = prog["pcpu_nr_units"].value_() - len(cpus)
-    held = prog["pcpu_nr_populated"].value_()
+    spare = find_variable(prog, "pcpu_nr_units").value_() - len(cpus)
+    held = find_variable(prog, "pcpu_nr_populated").value_()
     if not 0 <= boot <= min(unit_pages, held):
         raise LookupError(f"the first unit has {boot:,} pages, of {unit_pages:,}")
     uncounted = boot * (len(cpus) + spare) + (held - boot) * spare
@@ -86,10 +87,10 @@ def _boot_pages(prog: drgn.Program, page_shift: int) -> int:
     It holds the kernel's static variables, room for those of modules, and at
     its end the first chunk for dynamic ones (pcpu_setup_first_chunk()).
     """
-    first = prog["pcpu_first_chunk"]
+    first = find_variable(prog, "pcpu_first_chunk")
     end = first.base_addr.value_() + (first.nr_pages.value_() << page_shift)
     end -= first.end_offset.value_()
-    size: int = end - prog["pcpu_base_addr"].value_()
+    size: int = end - find_variable(prog, "pcpu_base_addr").value_()
     return size >> page_shift
 
 
@@ -99,10 +100,10 @@ def _chunks(
     """Read the chunk on each list; a chunk is on the list of its free space."""
     prog = reader.prog
     try:
-        lists = prog["pcpu_chunk_lists"]
+        lists = find_variable(prog, "pcpu_chunk_lists")
     except LookupError:
-        lists = prog["pcpu_slot"]  # its name up to v5.13
-    count = prog["pcpu_nr_slots"].value_()
+        lists = find_variable(prog, "pcpu_slot")  # its name up to v5.13
+    count = find_variable(prog, "pcpu_nr_slots").value_()
     with suppress(LookupError):
         # For some versions memory cgroups had chunks and lists of their own.
         count *= prog.constant("PCPU_NR_CHUNK_TYPES").value_()

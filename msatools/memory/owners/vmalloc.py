@@ -16,6 +16,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses, Reader, column, distinct
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_words
+from msatools.selfdesc.variables import find_variable
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,13 @@ _MAX_NODES = 1 << 10
 def _busy_lists(prog: drgn.Program, losses: LossLog) -> Iterator[int]:
     """Find the heads of the lists of areas in use."""
     try:
-        nodes = prog["vmap_nodes"]
+        nodes = find_variable(prog, "vmap_nodes")
     except LookupError:
         # Before Linux kernel commit d093602919ad ("mm: vmalloc: remove global
         # vmap_area_root rb-tree") (in v6.9).
-        yield prog["vmap_area_list"].address_
+        yield find_variable(prog, "vmap_area_list").address_
         return
-    count = prog["nr_vmap_nodes"].value_()
+    count = find_variable(prog, "nr_vmap_nodes").value_()
     if not 0 < count <= _MAX_NODES:
         losses.lose(Loss.VMALLOC, f"there cannot be {count:,} lists of vmalloc areas")
     for i in range(min(count, _MAX_NODES)):
@@ -155,7 +156,7 @@ def _stack_of_init(reader: Reader) -> int:
     task = reader.prog.type("struct task_struct")
     tasks = task.member("tasks").offset
     try:
-        first = reader.prog["init_task"].tasks.next.value_() - tasks
+        first = find_variable(reader.prog, "init_task").tasks.next.value_() - tasks
         return int(reader.words(first + task.member("stack").offset, 1)[0])
     except drgn.FaultError:
         return 0
@@ -164,7 +165,7 @@ def _stack_of_init(reader: Reader) -> int:
 def cached_stacks(prog: drgn.Program, losses: LossLog) -> int:
     """Count the stacks of exited tasks that CPUs keep for the next fork."""
     try:
-        cached = prog["cached_stacks"].address_of_()
+        cached = find_variable(prog, "cached_stacks").address_of_()
         return sum(
             bool(stack)
             for cpu in possible_cpus(prog, losses)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.memory.pages.classes import PageClass
+from msatools.selfdesc.variables import find_variable
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
 from msatools.target.addresses import kernel_start
 
@@ -289,7 +290,7 @@ def _node_bits(prog: drgn.Program) -> int:
     length = vmcoreinfo(prog).get("LENGTH(node_data)")
     if length is None:
         try:
-            length = prog["node_data"].type_.length
+            length = find_variable(prog, "node_data").type_.length
         except LookupError:
             return 0  # CONFIG_NUMA=n
     return (int(length or 1) - 1).bit_length()

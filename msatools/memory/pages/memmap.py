@@ -23,6 +23,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.vmemmap import vmemmap_base
 from msatools.memory.pages.bulk import BulkReader
 from msatools.memory.pages.layout import PageLayout
+from msatools.selfdesc.variables import find_variable
 
 State = Literal["online", "offline", "device"]
 
@@ -136,7 +137,7 @@ def _readable_ranges(reader: Reader, layout: PageLayout) -> list[MemmapRange]:
     """Find the sections by trying to read struct pages of each that may be."""
     pages = pages_per_section(reader.prog)
     memmap = vmemmap_base(reader.prog)
-    last = reader.prog["__highest_present_section_nr"].value_()
+    last = find_variable(reader.prog, "__highest_present_section_nr").value_()
     last = min(last, _MAX_PROBED_SECTIONS)
     size = pages * layout.size
     step = size // _PROBES
@@ -189,7 +190,7 @@ def _sections(reader: Reader, losses: LossLog) -> Iterator[tuple[int, int, int]]
     """Read each present section's number, memmap word and usage pointer."""
     prog = reader.prog
     per_root = prog["SECTIONS_PER_ROOT"].value_()
-    last = prog["__highest_present_section_nr"].value_()
+    last = find_variable(prog, "__highest_present_section_nr").value_()
     if last >> (_MAX_PHYSICAL_BITS - prog["SECTION_SIZE_BITS"].value_()):
         raise drgn.FaultError("an absurd number of sections", last)
     type_ = prog.type("struct mem_section")
@@ -231,7 +232,7 @@ def section_usages(reader: Reader, losses: LossLog) -> dict[int, int]:
 
 def _section_roots(reader: Reader, count: int) -> list[int]:
     """Find the address of each root array of sections, 0 where there is none."""
-    roots = reader.prog["mem_section"]
+    roots = find_variable(reader.prog, "mem_section")
     kind = roots.type_.unaliased_kind()
     if kind == drgn.TypeKind.POINTER:  # SPARSEMEM_EXTREME
         if not roots:

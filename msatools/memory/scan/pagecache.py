@@ -16,6 +16,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_words, tree_records
 from msatools.memory.pages.classes import PageClass
 from msatools.memory.scan.result import ScanResult
+from msatools.selfdesc.variables import find_variable
 
 _VM_EXEC = 0x4
 
@@ -162,7 +163,7 @@ def blockdev_pages(reader: Reader, losses: LossLog) -> int | None:
     inode = prog.type("struct inode")
     nrpages = inode.member("i_data").offset
     nrpages += prog.type("struct address_space").member("nrpages").offset
-    inodes = prog["blockdev_superblock"].s_inodes.address_of_().value_()
+    inodes = find_variable(prog, "blockdev_superblock").s_inodes.address_of_().value_()
     name = "the list of block devices"
     lost = losses.about[name]
     node = inode.member("i_sb_list").offset

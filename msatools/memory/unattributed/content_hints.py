@@ -25,6 +25,7 @@ from msatools.memory.scan.context import ScanContext
 from msatools.memory.unattributed.model import PageWord
 from msatools.memory.unattributed.slabnames import SlabNames, page_numbers
 from msatools.memory.unattributed.symbolnames import SymbolNames
+from msatools.selfdesc.variables import find_variable
 
 Numbers = npt.NDArray[np.int64]
 
@@ -255,7 +256,7 @@ def ftrace_pages(reader: Reader, losses: LossLog) -> frozenset[int]:
     found: set[int] = set()
     seen: set[int] = set()
     try:
-        group = prog["ftrace_pages_start"].value_()
+        group = find_variable(prog, "ftrace_pages_start").value_()
     except LookupError:
         return frozenset()  # CONFIG_DYNAMIC_FTRACE=n
     except drgn.FaultError as error:

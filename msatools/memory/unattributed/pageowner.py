@@ -19,6 +19,7 @@ from drgn.helpers.linux.stackdepot import stack_depot_fetch
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.selfdesc.variables import find_variable
 
 _INVALID = 1
 """Set in a section's pointer while its memory goes away (PAGE_EXT_INVALID)."""
@@ -118,11 +119,11 @@ def _layout(prog: drgn.Program) -> _OwnerLayout | None:
     :return: ``None`` if the kernel was not told to keep any.
     :raises LookupError: if it cannot (CONFIG_PAGE_OWNER=n)
     """
-    offset = prog["page_owner_ops"].offset.value_()
+    offset = find_variable(prog, "page_owner_ops").offset.value_()
     # It comes after struct page_ext, unless nobody asked for it.
     if not offset:
         return None
-    each = prog["page_ext_size"].value_()
+    each = find_variable(prog, "page_ext_size").value_()
     owner = prog.type("struct page_owner")
     # Linux kernel commit fdf3bf809162 ("mm, page_owner: rename flag indicating that
     # page is allocated") (in v5.4)

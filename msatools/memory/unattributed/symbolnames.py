@@ -26,6 +26,7 @@ from msatools.kernel.symbols import SortedSymbols
 from msatools.selfdesc.finders import finders_of
 from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from msatools.selfdesc.load import is_served_by_btf
+from msatools.selfdesc.variables import find_variable
 from msatools.tasks.text import kernel_symbol
 
 _LONGEST = 512 << 10
@@ -167,7 +168,7 @@ def _bounds(prog: drgn.Program, first: str, end: str) -> tuple[int, int]:
 def _module_area(prog: drgn.Program) -> tuple[int, int]:
     """Find what lies between the modules' ends (kernel/module/main.c)."""
     try:
-        tree = prog["mod_tree"]
+        tree = find_variable(prog, "mod_tree")
         # The last byte: a damaged one may be the last that there is.
         return tree.addr_min.value_(), tree.addr_max.value_()
     except (LookupError, AttributeError, drgn.FaultError):
