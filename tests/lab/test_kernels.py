@@ -58,6 +58,43 @@ def test_other_kernels_packages_are_not_taken(package: str) -> None:
     assert KERNELS["6.1"].release_of(package) is None
 
 
+@pytest.mark.parametrize(
+    "release",
+    ["6.12.117+deb12-amd64", "6.12.9+bpo-amd64", "6.12.0-0.deb12-amd64"],
+)
+def test_generic_flavour_is_the_one_without_a_name(release: str) -> None:
+    kernel = KERNELS["6.12generic"]
+    assert kernel.release_of(f"linux-image-{release}") == release
+    for flavour in ("cloud", "rt"):
+        other = release.replace("-amd64", f"-{flavour}-amd64")
+        assert kernel.release_of(f"linux-image-{other}") is None
+
+
+def test_newest_of_a_row_may_be_of_any_minor_version() -> None:
+    names = [f"linux-image-7.{n}+deb13-cloud-amd64" for n in ("2.12", "10.1", "3.4")]
+    found = dict.fromkeys([*names, *(f"{name}-dbg" for name in names)], "7-1")
+    ordered = order_releases(KERNELS["7.x"], [], found)
+    assert [r.release.partition("+")[0] for r in ordered] == [
+        "7.10.1",
+        "7.3.4",
+        "7.2.12",
+    ]
+
+
+def test_image_package_may_be_split_in_parts() -> None:
+    name = "7.3.4+deb13-cloud-amd64"
+    wanted = [f"linux-image-{name}", f"linux-image-{name}-dbg"]
+    wanted += [f"linux-{part}-{name}" for part in ("base", "binary", "modules")]
+    whole, split = (
+        order_releases(KERNELS["7.x"], [], dict.fromkeys(names, "7.3.4-1"))[0]
+        for names in (wanted[:2], wanted)
+    )
+    assert [package.name for package in whole.packages] == wanted[:2]
+    assert [package.name for package in split.packages] == wanted
+    assert whole.vmlinux == f"usr/lib/debug/boot/vmlinux-{name}"
+    assert split.vmlinux == f"usr/lib/debug/lib/modules/{name}/vmlinux"
+
+
 def test_release_names_its_packages() -> None:
     release = Release("6.12.117+deb12-cloud-amd64", "6.12.117-1~deb12u1")
     assert str(release.image) == (
@@ -183,3 +220,6 @@ def test_rows_are_keyed_by_their_name() -> None:
     for name, kernel in KERNELS.items():
         assert kernel.name == name
         assert dataclasses.asdict(kernel)["meta"].startswith("linux-image-")
+        assert kernel.flavour.endswith(kernel.arch)
+        # What stands for it in a run's name, behind the last dash.
+        assert "-" not in name

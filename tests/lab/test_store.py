@@ -25,6 +25,14 @@ def test_scenarios_are_named_with_their_kernel() -> None:
         assert kernel in KERNELS
 
 
+def test_matrix_names_scenarios_and_kernels() -> None:
+    for name, rows in store.MATRIX.items():
+        for row in rows:
+            scenario, kernel = lab.scenarios()[f"{name}-{row}"]
+            assert (scenario.name, kernel) == (name, row)
+            assert row not in scenario.kernels
+
+
 def test_unknown_scenario_names_the_known(tmp_path: Path) -> None:
     with pytest.raises(lab.LabError, match=r"no scenario x; there are memory-5\.10"):
         lab.build("x", Cache(tmp_path, 1))

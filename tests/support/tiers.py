@@ -23,7 +23,10 @@ from fixtures.lab.cache import Cache
 KERNEL = "6.12"
 """The kernel that all tests have."""
 
-_KERNEL_NAME = re.compile(r"(?<![\d.])(?:5\.10|6\.1|6\.12|7\.\d+)(?![\d.])")
+_KERNEL_NAME = re.compile(
+    r"(?<![\d.])(?:5\.10|6\.1|6\.12|7\.(?:\d+|x))"
+    r"(?:rt|generic|arm64)?(?![\w.])"
+)
 _LARGE = ("manytasks", "manyfutexes")
 """Guests with tens of thousands of tasks."""
 
