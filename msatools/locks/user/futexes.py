@@ -6,6 +6,7 @@ kernel/futex: each waiter's ``struct futex_q`` is on the chain of the bucket tha
 key hashes to. It lies on the waiter's stack, or on the heap for ``futex_waitv()``.
 """
 
+import re
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -32,6 +33,18 @@ _MAX_BUCKETS = 1 << 22
 _PAGE = 4096
 _WORD = struct.Struct("<Q")
 _KEY = struct.Struct("<QQI")
+_PREVIOUS = 8
+"""Where ``struct list_head`` has ``prev``."""
+
+
+_HASHES = ("__futex_hash", "futex_hash")
+"""Functions that find the bucket of a key; compilers inline the first one."""
+
+_CODE_BYTES = 1024
+"""More than such a function has."""
+
+_CONSTANT = re.compile(rb"(?=[\x48\x49][\xb8-\xbf](.{8}))", re.DOTALL)
+"""``mov $imm64, %reg`` of x86-64: a runtime constant that is a pointer."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +172,8 @@ class Futexes:
         tables = self._private_tables(mms)
         try:
             tables = [*self._common_tables(), *tables]
+        except LookupError as error:
+            self._broken(f"the hash table of waiters is not to be found: {error}")
         except drgn.FaultError as error:
             self._broken(f"the hash tables of waiters are lost: {error}")
         for start, count in tables:
@@ -188,28 +203,59 @@ class Futexes:
         """Find the tables that all processes share: their buckets, and how many.
 
         :raises drgn.FaultError: if a structure on the way cannot be read
+        :raises LookupError: if the kernel has no such tables
         """
         prog = self._reader.prog
         try:
             # "futex: Use runtime constants for __futex_hash() hot path" (after v7.1)
-            queues = find_variable(prog, "__futex_queues")
             mask = find_variable(prog, "__futex_mask").value_()
         except LookupError:
             pass
         else:
-            pointers = queues.value_()
-            return [(table, mask + 1) for table in self._nodes(pointers)]
-        try:
-            data = find_variable(prog, "__futex_data")
-        except LookupError as error:
-            self._broken(f"the hash table of waiters is not to be found: {error}")
-            return []
+            return [(table, mask + 1) for table in self._nodes(self._queues())]
+        data = find_variable(prog, "__futex_data")
         if data.type_.has_member("hashmask"):
             # A table a node: "futex: Implement FUTEX2_NUMA" (in v6.16)
             mask = data.hashmask.value_()
             place = data.queues.address_
             return [(table, mask + 1) for table in self._nodes(place)]
         return [(data.queues.value_(), data.hashsize.value_())]
+
+    def _queues(self) -> int:
+        """Find the array of pointers to the common tables, one a node.
+
+        :raises drgn.FaultError: if what tells cannot be read
+        :raises LookupError: if nothing tells
+        """
+        try:
+            queues: int = find_variable(self._reader.prog, "__futex_queues").value_()
+        except LookupError:
+            # Compilers leave the variable out, as only constants in code are used.
+            return self._queues_in_code()
+        return queues
+
+    def _queues_in_code(self) -> int:
+        for name in _HASHES:
+            start = self._layout.symbol(name)
+            if start is None:
+                continue
+            code = self._reader.read(start, _CODE_BYTES)
+            for constant in _CONSTANT.findall(code):
+                (place,) = _WORD.unpack(constant)
+                if self._has_tables(place):
+                    return int(place)
+        raise LookupError("no variable has its address, and no known code")
+
+    def _has_tables(self, place: int) -> bool:
+        """Whether there is an array of pointers to tables, by their first buckets."""
+        try:
+            heads = [table + self._chain for table in self._nodes(place)]
+            firsts = [self._layout.word(head) for head in heads]
+            return bool(heads) and heads == [
+                self._layout.word(first + _PREVIOUS) for first in firsts
+            ]
+        except drgn.FaultError:
+            return False
 
     def _nodes(self, place: int) -> list[int]:
         """Read an array of pointers to tables, one a node; few nodes have none."""

@@ -69,7 +69,7 @@ def test_one_chain_has_those_of_its_bucket(tasks: Seen) -> None:
 # --- tables that kernels of the lab do not have
 
 TABLES = (BASE + 0x1000, BASE + 0x2000)
-VARIABLE = BASE + 0x800
+VARIABLE, CODE = BASE + 0x800, BASE + 0x9000
 MM, PRIVATE = BASE + 0x400, BASE + 0x3000
 BUCKET, WAITER = 32, 128
 CHAIN, LOCK = 16, 4
@@ -81,6 +81,7 @@ class Kernel(MadeMemory):
 
     def __init__(self) -> None:
         super().__init__()
+        self.symbols: dict[str, int] = {}
         chain = self.struct("plist_head", 16, node_list=(self.heads, 0))
         node = self.struct("plist_node", 40, node_list=(self.heads, NODE))
         self.bucket = self.struct(
@@ -126,8 +127,9 @@ class Kernel(MadeMemory):
 
 
 @pytest.fixture
-def kernel() -> Kernel:
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     made = Kernel()
+    monkeypatch.setattr(Layout, "symbol", lambda _, name: made.symbols.get(name))
     for table in TABLES:
         made.empty(table, 4)
     made.queue(TABLES[0], 1, BASE + 0x8000, BASE + 0x8100)
@@ -169,12 +171,26 @@ def by_runtime_constants(kernel: Kernel) -> None:
     nodes(kernel)
 
 
+def by_code(kernel: Kernel) -> None:
+    """Where no variable has the address, but an instruction; another is before it."""
+    pointer = kernel.prog.pointer_type(kernel.prog.pointer_type(kernel.bucket))
+    kernel.write(VARIABLE, TABLES[0], 0, TABLES[1])
+    kernel.variables["__futex_queues"] = lambda: Object(kernel.prog, pointer)
+    kernel.variable("__futex_mask", kernel.half, value=3)
+    nodes(kernel)
+    moves = (b"\x48\xb8", BASE + 0x700), (b"\x90\x49\xb9", VARIABLE)
+    code = b"".join(move + address.to_bytes(8, "little") for move, address in moves)
+    kernel.text(CODE, code)
+    kernel.symbols["__futex_hash"] = CODE
+
+
 def nodes(kernel: Kernel) -> None:
     kernel.variable("nr_node_ids", kernel.half, value=3)
 
 
 @pytest.mark.parametrize(
-    ("make", "count"), [(one_table, 2), (by_node, 3), (by_runtime_constants, 3)]
+    ("make", "count"),
+    [(one_table, 2), (by_node, 3), (by_runtime_constants, 3), (by_code, 3)],
 )
 def test_common_tables(
     kernel: Kernel, make: Callable[[Kernel], None], count: int
@@ -280,6 +296,14 @@ def test_a_table_that_is_not_there(kernel: Kernel) -> None:
     found, losses = kernel.all()
     assert found == []
     assert losses.lost["futex_chains_broken"] == 1
+
+
+def test_code_that_has_another_constant(kernel: Kernel) -> None:
+    by_code(kernel)
+    kernel.write(VARIABLE, BASE + 0x4000, 0, TABLES[1])  # no chain is there
+    found, findings = kernel.all()
+    assert found == []
+    assert findings.lost["futex_chains_broken"] == 1
 
 
 def test_a_variable_that_is_lost(kernel: Kernel) -> None:
