@@ -44,6 +44,12 @@ def test_makefile_of_the_headers_finds_its_neighbour() -> None:
         "include $(dir $(lastword $(MAKEFILE_LIST)))../"
         "linux-headers-6.1-common/Makefile\n"
     )
+    place = headers.relative(
+        "KBUILD_OUTPUT=/usr/src/linux-headers-7\ninclude /usr/src/x/Makefile\n"
+    ).splitlines()[0]
+    assert place == (
+        "KBUILD_OUTPUT=$(dir $(lastword $(MAKEFILE_LIST)))../linux-headers-7"
+    )
     with pytest.raises(LabError, match="includes nothing"):
         headers.relative("all:\n")
 
