@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fixtures.lab.cache import Cache
 from fixtures.lab.packages import (
+    Apt,
+    Archive,
     Package,
     parse_depends,
     parse_simulation,
@@ -60,3 +67,35 @@ def test_packages_of_a_simulated_install() -> None:
         Package("zlib1g", "1:1.2.13.dfsg-1"),
     ]
     assert str(Package("zlib1g", "1:1.2.13")) == "zlib1g=1:1.2.13"
+
+
+@dataclass(frozen=True)
+class FakeApt(Apt):
+    """One that fetches files which say for what architecture they are."""
+
+    root: Path
+    of: str
+
+    @property
+    def lists(self) -> Path:
+        return self.root
+
+    @property
+    def arch(self) -> str:
+        return self.of
+
+    def run(
+        self, command: Sequence[str], timeout: float, cwd: Path | None = None
+    ) -> str:
+        assert cwd
+        (cwd / "busybox.deb").write_text(self.of)
+        return ""
+
+
+def test_packages_of_other_architectures_are_kept_apart(tmp_path: Path) -> None:
+    (tmp_path / "a_Packages").touch()
+    cache, packages = Cache(tmp_path / "cache", 1 << 20), [Package("busybox", "1")]
+    for arch in ("", "arm64", ""):
+        archive = Archive(cache, FakeApt(tmp_path, arch))
+        (deb,) = archive.download("userland", packages)
+        assert deb.read_text() == arch
