@@ -102,7 +102,9 @@ def _arm64_places(reader: Reader, percpu: PerCpu, losses: LossLog) -> list[CpuPl
     prog = reader.prog
     type_ = prog.type("struct cpu_topology")
     first = find_variable(prog, "cpu_topology").address_
-    addresses = (first + percpu.cpus * drgn.sizeof(type_)).astype(np.uint64)
+    # The variable lies above what a signed word holds.
+    steps = (percpu.cpus * drgn.sizeof(type_)).astype(np.uint64)
+    addresses = np.uint64(first) + steps
     found = read_structs(reader, "struct cpu_topology", _ARM64, addresses, losses)
     siblings = addresses + np.uint64(drgn.offsetof(type_, "thread_sibling"))
     return [
