@@ -2,6 +2,8 @@
 
 """Where the virtual memory map is: the address of struct page number 0."""
 
+from contextlib import suppress
+
 import drgn
 
 from msatools.selfdesc.variables import find_variable
@@ -12,13 +14,14 @@ def vmemmap_base(prog: drgn.Program) -> int:
     Find the address that the struct page of pfn 0 has or would have.
 
     x86-64 keeps it in a variable; elsewhere drgn works it out from the table of
-    memory sections, which a truncated dump may have lost.
+    memory sections, which a truncated dump may have lost. A variable of that name on
+    arm64 is of what KVM runs at EL2 (arch/arm64/kvm/hyp/nvhe/mm.c).
 
     :raises LookupError: if the kernel has no virtual memory map
     :raises drgn.FaultError: if the dump lacks what tells
     """
-    try:
-        base: int = find_variable(prog, "vmemmap_base").value_()
-    except LookupError:
-        base = find_variable(prog, "vmemmap").value_()
-    return base
+    platform = prog.platform
+    if platform is not None and platform.arch == drgn.Architecture.X86_64:
+        with suppress(LookupError):
+            return int(find_variable(prog, "vmemmap_base").value_())
+    return int(find_variable(prog, "vmemmap").value_())

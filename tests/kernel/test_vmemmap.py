@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+
+import drgn
+import pytest
+
+from msatools.kernel.vmemmap import vmemmap_base
+
+VARIABLE, WORKED_OUT = 0x1000, 0x2000
+
+
+@pytest.mark.parametrize(
+    ("arch", "names", "base"),
+    [
+        ("X86_64", ("vmemmap", "vmemmap_base"), VARIABLE),
+        ("X86_64", ("vmemmap",), WORKED_OUT),
+        # That is KVM's, not the kernel's.
+        ("AARCH64", ("vmemmap", "vmemmap_base"), WORKED_OUT),
+    ],
+)
+def test_base_of_the_memmap(arch: str, names: tuple[str, ...], base: int) -> None:
+    prog = drgn.Program(drgn.Platform(drgn.Architecture[arch]))
+    word = prog.int_type("unsigned long", 8, False)
+    values = {"vmemmap": WORKED_OUT, "vmemmap_base": VARIABLE}
+
+    def find(
+        prog: drgn.Program, name: str, flags: drgn.FindObjectFlags, file: str | None
+    ) -> drgn.Object | None:
+        return drgn.Object(prog, word, values[name]) if name in names else None
+
+    prog.register_object_finder("lab", find, enable_index=0)
+    assert vmemmap_base(prog) == base
