@@ -286,14 +286,15 @@ def _cleared_bits(
 
 
 def _node_bits(prog: drgn.Program) -> int:
-    # NODES_SHIFT is the logarithm of MAX_NUMNODES, the length of node_data.
+    # NODES_SHIFT is the logarithm of MAX_NUMNODES, the length of node_data. Not every
+    # architecture exports that, and BTF does not tell it.
     length = vmcoreinfo(prog).get("LENGTH(node_data)")
     if length is None:
-        try:
-            length = find_variable(prog, "node_data").type_.length
-        except LookupError:
-            return 0  # CONFIG_NUMA=n
-    return (int(length or 1) - 1).bit_length()
+        # include/linux/mmzone.h: all zones of all nodes, and an end.
+        references = prog.type("struct zonelist").member("_zonerefs").type.length
+        zones = prog.constant("__MAX_NR_ZONES").value_()
+        length = (references - 1) // zones
+    return (int(length) - 1).bit_length()
 
 
 def _device_zone(prog: drgn.Program) -> int | None:
