@@ -38,6 +38,9 @@ class Facts:
     branches: bool = False
     """Whether these figures come by other code on other kernels."""
 
+    others: Sequence[str] = ()
+    """Dumps of more kernels, which only ``--all-kernels`` takes."""
+
 
 def cases() -> Iterator[object]:
     """Return each command and dump; other kernels where the code branches."""
@@ -45,9 +48,12 @@ def cases() -> Iterator[object]:
         marks = [pytest.mark.kernels] if table.branches else []
         for dump in table.dumps:
             yield pytest.param(command, dump, marks=marks)
+        for dump in table.others:
+            yield pytest.param(command, dump)
 
 
 TASKS = ("tasks-6.1", "tasks-6.12")
+OTHER_TASKS = ("tasks-6.12rt", "tasks-7.x")
 LOCK_DUMPS = ("locks", "lockmodule", "lockspin")
 
 TABLES = {
@@ -55,21 +61,25 @@ TABLES = {
         CPUS,
         cpus.FACTS,
         ("cpus-6.1", "cpus-6.12", "cpulock-6.12"),
-        ("-i",),
+        # -v has all tasks read: from 6.18 on, throttled ones are on no queue.
+        ("-i", "-v"),
         branches=True,  # on how cpusets, interrupts and run queues are kept
+        others=("cpus-7.x",),
     ),
     "locks": Facts(
         LOCKS,
         locks.FACTS,
         tuple(f"{name}-{k}" for name in LOCK_DUMPS for k in ("6.1", "6.12")),
+        others=("locks-7.x",),
     ),
     "memstat": Facts(
         MEMSTAT,
         memstat.FACTS,
         # The last has 4-level page tables.
-        ("memory-6.1", "memory-6.12", "owners-6.12", "barepages-6.12"),
+        ("memory-6.1", "memory-6.12", "memory-7.x", "owners-6.12", "barepages-6.12"),
         memstat.WORDS,
         branches=True,  # on how struct page tells what a page is
+        others=("memory-6.12generic",),
     ),
     "prstat -L": Facts(
         PRSTAT,
@@ -77,8 +87,11 @@ TABLES = {
         TASKS,
         ("-L",),
         branches=True,  # on what the kernel counts as sleep and as latency
+        others=OTHER_TASKS,
     ),
-    "prstat": Facts(PRSTAT, prstat.PROCESSES, TASKS, ("--children",)),
+    "prstat": Facts(
+        PRSTAT, prstat.PROCESSES, TASKS, ("--children",), others=OTHER_TASKS
+    ),
     "zombies": Facts(
         ZOMBIES, zombies.FACTS, ("zombies-6.1", "zombies-6.12"), ("--leaks",)
     ),
