@@ -60,6 +60,7 @@ def test_programs_are_for_arm64(tmp_path: Path) -> None:
     of_lab = "/lab/fixtures/lab/guest/lab.py"
     assert made.files[of_lab] == tmp_path / "program/lab-arm64/lab.py"
     assert made.files["/lab/start"] == memory.IMAGE.files["/lab/start"]
+    assert made.files[arm64.SITE].name == "sigsuspend.py"
     server = dataclasses.replace(memory.IMAGE, files={"/lab/server": tmp_path})
     made = arm64.image(server, cache)
     assert made.files["/lab/server"] == tmp_path / "program/server-arm64/server"
