@@ -165,6 +165,7 @@ WAITS = {
     """,
     TaskClass.URG: """
         io_cqring_wait io_cqring_schedule_timeout __do_sys_io_uring_enter
+        __x64_sys_io_uring_enter __arm64_sys_io_uring_enter
         __do_sys_io_uring_register io_sqpoll_wait_sq io_uring_cancel_generic
         io_uring_del_tctx_node io_rsrc_ref_quiesce io_wq_put_and_exit io_sq_thread_stop
     """,

@@ -46,6 +46,12 @@ WORK = "process_one_work worker_thread kthread ret_from_fork"
             "NET",
         ),
         (f"schedule io_cqring_wait __do_sys_io_uring_enter {SYSCALL}", "URG"),
+        # As on 6.1 for arm64, where the others are inlined.
+        (
+            "schedule schedule_hrtimeout_range_clock schedule_hrtimeout"
+            " __arm64_sys_io_uring_enter invoke_syscall el0_svc_common do_el0_svc",
+            "URG",
+        ),
         (f"schedule do_msgrcv {SYSCALL}", "IPC"),
         (f"schedule ptrace_stop get_signal arch_do_signal_or_restart {SYSCALL}", "TRC"),
         (f"schedule do_signal_stop get_signal {SYSCALL}", "STP"),
