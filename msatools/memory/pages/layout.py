@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from msatools.memory.pages.classes import PageClass
-from msatools.selfdesc.variables import find_variable
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
 from msatools.target.addresses import kernel_start
 
