@@ -138,7 +138,8 @@ def collect_memstat(
     :param unattributed: Whether to list the pages that no owner explains.
     :param frag: Whether to report what keeps blocks of memory from being free.
     :param memory_map: Whether to make a map of memory.
-    :param verbose: Whether to list the callers of vmalloc.
+    :param verbose: Whether to list the callers of vmalloc, and slab caches without
+        slabs.
     :param progress: Called now and then with pages done and pages in all.
     :raises LookupError: if the types lack what describes physical memory
     :raises drgn.FaultError: if the dump lacks every struct page
@@ -167,6 +168,7 @@ def collect_memstat(
             owners=owners,
             losses=losses,
             page_size=prog["PAGE_SIZE"].value_(),
+            verbose=verbose,
         )
         views = {name: VIEWS[name](context) for name in by if name in VIEWS}
         unattributed_view = UnattributedView(context) if unattributed else None

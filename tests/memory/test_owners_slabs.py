@@ -3,9 +3,11 @@
 """Slab caches and vmalloc areas by pages, held against what /proc and /sys say."""
 
 import pytest
+from drgn import Program
 
 from fixtures import lab
 from msatools.memory.by.groups import SlabGroup
+from msatools.memory.memstat import collect_memstat
 from msatools.memory.model import MemstatReport
 
 from . import ownertruth
@@ -32,6 +34,21 @@ def test_objects_in_use(owners_run: lab.Run, slabs: dict[str, SlabGroup]) -> Non
     in_use = slabs["shmem_inode_cache"].objects_in_use
     assert in_use is not None
     assert in_use >= made > 0
+
+
+def test_all_caches_are_listed_if_asked_for(
+    owners_run: lab.Run, owners_prog: Program
+) -> None:
+    report = collect_memstat(owners_prog, by=["slab"], verbose=True)
+    groups = [g for g in view(report, "slab") if isinstance(g, SlabGroup)]
+    named = {group.name: group for group in groups if group.kmem_cache}
+    said = ownertruth.slabinfo(owners_run)
+    assert named.keys() == said.keys()
+    empty = {name for name, (_, objects, *_) in said.items() if not objects}
+    assert len(empty) > 5
+    for name in empty:
+        group = named[name]
+        assert (group.pages, group.slabs, group.objects_in_use) == (0, 0, 0)
 
 
 def test_full_slabs_are_counted(slabs: dict[str, SlabGroup]) -> None:

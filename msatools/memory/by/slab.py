@@ -6,13 +6,20 @@ The caches of the slab allocator, by their slabs.
 Slabs that are full are on no list of the allocator: only the memmap tells of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import drgn
 import numpy as np
 
-from msatools.kernel.slab import SlabCache, merged_names, read_caches, slab_type
+from msatools.kernel.losses import Loss
+from msatools.kernel.slab import (
+    SlabCache,
+    merged_names,
+    read_caches,
+    slab_caches,
+    slab_type,
+)
 from msatools.kernel.slab_free import free_in_use
 from msatools.memory.by.compound import give_to_tails
 from msatools.memory.by.groups import (
@@ -100,7 +107,7 @@ class SlabView:
         merged = merged_names(context.reader, context.losses)
         slabs = self.observer.by_objects.sums()
         groups = [
-            self._group(owner, cache, merged.get(owner.word, []), slabs, kept)
+            self._group(owner, cache, merged, slabs, kept)
             for owner, cache in zip(owners, caches, strict=True)
         ]
         groups += [
@@ -112,13 +119,40 @@ class SlabView:
             # With garbage there may be too many words that are no caches.
             rest = ranking.rest
             groups.append(SlabGroup(REST, "other caches", rest.pages, rest.classes))
+        if context.verbose:
+            groups += self._empty({*addresses.tolist()}, merged)
         return largest_first(unique_keys(groups))
+
+    def _empty(
+        self, known: Container[int], merged: Mapping[int, Sequence[str]]
+    ) -> Iterator[PageGroup]:
+        """Yield the caches that have no slabs, which only the kernel's list has."""
+        reader, losses = self._context.reader, self._context.losses
+        none = None if self.observer.layout.counters is None else 0
+        try:
+            for cache in slab_caches(reader, losses):
+                if cache.address in known:
+                    continue
+                yield SlabGroup(
+                    key=cache.name,
+                    name=cache.name,
+                    pages=0,
+                    classes={},
+                    slabs=none,
+                    objects=none,
+                    objects_in_use=none,
+                    bytes_each=cache.size,
+                    merged=_other_names(cache, merged),
+                    kmem_cache=Address(cache.address),
+                )
+        except (drgn.FaultError, LookupError) as error:
+            losses.lose(Loss.SLABS, f"the list of slab caches is lost: {error}")
 
     def _group(
         self,
         owner: TallyOwner,
         cache: SlabCache | None,
-        merged: Sequence[str],
+        merged: Mapping[int, Sequence[str]],
         slabs: TallySums,
         kept: Mapping[int, int],
     ) -> PageGroup:
@@ -143,6 +177,13 @@ class SlabView:
             objects=int((counts * (objects >> 16)).sum()) if counted else None,
             objects_in_use=in_use,
             bytes_each=cache.size,
-            merged=tuple(sorted({*merged} - {cache.name})),
+            merged=_other_names(cache, merged),
             kmem_cache=address,
         )
+
+
+def _other_names(
+    cache: SlabCache, merged: Mapping[int, Sequence[str]]
+) -> tuple[str, ...]:
+    """Return the names of the caches that were merged into one."""
+    return tuple(sorted({*merged.get(cache.address, ())} - {cache.name}))

@@ -30,6 +30,8 @@ class ScanContext:
     owners: Owners
     losses: LossLog
     page_size: int
+    verbose: bool = False
+    """Whether views list what has no pages, too."""
 
     @property
     def prog(self) -> drgn.Program:
