@@ -97,8 +97,10 @@ def _kept(release: str, facts: Mapping[str, Any]) -> None:
     print(f"THE MOST OF A CPU IN ANY 30 s, FROM THE FIRST LOOK ON, {release}")
     for name in NAMES:
         words, samples = facts[name]["kept"]
-        share = max(_shares(samples))
-        print(f"{f'msa-{name} {words}':28}{100 * share:8.1f} %")
+        what = f"{f'msa-{name} {words}':28}"
+        # What the first look has cost is made up for before there is a sample.
+        made = f"{100 * max(_shares(samples)):8.1f} %" if samples else "no sample yet"
+        print(f"{what}{made}")
 
 
 def _shares(samples: Sequence[Mapping[str, Any]]) -> Iterator[float]:
