@@ -20,6 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from msatools.kernel.structs import Booleans
 from msatools.locks.base.lock import Lock
 from msatools.locks.graph import Edge
 from msatools.locks.wait_snapshot import WaitSnapshot, Wanted
@@ -64,9 +65,7 @@ def held(snapshot: WaitSnapshot, again: TaskTable, *, alone: bool) -> WaitSnapsh
     gone = {row for row in snapshot.blocked if addresses[row] not in rested}
 
     # A task that was woken up counts as out of the queue.
-    sleeping = (
-        set(snapshot.tasks.only(asleep(snapshot.tasks))["address"].tolist()) & rested
-    )
+    sleeping = set(snapshot.tasks["address"][_asleep(snapshot)].tolist()) & rested
 
     def keep(want: Wanted) -> Wanted:
         queue = None
@@ -89,6 +88,23 @@ def held(snapshot: WaitSnapshot, again: TaskTable, *, alone: bool) -> WaitSnapsh
     owners = {own.row for want in wanted.values() for own in want.owners}
     moved = {row for row in owners if addresses[row] not in rested}
     return replace(kept, wanted=wanted, moved=frozenset(moved))
+
+
+def _asleep(snapshot: WaitSnapshot) -> Booleans:
+    """Return which tasks sleep, without those preempted on the way to their sleep.
+
+    Such a task has set its state and is in the queue, but waits for a CPU: unless it is
+    known to be blocked, the report has no wait of it.
+    """
+    tasks = snapshot.tasks
+    rows = asleep(tasks)
+    if tasks.has("on_rq"):
+        preempted = tasks["on_rq"] != 0
+        if tasks.has("sched_delayed"):
+            preempted &= tasks["sched_delayed"] == 0
+        preempted[list(snapshot.blocked)] = False
+        rows &= ~preempted
+    return rows
 
 
 def in_circles(snapshot: WaitSnapshot) -> list[int]:

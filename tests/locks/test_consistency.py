@@ -27,7 +27,7 @@ TASK = 0xFFFF888000100000
 
 COLUMNS = (
     *("address", "pid", "start_ns", "state", "on_cpu", "nvcsw", "nivcsw", "sp"),
-    *("last_arrival_ns", "exit_state"),
+    *("last_arrival_ns", "exit_state", "on_rq", "sched_delayed"),
 )
 AB, BC = Lock("mutex", 0xFFFF888000002000), Lock("mutex", 0xFFFF888000003000)
 
@@ -102,7 +102,7 @@ def test_what_stays_is_kept() -> None:
     assert deadlocks(kept) == [frozenset((0, 1))]
 
 
-@pytest.mark.parametrize("column", COLUMNS[1:-1])
+@pytest.mark.parametrize("column", COLUMNS[1:-3])
 def test_wait_of_one_that_was_switched_is_left_out(column: str) -> None:
     """So are deadlocks that it was in: by now it may have given its lock back."""
     again = table(**{column: {1: 1}})
@@ -118,6 +118,26 @@ def test_one_that_is_about_to_sleep_anew() -> None:
     kept = held(snapshot(WAITS, OWNERS, tasks=tasks), tasks, alone=False)
     assert set(kept.blocked) == {0}
     assert deadlocks(kept) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "queued"),
+    [
+        ({"on_rq": {2: 1}}, (0,)),
+        ({"on_rq": {2: 1}, "sched_delayed": {2: 1}}, (0, 2)),
+        ({"on_rq": {0: 1}}, (0, 2)),
+    ],
+)
+def test_waiter_that_was_preempted(
+    changed: dict[str, dict[int, int]], queued: tuple[int, ...]
+) -> None:
+    """It is no waiter unless it has a wait, as the first task has."""
+    tasks = table(**changed)
+    before = snapshot({0: AB}, {}, queue=(address(0), address(2)), tasks=tasks)
+    kept = held(before, tasks, alone=False)
+    assert [each.task for each in kept.wanted[AB].queue or ()] == [
+        address(row) for row in queued
+    ]
 
 
 @pytest.mark.parametrize(
