@@ -5,7 +5,7 @@
 import pytest
 
 from fixtures.demo import DEMOS
-from msatools.memory import layout
+from msatools.memory.pages import layout
 from tests.memory.madepages import open_demo
 
 
