@@ -180,7 +180,7 @@ class WaitGraph:
         sets = dict.fromkeys(self.held, 0)
         changes = True
         while changes:
-            # Two rounds, the second to see that nothing changes; with cycles a few more.
+            # Two rounds, the second to see that nothing changes; a few more if cyclic.
             changes = False
             for pid in self._farthest_first(onward):
                 bits = 0
