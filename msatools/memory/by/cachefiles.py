@@ -132,27 +132,27 @@ class CachedFiles:
         return tuple(dict.fromkeys(self._paths.mount_points(super_block)))
 
     def _inodes(self, mappings: Addresses) -> tuple[Addresses, Structs]:
-        found = self._read("struct address_space", _MAPPING, mappings)
-        hosts: Addresses = found["host"].astype(np.uint64)
+        structs = self._read("struct address_space", _MAPPING, mappings)
+        hosts: Addresses = structs["host"].astype(np.uint64)
         return hosts, self._read("struct inode", _INODE, hosts)
 
     def _read(self, type_name: str, members: Members, addresses: Addresses) -> Structs:
         return read_structs(self._reader, type_name, members, addresses, self._losses)
 
     def _read_file_systems(self, addresses: Addresses) -> None:
-        found = self._read("struct super_block", _SUPER_BLOCK, addresses)
-        types: Addresses = found["type"].astype(np.uint64)
+        structs = self._read("struct super_block", _SUPER_BLOCK, addresses)
+        types: Addresses = structs["type"].astype(np.uint64)
         names = self._read("struct file_system_type", _TYPE, types)["name"]
         for row, address in enumerate(addresses.tolist()):
             self._file_systems[address] = None
-            if not found.readable[row]:
+            if not structs.readable[row]:
                 continue
             self._file_systems[address] = FileSystem(
                 address=address,
-                number=_device_number(int(found["device"][row])),
+                number=_device_number(int(structs["device"][row])),
                 fstype=self._string(int(names[row])) or "?",
-                id=decode_string(bytes(found["id"][row])),
-                has_device=int(found["block_device"][row]) >= KERNEL_HALF,
+                id=decode_string(bytes(structs["id"][row])),
+                has_device=int(structs["block_device"][row]) >= KERNEL_HALF,
             )
 
     def _string(self, address: int) -> str | None:

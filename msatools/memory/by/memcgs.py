@@ -68,8 +68,8 @@ class Memcgs:
     def of_pages(self, pages: Addresses) -> Addresses:
         """Read the charge words of struct pages; 0 if one is unreadable."""
         members = {"word": _MEMBERS}
-        found = self._read("struct page", members, pages)
-        words: Addresses = found["word"].astype(np.uint64)
+        structs = self._read("struct page", members, pages)
+        words: Addresses = structs["word"].astype(np.uint64)
         return words
 
     def resolve(self, words: Addresses) -> Addresses:
@@ -96,8 +96,8 @@ class Memcgs:
 
     def groups(self, groups: Addresses) -> list[Memcg]:
         """Return the control groups that :meth:`resolve` found."""
-        found = self._read("struct mem_cgroup", _MEM_CGROUP, groups)
-        cgroups: Addresses = found["cgroup"].astype(np.uint64)
+        memcgs = self._read("struct mem_cgroup", _MEM_CGROUP, groups)
+        cgroups: Addresses = memcgs["cgroup"].astype(np.uint64)
         nodes = self._read("struct cgroup", _CGROUP, cgroups)["node"]
         ids = self._read("struct kernfs_node", _NODE, nodes.astype(np.uint64))["id"]
         paths = cgroup_paths(self._reader, cgroups, self._losses)
@@ -107,7 +107,7 @@ class Memcgs:
                 address=int(group),
                 id=int(ids[row]),
                 path=paths[row],
-                dying=not int(found["flags"][row]) & online,
+                dying=not int(memcgs["flags"][row]) & online,
             )
             for row, group in enumerate(groups)
         ]

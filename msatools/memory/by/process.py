@@ -336,7 +336,7 @@ def _spaces(reader: Reader, losses: LossLog) -> list[_Space]:
     tasks = tasks.only((tasks["mm"] != 0) & ((tasks["flags"] & PF_KTHREAD) == 0))
     chosen = _first_of_each(tasks)
     mms: Addresses = tasks["mm"][chosen].astype(np.uint64)
-    found = read_structs(reader, "struct mm_struct", {"pgd": ("pgd",)}, mms, losses)
+    structs = read_structs(reader, "struct mm_struct", {"pgd": ("pgd",)}, mms, losses)
     comms = tasks["comm"][chosen].tolist()
     pids = tasks["pid"][chosen].tolist()
     return [
@@ -344,8 +344,8 @@ def _spaces(reader: Reader, losses: LossLog) -> list[_Space]:
         for pid, comm, top, known in zip(
             pids,
             comms,
-            found["pgd"].tolist(),
-            found.readable.tolist(),
+            structs["pgd"].tolist(),
+            structs.readable.tolist(),
             strict=True,
         )
         if known

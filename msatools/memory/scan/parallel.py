@@ -115,10 +115,10 @@ def scan_parts(
         number: int,
         part_observers: Sequence[Observer],
         within: Progress | None,
-        found: ScanResult | None = None,
+        result: ScanResult | None = None,
     ) -> ScanResult:
         part = parts[number]
-        return scan(reader, layout, part, owned, within, part_observers, finals, found)
+        return scan(reader, layout, part, owned, within, part_observers, finals, result)
 
     if workers > 1:
         prepare(reader, layout)

@@ -65,7 +65,7 @@ def scan(
     result.memmap_reads += reader.reads - before
     if finals is not None:
         result.memmap_reads -= finals.reads
-        # What is lost of one inode is lost for its pages anywhere.
+        # Not summed: several parts may have lost the same inode.
         result.losses.update(finals.take_losses())
     return result
 
