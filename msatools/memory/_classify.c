@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 
 /*
- * The scan's inner loops: one pass over struct pages for what classify.py and scan.py ask
- * in one pass each. numpy's is the definition; this gives the same for each page, be it
- * garbage. Reasons for the order of the tests, and commits of the kernel, are told there.
+ * The scan's inner loops: one pass over struct pages instead of several numpy passes of
+ * classify.py and sums.py. The numpy code is the definition; this has the same result for
+ * each page, even a damaged one. classify.py has the reasons for the order of the tests,
+ * and the commits of the kernel.
  *
- * What a struct page looks like, the codes of classes and all memory come from
- * compiled.py, which has the same two structs. What is read is not to be trusted: an
- * index that a struct page gives is compared with the number of pages before its use.
+ * The layout of struct page, the codes of classes and all memory come from compiled.py,
+ * which defines the same two structs. The data is untrusted: an index from a struct page
+ * is compared with the number of pages before its use.
  */
 
 #include <stdint.h>
@@ -15,21 +16,21 @@
 
 #define MAX_ORDER 20 /* as in classify.py */
 
-/* All members are 8 bytes, so that there is no padding to agree about. */
+/* All members have 8 bytes, so that there is no padding. */
 struct layout {
 	/* Offsets within struct page. */
 	int64_t size, flags, compound_head, mapping, private, mapcount, refcount;
-	int64_t entire_mapcount; /* in struct page 1 of a compound page */
+	int64_t entire_mapcount; /* in the first tail's struct page */
 	/* Masks of page->flags. */
 	uint64_t head, reserved, hwpoison, slab, swapbacked, swapcache;
 	/* Page types: PageTypes in layout.py. */
 	uint64_t lowest, shift, mask;
-	const uint8_t *type_classes; /* mask + 1 of them */
-	const uint8_t *mapping_classes; /* 16 of them */
-	/* HugetlbMark in layout.py; its size is 0 if there is none. */
+	const uint8_t *type_classes; /* mask + 1 elements */
+	const uint8_t *mapping_classes; /* 16 elements */
+	/* HugetlbMark in layout.py; mark_size is 0 without one. */
 	int64_t mark, mark_size;
 	uint64_t mark_mask, mark_value;
-	uint64_t compound_mask, fake_heads, large_kmalloc_type; /* truths */
+	uint64_t compound_mask, fake_heads, large_kmalloc_type; /* booleans */
 	/* Codes of classes, each a byte. */
 	uint64_t unattributed, free_buddy, free_hugetlb, anon, ksm, hugetlb, file, shmem;
 	uint64_t slab_class, large_kmalloc, reserved_class, poisoned, excluded;
@@ -37,25 +38,25 @@ struct layout {
 
 struct scan {
 	struct layout is;
-	/* The block that is worked on, which stays where it is until it is summed. */
+	/* The current block; its data must stay in place until it is summed. */
 	const uint8_t *data;
 	int64_t pages;
 	uint64_t pfn, address;
-	uint64_t flags_or, flags_and; /* of all pages */
+	uint64_t flags_or, flags_and; /* OR and AND of all pages' flags */
 	/* Columns of the block, one element a page: see Block in classify.py. */
 	uint64_t *mapping; /* only if own_mapping */
 	uint8_t *codes;
-	uint32_t *heads; /* only if there are tails; the index of the head, or its own */
-	/* Lists of pages, with room for all; of tails, fakes at their end, for twice all. */
+	uint32_t *heads; /* only if there are tails; index of the head, or of the page itself */
+	/* Lists of pages; tails has twice the room, and ends with the fake heads. */
 	int64_t *notable, *zeros, *tails, *tail_heads;
-	int64_t notables, zeroes, ntails, nfakes, own_mapping; /* the last is a truth */
-	/* Room for each step's own use, one element a page. */
+	int64_t notables, zeroes, ntails, nfakes, own_mapping; /* own_mapping is a boolean */
+	/* Scratch space of each step, one element a page. */
 	uint8_t *scratch_codes;
 	uint64_t *scratch;
-	/* The lowest and highest head outside the block; what it is, if it is one. */
+	/* The lowest and highest head outside the block; class and mapping if single. */
 	int64_t far_low, far_high;
 	uint64_t far_code, far_mapping;
-	/* What msa_sum() gives: pages by class, 256 of them; runs of cached pages. */
+	/* Results of msa_sum(): pages by class, 256 elements; runs of cached pages. */
 	int64_t *counts, anon_unmapped, anon_swapcache, shmem_swapcache, nameless;
 	uint64_t *cache_mappings;
 	int64_t *cache_pages, cache_runs;
@@ -78,7 +79,7 @@ static inline const uint8_t *page(const struct scan *s, int64_t i)
 	return s->data + i * s->is.size;
 }
 
-/* The class that a page's own words tell. */
+/* Return the class of a page by its own flags, type and mapping. */
 static inline uint8_t class_of(const struct layout *is, uint64_t flags,
 			       uint64_t mapping, uint32_t word)
 {
@@ -99,7 +100,7 @@ static inline uint8_t class_of(const struct layout *is, uint64_t flags,
 	return flags & is->slab ? (uint8_t)is->slab_class : code;
 }
 
-/* Class each page by itself; list those that need a second look. */
+/* Classify each page by itself; list the pages that later steps need. */
 static void look_at_each(struct scan *s)
 {
 	const struct layout is = s->is;
@@ -108,7 +109,7 @@ static void look_at_each(struct scan *s)
 	uint8_t *restrict codes = s->codes;
 	int64_t *notable = s->notable, *zeros = s->zeros;
 	int64_t *tails = s->tails, *infos = s->tail_heads;
-	/* Most pages are like the one before, and only their class is to be noted. */
+	/* Most pages are like the one before: only their class is stored. */
 	uint64_t any = 0, all = UINT64_MAX, last_flags = 0, last_mapping = 0;
 	uint32_t last_word = 0;
 	uint8_t code = 0, plain = 0;
@@ -147,7 +148,7 @@ static void look_at_each(struct scan *s)
 	s->own_mapping = 0;
 }
 
-/* Copy what is about to differ from the struct pages. */
+/* Copy the mappings, which are about to differ from the struct pages. */
 static void own_mapping(struct scan *s)
 {
 	for (int64_t i = 0; !s->own_mapping && i < s->pages; i++)
@@ -155,7 +156,7 @@ static void own_mapping(struct scan *s)
 	s->own_mapping = 1;
 }
 
-/* Tell hugetlb and kernel pages apart, and fake heads from true ones. */
+/* Distinguish hugetlb from kernel pages, and fake heads from real ones. */
 static void compound_heads(struct scan *s)
 {
 	const struct layout *is = &s->is;
@@ -189,7 +190,7 @@ static void compound_heads(struct scan *s)
 	}
 }
 
-/* Make indices of the words of tails; count those that lead out of the block. */
+/* Convert compound_head of tails to indices; count heads outside the block. */
 static int64_t find_heads(struct scan *s)
 {
 	const int64_t size = s->is.size;
@@ -203,7 +204,7 @@ static int64_t find_heads(struct scan *s)
 		uint64_t own = s->address + (uint64_t)(s->tails[k] * size);
 
 		offset = (s->is.compound_mask ? word & own : word - 1) - s->address;
-		if (offset != was) /* neighbours have the same head, divisions are slow */
+		if (offset != was) /* neighbours have the same head, and division is slow */
 			head = (int64_t)offset / size - ((int64_t)offset % size < 0);
 		s->tail_heads[k] = head;
 		if (head < 0 || head >= s->pages) {
@@ -215,7 +216,7 @@ static int64_t find_heads(struct scan *s)
 	return far;
 }
 
-/* Give tails the class and mapping of their heads, all as they were before. */
+/* Copy class and mapping of heads to tails, as they were before this step. */
 static void settle_tails(struct scan *s)
 {
 	int copied = 0;
@@ -247,7 +248,7 @@ static void settle_tails(struct scan *s)
 	}
 }
 
-/* Spread the class of a free block's first page over the block. */
+/* Copy the class of a free block's first page to its other pages. */
 static void spread_free(struct scan *s)
 {
 	const int code = (int)s->is.free_buddy;
@@ -271,9 +272,9 @@ static void spread_free(struct scan *s)
 }
 
 /*
- * Do the rest of classify() but for gaps. If the tails of heads outside the block all
- * have the same one, far_code and far_mapping tell its class; otherwise the tails have
- * been given theirs.
+ * Do the rest of classify(), except gaps. If all heads outside the block are the same
+ * one, far_code and far_mapping are its class and mapping; otherwise the caller has set
+ * those of the tails already.
  */
 void msa_settle(struct scan *s)
 {
@@ -296,8 +297,8 @@ void msa_settle(struct scan *s)
 }
 
 /*
- * Begin to give each page of a block its class. If there are tails of heads outside the
- * block, give their number: msa_settle() has to follow. Otherwise that was done, too.
+ * Classify the pages of a block. Return the number of tails whose heads are outside the
+ * block: if there are any, the caller must call msa_settle(); otherwise all is done.
  */
 int64_t msa_classify(struct scan *s, const uint8_t *data, int64_t pages, uint64_t pfn,
 		     uint64_t address)
@@ -321,7 +322,7 @@ int64_t msa_classify(struct scan *s, const uint8_t *data, int64_t pages, uint64_
 /* Add page-cache pages to the runs of those with the same mapping. */
 static void add_cached(struct scan *s, int64_t first, int64_t end)
 {
-	/* The mappings are in an array of their own or in the struct pages. */
+	/* The mappings are in a separate array or in the struct pages. */
 	const uint8_t *array = s->own_mapping ? (const uint8_t *)s->mapping
 					      : s->data + s->is.mapping;
 	const int64_t step = s->own_mapping ? (int64_t)sizeof(*s->mapping) : s->is.size;
@@ -341,7 +342,7 @@ static void add_cached(struct scan *s, int64_t first, int64_t end)
 	s->cache_runs = n;
 }
 
-/* Count what is not mapped, and what is in the swap cache. */
+/* Count unmapped pages, and pages of the swap cache. */
 static void add_swappable(struct scan *s, int64_t first, int64_t end, int anon)
 {
 	const struct layout is = s->is;
@@ -366,7 +367,7 @@ static void add_swappable(struct scan *s, int64_t first, int64_t end, int anon)
 	}
 }
 
-/* Sum pages up by their classes as they are now: what scan.py adds to its result. */
+/* Sum up pages by their current classes: sums.py adds this to the result. */
 void msa_sum(struct scan *s, int64_t first, int64_t end)
 {
 	s->anon_unmapped = s->anon_swapcache = s->shmem_swapcache = 0;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The walk's sums held against the counters that the kernel itself keeps."""
+"""Compares the scan's sums with the counters that the kernel keeps itself."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -35,17 +35,17 @@ _MAX_HUGE_ORDER = 30
 
 @dataclass(frozen=True)
 class MemoryCounters:
-    """The kernel's figures at one moment, in pages."""
+    """The kernel's counters at one moment, in pages."""
 
     values: Mapping[str, int | None]
-    """Those that this kernel keeps; ``None`` for one that could not be read."""
+    """Maps each counter of this kernel to its value; ``None`` if it is unreadable."""
 
     def kept(self, *names: str) -> tuple[str, ...]:
-        """Pick those of the counters that this kernel keeps."""
+        """Return the names of those counters that this kernel keeps."""
         return tuple(name for name in names if name in self.values)
 
     def get(self, *names: str) -> int | None:
-        """Sum counters, those that this kernel does not keep as nothing."""
+        """Sum the counters that this kernel keeps; ``None`` if one is unreadable."""
         total = 0
         for name in self.kept(*names):
             value = self.values[name]
@@ -90,7 +90,7 @@ def read_counters(
             continue  # not configured, or not in this version
     if prog.flags & drgn.ProgramFlags.IS_LIVE:
         with contextlib.suppress(LookupError, drgn.FaultError):
-            values.update(_passing_pages(reader, losses))
+            values.update(_page_events(reader, losses))
     return MemoryCounters(values)
 
 
@@ -99,10 +99,10 @@ _COLLAPSED, _MIGRATED = "THP_COLLAPSE_ALLOC", "PGMIGRATE_SUCCESS"
 _ENTRY_BYTES = 8
 
 
-def _passing_pages(reader: Reader, losses: LossLog) -> dict[str, int]:
-    """Count the pages, since boot, that were handed out, given back, and moved.
+def _page_events(reader: Reader, losses: LossLog) -> dict[str, int]:
+    """Count the pages allocated, freed and moved since boot.
 
-    khugepaged makes huge pages of small ones, by a page table's worth of them at most.
+    khugepaged moves at most one page table's worth of pages into a huge page.
     """
     allocated = pages_allocated(reader.prog)
     names = (*allocated, PAGES_FREED, _COLLAPSED, _MIGRATED)
@@ -116,9 +116,9 @@ def _passing_pages(reader: Reader, losses: LossLog) -> dict[str, int]:
     }
 
 
-def _passed(what: str, before: MemoryCounters, after: MemoryCounters) -> int:
-    """Return the events of a counter between two samples."""
-    then, now = before.values.get(what), after.values.get(what)
+def _events_between(name: str, before: MemoryCounters, after: MemoryCounters) -> int:
+    """Count the events between two samples; 0 if either is unknown."""
+    then, now = before.values.get(name), after.values.get(name)
     return 0 if then is None or now is None else now - then
 
 
@@ -141,9 +141,9 @@ def make_checks(
     losses: LossLog,
 ) -> tuple[Check, ...]:
     """
-    Compare all sums that have a counter.
+    Compare every sum that has a counter.
 
-    :param before: The counters before the scan; on a dump the same object as
+    :param before: The counters before the scan; on a dump, the same object as
         *after*.
     :param losses: What could not be read.
     """
@@ -155,8 +155,11 @@ def make_checks(
     missing = pages(C.EXCLUDED, C.UNREADABLE)
     meanwhile = None
     if before is not after:
-        became = (_MOVED, _ALLOCATED, _FREED)
-        meanwhile = Meanwhile(*(_passed(what, before, after) for what in became))
+        meanwhile = Meanwhile(
+            moved=_events_between(_MOVED, before, after),
+            allocated=_events_between(_ALLOCATED, before, after),
+            freed=_events_between(_FREED, before, after),
+        )
 
     def check(
         name: str, walk: int, *counters: str, reason: Reason | None = None
@@ -189,12 +192,12 @@ def make_checks(
     if owners.percpu.spare_units:
         text += " or of units without a CPU"
     percpu = Reason(-owners.percpu.uncounted, text)
-    # A balloon that deflates by itself when memory runs out stays managed.
+    # Pages of a balloon that deflates on OOM stay managed.
     ballooned = Reason(-pages(C.OFFLINE), "a balloon's pages, still managed")
     anon = pages(C.ANON, C.KSM) - result.anon_unmapped
     swapcache = result.anon_swapcache + result.shmem_swapcache
     hugetlb = pages(C.USER_HUGETLB, C.FREE_HUGETLB)
-    # In the place of nr_vmalloc_pages, newer kernels have NR_VMALLOC.
+    # Newer kernels have NR_VMALLOC instead of nr_vmalloc_pages.
     vmalloc = ("nr_vmalloc_pages", "NR_VMALLOC")
     return (
         *check(
@@ -223,7 +226,7 @@ def make_checks(
             reason=cached_stacks,
         ),
         *check("kernel.percpu", pages(C.PERCPU), "pcpu_nr_populated", reason=percpu),
-        # Before it was a page type (v6.11) nothing marks the pages of zsmalloc.
+        # zsmalloc pages have no page type before v6.11.
         *(
             check("kernel.zsmalloc", pages(C.ZSMALLOC), "NR_ZSPAGES")
             if layout.types.has("zsmalloc")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Differences between two snapshots of memory: two reports of memstat."""
+"""Compares two snapshots of memory: two memstat reports."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,21 +18,21 @@ class PagesSide:
     """One of the two snapshots."""
 
     file: str
-    """Where it was read from."""
+    """Path of the file that the snapshot was read from."""
 
     target: Target
     taken_at_ns: int | None
-    """CLOCK_MONOTONIC of its kernel."""
+    """CLOCK_MONOTONIC of the kernel."""
 
     pages: int
     """Struct pages examined."""
 
     lost_pages: int
-    """Those of them that were not there to be read."""
+    """Struct pages that were excluded or unreadable."""
 
     physical_pages: int | None
     notes: tuple[Note, ...]
-    """Its own."""
+    """Notes of the snapshot's own report."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Change:
 
     after_pages: int | None
     delta_pages: int | None
-    """``None`` where the two have pages of different sizes."""
+    """``None`` if the snapshots have different page sizes."""
 
     delta_bytes: int
 
@@ -55,18 +55,18 @@ class GroupChange(Change):
     """The pages of one node, process, file or the like in both snapshots."""
 
     key: str
-    """By which the two were found to be the same."""
+    """Key by which the groups of both snapshots were matched."""
 
     name_before: str | None
-    """Its name in the first report, if that is another."""
+    """Name in the first report, if different."""
 
     classes: tuple[Change, ...]
-    """Those of its classes that changed, most first."""
+    """Classes that changed, the largest change first."""
 
 
 @dataclass(frozen=True)
 class CheckPair:
-    """One check of both; ``None`` where a snapshot does not have it."""
+    """One check in both snapshots; ``None`` in a snapshot that lacks it."""
 
     name: str
     before: Check | None
@@ -83,7 +83,7 @@ class MemstatDiff:
     after: PagesSide
 
     elapsed_ns: int | None
-    """Kernel time from one to the other; ``None`` if that cannot be told, as of
+    """Kernel time from one to the other; ``None`` if unknown, for example between
     different kernels."""
 
     notes: tuple[Note, ...]
@@ -93,46 +93,46 @@ class MemstatDiff:
     """All struct pages examined."""
 
     classes: tuple[Change, ...]
-    """In the order of the table."""
+    """Changes in the order of the table."""
 
     checks: tuple[CheckPair, ...]
 
     by: Mapping[str, tuple[GroupChange, ...]] | None = field(
         default=None, metadata=ADDED
     )
-    """The breakdowns that both have; the groups that changed most first."""
+    """Breakdowns that both have; the group with the largest change first."""
 
 
 def compare(
     before: MemstatReport, after: MemstatReport, files: tuple[str, str] = ("", "")
 ) -> MemstatDiff:
     """
-    Tell what changed from one report to another, of the same machine or of two.
+    Compare two reports, of the same machine or of two machines.
 
-    >>> found = compare(load_snapshot("a.json"), load_snapshot("b.json"))
-    >>> max(found.classes, key=lambda change: change.delta_bytes).name
+    >>> diff = compare(load_snapshot("a.json"), load_snapshot("b.json"))
+    >>> max(diff.classes, key=lambda change: change.delta_bytes).name
     'cache.file'
 
-    :param files: Where the reports are from, if from files.
+    :param files: Paths of the reports; empty if not read from files.
     """
-    pair = _PageSizes(before.target.page_size, after.target.page_size)
-    one, other = (_side(*each) for each in zip((before, after), files, strict=True))
+    sizes = _PageSizes(before.target.page_size, after.target.page_size)
+    first, second = _side(before, files[0]), _side(after, files[1])
     counts = [{count.name: count.pages for count in r.classes} for r in (before, after)]
     return MemstatDiff(
-        before=one,
-        after=other,
-        elapsed_ns=elapsed(one, other),
-        notes=tuple(_notes(one, other, before.by or {}, after.by or {})),
-        pages=pair.change("total", before.pages, after.pages),
-        classes=tuple(pair.changes(*counts)),
+        before=first,
+        after=second,
+        elapsed_ns=elapsed(first, second),
+        notes=tuple(_notes(first, second, before.by or {}, after.by or {})),
+        pages=sizes.change("total", before.pages, after.pages),
+        classes=tuple(sizes.changes(*counts)),
         checks=tuple(_checks(before.checks, after.checks)),
-        by=_by(before.by or {}, after.by or {}, pair),
+        by=_by(before.by or {}, after.by or {}, sizes),
     )
 
 
 @dataclass(frozen=True)
 class _PageSizes:
-    """The page sizes of both, in bytes."""
+    """The page sizes of both snapshots, in bytes."""
 
     before: int
     after: int
@@ -147,7 +147,7 @@ class _PageSizes:
             yield self.change(name, before.get(name), after.get(name))
 
     def deltas(self, before: int | None, after: int | None) -> tuple[int | None, int]:
-        """Return the change in pages and in bytes; a missing group has no pages."""
+        """Return the change in pages and in bytes; a missing group counts as 0."""
         had, has = before or 0, after or 0
         pages = has - had if self.before == self.after else None
         return pages, has * self.after - had * self.before
@@ -207,14 +207,14 @@ def _checks(before: Iterable[Check], after: Iterable[Check]) -> Iterator[CheckPa
 
 
 def _by(
-    before: _Groups, after: _Groups, pair: _PageSizes
+    before: _Groups, after: _Groups, sizes: _PageSizes
 ) -> dict[str, tuple[GroupChange, ...]] | None:
-    found = {
-        name: tuple(sorted(_groups(groups, after[name], pair), key=_rank))
+    changes = {
+        name: tuple(sorted(_groups(groups, after[name], sizes), key=_rank))
         for name, groups in before.items()
         if name in after
     }
-    return found or None
+    return changes or None
 
 
 def _rank(change: GroupChange) -> tuple[int, str]:
@@ -222,7 +222,7 @@ def _rank(change: GroupChange) -> tuple[int, str]:
 
 
 def _groups(
-    before: Iterable[PageGroup], after: Iterable[PageGroup], pair: _PageSizes
+    before: Iterable[PageGroup], after: Iterable[PageGroup], sizes: _PageSizes
 ) -> Iterator[GroupChange]:
     first, second = _by_key(before), _by_key(after)
     for key in dict.fromkeys((*second, *first)):
@@ -231,25 +231,25 @@ def _groups(
         assert either is not None
         counts = [dict(group.classes) if group else {} for group in (had, has)]
         # Classes without pages may be left out.
-        none = dict.fromkeys((*counts[1], *counts[0]), 0)
-        changes = pair.changes(none | counts[0], none | counts[1])
-        changed = [each for each in changes if each.delta_bytes]
+        zeros = dict.fromkeys((*counts[1], *counts[0]), 0)
+        changes = sizes.changes(zeros | counts[0], zeros | counts[1])
+        changed = [change for change in changes if change.delta_bytes]
         pages = had.pages if had else None, has.pages if has else None
         yield GroupChange(
             either.name,
             *pages,
-            *pair.deltas(*pages),
+            *sizes.deltas(*pages),
             key=key,
             name_before=had.name if had and had.name != either.name else None,
-            classes=tuple(sorted(changed, key=lambda each: -abs(each.delta_bytes))),
+            classes=tuple(sorted(changed, key=lambda change: -abs(change.delta_bytes))),
         )
 
 
 def _by_key(groups: Iterable[PageGroup]) -> dict[str, PageGroup]:
-    """Find groups by key; those that share one, which none should, are one."""
-    found: dict[str, PageGroup] = {}
+    """Index groups by key; merge groups that share a key, which none should."""
+    by_key: dict[str, PageGroup] = {}
     for group in groups:
-        known = found.get(group.key)
+        known = by_key.get(group.key)
         if known is not None:
             names = dict.fromkeys((*known.classes, *group.classes))
             classes = {
@@ -257,5 +257,5 @@ def _by_key(groups: Iterable[PageGroup]) -> dict[str, PageGroup]:
                 for name in names
             }
             group = PageGroup(group.key, known.name, known.pages + group.pages, classes)
-        found[group.key] = group
-    return found
+        by_key[group.key] = group
+    return by_key

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Why a sum of the walk and the kernel's counter differ.
+Explains why a sum of the scan and the kernel's counter differ.
 
-A reason must have been counted by itself. On a dump, what could not be read or followed
-is a loss, and explains nothing: a list that breaks off leaves a failed check. On a
+A reason must have been counted independently. On a dump, data that could not be read or
+followed is a loss and explains nothing: a broken list leaves a failed check. On a
 running kernel, pages and counters change during the scan, by amounts that the kernel
 counts as well.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from msatools.kernel.report import LossLog
 
 _MAX_CPU_DELTA = 127
-"""A CPU keeps its part of a counter in a signed byte."""
+"""Largest value of a CPU's part of a counter, a signed byte (vm_stat_diff)."""
 
 _VMALLOC = ("a list of vmalloc areas", "vmalloc", "vmalloc_areas_unreadable")
 
@@ -24,7 +24,7 @@ _LOSSES = {
     "kernel.percpu": ("a list of percpu chunks", "percpu", "page_tables_unreadable"),
     "free.pcp": ("pcp_lists_broken",),
 }
-"""Losses by which a class of a running kernel has fewer pages than counted."""
+"""Losses on a running kernel that leave a class with fewer pages than counted."""
 
 _SLAB_LOSSES = (
     "lists_broken",
@@ -36,7 +36,7 @@ _SLAB_LOSSES = (
     "sockets_unreadable",
     "skbs_unreadable",
 )
-"""Losses by which the data of sockets counts as large kmalloc."""
+"""Losses that make socket data count as large kmalloc."""
 
 _PER_CPU = frozenset(
     {
@@ -51,15 +51,15 @@ _PER_CPU = frozenset(
         "kernel.zsmalloc",
     }
 )
-"""Checks against counters of which each CPU keeps a part."""
+"""Checks against counters that have a per-CPU part."""
 
 _PASSING = _PER_CPU | {"cache.blockdev", "kernel.vmalloc"}
-"""Checks of pages that may be freed and used again during a scan."""
+"""Checks of pages that may be freed and reused during a scan."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """A known cause for which a sum and a counter differ, and by how much."""
+    """A known cause of a difference between a sum and a counter, and its pages."""
 
     pages: int
     text: str
@@ -67,15 +67,15 @@ class Reason:
 
 @dataclass(frozen=True)
 class Difference:
-    """A sum and the counter that it differs from, in pages."""
+    """A sum and the counter that differs from it, in pages."""
 
     name: str
-    """Of the check."""
+    """Name of the check."""
 
     walk: int
     kernel: int
     before: int | None = None
-    """The counter before the scan of a running kernel, if all of it could be read."""
+    """The counter before the scan; ``None`` on a dump or if it is unreadable."""
 
     reason: Reason | None = None
 
@@ -93,7 +93,7 @@ class Difference:
         return low - slack <= self.walk <= high + slack
 
     def after_reason(self, text: str) -> str:
-        """Return the reason, if it covers any page, and another after it."""
+        """Return *text*, after the reason's text if that covers any page."""
         if self.reason is None or not self.reason.pages:
             return text
         return f"{self.reason.text}; {text}"
@@ -101,7 +101,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Meanwhile:
-    """Pages that a running kernel moved, handed out and took back during the scan."""
+    """Pages that a running kernel moved, allocated and freed during the scan."""
 
     moved: int = 0
     allocated: int = 0
@@ -119,7 +119,7 @@ def explain(
 
     :param meanwhile: ``None`` on a dump.
     :param missing: Struct pages that could not be read.
-    :return: ``None`` if nothing that was counted explains it: a failed check.
+    :return: ``None`` if no counted reason explains it: a failed check.
     """
     if difference.reason is not None and not difference.unreasoned:
         return difference.reason.text
@@ -148,23 +148,23 @@ def _explain_by_changes(difference: Difference, meanwhile: Meanwhile) -> str | N
     if difference.is_within():
         return changed
     if reason is not None:
-        # Both at once: the counter changed, and never has what the reason names.
+        # Both: the counter changed, and it never includes the reason's pages.
         walk = difference.walk - reason.pages
         rest = Difference(name, walk, difference.kernel, before)
         if rest.is_within():
             return difference.after_reason(changed)
-    # A page whose contents move to one that was scanned already is missed, and one
-    # moved the other way is met twice. The counters do not show it.
+    # A page that migrates to a pfn already scanned is missed, and one that migrates
+    # the other way is counted twice. The counters do not show it.
     if name in _PER_CPU and difference.is_within(meanwhile.moved):
         return f"up to {meanwhile.moved:,} pages moved to others during the scan"
     if name == "free.pcp":
-        # A page that was on a list when it was scanned may be taken since, and the
-        # list refilled from the buddy allocator; or it was freed just now.
+        # A page that was on a list when it was scanned may have been allocated since,
+        # and the list refilled from the buddy allocator; or it was freed just now.
         passed = meanwhile.allocated + meanwhile.freed
         if difference.is_within(passed):
             return f"up to {passed:,} pages were taken or freed during the scan"
-    # A counter that has its old value again may have had another in between: pages
-    # too many were scanned and freed then, those missing were freed before.
+    # A counter that has its old value again may have had another in between: extra
+    # pages were freed after they were scanned, missing ones before.
     if name in _PASSING and difference.is_within(meanwhile.freed):
         freed = meanwhile.freed
         return f"up to {freed:,} pages were freed during the scan, and used anew"
@@ -172,7 +172,7 @@ def _explain_by_changes(difference: Difference, meanwhile: Meanwhile) -> str | N
 
 
 def _explain_by_losses(difference: Difference, losses: LossLog) -> str | None:
-    """Explain by lists and tables of a running kernel that changed under the scan."""
+    """Explain by lists and tables of a running kernel that changed during the scan."""
     unreasoned = difference.unreasoned
     keys = _LOSSES.get(difference.name, ()) if unreasoned < 0 else ()
     if difference.name == "kernel.slab" and unreasoned > 0:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Where a machine's memory is: every struct page in exactly one class."""
+"""Counts a machine's memory by class: every struct page is in exactly one class."""
 
 from collections import defaultdict
 from collections.abc import Collection
@@ -70,7 +70,7 @@ _COVERAGE = (
     "vmalloc_areas_unreadable",
     "vmstat_cpus_unreadable",
 )
-"""Keys that are always there: pages, reads and bytes, then what may be lost."""
+"""Keys that every report has: pages, reads and bytes, then losses."""
 
 _LOSSES = {
     "file_tables_unreadable": "tables of open files cannot be read: pipes and sockets "
@@ -101,7 +101,7 @@ _LOSSES = {
     "unattributed",
     "vmstat_cpus_unreadable": "per-CPU parts of the kernel's counters cannot be read",
 }
-"""Text of the note on a loss, after its count."""
+"""Maps each loss to the text of its note, which follows the count."""
 
 
 def collect_memstat(
@@ -125,16 +125,16 @@ def collect_memstat(
     222536
 
     Nothing is written, and nothing but *prog* is read. On a running kernel the
-    pages change while they are read; each is counted as it was at that moment.
+    pages change while they are read; each is counted as it was when it was read.
 
     :param prog: A Linux kernel with types, live or dead.
-    :param target: What to say of the target; found out if not given.
-    :param by: Counts by these as well: ``"node"``, ``"zone"``, or any of
-        :data:`msatools.memory.by.VIEWS`.
+    :param target: Description of the target; read from *prog* if not given.
+    :param by: Breakdowns to add: ``"node"``, ``"zone"``, or any of
+        :data:`msatools.memory.by.views.VIEWS`.
     :param sections: Whether to list the memory sections.
-    :param workers: Processes that scan at the same time. If not given, as many as
-        there are CPUs on a dump, or fewer where that would not be sooner done, and one
-        on a running kernel. Over QMP there can be one only.
+    :param workers: Number of processes that scan at the same time. If not given, one
+        for each CPU on a dump, or fewer where more would not be faster, and one on a
+        running kernel. QMP allows only one.
     :param unattributed: Whether to list the pages that no owner explains.
     :param frag: Whether to report what keeps blocks of memory from being free.
     :param memory_map: Whether to make a map of memory.
@@ -144,7 +144,7 @@ def collect_memstat(
     :raises LookupError: if the types lack what describes physical memory
     :raises drgn.FaultError: if the dump lacks every struct page
     :raises TargetError: if the program is not a kernel, or has no types
-    :raises ValueError: if there are to be several workers, over QMP
+    :raises ValueError: if several workers are requested over QMP
     """
     if (workers or 1) > 1 and not can_share(prog):
         raise ValueError(f"{workers} workers, and one at a time reads over QMP")
@@ -174,8 +174,8 @@ def collect_memstat(
         unattributed_view = UnattributedView(context) if unattributed else None
         frag_view = FragView(context) if frag else None
         map_view = MapView(context) if memory_map else None
-        asked = (*views.values(), unattributed_view, frag_view, map_view)
-        observers = [view.observer for view in asked if view is not None]
+        requested = (*views.values(), unattributed_view, frag_view, map_view)
+        observers = [view.observer for view in requested if view is not None]
         scan = scan_finally if observers else scan_and_settle
         seen = SectionZones(pages_per_section(prog))
         if sections:
@@ -190,10 +190,10 @@ def collect_memstat(
             else _group(result, layout, name, zones)
             for name in by
         }
-        bare = None if unattributed_view is None else unattributed_view.groups()
+        allocations = None if unattributed_view is None else unattributed_view.groups()
         checks = make_checks(result, owners, counters, after, layout, losses)
     losses.lose(Loss.HEADS, count=result.heads_unreadable)
-    _cover(losses, reader, ranges, result)
+    _set_coverage(losses, reader, ranges, result)
     _note_losses(losses)
     if live and losses.coverage["excluded_pages"]:
         gone = losses.coverage["excluded_pages"]
@@ -218,7 +218,7 @@ def collect_memstat(
         if losses.lost[Loss.NODES.value]
         else sum(zone.present_pages for zone in populated),
         by=groups or None,
-        unattributed=bare,
+        unattributed=allocations,
         frag=None if frag_view is None else frag_view.result(),
         map=None if map_view is None else map_view.result(),
         sections=list_sections(context, ranges, seen) if sections else None,
@@ -249,7 +249,7 @@ def _classes(result: ScanResult, page_size: int) -> tuple[ClassCount, ...]:
     )
 
 
-def _cover(
+def _set_coverage(
     losses: LossLog, reader: Reader, ranges: list[MemmapRange], result: ScanResult
 ) -> None:
     totals = result.totals()
@@ -271,7 +271,7 @@ def _note_losses(losses: LossLog) -> None:
 
 
 def _now(reader: Reader, losses: LossLog) -> int | None:
-    # Nothing but this says how the moment compares with those of reports on tasks.
+    # Reports on tasks use CLOCK_MONOTONIC: its offset makes the times comparable.
     monotonic_offset(reader, losses)
     try:
         return int(ktime_get_coarse_ns(reader.prog))
@@ -283,7 +283,7 @@ def _now(reader: Reader, losses: LossLog) -> int | None:
 
 
 _Zones = dict[tuple[int, int], Zone]
-"""By node and zone number."""
+"""Zones by node and zone number."""
 
 
 def _group(
@@ -307,13 +307,13 @@ def _group(
 
 
 def _label(key: int, layout: PageLayout, by: str, zones: _Zones) -> tuple[str, str]:
-    place = node_and_zone(key, layout)
-    if place is None:
+    location = node_and_zone(key, layout)
+    if location is None:
         return "-", "no struct page"
-    node, zone = place
+    node, zone = location
     if by == "node":
         return str(node), f"Node {node}"
-    name = zones[place].name if place in zones else f"number {zone}"
+    name = zones[location].name if location in zones else f"number {zone}"
     return f"{node}:{name}", f"Node {node}, zone {name}"
 
 

@@ -14,7 +14,7 @@ from msatools.memory.scan.model import ScanChanges
 from msatools.memory.unattributed.model import UnattributedGroup
 
 if TYPE_CHECKING:
-    # It needs numpy, which takes long to import.
+    # This imports numpy, which is slow to load.
     from msatools.memory.map.model import MemoryMap
 
 
@@ -29,32 +29,32 @@ class ClassCount:
     bytes: int
 
     delta_pages: int | None = field(default=None, metadata=ADDED)
-    """Change over the interval, ``None`` for a one-shot report."""
+    """Change over the interval; ``None`` in a one-shot report."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One sum of the walk held against a counter that the kernel keeps."""
+    """One sum of the scan compared with a counter that the kernel keeps."""
 
     name: str
     walk_pages: int
 
     counter: str
-    """Where the kernel keeps the figure, such as ``NR_FREE_PAGES``."""
+    """Name of the kernel's counter, such as ``NR_FREE_PAGES``."""
 
     kernel_pages: int | None
-    """``None`` where this kernel does not keep it or it could not be read."""
+    """``None`` if the counter could not be read."""
 
     difference: int | None
     """``walk_pages - kernel_pages``."""
 
     explained_by: str | None
-    """The named reason of a difference, ``None`` where there is none."""
+    """Reason of a difference; ``None`` if there is no difference or no known reason."""
 
 
 @dataclass(frozen=True)
 class VmallocCaller:
-    """The vmalloc pages that one kernel function took."""
+    """The vmalloc pages that one kernel function allocated."""
 
     caller: str
     areas: int
@@ -68,16 +68,16 @@ class MemstatReport(Report):
     schema: ClassVar[str] = "msatools.memstat/1"
 
     pages: int
-    """Struct pages examined; the classes sum to it."""
+    """Struct pages examined: the sum of the classes."""
 
     classes: tuple[ClassCount, ...]
     checks: tuple[Check, ...]
 
     managed_pages: int | None
-    """Pages that the kernel's allocator manages: totalram_pages."""
+    """Pages that the buddy allocator manages: totalram_pages."""
 
     physical_pages: int | None
-    """Pages of RAM that the machine has, as the kernel's zones say (present)."""
+    """Pages of RAM in the machine: the sum of the zones' present_pages."""
 
     by: Mapping[str, tuple[PageGroup, ...]] | None = field(default=None, metadata=ADDED)
     unattributed: tuple[UnattributedGroup, ...] | None = field(
@@ -91,7 +91,7 @@ class MemstatReport(Report):
     vmalloc: tuple[VmallocCaller, ...] | None = field(default=None, metadata=ADDED)
 
     scan_ns: int | None = field(default=None, compare=False)
-    """How long it took to read and classify the struct pages, on our own clock."""
+    """Time to read and classify the struct pages, on the clock of this process."""
 
     changes: ScanChanges | None = None
     """Changes during the scan; ``None`` for a dump."""

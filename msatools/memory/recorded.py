@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reports of memstat that are read again: recorded, or printed by ``--json``."""
+"""Reads memstat reports back: recorded ones, and the output of ``--json``."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -34,12 +34,12 @@ _GROUPS: Mapping[str, type[PageGroup]] = {
     "slab": SlabGroup,
     "vmalloc": VmallocGroup,
 }
-"""Types of the groups by break-down; the others are plain :class:`PageGroup`."""
+"""Maps a break-down to the type of its groups, by default :class:`PageGroup`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedMemstat(MemstatReport):
-    """A report as it is decoded: what its groups are depends on the break-down."""
+    """A decoded report whose groups are not yet converted to their types."""
 
     by: Mapping[str, tuple[dict[str, Any], ...]] | None = field(  # type: ignore[assignment]
         default=None, metadata=ADDED
@@ -47,14 +47,14 @@ class RecordedMemstat(MemstatReport):
     map: None = None
 
 
-def whole(found: RecordedMemstat) -> MemstatReport:
+def whole(recorded: RecordedMemstat) -> MemstatReport:
     """
-    Return the report that was recorded.
+    Convert the groups of a decoded report to their types.
 
-    :raises ValueError: if a group is none of its break-down
+    :raises ValueError: if a group does not match its break-down
     """
-    values = {each.name: getattr(found, each.name) for each in fields(found)}
-    by = found.by
+    values = {item.name: getattr(recorded, item.name) for item in fields(recorded)}
+    by = recorded.by
     if by is not None:
         values["by"] = {name: _groups(name, groups) for name, groups in by.items()}
     return MemstatReport(**values)
@@ -69,9 +69,9 @@ def lacking(
     report: MemstatReport, by: Collection[str], asked: Mapping[str, str]
 ) -> str | None:
     """
-    Return the option that asks for what a report does not have, if one does.
+    Return the first option whose data a report lacks; ``None`` if it has all.
 
-    :param asked: Options by the name of the field that has what each asks for.
+    :param asked: Options by the name of the report's field that each requests.
     """
     for name in by:
         if name not in (report.by or {}):
@@ -86,9 +86,9 @@ def choose(
     report: MemstatReport, by: Collection[str], asked: Mapping[str, str]
 ) -> MemstatReport:
     """
-    Return a report with some of its break-downs and lists, and no others.
+    Return a report with only the requested break-downs and lists.
 
-    :param asked: As of :func:`lacking`.
+    :param asked: As for :func:`lacking`.
     """
     chosen = {name: report.by[name] for name in by} if report.by else {}
     return replace(
@@ -107,7 +107,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class _Pages(msgspec.Struct):
-    """What is compared of the payload."""
+    """The part of the payload that is compared."""
 
     pages: _Count
     classes: tuple[ClassCount, ...]
@@ -119,19 +119,19 @@ class _Pages(msgspec.Struct):
 
 def load_snapshot(path: str) -> MemstatReport:
     """
-    Read the last report in a file of one, or of one a line (JSON Lines).
+    Read the last report of a file: one report, or one a line (JSON Lines).
 
-    Of its payload it has the pages, classes, checks, and what ``--by`` added.
+    Only the pages, classes, checks and break-downs of the payload are read.
 
     :param path: A file, or ``-`` for standard input.
-    :raises SnapshotError: if it cannot be read, or is no such report
+    :raises SnapshotError: if it cannot be read, or is not a memstat report
     """
-    found = _REPORTS.load(path)
-    head, payload = head_of(found), found.read(_Pages)
-    counts = [each.pages for each in payload.classes]
-    counts += [each.pages for view in (payload.by or {}).values() for each in view]
+    file = _REPORTS.load(path)
+    head, payload = head_of(file), file.read(_Pages)
+    counts = [count.pages for count in payload.classes]
+    counts += [group.pages for view in (payload.by or {}).values() for group in view]
     if min(counts, default=0) < 0:
-        raise found.damaged("a count of pages is below zero")
+        raise file.damaged("a count of pages is below zero")
     return MemstatReport(
         target=head.target,
         taken_at_ns=head.taken_at_ns,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Turn reports into blocks, and blocks into text."""
+"""Converts reports to blocks, and blocks to text."""
 
 import os
 from collections.abc import Iterable
@@ -11,12 +11,12 @@ from msatools.render.blocks import Block
 
 
 def show(blocks: Iterable[Block], out: TextIO) -> None:
-    """Print blocks: styled on a terminal, else plain, and plain where NO_COLOR is set.
+    """Print blocks: styled on a terminal, plain elsewhere or if NO_COLOR is set.
 
-    :param out: looked at now, so that drgn's pipes and redirects are seen
+    :param out: checked at each call, so that drgn's pipes and redirects are respected
     """
     if out.isatty() and not os.environ.get("NO_COLOR"):
-        # rich takes long to import, and most output is not styled.
+        # rich is slow to import, and most output is not styled.
         from msatools.render import terminal
 
         terminal.show(blocks, out)

@@ -11,7 +11,7 @@ Style = Literal["title", "good", "warn", "bad", "dim"]
 
 @dataclass(frozen=True)
 class Span:
-    """Text in one style. The text is data: printers escape what is not printable."""
+    """Text in one style. Printers escape characters that are not printable."""
 
     text: str
     style: Style | None = None
@@ -19,28 +19,28 @@ class Span:
 
 @dataclass(frozen=True)
 class Mark(Span):
-    """Signs in a colour; where a printer has no colours, the text stands for them."""
+    """Coloured signs; a printer without colours prints the text instead."""
 
     colour: str | None = None
-    """``#rrggbb``"""
+    """``#rrggbb``."""
 
     signs: str = ""
-    """As many as the text has, of which each takes a column."""
+    """Signs of one column each, as many as the text has characters."""
 
 
 Cell = str | Span
-"""A piece of text; a string is one without a style."""
+"""A piece of text; a string has no style."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """One line, written with :func:`text`."""
+    """One line; made by :func:`text`."""
 
     spans: tuple[Cell, ...]
 
 
 def text(*spans: Cell) -> Text:
-    """Make a line of pieces of text; of none, an empty one."""
+    """Return a line of pieces of text; an empty line if there are none."""
     return Text(spans)
 
 
@@ -54,23 +54,23 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a line of headers, as wide as they need to be."""
+    """Rows under a line of headers; columns are as wide as needed."""
 
     columns: tuple[Column, ...]
     rows: Sequence[Sequence[Cell]]
-    """A cell for each column; a row may end early."""
+    """A cell for each column; a row may have fewer cells."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines whose columns are where they are: none is folded."""
+    """Lines with fixed columns: they are never wrapped."""
 
     rows: Sequence[tuple[Cell, ...]]
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A line with others hanging from it."""
+    """A line with subordinate lines."""
 
     label: Cell
     children: tuple["Tree", ...] = ()
@@ -80,10 +80,10 @@ Block = Text | Table | Tree | Chart
 
 
 def escape(text: str) -> str:
-    """Make text from a dump safe to print, and one line.
+    """Return text from a dump as one line that is safe to print.
 
-    What is not printable becomes ``\\x1b``, ``\\u202e`` or ``\\U000e0001``: control
-    characters, those that turn the direction of writing, lone surrogates.
+    Characters that are not printable become ``\\x1b``, ``\\u202e`` or ``\\U000e0001``:
+    control characters, bidirectional overrides, lone surrogates.
     """
     if text.isprintable():
         return text

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Cells and lines that the reports of several commands have."""
+"""Cells and lines that the reports of several commands share."""
 
 import pwd
 from collections.abc import Iterator
@@ -11,34 +11,34 @@ from msatools.render.blocks import text as line
 from msatools.reports.units import count as short_count
 
 NOT_KEPT = "-"
-"""A value that the kernel does not keep, or that could not be read."""
+"""A value that the kernel does not record, or that could not be read."""
 
 ESTIMATE = "~"
 UPPER = "<"
 LOWER = ">"
 
 BOUND_MARKS = {"exact": "", "upper": UPPER, "estimate": ESTIMATE, "lower": LOWER}
-"""Marks before a time, by how well it is known."""
+"""Maps the accuracy of a time to the mark before it."""
 
 _BAD_STATES = frozenset("DZ")
 
 
 def number_text(value: int | None) -> str:
-    """Write a number, if it is known."""
+    """Return a number, or ``-`` if it is unknown."""
     return NOT_KEPT if value is None else str(value)
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
-    """Write how many there are of something.
+    """Return a count and a noun in the singular or plural.
 
-    :param many: The plural, if it is more than an added s.
+    :param many: The plural, if it is not the singular with an s.
     """
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def share(ns: int, of_ns: int) -> str:
     """
-    Write a share in percent, of one CPU.
+    Return a share of one CPU in percent.
 
     >>> share(237, 1000), share(1, 10**6), share(3, 1)
     ('23.7', '0.0', '300')
@@ -50,7 +50,7 @@ def share(ns: int, of_ns: int) -> str:
 
 
 def user(uid: int | None, names: bool) -> str:
-    """Name a user, where users have names."""
+    """Return the name of a user if *names*, otherwise the number."""
     if uid is None:
         return NOT_KEPT
     return _user_name(uid) if names else str(uid)
@@ -65,14 +65,14 @@ def _user_name(uid: int) -> str:
 
 
 def state_cell(state: str | None) -> Cell:
-    """Write the state of a task."""
+    """Return the cell for the state of a task."""
     if state is None:
         return NOT_KEPT
     return Span(state, "warn") if state in _BAD_STATES else state
 
 
 def more(left: int, what: str) -> Iterator[Text]:
-    """Yield a line that says how many rows are left out, if any are."""
+    """Yield a line with the number of rows left out, if there are any."""
     if left > 0:
         it = "it" if left == 1 else "them"
         words = f"… {left:,} more {what if left == 1 else what + 's'}"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Differences between two reports of a command, as tables."""
+"""Renders the differences between two reports of a command as tables."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,16 +10,16 @@ from msatools.reports.diff import Moment, ReportDiff, RowChange, Side, Value
 from msatools.reports.units import duration, size
 
 ROWS = 20
-"""Of each table, if no other number is asked for."""
+"""Default number of rows of each table."""
 
 _MARKS = {"came": "+", "gone": "-", "changed": ""}
 
 
 def blocks(diff: ReportDiff, rows: int | None) -> Iterator[Block]:
     """
-    Yield what ``--diff`` shows.
+    Yield the blocks of ``--diff``.
 
-    :param rows: How many of each table; None for as many as usual.
+    :param rows: Maximum rows of each table; None for :data:`ROWS`.
     """
     columns = (Column("REPORT"), Column("KERNEL"), Column("OF"), Column("UP", "right"))
     sides = (diff.before, diff.after)
@@ -41,7 +41,7 @@ def blocks(diff: ReportDiff, rows: int | None) -> Iterator[Block]:
 
 
 def moment(side: Moment) -> tuple[Cell, ...]:
-    """Write of which kernel a report is, where from, and how long that was up."""
+    """Return the cells for the kernel of a report, its source, and its uptime."""
     target, taken = side.target, side.taken_at_ns
     return (
         target.release,
@@ -57,33 +57,28 @@ def _notes(sides: Sequence[Side]) -> Iterator[Block]:
 
 
 def _sum(changes: Sequence[RowChange]) -> str:
-    words = {"came": "came", "gone": "gone", "changed": "changed"}
-    counts = {
-        word: sum(change.change == kind for change in changes)
-        for kind, word in words.items()
-    }
-    return ", ".join(f"{n:,} {word}" for word, n in counts.items() if n) or "none"
+    counts = {kind: sum(change.change == kind for change in changes) for kind in _MARKS}
+    return ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if n) or "none"
 
 
 def _table(changes: Sequence[RowChange]) -> Table:
     first = changes[0]
     counts = [n for n in first.deltas if any(c.deltas.get(n) for c in changes)]
-    facts = [n for c in changes for n in c.facts]
-    named = list(dict.fromkeys(facts))
+    facts = list(dict.fromkeys(name for change in changes for name in change.facts))
     columns = (
         Column(""),
         *(Column(_title(name), "right") for name in first.key),
         *(Column(_title(name), "right") for name in counts),
-        *(Column(_title(name)) for name in named),
+        *(Column(_title(name)) for name in facts),
     )
     return Table(
         columns,
         [
             (
                 _MARKS[change.change],
-                *(_word(value) for value in change.key.values()),
+                *(_value_text(value) for value in change.key.values()),
                 *(_delta(name, change.deltas.get(name)) for name in counts),
-                *(_fact(change, name) for name in named),
+                *(_fact(change, name) for name in facts),
             )
             for change in changes
         ],
@@ -96,7 +91,7 @@ def _title(name: str) -> str:
     return name.upper()
 
 
-def _word(value: Value) -> str:
+def _value_text(value: Value) -> str:
     return "-" if value is None else str(value)
 
 
@@ -117,5 +112,5 @@ def _fact(change: RowChange, name: str) -> str:
     if fact is None:
         return ""
     if change.change == "changed":
-        return f"{_word(fact.before)} -> {_word(fact.after)}"
-    return _word(fact.after if change.change == "came" else fact.before)
+        return f"{_value_text(fact.before)} -> {_value_text(fact.after)}"
+    return _value_text(fact.after if change.change == "came" else fact.before)

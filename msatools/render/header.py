@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Lines that all reports have: what was read and how well, and what to know of it."""
+"""Lines that all reports share: target, losses and notes."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ _LOSSES = ("_unreadable", "_broken", "_lost", "_incomplete", "_guessed", "_ended
 def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]:
     """Yield the lines at the head of a report.
 
-    :param facts: facts on the reading, such as ``8 reads``
+    :param facts: facts about the reading, such as ``8 reads``
     :param verbose: whether to list the source of the types of each module
     """
     words = [target.release, taken_from(target), f"types: {target.types}"]
@@ -33,7 +33,7 @@ def header(target: Target, *facts: str, verbose: bool = False) -> Iterator[Text]
 
 
 def times(report: Report) -> Iterator[str]:
-    """Yield when a report was taken, and its interval."""
+    """Yield the time of a report, and its interval."""
     if report.taken_at_ns is not None:
         yield f"now {report.taken_at_ns / 1e9:.3f} s"
     if report.interval_ns is not None:
@@ -41,7 +41,7 @@ def times(report: Report) -> Iterator[str]:
 
 
 def losses(report: Report) -> list[str]:
-    """Return the losses of a report on tasks, but for unreadable tasks, in words."""
+    """Return the losses of a report on tasks, except unreadable tasks, as text."""
     return [
         f"{count:,} {key.replace('_', ' ')}"
         for key, count in report.coverage.items()
@@ -62,7 +62,7 @@ def _origin(source: Source) -> str:
 
 
 def taken_from(target: Target) -> str:
-    """Return what a kernel was read from, and its format."""
+    """Return the kind of a target's source, and its format."""
     details = [target.format] if target.format else []
     if target.dump_level is not None:
         details.append(f"level {target.dump_level}")

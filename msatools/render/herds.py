@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The waker of a herd and the cost of its wake-ups, for the reports of all commands."""
+"""Text about the waker of a herd and its wake-ups, for all commands."""
 
 from collections.abc import Iterator
 
@@ -11,16 +11,16 @@ from msatools.reports.units import count
 
 def woken_words(herd: Herd, interval_ns: int | None) -> Iterator[str]:
     """
-    Say who wakes a herd, how often, and how much of that was in vain.
+    Yield the waker of a herd, the rate of wake-ups, and the share of futile ones.
 
-    :param interval_ns: That of the report; ``None`` if it is of one moment.
+    :param interval_ns: Interval of the report; ``None`` in a one-shot report.
     """
     waker = herd.waker
     by = f" by {waker.pid} {waker.comm}" if waker else ""
     if herd.woken:
         yield f"{herd.woken:,} being woken{by}"
     elif waker and herd.confidence != "none":
-        # By how many each thread has woken of late.
+        # The waker is inferred from each thread's recent wakees.
         yield f"woken{by}, most likely"
     if waker and waker.frames:
         yield f"it stands in {' < '.join(map(_frame_words, waker.frames))}"
@@ -30,7 +30,7 @@ def woken_words(herd: Herd, interval_ns: int | None) -> Iterator[str]:
 
 
 def _frame_words(frame: UserFrame) -> str:
-    """Write a frame: ``worker+0x1c (herd)``, or ``herd+0x11c0``; a guess with ``?``."""
+    """Return a frame: ``worker+0x1c (herd)``, ``herd+0x11c0``; a guess has a ``?``."""
     mark = "?" if frame.guess else ""
     module = frame.module or NOT_KEPT
     if frame.function is None:

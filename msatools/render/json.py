@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A report's model as JSON, whatever the model."""
+"""Serialises any report's model as JSON."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -13,28 +13,28 @@ from msatools.target.model import Address
 
 
 class Document(Protocol):
-    """A model that says what it is: a report, for the most part."""
+    """A model with a schema: usually a report."""
 
     @property
     def schema(self) -> str:
-        """The family of its models, and which of them it is of."""
+        """Name and version of the schema."""
 
 
 def show(report: Document, out: TextIO) -> None:
     """Print a report as one line of JSON."""
-    # Not through rich, which would fold it.
+    # Not through rich, which would wrap it.
     for piece in _pieces(report):
         out.write(piece)
     out.write("\n")
 
 
 def dumps(report: Document) -> str:
-    """Serialise a report: its schema, then the model's fields in their order."""
+    """Serialise a report: its schema, then the model's fields in order."""
     return "".join(_pieces(report))
 
 
 def _pieces(report: Document) -> Iterator[str]:
-    """Serialise a report bit by bit: it may have a hundred thousand rows."""
+    """Serialise a report in pieces: it may have a hundred thousand rows."""
     yield f'{{"schema": {_text(report.schema)}'
     for key, value in _fields(report).items():
         yield f", {_text(key)}: "
@@ -54,7 +54,7 @@ def _pieces(report: Document) -> Iterator[str]:
 _ENCODER = json.JSONEncoder(allow_nan=False)
 _PLAIN = frozenset((str, int, bool, float, type(None)))
 _AT_ONCE = 64
-"""Items of a list that are made and written at once: each call has its cost."""
+"""Items of a list to serialise at once: each call has a cost."""
 
 
 def _text(value: object) -> str:
@@ -63,19 +63,19 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True)
 class _Model:
-    """What reports show of the rows of one model, which are many."""
+    """Keys and conversions for the rows of one model, cached for many rows."""
 
     keys: tuple[str, ...]
-    """Some are words of Python's own, which no field can be called."""
+    """Keys in order; some are Python keywords, which cannot be names of fields."""
 
     values: Callable[[object], tuple[object, ...]]
-    """Takes the fields of a row, in their order."""
+    """Function that returns the fields of a row, in order."""
 
     on_request: tuple[str, ...]
-    """Keys that are there only if they have a value."""
+    """Keys that are omitted if null."""
 
     forms: tuple[tuple[str, Callable[[Any], object]], ...]
-    """By key, what makes of a value what JSON has."""
+    """Functions that convert the value of a key to its form in JSON."""
 
 
 _MODELS: dict[type, _Model] = {}
@@ -83,20 +83,20 @@ _MODELS: dict[type, _Model] = {}
 
 def _model(type_: type[Any]) -> _Model:
     if type_ not in _MODELS:
-        _MODELS[type_] = _look_at(type_)
+        _MODELS[type_] = _make_model(type_)
     return _MODELS[type_]
 
 
-def _look_at(type_: type[Any]) -> _Model:
-    listed = [each for each in fields(type_) if not each.metadata.get("unlisted")]
-    names = [each.name for each in listed]
-    keys = [each.metadata.get("key", each.name) for each in listed]
-    told = list(zip(keys, (each.metadata for each in listed), strict=True))
+def _make_model(type_: type[Any]) -> _Model:
+    listed = [item for item in fields(type_) if not item.metadata.get("unlisted")]
+    by_key = {item.metadata.get("key", item.name): item.metadata for item in listed}
     return _Model(
-        keys=tuple(keys),
-        values=_values(names),
-        on_request=tuple(key for key, more in told if more.get("added")),
-        forms=tuple((key, more["form"]) for key, more in told if more.get("form")),
+        keys=tuple(by_key),
+        values=_values([item.name for item in listed]),
+        on_request=tuple(key for key, data in by_key.items() if data.get("added")),
+        forms=tuple(
+            (key, data["form"]) for key, data in by_key.items() if data.get("form")
+        ),
     )
 
 
@@ -107,25 +107,25 @@ def _values(names: Sequence[str]) -> Callable[[object], tuple[object, ...]]:
 
 
 def _fields(row: Any) -> dict[str, object]:
-    """Return what a row has, by key."""
+    """Return the values of a row by key."""
     model = _model(type(row))
-    found = dict(zip(model.keys, model.values(row), strict=True))
+    values = dict(zip(model.keys, model.values(row), strict=True))
     for key in model.on_request:
-        if found[key] is None:
-            del found[key]
+        if values[key] is None:
+            del values[key]
     for key, form in model.forms:
-        if (value := found.get(key)) is not None:
-            found[key] = form(value)
-    return found
+        if (value := values.get(key)) is not None:
+            values[key] = form(value)
+    return values
 
 
 def _object(row: object) -> dict[str, object]:
-    found = _fields(row)
-    for key, value in found.items():
-        # Most are; that of a key may change while all are gone through.
+    values = _fields(row)
+    for key, value in values.items():
+        # Most values are plain. Replacing a value while iterating is allowed.
         if type(value) not in _PLAIN:
-            found[key] = _value(value)
-    return found
+            values[key] = _value(value)
+    return values
 
 
 def _value(value: object) -> object:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The object that a task waits on, in a few words."""
+"""Describes the object that a task waits on in a few words."""
 
 import signal
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from msatools.reports.units import duration
 
 def on_text(on: WaitTarget) -> str:
     """
-    Write what a task waits on as one short line.
+    Return a short description of the object that a task waits on.
 
     >>> on_text(On(kind="pipe", inode=123)), on_text(On(kind="child", pid=12))
     ('pipe:[123]', 'pid 12')
@@ -24,12 +24,12 @@ def _joined(*parts: str | None) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _place(on: WaitTarget) -> str | None:
+def _address(on: WaitTarget) -> str | None:
     return None if on.address is None else f"{on.address:#x}"
 
 
 def _device(on: WaitTarget) -> str | None:
-    """Write the device's name, or its numbers if it has none; or the file system's."""
+    """Return the device's name, or its numbers without one; or the file system."""
     return on.device.split()[0] if on.device else on.fs
 
 
@@ -48,7 +48,7 @@ def _descriptor(on: WaitTarget) -> str | None:
     return None if on.fd is None else f"fd {on.fd}"
 
 
-def _crowd(on: WaitTarget) -> str | None:
+def _waiters(on: WaitTarget) -> str | None:
     if on.waiters is None or on.waiters < 2:
         return None
     return f"({on.waiters:,} waiters)"
@@ -68,33 +68,33 @@ def _cpu(on: WaitTarget) -> str:
 def _futex(on: WaitTarget) -> str:
     if on.count is not None:
         return f"{on.count} futexes"
-    place = _place(on)
+    place = _address(on)
     if place is None and on.inode is not None:
         place = f"inode {on.inode}"
-    return _joined("futex", place, _owner(on), _crowd(on))
+    return _joined("futex", place, _owner(on), _waiters(on))
 
 
 def _lock(on: WaitTarget) -> str:
-    what = on.name or _place(on)
+    what = on.name or _address(on)
     whose = None if on.pid is None else f"of {on.pid}"
     if on.name == "pipe":
         what = f"pipe:[{on.inode}]"
-    return _joined(on.type, what, on.path, whose, _owner(on), _crowd(on))
+    return _joined(on.type, what, on.path, whose, _owner(on), _waiters(on))
 
 
 def _data(on: WaitTarget) -> str:
     where = on.path
     if where is None and on.inode is not None:
         where = f"inode {on.inode}"
-    # Of memory that is in no file, the address is all that can be said.
+    # Memory that is not in a file has only an address.
     whose = None if on.pid is None else f"of {on.pid}"
-    known = _joined(where or _place(on), _device(on), whose)
+    known = _joined(where or _address(on), _device(on), whose)
     return known or on.kind
 
 
 def _journal(on: WaitTarget) -> str:
     thread = None if on.pid is None else f"by {on.pid}"
-    return _joined("journal", _device(on), thread, _crowd(on))
+    return _joined("journal", _device(on), thread, _waiters(on))
 
 
 def _socket(on: WaitTarget) -> str:
@@ -150,13 +150,13 @@ def _numbered(on: WaitTarget) -> str:
 
 
 def _named(on: WaitTarget) -> str:
-    """Write a file by its path."""
+    """Return the path of a file, or its descriptor."""
     return on.path or _joined(on.kind, _descriptor(on))
 
 
 def _other(on: WaitTarget) -> str:
-    """Write what has but a kind, a name and a number."""
-    return _joined(on.kind, on.path or _descriptor(on), _place(on), _until(on))
+    """Return kind, name and number of any other object."""
+    return _joined(on.kind, on.path or _descriptor(on), _address(on), _until(on))
 
 
 _WRITERS: dict[str, Callable[[WaitTarget], str]] = {

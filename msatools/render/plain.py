@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Blocks as plain text in columns of fixed width."""
+"""Prints blocks as plain text in columns of fixed width."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -35,13 +35,13 @@ def show(blocks: Iterable[Block], out: TextIO) -> None:
 
 
 def write(lines: Iterable[Line], out: TextIO) -> None:
-    """Print lines, whatever the styles of their pieces."""
+    """Print lines without styles."""
     for line in lines:
         out.write("".join(span.text for span in line).rstrip() + "\n")
 
 
 def lines(block: Block) -> Iterator[Line]:
-    """Lay out a block; every printer of text stands on this."""
+    """Lay out a block; all printers of text use this."""
     if isinstance(block, Text):
         yield tuple(_span(cell) for cell in block.spans)
     elif isinstance(block, Table):
@@ -56,7 +56,7 @@ def _span(cell: Cell) -> Span:
     if isinstance(cell, str):
         return Span(escape(cell))
     if isinstance(cell, Mark):
-        # Its text is none of a dump's.
+        # The text of a mark does not come from a dump.
         return cell
     return Span(escape(cell.text), cell.style)
 
@@ -67,7 +67,7 @@ def _table(table: Table) -> Iterator[Line]:
     rows = []
     for row in table.rows:
         texts = _texts(row)
-        # A row may end early.
+        # A row may have fewer cells.
         widths[: len(texts)] = map(max, widths, map(len, texts))
         rows.append(_pack(row, texts))
     header = [Span(column.header, "title") for column in columns]
@@ -76,7 +76,7 @@ def _table(table: Table) -> Iterator[Line]:
     for joined, styles in rows:
         texts = joined.split(_SEPARATOR)
         if styles is None:
-            # Most rows, of which there may be very many.
+            # The usual case; there may be very many rows.
             missing = [""] * (len(columns) - len(texts))
             yield (Span(pattern.format(*texts, *missing)),)
         else:
@@ -93,17 +93,17 @@ def _texts(row: Sequence[Cell]) -> list[str]:
 
 
 def _pack(row: Sequence[Cell], texts: Sequence[str]) -> _Packed:
-    """Keep a row in little room until all widths are known.
+    """Pack a row until all widths are known.
 
-    Of a table with 40,000 rows the spans take 100 MB, their texts a tenth. What is
-    escaped has no separators in it.
+    The spans of a table with 40,000 rows take 100 MB, their texts a tenth. Escaped
+    texts do not contain the separator.
     """
     styles = tuple(None if isinstance(cell, str) else cell.style for cell in row)
     return _SEPARATOR.join(texts), styles if any(styles) else None
 
 
 def _field(column: Column, width: int) -> str:
-    """Return the part of a str.format() pattern for a column."""
+    """Return the field of a str.format() pattern for a column."""
     return f"{{:{'>' if column.align == 'right' else '<'}{width}}}"
 
 
@@ -132,18 +132,18 @@ def _tree(tree: Tree, first: str, rest: str) -> Iterator[Line]:
 def fit(
     blocks: Iterable[Block], width: int, height: int
 ) -> tuple[list[plain.Line], int]:
-    """Lay out blocks in *height* lines: the longest ones lose their last lines first.
+    """Lay out blocks in *height* lines; the longest blocks are cut first.
 
-    Text goes on in the next line where it is wider than *width*; tables and trees,
-    whose lines would look like others then, are left as wide as they are.
+    Text wider than *width* is wrapped. Tables and trees are not, because wrapped parts
+    would look like lines of their own.
 
-    :return: The lines, and how many more there would be.
+    :return: The lines, and the number of lines left out.
     """
     parts = []
     left_out = 0
     for block in blocks:
         if isinstance(block, Table):
-            # It may have very many rows: those that are not shown need no columns.
+            # Rows that are not shown must not cost time, nor widen the columns.
             left_out += max(len(block.rows) - height, 0)
             block = replace(block, rows=block.rows[:height])
         lines = plain.lines(block)
@@ -156,13 +156,13 @@ def fit(
 
 
 def _folded(line: plain.Line, width: int) -> Iterator[plain.Line]:
-    """Split a line where it is too long."""
+    """Split a line that is too long."""
     part: list[Span] = []
     room = width
     for span in line:
         rest = span.text
         while len(rest) > room:
-            # After a word, if one ends there.
+            # Break after a word if possible.
             end = rest.rfind(" ", 0, room + 1) + 1 or room
             yield (*part, Span(rest[:end], span.style))
             part, rest, room = [], rest[end:], width
@@ -172,7 +172,7 @@ def _folded(line: plain.Line, width: int) -> Iterator[plain.Line]:
 
 
 def _most(lengths: list[int], height: int) -> int:
-    """Return the lines that each block may have so that all fit; at least one."""
+    """Return the maximum lines of a block so that all blocks fit; at least one."""
     room, parts = height, len(lengths)
     for length in sorted(lengths):
         if length * parts > room:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Blocks as styled text, as far as the terminal has colours."""
+"""Prints blocks as styled text, in the colours that the terminal supports."""
 
 import sys
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from rich.text import Text
 from msatools.render import plain
 from msatools.render.blocks import Block, Mark, Span, Style
 
-# rich takes about a millisecond a line; a longer block is not read for its colours.
+# rich takes about a millisecond a line; the rest of a longer block is not styled.
 _STYLED_LINES = 1000
 
 _STYLES: dict[Style | None, str] = {
@@ -32,19 +32,19 @@ def show(blocks: Iterable[Block], out: TextIO) -> None:
     for block in blocks:
         lines = plain.lines(block)
         for line in islice(lines, _STYLED_LINES):
-            # The terminal folds what is too long for it; nothing is cut.
+            # The terminal wraps long lines; nothing is cut.
             console.print(_styled(line, console), soft_wrap=True)
         plain.write(lines, out)
 
 
 class Styler:
-    """Styles lines for standard output, whatever it is now."""
+    """Styles lines for the current standard output."""
 
     def __init__(self) -> None:
         self._console = _console(sys.stdout)
 
     def styled(self, lines: Iterable[plain.Line], width: int) -> list[str]:
-        """Return lines with the terminal's codes, cut to a number of columns."""
+        """Return lines with terminal codes, cut to *width* columns."""
         self._console.width = width
         with self._console.capture() as captured:
             for line in lines:

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reports as files: read again, and compared."""
+"""Reads reports from files, and compares them."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reports as JSON that can be read again, whatever their model.
+"""Encodes reports of any model as JSON that can be decoded again.
 
-Not the JSON that people ask for: every field is there, by its own name. What is decoded
-is from who knows where; it is of the types that the model says, and of no others.
+This is not the output of ``--json``: it has every field, by its own name. The input of
+the decoder is untrusted; it is checked against the types of the model.
 """
 
 from functools import cache
@@ -19,7 +19,7 @@ T = TypeVar("T")
 _DTYPES = frozenset(
     f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)
 ) | {"bool", "float64"}
-"""Of arrays; those of bytes (``S48``) and text (``U1``) have a length as well."""
+"""Types of arrays; those of bytes (``S48``) and text (``U1``) also have a length."""
 
 _MAX_TEXT = 1 << 12
 
@@ -33,17 +33,17 @@ def encode(report: object) -> bytes:
 
 def decode(data: bytes, model: type[T]) -> T:
     """
-    Return the report that some JSON is.
+    Decode a report from JSON.
 
-    :raises msgspec.MsgspecError: if it is none of that model; or damaged
+    :raises msgspec.MsgspecError: if it does not match the model or is damaged
     """
-    found: T = _decoder(cast(Any, model)).decode(data)
-    return found
+    report: T = _decoder(cast(Any, model)).decode(data)
+    return report
 
 
 def convert(value: object, model: type[T]) -> T:
     """
-    Return a part of a report that was decoded without its model.
+    Convert a part of a report that was decoded without its model.
 
     :raises msgspec.MsgspecError: if it is none of that model
     """
@@ -61,7 +61,7 @@ def _decoder(model: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _encoded(value: Any) -> object:
-    """Return what stands in JSON for what it does not have."""
+    """Return the JSON form of a value that JSON has no type for."""
     if isinstance(value, Address):
         return int(value)
     if isinstance(value, np.ndarray):
@@ -69,7 +69,7 @@ def _encoded(value: Any) -> object:
     if isinstance(value, np.generic):
         return value.item()
     if hasattr(value, "__len__"):
-        # A sequence that makes its items when they are asked for.
+        # A lazy sequence.
         return list(value)
     raise NotImplementedError(f"a recording cannot hold a {type(value).__name__}")
 
@@ -77,7 +77,7 @@ def _encoded(value: Any) -> object:
 def _array(array: "np.ndarray[Any, Any]") -> _Array:
     kind = array.dtype.kind
     if kind == "S":
-        # Any byte is a character of this code.
+        # latin-1 maps each byte to a character.
         values = np.char.decode(array, "latin-1").tolist()
         return {"dtype": array.dtype.str[1:], "values": values}
     if kind == "U":
@@ -95,11 +95,11 @@ def _decoded(kind: type[Any], value: Any) -> object:
             raise ValueError("an address is a number")
         return Address(value)
     if (get_origin(kind) or kind) is np.ndarray:
-        return _made(convert(value, _Array))
+        return _make_array(convert(value, _Array))
     raise NotImplementedError(f"a recording cannot hold a {kind}")
 
 
-def _made(value: _Array) -> "np.ndarray[Any, Any]":
+def _make_array(value: _Array) -> "np.ndarray[Any, Any]":
     dtype, values = value.get("dtype"), value.get("values")
     if not isinstance(dtype, str) or not isinstance(values, list):
         raise ValueError("no array")
@@ -112,9 +112,9 @@ def _made(value: _Array) -> "np.ndarray[Any, Any]":
         raise ValueError("an array of a type that is not known")
     items: type[Any] = {"b": bool, "f": float}.get(dtype[0], int)
     if items is float:
-        # JSON has no word for what is not a number.
-        found = convert(values, list[float | None])
-        values = [np.nan if item is None else item for item in found]
+        # JSON has no NaN: it is encoded as null.
+        floats = convert(values, list[float | None])
+        values = [np.nan if item is None else item for item in floats]
     else:
         values = convert(values, list[items])  # type: ignore[valid-type]
     shape = convert(value.get("shape"), tuple[int, ...])

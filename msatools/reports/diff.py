@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What differs between two reports of a command, row by row.
+"""Compares two reports of a command row by row.
 
-Which rows and columns that is, each command says in a table. Reports come as JSON, out
-of files: nothing of them is trusted.
+Each command defines the rows and columns in a table. Reports are JSON from files, which
+are untrusted.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,30 +17,29 @@ from msatools.reports.units import duration
 from msatools.target.model import UNLISTED, Target
 
 SAME_START_NS = 1_000_000_000
-"""How far two looks may miss each other about when one thing began: their clocks may be
-apart, and no PID comes again so soon."""
+"""Maximum difference of two start times of the same thing: the reports' clocks may be
+read at different times, and no PID is reused so soon."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffRows:
-    """What is compared of the rows under one key of a report."""
+    """Fields to compare in the rows under one key of a report."""
 
     name: str
-    """The key."""
+    """Key of the rows in the report."""
 
     by: tuple[str, ...]
-    """Fields by which two rows are of the same thing."""
+    """Fields that identify a row in both reports."""
 
     counts: tuple[str, ...] = ()
-    """Fields that are numbers, whose change is shown; for lists it is that of
-    their lengths. Those that matter most are first."""
+    """Fields whose numeric change is shown, or for lists the change of their length;
+    the most important first."""
 
     facts: tuple[str, ...] = ()
-    """Other fields, shown as they were and are."""
+    """Other fields, shown with both values."""
 
     lived: str | None = None
-    """The field that tells for how long the thing has been there: if it began at
-    another time, it is another one."""
+    """Field with the age of the row's thing; a different start means another thing."""
 
 
 Value = int | str | None
@@ -48,11 +47,11 @@ Value = int | str | None
 _Pair = tuple[ReportFile, ReportFile]
 
 _MAX_NUMBER = 1 << 63
-"""Above all numbers of CPUs and the like: what is damaged is not made a range of."""
+"""Above all numbers of CPUs and the like: damaged lists are not made ranges."""
 
 
 class Moment(Protocol):
-    """What both reports say of when and where they were taken."""
+    """Target and time of a report."""
 
     @property
     def target(self) -> Target: ...
@@ -65,20 +64,20 @@ class Side:
     """One of the two reports."""
 
     file: str
-    """Where it was read from."""
+    """Path of the file that the report was read from."""
 
     target: Target
     taken_at_ns: int | None
-    """CLOCK_MONOTONIC of its kernel."""
+    """CLOCK_MONOTONIC of the kernel."""
 
     interval_ns: int | None
     notes: tuple[Note, ...]
-    """Its own."""
+    """Notes of the report itself."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A field that is no number, in both."""
+    """A field that is not a number, in both reports."""
 
     before: Value
     after: Value
@@ -86,35 +85,35 @@ class Fact:
 
 @dataclass(frozen=True)
 class RowChange:
-    """A row that is in one report only, or differs."""
+    """A row that differs, or that only one report has."""
 
     change: Literal["came", "gone", "changed"]
     key: Mapping[str, Value]
     deltas: Mapping[str, int | None]
-    """Of each count; of what came or is gone, all of it. ``None`` if one of the two
-    does not have it."""
+    """Change of each count; the whole count if the row came or is gone; ``None`` if a
+    report does not have the count."""
 
     facts: Mapping[str, Fact]
-    """Those that differ; of what came or is gone, all."""
+    """Facts that differ; all facts if the row came or is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportDiff:
-    """What differs between two reports of one command."""
+    """The differences between two reports of one command."""
 
     command: str = field(metadata=UNLISTED)
     before: Side
     after: Side
 
     elapsed_ns: int | None
-    """Kernel time from one to the other; ``None`` if that cannot be told, as of
+    """Kernel time from one to the other; ``None`` if unknown, for example between
     different kernels."""
 
     notes: tuple[Note, ...]
-    """What keeps the two from being the same machine at two times."""
+    """Reasons why the two may not be the same machine at two times."""
 
     changes: Mapping[str, tuple[RowChange, ...]]
-    """By key of the reports; what changed most first."""
+    """Changed rows by key of the report, the largest change first."""
 
     @property
     def schema(self) -> str:
@@ -128,10 +127,10 @@ def compare(
     files: tuple[str, str],
 ) -> ReportDiff:
     """
-    Return what changed from one report to another, of the same machine or of two.
+    Compare two reports, of the same machine or of two machines.
 
-    :param command: Whose reports they are.
-    :param files: Where they are from.
+    :param command: Command of the reports.
+    :param files: Paths of the reports.
     :raises SnapshotError: if one is damaged
     """
     heads = head_of(reports[0]), head_of(reports[1])
@@ -149,14 +148,14 @@ def compare(
         changes={
             table.name: tuple(sorted(_changes(table, reports, heads), key=_rank))
             for table in tables
-            # Some are there on request only.
+            # Some keys are present only on request.
             if all(table.name in report.values for report in reports)
         },
     )
 
 
 def elapsed(before: Moment, after: Moment) -> int | None:
-    """Return how much time of one kernel is between two reports, in nanoseconds."""
+    """Return the kernel time between two reports in nanoseconds, if comparable."""
     if before.taken_at_ns is None or after.taken_at_ns is None:
         return None
     if before.target.release != after.target.release:
@@ -166,7 +165,7 @@ def elapsed(before: Moment, after: Moment) -> int | None:
 
 
 def other_kernel(before: Moment, after: Moment) -> Iterator[Note]:
-    """Yield notes on what shows two machines, or two boots of one."""
+    """Yield notes on differences that show different machines or kernels."""
     one, other = before.target, after.target
     for code, what, first, second in (
         ("other-release", "kernels", one.release, other.release),
@@ -237,17 +236,17 @@ def _changes(
 def _rows(
     table: DiffRows, report: ReportFile, head: Report
 ) -> Iterator[tuple[tuple[Value, ...], _DiffRow]]:
-    """Yield the rows under a key of a report, by what tells them apart."""
-    for each in _read_rows(table, report):
-        key = {name: _word(each[name]) for name in table.by}
-        lived_ns = each[table.lived] if table.lived else None
+    """Yield the rows under a key of a report, with the values that identify them."""
+    for row in _read_rows(table, report):
+        key = {name: _value(row[name]) for name in table.by}
+        lived_ns = row[table.lived] if table.lived else None
         taken_ns = head.taken_at_ns if head.interval_ns is None else None
         yield (
             tuple(key.values()),
             _DiffRow(
                 key=key,
-                counts={name: _amount(each[name]) for name in table.counts},
-                facts={name: _word(each[name]) for name in table.facts},
+                counts={name: _amount(row[name]) for name in table.counts},
+                facts={name: _value(row[name]) for name in table.facts},
                 began_ns=None
                 if taken_ns is None or lived_ns is None
                 else taken_ns - lived_ns,
@@ -256,29 +255,29 @@ def _rows(
 
 
 def _read_rows(table: DiffRows, report: ReportFile) -> Iterator[dict[str, Any]]:
-    """Yield those fields of the rows that are compared.
+    """Return the compared fields of the rows.
 
-    :raises SnapshotError: if one is of no type that it can have
+    :raises SnapshotError: if a field has a type that it cannot have
     """
     import msgspec
 
     types: dict[str, Any] = {
-        **dict.fromkeys((*table.by, *table.facts), _Word),
+        **dict.fromkeys((*table.by, *table.facts), _JsonValue),
         **dict.fromkeys(table.counts, int | list[Any] | None),
         **({table.lived: int | None} if table.lived else {}),
     }
     row = msgspec.defstruct("Row", [(name, kind, None) for name, kind in types.items()])
     rows = msgspec.defstruct("Rows", [(table.name, list[row] | None, None)])  # type: ignore[valid-type]
-    found = getattr(report.read(rows), table.name)
-    return map(msgspec.structs.asdict, found or ())
+    read = getattr(report.read(rows), table.name)
+    return map(msgspec.structs.asdict, read or ())
 
 
-_Word = bool | int | str | list[Any] | None
-"""What names or describes something."""
+_JsonValue = bool | int | str | list[Any] | None
+"""Types of keys and facts in JSON."""
 
 
-def _word(value: Any) -> Value:
-    """Return a fact as one word."""
+def _value(value: Any) -> Value:
+    """Return a key or fact as a number or text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
@@ -290,7 +289,7 @@ def _word(value: Any) -> Value:
 
 
 def _amount(value: int | list[Any] | None) -> int | None:
-    """Return a count, or how many there are in a list."""
+    """Return a count, or the length of a list."""
     return len(value) if isinstance(value, list) else value
 
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reports that ``--json`` has printed, read again.
+"""Reads reports that ``--json`` has printed.
 
-What a file holds is data from who knows where: nothing of it is trusted but what has
-been looked at.
+The contents of a file are untrusted: only checked data is used.
 """
 
 import sys
@@ -18,18 +17,18 @@ from msatools.target.errors import TargetError
 T = TypeVar("T")
 
 STDIN = "-"
-"""Stands for standard input."""
+"""Path that stands for standard input."""
 
 _MAX_BYTES = 1 << 30
-"""Above what a report of a million groups takes."""
+"""Maximum size of a file, above that of a report of a million groups."""
 
 
 class SnapshotError(TargetError):
-    """A file holds no report of a command that can be read."""
+    """A file has no readable report of a command."""
 
 
 def file_name(path: str) -> str:
-    """Return what messages call a file."""
+    """Return the name of a file for messages."""
     return "standard input" if path == STDIN else path
 
 
@@ -38,20 +37,20 @@ class Reports:
     """Reads the reports of one command."""
 
     command: str
-    """As in ``msa-NAME``."""
+    """NAME of ``msa-NAME``."""
 
     schema: str
 
     def load(self, path: str) -> "ReportFile":
         """
-        Read the last report in a file of one, or of one a line (JSON Lines).
+        Read the last report of a file: one report, or one a line (JSON Lines).
 
         :param path: A file, or ``-`` for standard input.
-        :raises SnapshotError: if it cannot be read, or is no such report
+        :raises SnapshotError: if it cannot be read, or is not such a report
         """
         name = file_name(path)
-        found = self._last_value(self._data(path, name), name)
-        values = found if isinstance(found, dict) else {}
+        value = self._last_value(self._data(path, name), name)
+        values = value if isinstance(value, dict) else {}
         schema = values.get("schema")
         if schema != self.schema:
             self._refuse_schema(name, schema)
@@ -84,7 +83,7 @@ class Reports:
         return data
 
     def _last_value(self, data: bytes, name: str) -> object:
-        """Decode the last line, or all of it where people have had it laid out."""
+        """Decode the last line, or the whole file if it was reformatted."""
         import msgspec
 
         data = data.strip()
@@ -122,17 +121,17 @@ class Reports:
 
 @dataclass(frozen=True)
 class ReportFile:
-    """One report as it stands in a file."""
+    """One report as decoded from a file."""
 
     values: Mapping[str, object]
     file: str
 
     def read(self, model: type[T]) -> T:
         """
-        Return what a model has of the report.
+        Return the fields of the report that a model has.
 
         :param model: A dataclass or a :class:`msgspec.Struct`.
-        :raises SnapshotError: if the report does not have it, or is damaged there
+        :raises SnapshotError: if the report lacks one of them, or one is damaged
         """
         import msgspec
 
@@ -144,20 +143,20 @@ class ReportFile:
             raise self.damaged(f"{where}{what[:1].lower()}{what[1:]}") from error
 
     def damaged(self, what: str) -> SnapshotError:
-        """Return the error that says what is wrong with the report."""
+        """Return the error for a damaged report."""
         return SnapshotError(self.file, f"damaged: {what}", "take it again")
 
 
-def head_of(found: ReportFile) -> Report:
+def head_of(file: ReportFile) -> Report:
     """
-    Return what a report has in common with those of all commands.
+    Return the fields that the reports of all commands share.
 
     :raises SnapshotError: if it is damaged
     """
-    head = found.read(Report)
+    head = file.read(Report)
     size = head.target.page_size
     if size < 1 or size & (size - 1):
-        raise found.damaged(f"target.page_size: {size} is no power of two")
+        raise file.damaged(f"target.page_size: {size} is no power of two")
     if any(count < 0 for count in head.coverage.values()):
-        raise found.damaged("coverage: a count is below zero")
+        raise file.damaged("coverage: a count is below zero")
     return head

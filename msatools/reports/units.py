@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Quantities as people read them."""
+"""Formats quantities for people."""
 
 
 def size(amount: int) -> str:
     """
-    Write a number of bytes in the largest unit that leaves a whole part.
+    Return a number of bytes in the largest unit that leaves a whole part.
 
     >>> size(889_192_448), size(12_345_678_848)
     ('848.0 MiB', '11.50 GiB')
@@ -22,7 +22,7 @@ def size(amount: int) -> str:
 
 def short_size(amount: int) -> str:
     """
-    Write a number of bytes in few letters.
+    Return a number of bytes in few characters.
 
     >>> short_size(5_242_880), short_size(12_345_678_848), short_size(4096)
     ('5.0M', '11.5G', '4K')
@@ -36,7 +36,7 @@ def short_size(amount: int) -> str:
 
 def count(number: int) -> str:
     """
-    Write a count in few letters.
+    Return a count in few characters.
 
     >>> count(303), count(4125), count(142_959), count(12_000_000)
     ('303', '4.1K', '142K', '12.0M')
@@ -51,7 +51,7 @@ def count(number: int) -> str:
 
 def duration(ns: int) -> str:
     """
-    Write how long something lasts, to two or three figures.
+    Return a duration to two or three figures.
 
     >>> duration(17_400_000), duration(35_512_000_000), duration(252 * 10**9)
     ('17ms', '35.5s', '4m12s')
@@ -76,14 +76,14 @@ def duration(ns: int) -> str:
 
 
 def duration_range(least_ns: int, most_ns: int) -> str:
-    """Write two durations, or one if they are the same to this precision."""
+    """Return a range of two durations, or one if both look the same."""
     least, most = duration(least_ns), duration(most_ns)
     return least if least == most else f"{least}..{most}"
 
 
 def clock(ns: int) -> str:
     """
-    Write time on a CPU as minutes, seconds and hundredths, hours only if there are.
+    Return CPU time as minutes, seconds and hundredths, with hours if there are any.
 
     >>> clock(12_345_678_901), clock(7_384 * 10**9)
     ('0:12.34', '2:03:04')

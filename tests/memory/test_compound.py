@@ -7,7 +7,7 @@ import pytest
 from drgn import Program
 
 from msatools.memory.by.cgroup import ChargeTally
-from msatools.memory.by.compound import far_heads, give_to_tails
+from msatools.memory.by.compound import copy_to_tails, far_heads
 from msatools.memory.by.file import SWAP_CACHE, mappings_of
 from msatools.memory.by.memcgs import charge_offset
 from msatools.memory.pages.classes import PageClass
@@ -46,7 +46,7 @@ def block(prog: Program) -> Block:
 
 def test_tails_have_their_heads_words(block: Block) -> None:
     words = np.arange(PAGES)
-    far = give_to_tails(block, words)
+    far = copy_to_tails(block, words)
     assert words[16:20].tolist() == [16] * 4
     assert words[20:].tolist() == list(range(20, PAGES))
     assert sorted(far.tolist()) == list(range(8))

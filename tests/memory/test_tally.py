@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from msatools.memory.by import tally as module
-from msatools.memory.by.tally import OTHERS, Tally, TallySums, give_to, rank
+from msatools.memory.by.tally import OTHERS, Tally, TallySums, rank, regroup
 from msatools.memory.pages.classes import CLASSES, PageClass
 
 Words = npt.NDArray[np.uint64]
@@ -112,7 +112,7 @@ def test_sums_of_what_owners_belong_to() -> None:
     words, codes = rows(11, 300, 30)
     tally.add(words, codes)
     sums = tally.sums()
-    halves = give_to(sums, sums.owners % np.uint64(2))
+    halves = regroup(sums, sums.owners % np.uint64(2))
     expected = Counter(
         zip((words % np.uint64(2)).tolist(), codes.tolist(), strict=True)
     )

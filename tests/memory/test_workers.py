@@ -376,7 +376,7 @@ def test_dump_has_one_worker_a_core(
         return shared(*args, **options)
 
     monkeypatch.setattr(driver, "scan_parts", scan_parts)
-    monkeypatch.setattr(parallel, "_PAGES_EACH", 1)
+    monkeypatch.setattr(parallel, "_PAGES_PER_WORKER", 1)
     collect_memstat(prog)
     assert asked == [CORES]
 

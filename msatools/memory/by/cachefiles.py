@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The files, block devices and file systems that mappings of cached pages are of."""
+"""Finds the files, block devices and file systems of cached pages' mappings."""
 
 import stat
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from msatools.selfdesc.variables import find_variable
 from msatools.target.addresses import KERNEL_HALF
 
 MAX_PATHS = 10_000
-"""Files whose paths are looked up, the largest: each costs a read a directory."""
+"""Maximum number of files, the largest, to look paths up for: a read a directory."""
 
 _MINOR_BITS = 20
 _NAME_MAX = 255
@@ -50,11 +50,11 @@ _SHARED = {
     "dev/zero": "shared anonymous",
     "": "shmem",
 }
-"""Kinds of shared memory without a mount, by how the kernel calls it: mm/memfd.c,
-ipc/shm.c, shmem_zero_setup() of mm/shmem.c; drivers have names of their own."""
+"""Maps the start of a name to the kind of shared memory without a mount: mm/memfd.c,
+ipc/shm.c, shmem_zero_setup() in mm/shmem.c; drivers have names of their own."""
 
 _FILE_SYSTEMS = ("tmpfs", "devtmpfs", "hugetlbfs")
-"""Those whose files are pages and nothing else."""
+"""File systems that keep files only in memory."""
 
 _MODES = {stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 _NAMELESS = frozenset((DEVICE, *_SHARED.values()))
@@ -66,11 +66,11 @@ class FileSystem:
 
     address: int
     number: str
-    """Major and minor number, as stat(2) has them of its files: ``259:3``."""
+    """Major and minor number, as ``st_dev`` of stat(2): ``259:3``."""
 
     fstype: str
     id: str
-    """The kernel's name for it: its block device, or its type."""
+    """``s_id``: its block device, or its type."""
 
     has_device: bool
 
@@ -103,16 +103,16 @@ class CachedFiles:
         self._points: dict[int, str | None] = {}
 
     def super_blocks(self, mappings: Addresses) -> Addresses:
-        """Find the ``struct super_block`` of each; 0 if that cannot be read."""
+        """Return the ``struct super_block`` of each mapping; 0 if it is unreadable."""
         _, inodes = self._inodes(mappings)
-        found: Addresses = inodes["super_block"].astype(np.uint64)
-        return found
+        super_blocks: Addresses = inodes["super_block"].astype(np.uint64)
+        return super_blocks
 
     def files(self, mappings: Addresses) -> list[CachedFile | None]:
         """
-        Return the file of each mapping; ``None`` if it cannot be read.
+        Return the file of each mapping; ``None`` if it is unreadable.
 
-        :param mappings: Those that are to have a path, :data:`MAX_PATHS`, first.
+        :param mappings: The largest first: only :data:`MAX_PATHS` files get a path.
         """
         hosts, inodes = self._inodes(mappings)
         paths = self._paths_of(inodes)
@@ -122,37 +122,37 @@ class CachedFiles:
         ]
 
     def file_system(self, super_block: int) -> FileSystem | None:
-        """Return a file system; ``None`` if it cannot be read."""
+        """Return a file system; ``None`` if it is unreadable."""
         if super_block not in self._file_systems:
             self._read_file_systems(np.array([super_block], np.uint64))
         return self._file_systems[super_block]
 
     def mount_points(self, super_block: int) -> tuple[str, ...]:
-        """Return where a file system is mounted."""
+        """Return the mount points of a file system."""
         return tuple(dict.fromkeys(self._paths.mount_points(super_block)))
 
     def _inodes(self, mappings: Addresses) -> tuple[Addresses, Structs]:
-        found = self._read("struct address_space", _MAPPING, mappings)
-        hosts: Addresses = found["host"].astype(np.uint64)
+        structs = self._read("struct address_space", _MAPPING, mappings)
+        hosts: Addresses = structs["host"].astype(np.uint64)
         return hosts, self._read("struct inode", _INODE, hosts)
 
     def _read(self, type_name: str, members: Members, addresses: Addresses) -> Structs:
         return read_structs(self._reader, type_name, members, addresses, self._losses)
 
     def _read_file_systems(self, addresses: Addresses) -> None:
-        found = self._read("struct super_block", _SUPER_BLOCK, addresses)
-        types: Addresses = found["type"].astype(np.uint64)
+        structs = self._read("struct super_block", _SUPER_BLOCK, addresses)
+        types: Addresses = structs["type"].astype(np.uint64)
         names = self._read("struct file_system_type", _TYPE, types)["name"]
         for row, address in enumerate(addresses.tolist()):
             self._file_systems[address] = None
-            if not found.readable[row]:
+            if not structs.readable[row]:
                 continue
             self._file_systems[address] = FileSystem(
                 address=address,
-                number=_number(int(found["device"][row])),
+                number=_device_number(int(structs["device"][row])),
                 fstype=self._string(int(names[row])) or "?",
-                id=decode_string(bytes(found["id"][row])),
-                has_device=int(found["block_device"][row]) >= KERNEL_HALF,
+                id=decode_string(bytes(structs["id"][row])),
+                has_device=int(structs["block_device"][row]) >= KERNEL_HALF,
             )
 
     def _string(self, address: int) -> str | None:
@@ -175,11 +175,11 @@ class CachedFiles:
                 f"of {len(rows):,} files the {MAX_PATHS:,} largest are told by path",
             )
         rows = rows[:MAX_PATHS]
-        places = []
+        locations = []
         for row in rows:
             mount = self._paths.mount_of(int(inodes["super_block"][row]))
-            places.append((mount, int(aliases[row]) - self._alias_offset))
-        for row, path in zip(rows, self._paths.tell(places), strict=True):
+            locations.append((mount, int(aliases[row]) - self._alias_offset))
+        for row, path in zip(rows, self._paths.tell(locations), strict=True):
             paths[row] = path
         return paths
 
@@ -207,7 +207,7 @@ class CachedFiles:
             path, device = None, self._device_name(host)
             name = device
         elif super_block == self._shared_memory:
-            # As /proc/PID/maps has it; what it is called by is no path.
+            # As in /proc/PID/maps; its name is not a path.
             name, path = f"/{path or system.fstype} (deleted)", None
             device = None
         else:
@@ -224,7 +224,7 @@ class CachedFiles:
             device=device,
             path=path,
             inode=number,
-            # Shared memory and disks have none ever.
+            # Shared memory and block devices never have links.
             deleted=kind not in _NAMELESS and not int(inodes["links"][row]),
             size_bytes=int(inodes["size"][row]),
             mapping=mapping,
@@ -242,17 +242,17 @@ class CachedFiles:
 
     @cached_property
     def _block_devices(self) -> int:
-        """The file system that has the inodes of block devices (block/bdev.c)."""
+        """Address of the super block of block devices' inodes (block/bdev.c)."""
         try:
-            found = find_variable(self._reader.prog, "blockdev_superblock")
-            super_block: int = found.value_()
+            pointer = find_variable(self._reader.prog, "blockdev_superblock")
+            super_block: int = pointer.value_()
         except (LookupError, drgn.FaultError):
             return 0
         return super_block
 
     @cached_property
     def _shared_memory(self) -> int:
-        """The file system of shared memory that has no path (mm/shmem.c)."""
+        """Address of the super block of shared memory without a path (mm/shmem.c)."""
         try:
             mount = find_variable(self._reader.prog, "shm_mnt")
             super_block: int = mount.mnt_sb.value_()
@@ -261,13 +261,13 @@ class CachedFiles:
         return super_block
 
     def _device_name(self, inode: int) -> str:
-        """Name the block device that has an inode for its data (block/bdev.c)."""
+        """Return the name of the block device that an inode is of (block/bdev.c)."""
         prog = self._reader.prog
         try:
             pointer = drgn.Object(prog, "struct inode *", inode)
             device = drgn.container_of(pointer, "struct bdev_inode", "vfs_inode").bdev
             # Before Linux kernel commit 0d02129e76ed ("block: merge struct
-            # block_device and struct hd_struct") (in v5.11) it has no name.
+            # block_device and struct hd_struct") (in v5.11) the name is in bd_part.
             named = device.bd_part if hasattr(device, "bd_part") else device
             name = part_name(named)
         except (LookupError, AttributeError, drgn.FaultError) as error:
@@ -282,5 +282,5 @@ class CachedFiles:
         return self._points[super_block]
 
 
-def _number(device: int) -> str:
+def _device_number(device: int) -> str:
     return f"{device >> _MINOR_BITS}:{device & ((1 << _MINOR_BITS) - 1)}"

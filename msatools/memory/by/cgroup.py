@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-To which control groups pages are charged: user pages, page cache, the kernel's own.
+Counts pages by the control group they are charged to (``--by cgroup``).
 
-Removed groups are among them: they live on while page cache, mostly, is charged to
-them. Which files that is is told from the same scan.
+Removed groups are included: they live on while memory is charged to them, usually page
+cache. The same scan finds the files of that page cache.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ import numpy as np
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Addresses
 from msatools.memory.by.cachefiles import CachedFiles
-from msatools.memory.by.compound import far_heads, give_to_tails
+from msatools.memory.by.compound import copy_to_tails, far_heads
 from msatools.memory.by.file import SWAP_CACHE, mappings_of
 from msatools.memory.by.groups import (
     NO_OWNER,
@@ -26,27 +26,27 @@ from msatools.memory.by.groups import (
     largest_first,
     unique_keys,
 )
-from msatools.memory.by.memcgs import OF_OBJECTS, Memcg, Memcgs, charge_offset
-from msatools.memory.by.tally import Tally, TallyOwner, TallySums, give_to, rank
+from msatools.memory.by.memcgs import MEMCG_DATA_OBJEXTS, Memcg, Memcgs, charge_offset
+from msatools.memory.by.tally import Tally, TallyOwner, TallySums, rank, regroup
 from msatools.memory.pages.classes import NCLASSES, PageClass
 from msatools.memory.pages.classify import Block, Words, where
 from msatools.memory.scan.context import ScanContext
 from msatools.target.model import Address
 
 MAX_GROUPS = 100_000
-"""Control groups to list, the largest."""
+"""Maximum number of control groups to list, the largest."""
 
 MAX_PINNED = 1000
-"""Removed groups, the largest, of which the files that pin them are listed."""
+"""Maximum number of removed groups, the largest, to list pinning files for."""
 
 PINS = 5
-"""Files to name of each of those."""
+"""Maximum number of pinning files to list for a removed group."""
 
-_OBJECTS, _LOST = 1, 2
-"""Stand for a control group: slabs, whose objects are charged one by one; unknown."""
+_PER_OBJECT, _UNREADABLE = 1, 2
+"""Placeholders for a control group: slabs charged per object; unreadable groups."""
 
 _FAR = np.uint64(4)
-"""Marks the address of a head page, whose word is read after the scan."""
+"""Flag on the address of a head page, whose charge word is read after the scan."""
 
 _CHARGED = np.ones(NCLASSES, np.bool_)
 _CHARGED[
@@ -68,14 +68,14 @@ _CHARGED[
 
 @dataclass
 class ChargeTally:
-    """Counts pages by the word that says what they are charged to."""
+    """Counts pages by their charge word (``page->memcg_data``)."""
 
     offset: int | None
-    """Of that word in ``struct page``."""
+    """Offset of the charge word in ``struct page``; ``None`` with CONFIG_MEMCG=n."""
 
     by_class: Tally = field(default_factory=Tally)
     by_mapping: Tally = field(default_factory=Tally)
-    """Of pages of files only."""
+    """Pages of files by charge word and mapping."""
 
     def observe(self, block: Block) -> None:
         words = self._words(block)
@@ -92,12 +92,12 @@ class ChargeTally:
         if self.offset is None:
             return np.zeros(len(block), np.uint64)
         words: Words = block.column(self.offset).copy()
-        far = give_to_tails(block, words)
+        far = copy_to_tails(block, words)
         if len(far):
             words[far] = far_heads(block, far) | _FAR
         words[~_CHARGED.take(block.codes)] = 0
         slabs = where(block.codes == PageClass.SLAB)
-        words[slabs] &= OF_OBJECTS
+        words[slabs] &= MEMCG_DATA_OBJEXTS
         return words
 
 
@@ -120,50 +120,50 @@ class CgroupView:
 
     def groups(self) -> tuple[PageGroup, ...]:
         sums = self._by_group(self.observer.by_class.sums())
-        ranking = rank(sums, MAX_GROUPS, (0, _OBJECTS))
-        owners = [owner for owner in ranking.owners if owner.word > _LOST]
+        ranking = rank(sums, MAX_GROUPS, (0, _PER_OBJECT))
+        owners = [owner for owner in ranking.owners if owner.word > _UNREADABLE]
         addresses = np.array([owner.word for owner in owners], np.uint64)
         memcgs = self._memcgs.groups(addresses)
         dying = [memcg.address for memcg in memcgs if memcg.dying]
-        self._note_others(len(dying))
+        self._note_empty(len(dying))
         pins = self._pins(dying)
         groups = [
             _cgroup(owner, memcg, pins.get(memcg.address))
             for owner, memcg in zip(owners, memcgs, strict=True)
         ]
-        groups += self._not_groups(ranking.owners)
+        groups += self._placeholder_groups(ranking.owners)
         if ranking.rest is not None:
             groups.append(_group(REST, "smaller groups", ranking.rest))
         return largest_first(unique_keys(groups))
 
     def _by_group(self, sums: TallySums) -> TallySums:
-        """Sum up by ``struct mem_cgroup`` what is by word."""
+        """Convert sums by charge word to sums by ``struct mem_cgroup``."""
         words, index = np.unique(sums.owners, return_inverse=True)
-        charged = words > _OBJECTS
+        charged = words > _PER_OBJECT
         groups = words.copy()
         groups[charged] = self._resolve(words[charged])
-        return give_to(sums, groups[index])
+        return regroup(sums, groups[index])
 
     def _resolve(self, words: Addresses) -> Addresses:
         far = words & _FAR != 0
         words = words.copy()
         words[far] = self._memcgs.of_pages(words[far] - _FAR)
         groups = self._memcgs.resolve(words)
-        # A page larger than a block that is charged to nobody is one like others.
-        groups[(groups == 0) & (words != 0)] = _LOST
+        # A compound page larger than a block may be charged to no group, too.
+        groups[(groups == 0) & (words != 0)] = _UNREADABLE
         return groups
 
     def _pins(self, dying: list[int]) -> dict[int, _Pins]:
-        """Find the files of the page cache that is charged to removed groups."""
+        """Find the files whose page cache is charged to removed groups."""
         sums = self._by_group(self.observer.by_mapping.sums())
-        found: dict[int, _Pins] = {}
+        pins: dict[int, _Pins] = {}
         rows: dict[int, list[int]] = {}
         for group in dying[:MAX_PINNED]:
             ends = np.array((group, group + 1), np.uint64)
             first, end = np.searchsorted(sums.owners, ends).tolist()
             largest = np.argsort(-sums.pages[first:end], kind="stable")[:PINS]
             rows[group] = (first + largest).tolist()
-            found[group] = _Pins([], end - first)
+            pins[group] = _Pins([], end - first)
         chosen = [row for group in rows for row in rows[group]]
         files = iter(self._files.files(sums.kinds[chosen]))
         for group, its_rows in rows.items():
@@ -171,10 +171,10 @@ class CgroupView:
                 file = next(files)
                 if file is not None:
                     pages = int(sums.pages[row])
-                    found[group].largest.append(PinningFile(file.key, file.name, pages))
-        return found
+                    pins[group].largest.append(PinningFile(file.key, file.name, pages))
+        return pins
 
-    def _note_others(self, dying: int) -> None:
+    def _note_empty(self, dying: int) -> None:
         removed = self._memcgs.removed() or 0
         if removed > dying:
             self._losses.note(
@@ -183,14 +183,16 @@ class CgroupView:
                 "them without a page of their own",
             )
 
-    def _not_groups(self, owners: tuple[TallyOwner, ...]) -> Iterator[PageGroup]:
+    def _placeholder_groups(
+        self, owners: tuple[TallyOwner, ...]
+    ) -> Iterator[PageGroup]:
         for owner in owners:
             if owner.word == 0:
                 yield _group(NO_OWNER, "not charged", owner)
-            elif owner.word == _LOST:
+            elif owner.word == _UNREADABLE:
                 self._losses.lose(Loss.NAMES)
                 yield _group("-lost", "groups that cannot be read", owner)
-            elif owner.word == _OBJECTS:
+            elif owner.word == _PER_OBJECT:
                 yield _group("-slab", "slabs, charged object by object", owner)
                 self._losses.note(
                     "slab-charges",

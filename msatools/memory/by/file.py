@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Whose page cache it is: files, block devices, shared memory; and file systems."""
+"""Counts page cache by file (``--by file``) and by file system (``--by fs``)."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import numpy as np
 
 from msatools.kernel.losses import Loss
 from msatools.memory.by.cachefiles import CachedFile, CachedFiles
-from msatools.memory.by.compound import give_to_tails
+from msatools.memory.by.compound import copy_to_tails
 from msatools.memory.by.groups import (
     NO_OWNER,
     REST,
@@ -20,20 +20,20 @@ from msatools.memory.by.groups import (
     largest_first,
     unique_keys,
 )
-from msatools.memory.by.tally import OTHERS, Ranking, Tally, TallyOwner, give_to, rank
+from msatools.memory.by.tally import OTHERS, Ranking, Tally, TallyOwner, rank, regroup
 from msatools.memory.pages.classes import NCLASSES, PageClass
 from msatools.memory.pages.classify import Block, Indices, Words, where
 from msatools.memory.scan.context import ScanContext
 from msatools.target.model import Address
 
 MAX_FILES = 100_000
-"""Files to list, the largest: a report has a row for each."""
+"""Maximum number of files to list, the largest."""
 
-SWAP_CACHE, _LOST = 1, 2
-"""Stand for a mapping or a file system."""
+SWAP_CACHE, _UNREADABLE = 1, 2
+"""Placeholders for a mapping or a file system."""
 
 _UNMOUNTED = {"bdev": "block devices", "tmpfs": "shared memory without a path"}
-"""Names of the kernel's internal file systems, by type."""
+"""Maps the type of an internal file system of the kernel to its name."""
 
 _MAPPING_FLAGS = np.uint64(3)
 
@@ -63,9 +63,9 @@ class MappingTally:
 
 
 def mappings_of(block: Block) -> Words:
-    """Return the mapping of each cached page; 0 where there is none."""
+    """Return the mapping of each page; 0 if it is not cached."""
     mappings = block.mapping.copy()
-    give_to_tails(block, mappings)
+    copy_to_tails(block, mappings)
     mappings[~_CACHED.take(block.codes)] = 0
     # Private pages of hugetlb are anonymous.
     mappings[mappings & _MAPPING_FLAGS != 0] = 0
@@ -74,16 +74,16 @@ def mappings_of(block: Block) -> Words:
 
 
 def _in_swap_cache(block: Block) -> Indices:
-    """Find anonymous pages in the swap cache, and those of shmem only there."""
+    """Return the anonymous and shmem pages that are in the swap cache."""
     pages = where((block.codes == PageClass.ANON) | (block.codes == PageClass.SHMEM))
     heads = block.heads_of(pages)
     bits = np.uint64(block.layout.swapcache_bits)
-    found: Indices = pages[block.flags[heads] & bits == bits]
-    return found
+    in_swap_cache: Indices = pages[block.flags[heads] & bits == bits]
+    return in_swap_cache
 
 
 class FileView:
-    """Files, by how much of them is cached."""
+    """Files by the pages of their page cache."""
 
     def __init__(self, context: ScanContext) -> None:
         self.observer = MappingTally()
@@ -95,17 +95,17 @@ class FileView:
         owners = [owner for owner in ranking.owners if owner.word > SWAP_CACHE]
         mappings = np.array([owner.word for owner in owners], np.uint64)
         files = self._files.files(mappings)
-        lost = sum(file is None for file in files)
-        self._losses.lose(Loss.NAMES, count=lost)
+        unreadable = sum(file is None for file in files)
+        self._losses.lose(Loss.NAMES, count=unreadable)
         groups = [
             _file_group(owner, file) for owner, file in zip(owners, files, strict=True)
         ]
-        groups += _together(ranking, FileGroup)
+        groups += _other_groups(ranking, FileGroup)
         return largest_first(unique_keys(groups))
 
 
 class FileSystemView:
-    """File systems, by how much of their files is cached."""
+    """File systems by the pages of their files' page cache."""
 
     def __init__(self, context: ScanContext) -> None:
         self.observer = MappingTally()
@@ -115,25 +115,25 @@ class FileSystemView:
     def groups(self) -> tuple[PageGroup, ...]:
         sums = self.observer.tally.sums()
         mappings, index = np.unique(sums.owners, return_inverse=True)
-        # What is no file, or too many, stays what it is.
+        # Placeholders are not mappings: they stay as they are.
         are_files = (mappings > SWAP_CACHE) & (mappings != OTHERS)
         systems = mappings.copy()
         systems[are_files] = self._files.super_blocks(mappings[are_files])
-        systems[are_files & (systems == 0)] = _LOST
+        systems[are_files & (systems == 0)] = _UNREADABLE
         counts = Counter(systems[are_files].tolist())
-        ranking = rank(give_to(sums, systems[index]), len(systems), (0, SWAP_CACHE))
+        ranking = rank(regroup(sums, systems[index]), len(systems), (0, SWAP_CACHE))
         groups = [
             self._group(owner, counts[owner.word])
             for owner in ranking.owners
             if owner.word > SWAP_CACHE
         ]
         return largest_first(
-            unique_keys([*groups, *_together(ranking, FileSystemGroup)])
+            unique_keys([*groups, *_other_groups(ranking, FileSystemGroup)])
         )
 
     def _group(self, owner: TallyOwner, files: int) -> PageGroup:
         system = None
-        if owner.word != _LOST:
+        if owner.word != _UNREADABLE:
             system = self._files.file_system(owner.word)
         if system is None:
             self._losses.lose(Loss.NAMES)
@@ -175,7 +175,7 @@ def _file_group(owner: TallyOwner, file: CachedFile | None) -> PageGroup:
     )
 
 
-def _together(ranking: Ranking, model: type[PageGroup]) -> Iterator[PageGroup]:
+def _other_groups(ranking: Ranking, model: type[PageGroup]) -> Iterator[PageGroup]:
     names = {0: (NO_OWNER, "not of a file"), SWAP_CACHE: ("-swap", "swap cache")}
     for owner in ranking.owners:
         if owner.word in names:
@@ -186,5 +186,5 @@ def _together(ranking: Ranking, model: type[PageGroup]) -> Iterator[PageGroup]:
 
 
 def _group(model: type[PageGroup], key: str, name: str, owner: TallyOwner) -> PageGroup:
-    """Make a group of which no more is known."""
+    """Return a group without any of its type's own columns."""
     return model(key, name, owner.pages, owner.classes)

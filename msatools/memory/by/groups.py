@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Groups of pages by what owns them, and what more is known of each kind of owner."""
+"""Groups of pages by owner: a type for each kind of owner."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,52 +10,52 @@ from types import MappingProxyType
 from msatools.target.model import Address
 
 NO_OWNER = "-"
-"""Key of the group of pages that have no owner of the kind; its name says why."""
+"""Key of the group of pages without an owner; its name is the reason."""
 
 REST = "-rest"
-"""Key of the group of owners that are too many, and too small, to be listed."""
+"""Key of the group of all owners that are too small to be listed."""
 
 
 DETAIL = MappingProxyType({"detail": True})
-"""Metadata of a field of a group that tables leave out; JSON has it."""
+"""Metadata of a group's field that only JSON has, not tables."""
 
 
 @dataclass(frozen=True)
 class PageGroup:
     """
-    The pages of one node, zone, file or whatever they are told apart by, by class.
+    The pages of one node, zone, file or other owner, by class.
 
-    What more is known of some kinds is in subclasses, whose fields have names with
-    units: each is a column of its own, and null where the kernel does not tell.
+    Subclasses have more fields, one for each column of a table. A field is null where
+    the kernel does not record it.
     """
 
     key: str
-    """Identifies the group among those of its kind; the same in all reports."""
+    """Unique among groups of its kind; the same in all reports."""
 
     name: str
     pages: int
     classes: Mapping[str, int]
-    """Pages by name of class; a class without pages may be left out."""
+    """Pages by class name; a class without pages may be left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessGroup(PageGroup):
     """
-    What one address space maps; its threads, and processes that share it, are one.
+    The pages that one address space maps; all threads and processes that share it.
 
-    ``pages`` has its share of each page: of one that several map as much as others
-    have, to whole pages such that all groups sum to the classes. The rest is as in
-    /proc/PID/smaps_rollup, ``None`` for the pages that no process maps, and where some
-    of the page tables are not in the dump. Huge pages that NUMA balancing watches are
-    here as well, which smaps has only since "smaps: use vm_normal_page_pmd() instead of
-    follow_trans_huge_pmd()" (in v6.6).
+    ``pages`` is its share: a page that several map is divided equally among them, and
+    shares are rounded to whole pages so that all groups sum to the classes. The other
+    fields are as in /proc/PID/smaps_rollup. They are ``None`` for the pages that no
+    process maps, and if some of the page tables are not in the dump. Huge pages under
+    NUMA balancing (PROT_NONE) are counted; smaps counts them since "smaps: use
+    vm_normal_page_pmd() instead of follow_trans_huge_pmd()" (in v6.6).
     """
 
     pid: int | None
-    """Of the process, or of a living thread if its leader is dead."""
+    """PID of the process, or of a live thread if its leader is dead."""
 
     rss_pages: int | None
-    """``Rss``: without hugetlb."""
+    """``Rss``, without hugetlb."""
 
     pss_bytes: int | None
     """``Pss``, without hugetlb: each page by the kernel's own count of mappings."""
@@ -64,13 +64,13 @@ class ProcessGroup(PageGroup):
     """``Anonymous``."""
 
     private_pages: int | None
-    """``Private_Clean`` and ``Private_Dirty``: nobody else maps them."""
+    """``Private_Clean`` plus ``Private_Dirty``: pages that no other process maps."""
 
     hugetlb_pages: int | None
-    """``Private_Hugetlb`` and ``Shared_Hugetlb``."""
+    """``Private_Hugetlb`` plus ``Shared_Hugetlb``."""
 
     swap_pages: int | None
-    """``VmSwap`` of /proc/PID/status: without that of shared memory."""
+    """``VmSwap`` of /proc/PID/status, without shared memory."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ class FileGroup(PageGroup):
     ``sysv``, ``shared anonymous``, ``shmem`` (a driver's), ``hugetlbfs``."""
 
     mount: str | None = None
-    """Where its file system is mounted."""
+    """Mount point of its file system."""
 
     fstype: str | None = field(default=None, metadata=DETAIL)
     device: str | None = field(default=None, metadata=DETAIL)
-    """Name of the block device that it is on."""
+    """Name of its block device."""
 
     path: str | None = field(default=None, metadata=DETAIL)
-    """``None`` if the kernel has no name of it any more, or too many are larger."""
+    """``None`` if its dentry is gone, or if too many files are larger."""
 
     inode: int | None = field(default=None, metadata=DETAIL)
     deleted: bool | None = field(default=None, metadata=DETAIL)
@@ -106,13 +106,13 @@ class FileSystemGroup(PageGroup):
 
     fstype: str | None = None
     device: str | None = None
-    """Name of the block device, or what else it is called by."""
+    """Name of its block device, or ``s_id`` if it has none."""
 
     files: int | None = None
-    """Of which pages are cached."""
+    """Number of files that have cached pages."""
 
     mounts: tuple[str, ...] | None = field(default=None, metadata=DETAIL)
-    """Where it is mounted."""
+    """Mount points."""
 
     super_block: Address | None = field(default=None, metadata=DETAIL)
 
@@ -122,7 +122,7 @@ class PinningFile:
     """A file with pages that are charged to a control group."""
 
     key: str
-    """As that of its :class:`FileGroup`."""
+    """Key of its :class:`FileGroup`."""
 
     name: str
     pages: int
@@ -133,41 +133,41 @@ class CgroupGroup(PageGroup):
     """The pages charged to one control group itself, not to those below it."""
 
     dying: bool | None = None
-    """Whether it has been removed, but is kept as memory is charged to it."""
+    """Whether it was removed but is kept while memory is charged to it."""
 
     pinned_by: tuple[PinningFile, ...] | None = field(default=None, metadata=DETAIL)
-    """Of one that is dying: the files that most of its page cache is of."""
+    """Files with the most page cache charged to a dying group."""
 
     files: int | None = field(default=None, metadata=DETAIL)
-    """Of one that is dying: all files with pages charged to it."""
+    """Number of files with page cache charged to a dying group."""
 
     mem_cgroup: Address | None = field(default=None, metadata=DETAIL)
 
 
 @dataclass(frozen=True)
 class SlabGroup(PageGroup):
-    """The slabs of one cache, those that are full included."""
+    """The slabs of one cache, including full ones."""
 
     slabs: int | None = None
     objects: int | None = None
-    """Those that there is memory for."""
+    """Objects allocated and free."""
 
     objects_in_use: int | None = None
-    """Without those that CPUs keep for themselves to give out, which the kernel's own
-    counts have in it."""
+    """Allocated objects, without those on per-CPU free lists, which the kernel's own
+    counts include."""
 
     bytes_each: int | None = None
-    """Memory for one, with all that the allocator puts around it."""
+    """Size of one object with the allocator's metadata and padding."""
 
     merged: tuple[str, ...] | None = None
-    """Names of other caches that are this one: the kernel does not tell them apart."""
+    """Names of other caches that were merged with this one."""
 
     kmem_cache: Address | None = field(default=None, metadata=DETAIL)
 
 
 @dataclass(frozen=True)
 class VmallocGroup(PageGroup):
-    """The pages of the areas that one function of the kernel asked for."""
+    """The pages of the vmalloc areas that one kernel function allocated."""
 
     areas: int | None = None
 
@@ -181,7 +181,7 @@ class Section:
     """``online``, ``offline`` or ``device``."""
 
     early: bool
-    """Whether it was there at boot, not hot-plugged."""
+    """Whether it was present at boot rather than hot-plugged."""
 
     pfn: int
     pages: int
@@ -198,12 +198,12 @@ class Section:
 
 
 def largest_first(groups: Iterable[PageGroup]) -> tuple[PageGroup, ...]:
-    """Order groups as reports have them; equal ones by key."""
+    """Sort groups by pages, the largest first, then by key."""
     return tuple(sorted(groups, key=lambda group: (-group.pages, group.key)))
 
 
 def unique_keys(groups: Iterable[PageGroup]) -> list[PageGroup]:
-    """Number the groups that share a key, as in a damaged dump."""
+    """Number groups that share a key, as in a damaged dump."""
     seen: Counter[str] = Counter()
     unique = []
     for group in groups:

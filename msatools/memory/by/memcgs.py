@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The control groups that pages are charged to (mm/memcontrol.c)."""
+"""Finds the control groups that pages are charged to (mm/memcontrol.c)."""
 
 from dataclasses import dataclass
 
@@ -20,13 +20,13 @@ from msatools.kernel.structs import (
 from msatools.selfdesc.variables import find_variable
 
 POINTER = ~np.uint64(7)
-"""Address bits of the word in struct page; flags are below."""
+"""Address bits of the charge word in struct page; the lower bits are flags."""
 
-OF_OBJECTS = np.uint64(1)
-"""The word of a slab: the address of a list of what each object is charged to."""
+MEMCG_DATA_OBJEXTS = np.uint64(1)
+"""Flag of a slab's charge word: it points to the charges of its objects."""
 
 _MEMBERS = ("memcg_data", "mem_cgroup")
-"""The newest first: Linux kernel commit bcfe06bf2622 ("mm: memcontrol: Use helpers to
+"""Newest first: Linux kernel commit bcfe06bf2622 ("mm: memcontrol: Use helpers to
 read page's memcg data") (in v5.11)."""
 
 _MEM_CGROUP = {
@@ -40,7 +40,7 @@ _NODE = {"id": ("id.id", "id")}
 
 
 def charge_offset(prog: drgn.Program) -> int | None:
-    """Find where in ``struct page`` the word is; ``None`` if it has none."""
+    """Return the offset of the charge word in ``struct page``; ``None`` if missing."""
     # CONFIG_MEMCG=n
     return find_offset(prog.type("struct page"), _MEMBERS)
 
@@ -51,11 +51,11 @@ class Memcg:
 
     address: int
     id: int
-    """Of its cgroup, as the inode of its directory has it."""
+    """ID of its cgroup: the inode number of its directory."""
 
     path: str | None
     dying: bool
-    """Whether it has been removed, but is kept as memory is charged to it."""
+    """Whether it was removed but is kept while memory is charged to it."""
 
 
 class Memcgs:
@@ -66,20 +66,20 @@ class Memcgs:
         self._losses = losses
 
     def of_pages(self, pages: Addresses) -> Addresses:
-        """Read the words of some struct pages; 0 if one cannot be read."""
+        """Read the charge words of struct pages; 0 if one is unreadable."""
         members = {"word": _MEMBERS}
-        found = self._read("struct page", members, pages)
-        words: Addresses = found["word"].astype(np.uint64)
+        structs = self._read("struct page", members, pages)
+        words: Addresses = structs["word"].astype(np.uint64)
         return words
 
     def resolve(self, words: Addresses) -> Addresses:
         """
-        Find the ``struct mem_cgroup`` of each word; 0 if it leads to none.
+        Return the ``struct mem_cgroup`` of each charge word; 0 if not found.
 
-        The word has the group's address, or that of a ``struct obj_cgroup``, which
-        goes over to the parent when its group is removed: so it is for memory of the
-        kernel's (v5.11), and, once user pages are handed to the parent, too, for all.
-        The group is known by its subsystem.
+        The word points to the group or to a ``struct obj_cgroup``, which moves to the
+        parent when the group is removed. Kernel memory uses obj_cgroup since v5.11;
+        user pages do as well once they are reparented. A group is recognized by its
+        subsystem pointer.
         """
         pointers = words & POINTER
         known = self._are_groups(pointers)
@@ -96,8 +96,8 @@ class Memcgs:
 
     def groups(self, groups: Addresses) -> list[Memcg]:
         """Return the control groups that :meth:`resolve` found."""
-        found = self._read("struct mem_cgroup", _MEM_CGROUP, groups)
-        cgroups: Addresses = found["cgroup"].astype(np.uint64)
+        memcgs = self._read("struct mem_cgroup", _MEM_CGROUP, groups)
+        cgroups: Addresses = memcgs["cgroup"].astype(np.uint64)
         nodes = self._read("struct cgroup", _CGROUP, cgroups)["node"]
         ids = self._read("struct kernfs_node", _NODE, nodes.astype(np.uint64))["id"]
         paths = cgroup_paths(self._reader, cgroups, self._losses)
@@ -107,15 +107,15 @@ class Memcgs:
                 address=int(group),
                 id=int(ids[row]),
                 path=paths[row],
-                dying=not int(found["flags"][row]) & online,
+                dying=not int(memcgs["flags"][row]) & online,
             )
             for row, group in enumerate(groups)
         ]
 
     def removed(self) -> int | None:
-        """Count all groups of the default hierarchy that have been removed and live on.
+        """Count the removed groups of the default hierarchy that still exist.
 
-        As nr_dying_descendants of /sys/fs/cgroup/cgroup.stat.
+        This is nr_dying_descendants of /sys/fs/cgroup/cgroup.stat.
         """
         try:
             root = find_variable(self._reader.prog, "cgrp_dfl_root")
@@ -125,7 +125,7 @@ class Memcgs:
         return count
 
     def _are_groups(self, addresses: Addresses) -> Booleans:
-        # That there is none at an address is no loss yet.
+        # An address without a group is not a loss: it may be an obj_cgroup's.
         found = read_structs(
             self._reader, "struct mem_cgroup", _MEM_CGROUP, addresses, LossLog()
         )

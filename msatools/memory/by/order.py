@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""``--by order``: what orders memory is in."""
+"""Counts pages by the order of their block (``--by order``)."""
 
 from dataclasses import dataclass
 
@@ -18,17 +18,17 @@ class OrderGroup(PageGroup):
 
     blocks: int | None
     """
-    How many blocks they make.
+    Number of blocks.
 
-    ``None`` for memory that never was in the allocator, or is not in the dump.
+    ``None`` for memory that was never in the allocator, or is not in the dump.
     """
 
 
 class OrderView:
-    """Groups by order, the smallest first: orders are a scale."""
+    """Groups by order, the lowest first."""
 
     def __init__(self, context: ScanContext) -> None:
-        # What cannot be followed there is counted where the classes are made final.
+        # Losses are counted when the classes are settled, not here.
         pcp = pcp_lists(context.reader, list(context.zones.values()), LossLog())
         listed = listed_pages(context.reader, context.layout, pcp)
         large = listed.orders > 0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-The memory of processes: what each one's page tables map.
+Counts pages by the process that maps them (``--by process``).
 
-A page that several map is divided among them, as /proc/PID/smaps does for Pss: by the
-page's own count of its mappings (fs/proc/task_mmu.c, smaps_account()).
+A page that several map is divided among them as /proc/PID/smaps does for Pss: by the
+page's mapcount (fs/proc/task_mmu.c, smaps_account()).
 """
 
 from collections.abc import Mapping
@@ -29,15 +29,15 @@ from msatools.tasks.table import PF_KTHREAD, TaskReader, TaskTable
 Numbers = npt.NDArray[np.int64]
 
 PSS_SHIFT = 12
-"""Shares are counted in 4096ths of a byte, as the kernel does."""
+"""Shares are in units of 1/4096 byte, as in the kernel."""
 
 _NOT_RESIDENT = (PageClass.HUGE_ZERO, PageClass.DEVICE)
-"""vm_normal_page_pmd() finds no page there; nor are those of a device memory in use."""
+"""Not counted: vm_normal_page_pmd() skips the huge zero page; devices are no RAM."""
 
 _ANON = (PageClass.ANON, PageClass.KSM)
 _COMPACT_AT = 1 << 20
 
-_FACTS = (
+_COLUMNS = (
     "rss_pages",
     "pss_bytes",
     "anon_pages",
@@ -45,18 +45,18 @@ _FACTS = (
     "hugetlb_pages",
     "swap_pages",
 )
-"""Columns of an address space beside its pages by class."""
+"""Columns of an address space in addition to its pages by class."""
 
 
 @dataclass
 class _SpaceSums:
-    """Sums for each pair of address space and class; few of all pairs have any."""
+    """Sums by pair of address space and class, without empty pairs."""
 
     keys: list[Numbers] = field(default_factory=list)
     """``space * NCLASSES + class``."""
 
     values: list[Numbers] = field(default_factory=list)
-    """Shape ``(4, pairs)``: pages, pages that nobody else maps, Pss, own share."""
+    """Shape ``(4, pairs)``: pages, pages that no other process maps, Pss, share."""
 
     _held: int = 0
     _most: int = _COMPACT_AT
@@ -67,11 +67,11 @@ class _SpaceSums:
         self._held += len(keys)
         if self._held > self._most:
             self.compact()
-            # Should all be different, this is not done again for each block.
+            # If all keys differ, do not compact again at each block.
             self._most = max(_COMPACT_AT, 2 * self._held)
 
     def compact(self) -> tuple[Numbers, Numbers]:
-        """Sum up to one column a pair, ascending by key."""
+        """Return one column a pair, ascending by key."""
         if not self.keys:
             return np.empty(0, np.int64), np.empty((4, 0), np.int64)
         keys, values = np.concatenate(self.keys), np.concatenate(self.values, axis=1)
@@ -88,13 +88,13 @@ class _SpaceSums:
 
 
 class MappedPages:
-    """Sums up the pages that address spaces map, by address space and class."""
+    """Counts the pages that address spaces map, by address space and class."""
 
     def __init__(self, mapped: Mapped, page_size: int) -> None:
         self._mapped = mapped
         self._whole = page_size << PSS_SHIFT
         self.totals = np.zeros(NCLASSES, np.int64)
-        """Pages by class, whoever maps them."""
+        """Pages by class, mapped or not."""
 
         self.sums = _SpaceSums()
 
@@ -105,25 +105,25 @@ class MappedPages:
         if not len(pages) and not len(firsts):
             return
         counts = mapcounts(block)
-        # Sums up to each page, so that those of a huge page are one subtraction.
-        found = np.bincount(pages, minlength=len(block) + 1)
-        found[:-1] += np.cumsum(_edges(firsts, ends, len(block)))[:-1]
+        mappings = np.bincount(pages, minlength=len(block) + 1)
+        mappings[:-1] += np.cumsum(_edges(firsts, ends, len(block)))[:-1]
         pss = self._whole // np.maximum(counts, 1)
-        share = self._whole // np.maximum(np.maximum(counts, found[:-1]), 1)
-        each = np.stack((np.ones_like(pss), counts < 2, pss, share))
-        to_here = np.zeros((4, len(block) + 1), np.int64)
-        np.cumsum(each, axis=1, out=to_here[:, 1:])
-        # What is no huge page any more has pages of several classes, as has a damaged
-        # one: those are counted one by one.
+        share = self._whole // np.maximum(np.maximum(counts, mappings[:-1]), 1)
+        values = np.stack((np.ones_like(pss), counts < 2, pss, share))
+        # Prefix sums: those of a huge page take one subtraction.
+        prefix = np.zeros((4, len(block) + 1), np.int64)
+        np.cumsum(values, axis=1, out=prefix[:, 1:])
+        # A range with pages of several classes is not a huge page any more, or is
+        # damaged: its pages are counted one by one.
         changes = np.zeros(len(block), np.int64)
         np.cumsum(block.codes[1:] != block.codes[:-1], out=changes[1:])
         mixed = changes[firsts] != changes[ends - 1]
         more, of = _each_page(firsts[mixed], ends[mixed])
         pages = np.concatenate((pages, more))
         spaces = np.concatenate((spaces, owners[mixed][of]))
-        self._add(spaces, block.codes[pages], each[:, pages])
+        self._add(spaces, block.codes[pages], values[:, pages])
         firsts, ends, owners = firsts[~mixed], ends[~mixed], owners[~mixed]
-        self._add(owners, block.codes[firsts], to_here[:, ends] - to_here[:, firsts])
+        self._add(owners, block.codes[firsts], prefix[:, ends] - prefix[:, firsts])
 
     def merge(self, later: "MappedPages") -> None:
         self.totals += later.totals
@@ -140,7 +140,7 @@ class MappedPages:
             return
         keys = spaces[resident] * NCLASSES + codes[resident]
         pairs, index = np.unique(keys, return_inverse=True)
-        # Floating point is exact here: a block's bytes are far below 2^53 / 2^12.
+        # Floating point is exact: the bytes of a block are far below 2^53 / 2^12.
         sums = [
             np.bincount(index, weights=row[resident], minlength=len(pairs))
             for row in values
@@ -151,7 +151,7 @@ class MappedPages:
 def _edges(
     firsts: npt.NDArray[np.intp], ends: npt.NDArray[np.intp], length: int
 ) -> Numbers:
-    """Return +1 where a huge page begins, and -1 behind its end."""
+    """Return +1 where a huge page begins and -1 after its last page."""
     begun = np.bincount(firsts, minlength=length + 1)
     ended = np.bincount(ends, minlength=length + 1)
     return begun - ended
@@ -160,7 +160,7 @@ def _edges(
 def _each_page(
     firsts: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return each page of some ranges, and the number of its range."""
+    """Return each page of some ranges, and the index of its range."""
     lengths = ends - firsts
     of = np.repeat(np.arange(len(firsts)), lengths)
     before = np.cumsum(lengths) - lengths
@@ -169,11 +169,11 @@ def _each_page(
 
 def mapcounts(block: Block) -> Numbers:
     """
-    Count how often each page is mapped, as the kernel does for smaps.
+    Return the mapcount of each page as the kernel computes it for smaps.
 
-    That is folio_precise_page_mapcount() (v6.11), page_mapcount() before: the page's
-    own count, and that of the compound page as a whole. A page that has a type instead
-    of a count is not mapped.
+    This is folio_precise_page_mapcount() (v6.11), page_mapcount() before: the page's
+    own mapcount plus the entire mapcount of its compound page. A page that has a page
+    type instead of a mapcount is not mapped.
     """
     layout = block.layout
     counts = np.maximum(block.words.view(np.int32).astype(np.int64) + 1, 0)
@@ -186,12 +186,12 @@ def mapcounts(block: Block) -> Numbers:
     entire[heads] = np.maximum(column[heads].astype(np.int64) + 1, 0)
     if "double_map" in layout.bits:
         # Up to Linux kernel commit cb67f4282bf9 ("mm,thp,rmap: simplify compound page
-        # mapcount handling") (in v6.2) each page of a file's huge page counts its
-        # mappings as a whole as well; one of anonymous memory that is mapped both
-        # ways counts one more mapping of each page, which is none.
-        both = block.flags[heads + 1] & np.uint64(layout.bits["double_map"]) != 0
+        # mapcount handling") (in v6.2) the pages of a file's huge page count its
+        # entire mappings as well. Those of an anonymous one with PG_double_map count
+        # one extra mapping.
+        doubled = block.flags[heads + 1] & np.uint64(layout.bits["double_map"]) != 0
         anon = np.isin(block.codes[heads], _ANON)
-        entire[heads] -= anon & both
+        entire[heads] -= anon & doubled
         entire[heads[~anon & (block.codes[heads] != PageClass.USER_HUGETLB)]] = 0
     near = (block.tail_heads >= 0) & (block.tail_heads < len(block))
     entire[block.tails[near]] = entire[block.tail_heads[near]]
@@ -201,21 +201,21 @@ def mapcounts(block: Block) -> Numbers:
 
 @dataclass(frozen=True)
 class _Space:
-    """An address space, by one of the threads that have it."""
+    """An address space, and one of its threads."""
 
     pid: int
     comm: str
     top: int
-    """Address of its top-level table."""
+    """Address of its top-level page table."""
 
 
 class ProcessView:
-    """The pages of each address space, and of none."""
+    """Address spaces by the pages they map, and the pages that none maps."""
 
     def __init__(self, context: ScanContext) -> None:
         self._whole = context.page_size << PSS_SHIFT
         end = max((part.pfn + part.pages for part in context.ranges), default=0)
-        self._spaces = _known_spaces(context)
+        self._spaces = _find_spaces(context)
         tables = UserTables(context.reader, context.losses, end)
         tops = np.array([space.top for space in self._spaces], np.uint64)
         mapped = tables.walk(tops)
@@ -243,31 +243,31 @@ class ProcessView:
                 pages=sum(classes[number].values()),
                 classes=classes[number],
                 pid=space.pid,
-                **self._facts(number, columns),
+                **self._row(number, columns),
             )
             for number, space in enumerate(self._spaces)
         ]
-        groups.append(_nobodys(left))
+        groups.append(_unmapped(left))
         return largest_first(groups)
 
-    def _facts(
+    def _row(
         self, number: int, columns: Mapping[str, Numbers]
     ) -> dict[str, int | None]:
-        """Return the columns of one address space; none if part of it is lost."""
+        """Return an address space's columns; ``None`` each if a table is unreadable."""
         if not self._known[number]:
-            return dict.fromkeys(_FACTS)
-        facts = {name: int(column[number]) for name, column in columns.items()}
-        return dict.fromkeys(_FACTS) | facts
+            return dict.fromkeys(_COLUMNS)
+        row = {name: int(column[number]) for name, column in columns.items()}
+        return dict.fromkeys(_COLUMNS) | row
 
     def _columns(
         self, spaces: Numbers, codes: Numbers, values: Numbers
     ) -> dict[str, Numbers]:
-        """Sum up what smaps tells of each address space, hugetlb apart as there."""
+        """Sum up the columns of smaps by address space, hugetlb separately as there."""
         huge = codes == PageClass.USER_HUGETLB
         anon = np.isin(codes, _ANON)
 
         def total(row: Numbers, which: npt.NDArray[np.bool_]) -> Numbers:
-            # Not bincount(): these may be above 2^53.
+            # Not bincount(): values may exceed 2^53.
             sums = np.zeros(len(self._spaces), np.int64)
             np.add.at(sums, spaces[which], row[which])
             return sums
@@ -282,23 +282,23 @@ class ProcessView:
         }
 
 
-def _nobodys(left: Numbers) -> ProcessGroup:
+def _unmapped(left: Numbers) -> ProcessGroup:
     return ProcessGroup(
         key="-",
         name="no process",
         pages=int(left.sum()),
         classes={name: int(left[code]) for code, name in CLASSES.items() if left[code]},
         pid=None,
-        **dict.fromkeys(_FACTS),
+        **dict.fromkeys(_COLUMNS),
     )
 
 
 def _whole_pages(codes: Numbers, shares: Numbers, whole: int) -> Numbers:
     """
-    Round shares to pages such that, with the rest, each class has all of its pages.
+    Round shares to whole pages so that each class, with its rest, sums exactly.
 
-    All are rounded down; the pages that are missing then go to the largest fractions,
-    of which the rest that no process maps is one. So each is within a page.
+    All are rounded down; the missing pages then go to the largest fractions. The rest,
+    which no process maps, is one of them. So each error is below a page.
     """
     pages = shares // whole
     for code in np.unique(codes).tolist():
@@ -307,7 +307,7 @@ def _whole_pages(codes: Numbers, shares: Numbers, whole: int) -> Numbers:
         exact = int(fractions.sum())
         rest = -exact % whole
         missing = (exact + rest) // whole
-        # The rest goes last among equals: what is mapped is some process's.
+        # The rest comes last among equals: mapped pages belong to a process.
         order = np.argsort(-fractions, kind="stable")
         above = int(np.count_nonzero(fractions >= rest))
         if rest and above < missing:
@@ -316,7 +316,7 @@ def _whole_pages(codes: Numbers, shares: Numbers, whole: int) -> Numbers:
     return pages
 
 
-def _known_spaces(context: ScanContext) -> list[_Space]:
+def _find_spaces(context: ScanContext) -> list[_Space]:
     if not UserTables.supported(context.prog):
         context.losses.note(
             "no-user-tables",
@@ -331,12 +331,12 @@ def _known_spaces(context: ScanContext) -> list[_Space]:
 
 
 def _spaces(reader: Reader, losses: LossLog) -> list[_Space]:
-    """Find the address spaces of all threads, each by the first that has it."""
+    """Return the address spaces of all threads, each with one of its threads."""
     tasks = TaskReader(reader).read_all(losses)
     tasks = tasks.only((tasks["mm"] != 0) & ((tasks["flags"] & PF_KTHREAD) == 0))
     chosen = _first_of_each(tasks)
     mms: Addresses = tasks["mm"][chosen].astype(np.uint64)
-    found = read_structs(reader, "struct mm_struct", {"pgd": ("pgd",)}, mms, losses)
+    structs = read_structs(reader, "struct mm_struct", {"pgd": ("pgd",)}, mms, losses)
     comms = tasks["comm"][chosen].tolist()
     pids = tasks["pid"][chosen].tolist()
     return [
@@ -344,8 +344,8 @@ def _spaces(reader: Reader, losses: LossLog) -> list[_Space]:
         for pid, comm, top, known in zip(
             pids,
             comms,
-            found["pgd"].tolist(),
-            found.readable.tolist(),
+            structs["pgd"].tolist(),
+            structs.readable.tolist(),
             strict=True,
         )
         if known
@@ -354,10 +354,10 @@ def _spaces(reader: Reader, losses: LossLog) -> list[_Space]:
 
 def _first_of_each(tasks: TaskTable) -> npt.NDArray[np.intp]:
     """
-    Choose one thread for each address space: a process's leader, or else a thread.
+    Choose one thread for each address space, preferably a leader.
 
-    Of processes that share one, as between vfork() and execve(), it is that with the
-    lowest PID.
+    If processes share an address space, as between vfork() and execve(), the lowest
+    PID is chosen.
     """
     order = np.lexsort((tasks["pid"], ~tasks.leaders, tasks["mm"]))
     ascending = tasks["mm"][order]

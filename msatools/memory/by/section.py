@@ -27,18 +27,18 @@ class SectionGroup(PageGroup):
 
 @dataclass
 class SectionZones:
-    """The nodes and zones that struct pages of each section name."""
+    """Collects the nodes and zones of each section, as recorded in struct pages."""
 
-    each: int
-    """Pages a section. A block lies within one section."""
+    section_pages: int
+    """Pages of a section. A block lies within one section."""
 
     keys: dict[int, set[int]] = field(default_factory=dict)
-    """By section, as of ``node_zone_keys()``."""
+    """Keys of ``node_zone_keys()`` by section number."""
 
     def observe(self, block: Block) -> None:
         keys = node_zone_keys(block)
-        found = {keys} if isinstance(keys, int) else set(np.unique(keys).tolist())
-        self.keys.setdefault(block.pfn // self.each, set()).update(found)
+        unique = {keys} if isinstance(keys, int) else set(np.unique(keys).tolist())
+        self.keys.setdefault(block.pfn // self.section_pages, set()).update(unique)
 
     def merge(self, later: "SectionZones") -> None:
         for section, keys in later.keys.items():
@@ -47,13 +47,15 @@ class SectionZones:
 
 @dataclass
 class BySection(SectionZones):
-    """Pages by section and class, and their nodes and zones."""
+    """Counts pages by section and class, and collects their nodes and zones."""
 
     counts: dict[int, Counts] = field(default_factory=dict)
 
     def observe(self, block: Block) -> None:
         super().observe(block)
-        self._add(block.pfn // self.each, class_counts(block.codes, len(block))[0])
+        self._add(
+            block.pfn // self.section_pages, class_counts(block.codes, len(block))[0]
+        )
 
     def merge(self, later: SectionZones) -> None:
         super().merge(later)
@@ -69,7 +71,7 @@ class BySection(SectionZones):
 
 
 class SectionView:
-    """Groups by section, in the order of their pfns: a machine has many alike."""
+    """Groups by section, in pfn order: many sections are alike."""
 
     def __init__(self, context: ScanContext) -> None:
         self.observer = BySection(pages_per_section(context.prog))
@@ -101,7 +103,7 @@ def list_sections(
     List the memory sections.
 
     :param ranges: All of the memmap, offline sections as well.
-    :param seen: What the scan met of those that are not offline.
+    :param seen: Nodes and zones of the sections that were scanned.
     """
     return tuple(
         _section(nr, parts, _zones(seen.keys.get(nr, ()), parts, context), context)
@@ -127,17 +129,17 @@ def _section(
 
 
 def _by_section(ranges: Iterable[MemmapRange]) -> dict[int, list[MemmapRange]]:
-    found: dict[int, list[MemmapRange]] = {}
+    sections: dict[int, list[MemmapRange]] = {}
     for part in ranges:
-        found.setdefault(part.section, []).append(part)
-    return found
+        sections.setdefault(part.section, []).append(part)
+    return sections
 
 
 def _zones(
     keys: Iterable[int], parts: Sequence[MemmapRange], context: ScanContext
 ) -> Sequence[Zone]:
-    """Return the zones that struct pages of a section name and that span it."""
-    places = (node_and_zone(key, context.layout) for key in keys)
-    known = {place for place in places if place is not None}
+    """Return the zones recorded in a section's struct pages that also span it."""
+    pairs = (node_and_zone(key, context.layout) for key in keys)
+    known = {pair for pair in pairs if pair is not None}
     first, last = parts[0], parts[-1]
     return spanning(known, context.zones, first.pfn, last.pfn + last.pages)

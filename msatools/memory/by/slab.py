@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-The caches of the slab allocator, by their slabs.
+Counts slab pages by cache (``--by slab``).
 
-Slabs that are full are on no list of the allocator: only the memmap tells of them.
+Full slabs are on no list of the allocator: they are found only in the memmap.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from msatools.kernel.slab import (
     slab_type,
 )
 from msatools.kernel.slab_free import free_in_use
-from msatools.memory.by.compound import give_to_tails
+from msatools.memory.by.compound import copy_to_tails
 from msatools.memory.by.groups import (
     NO_OWNER,
     REST,
@@ -37,16 +37,16 @@ from msatools.memory.scan.context import ScanContext
 from msatools.target.model import Address
 
 _OBJECTS_MASK = np.uint64((1 << 31) - 1)
-"""Of the word that counts a slab's objects: not whether it is a CPU's own."""
+"""Mask of a slab's counters without the ``frozen`` bit."""
 
 
 @dataclass(frozen=True)
 class SlabLayout:
-    """Where in the ``struct page`` of a slab its own members are."""
+    """Offsets of the members of ``struct slab``."""
 
     cache: int
     counters: int | None
-    """Of 16 bits with the objects in use and 15 with all; ``None`` without SLUB."""
+    """Offset of ``inuse`` (16 bits), ``objects`` (15 bits); ``None`` without SLUB."""
 
     @classmethod
     def of(cls, prog: drgn.Program) -> "SlabLayout":
@@ -54,7 +54,7 @@ class SlabLayout:
         counters = None
         if type_.has_member("inuse") and type_.has_member("objects"):
             in_use, objects = type_.member("inuse"), type_.member("objects")
-            # As they have been since SLUB came; others are not told.
+            # The layout since SLUB was merged; no other is known.
             if objects.bit_offset == in_use.bit_offset + 16:
                 counters = in_use.bit_offset // 8
         return cls(type_.member("slab_cache").offset, counters)
@@ -67,13 +67,13 @@ class SlabTally:
     layout: SlabLayout
     by_cache: Tally = field(default_factory=Tally)
     by_objects: Tally = field(default_factory=Tally)
-    """Slabs, not pages, of each cache by objects in use and, from bit 16 on, all."""
+    """Slabs (not pages) by cache and counters: ``inuse``, and ``objects`` at bit 16."""
 
     def observe(self, block: Block) -> None:
         caches = np.zeros(len(block), np.uint64)
         slabs = where(block.codes == PageClass.SLAB)
         caches[slabs] = block.column(self.layout.cache)[slabs]
-        give_to_tails(block, caches)
+        copy_to_tails(block, caches)
         caches[block.codes != PageClass.SLAB] = 0
         self.by_cache.add(caches, block.codes)
         if self.layout.counters is not None:
@@ -116,7 +116,7 @@ class SlabView:
             if not owner.word
         ]
         if ranking.rest is not None:
-            # With garbage there may be too many words that are no caches.
+            # A damaged dump may have too many words that are not caches.
             rest = ranking.rest
             groups.append(SlabGroup(REST, "other caches", rest.pages, rest.classes))
         if context.verbose:

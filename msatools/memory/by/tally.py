@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Pages by owner and kind, summed up as blocks of the memmap come by."""
+"""Sums up pages by owner and kind while the memmap is scanned."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,35 +14,35 @@ from msatools.memory.pages.classify import Words, where
 Pages = npt.NDArray[np.int64]
 
 OTHERS = np.uint64((1 << 64) - 1)
-"""The owner of what those have together who had the least as there were too many."""
+"""Owner of all pages whose owners were too many to keep and had the fewest pages."""
 
 _MOST_OWNERS = 1 << 23
-"""More than that, with 24 bytes each, are not told apart."""
+"""Maximum number of pairs to keep, 24 bytes each."""
 
 _COMPACT_AT = 1 << 20
 
 _SHORT = 4
-"""Rows of a run on average, from which on it is quicker to sort what comes first."""
+"""Average rows of a run below which sorting the rows first is faster."""
 
 _CODE_BITS = np.uint64(6)
 
 
 @dataclass(frozen=True)
 class TallySums:
-    """Pages of each pair of an owner and a kind, ascending by both."""
+    """Pages by pair of owner and kind, ascending by both."""
 
     owners: Words
     kinds: Words
     pages: Pages
 
     def starts(self) -> npt.NDArray[np.intp]:
-        """Find where each owner's first pair is."""
+        """Return the index of each owner's first pair."""
         new = np.ones(len(self.owners), np.bool_)
         new[1:] = self.owners[1:] != self.owners[:-1]
         return where(new)
 
 
-_NONE = np.empty(0, np.uint64)
+_EMPTY = np.empty(0, np.uint64)
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Tally:
     """
     Counts pages by two words, such as a file's mapping and a page's class.
 
-    What it keeps grows with the owners, not with the pages.
+    Its memory grows with the number of owners, not of pages.
     """
 
     most: int = field(default_factory=lambda: _MOST_OWNERS)
@@ -59,29 +59,29 @@ class Tally:
     _compact_at: int = _COMPACT_AT
 
     def add(self, owners: Words, kinds: npt.NDArray[np.unsignedinteger]) -> None:
-        """Count one page for each row; neighbours often are of one owner and kind."""
+        """Count one page for each row; neighbours often have the same pair."""
         if not len(owners):
             return
         starts = _starts(owners, kinds)
         if len(starts) * _SHORT > len(owners) and kinds.dtype == np.uint8:
-            owners, kinds = _together(owners, kinds)
+            owners, kinds = _sorted_pairs(owners, kinds)
             starts = _starts(owners, kinds)
         lengths = np.diff(starts, append=len(owners))
         self._keep(TallySums(owners[starts], kinds[starts].astype(np.uint64), lengths))
 
     def merge(self, later: "Tally") -> None:
-        """Add what another one counted."""
+        """Add the counts of another tally."""
         self._keep(later.sums())
 
     def sums(self) -> TallySums:
-        """Sum up what has been counted."""
+        """Return the sums so far."""
         if not self._parts:
-            return TallySums(_NONE, _NONE, np.empty(0, np.int64))
+            return TallySums(_EMPTY, _EMPTY, np.empty(0, np.int64))
         sums = add_up(self._parts)
         if len(sums.owners) > self.most:
             sums = add_up([_without_least(sums, self.most // 2)])
         self._parts, self._held = [sums], len(sums.owners)
-        # Else a great many owners would be summed up anew with each block.
+        # Otherwise very many owners would be summed up again at each block.
         self._compact_at = max(_COMPACT_AT, 2 * self._held)
         return sums
 
@@ -95,24 +95,24 @@ class Tally:
 def _starts(
     owners: Words, kinds: npt.NDArray[np.unsignedinteger]
 ) -> npt.NDArray[np.intp]:
-    """Find where rows begin that are not of the same pair as the one before."""
+    """Return the indices of rows whose pair differs from the row before."""
     new = np.ones(len(owners), np.bool_)
     new[1:] = (owners[1:] != owners[:-1]) | (kinds[1:] != kinds[:-1])
     return where(new)
 
 
-def _together(
+def _sorted_pairs(
     owners: Words, codes: npt.NDArray[np.unsignedinteger]
 ) -> tuple[Words, npt.NDArray[np.unsignedinteger]]:
     """
-    Bring rows of the same pair together.
+    Sort rows so that those of the same pair are adjacent.
 
-    One sort of single words takes a tenth of the time of one by two keys: the upper
-    bits of an address are all the same, and leave room for a class.
+    The upper bits of an address are all the same and leave room for a class. So one
+    word holds a pair, and sorting words takes a tenth of the time of lexsort().
     """
     packed = (owners << _CODE_BITS) | codes
     if (_owners_of(packed) != owners).any():
-        return owners, codes  # not all are addresses, as in a damaged dump
+        return owners, codes  # some are not addresses, as in a damaged dump
     packed.sort()
     return _owners_of(packed), packed & ((np.uint64(1) << _CODE_BITS) - np.uint64(1))
 
@@ -123,7 +123,7 @@ def _owners_of(packed: Words) -> Words:
 
 
 def add_up(parts: list[TallySums]) -> TallySums:
-    """Make one row of all that have the same owner and kind."""
+    """Sum up the rows that have the same owner and kind."""
     owners = np.concatenate([part.owners for part in parts])
     kinds = np.concatenate([part.kinds for part in parts])
     pages = np.concatenate([part.pages for part in parts])
@@ -146,32 +146,34 @@ class TallyOwner:
     """The pages of one owner."""
 
     word: int
+    """The owner, as in :attr:`TallySums.owners`."""
+
     pages: int
     classes: dict[str, int]
-    """Those classes that it has pages of, in the order of reports."""
+    """Pages by class name, without empty classes, in the order of reports."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Owners by what they have."""
+    """Owners by their pages."""
 
     owners: tuple[TallyOwner, ...]
-    """The largest first."""
+    """The listed owners, the largest first."""
 
     rest: TallyOwner | None
-    """All that there are too many of to be listed, as one."""
+    """All other owners together; ``None`` if all are listed."""
 
     left_out: int | None
-    """Number of those owners; ``None`` if more than could be kept apart."""
+    """Number of owners in the rest; ``None`` if unknown (:data:`OTHERS`)."""
 
 
 def rank(sums: TallySums, most: int, always: Sequence[int] = (0,)) -> Ranking:
     """
-    Rank owners.
+    Rank owners by their pages.
 
-    :param sums: Of which the kinds are classes.
-    :param most: How many to list.
-    :param always: Words that are no owners, listed however few pages they have.
+    :param sums: Sums whose kinds are classes.
+    :param most: Maximum number of owners to list.
+    :param always: Placeholders, listed in addition however few pages they have.
     """
     starts = sums.starts()
     if not len(starts):
@@ -180,8 +182,8 @@ def rank(sums: TallySums, most: int, always: Sequence[int] = (0,)) -> Ranking:
     totals = np.add.reduceat(sums.pages, starts)
     order = np.argsort(-totals, kind="stable")
     special = np.isin(words[order], np.array(always, np.uint64))
-    can_be = ~special & (words[order] != OTHERS)
-    listed = special | (can_be & (np.cumsum(can_be) <= most))
+    ordinary = ~special & (words[order] != OTHERS)
+    listed = special | (ordinary & (np.cumsum(ordinary) <= most))
     ends = np.append(starts[1:], len(sums.owners))
     owners = tuple(
         _owner(int(words[row]), sums, slice(int(starts[row]), int(ends[row])))
@@ -197,21 +199,21 @@ def rank(sums: TallySums, most: int, always: Sequence[int] = (0,)) -> Ranking:
     )
     summed = add_up([together])
     rest = _owner(int(OTHERS), summed, slice(0, len(summed.owners)))
-    told_apart = words[-1] != OTHERS
-    return Ranking(owners, rest, int(np.count_nonzero(left)) if told_apart else None)
+    left_out = None if words[-1] == OTHERS else int(np.count_nonzero(left))
+    return Ranking(owners, rest, left_out)
 
 
 def _owner(word: int, sums: TallySums, rows: slice) -> TallyOwner:
     codes, pages = sums.kinds[rows].tolist(), sums.pages[rows].tolist()
-    found = dict(zip(codes, pages, strict=True))
-    classes = {name: found[code] for code, name in CLASSES.items() if code in found}
+    by_code = dict(zip(codes, pages, strict=True))
+    classes = {name: by_code[code] for code, name in CLASSES.items() if code in by_code}
     return TallyOwner(word, sum(pages), classes)
 
 
-def give_to(sums: TallySums, words: Words) -> TallySums:
+def regroup(sums: TallySums, words: Words) -> TallySums:
     """
-    Sum up anew, by what owners belong to.
+    Replace the owners of sums, and sum up again.
 
-    :param words: For each of ``sums.owners``, those again and again included.
+    :param words: The new owner of each row of *sums*.
     """
     return add_up([TallySums(words, sums.kinds, sums.pages)])

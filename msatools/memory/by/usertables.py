@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-What the page tables of processes map: the pages of each address space.
+Finds the pages that each address space maps, from its page tables.
 
-Tables come a level at a time, 4 KiB a read, and are looked through many at once.
-How they are made is in msatools.target.paging.
+Tables are read a level at a time, 4 KiB a read, and decoded many at once. Their format
+is in msatools.target.paging.
 """
 
 from collections.abc import Iterator
@@ -29,36 +29,36 @@ from msatools.target.paging import (
 Indices = npt.NDArray[np.intp]
 
 SPACE_BITS = 24
-"""Of a key, below the pfn; there are no more address spaces than PID_MAX_LIMIT."""
+"""Bits of a key below the pfn; address spaces are at most PID_MAX_LIMIT (2^22)."""
 
-_SPACES = np.uint64((1 << SPACE_BITS) - 1)
-_WORD = (1 << 64) - 1
+_SPACE_MASK = np.uint64((1 << SPACE_BITS) - 1)
+_U64 = (1 << 64) - 1
 _AT_ONCE = 256
-"""Tables that are looked through at a time: 1 MiB, as much as fits the L2 cache."""
+"""Tables decoded at once: 1 MiB, which fits the L2 cache."""
 
 
 @dataclass(frozen=True)
 class Mapped:
     """
-    Every mapping of a page by an address space, in the order of pages.
+    Every mapping of a page by an address space, in pfn order.
 
-    A key is the pfn above :data:`SPACE_BITS` bits that number the address space.
+    A key is the pfn, and the index of the address space in the low :data:`SPACE_BITS`.
     """
 
     small: Words
-    """Keys of what single entries of the lowest tables map."""
+    """Keys of the pages that PTEs map."""
 
     large: tuple[tuple[int, Words], ...]
-    """The same of higher tables: pages that an entry maps, and keys by the first."""
+    """Huge mappings: pages of an entry, and keys of their first pages."""
 
     known: npt.NDArray[np.bool_]
-    """By address space, whether all of its tables could be read."""
+    """Whether all tables could be read, by address space."""
 
     swapped: npt.NDArray[np.int64] | None
-    """Pages in swap by address space; ``None`` if nothing tells what is swap."""
+    """Pages in swap by address space; ``None`` if swap entries cannot be identified."""
 
-    # It can be large. Workers of a scan look things up in what they were forked with,
-    # and what travels back from them is only summed up.
+    # It can be large. Workers of a scan have it from their parent by fork(); they send
+    # back only sums.
     def __deepcopy__(self, memo: object) -> "Mapped":
         return self
 
@@ -66,18 +66,18 @@ class Mapped:
         return Mapped, (np.empty(0, np.uint64), (), np.empty(0, np.bool_), None)
 
     def small_within(self, pfn: int, pages: int) -> tuple[Indices, Indices]:
-        """Find what single entries map of a part of memory.
+        """Find the mappings by PTEs of a range of memory.
 
-        :return: Index of the page in that part, and number of the address space.
+        :return: Index of each page in the range, and index of the address space.
         """
         keys = _within(self.small, pfn, pfn + pages)
-        return _pages(keys, pfn), (keys & _SPACES).astype(np.intp)
+        return _pages(keys, pfn), (keys & _SPACE_MASK).astype(np.intp)
 
     def large_within(self, pfn: int, pages: int) -> tuple[Indices, Indices, Indices]:
-        """Find what entries of higher tables map of a part of memory.
+        """Find the huge mappings of a range of memory.
 
-        :return: Index of the first page and behind the last one in that part, and
-            number of the address space.
+        :return: Index of the first page in the range, index after the last one, and
+            index of the address space.
         """
         firsts, ends, spaces = [], [], []
         for length, keys in self.large:
@@ -85,20 +85,20 @@ class Mapped:
             first = _pages(near, pfn)
             firsts.append(np.maximum(first, 0))
             ends.append(np.minimum(first + length, pages))
-            spaces.append((near & _SPACES).astype(np.intp))
+            spaces.append((near & _SPACE_MASK).astype(np.intp))
         return _joined(firsts), _joined(ends), _joined(spaces)
 
 
 def _within(keys: Words, first: int, end: int) -> Words:
-    # Keys of the array's own type, or all of it is converted at each call.
+    # searchsorted() would convert the whole array if the types differed.
     ends = np.array((first << SPACE_BITS, end << SPACE_BITS), np.uint64)
     start, stop = np.searchsorted(keys, ends)
     return keys[start:stop]
 
 
 def _pages(keys: Words, pfn: int) -> Indices:
-    found: Indices = (keys >> np.uint64(SPACE_BITS)).astype(np.intp) - pfn
-    return found
+    indices: Indices = (keys >> np.uint64(SPACE_BITS)).astype(np.intp) - pfn
+    return indices
 
 
 def _joined(parts: list[Indices]) -> Indices:
@@ -110,8 +110,8 @@ class UserTables:
 
     def __init__(self, reader: Reader, losses: LossLog, end_pfn: int) -> None:
         """
-        :param end_pfn: Behind the last page of memory: no entry can name a page there.
-        :raises LookupError: if this kernel's page tables are not known
+        :param end_pfn: pfn after the last page of memory; entries beyond it are damage.
+        :raises LookupError: if the format of this kernel's page tables is unknown
         """
         form = table_format(reader.prog)
         if form is None:
@@ -120,7 +120,7 @@ class UserTables:
         self._losses = losses
         self._end = end_pfn
         self._form = form
-        # Each table is a page. Those of hugetlb may be shared, and are met again.
+        # Each table is a page. Those of hugetlb may be shared, and are read again.
         self._left = 2 * end_pfn
         self._swaps = self._swap_types()
         self._small: list[Words] = []
@@ -130,22 +130,22 @@ class UserTables:
 
     @staticmethod
     def supported(prog: drgn.Program) -> bool:
-        """Return whether this kernel's page tables are known."""
+        """Return whether the format of this kernel's page tables is known."""
         return table_format(prog) is not None
 
     def walk(self, tops: Addresses) -> Mapped:
         """
-        Find all that address spaces map, each known by its place in *tops*.
+        Find all pages that address spaces map, each identified by its index in *tops*.
 
-        A table that is lost is counted, and so is an entry that names no memory.
+        Unreadable tables and entries beyond the end of memory are counted as losses.
 
-        :param tops: The virtual address of each one's top-level table.
+        :param tops: Virtual addresses of the top-level tables.
         """
-        if len(tops) > int(_SPACES):
-            left_out = len(tops) - int(_SPACES)
+        if len(tops) > int(_SPACE_MASK):
+            left_out = len(tops) - int(_SPACE_MASK)
             text = f"{left_out:,} address spaces are not looked at: too many"
             self._losses.lose(Loss.ADDRESS_SPACES, text)
-            tops = tops[: int(_SPACES)]
+            tops = tops[: int(_SPACE_MASK)]
         known = np.zeros(len(tops), np.bool_)
         swapped = np.zeros(len(tops), np.int64)
         for space, top in enumerate(tops.tolist()):
@@ -160,18 +160,18 @@ class UserTables:
         )
 
     def _swap_types(self) -> int | None:
-        """Count the swap devices: a swap entry of a type above has another use."""
+        """Return the number of swap devices: entries of a higher type are not swap."""
         try:
             return int(find_variable(self._reader.prog, "nr_swapfiles").value_())
         except LookupError:
-            # CONFIG_SWAP=n has no such variable, and no types do not tell it apart.
+            # Either CONFIG_SWAP=n or missing debug info: they look the same.
             return None
         except drgn.FaultError:
             return None
 
     def _walk_one(self, space: int, top: int) -> None:
         try:
-            # The others are the kernel's own.
+            # The entries above map the kernel.
             entries = self._reader.words(top, self._form.user_entries)
         except drgn.FaultError:
             self._lose_table()
@@ -188,7 +188,7 @@ class UserTables:
             self._take_small(entries, space)
 
     def _read(self, tables: Words) -> Iterator[Words]:
-        """Read tables, each once, and give their entries many at a time."""
+        """Read each table once, and yield the entries of many at a time."""
         tables = self._in_memory(np.unique(tables), 1)
         if len(tables) > self._left:
             text = "there are more page tables than memory has room for"
@@ -211,22 +211,22 @@ class UserTables:
         self._is_whole = False
 
     def _take_large(self, entries: Words, shift: int, space: int) -> None:
-        """Note what entries of a higher table map themselves."""
+        """Add the huge mappings in entries of a higher table."""
         huge = self._form.huge_of(entries, shift)
         if huge is None or not huge.any():
             return
-        # pmd_present(): a huge page that is being split has this bit alone.
+        # pmd_present(): a huge page that is being split has only the huge bit.
         pages = pages_of(shift)
         chosen = entries[huge & ((entries & np.uint64(self._form.special)) == 0)]
         # Lower bits are flags here.
-        pfns = self._form.user_pfns(chosen) & np.uint64(~(pages - 1) & _WORD)
+        pfns = self._form.user_pfns(chosen) & np.uint64(~(pages - 1) & _U64)
         pfns = self._in_memory(pfns << np.uint64(PAGE_SHIFT), pages)
         self._large.setdefault(pages, []).append(
             (pfns >> np.uint64(PAGE_SHIFT)) << np.uint64(SPACE_BITS) | np.uint64(space)
         )
 
     def _take_small(self, entries: Words, space: int) -> None:
-        """Note what entries of the lowest tables map, and count those in swap."""
+        """Add the mappings in PTEs, and count the swap entries."""
         form = self._form
         present = (entries & np.uint64(form.present | form.protnone)) != 0
         chosen = entries[present & ((entries & np.uint64(form.special)) == 0)]
@@ -236,19 +236,19 @@ class UserTables:
             addresses << np.uint64(SPACE_BITS - PAGE_SHIFT) | np.uint64(space)
         )
         if self._swaps:
-            software = np.uint64(~form.hardware & _WORD)
+            software = np.uint64(~form.hardware & _U64)
             absent = entries[~present & ((entries & software) != 0)]
             types = absent >> np.uint64(form.swap_type_shift)
             self._swapped += int(np.count_nonzero(types < np.uint64(self._swaps)))
 
     def _in_memory(self, addresses: Words, pages: int) -> Words:
-        """Leave out physical addresses that are beyond memory, which is counted."""
+        """Drop physical addresses beyond the end of memory, and count them."""
         last = self._end - pages
-        good = addresses <= np.uint64(max(last, 0) << PAGE_SHIFT)
-        wild = len(addresses) - int(np.count_nonzero(good))
-        if wild:
-            self._losses.lose(Loss.USER_TABLE_ENTRIES, count=wild)
-            addresses = addresses[good]
+        valid = addresses <= np.uint64(max(last, 0) << PAGE_SHIFT)
+        invalid = len(addresses) - int(np.count_nonzero(valid))
+        if invalid:
+            self._losses.lose(Loss.USER_TABLE_ENTRIES, count=invalid)
+            addresses = addresses[valid]
         return addresses
 
 

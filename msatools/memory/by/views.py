@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-The break-downs of the classes, by their names in ``--by``.
+The break-downs of the classes by their names in ``--by``.
 
-A view gives the scan an observer and makes groups of what that saw. It may read the
-kernel before the scan, when it is made, and after it, in ``groups()``. Node and zone
-need no view: the scan itself counts by both.
+A view passes an observer to the scan, and makes groups of what the observer counted. It
+may read the kernel before the scan, in its constructor, and after it, in ``groups()``.
+Node and zone need no view: the scan itself counts by both.
 """
 
 from collections.abc import Callable
@@ -28,10 +28,10 @@ class View(Protocol):
 
     @property
     def observer(self) -> Observer:
-        """What the scan shows each block to; the same at each call."""
+        """The observer that the scan passes each block to; always the same object."""
 
     def groups(self) -> tuple[PageGroup, ...]:
-        """Return the groups once the scan is done, the largest first."""
+        """Return the groups after the scan, the largest first."""
 
 
 VIEWS: dict[str, Callable[[ScanContext], View]] = {
@@ -44,4 +44,4 @@ VIEWS: dict[str, Callable[[ScanContext], View]] = {
     "slab": SlabView,
     "vmalloc": VmallocView,
 }
-"""Each makes a view before the scan begins."""
+"""Maps a name to the constructor of its view."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The pages of vmalloc areas, kernel stacks among them, by who asked for them."""
+"""Counts pages of vmalloc areas, kernel stacks included, by caller."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -17,13 +17,13 @@ from msatools.memory.scan.context import ScanContext
 
 @dataclass
 class AreaTally:
-    """Counts pages by the number of their area's caller, from 1 on, and by class."""
+    """Counts pages by class and by the number of their area's caller, from 1 on."""
 
     pfns: Words
-    """Of all areas, ascending."""
+    """Pages of all areas, ascending."""
 
     callers: Words
-    """The number of each one's caller."""
+    """Number of the caller, by page."""
 
     tally: Tally = field(default_factory=Tally)
 
@@ -39,7 +39,7 @@ class AreaTally:
 
 
 class VmallocView:
-    """Functions by the pages of the areas that they asked for."""
+    """Functions by the pages of the areas that they allocated."""
 
     def __init__(self, context: ScanContext) -> None:
         areas = context.owners.areas
@@ -65,7 +65,7 @@ class VmallocView:
 
 
 def _numbered(context: ScanContext, areas: VmallocAreas) -> tuple[list[str], list[int]]:
-    """Number the callers' names from 1; return the names, and each area's number."""
+    """Number the callers' names from 1; return the names and each area's number."""
     names = caller_names(context.prog, areas)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names), 1)}
     return list(numbers), [numbers[name] for name in names]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Blocks of memory by what keeps them from being free."""
+"""Sums up blocks of memory by state: free, movable, blocked and so on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -26,8 +26,8 @@ MOVABLE = (
 """
 Classes that compaction moves (isolate_migratepages_block() in mm/compaction.c).
 
-Not a page that something holds a reference to for long, such as a device: that no
-struct page tells for sure. Hugetlb pages are moved for alloc_contig_range() only.
+Pages with a long-term pin, such as for DMA, cannot be moved either, but struct page
+does not show it reliably. Hugetlb pages are moved only for alloc_contig_range().
 """
 
 _MISSING = (PageClass.EXCLUDED, PageClass.UNREADABLE)
@@ -48,66 +48,70 @@ UNMOVABLE = _unmovable()
 
 @dataclass
 class BlockRows:
-    """Page blocks, or what was seen of them, in pfn order; a row each."""
+    """Page blocks, or the scanned parts of them, in pfn order; a row each."""
 
     numbers: npt.NDArray[np.int64]
-    """First pfn by the pages a block."""
+    """First pfn divided by the pages of a block."""
 
     counts: Counts
     """Pages by class."""
 
     heads: npt.NDArray[np.int64]
-    """Pages that are no tails of compound pages."""
+    """Pages that are not tails of compound pages."""
 
     types: npt.NDArray[np.uint8]
     keys: npt.NDArray[np.int64]
-    """Node and zone of the first page."""
+    """Node and zone key of the first page."""
 
     begins: npt.NDArray[np.bool_]
-    """Whether the first page of the block is in it."""
+    """Whether the row includes the first page of the block."""
 
 
 def joined(parts: Sequence[BlockRows]) -> BlockRows:
     return BlockRows(
         *(
-            np.concatenate([getattr(part, each.name) for part in parts])
-            for each in fields(BlockRows)
+            np.concatenate([getattr(part, column.name) for part in parts])
+            for column in fields(BlockRows)
         )
     )
 
 
 @dataclass
 class Blocks:
-    """Blocks of one size by state, and what is in the blocked ones."""
+    """Blocks of one size by state, and the unmovable pages of blocked ones."""
 
     size: int
-    """Pages"""
+    """Pages of a block."""
 
     states: Counts = field(default_factory=lambda: np.zeros(STATES, np.int64))
     moved: int = 0
-    """Pages in use in the blocks that have only movable ones."""
+    """Pages in use in movable blocks."""
 
     having: Counts = field(default_factory=lambda: np.zeros(NCLASSES, np.int64))
-    """Blocked blocks by class that they have."""
+    """Blocked blocks by class of their unmovable pages; one may count several times."""
 
     alone: Counts = field(default_factory=lambda: np.zeros(NCLASSES, np.int64))
+    """Blocked blocks whose unmovable pages are all of one class, by that class."""
+
     pages: Counts = field(default_factory=lambda: np.zeros(NCLASSES, np.int64))
+    """Unmovable pages in blocked blocks, by class."""
+
     needed: Counts = field(default_factory=lambda: np.zeros(64, np.int64))
-    """Blocked blocks by the logarithm of their unmovable pages, rounded up."""
+    """Blocked blocks by log2 of their unmovable pages, rounded up."""
 
     def add(self, counts: Counts, heads: npt.NDArray[np.int64]) -> None:
         """
         Add blocks.
 
         :param counts: Pages by class, shape ``(blocks, NCLASSES)``.
-        :param heads: Pages of each that are no tails of compound pages.
+        :param heads: Pages of each block that are not tails of compound pages.
         """
         present = counts.sum(axis=1) - counts[:, _MISSING].sum(axis=1)
         unmovable = counts[:, UNMOVABLE].sum(axis=1)
         state = np.full(len(counts), IS_BLOCKED)
         state[unmovable == 0] = IS_MOVABLE
         state[counts[:, PageClass.FREE_BUDDY] == self.size] = IS_FREE
-        # Compound pages are aligned to their size: then there is but one.
+        # Compound pages are aligned to their size: the block is in a single one.
         state[heads <= 1] = IS_WHOLE
         state[present != self.size] = IS_PARTIAL
         self.states += np.bincount(state, minlength=STATES)
@@ -133,21 +137,24 @@ class Blocks:
 
 @dataclass
 class Pieces:
-    """Blocks of one size, which may be larger than what is scanned at once."""
+    """Sums up blocks of one size, which may be larger than a block of the scan."""
 
     done: Blocks
+    """Sums of the complete blocks."""
+
     counts: dict[int, Counts] = field(default_factory=dict)
-    """By number of the block: pages of those not known to be done."""
+    """Pages by class of each incomplete block, by number of the block."""
 
     heads: dict[int, int] = field(default_factory=dict)
+    """Pages that are not tails of each incomplete block."""
 
-    def add(self, rows: "BlockRows", each: int) -> None:
+    def add(self, rows: "BlockRows", block_pages: int) -> None:
         """
-        Add what was counted in parts of these blocks.
+        Add the counts of page blocks.
 
-        :param each: Pages a part; of a smaller one some are missing.
+        :param block_pages: Pages of a page block; a row may have fewer.
         """
-        numbers = rows.numbers * each // self.done.size
+        numbers = rows.numbers * block_pages // self.done.size
         starts = np.flatnonzero(np.diff(numbers, prepend=-1))
         counts = np.add.reduceat(rows.counts, starts, axis=0)
         heads, numbers = np.add.reduceat(rows.heads, starts), numbers[starts]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Fragmentation: free memory by order, page blocks, and what keeps them in use."""
+"""Fragmentation: free memory by order, page blocks, and what blocks them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,25 +15,25 @@ class FreeList:
     pages: int
 
     blocks: tuple[int, ...]
-    """By order: the free blocks that the scan met."""
+    """Free blocks that the scan found, by order."""
 
     kernel_blocks: tuple[int, ...] | None
-    """By order: what the zone's own counters say; ``None`` if it could not be read."""
+    """The zone's own ``nr_free``, by order; ``None`` if unreadable."""
 
     unusable_permille: int | None
     """
-    The part of free pages that is in blocks below a huge page's order.
+    Share of the free pages that is in blocks below a huge page's order.
 
     The kernel's unusable_free_index() (mm/vmstat.c); ``None`` without free pages.
     """
 
     fragmentation_permille: int | None
     """
-    Why a huge page would be refused: towards 0 for lack of memory, towards 1000 for
+    Reason why allocation of a huge page would fail: near 0 lack of memory, near 1000
     fragmentation.
 
-    The kernel's __fragmentation_index() (mm/vmstat.c); ``None`` if one is there, where
-    the kernel shows -1.000.
+    The kernel's __fragmentation_index() (mm/vmstat.c); ``None`` if the allocation would
+    succeed, where the kernel shows -1.000.
     """
 
 
@@ -48,19 +48,19 @@ class PageBlocks:
 
     blocks: int
     free_pages: int
-    """Of the buddy allocator and on per-CPU lists."""
+    """Pages in the buddy allocator and on per-CPU lists."""
 
     movable_pages: int
-    """Used, but compaction can move them."""
+    """Pages in use that compaction can move."""
 
     unmovable_pages: int
-    """All others."""
+    """Other pages in use."""
 
     mixed_blocks: int
-    """Blocks with movable pages in use as well as unmovable ones."""
+    """Blocks with both movable and unmovable pages in use."""
 
     polluted_blocks: int
-    """Blocks with any unmovable page: what a movable block should have none of."""
+    """Blocks with any unmovable page; a movable block should have none."""
 
 
 @dataclass(frozen=True)
@@ -69,60 +69,62 @@ class Blocker:
 
     name: str
     blocks: int
-    """Blocks that have pages of it; a block counts under each class it has."""
+    """Blocks that have pages of the class; a block counts for each of its classes."""
 
     alone_blocks: int
-    """Blocks that nothing else keeps from being free."""
+    """Blocks that no other class keeps from being free."""
 
     pages: int
 
 
 @dataclass(frozen=True)
 class Needed:
-    """Blocks that are kept from being free by no more than so many pages."""
+    """Number of blocked blocks by their number of unmovable pages."""
 
     pages: int
-    """Up to this many unmovable pages, and more than half as many."""
+    """Upper bound of their unmovable pages; the lower bound is half, exclusive."""
 
     blocks: int
 
 
 @dataclass(frozen=True)
 class BlockSize:
-    """All aligned blocks of one size. Each is in one of the five states."""
+    """All aligned blocks of one size. Each is in one of five states."""
 
     order: int
     bytes: int
     blocks: int
     free_blocks: int
-    """Free as they are."""
+    """Entirely free blocks."""
 
     whole_blocks: int
-    """One compound page of this size or a larger one: a huge page is what it is."""
+    """Blocks that are one compound page, or part of a larger one."""
 
     movable_blocks: int
-    """Nothing unmovable is in them: compaction could free them."""
+    """Blocks without unmovable pages: compaction could free them."""
 
     movable_pages: int
-    """Pages in use in those, to be moved."""
+    """Pages in use in the movable blocks."""
 
     blocked_blocks: int
+    """Blocks with unmovable pages."""
+
     partial_blocks: int
-    """Not all of it has struct pages, or they were not all read."""
+    """Blocks with missing or unreadable struct pages."""
 
     blockers: tuple[Blocker, ...]
-    """Of the blocked ones, the class in most blocks first."""
+    """Classes in the blocked blocks, the class in most blocks first."""
 
     needed: tuple[Needed, ...]
-    """Of the blocked ones, the fewest pages first."""
+    """Blocked blocks by unmovable pages, the fewest first."""
 
 
 @dataclass(frozen=True)
 class Frag:
-    """How memory is cut up."""
+    """Fragmentation of memory."""
 
     huge_order: int
-    """Of a transparent huge page, for which the indices are."""
+    """Order of a transparent huge page, for which the indices are computed."""
 
     pageblock_order: int
     free: tuple[FreeList, ...]
@@ -135,7 +137,7 @@ class Frag:
     @property
     def blocks_by_type(self) -> Mapping[str, int]:
         """Page blocks by migrate type, over all zones."""
-        found: dict[str, int] = {}
+        blocks: dict[str, int] = {}
         for row in self.pageblocks:
-            found[row.type] = found.get(row.type, 0) + row.blocks
-        return found
+            blocks[row.type] = blocks.get(row.type, 0) + row.blocks
+        return blocks

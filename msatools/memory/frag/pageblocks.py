@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Migrate types of page blocks.
+Reads the migrate types of page blocks.
 
-The kernel keeps pages that can be moved apart from those that cannot by the block of
-2^pageblock_order pages, each of which has a type (include/linux/pageblock-flags.h).
-With SPARSEMEM the types are bitmaps beside each memory section.
+The kernel groups movable and unmovable pages in separate blocks of 2^pageblock_order
+pages. Each block has a type (include/linux/pageblock-flags.h). With SPARSEMEM a bitmap
+of each memory section holds the types (struct mem_section_usage).
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from msatools.kernel.report import LossLog
 from msatools.memory.pages.memmap import pages_per_section, section_usages
 
 UNKNOWN_TYPE = 8
-"""A type has three bits."""
+"""Not a type: a type has three bits."""
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,23 @@ class MigrateTypes:
     """The type of each page block of each section."""
 
     order: int
-    """pageblock_order"""
+    """``pageblock_order``."""
 
     names: Mapping[int, str]
+    """Names by type."""
+
     sections: npt.NDArray[np.int64]
     """Section numbers, ascending."""
 
     types: npt.NDArray[np.uint8]
-    """Shape ``(sections, page blocks a section)``."""
+    """Types, shape ``(sections, page blocks of a section)``."""
 
     def __deepcopy__(self, memo: object) -> "MigrateTypes":
-        """Let copies of an observer share them: they do not change."""
+        """Return itself: copies of an observer share these constants."""
         return self
 
     def __reduce__(self) -> tuple[type["MigrateTypes"], tuple[object, ...]]:
-        """Leave them out of what a worker sends back: its parent has them."""
+        """Pickle without data: the parent of a worker has them already."""
         return MigrateTypes, (self.order, {}, self.sections[:0], self.types[:0])
 
     def of(self, pfn: int, count: int) -> npt.NDArray[np.uint8]:
@@ -53,8 +55,8 @@ class MigrateTypes:
         row = int(np.searchsorted(self.sections, section))
         if row == len(self.sections) or self.sections[row] != section:
             return np.full(count, UNKNOWN_TYPE, np.uint8)
-        found: npt.NDArray[np.uint8] = self.types[row, first : first + count]
-        return found
+        types: npt.NDArray[np.uint8] = self.types[row, first : first + count]
+        return types
 
 
 def migrate_types(reader: Reader, max_order: int, losses: LossLog) -> MigrateTypes:
@@ -65,8 +67,8 @@ def migrate_types(reader: Reader, max_order: int, losses: LossLog) -> MigrateTyp
     :raises LookupError: if the types lack ``enum migratetype``
     """
     prog = reader.prog
-    # include/linux/pageblock-flags.h. An option of newer kernels makes them smaller
-    # still (CONFIG_PAGE_BLOCK_MAX_ORDER), of which a dump does not tell.
+    # include/linux/pageblock-flags.h. CONFIG_PAGE_BLOCK_MAX_ORDER of newer kernels may
+    # lower it; a dump does not record that.
     order = min(pmd_order(prog), max_order)
     blocks = max(pages_per_section(prog) >> order, 1)
     bits, isolate = _bits(prog)
@@ -86,41 +88,41 @@ def migrate_types(reader: Reader, max_order: int, losses: LossLog) -> MigrateTyp
 
 
 def _bitmaps(reader: Reader, losses: LossLog) -> dict[int, int]:
-    """Find the address of each section's bitmap of page blocks."""
+    """Return the address of each section's bitmap of page blocks."""
     try:
         usages = section_usages(reader, losses)
         member = reader.prog.type("struct mem_section_usage").member("pageblock_flags")
     except (LookupError, drgn.FaultError) as error:
         losses.lose(Loss.PAGE_BLOCKS, f"migrate types of page blocks are lost: {error}")
         return {}
-    # Where damage leads beyond the last address, nothing can be read either.
+    # A damaged address wraps round: it is unreadable either way.
     return {nr: (usage + member.offset) % (1 << 64) for nr, usage in usages.items()}
 
 
 def _names(prog: drgn.Program) -> dict[int, str]:
     names = {}
-    for each in prog.type("enum migratetype").enumerators or ():
-        # Some mark the end of others, and share their number with a true one.
-        if each.name not in ("MIGRATE_PCPTYPES", "MIGRATE_TYPES", "__MIGRATE_TYPE_END"):
-            names[each.value] = each.name.removeprefix("MIGRATE_").lower()
+    for item in prog.type("enum migratetype").enumerators or ():
+        # Limits such as MIGRATE_PCPTYPES share their value with a real type.
+        if item.name not in ("MIGRATE_PCPTYPES", "MIGRATE_TYPES", "__MIGRATE_TYPE_END"):
+            names[item.value] = item.name.removeprefix("MIGRATE_").lower()
     return names
 
 
 def _bits(prog: drgn.Program) -> tuple[int, int | None]:
-    """Find the bits a page block, and which of them says that it is isolated."""
+    """Return the number of bits of a page block, and the bit that marks isolation."""
     try:
         enumerators = prog.type("enum pageblock_bits").enumerators or ()
     except LookupError:
         return 4, None
-    values = {each.name: each.value for each in enumerators}
-    # "mm/page_isolation: make page isolation a standalone bit" (in v6.17): the type is
-    # kept meanwhile, and the bits are rounded up so that they align on a word.
+    values = {item.name: item.value for item in enumerators}
+    # "mm/page_isolation: make page isolation a standalone bit" (in v6.17): an isolated
+    # block keeps its type, and the number of bits is rounded up to a power of two.
     count = values.get("__NR_PAGEBLOCK_BITS", values.get("NR_PAGEBLOCK_BITS", 4))
     return 1 << (count - 1).bit_length(), values.get("PB_migrate_isolate")
 
 
 def _unpack(records: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """Split bytes into words of 4 or 8 bits, the lowest first."""
+    """Split bytes into values of 4 or 8 bits, the lowest first."""
     if bits == 8:
         return records
     words = np.empty((records.shape[0], 2 * records.shape[1]), np.uint8)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""``--frag``: what keeps blocks of memory from being free."""
+"""Finds what keeps blocks of memory from being free (``--frag``)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -44,39 +44,39 @@ from msatools.memory.scan.context import ScanContext
 _GIB = 1 << 30
 
 _MOST_KEPT = 64
-"""Blocks of the scan, of 64 MiB each."""
+"""Maximum number of blocks of the scan, 64 MiB each, to keep before summing up."""
 
 _BLOCKS, _MIXED, _POLLUTED = NCLASSES, NCLASSES + 1, NCLASSES + 2
-"""Columns of page blocks behind those of classes."""
+"""Columns of page blocks after those of the classes."""
 
 
 @dataclass
 class FragObserver:
-    """Sums for ``--frag``."""
+    """Sums up page blocks and larger blocks for ``--frag``."""
 
     types: MigrateTypes
     sizes: tuple[Pieces, ...]
     free: dict[int, Counts] = field(default_factory=dict)
-    """By node and zone key: free blocks by order."""
+    """Free blocks by order, by node and zone key."""
 
     pageblocks: dict[int, Counts] = field(default_factory=dict)
-    """By node and zone key: shape ``(types, NCLASSES + 3)``."""
+    """Sums of page blocks, shape ``(types, NCLASSES + 3)``, by node and zone key."""
 
     _kept: list[BlockRows] = field(default_factory=list)
-    """Not yet summed up: numpy is quicker with many rows than with few."""
+    """Rows not yet summed up: numpy is faster with many rows at once."""
 
     def observe(self, block: Block) -> None:
         keys = node_zone_keys(block)
         self._add_free(block, keys)
-        each = 1 << self.types.order
-        first, skip = divmod(block.pfn, each)
-        counts = class_counts(block.codes, each, skip)
+        size = 1 << self.types.order
+        first, skip = divmod(block.pfn, size)
+        counts = class_counts(block.codes, size, skip)
         heads = counts.sum(axis=1)
         if len(block.tails):
-            heads -= np.bincount((block.tails + skip) // each, minlength=len(heads))
+            heads -= np.bincount((block.tails + skip) // size, minlength=len(heads))
         numbers = np.arange(len(counts))
-        # The kernel asks the first page of each for its zone (mm/vmstat.c).
-        begins = np.maximum(numbers * each - skip, 0)
+        # The kernel takes the zone of a block from its first page (mm/vmstat.c).
+        begins = np.maximum(numbers * size - skip, 0)
         self._kept.append(
             BlockRows(
                 numbers=first + numbers,
@@ -86,7 +86,7 @@ class FragObserver:
                 keys=np.full(len(counts), keys)
                 if isinstance(keys, int)
                 else keys[begins],
-                begins=numbers * each >= skip,
+                begins=numbers * size >= skip,
             )
         )
         if len(self._kept) >= _MOST_KEPT:
@@ -97,36 +97,36 @@ class FragObserver:
         if isinstance(keys, int):
             self._count_free(keys, orders)
             return
-        places = keys[firsts]
-        for key in np.unique(places).tolist():
-            self._count_free(key, orders[places == key])
+        block_keys = keys[firsts]
+        for key in np.unique(block_keys).tolist():
+            self._count_free(key, orders[block_keys == key])
 
     def _count_free(self, key: int, orders: npt.NDArray[np.intp]) -> None:
         counts = self.free.setdefault(key, np.zeros(ORDERS + 1, np.int64))
         counts += np.bincount(orders, minlength=ORDERS + 1)
 
     def sum_up(self) -> None:
-        """Sum up what was seen since this was last done."""
+        """Sum up the rows kept since the last call."""
         if not self._kept:
             return
         rows, self._kept = joined(self._kept), []
         used = rows.counts[:, MOVABLE].any(axis=1)
         polluted = rows.counts[:, UNMOVABLE].any(axis=1)
-        facts = np.column_stack((rows.counts, rows.begins, used & polluted, polluted))
+        values = np.column_stack((rows.counts, rows.begins, used & polluted, polluted))
         for key in np.unique(rows.keys).tolist():
             here = rows.keys == key
-            empty = np.zeros((UNKNOWN_TYPE + 1, facts.shape[1]), np.int64)
+            empty = np.zeros((UNKNOWN_TYPE + 1, values.shape[1]), np.int64)
             sums = self.pageblocks.setdefault(key, empty)
             for number in np.unique(rows.types[here]).tolist():
-                sums[number] += facts[here & (rows.types == number)].sum(axis=0)
+                sums[number] += values[here & (rows.types == number)].sum(axis=0)
         for size in self.sizes:
             size.add(rows, 1 << self.types.order)
 
     def merge(self, later: "FragObserver") -> None:
         self.sum_up()
         later.sum_up()
-        for size, its in zip(self.sizes, later.sizes, strict=True):
-            size.merge(its)
+        for size, other in zip(self.sizes, later.sizes, strict=True):
+            size.merge(other)
         for mine, others in (
             (self.free, later.free),
             (self.pageblocks, later.pageblocks),
@@ -136,13 +136,13 @@ class FragObserver:
 
 
 class FragView:
-    """How a kernel's memory is cut up."""
+    """Fragmentation of a kernel's memory."""
 
     def __init__(self, context: ScanContext) -> None:
         self._context = context
         prog = context.prog
         self._huge_order = pmd_order(prog)
-        # MAX_ORDER or MAX_PAGE_ORDER, which was one more up to v6.3.
+        # NR_PAGE_ORDERS, which was called MAX_ORDER up to v6.3.
         area = prog.type("struct zone").member("free_area").type
         self._orders: int = area.length
         types = migrate_types(context.reader, self._orders - 1, context.losses)
@@ -151,7 +151,7 @@ class FragView:
         self.observer = FragObserver(types, sizes)
 
     def result(self) -> Frag:
-        """Return the result once the scan is done."""
+        """Return the result after the scan."""
         self.observer.sum_up()
         types = self.observer.types
         return Frag(
@@ -175,22 +175,21 @@ class FragView:
         )
 
     def _by_zone(self, sums: Mapping[int, Counts]) -> list[tuple[Zone, Counts]]:
-        found = []
+        by_zone = []
         for key in sorted(sums):
-            place = node_and_zone(key, self._context.layout)
-            zone = None if place is None else self._context.zones.get(place)
+            pair = node_and_zone(key, self._context.layout)
+            zone = None if pair is None else self._context.zones.get(pair)
             if zone is not None:
-                found.append((zone, sums[key]))
-        return found
+                by_zone.append((zone, sums[key]))
+        return by_zone
 
 
 def _free_list(zone: Zone, counts: Counts, orders: int, huge: int) -> FreeList:
     blocks = tuple(counts[: max(orders, 1)].tolist())
-    pages = sum(count << order for order, count in enumerate(blocks))
     return FreeList(
         node=zone.node,
         zone=zone.name,
-        pages=pages,
+        pages=_pages(blocks),
         blocks=blocks,
         kernel_blocks=_kernel_blocks(zone),
         unusable_permille=unusable(blocks, huge),
@@ -219,45 +218,45 @@ def _pageblocks(zone: Zone, name: str, row: Counts) -> PageBlocks:
     )
 
 
-def _block_size(found: Blocks, page_size: int) -> BlockSize:
+def _block_size(blocks: Blocks, page_size: int) -> BlockSize:
     blockers = [
-        Blocker(name, int(found.having[code]), int(found.alone[code]), pages)
+        Blocker(name, int(blocks.having[code]), int(blocks.alone[code]), pages)
         for code, name in CLASSES.items()
-        if (pages := int(found.pages[code]))
+        if (pages := int(blocks.pages[code]))
     ]
     return BlockSize(
-        order=found.size.bit_length() - 1,
-        bytes=found.size * page_size,
-        blocks=int(found.states.sum()),
-        free_blocks=int(found.states[IS_FREE]),
-        whole_blocks=int(found.states[IS_WHOLE]),
-        movable_blocks=int(found.states[IS_MOVABLE]),
-        movable_pages=found.moved,
-        blocked_blocks=int(found.states[IS_BLOCKED]),
-        partial_blocks=int(found.states[IS_PARTIAL]),
-        blockers=tuple(sorted(blockers, key=lambda each: -each.blocks)),
+        order=blocks.size.bit_length() - 1,
+        bytes=blocks.size * page_size,
+        blocks=int(blocks.states.sum()),
+        free_blocks=int(blocks.states[IS_FREE]),
+        whole_blocks=int(blocks.states[IS_WHOLE]),
+        movable_blocks=int(blocks.states[IS_MOVABLE]),
+        movable_pages=blocks.moved,
+        blocked_blocks=int(blocks.states[IS_BLOCKED]),
+        partial_blocks=int(blocks.states[IS_PARTIAL]),
+        blockers=tuple(sorted(blockers, key=lambda blocker: -blocker.blocks)),
         needed=tuple(
             Needed(1 << power, int(count))
-            for power, count in enumerate(found.needed)
+            for power, count in enumerate(blocks.needed)
             if count
         ),
     )
 
 
 def unusable(blocks: tuple[int, ...], order: int) -> int | None:
-    """Compute the kernel's unusable free space index, in thousandths.
+    """Return the kernel's unusable free space index, in thousandths.
 
     :param blocks: Free blocks by order.
     """
-    free = sum(count << each for each, count in enumerate(blocks))
+    free = _pages(blocks)
     if not free:
         return None
-    small = sum(count << each for each, count in enumerate(blocks[:order]))
+    small = _pages(blocks[:order])
     return small * 1000 // free
 
 
 def fragmentation(blocks: tuple[int, ...], order: int) -> int | None:
-    """Compute the kernel's external fragmentation index, in thousandths.
+    """Return the kernel's external fragmentation index, in thousandths.
 
     :return: ``None`` if a block of the order is free.
     """
@@ -266,5 +265,9 @@ def fragmentation(blocks: tuple[int, ...], order: int) -> int | None:
     total = sum(blocks)
     if not total:
         return 0
-    free = sum(count << each for each, count in enumerate(blocks))
-    return 1000 - (1000 + (free * 1000 >> order)) // total
+    return 1000 - (1000 + (_pages(blocks) * 1000 >> order)) // total
+
+
+def _pages(blocks: tuple[int, ...]) -> int:
+    """Count the pages in free blocks by order."""
+    return sum(count << order for order, count in enumerate(blocks))

@@ -12,8 +12,8 @@ from msatools.memory.pages.classes import CLASSES
 from msatools.memory.pages.counting import Counts
 
 OUTLINE_CELLS = 1 << 10
-"""Cells that JSON has at most: some 400 KB if each has a dozen classes and none is like
-the next, as in the memory of a large machine."""
+"""Maximum number of cells in JSON: some 400 KB if each has a dozen classes and differs
+from the next, as in the memory of a large machine."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class MapPlace:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Cells in the order of their pfns; those without struct pages are left out."""
+    """Cells in pfn order, without those that have no struct pages."""
 
     numbers: npt.NDArray[np.int64]
-    """Each one's first pfn by the pages a cell, ascending."""
+    """First pfn of each cell divided by the pages of a cell, ascending."""
 
     counts: Counts
     """Pages by class, shape ``(cells, NCLASSES)``."""
 
     places: npt.NDArray[np.intp]
-    """Index of each one's place, -1 if it is not known."""
+    """Index of each cell's zone in ``all_places``, -1 if unknown."""
 
     cell_pages: int
     all_places: tuple[MapPlace, ...]
@@ -46,32 +46,32 @@ class Cells:
 
 @dataclass(frozen=True)
 class PageRun:
-    """Cells that follow on each other and have the same pages of the same classes."""
+    """Consecutive cells that have the same number of pages of each class."""
 
     pfn: int
-    """Where the first begins; a multiple of a cell's size."""
+    """First pfn; a multiple of a cell's size."""
 
     cells: int
     pages: int
-    """Those of all these cells that have a struct page; less than they span where
+    """Pages in the cells that have a struct page; fewer than the cells span where
     memory begins or ends."""
 
     node: int | None
     zone: str | None
     classes: Mapping[str, int]
-    """Those that there are pages of; each cell has its part of them."""
+    """Pages by class name over all cells, without empty classes."""
 
 
 @dataclass(frozen=True)
 class Outline:
-    """A map for programs: few cells, and those that are alike in one."""
+    """A map for JSON: few cells, with equal neighbours joined."""
 
     cell_pages: int
     """Pages that a cell spans, a power of two."""
 
     section_pages: int
     runs: tuple[PageRun, ...]
-    """Ascending; what is between two has no struct pages."""
+    """Runs in pfn order; pages between two runs have no struct pages."""
 
 
 @dataclass(frozen=True)
@@ -91,26 +91,26 @@ class MemoryMap:
         return Outline(outlined.cell_pages, self.section_pages, runs)
 
     def at_most(self, cells: int) -> "MemoryMap":
-        """Join cells until there are no more than so many."""
+        """Join cells until there are at most this many."""
         factor = 1
         while len(np.unique(self.cells.numbers // factor)) > cells:
             factor *= 2
         if factor == 1:
             return self
         numbers, firsts = np.unique(self.cells.numbers // factor, return_index=True)
-        each = self.cell_pages * factor
+        cell_pages = self.cell_pages * factor
         joined = Cells(
             numbers,
             np.add.reduceat(self.cells.counts, firsts, axis=0),
             self.cells.places[firsts],
-            each,
+            cell_pages,
             self.cells.all_places,
         )
-        return MemoryMap(each, self.section_pages, joined)
+        return MemoryMap(cell_pages, self.section_pages, joined)
 
 
 def _runs(cells: Cells) -> Iterator[PageRun]:
-    """Join cells that are alike."""
+    """Join equal neighbouring cells."""
     new = np.ones(len(cells), np.bool_)
     new[1:] = np.diff(cells.numbers) != 1
     new[1:] |= np.diff(cells.places) != 0
@@ -118,8 +118,8 @@ def _runs(cells: Cells) -> Iterator[PageRun]:
     starts = np.flatnonzero(new)
     lengths = np.diff(starts, append=len(cells))
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-        counts, at = cells.counts[start] * length, int(cells.places[start])
-        place = None if at < 0 else cells.all_places[at]
+        counts, index = cells.counts[start] * length, int(cells.places[start])
+        place = None if index < 0 else cells.all_places[index]
         yield PageRun(
             pfn=int(cells.numbers[start]) * cells.cell_pages,
             cells=length,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""``--map``: what is where, in a number of cells that does not grow with memory."""
+"""Makes a map of memory with a bounded number of cells (``--map``)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,41 +16,41 @@ from msatools.memory.pages.zonekeys import NOWHERE, node_and_zone, node_zone_key
 from msatools.memory.scan.context import ScanContext
 
 MAX_CELLS = 1 << 16
-"""They take 8 MiB: some 30 classes of 4 bytes each."""
+"""Maximum number of cells: 8 MiB, at 4 bytes for each of some 30 classes."""
 
 
 @dataclass
 class _Run:
-    """Cells that follow on each other."""
+    """Consecutive cells."""
 
     first: int
-    """Number of the first: its first pfn by the pages a cell."""
+    """Number of the first cell: its first pfn divided by the pages of a cell."""
 
     counts: npt.NDArray[np.uint32]
     """Pages by class, shape ``(cells, NCLASSES)``."""
 
     keys: npt.NDArray[np.int64]
-    """Node and zone that the first struct page of each names, or NOWHERE."""
+    """Node and zone key of each cell's first struct page, or NOWHERE."""
 
 
 @dataclass
 class MapObserver:
-    """Pages by cell and class."""
+    """Counts pages by cell and class."""
 
     cell_pages: int
     runs: list[_Run] = field(default_factory=list)
-    """Ascending; no cell is in two."""
+    """Runs in pfn order; no cell is in two."""
 
     def observe(self, block: Block) -> None:
         first, skip = divmod(block.pfn, self.cell_pages)
         counts = class_counts(block.codes, self.cell_pages, skip).astype(np.uint32)
         keys = node_zone_keys(block)
         if isinstance(keys, int):
-            of_cells = np.full(len(counts), keys, np.int64)
+            cell_keys = np.full(len(counts), keys, np.int64)
         else:
             firsts = np.arange(len(counts)) * self.cell_pages - skip
-            of_cells = keys[np.maximum(firsts, 0)]
-        self._add(_Run(first, counts, of_cells))
+            cell_keys = keys[np.maximum(firsts, 0)]
+        self._add(_Run(first, counts, cell_keys))
 
     def merge(self, later: "MapObserver") -> None:
         for run in later.runs:
@@ -59,7 +59,7 @@ class MapObserver:
     def _add(self, run: _Run) -> None:
         last = self.runs[-1] if self.runs else None
         if last is not None and last.first + len(last.counts) - 1 == run.first:
-            # A cell may be larger than a block, or end where another begins.
+            # A cell may be larger than a block of the scan, or span two blocks.
             last.counts[-1] += run.counts[0]
             if last.keys[-1] == NOWHERE:
                 last.keys[-1] = run.keys[0]
@@ -69,17 +69,17 @@ class MapObserver:
 
 
 def cell_size(ranges: Sequence[MemmapRange]) -> int:
-    """Choose the smallest power of two of pages so that cells are not too many."""
+    """Return the pages of a cell: the lowest power of two within :data:`MAX_CELLS`."""
     firsts = np.array([part.pfn for part in ranges], np.int64)
     lasts = np.array([part.pfn + part.pages - 1 for part in ranges], np.int64)
-    each = 1
-    while _cells(firsts // each, lasts // each) > MAX_CELLS:
-        each *= 2
-    return each
+    cell_pages = 1
+    while _count_cells(firsts // cell_pages, lasts // cell_pages) > MAX_CELLS:
+        cell_pages *= 2
+    return cell_pages
 
 
-def _cells(firsts: npt.NDArray[np.int64], lasts: npt.NDArray[np.int64]) -> int:
-    """Count the cells of ranges in order, of which neighbours may share one."""
+def _count_cells(firsts: npt.NDArray[np.int64], lasts: npt.NDArray[np.int64]) -> int:
+    """Count the cells of sorted ranges; neighbouring ranges may share a cell."""
     shared = np.count_nonzero(firsts[1:] == lasts[:-1])
     return int((lasts - firsts + 1).sum() - shared)
 
@@ -92,38 +92,39 @@ class MapView:
         self.observer = MapObserver(cell_size(context.ranges))
 
     def result(self) -> MemoryMap:
-        """Return the map once the scan is done."""
-        each, runs = self.observer.cell_pages, self.observer.runs
+        """Return the map after the scan."""
+        cell_pages, runs = self.observer.cell_pages, self.observer.runs
         numbers = np.concatenate(
             [run.first + np.arange(len(run.counts), dtype=np.int64) for run in runs]
         )
         counts = np.concatenate([run.counts for run in runs]).astype(np.int64)
         keys = np.concatenate([run.keys for run in runs])
-        places, indices = self._places(numbers * each, keys)
+        places, indices = self._places(numbers * cell_pages, keys)
         section = pages_per_section(self._context.prog)
-        return MemoryMap(each, section, Cells(numbers, counts, indices, each, places))
+        cells = Cells(numbers, counts, indices, cell_pages, places)
+        return MemoryMap(cell_pages, section, cells)
 
     def _places(
         self, pfns: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]
     ) -> tuple[tuple[MapPlace, ...], npt.NDArray[np.intp]]:
         """
-        Find each cell's zone.
+        Return all zones, and the index of each cell's zone.
 
-        Struct pages that are missing name none, those of holes one that is elsewhere:
-        they are where what is before them is.
+        The struct page of a cell may be missing, or record the wrong zone if it is in a
+        hole. Such a cell is assigned the zone of the cell before it.
         """
-        found: list[MapPlace] = []
+        zones: list[MapPlace] = []
         indices = np.full(len(pfns), -1, np.intp)
         for key in np.unique(keys).tolist():
-            at = node_and_zone(key, self._context.layout)
-            zone = None if at is None else self._context.zones.get(at)
+            pair = node_and_zone(key, self._context.layout)
+            zone = None if pair is None else self._context.zones.get(pair)
             if zone is not None:
                 spanned = pfns + self.observer.cell_pages > zone.start_pfn
                 spanned &= pfns < zone.end_pfn
-                indices[spanned & (keys == key)] = len(found)
-                found.append(MapPlace(zone.node, zone.name))
+                indices[spanned & (keys == key)] = len(zones)
+                zones.append(MapPlace(zone.node, zone.name))
         known = where(indices >= 0)
         if len(known):
             before = np.searchsorted(known, np.arange(len(indices)), side="right") - 1
             indices = indices[known[np.maximum(before, 0)]]
-        return tuple(found), indices
+        return tuple(zones), indices

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Pages that hold data in pipes (fs/pipe.c) and sockets (net/core/skbuff.c).
+Finds pages that hold data of pipes (fs/pipe.c) and sockets (net/core/skbuff.c).
 
-No counter has them. Socket buffers that the slab allocator gave are in the slab
-classes already; these are the page fragments that hang from them.
+No kernel counter includes them. Socket buffers from the slab allocator are in the slab
+classes already; these are their page fragments.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,22 +26,22 @@ _MAX_RING = 1 << 20
 
 def pipe_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses:
     """
-    Find the addresses of the struct pages of all open pipes' own buffers.
+    Return the addresses of the struct pages of all open pipes' own buffers.
 
-    Pages that were spliced into a pipe belong to a file and are not among them.
+    Pages that were spliced into a pipe belong to a file and are not included.
     """
     prog = reader.prog
     pipe = prog.type("struct pipe_inode_info")
     buffer = prog.type("struct pipe_buffer")
     page, ops = (buffer.member(name).offset // 8 for name in ("page", "ops"))
     anonymous = np.uint64(find_variable(prog, "anon_pipe_buf_ops").address_)
-    # Pipes without a name have operations of their own since v6.15.
+    # Anonymous pipes have their own file operations since v6.15.
     pipes = files.private_data(("pipeanon_fops", "pipefifo_fops"))
     records, readable = reader.read_records(pipes, drgn.sizeof(pipe))
-    found = _spare_pages(pipe, records)
+    parts = _spare_pages(pipe, records)
     rings = column(records, pipe.member("ring_size").offset, 4)
     bufs = column(records, pipe.member("bufs").offset)
-    # The kernel finds a place in a ring by a mask.
+    # ring_size is a power of two: the kernel masks indices with it.
     possible = (rings & (rings - np.uint64(1))) == 0
     possible &= readable & (bufs != 0) & (rings != 0) & (rings <= _MAX_RING)
     losses.lose(Loss.PIPES, count=int(np.count_nonzero(~possible)))
@@ -54,21 +54,21 @@ def pipe_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses:
             losses.lose(Loss.PIPES)
             continue
         words = words.reshape(ring, drgn.sizeof(buffer) // 8)
-        # A buffer that has been read keeps its page pointer but not its ops.
-        found.append(words[words[:, ops] == anonymous, page])
-    pages = np.concatenate(found)
+        # A consumed buffer keeps its page pointer but not its ops.
+        parts.append(words[words[:, ops] == anonymous, page])
+    pages = np.concatenate(parts)
     used: Addresses = pages[pages != 0]
     return used
 
 
 def _spare_pages(pipe: drgn.Type, records: npt.NDArray[np.uint8]) -> list[Addresses]:
-    """Find the pages that pipes keep for the next write."""
+    """Return the pages that pipes keep for the next write."""
     if not pipe.has_member("prealloc"):
-        # An array of two since v6.15, one before.
+        # An array of two since v6.15, a single page before.
         spare = pipe.member("tmp_page")
-        places = range(spare.offset, spare.offset + drgn.sizeof(spare.type), 8)
-        return [column(records, place) for place in places]
-    # A stack of them since v7.3; what is above its count was taken off.
+        offsets = range(spare.offset, spare.offset + drgn.sizeof(spare.type), 8)
+        return [column(records, offset) for offset in offsets]
+    # A stack since v7.3; entries above its count are stale.
     stack = pipe.member("prealloc")
     pages, count = (stack.type.member(name) for name in ("pages", "count"))
     counts = column(records, stack.offset + count.offset, drgn.sizeof(count.type))
@@ -83,10 +83,10 @@ _QUEUES = ("sk_receive_queue", "sk_write_queue", "sk_error_queue")
 
 def socket_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses:
     """
-    Find the addresses of the struct pages of all open sockets' fragments.
+    Return the addresses of the struct pages of all open sockets' fragments.
 
-    Those are what is queued in sockets, and what each socket and each process
-    keeps at hand to send from.
+    These are the fragments of queued buffers, and the page_frag of each socket and
+    process.
 
     :raises LookupError: if the kernel has no sockets or its types lack them
     """
@@ -97,14 +97,14 @@ def socket_pages(reader: Reader, files: OpenFiles, losses: LossLog) -> Addresses
     losses.lose(Loss.SOCKETS, count=int(np.count_nonzero(~readable)))
     socks = distinct(column(records, sk))
     skbs.add_queues(socks[socks != 0])
-    # Threads' own are left out.
+    # Those of threads other than the leader are not included.
     kept = processes(reader, losses).frag_pages
     pages = np.concatenate((np.array(skbs.pages, np.uint64), kept))
     return distinct(pages[pages != 0])
 
 
 class _Skbs:
-    """Collects the fragments of socket buffers."""
+    """Collects the page fragments of socket buffers."""
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         prog = reader.prog
@@ -118,7 +118,7 @@ class _Skbs:
         self._rtx = sock.member("tcp_rtx_queue").offset
         self._frag = drgn.offsetof(sock, "sk_frag.page")
         self._sock_size = max(*self._queues, self._rtx, self._prot, self._frag) + 16
-        self._late = prog.type("struct tcp_sock").member("out_of_order_queue").offset
+        self._ofo = prog.type("struct tcp_sock").member("out_of_order_queue").offset
         skb = prog.type("struct sk_buff")
         self._end, self._head = skb.member("end").offset, skb.member("head").offset
         self._skb_size = max(self._end, self._head) + 8
@@ -127,13 +127,13 @@ class _Skbs:
         self._frag_list = shared.member("frag_list").offset
         self._frags = shared.member("frags").offset
         self._shared_size = drgn.sizeof(shared)
-        # The first word of each is the page: bv_page, and since v6.9 netmem.
+        # The first member of a fragment is the page: bv_page, since v6.9 netmem.
         self._frag_words = drgn.sizeof(shared.member("frags").type.type) // 8
 
     def add_queues(self, socks: Addresses) -> None:
         records, readable = self._reader.read_records(socks, self._sock_size)
-        lost = int(np.count_nonzero(~readable))
-        self._losses.lose(Loss.SOCKETS, count=lost)
+        unreadable = int(np.count_nonzero(~readable))
+        self._losses.lose(Loss.SOCKETS, count=unreadable)
         self.pages += column(records, self._frag).tolist()
         for offset in self._queues:
             firsts = column(records, offset)
@@ -142,9 +142,9 @@ class _Skbs:
                 self._add_all(self._list(head))
         tcp = np.isin(column(records, self._prot), self._tcp)
         for sk in socks[tcp].tolist():
-            # Sent and not yet acknowledged; received out of order.
+            # The retransmit queue and the out-of-order queue.
             self._add_all(self._tree(sk + self._rtx))
-            self._add_all(self._tree(sk + self._late))
+            self._add_all(self._tree(sk + self._ofo))
 
     def _list(self, head: int) -> Iterator[bytes]:
         for _, data in list_records(
@@ -166,7 +166,7 @@ class _Skbs:
                 self._losses.lose(Loss.SOCKET_BUFFERS)
 
     def _add(self, skb: bytes) -> None:
-        """Add a buffer's fragments, and those of the buffers chained to it."""
+        """Add a buffer's fragments, and those of the buffers on its frag_list."""
         todo, seen = [skb], set[int]()
         while todo:
             skb = todo.pop()
@@ -176,10 +176,9 @@ class _Skbs:
             count = shared[self._nr_frags]
             words = np.frombuffer(shared, np.uint64, offset=self._frags)
             pages = words[:: self._frag_words][:count]
-            # Bit 0 marks memory of a device, which has no struct page.
+            # Bit 0 marks device memory (net_iov), which has no struct page.
             self.pages += pages[pages & np.uint64(1) == 0].tolist()
-            at = self._frag_list
-            chained = int.from_bytes(shared[at : at + 8], "little")
+            chained = int.from_bytes(shared[self._frag_list :][:8], "little")
             while chained and chained not in seen:
                 seen.add(chained)
                 todo.append(self._reader.read(chained, self._skb_size))
@@ -187,9 +186,9 @@ class _Skbs:
 
 
 def _addresses(prog: drgn.Program, names: Iterable[str]) -> list[int]:
-    """Find the addresses of those of some variables that this kernel has."""
-    found = []
+    """Return the addresses of the variables that this kernel has."""
+    addresses = []
     for name in names:
         with suppress(LookupError):
-            found.append(int(find_variable(prog, name).address_))
-    return found
+            addresses.append(int(find_variable(prog, name).address_))
+    return addresses

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Pages whose struct page tells nothing: ask those who hold them."""
+"""Finds the owners of pages whose struct page does not record an owner."""
 
 from dataclasses import dataclass, field
 
@@ -30,15 +30,16 @@ from msatools.selfdesc.variables import find_variable
 
 Pfns = npt.NDArray[np.uint64]
 
-# Of a word: 52 bits are as many as addresses of physical memory can have.
 _PFN_BITS = 52
+"""Bits of a pfn in the word that is sorted: more than any physical address needs."""
+
 _CLAIM_BITS = 64 - _PFN_BITS
 _CODE_BITS = 8
 
 
 @dataclass(frozen=True)
 class OwnedPages:
-    """Pages that other structures say they own, ascending and unique by pfn."""
+    """Pages claimed by other structures, ascending and unique by pfn."""
 
     pfns: npt.NDArray[np.uint64]
     codes: npt.NDArray[np.uint8]
@@ -46,37 +47,37 @@ class OwnedPages:
 
 @dataclass
 class Owners:
-    """Pages claimed by their owners, and figures that the checks need."""
+    """Pages claimed by their owners, and numbers that the checks need."""
 
     owned: list[tuple[int, Pfns]] = field(default_factory=list)
-    """An earlier claim to a page goes before a later one."""
+    """Class code and pages of each claim; the first claim to a page wins."""
 
     areas: VmallocAreas = NO_AREAS
     stack_pages: int = 0
-    """Pages of each kernel stack; 0 if there is none."""
+    """Pages of each kernel stack; 0 without vmapped stacks."""
 
     cached_stacks: int = 0
-    """Stacks of exited tasks that CPUs keep for the next fork."""
+    """Number of stacks of exited tasks that CPUs cache for the next fork."""
 
     percpu: PercpuPages = field(default_factory=lambda: PercpuPages([], 0, 0))
     _files: OpenFiles | None = None
 
     def files(self, reader: Reader, losses: LossLog) -> OpenFiles:
-        """Return the open files, which are searched for once."""
+        """Return the open files; they are collected only once."""
         if self._files is None:
             self._files = OpenFiles(reader, losses)
         return self._files
 
     def claim(self, code: int, pfns: Pfns) -> None:
-        """Claim pages for a class; nonsense from a damaged dump is dropped."""
+        """Claim pages for a class; impossible pfns of a damaged dump are dropped."""
         assert len(self.owned) < 1 << _CLAIM_BITS - _CODE_BITS
         self.owned.append((code, pfns[pfns < np.uint64(1 << _PFN_BITS)]))
 
     def pages(self) -> OwnedPages:
-        """Merge all claims, sorted by pfn."""
+        """Return all claimed pages with the class of the first claim to each."""
         words = [np.empty(0, np.uint64)]
         for number, (code, pfns) in enumerate(self.owned):
-            # In one word, by which to sort takes half the time.
+            # Pfn, claim and code in one word: sorting takes half the time.
             claim = np.uint64(number << _CODE_BITS | code)
             words.append(pfns << np.uint64(_CLAIM_BITS) | claim)
         claims = np.sort(np.concatenate(words), kind="stable")
@@ -91,7 +92,7 @@ def collect_owners(
     ranges: list[MemmapRange],
     losses: LossLog,
 ) -> Owners:
-    """Ask all owners; one that cannot be asked costs a note."""
+    """Collect the pages of all owners; note each owner that cannot be read."""
     owners = Owners()
     for claim in (
         _claim_vmalloc,
@@ -121,7 +122,7 @@ def _claim_memmap(
     ranges: list[MemmapRange],
     losses: LossLog,
 ) -> None:
-    """Claim the struct pages of hot-plugged memory; those of boot are reserved."""
+    """Claim the memmap of hot-plugged memory; that of boot memory is reserved."""
     plugged = [part for part in ranges if not part.early]
     if not plugged or not PageTables.supported(reader.prog):
         return
@@ -132,8 +133,8 @@ def _claim_memmap(
         for part in plugged
         for address in range(part.address, part.address_end(layout.size), step)
     )
-    found = [pfn for pfn in pfns if pfn is not None]
-    owners.claim(PageClass.MEMMAP, np.array(found, np.uint64))
+    mapped = [pfn for pfn in pfns if pfn is not None]
+    owners.claim(PageClass.MEMMAP, np.array(mapped, np.uint64))
 
 
 def _claim_vmalloc(
@@ -144,18 +145,17 @@ def _claim_vmalloc(
     owners.stack_pages = int(areas.lengths()[stacks].max(initial=0))
     owners.cached_stacks = cached_stacks(reader.prog, losses)
     pfns = pfns_of(areas.pages, reader.prog, layout)
-    of_stacks = stacks[areas.rows]
-    owners.claim(PageClass.STACKS, pfns[of_stacks])
-    owners.claim(PageClass.VMALLOC, pfns[~of_stacks])
+    is_stack = stacks[areas.rows]
+    owners.claim(PageClass.STACKS, pfns[is_stack])
+    owners.claim(PageClass.VMALLOC, pfns[~is_stack])
 
 
 def _claim_percpu(
     owners: Owners, reader: Reader, layout: PageLayout, losses: LossLog
 ) -> None:
     if PageTables.supported(reader.prog):
-        found = percpu_pages(reader, PageTables(reader, losses), losses)
-        owners.percpu = found
-        owners.claim(PageClass.PERCPU, np.array(found.pfns, np.uint64))
+        owners.percpu = percpu_pages(reader, PageTables(reader, losses), losses)
+        owners.claim(PageClass.PERCPU, np.array(owners.percpu.pfns, np.uint64))
 
 
 def _claim_page_tables(
@@ -205,5 +205,5 @@ def _claim_huge_zero(
 
 
 def pfns_of(pages: Addresses, prog: drgn.Program, layout: PageLayout) -> Pfns:
-    """Turn addresses of struct pages into pfns."""
+    """Convert addresses of struct pages to pfns."""
     return (pages - np.uint64(vmemmap_base(prog))) // np.uint64(layout.size)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Pages of the percpu allocator (mm/percpu.c)."""
+"""Finds the pages of the percpu allocator (mm/percpu.c)."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,7 +19,7 @@ from msatools.kernel.walks import list_records
 from msatools.selfdesc.variables import find_variable
 
 _MAX_LISTS = 1 << 7
-"""More than there are: one for each power of two, twice."""
+"""Upper bound of the number of lists: one for each power of two, twice."""
 
 
 _CHUNK_TYPE = "struct pcpu_chunk"
@@ -32,22 +32,22 @@ _CHUNK: Members = {
 
 @dataclass(frozen=True)
 class PercpuPages:
-    """The pages of chunks, and what the kernel's own count has beyond them."""
+    """The pages of chunks, and the excess of the kernel's own count."""
 
     pfns: list[int]
     uncounted: int
     """
-    Pages that ``pcpu_nr_populated`` times the number of units has too many: the
-    first chunks lie in reserved boot memory, and units are rounded up, so that
-    there can be some without a CPU and without pages.
+    Pages that ``pcpu_nr_populated`` times the number of units counts in excess: the
+    first chunks are in reserved boot memory, and the number of units is rounded up, so
+    that some units may have no CPU and no pages.
     """
 
     spare_units: int
-    """Units without a CPU."""
+    """Number of units without a CPU."""
 
 
 def percpu_pages(reader: Reader, tables: PageTables, losses: LossLog) -> PercpuPages:
-    """Find the pages of all chunks but those of boot memory, which is reserved."""
+    """Find the pages of all chunks, except the first ones in reserved boot memory."""
     prog = reader.prog
     page_shift = prog["PAGE_SHIFT"].value_()
     cpus = list(possible_cpus(prog, losses))
@@ -73,19 +73,19 @@ def percpu_pages(reader: Reader, tables: PageTables, losses: LossLog) -> PercpuP
                     pfns.append(pfn)
     boot = _boot_pages(prog, page_shift)
     spare = find_variable(prog, "pcpu_nr_units").value_() - len(cpus)
-    held = find_variable(prog, "pcpu_nr_populated").value_()
-    if not 0 <= boot <= min(unit_pages, held):
+    populated_pages = find_variable(prog, "pcpu_nr_populated").value_()
+    if not 0 <= boot <= min(unit_pages, populated_pages):
         raise LookupError(f"the first unit has {boot:,} pages, of {unit_pages:,}")
-    uncounted = boot * (len(cpus) + spare) + (held - boot) * spare
+    uncounted = boot * (len(cpus) + spare) + (populated_pages - boot) * spare
     return PercpuPages(pfns, uncounted, spare)
 
 
 def _boot_pages(prog: drgn.Program, page_shift: int) -> int:
     """
-    Count the pages of each CPU's first unit.
+    Return the number of pages of each CPU's first unit.
 
-    It holds the kernel's static variables, room for those of modules, and at
-    its end the first chunk for dynamic ones (pcpu_setup_first_chunk()).
+    It contains the kernel's static variables, the reserved chunk for those of modules,
+    and the first chunk for dynamic ones (pcpu_setup_first_chunk()).
     """
     first = find_variable(prog, "pcpu_first_chunk")
     end = first.base_addr.value_() + (first.nr_pages.value_() << page_shift)
@@ -97,15 +97,15 @@ def _boot_pages(prog: drgn.Program, page_shift: int) -> int:
 def _chunks(
     reader: Reader, losses: LossLog, type_: drgn.Type, size: int
 ) -> Iterator[bytes]:
-    """Read the chunk on each list; a chunk is on the list of its free space."""
+    """Read all chunks; a chunk is on the list of its free size."""
     prog = reader.prog
     try:
         lists = find_variable(prog, "pcpu_chunk_lists")
     except LookupError:
-        lists = find_variable(prog, "pcpu_slot")  # its name up to v5.13
+        lists = find_variable(prog, "pcpu_slot")  # up to v5.13
     count = find_variable(prog, "pcpu_nr_slots").value_()
     with suppress(LookupError):
-        # For some versions memory cgroups had chunks and lists of their own.
+        # Some versions have separate lists of chunks for memory cgroups.
         count *= prog.constant("PCPU_NR_CHUNK_TYPES").value_()
     if not 0 < count <= _MAX_LISTS:
         raise LookupError(f"there cannot be {count:,} lists of chunks")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Pages of vmalloc areas, kernel stacks among them (mm/vmalloc.c)."""
+"""Finds the pages of vmalloc areas, kernel stacks included (mm/vmalloc.c)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,34 +21,34 @@ from msatools.selfdesc.variables import find_variable
 
 @dataclass(frozen=True)
 class VmallocAreas:
-    """The areas that have pages of their own, as columns."""
+    """The areas that have their own pages, as columns."""
 
     start: Addresses
-    """The first address that each maps."""
+    """First address of each area."""
 
     caller: Addresses
-    """Return address in the function that asked for each."""
+    """Return address in the function that allocated each area."""
 
     pages: Addresses
-    """Addresses of the struct pages of all of them."""
+    """Addresses of the struct pages of all areas."""
 
     rows: npt.NDArray[np.intp]
-    """Which area each page is of."""
+    """Row of each page's area."""
 
     def __len__(self) -> int:
         return len(self.start)
 
     def lengths(self) -> npt.NDArray[np.intp]:
-        """Count the pages of each area."""
+        """Return the number of pages of each area."""
         return np.bincount(self.rows, minlength=len(self))
 
 
-_NONE = np.empty(0, np.uint64)
-NO_AREAS = VmallocAreas(_NONE, _NONE, _NONE, np.empty(0, np.intp))
+_EMPTY = np.empty(0, np.uint64)
+NO_AREAS = VmallocAreas(_EMPTY, _EMPTY, _EMPTY, np.empty(0, np.intp))
 
 
 def vmalloc_areas(reader: Reader, losses: LossLog) -> VmallocAreas:
-    """Read all areas and the pages of each: one read an area, and some for them all."""
+    """Read all areas and their pages, with about one read an area."""
     type_ = reader.prog.type("struct vm_struct")
     addr_offset, pages_offset, count_offset, size_offset, caller_offset = (
         type_.member(name).offset
@@ -64,7 +64,7 @@ def vmalloc_areas(reader: Reader, losses: LossLog) -> VmallocAreas:
     chosen = np.flatnonzero(has_pages & possible)
     pages, rows, whole = reader.read_arrays(arrays[chosen], counts[chosen])
     starts = column(records, addr_offset)
-    # What a filtered ELF dump leaves out is read as zeros, and no area is at 0.
+    # Pages excluded from an ELF dump read as zeros, and no area is at address 0.
     readable &= starts != 0
     lost = np.count_nonzero(~readable) + np.count_nonzero(has_pages & ~possible)
     lost += np.count_nonzero(~whole)
@@ -76,25 +76,25 @@ def vmalloc_areas(reader: Reader, losses: LossLog) -> VmallocAreas:
 
 
 def _vm_structs(reader: Reader, losses: LossLog) -> Addresses:
-    """Find the ``struct vm_struct`` of each area in use."""
+    """Return the address of the ``struct vm_struct`` of each area in use."""
     type_ = reader.prog.type("struct vmap_area")
     node, vm = (type_.member(name).offset for name in ("list", "vm"))
     lists = [
         list_words(reader, head, node, vm, losses, "a list of vmalloc areas")
         for head in _busy_lists(reader.prog, losses)
     ]
-    found = np.concatenate([_NONE, *lists])
-    # Of vm_map_ram() and of regions not yet set up there is none.
-    used: Addresses = found[found != 0]
+    structs = np.concatenate([_EMPTY, *lists])
+    # Areas of vm_map_ram(), and those not yet set up, have none.
+    used: Addresses = structs[structs != 0]
     return used
 
 
 _MAX_NODES = 1 << 10
-"""More than there are: one a CPU, and 128 at most (vmap_init_nodes())."""
+"""Upper bound of the nodes: one a CPU, at most 128 (vmap_init_nodes())."""
 
 
 def _busy_lists(prog: drgn.Program, losses: LossLog) -> Iterator[int]:
-    """Find the heads of the lists of areas in use."""
+    """Yield the addresses of the list heads of areas in use."""
     try:
         nodes = find_variable(prog, "vmap_nodes")
     except LookupError:
@@ -111,8 +111,8 @@ def _busy_lists(prog: drgn.Program, losses: LossLog) -> Iterator[int]:
 
 _STACK_CALLERS = frozenset(
     {
-        # alloc_thread_stack_node() gives its return address as the caller, and
-        # what it is inlined into may be inlined too.
+        # alloc_thread_stack_node() passes its return address as the caller. It may be
+        # inlined, and so may the function that it is inlined into.
         "alloc_thread_stack_node",
         "dup_task_struct",
         "copy_process",
@@ -130,21 +130,21 @@ _STACK_CALLERS = frozenset(
 
 def kernel_stacks(reader: Reader, areas: VmallocAreas) -> npt.NDArray[np.bool_]:
     """
-    Tell which areas are kernel stacks by the function of kernel/fork.c that took them.
+    Return which areas are kernel stacks: kernel/fork.c allocated them.
 
-    Stacks of exited tasks that CPUs keep are among them; the boot CPU's idle
-    task has its stack in the kernel image.
+    Cached stacks of exited tasks are included; the boot CPU's idle task has its stack
+    in the kernel image.
     """
     callers = distinct(areas.caller)
     group = callers.searchsorted(areas.caller)
     possible = np.ones(len(callers), np.bool_)
     known = np.zeros(len(callers), np.bool_)
-    (own,) = np.nonzero(areas.start == _stack_of_init(reader))
-    if len(own):
-        # All stacks have the same size, and to find a name takes long.
+    (init,) = np.nonzero(areas.start == _stack_of_init(reader))
+    if len(init):
+        # All stacks have the same size, and looking up a name is slow.
         lengths = areas.lengths()
-        possible[group[lengths != lengths[own[0]]]] = False
-        known[group[own[0]]] = True
+        possible[group[lengths != lengths[init[0]]]] = False
+        known[group[init[0]]] = True
     for row in np.flatnonzero(possible & ~known).tolist():
         known[row] = function_name(reader.prog, int(callers[row])) in _STACK_CALLERS
     stacks: npt.NDArray[np.bool_] = known[group]
@@ -152,7 +152,7 @@ def kernel_stacks(reader: Reader, areas: VmallocAreas) -> npt.NDArray[np.bool_]:
 
 
 def _stack_of_init(reader: Reader) -> int:
-    """Find where the stack of the task after the idle task lies; 0 if that is lost."""
+    """Return the address of the stack of the task after init_task; 0 if unreadable."""
     task = reader.prog.type("struct task_struct")
     tasks = task.member("tasks").offset
     try:
@@ -163,7 +163,7 @@ def _stack_of_init(reader: Reader) -> int:
 
 
 def cached_stacks(prog: drgn.Program, losses: LossLog) -> int:
-    """Count the stacks of exited tasks that CPUs keep for the next fork."""
+    """Count the stacks of exited tasks that CPUs cache for the next fork."""
     try:
         cached = find_variable(prog, "cached_stacks").address_of_()
         return sum(
@@ -179,7 +179,7 @@ def cached_stacks(prog: drgn.Program, losses: LossLog) -> int:
 
 
 def caller_names(prog: drgn.Program, areas: VmallocAreas) -> list[str]:
-    """Name the function that asked for each area."""
+    """Return the name of the function that allocated each area."""
     callers = areas.caller.tolist()
     names = {caller: function_name(prog, caller) for caller in set(callers)}
     return [names[caller] for caller in callers]

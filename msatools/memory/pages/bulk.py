@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reading the memmap of a kdump by whole pages, many at a time.
+"""Reads the memmap of a kdump many pages at a time.
 
-drgn reads a kdump through libkdumpfile, page by page. Here the page tables tell where
-the pages of a range are in physical memory, and all of them are read from the file at
-once. Whatever is not read so, drgn is asked for: no other answer is given than its own.
+drgn reads a kdump through libkdumpfile, page by page. This module translates a range by
+the page tables, and reads all its pages from the file at once. It leaves the pages that
+cannot be read this way to drgn, so that the result is always the same as drgn's.
 """
 
 from itertools import groupby
@@ -17,9 +17,9 @@ from msatools.target.kdumppages import CUT_OFF, KdumpPages
 from msatools.target.vmalloc import VmallocTables, page_tables
 
 _PAGE = 4096
-"""Of x86-64, of which alone the page tables are known."""
+"""Page size of x86-64, the only architecture supported here."""
 
-_NOTHING = bytes(_PAGE)
+_ZEROS = bytes(_PAGE)
 
 
 class _Source(NamedTuple):
@@ -28,7 +28,7 @@ class _Source(NamedTuple):
 
 
 class BulkReader:
-    """Reads ranges of kernel addresses as :class:`Reader` does, in bulk if it can."""
+    """Reads ranges of kernel addresses as :class:`Reader` does, in bulk if possible."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -37,40 +37,40 @@ class BulkReader:
 
     @classmethod
     def of(cls, reader: Reader) -> "BulkReader":
-        """Return the one of a reader, made on first use."""
+        """Return a reader's bulk reader, made on first use."""
         return reader.once("bulk reader", lambda: cls(reader))
 
     @property
     def in_bulk(self) -> bool:
-        """Whether pages are read here rather than by drgn."""
+        """Whether pages are read in bulk rather than by drgn."""
         return self._source is not None
 
     def read_around_gaps(
         self, address: int, size: int, granule: int
     ) -> tuple[bytes | bytearray, list[Gap]]:
-        """Read a range of which parts may be missing, as the reader does."""
-        ask_drgn = self._reader.read_around_gaps
+        """Read a range that may have gaps, as the reader does."""
+        read_by_drgn = self._reader.read_around_gaps
         is_whole = size > 0 and not (address | size) % _PAGE
         if self._source is None or granule != _PAGE or not is_whole:
-            return ask_drgn(address, size, granule)
+            return read_by_drgn(address, size, granule)
         frames = self._source.tables.frames(address, size // _PAGE)
         pages = self._source.pages.read(frames)
         if not self._is_right(address, pages):
             self._source = None
-            return ask_drgn(address, size, granule)
-        there = [page for page in pages if page]
-        # As of a dump that is not compressed, it is one read.
-        self._reader.reads += bool(there)
-        self._reader.bytes += len(there) * _PAGE
-        if len(there) == len(pages):
-            return b"".join(there), []
+            return read_by_drgn(address, size, granule)
+        present = [page for page in pages if page]
+        # Counted as one read, as from an uncompressed dump.
+        self._reader.reads += bool(present)
+        self._reader.bytes += len(present) * _PAGE
+        if len(present) == len(pages):
+            return b"".join(present), []
         return self._fill(address, pages)
 
     def _fill(
         self, address: int, pages: list[bytes | None]
     ) -> tuple[bytearray, list[Gap]]:
-        """Ask drgn for the pages that were not read, and name those that are lost."""
-        filled = bytearray().join(page or _NOTHING for page in pages)
+        """Read the missing pages by drgn; return all data and the remaining gaps."""
+        filled = bytearray().join(page or _ZEROS for page in pages)
         gaps = [
             Gap(index * _PAGE, _PAGE, "unreadable")
             for index, page in enumerate(pages)
@@ -81,14 +81,14 @@ class BulkReader:
             if not is_unknown:
                 continue
             indices = [index for index, _ in run]
-            at, size = indices[0] * _PAGE, len(indices) * _PAGE
-            found = self._reader.read_around_gaps(address + at, size, _PAGE)
-            filled[at : at + size], more = found
-            gaps += (Gap(at + gap.offset, gap.size, gap.reason) for gap in more)
+            start, size = indices[0] * _PAGE, len(indices) * _PAGE
+            data, more = self._reader.read_around_gaps(address + start, size, _PAGE)
+            filled[start : start + size] = data
+            gaps += (Gap(start + gap.offset, gap.size, gap.reason) for gap in more)
         return filled, sorted(gaps, key=lambda gap: gap.offset)
 
     def _is_right(self, address: int, pages: list[bytes | None]) -> bool:
-        """Hold the first page that is read in bulk against what drgn reads."""
+        """Check once that the first page read in bulk is the same as drgn's."""
         if self._is_checked:
             return True
         for index, page in enumerate(pages):
@@ -96,10 +96,10 @@ class BulkReader:
                 continue
             self._is_checked = True
             try:
-                same: bytes = self._reader.prog.read(address + index * _PAGE, _PAGE)
+                expected: bytes = self._reader.prog.read(address + index * _PAGE, _PAGE)
             except FaultError:
                 return False
-            return page == same
+            return page == expected
         return True
 
 

@@ -7,8 +7,8 @@ class PageClass:
     """
     Codes of the classes in arrays of one byte a page.
 
-    Plain numbers and no enum: numpy looks an enum's attributes up at each use,
-    which was a twentieth of a scan.
+    Plain integers, not an enum: numpy looks up an enum's attributes at each use, which
+    took a twentieth of a scan.
     """
 
     UNATTRIBUTED = 0
@@ -40,7 +40,7 @@ class PageClass:
     HWPOISON = 26
     DEVICE = 27
     MEMMAP = 28
-    # From here on there is no struct page to tell node and zone by.
+    # The classes from here on have no struct page that records node and zone.
     EXCLUDED = 29
     UNREADABLE = 30
 
@@ -78,7 +78,7 @@ CLASSES: dict[int, str] = {
     PageClass.EXCLUDED: "excluded",
     PageClass.UNREADABLE: "unreadable",
 }
-"""Names as they stand in reports, in the order in which reports give them."""
+"""Maps class codes to their names in reports, in the order of reports."""
 
 NCLASSES = max(CLASSES) + 1
-"""Length of an array that has a number for each class."""
+"""Length of an array with an element for each class."""

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-From a block of struct pages to one class a page: arrays in, arrays out.
+Classifies the pages of a block by their struct pages, with numpy.
 
-The order of the tests is that of the kernel's own stable_page_flags()
-(fs/proc/page.c): what a page's type or flags say outright comes before what
-its ``mapping`` word seems to say, because slab, page tables and free pages
-keep other things in that word.
+The order of the tests is that of the kernel's stable_page_flags() (fs/proc/page.c): the
+page type and the flags are tested before the ``mapping`` word, because slabs, page
+tables and free pages keep other data in that word.
 """
 
 from collections.abc import Callable
@@ -25,44 +24,44 @@ Codes = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.intp]
 
 NOT_MAPPED = np.uint32(0xFFFFFFFF)
-"""``_mapcount`` of a page that is neither mapped nor typed: -1."""
+"""``_mapcount`` of a page without mappings and without a page type: -1."""
 
 _MAX_ORDER = 20
-"""Above every MAX_PAGE_ORDER; a greater order in a free page is damage."""
+"""Above every MAX_PAGE_ORDER; a higher order in a free page is damage."""
 
 
 @dataclass(frozen=True)
 class FarHead:
-    """The head of a compound page that begins outside of a block."""
+    """Class and mapping of a compound page's head that is outside the block."""
 
     code: int
     mapping: int
 
 
 FarHeads = Callable[[int], FarHead]
-"""Looks a head page outside the block up by its address."""
+"""Function that looks up a head page outside the block by its address."""
 
 
 @dataclass
 class Block:
-    """Consecutive struct pages, the columns of them that matter, their classes."""
+    """Consecutive struct pages, their classes, and columns of their members."""
 
     pfn: int
     address: int
-    """Of the first struct page."""
+    """Address of the first struct page."""
 
     data: bytes | bytearray
     layout: PageLayout
     flags: Words
     mapping: Words
-    """Of a page-cache tail: its head's."""
+    """``mapping``; a page-cache tail has its head's."""
 
     counts: Words
-    """``_mapcount`` or page type in the low half, ``_refcount`` in the high."""
+    """``_mapcount`` or page type in the low 32 bits, ``_refcount`` in the high."""
 
     codes: Codes
     tails: Indices
-    """Tails of compound pages, those that look like heads included."""
+    """Tails of compound pages, including fake heads."""
 
     tail_heads: Indices
     """Index of each tail's head, negative or too large if outside the block."""
@@ -71,10 +70,10 @@ class Block:
     """``_mapcount`` or page type."""
 
     fakes: Indices
-    """Those of the tails that have a copy of their head's flags."""
+    """Fake heads: tails that have a copy of their head's flags."""
 
     notable: Indices
-    """Pages with flags that few have: heads, reserved, poisoned, slab."""
+    """Pages with one of the rare flags: head, reserved, hwpoison, slab."""
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -82,27 +81,27 @@ class Block:
     def column(
         self, offset: int, dtype: str = "<u8", skip: int = 0
     ) -> npt.NDArray[Any]:
-        """View one member of each struct page, from page number *skip* on."""
+        """View one member of each struct page, from index *skip* on."""
         return column(self.data, self.layout.size, offset, dtype, skip)
 
     def unreferenced(self, pages: Indices) -> npt.NDArray[np.bool_]:
         return self.counts[pages] < np.uint64(1 << 32)
 
     def nodes(self, pages: Indices) -> Words:
-        """Return the addresses of the list nodes (``page->lru``) of some pages."""
+        """Return the addresses of pages' list nodes (``page->lru``)."""
         first = np.uint64(self.address + self.layout.lru)
-        found: Words = first + pages.astype(np.uint64) * np.uint64(self.layout.size)
-        return found
+        nodes: Words = first + pages.astype(np.uint64) * np.uint64(self.layout.size)
+        return nodes
 
     def flagged(self, mask: int) -> Indices:
-        """Find the pages with any of some of the notable flags."""
+        """Return the pages with any flag of *mask*, all of them notable ones."""
         if not len(self.notable):
             return self.notable
-        found: Indices = self.notable[self.flags[self.notable] & np.uint64(mask) != 0]
-        return found
+        pages: Indices = self.notable[self.flags[self.notable] & np.uint64(mask) != 0]
+        return pages
 
     def heads_of(self, pages: Indices) -> Indices:
-        """Find the head of each page's compound page, or the page itself."""
+        """Return the head of each page's compound page, or the page itself."""
         if not len(self.tails) or not len(pages):
             return pages
         heads = np.arange(len(self))
@@ -111,7 +110,7 @@ class Block:
 
 
 def where(mask: npt.NDArray[Any]) -> Indices:
-    """Find where a mask is true; np.flatnonzero() with a third of its overhead."""
+    """Return the indices where a mask is true: a faster np.flatnonzero()."""
     return mask.nonzero()[0]
 
 
@@ -121,7 +120,7 @@ def column(
     """View one member of each of many records of *size* bytes."""
     count = len(data) // size - skip
     if not count:
-        # numpy refuses to view nothing behind the end.
+        # numpy does not allow an empty view past the end.
         return np.empty(0, dtype)
     offset += skip * size
     return np.ndarray((count,), dtype, data, offset=offset, strides=(size,))
@@ -136,14 +135,14 @@ def classify(
     gaps: list[Gap] | None = None,
 ) -> Block:
     """
-    Give each struct page of a block its class, as far as it alone can tell.
+    Classify each page of a block by its struct page alone.
 
-    Left for what other structures tell: per-CPU free pages and pages owned by
-    vmalloc, percpu and so on are still ``UNATTRIBUTED``; all regular files and
-    block devices are ``FILE``.
+    Other structures refine the classes later: per-CPU free pages and pages owned by
+    vmalloc, percpu and so on are still ``UNATTRIBUTED``; all regular files and block
+    devices are ``FILE``.
 
-    :param data: Whole struct pages; the block starts at a pfn that is a
-        multiple of every buddy and compound order up to its own length.
+    :param data: Whole struct pages; *pfn* is aligned to every buddy and compound order
+        up to the length of the block.
     :param gaps: Parts of *data* that could not be read.
     """
     flags = column(data, layout.size, layout.flags, "<u8").copy()
@@ -181,7 +180,7 @@ def _notable(layout: PageLayout) -> int:
 
 
 def counts_column(data: bytes | bytearray, layout: PageLayout) -> Words:
-    """Return ``_mapcount`` and ``_refcount`` as one word; a view if adjacent."""
+    """Return ``_mapcount`` and ``_refcount`` as one u64; a view if adjacent."""
     if layout.refcount == layout.mapcount + 4 and layout.mapcount % 8 == 0:
         return column(data, layout.size, layout.mapcount, "<u8")
     mapcount = column(data, layout.size, layout.mapcount, "<u4").astype(np.uint64)
@@ -194,10 +193,10 @@ _SWAPBACKED_ONLY = 8
 
 def _mapping_classes() -> Codes:
     """
-    Tabulate the class by what the mapping word and one flag say.
+    Return the table of classes by mapping word and PG_swapbacked.
 
-    The key is bits 0-1 of ``mapping``, 4 if it is not zero, 8 for PG_swapbacked.
-    Bit 1 alone marks movable pages of the kernel, up to v6.16.
+    The index is bits 0-1 of ``mapping``, plus 4 if it is not zero, plus 8 for
+    PG_swapbacked. Bit 1 alone marks movable pages of the kernel, up to v6.16.
     """
     table = np.full(16, PageClass.UNATTRIBUTED, np.uint8)
     for swapbacked, cached in ((0, PageClass.FILE), (8, PageClass.SHMEM)):
@@ -216,10 +215,10 @@ def _by_mapping(flags: Words, mapping: Words, layout: PageLayout) -> Codes:
     key = mapping.astype(np.uint8) & np.uint8(3)
     key |= (mapping != 0).view(np.uint8) << np.uint8(2)
     key |= ((flags & swapbacked) != 0).view(np.uint8) << np.uint8(3)
-    # take() is twice as fast as an index here.
+    # take() is twice as fast as indexing.
     codes: Codes = MAPPING_CLASSES.take(key)
-    # Read ahead from swap and not yet mapped, or shmem on its way to or from
-    # swap; the swap map will tell which.
+    # Swap cache without a mapping: read ahead and not yet mapped, or shmem on its way
+    # to or from swap. The swap map resolves it later.
     nameless = where(key == _SWAPBACKED_ONLY)
     swapcache = np.uint64(layout.swapcache_bits)
     codes[nameless[flags[nameless] & swapcache == swapcache]] = PageClass.ANON
@@ -228,7 +227,7 @@ def _by_mapping(flags: Words, mapping: Words, layout: PageLayout) -> Codes:
 
 def _by_type(block: Block) -> None:
     types, word = block.layout.types, block.words
-    # One comparison finds the types: -1, the commonest word, wraps round to 0.
+    # One comparison finds typed pages: -1, the most common value, wraps to 0.
     typed = where((word + np.uint32(1)) > np.uint32(types.lowest))
     if len(typed):
         keys = word[typed] >> np.uint32(types.shift) & np.uint32(types.mask)
@@ -240,10 +239,10 @@ def _by_type(block: Block) -> None:
 
 
 def _compound_heads(block: Block) -> None:
-    """Distinguish hugetlb pages from kernel pages, and fake heads from true ones."""
+    """Set the classes of heads: hugetlb or kernel pages; find tails and fake heads."""
     layout = block.layout
     info = block.column(layout.compound_head)
-    # Its low byte tells; the words of tails and heads only are read whole.
+    # Bit 0 marks a tail: only the low byte of each page is read.
     tails = where(block.column(layout.compound_head, "<u1") & np.uint8(1))
     heads = block.flagged(layout.bits["head"])
     heads = heads[heads + 1 < len(block)]
@@ -254,17 +253,17 @@ def _compound_heads(block: Block) -> None:
         return
     if layout.fake_heads:
         # Linux kernel commit e7d324850bfc ("mm: hugetlb: free the 2nd vmemmap
-        # page associated with each HugeTLB page") (in v5.18): the tails'
-        # struct pages are one page mapped many times, which starts with the
-        # head's. The page after a head names the true one.
-        named = info[heads + 1]
+        # page associated with each HugeTLB page") (in v5.18): the vmemmap of tails is
+        # one page mapped many times, which begins with a copy of the head. The struct
+        # page after a head points to the real head.
+        next_info = info[heads + 1]
         own = np.uint64(block.address + 1) + heads.astype(np.uint64) * np.uint64(
             layout.size
         )
-        fake = (named & np.uint64(1) != 0) & (named != own)
+        fake = (next_info & np.uint64(1) != 0) & (next_info != own)
         block.fakes = heads[fake]
         tails = np.concatenate((tails, heads[fake]))
-        tail_words = np.concatenate((tail_words, named[fake]))
+        tail_words = np.concatenate((tail_words, next_info[fake]))
         heads = heads[~fake]
     block.tails = tails
     block.tail_heads = _head_indices(block, tails, tail_words)
@@ -275,7 +274,7 @@ def _compound_heads(block: Block) -> None:
         hugetlb = (second & mark.mask) == mark.value
         hugetlb &= codes != PageClass.SLAB
         codes[hugetlb] = PageClass.USER_HUGETLB
-    # A free page of the pool is the one that nobody holds.
+    # A free page of the hugetlb pool has no references.
     free = block.unreferenced(heads) & (codes == PageClass.USER_HUGETLB)
     codes[free] = PageClass.FREE_HUGETLB
     if not layout.types.has("large_kmalloc"):
@@ -308,8 +307,8 @@ def _missing(block: Block) -> None:
     """
     Mark struct pages that were not in the dump and read as zeros.
 
-    A reader that fills filtered pages with zeros gives itself away: a true
-    struct page has a ``_mapcount`` of -1, a type or a reference.
+    Some readers return zeros for excluded pages. A real struct page is never all zeros:
+    it has a ``_mapcount`` of -1, a page type or a reference.
     """
     zero = where(block.counts == 0)
     if len(zero):
@@ -345,7 +344,7 @@ def _compound_tails(block: Block, far_heads: FarHeads) -> None:
 
 
 def settle_far_tails(block: Block, heads: Indices, far_heads: FarHeads) -> None:
-    """Set the class and mapping of tails whose heads are outside of the block."""
+    """Set the class and mapping of tails whose heads are outside the block."""
     for head in heads:
         far = far_heads(block.address + int(head) * block.layout.size)
         its_tails = block.tails[block.tail_heads == head]
@@ -354,7 +353,7 @@ def settle_far_tails(block: Block, heads: Indices, far_heads: FarHeads) -> None:
 
 
 def _free_blocks(block: Block) -> None:
-    """Spread the class of a free block's first page over the block."""
+    """Copy the class of a free block's first page to its other pages."""
     firsts = where(block.codes == PageClass.FREE_BUDDY)
     if not len(firsts):
         return

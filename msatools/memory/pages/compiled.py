@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-The scan's inner loops in C (``_classify.c``), where the installation has them.
+Runs the scan's inner loops in C (``_classify.c``), if they were built.
 
-They return the same as :func:`msatools.memory.pages.classify.classify`, page for page,
-in a fraction of the time. An installation made without a compiler lacks them and
-nothing else; ``MSATOOLS_CLASSIFIER=numpy`` turns them off.
+The results are the same as those of :func:`msatools.memory.pages.classify.classify`, in
+a fraction of the time. An installation without a compiler lacks only them;
+``MSATOOLS_CLASSIFIER=numpy`` turns them off.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ from msatools.memory.pages.classify import (
 from msatools.memory.pages.layout import PageLayout
 
 SWITCH = "MSATOOLS_CLASSIFIER"
-"""The environment variable; ``numpy`` is the one value that means something."""
+"""Environment variable; ``numpy`` is the only value with an effect."""
 
 _LIBRARY = "msatools.memory._classify"
 _CODES = 256
@@ -78,7 +78,7 @@ _ROOM: dict[str, tuple[type[np.generic], int]] = {
     "cache_mappings": (np.uint64, 1),
     "cache_pages": (np.int64, 1),
 }
-"""Arrays of ``struct scan``: the type of an element, and how many there are a page."""
+"""Arrays of ``struct scan``: type of an element, and elements for each page."""
 
 
 def _words(*names: str) -> Iterable[tuple[str, type[Any]]]:
@@ -131,8 +131,8 @@ class _Scan(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Load what the C file was made into; ``None`` where it was not."""
-    # No module that could be imported, but it is built, installed and found as one.
+    """Load the compiled C file; ``None`` if it was not built or does not match."""
+    # It cannot be imported, but it is built, installed and found like a module.
     spec = importlib.util.find_spec(_LIBRARY)
     if spec is None or spec.origin is None:
         return None
@@ -144,7 +144,7 @@ def library() -> ctypes.CDLL | None:
         size = loaded.msa_size()
     except (OSError, AttributeError):
         return None
-    # An editable installation can have one of another version.
+    # An editable installation may have a library of another version.
     if size != ctypes.sizeof(_Layout) << 16 | ctypes.sizeof(_Scan):
         return None
     scan = ctypes.POINTER(_Scan)
@@ -164,12 +164,12 @@ def library() -> ctypes.CDLL | None:
 
 
 def is_wanted() -> bool:
-    """Return whether blocks may be classified by anything but numpy."""
+    """Return whether the C code may be used rather than numpy."""
     return os.environ.get(SWITCH) != "numpy"
 
 
 def compiled_classifier(layout: PageLayout) -> "Compiled | None":
-    """Return the classifier for a layout; ``None`` if numpy has to do it."""
+    """Return the classifier for a layout; ``None`` if numpy is needed."""
     if not is_wanted():
         return None
     loaded = library()
@@ -177,7 +177,7 @@ def compiled_classifier(layout: PageLayout) -> "Compiled | None":
 
 
 def _within(layout: PageLayout) -> bool:
-    """Return whether all members that are read lie within struct page."""
+    """Return whether all members that are read are within struct page."""
     mark, types = layout.hugetlb, layout.types
     ends = [getattr(layout, name) + 8 for name in _OFFSETS[:4]]
     ends += [getattr(layout, name) + 4 for name in _OFFSETS[4:]]
@@ -196,26 +196,26 @@ class BlockSums(NamedTuple):
     """Sums over pages of one node and zone."""
 
     counts: npt.NDArray[np.int64]
-    """Pages by class, for all codes of a byte; good until the next block is summed."""
+    """Pages by class, for all 256 codes; valid until the next call."""
 
     mappings: Words
-    """Of runs of page-cache pages."""
+    """Mapping of each run of page-cache pages."""
 
     pages: npt.NDArray[np.int64]
-    """Of each run."""
+    """Pages of each run."""
 
     anon_unmapped: int
     anon_swapcache: int
     shmem_swapcache: int
     nameless: int
-    """Anon pages of the swap cache that no mapping names."""
+    """Anon pages of the swap cache without a mapping."""
 
 
 class Compiled:
     """
-    Classifies blocks, each in the same memory as the one before.
+    Classifies blocks, and reuses the same memory for each block.
 
-    So a block, and what was given for it, is good until the next is classified.
+    So a block and its sums are valid until the next block is classified.
     """
 
     def __init__(self, loaded: ctypes.CDLL, layout: PageLayout) -> None:
@@ -273,7 +273,7 @@ class Compiled:
         far_heads: FarHeads,
         gaps: list[Gap] | None = None,
     ) -> Block:
-        """Do as :func:`msatools.memory.pages.classify.classify`, for the one layout."""
+        """Classify a block as :func:`msatools.memory.pages.classify.classify` does."""
         pages = len(data) // layout.size
         if pages > self._room:
             self._make_room(pages)
@@ -312,7 +312,7 @@ class Compiled:
     def _settle_far_tails(self, block: Block, far_heads: FarHeads) -> None:
         scan = self._scan
         if scan.far_low == scan.far_high:
-            # A gigantic page, of which most blocks are nothing but tails.
+            # A gigantic page: most of its blocks are only tails.
             far = far_heads(block.address + scan.far_low * block.layout.size)
             scan.far_code, scan.far_mapping = far.code, far.mapping
             return
@@ -329,7 +329,7 @@ class Compiled:
         return int(highest)
 
     def sums(self, first: int, end: int) -> BlockSums:
-        """Sum pages of the last block up, by their classes as they are now."""
+        """Sum up pages of the last block by their current classes."""
         self._library.msa_sum(self._here, first, end)
         scan, arrays = self._scan, self._arrays
         return BlockSums(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Pages of a block by class, for each of the equal parts that it is cut into."""
+"""Counts pages of a block by class, for equal parts of the block."""
 
 from functools import lru_cache
 
@@ -14,34 +14,34 @@ Counts = npt.NDArray[np.int64]
 """Pages by class, shape ``(NCLASSES,)`` or ``(parts, NCLASSES)``."""
 
 
-def class_counts(codes: Codes, each: int, skip: int = 0) -> Counts:
+def class_counts(codes: Codes, part_pages: int, skip: int = 0) -> Counts:
     """
-    Count the pages of each class in parts of *each* pages.
+    Count the pages of each class in parts of *part_pages* pages.
 
-    :param skip: By how many pages the first page is behind the start of its part.
+    :param skip: Number of pages of the first part that precede the block.
     :return: Shape ``(parts, NCLASSES)``; the first and last part may be short.
     """
-    parts = -(-(skip + len(codes)) // each)
+    parts = -(-(skip + len(codes)) // part_pages)
     lowest = int(codes.min())
     if lowest == codes.max():
-        # Free memory, for the most part; found in a fortieth of the time.
+        # Usually free memory; this takes a fortieth of the time.
         counts = np.zeros((parts, NCLASSES), np.int64)
-        counts[:, lowest] = each
+        counts[:, lowest] = part_pages
         counts[0, lowest] -= skip
-        counts[-1, lowest] -= parts * each - skip - len(codes)
+        counts[-1, lowest] -= parts * part_pages - skip - len(codes)
         return counts
     if parts == 1:
         return np.bincount(codes, minlength=NCLASSES)[np.newaxis]
-    keys = _part_keys(len(codes), each, skip) + codes
+    keys = _part_keys(len(codes), part_pages, skip) + codes
     return np.bincount(keys, minlength=parts * NCLASSES).reshape(parts, NCLASSES)
 
 
 @lru_cache(maxsize=8)
-def _part_keys(pages: int, each: int, skip: int) -> npt.NDArray[np.intp]:
-    """Return NCLASSES times the number of each page's part; most blocks are alike."""
-    return (np.arange(pages, dtype=np.intp) + skip) // each * NCLASSES
+def _part_keys(pages: int, part_pages: int, skip: int) -> npt.NDArray[np.intp]:
+    """Return NCLASSES times the index of each page's part; cached, as calls repeat."""
+    return (np.arange(pages, dtype=np.intp) + skip) // part_pages * NCLASSES
 
 
 def named(counts: Counts) -> dict[str, int]:
-    """Return the counts of all classes by their names."""
+    """Return the counts by class name."""
     return {name: int(counts[code]) for code, name in CLASSES.items()}

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Pages on the per-CPU free lists of a running kernel, found by their links alone.
+Finds pages on the per-CPU free lists of a running kernel by their links alone.
 
-A running kernel changes these lists between the look at a struct page and the look at
-the lists, some of which cannot be followed any more. But what is taken off a list gets
-links that are poison, and what never was on one is linked to itself: links to others
-are those of a page that was on a list when it was read. If that was none of these, the
-page was on its way between them and the buddy allocator, or compaction had it.
+A running kernel changes these lists between the read of a struct page and the read of
+the lists, and some lists can then not be followed. But list_del() poisons the links of
+a page, and a page that was never on a list is linked to itself. So a page with links to
+others was on a list when it was read. If that was not a per-CPU list, the page was on
+its way between one and the buddy allocator, or was isolated by compaction.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from msatools.memory.pages.memmap import MemmapRange
 
 UNLISTED = -1
 POINTER_BYTES = 8
-"""Of each of the two links of a list node."""
+"""Size of each of the two links of a list node."""
 
 _ALIGNMENT = np.uint64(7)
 
@@ -32,36 +32,36 @@ def are_links(words: Words, kernel_start: int) -> npt.NDArray[np.bool_]:
     """
     Return which words may be the address of a list node.
 
-    LIST_POISON lies below the kernel's addresses. The lists' heads are per-CPU memory,
-    in the direct map or among the lowest of the kernel's addresses.
+    LIST_POISON is below the kernel's addresses. The list heads are per-CPU memory, in
+    the direct map or at the lowest kernel addresses.
 
-    :param kernel_start: The lowest of them (:attr:`PageLayout.kernel_start`).
+    :param kernel_start: Lowest kernel address (:attr:`PageLayout.kernel_start`).
     """
-    found: npt.NDArray[np.bool_] = words & _ALIGNMENT == 0
-    found &= words >= np.uint64(kernel_start)
-    return found
+    links: npt.NDArray[np.bool_] = words & _ALIGNMENT == 0
+    links &= words >= np.uint64(kernel_start)
+    return links
 
 
 @dataclass(frozen=True)
 class FreeLinks:
-    """Finds unreferenced pages without a class that were on a list, by their links."""
+    """Finds unreferenced, unclassified pages that were on a list, by their links."""
 
     first: int
     """Address of the list node of pfn 0."""
 
     size: int
-    """Of a struct page."""
+    """Size of a struct page."""
 
     pages: int
-    """That there are at most."""
+    """Number of pages up to the end of memory."""
 
     kernel_start: int
-    """The lowest address of the kernel."""
+    """Lowest kernel address."""
 
     def lead_to_others(
         self, nodes: Words, nexts: Words, prevs: Words
     ) -> npt.NDArray[np.bool_]:
-        """Return which nodes are linked to the node of another page, or of two."""
+        """Return which nodes are linked to the node of at least one other page."""
         others = are_links(nexts, self.kernel_start)
         others &= are_links(prevs, self.kernel_start)
         others &= (nexts != nodes) & (prevs != nodes)
@@ -70,28 +70,28 @@ class FreeLinks:
 
     def _are_pages(self, links: Words) -> npt.NDArray[np.bool_]:
         pfns, rests = np.divmod(links - np.uint64(self.first), np.uint64(self.size))
-        # What is below the first wraps round to what is far above.
-        found: npt.NDArray[np.bool_] = (rests == 0) & (pfns < np.uint64(self.pages))
-        return found
+        # Addresses below the first node wrap round to pfns that are too high.
+        pages: npt.NDArray[np.bool_] = (rests == 0) & (pfns < np.uint64(self.pages))
+        return pages
 
     def pfns(self, nodes: Words) -> Words:
         """Return the pfns of list nodes."""
-        found: Words = (nodes - np.uint64(self.first)) // np.uint64(self.size)
-        return found
+        pfns: Words = (nodes - np.uint64(self.first)) // np.uint64(self.size)
+        return pfns
 
 
 def free_links(
     reader: Reader, layout: PageLayout, ranges: Sequence[MemmapRange]
 ) -> FreeLinks | None:
     """
-    Return what finds the pages on per-CPU lists by their links, if it is needed.
+    Return a finder of pages on per-CPU lists by their links, if it is usable.
 
-    ``None`` for a dump, whose lists stand still; where the memmap is not one array; and
-    for a kernel where links may be left over. Before Linux kernel commit 8b10b465d0e1
-    ("mm/page_alloc: free pages in a single pass during bulk free") (in v5.18) that were
-    those of pages that went from a per-CPU list into a free block; the next change that
-    shows in the types is bf75f200569d ("mm/page_alloc: add page->buddy_list and
-    page->pcp_list") (in v6.0).
+    ``None`` for a dump, whose lists do not change; if the memmap is not one array; and
+    for a kernel that may leave stale links. Before Linux kernel commit 8b10b465d0e1
+    ("mm/page_alloc: free pages in a single pass during bulk free") (in v5.18) pages
+    that went from a per-CPU list into a free block kept their links. The next change
+    that is visible in the types is bf75f200569d ("mm/page_alloc: add page->buddy_list
+    and page->pcp_list") (in v6.0).
     """
     page = reader.prog.type("struct page")
     if not reader.is_live or not page.has_member("pcp_list"):
@@ -105,17 +105,18 @@ def free_links(
 
 def spread_orders(orders: Indices, ways: Sequence[Sequence[int]]) -> Indices:
     """
-    Set the order of each place to the one known at the end of its links.
+    Set each unknown order to the one known at the end of the node's links.
 
-    All pages on one list are of one order.
+    All pages on one list have the same order.
 
-    :param orders: By place, ``UNLISTED`` if not known.
-    :param ways: By each, where the first places lead to; from the rest none does.
+    :param orders: Order by index, ``UNLISTED`` if unknown.
+    :param ways: For each direction, the index that each node's link leads to; the
+        indices after these are ends.
     """
     orders = orders.copy()
     for way in ways:
         ahead = np.concatenate((way, np.arange(len(way), len(orders))))
-        # Each round looks twice as far ahead.
+        # Pointer jumping: each round follows twice as many links.
         for _ in range(len(way).bit_length()):
             unknown = where(orders == UNLISTED)
             orders[unknown] = orders[ahead[unknown]]
@@ -125,10 +126,10 @@ def spread_orders(orders: Indices, ways: Sequence[Sequence[int]]) -> Indices:
 
 def inside_others(pfns: Words, orders: Indices) -> Indices:
     """
-    Find the free blocks that begin within one before them, which was split since.
+    Return the free blocks that begin inside an earlier one, which was split since.
 
-    :param pfns: Of the first page of each, ascending.
-    :param orders: Of each, or ``UNLISTED`` for what is no block.
+    :param pfns: First page of each block, ascending.
+    :param orders: Order of each block; ``UNLISTED`` for pages that are not a block.
     """
     blocks = where(orders != UNLISTED)
     starts = pfns[blocks].astype(np.intp)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The layout of this kernel's ``struct page``."""
+"""Reads the layout of a kernel's ``struct page``."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,28 +14,27 @@ from msatools.selfdesc.vmcoreinfo import vmcoreinfo, vmcoreinfo_number
 from msatools.target.addresses import kernel_start
 
 _LAYOUT = "msatools.page layout"
-"""Key of the program's cache."""
+"""Key in the program's cache."""
 
 
 @dataclass(frozen=True)
 class PageTypes:
     """
-    How ``page->page_type`` names what an unmapped page is used for.
+    Encoding of ``page->page_type``, the use of an unmapped page.
 
-    The word is shared with ``_mapcount``, so a typed page is one whose word is
-    a large negative number.
+    The member is shared with ``_mapcount``; page types are large negative values.
     """
 
     lowest: int
-    """Words from this one on, but for -1, are types."""
+    """Lowest value that is a type; -1 is not a type."""
 
     shift: int
     mask: int
     classes: npt.NDArray[np.uint8]
-    """Class by ``(word >> shift) & mask``."""
+    """Class by ``(page_type >> shift) & mask``."""
 
     names: frozenset[str]
-    """The types that this kernel knows."""
+    """Names of the types of this kernel."""
 
     def has(self, name: str) -> bool:
         return name in self.names
@@ -44,13 +43,13 @@ class PageTypes:
 @dataclass(frozen=True)
 class HugetlbMark:
     """
-    How the first tail page tells a hugetlb page from other compound pages.
+    Mark in the first tail page that distinguishes hugetlb from other compound pages.
 
-    Kernels that have a page type for it need no such mark.
+    Kernels that have a page type for hugetlb do not need it.
     """
 
     offset: int
-    """Of the byte or word in ``struct page`` number 1 of the compound page."""
+    """Offset of the byte or word in the first tail's ``struct page``."""
 
     size: int
     mask: int
@@ -65,7 +64,7 @@ class PageLayout:
     flags: int
     compound_head: int
     compound_mask: bool
-    """Whether a tail keeps a mask that its address is and-ed with (7.1)."""
+    """Whether a tail's compound_info is a mask: head is tail address & mask (7.1)."""
 
     lru: int
     mapping: int
@@ -73,49 +72,49 @@ class PageLayout:
     mapcount: int
     refcount: int
     entire_mapcount: int
-    """Of the compound page's own count, in ``struct page`` number 1."""
+    """Offset of the entire mapcount, in the first tail's ``struct page``."""
 
     bits: dict[str, int]
-    """Masks by the name of the ``enum pageflags`` enumerator, ``PG_`` cut."""
+    """Masks by name of the ``enum pageflags`` enumerator without ``PG_``."""
 
     types: PageTypes
     hugetlb: HugetlbMark | None
 
     zone_shift: int
-    """Of zone and node together in ``flags``; the node is above the zone."""
+    """Shift of zone and node in ``flags``; the node is above the zone."""
 
     zone_bits: int
     node_bits: int
     device_zone: int | None
-    """Number of ZONE_DEVICE, ``None`` without."""
+    """Number of ZONE_DEVICE; ``None`` without CONFIG_ZONE_DEVICE."""
 
     fake_heads: bool
-    """Whether tails of an optimised hugetlb page can look like heads."""
+    """Whether tails of a hugetlb page with optimised vmemmap may be fake heads."""
 
     kernel_start: int
-    """The lowest address that a link of ``lru`` may have (``target/addresses.py``)."""
+    """Lowest address that a link of ``lru`` may have (``target/addresses.py``)."""
 
     @property
     def swapcache_bits(self) -> int:
-        """All set in a page of the swap cache; one bit has other meanings, too."""
+        """Flags that are all set in a swap cache page; each has other uses alone."""
         return self.bits["swapbacked"] | self.bits.get("swapcache", 1 << 63)
 
     @property
     def slab_bit(self) -> int:
-        """``PG_slab``, 0 where slab is a page type."""
+        """``PG_slab``; 0 if slab is a page type."""
         return 0 if self.types.has("slab") else self.bits["slab"]
 
 
 def page_layout(prog: drgn.Program) -> PageLayout:
     """
-    Read the layout from the kernel's own types, once a program.
+    Read the layout from the kernel's types, once for each program.
 
     :raises LookupError: if the types lack ``struct page`` or ``enum pageflags``
     """
-    known: dict[str, PageLayout] = prog.cache
-    if _LAYOUT not in known:
-        known[_LAYOUT] = _read_layout(prog)
-    return known[_LAYOUT]
+    cache: dict[str, PageLayout] = prog.cache
+    if _LAYOUT not in cache:
+        cache[_LAYOUT] = _read_layout(prog)
+    return cache[_LAYOUT]
 
 
 def _read_layout(prog: drgn.Program) -> PageLayout:
@@ -156,7 +155,7 @@ def _enumerators(prog: drgn.Program, name: str) -> dict[str, int]:
 
 
 def _offset(type_: drgn.Type, names: Iterable[str]) -> int:
-    """Find the byte offset of the first of *names* that the type has."""
+    """Return the byte offset of the first of *names* that the type has."""
     names = tuple(names)
     for name in names:
         if type_.has_member(name):
@@ -201,8 +200,8 @@ def _hugetlb_mark(
         return HugetlbMark(
             _offset(page, ("flags",)), 8, bits["hugetlb"], bits["hugetlb"]
         )
-    # Before, the compound page's destructor, a byte of the first tail page that
-    # is a member of struct page or, later, of struct folio only.
+    # Before, the compound page's destructor: a byte of the first tail page, a member of
+    # struct page or, later, only of struct folio.
     try:
         dtor = prog.constant("HUGETLB_PAGE_DTOR").value_()
     except LookupError:
@@ -228,7 +227,7 @@ _TYPE_CLASSES = {
 
 
 def _page_types(prog: drgn.Program, page: drgn.Type) -> PageTypes:
-    """Find out how types are encoded, the newest way first."""
+    """Read the encoding of page types; the newest is tried first."""
     try:
         enumerators = _enumerators(prog, "enum pagetype")
     except LookupError:
@@ -246,20 +245,20 @@ def _page_types(prog: drgn.Program, page: drgn.Type) -> PageTypes:
             classes[value & 0xFF] = _TYPE_CLASSES.get(name, PageClass.UNATTRIBUTED)
         return PageTypes(0xF0000000, 24, 0xFF, classes, frozenset(values))
     if values.get("buddy", 0) >= 1 << 24:
-        # Bits that are cleared, in the top byte: Linux kernel commit 8db00ad56461
+        # Cleared bits in the top byte: Linux kernel commit 8db00ad56461
         # ("mm: allow reuse of the lower 16 bit of the page type with an actual
         # type") (in v6.11).
         return _cleared_bits(0x80000000, 24, 0xFF, values)
     if "buddy" in values:
-        # Bits that are cleared, at the bottom, in an enum: Linux kernel commit
+        # Cleared low bits, in an enum: Linux kernel commit
         # ff202303c398 ("mm: convert page type macros to enum") (in v6.10).
         return _cleared_bits(0xF0000000, 0, 0x1FFF, values)
-    # The same as macros, so that debug info does not name them: Linux kernel
+    # The same bits as macros, which debug info does not have: Linux kernel
     # commit 6e292b9be7f4 ("mm: split page_type out from _mapcount") (in v4.18).
     # VMCOREINFO has the newer ones as ~bit.
     values = {"buddy": 0x80, "offline": 0x100, "table": 0x200}
     if page.has_member("mem_cgroup"):
-        # One more bit, which goes with the others, until Linux kernel commit
+        # One more bit, combined with the others, until Linux kernel commit
         # 18b2db3b0385 ("mm: Convert page kmemcg type to a page memcg flag") (in
         # v5.11): whether the page is charged to a memory cgroup.
         values = {"buddy": 0x80, "offline": 0x100, "kmemcg": 0x200, "table": 0x400}
@@ -273,20 +272,20 @@ def _page_types(prog: drgn.Program, page: drgn.Type) -> PageTypes:
 def _cleared_bits(
     lowest: int, shift: int, mask: int, values: dict[str, int]
 ) -> PageTypes:
-    """Make the table of types for which a bit of an all-ones word is cleared."""
+    """Return the page types for an encoding by cleared bits."""
     classes = np.zeros(mask + 1, np.uint8)
     keys = np.arange(mask + 1)
     charged = values.get("kmemcg", 0) >> shift & mask
     for name, bit in values.items():
-        # Other pairs of cleared bits are no type, but small negative mapcounts.
+        # Other pairs of cleared bits are not types but small negative mapcounts.
         is_it = keys | charged == mask & ~(bit >> shift)
         classes[is_it] = _TYPE_CLASSES.get(name, PageClass.UNATTRIBUTED)
     return PageTypes(lowest, shift, mask, classes, frozenset(values))
 
 
 def _node_bits(prog: drgn.Program) -> int:
-    # NODES_SHIFT is the logarithm of MAX_NUMNODES, the length of node_data. Not every
-    # architecture exports that, and BTF does not tell it.
+    # NODES_SHIFT is log2 of MAX_NUMNODES, the length of node_data. Not every
+    # architecture exports that to VMCOREINFO, and BTF does not have it.
     length = vmcoreinfo(prog).get("LENGTH(node_data)")
     if length is None:
         # include/linux/mmzone.h: all zones of all nodes, and an end.

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-The memmap: where the struct pages are, and reading them in bulk.
+Finds the struct pages of the memmap and reads them in bulk.
 
-With SPARSEMEM, which every 64-bit distribution kernel has, physical memory is
-cut into sections (128 MiB on x86-64), each with its own run of struct pages
-(mm/sparse.c, include/linux/mmzone.h).
+With SPARSEMEM, which every 64-bit distribution kernel has, physical memory is divided
+into sections (128 MiB on x86-64), each with its own array of struct pages (mm/sparse.c,
+include/linux/mmzone.h).
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,17 +28,17 @@ from msatools.selfdesc.variables import find_variable
 State = Literal["online", "offline", "device"]
 
 CHUNK_BYTES = 1 << 20
-"""Bytes of struct pages a read: what the columns need stays in a core's cache."""
+"""Bytes of struct pages per read: the columns fit a core's cache."""
 
 _PROBES = 8
-"""Struct pages of a section to try where the table of sections is lost."""
+"""Struct pages of a section to try if the table of sections is unreadable."""
 
 _MAX_PROBED_SECTIONS = 1 << 17
 _SUBSECTION_BYTES = 1 << 21  # SUBSECTION_SHIFT
 _MAX_PHYSICAL_BITS = 56
 
 _GAP_BYTES = 4096
-"""Dumps leave out, and a live memmap lacks, whole pages."""
+"""Granule of gaps: whole pages are excluded from a dump or missing live."""
 
 
 class MemmapRange(NamedTuple):
@@ -47,15 +47,15 @@ class MemmapRange(NamedTuple):
     section: int
     state: State
     early: bool
-    """Whether the section was there at boot, not hot-plugged."""
+    """Whether the section was present at boot rather than hot-plugged."""
 
     pfn: int
     pages: int
     address: int
-    """Of the first struct page."""
+    """Address of the first struct page."""
 
     def address_end(self, size: int) -> int:
-        """Find the end of the last struct page, each having *size* bytes."""
+        """Return the address after the last struct page of *size* bytes."""
         return self.address + self.pages * size
 
 
@@ -72,10 +72,10 @@ def memmap_ranges(
     reader: Reader, layout: PageLayout, losses: LossLog
 ) -> list[MemmapRange]:
     """
-    Find all struct pages, in pfn order.
+    Return the ranges of all struct pages, in pfn order.
 
-    The table of sections lies at the end of memory, which a truncated dump has
-    lost; then the sections are those of which some struct page can be read.
+    The table of sections is at the end of memory, which a truncated dump lacks. Then
+    the sections are those that have a readable struct page.
 
     :raises LookupError: if the kernel has no memory sections (no SPARSEMEM)
     :raises drgn.FaultError: if no struct page can be read
@@ -124,7 +124,7 @@ def _listed_ranges(
                 runs = _runs(bitmap, pages, subsection)
         for first, count in runs:
             pfn = nr * pages + first
-            # The word is the address that page 0 of all memory would have.
+            # section_mem_map is encoded relative to pfn 0.
             address = (memmap & flags.memmap_mask) + pfn * layout.size
             state: State = "online"
             if not memmap & flags.online:
@@ -134,7 +134,7 @@ def _listed_ranges(
 
 
 def _readable_ranges(reader: Reader, layout: PageLayout) -> list[MemmapRange]:
-    """Find the sections by trying to read struct pages of each that may be."""
+    """Find sections by probing struct pages of every possible section."""
     pages = pages_per_section(reader.prog)
     memmap = vmemmap_base(reader.prog)
     last = find_variable(reader.prog, "__highest_present_section_nr").value_()
@@ -144,7 +144,7 @@ def _readable_ranges(reader: Reader, layout: PageLayout) -> list[MemmapRange]:
     return [
         MemmapRange(nr, "online", True, nr * pages, pages, address)
         for nr, address in enumerate(range(memmap, memmap + (last + 1) * size, size))
-        if any(_readable(reader, address + at) for at in range(0, size, step))
+        if any(_readable(reader, address + offset) for offset in range(0, size, step))
     ]
 
 
@@ -173,8 +173,8 @@ class _SectionFlags:
     @classmethod
     def of(cls, prog: drgn.Program) -> "_SectionFlags":
         # An enum since Linux kernel commit ed7802dd48f7 ("mm: memory_hotplug:
-        # enumerate all supported section flags") (in v6.0). The macros before
-        # it had these values; 0x10 came in v5.12, when there was room for it.
+        # enumerate all supported section flags") (in v6.0). The macros before it had
+        # these values; 0x10 was added in v5.12 and was unused before.
         try:
             last = constant(prog, "SECTION_MAP_LAST_BIT")
         except LookupError:
@@ -187,7 +187,7 @@ class _SectionFlags:
 
 
 def _sections(reader: Reader, losses: LossLog) -> Iterator[tuple[int, int, int]]:
-    """Read each present section's number, memmap word and usage pointer."""
+    """Yield the number, section_mem_map and usage pointer of each present section."""
     prog = reader.prog
     per_root = prog["SECTIONS_PER_ROOT"].value_()
     last = find_variable(prog, "__highest_present_section_nr").value_()
@@ -220,32 +220,32 @@ def _sections(reader: Reader, losses: LossLog) -> Iterator[tuple[int, int, int]]
 
 def section_usages(reader: Reader, losses: LossLog) -> dict[int, int]:
     """
-    Find each section's ``struct mem_section_usage``, by the number of the section.
+    Return the address of each section's ``struct mem_section_usage``, by number.
 
-    None before Linux kernel commit f1eca35a0dc7 ("mm/sparsemem: introduce struct
+    Empty before Linux kernel commit f1eca35a0dc7 ("mm/sparsemem: introduce struct
     mem_section_usage") (in v5.3).
 
-    :raises drgn.FaultError: if the table of sections is lost
+    :raises drgn.FaultError: if the table of sections cannot be read
     """
     return {nr: usage for nr, _, usage in _sections(reader, losses) if usage}
 
 
 def _section_roots(reader: Reader, count: int) -> list[int]:
-    """Find the address of each root array of sections, 0 where there is none."""
+    """Return the address of each root array of sections; 0 if not allocated."""
     roots = find_variable(reader.prog, "mem_section")
     kind = roots.type_.unaliased_kind()
     if kind == drgn.TypeKind.POINTER:  # SPARSEMEM_EXTREME
         if not roots:
             return []
-        return [int(a) for a in reader.words(roots.value_(), count)]
+        return [int(root) for root in reader.words(roots.value_(), count)]
     if roots.type_.unaliased().type.unaliased_kind() == drgn.TypeKind.POINTER:
-        return [int(a) for a in reader.words(roots.address_, count)]
+        return [int(root) for root in reader.words(roots.address_, count)]
     size = drgn.sizeof(roots.type_.unaliased().type)
     return [roots.address_ + i * size for i in range(count)]
 
 
 def _subsection_map(prog: drgn.Program) -> tuple[int, int]:
-    """Find size and offset of the subsection bitmap, 0 if there is none."""
+    """Return size and offset of the subsection bitmap; 0 if there is none."""
     try:
         member = prog.type("struct mem_section_usage").member("subsection_map")
     except LookupError:
@@ -253,23 +253,23 @@ def _subsection_map(prog: drgn.Program) -> tuple[int, int]:
     return drgn.sizeof(member.type), member.offset
 
 
-def _runs(bitmap: bytes, pages: int, each: int) -> list[tuple[int, int]]:
+def _runs(bitmap: bytes, pages: int, subsection: int) -> list[tuple[int, int]]:
     """
-    Turn a section's subsection bitmap into runs of (first page, count).
+    Convert a section's subsection bitmap to runs of (first page, count).
 
-    :param each: Pages of a subsection; bits beyond the section have no meaning.
+    :param subsection: Pages of a subsection; bits beyond the section are ignored.
     """
     bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
-    bits = bits[: pages // each]
+    bits = bits[: pages // subsection]
     edges = np.flatnonzero(np.diff(bits, prepend=0, append=0))
     return [
-        (int(start) * each, int(end - start) * each)
+        (int(start) * subsection, int(end - start) * subsection)
         for start, end in zip(edges[::2], edges[1::2], strict=True)
     ]
 
 
 def _state_of_offline(reader: Reader, layout: PageLayout, address: int) -> State:
-    """Distinguish device memory, which is never online, from an offline section."""
+    """Return whether a section that is not online is offline or device memory."""
     try:
         flags = int(reader.words(address + layout.flags, 1)[0])
         device = reader.prog.constant("ZONE_DEVICE").value_()

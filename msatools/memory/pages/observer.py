@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Observers of the scan of the memmap."""
+"""Interface of observers of the memmap scan."""
 
 from typing import Generic, Protocol, TypeVar
 
@@ -12,29 +12,29 @@ Same = TypeVar("Same", bound="Observer")
 
 class Observer(Protocol):
     """
-    Sums something up over all struct pages of a scan.
+    Sums up something over all struct pages of a scan.
 
-    It is plain data: a worker of the scan has a copy of its own for each part of the
-    memmap, and what that saw travels back. So it must be picklable, hold no program,
-    and read nothing of the kernel.
+    An observer is plain data: a worker of the scan has a copy for each part of the
+    memmap, and sends the copy back. So it must be picklable, hold no program, and not
+    read from the kernel.
     """
 
     def observe(self, block: Block) -> None:
         """
-        Look at a block whose classes are final: those of the report's table.
+        Add a block whose classes are final: those of the report's table.
 
-        Blocks come in pfn order. They must not be kept, nor views of their arrays.
+        Blocks come in pfn order. Do not keep them or views of their arrays.
         """
 
     def merge(self: Same, later: Same) -> None:
-        """Add what another one saw, all of it at higher pfns."""
+        """Add the sums of another observer; all its blocks have higher pfns."""
 
 
 class Shared(Generic[T]):
     """
-    What an observer looks up and never changes, such as a table made before the scan.
+    Constant data of an observer, such as a table made before the scan.
 
-    Copies of the observer share it, and it does not travel back: a merge has its own.
+    Copies of the observer share it, and workers do not send it back.
     """
 
     def __init__(self, value: T) -> None:

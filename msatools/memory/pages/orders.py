@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Blocks of 2^order pages: free ones of the buddy allocator and compound pages."""
+"""Counts pages by order: free blocks of the buddy allocator and compound pages."""
 
 from dataclasses import dataclass, field
 
@@ -12,10 +12,10 @@ from msatools.memory.pages.classify import Block, Indices, where
 from msatools.memory.pages.counting import Counts
 
 ORDERS = 24
-"""More than any order there is: a page of 16 GiB has order 22."""
+"""Above any order: a page of 16 GiB has order 22."""
 
 NO_ORDER = ORDERS
-"""The row after those of all orders."""
+"""Row of pages without an order, after the rows of all orders."""
 
 _ORDERS = np.arange(ORDERS + 1)
 
@@ -24,9 +24,9 @@ _MAX_PARTS = 1 << 16
 
 def free_blocks(block: Block) -> tuple[Indices, npt.NDArray[np.intp]]:
     """
-    Find the free blocks of the buddy allocator.
+    Return the free blocks of the buddy allocator.
 
-    :return: The index of each one's first page, ascending, and its order.
+    :return: Indices of their first pages, ascending, and their orders.
     """
     types = block.layout.types
     typed = where((block.words + np.uint32(1)) > np.uint32(types.lowest))
@@ -36,23 +36,23 @@ def free_blocks(block: Block) -> tuple[Indices, npt.NDArray[np.intp]]:
     words = block.column(block.layout.private)[firsts]
     orders = np.minimum(words, np.uint64(ORDERS)).astype(np.intp)
     sizes = np.left_shift(1, orders)
-    # Damage: the classes take such a page for one page.
+    # Damage: such a page is classified as a single page.
     orders[(firsts + block.pfn) % sizes != 0] = 0
     orders[firsts + sizes > len(block)] = 0
-    # What was merged into a larger block may still look like the first page of one.
+    # A block that was merged into a larger one may still look like a block.
     ends = np.maximum.accumulate(firsts + np.left_shift(1, orders))
-    true = np.ones(len(firsts), np.bool_)
-    true[1:] = firsts[1:] >= ends[:-1]
-    return firsts[true], orders[true]
+    outermost = np.ones(len(firsts), np.bool_)
+    outermost[1:] = firsts[1:] >= ends[:-1]
+    return firsts[outermost], orders[outermost]
 
 
 def free_rooms(block: Block, orphans: Indices) -> Indices:
     """
     Return the largest possible size of a free block that begins at each page.
 
-    :param orphans: All unreferenced pages of no class: what is on a per-CPU list is.
-    :return: As many pages as the first one's pfn is a multiple of, if all of them are
-        such pages, or else fewer.
+    :param orphans: All unreferenced pages without a class, among them those on per-CPU
+        lists.
+    :return: Number of consecutive orphans, limited by the alignment of the first pfn.
     """
     last = np.flatnonzero(np.diff(orphans, append=-1) != 1)
     rooms = np.repeat(orphans[last] + 1, np.diff(last, prepend=-1)) - orphans
@@ -61,22 +61,22 @@ def free_rooms(block: Block, orphans: Indices) -> Indices:
 
 
 def _spread(
-    firsts: Indices, of_each: npt.NDArray[np.intp], orders: npt.NDArray[np.intp]
+    firsts: Indices, block_orders: npt.NDArray[np.intp], orders: npt.NDArray[np.intp]
 ) -> None:
-    """Set the order of all pages of some blocks."""
-    for order in np.unique(of_each[of_each > 0]).tolist():
+    """Set *orders* of all pages of some blocks."""
+    for order in np.unique(block_orders[block_orders > 0]).tolist():
         pages = np.arange(1 << order)
-        orders[firsts[of_each == order, np.newaxis] + pages] = order
+        orders[firsts[block_orders == order, np.newaxis] + pages] = order
 
 
 def _spread_compound(
     block: Block, orders: npt.NDArray[np.intp]
 ) -> list[tuple[int, Indices]]:
     """
-    Give the pages of compound pages their order.
+    Set the order of all pages of compound pages.
 
-    :return: Index of the head, which may be outside of the block, and pages, of each
-        compound page that is or may be in other blocks as well: these have no order.
+    :return: Index of the head, which may be outside the block, and pages, of each
+        compound page that is or may be in other blocks as well. Their order is not set.
     """
     tails, heads = block.tails, block.tail_heads
     if not len(tails):
@@ -87,12 +87,12 @@ def _spread_compound(
     tails, heads = tails[near], heads[near]
     sizes = np.bincount(heads, minlength=len(block)) + 1
     if sizes[0] == len(block):
-        # Both are aligned to their size: only such a one can go on after the end.
+        # Both are aligned to their size: only such a page can extend past the block.
         return [*parts, (0, np.arange(len(block)))]
-    found = where(sizes > 1)
-    logarithms = np.log2(sizes[found]).astype(np.intp)
-    logarithms[np.left_shift(1, logarithms) != sizes[found]] = NO_ORDER
-    orders[found] = logarithms
+    compound = where(sizes > 1)
+    logarithms = np.log2(sizes[compound]).astype(np.intp)
+    logarithms[np.left_shift(1, logarithms) != sizes[compound]] = NO_ORDER
+    orders[compound] = logarithms
     orders[tails] = orders[heads]
     return parts
 
@@ -100,30 +100,30 @@ def _spread_compound(
 @dataclass
 class ByOrder:
     """
-    Pages by the order of the free block or compound page that they are in.
+    Counts pages by the order of their free block or compound page.
 
-    What is in none has order 0. Reserved memory never was in the allocator, and of
-    pages that are not in the dump nothing is known: these have no order.
+    A page outside of both has order 0. Reserved memory, which was never in the
+    allocator, and pages that are not in the dump have no order.
     """
 
     pcp_pfns: npt.NDArray[np.uint64]
-    """First pages of what is on per-CPU lists, ascending: no mark tells its order."""
+    """First pages of blocks on per-CPU lists, ascending."""
 
     pcp_orders: npt.NDArray[np.uint8]
 
     counts: Counts = field(
         default_factory=lambda: np.zeros((ORDERS + 1, NCLASSES), np.int64)
     )
-    """By order, the last row for those without, and class."""
+    """Pages by order and class; the last row is for pages without an order."""
 
     parts: dict[int, Counts] = field(default_factory=dict)
-    """By the address of its head: what was seen of a compound page that takes all of
-    a block, and may go on in others."""
+    """Pages by class of compound pages that fill a block and may extend into others, by
+    address of the head."""
 
     def observe(self, block: Block) -> None:
-        firsts, of_free = free_blocks(block)
+        firsts, free_orders = free_blocks(block)
         used = block.codes != PageClass.FREE_BUDDY
-        blocks = np.bincount(of_free, minlength=ORDERS + 1)
+        blocks = np.bincount(free_orders, minlength=ORDERS + 1)
         free = blocks << _ORDERS
         is_damaged = free.sum() + np.count_nonzero(used) != len(block)
         if not is_damaged:
@@ -132,7 +132,7 @@ class ByOrder:
                 return
         orders = np.zeros(len(block), np.intp)
         if is_damaged:
-            _spread(firsts, of_free, orders)
+            _spread(firsts, free_orders, orders)
         _spread(*self._listed(block), orders)
         parts = _spread_compound(block, orders)
         orders[block.codes == PageClass.RESERVED] = NO_ORDER
@@ -156,7 +156,7 @@ class ByOrder:
         orders = self.pcp_orders[first:last].astype(np.intp)
         if not len(pages):
             return pages, orders
-        # What was a block when it was listed may be in use since, but for one page.
+        # Part of a listed block may have been allocated since.
         ends = pages + np.left_shift(1, orders)
         fits = ends <= len(block)
         pages, orders, ends = pages[fits], orders[fits], ends[fits]
@@ -172,13 +172,13 @@ class ByOrder:
         pages: Indices,
         orders: npt.NDArray[np.intp],
     ) -> None:
-        """Count pages, but those of an order already, whose order is -1 then."""
-        # With damage a page may be more than one head's tail, and one's twice.
+        """Count the pages without an order, and set their order to -1: counted."""
+        # With damage a page may be a tail of several heads, or occur twice.
         pages = np.unique(pages[orders[pages] == 0])
         if not len(pages):
             return
         if address not in self.parts and len(self.parts) >= _MAX_PARTS:
-            # Each large compound page has one; garbage has one a page.
+            # Real heads are few; a damaged dump may have one for each page.
             orders[pages] = NO_ORDER
             return
         orders[pages] = -1

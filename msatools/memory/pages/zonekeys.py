@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Node and zone of a page as one number, as its flags have them."""
+"""Node and zone of a page as one key: the bits of its flags."""
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ NOWHERE = -1
 
 
 def node_zone_keys(block: Block) -> int | npt.NDArray[np.int64]:
-    """Find node and zone of each page; one number if all are in the same."""
+    """Return the key of each page; a single key if all are the same."""
     shift = np.uint64(block.layout.zone_shift)
     highest = np.bitwise_or.reduce(block.flags) >> shift
     lowest = np.bitwise_and.reduce(block.flags) >> shift

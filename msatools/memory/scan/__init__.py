@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The pass over the memmap: what it reads, sums up and settles."""
+"""The scan of the memmap: it classifies all pages and sums them up."""

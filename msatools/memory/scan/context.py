@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is read of a kernel's memory before its memmap is scanned."""
+"""The data that is read before the memmap is scanned."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from msatools.memory.pages.memmap import MemmapRange
 
 @dataclass(frozen=True)
 class ScanContext:
-    """What the scan and its views share."""
+    """Data that the scan and its views share."""
 
     reader: Reader
     layout: PageLayout
     ranges: Sequence[MemmapRange]
-    """Those that are scanned, in pfn order."""
+    """Ranges to scan, in pfn order."""
 
     zones: Mapping[tuple[int, int], Zone]
-    """The populated ones, by node and zone number."""
+    """Populated zones by node and zone number."""
 
     owners: Owners
     losses: LossLog

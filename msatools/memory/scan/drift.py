@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-How much a running kernel changed its pages while their struct pages were read.
+Measures how much a running kernel changed its pages during the scan.
 
-Two things tell. The kernel counts the pages that it hands out and takes back; those
-counts are exact, but also have pages that were taken and given back unseen. And some of
-the struct pages are read again, after the last: what has changed was counted as
-something that it no longer was when the scan ended.
+There are two measures. The kernel counts the pages that it allocates and frees: these
+counts are exact, but include pages that were allocated and freed again between. And a
+sample of the struct pages is read again after the scan: a page that changed was counted
+as something that it no longer was when the scan ended.
 """
 
 import random
@@ -27,24 +27,24 @@ from msatools.memory.pages.memmap import MemmapRange
 from msatools.memory.scan.model import ScanChanges
 
 RUN_PAGES = 512
-"""Pages read again in one piece: those of a huge page of x86-64."""
+"""Pages of a run, which are read again at once: a huge page of x86-64."""
 
 _RUNS = 32
-"""In all 1 MiB of struct pages, which is little beside 64 MiB for 4 GiB of memory."""
+"""Runs to read again: 1 MiB of struct pages in all; 4 GiB of memory has 64 MiB."""
 
 
 @dataclass
 class DriftSample:
-    """Struct pages as the scan saw them, to be held against what they become."""
+    """A sample of struct pages as the scan read them."""
 
     starts: npt.NDArray[np.uint64]
-    """The first pfn of each run, ascending."""
+    """First pfn of each run, ascending."""
 
     seen: dict[int, tuple[int, bytes]] = field(default_factory=dict)
-    """By first pfn: the address of its struct page, and the run's struct pages."""
+    """Address and data of each run's struct pages, by first pfn."""
 
     def observe(self, block: Block) -> None:
-        # Keys of the array's own type, or all of it is converted at each call.
+        # searchsorted() would convert the whole array if the types differed.
         ends = np.array((block.pfn, block.pfn + len(block)), np.uint64)
         first, last = np.searchsorted(self.starts, ends)
         size = block.layout.size
@@ -58,7 +58,7 @@ class DriftSample:
 
 
 def sample_of(ranges: Sequence[MemmapRange]) -> DriftSample:
-    """Choose runs at random, each as likely as any other."""
+    """Choose runs at random with equal probability."""
     ends = np.cumsum([0, *(part.pages // RUN_PAGES for part in ranges)])
     runs = int(ends[-1])
     chosen = np.array(sorted(random.sample(range(runs), min(_RUNS, runs))), np.int64)
@@ -69,7 +69,7 @@ def sample_of(ranges: Sequence[MemmapRange]) -> DriftSample:
 
 
 class Watch:
-    """Watches a running kernel during a scan; begins when it is made."""
+    """Measures the changes of a running kernel, from construction to :meth:`end`."""
 
     def __init__(
         self,
@@ -83,26 +83,26 @@ class Watch:
         self._pages = sum(part.pages for part in ranges)
         self._losses = losses
         self.sample = sample_of(ranges)
-        """To look on while the scan goes on."""
-        self._before = self._passed()
+        """Observer to pass to the scan."""
+        self._before = self._events()
 
     def end(self) -> ScanChanges:
-        """Return what has changed, once the scan is done."""
-        after = self._passed()
+        """Return the changes, after the scan."""
+        after = self._events()
         pages = changed = folios = 0
         for pfn, (address, data) in self.sample.seen.items():
             try:
                 now = self._reader.read(address, len(data))
             except drgn.FaultError:
-                # It was taken away meanwhile.
+                # The memory was removed meanwhile.
                 continue
             pages += len(data) // self._layout.size
             if now == data:
-                # As most are, and to classify them takes longer than to read them.
+                # The usual case: classifying takes longer than reading.
                 continue
-            found = changed_pages(data, now, pfn, address, self._layout)
-            changed += len(found)
-            folios += len(np.unique(found))
+            heads = changed_pages(data, now, pfn, address, self._layout)
+            changed += len(heads)
+            folios += len(np.unique(heads))
         return ScanChanges(
             allocated_pages=_difference(self._before, after, 0),
             freed_pages=_difference(self._before, after, 1),
@@ -112,8 +112,8 @@ class Watch:
             about_folios=round(folios * self._pages / pages) if pages else None,
         )
 
-    def _passed(self) -> tuple[int, int] | None:
-        """Count pages allocated and freed since boot, if this kernel does."""
+    def _events(self) -> tuple[int, int] | None:
+        """Return pages allocated and freed since boot; ``None`` if not counted."""
         prog = self._reader.prog
         try:
             allocated = pages_allocated(prog)
@@ -136,26 +136,27 @@ def changed_pages(
     before: bytes, after: bytes, pfn: int, address: int, layout: PageLayout
 ) -> npt.NDArray[np.intp]:
     """
-    Find the pages of a run that are of another class, owner or folio than they were.
+    Find the pages of a run whose class, owner or folio changed.
 
-    :param before: The run's struct pages; *pfn* and *address* are of the first.
-    :return: For each such page the number, in the run, of the first page of its folio;
-        negative or too large if outside. It is the new folio, if the page is part of
-        one, else the one that it was part of, or the page itself.
+    :param before: The run's struct pages; *pfn* and *address* are those of the first.
+    :return: Index in the run of the head of each changed page's folio; negative or too
+        large if outside. It is the new folio if the page is in one, else the old one,
+        or the page itself.
     """
     then, now = (
-        classify(data, pfn, address, layout, _elsewhere) for data in (before, after)
+        classify(data, pfn, address, layout, _no_far_head) for data in (before, after)
     )
     had, has = _heads(then), _heads(now)
-    changed = (then.codes != now.codes) | (had != has) | (_used(then) != _used(now))
+    changed = (then.codes != now.codes) | (had != has)
+    changed |= _referenced(then) != _referenced(now)
     changed |= np.isin(now.codes, _MAPPED) & (then.mapping != now.mapping)
     folios = np.where(has != np.arange(len(now)), has, had)
-    found: npt.NDArray[np.intp] = folios[where(changed)]
-    return found
+    heads: npt.NDArray[np.intp] = folios[where(changed)]
+    return heads
 
 
 _MAPPED = (PageClass.ANON, PageClass.KSM, PageClass.FILE, PageClass.SHMEM)
-"""Classes whose pages say in ``mapping`` whose they are; others keep anything there."""
+"""Classes whose ``mapping`` identifies the owner; others keep other data there."""
 
 
 def _heads(block: Block) -> npt.NDArray[np.intp]:
@@ -164,11 +165,11 @@ def _heads(block: Block) -> npt.NDArray[np.intp]:
     return heads
 
 
-def _used(block: Block) -> npt.NDArray[np.bool_]:
-    """Return which pages are referenced; tails never are."""
+def _referenced(block: Block) -> npt.NDArray[np.bool_]:
+    """Return which pages have references; tails never have."""
     return block.counts >= np.uint64(1 << 32)
 
 
-def _elsewhere(address: int) -> FarHead:
-    """Return a stand-in: heads outside of a run are not read, their place is enough."""
+def _no_far_head(address: int) -> FarHead:
+    """Return a placeholder: heads outside a run are compared only by index."""
     return FarHead(PageClass.UNATTRIBUTED, 0)

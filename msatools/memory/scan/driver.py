@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The scan, and what other structures than struct pages tell of the classes."""
+"""Runs the scan, and refines the classes by other structures than struct page."""
 
 import time
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def scan_and_settle(
     workers: int,
     progress: Progress | None,
 ) -> tuple[ScanResult, PcpLists]:
-    """Scan the memmap, then put the sums right by what other structures tell."""
+    """Scan the memmap, then correct the sums by other structures."""
     reader, losses = context.reader, context.losses
     links = free_links(reader, context.layout, context.ranges)
     result = _scan(context, observers, None, workers, progress)
@@ -47,15 +47,15 @@ def scan_finally(
     workers: int,
     progress: Progress | None,
 ) -> tuple[ScanResult, PcpLists]:
-    """Scan the memmap so that observers see the classes that the table has."""
+    """Scan the memmap so that observers get the final classes."""
     reader, losses = context.reader, context.losses
     listed = listed_pages(reader, context.layout, pcp)
     links = free_links(reader, context.layout, context.ranges)
     _count_broken(listed.broken, links, losses)
     finals = FinalClasses(reader, listed, links)
     result = _scan(context, observers, finals, workers, progress)
-    for lost in result.losses.values():
-        losses.add(lost)
+    for inode_losses in result.losses.values():
+        losses.add(inode_losses)
     if not finals.know_swap:
         settle_swapcache(reader, result, losses)
     if reader.is_live:
@@ -64,7 +64,7 @@ def scan_finally(
 
 
 def _count_broken(broken: int, links: FreeLinks | None, losses: LossLog) -> None:
-    """Count the lists that break off, of which links still tell most pages."""
+    """Count broken lists; links still identify most of their pages on a live kernel."""
     if links is None:
         losses.lose(Loss.PCP_LISTS_CUT, count=broken)
     else:
@@ -78,7 +78,7 @@ def _scan(
     workers: int,
     progress: Progress | None,
 ) -> ScanResult:
-    """Scan the memmap; what it takes, and what changes meanwhile, is in the result."""
+    """Scan the memmap; the result includes the time and the changes meanwhile."""
     watch = None
     if context.reader.is_live:
         watch = Watch(context.reader, context.layout, context.ranges, context.losses)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Free pages on the per-CPU lists of each zone.
+Finds the free pages on the per-CPU lists of each zone.
 
-The buddy allocator counts them as allocated and marks nothing in their struct
-pages (mm/page_alloc.c); /proc/meminfo has no row for them either.
+The buddy allocator counts them as allocated and does not mark their struct pages
+(mm/page_alloc.c); /proc/meminfo has no row for them either.
 """
 
 import itertools
@@ -42,7 +42,7 @@ _LIST_HEAD = struct.Struct("<QQ")
 """``struct list_head``: next, previous."""
 
 _MAX_LISTED = 1 << 26
-"""More than what all CPUs keep back: an eighth of 2 TiB."""
+"""Maximum number of listed pages: an eighth of 2 TiB, more than CPUs keep."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class PcpList:
     """One list of free pages of one order."""
 
     head: int
-    """Address of the list's head."""
+    """Address of the list head."""
 
     first: int
     last: int
@@ -59,11 +59,11 @@ class PcpList:
 
 @dataclass(frozen=True)
 class PcpLists:
-    """All per-CPU lists, and how many pages the kernel says are on them."""
+    """All per-CPU lists, and the kernel's count of their pages."""
 
     lists: list[PcpList]
     count: int | None
-    """``None`` if some could not be read."""
+    """Sum of ``pcp->count``; ``None`` if some could not be read."""
 
 
 def pcp_lists(reader: Reader, zones: list[Zone], losses: LossLog) -> PcpLists:
@@ -79,12 +79,13 @@ def pcp_lists(reader: Reader, zones: list[Zone], losses: LossLog) -> PcpLists:
             continue
         count += held
         lists += heads
-    lost = losses.coverage["pcp_lists_unreadable"] or losses.lost[Loss.NODES.value]
-    return PcpLists(lists, None if lost or not cpus else count)
+    unreadable = losses.coverage["pcp_lists_unreadable"]
+    is_partial = unreadable or losses.lost[Loss.NODES.value] or not cpus
+    return PcpLists(lists, None if is_partial else count)
 
 
 def _per_cpu_pages(zone: drgn.Object, cpu: int) -> drgn.Object:
-    """Find a zone's ``struct per_cpu_pages`` of a CPU."""
+    """Return a zone's ``struct per_cpu_pages`` of a CPU."""
     try:
         return per_cpu_ptr(zone.per_cpu_pageset, cpu)
     except AttributeError:
@@ -113,7 +114,7 @@ def _read_heads(reader: Reader, pcp: drgn.Object) -> tuple[int, list[PcpList]]:
 
 def _order(index: int, migrate_types: int, huge: int) -> int:
     """
-    Find the order of the pages on list number *index*.
+    Return the order of the pages on list number *index*.
 
     Orders 0 to PAGE_ALLOC_COSTLY_ORDER (3) have a list for each migrate type;
     the lists after them are for huge pages: Linux kernel commit 44042b449872
@@ -130,7 +131,7 @@ def settle_pcp(
     """
     Move the pages on the per-CPU lists to their class.
 
-    :param links: Finds those pages where the lists cannot be followed.
+    :param links: Finds such pages by their links if lists cannot be followed.
     :return: Pages moved, and lists that broke off before their end (on a live
         kernel, or in a damaged dump).
     """
@@ -153,54 +154,54 @@ def settle_pcp(
 
 
 class _Lists:
-    """The per-CPU lists in what a scan has found of them."""
+    """Follows the per-CPU lists through the candidates that a scan collected."""
 
     def __init__(self, candidates: FreeCandidates, lists: list[PcpList]) -> None:
         self._lists = lists
         (self._nodes,), (self._rooms,) = candidates.nodes, candidates.rooms
         (self._nexts,), (self._prevs,) = candidates.nexts, candidates.prevs
-        heads = np.array([one.head for one in lists], np.uint64)
-        self._places = _Places(np.concatenate((self._nodes, heads)))
+        heads = np.array([pcp_list.head for pcp_list in lists], np.uint64)
+        self._indices = _NodeIndices(np.concatenate((self._nodes, heads)))
 
     @cached_property
     def _following(self) -> list[int]:
-        return self._places.of(self._nexts)
+        return self._indices.of(self._nexts)
 
     @cached_property
     def _preceding(self) -> list[int]:
-        return self._places.of(self._prevs)
+        return self._indices.of(self._prevs)
 
     def follow(self) -> tuple[Indices, int]:
         """
         Follow all lists.
 
-        :return: By candidate, the order of the list that it is on, if it is; and how
-            many lists broke off.
+        :return: Order of each candidate's list, ``UNLISTED`` if it is on none; and the
+            number of broken lists.
         """
-        firsts = np.array([one.first for one in self._lists], np.uint64)
-        lasts = np.array([one.last for one in self._lists], np.uint64)
-        # The kernel takes from and adds to the front. On a running one that end has
-        # changed since the scan, and what is behind is found from the other end.
-        ways: tuple[tuple[list[int], Callable[[], list[int]]], ...] = (
-            (self._places.of(firsts), lambda: self._following),
-            (self._places.of(lasts), lambda: self._preceding),
+        firsts = np.array([pcp_list.first for pcp_list in self._lists], np.uint64)
+        lasts = np.array([pcp_list.last for pcp_list in self._lists], np.uint64)
+        # The kernel adds and removes pages at the front. On a running kernel the front
+        # has changed since the scan; the other pages are found from the tail.
+        directions: tuple[tuple[list[int], Callable[[], list[int]]], ...] = (
+            (self._indices.of(firsts), lambda: self._following),
+            (self._indices.of(lasts), lambda: self._preceding),
         )
         pages = len(self._nodes)
-        # Behind those of the pages: none where a list ends, or leads elsewhere.
+        # List heads, and links to unknown nodes, have no room: a walk ends there.
         rooms = self._rooms.tolist() + [0] * (len(self._lists) + 1)
         orders = np.full(pages, UNLISTED, np.intp)
         broken = 0
         for number, pcp_list in enumerate(self._lists):
             size = 1 << pcp_list.order
             taken: list[int] = []
-            for ends, links in ways:
-                place, following = ends[number], links()
+            for starts, links in directions:
+                node, following = starts[number], links()
                 # Too little room: a damaged list leads to another's smaller blocks.
-                while rooms[place] >= size:
-                    rooms[place] = 0
-                    taken.append(place)
-                    place = following[place]
-                if place == pages + number:
+                while rooms[node] >= size:
+                    rooms[node] = 0
+                    taken.append(node)
+                    node = following[node]
+                if node == pages + number:
                     break
             else:
                 broken += 1
@@ -210,21 +211,21 @@ class _Lists:
     def add_linked(
         self, orders: Indices, may_be: npt.NDArray[np.bool_], links: FreeLinks
     ) -> None:
-        """Set the order of pages that only their links show to be listed."""
-        ends = [*(one.order for one in self._lists), UNLISTED]
+        """Set the order of pages whose links alone show that they were on a list."""
+        ends = [*(pcp_list.order for pcp_list in self._lists), UNLISTED]
         known = np.concatenate((orders, np.array(ends, np.intp)))
         ways = (self._following, self._preceding)
-        found = spread_orders(known, ways)[: len(orders)]
-        # At least it is one page.
-        found[np.left_shift(1, np.maximum(found, 0)) > self._rooms] = 0
+        spread = spread_orders(known, ways)[: len(orders)]
+        # A block of unknown or impossible order counts as one page.
+        spread[np.left_shift(1, np.maximum(spread, 0)) > self._rooms] = 0
         left = may_be & (orders == UNLISTED)
         left &= links.lead_to_others(self._nodes, self._nexts, self._prevs)
-        orders[left] = np.maximum(found[left], 0)
+        orders[left] = np.maximum(spread[left], 0)
         orders[inside_others(links.pfns(self._nodes), orders)] = UNLISTED
 
 
-class _Places:
-    """Where nodes of lists are in an array of their addresses."""
+class _NodeIndices:
+    """Maps addresses of list nodes to their indices in an array."""
 
     def __init__(self, nodes: npt.NDArray[np.uint64]) -> None:
         self._order = np.argsort(nodes, kind="stable")
@@ -234,38 +235,36 @@ class _Places:
         return len(self._nodes)
 
     def of(self, links: npt.NDArray[np.uint64]) -> list[int]:
-        """Return the index of the node of each link; the number of nodes if none."""
-        found = np.minimum(self._nodes.searchsorted(links), len(self) - 1)
-        known = self._nodes[found] == links
-        return cast(
-            "list[int]", np.where(known, self._order[found], len(self)).tolist()
-        )
+        """Return the index of each link's node; the number of nodes if not found."""
+        rows = np.minimum(self._nodes.searchsorted(links), len(self) - 1)
+        known = self._nodes[rows] == links
+        return cast("list[int]", np.where(known, self._order[rows], len(self)).tolist())
 
 
 @dataclass(frozen=True)
 class ListedPages:
-    """Pages on the per-CPU lists, whatever their struct pages say."""
+    """Pages on the per-CPU lists, regardless of their struct pages."""
 
     pfns: npt.NDArray[np.uint64]
-    """The first page of each entry, ascending."""
+    """First page of each block, ascending."""
 
     orders: npt.NDArray[np.uint8]
     broken: int
-    """Lists that broke off before their end."""
+    """Number of lists that could not be followed to their end."""
 
 
 def listed_pages(reader: Reader, layout: PageLayout, pcp: PcpLists) -> ListedPages:
     """
     Follow the per-CPU lists before the struct pages are scanned.
 
-    :func:`settle_pcp` does so afterwards, and without a read; this is for those who
-    must know a page's class as it is scanned.
+    :func:`settle_pcp` follows them after the scan, without reads. This function is for
+    observers, which need the class of a page when it is scanned.
     """
     base = vmemmap_base(reader.prog) + layout.lru
     orders: dict[int, int] = {}
     broken = 0
     for pcp_list in pcp.lists:
-        # From both ends, as there.
+        # From both ends, as in settle_pcp().
         for node, side in ((pcp_list.first, 0), (pcp_list.last, 1)):
             while node != pcp_list.head and len(orders) < _MAX_LISTED:
                 pfn, rest = divmod(node - base, layout.size)

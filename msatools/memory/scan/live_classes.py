@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Resolve page classes during the scan, so that observers see the final ones.
+Resolves page classes during the scan, so that observers see the final ones.
 
-Without them the scan leaves to the end what other structures than struct pages tell,
-which is quicker: then only the sums are put right (``settle_pcp()``,
-``settle_cache()``, ``settle_swapcache()``). This asks the same structures first, or
-when a page of theirs comes by.
+A scan without observers is faster: it corrects only the sums after the scan
+(``settle_pcp()``, ``settle_cache()``, ``settle_swapcache()``). This module reads the
+same structures before the scan, or when the scan reaches a page of theirs.
 """
 
 import numpy as np
@@ -30,8 +29,8 @@ class FinalClasses:
         self, reader: Reader, listed: ListedPages, links: FreeLinks | None = None
     ) -> None:
         """
-        :param listed: What the per-CPU lists lead to.
-        :param links: Finds more such pages by their links.
+        :param listed: Pages on the per-CPU lists.
+        :param links: Finds more of them by their links.
         """
         self._reader = reader
         self._listed = listed
@@ -44,7 +43,7 @@ class FinalClasses:
 
     @property
     def know_swap(self) -> bool:
-        """Whether pages of the swap cache are settled; else they are left as anon."""
+        """Whether swap cache pages are resolved; otherwise they are left as anon."""
         return self._maps is not None
 
     def take_losses(self) -> dict[int, LossLog]:
@@ -67,7 +66,7 @@ class FinalClasses:
             block.column(offset)[orphans] for offset in (lru, lru + POINTER_BYTES)
         )
         linked = self._links.lead_to_others(block.nodes(orphans), nexts, prevs)
-        # What its order is, a page does not say: at least it is one page.
+        # Struct page does not have the order: count one page.
         block.codes[orphans[linked]] = PageClass.FREE_PCP
 
     def _settle_listed(self, block: Block, orphans: Indices) -> None:
@@ -77,14 +76,14 @@ class FinalClasses:
             return
         pages = (self._listed.pfns[first:last] - np.uint64(block.pfn)).astype(np.intp)
         orders = self._listed.orders[first:last]
-        # What a list leads to that is in use was taken meanwhile, or is damage.
+        # A listed page that is in use was allocated meanwhile, or the list is damaged.
         free = np.isin(pages, orphans, assume_unique=True)
         rooms = free_rooms(block, orphans)
-        places = np.searchsorted(orphans, pages[free])
-        free[free] = rooms[places] >= np.left_shift(1, orders[free].astype(np.intp))
+        indices = np.searchsorted(orphans, pages[free])
+        free[free] = rooms[indices] >= np.left_shift(1, orders[free].astype(np.intp))
         block.codes[pages[free & (orders == 0)]] = PageClass.FREE_PCP
         for i in where(free & (orders != 0)):
-            # A Python number: in the array's own type 1 << 9 is 0.
+            # int(): in the array's type, u8, 1 << 9 is 0.
             count = 1 << int(orders[i])
             block.codes[pages[i] : pages[i] + count] = PageClass.FREE_PCP
 
@@ -93,7 +92,7 @@ class FinalClasses:
         if not len(pages):
             return
         mappings = block.mapping[pages]
-        # Files lie in runs, which are far fewer than pages.
+        # Runs of the same file are far fewer than pages.
         new = np.ones(len(pages), np.bool_)
         new[1:] = mappings[1:] != mappings[:-1]
         starts = where(new)
@@ -104,14 +103,13 @@ class FinalClasses:
     def _classes_of(self, mappings: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
         unknown = np.setdiff1d(mappings, self._mappings)
         if len(unknown):
-            places = np.searchsorted(self._mappings, unknown)
+            indices = np.searchsorted(self._mappings, unknown)
             classes = self._cache.of(unknown)
-            self._mappings = np.insert(self._mappings, places, unknown)
-            self._classes = np.insert(self._classes, places, classes)
-        found: npt.NDArray[np.uint8] = self._classes[
-            np.searchsorted(self._mappings, mappings)
-        ]
-        return found
+            self._mappings = np.insert(self._mappings, indices, unknown)
+            self._classes = np.insert(self._classes, indices, classes)
+        rows = np.searchsorted(self._mappings, mappings)
+        of_mappings: npt.NDArray[np.uint8] = self._classes[rows]
+        return of_mappings
 
     def _settle_swap(self, block: Block) -> None:
         if self._maps is None:

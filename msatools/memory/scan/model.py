@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The part of a report on the scan itself."""
+"""The part of a report that describes the scan itself."""
 
 from dataclasses import dataclass
 
@@ -10,20 +10,20 @@ class ScanChanges:
     """Changes to pages of a running kernel while their struct pages were read."""
 
     allocated_pages: int | None
-    """That the kernel handed out meanwhile, by its own count; ``None`` if it keeps
-    none. Pages that msatools itself was given are among them."""
+    """Pages that the kernel allocated meanwhile, by its own count, including those for
+    msatools itself; ``None`` if it does not count them."""
 
     freed_pages: int | None
-    """That it took back."""
+    """Pages that the kernel freed meanwhile; ``None`` if it does not count them."""
 
     reread_pages: int
-    """Struct pages, chosen at random, that were read a second time after the scan."""
+    """Randomly chosen struct pages that were read again after the scan."""
 
     changed_pages: int
-    """Those of them that were then of another class, owner or folio."""
+    """Reread pages whose class, owner or folio had changed."""
 
     changed_folios: int
-    """The folios that these pages belong to."""
+    """Number of folios of the changed pages."""
 
     about_folios: int | None
-    """Folios of the memory that had changed, if all of it is like those read twice."""
+    """Estimated number of changed folios in all memory, from the sample."""

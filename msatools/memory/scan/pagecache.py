@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The owners of page-cache mappings: files, code, block devices."""
+"""Classifies page-cache mappings: plain files, executed files, block devices."""
 
 import stat
 from collections import defaultdict
@@ -23,7 +23,7 @@ _VM_EXEC = 0x4
 
 @dataclass(frozen=True)
 class _Offsets:
-    """Where the few members that matter lie."""
+    """Offsets of the members that are read."""
 
     i_mode: int
     i_data: int
@@ -34,7 +34,7 @@ class _Offsets:
     """Bytes of ``struct inode`` to read, from its start."""
 
     rb: int
-    """Of a VMA's node in its file's interval tree."""
+    """Offset of a VMA's node in its file's interval tree (i_mmap)."""
 
     vm_flags: int
     vma_record: int
@@ -68,19 +68,19 @@ class _Offsets:
 
 def settle_cache(reader: Reader, result: ScanResult, losses: LossLog) -> None:
     """
-    Move what is not plain files out of the class of plain files.
+    Move pages of executed files and block devices out of the class of plain files.
 
-    A file counts as executed, as a whole, while some process maps part of it
-    with permission to execute, as Solaris counts "exec and libs". Its mappings
-    are found through the inode's own tree of them, so that the cost grows with
-    the files in the page cache and not with all mappings of all processes.
+    A whole file counts as executed while a process maps part of it with permission to
+    execute, as Solaris counts "exec and libs". The mappings come from the inode's
+    i_mmap tree, so that the cost grows with the files in the page cache and not with
+    the mappings of all processes.
     """
     mappings, keys, pages = result.cache.sum()
     unique, inverse = np.unique(mappings, return_inverse=True)
     cache = CacheClasses(reader)
     classes = cache.of(unique)
-    for lost in cache.take_losses().values():
-        losses.add(lost)
+    for inode_losses in cache.take_losses().values():
+        losses.add(inode_losses)
     for key in np.unique(keys):
         for target in (PageClass.EXEC, PageClass.BLOCKDEV, PageClass.UNATTRIBUTED):
             chosen = (keys == key) & (classes[inverse] == target)
@@ -88,7 +88,7 @@ def settle_cache(reader: Reader, result: ScanResult, losses: LossLog) -> None:
 
 
 class CacheClasses:
-    """The classes of mappings, by looking at what they belong to."""
+    """Finds the classes of mappings from their inodes."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -97,11 +97,11 @@ class CacheClasses:
 
     def take_losses(self) -> dict[int, LossLog]:
         """Return and clear the losses by mapping."""
-        found, self._losses = self._losses, defaultdict(LossLog)
-        return {mapping: found[mapping] for mapping in sorted(found)}
+        losses, self._losses = self._losses, defaultdict(LossLog)
+        return {mapping: losses[mapping] for mapping in sorted(losses)}
 
     def of(self, mappings: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
-        """Find the class of each mapping's pages; plain files' where it is lost."""
+        """Return the class of each mapping's pages; FILE if the inode is unreadable."""
         offsets = self._offsets
         classes = np.full(len(mappings), PageClass.FILE, np.uint8)
         inodes = mappings - np.uint64(offsets.i_data)
@@ -111,7 +111,7 @@ class CacheClasses:
         modes = column(records, offsets.i_mode, 2)
         hosts = column(records, offsets.i_data + offsets.host)
         roots = column(records, offsets.i_data + offsets.i_mmap)
-        # The mapping is its inode's own, but for few file systems.
+        # Usually the mapping is its inode's i_data; a few file systems differ.
         for i in np.flatnonzero(readable & (hosts != inodes)):
             try:
                 data = self._reader.read(int(hosts[i]) + offsets.i_mode, 2)
@@ -119,8 +119,8 @@ class CacheClasses:
                 self._losses[int(mappings[i])].lose(Loss.INODES)
                 continue
             modes[i] = int.from_bytes(data, "little")
-        # perf gives the pages of its ring buffers the mapping of its file, which
-        # caches none: they are the kernel's.
+        # perf sets the mapping of its ring buffers' pages to that of its file, which
+        # has no page cache: these are kernel pages.
         counts = column(records, offsets.i_data + offsets.nrpages)
         classes[readable & (counts == 0)] = PageClass.UNATTRIBUTED
         block = stat.S_IFMT(0xFFFF) & modes == stat.S_IFBLK
@@ -131,7 +131,7 @@ class CacheClasses:
         return classes
 
     def _is_executed(self, mapping: int) -> bool:
-        """Search a file's tree of mappings for one that may be executed."""
+        """Return whether a file's i_mmap tree has an executable mapping."""
         losses = LossLog()
         vmas = tree_records(
             self._reader,
@@ -141,9 +141,10 @@ class CacheClasses:
             losses,
             "a file's tree of mappings",
         )
-        at = self._offsets.vm_flags
+        offset = self._offsets.vm_flags
         executed = any(
-            int.from_bytes(data[at : at + 8], "little") & _VM_EXEC for _, data in vmas
+            int.from_bytes(data[offset : offset + 8], "little") & _VM_EXEC
+            for _, data in vmas
         )
         if losses.coverage:
             self._losses[mapping].add(losses)
@@ -152,10 +153,10 @@ class CacheClasses:
 
 def blockdev_pages(reader: Reader, losses: LossLog) -> int | None:
     """
-    Sum the pages that block devices say their caches hold; ``None`` if some are lost.
+    Sum ``nrpages`` of all block devices; ``None`` if some are unreadable.
 
-    This is how the kernel makes ``Buffers`` of /proc/meminfo
-    (nr_blockdev_pages() of block/bdev.c).
+    The kernel computes ``Buffers`` of /proc/meminfo the same way (nr_blockdev_pages()
+    in block/bdev.c).
 
     :raises LookupError: if the kernel has no block devices
     """
@@ -165,7 +166,7 @@ def blockdev_pages(reader: Reader, losses: LossLog) -> int | None:
     nrpages += prog.type("struct address_space").member("nrpages").offset
     inodes = find_variable(prog, "blockdev_superblock").s_inodes.address_of_().value_()
     name = "the list of block devices"
-    lost = losses.about[name]
+    before = losses.about[name]
     node = inode.member("i_sb_list").offset
     counts = list_words(reader, inodes, node, nrpages, losses, name)
-    return sum(counts.tolist()) if losses.about[name] == lost else None
+    return sum(counts.tolist()) if losses.about[name] == before else None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-The memmap scanned in parts, by one process or several.
+Scans the memmap in parts, by one process or several.
 
-The parts are the same however many workers there are, and are added up in pfn order:
-so the result is the same, too.
+The parts do not depend on the number of workers, and are added up in pfn order. So the
+result does not depend on it either.
 """
 
 import copy
@@ -29,28 +29,28 @@ from msatools.target.kcore import open_again
 Part = list[MemmapRange]
 
 _PART_PAGES = 1 << 17
-"""At least, but for the last part: what comes back of it costs little beside it."""
+"""Minimum pages of a part, except the last: sending its result then costs little."""
 
 _MAX_PARTS = 512
-"""At most, or a few more: each costs the parent some work, and the workers' caches."""
+"""Approximate maximum number of parts: each costs the parent and the caches."""
 
-_PAGES_EACH = 1 << 19
-"""That a worker pays for (2 GiB): to fork and end one takes some 5 ms, and to scan this
-4 ms in an ELF dump, 20 to 40 in a kdump."""
+_PAGES_PER_WORKER = 1 << 19
+"""Pages from which on a worker pays off (2 GiB): fork and exit take some 5 ms, the scan
+of these pages 4 ms in an ELF dump and 20 to 40 ms in a kdump."""
 
 
 @dataclass(frozen=True)
 class Scanned:
-    """The result of a scan, and how it came about."""
+    """The result of a scan, and the number of parts that were redone."""
 
     result: ScanResult
     redone: int
-    """Parts that a worker left undone."""
+    """Parts that the parent scanned because workers ended early."""
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """The result of one part."""
+class _PartResult:
+    """The result of one part, with the observers' sums and the reads."""
 
     result: ScanResult
     observers: list[Observer]
@@ -68,7 +68,7 @@ def workers_by_default(prog: drgn.Program, ranges: Sequence[MemmapRange]) -> int
     if prog.flags & drgn.ProgramFlags.IS_LIVE:
         return 1
     pages = sum(item.pages for item in ranges)
-    return max(1, min(pages // _PAGES_EACH, cores()))
+    return max(1, min(pages // _PAGES_PER_WORKER, cores()))
 
 
 def can_share(prog: drgn.Program) -> bool:
@@ -80,11 +80,11 @@ def can_share(prog: drgn.Program) -> bool:
 def cut(ranges: Sequence[MemmapRange]) -> list[Part]:
     """Cut the memmap into parts of about the same number of struct pages."""
     pages = sum(item.pages for item in ranges)
-    each = max(_PART_PAGES, -(-pages // _MAX_PARTS))
+    part_pages = max(_PART_PAGES, -(-pages // _MAX_PARTS))
     parts: list[Part] = []
-    held = each
+    held = part_pages
     for item in ranges:
-        if held >= each:
+        if held >= part_pages:
             parts.append([])
             held = 0
         parts[-1].append(item)
@@ -105,28 +105,28 @@ def scan_parts(
     """
     Classify every struct page of the ranges: see :func:`scan`.
 
-    :param workers: How many processes may do so at the same time. They are forked, and
-        read by their copies of the program: see :func:`can_share`.
+    :param workers: Maximum number of processes. They are forked, and read through their
+        copies of the program: see :func:`can_share`.
     """
     parts = cut(ranges)
-    shown = _Shown(parts, progress)
+    overall = _OverallProgress(parts, progress)
 
     def scan_one(
         number: int,
-        lookers: Sequence[Observer],
+        part_observers: Sequence[Observer],
         within: Progress | None,
-        found: ScanResult | None = None,
+        result: ScanResult | None = None,
     ) -> ScanResult:
         part = parts[number]
-        return scan(reader, layout, part, owned, within, lookers, finals, found)
+        return scan(reader, layout, part, owned, within, part_observers, finals, result)
 
     if workers > 1:
         prepare(reader, layout)
-        return _share_out(scan_one, reader, observers, shown, workers)
+        return _share_out(scan_one, reader, observers, overall, workers)
     result = ScanResult()
     for number in range(len(parts)):
-        scan_one(number, observers, shown.within, result)
-        shown.add(number)
+        scan_one(number, observers, overall.within, result)
+        overall.add(number)
     return Scanned(result, 0)
 
 
@@ -134,57 +134,59 @@ def _share_out(
     scan_one: Callable[[int, Sequence[Observer], None], ScanResult],
     reader: Reader,
     observers: Sequence[Observer],
-    shown: "_Shown",
+    overall: "_OverallProgress",
     workers: int,
 ) -> Scanned:
     fresh = copy.deepcopy(list(observers))
     result = ScanResult()
 
-    def work(number: int) -> _Seen:
-        lookers = copy.deepcopy(fresh)
+    def work(number: int) -> _PartResult:
+        part_observers = copy.deepcopy(fresh)
         reads, size = reader.reads, reader.bytes
-        found = scan_one(number, lookers, None)
-        found.join()
-        seen = _Seen(found, lookers, reader.reads - reads, reader.bytes - size)
-        # They are added when the result is taken, whoever did the work.
+        scanned = scan_one(number, part_observers, None)
+        scanned.join()
+        part = _PartResult(
+            scanned, part_observers, reader.reads - reads, reader.bytes - size
+        )
+        # take() adds the reads, also of parts that this process did itself.
         reader.reads, reader.bytes = reads, size
-        return seen
+        return part
 
-    def take(seen: _Seen) -> None:
-        result.merge(seen.result)
-        for observer, later in zip(observers, seen.observers, strict=True):
+    def take(part: _PartResult) -> None:
+        result.merge(part.result)
+        for observer, later in zip(observers, part.observers, strict=True):
             observer.merge(later)
-        reader.reads += seen.reads
-        reader.bytes += seen.bytes
+        reader.reads += part.reads
+        reader.bytes += part.bytes
 
-    count = len(shown.pages)
+    count = len(overall.pages)
     redone = do_in_order(
         work,
         count,
         min(workers, count),
         take,
-        shown.add,
+        overall.add,
         begin=lambda: open_again(reader.prog),
     )
     return Scanned(result, redone)
 
 
-class _Shown:
-    """Progress of the scan over all parts."""
+class _OverallProgress:
+    """Reports the progress of the scan over all parts."""
 
     def __init__(self, parts: list[Part], progress: Progress | None) -> None:
         self.pages = [sum(item.pages for item in part) for part in parts]
-        """Of each part."""
+        """Pages of each part."""
 
         self.total = sum(self.pages)
         self.within = progress and self._within
-        """The progress callback for the part that comes next."""
+        """Progress callback for the next part."""
 
         self._progress = progress
         self._done = 0
 
     def add(self, number: int) -> None:
-        """Show that a part is done."""
+        """Report that a part is done."""
         self._done += self.pages[number]
         if self._progress is not None:
             self._progress(self._done, self.total)

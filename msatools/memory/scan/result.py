@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Results of a pass over the memmap: sums, so that memory use does not grow."""
+"""Results of a scan of the memmap: only sums, so that memory use is bounded."""
 
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -46,7 +46,7 @@ class CachePages:
             self.sum()
 
     def merge(self, later: "CachePages") -> None:
-        """Add those of another part of memory."""
+        """Add the pages of another part of memory."""
         for triple in zip(later.mappings, later.keys, later.pages, strict=True):
             self.add(*triple)
 
@@ -59,7 +59,7 @@ class CachePages:
     def sum(
         self,
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Sum up to one (mapping, key, pages) triple a pair, ascending."""
+        """Sum up to one row (mapping, key, pages) for each pair, ascending."""
         if not self.pages:
             empty = np.empty(0, np.int64)
             return empty.view(np.uint64), empty, empty
@@ -80,10 +80,10 @@ class CachePages:
 @dataclass
 class FreeCandidates:
     """
-    Unreferenced pages of no class: per-CPU free pages, and tails of others.
+    Unreferenced pages without a class: per-CPU free pages, and tails of others.
 
-    Struct pages of per-CPU free pages carry no mark; they are told from others
-    by following the lists through these columns, with no further reads.
+    Struct pages of per-CPU free pages are not marked. These columns are enough to
+    follow the lists and find those pages without further reads.
     """
 
     nodes: list[npt.NDArray[np.uint64]] = field(default_factory=list)
@@ -92,15 +92,15 @@ class FreeCandidates:
     nexts: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     prevs: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     codes: list[npt.NDArray[np.uint8]] = field(default_factory=list)
-    """The class each was counted under."""
+    """Class that each page was counted under."""
 
     keys: list[npt.NDArray[np.int64]] = field(default_factory=list)
 
     rooms: list[npt.NDArray[np.intp]] = field(default_factory=list)
-    """How many pages from each on may be one free block."""
+    """Maximum size of a free block that begins at each page (``free_rooms()``)."""
 
     def merge(self, later: "FreeCandidates") -> None:
-        """Add those of higher pfns."""
+        """Add the candidates of higher pfns."""
         self.nodes += later.nodes
         self.nexts += later.nexts
         self.prevs += later.prevs
@@ -120,7 +120,7 @@ class FreeCandidates:
 
 @dataclass
 class ScanResult:
-    """The result of one pass over the memmap, or over a part of it."""
+    """The result of a scan of the memmap, or of a part of it."""
 
     counts: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
     """Pages by class, by node and zone key (see :func:`node_and_zone`)."""
@@ -137,27 +137,27 @@ class ScanResult:
     """Pages of shmem class in the swap cache."""
 
     swap_entries: list[npt.NDArray[np.uint64]] = field(default_factory=list)
-    """Swap entries of swap cache pages that no mapping names."""
+    """Swap entries of swap cache pages without a mapping."""
 
     swap_keys: list[npt.NDArray[np.int64]] = field(default_factory=list)
 
     heads_unreadable: int = 0
-    """Heads of compound pages outside their tails' block that are lost."""
+    """Heads of compound pages, outside their tails' block, that are unreadable."""
 
     memmap_reads: int = 0
     """Reads of struct pages."""
 
     losses: dict[int, LossLog] = field(default_factory=dict)
-    """By mapping, what was lost of an inode as its pages' class was made final."""
+    """Losses of inodes during the scan, by mapping."""
 
     scan_ns: int | None = None
-    """How long the whole pass took."""
+    """Duration of the whole scan."""
 
     changes: ScanChanges | None = None
     """Changes during the scan, for a running kernel."""
 
     def merge(self, later: "ScanResult") -> None:
-        """Add what was found in the part of memory after this one."""
+        """Add the result of the next part of memory."""
         for key, counts in later.counts.items():
             if key in self.counts:
                 self.counts[key] += counts
@@ -172,11 +172,11 @@ class ScanResult:
         self.swap_keys += later.swap_keys
         self.heads_unreadable += later.heads_unreadable
         self.memmap_reads += later.memmap_reads
-        # What is lost of one inode is lost for its pages anywhere.
+        # Not summed: several parts may have lost the same inode.
         self.losses.update(later.losses)
 
     def join(self) -> None:
-        """Concatenate the arrays: many small ones take long to send."""
+        """Concatenate the arrays: many small ones are slow to pickle."""
         self.cache.join()
         self.candidates.join()
         self.swap_entries = _joined(self.swap_entries)
@@ -186,13 +186,13 @@ class ScanResult:
         return int(sum(counts.sum() for counts in self.counts.values()))
 
     def totals(self) -> npt.NDArray[np.int64]:
-        """Pages by class over all nodes and zones."""
+        """Return the pages by class over all nodes and zones."""
         totals = np.zeros(NCLASSES, np.int64)
         for counts in self.counts.values():
             totals += counts
         return totals
 
     def move(self, key: int, source: int, target: int, pages: int) -> None:
-        """Count pages of a node and zone under another class."""
+        """Move pages of a node and zone from one class to another."""
         self.counts[key][source] -= pages
         self.counts[key][target] += pages

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""One pass over the memmap."""
+"""Scans the memmap: classifies all struct pages of some ranges."""
 
 from collections.abc import Callable, Sequence
 
@@ -21,7 +21,7 @@ from msatools.memory.scan.sums import Finals, add_block
 _MAX_FAR_HEADS = 1 << 16
 
 _CLASSIFIER = "msatools.classifier"
-"""Key of the program's cache."""
+"""Key in the program's cache."""
 
 
 def scan(
@@ -32,24 +32,24 @@ def scan(
     progress: Callable[[int, int], None] | None = None,
     observers: Sequence[Observer] = (),
     finals: Finals | None = None,
-    found: ScanResult | None = None,
+    result: ScanResult | None = None,
 ) -> ScanResult:
     """
     Classify every struct page of the ranges.
 
-    :param owned: Pages to give an owner's class where their struct page tells
-        none.
-    :param progress: Called with pages done and pages in all.
-    :param observers: Observers of each block once it is classified.
-    :param finals: What makes the classes final before they are counted and looked
-        at; the result then has no candidates and no mappings.
-    :param found: What was found before these ranges: it is added to, and returned.
+    :param owned: Pages with known owners; these set the class of pages whose struct
+        page has none.
+    :param progress: Called with the pages done and their total.
+    :param observers: Called with each block after it is classified.
+    :param finals: Resolves the final classes before pages are counted and observed; the
+        result then has no candidates and no mappings.
+    :param result: Result of the ranges before: these are added to it.
     """
     total = sum(part.pages for part in ranges)
     done = 0
     before = reader.reads - (finals.reads if finals is not None else 0)
     far_heads = _FarHeads(reader, layout)
-    result = ScanResult() if found is None else found
+    result = ScanResult() if result is None else result
     compiled = _compiled(reader, layout)
     for chunk in read_chunks(reader, layout, ranges):
         block = (compiled.classify if compiled else classify)(
@@ -65,13 +65,13 @@ def scan(
     result.memmap_reads += reader.reads - before
     if finals is not None:
         result.memmap_reads -= finals.reads
-        # What is lost of one inode is lost for its pages anywhere.
+        # Not summed: several parts may have lost the same inode.
         result.losses.update(finals.take_losses())
     return result
 
 
 def prepare(reader: Reader, layout: PageLayout) -> None:
-    """Make what all parts of a scan need, before other processes have it as well."""
+    """Make the caches that all parts of a scan share, before workers are forked."""
     BulkReader.of(reader)
     _compiled(reader, layout)
 
@@ -79,17 +79,17 @@ def prepare(reader: Reader, layout: PageLayout) -> None:
 def _compiled(reader: Reader, layout: PageLayout) -> Compiled | None:
     if not is_wanted():
         return None
-    # It takes as long to make as some blocks do, and its memory as long to get; a scan
-    # may have many parts, and a program many scans.
+    # Cached: making it takes as long as scanning some blocks, and a scan may have many
+    # parts, and a program many scans.
     cache = reader.prog.cache
-    known: tuple[PageLayout, Compiled | None] | None = cache.get(_CLASSIFIER)
-    if known is None or known[0] is not layout:
-        known = cache[_CLASSIFIER] = layout, compiled_classifier(layout)
-    return known[1]
+    cached: tuple[PageLayout, Compiled | None] | None = cache.get(_CLASSIFIER)
+    if cached is None or cached[0] is not layout:
+        cached = cache[_CLASSIFIER] = layout, compiled_classifier(layout)
+    return cached[1]
 
 
 class _FarHeads:
-    """Reads the heads of compound pages that began in an earlier block."""
+    """Reads heads of compound pages that begin in an earlier block."""
 
     def __init__(self, reader: Reader, layout: PageLayout) -> None:
         self._reader = reader
@@ -100,7 +100,7 @@ class _FarHeads:
     def __call__(self, address: int) -> FarHead:
         head = self._known.get(address)
         if head is None:
-            # Each large compound page has one; garbage has one a page.
+            # Real heads are few; a damaged dump may have one for each page.
             if len(self._known) >= _MAX_FAR_HEADS:
                 self.unreadable += 1
                 return FarHead(PageClass.UNATTRIBUTED, 0)
@@ -113,8 +113,7 @@ class _FarHeads:
         except drgn.FaultError:
             self.unreadable += 1
             return FarHead(PageClass.UNATTRIBUTED, 0)
-        # Should the damage be such that this head names a head of its own, the
-        # search ends here.
+        # If damage makes this head a tail of another one, that is not followed.
         block = classify(data, 0, address, self._layout, _no_further)
         return FarHead(int(block.codes[0]), int(block.mapping[0]))
 

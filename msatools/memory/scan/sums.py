@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Adding a block of classified pages to what a pass over the memmap has found."""
+"""Adds the pages of a classified block to the result of a scan."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -20,7 +20,7 @@ from msatools.memory.scan.result import CachePages, FreeCandidates, ScanResult
 from msatools.memory.scan.swapcache import nameless_swap
 
 _MAX_RUNS = 64
-"""Of pages of the same node and zone in a block: more are faster summed by numpy."""
+"""Maximum runs of the same node and zone in a block: numpy is faster with more."""
 
 _COMMON = (
     PageClass.FREE_BUDDY,
@@ -37,17 +37,17 @@ _BY_FREQUENCY = (*_COMMON, *(code for code in CLASSES if code not in _COMMON))
 
 
 class Finals(Protocol):
-    """Sets the final classes of pages, which otherwise are settled after the scan."""
+    """Resolves final classes during the scan rather than after it."""
 
     @property
     def reads(self) -> int:
-        """Reads made for it so far."""
+        """Number of reads so far."""
 
     def settle(self, block: Block, orphans: Indices) -> None:
         """
-        Settle the classes of a block's pages.
+        Set the final classes of a block's pages.
 
-        :param orphans: Unreferenced pages that were of no class before owners'.
+        :param orphans: Unreferenced pages that had no class before owners were applied.
         """
 
     def take_losses(self) -> dict[int, LossLog]:
@@ -61,7 +61,7 @@ def add_block(
     finals: Finals | None,
     compiled: Compiled | None,
 ) -> None:
-    """Count the pages of a block once owners have theirs; see :func:`.scan.scan`."""
+    """Apply owners and final classes to a block, and count it: :func:`.scan.scan`."""
     key = compiled.key(block) if compiled else None
     keys = node_zone_keys(block) if key is None else key
     _mark_device(block, keys)
@@ -83,7 +83,7 @@ def add_block(
 
 
 def _runs(keys: int | npt.NDArray[np.int64], pages: int) -> list[tuple[int, int, int]]:
-    """Find the runs of pages with the same key: first, end and key of each."""
+    """Return the runs of pages with the same key: first, end and key of each."""
     if isinstance(keys, int):
         return [(0, pages, keys)]
     firsts = [0, *(where(keys[1:] != keys[:-1]) + 1).tolist()]
@@ -99,7 +99,7 @@ def _add_compiled(
     runs: list[tuple[int, int, int]],
     cached: bool,
 ) -> None:
-    """Do as the three functions do that numpy's blocks need, in one pass."""
+    """Do the work of _add_cache(), _add_counts() and _add_anon() in one pass."""
     nameless = 0
     for first, end, key in runs:
         sums = compiled.sums(first, end)
@@ -116,7 +116,7 @@ def _add_compiled(
 
 
 def _mark_device(block: Block, keys: int | npt.NDArray[np.int64]) -> None:
-    """Set the pages of ZONE_DEVICE apart, which can share a section with RAM."""
+    """Classify pages of ZONE_DEVICE, which can share a section with RAM."""
     layout = block.layout
     if layout.device_zone is None:
         return
@@ -129,7 +129,7 @@ def _mark_device(block: Block, keys: int | npt.NDArray[np.int64]) -> None:
         block.codes[device] = PageClass.DEVICE
 
 
-def _some(
+def _keys_of(
     keys: int | npt.NDArray[np.int64], indices: npt.NDArray[np.intp]
 ) -> npt.NDArray[np.int64]:
     if isinstance(keys, int):
@@ -161,41 +161,40 @@ def _add_key(result: ScanResult, key: int, counts: npt.NDArray[np.int64]) -> Non
 
 def _count(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     """
-    Count the pages of each class, as np.bincount() does in four times the time.
+    Count the pages of each class, four times as fast as np.bincount().
 
-    Most blocks have few classes, and the commonest come first here.
+    Most blocks have few classes, and the most common ones are counted first.
     """
     counts = np.zeros(NCLASSES, np.int64)
     left = len(codes)
     for code in _BY_FREQUENCY:
-        found = int(np.count_nonzero(codes == code))
-        counts[code] = found
-        left -= found
+        counts[code] = np.count_nonzero(codes == code)
+        left -= int(counts[code])
         if not left:
             break
     return counts
 
 
 def _apply_owners(block: Block, owned: OwnedPages) -> None:
-    # Keys of the array's own type, or all of it is converted at each call.
+    # searchsorted() would convert the whole array if the types differed.
     ends = np.array((block.pfn, block.pfn + len(block)), np.uint64)
     first, last = owned.pfns.searchsorted(ends)
     if first == last:
         return
     indices = (owned.pfns[first:last] - np.uint64(block.pfn)).astype(np.intp)
     current = block.codes[indices]
-    free_to_own = (current == PageClass.UNATTRIBUTED) | (
+    claimable = (current == PageClass.UNATTRIBUTED) | (
         current == PageClass.LARGE_KMALLOC
     )
-    mine = indices[free_to_own]
-    block.codes[mine] = owned.codes[first:last][free_to_own]
+    mine = indices[claimable]
+    block.codes[mine] = owned.codes[first:last][claimable]
     heads = mine[block.flags[mine] & np.uint64(block.layout.bits["head"]) != 0]
     if len(heads):
-        # Who holds a compound page holds its tails.
+        # The owner of a compound page's head owns its tails.
         near = (block.tail_heads >= 0) & (block.tail_heads < len(block))
-        tails, its_heads = block.tails[near], block.tail_heads[near]
-        held = np.isin(its_heads, heads)
-        block.codes[tails[held]] = block.codes[its_heads[held]]
+        tails, tail_heads = block.tails[near], block.tail_heads[near]
+        owned_tails = np.isin(tail_heads, heads)
+        block.codes[tails[owned_tails]] = block.codes[tail_heads[owned_tails]]
 
 
 def _add_candidates(
@@ -209,7 +208,7 @@ def _add_candidates(
     lru = block.layout.lru
     nexts = block.column(lru)[orphans]
     nodes = block.nodes(orphans)
-    # What never was on a list is linked to itself.
+    # A page that was never on a list is linked to itself.
     linked = are_links(nexts, block.layout.kernel_start) & (nexts != nodes)
     rooms = free_rooms(block, orphans)
     orphans = orphans[linked]
@@ -217,7 +216,7 @@ def _add_candidates(
     candidates.prevs.append(block.column(lru + POINTER_BYTES)[orphans])
     candidates.nodes.append(nodes[linked])
     candidates.codes.append(block.codes[orphans])
-    candidates.keys.append(_some(keys, orphans))
+    candidates.keys.append(_keys_of(keys, orphans))
     candidates.rooms.append(rooms[linked])
 
 
@@ -227,8 +226,8 @@ def _add_cache(
     pages = where(block.codes == PageClass.FILE)
     if not len(pages):
         return
-    mappings, zones = block.mapping[pages], _some(keys, pages)
-    # Files lie in runs, which are far fewer than pages.
+    mappings, zones = block.mapping[pages], _keys_of(keys, pages)
+    # Runs of the same file are far fewer than pages.
     new = np.ones(len(pages), np.bool_)
     new[1:] = (mappings[1:] != mappings[:-1]) | (zones[1:] != zones[:-1])
     starts = where(new)
@@ -264,11 +263,11 @@ def _add_nameless(
 ) -> None:
     pages, entries = nameless_swap(block)
     result.swap_entries.append(entries)
-    result.swap_keys.append(_some(keys, pages))
+    result.swap_keys.append(_keys_of(keys, pages))
 
 
 def _mapped_whole(block: Block, heads: npt.NDArray[np.intp]) -> int:
-    """Count the heads of compound pages that some page table maps as a whole."""
+    """Count the heads of compound pages that are mapped as a whole."""
     compound = block.flags[heads] & np.uint64(block.layout.bits["head"]) != 0
     compound &= heads + 1 < len(block)
     entire = block.column(block.layout.entire_mapcount, "<i4", skip=1)

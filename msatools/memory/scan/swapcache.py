@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Swap cache pages that no mapping names: anonymous, or of shared memory?"""
+"""Finds out whether swap cache pages without a mapping are anonymous or shmem."""
 
 import drgn
 import numpy as np
@@ -14,7 +14,7 @@ from msatools.memory.pages.classify import Block, Indices, where
 from msatools.memory.scan.result import ScanResult
 
 _SWAP_TYPE_SHIFT = 58
-"""Of the device's number in a swap entry (linux/swapops.h): 63 - 5 bits."""
+"""Shift of the type in a swap entry (linux/swapops.h): 63 - 5 bits."""
 
 _SWAP_HAS_CACHE = 0x40
 _SWAP_MAP_SHMEM = 0xBF
@@ -23,10 +23,10 @@ _SWAP_MAP_SHMEM = 0xBF
 
 def settle_swapcache(reader: Reader, result: ScanResult, losses: LossLog) -> None:
     """
-    Move the pages of shared memory that are only in the swap cache to shmem.
+    Move shared memory pages that are only in the swap cache to the class shmem.
 
-    Until it is mapped or put back into its file, a page read from swap has no
-    mapping; the swap map's use count then tells shmem from anonymous memory.
+    A page that was read from swap has no mapping until it is mapped or put back into
+    its file. Then only the use count in the swap map distinguishes shmem from anon.
     """
     if not result.swap_entries:
         return
@@ -48,7 +48,7 @@ def settle_swapcache(reader: Reader, result: ScanResult, losses: LossLog) -> Non
 
 
 def swap_maps(reader: Reader) -> dict[int, int] | None:
-    """Find the swap map of each device, by its number; ``None`` if there are none."""
+    """Return the address of each device's swap map by type; ``None`` if unknown."""
     try:
         return {
             info.type.value_(): info.swap_map.value_()
@@ -71,7 +71,7 @@ def is_shmem(reader: Reader, maps: dict[int, int], entry: int) -> bool:
 
 
 def nameless_swap(block: Block) -> tuple[Indices, npt.NDArray[np.uint64]]:
-    """Find anon pages of the swap cache that no mapping names, and their entries."""
+    """Return the anon pages of the swap cache without a mapping, and their entries."""
     pages = where(block.codes == PageClass.ANON)
     heads = block.heads_of(pages)
     bits = np.uint64(block.layout.swapcache_bits)

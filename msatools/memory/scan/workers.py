@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Work shared out to forked processes, and brought back in its order.
+Distributes work to forked processes, and returns the results in order.
 
-Threads would not do: drgn holds the interpreter's lock while it reads. A forked worker
-reads by its copy of the program that its parent has opened. The file under both is one,
-and so is its position; but drgn and libkdumpfile read by ``pread()`` and ``mmap()``,
-which leave that alone. Where more than the position is shared, as by who reads the same
-open /proc/kcore, a worker begins by opening it for itself.
+Threads would not help: drgn holds the GIL while it reads. A forked worker reads through
+its copy of the program that its parent opened. Both share the open file and its
+position, but drgn and libkdumpfile use ``pread()`` and ``mmap()``, which do not use the
+position. If readers of the same open file share more than the position, as those of
+/proc/kcore do, a worker opens the file again.
 """
 
 import gc
@@ -25,15 +25,15 @@ from typing import NoReturn, TypeVar
 T = TypeVar("T")
 
 MAX_PIECES = 2048
-"""Their numbers, of two bytes each, are put into a pipe, which may hold one page."""
+"""Maximum number of pieces: two bytes each must fit a pipe of one page."""
 
 _NUMBER = struct.Struct("<H")
 _HEAD = struct.Struct("<HQ")
-"""Before each result: the number of its piece, and how many bytes follow."""
+"""Header of a result: the number of its piece, and the bytes that follow."""
 
 _AT_ONCE = 1 << 20
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-"""Signals that may raise an exception here, between any two steps."""
+"""Signals whose handlers may raise an exception at any point of this module."""
 
 
 def do_in_order(
@@ -45,21 +45,21 @@ def do_in_order(
     begin: Callable[[], None] | None = None,
 ) -> int:
     """
-    Do pieces of work in forked processes, and take the results in their order.
+    Do pieces of work in forked processes, and take the results in order.
 
-    A worker takes the next piece when it has done one, so that all end together. What
-    a worker leaves undone, as it was killed or failed, is done here in the end: so an
-    exception that the work raises is raised here, and none has to travel.
+    A worker takes the next piece when it has done one, so that all end together. The
+    parent redoes the pieces of a worker that was killed or failed. So an exception of
+    the work is raised in the parent, and none has to be pickled.
 
-    However this is left, no worker is.
+    No worker is left when this returns or raises.
 
-    :param work: What is done for each piece, by its number. Its result must be
-        picklable; what else it changes is lost with the worker.
-    :param take: Called with each result here, in the order of the pieces.
+    :param work: Does the piece of a given number. Its result must be picklable; its
+        other effects are lost with the worker.
+    :param take: Called with each result in the parent, in the order of the pieces.
     :param done: Called with the number of each piece that is done, in any order.
-    :param begin: Called in each worker before its first piece; if it fails, that worker
-        does none.
-    :return: How many pieces had to be done here.
+    :param begin: Called in each worker before its first piece; a worker in which it
+        fails does no piece.
+    :return: Number of pieces that the parent did.
     """
     assert pieces <= MAX_PIECES
     results: dict[int, bytes] = {}
@@ -83,7 +83,7 @@ def do_in_order(
 
 
 class _Crew:
-    """The workers, and the pipes by which they get numbers and give results."""
+    """The workers, and the pipes for the numbers of pieces and for results."""
 
     def __init__(
         self,
@@ -98,14 +98,14 @@ class _Crew:
         self._begin = begin
         self._pids: list[int] = []
         self._fds: list[int] = []
-        """Where to read each worker's results."""
+        """Read end of each worker's pipe of results."""
 
     def __enter__(self) -> "_Crew":
         todo, writing = os.pipe()
         try:
             numbers = map(_NUMBER.pack, range(self._pieces))
             os.write(writing, b"".join(numbers))
-            # Without a writer, the pipe's end tells that all is handed out.
+            # Without a writer, workers read EOF after the last piece.
             os.close(writing)
             for _ in range(self._workers):
                 self._start(todo)
@@ -125,10 +125,10 @@ class _Crew:
         self._end()
 
     def _start(self, todo: int) -> None:
-        """Fork one worker; where the system has no room for more, those do it all."""
+        """Fork one worker; if fork() fails, the other workers do all pieces."""
         reading, writing = os.pipe()
         self._fds.append(reading)
-        # A signal must come when it is known whom to end, and in whose process.
+        # No signal until the pid is stored, and the worker has its own handlers.
         with _no_signals():
             try:
                 pid = _fork()
@@ -136,7 +136,7 @@ class _Crew:
                     self._serve(todo, writing)
                 self._pids.append(pid)
             except OSError:
-                # What nobody does is done by the parent.
+                # The parent does the pieces that no worker does.
                 return
             finally:
                 os.close(writing)
@@ -144,40 +144,40 @@ class _Crew:
     def _serve(self, todo: int, out: int) -> NoReturn:
         """Work in the worker's process, which ends here."""
         try:
-            # The parent ends its workers, and a signal to all of its group is for it.
+            # The parent handles signals to the process group, and ends its workers.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
-            # Should the parent be gone, nobody must seem to read the results.
+            # If the parent exits, writes must fail: close the read ends inherited here.
             for fd in self._fds:
                 os.close(fd)
-            # Collecting what the parent left would copy most of its memory.
+            # A collection would touch, and so copy, most of the parent's memory.
             gc.disable()
             if self._begin is not None:
                 self._begin()
             while number := os.read(todo, _NUMBER.size):
                 data = pickle.dumps(self._work(*_NUMBER.unpack(number)))
-                # With one write the parent wakes once.
+                # One write wakes the parent once.
                 _write(out, _HEAD.pack(*_NUMBER.unpack(number), len(data)) + data)
             os._exit(0)
         finally:
             os._exit(1)
 
     def results(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the number and result of each piece as they come, until none can."""
-        came = {fd: bytearray() for fd in self._fds}
+        """Yield the number and result of each piece, until all workers have ended."""
+        received = {fd: bytearray() for fd in self._fds}
         with selectors.DefaultSelector() as selector:
-            for fd in came:
+            for fd in received:
                 selector.register(fd, selectors.EVENT_READ)
-            while came:
+            while received:
                 for key, _ in selector.select():
                     data = os.read(key.fd, _AT_ONCE)
                     if not data:
                         selector.unregister(key.fd)
-                        del came[key.fd]
+                        del received[key.fd]
                         continue
-                    came[key.fd] += data
-                    yield from _whole_results(came[key.fd])
+                    received[key.fd] += data
+                    yield from _whole_results(received[key.fd])
 
     def _end(self) -> None:
         with _no_signals():
@@ -191,7 +191,7 @@ class _Crew:
 
 @contextmanager
 def _no_signals() -> Iterator[None]:
-    """Let signals wait that would raise an exception in the midst of this."""
+    """Block the signals whose handlers would raise an exception in between."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
         yield
@@ -201,8 +201,8 @@ def _no_signals() -> Iterator[None]:
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        # Python warns of a fork beside threads: those of drgn's (OpenMP) are idle by
-        # now, and a worker only reads.
+        # Python warns about fork() with threads: drgn's (OpenMP) are idle by now, and a
+        # worker only reads.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
@@ -213,12 +213,12 @@ def _write(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _whole_results(came: bytearray) -> Iterator[tuple[int, bytes]]:
-    """Take from what came all results that are whole."""
-    while len(came) >= _HEAD.size:
-        number, size = _HEAD.unpack_from(came)
+def _whole_results(received: bytearray) -> Iterator[tuple[int, bytes]]:
+    """Remove and yield all complete results from the received data."""
+    while len(received) >= _HEAD.size:
+        number, size = _HEAD.unpack_from(received)
         end = _HEAD.size + size
-        if len(came) < end:
+        if len(received) < end:
             return
-        yield number, bytes(came[_HEAD.size : end])
-        del came[:end]
+        yield number, bytes(received[_HEAD.size : end])
+        del received[:end]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-What the contents of pages tell of who uses them.
+Finds hints about the users of pages in the contents of the pages.
 
-Pointers do: into a module, to a function or variable of the kernel, into memory of a
-slab cache. Where there are none, text may.
+Hints are pointers: into a module, to a function or variable of the kernel, or into a
+slab. A page without pointers may be text.
 """
 
 import re
@@ -30,78 +30,76 @@ from msatools.selfdesc.variables import find_variable
 Numbers = npt.NDArray[np.int64]
 
 _AT_ONCE = 256
-"""Pages that are looked through at a time: 1 MiB."""
+"""Pages examined at once: 1 MiB."""
 
-_LAST = np.uint64(0xFFFF_FFFF_FFFF_F000)
-"""From here on it is an error number, or -1."""
+_ERR_PTRS = np.uint64(0xFFFF_FFFF_FFFF_F000)
+"""Values from here on are ERR_PTR() values, not pointers."""
 
 _MAX_PFNS = 1 << 20
-"""Pages that pointers are to, of which it is remembered whose they are."""
+"""Maximum number of pfns whose slab cache is cached."""
 
 _MAX_WORDS = 1 << 16
-"""Different words that are kept; a kernel has more symbols than are worth telling."""
+"""Maximum number of addresses whose symbol is looked up."""
 
-_WORDS_OF_BLOCK = 16
+_WORDS_OF_PAGE = 16
 _WORDS_OF_GROUP = 5
 _TEXT = re.compile(rb"[\x20-\x7e]{6,40}")
-_MOSTLY = 0.9
+_TEXT_SHARE = 0.9
 
 
 @dataclass(frozen=True)
 class Hints:
-    """The kind of contents of a block, and what it points to most."""
+    """The kind of contents of a page, and the owner of most of its pointers."""
 
     content: str
     """``module``, ``symbol``, ``slab``, ``ftrace`` (its records), ``text``, ``data``,
     ``zeros``, ``not in the dump`` or ``not looked into``."""
 
     owner: str | None = None
-    """Name of the module, symbol or slab cache; ``None`` if there is none, or blocks
-    that are alone of their kind have many."""
+    """Name of the module, symbol or slab cache; ``None`` without pointers, or for pages
+    with a symbol or slab cache that no other page has."""
 
 
 _RANKS = ("module", "symbol", "slab")
-"""More specific kinds come first; almost any page has a pointer or two into slabs."""
+"""Kinds of pointers, the most specific first: most pages have a few into slabs."""
+
+
+@dataclass(frozen=True)
+class PageContents:
+    """The contents of one page."""
+
+    hints: Hints
+    words: dict[int, int]
+    """Counts of the page's pointers by number of their word."""
+
+    text: str | None = None
+    """First piece of text of a page that is all text."""
 
 
 class Contents:
-    """Looks into the first page of blocks."""
+    """Examines the contents of pages."""
 
     def __init__(self, context: ScanContext) -> None:
         self._reader = context.reader
         self._page_size = context.page_size
         self._pointers = _Pointers(context)
         self._ftrace = ftrace_pages(context.reader, context.losses)
-        self._words: list[dict[int, int]] = []
-        self._texts: dict[int, str] = {}
-        """By block, of those that are all text."""
 
-    def look_into(self, pfns: Numbers) -> tuple[list[Hints], Numbers]:
-        """Read the page at each pfn.
-
-        :return: The different hints, and for each page the number of its hint there.
-        """
-        hints: list[Hints] = []
+    def look_into(self, pfns: Numbers) -> list[PageContents]:
+        """Read and examine the page at each pfn."""
+        pages: list[PageContents] = []
         for first in range(0, len(pfns), _AT_ONCE):
-            hints += self._look_into_some(pfns[first : first + _AT_ONCE].tolist())
-        # Single blocks with a pointer to this and that are no group each.
-        frequent = Counter(hints)
-        hints = [
-            one if one.content == "module" or frequent[one] > 1 else Hints(one.content)
-            for one in hints
-        ]
-        kinds = list(dict.fromkeys(hints))
-        numbers = {one: number for number, one in enumerate(kinds)}
-        return kinds, np.array([numbers[one] for one in hints], np.int64)
+            pages += self._look_into_some(pfns[first : first + _AT_ONCE].tolist())
+        return pages
 
-    def words(self, blocks: Iterable[int]) -> tuple[PageWord, ...]:
-        """Return the most frequent words of some blocks, by their place in *pfns*."""
+    def words(self, pages: Iterable[PageContents]) -> tuple[PageWord, ...]:
+        """Return the most frequent words of some pages."""
         counts: Counter[PageWord] = Counter()
-        for block in blocks:
-            for number, count in self._words[block].items():
-                counts[self._pointers.known[number]] += count
-            if block in self._texts:
-                counts[PageWord("text", self._texts[block], None, 0)] += 1
+        for page in pages:
+            for number, count in page.words.items():
+                counts[self._pointers.words[number]] += count
+            if page.text is not None:
+                counts[PageWord("text", page.text, None, 0)] += 1
         ranked = sorted(
             counts.items(), key=lambda item: (-item[1], item[0].kind, item[0].name)
         )
@@ -110,7 +108,7 @@ class Contents:
             for word, count in ranked[:_WORDS_OF_GROUP]
         )
 
-    def _look_into_some(self, pfns: list[int]) -> list[Hints]:
+    def _look_into_some(self, pfns: list[int]) -> list[PageContents]:
         size = self._page_size
         data = bytearray()
         readable = []
@@ -122,40 +120,56 @@ class Contents:
                 data += bytes(size)
                 readable.append(False)
         pages = np.frombuffer(data, "<u8").reshape(len(pfns), -1)
-        found = self._pointers.count(pages)
-        hints = []
+        words = self._pointers.count(pages)
+        contents = []
         for row, pfn in enumerate(pfns):
-            self._words.append(found[row])
             if not readable[row]:
-                hints.append(Hints("not in the dump"))
+                contents.append(PageContents(Hints("not in the dump"), words[row]))
             elif pfn in self._ftrace:
-                hints.append(Hints("ftrace"))
+                contents.append(PageContents(Hints("ftrace"), words[row]))
             else:
-                hints.append(self._tell(bytes(data[row * size : (row + 1) * size])))
-        return hints
+                page = bytes(data[row * size : (row + 1) * size])
+                contents.append(self._classify(page, words[row]))
+        return contents
 
-    def _tell(self, page: bytes) -> Hints:
-        place = len(self._words) - 1
+    def _classify(self, page: bytes, words: dict[int, int]) -> PageContents:
         counts: dict[tuple[int, str], int] = defaultdict(int)
-        for number, count in self._words[place].items():
-            word = self._pointers.known[number]
+        for number, count in words.items():
+            word = self._pointers.words[number]
             if word.owner is not None:
                 counts[_RANKS.index(word.kind), word.owner] += count
         if counts:
             rank, owner = min(counts, key=lambda key: (key[0], -counts[key], key[1]))
-            return Hints(_RANKS[rank], owner)
-        some = page.replace(b"\0", b"")
-        if not some:
-            return Hints("zeros")
+            return PageContents(Hints(_RANKS[rank], owner), words)
+        nonzero = page.replace(b"\0", b"")
+        if not nonzero:
+            return PageContents(Hints("zeros"), words)
         texts = _TEXT.findall(page)
-        if sum(map(len, texts)) >= _MOSTLY * len(some):
-            self._texts[place] = texts[0].decode("ascii")
-            return Hints("text")
-        return Hints("data")
+        if sum(map(len, texts)) >= _TEXT_SHARE * len(nonzero):
+            return PageContents(Hints("text"), words, texts[0].decode("ascii"))
+        return PageContents(Hints("data"), words)
+
+
+def distinct_hints(pages: Iterable[PageContents]) -> tuple[list[Hints], Numbers]:
+    """
+    Return the different hints of pages, and for each page the index of its hints.
+
+    A symbol or slab cache that only one page has is left out of its hints, so that such
+    pages are not a group each.
+    """
+    hints = [page.hints for page in pages]
+    frequent = Counter(hints)
+    hints = [
+        hint if hint.content == "module" or frequent[hint] > 1 else Hints(hint.content)
+        for hint in hints
+    ]
+    kinds = list(dict.fromkeys(hints))
+    indices = {hint: index for index, hint in enumerate(kinds)}
+    return kinds, np.array([indices[hint] for hint in hints], np.int64)
 
 
 class _Pointers:
-    """Finds the symbol, module or slab cache of kernel addresses, each once."""
+    """Looks up the symbol, module or slab cache of kernel addresses, each once."""
 
     def __init__(self, context: ScanContext) -> None:
         reader, losses = context.reader, context.losses
@@ -165,7 +179,7 @@ class _Pointers:
         )
         self._page_size = context.page_size
         self._symbols = SymbolNames(reader, losses)
-        self.known: list[PageWord] = []
+        self.words: list[PageWord] = []
         self._numbers: dict[PageWord, int] = {}
         self._by_address: dict[int, int | None] = {}
         self._by_pfn: dict[int, int | None] = {}
@@ -179,34 +193,34 @@ class _Pointers:
             losses.lose(Loss.SLAB_CACHES, f"pointers into slabs tell nothing: {error}")
 
     def count(self, pages: npt.NDArray[np.uint64]) -> list[dict[int, int]]:
-        """Count, for each page, the words that its pointers are.
+        """Count the pointers of each page by their word.
 
-        :return: Counts by number in ``known``, the most frequent of each page only.
+        :return: Counts by index in ``words``, only the most frequent of each page.
         """
-        rows, columns = np.nonzero((pages >= self._kernel_start) & (pages < _LAST))
+        rows, columns = np.nonzero((pages >= self._kernel_start) & (pages < _ERR_PTRS))
         values, index = np.unique(pages[rows, columns], return_inverse=True)
-        numbers = self._tell(values)[index]
+        numbers = self._lookup(values)[index]
         known = numbers >= 0
         pairs = np.stack((rows[known], numbers[known]))
         pairs, counts = np.unique(pairs, axis=1, return_counts=True)
-        found: list[Counter[int]] = [Counter() for _ in range(len(pages))]
+        by_page: list[Counter[int]] = [Counter() for _ in range(len(pages))]
         for row, number, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
-            found[row][number] = count
-        return [dict(counts.most_common(_WORDS_OF_BLOCK)) for counts in found]
+            by_page[row][number] = count
+        return [dict(counts.most_common(_WORDS_OF_PAGE)) for counts in by_page]
 
-    def _tell(self, addresses: Addresses) -> Numbers:
-        """Return the number of the word of each address, -1 if there is none."""
-        numbers = np.full(len(addresses), -1, np.int64)
-        self._tell_slabs(addresses, numbers)
-        for place in np.flatnonzero(self._symbols.may_name(addresses)).tolist():
-            number = self._by_symbol(int(addresses[place]))
+    def _lookup(self, addresses: Addresses) -> Numbers:
+        """Return the number of the word of each address, -1 if not found."""
+        numbers = self._lookup_slabs(addresses)
+        for row in np.flatnonzero(self._symbols.may_name(addresses)).tolist():
+            number = self._by_symbol(int(addresses[row]))
             if number is not None:
-                numbers[place] = number
+                numbers[row] = number
         return numbers
 
-    def _tell_slabs(self, addresses: Addresses, numbers: Numbers) -> None:
+    def _lookup_slabs(self, addresses: Addresses) -> Numbers:
+        numbers = np.full(len(addresses), -1, np.int64)
         if self._slabs is None or self._start is None:
-            return
+            return numbers
         pfns = page_numbers(addresses, self._start, self._page_size, self._end_pfn)
         inside = pfns < np.uint64(self._end_pfn)
         wanted, index = np.unique(pfns[inside], return_inverse=True)
@@ -217,20 +231,21 @@ class _Pointers:
         for pfn, name in zip(new, names, strict=True):
             word = None if name is None else PageWord("slab", name, name, 0)
             self._by_pfn[pfn] = self._number(word)
-        found = [self._by_pfn[pfn] for pfn in wanted.tolist()]
-        each = np.array([-1 if one is None else one for one in found], np.int64)
-        numbers[inside] = each[index]
+        known = (self._by_pfn[pfn] for pfn in wanted.tolist())
+        of_pfns = [-1 if number is None else number for number in known]
+        numbers[inside] = np.array(of_pfns, np.int64)[index]
+        return numbers
 
     def _by_symbol(self, address: int) -> int | None:
         if address not in self._by_address:
             if len(self._by_address) >= _MAX_WORDS:
                 return None
-            found = self._symbols.name(address)
+            symbol = self._symbols.name(address)
             word = None
-            if found is not None and found.module is not None:
-                word = PageWord("module", found.name, found.module, 0)
-            elif found is not None:
-                word = PageWord("symbol", found.name, found.symbol, 0)
+            if symbol is not None and symbol.module is not None:
+                word = PageWord("module", symbol.name, symbol.module, 0)
+            elif symbol is not None:
+                word = PageWord("symbol", symbol.name, symbol.symbol, 0)
             self._by_address[address] = self._number(word)
         return self._by_address[address]
 
@@ -238,29 +253,29 @@ class _Pointers:
         if word is None:
             return None
         if word not in self._numbers:
-            self._numbers[word] = len(self.known)
-            self.known.append(word)
+            self._numbers[word] = len(self.words)
+            self.words.append(word)
         return self._numbers[word]
 
 
 _POINTER = struct.Struct("<Q")
 _MAX_GROUPS = 1 << 16
-"""Some for each module."""
+"""Upper bound of the number of ``struct ftrace_page``: a few for each module."""
 
 _ALIKE = "some records of ftrace look like others'"
 
 
 def ftrace_pages(reader: Reader, losses: LossLog) -> frozenset[int]:
-    """Find the first page of each block of records; none where nothing tells."""
+    """Return the pfns of the first pages of ftrace's records; empty if unknown."""
     prog = reader.prog
-    found: set[int] = set()
+    pfns: set[int] = set()
     seen: set[int] = set()
     try:
         group = find_variable(prog, "ftrace_pages_start").value_()
     except LookupError:
         return frozenset()  # CONFIG_DYNAMIC_FTRACE=n
     except drgn.FaultError as error:
-        # A page of zeros is left out of most dumps, and is no loss.
+        # Not counted as a loss: most dumps exclude pages of zeros.
         losses.note("lost", f"{_ALIKE}: {error}", "ftrace")
         return frozenset()
     try:
@@ -277,8 +292,8 @@ def ftrace_pages(reader: Reader, losses: LossLog) -> frozenset[int]:
             seen.add(group)
             data = reader.read(group, size)
             (address,) = _POINTER.unpack_from(data, records)
-            found.add(address - start >> shift)
+            pfns.add(address - start >> shift)
             (group,) = _POINTER.unpack_from(data, following)
     except (LookupError, drgn.FaultError) as error:
         losses.lose(Loss.FTRACE, f"{_ALIKE}: {error}")
-    return frozenset(found)
+    return frozenset(pfns)

@@ -1,48 +1,48 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Groups of pages that no owner explains."""
+"""Groups of pages without a known owner."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class PageWord:
-    """A word that is in the contents of pages, and what it says."""
+    """A pointer or text in the contents of pages."""
 
     kind: str
-    """``module``, ``symbol`` or ``slab`` for a pointer there; ``text``."""
+    """``module``, ``symbol`` or ``slab`` for a pointer into it; ``text``."""
 
     name: str
-    """The symbol and how far behind it; the slab cache; the text."""
+    """The symbol and the offset from it; the slab cache; the text."""
 
     owner: str | None
-    """Name of the module, symbol or slab cache, ``None`` for text."""
+    """Name of the module, symbol or slab cache; ``None`` for text."""
 
     count: int
-    """How often the pages that were examined contain it."""
+    """Number of occurrences in the examined pages."""
 
 
 @dataclass(frozen=True)
 class UnattributedGroup:
-    """Blocks of pages that no owner explains, and that are like one another."""
+    """Similar blocks of pages without a known owner."""
 
     class_name: str = field(metadata={"key": "class"})
-    """``kernel.unattributed``, or ``kernel.large_kmalloc`` where a kernel does not
-    mark it: a driver's own compound page looks the same there."""
+    """``kernel.unattributed``, or ``kernel.large_kmalloc`` on kernels that do not mark
+    it, where a driver's own compound page looks the same."""
 
     order: int | None
-    """Of the allocation, guessed unless compound; ``None`` for what is no block."""
+    """Order of the allocation, guessed unless compound; ``None`` if not a block."""
 
     pages: int
-    """All groups of a class sum to the class."""
+    """Pages of the blocks; all groups of a class sum to the class."""
 
     blocks: int | None
     runs: int | None
-    """Runs of consecutive pages that the blocks make up."""
+    """Number of runs of consecutive pages that the blocks form."""
 
     node: int | None
     refcount: int | None
-    """Of the first page of each block."""
+    """Reference count of the first page of each block."""
 
     content: str
     """Contents of the first page of each block: pointers into a ``module``, to a
@@ -51,14 +51,13 @@ class UnattributedGroup:
     """
 
     owner: str | None
-    """The module, symbol or slab cache that most pointers are to."""
+    """Module, symbol or slab cache that most of the pointers point to."""
 
     examples: tuple[int, ...]
     """Page frame numbers of some blocks."""
 
     words: tuple[PageWord, ...]
-    """The most frequent of the most telling."""
+    """The most frequent words."""
 
     stack: tuple[str, ...] | None
-    """The stack that allocated them, innermost first; ``None`` if the kernel keeps no
-    page_owner."""
+    """Stack trace of the allocation, innermost first; ``None`` without page_owner."""

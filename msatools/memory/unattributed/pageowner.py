@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Who allocated a page, where the kernel keeps it (CONFIG_PAGE_OWNER and page_owner=on).
+Looks up the stack trace that allocated a page (CONFIG_PAGE_OWNER and page_owner=on).
 
-mm/page_owner.c has a record of each page behind the page's ``struct page_ext``
-(mm/page_ext.c), with a handle for the stack (lib/stackdepot.c). Stock kernels have none
-of that.
+mm/page_owner.c keeps a record for each page after the page's ``struct page_ext``
+(mm/page_ext.c), with a handle of the stack trace (lib/stackdepot.c). Stock kernels do
+not have it.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from msatools.kernel.report import LossLog
 from msatools.selfdesc.variables import find_variable
 
 _INVALID = 1
-"""Set in a section's pointer while its memory goes away (PAGE_EXT_INVALID)."""
+"""PAGE_EXT_INVALID: set in a section's pointer while it goes offline."""
 
 _MAX_FRAMES = 64
 """CONFIG_STACKDEPOT_MAX_FRAMES is 64; page_owner keeps 16."""
@@ -30,23 +30,23 @@ _MAX_FRAMES = 64
 
 @dataclass(frozen=True)
 class _OwnerLayout:
-    """Where the records of page_owner are, and what is in them."""
+    """Layout of the records of page_owner."""
 
-    each: int
-    """Bytes of all that is kept of a page (page_ext_size)."""
+    stride: int
+    """Bytes of a page's records (page_ext_size)."""
 
     flags_bytes: int
-    """Of ``page_ext.flags``, at the start."""
+    """Size of ``page_ext.flags``, at the start of the records."""
 
     allocated: int
-    """The flag of a page that is allocated, and not just was."""
+    """Flag of a page that is allocated now (PAGE_EXT_OWNER_ALLOCATED)."""
 
     handle: int
-    """Offset of the stack's handle, from the start of it all."""
+    """Offset of the stack's handle from the start of a page's records."""
 
 
 class PageOwners:
-    """Looks up by whom pages were allocated."""
+    """Looks up the stack traces that allocated pages."""
 
     def __init__(self, reader: Reader, losses: LossLog, layout: _OwnerLayout) -> None:
         self._reader = reader
@@ -57,7 +57,7 @@ class PageOwners:
 
     @classmethod
     def of(cls, reader: Reader, losses: LossLog) -> "PageOwners | None":
-        """Find out whether this kernel keeps owners; ``None`` if not."""
+        """Return the page owners; ``None`` if this kernel does not record them."""
         try:
             layout = _layout(reader.prog)
             return None if layout is None else cls(reader, losses, layout)
@@ -68,28 +68,30 @@ class PageOwners:
             return None
 
     def handles(self, pfns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the handle of the stack that allocated each page, 0 if unknown."""
+        """Return the handle of the stack that allocated each page; 0 if unknown."""
         layout, lost = self._layout, 0
         handles = np.zeros(len(pfns), np.int64)
-        for place, pfn in enumerate(pfns.tolist()):
+        for row, pfn in enumerate(pfns.tolist()):
             try:
                 base = self._base(pfn)
                 if base is None:
                     continue
-                record = self._reader.read(base + layout.each * pfn, layout.handle + 4)
+                record = self._reader.read(
+                    base + layout.stride * pfn, layout.handle + 4
+                )
             except drgn.FaultError:
                 lost += 1
                 continue
             flags = int.from_bytes(record[: layout.flags_bytes], "little")
             if flags & layout.allocated:
-                handles[place] = int.from_bytes(record[layout.handle :], "little")
+                handles[row] = int.from_bytes(record[layout.handle :], "little")
         if lost:
             text = f"who allocated {lost:,} blocks cannot be read"
             self._losses.lose(Loss.PAGE_OWNER, text)
         return handles
 
     def stack(self, handle: int) -> tuple[str, ...] | None:
-        """Name the functions of a stack, the innermost first."""
+        """Return the function names of a stack, innermost first; ``None`` if lost."""
         prog = self._reader.prog
         try:
             trace = stack_depot_fetch(
@@ -103,7 +105,7 @@ class PageOwners:
         return tuple(str(frame.name) for frame in list(trace)[:_MAX_FRAMES])
 
     def _base(self, pfn: int) -> int | None:
-        """Find where the record of page number 0 would be, had it that section's."""
+        """Return the address of pfn 0's record relative to the section's records."""
         number = pfn // self._per_section
         if number not in self._bases:
             section = pfn_to_section(self._reader.prog, pfn)
@@ -114,22 +116,22 @@ class PageOwners:
 
 def _layout(prog: drgn.Program) -> _OwnerLayout | None:
     """
-    Find out where the records are.
+    Read the layout of the records.
 
-    :return: ``None`` if the kernel was not told to keep any.
-    :raises LookupError: if it cannot (CONFIG_PAGE_OWNER=n)
+    :return: ``None`` if page_owner is not enabled.
+    :raises LookupError: if the kernel has none (CONFIG_PAGE_OWNER=n)
     """
     offset = find_variable(prog, "page_owner_ops").offset.value_()
-    # It comes after struct page_ext, unless nobody asked for it.
+    # The record follows struct page_ext: an offset of 0 means it is not enabled.
     if not offset:
         return None
-    each = find_variable(prog, "page_ext_size").value_()
+    stride = find_variable(prog, "page_ext_size").value_()
     owner = prog.type("struct page_owner")
     # Linux kernel commit fdf3bf809162 ("mm, page_owner: rename flag indicating that
     # page is allocated") (in v5.4)
     bit = prog.constant("PAGE_EXT_OWNER_ALLOCATED").value_()
     return _OwnerLayout(
-        each=each,
+        stride=stride,
         flags_bytes=drgn.sizeof(prog.type("struct page_ext").member("flags").type),
         allocated=1 << bit,
         handle=offset + drgn.offsetof(owner, "handle"),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which slab cache pages belong to, looked up for many at once."""
+"""Looks up the slab caches of many pages at once."""
 
 import drgn
 import numpy as np
@@ -14,11 +14,11 @@ from msatools.memory.pages.layout import PageLayout
 
 
 class SlabNames:
-    """Looks up caches by pages; what it has read of caches it keeps."""
+    """Looks up slab caches by page; each cache is read once."""
 
     def __init__(self, reader: Reader, layout: PageLayout) -> None:
         """
-        :raises LookupError: if the types do not tell where a slab names its cache
+        :raises LookupError: if the types lack the offset of a slab's cache pointer
         """
         prog = reader.prog
         self._reader = reader
@@ -28,23 +28,23 @@ class SlabNames:
         self._names: dict[int, str | None] = {0: None}
 
     def of(self, pfns: npt.NDArray[np.uint64]) -> list[str | None]:
-        """Name the cache of each page; ``None`` if it is of no slab or unreadable."""
+        """Return each page's cache name; ``None`` if not a slab or unreadable."""
         layout = self._layout
         addresses = self._memmap + pfns * np.uint64(layout.size)
         records, readable = self._reader.read_records(addresses, layout.size)
         info = column(records, layout.compound_head)
         is_tail = info & np.uint64(1) != 0
-        named = addresses & info if layout.compound_mask else info - np.uint64(1)
+        encoded = addresses & info if layout.compound_mask else info - np.uint64(1)
         heads, index = np.unique(
-            np.where(is_tail, named, addresses), return_inverse=True
+            np.where(is_tail, encoded, addresses), return_inverse=True
         )
         records, also_readable = self._reader.read_records(heads, layout.size)
         caches = column(records, self._cache)
         caches[~(self._are_slabs(records) & also_readable)] = 0
         names = [self._name_of(cache) for cache in caches.tolist()]
         return [
-            names[place] if known else None
-            for place, known in zip(index.tolist(), readable.tolist(), strict=True)
+            names[row] if known else None
+            for row, known in zip(index.tolist(), readable.tolist(), strict=True)
         ]
 
     def _are_slabs(self, records: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
@@ -56,8 +56,8 @@ class SlabNames:
         words = column(records, layout.mapcount, 4).astype(np.uint32)
         typed = (words + np.uint32(1)) > np.uint32(types.lowest)
         keys = words >> np.uint32(types.shift) & np.uint32(types.mask)
-        found: npt.NDArray[np.bool_] = typed & (types.classes[keys] == PageClass.SLAB)
-        return found
+        slabs: npt.NDArray[np.bool_] = typed & (types.classes[keys] == PageClass.SLAB)
+        return slabs
 
     def _name_of(self, cache: int) -> str | None:
         if cache not in self._names:
@@ -72,10 +72,9 @@ class SlabNames:
 def page_numbers(
     addresses: Addresses, start: int, page_size: int, end_pfn: int
 ) -> Addresses:
-    """Turn addresses of directly mapped memory into pfns, others into *end_pfn*.
+    """Convert addresses of the direct map to pfns, others to *end_pfn*.
 
-    :param start: Where page number 0 is mapped.
+    :param start: Address of pfn 0 in the direct map.
     """
-    pfns = (addresses - np.uint64(start)) // np.uint64(page_size)
-    found: Addresses = np.minimum(pfns, np.uint64(end_pfn))
-    return found
+    pfns: Addresses = (addresses - np.uint64(start)) // np.uint64(page_size)
+    return np.minimum(pfns, np.uint64(end_pfn))

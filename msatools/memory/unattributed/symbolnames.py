@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Names of what lies in the kernel's image and in modules, for many addresses.
+Looks up symbols of addresses in the kernel image and in modules.
 
-The kernel's own symbols name what lies in its image, whatever tells its types, so that
-names do not depend on that. These symbols have no sizes: an object is held to reach up
-to the next symbol, if that is not too far away. Debug info knows where objects end, and
-what lies behind that has no name then. This is the one difference that is left: without
-debug info, a pointer to the padding behind an object, or to data without a symbol that
-follows it, is named after that object.
+Names in the image come from the kernel's own symbols (kallsyms), so that they do not
+depend on the source of the types. These symbols have no sizes: an object is assumed to
+extend to the next symbol, if that is not too far away. Debug info has sizes, and
+addresses after the end of an object have no name. One difference remains: without debug
+info, a pointer to the padding after an object, or to data without a symbol that follows
+it, is named after that object.
 """
 
 import contextlib
@@ -31,35 +31,35 @@ from msatools.tasks.text import kernel_symbol
 
 _LONGEST = 512 << 10
 """
-What may lie between two symbols, in bytes, and be all the first one's.
+Maximum distance of two symbols, in bytes, that the first may cover.
 
-The largest variables that others point to are rcu_state, of 359 KiB, and printk's; what
-is longer are string constants, which have no symbols, and gaps up to the next section.
+The largest variables that others point to are rcu_state, of 359 KiB, and printk's.
+Longer ranges are string constants, which have no symbols, and gaps before a section.
 """
 
 _ENDS = ("_etext", "_einittext", "_edata")
 _END = re.compile(r"__(?:end|stop)_\w+|\w+_end")
-"""Where the linker put the end of something: what lies behind it is something else."""
+"""Labels of the linker for the end of something: they cover nothing after it."""
 
 _SIZED = (drgn.SymbolKind.OBJECT, drgn.SymbolKind.FUNC)
 
 
 @dataclass(frozen=True)
 class SymbolName:
-    """What an address belongs to."""
+    """The symbol or module that an address belongs to."""
 
     name: str
-    """Of the symbol, with the offset from its start, and the module's."""
+    """The symbol, the offset from its start, and the module."""
 
     symbol: str | None
-    """``None`` if a module has no symbol there."""
+    """Name of the symbol; ``None`` if the module has no symbol there."""
 
     module: str | None
-    """``None`` for the kernel itself."""
+    """Name of the module; ``None`` for the kernel image."""
 
 
 class SymbolNames:
-    """Names functions and variables; modules are read when an address asks for them."""
+    """Looks up functions and variables; modules are read when needed."""
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
@@ -71,15 +71,15 @@ class SymbolNames:
     def may_name(self, addresses: Addresses) -> npt.NDArray[np.bool_]:
         """Return which addresses are in the image, or between first and last module.
 
-        Where the kernel does not keep where these are, no address is.
+        If the kernel does not record these bounds, none is.
         """
-        found = np.zeros(len(addresses), np.bool_)
+        inside = np.zeros(len(addresses), np.bool_)
         for first, end in (self._image, self._area):
-            found |= (addresses >= np.uint64(first)) & (addresses < np.uint64(end))
-        return found
+            inside |= (addresses >= np.uint64(first)) & (addresses < np.uint64(end))
+        return inside
 
     def name(self, address: int) -> SymbolName | None:
-        """Name what lies at an address; ``None`` if that is nothing."""
+        """Return the name of an address; ``None`` if not found."""
         if self._image[0] <= address < self._image[1]:
             if self._of_kernel is None:
                 self._of_kernel = _KernelSymbols(self._reader.prog, self._image)
@@ -90,41 +90,41 @@ class SymbolNames:
         module = self._modules.find(address)
         if module is None:
             return None
-        found = self._modules.symbols(module)(self._reader.prog, None, address, True)
-        if not found:
+        symbols = self._modules.symbols(module)(self._reader.prog, None, address, True)
+        if not symbols:
             return SymbolName(f"[{module.name}]", None, module.name)
-        symbol = found[0]
+        symbol = symbols[0]
         name = f"{_with_offset(symbol, address)} [{module.name}]"
         return SymbolName(name, symbol.name, module.name)
 
 
 class _KernelSymbols:
-    """The symbols of the kernel proper, and where they end as far as that is known."""
+    """The symbols of the kernel image, with their ends where those are known."""
 
     def __init__(self, prog: drgn.Program, image: tuple[int, int]) -> None:
         self._end = image[1]
         self._ends: dict[int, int] = {}
-        """By where they begin, of what debug info knows the size."""
+        """Ends of the symbols that have a size in debug info, by start address."""
 
         if is_served_by_btf(prog):
             symbols = finders_of(prog).symbols(prog, None, None, False)
         else:
-            # Those of sections have no name.
+            # Section symbols have no name.
             symbols = [symbol for symbol in prog.symbols() if symbol.name]
             for symbol in symbols:
-                # Of mere labels nothing tells how far they reach.
+                # Labels have no size.
                 if symbol.size or symbol.kind in _SIZED:
                     end = symbol.address + symbol.size
                     self._ends[symbol.address] = max(
                         end, self._ends.get(symbol.address, 0)
                     )
-            # Without any of its own, those of debug info have to do.
+            # Without kallsyms, use those of debug info.
             with contextlib.suppress(NoSymbolsError):
                 symbols = load_symbols(prog)(prog, None, None, False)
         self._symbols = SortedSymbols(symbols, [image])
 
     def find(self, address: int) -> drgn.Symbol | None:
-        """Find the symbol of what lies at an address; ``None`` if nothing tells it."""
+        """Return the symbol that covers an address; ``None`` if not found."""
         named, following = self._symbols.before(address)
         if not named:
             return None
@@ -138,12 +138,12 @@ class _KernelSymbols:
 def _is_end(symbol: drgn.Symbol) -> bool:
     if symbol.name in _ENDS:
         return True
-    # There are functions with such names as well.
+    # Some functions have such names as well.
     return symbol.kind != drgn.SymbolKind.FUNC and bool(_END.fullmatch(symbol.name))
 
 
 def _rank(symbol: drgn.Symbol) -> tuple[bool, bool, bool, int, str]:
-    """Put first what names a thing, not its place: the linker's labels begin with _."""
+    """Sort names of objects before labels of the linker, which begin with ``_``."""
     return (
         _is_end(symbol),
         symbol.name.startswith("_"),
@@ -166,10 +166,10 @@ def _bounds(prog: drgn.Program, first: str, end: str) -> tuple[int, int]:
 
 
 def _module_area(prog: drgn.Program) -> tuple[int, int]:
-    """Find what lies between the modules' ends (kernel/module/main.c)."""
+    """Return the address range of all modules (kernel/module/main.c)."""
     try:
         tree = find_variable(prog, "mod_tree")
-        # The last byte: a damaged one may be the last that there is.
+        # addr_max is inclusive; damage may make it the highest address: no + 1.
         return tree.addr_min.value_(), tree.addr_max.value_()
     except (LookupError, AttributeError, drgn.FaultError):
         return 0, 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Pages that no owner explains, put together to the blocks they were allocated as.
+Groups pages without a known owner by the blocks they were allocated as.
 
-Drivers that take pages straight from the allocator, and forget them, are found there.
+This finds leaks of drivers that take pages directly from the page allocator.
 """
 
 from collections.abc import Iterator
@@ -16,28 +16,28 @@ from msatools.memory.pages.classes import CLASSES, PageClass
 from msatools.memory.pages.classify import Block, where
 from msatools.memory.pages.zonekeys import node_zone_keys
 from msatools.memory.scan.context import ScanContext
-from msatools.memory.unattributed.content_hints import Contents, Hints
+from msatools.memory.unattributed.content_hints import Contents, Hints, distinct_hints
 from msatools.memory.unattributed.model import UnattributedGroup
 from msatools.memory.unattributed.pageowner import PageOwners
 
 Numbers = npt.NDArray[np.int64]
 
 MAX_KEPT = 1 << 22
-"""Pages that are remembered, 16 GiB: 18 bytes each, and some 60 while they are put
-together."""
+"""Maximum number of pages to keep, 16 GiB: 18 bytes each, and some 60 while they are
+grouped."""
 
 MAX_LOOKED_INTO = 1 << 15
-"""Blocks of which the first page is read: 128 MiB."""
+"""Maximum number of blocks whose first page is read: 128 MiB."""
 
 MAX_ORDER = 20
 """Above every MAX_PAGE_ORDER."""
 
 NOT_COMPOUND = -1
 TAIL = -2
-"""In place of a compound page's order: in none, and not its first page."""
+"""Instead of a compound page's order: not in a compound page; a tail page."""
 
 NO_ORDER = -1
-"""Of pages that are no whole block: what is left of one, or of what was taken apart."""
+"""Order of pages that are not a whole block, but the rest of one or split up."""
 
 _EXAMPLES = 5
 
@@ -50,21 +50,21 @@ _PAGE = np.dtype(
         ("code", "u1"),
     ]
 )
-"""Columns kept of a page; the order is that of a compound page's head."""
+"""Columns of a page; ``order`` is the compound order, at the head."""
 
 
 @dataclass
 class UnattributedPages:
-    """Remembers the pages of some classes, in pfn order."""
+    """Collects the pages of some classes, in pfn order."""
 
     codes: tuple[int, ...]
     most: int
-    """Pages to remember."""
+    """Maximum number of pages to keep."""
 
     parts: list[npt.NDArray[np.void]] = field(default_factory=list)
     kept: int = 0
     left_out: dict[int, int] = field(default_factory=dict)
-    """Pages by class that are more than could be remembered."""
+    """Pages that exceed the maximum, by class."""
 
     def observe(self, block: Block) -> None:
         chosen = where(np.isin(block.codes, self.codes))
@@ -112,15 +112,15 @@ def _compound_orders(block: Block) -> npt.NDArray[np.int8]:
 
 @dataclass(frozen=True)
 class Allocations:
-    """Pages that were allocated as one block, and others: one row each."""
+    """Blocks of pages as they were allocated, and remaining runs: one row each."""
 
     pfn: Numbers
     pages: Numbers
     order: Numbers
-    """:data:`NO_ORDER` for pages that are no block."""
+    """Order of the block; :data:`NO_ORDER` for pages that are not a block."""
 
     refcount: Numbers
-    """Of the first page."""
+    """Reference count of the first page."""
 
     node: Numbers
     code: Numbers
@@ -131,11 +131,11 @@ class Allocations:
 
 def allocations(pages: npt.NDArray[np.void]) -> Allocations:
     """
-    Put pages together to the blocks that they probably were allocated as.
+    Group pages into the blocks that they were probably allocated as.
 
-    Compound pages say what they are. Of any other block of 2^n pages only the first has
-    references (mm/page_alloc.c, prep_new_page()), and it is aligned to 2^n: so such a
-    page and the unreferenced ones after it are the largest block that fits.
+    Compound pages record their order. In any other block of 2^n pages, only the first
+    page has references (mm/page_alloc.c, prep_new_page()), and it is aligned to 2^n. So
+    such a page and the unreferenced ones after it form the largest block that fits.
     """
     pfn = pages["pfn"].astype(np.int64)
     follows = np.zeros(len(pages), np.bool_)
@@ -144,7 +144,7 @@ def allocations(pages: npt.NDArray[np.void]) -> Allocations:
         follows[1:] &= pages[name][1:] == pages[name][:-1]
     in_compound = pages["order"] != NOT_COMPOUND
     follows &= (pages["order"] == TAIL) | ((pages["refcount"] == 0) & ~in_compound)
-    # A page that is no tail does not go on what a compound page began.
+    # A page that is not a tail does not continue a compound page.
     follows[1:] &= in_compound[1:] == in_compound[:-1]
     first = where(~follows)
     length = np.diff(first, append=len(pages))
@@ -169,7 +169,7 @@ def allocations(pages: npt.NDArray[np.void]) -> Allocations:
 def _fit(
     heads: npt.NDArray[np.void], pfn: Numbers, length: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Find the order of the block that each run begins with, and its pages there."""
+    """Return the order of the block that each run begins with, and its pages."""
     order = np.log2(np.maximum(length, 1)).astype(np.int64)
     aligned = np.log2(np.maximum(pfn & -pfn, 1)).astype(np.int64)
     aligned[pfn == 0] = MAX_ORDER
@@ -183,60 +183,61 @@ def _fit(
 
 
 class UnattributedView:
-    """The pages that no owner explains, and those that may just look like kmalloc's."""
+    """Pages without a known owner, and those that may only look like large kmalloc."""
 
     def __init__(self, context: ScanContext) -> None:
         self._context = context
         codes: tuple[int, ...] = (PageClass.UNATTRIBUTED,)
         if not context.layout.types.has("large_kmalloc"):
-            # It is a guess then: drivers take compound pages as well.
+            # Large kmalloc is a guess then: drivers allocate compound pages as well.
             codes = (PageClass.UNATTRIBUTED, PageClass.LARGE_KMALLOC)
         self.observer = UnattributedPages(codes, MAX_KEPT)
 
     def groups(self) -> tuple[UnattributedGroup, ...]:
-        """Return groups of like blocks, largest first; they sum to their classes."""
-        found = allocations(self.observer.pages())
+        """Return groups of similar blocks, largest first; they sum to their classes."""
+        blocks = allocations(self.observer.pages())
         contents = Contents(self._context)
-        chosen = self._chosen(found)
-        hints, of_chosen = contents.look_into(found.pfn[chosen])
-        rows = np.full(len(found), -1)
+        chosen = self._chosen(blocks)
+        examined = contents.look_into(blocks.pfn[chosen])
+        rows = np.full(len(blocks), -1)
         rows[chosen] = np.arange(len(chosen))
-        content = np.full(len(found), len(hints))
-        content[chosen] = of_chosen
+        hints, hint_indices = distinct_hints(examined)
+        content = np.full(len(blocks), len(hints))
+        content[chosen] = hint_indices
         hints.append(Hints("not looked into"))
         owners = PageOwners.of(self._context.reader, self._context.losses)
-        handles = np.zeros(len(found), np.int64)
+        handles = np.zeros(len(blocks), np.int64)
         if owners is not None:
-            handles = owners.handles(found.pfn)
+            handles = owners.handles(blocks.pfn)
         groups = list(self._left_out())
-        for members in _alike(found, content, handles):
-            first, pages = members[0], found.pages[members]
+        for members in _alike(blocks, content, handles):
+            first, pages = members[0], blocks.pages[members]
             handle = int(handles[first])
-            its_rows = rows[members]
+            examined_rows = rows[members][rows[members] >= 0].tolist()
             groups.append(
                 UnattributedGroup(
-                    class_name=CLASSES[int(found.code[first])],
-                    order=_order(int(found.order[first])),
+                    class_name=CLASSES[int(blocks.code[first])],
+                    order=_order(int(blocks.order[first])),
                     pages=int(pages.sum()),
                     blocks=len(members),
-                    runs=_runs(found.pfn[members], pages),
-                    node=int(found.node[first]),
-                    refcount=int(found.refcount[first]),
+                    runs=_runs(blocks.pfn[members], pages),
+                    node=int(blocks.node[first]),
+                    refcount=int(blocks.refcount[first]),
                     content=hints[content[first]].content,
                     owner=hints[content[first]].owner,
-                    examples=tuple(found.pfn[members[:_EXAMPLES]].tolist()),
-                    words=contents.words(its_rows[its_rows >= 0].tolist()),
+                    examples=tuple(blocks.pfn[members[:_EXAMPLES]].tolist()),
+                    words=contents.words(examined[row] for row in examined_rows),
                     stack=owners.stack(handle) if owners and handle else None,
                 )
             )
         return tuple(sorted(groups, key=_largest_first))
 
-    def _chosen(self, found: Allocations) -> Numbers:
-        """Choose the blocks to look into, those that no owner explains first."""
+    def _chosen(self, blocks: Allocations) -> Numbers:
+        """Return the indices of the blocks to examine, unattributed ones first."""
         chosen = []
         left = MAX_LOOKED_INTO
         for code in self.observer.codes:
-            mine = where(found.code == code)
+            mine = where(blocks.code == code)
             if len(mine) > left:
                 text = f"{left:,} of {len(mine):,} blocks were looked into"
                 self._context.losses.note(
@@ -266,10 +267,13 @@ class UnattributedView:
 
 
 def _alike(
-    found: Allocations, content: Numbers, handles: Numbers
+    blocks: Allocations, content: Numbers, handles: Numbers
 ) -> Iterator[npt.NDArray[np.intp]]:
-    """Yield the places of blocks that agree in all columns, in pfn order."""
-    columns = (found.code, found.order, found.node, found.refcount, content, handles)
+    """Yield the indices of blocks that are equal in all columns, in pfn order."""
+    columns = (
+        *(blocks.code, blocks.order, blocks.node, blocks.refcount),
+        *(content, handles),
+    )
     order = np.lexsort(columns)
     if not len(order):
         return
@@ -289,5 +293,5 @@ def _largest_first(group: UnattributedGroup) -> tuple[bool, int, tuple[int, ...]
 
 
 def _runs(pfns: Numbers, pages: Numbers) -> int:
-    """Count the runs of consecutive pages that blocks make up."""
+    """Count the runs of consecutive pages that blocks form."""
     return 1 + int(np.count_nonzero(pfns[1:] != pfns[:-1] + pages[:-1]))

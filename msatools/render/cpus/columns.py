@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The columns of the table of CPUs: mpstat's row, and how each cell is written."""
+"""The columns of the table of CPUs: mpstat's columns, and their cells."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from msatools.render.blocks import text as line
 from msatools.render.cells import NOT_KEPT, share
 from msatools.render.cpus.words import amount
 
-_TELLING: Sequence[State] = (
+_SHOWN_STATES: Sequence[State] = (
     "stopped",
     "inactive",
     "isolated",
@@ -20,7 +20,7 @@ _TELLING: Sequence[State] = (
     "no-intr",
     "idle",
 )
-"""States in the order in which they are shown."""
+"""States to show, in this order."""
 
 _SET_WIDTH = 20
 
@@ -29,17 +29,17 @@ _ALARMING: Collection[str] = ("stopped", "inactive")
 
 @dataclass(frozen=True)
 class CpuContext:
-    """Inputs of cells beside their row."""
+    """Inputs of cells in addition to their row."""
 
     interval_ns: int | None
     panicked: Collection[int]
-    """CPUs where the kernel died."""
+    """CPUs that panicked."""
 
-    tells_idle: bool
+    shows_idle: bool
     """Whether another column shows that a CPU is idle."""
 
     full: bool
-    """Whether to show states that others imply, and not to cut long names."""
+    """Whether to show implied states, and long names in full."""
 
 
 def context(report: CpusReport, names: Sequence[str], full: bool) -> CpuContext:
@@ -47,7 +47,7 @@ def context(report: CpusReport, names: Sequence[str], full: bool) -> CpuContext:
     return CpuContext(
         interval_ns=report.interval_ns,
         panicked={queue.cpu for queue in report.run_queues if queue.panicked},
-        tells_idle="current" in names,
+        shows_idle="current" in names,
         full=full,
     )
 
@@ -66,7 +66,7 @@ def default_columns(cpus: Sequence[Cpu]) -> tuple[str, ...]:
 
 
 def make_columns(names: Sequence[str]) -> tuple[Column, ...]:
-    """Return the headers of some columns: those of mpstat are lower case, as there."""
+    """Return the headers of columns; those of mpstat are lower case as there."""
     return tuple(
         Column(
             name.upper() if name in _UPPER else name,
@@ -77,26 +77,26 @@ def make_columns(names: Sequence[str]) -> tuple[Column, ...]:
 
 
 def write(name: str, cpu: Cpu, about: CpuContext) -> Cell:
-    """Write one cell."""
+    """Return one cell."""
     return _WRITERS[name](cpu, about)
 
 
 def explanations(names: Sequence[str]) -> Iterator[Text]:
-    """Yield why columns that were asked for have nothing, or not what they seem to."""
+    """Yield explanations of requested columns that are empty or special."""
     for group, why in _WHY.items():
         if asked := [name for name in group if name in names]:
             yield line(Span(f"{', '.join(asked)}: {why}", "dim"))
 
 
 def state_cell(cpu: Cpu, about: CpuContext) -> Cell:
-    """Write what a CPU is, without what the other states or columns imply."""
+    """Return a CPU's states, without those that other states or columns imply."""
     if not cpu.online:
         return Span("off", "dim")
-    states: list[str] = [state for state in _TELLING if state in cpu.state]
-    if about.tells_idle and is_idle(cpu):
+    states: list[str] = [state for state in _SHOWN_STATES if state in cpu.state]
+    if about.shows_idle and is_idle(cpu):
         states = [state for state in states if state != "idle"]
     if not about.full and "nohz_full" in states and "rcu_nocb" in states:
-        # It always is (rcu_init_nohz()).
+        # nohz_full implies it (rcu_init_nohz()).
         states.remove("rcu_nocb")
     text = ",".join(states) or "on"
     if cpu.cpu in about.panicked:
@@ -110,19 +110,19 @@ def is_idle(cpu: Cpu) -> bool:
 
 
 def total_ns(cpu: Cpu) -> int | None:
-    """Return the total time of a CPU; ``None`` if a part is not known."""
+    """Return the total time of a CPU; ``None`` if a part is unknown."""
     parts = (cpu.usr_ns, cpu.sys_ns, cpu.irq_ns, cpu.wt_ns, cpu.idl_ns)
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
-    # Without hypervisor or guests, there is nothing of these.
+    # These are unknown only without a hypervisor or guests: 0.
     return sum(known) + (cpu.st_ns or 0) + (cpu.gst_ns or 0)
 
 
 def _set(cpu: Cpu, about: CpuContext) -> str:
     if about.full or len(cpu.set) <= _SET_WIDTH:
         return cpu.set
-    # The end of a path tells more.
+    # The end of a path identifies it better.
     return f"…{cpu.set[1 - _SET_WIDTH :]}"
 
 
@@ -133,7 +133,7 @@ def _current(cpu: Cpu, _: CpuContext) -> Cell:
 
 
 def _runq(cpu: Cpu, _: CpuContext) -> str:
-    # A number of now, not one that grows.
+    # A current value, not a counter.
     return NOT_KEPT if cpu.runq is None else str(cpu.runq)
 
 
@@ -183,7 +183,7 @@ _WRITERS: Mapping[str, Write] = {
 }
 
 COLUMNS = tuple(_WRITERS)
-"""All columns that there are."""
+"""Names of all columns."""
 
 _ON_REQUEST = ("icsw", "migr", "smtx", "srw", "syscl", "nice", "softirq")
 _UPPER = frozenset(("cpu", "set", "state", "current"))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Interrupts of devices and of the CPUs' own, and softirqs, by CPU."""
+"""Renders device interrupts, architecture interrupts and softirqs, by CPU."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from msatools.render.cells import NOT_KEPT, more, plural
 from msatools.render.cpus.words import amount, numbers_text, percent
 
 _CPUS = 16
-"""More never have room for a column each."""
+"""Maximum number of CPUs with a column each."""
 
 _WIDTH = 120
-"""No line gets longer than that for the sake of such columns."""
+"""Maximum width of a table with a column for each CPU."""
 
 _NAME_WIDTH = 32
 _WHY_NO_TIME = "time per interrupt: Linux keeps none"
@@ -25,17 +25,17 @@ _WHY_NO_TIME = "time per interrupt: Linux keeps none"
 def irq_tables(
     report: CpusReport, *, rows: int | None, verbose: bool
 ) -> Iterator[Block]:
-    """Yield interrupts of devices, those of the architecture, and softirqs.
+    """Yield the tables of device interrupts, architecture interrupts and softirqs.
 
-    :param rows: How many interrupts of devices, if not all.
-    :param verbose: Whether to list those that did not come, too.
+    :param rows: Maximum number of device interrupts; all if not given.
+    :param verbose: Whether to list interrupts without any count, too.
     """
     yield from _devices(report, rows, verbose)
     for header, vectors in (
         ("VECTOR", report.vectors),
         ("SOFTIRQ", report.softirqs),
     ):
-        shown = [each for each in vectors or () if verbose or each.total != 0]
+        shown = [row for row in vectors or () if verbose or row.total != 0]
         if shown:
             yield line()
             yield _vectors(header, shown, report)
@@ -97,12 +97,12 @@ def _vectors(header: str, vectors: Sequence[Vector], report: CpusReport) -> Tabl
     columns = (Column(header), Column("COUNT", "right"))
     rows = [
         _CpuRow(
-            (each.name, amount(each.total, report.interval_ns)),
-            each.counts,
-            each.total,
-            (each.text,),
+            (vector.name, amount(vector.total, report.interval_ns)),
+            vector.counts,
+            vector.total,
+            (vector.text,),
         )
-        for each in vectors
+        for vector in vectors
     ]
     return _by_cpu(columns, rows, report, Column("WHAT"))
 
@@ -112,7 +112,7 @@ def _vectors(header: str, vectors: Sequence[Vector], report: CpusReport) -> Tabl
 
 @dataclass(frozen=True)
 class _CpuRow:
-    """A row of a table that tells of CPUs: what comes before them, and after."""
+    """A row of a table with counts by CPU: the cells before and after them."""
 
     cells: Sequence[Cell]
     counts: Mapping[int, int]
@@ -126,16 +126,16 @@ def _by_cpu(
     report: CpusReport,
     *last: Column,
 ) -> Table:
-    """Make a table with a column for each CPU, or with the CPU that has most of it."""
+    """Return a table with a column for each CPU, or one with the busiest CPU."""
     numbers = [cpu.cpu for cpu in report.cpus]
     cpus = [cpu for cpu in numbers if any(cpu in row.counts for row in rows)]
     if len(cpus) <= _CPUS:
-        each = [Column(f"cpu{cpu}", "right") for cpu in cpus]
+        by_cpu = [Column(f"cpu{cpu}", "right") for cpu in cpus]
         cells = [
             (*row.cells, *_counts(row, cpus, report.interval_ns), *row.last)
             for row in rows
         ]
-        table = Table((*columns, *each, *last), cells)
+        table = Table((*columns, *by_cpu, *last), cells)
         if _width(table) <= _WIDTH:
             return table
     cells = [(*row.cells, _most(row), *row.last) for row in rows]
@@ -146,7 +146,7 @@ def _counts(
     row: _CpuRow, cpus: Sequence[int], interval_ns: int | None
 ) -> Sequence[Cell]:
     if row.total != 0 and not row.counts:
-        # All CPUs count together, or what they count is lost.
+        # There is no count by CPU, or it could not be read.
         return [NOT_KEPT] * len(cpus)
     return [amount(row.counts.get(cpu, 0), interval_ns) for cpu in cpus]
 
@@ -154,10 +154,10 @@ def _counts(
 def _most(row: _CpuRow) -> str:
     if not row.counts or not row.total:
         return NOT_KEPT
-    cpu, count = max(row.counts.items(), key=lambda each: (each[1], -each[0]))
+    cpu, count = max(row.counts.items(), key=lambda item: (item[1], -item[0]))
     share = 100 * count // row.total
     return f"cpu{cpu} {share or '<1'} %"
 
 
 def _width(table: Table) -> int:
-    return max(sum(len(span.text) for span in each) for each in plain.lines(table))
+    return max(sum(len(span.text) for span in spans) for spans in plain.lines(table))

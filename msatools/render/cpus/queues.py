@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Run queues: what each CPU runs, what waits for it, and whether its clock stands."""
+"""Renders run queues: running task, waiting tasks and clock of each CPU."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -17,18 +17,18 @@ _CLASSES: Mapping[str, SchedClass] = {
     "RR": "realtime",
     "DEADLINE": "deadline",
 }
-"""The class that tasks of a policy are in, if that is not the fair one."""
+"""Maps a policy to its scheduling class, if not the fair class."""
 
 _LATE_NS = 100_000_000
-"""A clock that is behind by less is not worth a word: ten ticks, at a low HZ."""
+"""Minimum lag of a clock to show: ten ticks at a low HZ."""
 
 _NORMAL = (None, "idle")
 
 
 def queue_lines(queues: Sequence[RunQueue], rows: int | None) -> Iterator[Text]:
-    """Yield what each CPU runs, and below it what waits, the next first.
+    """Yield each CPU's running task, and below it the waiting tasks in order.
 
-    :param rows: How many waiting tasks of each CPU, if not all.
+    :param rows: Maximum waiting tasks of each CPU; all if not given.
     """
     quiet: dict[str, list[int]] = {"idle": [], "offline": []}
     for queue in queues:
@@ -45,7 +45,7 @@ def queue_lines(queues: Sequence[RunQueue], rows: int | None) -> Iterator[Text]:
 
 
 def _quiet(queue: RunQueue) -> str | None:
-    """Return why a CPU needs no line; ``None`` if it needs one."""
+    """Return the reason to omit a CPU's line; ``None`` to show it."""
     if queue.waiting or queue.panicked:
         return None
     if queue.lag_why == "offline":
@@ -76,7 +76,7 @@ def _head(queue: RunQueue) -> Iterator[Cell]:
 
 
 def _clock(queue: RunQueue) -> Iterator[Text]:
-    """Yield what a CPU did, whether its clock stands, whether the kernel died there."""
+    """Yield a line on a CPU's activity, clock and panic, if there is any to show."""
     words = [] if queue.doing is None else [queue.doing]
     if queue.lag_why not in _NORMAL:
         words.append(str(queue.lag_why))
@@ -91,7 +91,7 @@ def _clock(queue: RunQueue) -> Iterator[Text]:
         cells += ["; "] if words else []
         cells.append(Span("the kernel died here", "bad"))
     if cells:
-        # Where tasks wait, the line that they hang from goes on.
+        # If tasks wait, the tree's vertical line continues.
         yield line(Span("|    " if queue.waiting else "     ", "dim"), *cells)
 
 
@@ -100,8 +100,8 @@ def _waiting(tasks: Sequence[RunnableTask], rows: int | None) -> Iterator[Text]:
     columns = (Column("", "right"), Column(""), Column(""), Column(""), Column(""))
     _, *lines = plain.lines(Table(columns, list(map(_task, shown))))
     left = len(tasks) - len(shown)
-    for place, cells in enumerate(lines, 1):
-        is_last = place == len(shown) and not left
+    for number, cells in enumerate(lines, 1):
+        is_last = number == len(shown) and not left
         yield line(Span("`- " if is_last else "|- ", "dim"), *cells)
     for text in more(left, "task"):
         yield line(Span("`- ", "dim"), *text.spans)
@@ -121,19 +121,19 @@ def _task(task: RunnableTask) -> Sequence[Cell]:
 
 
 def _cgroup(task: RunnableTask) -> str:
-    """Write the control group of a task, if it is not the one that all begin in."""
+    """Return the control group of a task; empty for the root group."""
     return "" if task.cgroup in (None, "/") else str(task.cgroup)
 
 
 def _policy(task: RunnableTask) -> str:
-    """Write what the scheduler goes by: ``RR 40``, ``OTHER nice 5``."""
+    """Return the policy and priority of a task: ``RR 40``, ``OTHER nice 5``."""
     words = task.policy
     if task.rt_priority is not None:
         words += f" {task.rt_priority}"
     if task.nice:
         words += f" nice {task.nice}"
     if task.sched_class != _CLASSES.get(task.policy, "fair"):
-        # It has inherited a priority, or the class has no policy of its own.
+        # The task has inherited a priority, or the class has no policy.
         words += f" ({task.sched_class})"
     if task.deadline_ns is not None:
         due = duration(abs(task.deadline_ns))

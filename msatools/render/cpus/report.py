@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The report of msa-cpus: processor sets, and the work of each CPU."""
+"""Renders the report of msa-cpus: processor sets, and the work of each CPU."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -37,7 +37,7 @@ __all__ = ["COLUMNS", "View", "blocks"]
 View = Literal["cpus", "irqs", "info", "sets"]
 
 _MANY = 128
-"""Where there are more CPUs, those that do nothing have no row each."""
+"""Number of CPUs above which idle ones are summed up in a line."""
 
 
 def blocks(
@@ -48,11 +48,11 @@ def blocks(
     rows: int | None = None,
     verbose: bool = False,
 ) -> Iterator[Block]:
-    """Yield what ``msa-cpus`` shows of a report.
+    """Yield the blocks of an ``msa-cpus`` report.
 
-    :param columns: Those of the table of CPUs, if others than usual; ``all`` is all of
+    :param columns: Columns of the table of CPUs, if not the default; ``all`` stands for
         :data:`msatools.render.cpus.columns.COLUMNS`.
-    :param rows: How many CPUs, interrupts, or tasks of a list, if others than usual.
+    :param rows: Number of CPUs, interrupts, or tasks of a list, if not the default.
     """
     yield from header(report.target, *_facts(report), verbose=verbose)
     yield from sets_table(report, limits=view == "sets", verbose=verbose)
@@ -122,7 +122,7 @@ def _named(columns: Sequence[str]) -> Sequence[str]:
 
 
 def _does_nothing(cpu: Cpu) -> bool:
-    """Return whether a CPU is idle, and was all the time at this precision."""
+    """Return whether a CPU is idle now and was idle 100 % of the time."""
     if not is_idle(cpu) or cpu.runq or "inactive" in cpu.state:
         return False
     idle, total = cpu.idl_ns, total_ns(cpu)
@@ -133,7 +133,7 @@ def _does_nothing(cpu: Cpu) -> bool:
 
 
 def _info(report: CpusReport, rows: int | None) -> Iterator[Block]:
-    if words := _places(report):
+    if words := _topology(report):
         yield line(words)
     about = context(report, (), full=True)
     cpus = report.cpus[:rows]
@@ -153,11 +153,11 @@ def _info(report: CpusReport, rows: int | None) -> Iterator[Block]:
     yield from more(len(report.cpus) - len(cpus), "CPU")
 
 
-def _places(report: CpusReport) -> str:
-    """Count what the CPUs that are online are in."""
+def _topology(report: CpusReport) -> str:
+    """Return the numbers of packages, cores, threads and nodes of online CPUs."""
     known = [cpu.processor for cpu in report.cpus if cpu.online]
-    packages = {one.package for one in known}
-    cores = {one.siblings for one in known}
+    packages = {processor.package for processor in known}
+    cores = {processor.siblings for processor in known}
     if not known or None in packages or () in cores:
         return ""
     parts = [
@@ -165,26 +165,27 @@ def _places(report: CpusReport) -> str:
         plural(len(cores), "core"),
         plural(len(known), "thread"),
     ]
-    if nodes := {one.node for one in known} - {None}:
+    if nodes := {processor.node for processor in known} - {None}:
         parts.append(plural(len(nodes), "NUMA node"))
     return ", ".join(parts)
 
 
 def _processor(cpu: Cpu, about: CpuContext, has_dies: bool) -> Sequence[Cell]:
-    one = cpu.processor
-    place = [one.node, one.package, *([one.die] if has_dies else [])]
-    hotplug = one.hotplug or NOT_KEPT
-    if one.hotplug_target is not None:
-        hotplug += f" -> {one.hotplug_target}"
+    processor = cpu.processor
+    dies = [processor.die] if has_dies else []
+    location = [processor.node, processor.package, *dies]
+    hotplug = processor.hotplug or NOT_KEPT
+    if processor.hotplug_target is not None:
+        hotplug += f" -> {processor.hotplug_target}"
     return (
         str(cpu.cpu),
         state_cell(cpu, about),
-        *map(number_text, (*place, one.core, one.thread)),
-        numbers_text(one.siblings) if one.siblings else NOT_KEPT,
-        number_text(one.capacity),
-        Span(hotplug, "warn") if one.hotplug_target is not None else hotplug,
+        *map(number_text, (*location, processor.core, processor.thread)),
+        numbers_text(processor.siblings) if processor.siblings else NOT_KEPT,
+        number_text(processor.capacity),
+        Span(hotplug, "warn") if processor.hotplug_target is not None else hotplug,
         _idle_state(cpu),
-        _TICKS[one.tick_stopped if cpu.online else None],
+        _TICKS[processor.tick_stopped if cpu.online else None],
     )
 
 
@@ -206,7 +207,7 @@ _LOSSES = ("_unreadable", "_broken", "_lost", "_unknown", "_differ")
 def _foot(report: CpusReport, verbose: bool) -> Iterator[Text]:
     counts = {key: number for key, number in report.coverage.items() if number}
     lost = {key: number for key, number in counts.items() if key.endswith(_LOSSES)}
-    # What all could be read of is not worth a line in each interval.
+    # Complete coverage needs no line in each interval.
     if lost or verbose:
         parts = [
             ", ".join(

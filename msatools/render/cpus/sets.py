@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Processor sets: a table of all, and all there is to say of each."""
+"""Renders processor sets: a table of all, and the details of each."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,92 +17,101 @@ _TASKS = 10
 def sets_table(report: CpusReport, *, limits: bool, verbose: bool) -> Iterator[Block]:
     """Yield a table of the sets, unless the default one is the only one.
 
-    :param limits: Whether to list sets that only limit their tasks, too.
+    :param limits: Whether to include sets that only limit their tasks.
     """
-    sets = [one for one in report.sets if limits or verbose or one.kind != "limit"]
-    if all(one.name == "default" for one in sets):
+    sets = [
+        cpuset for cpuset in report.sets if limits or verbose or cpuset.kind != "limit"
+    ]
+    if all(cpuset.name == "default" for cpuset in sets):
         return
-    has_reasons = any(one.reason for one in sets)
+    has_reasons = any(cpuset.reason for cpuset in sets)
     headers = ["SET", "CPUS", "KIND", "FROM", "IRQS"] + ["WHY"] * has_reasons
     all_irqs = _all_irqs(report)
     rows: list[Sequence[Cell]] = []
-    for one in sets:
-        cpus, irqs = numbers_text(one.cpus, verbose), irqs_text(one, all_irqs)
-        cells: list[Cell] = [one.name, cpus, kind_cell(one), one.source, irqs]
-        rows.append([*cells, Span(one.reason, "bad")] if one.reason else cells)
+    for cpuset in sets:
+        cpus, irqs = numbers_text(cpuset.cpus, verbose), irqs_text(cpuset, all_irqs)
+        cells: list[Cell] = [cpuset.name, cpus, kind_cell(cpuset), cpuset.source, irqs]
+        rows.append([*cells, Span(cpuset.reason, "bad")] if cpuset.reason else cells)
     yield Table(tuple(map(Column, headers)), rows)
 
 
-def irqs_text(one: CpuSet, all_irqs: frozenset[int]) -> str:
-    """Write how many interrupts of devices go to a set, and how many may."""
-    if all_irqs and all_irqs.issubset(one.irqs_allowed):
+def irqs_text(cpuset: CpuSet, all_irqs: frozenset[int]) -> str:
+    """Return the number of device interrupts routed to a set, and of allowed ones."""
+    if all_irqs and all_irqs.issubset(cpuset.irqs_allowed):
         return "all"
-    words = f"{len(one.irqs_routed):,} routed"
-    if one.irqs_allowed:
-        words += f", {len(one.irqs_allowed):,} allowed"
-    if one.irqs_managed:
-        words += f" ({one.irqs_managed:,} managed)"
+    words = f"{len(cpuset.irqs_routed):,} routed"
+    if cpuset.irqs_allowed:
+        words += f", {len(cpuset.irqs_allowed):,} allowed"
+    if cpuset.irqs_managed:
+        words += f" ({cpuset.irqs_managed:,} managed)"
     return words
 
 
 def sets_in_full(
     report: CpusReport, *, rows: int | None, verbose: bool
 ) -> Iterator[Block]:
-    """Yield all that there is to say of each set.
+    """Yield the details of each set.
 
-    :param rows: How many tasks of each list, if others than usual.
+    :param rows: Number of tasks of each list, if not the default.
     """
     all_irqs = _all_irqs(report)
-    for one in report.sets:
+    for cpuset in report.sets:
         yield line()
-        head = Span(one.name, "title")
-        yield line(head, "  ", kind_cell(one), f"  {one.source}")
-        if one.kind == "invalid":
-            why = one.reason or "the kernel does not say why"
+        head = Span(cpuset.name, "title")
+        yield line(head, "  ", kind_cell(cpuset), f"  {cpuset.source}")
+        if cpuset.kind == "invalid":
+            why = cpuset.reason or "the kernel does not say why"
             yield line(INDENT, Span(f"not in force: {why}", "bad"))
-        for words in (_cpus(one, verbose), _memory(one), _irqs(one, all_irqs, verbose)):
+        for words in (
+            _cpus(cpuset, verbose),
+            _memory(cpuset),
+            _irqs(cpuset, all_irqs, verbose),
+        ):
             yield line(INDENT, words)
-        if one.tasks is not None:
-            yield from _tasks(one.tasks, rows, verbose)
+        if cpuset.tasks is not None:
+            yield from _tasks(cpuset.tasks, rows, verbose)
 
 
 def _all_irqs(report: CpusReport) -> frozenset[int]:
-    """Return the interrupts that may go to any CPU; none if not all sets are shown."""
+    """Return the interrupts of all sets; empty if only some CPUs were selected."""
     if is_part(report):
         return frozenset()
-    return frozenset().union(*(one.irqs_allowed for one in report.sets))
+    return frozenset().union(*(cpuset.irqs_allowed for cpuset in report.sets))
 
 
-# --- one set
+# --- cpuset set
 
 
-def _cpus(one: CpuSet, verbose: bool) -> str:
-    parts = [f"CPUs {numbers_text(one.cpus, verbose)}"]
-    for words, cpus in (("asked for", one.asked), ("exclusive", one.exclusive)):
-        if cpus is not None and cpus != one.cpus:
+def _cpus(cpuset: CpuSet, verbose: bool) -> str:
+    parts = [f"CPUs {numbers_text(cpuset.cpus, verbose)}"]
+    for words, cpus in (("asked for", cpuset.asked), ("exclusive", cpuset.exclusive)):
+        if cpus is not None and cpus != cpuset.cpus:
             parts.append(f"{words} {numbers_text(cpus, verbose)}")
     return "; ".join(parts)
 
 
-def _memory(one: CpuSet) -> str:
-    nodes = "node" if len(one.nodes) == 1 else "nodes"
-    parts = [f"memory {nodes} {numbers_text(one.nodes)}"]
-    if one.root_domain is not None:
-        parts.append(f"root domain {one.root_domain:#x}")
-    if one.balanced is not None:
-        parts.append("balanced" if one.balanced else "not balanced")
+def _memory(cpuset: CpuSet) -> str:
+    nodes = "node" if len(cpuset.nodes) == 1 else "nodes"
+    parts = [f"memory {nodes} {numbers_text(cpuset.nodes)}"]
+    if cpuset.root_domain is not None:
+        parts.append(f"root domain {cpuset.root_domain:#x}")
+    if cpuset.balanced is not None:
+        parts.append("balanced" if cpuset.balanced else "not balanced")
     return "; ".join(parts)
 
 
-def _irqs(one: CpuSet, all_irqs: frozenset[int], verbose: bool) -> str:
+def _irqs(cpuset: CpuSet, all_irqs: frozenset[int], verbose: bool) -> str:
     parts = []
-    for numbers, words in ((one.irqs_routed, "routed"), (one.irqs_allowed, "allowed")):
+    for numbers, words in (
+        (cpuset.irqs_routed, "routed"),
+        (cpuset.irqs_allowed, "allowed"),
+    ):
         which = f" ({numbers_text(numbers, verbose)})" if numbers else ""
         parts.append(f"{len(numbers):,} {words}{which}")
-    if all_irqs and all_irqs.issubset(one.irqs_allowed):
+    if all_irqs and all_irqs.issubset(cpuset.irqs_allowed):
         parts[-1] = f"all {parts[-1]}"
-    if one.irqs_managed:
-        parts.append(f"{one.irqs_managed:,} of them managed")
+    if cpuset.irqs_managed:
+        parts.append(f"{cpuset.irqs_managed:,} of them managed")
     return f"interrupts: {', '.join(parts)}"
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""CPUs, their sets and what is to be said of them, in a few words."""
+"""Describes CPUs, sets and findings in a few words."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -14,20 +14,20 @@ from msatools.reports.units import count
 INDENT = "    "
 
 _RANGES = 8
-"""How many ranges a list of numbers is cut to; a set with every other CPU has many."""
+"""Maximum number of ranges in a list; a set of every other CPU has many."""
 
 _LONG_RATE = 100_000
 _BAD: Collection[str] = ("not-ticked", "partition-invalid")
 
 
 def numbers_text(numbers: Collection[int], verbose: bool = True) -> str:
-    """Write CPUs, nodes or interrupts by their numbers, of many the first ones."""
+    """Return numbers as ranges; only the first ones if there are many."""
     return ranges(numbers, None if verbose else _RANGES) or "none"
 
 
 def amount(number: int | None, interval_ns: int | None) -> str:
     """
-    Write how often something was: since boot, or each second of an interval.
+    Return a count since boot, or the rate per second of an interval.
 
     >>> amount(4125, None), amount(206_295, 5 * 10**9), amount(1, 5 * 10**9)
     ('4.1K', '41259', '<1')
@@ -40,14 +40,14 @@ def amount(number: int | None, interval_ns: int | None) -> str:
         return NOT_KEPT
     rate = (number * 10**9 + interval_ns // 2) // interval_ns
     if number > 0 and not rate:
-        # What was, was.
+        # Not "0": it did happen.
         return "<1"
     return str(rate) if rate < _LONG_RATE else count(rate)
 
 
 def percent(share: float | None) -> str:
     """
-    Write a part of one.
+    Return a share in percent.
 
     >>> percent(0.7104), percent(1.0), percent(None)
     ('71.0', '100', '-')
@@ -68,12 +68,12 @@ def is_part(report: CpusReport) -> bool:
 
 
 def kind_cell(one: CpuSet) -> Cell:
-    """Write the kind of a set."""
+    """Return the cell for the kind of a set."""
     return Span(one.kind, "bad") if one.kind == "invalid" else one.kind
 
 
 def findings_lines(findings: Sequence[Diagnostic]) -> Iterator[Text]:
-    """Yield what was found, and under each finding what mends it."""
+    """Yield the findings, each with its advice below."""
     for finding in findings:
         style: Style = "bad" if finding.code in _BAD else "warn"
         yield line(Span(f"! {finding.text}", style))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Who waits for whom as a graph in Graphviz's language.
+Renders the waits-for graph in Graphviz's DOT language.
 
-Tasks are boxes, locks ellipses, what is outside of all tasks octagons. An edge goes
-from who waits to what it waits for, and from a lock to who has it: solid where that is
-exact, dashed where it is likely, dotted by evidence. Deadlocks are red.
+Tasks are boxes, locks ellipses, external causes octagons. An edge goes from a waiter to
+its lock, and from a lock to its owner: solid if the owner is exact, dashed if likely,
+dotted if by evidence. Deadlocks are red.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,17 +20,17 @@ from msatools.render.locks.words import age_text, doing_text, lock_text, task_te
 from msatools.reports.units import duration
 
 _LEAVES = 6
-"""Waiters of one lock that nobody waits for; the others are one node."""
+"""Maximum nodes of a lock's waiters that have no waiters; the others share a node."""
 
 _EDGES = {"exact": "solid", "likely": "dashed", "evidence": "dotted"}
 
 
 def quoted(*lines: str) -> str:
     """
-    Write lines as one string of the language, as they are.
+    Return lines as one quoted string of DOT.
 
-    In a string the language knows escapes (``\\N`` is the node's name) and entities of
-    HTML; where a string begins with ``<`` it is text all the same, as it is quoted.
+    DOT expands escapes (``\\N`` is the node's name) and HTML entities in a string, so
+    both are escaped. A leading ``<`` is plain text in a quoted string.
 
     >>> print(quoted('a "b" & <c>', "d"))
     "a \\"b\\" &amp; <c>\\nd"
@@ -46,19 +46,19 @@ def _plain(text: str) -> str:
 def digraph(report: LocksReport, *, verbose: bool = False) -> Iterator[Text]:
     """Yield the lines of a graph.
 
-    :param verbose: Whether each waiter is shown, however many a lock has, and locks
-        that nobody is known to have and where tasks seem to be idle.
+    :param verbose: Whether to show all waiters of a lock, and the locks without a known
+        owner whose waiters seem to be idle.
     """
     yield line("digraph waits {")
     yield line("  rankdir=LR;")
     yield line("  node [shape=box];")
-    for each in _Graph(report, verbose).lines():
-        yield line(f"  {each};")
+    for statement in _Graph(report, verbose).lines():
+        yield line(f"  {statement};")
     yield line("}")
 
 
 class _Graph:
-    """The nodes and edges of a report. Names of nodes need no quotes."""
+    """The nodes and edges of a report. Names of nodes are identifiers."""
 
     def __init__(self, report: LocksReport, verbose: bool) -> None:
         self._report = report
@@ -75,7 +75,7 @@ class _Graph:
         self._red_owns = {(hop.lock, hop.owner) for hop in hops}
         self._red_locks = {hop.lock for hop in hops}
         self._tasks: dict[int, None] = {}
-        """Those that have an edge, in the order of the edges."""
+        """Tasks that have an edge, in the order of the edges."""
 
     def lines(self) -> Iterator[str]:
         edges = list(self._edges())
@@ -105,19 +105,19 @@ class _Graph:
         yield from _others(name, len(lock.waiters) - len(shown))
 
     def _shown(self, lock: LockRow) -> Sequence[int]:
-        """Return the waiters with a node: all that have waiters, few others."""
+        """Return the waiters to show: all that have waiters, and a few others."""
         if self._verbose or len(lock.waiters) <= _LEAVES + 1:
             return lock.waiters
-        found, leaves = [], 0
+        shown, leaves = [], 0
         for pid in lock.waiters:
             is_leaf = pid not in self._graph.held and pid not in self._red_tasks
             leaves += is_leaf
             if not is_leaf or leaves <= _LEAVES:
-                found.append(pid)
-        return found
+                shown.append(pid)
+        return shown
 
     def _outside(self, name: str, root: Root) -> Iterator[str]:
-        """Yield what is no task, and who waits for it: a lock, or tasks."""
+        """Yield an external root, and the edges of its lock or waiters."""
         pid = root.pid
         label = [root.reason, *([] if pid is None else [f"{pid} {root.comm or ''}"])]
         yield name + _attributes({"shape": "octagon"}, label=label)
@@ -157,7 +157,7 @@ class _Graph:
 
 
 def _others(name: str, left: int) -> Iterator[str]:
-    """Yield one node for those that wait as well."""
+    """Yield one node for the waiters that are not shown."""
     if left > 0:
         yield f"{name}more{_attributes({'label': f'{left:,} more'})}"
         yield f"{name}more -> {name}"
@@ -182,7 +182,7 @@ def _red(is_red: bool) -> dict[str, str]:
 
 
 def _attributes(*given: Mapping[str, str], **more: str | Sequence[str]) -> str:
-    merged = {key: value for each in (*given, more) for key, value in each.items()}
+    merged = {key: value for part in (*given, more) for key, value in part.items()}
     words = [
         f"{key}={quoted(value) if isinstance(value, str) else quoted(*value)}"
         for key, value in merged.items()

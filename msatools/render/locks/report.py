@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The report of msa-locks: roots with what hangs on them, chains and tables."""
+"""Renders the report of msa-locks: roots with their trees, chains and tables."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -38,17 +38,17 @@ from msatools.reports.units import duration, duration_range
 View = Literal["root", "lock", "task", "chains", "holders"]
 
 ROOTS = 10
-"""Roots shown by default."""
+"""Default number of roots."""
 
 _ALL_LINES = 30
 _LINES = 12
 _FEW_LINES = 3
-"""Of what hangs on all roots that are shown, without -v; of one root at most; of one
-when those before it have used up the others. All of it is about a screenful."""
+"""Maximum lines of the trees without -v: of all roots, of one root, and of a root after
+all lines are used up. Together they are about a screenful."""
 
 _HOPS = 12
 _CROWDS = 4
-"""Crowds on one lock that are shown one by one."""
+"""Maximum number of crowds on one lock that are shown singly."""
 
 _OTHERS = 5
 
@@ -71,10 +71,10 @@ def blocks(
     verbose: bool = False,
     some: bool = False,
 ) -> Iterator[Block]:
-    """Yield what ``msa-locks`` shows of a report.
+    """Yield the blocks of an ``msa-locks`` report.
 
-    :param rows: How many roots, locks, tasks or chains, if others than usual.
-    :param some: Whether some tasks were asked for, and not all.
+    :param rows: Number of roots, locks, tasks or chains, if not the default.
+    :param some: Whether only some tasks were requested.
     """
     yield from header(report.target, *_facts(report), verbose=verbose)
     graph = WaitGraph(report)
@@ -113,9 +113,9 @@ def _deadlock(deadlock: Deadlock, graph: WaitGraph, verbose: bool) -> Iterator[T
     is_exact = deadlock.confidence == "exact"
     style: Style = "bad" if is_exact else "warn"
     hops = []
-    for place, (pid, lock_id) in enumerate(zip(pids, locks, strict=False)):
+    for index, (pid, lock_id) in enumerate(zip(pids, locks, strict=False)):
         lock = graph.locks.get(lock_id)
-        owner = pids[(place + 1) % len(pids)]
+        owner = pids[(index + 1) % len(pids)]
         name = lock_id if lock is None else lock_text(lock)
         mark = _mark(lock, owner)
         hops.append(f"{pid} {mark}{name}{mark}>")
@@ -130,10 +130,10 @@ def _deadlock(deadlock: Deadlock, graph: WaitGraph, verbose: bool) -> Iterator[T
 
 
 def _mark(lock: LockRow | None, owner: int) -> str:
-    for each in lock.owners if lock is not None else ():
-        if each.pid == owner:
-            return MARKS[each.confidence]
-    # A deadlock that the locks of the report do not bear out.
+    for known in lock.owners if lock is not None else ():
+        if known.pid == owner:
+            return MARKS[known.confidence]
+    # The report's locks do not have this owner of the deadlock.
     return "?"
 
 
@@ -153,9 +153,9 @@ def _crowds(report: LocksReport, graph: WaitGraph, verbose: bool) -> Iterator[Te
 def _herd(herd: Herd, report: LocksReport, graph: WaitGraph, verbose: bool) -> str:
     lock = graph.locks.get(herd.lock)
     name = herd.lock if lock is None else lock_text(lock)
-    # None of those that are woken all the time waits for long enough to be listed.
-    met = [each.name for each in report.contention or () if each.lock == herd.lock]
-    what = next(filter(None, [*met, herd.name]), None)
+    # Waiters that are woken all the time are too short asleep to list their lock.
+    contended = [row.name for row in report.contention or () if row.lock == herd.lock]
+    what = next(filter(None, [*contended, herd.name]), None)
     if lock is None and what:
         name += f" ({what})"
     owner = f"{NOT_KEPT} (nobody is known to hold it)"
@@ -247,17 +247,17 @@ def _is_idle(root: Root, graph: WaitGraph) -> bool:
 
 
 def _root(number: int, root: Root, tree: WaitTree, most: int | None) -> Iterator[Text]:
-    """Yield a root and what hangs on it, in so many lines at most."""
+    """Yield a root and its tree, in at most *most* lines."""
     yield line(
         Span(f"ROOT {number}  ", "title"),
         *_about(root, tree.graph, tree.verbose),
         Span(f"  {_weight(root)}", "title"),
     )
-    for each in _behind(root, tree):
+    for text in _behind(root, tree):
         if most is not None and tree.lines > most:
             yield from _cut(root, tree)
             return
-        yield each
+        yield text
 
 
 def _cut(root: Root, tree: WaitTree) -> Iterator[Text]:
@@ -271,7 +271,7 @@ def _cut(root: Root, tree: WaitTree) -> Iterator[Text]:
 
 
 def _about(root: Root, graph: WaitGraph, verbose: bool) -> Sequence[Cell]:
-    """Write what a root is, and what it does."""
+    """Return the description of a root."""
     if root.kind == "cycle":
         names = ", ".join(task_text(graph, pid) for pid in root.waiters[:FEW_OWNERS])
         left = len(root.waiters) - FEW_OWNERS
@@ -288,12 +288,12 @@ def _about(root: Root, graph: WaitGraph, verbose: bool) -> Sequence[Cell]:
 
 
 def _only_one(root: Root) -> int | None:
-    """Return the only task that waits for something external: it stands for it."""
+    """Return the only waiter of an external root; ``None`` if there are several."""
     return root.waiters[0] if len(root.waiters) == 1 else None
 
 
 def _weight(root: Root) -> str:
-    """Write how many a root keeps waiting."""
+    """Return the number of tasks that a root blocks, as text."""
     count = root.blocked_d + root.blocked_s
     if not count or (count == 1 and root.kind == "external" and _only_one(root)):
         return "blocks nobody else"
@@ -325,7 +325,7 @@ def _head(graph: WaitGraph, task: Root | Wait | None, pid: int) -> Sequence[Cell
 
 
 def _unowned(waits: Sequence[Wait], graph: WaitGraph) -> Iterator[Text]:
-    """Sum up those that mostly have nothing to do."""
+    """Yield a summary of the waits without an owner, usually of idle workers."""
     if not waits:
         return
     locks = {lock.id for wait in waits for lock in graph.wanted(wait)}
@@ -342,7 +342,7 @@ def _unowned(waits: Sequence[Wait], graph: WaitGraph) -> Iterator[Text]:
 
 
 def _others(waits: Sequence[Wait], graph: WaitGraph, verbose: bool) -> Iterator[Text]:
-    """List those that wait for something else, and that nobody waits for."""
+    """Yield the tasks that wait for something else and have no waiters."""
     if not waits:
         return
     shown = waits if verbose else waits[:_OTHERS]

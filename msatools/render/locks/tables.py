@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Locks, hot locks, tasks that wait and tasks waited for, as tables; chains."""
+"""Renders tables of locks, contended locks, waiters and holders; and chains."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -24,21 +24,21 @@ from msatools.render.on import on_text
 from msatools.reports.units import duration
 
 INTERVAL_ROWS = 20
-"""Rows or chains that an interval shows by default."""
+"""Default number of rows or chains of a sample of an interval."""
 
 _HOPS = 12
 _ALL_HOPS = 256
 
 
 def shown_rows(total: int, report: LocksReport, rows: int | None, verbose: bool) -> int:
-    """Return how many rows of a list to show: all, but few of each sample."""
+    """Return the number of rows to show: all, but few in a sample of an interval."""
     if rows is None and report.interval_ns is not None and not verbose:
         rows = INTERVAL_ROWS
     return total if rows is None else min(rows, total)
 
 
 _Row = tuple[Sequence[Cell], Sequence[int]]
-"""The cells of a row, and the tasks that it is about."""
+"""The cells of a row, and its tasks."""
 
 _AGE_COLUMN = Column("FOR", "right")
 
@@ -55,7 +55,7 @@ def table(
 
 
 def _stacks(pids: Iterable[int], graph: WaitGraph, verbose: bool) -> Iterator[Text]:
-    """Yield the stacks of tasks, those that are alike once."""
+    """Yield the stacks of tasks, equal stacks once."""
     alike: dict[tuple[str, ...], list[int]] = {}
     for pid in pids:
         if stack := graph.stack(pid):
@@ -168,15 +168,15 @@ def _holders(
 def _has(held: Sequence[HeldLock], verbose: bool) -> str:
     shown = held if verbose else held[:FEW_OWNERS]
     words = [
-        f"{MARKS[each.owner.confidence]}{lock_text(each.lock, verbose)}"
-        for each in shown
+        f"{MARKS[item.owner.confidence]}{lock_text(item.lock, verbose)}"
+        for item in shown
     ]
     left = len(held) - len(shown)
     return ", ".join(words) + (f" +{left:,}" if left else "")
 
 
 def _now(pid: int, graph: WaitGraph) -> tuple[str | None, str, str]:
-    """Return the state of an owner, its age, and what it does meanwhile."""
+    """Return the state of an owner, its age, and a description of what it does."""
     root, wait = graph.end(pid), graph.waits.get(pid)
     step = graph.step(pid)
     if wait is not None:
@@ -198,17 +198,17 @@ _TABLES: Mapping[str, Callable[..., tuple[tuple[Column, ...], list[_Row]]]] = {
 def chains(
     report: LocksReport, graph: WaitGraph, rows: int | None, verbose: bool
 ) -> Iterator[Text]:
-    """Yield each task's way to its root."""
+    """Yield each task's chain to its root."""
     shown = shown_rows(len(report.waits), report, rows, verbose)
     for wait in report.waits[:shown]:
         name, state = f"{wait.pid} {wait.comm}  ", state_cell(wait.state)
-        yield line(name, state, f" {age_text(wait)}", *_way(wait, graph, verbose))
+        yield line(name, state, f" {age_text(wait)}", *_chain(wait, graph, verbose))
     yield from more(len(report.waits) - shown, "chain")
     yield from _stacks((wait.pid for wait in report.waits[:shown]), graph, verbose)
 
 
-def _way(wait: Wait, graph: WaitGraph, verbose: bool) -> Iterator[Cell]:
-    """Write whom a task waits for, whom that one, and so on."""
+def _chain(wait: Wait, graph: WaitGraph, verbose: bool) -> Iterator[Cell]:
+    """Yield the cells of a chain: the owner that a task waits for, and so on."""
     if graph.step(wait.pid) is None:
         root = graph.end(wait.pid)
         yield f" -> {doing_text(wait)}" + ("" if root is None else f": {root.reason}")
@@ -236,7 +236,7 @@ def _way(wait: Wait, graph: WaitGraph, verbose: bool) -> Iterator[Cell]:
 
 
 def _doing(pid: int, graph: WaitGraph) -> str | None:
-    """Return what a task does that waits for no lock."""
+    """Return a description of a task that does not wait for a lock."""
     root, wait = graph.end(pid), graph.waits.get(pid)
     if root is not None:
         return root.reason
@@ -244,7 +244,7 @@ def _doing(pid: int, graph: WaitGraph) -> str | None:
 
 
 ROWS = 10
-"""Locks shown by default."""
+"""Default number of contended locks."""
 
 _FEW_OWNERS = 2
 _COLUMNS = (
@@ -256,9 +256,9 @@ _COLUMNS = (
 def contention(
     report: LocksReport, locks: Sequence[Contended], rows: int | None, verbose: bool
 ) -> Iterator[Block]:
-    """Yield the table of locks for which tasks waited within an interval.
+    """Yield the table of locks that tasks waited for during an interval.
 
-    :param rows: How many, if others than usual.
+    :param rows: Number of rows, if not the default.
     """
     shown = locks[: rows or (None if verbose else ROWS)]
     seconds = (report.interval_ns or 0) / 1e9
@@ -288,6 +288,6 @@ def _wait(lock: Contended, seconds: float) -> str:
 
 def _owners(owners: Sequence[OwnerSeen], verbose: bool) -> str:
     few = owners if verbose else owners[:_FEW_OWNERS]
-    words = [f"{each.pid} {each.comm}: {each.where} x{each.looks:,}" for each in few]
+    words = [f"{item.pid} {item.comm}: {item.where} x{item.looks:,}" for item in few]
     left = len(owners) - len(few)
     return ", ".join(words) + (f" +{left:,}" if left else "") or NOT_KEPT

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The tree below a root: its locks, their waiters, the waiters' locks in turn."""
+"""Renders the tree of a root: its locks, their waiters, the waiters' locks."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -22,14 +22,14 @@ _WAITERS = 5
 _LOCKS = 4
 _DEPTH = 12
 _ALL_DEPTH = 64
-"""With -v: a line that is farther in tells nothing."""
+"""Maximum depth with -v: deeper indentation is not readable."""
 
 _HOW = {"behind it": ": --chains shows the way", "not among those asked for": ""}
 _MODES = {"read": "R", "write": "W", None: " "}
 
 
 class WaitTree:
-    """The lines of what hangs on one root: its locks, their waiters, theirs in turn."""
+    """Makes the lines of the tree of one root."""
 
     def __init__(self, graph: WaitGraph, verbose: bool) -> None:
         self.graph = graph
@@ -46,14 +46,14 @@ class WaitTree:
     def of_task(
         self, pid: int, waiters: Sequence[int], depth: int = 1
     ) -> Iterator[Text]:
-        """Yield what a task has, and *waiters* that wait for none of its locks."""
+        """Yield a task's locks, and those of *waiters* that wait for none of them."""
         self.shown_pids.add(pid)
         yield from self._held(pid, depth, frozenset())
         known = self.graph.waiting_for(pid)
         yield from self._waiters([w for w in waiters if w not in known], depth)
 
     def of_thing(self, lock: LockRow | None, waiters: Sequence[int]) -> Iterator[Text]:
-        """Yield who waits for what no task has."""
+        """Yield the waiters of a root that is not a task."""
         if lock is not None:
             yield from self._lock(lock, None, 1, frozenset())
             queued = frozenset(lock.waiters)
@@ -61,7 +61,7 @@ class WaitTree:
         yield from self._waiters(waiters, 1)
 
     def of_cycle(self, pids: Sequence[int]) -> Iterator[Text]:
-        """Yield what others wait for, of tasks that wait for each other."""
+        """Yield the tasks of a cycle that have waiters outside the cycle."""
         inside = frozenset(pids)
         for pid in pids:
             if self.graph.waiting_for(pid) - inside:
@@ -71,7 +71,7 @@ class WaitTree:
     def tasks(
         self, pids: Sequence[int], depth: int, *, locks: bool = False
     ) -> Iterator[Text]:
-        """Yield a line for each task, one under the other.
+        """Yield a line for each task, with aligned columns.
 
         :param locks: Whether to show the lock that each task waits for.
         """
@@ -81,7 +81,7 @@ class WaitTree:
     def stack(
         self, stack: tuple[str, ...] | None, pid: int, depth: int
     ) -> Iterator[Text]:
-        """Yield a stack, or whose it is the same as."""
+        """Yield a stack, or the task that has the same stack."""
         if not stack:
             return
         indent = "  " * depth
@@ -94,25 +94,25 @@ class WaitTree:
     def _aligned(
         self, pids: Sequence[int], locks: bool = False
     ) -> list[Sequence[Cell]]:
-        """Write tasks so that their columns are below each other."""
+        """Return the cells of tasks with aligned columns."""
         waits = [self.graph.waits.get(pid) for pid in pids]
         comms = [escape(self.graph.comm(pid) or NOT_KEPT) for pid in pids]
         ages = ["" if wait is None else age_text(wait) for wait in waits]
         pid_width = max((len(str(pid)) for pid in pids), default=0)
         comm_width = max(map(len, comms), default=0)
         age_width = max(map(len, ages), default=0)
-        found: list[Sequence[Cell]] = []
+        rows: list[Sequence[Cell]] = []
         for pid, wait, comm, age in zip(pids, waits, comms, ages, strict=True):
             name = f"{pid:>{pid_width}} {comm:<{comm_width}}"
             if wait is None:
-                found.append((f"  {name}",))
+                rows.append((f"  {name}",))
                 continue
             state = state_cell(wait.state)
             where = f" {age:>{age_width}}  {doing_text(wait)}"
             if locks and (wanted := self.graph.wanted(wait)):
                 where += f", for {lock_text(wanted[0], self.verbose)}"
-            found.append((f"{_MODES[wait.mode]} {name}  ", state, where))
-        return found
+            rows.append((f"{_MODES[wait.mode]} {name}  ", state, where))
+        return rows
 
     def _task(self, pid: int, words: Sequence[Cell], depth: int) -> Iterator[Text]:
         self.lines += 1
@@ -121,21 +121,21 @@ class WaitTree:
         yield from self.stack(self.graph.stack(pid), pid, depth + 2)
 
     def _held(self, pid: int, depth: int, without: frozenset[int]) -> Iterator[Text]:
-        """Yield the locks of a task for which others wait than some."""
+        """Yield the locks of a task that have waiters outside *without*."""
         held = [
-            each
-            for each in self.graph.held.get(pid, ())
-            if not without.issuperset(each.lock.waiters)
+            item
+            for item in self.graph.held.get(pid, ())
+            if not without.issuperset(item.lock.waiters)
         ]
         shown = held if self.verbose else held[:_LOCKS]
-        for each in shown:
-            yield from self._lock(each.lock, each, depth, without)
+        for item in shown:
+            yield from self._lock(item.lock, item, depth, without)
         yield from self._more(len(held) - len(shown), "more locks", depth)
 
     def _lock(
         self, lock: LockRow, held: HeldLock | None, depth: int, without: frozenset[int]
     ) -> Iterator[Text]:
-        """Yield a lock and who waits for it; of each lock the waiters once."""
+        """Yield a lock and its waiters; the waiters of each lock only once."""
         mark = NOT_KEPT if held is None else MARKS[held.owner.confidence]
         words = f"{'  ' * depth}{mark} {lock_text(lock, self.verbose)}  "
         self.lines += 1
@@ -144,7 +144,7 @@ class WaitTree:
             return
         self._locks.add(lock.id)
         yield line(words, lock_facts(lock, self.verbose))
-        # Those of a cycle have lines of their own.
+        # Tasks of a cycle have their own lines.
         waiters = [pid for pid in lock.waiters if pid not in without]
         yield from self._waiters(waiters, depth + 1)
 
@@ -166,7 +166,7 @@ class WaitTree:
         yield from self._more(queued - len(pids), "not among those asked for", depth)
 
     def _few(self, pids: Sequence[int]) -> Sequence[int]:
-        """Take the first ones, and of the others those for which others wait."""
+        """Return the first waiters, and a few of the others that have waiters."""
         if len(pids) <= _WAITERS + 1:
             return pids
         others = (pid for pid in pids[_WAITERS:] if pid in self.graph.held)

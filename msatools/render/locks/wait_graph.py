@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A report of locks, to be followed from waiter to owner and back. Pure."""
+"""The waits-for graph of a report: lookups from waiter to owner and back."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from functools import cached_property
 from msatools.locks.report import LockRow, LocksReport, Owner, Root, Wait
 
 _IDLE = frozenset({"futex", "wait_queue"})
-"""Types of locks that idle tasks wait on: nobody owns them."""
+"""Types of locks that idle tasks wait on; they have no owner."""
 
 _SUREST_FIRST = ("exact", "likely", "evidence")
 
 
 @dataclass(frozen=True)
 class HeldLock:
-    """A lock that others wait for, and one that has it, or probably has it."""
+    """A lock that has waiters, and one of its owners."""
 
     lock: LockRow
     owner: Owner
@@ -24,11 +24,11 @@ class HeldLock:
 
 @dataclass(frozen=True)
 class Step:
-    """From who waits to who has what is waited for."""
+    """A step from a waiter to the owner of its lock."""
 
     lock: LockRow
     owner: Owner | None
-    """One of those whose word is best; ``None`` if nobody is known."""
+    """An owner with the best confidence; ``None`` if no owner is known."""
 
     others: int
     """Number of further owners."""
@@ -45,7 +45,7 @@ class WaitGraph:
             for root in report.roots
             if root.kind == "task" and root.pid is not None
         }
-        """Those that are tasks."""
+        """Roots that are tasks, by PID."""
 
         self._outside = {
             root.lock: root for root in report.roots if root.lock is not None
@@ -58,7 +58,7 @@ class WaitGraph:
         }
         self._idle: dict[str, bool] = {}
         self.held: dict[int, list[HeldLock]] = {}
-        """Locks that each task owns and others wait for, in the report's order."""
+        """Locks with waiters that each task owns, in the report's order."""
 
         self._comms = {wait.pid: wait.comm for wait in report.waits}
         for lock in report.locks:
@@ -74,7 +74,7 @@ class WaitGraph:
         return self._comms.get(pid)
 
     def wanted(self, wait: Wait) -> list[LockRow]:
-        """Return the lock that a task waits for, or several if any one will do."""
+        """Return the lock that a task waits for, or several if any of them will do."""
         ids = wait.any_of or ((wait.lock,) if wait.lock is not None else ())
         return [self.locks[lock] for lock in ids if lock in self.locks]
 
@@ -123,7 +123,7 @@ class WaitGraph:
         return Step(lock, owner, max(len(owners) - 1, 0))
 
     def way(self, pid: int) -> Iterator[Step]:
-        """Go from a task to its root; at most once through each task."""
+        """Yield the steps from a task to its root; each task at most once."""
         seen = {pid}
         while (step := self.step(pid)) is not None:
             yield step
@@ -142,7 +142,7 @@ class WaitGraph:
         }
 
     def reached(self, roots: Sequence[Root]) -> set[int]:
-        """Return the tasks that wait behind some roots, and the roots themselves."""
+        """Return the tasks that some roots block, and the roots themselves."""
         todo: list[int] = []
         seen_locks: set[str] = set()
         for root in roots:
@@ -151,23 +151,23 @@ class WaitGraph:
                 todo.append(root.pid)
             lock = self.locks.get(root.lock or "")
             todo += lock.waiters if lock is not None else ()
-        found: set[int] = set()
+        seen: set[int] = set()
         while todo:
             pid = todo.pop()
-            if pid in found:
+            if pid in seen:
                 continue
-            found.add(pid)
+            seen.add(pid)
             for held in self.held.get(pid, ()):
                 if held.lock.id not in seen_locks:
                     seen_locks.add(held.lock.id)
                     todo += held.lock.waiters
-        return found
+        return seen
 
     @cached_property
     def behind(self) -> Mapping[int, int]:
         """Return the number of direct and indirect waiters of each owner.
 
-        Sets are numbers with a bit for each waiter: there may be as many sets as tasks.
+        Sets are integers with a bit for each waiter: there may be a set for each task.
         """
         numbers: dict[int, int] = {}
         own: dict[str, int] = {}
@@ -177,26 +177,26 @@ class WaitGraph:
                 numbers.setdefault(pid, len(numbers))
             own[lock.id] = sum(1 << numbers[pid] for pid in set(lock.waiters))
             onward[lock.id] = [pid for pid in lock.waiters if pid in self.held]
-        found = dict.fromkeys(self.held, 0)
+        sets = dict.fromkeys(self.held, 0)
         changes = True
         while changes:
-            # Once, and once more to see that nothing changes; of cycles a few times.
+            # Two rounds, the second to see that nothing changes; a few more if cyclic.
             changes = False
             for pid in self._farthest_first(onward):
                 bits = 0
                 for held in self.held[pid]:
                     bits |= own[held.lock.id]
                     for waiter in onward[held.lock.id]:
-                        bits |= found[waiter]
-                changes |= bits != found[pid]
-                found[pid] = bits
+                        bits |= sets[waiter]
+                changes |= bits != sets[pid]
+                sets[pid] = bits
         return {
             pid: (bits & ~(1 << numbers[pid]) if pid in numbers else bits).bit_count()
-            for pid, bits in found.items()
+            for pid, bits in sets.items()
         }
 
     def _farthest_first(self, onward: Mapping[str, Sequence[int]]) -> list[int]:
-        """Order those that have locks so that who waits for one comes before it."""
+        """Sort holders so that those that wait for a holder come before it."""
         order: list[int] = []
         seen: set[int] = set()
         for first in self.held:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Locks, their owners and those who wait for them, in a few words."""
+"""Describes locks, their owners and their waiters in a few words."""
 
 from collections.abc import Sequence
 
@@ -20,41 +20,41 @@ _OF_PROGRAMS = frozenset({"futex", "pi_futex"})
 
 
 def lock_text(lock: LockRow, verbose: bool = False) -> str:
-    """Write a lock: its type and name, or where it is; both if *verbose*.
+    """Return a lock's type and name, or its address; both if *verbose*.
 
-    Both, too, of one in a program's memory: its name is that of many.
+    A lock in a program's memory has both, because its name is not unique.
     """
     if lock.name is None:
         return lock.id
     if lock.type in _OF_PROGRAMS:
         return f"{lock.id} ({lock.name})"
-    # Some names say what it is.
+    # Some names include the type.
     name = lock.name
     if lock.type not in name.split():
         name = f"{lock.type} {name}"
-    place = f" ({lock.id.removeprefix(lock.type).strip()})" if verbose else ""
-    return f"{name}{place}"
+    address = f" ({lock.id.removeprefix(lock.type).strip()})" if verbose else ""
+    return f"{name}{address}"
 
 
 def task_text(graph: WaitGraph, pid: int) -> str:
-    """Write a task by its number and name."""
+    """Return a task's PID and name."""
     comm = graph.comm(pid)
     return str(pid) if comm is None else f"{pid} {comm}"
 
 
 def age_text(wait: Wait) -> str:
-    """Write how long a wait has lasted, and how well that is known."""
+    """Return the duration of a wait, with the mark of its accuracy."""
     return BOUND_MARKS[wait.age_bound] + duration(wait.age_ns)
 
 
 def place_text(wait: Wait) -> str:
-    """Write where a task waits: the function that wanted to, and its system call."""
+    """Return where a task waits: the calling function and the system call."""
     call = f"{wait.call}()" if wait.call else None
     return ", ".join(part for part in (wait.caller, call) if part)
 
 
 def doing_text(wait: Wait) -> str:
-    """Write where a task waits, and what for if that is no lock."""
+    """Return where a task waits, and the object if that is not a lock."""
     parts = (
         place_text(wait),
         f"any of {len(wait.any_of)}" if wait.any_of else None,
@@ -65,14 +65,14 @@ def doing_text(wait: Wait) -> str:
 
 
 def pids_text(pids: Sequence[int], verbose: bool) -> str:
-    """Write the numbers of some tasks, of many the first ones."""
+    """Return the PIDs of tasks; only the first ones if there are many."""
     shown = pids if verbose else pids[:_PIDS]
     left = len(pids) - len(shown)
     return " ".join(map(str, shown)) + (f" +{left:,}" if left else "")
 
 
 def owners_text(owners: Sequence[Owner], verbose: bool) -> str:
-    """Write owners, with marks that tell how well each is known."""
+    """Return owners with the marks of their confidence."""
     shown = owners if verbose else owners[:FEW_OWNERS]
     words = [
         f"{MARKS[owner.confidence]}{owner.pid} {owner.comm}"
@@ -84,7 +84,7 @@ def owners_text(owners: Sequence[Owner], verbose: bool) -> str:
 
 
 def lock_facts(lock: LockRow, verbose: bool) -> str:
-    """Write who has a lock, and what an interval has changed."""
+    """Return the owners of a lock, and the change during an interval."""
     facts = [plural(lock.readers, "reader")] if lock.readers else []
     if len(lock.owners) == 1:
         (owner,) = lock.owners

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Differences between two snapshots of memory, as tables."""
+"""Renders the differences between two snapshots of memory as tables."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -12,14 +12,14 @@ from msatools.render.memstat.rows import GROUPS, REST
 from msatools.reports.units import duration, size
 
 _CLASSES = 3
-"""Changed classes named of each group."""
+"""Maximum number of changed classes to list for each group."""
 
 
 def blocks(diff: MemstatDiff, rows: int | None) -> Iterator[Block]:
     """
-    Yield what ``msa-memstat --diff`` shows.
+    Yield the blocks of ``msa-memstat --diff``.
 
-    :param rows: How many groups of each breakdown; None for all.
+    :param rows: Maximum groups of each breakdown; None for all.
     """
     yield from _head(diff)
     amounts = _Amounts(diff)
@@ -55,7 +55,7 @@ def _side(side: PagesSide) -> Sequence[Cell]:
 
 
 class _Amounts:
-    """Amounts in pages, or in bytes where a page is not the same in both."""
+    """Formats amounts in pages, or in bytes if the page sizes differ."""
 
     def __init__(self, diff: MemstatDiff) -> None:
         self._before = diff.before.target.page_size
@@ -67,7 +67,7 @@ class _Amounts:
         return tuple(Column(name, "right") for name in names)
 
     def cells(self, had: int | None, has: int | None) -> tuple[Cell, ...]:
-        """Show pages before and after; None where there is nothing to have any."""
+        """Return the cells for pages before and after; None without such a class."""
         change = (has or 0) * self._after - (had or 0) * self._before
         before, after = self._pages(had, self._before), self._pages(has, self._after)
         if self.in_pages:
@@ -80,7 +80,7 @@ class _Amounts:
         return f"{pages:,}" if self.in_pages else size(pages * page_size)
 
     def change(self, change: Change) -> str:
-        """Show a change in a word."""
+        """Return a change as a short text."""
         if change.delta_pages is None:
             return _size(change.delta_bytes)
         return _signed(change.delta_pages)

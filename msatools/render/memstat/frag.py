@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Fragmentation of memory, as tables."""
+"""Renders the fragmentation of memory as tables."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,25 +18,25 @@ _STATES = (
 
 
 def blocks(frag: Frag, page_size: int) -> Iterator[Block]:
-    """Yield what ``--frag`` adds to a report."""
+    """Yield the blocks that ``--frag`` adds to a report."""
     yield text()
     yield text(Span("Free blocks by order", "title"))
     yield _free(frag.free, size(page_size << frag.huge_order))
     yield text()
-    each = size(page_size << frag.pageblock_order)
-    yield text(Span(f"Page blocks of {each} by migrate type", "title"))
+    pageblock = size(page_size << frag.pageblock_order)
+    yield text(Span(f"Page blocks of {pageblock} by migrate type", "title"))
     yield _pageblocks(frag)
     yield text()
     yield text(Span("What keeps blocks from being free", "title"))
     yield _states(frag.sizes)
-    for found in frag.sizes:
-        if found.blocked_blocks:
+    for block_size in frag.sizes:
+        if block_size.blocked_blocks:
             yield text()
-            count, each = found.blocked_blocks, size(found.bytes)
-            title = f"What is in the {count:,} blocked ones of {each}"
+            count, block = block_size.blocked_blocks, size(block_size.bytes)
+            title = f"What is in the {count:,} blocked ones of {block}"
             yield text(Span(title, "title"))
-            yield _blockers(found)
-    if any(found.needed for found in frag.sizes):
+            yield _blockers(block_size)
+    if any(block_size.needed for block_size in frag.sizes):
         yield text()
         yield text(Span("Blocks that would be free but for so many pages", "title"))
         yield _needed(frag.sizes)
@@ -128,21 +128,22 @@ def _polluted(type_: str, blocks: int) -> Cell:
 def _states(sizes: Sequence[BlockSize]) -> Table:
     columns = (
         Column("BLOCKS OF"),
-        *(Column(size(found.bytes), "right") for found in sizes),
+        *(Column(size(block_size.bytes), "right") for block_size in sizes),
     )
     rows: list[Sequence[Cell]] = [
-        (label, *(f"{getattr(found, name):,}" for found in sizes))
+        (label, *(f"{getattr(block_size, name):,}" for block_size in sizes))
         for label, name in _STATES
-        if name != "partial_blocks" or any(found.partial_blocks for found in sizes)
+        if name != "partial_blocks"
+        or any(block_size.partial_blocks for block_size in sizes)
     ]
     total = Span("all", "title")
-    rows.append((total, *(f"{found.blocks:,}" for found in sizes)))
-    moves = (f"{found.movable_pages:,}" for found in sizes)
+    rows.append((total, *(f"{block_size.blocks:,}" for block_size in sizes)))
+    moves = (f"{block_size.movable_pages:,}" for block_size in sizes)
     rows.append((Span("pages to move in movable ones", "dim"), *moves))
     return Table(columns, rows)
 
 
-def _blockers(found: BlockSize) -> Table:
+def _blockers(block_size: BlockSize) -> Table:
     columns = (
         Column("CLASS"),
         Column("BLOCKS", "right"),
@@ -153,7 +154,7 @@ def _blockers(found: BlockSize) -> Table:
         columns,
         [
             (row.name, f"{row.blocks:,}", f"{row.alone_blocks:,}", f"{row.pages:,}")
-            for row in found.blockers
+            for row in block_size.blockers
         ],
     )
 
@@ -161,14 +162,16 @@ def _blockers(found: BlockSize) -> Table:
 def _needed(sizes: Sequence[BlockSize]) -> Table:
     columns = (
         Column("PAGES", "right"),
-        *(Column(size(found.bytes), "right") for found in sizes),
+        *(Column(size(block_size.bytes), "right") for block_size in sizes),
     )
-    counts = [{row.pages: row.blocks for row in found.needed} for found in sizes]
+    counts = [
+        {row.pages: row.blocks for row in block_size.needed} for block_size in sizes
+    ]
     limits = sorted(set().union(*counts))
     return Table(
         columns,
         [
-            (_range(limit), *(f"{each.get(limit, 0):,}" for each in counts))
+            (_range(limit), *(f"{count.get(limit, 0):,}" for count in counts))
             for limit in limits
         ],
     )
@@ -176,7 +179,7 @@ def _needed(sizes: Sequence[BlockSize]) -> Table:
 
 def _range(limit: int) -> str:
     """
-    Name the range that ends with a power of two.
+    Return the range of numbers that ends with a power of two.
 
     >>> _range(1), _range(2), _range(8)
     ('1', '2', '5-8')

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""memstat's break-downs of the classes (``--by``) as tables."""
+"""Renders memstat's break-downs of the classes (``--by``) as tables."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import Field, fields
@@ -11,10 +11,10 @@ from msatools.render.blocks import Block, Cell, Column, Span, Table, text
 from msatools.reports.units import size
 
 _ACROSS = frozenset(("node", "zone"))
-"""Of these there are few, and they go side by side."""
+"""Break-downs with few groups, which are columns rather than rows."""
 
 _MOST = 3
-"""Classes to name of each group, the largest first, or other things."""
+"""Maximum number of items to list in a cell, such as the largest classes."""
 
 _NUMBERS = frozenset(("pid", "node"))
 """Numbers that identify rather than count."""
@@ -26,9 +26,9 @@ def groups_table(
     by: str, groups: Sequence[PageGroup], page_size: int, top: int | None
 ) -> Table:
     """
-    Make the table of one break-down.
+    Return the table of one break-down.
 
-    :param top: Rows to show at most, where each group is a row.
+    :param top: Maximum number of rows, if each group is a row.
     """
     if by in _ACROSS:
         return _across(groups)
@@ -70,7 +70,7 @@ def _row(
     return (
         f"{group.pages:,}",
         size(group.pages * page_size),
-        *(_fact(field.name, getattr(group, field.name, None)) for field in extra),
+        *(_value_text(field.name, getattr(group, field.name, None)) for field in extra),
         _largest(group),
         group.name,
     )
@@ -84,15 +84,15 @@ def _largest(group: PageGroup) -> str:
 
 
 def _extra_fields(groups: Sequence[PageGroup]) -> Iterator["Field[object]"]:
-    """Find what more is known of any of the groups."""
+    """Yield the fields beyond those of all groups that any group has a value for."""
     models = dict.fromkeys(type(group) for group in groups)
-    found = {
+    extra = {
         field.name: field
         for model in models
         for field in fields(model)
         if field.name not in _COMMON and not field.metadata.get("detail")
     }
-    for name, field in found.items():
+    for name, field in extra.items():
         if any(getattr(group, name, None) is not None for group in groups):
             yield field
 
@@ -111,7 +111,7 @@ def _align(field: "Field[object]") -> Literal["left", "right"]:
     return "right" if field.type in (int, "int", int | None, "int | None") else "left"
 
 
-def _fact(name: str, value: object) -> str:
+def _value_text(name: str, value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -128,9 +128,9 @@ def _fact(name: str, value: object) -> str:
 
 def pins_table(groups: Sequence[PageGroup], top: int | None) -> Iterator[Block]:
     """
-    Yield what is shown of removed groups, if there are any.
+    Yield the table of removed groups, if there are any.
 
-    :param top: Groups to show at most.
+    :param top: Maximum number of groups.
     """
     pinned = [g for g in groups if isinstance(g, CgroupGroup) and g.pinned_by]
     if not pinned:

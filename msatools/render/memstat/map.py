@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-A map of memory as rows of cells, before it is known what it is drawn on.
+A map of memory as rows of cells, independent of the output.
 
-A cell has the colour of the largest class in it other than free pages, and is the
-paler the more of it is free. So what is used shows where most is free, too, and only
-a cell without any used page looks free.
+A cell has the colour of its largest class other than free pages, and is paler if more
+of it is free. So used pages are visible even where most is free, and only a cell
+without any used page looks free.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,16 +19,16 @@ from msatools.memory.pages.classes import CLASSES, PageClass
 from msatools.render.memstat.palette import LOOKS, Style
 
 LEVELS = 4
-"""Steps of paleness of what is not free."""
+"""Number of shades of a cell that is not free."""
 
 _FREE = (PageClass.FREE_BUDDY, PageClass.FREE_PCP)
 
 _MOST_BANDS = 48
-"""Where zones lie in more pieces than this they are not told apart."""
+"""Maximum number of bands; with more, zones are not distinguished."""
 
 
 _FEWEST_COLUMNS = 4
-"""Sections of less than this are not marked one by one."""
+"""Minimum columns of a section to mark each section."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Shades:
     """The class and shade of each cell of a map."""
 
     codes: npt.NDArray[np.uint8]
-    """The largest class other than free pages; a free one if there is none."""
+    """Largest class other than free pages; FREE_BUDDY if all are free."""
 
     levels: npt.NDArray[np.uint8]
-    """0 if all is free, LEVELS if more than three quarters are not."""
+    """Shade: 0 if all is free, LEVELS if more than three quarters are not."""
 
 
 def shades(memory: MemoryMap) -> Shades:
-    """Choose what each cell shows."""
+    """Return the class and shade of each cell."""
     counts = memory.cells.counts
     used = counts.copy()
     used[:, _FREE] = 0
@@ -56,27 +56,27 @@ def shades(memory: MemoryMap) -> Shades:
 
 @dataclass(frozen=True)
 class MapRow:
-    """Cells side by side; not each column has one."""
+    """A row of cells; a column may have no cell."""
 
     pfn: int
-    """Of the first column."""
+    """First pfn of the first column."""
 
     first_pfn: int
-    """Of the first cell."""
+    """First pfn of the first cell."""
 
     columns: npt.NDArray[np.intp]
-    """Of each cell, ascending."""
+    """Column of each cell, ascending."""
 
     cells: npt.NDArray[np.intp]
     """Index of each cell in the map."""
 
     hole_pages: int
-    """Since the last row of the map, whole rows without any cell."""
+    """Pages of the whole rows without any cell that precede this row."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """Rows of one zone that follow on each other."""
+    """Consecutive rows of one zone."""
 
     place: MapPlace | None
     rows: tuple[MapRow, ...]
@@ -90,25 +90,25 @@ class Band:
 
 
 def bands(memory: MemoryMap, columns: int) -> tuple[Band, ...]:
-    """Cut a map into rows of so many columns; each zone begins with a new row."""
+    """Divide a map into rows; each zone begins with a new row."""
     cells = memory.cells
     if not len(cells):
         return ()
     starts, places = _divided(cells)
     ends = np.append(starts[1:], len(cells)).tolist()
-    found: list[Band] = []
+    divided: list[Band] = []
     last_row = int(cells.numbers[0]) // columns - 1
     for start, end, place in zip(starts.tolist(), ends, places, strict=True):
         rows = tuple(_rows(memory, columns, start, end, last_row))
         last_row = rows[-1].pfn // memory.cell_pages // columns
-        found.append(Band(place, rows))
-    return tuple(found)
+        divided.append(Band(place, rows))
+    return tuple(divided)
 
 
 def _divided(
     cells: Cells,
 ) -> tuple[npt.NDArray[np.intp], list[MapPlace | None]]:
-    """Find where zones begin, or nodes if zones are in many pieces, and which do."""
+    """Return the first cell and the zone of each band, or the node of many zones."""
     by_zone = _changes(cells.places)
     if len(by_zone) <= _MOST_BANDS:
         return by_zone, [_place(cells, start) for start in by_zone.tolist()]
@@ -125,32 +125,32 @@ def _changes(keys: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
 
 
 def _place(cells: Cells, index: int) -> MapPlace | None:
-    at = int(cells.places[index])
-    return None if at < 0 else cells.all_places[at]
+    place = int(cells.places[index])
+    return None if place < 0 else cells.all_places[place]
 
 
 def _rows(
     memory: MemoryMap, columns: int, start: int, end: int, last_row: int
 ) -> Iterator[MapRow]:
     numbers = memory.cells.numbers[start:end]
-    of_each = numbers // columns
-    for number in np.unique(of_each).tolist():
-        first, past = np.searchsorted(of_each, [number, number + 1]).tolist()
+    row_pages = columns * memory.cell_pages
+    row_numbers = numbers // columns
+    for number in np.unique(row_numbers).tolist():
+        first, past = np.searchsorted(row_numbers, [number, number + 1]).tolist()
         missing = max(number - last_row - 1, 0)
-        each = columns * memory.cell_pages
         yield MapRow(
-            pfn=number * each,
+            pfn=number * row_pages,
             first_pfn=int(numbers[first]) * memory.cell_pages,
             columns=numbers[first:past] % columns,
             cells=np.arange(start + first, start + past),
-            hole_pages=missing * each,
+            hole_pages=missing * row_pages,
         )
         last_row = number
 
 
 @dataclass(frozen=True)
 class MapRun:
-    """Cells of a row side by side that look the same."""
+    """Consecutive cells of a row with the same class and shade."""
 
     column: int
     length: int
@@ -159,7 +159,7 @@ class MapRun:
 
 
 def runs(row: MapRow, shown: Shades) -> Iterator[MapRun]:
-    """Join the cells of a row that look the same."""
+    """Yield the runs of equal cells of a row."""
     codes, levels = shown.codes[row.cells], shown.levels[row.cells]
     new = np.ones(len(row.cells), np.bool_)
     new[1:] = (
@@ -170,8 +170,8 @@ def runs(row: MapRow, shown: Shades) -> Iterator[MapRun]:
     starts = np.flatnonzero(new)
     lengths = np.diff(starts, append=len(row.cells))
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-        at = int(row.columns[start])
-        yield MapRun(at, length, int(codes[start]), int(levels[start]))
+        column = int(row.columns[start])
+        yield MapRun(column, length, int(codes[start]), int(levels[start]))
 
 
 @dataclass(frozen=True)
@@ -183,32 +183,32 @@ class LegendLine:
     is_free: bool
     pages: int
     share: float
-    """Of all pages with a struct page."""
+    """Share of all pages that have a struct page, 0 to 1."""
 
 
 def legend(memory: MemoryMap) -> Sequence[LegendLine]:
-    """List the classes that have pages."""
+    """Return a line for each class that has pages."""
     totals = memory.cells.counts.sum(axis=0)
-    every = max(int(totals.sum()), 1)
+    pages_in_all = max(int(totals.sum()), 1)
     return [
-        LegendLine(name, LOOKS[code], code in _FREE, pages, pages / every)
+        LegendLine(name, LOOKS[code], code in _FREE, pages, pages / pages_in_all)
         for code, name in CLASSES.items()
         if (pages := int(totals[code]))
     ]
 
 
 def section_columns(memory: MemoryMap, columns: int) -> int | None:
-    """Return the columns of a memory section, if it is a good part of a row."""
-    each = memory.section_pages // memory.cell_pages
-    return each if _FEWEST_COLUMNS <= each < columns else None
+    """Return the columns of a memory section; ``None`` if too few or a whole row."""
+    cells = memory.section_pages // memory.cell_pages
+    return cells if _FEWEST_COLUMNS <= cells < columns else None
 
 
 def section_words(memory: MemoryMap, columns: int, above: str, beside: str) -> str:
     """
-    Say where memory sections begin.
+    Return a description of where memory sections begin.
 
-    :param above: What marks it over the columns.
-    :param beside: What marks it beside the rows.
+    :param above: Description of the marks above the columns.
+    :param beside: Description of the marks beside the rows.
     """
     sections, rest = divmod(memory.cell_pages, memory.section_pages)
     if sections and not rest:

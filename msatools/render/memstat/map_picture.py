@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A map of memory as a picture."""
+"""Draws a map of memory as a picture."""
 
 from dataclasses import dataclass, field
 
@@ -31,7 +31,7 @@ _LEFT, _TOP = 150, 84
 _BAND_GAP, _HOLE_GAP = 3, 14
 _ZONE_WIDTH, _LEGEND_WIDTH = 190, 430
 _TEXT_STEP = 20
-"""Lines of text from each other."""
+"""Distance of lines of text."""
 
 _ADDRESS_HEIGHT, _ADDRESS_STEP = 14, 36
 _TICK = 6
@@ -39,14 +39,14 @@ _STEP_WIDTH = 36
 _FRAME = "#bbbbbb"
 
 _FREE_PART = 0.28
-"""Strength of the palest colour, as a part of the full one."""
+"""Strength of the palest shade, as a fraction of the full colour."""
 
 
 def picture(memory: MemoryMap, page_size: int, release: str) -> Picture:
     """
     Draw a map, a legend, zones and addresses.
 
-    :param release: Of the kernel.
+    :param release: Release of the kernel.
     """
     drawing = _Drawing(memory, page_size)
     drawing.add_title(release)
@@ -62,30 +62,30 @@ class _Drawing:
     memory: MemoryMap
     page_size: int
     boxes: dict[str, list[Box]] = field(default_factory=lambda: {_FRAME: []})
-    """Frames are below what they are around."""
+    """Boxes by colour; frames come first, below the boxes that they surround."""
 
     labels: list[Label] = field(default_factory=list)
 
     def add_title(self, release: str) -> None:
         pages = int(self.memory.cells.counts.sum())
-        each = size(self.memory.cell_pages * self.page_size)
+        cell = size(self.memory.cell_pages * self.page_size)
         title = f"Physical memory of {release}: {size(pages * self.page_size)}"
         self.labels.append(Label(_LEFT, 28, title, size=20))
         row = size(self.memory.cell_pages * self.page_size * COLUMNS)
         sections = section_words(self.memory, COLUMNS, "at ticks", "at ticks")
-        words = f"{each} a cell, {row} a row; {sections}"
+        words = f"{cell} a cell, {row} a row; {sections}"
         self.labels.append(Label(_LEFT, 54, words, colour=GREY))
 
     def add_map(self) -> int:
-        """Draw rows and what stands beside them, and tell where they end."""
-        found = bands(self.memory, COLUMNS)
+        """Draw the rows, addresses and zones; return the y after them."""
+        all_bands = bands(self.memory, COLUMNS)
         shown = shades(self.memory)
-        height = _cell_height(sum(len(band.rows) for band in found))
+        height = _cell_height(sum(len(band.rows) for band in all_bands))
         y = _TOP
         self._add_ruler(y)
         step = _address_step(height)
         next_address = next_zone = y
-        for band in found:
+        for band in all_bands:
             start = y
             for row in band.rows:
                 if row.hole_pages:
@@ -108,10 +108,10 @@ class _Drawing:
         self.boxes.setdefault(colour, []).append(box)
 
     def _add_ruler(self, y: int) -> None:
-        each = section_columns(self.memory, COLUMNS)
-        if each is not None:
-            for at in range(0, COLUMNS, each):
-                x = _LEFT + at * _CELL_WIDTH
+        step = section_columns(self.memory, COLUMNS)
+        if step is not None:
+            for column in range(0, COLUMNS, step):
+                x = _LEFT + column * _CELL_WIDTH
                 self._add(GREY, Box(x, y - _TICK - 2, 1, _TICK))
 
     def _add_row(self, row: MapRow, shown: Shades, y: int, height: int) -> None:
@@ -127,7 +127,7 @@ class _Drawing:
         )
 
     def _add_zone(self, band: Band, start: int, end: int, lowest: int) -> int:
-        """Draw a bracket with a label, and tell where there is room for the next."""
+        """Draw a bracket with a label; return the lowest y for the next label."""
         x = _LEFT + _MAP_WIDTH + 8
         self._add(_FRAME, Box(x, start, 3, end - start))
         y = max((start + end) // 2, lowest + _TEXT_STEP // 2)
@@ -137,7 +137,7 @@ class _Drawing:
         return y + _TEXT_STEP // 2
 
     def add_legend(self) -> int:
-        """Draw the legend, and tell where it ends."""
+        """Draw the legend; return its end."""
         left = _LEFT + _MAP_WIDTH + _ZONE_WIDTH
         right = left + _LEGEND_WIDTH - 30
         y = _TOP
@@ -184,7 +184,7 @@ def _cell_height(rows: int) -> int:
 
 
 def _address_step(height: int) -> int:
-    """Choose how many rows there are from one address to the next."""
+    """Return the number of rows from one address to the next."""
     step = 1
     while step * height < _ADDRESS_STEP:
         step *= 2

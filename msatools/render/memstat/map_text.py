@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A map of memory on a terminal."""
+"""Draws a map of memory as text."""
 
 from collections.abc import Iterator
 
@@ -34,9 +34,9 @@ _Line = tuple[Cell, ...]
 def blocks(memory: MemoryMap, page_size: int) -> Iterator[Block]:
     """Yield a map and its legend."""
     memory = memory.at_most(COLUMNS * _ROWS)
-    each = size(memory.cell_pages * page_size)
+    cell = size(memory.cell_pages * page_size)
     yield text()
-    yield text(Span(f"Physical memory, {each} a cell", "title"))
+    yield text(Span(f"Physical memory, {cell} a cell", "title"))
     yield Chart(tuple(_lines(memory, page_size)))
     yield text()
     yield Chart(tuple(_legend(memory, page_size)))
@@ -44,12 +44,12 @@ def blocks(memory: MemoryMap, page_size: int) -> Iterator[Block]:
 
 def _lines(memory: MemoryMap, page_size: int) -> Iterator[_Line]:
     shown = shades(memory)
-    found = bands(memory, COLUMNS)
-    last = found[-1].rows[-1].pfn * page_size if found else 0
+    all_bands = bands(memory, COLUMNS)
+    last = all_bands[-1].rows[-1].pfn * page_size if all_bands else 0
     width = len(_address(last))
     ruler = _ruler(memory)
     margin = " " * (width + 2)
-    for band in found:
+    for band in all_bands:
         hole = band.rows[0].hole_pages
         if hole:
             yield _hole(margin, hole * page_size)
@@ -63,11 +63,11 @@ def _lines(memory: MemoryMap, page_size: int) -> Iterator[_Line]:
 
 
 def _ruler(memory: MemoryMap) -> str:
-    """Mark where sections begin, if some do within a row."""
-    each = section_columns(memory, COLUMNS)
-    if each is None:
+    """Return a line that marks the starts of sections, if they are within a row."""
+    step = section_columns(memory, COLUMNS)
+    if step is None:
         return ""
-    return "".join(" " if at % each else "|" for at in range(COLUMNS))
+    return "".join(" " if column % step else "|" for column in range(COLUMNS))
 
 
 def _hole(margin: str, amount: int) -> _Line:
@@ -79,11 +79,11 @@ def _address(address: int) -> str:
 
 
 def _marks(row: Iterator[MapRun]) -> Iterator[Cell]:
-    at = 0
+    end = 0
     for run in row:
-        if run.column > at:
-            yield _NO_CELL * (run.column - at)
-        at = run.column + run.length
+        if run.column > end:
+            yield _NO_CELL * (run.column - end)
+        end = run.column + run.length
         style = LOOKS[run.code]
         if not run.level:
             dots = _FREE_LETTER * run.length

@@ -3,10 +3,9 @@
 """
 Styles of the classes of pages on a map.
 
-Blues are for users, greens for the page cache, warm colours for the kernel, greys for
-what is nobody's. Hues and lightness are chosen so that the classes which take most of
-a machine's memory are told apart by people with any kind of colour vision, and show on
-dark ground and on light.
+Blue is for users, green for the page cache, warm colours for the kernel, grey for pages
+without a user. Hues and lightness are chosen so that the largest classes are distinct
+with any kind of colour vision, and visible on dark and light backgrounds.
 """
 
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ class Style:
     """Style of the cells of a class."""
 
     letter: str
-    """Where there are no colours; a lower-case one stands for the same class."""
+    """Letter without colours; lower case for a pale cell of the same class."""
 
     colour: str
-    """``#rrggbb``"""
+    """``#rrggbb``."""
 
 
 FREE_COLOUR = "#ecece8"
@@ -64,16 +63,16 @@ LOOKS: dict[int, Style] = {
 
 def mix(colour: str, ground: str, part: float) -> str:
     """
-    Lay a colour over another.
+    Return the mix of a colour and its background.
 
-    :param part: How much of it covers, 0 to 1.
+    :param part: Opacity of the colour, 0 to 1.
 
     >>> mix("#000000", "#ffffff", 0.2)
     '#cccccc'
     """
     pairs = zip(_parts(colour), _parts(ground), strict=True)
     mixed = (round(part * over + (1 - part) * under) for over, under in pairs)
-    return "#" + "".join(f"{each:02x}" for each in mixed)
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)
 
 
 def _parts(colour: str) -> tuple[int, ...]:

@@ -32,11 +32,11 @@ class Box:
 
 @dataclass(frozen=True)
 class Label:
-    """A line of text, which printers escape as their format needs it."""
+    """A line of text; each format escapes it as needed."""
 
     x: int
     y: int
-    """Of its middle."""
+    """y of its middle."""
 
     text: str
     size: int = 13
@@ -46,12 +46,12 @@ class Label:
 
 @dataclass(frozen=True)
 class Picture:
-    """Boxes by colour, the first at the bottom, and text over them."""
+    """Boxes by colour, the first at the bottom, and labels on top."""
 
     width: int
     height: int
     boxes: Mapping[str, Sequence[Box]]
-    """By ``#rrggbb``; those of one colour do not overlap."""
+    """Boxes by ``#rrggbb``; boxes of one colour do not overlap."""
 
     labels: Sequence[Label]
 
@@ -91,7 +91,7 @@ def _svg_text(label: Label) -> str:
 
 
 _SCALE = 2
-"""Pixels of the file for one of the picture, so that text is sharp."""
+"""Pixels of a PNG for one pixel of the picture, so that text is sharp."""
 
 _ANCHORS = {"start": "lm", "middle": "mm", "end": "rm"}
 
@@ -101,7 +101,7 @@ def png(picture: Picture) -> bytes:
 
     :raises ModuleNotFoundError: if Pillow is not installed
     """
-    # It takes long to import, and may be missing.
+    # Pillow is slow to import, and may be missing.
     from PIL import Image, ImageDraw
 
     size = (picture.width * _SCALE, picture.height * _SCALE)
@@ -110,7 +110,7 @@ def png(picture: Picture) -> bytes:
     for colour, boxes in picture.boxes.items():
         for box in boxes:
             x, y = box.x * _SCALE, box.y * _SCALE
-            # Pillow's boxes have their last pixel within.
+            # Pillow's coordinates of the last pixel are inclusive.
             last = (x + box.width * _SCALE - 1, y + box.height * _SCALE - 1)
             draw.rectangle(((x, y), last), fill=colour)
     for label in picture.labels:
@@ -123,7 +123,7 @@ def png(picture: Picture) -> bytes:
 def _png_text(draw: "ImageDraw.ImageDraw", label: Label) -> None:
     from PIL import ImageFont
 
-    # The font that comes with Pillow has the letters of ASCII.
+    # The font of Pillow has only ASCII.
     words = escape(label.text).encode("ascii", "replace").decode()
     draw.text(
         (label.x * _SCALE, label.y * _SCALE),

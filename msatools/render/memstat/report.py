@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""memstat's report as tables."""
+"""Renders memstat's report as tables."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,11 +18,11 @@ _VMALLOC_ROWS = 20
 
 def blocks(report: MemstatReport, top: int | None = None) -> Iterator[Block]:
     """
-    Yield what ``msa-memstat`` shows of a report.
+    Yield the blocks of an ``msa-memstat`` report.
 
-    :param top: How many groups to show of each break-down; all, if not given.
+    :param top: Maximum groups of each break-down; all if not given.
     """
-    # Callers of vmalloc are listed if more detail was asked for.
+    # -v requests the callers of vmalloc.
     verbose = report.vmalloc is not None
     yield from header(report.target, *_facts(report), verbose=verbose)
     yield _classes(report)
@@ -96,7 +96,7 @@ def _columns(report: MemstatReport) -> Iterator[Column]:
 
 
 class _Lines:
-    """The lines of the table of classes."""
+    """Makes the lines of the table of classes."""
 
     def __init__(self, report: MemstatReport) -> None:
         self._report = report

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The rows of memstat's tables: what the classes are called, and their order."""
+"""The rows of memstat's tables: labels and order of the classes."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class ClassRow:
     name: str
     label: str
     counter: str = ""
-    """Label for the counter of the check of the same name, if not its name."""
+    """Label of the counter that the class is checked against, if not its name."""
 
     always: bool = True
     """Whether the line is shown even without pages."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The pages that no owner explains, as tables."""
+"""Renders the pages without a known owner as tables."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,9 +20,9 @@ def blocks(
     groups: Sequence[UnattributedGroup], page_size: int, top: int | None
 ) -> Iterator[Block]:
     """
-    Yield what ``--unattributed`` adds to a report.
+    Yield the blocks that ``--unattributed`` adds to a report.
 
-    :param top: Rows to show at most of each class.
+    :param top: Maximum rows of each class.
     """
     for name in dict.fromkeys(group.class_name for group in groups):
         mine = [group for group in groups if group.class_name == name]
@@ -82,5 +82,5 @@ def _contents(group: UnattributedGroup) -> Cell:
     if group.owner is None:
         return group.content
     words = f"{group.content} {group.owner}"
-    # A module that forgets pages is what people look for here.
+    # A module that leaks pages is the usual reason to use this option.
     return Span(words, "warn") if group.content == "module" else words

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The columns of prstat's tables: how each cell is written, how well it is known."""
+"""The columns of prstat's tables: their cells, with marks of accuracy."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,15 +28,15 @@ _PATH_WIDTH = 28
 
 @dataclass(frozen=True)
 class TaskContext:
-    """Inputs of cells beside their row."""
+    """Inputs of cells in addition to their row."""
 
     names: bool
-    """Whether users have names: on the machine itself only."""
+    """Whether user names can be looked up: only on the machine itself."""
 
     per_thread: bool
     precise_cputime: bool
     full: bool
-    """Whether not to cut long cells."""
+    """Whether to show long cells in full."""
 
 
 def context(report: PrstatReport, full: bool) -> TaskContext:
@@ -53,7 +53,7 @@ Write = Callable[[TaskRow, TaskContext], Cell]
 
 
 def make_columns(names: tuple[str, ...], report: PrstatReport) -> tuple[Column, ...]:
-    """Return the headers of some columns."""
+    """Return the columns of some names."""
     return tuple(
         Column(_header(name, report), "left" if name in _LEFT else "right")
         for name in names
@@ -69,7 +69,7 @@ def _header(name: str, report: PrstatReport) -> str:
 
 
 def write(name: str, row: TaskRow, about: TaskContext) -> Cell:
-    """Write one cell."""
+    """Return one cell."""
     return _WRITERS[name](row, about)
 
 
@@ -84,14 +84,14 @@ def _size(value: int | None) -> str:
 
 
 def _marked(mark: str, text: str) -> str:
-    # A bound or estimate of what is nothing at this precision is exact.
+    # A bound or estimate that rounds to 0 is exact at this precision.
     return text if text in ("0.0", NOT_KEPT) else mark + text
 
 
 def _part(ns: int, row: TaskRow) -> str:
-    """Write a time as a share of all that a row's threads have lived.
+    """Return a time as a share of the lifetime of all threads of a row.
 
-    As prstat -m does: so the shares of a process make 100, however many threads it has.
+    As in prstat -m: the shares of a process sum to 100 for any number of threads.
     """
     spent = row.user_ns + row.system_ns + row.latency_ns
     return share(ns, spent + row.off_cpu_ns + row.zombie_ns)
@@ -110,7 +110,7 @@ def _latency(row: TaskRow, _: TaskContext) -> str:
 def _off(row: TaskRow, _: TaskContext) -> str:
     text = _part(row.off_cpu_ns, row)
     is_lower = row.latency_bound == "upper"
-    # What is all there can be, at this precision, is no bound.
+    # If latency rounds to 0, the rest is not a bound but exact.
     is_whole = _part(row.latency_ns, row) == "0.0"
     return (LOWER if is_lower and not is_whole else "") + text
 
@@ -124,7 +124,7 @@ def _wait(get: Callable[[Waited], int]) -> Write:
             return _marked(ESTIMATE, text)
         if _part(row.waited.untold_ns, row) == "0.0":
             return text
-        # All that nothing tells may have been this.
+        # The time with unknown cause may have been this.
         return NOT_KEPT if text == "0.0" else LOWER + text
 
     return write_wait
@@ -134,10 +134,10 @@ def _fault(get: Callable[[Waited], int]) -> Write:
     write_wait = _wait(get)
 
     def write_fault(row: TaskRow, about: TaskContext) -> Cell:
-        found = write_wait(row, about)
+        text = write_wait(row, about)
         most = _longest_faults(row)
-        if most is None or (found != NOT_KEPT and not str(found).startswith(LOWER)):
-            return found
+        if most is None or (text != NOT_KEPT and not str(text).startswith(LOWER)):
+            return text
         return _marked(UPPER, _part(min(most, row.off_cpu_ns), row))
 
     return write_fault
@@ -152,14 +152,14 @@ def _longest_faults(row: TaskRow) -> int | None:
 
 
 def _sleep_rest(row: TaskRow, _: TaskContext) -> str:
-    """Write what is left of the time off the CPU."""
+    """Return the rest of the time off the CPU."""
     waited = row.waited
     if waited is None:
         return NOT_KEPT
     rest = row.off_cpu_ns - waited.code_faults_ns - waited.data_faults_ns
     text = _part(rest - waited.locks_ns - waited.stopped_ns, row)
     if _part(waited.untold_ns, row) != "0.0":
-        # What nothing tells may have been something else.
+        # The time with unknown cause may have been something else.
         return _marked(UPPER, text)
     return _marked(ESTIMATE, text) if waited.is_estimate else text
 
@@ -175,7 +175,7 @@ def _on(row: TaskRow, about: TaskContext) -> str:
 
 
 def _with_short_paths(on: WaitTarget) -> WaitTarget:
-    """Cut the beginning of long paths, a socket's too: all else has a limit."""
+    """Cut the beginning of long paths, also of sockets; other texts are short."""
     paths = {"path": on.path, "local": on.local, "peer": on.peer}
     short = {
         name: f"...{path[3 - _PATH_WIDTH :]}"
@@ -307,7 +307,7 @@ _WRITERS: Mapping[str, Write] = {
 }
 
 COLUMNS = tuple(_WRITERS)
-"""All columns that there are."""
+"""Names of all columns."""
 
 _LEFT = frozenset(
     ("USER", "STATE", "COMMAND", "PROCESS/NLWP", "CGROUP", "NOW", "ON", "OFF-BY")

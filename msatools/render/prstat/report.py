@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""prstat's report as tables."""
+"""Renders prstat's report as tables."""
 
 from collections.abc import Iterator, Sequence
 from typing import overload
@@ -37,7 +37,7 @@ DEFAULT = (
     *("NOW", "FOR", "PROCESS/NLWP"),
 )
 MICROSTATES = ("PID", "USR", "SYS", "TRP", "TFL", "DFL", "LCK", "SLP", "LAT")
-"""As prstat -m has them on Solaris."""
+"""Columns of prstat -m on Solaris."""
 
 SLEEPS = ("IOW", "BLK", "INT", "COV")
 DELAYS = ("BIO", "SWP", "RCL", "THR", "CMP", "COW", "IRQ")
@@ -68,12 +68,12 @@ def blocks(
     rows: int | None = None,
     verbose: bool = False,
 ) -> Iterator[Block]:
-    """Yield what ``msa-prstat`` shows of a report.
+    """Yield the blocks of an ``msa-prstat`` report.
 
-    :param microstates: Whether to show where time went (``-m``).
-    :param columns: Those to show, if others than usual.
-    :param rows: How many rows, or groups, were asked for; else an interval shows the
-        first :data:`INTERVAL_ROWS` rows.
+    :param microstates: Whether to show the microstates (``-m``).
+    :param columns: Columns to show, if not the default.
+    :param rows: Number of rows or groups; if not given, an interval shows the first
+        :data:`INTERVAL_ROWS` rows.
     """
     if report.why is not None:
         yield from _why(report.why)
@@ -111,7 +111,7 @@ def blocks(
 
 
 def folded(report: PrstatReport, weight: str) -> Iterator[Text]:
-    """Yield stacks as flame graph tools take them, outermost function first.
+    """Yield stacks in the input format of flame graph tools, outermost first.
 
     :param weight: ``age``: microseconds of all waits; ``count``: threads.
     """
@@ -122,13 +122,13 @@ def folded(report: PrstatReport, weight: str) -> Iterator[Text]:
             by_comm[comm] = by_comm.get(comm, 0) + amount
         frames = ";".join(reversed(group.frames))
         for comm, amount in by_comm.items():
-            # These two characters are the format's own.
+            # The format reserves these two characters.
             name = comm.replace(";", ":").replace(" ", "_")
             yield text(f"{name};{frames} {amount}")
 
 
 class _Cells(Sequence[Sequence[Cell]]):
-    """Rows of cells, written when they are asked for: there may be very many."""
+    """Rows of cells, made on access: there may be very many."""
 
     def __init__(
         self, rows: Sequence[TaskRow], names: tuple[str, ...], about: TaskContext
@@ -144,15 +144,15 @@ class _Cells(Sequence[Sequence[Cell]]):
         return map(self._cells, self._rows)
 
     @overload
-    def __getitem__(self, place: int) -> Sequence[Cell]: ...
+    def __getitem__(self, index: int) -> Sequence[Cell]: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Sequence[Cell]]: ...
+    def __getitem__(self, index: slice) -> Sequence[Sequence[Cell]]: ...
     def __getitem__(
-        self, place: int | slice
+        self, index: int | slice
     ) -> Sequence[Cell] | Sequence[Sequence[Cell]]:
-        if isinstance(place, slice):
-            return _Cells(self._rows[place], self._names, self._about)
-        return self._cells(self._rows[place])
+        if isinstance(index, slice):
+            return _Cells(self._rows[index], self._names, self._about)
+        return self._cells(self._rows[index])
 
     def _cells(self, row: TaskRow) -> Sequence[Cell]:
         return [write(name, row, self._about) for name in self._names]
@@ -161,7 +161,7 @@ class _Cells(Sequence[Sequence[Cell]]):
 def _names(
     report: PrstatReport, microstates: bool, shown: Sequence[TaskRow]
 ) -> tuple[str, ...]:
-    """Return the columns, by the options and by what the kernel keeps.
+    """Return the default columns for the options and the kernel's accounting.
 
     :param shown: The rows; a task may have stopped and continued in an interval.
     """
@@ -182,7 +182,7 @@ def _names(
     elif report.accounting.schedstats:
         names += SLEEPS
     if report.accounting.delayacct and report.interval_ns is None:
-        # Those that this kernel has; the first thread that has any tells.
+        # All threads have the same delays: those of this kernel.
         split = next((r.breakdown for r in report.tasks if r.breakdown), None)
         kept = set(split.delays) if split else set()
         names += tuple(name for name in DELAYS if DELAY_OF[name] in kept)
@@ -237,7 +237,7 @@ _TASKS_LOST = ("tasks_unreadable", "lists_broken")
 
 def _nobody(report: PrstatReport) -> Text:
     """Return the line for a selection that matches no task."""
-    # A list that breaks off may hide them all.
+    # A broken list may hide all of them.
     left_out = any(report.coverage.get(key) for key in _TASKS_LOST)
     among = " among the tasks that could be read" if left_out else ""
     return text(f"No task of those that were asked for{among}.")
@@ -253,20 +253,20 @@ _TITLES = {
 
 
 def _all_groups(report: PrstatReport, limit: int | None) -> Iterator[Block]:
-    """Yield the tables of all groups that were asked for.
+    """Yield the tables of all requested groups.
 
-    :param limit: How many of each at most.
+    :param limit: Maximum groups of each table.
     """
-    asked = (("user", report.users), ("cgroup", report.cgroups))
-    for kind, groups in (*asked, *(report.by or {}).items()):
+    requested = (("user", report.users), ("cgroup", report.cgroups))
+    for kind, groups in (*requested, *(report.by or {}).items()):
         if groups is None:
             continue
         shown = groups[:limit]
         if kind == "class":
             yield _by_class([group for group in shown if isinstance(group, ClassGroup)])
         else:
-            found = [group for group in shown if isinstance(group, TaskGroup)]
-            yield _groups(report, found, _TITLES[kind])
+            of_tasks = [group for group in shown if isinstance(group, TaskGroup)]
+            yield _groups(report, of_tasks, _TITLES[kind])
         yield from _more(len(groups), limit)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Zombies by parent, by what else they have in common, one by one; and their heirs."""
+"""Renders zombies by parent, by another key, singly, and by heir."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -28,13 +28,13 @@ from msatools.zombies.exit_status import ending
 from msatools.zombies.model import Heir, Zombie, ZombieGroup, ZombiesReport
 
 GROUPS = 10
-"""Groups shown by default."""
+"""Default number of groups."""
 
 _EXPLAINED = 3
-"""Groups shown with their evidence by default."""
+"""Default number of groups with their evidence."""
 
 KEYS = 20
-"""Users, control groups or the like shown by default."""
+"""Default number of users, control groups or other keys."""
 
 _VERDICTS = 3
 _INDENT = "    "
@@ -43,22 +43,22 @@ Key = Literal["verdict", "cgroup", "user", "namespace"]
 
 
 def has_names(report: ZombiesReport) -> bool:
-    """Return whether users have names: on the machine itself only."""
+    """Return whether user names can be looked up: only on the machine itself."""
     return report.target.kind == "kcore"
 
 
 def by_parent(
     report: ZombiesReport, rows: int | None, verbose: bool
 ) -> Iterator[Block]:
-    """Yield the groups, and under the largest why, what they are and what to do."""
+    """Yield the groups; the largest with evidence, owners and advice."""
     groups = report.groups
     shown = groups[:rows] if rows or verbose else groups[:GROUPS]
     explained = len(shown) if rows or verbose else _EXPLAINED
     head, *lines = plain.lines(_table(shown, report, verbose))
     yield Text(head)
-    for place, (group, cells) in enumerate(zip(shown, lines, strict=True)):
+    for index, (group, cells) in enumerate(zip(shown, lines, strict=True)):
         yield Text(cells)
-        if place < explained:
+        if index < explained:
             belongings = belongings_text(group, has_names(report), verbose)
             yield from explanation(group, verbose, belongings)
     yield from more(len(groups) - len(shown), "group")
@@ -95,7 +95,7 @@ def _table(
 def explanation(
     group: ZombieGroup, verbose: bool, belongings: str = ""
 ) -> Iterator[Text]:
-    """Yield the evidence, how the dead ended and whose they are, and the advice."""
+    """Yield the evidence, exit statuses and owners of a group, and the advice."""
     if words := evidence_text(group):
         yield line(_INDENT, words)
     if verbose:
@@ -107,7 +107,7 @@ def explanation(
 
 
 def _verdicts(groups: Sequence[ZombieGroup]) -> Text:
-    """Sum up why, as not all groups are shown."""
+    """Return the counts of verdicts over all groups."""
     counts: Counter[str] = Counter()
     for group in groups:
         counts[group.verdict] += group.count
@@ -128,12 +128,12 @@ _HEADERS = {
 def tally(
     key: Key, report: ZombiesReport, rows: int | None, verbose: bool
 ) -> Iterator[Block]:
-    """Yield how many zombies have something in common, and of how many parents."""
-    of = _key(key, has_names(report))
-    found: dict[str, list[Zombie]] = {}
+    """Yield the number of zombies and parents for each value of a key."""
+    value_of = _key(key, has_names(report))
+    by_value: dict[str, list[Zombie]] = {}
     for zombie in report.zombies:
-        found.setdefault(of(zombie), []).append(zombie)
-    ranked = sorted(found.items(), key=lambda each: (-len(each[1]), each[0]))
+        by_value.setdefault(value_of(zombie), []).append(zombie)
+    ranked = sorted(by_value.items(), key=lambda item: (-len(item[1]), item[0]))
     shown = ranked[:rows] if rows or verbose else ranked[:KEYS]
     columns = (
         Column("COUNT", "right"),
@@ -160,7 +160,7 @@ def _key(key: Key, names: bool) -> Callable[[Zombie], str]:
 def _tallied(
     key: Key, name: str, zombies: Sequence[Zombie], most: int | None
 ) -> Sequence[Cell]:
-    parents = Counter((each.ppid, each.parent_comm) for each in zombies)
+    parents = Counter((zombie.ppid, zombie.parent_comm) for zombie in zombies)
     ((largest, count),) = parents.most_common(1)
     words = process_text(*largest)
     if len(parents) > 1:
@@ -181,7 +181,7 @@ def _tallied(
 
 
 def each_zombie(report: ZombiesReport, rows: int | None) -> Iterator[Block]:
-    """Yield a row a zombie."""
+    """Yield a table with a row for each zombie."""
     names = has_names(report)
     columns = (
         Column("PID", "right"),
@@ -218,13 +218,13 @@ def _row(zombie: Zombie, names: bool) -> Sequence[Cell]:
 
 
 def namespace_text(zombie: Zombie) -> str:
-    """Write a PID namespace, and the PID there if it is another than outside."""
+    """Return a PID namespace, and the PID there if it is different."""
     within = "" if zombie.ns_pid is None else f" (PID {zombie.ns_pid})"
     return number_text(zombie.namespace) + within
 
 
 def parent_text(pid: int, comm: str | None, group: ZombieGroup | None) -> str:
-    """Write a parent, its state, and since when it is in it."""
+    """Return a parent, its state, and the time since it entered the state."""
     words = process_text(pid, comm)
     if group is None or group.parent_state is None:
         return words
@@ -244,7 +244,7 @@ _REAPS = {
 def heirs_tree(
     report: ZombiesReport, rows: int | None, verbose: bool
 ) -> Iterator[Block]:
-    """Yield heirs, and under each the parents whose dead it would inherit."""
+    """Yield heirs, and below each the parents whose zombies it would inherit."""
     if not report.heirs:
         yield text("Who would inherit them is not known.")
         return

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The limits that zombies count against, and how near each is."""
+"""Renders the limits that zombies count against, and their usage."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ from msatools.zombies.model import Limit, ZombieGroup
 
 _LIMITS = 8
 _BAR = 20
-_WORTH_TELLING = 10
+_MIN_PERCENT = 10
 """Percentage used from which every limit is shown, not only the nearest of its kind."""
 
 _MATTERS = 10
-"""A group matters to a limit if it has at least one in so many of what is used."""
+"""A group matters to a limit if it is at least 1/N of the usage."""
 
 _LEGEND = "[# dead  = others  . left]"
 
@@ -26,9 +26,9 @@ _LEGEND = "[# dead  = others  . left]"
 def limits_table(
     limits: Sequence[Limit], *, interval: bool, verbose: bool
 ) -> Iterator[Block]:
-    """Yield limits, the nearest first, and those that are none if *verbose*."""
+    """Yield limits, the nearest first, and unlimited ones if *verbose*."""
     wanted = [limit for limit in limits if verbose or limit.max is not None]
-    shown = wanted if verbose else _telling(wanted)
+    shown = wanted if verbose else _important(wanted)
     if not shown:
         return
     columns = [
@@ -46,16 +46,16 @@ def limits_table(
         yield line(Span(words, "dim"))
 
 
-def _telling(limits: Sequence[Limit]) -> Sequence[Limit]:
-    """Choose the nearest of each sort, and others of which a part is used."""
-    sorts: dict[str, int] = {}
-    for place, limit in enumerate(limits):
-        sorts.setdefault(limit.name, place)
-    places = set(sorts.values())
-    for place, limit in enumerate(limits):
-        if len(places) < _LIMITS and _share(limit) >= _WORTH_TELLING:
-            places.add(place)
-    return [limits[place] for place in sorted(places)]
+def _important(limits: Sequence[Limit]) -> Sequence[Limit]:
+    """Return the nearest limit of each kind, and others that are partly used."""
+    nearest_of_kind: dict[str, int] = {}
+    for index, limit in enumerate(limits):
+        nearest_of_kind.setdefault(limit.name, index)
+    chosen = set(nearest_of_kind.values())
+    for index, limit in enumerate(limits):
+        if len(chosen) < _LIMITS and _share(limit) >= _MIN_PERCENT:
+            chosen.add(index)
+    return [limits[index] for index in sorted(chosen)]
 
 
 def _share(limit: Limit) -> int:
@@ -88,10 +88,10 @@ def _percent(limit: Limit) -> Cell:
 
 def bar(limit: Limit) -> str:
     """
-    Draw how much of a limit the dead use, the others, and nobody.
+    Draw the parts of a limit that zombies use, that others use, and that are left.
 
-    Nothing is drawn of what has no end. What there is, however little, takes a cell;
-    what is left does, too.
+    The bar of an unlimited resource is empty. A used or left part that is not zero has
+    at least one cell.
     """
     if limit.used is None or limit.max is None:
         return ""
@@ -107,22 +107,22 @@ def _cells(number: int, most: int) -> int:
 
 
 def nearest(group: ZombieGroup, limits: Sequence[Limit]) -> Cell:
-    """Write the nearest of the limits that a group matters to."""
-    found: Limit | None = None
+    """Return the nearest of the limits that a group matters to."""
+    closest: Limit | None = None
     share = -1.0
     for limit in limits:
         used, most = limit.used, limit.max
         if used is None or most is None or group.count * _MATTERS < used:
             continue
-        if _share(limit) < _WORTH_TELLING:
+        if _share(limit) < _MIN_PERCENT:
             continue
-        of_it = used / most if most else 1.0
-        if of_it > share and _counts(group, limit):
-            found, share = limit, of_it
-    if found is None or found.used is None or found.max is None:
+        used_share = used / most if most else 1.0
+        if used_share > share and _counts(group, limit):
+            closest, share = limit, used_share
+    if closest is None or closest.used is None or closest.max is None:
         return ""
-    percent = percent_used(found.used, found.max)
-    return Span(f"{found.name} {percent} %", share_style(found.used, found.max))
+    percent = percent_used(closest.used, closest.max)
+    return Span(f"{closest.name} {percent} %", share_style(closest.used, closest.max))
 
 
 def _counts(group: ZombieGroup, limit: Limit) -> bool:
@@ -130,11 +130,11 @@ def _counts(group: ZombieGroup, limit: Limit) -> bool:
     if limit.name == "pids.max":
         below = limit.scope.rstrip("/") + "/"
         return any(f"{path}/".startswith(below) for path in group.cgroups)
-    # As in "uid 1000 of user_ns 4026531837".
+    # For example "uid 1000 of user_ns 4026531837".
     number = re.search(r"\d+", limit.scope)
     if number is None:
         return True
     if limit.name == "RLIMIT_NPROC":
         return int(number.group()) in group.uids
-    # A process counts in its PID namespace and all above it; the first is above all.
+    # A process counts in its PID namespace and all its ancestors.
     return int(number.group()) in (INITIAL_NAMESPACE, *group.namespaces)

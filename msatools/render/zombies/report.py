@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The report of msa-zombies: who does not reap, why, and what it uses up."""
+"""Renders the report of msa-zombies: parents that do not reap, causes and limits."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -44,10 +44,10 @@ def blocks(
     verbose: bool = False,
     some: bool = False,
 ) -> Iterator[Block]:
-    """Yield what ``msa-zombies`` shows of a report.
+    """Yield the blocks of an ``msa-zombies`` report.
 
-    :param rows: How many groups, rows or parents, if others than usual.
-    :param some: Whether some zombies were asked for, and not all.
+    :param rows: Number of groups, rows or parents, if not the default.
+    :param some: Whether only some zombies were requested.
     """
     yield from header(report.target, *_facts(report), verbose=verbose)
     if report.asked is not None:
@@ -57,7 +57,7 @@ def blocks(
         yield from _leaks(report.leaks, rows, verbose)
     elif not report.zombies:
         asked = " of those that were asked for" if some else ""
-        # A list that breaks off may hide them all.
+        # A broken list may hide all of them.
         left_out = any(report.coverage.get(key) for key in _TASKS_LOST)
         among = " among the tasks that could be read" if left_out else ""
         yield line(f"No zombie{asked}{among}.")
@@ -118,7 +118,7 @@ _TASKS_LOST = ("tasks_unreadable", "lists_broken")
 
 def _foot(report: ZombiesReport, verbose: bool) -> Iterator[Text]:
     lost = losses(report)
-    # What was read of one task is not worth a line.
+    # The coverage of a single task needs no line.
     if report.asked is None or lost or verbose:
         coverage = report.coverage
         scanned = coverage.get("tasks_scanned", coverage.get("tasks", 0))
@@ -134,7 +134,7 @@ def _foot(report: ZombiesReport, verbose: bool) -> Iterator[Text]:
 
 
 def _task(task: TaskAsked, report: ZombiesReport, verbose: bool) -> Iterator[Text]:
-    group = next((each for each in report.groups if task.pid in each.pids), None)
+    group = next((group for group in report.groups if task.pid in group.pids), None)
     parent = parent_text(task.ppid, task.parent_comm, group)
     name = f"{task.pid} {task.comm}"
     if task.verdict is None:
@@ -143,7 +143,7 @@ def _task(task: TaskAsked, report: ZombiesReport, verbose: bool) -> Iterator[Tex
         hint = f"--parent {task.pid} tells of its children that are"
         yield line("    ", Span(hint, "dim"))
         return
-    zombie = next((each for each in report.zombies if each.pid == task.pid), None)
+    zombie = next((row for row in report.zombies if row.pid == task.pid), None)
     age = dead_for(task.age_ns, zombie.age_bound if zombie else "estimate")
     words = f"  a zombie for {age}: {WHY[task.verdict]} ({task.verdict}); parent "
     yield line(Span(name, "title"), words, parent)
@@ -154,7 +154,7 @@ def _task(task: TaskAsked, report: ZombiesReport, verbose: bool) -> Iterator[Tex
 
 
 def _about(zombie: Zombie, names: bool) -> str:
-    """Write how a zombie ended, whose it is, and who else keeps it."""
+    """Return a zombie's exit status, owners, and what else keeps it."""
     parts = [
         f"ended with {endings_text({ending(zombie.exit_code): 1})}",
         f"user {user(zombie.uid, names)}",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Zombies, their parents and why they are there, in a few words."""
+"""Describes zombies, their parents and the causes in a few words."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -32,10 +32,10 @@ WHY: Mapping[Verdict, str] = {
     "never-waits": "never waits for children",
     "unknown": "not known",
 }
-"""Verdicts in words."""
+"""Maps verdicts to their descriptions."""
 
 INITIAL_NAMESPACE = 4026531836
-"""The inode number of the first PID namespace (PROC_PID_INIT_INO, since 3.8)."""
+"""Inode number of the initial PID namespace (PROC_PID_INIT_INO, since v3.8)."""
 
 _FEW = 3
 _WHY_WIDTH = 40
@@ -48,25 +48,25 @@ _DISPOSITIONS = {
 
 
 def process_text(pid: int, comm: str | None) -> str:
-    """Write a process by its number and name; 0 is one that is not known."""
+    """Return the PID and name of a process; PID 0 stands for an unknown one."""
     if not pid:
         return NOT_KEPT
     return str(pid) if comm is None else f"{pid} {comm}"
 
 
 def dead_for(age_ns: int, bound: str = "estimate") -> str:
-    """Write how long a task has been dead, and how well that is known."""
+    """Return the time since a task died, with the mark of its accuracy."""
     return BOUND_MARKS.get(bound, ESTIMATE) + duration(age_ns)
 
 
 def dead_for_range(least_ns: int, most_ns: int) -> str:
-    """Write for how long some tasks have been dead."""
+    """Return the range of times since some tasks died."""
     least, most = dead_for(least_ns), dead_for(most_ns)
     return least if least == most else f"{least}..{most}"
 
 
 def why_text(group: ZombieGroup, verbose: bool = False) -> str:
-    """Write a verdict on a group, and who or what is to blame where that is another."""
+    """Return the verdict on a group, with the tracer or root cause if there is one."""
     words, evidence = WHY[group.verdict], group.evidence
     if group.verdict == "traced" and evidence.tracer is not None:
         return f"tracer {evidence.tracer} must wait first"
@@ -84,13 +84,13 @@ def share_style(used: int, most: int) -> Style | None:
 
 
 def percent_used(used: int, most: int) -> int:
-    """Return the percentage of a limit that is used, 100 only if nothing is left."""
+    """Return the used percentage of a limit; 100 only if nothing is left."""
     return 100 * used // most if most > 0 else 100
 
 
 def endings_text(endings: Mapping[str, int], most: int | None = None) -> str:
-    """Write how many ended in which way, the most frequent first."""
-    ways = sorted(endings.items(), key=lambda each: -each[1])
+    """Return exit statuses with their counts, the most frequent first."""
+    ways = sorted(endings.items(), key=lambda item: -item[1])
     texts = [f"status {name}" if name.isdigit() else name for name, _ in ways]
     if len(ways) == 1:
         return texts[0]
@@ -98,16 +98,16 @@ def endings_text(endings: Mapping[str, int], most: int | None = None) -> str:
 
 
 def few(texts: Sequence[str], most: int | None = _FEW) -> str:
-    """Write some of many, all if there is no *most*."""
+    """Join the first *most* texts, or all if None."""
     shown = texts if most is None else texts[:most]
     left = len(texts) - len(shown)
     return ", ".join(shown) + (f" +{left:,}" if left else "")
 
 
 def belongings_text(group: ZombieGroup, names: bool, verbose: bool) -> str:
-    """Write how the dead of a group ended, and whose they are.
+    """Return the exit statuses and owners of a group's zombies.
 
-    :param names: Whether users have names here.
+    :param names: Whether to look up user names.
     """
     most = None if verbose else _FEW
     parts = (
@@ -126,7 +126,7 @@ def belongings_text(group: ZombieGroup, names: bool, verbose: bool) -> str:
 
 
 def evidence_lines(evidence: Evidence, indent: str) -> Iterator[Text]:
-    """Yield all that a verdict stands on, below its one line."""
+    """Yield all the evidence of a verdict."""
     for words in (_sigchld(evidence), _masks(evidence), _relations(evidence)):
         if words:
             yield line(indent, words)
@@ -177,9 +177,9 @@ def _relations(evidence: Evidence) -> str:
 
 
 def evidence_text(group: ZombieGroup) -> str:
-    """Write evidence in one line, with what the first of the threads is doing.
+    """Return the evidence in one line, with what the first thread is doing.
 
-    It is not the parent whose threads keep a dead leader.
+    The thread is left out if a zombie's own threads keep it: it is not theirs.
     """
     evidence = group.evidence
     if not evidence.threads or group.verdict == "leader-exited":
@@ -208,5 +208,5 @@ def _thread(thread: ParentThread) -> Sequence[Cell]:
 
 
 def zombies_text(count: int) -> str:
-    """Write how many zombies there are."""
+    """Return the number of zombies as text."""
     return plural(count, "zombie")
