@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is asked for, of a report of all CPUs. Pure."""
+"""Select the requested part of a report of all CPUs. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,14 +14,14 @@ from msatools.target.errors import TargetError
 
 
 class NoSuchCpuError(TargetError):
-    """A CPU or a set that was named is not there."""
+    """A requested CPU or set does not exist."""
 
 
 def choose(report: CpusReport, options: CpusOptions) -> CpusReport:
     """
-    Return what the options ask for of a report that has everything.
+    Return the part of a complete report that the options ask for.
 
-    :raises NoSuchCpuError: if the report lacks a CPU or a set that they name
+    :raises NoSuchCpuError: if a requested CPU or set is not in the report
     """
     report = report if options.tasks else _without_tasks(report)
     numbers = [row.cpu for row in report.cpus]
@@ -38,14 +38,14 @@ def choose(report: CpusReport, options: CpusOptions) -> CpusReport:
     return replace(
         report,
         cpus=tuple(row for row in report.cpus if row.cpu in wanted),
-        sets=tuple(each for each in report.sets if is_all or wanted & {*each.cpus}),
+        sets=tuple(one for one in report.sets if is_all or wanted & {*one.cpus}),
         run_queues=tuple(
             queue if options.doing else replace(queue, doing=None)
             for queue in report.run_queues
             if queue.cpu in wanted
         ),
         findings=tuple(
-            each for each in findings(known) if is_all or wanted & {*each.cpus}
+            finding for finding in findings(known) if is_all or wanted & {*finding.cpus}
         ),
         irqs=report.irqs if options.irqs else None,
         vectors=report.vectors if options.irqs else None,
@@ -54,18 +54,18 @@ def choose(report: CpusReport, options: CpusOptions) -> CpusReport:
 
 
 def has_tasks(report: CpusReport) -> bool:
-    """Return whether tasks were looked at for a report."""
-    return any(each.tasks is not None for each in report.sets)
+    """Return whether a report includes tasks."""
+    return any(one.tasks is not None for one in report.sets)
 
 
 def wanted_cpus(
     options: CpusOptions, sets: Sequence[CpuSet], numbers: Sequence[int]
 ) -> frozenset[int]:
     """
-    Return the numbers of the CPUs that are asked for.
+    Return the numbers of the requested CPUs.
 
-    :param numbers: Of all that there can be.
-    :raises NoSuchCpuError: if a CPU or a set that is named is not there
+    :param numbers: Numbers of all possible CPUs.
+    :raises NoSuchCpuError: if a requested CPU or set does not exist
     """
     names = set_of_cpus(sets, numbers)
     wanted = frozenset(numbers)
@@ -79,7 +79,7 @@ def wanted_cpus(
             )
         wanted = options.cpus
     if options.sets is not None:
-        by_name = {each.name: {*each.cpus} for each in sets}
+        by_name = {one.name: {*one.cpus} for one in sets}
         unknown = [name for name in options.sets if name not in by_name]
         if unknown:
             raise NoSuchCpuError(
@@ -98,5 +98,5 @@ def _without_tasks(report: CpusReport) -> CpusReport:
     return replace(
         report,
         cpus=tuple(replace(row, icsw=None, migr=None) for row in report.cpus),
-        sets=tuple(replace(each, tasks=None) for each in report.sets),
+        sets=tuple(replace(one, tasks=None) for one in report.sets),
     )

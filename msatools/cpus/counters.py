@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What each CPU has counted since boot, and in what time: mpstat's columns.
+"""Per-CPU counters and times since boot: mpstat's columns.
 
 Faults as in mm/vmstat.c, interrupts and times as in fs/proc/stat.c, switches and run
-queues as in kernel/sched/core.c. Nothing here goes from CPU to CPU: it takes one read
-a CPU for each of the variables.
+queues as in kernel/sched/core.c. Each per-CPU variable takes one read a CPU.
 """
 
 from collections.abc import Mapping
@@ -51,7 +50,7 @@ _QUEUE: Members = {
 _EVENTS = ("PGFAULT", "PGMAJFAULT")
 
 _TRIES = 8
-"""Looks at the times of CPUs that count them as they enter and leave the kernel."""
+"""Maximum attempts to read times and vtime consistently on a running kernel."""
 
 _TIMES = (
     *("USER", "NICE", "SYSTEM", "IRQ", "SOFTIRQ"),
@@ -60,7 +59,7 @@ _TIMES = (
 """``CPUTIME_`` names, in nanoseconds."""
 
 _NAPS: Members = {
-    # Seen in v7.2: before, ``struct tick_sched`` has it.
+    # In struct kernel_cpustat as of v7.2; before, in struct tick_sched.
     "idle": ("idle_elapse",),
     "since": ("idle_entrytime",),
     "stolen": ("idle_stealtime[0]",),
@@ -70,47 +69,47 @@ _NAPS: Members = {
 
 @dataclass(frozen=True)
 class CpuCounters:
-    """What each CPU has counted, since boot or in an interval."""
+    """Counters and times of each CPU, since boot or in an interval."""
 
     cpus: Numbers
-    """Their numbers, ascending: all that can ever be online."""
+    """Numbers of all possible CPUs, ascending."""
 
     online: Booleans
-    """At the end."""
+    """Whether each CPU was online at the end."""
 
     taken_ns: int | None
-    """CLOCK_MONOTONIC at the end, as far as the kernel noted it: a tick too early at
-    most, unless all CPUs were idle; ``None`` if it did not."""
+    """CLOCK_MONOTONIC at the end, as stored by the kernel: at most a tick too early,
+    unless all CPUs were idle; ``None`` if unknown."""
 
     interval_ns: int | None
-    """``None`` if since boot, or if the time is not known."""
+    """Length of the interval; ``None`` if since boot, or if unknown."""
 
     counts: Mapping[str, Counts]
     """``faults``, ``mjf``, ``irqs`` (devices'), ``csw`` and ``runq`` (at the end)."""
 
     times: Mapping[str, Counts]
-    """In nanoseconds, by the names that ``enum cpu_usage_stat`` has for them, without
-    ``CPUTIME_``."""
+    """Nanoseconds by the names of ``enum cpu_usage_stat`` without ``CPUTIME_``."""
 
     vectors: Vectors
     softirqs: Mapping[str, Counts]
-    """By name, in the order of their numbers; of 32 bits each."""
+    """Counts by name, in the order of their numbers; 32 bits each."""
 
     def columns(self) -> dict[str, Counts | None]:
         """Return the columns of :class:`~msatools.cpus.model.Cpu` that are counters.
 
-        ``None`` is what this kernel does not keep.
+        ``None`` if this kernel does not keep a counter.
 
-        - ``minf``: faults but for those that took I/O. These are counted before the
-          I/O, all when done, maybe elsewhere: CPUs may differ by a few.
-        - ``xcal``: interrupts for function calls. One may bring several calls, and an
-          idle CPU that polls takes them without any. ``tlb``: those of the calls that
-          flushed the TLB, so they are never to be added to ``xcal``. x86 alone has
-          these two.
-        - ``intr``: as in /proc/stat, by CPU: devices' interrupts, on arm64 all, on x86
-          with those of the CPU's own.
-        - times: guests' are taken off ``usr_ns`` and ``nice_ns``; ``irq_ns`` has the
-          softirqs'.
+        - ``minf``: faults without I/O: all less the major ones. Major faults are
+          counted before the I/O, all faults at the end, maybe on another CPU: a CPU's
+          number may be off by a few.
+        - ``xcal``: interrupts for function calls; x86 only. One interrupt may bring
+          several calls, and a polling idle CPU takes calls without an interrupt.
+        - ``tlb``: function calls that flushed the TLB; x86 only. They are included in
+          ``xcal``.
+        - ``intr``: as in /proc/stat, by CPU: on arm64 all interrupts; on x86 those of
+          devices and those of the CPU's own.
+        - times: ``usr_ns`` and ``nice_ns`` are without guests' time; ``irq_ns`` is with
+          softirqs.
         """
         vectors, times, kept = self.vectors, self.times, self.counts
         user, nice = times.get("USER"), times.get("NICE")
@@ -157,19 +156,19 @@ class CpuCounters:
 
 
 def _sum(first: Counts | None, second: Counts | None) -> Counts | None:
-    """Add what there is."""
+    """Sum up those that are not ``None``."""
     return total(part for part in (first, second) if part is not None)
 
 
 def _less(all_: Counts | None, part: Counts | None) -> Counts | None:
-    """Take a part off; if it is not kept there was none."""
+    """Subtract a part; one that is ``None`` counts as 0."""
     return all_ if all_ is None or part is None else all_.less(part)
 
 
 def read_counters(
     reader: Reader, percpu: PerCpu, clocks: Clocks, losses: LossLog
 ) -> CpuCounters:
-    """Read what each CPU has counted since boot."""
+    """Read the counters of each CPU since boot."""
     online = np.isin(percpu.cpus, online_cpus(reader, losses))
     queues = read_structs(
         reader, "struct rq", _QUEUE, percpu.addresses("runqueues"), losses
@@ -198,7 +197,7 @@ def read_counters(
 def _read_faults(
     reader: Reader, percpu: PerCpu, losses: LossLog
 ) -> dict[str, Counts | None]:
-    """Read page faults; a CPU that goes offline hands its own to another."""
+    """Read page faults; those of a CPU that goes offline are moved to another."""
     try:
         numbers = enumerators(reader.prog, "enum vm_event_item")
         members = {name: (f"event[{numbers[name]}]",) for name in _EVENTS}
@@ -219,7 +218,7 @@ def _read_faults(
 def _read_interrupts(
     reader: Reader, percpu: PerCpu, losses: LossLog
 ) -> tuple[Counts | None, dict[str, Counts]]:
-    """Read how many interrupts of devices there were, and the softirqs by name."""
+    """Read the counts of devices' interrupts, and of softirqs by name."""
     names = softirq_names(reader, losses)
     members: Members = {
         "irqs": ("irqs_sum",),
@@ -241,16 +240,15 @@ def _read_times(
     clocks: Clocks,
     losses: LossLog,
 ) -> tuple[dict[str, Counts], int | None]:
-    """Read the times, and CLOCK_MONOTONIC up to which they are."""
-    numbers = enumerators(reader.prog, "enum cpu_usage_stat")
-    places = {name: f"cpustat[{numbers['CPUTIME_' + name]}]" for name in _TIMES}
+    """Read the times, and CLOCK_MONOTONIC at their end."""
+    index = enumerators(reader.prog, "enum cpu_usage_stat")
     members: Members = {
         **_NAPS,
-        **{name: (place,) for name, place in places.items()},
+        **{name: (f"cpustat[{index['CPUTIME_' + name]}]",) for name in _TIMES},
     }
     stat, vtime = _read_stat(reader, percpu, members, losses)
-    found = {name: believed(stat, name, losses) for name in _TIMES}
-    times = {name: column for name, column in found.items() if column is not None}
+    columns = {name: believed(stat, name, losses) for name in _TIMES}
+    times = {name: column for name, column in columns.items() if column is not None}
     naps_kept = stat.has("since")
     waits = queues["waits"] > 0
     if vtime is not None:
@@ -266,7 +264,7 @@ def _read_times(
         naps = naps_of_ticks(ticks, online, times["IDLE"], times["IOWAIT"])
     else:
         naps = awake(times["IDLE"], times["IOWAIT"])
-    # Last, to be no earlier than any stamp.
+    # Read last, so that it is not earlier than any stamp.
     taken = [*naps.since.tolist(), ticks.latest_ns if ticks else 0]
     now = monotonic_ns(reader, taken, losses)
     times["IDLE"], times["IOWAIT"] = idle_times(naps, waits, queues.readable, now)
@@ -276,9 +274,9 @@ def _read_times(
 def _read_stat(
     reader: Reader, percpu: PerCpu, members: Members, losses: LossLog
 ) -> tuple[Structs, Vtime | None]:
-    """Read what the CPUs have counted, and what they have noted and not counted yet.
+    """Read the counted times, and the pending ones of running tasks (vtime).
 
-    Both of one moment: what is counted between two looks would be in neither.
+    Both have to be of one moment: time counted between two reads would be in neither.
     """
     addresses = percpu.addresses("kernel_cpustat")
     vtime = read_vtime(reader, percpu, losses)
@@ -286,11 +284,11 @@ def _read_stat(
     if vtime is None or not reader.is_live:
         return stat, vtime
     for _ in range(_TRIES):
-        # What cannot be read was told the first time.
+        # Losses were recorded by the first read.
         again = read_vtime(reader, percpu, LossLog())
         if again is None or vtime.lasted_until(again):
             break
-        # One that enters the kernel all the time has counted all but a moment.
+        # A CPU that enters the kernel all the time has little pending time.
         vtime = again
         stat = read_structs(
             reader, "struct kernel_cpustat", members, addresses, LossLog()
@@ -299,7 +297,7 @@ def _read_stat(
 
 
 def _naps_of(stat: Structs, idle: Counts, iowait: Counts) -> IdleState:
-    """Return the naps of a kernel that keeps them with its times, since v7.2."""
+    """Return the idle state from ``struct kernel_cpustat``, as of v7.2."""
     asleep = stat.readable & (stat["idle"] != 0)
     return IdleState(
         idle,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Processor sets and per-CPU work of one kernel: reports one after the other."""
+"""Collect reports of processor sets and per-CPU work of one kernel."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -69,11 +69,11 @@ def collect_cpus(
     Nothing is written, and nothing but *prog* is read.
 
     :param prog: A Linux kernel with types, live or dead.
-    :param target: What to say of the target; found out if not given.
-    :param progress: Called now and then with steps done and steps in all.
-    :raises NoSuchCpuError: if a CPU or set that the options name is not there
-    :raises LookupError: if the types lack what describes CPUs
-    :raises drgn.FaultError: if the dump lacks what all of it starts from
+    :param target: Description of the target; found out if not given.
+    :param progress: Called with the steps done and the number of steps.
+    :raises NoSuchCpuError: if a requested CPU or set does not exist
+    :raises LookupError: if the types of CPUs are missing
+    :raises drgn.FaultError: if the per-CPU data cannot be found in the dump
     :raises TargetError: if the program is not a kernel, or has no types
     """
     session = Cpus(prog, target or describe(prog), options or CpusOptions())
@@ -82,7 +82,7 @@ def collect_cpus(
 
 @dataclass(frozen=True)
 class _CpuSample:
-    """All that is read at one time."""
+    """Everything that is read at one time."""
 
     counters: CpuCounters
     irqs: IrqTable
@@ -94,14 +94,14 @@ class _CpuSample:
 
 
 class Cpus(KernelSession[CpusReport, CpusOptions]):
-    """A run of reports on one kernel: see :class:`msatools.kernel.session.Session`."""
+    """A series of reports: see :class:`msatools.kernel.session.Session`."""
 
     def __init__(
         self, prog: drgn.Program, target: Target, options: CpusOptions
     ) -> None:
         super().__init__(prog, target, options)
         with self._learning():
-            # Whoever else wants it has this one, and its losses count once.
+            # Shared by all readers, so that its losses count once.
             self._percpu = read_percpu(self._reader, self._losses)
             self._kernel_names = KernelNames(self._reader)
             self._task_reader = TaskReader(self._reader) if options.tasks else None
@@ -111,21 +111,21 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
         self._before: _CpuSample | None = None
 
     def report(self, progress: Progress) -> CpusReport:
-        """Report what CPUs did since boot, and what they do now."""
+        """Report the CPUs' work since boot, and their state."""
         with self._reporting():
             sample = self._read_sample(progress)
             return self._report(sample, sample.counters, sample.irqs)
 
     def begin(self, progress: Progress) -> None:
-        """Look at all CPUs: an interval begins."""
+        """Begin an interval: read all CPUs."""
         if self._before is None:
-            # The first look learns the kernel's types, while counters go on: what is
-            # read first would have more time in the interval than what is last.
+            # The first sample also looks up types, which is slow: counters read first
+            # would have a longer interval than those read last.
             self._read_sample(progress)
         self._before = self._read_sample(progress)
 
     def advance(self, progress: Progress) -> CpusReport:
-        """Report what CPUs did since the interval began, and what they do now."""
+        """Report the CPUs' work in the interval, and their state."""
         before = self._before
         assert before is not None, "no interval has begun"
         with self._reporting():
@@ -230,7 +230,7 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
     def _with_doing(
         self, queues: tuple[RunQueue, ...], wanted: frozenset[int]
     ) -> tuple[RunQueue, ...]:
-        """Add what wanted CPUs were doing when they were stopped, if asked to."""
+        """Add what the wanted CPUs were doing in a dump, if requested."""
         text = self._text
         if text is None:
             return queues
@@ -258,10 +258,9 @@ class Cpus(KernelSession[CpusReport, CpusOptions]):
 def doing(prog: drgn.Program, text: KernelText, cpu: int) -> str | None:
     """Return what a CPU was doing, by its registers in a dump.
 
-    :param text: names functions, also those of modules without debug info
+    :param text: functions, also of modules without debug info
     :return: ``user mode``, or ``kernel`` or ``interrupt`` with the innermost function;
-        ``None`` where nothing tells, as on a live kernel, or of an offline CPU whose
-        registers are not in the dump.
+        ``None`` without registers, as on a live kernel, or for an offline CPU.
     """
     try:
         task = per_cpu(find_variable(prog, "runqueues"), cpu).curr.value_()

@@ -2,9 +2,9 @@
 
 """Cpusets: which CPUs and memory nodes the tasks of control groups may use.
 
-kernel/cgroup/cpuset.c. A ``struct cpuset`` begins with its ``css``, by which they form
-a tree. In the default hierarchy (cgroup v2) one can be a partition, which keeps its
-CPUs from all others; in an own hierarchy (v1) its flags say what it keeps.
+kernel/cgroup/cpuset.c. A ``struct cpuset`` begins with its ``css``, which links it into
+a tree. In the default hierarchy (cgroup v2) a cpuset can be a partition, which has its
+CPUs exclusively; in a hierarchy of its own (v1) flags make CPUs exclusive.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,16 +34,16 @@ from msatools.kernel.walks import list_records
 from msatools.selfdesc.variables import find_variable
 
 MAX_CPUSETS = 1 << 18
-"""More than any machine has groups: a walk that finds more is lost."""
+"""Maximum number of cpusets, and of children of one; more are taken for a loop."""
 
 Nodes = tuple[int, ...]
 """Numbers of memory nodes, ascending."""
 
 Partition = Literal["member", "root", "isolated"]
 
-# PRS_* are macros. These have always been the numbers: negative ones are those of a
-# partition that is not in force, "isolated" is there since Linux kernel commit
-# f28e22441f35 ("cgroup/cpuset: Add a new isolated cpus.partition type") (in v6.1).
+# PRS_* macros, the same in all versions; negative for an invalid partition. "isolated"
+# exists since Linux kernel commit f28e22441f35 ("cgroup/cpuset: Add a new isolated
+# cpus.partition type") (in v6.1).
 _PARTITIONS: dict[int, Partition] = {0: "member", 1: "root", 2: "isolated"}
 
 _MAX_REASON = 256
@@ -61,14 +61,14 @@ _MASKS = {
 
 @dataclass(frozen=True)
 class Cpuset:
-    """One cpuset; ``None`` is what this kernel does not keep."""
+    """One cpuset; ``None`` if this kernel does not keep a member."""
 
     address: int
     parent: int
-    """Its parent's address; 0 of the root."""
+    """Address of the parent; 0 for the root."""
 
     path: str | None
-    """Of its control group, as /proc/PID/cgroup has it; ``None`` if it is lost."""
+    """Path of its control group as in /proc/PID/cgroup; ``None`` if unreadable."""
 
     asked: Cpus
     """``cpuset.cpus``."""
@@ -89,16 +89,16 @@ class Cpuset:
     """``cpuset.mems.effective``."""
 
     partition: Partition
-    """What it is meant to be: ``cpuset.cpus.partition``."""
+    """The requested kind: ``cpuset.cpus.partition``."""
 
     valid: bool
-    """Whether it is that."""
+    """Whether the partition is valid."""
 
     reason: str | None
-    """Why not, as the kernel says (v6.1 and later)."""
+    """Why it is invalid, in the kernel's words (v6.1 and later)."""
 
     exclusive_flag: bool
-    """Whether siblings have none of its CPUs: ``cpuset.cpu_exclusive`` of v1."""
+    """Whether siblings may not have its CPUs: ``cpuset.cpu_exclusive`` of v1."""
 
     balance_flag: bool
     """``cpuset.sched_load_balance`` of v1."""
@@ -109,19 +109,19 @@ class Cpusets:
     """All cpusets."""
 
     all: tuple[Cpuset, ...]
-    """Each after its parent, the root first; none if the kernel has none."""
+    """The root, then each after its parent; empty if the kernel has no cpusets."""
 
     unified: bool
-    """Whether they are of the default hierarchy (cgroup v2)."""
+    """Whether the controller is in the default hierarchy (cgroup v2)."""
 
     @property
     def root(self) -> Cpuset | None:
-        """The one that all others are in; ``None`` if there are none, or it is lost."""
+        """The root cpuset; ``None`` if not found."""
         return next((one for one in self.all if not one.parent), None)
 
 
 def read_cpusets(reader: Reader, losses: LossLog) -> Cpusets:
-    """Read all cpusets that are online; one that cannot be read costs a count."""
+    """Read all cpusets that are online; count those that cannot be read."""
     try:
         root = find_variable(reader.prog, "top_cpuset").address_
         addresses = np.fromiter(_walk(reader, root, losses), np.uint64)
@@ -132,7 +132,7 @@ def read_cpusets(reader: Reader, losses: LossLog) -> Cpusets:
 
 
 def _walk(reader: Reader, root: int, losses: LossLog) -> Iterator[int]:
-    """Find the addresses of all cpusets, parents first, in the order of creation."""
+    """Yield the addresses of all cpusets, parents first, in the order of creation."""
     css = reader.prog.type("struct cgroup_subsys_state")
     children = drgn.offsetof(css, "children")
     sibling = drgn.offsetof(css, "sibling")
@@ -158,7 +158,7 @@ def _walk(reader: Reader, root: int, losses: LossLog) -> Iterator[int]:
 def _read(reader: Reader, addresses: Addresses, losses: LossLog) -> Cpusets:
     prog = reader.prog
     cpuset = prog.type("struct cpuset")
-    # Without SMP or with few CPUs a mask lies in the structure.
+    # Without CONFIG_CPUMASK_OFFSTACK a cpumask_var_t is the mask itself.
     pointers = {
         name: members
         for name, members in _MASKS.items()
@@ -226,17 +226,17 @@ def _masks(
     found: Structs,
     losses: LossLog,
 ) -> list[Cpus | None]:
-    """Read one mask of each cpuset; ``None`` where there is none, or it is lost."""
+    """Read one mask of each cpuset; ``None`` if it has none, or it is unreadable."""
     if found.has(name):
-        places = found[name].astype(np.uint64)
+        pointers = found[name].astype(np.uint64)
     else:
         offset = find_offset(cpuset, _MASKS[name])
         if offset is None:
             return [None] * len(addresses)
-        places = np.where(found.readable, addresses + np.uint64(offset), 0)
-    bits, readable = masks_at(reader, places.astype(np.uint64))
+        pointers = np.where(found.readable, addresses + np.uint64(offset), 0)
+    bits, readable = masks_at(reader, pointers.astype(np.uint64))
     lose_many(
-        losses, "struct cpumask", int(np.count_nonzero(~readable & (places != 0)))
+        losses, "struct cpumask", int(np.count_nonzero(~readable & (pointers != 0)))
     )
     return [
         cpus_of(mask) if known else None
@@ -245,11 +245,11 @@ def _masks(
 
 
 def _online(prog: drgn.Program, found: Structs, addresses: Addresses) -> Booleans:
-    """Return which are in use, and not being removed; the root always is."""
+    """Return which cpusets are online and not being removed; the root always is."""
     online, dying = (constant(prog, name) for name in ("CSS_ONLINE", "CSS_DYING"))
-    there: Booleans = (found["css_flags"] & (online | dying)) == online
-    there |= addresses == addresses[0]
-    return there
+    in_use: Booleans = (found["css_flags"] & (online | dying)) == online
+    in_use |= addresses == addresses[0]
+    return in_use
 
 
 def _nodes(found: Structs, name: str, row: int) -> Nodes:
@@ -260,7 +260,7 @@ def _nodes(found: Structs, name: str, row: int) -> Nodes:
 
 
 def _partition(found: Structs, row: int, losses: LossLog) -> Partition:
-    # There are none before v5.0.
+    # Partitions exist since v5.0.
     if not found.has("state"):
         return "member"
     state = abs(int(found["state"][row]))
@@ -287,7 +287,7 @@ def _reason(reader: Reader, found: Structs, row: int, losses: LossLog) -> str | 
 
 
 class _Flags:
-    """Bits of a cpuset's flags; numbers differ: CS_ONLINE is gone from v7.0 on."""
+    """Bits of a cpuset's flags; they differ by version: v7.0 has no CS_ONLINE."""
 
     def __init__(self, prog: drgn.Program) -> None:
         self._exclusive = constant(prog, "CS_CPU_EXCLUSIVE")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What CPUs have counted between two looks at them.
+"""Growth of CPUs' counters between two samples.
 
-Counters of 32 bits begin anew after the last number. Others never go back: where one
-seems to, it changed while it was read, and nobody knows by how much it grew.
+Counters of 32 bits wrap around. Others never decrease: one that seems to changed while
+it was read, and its growth is unknown.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,17 +16,17 @@ from msatools.cpus.counts import Counts, counts
 from msatools.cpus.vectors import Vectors
 from msatools.kernel.report import LossLog
 
-_WORD = (1 << 32) - 1
+_U32_MAX = (1 << 32) - 1
 
 _SLACK_NS = 50_000_000
-"""By how much times may be off, as not all are read at one moment: to read takes some
-milliseconds, and the clock is behind by up to a tick, which is 10 ms at most."""
+"""Maximum error of times: reading a sample takes some milliseconds, and the clock lags
+by up to a tick, which is 10 ms at most."""
 
 _STATE = "runq"
-"""What is no counter: it is as it is at the end."""
+"""Column that is not a counter: its value is that at the end."""
 
 _FAULTS = ("faults", "mjf")
-"""What a CPU that goes offline hands over to another (page_alloc_cpu_dead())."""
+"""Counters that an offline CPU hands over to another (page_alloc_cpu_dead())."""
 
 _IDLE = ("IDLE", "IOWAIT")
 
@@ -35,9 +35,9 @@ Grown = Callable[[Counts, Counts], Counts]
 
 
 def delta(before: CpuCounters, after: CpuCounters, losses: LossLog) -> CpuCounters:
-    """Return what CPUs have counted from one look to another.
+    """Return the growth of all counters between two samples.
 
-    What cannot be told is not known, and costs a note.
+    An unknown growth is noted.
     """
     before = _with_cpus_of(after, before)
     interval = None
@@ -68,7 +68,7 @@ def delta(before: CpuCounters, after: CpuCounters, losses: LossLog) -> CpuCounte
         vectors=Vectors(
             _each(_grown_words, before.vectors.counts, after.vectors.counts),
             {
-                name: (number - before.vectors.totals[name]) & _WORD
+                name: (number - before.vectors.totals[name]) & _U32_MAX
                 for name, number in after.vectors.totals.items()
                 if name in before.vectors.totals
             },
@@ -78,7 +78,7 @@ def delta(before: CpuCounters, after: CpuCounters, losses: LossLog) -> CpuCounte
 
 
 def _with_cpus_of(after: CpuCounters, before: CpuCounters) -> CpuCounters:
-    """Return a look with the CPUs of another; nothing is known of those it had not."""
+    """Return *before* with the CPUs of *after*; additional CPUs have unknown counts."""
     if np.array_equal(before.cpus, after.cpus):
         return before
     both = np.isin(after.cpus, before.cpus)
@@ -115,7 +115,7 @@ def _grown(before: Counts, after: Counts) -> Counts:
 
 
 def _grown_words(before: Counts, after: Counts) -> Counts:
-    more = (after.values - before.values) & _WORD
+    more = (after.values - before.values) & _U32_MAX
     return counts(more, before.known & after.known)
 
 
@@ -128,14 +128,15 @@ def _grown_times(before: Counts, after: Counts) -> Counts:
 def _grown_idle(
     before: CpuCounters, after: CpuCounters, interval: int | None
 ) -> dict[str, Counts]:
-    """Return how long CPUs were idle, and how long with I/O under way.
+    """Return the growth of idle time, and of idle time in I/O wait.
 
-    Tasks that wait for I/O are counted where they were last, and come to wait and are
-    woken up by others. All that a CPU was idle since its last interrupt changes from
-    one to the other then. So of the two together one may have gone back.
+    A task in I/O wait is counted on the CPU that it was last on, and may be woken by
+    another one. Then the current idle period of its CPU changes from one kind to the
+    other, so that one of the two may decrease, but not their sum.
 
-    A CPU that is offline keeps them elsewhere, and begins anew as it comes back (before
-    "tick-sched: Fix idle and iowait sleeptime accounting vs CPU hotplug" (in v6.8)).
+    A CPU that is offline keeps them elsewhere, and restarts from 0 when it is back
+    (before "tick-sched: Fix idle and iowait sleeptime accounting vs CPU hotplug" (in
+    v6.8)).
     """
     if not all(name in sample.times for sample in (before, after) for name in _IDLE):
         return {}
@@ -154,5 +155,5 @@ def _grown_idle(
 
 
 def _missing(known: Columns, grown: Columns) -> set[str]:
-    """Name the columns in which what was known is not."""
+    """Return the columns with a growth that is unknown though the count was known."""
     return {name for name in grown if (known[name].known & ~grown[name].known).any()}

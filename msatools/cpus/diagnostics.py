@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What whoever partitions CPUs wants to know, in one line each. Pure."""
+"""Findings about the partitioning of CPUs, in one line each. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,46 +10,46 @@ from msatools.cpus.sets import DEFAULT, PARTITIONS
 from msatools.kernel.ranges import ranges
 
 MOST = 0.5
-"""A share of all interrupts that is worth a line, if there is more than one CPU."""
+"""Minimum share of all interrupts on one CPU that is reported."""
 
 _UNEVEN = 4 / 3
-"""Times an even share; of two CPUs, one always takes half."""
+"""Minimum ratio to an even share, as one of two CPUs always has half or more."""
 
 LONG_NS = 1_000_000_000
-"""Who waits for so long for a CPU is not just having its turn later."""
+"""Minimum wait for a CPU that is longer than a turn of other tasks."""
 
 WAITS_NS = 100_000_000
-"""To wait so long while others idle is no accident of the scheduler's, which looks for
-work for an idle CPU some times each tick."""
+"""Minimum wait while other CPUs idle that is reported: the scheduler looks for work for
+an idle CPU several times a tick."""
 
 _FIRST = ("stop", "deadline", "realtime")
-"""Classes that let others wait for as long as they want the CPU."""
+"""Classes whose tasks may keep the CPU from others as long as they run."""
 
 _MANY = 100
-"""Interrupts, of which it does not matter where fewer go."""
+"""Minimum number of interrupts for a report of where they go."""
 
 _NAMED = 3
 _LINES = 5
-"""Of one kind: of more CPUs only the numbers are told."""
+"""Maximum number of findings of one kind; for further CPUs only numbers are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What the findings stand on."""
+    """The data of the findings."""
 
     cpus: Sequence[Cpu]
     sets: Sequence[CpuSet]
     queues: Sequence[RunQueue]
     irqs: Sequence[Irq]
-    """All of devices, in the interval or since boot."""
+    """All interrupts of devices, in the interval or since boot."""
 
     in_interval: bool
     asks_irqs: bool = False
-    """Whether interrupts were asked for: then the busiest CPU is always named."""
+    """Whether interrupts were requested: then the busiest CPU is always reported."""
 
 
 def findings(known: Known) -> tuple[Diagnostic, ...]:
-    """Find what is worth a line, the worst first."""
+    """Return all findings, the worst first."""
     return (
         *_few(_dead_clocks(known)),
         *_few(_held_up(known)),
@@ -63,7 +63,7 @@ def findings(known: Known) -> tuple[Diagnostic, ...]:
 
 
 def _few(found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
-    """Yield findings of one kind, of many CPUs as one line."""
+    """Yield findings of one kind; merge those after the first few into one."""
     alike = list(found)
     if len(alike) <= _LINES:
         yield from alike
@@ -79,7 +79,7 @@ def _few(found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
     )
 
 
-# --- CPUs that stand
+# --- CPUs that do not tick or switch
 
 
 def _dead_clocks(known: Known) -> Iterator[Diagnostic]:
@@ -98,7 +98,7 @@ def _dead_clocks(known: Known) -> Iterator[Diagnostic]:
 
 def _held_up(known: Known) -> Iterator[Diagnostic]:
     for queue in known.queues:
-        current, waits = queue.current, _able(queue)
+        current, waits = queue.current, _runnable(queue)
         if current is not None and _is_held_up(queue):
             since = _seconds(queue.switched_ns)
             yield Diagnostic(
@@ -111,17 +111,16 @@ def _held_up(known: Known) -> Iterator[Diagnostic]:
 
 
 def _starving(known: Known) -> Iterator[Diagnostic]:
-    """Find tasks that others of their CPU leave no time.
+    """Find tasks that get no time because of a higher class on their CPU.
 
-    Such a CPU may have switched just now: of deadline tasks to another one, of all to
-    the thread that stops a CPU, and back. Fair tasks wait for long too where there are
-    many, but each has its turn.
+    Such a CPU may have switched just now, between deadline tasks, or to the stopper
+    thread and back. Many fair tasks on a CPU wait long, too, but each gets its turn.
     """
     for queue in known.queues:
         current = queue.current
         if current is None or current.sched_class not in _FIRST or _is_held_up(queue):
             continue
-        late = [each for each in _able(queue) if (each.wait_ns or 0) >= LONG_NS]
+        late = [task for task in _runnable(queue) if (task.wait_ns or 0) >= LONG_NS]
         if late:
             yield Diagnostic(
                 code="starving-tasks",
@@ -137,7 +136,7 @@ def _is_held_up(queue: RunQueue) -> bool:
     current, since = queue.current, queue.switched_ns
     if current is None or current.sched_class == "idle" or (since or 0) < LONG_NS:
         return False
-    return any((each.wait_ns or 0) >= LONG_NS for each in _able(queue))
+    return any((task.wait_ns or 0) >= LONG_NS for task in _runnable(queue))
 
 
 def _who_waits(tasks: Sequence[RunnableTask]) -> str:
@@ -153,8 +152,8 @@ def _longest(tasks: Iterable[RunnableTask]) -> str:
     return bound + _seconds(longest.wait_ns or 0)
 
 
-def _able(queue: RunQueue) -> list[RunnableTask]:
-    """Return those that only wait for the CPU."""
+def _runnable(queue: RunQueue) -> list[RunnableTask]:
+    """Return the waiting tasks that are not throttled."""
     return [each for each in queue.waiting if not each.throttled]
 
 
@@ -211,9 +210,9 @@ def _disturbed(known: Known) -> Iterator[Diagnostic]:
 def _may_get(irq: Irq, cpu: int, online: set[int]) -> bool:
     """Return whether a CPU gets an interrupt that is not for it alone.
 
-    A queue of its own answers only what it asks of the device; a managed interrupt is
-    shut down while no CPU of its affinity is online, and keeps its effective one. One
-    whose affinity was changed comes once more where it went.
+    A managed interrupt for one CPU only occurs after requests of that CPU. While no CPU
+    of its affinity is online it is shut down, and keeps its effective affinity. After a
+    change of the affinity an interrupt comes once more on its old CPU.
     """
     if cpu not in irq.effective or cpu not in irq.affinity:
         return False
@@ -237,10 +236,10 @@ def _idle(known: Known) -> Iterator[Diagnostic]:
     by_cpu = {cpu.cpu: cpu.set for cpu in known.cpus}
     waits: dict[str, list[tuple[RunnableTask, int]]] = {}
     for queue in known.queues:
-        late = [each for each in _able(queue) if (each.wait_ns or 0) >= WAITS_NS]
+        late = [task for task in _runnable(queue) if (task.wait_ns or 0) >= WAITS_NS]
         name = by_cpu.get(queue.cpu)
         if name is not None and late:
-            waits.setdefault(name, []).extend((each, queue.cpu) for each in late)
+            waits.setdefault(name, []).extend((task, queue.cpu) for task in late)
     idle = _idle_sets(known)
     for name, cpus in idle.items():
         others = {key: value for key, value in waits.items() if key != name}
@@ -261,7 +260,7 @@ def _idle(known: Known) -> Iterator[Diagnostic]:
 
 
 def _idle_sets(known: Known) -> dict[str, list[int]]:
-    """Return the sets of which all CPUs idle."""
+    """Return the sets whose CPUs are all idle."""
     idle: dict[str, list[int]] = {}
     busy = {cpu.set for cpu in known.cpus if cpu.online and "idle" not in cpu.state}
     for cpu in known.cpus:
@@ -274,7 +273,7 @@ def _straying(known: Known) -> Iterator[Diagnostic]:
     for each in known.sets:
         if each.tasks is None or each.name == DEFAULT:
             continue
-        # The kernel's own come and go, and few of them can be moved.
+        # Kernel threads come and go, and few of them can be moved.
         strays = [task for task in each.tasks.straying if not task.kthread]
         if not strays:
             continue

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Root domains: the CPUs among which the scheduler spreads tasks.
+"""Root domains: the CPUs among which the scheduler balances tasks.
 
-kernel/sched/topology.c: each domain that is balanced has a ``struct root_domain``. CPUs
-of none, such as isolated and offline ones, are in ``def_root_domain``.
+kernel/sched/topology.c: each balanced domain has a ``struct root_domain``. CPUs outside
+of them, such as isolated and offline ones, are in ``def_root_domain``.
 """
 
 from dataclasses import dataclass
@@ -25,40 +25,40 @@ _RUN_QUEUE = {"domain": ("rd",)}
 
 @dataclass(frozen=True)
 class RootDomains:
-    """Which root domain each CPU is in."""
+    """The root domain of each CPU."""
 
     by_cpu: MappingProxyType[int, int]
-    """Addresses; CPUs whose could not be read are missing."""
+    """Addresses by CPU, without those that could not be read."""
 
     unbalanced: int | None
-    """The one of those that are in none; ``None`` if the kernel has not yet made
-    others, or nothing tells which it is."""
+    """Address of ``def_root_domain``; ``None`` if not found, or if the kernel has not
+    built others yet."""
 
     def alone(self, cpus: Cpus) -> Cpus:
-        """Return those of some CPUs that the scheduler spreads no tasks to."""
+        """Return those of some CPUs that the scheduler does not balance."""
         if self.unbalanced is None:
             return ()
         return tuple(c for c in cpus if self.by_cpu.get(c) == self.unbalanced)
 
     def of(self, cpus: Cpus) -> Address | None:
-        """Return the root domain of the online CPUs; ``None`` if several or none."""
-        found = {self.by_cpu.get(cpu) for cpu in cpus}
-        if len(found) != 1:
+        """Return the root domain of some online CPUs; ``None`` if several or none."""
+        domains = {self.by_cpu.get(cpu) for cpu in cpus}
+        if len(domains) != 1:
             return None
-        (domain,) = found
+        (domain,) = domains
         return None if domain in (None, self.unbalanced) else Address(domain or 0)
 
     def balanced(self, cpus: Cpus) -> bool | None:
-        """Return whether the scheduler spreads tasks over CPUs that are online.
+        """Return whether the scheduler balances tasks among some online CPUs.
 
-        ``None`` if over some of them only, or if that is not known.
+        ``None`` if only among a part of them, or if unknown.
         """
         if self.unbalanced is None or not cpus:
             return None
-        found = {self.by_cpu.get(cpu) for cpu in cpus}
-        if found == {self.unbalanced}:
+        domains = {self.by_cpu.get(cpu) for cpu in cpus}
+        if domains == {self.unbalanced}:
             return False
-        return None if len(found) > 1 or None in found else True
+        return None if len(domains) > 1 or None in domains else True
 
 
 def read_root_domains(reader: Reader, percpu: PerCpu, losses: LossLog) -> RootDomains:
@@ -67,7 +67,7 @@ def read_root_domains(reader: Reader, percpu: PerCpu, losses: LossLog) -> RootDo
         queues = percpu.addresses("runqueues")
         found = read_structs(reader, "struct rq", _RUN_QUEUE, queues, losses)
         if not found.has("domain"):
-            # Without SMP there are no domains.
+            # Without CONFIG_SMP.
             return RootDomains(MappingProxyType({}), None)
         unbalanced = _unbalanced(reader)
     except LookupError as error:
@@ -84,10 +84,10 @@ def read_root_domains(reader: Reader, percpu: PerCpu, losses: LossLog) -> RootDo
 
 
 def _unbalanced(reader: Reader) -> int | None:
-    """Find ``def_root_domain``, where all CPUs are until the kernel has made others.
+    """Find ``def_root_domain``; ``None`` before the kernel has built other domains.
 
     :raises LookupError: if it is not found
     """
     address: int = find_variable(reader.prog, "def_root_domain").address_
-    made = find_variable(reader.prog, "sched_smp_initialized")
-    return address if reader.read(made.address_, 1) != b"\0" else None
+    initialized = find_variable(reader.prog, "sched_smp_initialized")
+    return address if reader.read(initialized.address_, 1) != b"\0" else None

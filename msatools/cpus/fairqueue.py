@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""In what order the fair class would run its tasks (kernel/sched/fair.c)."""
+"""The order in which the fair class would run its tasks (kernel/sched/fair.c)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,28 +25,28 @@ _ENTITY: Members = {
 }
 
 _QUEUE: Members = {
-    # What vruntimes count from; another since "sched/eevdf: Fix min_vruntime vs
+    # The base of vruntimes; zero_vruntime since "sched/eevdf: Fix min_vruntime vs
     # avg_vruntime" (in v6.19, and stable kernels).
     "zero": ("zero_vruntime", "min_vruntime"),
     "curr": ("curr",),
-    # Sums over the entities that wait, for their average; "sched/fair: Rename
+    # Sums over the waiting entities, for their average; renamed by "sched/fair: Rename
     # cfs_rq::avg_vruntime to ::sum_w_vruntime" and the like (in v7.0).
     "sum": ("sum_w_vruntime", "avg_vruntime"),
     "weights": ("sum_weight", "avg_load"),
     "shift": ("sum_shift",),
-    # With CONFIG_CFS_BANDWIDTH: how many groups from here up are throttled.
+    # With CONFIG_CFS_BANDWIDTH: number of throttled groups from this one up.
     "throttles": ("throttle_count",),
 }
 
-# Scales that weights have on 64 bits (scale_load_down() of kernel/sched/sched.h).
+# Scale of weights on 64 bits (scale_load_down() of kernel/sched/sched.h).
 _WEIGHT_SHIFT = 10
 _LEAST_WEIGHT = 2
 
 _WRAP = 1 << 64
 
 Turn = tuple[tuple[bool, int, int], ...]
-"""What sorts tasks: of each group from the root down to the task itself, whether it has
-had more than its share, when its turn is, and its number among those of one time."""
+"""Sort key of tasks. For each entity from the root group down to the task: whether it
+is not eligible, its deadline or vruntime, and a number that breaks ties."""
 
 
 class FairTask(NamedTuple):
@@ -54,7 +54,7 @@ class FairTask(NamedTuple):
 
     turn: Turn
     throttled: bool
-    """Whether a group that it is in has used up its quota (cpu.max)."""
+    """Whether one of its groups has used up its quota (cpu.max)."""
 
 
 class _Entity(NamedTuple):
@@ -87,15 +87,15 @@ def read_fair(
 ) -> dict[int, FairTask]:
     """Return the turns of tasks of the fair class.
 
-    Within a group, those that have not had their share come first (EEVDF, since v6.6),
-    by deadline; before v6.6, by virtual runtime. A group has its turn as a whole: who
-    comes after its first task also depends on how long that one will run. What the
-    kernel would rather run next for caches' sake (buddies) is not regarded.
+    Within a group, eligible entities come first (EEVDF, since v6.6), by deadline;
+    before v6.6, the order is by virtual runtime. The tasks of a group come together,
+    though the kernel may run others after the first one. Buddies, which the kernel may
+    prefer for cache locality, are ignored.
 
-    :param tasks: Addresses, those of tasks that run too, which count in averages; who
-        was queued first, and so has its turn first among equals, first.
-    :param roots: Of each, the ``struct cfs_rq`` of its CPU.
-    :return: By address; without those that cannot be read.
+    :param tasks: Addresses of tasks, including running ones, which count in averages;
+        in the order in which they were queued, which breaks ties.
+    :param roots: Address of the root ``struct cfs_rq`` of each task's CPU.
+    :return: Turns by address, without tasks that cannot be read.
     """
     task = reader.prog.type("struct task_struct")
     starts = tasks + np.uint64(drgn.offsetof(task, "se"))
@@ -103,22 +103,22 @@ def read_fair(
     queues = _read_queues(
         reader, sorted({entity.queue for entity in entities.values()}), losses
     )
-    # Since "sched/fair: Switch to task based throttle model" (in v6.18), tasks leave
-    # the queue one by one to be throttled.
+    # Since "sched/fair: Switch to task based throttle model" (in v6.18), throttled
+    # tasks are dequeued one by one.
     by_group = not task.has_member("throttled")
     turns = {
         address: _turn(entity, number, queues, entities)
         for number, (address, entity) in enumerate(entities.items())
         if entity.queue in queues
     }
-    found = {}
+    fair = {}
     for task_address, start in zip(tasks.tolist(), starts.tolist(), strict=True):
         path = _path(start, entities)
         if path and all(address in turns for address in path):
             throttled = by_group and queues[entities[start].queue].throttled
             turn = tuple(turns[address] for address in reversed(path))
-            found[task_address] = FairTask(turn, throttled)
-    return found
+            fair[task_address] = FairTask(turn, throttled)
+    return fair
 
 
 def _read_entities(
@@ -137,7 +137,7 @@ def _read_entities(
             level.tolist(),
             found.readable.tolist(),
             parents.tolist(),
-            # Without groups, there is but the root.
+            # Without group scheduling, all are in the root.
             found.columns.get("queue", roots).tolist(),
             found["on_rq"].tolist(),
             found["vruntime"].tolist(),
@@ -178,7 +178,7 @@ def _read_queues(
 
 
 def _path(start: int, entities: dict[int, _Entity]) -> list[int]:
-    """List an entity and all above it; nothing if one of them was not read."""
+    """Return an entity and all its parents; empty if one of them was not read."""
     path: list[int] = []
     address = start
     while address:
@@ -201,7 +201,7 @@ def _turn(
         return False, vruntime, number
     total, weights = queue.sum, queue.weights
     curr = entities.get(queue.curr)
-    # What runs is not in the sums.
+    # The running entity is not in the sums.
     if curr is not None and curr.on_rq:
         weight = _weight(curr, queue)
         total += _signed(curr.vruntime - queue.zero) * weight
@@ -216,5 +216,5 @@ def _weight(entity: _Entity, queue: _Queue) -> int:
 
 
 def _signed(difference: int) -> int:
-    """Return a difference of times that wrap around."""
+    """Return a difference of 64-bit times as a signed number."""
     return (difference + _WRAP // 2) % _WRAP - _WRAP // 2

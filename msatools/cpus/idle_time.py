@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""For how long CPUs have been idle, and what time it is for that.
+"""Idle time of CPUs, and the time up to which it counts.
 
-A CPU that is idle has no tick that could count its time (NO_HZ_IDLE), so the kernel
-notes when it went idle, and adds what came since whenever somebody asks: fs/proc/stat.c
-and kernel/time/tick-sched.c, since v7.2 kernel/sched/cputime.c. So do we.
+An idle CPU has no tick that counts its time (NO_HZ_IDLE). So the kernel stores when the
+CPU went idle, and adds the time since then when the idle time is read: fs/proc/stat.c
+and kernel/time/tick-sched.c, as of v7.2 kernel/sched/cputime.c.
 """
 
 from collections.abc import Iterable
@@ -22,44 +22,44 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, find_offset, lose_many
 from msatools.selfdesc.variables import find_variable
 
-# Bits of ``flags``: TS_FLAG_* of kernel/time/tick-sched.h, macros. Each was a bit-field
+# Bits of ``flags``: TS_FLAG_* macros of kernel/time/tick-sched.h. They were bit-fields
 # before "tick: Move individual bit features to debuggable mask accesses" (in v6.9).
 _STOPPED = 1
 _IDLE_ACTIVE = 2
 
 _MOST_NS = 1 << 60
-"""36 years, more than any machine is up: a stamp that says so is damaged."""
+"""Maximum of a stamp that is believed: 36 years."""
 
 _TRIES = 4
-"""To read what a live kernel changes meanwhile."""
+"""Maximum attempts to read data that changes on a live kernel."""
 
 
 @dataclass(frozen=True)
 class IdleState:
-    """How long each CPU has been idle, but for what is not added yet."""
+    """Counted idle time of each CPU, and the start of its current idle period."""
 
     idle: Counts
-    """In nanoseconds, while no task that was last there waited for I/O."""
+    """Nanoseconds without I/O wait (of a task that was last on the CPU)."""
 
     iowait: Counts
-    """While one did."""
+    """Nanoseconds with I/O wait."""
 
     since: Numbers
-    """When it went idle, in CLOCK_MONOTONIC; 0 if it is not idle now."""
+    """CLOCK_MONOTONIC at the start of the current idle period; 0 if not idle."""
 
     stolen: tuple[Numbers, Numbers]
-    """What the hypervisor has stolen of idle time, and of that with I/O, that is to
-    be taken off what is to be added."""
+    """Time stolen by the hypervisor in the current period, without and with I/O wait;
+    it is to be subtracted."""
 
 
 def idle_times(
     naps: IdleState, waits: Booleans, readable: Booleans, now: int | None
 ) -> tuple[Counts, Counts]:
-    """Return the time that each CPU was idle, and that with I/O under way, until now.
+    """Return the time that each CPU was idle without and with I/O wait, until now.
 
-    :param waits: whether tasks that were last there wait for I/O
-    :param readable: whether that could be told
-    :param now: CLOCK_MONOTONIC; if it is not known, nor are those of CPUs that are idle
+    :param waits: whether a task that was last on the CPU waits for I/O
+    :param readable: whether *waits* could be read
+    :param now: CLOCK_MONOTONIC; if ``None``, times of idle CPUs are unknown
     """
     asleep = naps.since != 0
     since = np.maximum((now or 0) - naps.since, 0)
@@ -76,30 +76,30 @@ def idle_times(
 
 @dataclass(frozen=True)
 class TickRecords:
-    """``struct tick_sched`` of each CPU, as it lies in memory; 0 where not readable."""
+    """The raw ``struct tick_sched`` of each CPU; zeros if unreadable."""
 
     type_: drgn.Type
     records: npt.NDArray[np.uint8]
     readable: Booleans
 
     def words(self, member: str) -> Addresses | None:
-        """Return a member of 64 bits; ``None`` if the kernel has none such."""
+        """Return a member of 64 bits; ``None`` if the kernel does not have it."""
         offset = find_offset(self.type_, (member,))
         return None if offset is None else column(self.records, offset)
 
     def times(self, member: str) -> Numbers | None:
-        """Return a time in nanoseconds; 0 where it cannot be."""
+        """Return a time in nanoseconds; 0 if impossible."""
         words = self.words(member)
         return None if words is None else stamps(words)
 
     @property
     def stopped(self) -> Booleans:
-        """Which have their tick stopped."""
+        """Whether each CPU's tick is stopped."""
         return self._is_set(_STOPPED, "tick_stopped")
 
     @property
     def idle(self) -> Booleans:
-        """Which are idle, and in no interrupt meanwhile."""
+        """Whether each CPU is idle, and not in an interrupt."""
         return self._is_set(_IDLE_ACTIVE, "idle_active")
 
     def _is_set(self, bit: int, member: str) -> Booleans:
@@ -110,48 +110,48 @@ class TickRecords:
 
 
 def bits_at(records: npt.NDArray[np.uint8], bit: int) -> Booleans:
-    """Return which records have a bit, by its number from their beginning."""
+    """Return which records have a bit set; *bit* counts from their beginning."""
     is_set: Booleans = (records[:, bit // 8] >> bit % 8 & 1) != 0
     return is_set
 
 
 @dataclass(frozen=True)
 class Ticks:
-    """``struct tick_sched`` of each CPU: one value a CPU, 0 where not readable."""
+    """``struct tick_sched`` of each CPU: one value a CPU, 0 if unreadable."""
 
     idle_ns: Numbers | None
-    """Time idle; ``None`` if the kernel keeps it elsewhere."""
+    """Idle time; ``None`` if the kernel keeps it elsewhere."""
 
     iowait_ns: Numbers | None
     since_ns: Numbers
-    """CLOCK_MONOTONIC at which it went idle, if ``idle`` says that it is."""
+    """CLOCK_MONOTONIC at the start of the idle period, if ``idle``."""
 
     idle: Booleans
     readable: Booleans
     latest_ns: int
-    """The latest stamp of all, in CLOCK_MONOTONIC; 0 if there is none."""
+    """The latest stamp of all CPUs, in CLOCK_MONOTONIC; 0 if there is none."""
 
 
 def stamps(words: npt.NDArray[np.uint64]) -> Numbers:
-    """Return times as they are; those that cannot be, of a damaged dump, are 0."""
+    """Return times, with impossible ones, as in a damaged dump, set to 0."""
     return np.where(words <= _MOST_NS, words, 0).astype(np.int64)
 
 
 def read_ticks(reader: Reader, percpu: PerCpu, losses: LossLog) -> Ticks | None:
-    """Read what the tick of each CPU has noted; ``None`` if the kernel has no such."""
+    """Read the idle times in ``struct tick_sched``; ``None`` without such."""
     try:
-        found = read_tick_records(reader, percpu, losses)
+        ticks = read_tick_records(reader, percpu, losses)
     except LookupError:
         return None
-    marks = [found.times(f"idle_{name}time") for name in ("entry", "wake", "exit")]
+    marks = [ticks.times(f"idle_{name}time") for name in ("entry", "wake", "exit")]
     latest = max((int(s.max(initial=0)) for s in marks if s is not None), default=0)
     since = marks[0]
     return Ticks(
-        idle_ns=found.times("idle_sleeptime"),
-        iowait_ns=found.times("iowait_sleeptime"),
+        idle_ns=ticks.times("idle_sleeptime"),
+        iowait_ns=ticks.times("iowait_sleeptime"),
         since_ns=np.zeros(len(percpu.cpus), np.int64) if since is None else since,
-        idle=found.idle,
-        readable=found.readable,
+        idle=ticks.idle,
+        readable=ticks.readable,
         latest_ns=latest,
     )
 
@@ -172,9 +172,9 @@ def read_tick_records(reader: Reader, percpu: PerCpu, losses: LossLog) -> TickRe
 def _read_steady(
     reader: Reader, addresses: Addresses, size: int, live: bool
 ) -> tuple[npt.NDArray[np.uint8], Booleans]:
-    """Read records until each is twice the same; on a live kernel, some times at most.
+    """Read records; on a live kernel, repeat until two reads agree.
 
-    Else a nap may be seen to be added, and not to be over.
+    Otherwise an idle period may look both added and not yet ended.
     """
     records, readable = reader.read_records(addresses, size)
     changing = np.arange(len(addresses) if live else 0)
@@ -189,10 +189,10 @@ def _read_steady(
 def naps_of_ticks(
     ticks: Ticks, online: Booleans, idle: Counts, iowait: Counts
 ) -> IdleState:
-    """Return the naps of a kernel that keeps them with its ticks, before v7.2.
+    """Return the idle state from ``struct tick_sched``, before v7.2.
 
-    :param idle: what ``kernel_cpustat`` says, which counts for CPUs that are offline,
-        and for all if CPUs keep their ticks while idle (``nohz=off``)
+    :param idle: times of ``kernel_cpustat``, which hold for CPUs that are offline, and
+        for all CPUs if they tick while idle (``nohz=off``)
     :param iowait: likewise
     """
     if ticks.idle_ns is None or ticks.iowait_ns is None:
@@ -208,7 +208,7 @@ def naps_of_ticks(
 
 
 def awake(idle: Counts, iowait: Counts) -> IdleState:
-    """Return the naps where all are counted."""
+    """Return the idle state if all idle time is counted."""
     none = np.zeros(len(idle.values), np.int64)
     return IdleState(idle, iowait, none, (none, none))
 
@@ -223,7 +223,7 @@ def _either(which: Booleans, first: Counts, second: Counts) -> Counts:
 def stops_ticks(prog: drgn.Program, losses: LossLog) -> bool:
     """Return whether CPUs have no tick while idle (``tick_nohz_active``)."""
     try:
-        # An int, later a long, and BTF tells of neither.
+        # An int, later a long; BTF does not have the variable.
         address = prog.symbol("tick_nohz_active").address
         return any(prog.read(address, 4))
     except LookupError:
@@ -234,14 +234,14 @@ def stops_ticks(prog: drgn.Program, losses: LossLog) -> bool:
 
 
 def monotonic_ns(reader: Reader, stamps: Iterable[int], losses: LossLog) -> int | None:
-    """Return CLOCK_MONOTONIC; ``None`` if nothing does.
+    """Return CLOCK_MONOTONIC; ``None`` if unknown.
 
-    That is the latest of when the kernel last brought it up to date, which some CPU
-    does at each tick unless all are idle, and of *stamps* that were taken. So it is
-    behind by no more than a tick, or by the time since when all CPUs have been idle.
+    It is the latest of *stamps* and of the timekeeper's last update, which some CPU
+    does at each tick unless all are idle. So it lags by at most a tick, or by the time
+    since which all CPUs have been idle.
 
-    The clocks of the scheduler would not tell better: they differ from this one by
-    what NTP has corrected since boot, which may be minutes.
+    The scheduler's clocks are no better: they differ from this one by the corrections
+    of NTP since boot, which may be minutes.
     """
     latest = [int(stamp) for stamp in stamps if 0 < stamp <= _MOST_NS]
     kept = _timekeeper_ns(reader, losses)
@@ -251,7 +251,7 @@ def monotonic_ns(reader: Reader, stamps: Iterable[int], losses: LossLog) -> int 
 
 
 def _timekeeper_ns(reader: Reader, losses: LossLog) -> int | None:
-    """Return when the kernel brought CLOCK_MONOTONIC up to date (kernel/time)."""
+    """Return CLOCK_MONOTONIC at the timekeeper's last update (kernel/time)."""
     try:
         core = _timekeeper(reader.prog)
         mono = "timekeeper.tkr_mono"
@@ -267,14 +267,14 @@ def _timekeeper_ns(reader: Reader, losses: LossLog) -> int | None:
         size = drgn.sizeof(core.type_)
         for _ in range(_TRIES):
             data = reader.read(core.address_, size)
-            before = _word(data, sequence, 4)
+            before = _integer(data, sequence, 4)
             steady = not before & 1
             if steady and reader.is_live:
                 after = reader.read(core.address_ + sequence, 4)
-                steady = before == _word(after, 0, 4)
+                steady = before == _integer(after, 0, 4)
             if steady:
-                since = _word(data, fraction, 8) >> (_word(data, shift, 4) & 63)
-                now = _word(data, base, 8) + since
+                since = _integer(data, fraction, 8) >> (_integer(data, shift, 4) & 63)
+                now = _integer(data, base, 8) + since
                 return now if now <= _MOST_NS else None
     except LookupError:
         return None
@@ -287,18 +287,18 @@ def _timekeeper_ns(reader: Reader, losses: LossLog) -> int | None:
 
 def _timekeeper(prog: drgn.Program) -> drgn.Object:
     try:
-        kept = prog.type("struct tk_data")
+        type_ = prog.type("struct tk_data")
     except LookupError:
-        # Before v6.13, when it had no name.
+        # Before v6.13 the type has no name.
         return find_variable(prog, "tk_core")
     try:
         # An array since there are auxiliary clocks (v6.17); the first is the system's.
-        # The symbol does: how many there are would take long to find out.
+        # The symbol is enough: finding out the length of the array takes long.
         symbol = prog.symbol("timekeeper_data")
     except LookupError:
         symbol = prog.symbol("tk_core")
-    return drgn.Object(prog, kept, address=symbol.address)
+    return drgn.Object(prog, type_, address=symbol.address)
 
 
-def _word(data: bytes, offset: int, size: int) -> int:
+def _integer(data: bytes, offset: int, size: int) -> int:
     return int.from_bytes(data[offset : offset + size], "little")

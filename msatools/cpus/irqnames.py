@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Who handles interrupts, and the controllers that they come from."""
+"""Names of interrupts' handlers and controllers."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from msatools.kernel.strings import read_string
 from msatools.kernel.structs import Booleans, read_structs
 
 MAX_HANDLERS = 64
-"""More than share one interrupt: its line of a report would be no line."""
+"""Maximum number of handlers of one interrupt that are read."""
 
 _MAX_NAME = 256
 
@@ -30,15 +30,15 @@ _CHIP = {
 
 @dataclass(frozen=True)
 class Chips:
-    """The ``struct irq_chip`` of each interrupt, a controller's functions."""
+    """The ``struct irq_chip`` of each interrupt's controller."""
 
     names: tuple[str | None, ...]
     can_move: Booleans
-    """Whether it can send the interrupt to another CPU; so if it is lost."""
+    """Whether it can move the interrupt to another CPU; true if unreadable."""
 
 
 class IrqNames:
-    """Strings of the kernel; each is read once."""
+    """Strings of the kernel, cached by address."""
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
@@ -46,7 +46,7 @@ class IrqNames:
         self._known: dict[int, str | None] = {0: None}
 
     def at(self, address: int) -> str | None:
-        """Return the name there: ``None`` for NULL, and with a note if it is lost."""
+        """Return a name; ``None`` for NULL, and, with a note, if unreadable."""
         if address not in self._known:
             self._known[address] = self._read(address)
         return self._known[address]
@@ -66,9 +66,9 @@ class IrqNames:
 def handlers(
     reader: Reader, actions: Addresses, names: IrqNames, losses: LossLog
 ) -> tuple[tuple[str, ...], ...]:
-    """Name those who handle each interrupt, in their order.
+    """Return the names of each interrupt's handlers, in their order.
 
-    :param actions: Of each the first ``struct irqaction``, or NULL.
+    :param actions: Address of each interrupt's first ``struct irqaction``, or NULL.
     """
     found: list[list[str]] = [[] for _ in actions]
     rows = np.flatnonzero(actions)
@@ -85,13 +85,13 @@ def handlers(
     else:
         text = "some interrupts have more handlers than can be"
         losses.lose(Loss.HANDLERS, text, count=len(rows))
-    return tuple(tuple(each) for each in found)
+    return tuple(map(tuple, found))
 
 
 def read_chips(
     reader: Reader, chips: Addresses, names: IrqNames, losses: LossLog
 ) -> Chips:
-    """Read what controls each interrupt."""
+    """Read the controller of each interrupt."""
     read = read_structs(reader, "struct irq_chip", _CHIP, chips, losses)
-    lost = ~read.readable & (chips != 0)
-    return Chips(names.all_at(read["name"]), lost | (read["set_affinity"] != 0))
+    unreadable = ~read.readable & (chips != 0)
+    return Chips(names.all_at(read["name"]), unreadable | (read["set_affinity"] != 0))

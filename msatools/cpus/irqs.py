@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Interrupts: who handles them, where they go, where they may, and how many came.
+"""Interrupts: handlers, routing, affinity and counts.
 
 kernel/irq/irqdesc.c, kernel/irq/proc.c. An interrupt *goes* to the CPUs of its
-effective affinity, which on x86-64 and arm64 is one; it *may go* to those of its
-affinity, when someone writes it anew or a CPU goes offline.
+effective affinity, usually one on x86-64 and arm64. It *may go* to those of its
+affinity, after a write to smp_affinity or when a CPU goes offline.
 """
 
 from dataclasses import dataclass, replace
@@ -29,11 +29,11 @@ from msatools.selfdesc.variables import find_variable
 Counts = npt.NDArray[np.int64]
 
 COUNTER = 1 << 32
-"""Counts are of so many bits, and begin anew after that, also in /proc/interrupts."""
+"""Counts have 32 bits and wrap around, also in /proc/interrupts."""
 
 _DESC_TYPE = "struct irq_desc"
 _AFFINITY = ("irq_common_data.affinity",)
-# There with CONFIG_GENERIC_IRQ_EFFECTIVE_AFF_MASK and CONFIG_GENERIC_PENDING_IRQ.
+# With CONFIG_GENERIC_IRQ_EFFECTIVE_AFF_MASK and CONFIG_GENERIC_PENDING_IRQ.
 _EFFECTIVE = ("irq_common_data.effective_affinity",)
 _PENDING = ("pending_mask",)
 
@@ -54,95 +54,94 @@ _DESC = {
 
 @dataclass(frozen=True)
 class IrqTable:
-    """The interrupts that have a number, a row each, ascending."""
+    """The interrupts that have a number, one row each, ascending."""
 
     cpus: npt.NDArray[np.int64]
-    """Of the columns of ``counts``."""
+    """CPUs of the columns of ``counts``."""
 
     irq: npt.NDArray[np.int64]
     address: Addresses
-    """Of the ``struct irq_desc``."""
+    """Address of the ``struct irq_desc``."""
 
     names: tuple[tuple[str, ...], ...]
-    """Who handles it, several if they share it."""
+    """Names of the handlers."""
 
     chip: tuple[str | None, ...]
-    """The controller."""
+    """Name of the controller."""
 
     hwirq: Addresses
-    """Its number there."""
+    """Number of the interrupt in the controller."""
 
     flow: tuple[str | None, ...]
-    """How it is handled, as /proc/interrupts says on x86: ``edge``, ``fasteoi``."""
+    """Name of the flow handler, as in /proc/interrupts on x86: ``edge``, ``fasteoi``.
+    """
 
     affinity: Masks
-    """The CPUs that it may go to, as /proc/irq/N/smp_affinity has them; those that a
-    damaged dump does not tell are all."""
+    """CPUs that it may go to, as in /proc/irq/N/smp_affinity; all if unreadable."""
 
     effective: Masks
-    """The CPUs that it goes to, likewise."""
+    """CPUs that it goes to; all if unreadable."""
 
     counts: Counts
-    """How often each CPU took it; 0 where that is lost."""
+    """Number of interrupts by CPU; 0 if unreadable."""
 
     counted: Booleans
-    """Whether none of these is lost."""
+    """Whether all counts could be read."""
 
     handled: Booleans
-    """Whether anyone takes it: it has a handler, or is of a controller behind which
-    there are others."""
+    """Whether it has a handler, or is the chained one of a cascaded controller."""
 
     chained: Booleans
-    """Whether it is such a controller's, which is not counted."""
+    """Whether it is of a cascaded controller, and so not counted."""
 
     nested: Booleans
-    """Whether it is one behind another, and taken in the thread of that."""
+    """Whether it is handled in the thread of its parent interrupt."""
 
     device: Booleans
-    """Whether it is of a device: not of timers and such that each CPU has its own of,
-    nor what CPUs send each other."""
+    """Whether it is of a device: not a per-CPU interrupt, such as of timers, nor an
+    IPI."""
 
     managed: Booleans
-    """Whether the kernel alone places it."""
+    """Whether only the kernel sets its affinity."""
 
     movable: Booleans
-    """Whether a write to /proc/irq/N/smp_affinity places it."""
+    """Whether a write to /proc/irq/N/smp_affinity moves it."""
 
     started: Booleans
-    """Whether it can come now; one that is managed is shut down while no CPU of its
-    affinity is online."""
+    """Whether it is started; a managed one is shut down while no CPU of its affinity is
+    online."""
 
     hidden: Booleans
     """Whether /proc/interrupts leaves it out."""
 
     complete: bool
-    """Whether all were found."""
+    """Whether all interrupts were found."""
 
     since_boot: bool = True
-    """Whether counts are since boot, or within an interval."""
+    """Whether counts are since boot, not within an interval."""
 
     def __len__(self) -> int:
         return len(self.irq)
 
     @property
     def placed(self) -> Booleans:
-        """Those of devices that a handler waits for on some CPU."""
+        """Whether it is of a device, and handled on a CPU of its affinity."""
         return self.device & self.handled & ~self.nested
 
     @property
     def listed(self) -> Booleans:
-        """Those that /proc/interrupts lists, or that came before their handler went."""
+        """Whether /proc/interrupts lists it, or did so before it lost its handler."""
         return ~self.hidden & (self.handled & ~self.chained | self.came)
 
     @property
     def came(self) -> Booleans:
-        """Those that are counted at least once."""
+        """Whether it was counted at least once."""
         came: Booleans = (self.counts != 0).any(axis=1)
         return came
 
 
 def read_irqs(reader: Reader, percpu: PerCpu, losses: LossLog) -> IrqTable:
-    """Read all interrupts; one that cannot be read costs a note."""
+    """Read all interrupts; note those that cannot be read."""
     prog = reader.prog
     lost = losses.lost.total()
     addresses, desc = _find(reader, losses)
@@ -186,11 +185,11 @@ def read_irqs(reader: Reader, percpu: PerCpu, losses: LossLog) -> IrqTable:
 
 
 def delta(before: IrqTable, after: IrqTable) -> IrqTable:
-    """Return what came between two readings, each of the CPUs of the same ``PerCpu``.
+    """Return the interrupts between two samples with the same CPUs.
 
-    An interrupt that was not there before, or whose counts went back as another device
-    has its number now, came as often as it counts. What one that is gone had counted
-    is gone too. One whose counts, or itself, were lost in either reading has none.
+    A new interrupt, or one whose counts decreased because another device has its number
+    now, has its full counts. Counts of a removed interrupt are dropped. Counts that
+    could not be read in one of the samples are 0.
     """
     rows = {key: row for row, key in enumerate(_keys(before))}
     counts, counted = after.counts.copy(), after.counted.copy()
@@ -200,7 +199,7 @@ def delta(before: IrqTable, after: IrqTable) -> IrqTable:
             continue
         counted[row] &= before.counted[rows[key]]
         came = (after.counts[row] - before.counts[rows[key]]) % COUNTER
-        # More than half of what can be counted is a counter that went back.
+        # A growth of more than half of the range is a decrease.
         if (came < COUNTER // 2).all():
             counts[row] = came
     counts[~counted] = 0
@@ -208,21 +207,21 @@ def delta(before: IrqTable, after: IrqTable) -> IrqTable:
 
 
 def _keys(table: IrqTable) -> list[tuple[int, int]]:
-    """Return a key of each interrupt, as numbers are used again."""
+    """Return a key of each interrupt; the number alone may be reused."""
     return list(zip(table.irq.tolist(), table.address.tolist(), strict=True))
 
 
 def irqs(table: IrqTable) -> tuple[Irq, ...]:
-    """Make rows of the interrupts of devices, by number."""
+    """Return the rows of the interrupts of devices, by number."""
     total = int(table.counts[table.device].sum())
     rows = np.flatnonzero(table.device & table.listed).tolist()
     return tuple(_irq(table, row, total) for row in rows)
 
 
 def percpu_interrupts(table: IrqTable) -> tuple[Vector, ...]:
-    """Make rows of those with a number that are of no device, such as arm64's timers.
+    """Return the rows of numbered interrupts that are not of devices.
 
-    /proc/interrupts has them by their number.
+    Such as arm64's timers; /proc/interrupts shows them by their number.
     """
     rows = np.flatnonzero(~table.device & table.listed).tolist()
     return tuple(
@@ -239,34 +238,31 @@ def percpu_interrupts(table: IrqTable) -> tuple[Vector, ...]:
 def route(
     sets: tuple[CpuSet, ...], table: IrqTable, online: Cpus
 ) -> tuple[CpuSet, ...]:
-    """Return each set the interrupts of devices that go, and may go, to its CPUs.
+    """Add to each set the interrupts of devices that go, and may go, to its CPUs.
 
-    Only those count that someone handles, and only CPUs that are online: none goes to
-    another. One that is not started, as one that is managed while no CPU of its
-    affinity is online, goes nowhere, but may. One whose affinity was changed since it
-    came last is not routed yet: when it comes once more where it went, the kernel moves
-    it to one of its new CPUs.
+    Only interrupts with a handler and online CPUs count. An interrupt that is not
+    started, such as a managed one while no CPU of its affinity is online, may go but
+    does not go anywhere. An interrupt whose affinity was changed since it last occurred
+    does not go anywhere either: the kernel moves it when it next occurs on its old CPU.
     """
     allowed = table.affinity & table.placed[:, None]
     routed = table.effective & (table.placed & table.started)[:, None]
     moves = ~(table.effective & table.affinity).any(axis=1) & table.movable
     routed &= ~moves[:, None]
-    return tuple(_routed(each, table, allowed, routed, online) for each in sets)
+    return tuple(_routed(one, table, allowed, routed, online) for one in sets)
 
 
 def no_intr_cpus(table: IrqTable, online: Cpus) -> set[int]:
     """Find the CPUs that no interrupt of a device may go to: psrinfo's no-intr.
 
-    Of an interrupt that can be moved, all CPUs of its affinity count: it goes to one of
-    them now, and to another when irqbalance wants it so or a CPU goes offline. (If its
-    affinity was changed since it came last, it comes once more where it went before.)
-    Of one that nobody but the kernel moves, it is the CPUs that it goes to. A queue
-    that the kernel gave to one CPU alone (see ``_own``) does not count: it
-    answers only what that CPU asks of the device; but within an interval it does, if it
-    came.
+    An interrupt that can be moved may go to all CPUs of its affinity: irqbalance or a
+    CPU that goes offline moves it. (If its affinity was changed since it last occurred,
+    it occurs once more on its old CPU.) Other interrupts may go only where they go now.
+    The interrupt of a queue for one CPU alone (see ``_own``) does not count, as it
+    occurs only after requests of that CPU; within an interval it counts if it occurred.
 
-    If some interrupts, or their affinity, could not be read, there may be more of such
-    CPUs than are found, but no less.
+    If some interrupts, or their affinity, could not be read, there may be more such
+    CPUs than returned, but not fewer.
     """
     if not table.complete:
         return set()
@@ -280,24 +276,23 @@ def no_intr_cpus(table: IrqTable, online: Cpus) -> set[int]:
 
 
 def _own(table: IrqTable, online: Cpus) -> Booleans:
-    """Return which interrupts are of queues that a device has for one CPU alone.
+    """Return which interrupts are of a device's queue for one online CPU alone.
 
-    Such a queue's interrupt comes only after tasks of that CPU asked the device for
-    something (Documentation/admin-guide/kernel-parameters.txt, isolcpus=managed_irq).
-    It may be for others too, if they are not online.
+    Such an interrupt occurs only after requests of that CPU
+    (Documentation/admin-guide/kernel-parameters.txt, isolcpus=managed_irq).
     """
     alone: Booleans = table.affinity[:, online].sum(axis=1) == 1
     return table.placed & table.managed & alone
 
 
 def _routed(
-    each: CpuSet, table: IrqTable, allowed: Masks, routed: Masks, online: Cpus
+    one: CpuSet, table: IrqTable, allowed: Masks, routed: Masks, online: Cpus
 ) -> CpuSet:
-    there = sorted(set(each.cpus).intersection(online))
-    may = allowed[:, there].any(axis=1)
-    goes = routed[:, there].any(axis=1)
+    cpus = sorted(set(one.cpus).intersection(online))
+    may = allowed[:, cpus].any(axis=1)
+    goes = routed[:, cpus].any(axis=1)
     return replace(
-        each,
+        one,
         irqs_routed=tuple(table.irq[goes].tolist()),
         irqs_allowed=tuple(table.irq[may].tolist()),
         irqs_managed=int(np.count_nonzero(may & table.managed)),
@@ -337,14 +332,14 @@ def _by_cpu(table: IrqTable, row: int) -> dict[int, int]:
 
 
 class _Bits:
-    """Flags of each interrupt, by the names of their enumerators."""
+    """Flags of each interrupt, by the names of the enumerators."""
 
     def __init__(self, prog: drgn.Program, words: npt.NDArray[Any]) -> None:
         self._prog = prog
         self._words = words
 
     def have(self, *names: str) -> Booleans:
-        """Return which have one of these flags."""
+        """Return which interrupts have one of some flags."""
         bits = 0
         for name in names:
             bits |= constant(self._prog, name)
@@ -353,17 +348,17 @@ class _Bits:
 
 
 def _find(reader: Reader, losses: LossLog) -> tuple[Addresses, Structs]:
-    """Find and read every ``struct irq_desc``; what is none costs a note."""
+    """Find and read every ``struct irq_desc``; note those with a wrong number."""
     entries = _entries(reader, losses)
-    numbers = np.array([number for number, _, _ in entries], np.uint64)
+    irqs = np.array([irq for irq, _, _ in entries], np.uint64)
     addresses = np.array([address for _, _, address in entries], np.uint64)
     desc = read_structs(reader, _DESC_TYPE, _DESC, addresses, losses)
-    right = desc.readable & (desc["irq"] == numbers)
-    wrong = int(np.count_nonzero(desc.readable & ~right))
+    valid = desc.readable & (desc["irq"] == irqs)
+    wrong = int(np.count_nonzero(desc.readable & ~valid))
     text = "what should be an interrupt is none, or another"
     losses.lose(Loss.IRQ_DESCRIPTORS, text, count=wrong)
-    columns = {name: values[right] for name, values in desc.columns.items()}
-    return addresses[right], Structs(columns, desc.readable[right])
+    columns = {name: values[valid] for name, values in desc.columns.items()}
+    return addresses[valid], Structs(columns, desc.readable[valid])
 
 
 def _entries(reader: Reader, losses: LossLog) -> Entries:
@@ -380,14 +375,14 @@ def _entries(reader: Reader, losses: LossLog) -> Entries:
     try:
         root = find_variable(prog, "irq_desc_tree").address_
     except LookupError:
-        # A table, without CONFIG_SPARSE_IRQ, which x86-64 and arm64 always have.
+        # An array without CONFIG_SPARSE_IRQ; x86-64 and arm64 always have the latter.
         losses.lose(Loss.IRQS, f"{name} is not found")
         return []
     return xarray_entries(reader, root, losses, name)
 
 
 def _chained(prog: drgn.Program) -> int:
-    """Find what stands for a handler of controllers behind which there are others."""
+    """Find ``chained_action``, the handler of cascaded controllers; 0 if not found."""
     try:
         address: int = find_variable(prog, "chained_action").address_
     except LookupError:
@@ -412,7 +407,7 @@ def _affinities(
     else:
         goes = wanted
     masks, readable = masks_at(reader, np.concatenate([wanted, goes]))
-    # Nothing is said to be kept away from a CPU that may well get it.
+    # An unknown mask must not count as keeping an interrupt away from a CPU.
     masks[~readable] = True
     lost = int(np.count_nonzero(~readable))
     text = "where some interrupts may go is lost"
@@ -427,7 +422,10 @@ def _mask_addresses(
     name: str,
     members: tuple[str, ...],
 ) -> Addresses:
-    """Find a ``cpumask_var_t``: a pointer, or without CPUMASK_OFFSTACK the mask."""
+    """Return the addresses of masks of type ``cpumask_var_t``.
+
+    A pointer with CONFIG_CPUMASK_OFFSTACK, else the mask itself.
+    """
     if is_pointer(prog.type("cpumask_var_t")):
         pointers: Addresses = desc[name]
         return pointers
@@ -441,19 +439,19 @@ def _counts(
 ) -> tuple[Counts, Booleans]:
     """Read ``kstat_irqs`` of each interrupt on each CPU.
 
-    :return: The counts, and of which interrupts all could be read.
+    :return: The counts, and whether all of an interrupt's could be read.
 
     Since Linux kernel commit 86d2a2f51fba ("genirq: Convert kstat_irqs to a struct")
     (in v6.10) the count is the first member of a structure.
     """
-    places = np.concatenate(
+    addresses = np.concatenate(
         [percpu.at(pointer) for pointer in pointers.tolist()]
         or [np.zeros(0, np.uint64)]
     )
-    records, readable = reader.read_records(places, 4)
-    lost = ~readable & (places != 0)
+    records, readable = reader.read_records(addresses, 4)
+    lost = ~readable & (addresses != 0)
     text = "how often some interrupts came is lost"
     losses.lose(Loss.IRQ_COUNTS, text, count=int(np.count_nonzero(lost)))
-    counts = np.where(places != 0, column(records, 0, 4), 0)
+    counts = np.where(addresses != 0, column(records, 0, 4), 0)
     shape = len(pointers), len(percpu.cpus)
     return counts.astype(np.int64).reshape(shape), ~lost.reshape(shape).any(axis=1)

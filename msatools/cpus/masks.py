@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The kernel's sets of CPUs: which there are, are online, and are isolated from what.
+"""The kernel's CPU masks: possible, present, online, active, and isolated CPUs.
 
 kernel/cpu.c, kernel/sched/isolation.c, kernel/time/tick-sched.c,
 kernel/rcu/tree_nocb.h, kernel/cgroup/cpuset.c.
@@ -29,53 +29,52 @@ from msatools.kernel.strings import read_string
 from msatools.selfdesc.variables import find_variable
 
 _MAX_COMMAND_LINE = 1 << 16
-"""COMMAND_LINE_SIZE and what a boot configuration adds (init/main.c): 2 KiB and 32."""
+"""COMMAND_LINE_SIZE (2 KiB) and a boot configuration (32 KiB, init/main.c) fit."""
 
-# What housekeeping is for, the newest name first; numbers differ between kernels.
-# Linux kernel commit 4fca0e550d50 ("sched/isolation: Save boot defined domain flags")
-# (in v7.0): HK_TYPE_DOMAIN takes isolated partitions in, DOMAIN_BOOT does not.
+# Types of housekeeping, the newest name first; their numbers differ between kernels.
+# Since Linux kernel commit 4fca0e550d50 ("sched/isolation: Save boot defined domain
+# flags") (in v7.0) HK_TYPE_DOMAIN includes isolated partitions; DOMAIN_BOOT does not.
 _DOMAIN = ("HK_TYPE_DOMAIN_BOOT", "HK_TYPE_DOMAIN")
 _MANAGED_IRQ = ("HK_TYPE_MANAGED_IRQ",)
 
 
 @dataclass(frozen=True)
 class CpuMasks:
-    """Sets of CPUs; ``None`` is what this kernel has not, or what was not read."""
+    """CPU masks; ``None`` if this kernel does not have one, or it is unreadable."""
 
     possible: Cpus
-    """That can ever be online."""
+    """CPUs that can ever be online."""
 
     present: Cpus
     online: Cpus
     active: Cpus
-    """That tasks may be put on."""
+    """CPUs that the scheduler may put tasks on."""
 
     isolcpus: Cpus | None
-    """Kept out of the scheduler's balancing since boot, as
-    /sys/devices/system/cpu/isolated has them."""
+    """CPUs excluded from load balancing at boot:
+    /sys/devices/system/cpu/isolated."""
 
     isolated: Cpus | None
-    """That the scheduler spreads no tasks to: those above, those of isolated
-    partitions, and online ones that are in no root domain, as cpusets of cgroup v1
-    can have it."""
+    """CPUs excluded from load balancing: *isolcpus*, CPUs of isolated partitions, and
+    online CPUs in no root domain, which is possible with cpusets of cgroup v1."""
 
     nohz_full: Cpus | None
-    """Without a tick while one task runs: /sys/devices/system/cpu/nohz_full."""
+    """CPUs without a tick while one task runs: /sys/devices/system/cpu/nohz_full."""
 
     rcu_nocb: Cpus | None
-    """Whose RCU callbacks threads run, on other CPUs if need be."""
+    """CPUs whose RCU callbacks are run by threads, maybe on other CPUs."""
 
     managed_irq: Cpus | None
-    """That managed interrupts keep from, where they can."""
+    """CPUs that managed interrupts avoid if possible."""
 
     words: Mapping[str, str]
-    """The words of the command line that asked for it, by the name of the field."""
+    """Words of the command line by the name of the field that they set."""
 
 
 def read_masks(reader: Reader, domains: RootDomains, losses: LossLog) -> CpuMasks:
-    """Read all sets; one that cannot be read costs a note.
+    """Read all masks; note those that cannot be read.
 
-    :raises LookupError: if the types are unknown of the sets that all kernels have
+    :raises LookupError: if the types of the masks that all kernels have are missing
     """
     possible, present, active = (
         kept_mask(reader, name, losses) or ()
@@ -106,7 +105,7 @@ def _isolated(*known: Cpus | None) -> Cpus | None:
 
 
 def _variable(reader: Reader, name: str, losses: LossLog) -> Cpus | None:
-    """Read a mask that not every kernel has; one not allocated has no CPU."""
+    """Read a mask that not every kernel has; one not allocated is empty."""
     try:
         mask = find_variable(reader.prog, name)
     except LookupError:
@@ -115,7 +114,7 @@ def _variable(reader: Reader, name: str, losses: LossLog) -> Cpus | None:
 
 
 class _Housekeeping:
-    """What CPUs are isolated from by words of the command line."""
+    """CPUs excluded from housekeeping by the command line."""
 
     def __init__(self, reader: Reader, possible: Cpus, losses: LossLog) -> None:
         self._reader = reader
@@ -123,16 +122,16 @@ class _Housekeeping:
         self._losses = losses
 
     def isolated_from(self, names: tuple[str, ...]) -> Cpus | None:
-        """List the CPUs that are not for a kind of housekeeping.
+        """Return the CPUs excluded from a type of housekeeping.
 
-        :param names: of enumerators, the newest first
-        :return: ``None`` if the kernel knows no such kind, or the mask is lost
+        :param names: names of the enumerator, the newest first
+        :return: ``None`` if the kernel has no such type, or the mask is unreadable
         """
         try:
-            place = self._place(names)
-            if not place:
+            address = self._mask_address(names)
+            if not address:
                 return ()
-            allowed = mask_at(self._reader, place)
+            allowed = mask_at(self._reader, address)
         except LookupError:
             return None
         except drgn.FaultError as error:
@@ -140,22 +139,24 @@ class _Housekeeping:
             return None
         return tuple(sorted(set(self._possible) - set(allowed)))
 
-    def _place(self, names: tuple[str, ...]) -> int:
-        """Find the mask of the CPUs that are for it; 0 if all are."""
+    def _mask_address(self, names: tuple[str, ...]) -> int:
+        """Find the mask of the housekeeping CPUs; 0 if all are."""
         prog = self._reader.prog
         try:
             housekeeping = find_variable(prog, "housekeeping")
         except LookupError:
-            return self._only_place(names)
-        number = _first_constant(prog, names)
-        if not housekeeping.flags.value_() >> number & 1:
+            return self._common_mask_address(names)
+        type_ = _first_constant(prog, names)
+        if not housekeeping.flags.value_() >> type_ & 1:
             return 0
-        return place_of(housekeeping.cpumasks[number])
+        return place_of(housekeeping.cpumasks[type_])
 
-    def _only_place(self, names: tuple[str, ...]) -> int:
-        """Find it where there is one mask for all kinds: before Linux kernel commit
-        ed3b362d54f0 ("sched/isolation: Split housekeeping cpumask per isolation
-        features") (in v5.18)."""
+    def _common_mask_address(self, names: tuple[str, ...]) -> int:
+        """Find the mask of all types.
+
+        Before Linux kernel commit ed3b362d54f0 ("sched/isolation: Split housekeeping
+        cpumask per isolation features") (in v5.18).
+        """
         prog = self._reader.prog
         flags = find_variable(prog, "housekeeping_flags").value_()
         old_names = tuple(name.replace("_TYPE_", "_FLAG_") for name in names)
@@ -188,9 +189,8 @@ def _command_line(reader: Reader, losses: LossLog) -> str:
 def boot_words(line: str) -> Mapping[str, str]:
     """Find the words that isolate CPUs, by the field of :class:`CpuMasks`.
 
-    As kernel/sched/isolation.c and kernel/rcu/tree_nocb.h understand them:
-    ``isolcpus=`` is for ``domain`` if it names nothing else that it knows, and
-    ``nohz_full=`` offloads RCU's callbacks too.
+    As in kernel/sched/isolation.c and kernel/rcu/tree_nocb.h: ``isolcpus=`` without a
+    known flag means ``domain``, and ``nohz_full=`` also offloads RCU's callbacks.
     """
     found: dict[str, list[str]] = {}
     for word in _words(line):
@@ -201,7 +201,7 @@ def boot_words(line: str) -> Mapping[str, str]:
 
 def _fields(word: str) -> Iterator[str]:
     name, _, value = word.partition("=")
-    # As the kernel compares names (kernel/params.c, parameq()).
+    # The kernel takes - and _ for the same (kernel/params.c, parameq()).
     name = name.replace("-", "_")
     if name == "isolcpus" and value:
         flags = {flag for flag in value.split(",") if flag[:1].isalpha()}
@@ -220,7 +220,7 @@ def _fields(word: str) -> Iterator[str]:
 
 
 def _words(line: str) -> Iterator[str]:
-    """Split at spaces that no quotes are around, up to what init is for."""
+    """Split at spaces outside of quotes, up to ``--``, where init's arguments begin."""
     word, quoted = "", False
     for letter in line + " ":
         if letter.isspace() and not quoted:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What msa-cpus reports: processor sets, and the work of each CPU.
+"""The report of msa-cpus: processor sets, and the work of each CPU.
 
-Plain data: a renderer prints it, JSON serialises it. Counts and times are since boot,
-or within an interval; states are those at its end.
+Plain data, to be rendered as text or JSON. Counts and times are since boot, or within
+an interval; states are those at its end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,20 +27,19 @@ State = Literal[
     "stopped",
     "idle",
 ]
-"""What a CPU can be, several at a time.
+"""States of a CPU, several at a time.
 
-``on`` or ``off``: it is online or not. ``no-intr``: no interrupt of a device may go to
-it, but answers to what it asks of a device itself. ``isolated``: the scheduler spreads
-no tasks to it. ``nohz_full``: it has no tick while one task runs. ``rcu_nocb``: others
-run its RCU callbacks. ``inactive``: online, but no tasks come to it, as when it goes
-offline. ``stopped``: it runs what nothing preempts, as in stop_machine(). ``idle``: it
-runs its idle task.
+``on`` or ``off``: online or not. ``no-intr``: no interrupt of a device may go to it,
+except those caused by its own requests. ``isolated``: excluded from load balancing.
+``nohz_full``: no tick while one task runs. ``rcu_nocb``: threads run its RCU callbacks.
+``inactive``: online, but not available to the scheduler, as when it goes offline.
+``stopped``: it runs its stopper thread, as in stop_machine(). ``idle``: it runs its
+idle task.
 """
 
 SetKind = Literal["root", "isolated", "invalid", "limit", "isolcpus", "nohz_full"]
-"""What makes a set: a cpuset that is the root or a partition (``root``), an isolated
-partition, one that is not in force, a cpuset that only limits its tasks; or words of
-the kernel's command line."""
+"""Kinds of sets: the root cpuset or a partition (``root``), an isolated partition, an
+invalid one, a cpuset that only limits its tasks; or a word of the command line."""
 
 
 # --- each CPU
@@ -57,29 +56,29 @@ class Running:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cpu:
-    """One CPU: psrinfo's and mpstat's row. ``None`` is what the kernel does not keep,
-    or what could not be read."""
+    """One CPU: psrinfo's and mpstat's row. ``None`` if the kernel does not keep a
+    value, or it could not be read."""
 
     cpu: int
     online: bool
     set: str
-    """The partition or isolation set that it is in, else ``default``."""
+    """Its partition or isolation set, else ``default``."""
 
     state: tuple[State, ...]
     minf: int | None
-    """Page faults that took no I/O."""
+    """Minor page faults, without I/O."""
 
     mjf: int | None
-    """Page faults that did."""
+    """Major page faults, with I/O."""
 
     xcal: int | None
-    """Calls of functions by other CPUs, taken here."""
+    """Function calls requested by other CPUs."""
 
     tlb: int | None
-    """Flushes of the TLB for other CPUs, taken here."""
+    """TLB flushes requested by other CPUs."""
 
     intr: int | None
-    """Interrupts: devices', and those of the architecture."""
+    """Interrupts of devices and of the architecture."""
 
     soft: int | None
     """Softirqs."""
@@ -88,40 +87,40 @@ class Cpu:
     """Context switches."""
 
     icsw: int | None = field(default=None)
-    """Involuntary ones, of tasks that were last here; on request."""
+    """Involuntary context switches of tasks that were last on it; on request."""
 
     migr: int | None = field(default=None)
-    """Moves to other CPUs, of tasks that are here now; on request."""
+    """Migrations of tasks that are on it now; on request."""
 
     smtx: None = None
     srw: None = None
     syscl: None = None
-    """Spins for mutexes and rwlocks and system calls: Linux counts none by CPU."""
+    """Spins on mutexes and rwlocks, system calls: Linux does not count them by CPU."""
 
     runq: int | None
-    """Tasks that run or could, now."""
+    """Current number of runnable tasks."""
 
     usr_ns: int | None
-    """In user mode, niced tasks too, guests' time not."""
+    """User time, with niced tasks, without guests."""
 
     nice_ns: int | None
-    """That part of ``usr_ns`` that niced tasks used."""
+    """The part of ``usr_ns`` of niced tasks."""
 
     sys_ns: int | None
     irq_ns: int | None
-    """In interrupts and softirqs."""
+    """Time in interrupts and softirqs."""
 
     softirq_ns: int | None
-    """That part of ``irq_ns`` that softirqs took."""
+    """The part of ``irq_ns`` in softirqs."""
 
     wt_ns: int | None
-    """Idle, with I/O of tasks that were last here under way."""
+    """Idle time in which a task that was last on it waited for I/O."""
 
     st_ns: int | None
-    """Stolen by the hypervisor."""
+    """Time stolen by the hypervisor."""
 
     gst_ns: int | None
-    """Running guests."""
+    """Time running guests."""
 
     idl_ns: int | None
     current: Running | None
@@ -130,37 +129,35 @@ class Cpu:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Processor:
-    """What a CPU is: psrinfo -v."""
+    """Description of a CPU: psrinfo -v."""
 
     active: bool | None
-    """Whether tasks may be put on it."""
+    """Whether the scheduler may put tasks on it."""
 
     hotplug: str | None
-    """The step of bringing it up or down that it has come to, such as ``online``
-    (kernel/cpu.c)."""
+    """Its state of CPU hotplug, such as ``online`` (kernel/cpu.c)."""
 
     hotplug_target: str | None
-    """Where it is on the way to, if not there."""
+    """The target state, if not reached."""
 
     package: int | None
     die: int | None
     core: int | None
     thread: int | None
-    """Its place among the CPUs of its core, from 0."""
+    """Its index among the CPUs of its core, from 0."""
 
     siblings: tuple[int, ...]
     """All CPUs of its core."""
 
     node: int | None
     capacity: int | None
-    """Of 1024, what tasks can have of it (SCHED_CAPACITY_SCALE)."""
+    """Capacity for tasks, of 1024 (SCHED_CAPACITY_SCALE)."""
 
     idle_state: str | None
-    """Which of the hardware's idle states it is in; ``None`` where cpuidle knows of
-    none, as in most guests."""
+    """Name of its current idle state; ``None`` without cpuidle, as in most guests."""
 
     idle_depth: int | None
-    """Its number, from 0."""
+    """Number of that idle state, from 0."""
 
     tick_stopped: bool | None
 
@@ -176,25 +173,25 @@ class RunnableTask:
     comm: str
     sched_class: SchedClass = field(metadata={"key": "class"})
     policy: str
-    """``SCHED_NORMAL``, ``SCHED_FIFO`` and so on, without ``SCHED_``: as chrt says."""
+    """The policy without ``SCHED_``, as chrt shows it: ``OTHER``, ``FIFO``."""
 
     priority: int
-    """As /proc/PID/stat has it: 20 + nice, or below -1 for realtime."""
+    """The priority as in /proc/PID/stat: 20 + nice, or below -1 for realtime."""
 
     rt_priority: int | None
-    """1 to 99, of realtime tasks."""
+    """1 to 99 for realtime tasks."""
 
     nice: int | None
     deadline_ns: int | None
-    """By when it has to have run, from now on, of deadline tasks; may be past."""
+    """Time left to the deadline of a deadline task; may be negative."""
 
     wait_ns: int | None
-    """For how long it has been waiting for the CPU; of the current task, running."""
+    """Time that it has waited for the CPU; for the current task, that it has run."""
 
     wait_bound: Literal["exact", "upper", "estimate"]
     cgroup: str | None
     throttled: bool
-    """Whether its group (or class) has used up what it may have."""
+    """Whether its group (or class) has used up its quota."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,32 +200,32 @@ class RunQueue:
 
     cpu: int
     running: int
-    """As the kernel counts it (``nr_running``)."""
+    """The kernel's count of runnable tasks (``nr_running``)."""
 
     current: RunnableTask | None
     waiting: tuple[RunnableTask, ...]
-    """In the order in which the scheduler would choose them, as far as that is known:
-    stop, deadline, realtime, fair; in a class the next first."""
+    """Tasks in the order in which the scheduler would run them, if known: stop,
+    deadline, realtime, fair; within a class the next first."""
 
     clock_ns: int
     lag_ns: int | None
-    """How far its clock is behind the latest of all."""
+    """Lag of its clock behind the latest of all."""
 
     ticked_ns: int | None
-    """For how long it has had no tick."""
+    """Time since its last tick."""
 
     switched_ns: int | None
-    """For how long it has run the same task."""
+    """Time that it has run the same task."""
 
     lag_why: str | None
-    """``idle``, ``tick stopped``, ``interrupts off`` or ``offline``: why its clock
-    stands; ``None`` if it does not."""
+    """Why its clock lags: ``idle``, ``tick stopped``, ``interrupts off`` or
+    ``offline``; ``None`` if it does not."""
 
     panicked: bool
-    """Whether the kernel died here."""
+    """Whether the kernel panicked on this CPU."""
 
     doing: str | None = field(default=None, metadata=ADDED)
-    """Of a dump: ``user mode``, or ``kernel`` or ``interrupt`` and the function."""
+    """In a dump: ``user mode``, or ``kernel`` or ``interrupt`` and the function."""
 
 
 # --- sets
@@ -242,14 +239,14 @@ class BoundTask:
     comm: str
     cpus: tuple[int, ...]
     cpu: int
-    """Where it is, or was last."""
+    """The CPU that it is or was last on."""
 
     cgroup: str | None
     why: str
-    """Of one that strays: in what way."""
+    """Why it counts as straying; empty for others."""
 
     kthread: bool
-    """Whether it is a thread of the kernel itself."""
+    """Whether it is a kernel thread."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,61 +254,60 @@ class SetTasks:
     """The tasks of a set."""
 
     members: int
-    """Threads in its cpuset or below, or that may run on its CPUs alone."""
+    """Number of threads in its cpuset or below, or that may run on its CPUs only."""
 
     pinned: tuple[BoundTask, ...]
-    """Those bound to less than all of its CPUs; threads that the kernel made for one
-    CPU do not count."""
+    """Members bound to a part of its CPUs, without per-CPU kernel threads."""
 
     straying: tuple[BoundTask, ...]
-    """Those of others that may run on its CPUs, and those of its own that may run
-    elsewhere."""
+    """Threads of other sets that may run on its CPUs, and members that may run on other
+    CPUs."""
 
     percpu_threads: int
-    """Threads of the kernel that belong to one of its CPUs."""
+    """Number of per-CPU kernel threads of its CPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CpuSet:
-    """A set of CPUs that is in force, or that is meant to be."""
+    """A set of CPUs, in force or only requested."""
 
     name: str
-    """The cgroup's path, or the word of the command line; ``default`` for what is in no
-    other."""
+    """Path of the cgroup, or word of the command line; ``default`` for CPUs in no other
+    set."""
 
     kind: SetKind
     cpus: tuple[int, ...]
-    """That are in force."""
+    """The effective CPUs."""
 
     source: str
-    """Where it comes from: ``cpuset partition``, ``isolcpus=domain,managed_irq`` ..."""
+    """Its origin: ``cpuset partition``, ``isolcpus=domain,managed_irq`` ..."""
 
     asked: tuple[int, ...] | None
-    """CPUs that were asked for (``cpuset.cpus``), if somebody did."""
+    """The requested CPUs (``cpuset.cpus``), if any."""
 
     exclusive: tuple[int, ...] | None
-    """CPUs that it keeps from others (``cpuset.cpus.exclusive``, v6.7 and later)."""
+    """Its exclusive CPUs (``cpuset.cpus.exclusive``, v6.7 and later)."""
 
     nodes: tuple[int, ...]
-    """Memory nodes that its tasks may take from."""
+    """Memory nodes that its tasks may allocate from."""
 
     reason: str | None
-    """Why a partition is invalid, as the kernel says."""
+    """Why a partition is invalid, in the kernel's words."""
 
     root_domain: Address | None
-    """What the scheduler balances in; ``None`` if several or none."""
+    """The scheduler's root domain; ``None`` if several or none."""
 
     balanced: bool | None
-    """Whether the scheduler spreads tasks over its CPUs."""
+    """Whether the scheduler balances tasks among its CPUs."""
 
     irqs_routed: tuple[int, ...]
     """Interrupts of devices that go to one of its CPUs now (effective affinity)."""
 
     irqs_allowed: tuple[int, ...]
-    """Those that may (affinity)."""
+    """Interrupts of devices that may go there (affinity)."""
 
     irqs_managed: int
-    """How many of those allowed the kernel alone places."""
+    """Number of the latter whose affinity only the kernel sets."""
 
     tasks: SetTasks | None = field(default=None, metadata=ADDED)
 
@@ -325,25 +321,26 @@ class Irq:
 
     irq: int
     name: str
-    """Who handles it, as /proc/interrupts says: several after one another."""
+    """Names of its handlers, as in /proc/interrupts."""
 
     chip: str | None
     affinity: tuple[int, ...]
     effective: tuple[int, ...]
     managed: bool
-    """Whether the kernel alone places it."""
+    """Whether only the kernel sets its affinity."""
 
     counts: Mapping[int, int]
-    """By CPU, those that are not 0."""
+    """Counts by CPU, without zeros."""
 
     total: int | None
-    """``None`` if a part of it is lost."""
+    """Sum over all CPUs; ``None`` if a part is unreadable."""
 
     share: float | None
-    """Of all interrupts of devices; ``None`` if there were none, or it is lost."""
+    """Share of all interrupts of devices; ``None`` if there were none, or if the total
+    is unknown."""
 
     time_ns: None = None
-    """Linux does not keep how long handlers take."""
+    """Time in handlers, which Linux does not keep."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -351,12 +348,12 @@ class Vector:
     """Interrupts of the architecture of one kind, or softirqs."""
 
     name: str
-    """As in /proc/interrupts and /proc/softirqs: ``LOC``, ``NET_RX``."""
+    """Name as in /proc/interrupts and /proc/softirqs: ``LOC``, ``NET_RX``."""
 
     text: str
     counts: Mapping[int, int]
     total: int | None
-    """``None`` if a part of it is lost."""
+    """Sum over all CPUs; ``None`` if a part is unreadable."""
 
 
 # --- the report
@@ -364,7 +361,7 @@ class Vector:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnostic:
-    """Something that whoever partitions CPUs wants to know, in one line."""
+    """A finding about the partitioning of CPUs, in one line."""
 
     code: str
     """``isolated-takes-interrupts``, ``idle-while-waiting``, ``not-ticked``,
@@ -374,7 +371,7 @@ class Diagnostic:
     text: str
     cpus: tuple[int, ...]
     advice: str | None
-    """The command that mends it, if one does."""
+    """The command that fixes it, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,4 +391,4 @@ class CpusReport(Report):
     vectors: tuple[Vector, ...] | None = field(default=None, metadata=ADDED)
     softirqs: tuple[Vector, ...] | None = field(default=None, metadata=ADDED)
     nodes: Sequence[int] = ()
-    """NUMA nodes that are online."""
+    """Online NUMA nodes."""

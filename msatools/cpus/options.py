@@ -1,29 +1,29 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is asked of msa-cpus."""
+"""Options of msa-cpus."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class CpusOptions:
-    """What to look at, and what of it to report."""
+    """What to read and report."""
 
     cpus: frozenset[int] | None = None
-    """These CPUs alone; ``None`` for all that there can be."""
+    """The CPUs to report; ``None`` for all possible ones."""
 
     sets: tuple[str, ...] | None = None
-    """Those of these sets alone."""
+    """The sets whose CPUs to report; ``None`` for all."""
 
     irqs: bool = False
-    """Tell each interrupt."""
+    """Report each interrupt."""
 
     tasks: bool = False
-    """Look at all tasks: who is bound to sets or strays into them, and by CPU the
-    involuntary switches and moves."""
+    """Read all tasks: pinned and straying ones by set, involuntary switches and
+    migrations by CPU."""
 
     doing: bool = False
-    """Tell what each CPU did when a dump was made."""
+    """Report what each CPU did when a dump was made."""
 
     whole: bool = False
-    """Report all that was read: it is chosen from later."""
+    """Report everything, to be selected from later."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which CPUs each thread may run on, the set it is in, and the threads that stray."""
+"""The CPUs that each thread may run on, its set, and straying threads."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -24,30 +24,30 @@ from msatools.tasks.table import PF_KTHREAD, TaskTable
 from msatools.tasks.task_cgroups import UNKNOWN, TaskCgroups, read_cpuset_groups
 
 PF_NO_SETAFFINITY = 0x04000000
-"""Of ``flags``: nobody but the kernel may say where it runs."""
+"""A bit of ``flags``: user space may not change the affinity."""
 
 Numbers = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
 class Affinities:
-    """Which CPUs each thread may run on."""
+    """The affinity of each thread."""
 
     masks: Masks
     """Each different mask once: shape ``(masks, nr_cpu_ids)``."""
 
     index: npt.NDArray[np.intp]
-    """By thread: which of the masks is its own."""
+    """Index of each thread's mask."""
 
     def cpus(self, row: int) -> Cpus:
-        """List the CPUs of a thread: ``Cpus_allowed_list`` of /proc/PID/status."""
+        """Return the CPUs of a thread: ``Cpus_allowed_list`` of /proc/PID/status."""
         return cpus_of(self.masks[self.index[row]])
 
 
 def affinities(tasks: TaskTable, prog: drgn.Program) -> Affinities:
-    """Return where all threads may run.
+    """Return the affinity of all threads.
 
-    :raises KeyError: if the number of CPUs is lost
+    :raises KeyError: if the number of CPUs is unknown
     """
     return Affinities(*different_masks(tasks["cpus_mask"], prog))
 
@@ -60,30 +60,30 @@ def place(
     masks: CpuMasks,
     losses: LossLog,
 ) -> tuple[CpuSet, ...]:
-    """Return the tasks of each set, among the threads that have not ended.
+    """Add the tasks to each set, of the threads that have not ended.
 
-    What counts of a thread's mask is the CPUs that are online.
+    Only online CPUs of a thread's mask count.
 
-    A thread is a *member* of the cpuset sets that its own cpuset is in, up to the
-    partition in force, and of that one. Where there is none it is one of the default
-    set; but if it may run on CPUs of ``isolcpus`` or ``nohz_full`` alone it is one of
-    these, as somebody has bound it there. Per-CPU threads, which the kernel has bound
-    to one CPU for good, are members of none and counted apart: they have to be where
-    they are, and tuna and cset leave them alone too.
+    A thread is a *member* of the sets of its cpuset and of the cpusets above it, up to
+    and including the innermost valid partition. If there is no such partition, it is a
+    member of the default set; but if it may only run on CPUs of ``isolcpus`` or
+    ``nohz_full``, it was bound to them, and is a member of that set. Per-CPU kernel
+    threads are not members of any set, and counted separately: they cannot be moved,
+    and tuna and cset skip them, too.
 
-    *Pinned* are the members that may run on some CPUs of the set alone. They are told
-    in the innermost set only. Threads that only the kernel may move are left out, such
+    *Pinned* threads are members that may run on a part of the set's CPUs only. They are
+    listed in their innermost set, without threads that only the kernel may move, such
     as unbound workers.
 
-    *Straying* are, in the innermost set of a thread, those that may run outside of it,
-    or on CPUs alone that are offline. In a partition, ``isolcpus`` or ``nohz_full`` it
-    is also the threads of others that may run on its CPUs: those that ``tuna isolate``
-    and ``cset shield`` move away. But most threads may run on all CPUs, isolated ones
-    too, where the scheduler takes none of them. So a thread that may run on all CPUs
-    of the default set, or that is the kernel's, strays only if it runs on such a CPU,
-    or was last there, as there it will wake up again.
+    *Straying* threads of a set are those that have it as their innermost set and may
+    run outside of it, or only on offline CPUs. For a partition, ``isolcpus`` or
+    ``nohz_full`` they are also threads of other sets that may run on its CPUs: those
+    that ``tuna isolate`` and ``cset shield`` move away. But most threads may run on all
+    CPUs, including isolated ones, to which the scheduler does not move them. So a
+    kernel thread, or one that may run on all CPUs of the default set, strays only if it
+    is or was last on such a CPU, where it will wake up again.
 
-    Without the number of CPUs, or tasks' masks, no set has its tasks told.
+    If the number of CPUs or the masks of tasks are unknown, sets have no tasks.
     """
     if not tasks.has("cpus_mask"):
         losses.lose(Loss.AFFINITIES, "where tasks may run cannot be told")
@@ -104,27 +104,27 @@ def place(
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """The threads by set; see :func:`place` for what the words mean.
+    """The threads by set; see :func:`place` for the terms.
 
-    Sets are numbered as they come: 0 is the default one. What is by mask has a row for
-    each different mask, what is by thread an element a thread.
+    Sets are numbered in their order; 0 is the default set. Arrays are by mask (one
+    element for each different mask) or by thread.
     """
 
     sets: Sequence[CpuSet]
     tasks: TaskTable
     affinities: Affinities
     cpusets: TaskCgroups
-    """The group that each thread has its cpuset from."""
+    """The control group of each thread's cpuset."""
 
     cgroups: TaskCgroups
-    """The group that each thread is in, as reports show it."""
+    """The control group of each thread, as shown in reports."""
 
     masks: CpuMasks
 
     def tasks_of(self, number: int) -> SetTasks:
         """Return the tasks of one set."""
         straying = {**self._leaving(number), **self._intruding(number)}
-        # Those that somebody has started first: there are many of the kernel's.
+        # Kernel threads last: there are many.
         order = sorted(straying, key=lambda row: (self._kernel[row], row))
         return SetTasks(
             members=int(np.count_nonzero(self._members(number))),
@@ -149,27 +149,27 @@ class Placement:
         return inside & self._by_thread(less)
 
     def _leaving(self, number: int) -> dict[int, str]:
-        """Find those whose innermost set it is, and who may run elsewhere or nowhere.
+        """Find threads of the innermost set that may run elsewhere or nowhere.
 
-        :return: Why, by row.
+        :return: The reasons, by row.
         """
         inside = self._placed & (self._inner == number)
         nowhere = self._by_thread(~_some(self._reach))
         why = "all CPUs that it may run on are offline"
-        found = dict.fromkeys(_rows(inside & nowhere), why)
+        reasons = dict.fromkeys(_rows(inside & nowhere), why)
         cpus = self._cpus[number]
         if number == 0 or number in self._boot or not cpus.any():
-            return found
+            return reasons
         outside = self._reach & ~cpus
         for row in _rows(inside & self._by_thread(_some(outside))):
             where = ranges(cpus_of(outside[self.affinities.index[row]]))
-            found[row] = f"may run on {where}, which {self.sets[number].name} has not"
-        return found
+            reasons[row] = f"may run on {where}, which {self.sets[number].name} has not"
+        return reasons
 
     def _intruding(self, number: int) -> dict[int, str]:
-        """Find those of others on CPUs that are the set's own.
+        """Find threads of other sets that are or may run on the set's own CPUs.
 
-        :return: Why, by row.
+        :return: The reasons, by row.
         """
         if number == 0 or self.sets[number].kind not in PARTITIONS + BOOT:
             return {}
@@ -177,22 +177,22 @@ class Placement:
         others = self._placed & ~self._bound & (self._owner != number)
         others &= self._by_thread(_some(theirs))
         anywhere = self._by_thread(~_some(self._cpus[0] & ~self._reach))
-        # A number that no CPU has is of a damaged dump.
+        # In a damaged dump the number of the CPU may be too large.
         cpu = np.minimum(self.tasks["cpu"], theirs.shape[1] - 1).astype(np.intp)
         there = _both(others, self.tasks["cpu"] == cpu)
         there &= theirs[self.affinities.index, cpu]
-        found = {}
+        reasons = {}
         for row in _rows(there | (others & ~anywhere & ~self._kernel)):
             where = (
                 f"last on {cpu[row]}"
                 if there[row]
                 else f"may run on {ranges(cpus_of(theirs[self.affinities.index[row]]))}"
             )
-            found[row] = f"{where}, and is of {self.sets[self._inner[row]].name}"
-        return found
+            reasons[row] = f"{where}, and is of {self.sets[self._inner[row]].name}"
+        return reasons
 
     def _percpu_of(self, number: int) -> Booleans:
-        # Those of CPUs that are offline are parked.
+        # Threads of offline CPUs are parked.
         cpus = self._cpus[number] | self._own[number]
         return self._percpu & self._by_thread(_some(self.affinities.masks & cpus))
 
@@ -216,7 +216,7 @@ class Placement:
 
     @cached_property
     def _own(self) -> Masks:
-        """The CPUs that are named by each set, offline ones too."""
+        """The CPUs that show each set as theirs, including offline ones."""
         names = set_of_cpus(self.sets, self.masks.possible)
         return np.array(
             [
@@ -233,9 +233,9 @@ class Placement:
 
     @cached_property
     def _chains(self) -> list[list[int]]:
-        """The sets that the threads of each cpuset are in, the innermost first.
+        """The sets of each cpuset's threads, the innermost first.
 
-        The last is the partition in force, or the default set.
+        The last is the innermost valid partition, or the default set.
         """
         numbers = {one.name: number for number, one in enumerate(self.sets)}
         return [self._chain(path, numbers) for path in self.cpusets.paths]
@@ -261,12 +261,12 @@ class Placement:
 
     @cached_property
     def _reach(self) -> Masks:
-        """The CPUs of each mask that are online."""
+        """The online CPUs of each mask."""
         return _both(self.affinities.masks, self._vector(self.masks.online))
 
     @cached_property
     def _on_boot(self) -> Booleans:
-        """Whether each mask has CPUs of the command line's sets alone."""
+        """Whether each mask has only CPUs of the command line's sets."""
         cpus = np.zeros(self._reach.shape[1], np.bool_)
         for number in self._boot:
             cpus |= self._cpus[number]
@@ -274,14 +274,14 @@ class Placement:
 
     @cached_property
     def _boot_set(self) -> Numbers:
-        """The set of the command line that each mask lies in, or else reaches into."""
-        found = np.zeros(len(self._reach), np.intp)
-        # What comes later counts: lying in one, and the first of them.
+        """The set of the command line that contains each mask, or else overlaps it."""
+        sets = np.zeros(len(self._reach), np.intp)
+        # Later assignments win: the first set that contains a mask.
         for number in reversed(self._boot):
-            found[_some(self._reach & self._cpus[number])] = number
+            sets[_some(self._reach & self._cpus[number])] = number
         for number in reversed(self._boot):
-            found[_within(self._reach, self._cpus[number])] = number
-        return found
+            sets[_within(self._reach, self._cpus[number])] = number
+        return sets
 
     # --- threads
 
@@ -295,7 +295,7 @@ class Placement:
 
     @cached_property
     def _fixed(self) -> Booleans:
-        """Whether only the kernel may move it."""
+        """Whether only the kernel may move each thread."""
         return self._kernel & _is_set(self.tasks["flags"], PF_NO_SETAFFINITY)
 
     @cached_property
@@ -310,45 +310,45 @@ class Placement:
 
     @cached_property
     def _placed(self) -> Booleans:
-        """Whether it is known to be of a set."""
-        found = self._alive & ~self._percpu
+        """Whether the set of each thread is known."""
+        placed = self._alive & ~self._percpu
         if self.cpusets.paths:
-            found &= self.cpusets.index != UNKNOWN
-        return found
+            placed &= self.cpusets.index != UNKNOWN
+        return placed
 
     @cached_property
     def _cpuset(self) -> Numbers:
-        """Which path is that of its cpuset; the first if that is not known."""
+        """Index of the path of each thread's cpuset; 0 if unknown."""
         return np.maximum(self.cpusets.index, 0).astype(np.intp)
 
     @cached_property
     def _partition(self) -> Numbers:
-        """The partition in force that it is in, or the default set."""
+        """The innermost valid partition of each thread, or the default set."""
         last = np.array([chain[-1] for chain in self._chains] or [0], np.intp)
         return last[self._cpuset]
 
     @cached_property
     def _bound(self) -> Booleans:
-        """Whether it is bound to CPUs of the command line's sets."""
+        """Whether each thread is bound to CPUs of the command line's sets."""
         bound = self._placed & self._by_thread(self._on_boot)
         return _both(bound, self._partition == 0)
 
     @cached_property
     def _owner(self) -> Numbers:
-        """The set that it has its CPUs from."""
+        """The set that provides the CPUs of each thread."""
         boot = self._boot_set[self.affinities.index]
         return np.where(self._bound, boot, self._partition)
 
     @cached_property
     def _inner(self) -> Numbers:
-        """The innermost set that it is in."""
+        """The innermost set of each thread."""
         first = np.array([chain[0] for chain in self._chains] or [0], np.intp)
         inner = first[self._cpuset]
         return np.where(inner == 0, self._owner, inner)
 
 
 def _within(masks: Masks, cpus: npt.NDArray[np.bool_]) -> Booleans:
-    """Return which masks have CPUs, and none but some of those."""
+    """Return which masks are not empty, and subsets of *cpus*."""
     return _some(masks) & ~_some(masks & ~cpus)
 
 

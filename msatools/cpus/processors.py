@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What each CPU is: psrinfo -v."""
+"""Description of each CPU: psrinfo -v."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +21,7 @@ from msatools.kernel.structs import Members, read_structs
 from msatools.selfdesc.variables import find_variable
 
 _MAX_NAME = 128
-"""Of a step of hot-plug; the longest have some 40 bytes."""
+"""Limit for names of hotplug states; the longest have some 40 bytes."""
 
 _HOTPLUG: Members = {"state": ("state",), "target": ("target",)}
 
@@ -34,9 +34,9 @@ _QUEUE: Members = {
 def read_processors(
     reader: Reader, percpu: PerCpu, ticks: TickSched, losses: LossLog
 ) -> tuple[Processor, ...]:
-    """Return what each CPU of ``percpu.cpus`` is.
+    """Return the description of each CPU of ``percpu.cpus``.
 
-    A CPU that has never been online has no place in the machine that is known.
+    The topology of a CPU that has never been online is unknown.
 
     :raises LookupError: if no run queue can be found at all
     """
@@ -59,7 +59,7 @@ def read_processors(
             package=places[row].package,
             die=places[row].die,
             core=places[row].core,
-            thread=_place_in(places[row].siblings, cpu),
+            thread=_index_in(places[row].siblings, cpu),
             siblings=places[row].siblings,
             node=places[row].node,
             capacity=capacities[row] if queues.readable[row] else None,
@@ -71,29 +71,29 @@ def read_processors(
     )
 
 
-def _place_in(siblings: Cpus, cpu: int) -> int | None:
+def _index_in(siblings: Cpus, cpu: int) -> int | None:
     return siblings.index(cpu) if cpu in siblings else None
 
 
 def _hotplug(
     reader: Reader, percpu: PerCpu, losses: LossLog
 ) -> list[tuple[str | None, str | None]]:
-    """Return the hotplug step of each CPU, and the step that it is on the way to."""
+    """Return the hotplug state of each CPU, and its target if not reached."""
     try:
         addresses = percpu.addresses("cpuhp_state")
     except LookupError as error:
-        # CONFIG_HOTPLUG_CPU or not, all kernels with SMP have it.
+        # All kernels with SMP have it, also without CONFIG_HOTPLUG_CPU.
         losses.lose(Loss.HOTPLUG, f"steps of hot-plug are lost: {error}")
         return [(None, None)] * len(percpu.cpus)
     found = read_structs(reader, "struct cpuhp_cpu_state", _HOTPLUG, addresses, losses)
     states, targets = found["state"].tolist(), found["target"].tolist()
     steps = enumerators(reader.prog, "enum cpuhp_state")
     names = _step_names(reader.prog, {*states, *targets}, steps, losses)
-    # Before "cpu/hotplug: Set cpuhp target for boot cpu" (in v6.2), that CPU's target
-    # is as it was when the kernel came up: offline.
-    there = steps.get("CPUHP_ONLINE")
+    # Before "cpu/hotplug: Set cpuhp target for boot cpu" (in v6.2), the boot CPU's
+    # target stays at its initial value: offline.
+    online = steps.get("CPUHP_ONLINE")
     return [
-        (names.get(state), None if state in (target, there) else names.get(target))
+        (names.get(state), None if state in (target, online) else names.get(target))
         if known
         else (None, None)
         for state, target, known in zip(
@@ -105,17 +105,17 @@ def _hotplug(
 def _step_names(
     prog: drgn.Program, states: set[int], steps: Mapping[str, int], losses: LossLog
 ) -> Mapping[int, str]:
-    """Name steps as /sys/devices/system/cpu/hotplug/states does.
+    """Return the names of states in /sys/devices/system/cpu/hotplug/states.
 
-    Those that it leaves out go by their enumerators.
+    States without a name there have the name of their enumerator.
     """
     known = {value: name for name, value in steps.items() if value in states}
     last = max(steps.values())
-    reader = Reader(prog)  # as with drgn's objects, no report has its reads
+    reader = Reader(prog)  # these reads do not count in the report
     try:
         described = find_variable(prog, "cpuhp_hp_states")
         for state in states:
-            # What asks for any step (CPUHP_AP_ONLINE_DYN) has no enumerator.
+            # Dynamic states (CPUHP_AP_ONLINE_DYN and above) have no enumerator.
             if 0 <= state <= last and (name := described[state].name):
                 known[state] = read_string(reader, name.value_(), _MAX_NAME)
     except (LookupError, drgn.FaultError) as error:
@@ -126,9 +126,9 @@ def _step_names(
 def _idle_states(
     reader: Reader, addresses: Sequence[int], losses: LossLog
 ) -> list[tuple[str | None, int | None]]:
-    """Name the idle state that each CPU is in, and tell its number.
+    """Return the name and number of each CPU's current idle state.
 
-    The run queue leads to it (idle_set_state()) while the CPU is in it.
+    The run queue points to it while the CPU is in it (idle_set_state()).
     """
     found: dict[int, tuple[str | None, int | None]] = {0: (None, None)}
     for address in set(addresses) - {0}:
@@ -144,7 +144,7 @@ def _idle_states(
 
 
 def _idle_depth(prog: drgn.Program, state: drgn.Object) -> int | None:
-    """Return a state's number in its driver; ``None`` with a driver for each CPU."""
+    """Return a state's number in its driver; ``None`` with per-CPU drivers."""
     try:
         states = find_variable(prog, "cpuidle_curr_driver").states
         first, size = states[0].address_of_().value_(), drgn.sizeof(states[0])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The tasks on each CPU's run queue, by class, without a walk over all tasks.
+"""Find the tasks on each CPU's run queue, by class, without a walk of all tasks.
 
-kernel/sched: the fair class keeps one list of its tasks beside the trees of its groups
-(``rq->cfs_tasks``), so that one walk finds all of them, also those of throttled groups,
-which are in no tree. It has them in no order: see :mod:`msatools.cpus.fairqueue`.
+kernel/sched: the fair class keeps a list of its tasks (``rq->cfs_tasks``) beside the
+trees of its groups. One walk finds all of them, including those of throttled groups,
+which are in no tree. The list is not sorted: see :mod:`msatools.cpus.fairqueue`.
 """
 
 import struct
@@ -31,7 +31,7 @@ from msatools.kernel.structs import (
 from msatools.kernel.walks import list_records, tree_records
 
 _PRIORITIES = 100
-"""MAX_RT_PRIO, one list each (include/linux/sched/prio.h)."""
+"""MAX_RT_PRIO, the number of lists (include/linux/sched/prio.h)."""
 
 _REALTIME = WordArray(("rt.active.queue",))
 _RQ: Members = {
@@ -40,11 +40,11 @@ _RQ: Members = {
     "curr": ("curr",),
     "idle": ("idle",),
     "stop": ("stop",),
-    # When it went idle; 0 once a task was woken.
+    # The time when it went idle; 0 once a task was woken.
     "idle_since": ("idle_stamp",),
     "deadline": ("dl.root.rb_root",),
     "realtime": _REALTIME,
-    # Without CONFIG_RT_GROUP_SCHED gone with "sched/rt: Remove default bandwidth
+    # Removed without CONFIG_RT_GROUP_SCHED by "sched/rt: Remove default bandwidth
     # control" (in v6.12)
     "rt_throttled": ("rt.rt_throttled",),
     "fair": ("cfs_tasks",),
@@ -60,22 +60,22 @@ _NODES = {
     "fair": ("se.group_node",),
     "ext": ("scx.runnable_node",),
 }
-"""What links tasks on the queue of each class."""
+"""The node of a task in the queue of each class."""
 
 _LIST_HEAD = 16
 _LIST_HEADS = _LIST_HEAD * np.arange(_PRIORITIES, dtype=np.uint64)
 _TIME = struct.Struct("<Q")
 
 _MAX_GROUPS = 256
-"""Of realtime tasks, that have any on one run queue."""
+"""Maximum number of realtime groups with tasks on one run queue."""
 
 _TRIES = 3
-"""To walk a list of a live kernel, which changes under us."""
+"""Maximum attempts to walk a list of a live kernel, which may change meanwhile."""
 
 
 @dataclass(frozen=True)
 class QueuedTask:
-    """A task on a run queue, whether it runs, waits, or sleeps there."""
+    """A task on a run queue: running, waiting, or a delayed sleeper."""
 
     address: int
     sched_class: SchedClass
@@ -88,22 +88,22 @@ class RunQueueLists:
 
     rq: Structs
     roots: Addresses
-    """Of each, the ``struct cfs_rq`` that all its fair tasks are under."""
+    """Address of the root ``struct cfs_rq`` of each CPU."""
 
     tasks: tuple[tuple[QueuedTask, ...], ...]
-    """Of each: stop, deadline, realtime, fair, ext; of deadline and realtime tasks, the
-    next first. The idle task is never queued."""
+    """Tasks of each CPU: stop, deadline, realtime, fair, ext; deadline and realtime
+    tasks in the order in which they run. The idle task is never queued."""
 
     servers: tuple[int, ...]
-    """Of each: how many entities that give other classes their time are queued among
-    deadline tasks. Until "sched/deadline: Don't count nr_running for dl_server proxy
-    tasks" (in v6.16), the kernel counts them as tasks that can run."""
+    """Number of deadline servers queued on each CPU, which reserve time for other
+    classes. Before "sched/deadline: Don't count nr_running for dl_server proxy tasks"
+    (in v6.16), the kernel counts them as runnable tasks."""
 
 
 def read_queues(reader: Reader, percpu: PerCpu, losses: LossLog) -> RunQueueLists:
     """Read all run queues and find their tasks.
 
-    A list that breaks off costs a note and what comes after.
+    A damaged list is noted, and read up to the damage.
 
     :raises LookupError: if no run queue can be found at all
     """
@@ -122,14 +122,14 @@ def read_queues(reader: Reader, percpu: PerCpu, losses: LossLog) -> RunQueueList
 
 
 class _Walk:
-    """Walks the queues of one kernel, by what its structures look like."""
+    """Walks the queues of one kernel, by its layout of the structures."""
 
     def __init__(self, reader: Reader, stops: Addresses, losses: LossLog) -> None:
         self.servers: Counter[int] = Counter()
-        """By run queue."""
+        """Number of deadline servers by the address of the run queue."""
         self._reader = reader
         self._losses = losses
-        # Of all threads that stop a CPU, few are ever queued.
+        # Stopper threads are rarely queued.
         found = read_structs(reader, "struct task_struct", _STOP, stops, losses)
         self._stops = found["on_rq"] != 0
         prog = reader.prog
@@ -146,7 +146,7 @@ class _Walk:
         self._dl_deadline = drgn.offsetof(entity, "deadline")
         entity = prog.type("struct sched_rt_entity")
         self._rt_node = drgn.offsetof(entity, "run_list")
-        # With CONFIG_RT_GROUP_SCHED, a group is on a list as a task is.
+        # With CONFIG_RT_GROUP_SCHED, groups are on the lists of tasks, too.
         self._rt_group = find_offset(entity, ("my_q",))
         self._rt_lists = drgn.offsetof(prog.type("struct rt_rq"), "active.queue")
 
@@ -183,8 +183,8 @@ class _Walk:
             "a queue of deadline tasks",
             Loss.QUEUED,
         ):
-            # "sched/fair: Add trivial fair server" (in v6.12), and what came after it:
-            # what gives other classes their time is part of the run queue.
+            # "sched/fair: Add trivial fair server" (in v6.12) and later: a deadline
+            # server is a member of the run queue.
             if rq <= address < rq + self._rq_size:
                 self.servers[rq] += 1
             else:
@@ -196,9 +196,10 @@ class _Walk:
     def _realtime(self, lists: int, heads: Addresses, seen: set[int]) -> Iterator[int]:
         """Find realtime tasks, in the order of their priorities and lists.
 
-        :param lists: Address of the heads of the lists.
-        :param heads: The heads, shape ``(_PRIORITIES, 2)``.
-        :param seen: Those of the groups so far: of a damaged dump they may be a loop.
+        :param lists: Address of the list heads.
+        :param heads: The list heads, shape ``(_PRIORITIES, 2)``.
+        :param seen: Lists of the groups walked so far: in a damaged dump groups may
+            form a loop.
         """
         empty = np.uint64(lists) + _LIST_HEADS
         for priority in np.flatnonzero(heads[:, 0] != empty).tolist():
@@ -214,7 +215,7 @@ class _Walk:
                     yield from self._realtime(below, self._heads(below), seen)
 
     def _group(self, entity: int) -> int:
-        """Return the queue of a group; 0 if the entity is a task, or not readable."""
+        """Return the queue of a group; 0 if the entity is a task, or unreadable."""
         if self._rt_group is None:
             return 0
         try:
@@ -238,8 +239,8 @@ class _Walk:
         return [node - in_task for node in self._nodes(rq + head, first)]
 
     def _nodes(self, head: int, first: int) -> list[int]:
-        """List the nodes on the list at *head*, whose first node is *first*."""
-        # A list that was never made is empty too.
+        """Return the nodes of the list at *head*, whose first node is *first*."""
+        # A list that was never initialized is empty, too.
         if first in (0, head):
             return []
         for last in range(self._tries, 0, -1):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is told of each task on a run queue."""
+"""Details of tasks on run queues."""
 
 from collections.abc import Iterable
 
@@ -24,13 +24,13 @@ POLICIES = {
     6: "DEADLINE",
     7: "EXT",
 }
-"""SCHED_… of include/uapi/linux/sched.h as chrt says them; 0 is SCHED_NORMAL there."""
+"""SCHED_… of include/uapi/linux/sched.h by their names in chrt; 0 is SCHED_NORMAL."""
 
 _REALTIME = (1, 2)
 DEADLINE = 6
 
 _QUEUED = 1
-"""TASK_ON_RQ_QUEUED (kernel/sched/sched.h): not on the way to another queue."""
+"""TASK_ON_RQ_QUEUED (kernel/sched/sched.h), not TASK_ON_RQ_MIGRATING."""
 
 # include/linux/sched/prio.h
 _MAX_RT_PRIO = 100
@@ -52,19 +52,21 @@ _MORE: Members = {
 
 
 class QueuedTasks:
-    """Tasks at some addresses, each read once."""
+    """Tasks at some addresses, read at once."""
 
     def __init__(
         self, reader: Reader, addresses: Iterable[int], now: int, losses: LossLog
     ) -> None:
-        """Read the tasks, of which none may be idle ones.
+        """Read the tasks, none of which may be an idle task.
 
-        :param now: Of the local clock, in nanoseconds.
+        :param now: The local clock, in nanoseconds.
         """
         self._now = now
         task_reader = reader.once(TaskReader, lambda: TaskReader(reader))
         self._table = task_reader.read(list(addresses), losses)
-        self._rows = {at: row for row, at in enumerate(self._table["address"].tolist())}
+        self._rows = {
+            address: row for row, address in enumerate(self._table["address"].tolist())
+        }
         self._more = read_structs(
             reader, "struct task_struct", _MORE, self._table["address"], losses
         )
@@ -79,20 +81,20 @@ class QueuedTasks:
         return int(self._table["on_rq"][row]) == _QUEUED
 
     def queued_ns(self, address: int) -> int:
-        """Return when a task was queued last; 0 if that is not known."""
+        """Return the time when a task was last queued; 0 if unknown."""
         row = self._rows.get(address)
         if row is None or not self._table.has("last_queued_ns"):
             return 0
         return int(self._table["last_queued_ns"][row])
 
     def sleeps(self, address: int) -> bool:
-        """Return whether it sleeps there."""
+        """Return whether a task sleeps on the run queue."""
         return delays(self._table) and bool(
             self._table["sched_delayed"][self._rows[address]]
         )
 
     def running(self, address: int) -> RunnableTask | None:
-        """Return a task that runs; ``None`` if it could not be read."""
+        """Return a running task; ``None`` if it could not be read."""
         if address not in self._rows:
             return None
         sched_class = self._classes.get(int(self._more["class"][self._rows[address]]))
@@ -106,7 +108,7 @@ class QueuedTasks:
         runs: bool = False,
         throttled: bool = False,
     ) -> RunnableTask:
-        """Return a task that waits, or that runs."""
+        """Return a waiting or running task."""
         row, table = self._rows[address], self._table
         policy = int(table["policy"][row])
         wait = self._since("last_arrival_ns" if runs else "last_queued_ns", row)
@@ -123,7 +125,7 @@ class QueuedTasks:
             else int(table["static_prio"][row]) - _NICE_0,
             deadline_ns=deadline - self._now if sched_class == "deadline" else None,
             wait_ns=wait,
-            # Of who slept on the run queue, the stamp may be from before that sleep.
+            # last_queued of a delayed sleeper may be from before its sleep.
             wait_bound="upper" if delays(table) and not runs else "exact",
             cgroup=self._cgroups.path(row),
             throttled=throttled,
@@ -137,9 +139,9 @@ class QueuedTasks:
 
 
 def idle_task(cpu: int, since: int | None) -> RunnableTask:
-    """Return the idle task of a CPU; all are alike (init_idle()).
+    """Return the idle task of a CPU, without a read (init_idle()).
 
-    :param since: for how long it has been running
+    :param since: time that it has been running
     """
     return RunnableTask(
         pid=0,
@@ -163,8 +165,8 @@ def delays(tasks: TaskTable) -> bool:
 
 
 def _classes(prog: drgn.Program) -> dict[int, SchedClass]:
-    """Find the classes, by what tasks point to."""
-    # To look for a symbol that is not there takes long the first time.
+    """Return the classes by the address of their ``struct sched_class``."""
+    # The first lookup of a missing symbol takes long.
     has_ext = prog.type("struct rq").has_member("scx")
     classes: dict[int, SchedClass] = {}
     for name, sched_class in _CLASSES.items():

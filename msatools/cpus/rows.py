@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The rows of CPUs, made from what was read of each.
+"""The rows of CPUs, built from the data read of each.
 
-The kernel counts involuntary switches and moves by task alone. Those of a task that ran
-on several CPUs count for the CPU that it is on, or was on last; those of tasks that
-have ended do not count.
+The kernel counts involuntary switches and migrations only by task. They are added to
+the CPU that the task is or was last on; those of dead tasks are not included.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,17 +20,17 @@ from msatools.tasks.table import TaskTable
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What is known of the CPUs."""
+    """Data of the CPUs."""
 
     cpus: Sequence[int]
     masks: CpuMasks
     no_intr: Collection[int]
-    """Those that no interrupt of a device may go to."""
+    """CPUs that no interrupt of a device may go to."""
 
     sets: Mapping[int, str]
     counters: Mapping[int, Mapping[str, int | None]]
     processors: Sequence[Processor]
-    """One a CPU, in the order of ``cpus``."""
+    """Processors in the order of ``cpus``."""
 
     queues: Mapping[int, RunQueue]
     icsw: Counts | None
@@ -39,19 +38,19 @@ class Parts:
 
 
 def cpu_rows(parts: Parts) -> tuple[Cpu, ...]:
-    """Make the row of each CPU."""
-    return tuple(_row(parts, place, cpu) for place, cpu in enumerate(parts.cpus))
+    """Return the row of each CPU."""
+    return tuple(_row(parts, index, cpu) for index, cpu in enumerate(parts.cpus))
 
 
-def _row(parts: Parts, place: int, cpu: int) -> Cpu:
-    processor, queue = parts.processors[place], parts.queues.get(cpu)
+def _row(parts: Parts, index: int, cpu: int) -> Cpu:
+    processor, queue = parts.processors[index], parts.queues.get(cpu)
     return Cpu(
         cpu=cpu,
         online=cpu in parts.masks.online,
         set=parts.sets[cpu],
         state=_states(parts, cpu, processor, queue),
-        icsw=None if parts.icsw is None else parts.icsw.at(place),
-        migr=None if parts.migr is None else parts.migr.at(place),
+        icsw=None if parts.icsw is None else parts.icsw.at(index),
+        migr=None if parts.migr is None else parts.migr.at(index),
         current=_running(queue),
         processor=processor,
         **parts.counters[cpu],  # type: ignore[arg-type]
@@ -79,7 +78,7 @@ def _states(
         "nohz_full": cpu in (masks.nohz_full or ()),
         "rcu_nocb": cpu in (masks.rcu_nocb or ()),
         "inactive": online and processor.active is False,
-        # stop_machine() and moves of tasks run in the class that nothing preempts.
+        # stop_machine() and migrations run in the stop class.
         "stopped": current is not None and current.sched_class == "stop",
         "idle": current is not None and current.sched_class == "idle",
     }
@@ -92,10 +91,10 @@ _IDENTITY = ("address", "pid", "start_ns")
 def involuntary(
     tasks: TaskTable, cpus: npt.NDArray[np.int64], before: TaskTable | None = None
 ) -> Counts:
-    """Count the switches of tasks that would have gone on running.
+    """Count involuntary context switches by CPU.
 
-    :param cpus: the CPUs to tell of
-    :param before: an earlier look; then those since that
+    :param cpus: CPUs of the result
+    :param before: an earlier table, to count the switches since then
     """
     return _by_cpu(tasks, "nivcsw", cpus, before)
 
@@ -103,10 +102,10 @@ def involuntary(
 def moves(
     tasks: TaskTable, cpus: npt.NDArray[np.int64], before: TaskTable | None = None
 ) -> Counts | None:
-    """Count how often tasks were moved to another CPU; ``None`` if that is not kept.
+    """Count migrations by CPU; ``None`` if the kernel does not keep them.
 
-    :param cpus: the CPUs to tell of
-    :param before: an earlier look; then the moves since that
+    :param cpus: CPUs of the result
+    :param before: an earlier table, to count the migrations since then
     """
     if not tasks.has("migrations"):
         return None
@@ -122,20 +121,20 @@ def _by_cpu(
     numbers = tasks[column].astype(np.int64)
     if before is not None:
         rows, rows_before = _same(tasks, before)
-        # A task that is new counts with all that it has.
+        # A new task counts with all its events.
         numbers[rows] -= before[column].astype(np.int64)[rows_before]
         numbers = np.maximum(numbers, 0)
     here = np.isin(tasks["cpu"], cpus)
-    places = np.searchsorted(cpus, tasks["cpu"][here])
+    indices = np.searchsorted(cpus, tasks["cpu"][here])
     sums = np.zeros(len(cpus), np.int64)
-    np.add.at(sums, places, numbers[here])
+    np.add.at(sums, indices, numbers[here])
     return counts(sums, np.ones(len(cpus), np.bool_))
 
 
 def _same(
     tasks: TaskTable, before: TaskTable
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Find the rows of the tasks that were there before, and those there."""
+    """Find the tasks that are in both tables: their rows in each."""
     now, then = (
         np.rec.fromarrays([table[name] for name in _IDENTITY])
         for table in (tasks, before)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What each CPU runs, what waits for it, and how far its clock is behind.
+"""Run queues: the running task, the waiting tasks, and the lag of the clock.
 
-kernel/sched/core.c: a run queue's clock is brought up to date by each tick and by
-whatever changes the queue. So it stands while nothing does: while the CPU is idle or
-runs one task without a tick, and where interrupts are off for too long.
+kernel/sched/core.c: a run queue's clock is updated by each tick and by each change of
+the queue. So it stands while the CPU is idle or runs one task without a tick, and while
+interrupts are off.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,16 +27,16 @@ from msatools.kernel.report import LossLog
 from msatools.tasks.table import TaskTable
 
 LATE_NS = 1_000_000_000
-"""Where an interrupt of a timer is late by this much, interrupts are off.
+"""Interrupts are taken to be off if a timer's interrupt is late by this much.
 
-They are off for microseconds, while a serial console prints, firmware works or a
-hypervisor runs others at times for some 0.1 s. What looks for this in the kernel waits
-for 10 s (kernel/watchdog.c)."""
+They are usually off for microseconds, and for up to some 0.1 s by a serial console,
+firmware or a busy hypervisor. The kernel's own detector waits for 10 s
+(kernel/watchdog.c)."""
 
 _ORDER: Sequence[SchedClass] = ("stop", "deadline", "realtime", "fair", "ext", "idle")
 
 _MOST_NS = 1 << 60
-"""36 years, more than any machine is up: a clock that says so is damaged."""
+"""Maximum of a clock that is believed: 36 years."""
 
 LagWhy = Literal["idle", "tick stopped", "interrupts off", "offline"]
 
@@ -51,32 +51,32 @@ def read_run_queues(
     tasks: TaskTable | None = None,
     crash_cpu: int | None = None,
 ) -> tuple[RunQueue, ...]:
-    """Read the run queue of each CPU of ``percpu.cpus``; one that is lost is left out.
+    """Read the run queue of each CPU of ``percpu.cpus``; leave out unreadable ones.
 
-    Of the fair class, the order is that of :func:`msatools.cpus.fairqueue.read_fair`;
-    throttled tasks of all classes come last. A task that sleeps on the queue (delayed
-    dequeue, v6.12) does not wait. What is found is held against the kernel's own
-    number (``nr_running``), and a difference noted.
+    Fair tasks are in the order of :func:`msatools.cpus.fairqueue.read_fair`; throttled
+    tasks of all classes come last. A task that sleeps on the queue (delayed dequeue,
+    v6.12) does not wait. The number of tasks is compared with ``nr_running``, and a
+    difference noted.
 
-    :param tasks: All tasks, if somebody has read them: those that are throttled one by
-        one are on no queue (deadline tasks; in v6.18 and later, fair ones).
-    :param crash_cpu: Where the kernel died, if it did.
+    :param tasks: All tasks, if they have been read: tasks that are throttled one by one
+        are on no queue (deadline tasks; in v6.18 and later, fair ones).
+    :param crash_cpu: The CPU that the kernel crashed on, if it did.
     :raises LookupError: if no run queue can be found at all
     """
     queues = read_queues(reader, percpu, losses)
     rq = queues.rq
     on_queue = _with_throttled(reader, percpu, queues, tasks, losses)
-    clock = [at if at < _MOST_NS else 0 for at in rq["clock"].tolist()]
+    clock = [time if time < _MOST_NS else 0 for time in rq["clock"].tolist()]
     now = max([clocks.local_ns, *clock])
     known = _read_tasks(reader, queues, on_queue, now, losses)
     turns = _turns(reader, queues, known, losses)
     online = frozenset(online_cpus(reader, losses))
-    found = []
+    result = []
     for row, cpu in enumerate(percpu.cpus.tolist()):
         if not rq.readable[row]:
             continue
         runs, running = int(rq["curr"][row]), int(rq["running"][row])
-        # Where a page of zeros is, nothing runs.
+        # In a zeroed page both pointers are NULL.
         is_online, is_idle = cpu in online, 0 != runs == int(rq["idle"][row])
         current: RunnableTask | None = None
         if is_online and is_idle:
@@ -85,7 +85,7 @@ def read_run_queues(
             current = known.running(runs)
         lag = _since(now, clock[row])
         ticked = _since(ticks.latest_ns, ticks.ticked_ns[row]) if is_online else None
-        found.append(
+        result.append(
             RunQueue(
                 cpu=cpu,
                 running=running,
@@ -105,27 +105,27 @@ def read_run_queues(
             )
         )
         if not reader.is_live:
-            # A live one goes on while we look.
+            # On a live kernel they change meanwhile.
             counted = {t.address for t in on_queue[row] if not _is_out(t, turns)}
             number = sum(known.is_queued(address, cpu) for address in counted | {runs})
             _check(
                 cpu, running, range(number, number + queues.servers[row] + 1), losses
             )
-    return tuple(found)
+    return tuple(result)
 
 
 def lag_why(
     *, online: bool, idle: bool, tick_stopped: bool | None, late_ns: int | None
 ) -> LagWhy | None:
-    """Return why the clock of a CPU stands; ``None`` if it does not, or nothing tells.
+    """Return why the clock of a CPU lags; ``None`` if it does not, or if unknown.
 
-    ``tick stopped`` is one that runs a task without a tick (nohz_full). Where timers'
-    interrupts are late by :data:`LATE_NS`, interrupts are off, or a hypervisor keeps
-    the CPU from running. That the clock stands does not tell: others bring it up to
-    date too, when they wake tasks there or look for work. Where a kernel dies,
-    interrupts are off for as long as it takes to report that.
+    ``tick stopped``: the CPU runs a task without a tick (nohz_full). ``interrupts
+    off``: a timer's interrupt is late by :data:`LATE_NS`; a hypervisor that does not
+    run the CPU looks the same. The clock itself is no evidence, as other CPUs update
+    it, too, when they wake tasks there or balance load. A crashing kernel has
+    interrupts off while it reports the crash.
 
-    :param late_ns: By how much an interrupt is late; ``None`` if nothing tells.
+    :param late_ns: Delay of a timer's interrupt; ``None`` if unknown.
     """
     if not online:
         return "offline"
@@ -137,11 +137,11 @@ def lag_why(
 
 
 def _late(ticks: TickSched, row: int, lag: int | None) -> int | None:
-    """Return by how much an interrupt of a timer is late on a CPU that is online."""
+    """Return the delay of a timer's interrupt on an online CPU; ``None`` if unknown."""
     due, ticked = ticks.due_ns[row], ticks.ticked_ns[row]
     late = [] if due is None else [ticks.latest_ns - due]
     if ticks.stopped[row] is False:
-        # While an interrupt of timers is served, none is due.
+        # While a timer's interrupt is being handled, none is due.
         if ticked is not None:
             late.append(ticks.latest_ns - ticked)
         elif due is None and lag is not None:
@@ -152,15 +152,15 @@ def _late(ticks: TickSched, row: int, lag: int | None) -> int | None:
 def _turns(
     reader: Reader, queues: RunQueueLists, known: QueuedTasks, losses: LossLog
 ) -> Mapping[int, FairTask]:
-    """Return in what order the tasks of the fair class would run."""
-    places = [
+    """Return the turns of the fair tasks, by address."""
+    fair = [
         (task.address, root)
         for tasks, root in zip(queues.tasks, queues.roots.tolist(), strict=True)
         for task in tasks
         if task.sched_class == "fair"
     ]
-    places.sort(key=lambda place: known.queued_ns(place[0]))
-    addresses, roots = np.array(places, np.uint64).reshape(-1, 2).T
+    fair.sort(key=lambda pair: known.queued_ns(pair[0]))
+    addresses, roots = np.array(fair, np.uint64).reshape(-1, 2).T
     return read_fair(reader, addresses, roots, losses)
 
 
@@ -171,7 +171,7 @@ def _with_throttled(
     tasks: TaskTable | None,
     losses: LossLog,
 ) -> list[list[QueuedTask]]:
-    """Add to the tasks on the queues those that are on none, as they are throttled."""
+    """Return the queued tasks of each CPU, and those dequeued by throttling."""
     on_queue = [list(of_cpu) for of_cpu in queues.tasks]
     if tasks is not None:
         rows = {cpu: row for row, cpu in enumerate(percpu.cpus.tolist())}
@@ -185,7 +185,7 @@ def _with_throttled(
 def _throttled(
     reader: Reader, tasks: TaskTable, losses: LossLog
 ) -> Iterator[tuple[int, QueuedTask]]:
-    """Find tasks that wait on no queue, as they have used up what they may have."""
+    """Yield the CPU and the task of each task that was dequeued by throttling."""
     prog = reader.prog
     # "sched/fair: Switch to task based throttle model" (in v6.18)
     by_task = prog.type("struct task_struct").has_member("throttled")
@@ -211,7 +211,7 @@ def _read_tasks(
     now: int,
     losses: LossLog,
 ) -> QueuedTasks:
-    """Read all tasks that are to be told of, each once; idle ones are all alike."""
+    """Read all queued and running tasks but the idle tasks."""
     addresses = {task.address for tasks in on_queue for task in tasks}
     addresses.update(queues.rq["curr"].tolist())
     addresses.difference_update([0, *queues.rq["idle"].tolist()])
@@ -223,7 +223,7 @@ def _since(now: int, moment: int | None) -> int | None:
 
 
 def _is_out(task: QueuedTask, turns: Mapping[int, FairTask]) -> bool:
-    """Return whether a task, or a group it is in, has used up what it may have."""
+    """Return whether a task, or one of its groups, is throttled."""
     return task.throttled or (task.address in turns and turns[task.address].throttled)
 
 
@@ -237,7 +237,7 @@ def _waiting(
     """Return the tasks that wait for a CPU, the next first."""
 
     def turn(task: QueuedTask) -> tuple[object, ...]:
-        # Those of the other classes are in order.
+        # Tasks of the other classes are in order.
         fair = turns[task.address].turn if task.address in turns else ()
         return _is_out(task, turns), _ORDER.index(task.sched_class), fair
 
@@ -255,9 +255,9 @@ def _waiting(
 
 
 def _check(cpu: int, running: int, found: range, losses: LossLog) -> None:
-    """Note if the kernel counts other tasks than were found.
+    """Note if the kernel's count of tasks differs from the number found.
 
-    It counts those that sleep on the queue too, and none that are throttled.
+    It includes delayed sleepers, and excludes throttled tasks.
     """
     if running not in found:
         losses.lose(Loss.QUEUES_DIFFER)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Processor sets: cpusets, and what the command line keeps CPUs for.
+"""Processor sets: cpusets, and isolated CPUs of the command line.
 
-Linux has no processor sets as such. A partition, which is a cpuset of cgroup v2, comes
-nearest: it keeps its CPUs from all others. Other cpusets only limit their tasks.
-``isolcpus=`` and ``nohz_full=`` name CPUs that somebody has plans for.
+Linux has no processor sets as such. The nearest is a partition, a cpuset of cgroup v2
+with exclusive CPUs. Other cpusets only limit their tasks. ``isolcpus=`` and
+``nohz_full=`` reserve CPUs at boot.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,13 +24,13 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 
 DEFAULT = "default"
-"""The name of the set of all CPUs that no other has."""
+"""Name of the set of all CPUs in no other set."""
 
 PARTITIONS: tuple[SetKind, ...] = ("root", "isolated")
-"""Sets that keep their CPUs from all others."""
+"""Kinds of sets with exclusive CPUs."""
 
 BOOT: tuple[SetKind, ...] = ("isolcpus", "nohz_full")
-"""Sets of the command line, the one that is told first."""
+"""Kinds of sets of the command line, by precedence."""
 
 
 def read_sets(
@@ -38,18 +38,18 @@ def read_sets(
 ) -> tuple[CpuSet, ...]:
     """Find all sets, without their tasks and interrupts.
 
-    First the default one, then partitions and those that are not in force, each after
-    the one that it lies in; then those of the command line, then cpusets that limit
-    their tasks. CPUs are those that are online. A cpuset that asks for nothing is no
-    set; nor is one of cgroup v1, which always asks, that is like its parent.
+    The default set comes first; then partitions and invalid ones, each after its
+    parent; then sets of the command line; then cpusets that limit their tasks. Only
+    online CPUs are included. A cpuset that requests nothing is not a set; in cgroup v1,
+    where all do, neither is one that equals its parent.
     """
     cpusets = read_cpusets(reader, losses)
     online = set(masks.online)
     nodes = _all_nodes(reader, cpusets, losses)
-    made = [_of_cpuset(one) for one in _asking(cpusets)]
-    partitions = [one for one in made if one.kind != "limit"]
+    of_cpusets = [_of_cpuset(one) for one in _asking(cpusets)]
+    partitions = [one for one in of_cpusets if one.kind != "limit"]
     boot = list(_of_command_line(masks, nodes))
-    limits = [one for one in made if one.kind == "limit"]
+    limits = [one for one in of_cpusets if one.kind == "limit"]
     taken = {
         cpu
         for one in (*partitions, *boot)
@@ -69,7 +69,7 @@ def read_sets(
 
 
 def with_reason(one: CpuSet, online: Collection[int]) -> CpuSet:
-    """Add why a partition is not in force where the kernel has no word for it."""
+    """Add the reason of an invalid partition if the kernel has none."""
     asked = {*(one.asked or ())}
     if one.kind != "invalid" or one.reason or not asked or asked & {*online}:
         return one
@@ -79,10 +79,11 @@ def with_reason(one: CpuSet, online: Collection[int]) -> CpuSet:
 
 
 def set_of_cpus(sets: Sequence[CpuSet], cpus: Iterable[int]) -> dict[int, str]:
-    """Name the set that each CPU is in.
+    """Return the name of the set of each CPU.
 
-    The deepest partition in force that has it; else ``isolcpus``, else ``nohz_full``,
-    else ``default``. A CPU that is offline is in the partition that would get it.
+    It is the deepest valid partition with the CPU; else ``isolcpus``, else
+    ``nohz_full``, else ``default``. An offline CPU is in the partition that would get
+    it.
     """
     names = dict.fromkeys(cpus, DEFAULT)
     used = {cpu for one in sets for cpu in one.cpus}
@@ -94,7 +95,7 @@ def set_of_cpus(sets: Sequence[CpuSet], cpus: Iterable[int]) -> dict[int, str]:
 
 
 def _by_rank(sets: Sequence[CpuSet]) -> Iterator[CpuSet]:
-    """Yield the sets that CPUs are named by, those that yield to others first."""
+    """Yield the sets that CPUs can be in, by ascending precedence."""
     for kind in reversed(BOOT):
         yield from (one for one in sets if one.kind == kind)
     for one in sets:
@@ -104,7 +105,7 @@ def _by_rank(sets: Sequence[CpuSet]) -> Iterator[CpuSet]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """A set, and what makes it."""
+    """A set before its root domain is known."""
 
     name: str
     kind: SetKind
@@ -138,7 +139,7 @@ class _Made:
 
 
 def _asking(cpusets: Cpusets) -> Iterator[Cpuset]:
-    """Yield the cpusets that are sets of their own; the root is the default set."""
+    """Yield the cpusets that are sets of their own, without the root."""
     by_address = {one.address: one for one in cpusets.all}
     for one in cpusets.all:
         if not one.parent:
@@ -166,7 +167,7 @@ def _of_cpuset(one: Cpuset) -> _Made:
         source = "cpuset partition"
     if kind == "invalid":
         source += f" ({one.partition})"
-    keeps = kind in PARTITIONS and one.effective_exclusive is not None
+    is_exclusive = kind in PARTITIONS and one.effective_exclusive is not None
     return _Made(
         name=one.path or f"cpuset {one.address:#x}",
         kind=kind,
@@ -174,7 +175,7 @@ def _of_cpuset(one: Cpuset) -> _Made:
         source=source,
         nodes=one.nodes,
         asked=one.asked or None,
-        exclusive=one.effective_exclusive if keeps else None,
+        exclusive=one.effective_exclusive if is_exclusive else None,
         reason=one.reason,
     )
 
@@ -201,7 +202,7 @@ def _of_command_line(masks: CpuMasks, nodes: Nodes) -> Iterator[_Made]:
 
 
 def _all_nodes(reader: Reader, cpusets: Cpusets, losses: LossLog) -> Nodes:
-    """List the memory nodes of the root cpuset, or all if there is none."""
+    """Return the memory nodes of the root cpuset, or all if there is none."""
     if cpusets.root is not None:
         return cpusets.root.nodes
     try:

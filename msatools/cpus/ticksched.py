@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""When each CPU had its last tick, and when its next interrupt of a timer is due.
+"""The last tick of each CPU, and its next timer interrupt.
 
 kernel/time/tick-sched.c, kernel/time/hrtimer.c
 """
@@ -19,11 +19,11 @@ from msatools.kernel.structs import lose_many
 from msatools.selfdesc.variables import find_variable
 
 _MOST_NS = 1 << 60
-"""36 years: a stamp that says so is damaged, or KTIME_MAX."""
+"""Maximum of a stamp that is believed: 36 years. KTIME_MAX is above it."""
 
 
 _FAR_NS = 1_000_000_000
-"""Much more than the ticks that jiffies may be behind, or CPUs that have work."""
+"""Much more than jiffies, or the last tick of a busy CPU, may lag."""
 
 
 @dataclass(frozen=True)
@@ -34,34 +34,34 @@ class TickSched:
     """Whether its tick is stopped; ``None`` if unreadable."""
 
     ticked_ns: tuple[int | None, ...]
-    """CLOCK_MONOTONIC when its last tick was due; ``None`` if unknown."""
+    """CLOCK_MONOTONIC at which its last tick was due; ``None`` if unknown."""
 
     due_ns: tuple[int | None, ...]
-    """CLOCK_MONOTONIC when the next interrupt of a timer is due, as of a CPU whose tick
-    is stopped too; ``None`` if none is, or if it is unknown."""
+    """CLOCK_MONOTONIC at which its next timer interrupt is due, also if its tick is
+    stopped; ``None`` if none is due, or if unknown."""
 
     latest_ns: int
-    """The latest moment of CLOCK_MONOTONIC that any of this tells of; 0 if none."""
+    """The latest of all these stamps, and of the update of jiffies; 0 if none."""
 
 
 @dataclass(frozen=True)
 class _Jiffies:
-    """What makes times of jiffies."""
+    """Converts jiffies to times."""
 
     tick_ns: int
     count: int
     updated_ns: int
-    """CLOCK_MONOTONIC when the count became what it is."""
+    """CLOCK_MONOTONIC at the last update of the count."""
 
 
 def read_tick_sched(reader: Reader, percpu: PerCpu, losses: LossLog) -> TickSched:
-    """Read when each CPU had its last tick.
+    """Read the last tick and the next timer interrupt of each CPU.
 
-    The timer of a tick that goes on expires one tick after the last one was due. Of a
-    tick that has stopped, the last is remembered; timers can still make one come, of
-    which jiffies tell, as far as they had gone on by then. A CPU that is offline has
-    none, nor does anything tell of ticks that come from the clock event device itself
-    (without high resolution timers and NO_HZ).
+    The timer of a running tick expires one tick after the last one was due. A stopped
+    tick has its last time stored (``last_tick``); a later tick caused by a timer is
+    known by its jiffies (``last_tick_jiffies``). Offline CPUs have no tick. Ticks of
+    the clock event device itself (without high resolution timers and NO_HZ) are not
+    recorded.
     """
     try:
         jiffies = _read_jiffies(reader.prog)
@@ -97,11 +97,11 @@ def read_tick_sched(reader: Reader, percpu: PerCpu, losses: LossLog) -> TickSche
 
 
 def _latest(updated: int, ticked: list[int], idle: list[int]) -> int:
-    """Return the latest moment that is noted.
+    """Return the latest stamp, unless it is damaged.
 
-    A CPU that notes the time sees to it that jiffies go on within some ticks (before
-    the commit named above, one CPU did, or those that woke up). So a moment that is far
-    later than all that others tell of is damaged, and would make all others late.
+    A CPU that stores a stamp also updates jiffies within some ticks (before "tick:
+    Detect and fix jiffies update stall", one CPU did, or those that woke up). So a
+    stamp much later than all others is damaged, and would make all CPUs look late.
     """
     idle = [moment if moment < _MOST_NS else 0 for moment in idle]
     noted = sorted([updated, *map(max, ticked, idle)])
@@ -112,7 +112,7 @@ def _latest(updated: int, ticked: list[int], idle: list[int]) -> int:
 def _read_due(
     reader: Reader, percpu: PerCpu, losses: LossLog
 ) -> tuple[int | None, ...]:
-    """Return when interrupts of timers are due, where timers have high resolution."""
+    """Return when timer interrupts are due; ``None`` without high resolution timers."""
     name = "struct hrtimer_cpu_base"
     type_ = reader.prog.type(name)
     addresses = percpu.addresses("hrtimer_bases")
@@ -127,24 +127,24 @@ def _read_due(
 
 
 def _words(found: TickRecords, member: str) -> Addresses:
-    """Take a member of 64 bits; zeros where the kernel has none."""
+    """Return a member of 64 bits; zeros if the kernel does not have it."""
     words = found.words(member)
     return np.zeros(len(found.records), np.uint64) if words is None else words
 
 
 def _before(due: int, jiffies: _Jiffies) -> int:
-    """Return when the tick was that came before one that was or will be due."""
+    """Return the time of the tick before the one at *due*; 0 if impossible."""
     return due - jiffies.tick_ns if jiffies.tick_ns <= due < _MOST_NS else 0
 
 
 def _of_jiffies(count: int, jiffies: _Jiffies) -> int:
-    """Return when jiffies came to a count; 0 if they cannot have."""
+    """Return the time at which jiffies reached a count; 0 if impossible."""
     moment = jiffies.updated_ns - (jiffies.count - count) * jiffies.tick_ns
     return moment if 0 < moment <= jiffies.updated_ns else 0
 
 
 def _read_jiffies(prog: drgn.Program) -> _Jiffies:
-    # A clock source that counts ticks (kernel/time/jiffies.c) knows how long they are.
+    # The jiffies clock source has the length of a tick (kernel/time/jiffies.c).
     clock = find_variable(prog, "clocksource_jiffies")
     return _Jiffies(
         tick_ns=clock.mult.value_() >> clock.shift.value_(),

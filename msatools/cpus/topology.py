@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Where each CPU is in the machine: /sys/devices/system/cpu/cpuN/topology and node."""
+"""Topology of the CPUs: /sys/devices/system/cpu/cpuN/topology and node."""
 
 from dataclasses import dataclass, replace
 
@@ -32,13 +32,13 @@ _ARM64: Members = {"package": ("package_id",), "core": ("core_id",)}
 
 @dataclass(frozen=True)
 class CpuPlace:
-    """Where one CPU is; ``None`` is what nothing tells."""
+    """Topology of one CPU; ``None`` if unknown."""
 
     package: int | None = None
     die: int | None = None
     core: int | None = None
     siblings: Cpus = ()
-    """All online CPUs of its core, itself too; none of a CPU that is offline."""
+    """All online CPUs of its core, including itself; empty if it is offline."""
 
     node: int | None = None
 
@@ -46,9 +46,9 @@ class CpuPlace:
 def read_places(
     reader: Reader, percpu: PerCpu, losses: LossLog
 ) -> tuple[CpuPlace, ...]:
-    """Return where each CPU of ``percpu.cpus`` is.
+    """Return the topology of each CPU of ``percpu.cpus``.
 
-    A CPU that has never been online has no place that is known, but its node.
+    Of a CPU that has never been online only the node is known.
     """
     prog = reader.prog
     try:
@@ -74,7 +74,7 @@ def _x86_places(reader: Reader, percpu: PerCpu, losses: LossLog) -> list[CpuPlac
     )
     prefix = "" if infos.has("package") else "old_"
     columns = [infos[prefix + name].tolist() for name in ("package", "die", "core")]
-    # The kernel has nr_cpu_ids, or nothing, where it never identified a CPU.
+    # cpu_index is nr_cpu_ids or 0 for a CPU that was never identified.
     known = infos.readable & (infos["index"] == percpu.cpus)
     return [
         CpuPlace(package, die, core, siblings) if is_known else CpuPlace()
@@ -102,13 +102,13 @@ def _arm64_places(reader: Reader, percpu: PerCpu, losses: LossLog) -> list[CpuPl
     prog = reader.prog
     type_ = prog.type("struct cpu_topology")
     first = find_variable(prog, "cpu_topology").address_
-    # The variable lies above what a signed word holds.
+    # The address does not fit a signed 64-bit number.
     steps = (percpu.cpus * drgn.sizeof(type_)).astype(np.uint64)
     addresses = np.uint64(first) + steps
     found = read_structs(reader, "struct cpu_topology", _ARM64, addresses, losses)
     siblings = addresses + np.uint64(drgn.offsetof(type_, "thread_sibling"))
     return [
-        # The kernel has -1 where it does not know.
+        # The kernel has -1 for unknown IDs.
         CpuPlace(package, None, core, cpus) if package >= 0 else CpuPlace()
         for package, core, cpus in zip(
             found["package"].tolist(),
@@ -127,7 +127,7 @@ def _masks(reader: Reader, addresses: Addresses, losses: LossLog) -> list[Cpus]:
 
 
 def _nodes(reader: Reader, percpu: PerCpu, losses: LossLog) -> list[int | None]:
-    """Read the NUMA node of each CPU; ``None`` where a kernel knows no nodes."""
+    """Read the NUMA node of each CPU; ``None`` without NUMA."""
     try:
         # With CONFIG_USE_PERCPU_NUMA_NODE_ID, as on x86-64 and arm64.
         addresses = percpu.addresses("numa_node")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Interrupts that the CPU itself has, not devices, and softirqs.
+"""Interrupts of the CPUs' own, not of devices, and softirqs.
 
-arch/x86/kernel/irq.c and kernel/softirq.c. Other architectures count theirs as they
-count those of devices.
+arch/x86/kernel/irq.c and kernel/softirq.c. Other architectures count their own
+interrupts like those of devices.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 from msatools.kernel.structs import Members, read_structs
 
-# Names in /proc/interrupts and in its order; ``+`` if it adds to ``intr`` of /proc/stat
-# (arch_irq_stat_cpu(), as of v6.12); the member of ``irq_cpustat_t``, or the variable
-# of each CPU; the enumerator that came instead of these, without IRQ_COUNT_ (seen in
-# v7.2). A flush of the TLB comes by a function call, and an MSI that is posted is one
-# of a device: they are no interrupts besides those.
+# Columns: name in /proc/interrupts, in its order; ``+`` if it is included in ``intr``
+# of /proc/stat (arch_irq_stat_cpu(), as of v6.12); member of ``irq_cpustat_t``, or
+# variable; enumerator without IRQ_COUNT_, which replaces these as of v7.2; text. A TLB
+# flush is a function call, and a posted MSI an interrupt of a device: both are counted
+# there, too.
 _TABLE = """
 NMI  + __nmi_count                   NMI                     Non-maskable
 LOC  + apic_timer_irqs               APIC_TIMER              Local timer
@@ -56,10 +56,10 @@ PMN  - posted_msi_notification_count POSTED_MSI_NOTIFICATION Notices of posted M
 """
 
 _FOR_ALL = {"ERR", "MIS"}
-"""Those that all CPUs counted together, before there were enumerators."""
+"""Kinds with one variable for all CPUs, before there were enumerators."""
 
 _FOR_EACH = {"MCE", "MCP"}
-"""Those that had a variable of their own for each CPU, likewise."""
+"""Kinds with a per-CPU variable of their own, before there were enumerators."""
 
 CALLS = "CAL"
 FLUSHES = "TLB"
@@ -89,26 +89,26 @@ class Vectors:
     """Interrupts of the CPUs' own, by name as in /proc/interrupts."""
 
     counts: Mapping[str, Counts]
-    """That each CPU took; of 32 bits, which begin anew after the last."""
+    """Counts by CPU; of 32 bits, which wrap around."""
 
     totals: Mapping[str, int]
-    """Of those that are not kept by CPU."""
+    """Counts that are not kept by CPU."""
 
     @property
     def interrupts(self) -> Counts | None:
-        """How many interrupts of its own each CPU took; ``None`` if none are kept."""
+        """Sum of each CPU's own interrupts; ``None`` if the kernel keeps none."""
         adding = [kind.name for kind in _KINDS if kind.adds]
         return total(self.counts[name] for name in adding if name in self.counts)
 
 
 def read_vectors(reader: Reader, percpu: PerCpu, losses: LossLog) -> Vectors:
-    """Read the counts of all kinds that this kernel keeps; none but on x86."""
+    """Read the counts of all kinds that this kernel keeps; empty except on x86."""
     try:
         numbers = enumerators(reader.prog, "enum irq_stat_counts")
     except LookupError:
         numbers = {}
     members: Members = {
-        kind.name: (*_place(kind, numbers), kind.member) for kind in _KINDS
+        kind.name: (*_element(kind, numbers), kind.member) for kind in _KINDS
     }
     try:
         addresses = percpu.addresses("irq_stat")
@@ -119,8 +119,8 @@ def read_vectors(reader: Reader, percpu: PerCpu, losses: LossLog) -> Vectors:
     totals: dict[str, int] = {}
     if stat.columns and not numbers:
         for kind in _KINDS:
-            # Both or none, but on processors of neither Intel nor AMD: to look for
-            # variables that are not there takes long the first time.
+            # THR implies them, except for CPUs of neither Intel nor AMD. The first
+            # lookup of a missing variable takes long.
             if kind.name in _FOR_EACH and stat.has("THR"):
                 found[kind.name] = _variable(reader, percpu, kind.member)
             elif kind.name in _FOR_ALL:
@@ -129,13 +129,13 @@ def read_vectors(reader: Reader, percpu: PerCpu, losses: LossLog) -> Vectors:
     return Vectors(known, totals)
 
 
-def _place(kind: _Kind, numbers: Mapping[str, int]) -> tuple[str, ...]:
+def _element(kind: _Kind, numbers: Mapping[str, int]) -> tuple[str, ...]:
     number = numbers.get(f"IRQ_COUNT_{kind.enumerator}")
     return () if number is None else (f"counts[{number}]",)
 
 
 def _variable(reader: Reader, percpu: PerCpu, name: str) -> Counts | None:
-    """Read a count that has a variable of its own."""
+    """Read a per-CPU variable with a count; ``None`` if not found."""
     try:
         addresses = percpu.addresses(name)
     except LookupError:
@@ -146,7 +146,7 @@ def _variable(reader: Reader, percpu: PerCpu, name: str) -> Counts | None:
 
 
 def _for_all(reader: Reader, kind: _Kind, losses: LossLog) -> dict[str, int]:
-    """Read a count that all CPUs share: an ``atomic_t``, of which BTF does not tell."""
+    """Read a count of all CPUs: an ``atomic_t``, which is not in BTF."""
     try:
         address = reader.prog.symbol(kind.member).address
         return {kind.name: int.from_bytes(reader.read(address, 4), "little")}
@@ -159,7 +159,7 @@ def _for_all(reader: Reader, kind: _Kind, losses: LossLog) -> dict[str, int]:
 
 
 def vector_rows(vectors: Vectors, cpus: list[int]) -> tuple[Vector, ...]:
-    """Return what this kernel counts of each kind, in the order of /proc/interrupts."""
+    """Return the rows of all kinds that this kernel counts, as in /proc/interrupts."""
     rows = []
     for kind in _KINDS:
         if kind.name in vectors.counts:
@@ -185,26 +185,26 @@ _SOFTIRQS = {
 
 
 _NAME_SIZE = 32
-"""More than any name has."""
+"""Limit for the length of a name."""
 
 
 def softirq_names(reader: Reader, losses: LossLog) -> list[str]:
-    """Return how /proc/softirqs calls the softirqs, in the order of their numbers."""
+    """Return the names of softirqs in /proc/softirqs, by number."""
     prog = reader.prog
     count = prog.type("struct kernel_stat").member("softirqs").type.length or 0
     try:
-        # Pointers to strings. Its type would take long to make, for an enumerator.
+        # An array of pointers to strings. Looking up its type takes long.
         names = reader.words(prog.symbol("softirq_to_name").address, count).tolist()
         return [read_string(reader, name, _NAME_SIZE) for name in names]
     except (LookupError, drgn.FaultError) as error:
-        # In this order since there are ten.
+        # The order has not changed since there are ten.
         losses.note("softirq-names", f"names of softirqs are taken as known: {error}")
         known = list(_SOFTIRQS)
         return known[:count] + [f"softirq {n}" for n in range(len(known), count)]
 
 
 def softirq_rows(softirqs: Mapping[str, Counts], cpus: list[int]) -> tuple[Vector, ...]:
-    """Return what each softirq is, and how often CPUs ran it."""
+    """Return the row of each softirq."""
     return tuple(
         _row(name, _SOFTIRQS.get(name, ""), numbers, cpus)
         for name, numbers in softirqs.items()

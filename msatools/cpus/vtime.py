@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Time that a CPU has spent and not counted yet (kernel/sched/cputime.c).
+"""Pending CPU time that is not counted yet (kernel/sched/cputime.c).
 
-A CPU of nohz_full has no tick to count with while one task runs. It notes when that
-task entered the kernel or left it, and counts time as that happens
-(CONFIG_VIRT_CPU_ACCOUNTING_GEN). What came since is added for whoever asks.
+A nohz_full CPU has no tick while one task runs. It counts time when the task enters or
+leaves the kernel (CONFIG_VIRT_CPU_ACCOUNTING_GEN). The time since then is added when
+the counters are read.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _NICE_0 = 120
 """Static priority of a task of nice 0 (include/linux/sched/prio.h)."""
 
 _ANY_CPU = (1 << 32) - 1
-"""Of a task that has not run since it was made."""
+"""``vtime.cpu`` of a task that has not run yet."""
 
 _MOST_NS = 1 << 60
 
@@ -47,30 +47,30 @@ _QUEUE: Members = {"current": ("curr",)}
 
 @dataclass(frozen=True)
 class Vtime:
-    """What the tasks that run have noted, one row for each CPU."""
+    """``struct vtime`` of the running task of each CPU."""
 
     exact: Booleans
-    """CPUs that count so."""
+    """Whether each CPU counts at entries and exits."""
 
     known: Booleans
-    """Those of which that can be told, and what their task has noted."""
+    """Whether *exact* and, if it is set, the task could be read."""
 
     here: Booleans
-    """Of a task elsewhere a switch is under way, and it is not the one to ask."""
+    """Whether the task's vtime is of this CPU; if not, a switch is under way."""
 
     tasks: Structs
 
     def lasted_until(self, later: "Vtime") -> bool:
-        """Return whether no CPU has counted anything meanwhile, nor is about to."""
+        """Return whether no CPU has counted anything meanwhile, nor is doing so."""
         sequence = self.tasks["sequence"]
-        # Odd while a task is noting something.
+        # Odd while the task is being updated.
         still = (sequence & 1 == 0) & (later.tasks["sequence"] == sequence)
         still &= self.here & (later.tasks["start_ns"] == self.tasks["start_ns"])
         return bool((still | ~self.exact).all())
 
 
 def read_vtime(reader: Reader, percpu: PerCpu, losses: LossLog) -> Vtime | None:
-    """Read what the tasks that run have noted; ``None`` if no CPU counts so."""
+    """Read the vtime of the running tasks; ``None`` if no CPU counts so."""
     tracking = _read_tracking(reader, percpu, losses)
     if tracking is None:
         return None
@@ -90,12 +90,12 @@ def read_vtime(reader: Reader, percpu: PerCpu, losses: LossLog) -> Vtime | None:
 def uncounted_times(
     prog: drgn.Program, vtime: Vtime, clocks: Clocks, waits: Booleans | None
 ) -> Mapping[str, Counts]:
-    """Return the nanoseconds that each CPU has yet to count, by ``CPUTIME_`` name.
+    """Return the pending nanoseconds of each CPU, by ``CPUTIME_`` name.
 
-    Like the kernel, it goes by how nice the task is now.
+    Like the kernel, use the task's current nice value.
 
-    :param waits: whether tasks that were last there wait for I/O, where idle time is
-        counted so too: since v7.2; else ``None``
+    :param waits: whether a task that was last on the CPU waits for I/O, if idle time is
+        counted so, too (as of v7.2); else ``None``
     """
     states = enumerators(prog, "enum vtime_state")
     tasks = vtime.tasks
@@ -115,7 +115,7 @@ def uncounted_times(
         return np.where(chosen, since + pending, 0)
 
     guest, nice_guest = (part("GUEST", "guest_ns", which) for which in (~nice, nice))
-    # Guests' time is user time, too.
+    # Guests' time is included in user time.
     times: dict[str, Numbers] = {
         "SYSTEM": part("SYS", "system_ns"),
         "USER": part("USER", "user_ns", ~nice) + guest,
@@ -131,7 +131,7 @@ def uncounted_times(
 
 def _read_tracking(reader: Reader, percpu: PerCpu, losses: LossLog) -> Structs | None:
     """Read which CPUs count so; ``None`` if the kernel has no such accounting."""
-    # A member tells: to look for a symbol that is not there takes long the first time.
+    # Check the member first: the first lookup of a missing symbol takes long.
     if not reader.prog.type("struct task_struct").has_member("vtime"):
         return None
     try:
@@ -148,9 +148,9 @@ def _read_tracking(reader: Reader, percpu: PerCpu, losses: LossLog) -> Structs |
 
 
 def _clock_offset(prog: drgn.Program) -> int:
-    """Return by how much the local clock is ahead of ``sched_clock()``.
+    """Return the offset of the local clock to ``sched_clock()``.
 
-    There is no such where it cannot be unstable.
+    0 on architectures whose clock is always stable.
     """
     try:
         offset = find_variable(prog, "__sched_clock_offset").value_()

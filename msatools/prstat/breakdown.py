@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the time off the CPU was, where the kernel keeps that.
+"""Split the time off the CPU by the kernel's statistics of sleeps. Pure.
 
-Pure. kernel/sched/stats.c, __update_stats_enqueue_sleeper(): ``sum_sleep_runtime`` is
-of all sleeps that have ended, those in ``sum_block_runtime`` (uninterruptible) among
-them, and ``iowait_sum`` is of those of the latter that waited for input or output. They
-lack
+kernel/sched/stats.c, __update_stats_enqueue_sleeper(): ``sum_sleep_runtime`` includes
+all sleeps that have ended, ``sum_block_runtime`` the uninterruptible ones of them, and
+``iowait_sum`` those of the latter in I/O wait. They lack
 
-- what lasts: that is added here, from what each thread is doing now and since when;
-- what was while the statistics were off: ``coverage`` tells how much is told;
+- the current sleep: it is added here, from each thread's class and age;
+- sleeps while the statistics were off: see ``coverage``;
 - stops of any kind: by signals, tracers, the freezer; and parked kernel threads;
 - threads of the stop class (``migration/N``), and of the deadline class since Linux
   kernel commit 63ba8422f876 ("sched/deadline: Introduce deadline servers") (in v6.8);
@@ -37,10 +36,10 @@ _STAMPS = ("sleep_start_ns", "block_start_ns")
 
 @dataclass(frozen=True)
 class SplitColumn:
-    """One value a thread, where it is known."""
+    """One value a thread, if known."""
 
     ns: Nanoseconds
-    """Zero where it is not known."""
+    """The values; zero if unknown."""
 
     known: Booleans
 
@@ -48,90 +47,90 @@ class SplitColumn:
         return int(self.ns[row]) if self.known[row] else None
 
     def total(self, selected: Booleans) -> int:
-        """Sum over some threads; those of which it is not known add nothing."""
+        """Sum over some threads; unknown values count as zero."""
         return int(self.ns[selected].sum())
 
 
 @dataclass(frozen=True)
 class Sleeps:
-    """Sleep up to now; each kind is apart from the others."""
+    """Sleep up to now; the kinds do not overlap."""
 
     sleep: SplitColumn
-    """Interruptible."""
+    """Interruptible sleep."""
 
     blocked: SplitColumn
-    """Uninterruptible, but for the next."""
+    """Uninterruptible sleep without I/O wait."""
 
     iowait: SplitColumn
-    """Uninterruptible, waiting for input or output."""
+    """Uninterruptible sleep in I/O wait."""
 
     @property
     def total_ns(self) -> Nanoseconds:
-        """All kinds; zero where they are not known."""
+        """Sum of all kinds; zero if unknown."""
         return self.sleep.ns + self.blocked.ns + self.iowait.ns
 
     @property
     def known(self) -> Booleans:
-        """Whether the statistics tell anything of each thread."""
+        """Whether each thread has statistics."""
         return self.sleep.known
 
     @property
     def below_zero(self) -> Booleans:
-        """Whether one kind is more than what it is a part of: in a damaged dump."""
+        """Whether a part exceeds its sum, as in a damaged dump."""
         kinds = (self.sleep.ns, self.blocked.ns, self.iowait.ns)
         below: Booleans = np.stack(kinds).min(axis=0) < 0
         return below
 
     def where(self, known: Booleans) -> "Sleeps":
-        """Forget those of all other threads."""
+        """Make the values of all other threads unknown."""
         kinds = (self.sleep, self.blocked, self.iowait)
         return Sleeps(*(_where(kind.ns, kind.known & known) for kind in kinds))
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """What the time off the CPU was."""
+    """The parts of the time off the CPU."""
 
     sleeps: Sleeps
     stopped: SplitColumn
-    """Stopped, traced or frozen: what nothing else explains."""
+    """Time stopped, traced or frozen: the time with no other explanation."""
 
     interrupted: SplitColumn
-    """Interrupts that met the thread while it ran. It is off the CPU meanwhile, as the
-    kernel counts, where it keeps this; else it is in user and system time."""
+    """Time in interrupts while the thread was running. If the kernel keeps it, it
+    counts as off the CPU; else it is in user and system time."""
 
     delays: Mapping[str, SplitColumn]
-    """By kind. They overlap each other and the above: ``blkio`` is all of it off the
-    CPU; the others are from begin to end of some work, which has waits in it."""
+    """Delays by kind. They overlap each other and the parts above: ``blkio`` is all off
+    the CPU; the others last from the start to the end of some work, waits included."""
 
     unexplained_ns: Nanoseconds
-    """Off the CPU, for what is not in ``sleeps`` or ``interrupted``; below zero by how
-    much those miss. Zero where ``known`` is not."""
+    """Time off the CPU that is not in ``sleeps`` or ``interrupted``; negative if those
+    are too long. Zero if not ``known``."""
 
     coverage: npt.NDArray[np.float64]
-    """Share of the time off the CPU that the statistics explain; nan if not known."""
+    """Share of the time off the CPU that the statistics explain; nan if unknown."""
 
     known: Booleans
-    """Whether the statistics tell anything of each thread."""
+    """Whether each thread has statistics."""
 
     impossible: Booleans
-    """Whether some counter was more than the time that it is part of: it is left out.
-    Delayed sleepers (v6.12) have such, in ``blkio`` above all: as they leave the run
-    queue, its start is stamped on whatever task runs (__block_task())."""
+    """Whether a counter exceeded the time that it is part of, and was left out. Delayed
+    sleepers (v6.12) have such counters, usually ``blkio``: when they leave the run
+    queue, its start is set in the task that runs then (__block_task())."""
 
 
 def sleeps(
     tasks: TaskTable, accounting: Accounting, now: TaskState, in_iowait: Booleans
 ) -> Sleeps:
-    """Return for how long each thread has slept, as far as statistics tell.
+    """Return the time that each thread has slept, by the statistics.
 
-    :param in_iowait: whose sleep now is waiting for input or output
+    :param in_iowait: whether each thread's current sleep is I/O wait
     """
     if not all(map(tasks.has, (*_SUMS, *_STAMPS))):
         nothing = _where(np.zeros(len(tasks), np.int64), np.zeros(len(tasks), np.bool_))
         return Sleeps(nothing, nothing, nothing)
     total, block, iowait = (tasks[column].astype(np.int64) for column in _SUMS)
-    # Switched off since: what they counted until then is true, and not all.
+    # If switched off meanwhile, the sums are right but incomplete.
     known = (total != 0) | bool(accounting.schedstats)
     blocks = asleep(tasks) & ((tasks["state"] & UNINTERRUPTIBLE) != 0)
     rests = asleep(tasks) & ((tasks["state"] & INTERRUPTIBLE) != 0) & ~blocks
@@ -154,7 +153,7 @@ def breakdown(
 ) -> Breakdown:
     """Split each thread's time off the CPU up to now.
 
-    :param tasks: All threads: what some of them tell of the past holds for others.
+    :param tasks: All threads, as some show since when the statistics are on.
     """
     bound = bound_of(accounting)
     interrupted = _interrupted(lives, delays, accounting)
@@ -181,7 +180,7 @@ def breakdown(
 
 def _where(ns: Nanoseconds, known: Booleans) -> SplitColumn:
     if not known.any():
-        # Nothing takes no room: most kernels keep none of this.
+        # Usually nothing is known: save the memory.
         return SplitColumn(np.broadcast_to(np.int64(0), known.shape), known)
     return SplitColumn(np.where(known, ns, 0), known)
 
@@ -189,7 +188,7 @@ def _where(ns: Nanoseconds, known: Booleans) -> SplitColumn:
 def _interrupted(
     lives: Microstates, delays: Delays, accounting: Accounting
 ) -> SplitColumn:
-    """Return for how long interrupts have had each thread's CPU."""
+    """Return the time that each running thread was interrupted."""
     length = len(lives.lifetime_ns)
     if not accounting.irq_time or "irq" not in delays.delay_ns:
         return _where(np.zeros(length, np.int64), np.zeros(length, np.bool_))
@@ -204,12 +203,12 @@ def _delays(
     unexplained_ns: Nanoseconds,
     bound_ns: int,
 ) -> tuple[dict[str, SplitColumn], Booleans]:
-    """Return those delays that can be, and tell which threads have others."""
+    """Return the possible delays, and which threads have impossible ones."""
     alive = lives.lifetime_ns - lives.zombie_ns
     waited = lives.off_cpu_ns
     if lives.latency_is_bound:
-        # Where sleeps on the run queue spoil it. (Else it may be interruptible sleep,
-        # too: io_uring's.)
+        # Delayed sleepers have wrong values. (On other kernels it may be interruptible
+        # sleep, too, by io_uring.)
         explained = slept.iowait.ns + np.maximum(unexplained_ns, 0)
         waited = np.where(slept.known, np.minimum(explained, waited), waited)
     impossible = np.zeros(len(alive), np.bool_)
@@ -230,10 +229,10 @@ def _stopped(
     interrupted: SplitColumn,
     accounting: Accounting,
 ) -> SplitColumn:
-    """Return for how long each thread was stopped, where nothing else can be left.
+    """Return the time that each thread was stopped, if all other times are known.
 
-    The kernel's own threads are never stopped; nor are, as far as can be told, those of
-    which no more is left than clocks may be apart.
+    It is zero for kernel threads, and if the unexplained time is within the maximum
+    difference of the clocks.
     """
     none = (tasks["flags"] & PF_KTHREAD) != 0
     none |= unexplained_ns <= bound_of(accounting)
@@ -250,15 +249,15 @@ def _covered_since_start(
 ) -> Booleans:
     """Return for which threads the statistics were on all their life.
 
-    The kernel does not keep since when they are on. But it stamps sleeps when they
-    begin if they are: they have been on since the oldest stamp, at least.
+    The kernel does not store since when they are on. But while they are on it stamps
+    the start of each sleep: so they have been on since the oldest stamp at least.
     """
     covered = np.zeros(len(tasks), np.bool_)
     if not accounting.schedstats or clocks.monotonic_offset_ns is None:
         return covered
     sleeps = asleep(tasks)
     stamps = np.concatenate([tasks[column][sleeps] for column in _STAMPS])
-    # Older than when it was last on the CPU: from when they were on before.
+    # A stamp older than the last time on the CPU is of an earlier sleep.
     last_ran = np.tile(tasks["exec_start_ns"][sleeps], len(_STAMPS)).astype(np.int64)
     stamps = stamps.astype(np.int64)
     valid = stamps[(stamps != 0) & (stamps >= last_ran - bound_of(accounting))]

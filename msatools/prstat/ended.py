@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What threads did in an interval in which they ended. Pure."""
+"""The work of threads that ended within an interval. Pure."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ from msatools.tasks.task_samples import (
 
 @dataclass(frozen=True)
 class Ended:
-    """What threads that have ended add to their process within an interval.
+    """What ended threads add to their process within an interval.
 
     One value for each thread of the last sample, the same for all of a process.
     """
@@ -42,10 +42,10 @@ def ended(
     last: TaskSample,
     last_processes: Processes,
 ) -> Ended:
-    """Return what threads that ended within an interval did in it.
+    """Return the work within an interval of threads that ended in it.
 
-    What they did before the first sample is not in it. A process of which no
-    thread is left is in no row: what it did is in what its parent has waited for.
+    A process that has no thread left is not included: its work is in the sums of its
+    parent's reaped children.
     """
     growth = _Growth(first, last, first_processes.known, last_processes.known)
     cpu = growth.of(
@@ -69,7 +69,7 @@ def ended(
 
 
 class _Growth:
-    """By how much the sums of processes have grown that their dead threads left."""
+    """Growth of the sums over dead threads of each process."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class _Growth:
             last.tasks["signal"], return_inverse=True
         )
         self._old = _processes(self._signals, first.tasks["signal"])
-        # A new process may have its structure where one was that has ended.
+        # The memory of an ended process may have been reused by a new one.
         tgids = np.zeros(len(self._signals), last.tasks["tgid"].dtype)
         tgids[self._process] = last.tasks["tgid"]
         same = self._old != NOBODY
@@ -99,9 +99,9 @@ class _Growth:
         """
         Return the growth of each process, for each thread of the last sample.
 
-        :param before: The sum of each thread's process, at the first sample.
-        :param after: The same at the last.
-        :param own: What each thread had done at the first sample.
+        :param before: The sum of each thread's process at the first sample.
+        :param after: The sum of each thread's process at the last sample.
+        :param own: Each thread's own value at the first sample.
         """
         total = np.zeros(len(self._signals), np.int64)
         total[self._process] = after
@@ -121,5 +121,5 @@ def _processes(
 ) -> npt.NDArray[np.intp]:
     if not len(signals):
         return np.full(len(wanted), NOBODY, np.intp)
-    place = np.minimum(np.searchsorted(signals, wanted), len(signals) - 1)
-    return np.where(signals[place] == wanted, place, NOBODY)
+    index = np.minimum(np.searchsorted(signals, wanted), len(signals) - 1)
+    return np.where(signals[index] == wanted, index, NOBODY)

@@ -20,18 +20,18 @@ from msatools.tasks.identity import comm_text
 from msatools.tasks.membership import container_ids, container_path
 
 NO_NAME = "-"
-"""The key of what is in no such group, or in one that is not known."""
+"""Key of rows in no such group, or in an unknown one."""
 
 _RAN = {"USR": "user_ns", "SYS": "system_ns", "LAT": "latency_ns", "ZMB": "zombie_ns"}
-"""Classes of which a row itself has the time."""
+"""Classes whose time is a column of the rows."""
 
 
 def group_by(kind: str, rows: TaskRows) -> tuple[TaskGroup, ...]:
     """
-    Sum up rows by what their processes, or threads, have in common.
+    Sum up rows of processes or threads by a common property.
 
-    :param kind: One of :data:`msatools.prstat.options.GROUPS`, but ``class``.
-    :return: The largest share of a CPU first.
+    :param kind: One of :data:`msatools.prstat.options.GROUPS`, except ``class``.
+    :return: Groups, the largest share of a CPU first.
     """
     return _groups(rows, _KEYS[kind](rows))
 
@@ -46,7 +46,7 @@ def _users(rows: TaskRows) -> list[str]:
 
 
 def _by_path(key: Callable[[str], str]) -> Callable[[TaskRows], list[str]]:
-    """Make keys of the paths of control groups, each path once."""
+    """Return a function that derives keys from control groups, each path once."""
 
     def keys(rows: TaskRows) -> list[str]:
         numbers = rows.columns["cgroup"]
@@ -92,7 +92,7 @@ def _groups(rows: TaskRows, keys: list[str]) -> tuple[TaskGroup, ...]:
     names, group = _numbered(keys)
     columns = rows.columns
     first, end = columns["threads_of"].reshape(-1, 2).T
-    # Of threads that each have a row, one stands for what is their process's.
+    # If each thread has a row, count values of the process once.
     _, firsts, process = np.unique(
         columns["tgid"], return_index=True, return_inverse=True
     )
@@ -108,7 +108,7 @@ def _groups(rows: TaskRows, keys: list[str]) -> tuple[TaskGroup, ...]:
         return sums
 
     def known(name: str) -> npt.NDArray[Any]:
-        # A dead leader has no memory any more, but its process may.
+        # A dead leader has no address space, but other threads may.
         most = np.zeros(len(firsts), np.int64)
         np.maximum.at(most, process, columns[name])
         of_first = np.zeros(len(rows), np.int64)
@@ -134,8 +134,8 @@ def group_by_class(rows: TaskRows) -> tuple[ClassGroup, ...]:
     """
     Sum up threads by what they are doing now.
 
-    :return: With the time of each class within the interval, if there is one. The
-        longest time first, then the most threads.
+    :return: Groups with the time of each class within the interval, if there is one;
+        the longest time first, then the most threads.
     """
     threads = _threads_of(rows)
     of_thread = rows.kept.columns
@@ -162,7 +162,7 @@ def group_by_class(rows: TaskRows) -> tuple[ClassGroup, ...]:
 
 
 _UNTOLD = -1
-"""In place of a class: what no sample tells."""
+"""Key instead of a class for time that no sample shows."""
 
 
 def _weight(group: ClassGroup) -> tuple[int, int, str]:
@@ -170,7 +170,7 @@ def _weight(group: ClassGroup) -> tuple[int, int, str]:
 
 
 def _threads_of(rows: TaskRows) -> npt.NDArray[np.intp]:
-    """Return the places of all threads that rows are made of."""
+    """Return the indices of all threads of some rows."""
     ranges = [np.arange(*bounds) for bounds in rows.columns["threads_of"].tolist()]
     return np.concatenate([np.zeros(0, np.intp), *ranges])
 
@@ -196,7 +196,7 @@ def _class_times(rows: TaskRows) -> dict[int, tuple[int, int]] | None:
 
 
 def _numbered(keys: Sequence[str]) -> tuple[list[str], npt.NDArray[np.intp]]:
-    """Return each key once, and which of them each row has."""
+    """Return each different key, and the index of each row's key."""
     names = sorted(set(keys))
-    number = {name: at for at, name in enumerate(names)}
-    return names, np.array([number[key] for key in keys], np.intp)
+    index = {name: position for position, name in enumerate(names)}
+    return names, np.array([index[key] for key in keys], np.intp)

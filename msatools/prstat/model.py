@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What prstat found."""
+"""The report of prstat."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,58 +15,59 @@ from msatools.target.model import UNLISTED
 
 @dataclass(frozen=True)
 class Split:
-    """What the time off the CPU was spent on, where the kernel kept it."""
+    """The parts of the time off the CPU that the kernel keeps."""
 
     iowait_ns: int | None
-    """Uninterruptible, for block I/O."""
+    """Uninterruptible sleep in I/O wait."""
 
     blocked_ns: int | None
-    """Uninterruptible, for anything else."""
+    """Other uninterruptible sleep."""
 
     sleep_ns: int | None
-    """Interruptible."""
+    """Interruptible sleep."""
 
     stopped_ns: int | None
 
     delays: Mapping[str, int | None]
-    """By the kinds of :mod:`msatools.tasks.delays`; they overlap the times above."""
+    """Delays by the kinds of :mod:`msatools.tasks.delays`; they overlap the times
+    above."""
 
     coverage: float | None
-    """Which share of the time off the CPU the times above explain."""
+    """Share of the time off the CPU that the times above explain."""
 
 
 @dataclass(frozen=True)
 class OffCpu:
-    """What was done off the CPU within an interval, by class."""
+    """Time off the CPU in one class within an interval."""
 
     task_class: str | None = field(metadata={"key": "class"})
-    """``None`` of what no sample tells."""
+    """``None`` for time that no sample shows."""
 
     ns: int
     error_ns: int
-    """The standard error, 0 if it is exact."""
+    """The standard error, 0 if the time is exact."""
 
     on_code: bool | None = field(default=None, metadata=ADDED)
-    """``True`` of page faults on what is mapped executable."""
+    """``True`` for page faults on executable mappings."""
 
 
 @dataclass(frozen=True)
 class Waited:
-    """Time off the CPU as Solaris splits it: all of an interval, or what lasts."""
+    """Time off the CPU as Solaris splits it: of an interval, or the current wait."""
 
     code_faults_ns: int
     data_faults_ns: int
     locks_ns: int
     stopped_ns: int
     untold_ns: int
-    """What nothing tells: it may be any of them, or a sleep."""
+    """Unknown time: it may be any of the others, or sleep."""
 
     is_estimate: bool
 
 
 @dataclass(frozen=True)
 class Children:
-    """What children used that were waited for, and theirs."""
+    """Sums over reaped children, including those that they reaped."""
 
     user_ns: int
     system_ns: int
@@ -78,7 +79,7 @@ class Children:
 
 @dataclass(frozen=True)
 class TaskRow:
-    """A process, or a thread. ``None`` is what the kernel does not keep."""
+    """A process, or a thread. ``None`` if the kernel does not keep a value."""
 
     pid: int
     tgid: int
@@ -88,17 +89,17 @@ class TaskRow:
     cgroup: str | None
     kthread: bool
     threads: int | None
-    """Of its process, without those that have been reaped."""
+    """Number of threads of its process that are not reaped."""
 
     state: str
-    """As in /proc: one of R S D T t Z X I P."""
+    """The letter as in /proc: one of R S D T t Z X I P."""
 
     pri: int
-    """As in /proc/PID/stat: 20 is that of nice 0, -2 and less are real-time."""
+    """The priority as in /proc/PID/stat: 20 for nice 0, -2 and less for real-time."""
 
     nice: int
     cpu: int
-    """The CPU that it is on, or was on last."""
+    """The CPU that it is or was last on."""
 
     size_bytes: int | None
     rss_bytes: int | None
@@ -126,10 +127,10 @@ class TaskRow:
     """Linux does not count them."""
 
     signals: None = None
-    """Nor these."""
+    """Linux does not count them."""
 
     sleeps: int = field(default=0, metadata=UNLISTED)
-    """Voluntary switches of those threads whose time off the CPU this is."""
+    """Voluntary switches of the threads included in *off_cpu_ns*."""
 
     off_cpu: tuple[OffCpu, ...] | None = field(default=None, metadata=ADDED)
     waited: Waited | None = field(default=None, metadata=UNLISTED)
@@ -138,7 +139,7 @@ class TaskRow:
 
 @dataclass(frozen=True)
 class Totals:
-    """All that was selected, before the number of rows was limited."""
+    """Totals of the selected tasks, before the number of rows was limited."""
 
     processes: int
     threads: int
@@ -149,17 +150,17 @@ class Totals:
     """Threads by class."""
 
     load_averages: tuple[float, ...] | None
-    """Over 1, 5 and 15 minutes, as the kernel keeps them."""
+    """The kernel's averages over 1, 5 and 15 minutes."""
 
     cpus: int
-    """Online."""
+    """Number of online CPUs."""
 
     ram_bytes: int | None
 
 
 @dataclass(frozen=True)
 class TaskGroup:
-    """The processes, or threads, that have one thing in common."""
+    """Processes or threads with a common property."""
 
     key: str
     """The number of a user, path of a control group, ID of a container, inode number of
@@ -175,24 +176,24 @@ class TaskGroup:
     """Time on the CPU of its processes, and of threads of theirs that have ended."""
 
     cpu_share: float
-    """Of one CPU, over the life of each process or the interval."""
+    """Share of one CPU, over the life of each process or the interval."""
 
 
 @dataclass(frozen=True)
 class ClassGroup:
-    """The threads that are doing one thing now, and the time spent on it."""
+    """Threads in one class now, and the time in that class."""
 
     key: str
-    """The class; ``-`` for time of an interval that nothing tells."""
+    """The class; ``-`` for time of an interval whose class is unknown."""
 
     processes: int
     threads: int
     age_ns: int
-    """For how long the threads have been doing it, summed."""
+    """Sum of the threads' ages in the class."""
 
     max_age_ns: int
     ns: int | None
-    """Of an interval, by all threads, also those that do something else now."""
+    """Time in an interval of all threads, including those in another class now."""
 
     error_ns: int | None
     """The standard error of :attr:`ns`, 0 if it is exact."""
@@ -200,7 +201,7 @@ class ClassGroup:
 
 @dataclass(frozen=True)
 class LoadGroup:
-    """Threads that make the load in the same way."""
+    """Threads that contribute to the load in the same way."""
 
     state: str
     """R or D."""
@@ -209,7 +210,7 @@ class LoadGroup:
     comm: str
     on: WaitTarget | None
     function: str | None
-    """The kernel function that wanted what is waited for."""
+    """The kernel function that waits."""
 
     pids: tuple[int, ...]
     max_age_ns: int
@@ -217,10 +218,10 @@ class LoadGroup:
 
 @dataclass(frozen=True)
 class Load:
-    """Why the load is what it is now."""
+    """The threads that make up the current load."""
 
     runnable: int
-    """Threads that run or could."""
+    """Number of runnable threads."""
 
     uninterruptible: int
     groups: tuple[LoadGroup, ...]
@@ -228,10 +229,10 @@ class Load:
 
 @dataclass(frozen=True)
 class StackGroup:
-    """Threads that came to their wait on the same way."""
+    """Threads with the same stack trace."""
 
     frames: tuple[str, ...]
-    """Innermost first; ``name [module]`` in a module."""
+    """Functions, innermost first; ``name [module]`` in a module."""
 
     task_class: str = field(metadata={"key": "class"})
     pids: tuple[int, ...]
@@ -239,12 +240,12 @@ class StackGroup:
     max_age_ns: int
     ages_ns: tuple[int, ...] = field(metadata=UNLISTED)
     comms: tuple[str, ...] = field(metadata=UNLISTED)
-    """By thread, as ``pids``."""
+    """Names of the threads, in the order of ``pids``."""
 
 
 @dataclass(frozen=True)
 class Why:
-    """What a field is on this kernel, and how well it is known."""
+    """Source and accuracy of a field on this kernel."""
 
     field: str
     bound: str
@@ -260,14 +261,14 @@ class PrstatReport(Report):
     schema: ClassVar[str] = "msatools.prstat/1"
 
     bound_ns: int
-    """How far a thread's times may miss its lifetime, and by when ages may be off."""
+    """Maximum error of the sum of a thread's times, and of ages."""
 
     accounting: Accounting
     totals: Totals
     tasks: Sequence[TaskRow]
     per_thread: bool = field(metadata=UNLISTED)
     selects: bool = field(default=False, metadata=UNLISTED)
-    """Whether some tasks were asked for, and not all."""
+    """Whether only some tasks were requested."""
 
     herds: tuple[Herd, ...]
     states: tuple[StateTime, ...] | None = field(default=None, metadata=ADDED)
@@ -275,8 +276,8 @@ class PrstatReport(Report):
     users: tuple[TaskGroup, ...] | None = field(default=None, metadata=ADDED)
     cgroups: tuple[TaskGroup, ...] | None = field(default=None, metadata=ADDED)
     by: Mapping[str, tuple[Any, ...]] | None = field(default=None, metadata=ADDED)
-    """By the kinds of :data:`msatools.prstat.options.GROUPS` that were asked for: a
-    :class:`ClassGroup` each by class, else a :class:`TaskGroup`."""
+    """Groups by the requested kinds of :data:`msatools.prstat.options.GROUPS`: a
+    :class:`ClassGroup` for ``class``, else a :class:`TaskGroup`."""
 
     stacks: tuple[StackGroup, ...] | None = field(default=None, metadata=ADDED)
     why: tuple[Why, ...] | None = field(default=None, metadata=ADDED)

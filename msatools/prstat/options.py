@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What can be asked of prstat."""
+"""Options of prstat."""
 
 from dataclasses import dataclass, field
 
 from msatools.prstat.select import Selection, SortKey
 
 GROUPS = ("user", "cgroup", "container", "ns", "class", "comm")
-"""What rows can be summed up by."""
+"""Properties that rows can be grouped by."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a report is to have."""
+    """Contents of a report."""
 
     per_thread: bool = False
     selection: Selection = field(default_factory=Selection)
     sort: tuple[SortKey, ...] = (SortKey("CPU", largest_first=True),)
     rows: int | None = None
-    """How many rows, ``None`` for all."""
+    """Maximum number of rows; ``None`` for all."""
 
     children: bool = False
     states: bool = False
@@ -26,14 +26,14 @@ class Options:
     users: bool = False
     cgroups: bool = False
     by: tuple[str, ...] = ()
-    """Of :data:`GROUPS`."""
+    """Some of :data:`GROUPS`."""
 
     stacks: bool = False
     functions: tuple[str, ...] = ()
-    """Stacks with one of these."""
+    """Functions, one of which must be on a stack."""
 
     modules: tuple[str, ...] = ()
-    """Stacks with a function of one of these."""
+    """Modules, one of which must have a function on a stack."""
 
     why: tuple[str, ...] = ()
     """Columns to explain."""
@@ -43,20 +43,20 @@ class Options:
     :attr:`share` allows."""
 
     share: float | None = None
-    """Of one CPU, which samples may take; ``None`` for what is usual."""
+    """Share of one CPU that samples may take; ``None`` for the default."""
 
     whole: bool = False
-    """Keep all that was found out of all threads: it is selected and sorted later."""
+    """Keep all data of all threads, to be selected and sorted later."""
 
     @property
     def needs_namespaces(self) -> bool:
-        """Whether the namespaces of threads are asked for."""
+        """Whether the namespaces of threads are needed."""
         return "ns" in self.by or self.selection.membership.namespaces is not None
 
     @property
     def by_thread(self) -> bool:
-        """Whether rows, and what is selected, are threads; else they are processes.
+        """Whether rows and selections are of threads instead of processes.
 
-        What is shown of stacks, of the load and of states is shown of threads.
+        Stacks, the load and states are always of threads.
         """
         return self.per_thread or self.stacks or self.load or self.states

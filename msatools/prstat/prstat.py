@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What every process or thread of a kernel is doing, and where its time went."""
+"""Collect reports of what all tasks are doing, and where their time went."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -89,10 +89,10 @@ def collect_prstat(
     Nothing is written, and nothing but *prog* is read.
 
     :param prog: A Linux kernel with types, live or dead.
-    :param target: What to say of the target; found out if not given.
-    :param progress: Called now and then with steps done and steps in all.
-    :raises NoSuchPidError: if a PID that the options name is not there
-    :raises LookupError: if the types lack what describes tasks
+    :param target: Description of the target; found out if not given.
+    :param progress: Called with the steps done and the number of steps.
+    :raises NoSuchPidError: if a requested PID does not exist
+    :raises LookupError: if the types of tasks are missing
     :raises drgn.FaultError: if the dump lacks every task
     :raises TargetError: if the program is not a kernel, or has no types
     """
@@ -110,7 +110,7 @@ class _Kept:
 
 
 class Prstat(KernelSession[PrstatReport, Options]):
-    """A run of reports on one kernel: see :class:`msatools.kernel.session.Session`."""
+    """A series of reports: see :class:`msatools.kernel.session.Session`."""
 
     def __init__(self, prog: drgn.Program, target: Target, options: Options) -> None:
         super().__init__(prog, target, options)
@@ -173,7 +173,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
             self._losses.coverage["samples"] = deltas.samples
             report = self._report(sample, processes, progress, deltas, dead)
         self._begin(sample, processes)
-        # What samples within an interval lose belongs to its report.
+        # Losses of samples within the next interval belong to its report.
         self._forget()
         return report
 
@@ -198,14 +198,14 @@ class Prstat(KernelSession[PrstatReport, Options]):
         rows: npt.NDArray[np.intp],
     ) -> Booleans:
         """Return which threads' page faults are on code."""
-        # The report notes what is lost, if it is still lost then.
+        # If it is still unreadable then, the report notes it.
         aside = LossLog()
         return _text_faults(
             self._explainer.explain(tasks, now, clocks, aside, rows=rows)
         )
 
     def _read(self, losses: LossLog) -> TaskTable:
-        """Read all threads, or those of the processes that were named."""
+        """Read all threads, or those of the requested processes."""
         reader = self._sampler.task_reader
         pids = self._options.selection.pids
         if pids is None:
@@ -275,7 +275,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
         return self._with_stacks(report, sample, kept, wanted, ons)
 
     def _kept(self, sample: TaskSample) -> _Kept:
-        """Return the times of each thread's life, as far as the kernel keeps them."""
+        """Return the times of each thread's life that the kernel keeps."""
         reader, losses, tasks = self._reader, self._losses, sample.tasks
         accounting = read_accounting(self._prog, losses)
         in_iowait = read_in_iowait(reader, tasks, losses)
@@ -288,7 +288,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
     def _threads(
         self, sample: TaskSample, processes: Processes, split: Breakdown | None
     ) -> Threads:
-        """Read what threads have beside their own records."""
+        """Read the data of threads outside of their ``struct task_struct``."""
         reader, losses, tasks = self._reader, self._losses, sample.tasks
         options = self._options
         return Threads(
@@ -316,7 +316,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
         wanted: Booleans,
         ons: Sequence[WaitTarget | None],
     ) -> PrstatReport:
-        """Return the report with states and stacks, if they were asked for."""
+        """Return the report with states and stacks, if requested."""
         options, tasks, now = self._options, sample.tasks, sample.now
         lives, split, accounting = kept.lives, kept.split, kept.accounting
         if options.states:
@@ -331,7 +331,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
     def _waits(
         self, sample: TaskSample, wanted: Booleans, deltas: Deltas | None
     ) -> tuple[list[WaitTarget | None], tuple[Herd, ...]]:
-        """Return what each wanted thread waits on, and which of them are herds."""
+        """Return what each wanted thread waits on, and the herds among them."""
         tasks, now = sample.tasks, sample.now
         runs = are_any(now.classes, RUNNABLE)
         ons: list[WaitTarget | None] = [None] * len(tasks)
@@ -350,7 +350,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
         gone = [] if self._live else off
         awake = awake_rows(tasks, now)
         awake = awake[wanted[awake]]
-        # What is lost here is left out: the report stands without it.
+        # Unreadable data is left out here without a note.
         context = self._explainer.context(tasks, sample.clocks)
         stack_bytes = self._explainer.stack_bytes
         left = leaving(context, now, awake, stack_bytes)
@@ -390,7 +390,7 @@ class Prstat(KernelSession[PrstatReport, Options]):
     def _note_ended(
         self, tasks: TaskTable, processes: Processes, wanted: Booleans
     ) -> None:
-        """Note the CPU time that no state has: that of threads that have ended."""
+        """Note the CPU time of ended threads, which is in no state."""
         _, first = np.unique(tasks["signal"][wanted], return_index=True)
         ended_ns = int(processes.dead_sum_exec_ns[wanted][first].sum())
         if ended_ns:
@@ -425,13 +425,13 @@ def _why_impossible(lives: Microstates) -> str:
     """Return why the kernel may count more latency than there was time for."""
     if lives.latency_is_bound:
         return "sleep on the run queue counts, since 6.12"
-    # A thread may even have run before it was made, by the clock of the CPU it ran on.
+    # By the clock of its CPU, a thread may even have run before it was created.
     most_ms = lives.missed_ns.max() / 1e6
     return f"the clocks of the CPUs have been {most_ms:.0f} ms apart, or more"
 
 
 def _text_faults(ons: Sequence[WaitTarget | None]) -> Booleans:
-    """Return whose page fault is on code."""
+    """Return which threads' page faults are on code."""
     return np.array([on is not None and bool(on.text) for on in ons], np.bool_)
 
 
@@ -442,7 +442,7 @@ def _callers(now: TaskState) -> tuple[str | None, ...]:
 
 
 def _spent(deltas: Deltas, dead: Ended) -> Spent:
-    """Return what threads did in an interval."""
+    """Return the work of threads within an interval."""
     return Spent(
         lives=deltas.lives,
         nvcsw=deltas.nvcsw,

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reports of prstat that are recorded: all threads, of which rows are made later.
+"""Recorded reports of prstat: data of all threads, from which rows are built later.
 
-Pure. Loads are grouped here, too: the load averages are of the threads that run or
-could run, and of those in uninterruptible sleep (kernel/sched/loadavg.c).
+Pure. Loads are grouped here, too: the load averages count runnable threads and those in
+uninterruptible sleep (kernel/sched/loadavg.c).
 
-A report that is not recorded is made of the same parts, but from the kernel:
-:mod:`msatools.prstat.prstat`.
+:mod:`msatools.prstat.prstat` builds other reports from the same parts.
 """
 
 from collections import Counter, defaultdict
@@ -35,7 +34,7 @@ from msatools.tasks.task_state import AgeBound
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedPrstat(PrstatReport):
-    """A report of all threads that has no rows."""
+    """A report without rows, with the data of all threads."""
 
     kept: Kept = field(metadata=UNLISTED)
 
@@ -47,7 +46,7 @@ def recorded(report: PrstatReport, kept: Kept) -> RecordedPrstat:
 
 
 def choose(report: RecordedPrstat, options: Options) -> PrstatReport:
-    """Return the report that the options ask for, but for views that take stacks."""
+    """Return the requested report, without views that need stacks."""
     kept = report.kept
     _check(kept)
     if not options.children:
@@ -79,14 +78,14 @@ def choose(report: RecordedPrstat, options: Options) -> PrstatReport:
 
 
 def wanted_rows(kept: Kept, options: Options) -> TaskRows:
-    """Make the rows that are asked for, but for their PIDs."""
+    """Return the requested rows; their PIDs are not checked."""
     rows = (thread_rows if options.by_thread else process_rows)(kept)
     chosen = selected(rows, options.selection)
     return rows if chosen.all() else rows.take(chosen)
 
 
 def threads_of(rows: TaskRows) -> Booleans:
-    """Return which threads some rows are made of."""
+    """Return which threads are in some rows."""
     bounds = rows.columns["threads_of"]
     edges = np.zeros(len(rows.kept.columns["pid"]) + 1, np.int64)
     np.add.at(edges, bounds[:, 0], 1)
@@ -96,7 +95,7 @@ def threads_of(rows: TaskRows) -> Booleans:
 
 
 def count(kept: Kept, wanted: Booleans, totals: Totals) -> Totals:
-    """Count the threads that are wanted; what is of the machine stays."""
+    """Count the wanted threads; keep totals of the machine."""
     columns = kept.columns
     by_letter = Counter(columns["state"][wanted].tolist())
     by_class = Counter(columns["class"][wanted].tolist())
@@ -112,7 +111,7 @@ def count(kept: Kept, wanted: Booleans, totals: Totals) -> Totals:
 def with_views(
     report: PrstatReport, rows: TaskRows, wanted: Booleans, options: Options
 ) -> PrstatReport:
-    """Add what is asked for beside the rows, of what is kept of threads."""
+    """Add the requested views: load, groups and explanations of columns."""
     kept = rows.kept
     if options.load:
         report = replace(report, load=collect_load(kept, rows.ons, wanted))
@@ -148,9 +147,9 @@ def _named(rows: TaskRows, pids: Iterable[int], by_thread: bool) -> Booleans:
 
 
 def _check(kept: Kept) -> None:
-    """See that what a file has kept is of the same threads.
+    """Check that all data read from a file is of the same threads.
 
-    :raises ValueError: if it is not
+    :raises ValueError: if not
     """
     count = len(kept.columns["pid"])
     if any(len(values) != count for values in _arrays(kept)):
@@ -183,10 +182,10 @@ def collect_load(
     ons: Sequence[WaitTarget | None],
     wanted: npt.NDArray[np.bool_],
 ) -> Load:
-    """Group those wanted threads that make the load by what they do.
+    """Group the wanted threads that contribute to the load, by what they do.
 
-    :param kept: Of all threads, with their callers.
-    :param ons: What each of them waits on.
+    :param kept: Data of all threads, with their callers.
+    :param ons: What each thread waits on.
     """
     columns = kept.columns
     classes, comms, ages = (columns[n] for n in ("class", "comm", "class_age_ns"))
@@ -196,7 +195,7 @@ def collect_load(
         defaultdict(list)
     )
     for row in np.flatnonzero(runs | blocked).tolist():
-        # Who runs is one load, on whichever CPU it is.
+        # Running threads are one load, on whichever CPU.
         on = None if runs[row] else ons[row]
         key = (
             "R" if runs[row] else "D",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Threads and processes as rows: columns of numbers, from which each row is made.
+"""Rows of threads and processes, built on access from columns of numbers.
 
 Pure. There may be a hundred thousand rows of which twenty are shown.
 """
@@ -33,7 +33,7 @@ from msatools.tasks.task_cgroups import TaskCgroups
 from msatools.tasks.task_state import AgeBound, TaskState
 
 UNKNOWN = -(1 << 63)
-"""In a column of numbers: what is not known."""
+"""An unknown value in a column of numbers."""
 
 MAX_RT_PRIO = 100
 DEFAULT_PRIO = 120
@@ -54,7 +54,7 @@ _BOUNDS = {bound.value: bound.name.lower() for bound in AgeBound}
 
 @dataclass(frozen=True)
 class Spent:
-    """What each thread did over its life or an interval; one value a thread."""
+    """The work of each thread over its life or an interval; one value a thread."""
 
     lives: Microstates
     nvcsw: Numbers
@@ -66,17 +66,17 @@ class Spent:
     """What threads did that have ended, by thread of their process."""
 
     off_cpu: OffCpuByClass | None = None
-    """Of an interval only."""
+    """Only of an interval."""
 
 
 @dataclass(frozen=True)
 class Threads:
-    """All that was found out of some threads."""
+    """All data of some threads."""
 
     tasks: TaskTable
     now: TaskState
     on_code: Booleans
-    """Whose page fault is on code."""
+    """Whether each thread's page fault is on code."""
 
     identities: Identities
     processes: Processes
@@ -94,13 +94,13 @@ class Threads:
 
 @dataclass(frozen=True)
 class Kept:
-    """All that rows are made of, which is all that a recording has of threads."""
+    """All data that rows are built from, which is what a recording has of threads."""
 
     columns: Mapping[str, npt.NDArray[Any]]
-    """One value a thread each; ``state`` and ``class`` are of any, others of rows."""
+    """One value a thread; ``state`` and ``class`` are also used to select by thread."""
 
     paths: tuple[str, ...]
-    """Of control groups, by the number in the column."""
+    """Paths of control groups, by the index in the column."""
 
     split: Breakdown | None
     """``None`` of an interval."""
@@ -126,7 +126,7 @@ class Kept:
 
 
 class TaskRows(Sequence[TaskRow]):
-    """Rows, each made when it is asked for."""
+    """Rows, each built on access."""
 
     def __init__(
         self,
@@ -136,9 +136,9 @@ class TaskRows(Sequence[TaskRow]):
         off: OffCpuByClass | None,
     ) -> None:
         """
-        :param columns: One value a row each; ``thread`` is which thread of *kept*
-            tells what the row is doing now, ``row`` which row it is of *off*.
-        :param ons: What each thread waits on; none if that was not asked for.
+        :param columns: One value a row; ``thread`` is the index in *kept* of the thread
+            that represents the row, ``row`` the row's index in *off*.
+        :param ons: What each thread waits on; empty if not requested.
         """
         self.columns = columns
         self._ons = ons
@@ -165,7 +165,7 @@ class TaskRows(Sequence[TaskRow]):
             yield from self._made(slice(start, start + _AT_ONCE))
 
     def take(self, places: npt.NDArray[Any]) -> "TaskRows":
-        """Return some rows: by their places, or by whether each is wanted."""
+        """Return some rows, by their indices or by a mask."""
         columns = {name: values[places] for name, values in self.columns.items()}
         return TaskRows(columns, self._ons, self.kept, self._off)
 
@@ -188,7 +188,7 @@ class TaskRows(Sequence[TaskRow]):
         return self.kept.paths[number] if number >= 0 else None
 
     def _made(self, places: slice) -> Iterator[TaskRow]:
-        # Lists of Python's own values take a tenth of the time of one by one.
+        # Converting whole lists takes a tenth of the time of single values.
         columns: dict[str, list[Any]] = {
             name: values[places].tolist() for name, values in self.columns.items()
         }
@@ -302,7 +302,7 @@ def split_by_ticks(
 
 
 def keep(threads: Threads, spent: Spent) -> Kept:
-    """Bring all that rows are made of in columns."""
+    """Convert the data of threads to columns."""
     return Kept(
         columns=_thread_columns(threads, spent),
         paths=threads.cgroups.paths,
@@ -316,7 +316,7 @@ def keep(threads: Threads, spent: Spent) -> Kept:
 
 
 def thread_rows(kept: Kept) -> TaskRows:
-    """Make a row of each thread."""
+    """Return a row for each thread."""
     places = np.arange(len(kept.columns["pid"]))
     columns = dict(kept.columns)
     columns["thread"] = columns["row"] = places
@@ -325,11 +325,11 @@ def thread_rows(kept: Kept) -> TaskRows:
 
 
 def process_rows(kept: Kept) -> TaskRows:
-    """Make a row of each process.
+    """Return a row for each process.
 
-    Time on the CPU, switches and faults are summed over its threads, also those that
-    have ended; latency and time off the CPU over those that live. What it is doing
-    now is what its leader does, or its oldest thread if the leader is dead.
+    CPU time, switches and faults are sums over its threads, including ended ones;
+    latency and time off the CPU are sums over living ones. Its current class is that of
+    its leader, or of its oldest living thread if the leader is dead.
     """
     of_thread = kept.columns
     tgid = of_thread["tgid"]
@@ -373,7 +373,7 @@ def _lives_in_its_process(
     starts: npt.NDArray[np.intp],
     ends: npt.NDArray[np.intp],
 ) -> Booleans:
-    """Return which threads live; where none of a process does, all of them count."""
+    """Return which threads are alive; all threads of a process if none is."""
     lives: Booleans = ~of_thread["is_dead"]
     process_lives = np.logical_or.reduceat(lives, starts)
     counts: Booleans = lives | ~np.repeat(process_lives, ends - starts)
@@ -383,7 +383,7 @@ def _lives_in_its_process(
 def _representatives(
     of_thread: Mapping[str, npt.NDArray[Any]], starts: npt.NDArray[np.intp]
 ) -> Numbers:
-    """Find the thread that tells what each process is doing."""
+    """Find the thread that represents each process."""
     shown = starts.astype(np.int64)
     dead, start_ns = of_thread["is_dead"], of_thread["start_ns"]
     ends = np.append(starts[1:], len(dead))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which rows are wanted, and in which order. Pure."""
+"""Select and sort rows. Pure."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from msatools.tasks.classes import TaskClass
 from msatools.tasks.membership import ANY, Membership, members
 from msatools.tasks.task_cgroups import TaskCgroups
 
-Places = npt.NDArray[np.intp]
+Indices = npt.NDArray[np.intp]
 _Key = Callable[[TaskRows], npt.NDArray[Any]]
 
 DELAY_OF = {
@@ -30,7 +30,7 @@ DELAY_OF = {
     "COW": "wpcopy",
     "IRQ": "irq",
 }
-"""Columns of delays, and what the kernel calls each."""
+"""Columns of delays, and the kernel's names of them."""
 
 _UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9}
 _UNITS |= {"h": 3600 * 10**9, "d": 86400 * 10**9}
@@ -42,7 +42,7 @@ _AGE = re.compile(r"([<>]?)=?\s*(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|ms|s|m|h|d)?")
 
 @dataclass(frozen=True)
 class Ages:
-    """From when to when something has lasted."""
+    """A range of ages."""
 
     least_ns: int = 0
     most_ns: int | None = None
@@ -50,25 +50,25 @@ class Ages:
 
 @dataclass(frozen=True)
 class Selection:
-    """What rows are wanted; ``None`` is all of them."""
+    """Conditions of wanted rows; ``None`` for any."""
 
     pids: tuple[int, ...] | None = None
     uids: tuple[int, ...] | None = None
     kernel: bool | None = None
-    """Whether threads of the kernel are, or all others."""
+    """``True`` for kernel threads only, ``False`` for all others."""
 
     cpus: frozenset[int] | None = None
     states: frozenset[str] | None = None
     classes: frozenset[TaskClass] | None = None
     ages: tuple[Ages, ...] = ()
-    """All of these."""
+    """Ranges, all of which must match."""
 
     membership: Membership = ANY
-    """A process is in what any of its threads is in."""
+    """Groups and namespaces; a process matches if any of its threads does."""
 
     @property
     def is_all(self) -> bool:
-        """Whether nothing is left out."""
+        """Whether all rows are wanted."""
         return self == Selection()
 
 
@@ -84,9 +84,9 @@ class SortKey:
 
 def parse_ages(word: str) -> Ages:
     """
-    Understand ``>30s``, ``<5m`` and ``1.5h``; without a unit it is seconds.
+    Parse ``>30s``, ``<5m`` or ``1.5h``; the default unit is seconds.
 
-    :raises ValueError: if it is nothing of the kind
+    :raises ValueError: if it is not an age
     """
     matched = _AGE.fullmatch(word.strip())
     if matched is None:
@@ -98,8 +98,8 @@ def parse_ages(word: str) -> Ages:
 
 def parse_sort(word: str) -> SortKey:
     """
-    Understand the name of a column, with ``+`` before it for the least first and
-    ``-`` for the largest.
+    Parse the name of a column, with a leading ``+`` for the least first or ``-`` for
+    the largest first.
 
     :raises ValueError: if there is no such column
     """
@@ -142,16 +142,16 @@ def _isin(rows: TaskRows, name: str, wanted: Iterable[Any]) -> Booleans:
 
 
 def _any_thread(rows: TaskRows, wanted: Booleans) -> Booleans:
-    """Select the rows of which any thread is wanted."""
+    """Return which rows have a wanted thread."""
     found = np.append(0, np.cumsum(wanted))
     first, end = rows.columns["threads_of"].T
     has: Booleans = found[end] > found[first]
     return has
 
 
-def order(rows: TaskRows, keys: Sequence[SortKey]) -> Places:
-    """Return the places of rows in their order; what is equal goes by PID."""
-    found: Places = np.argsort(rows.columns["pid"], kind="stable")
+def order(rows: TaskRows, keys: Sequence[SortKey]) -> Indices:
+    """Return the indices of rows in their order; equal rows are sorted by PID."""
+    found: Indices = np.argsort(rows.columns["pid"], kind="stable")
     for key in reversed(keys):
         values = KEYS[key.name](rows)[found]
         _, ranks = np.unique(values, return_inverse=True)
@@ -173,7 +173,7 @@ def _ratio(values: npt.NDArray[Any], of: npt.NDArray[Any]) -> npt.NDArray[np.flo
 
 
 def _share(values: npt.NDArray[Any], columns: Columns) -> npt.NDArray[np.float64]:
-    """Return what share of all that a row's threads have lived its values are."""
+    """Return values as shares of the total lifetime of each row's threads."""
     return _ratio(values, np.sum([columns[name] for name in _PARTS], axis=0))
 
 
@@ -199,7 +199,7 @@ def _sleep(rows: TaskRows) -> npt.NDArray[Any]:
 
 
 def _split(choose: Callable[[Breakdown], SplitColumn | None]) -> _Key:
-    """Sort by a share that was split off; those of which it is not known are last."""
+    """Sort by a part of the time off the CPU; rows without it get -1."""
 
     def shares(rows: TaskRows) -> npt.NDArray[Any]:
         split = rows.kept.split
@@ -220,7 +220,7 @@ def _delay(kind: str) -> _Key:
 
 
 def _child(name: str) -> _Key:
-    """Sort by what children used, if that was read."""
+    """Sort by a sum over reaped children, if it was read."""
 
     def used(rows: TaskRows) -> npt.NDArray[Any]:
         reaped = rows.kept.reaped
@@ -282,7 +282,7 @@ KEYS: Mapping[str, _Key] = {
     "CMIN": _child("min_flt"),
     "CMAJ": _child("maj_flt"),
 }
-"""What there is to sort by, as the columns are called."""
+"""Sort keys by the names of the columns."""
 
 _LEAST_FIRST = frozenset(
     ("PID", "TGID", "PPID", "USER", "STATE", "PSR", "COMMAND", "CGROUP", "NOW")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The states of two microstate accountings of old, and what Linux tells of each.
+"""The states of Gelato's and Solaris's microstate accounting, as far as Linux has them.
 
-Pure. Gelato's patch for Linux 2.6 and Solaris (LMS_* in sys/msacct.h) had a timer for
-each state. Linux has some of them, under other names, and can tell of most at least who
-is in them now, and for how long.
+Pure. Gelato's patch for Linux 2.6 and Solaris (LMS_* in sys/msacct.h) have a timer for
+each state. Linux has some of them, under other names. For most states at least the
+current threads and their ages are known.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,22 +37,22 @@ from msatools.tasks.task_state import TaskState
 
 @dataclass(frozen=True)
 class StateTime:
-    """What is known of one state, summed over the selected threads."""
+    """Time in one state, summed over the selected threads."""
 
     name: str
     family: Family
     ns: int | None
-    """Time in it since each thread's start; ``None`` if it is not kept."""
+    """Time since each thread's start; ``None`` if Linux does not keep it."""
 
     bound: Bound | Literal["none"]
-    """How well ``ns`` is known; "none" if it is not."""
+    """Accuracy of ``ns``; "none" if it is unknown."""
 
     now_threads: int | None
-    """Threads in it at this moment, each in one state of a family; ``None`` if that
-    cannot be told."""
+    """Number of threads in it now; ``None`` if unknown. A thread is in one state of
+    each family."""
 
     now_ns: int | None
-    """For how long they have been, summed; those on a CPU since they came there."""
+    """Sum of their ages in it; of running threads since they came to the CPU."""
 
     reason: str
     """Where the time comes from, or why there is none."""
@@ -70,18 +70,18 @@ def states(
     """Sum up each state, Gelato's thirteen first, then those of Solaris.
 
     :param selected: The threads to sum over; all of them if ``None``.
-    :param text_faults: Whose page fault is on what is mapped executable; ``None`` if
-        nobody has looked: then all count as faults on data.
+    :param text_faults: Whether each thread's page fault is on an executable mapping;
+        ``None`` if unknown: then all count as faults on data.
     """
     if selected is None:
         selected = np.ones(len(tasks), np.bool_)
-    places: dict[Family, Mapping[str, Booleans]] = {
+    members: dict[Family, Mapping[str, Booleans]] = {
         "gelato": _gelato(tasks, now),
         "solaris": _solaris(tasks, now, text_faults),
     }
 
     def lasting(family: Family, name: str) -> int:
-        return int(now.age_ns[selected & places[family][name]].sum())
+        return int(now.age_ns[selected & members[family][name]].sum())
 
     found = pasts(
         sums(lives, parts, accounting, selected),
@@ -93,9 +93,9 @@ def states(
     times = []
     for family, names in STATES.items():
         for name, time_of in names.items():
-            here = places[family].get(name)
-            unknown = here is None or (mode_unknown and name in _ON_CPU)
-            rows = selected & here if here is not None else selected
+            inside = members[family].get(name)
+            unknown = inside is None or (mode_unknown and name in _ON_CPU)
+            rows = selected & inside if inside is not None else selected
             past = time_of(found)
             times.append(
                 StateTime(
@@ -115,7 +115,7 @@ _ON_CPU = frozenset(("ONCPU_USR", "ONCPU_SYS", "INTERRUPTED", "USER", "SYSTEM"))
 
 
 def _in_unknown_mode(tasks: TaskTable, now: TaskState) -> Booleans:
-    """Return which threads run in a mode that cannot be read.
+    """Return which threads run in an unknown mode.
 
     A live kernel has no registers to read; a dump may lack those of some CPUs.
     """
@@ -128,12 +128,12 @@ def _in_unknown_mode(tasks: TaskTable, now: TaskState) -> Booleans:
 def _gelato(tasks: TaskTable, now: TaskState) -> dict[str, Booleans]:
     """Return which threads are in each state now.
 
-    Each thread is in one, unless it runs in a mode that cannot be read.
+    Each thread is in one, unless it runs in an unknown mode.
     """
     of: dict[str, Booleans] = {}
     for task_class, name in GELATO_NOW.items():
-        here: Booleans = now.classes == task_class
-        of[name] = of[name] | here if name in of else here
+        inside: Booleans = now.classes == task_class
+        of[name] = of[name] | inside if name in of else inside
     rest = ~np.any(list(of.values()), axis=0) & ~_in_unknown_mode(tasks, now)
     blocked = (tasks["state"] & UNINTERRUPTIBLE) != 0
     of[SLEEPS[True]] = rest & blocked
@@ -146,10 +146,10 @@ def _solaris(
 ) -> dict[str, Booleans]:
     """Return which threads are in each state now: each that is alive is in one."""
     of: dict[str, Booleans] = {}
-    for timer, here in _gelato(tasks, now).items():
+    for timer, inside in _gelato(tasks, now).items():
         if timer in SOLARIS_NOW:
             name = SOLARIS_NOW[timer]
-            of[name] = of[name] | here if name in of else here
+            of[name] = of[name] | inside if name in of else inside
     if text_faults is not None:
         paging = of["DFAULT"]
         of |= {"TFAULT": paging & text_faults, "DFAULT": paging & ~text_faults}
@@ -159,7 +159,7 @@ def _solaris(
 def sums(
     lives: Microstates, parts: Breakdown, accounting: Accounting, selected: Booleans
 ) -> StateSums:
-    """Sum up what the kernel keeps of some threads."""
+    """Sum up the times that the kernel keeps, over some threads."""
 
     def total(values: Nanoseconds) -> int:
         return int(values[selected].sum())
@@ -198,7 +198,7 @@ def _stopped(parts: Breakdown, selected: Booleans) -> Known:
 
 
 def _total(columns: Sequence[SplitColumn], selected: Booleans) -> Known:
-    """Sum columns, and tell whether all of it is known; ``None`` if nothing is."""
+    """Sum up columns, exact if all values are known; ``None`` if none is."""
     known = [column.known[selected] for column in columns]
     if not known or not np.any(known):
         return None

@@ -3,8 +3,8 @@
 """
 Time off the CPU as Solaris's prstat splits it: page faults, locks, stops, and sleep.
 
-Pure. The samples of an interval show what it was spent on. Linux does not keep that for
-a whole life: only the present wait is known.
+Pure. For an interval it is known from samples. Linux does not keep it for a whole life:
+only the current wait is known.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ WAITED = (
     *("code_faults_ns", "data_faults_ns", "locks_ns", "stopped_ns"),
     "untold_ns",
 )
-"""The columns; what is none of them is sleep."""
+"""The columns; other time off the CPU is sleep."""
 
 _FAULTS = (TaskClass.FLT, TaskClass.SWP)
 _STOPS = (TaskClass.STP, TaskClass.TRC)
@@ -32,7 +32,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 def within(off: OffCpuByClass) -> Columns:
-    """Return what each row of an interval spent its time off the CPU on."""
+    """Return the split of each row's time off the CPU within an interval."""
     return {
         "code_faults_ns": off.ns[:, ON_CODE],
         "data_faults_ns": off.ns[:, _FAULTS].sum(1),
@@ -44,7 +44,7 @@ def within(off: OffCpuByClass) -> Columns:
 
 
 def lasting(now: TaskState, on_code: Booleans, off_cpu_ns: Nanoseconds) -> Columns:
-    """Return for how long each thread has been in the wait that lasts."""
+    """Return the time of each thread's current wait."""
     classes = now.classes
     age = np.where(are_any(classes, _AWAKE), 0, np.minimum(now.age_ns, off_cpu_ns))
     faults = are_any(classes, _FAULTS)

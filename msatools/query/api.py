@@ -12,23 +12,23 @@ from msatools.query.model import ChildTimes, Process, Thread
 from msatools.target import TargetSpec, describe, open_target
 
 _NAME = "msatools.query"
-"""What answers for a program, in its cache."""
+"""Key of the :class:`Kernel` in a program's cache."""
 
 
 def open(
     target: str | os.PathLike[str] | TargetSpec | drgn.Program | None = None,
 ) -> Kernel:
     """
-    Make a kernel ready to be asked.
+    Open a kernel for queries.
 
     >>> kernel = msatools.open("vmcore")
     >>> kernel.process(1).timers.oncpu_usr.ns
     143208118
 
-    :param target: A dump's path, or ``/proc/kcore``, which is what ``None`` means; a
-        :class:`msatools.target.TargetSpec` for all else that commands can name; or a
-        program that drgn has open.
-    :raises TargetError: if it, or its types, cannot be had
+    :param target: The path of a dump; ``/proc/kcore`` or ``None`` for the running
+        kernel; a :class:`msatools.target.TargetSpec` for other targets of the commands;
+        or an open program of drgn.
+    :raises TargetError: if the target cannot be opened, or its types are not found
     """
     if isinstance(target, drgn.Program):
         return _of(target)
@@ -38,30 +38,30 @@ def open(
 
 
 def thread(tid: int) -> Thread:
-    """Return one thread of the kernel at hand: see :meth:`Kernel.thread`.
+    """Return one thread of the default kernel: see :meth:`Kernel.thread`.
 
-    That is drgn's default program, if there is one, as at drgn's prompt; else the
-    running kernel, which is opened once.
+    The default kernel is drgn's default program, if there is one, as at drgn's prompt;
+    else the running kernel, which is opened once.
     """
-    return _at_hand().thread(tid)
+    return _default_kernel().thread(tid)
 
 
 def process(pid: int) -> Process:
-    """Return one process of the kernel at hand: see :meth:`Kernel.process`."""
-    return _at_hand().process(pid)
+    """Return one process of the default kernel: see :meth:`Kernel.process`."""
+    return _default_kernel().process(pid)
 
 
 def children(pid: int) -> ChildTimes:
-    """Return the children that a process waited for: see :meth:`Kernel.children`."""
-    return _at_hand().children(pid)
+    """Return the reaped children of a process: see :meth:`Kernel.children`."""
+    return _default_kernel().children(pid)
 
 
 def self() -> Process:
-    """Return the process that asks: see :meth:`Kernel.self`."""
-    return _at_hand().self()
+    """Return the calling process: see :meth:`Kernel.self`."""
+    return _default_kernel().self()
 
 
-def _at_hand() -> Kernel:
+def _default_kernel() -> Kernel:
     try:
         return _of(drgn.get_default_prog())
     except drgn.NoDefaultProgramError:
@@ -74,9 +74,9 @@ def _running() -> Kernel:
 
 
 def _of(prog: drgn.Program) -> Kernel:
-    found: Kernel | None = prog.cache.get(_NAME)
-    if found is None:
-        # Where nothing serves its types, its own BTF is made to.
+    kernel: Kernel | None = prog.cache.get(_NAME)
+    if kernel is None:
+        # Without debug info, this makes the kernel's own BTF provide the types.
         describe(prog)
-        found = prog.cache[_NAME] = Kernel(prog)
-    return found
+        kernel = prog.cache[_NAME] = Kernel(prog)
+    return kernel

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Ask a kernel about one thread or process, as often as you like.
+"""Query a kernel for single threads and processes, repeatedly.
 
-On a running kernel everything is read anew with each question: the PID's entry, the
-task, its CPU's clock and all others, and what accounting is on. What types and symbols
-tell is found with the first one.
+On a running kernel each query reads the PID's entry, the task and all CPUs' clocks; the
+settings of accounting are read at most every 0.1 s. Types and symbols are looked up
+once.
 """
 
 import os
@@ -65,13 +65,13 @@ T = TypeVar("T")
 _NAMESPACE = "/proc/self/ns/pid"
 _SWITCHES = ("nvcsw", "nivcsw")
 _AGAIN = {"pid": "i4", **dict.fromkeys(_SWITCHES, "u8")}
-"""What is read again to see whether a thread has moved on."""
+"""Columns that are read again to see whether a thread has moved on."""
 
-_SWITCHES_NS = 100_000_000
-"""How long what accounting is on is taken to be so."""
+_ACCOUNTING_NS = 100_000_000
+"""How long the settings of accounting are cached."""
 
 _TRIES = 3
-"""On a running kernel, where a thread may end or a list change meanwhile."""
+"""Maximum attempts on a running kernel, where threads end and lists change."""
 
 _BOUNDS: dict[AgeBound, Literal["exact", "upper", "estimate"]] = {
     AgeBound.EXACT: "exact",
@@ -89,34 +89,34 @@ _NOT_OF_CHILDREN = Time(
 
 
 class NoSuchTaskError(NoSuchPidError, LookupError):
-    """No thread has the PID that was asked for, not even a zombie."""
+    """No thread has the PID, not even a zombie."""
 
 
 class UnreadableTaskError(TargetError):
-    """A task was asked for of which too much is lost, damaged, or changes too fast."""
+    """The task cannot be read, is damaged, or changes too fast."""
 
 
 class NotThisMachineError(TargetError):
-    """Who asks is no task of the kernel that is asked."""
+    """The calling process is not a task of this kernel."""
 
 
 class Kernel:
-    """A kernel that answers questions; :func:`msatools.open` makes one.
+    """A kernel open for queries; :func:`msatools.open` returns one.
 
     All methods raise
 
     - :class:`NoSuchTaskError`, which is a ``LookupError``, if there is no such thread;
-    - :class:`UnreadableTaskError` if it is there, and cannot be read;
+    - :class:`UnreadableTaskError` if it exists but cannot be read;
     - other :class:`msatools.target.TargetError` if nothing can be read any more.
 
-    PIDs are those of the initial PID namespace, as all commands show them. Several
-    threads must not ask at the same time; processes that were forked may.
+    PIDs are those of the initial PID namespace, as in all commands. The methods are not
+    thread-safe; forked processes may use the same object.
     """
 
     def __init__(self, prog: drgn.Program) -> None:
         """
         :param prog: A Linux kernel with types, live or dead.
-        :raises LookupError: if the types lack what describes tasks
+        :raises LookupError: if the types of tasks are missing
         """
         self.prog = prog
         self.reader = Reader(prog)
@@ -124,7 +124,7 @@ class Kernel:
         self._accounting_reader = AccountingReader(prog)
         self._accounting: Accounting | None = None
         self._accounting_ns = 0
-        self._found = LossLog()
+        self._losses = LossLog()
         self._asker = os.getpid()
         self._is_local = bool(prog.flags & drgn.ProgramFlags.IS_LOCAL)
         self._moment: tuple[LifeMoment, tuple[str, ...]] | None = None
@@ -140,33 +140,33 @@ class Kernel:
     def thread(self, tid: int) -> Thread:
         """Return one thread.
 
-        The numbers are those of ``msa-prstat --states -L -p TID``.
+        The numbers are the same as of ``msa-prstat --states -L -p TID``.
         """
         return self._asked(tid, lambda: self._thread(tid))
 
     def process(self, pid: int) -> Process:
-        """Return the process that a thread is of: all its threads, summed up.
+        """Return a process: the sums over its threads.
 
-        The numbers are those of ``msa-prstat --states -p PID``.
+        The numbers are the same as of ``msa-prstat --states -p PID``.
 
-        :param pid: Of any of its threads.
+        :param pid: PID of any of its threads.
         """
         return self._asked(pid, lambda: self._process(pid))
 
     def children(self, pid: int) -> ChildTimes:
-        """Return the children that a process has waited for, as RUSAGE_CHILDREN does.
+        """Return the times of reaped children of a process, as with RUSAGE_CHILDREN.
 
-        The numbers are those of ``msa-prstat --children -p PID``.
+        The numbers are the same as of ``msa-prstat --children -p PID``.
 
-        :param pid: Of any thread of the process.
+        :param pid: PID of any thread of the process.
         """
         return self._asked(pid, lambda: self._children(pid))
 
     def self(self) -> Process:
-        """Return the process that asks.
+        """Return the calling process.
 
-        :raises NotThisMachineError: if the kernel is not the one that it runs on, or
-            shows it another PID than its own
+        :raises NotThisMachineError: if it runs on another kernel, or in a PID namespace
+            other than the initial one
         """
         if not (self.reader.is_live and self._is_local):
             raise NotThisMachineError(
@@ -184,9 +184,10 @@ class Kernel:
         return inode
 
     def _asked(self, pid: int, work: Callable[[], T]) -> T:
-        """Do some work by the segments of /proc/kcore as they were last known.
+        """Do some work with the last known segments of /proc/kcore.
 
-        If they changed meanwhile, or nothing came of it, it is done with all care.
+        If they changed meanwhile, or the work failed, do it again with the segments
+        checked.
         """
         is_live = self.reader.is_live
         if is_live and self._is_local:
@@ -206,10 +207,10 @@ class Kernel:
             except drgn.FaultError as error:
                 if not (left and is_live):
                     raise self._unreadable(pid, error) from error
-        raise AssertionError("the last time it returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
     def _own_file(self, pid: int) -> None:
-        """After a fork, read by an open file of one's own: see kcore.open_again()."""
+        """After a fork, open /proc/kcore again: see kcore.open_again()."""
         asker = os.getpid()
         if asker == self._asker:
             return
@@ -250,7 +251,7 @@ class Kernel:
         address, task = self._read(tid)
         seen, stack = self._see(address, task), self._stack(task)
         moment, notes = self._now()
-        words = stack if self._rests(seen) else None
+        words = stack if self._has_not_run(seen) else None
         one = life(seen, moment, covered_since((task,), moment))
 
         def read_now() -> Now:
@@ -270,20 +271,22 @@ class Kernel:
         )
 
     def _process(self, pid: int) -> Process:
-        found = LossLog()
+        losses = LossLog()
         stacks: list[tuple[LifeSeen, bytes]] = []
-        for thread, task in self._tasks.read_threads(self._find(pid), found):
+        for thread, task in self._tasks.read_threads(self._find(pid), losses):
             self._believe(thread, task)
             stacks.append((self._see(thread, task), self._stack(task)))
-        if found.lost:
-            raise drgn.FaultError("; ".join(n.text for n in found.notes.values()), 0)
+        if losses.lost:
+            raise drgn.FaultError("; ".join(n.text for n in losses.notes.values()), 0)
         tids = tuple(seen.task["pid"] for seen, _ in stacks)
         if pid not in tids:
             raise drgn.FaultError("no task of that PID", 0)
         leader = stacks[0][0]
         counted = self._counted(leader.task["signal"])
         moment, notes = self._now()
-        held = [(seen, stack if self._rests(seen) else None) for seen, stack in stacks]
+        held = [
+            (seen, stack if self._has_not_run(seen) else None) for seen, stack in stacks
+        ]
         since_ns = covered_since((seen.task for seen, _ in held), moment)
         lives = [life(seen, moment, since_ns) for seen, _ in held]
 
@@ -310,7 +313,7 @@ class Kernel:
         address, task = self._read(pid)
         counted = self._counted(task["signal"])
         moment, notes = self._now()
-        self._rests(LifeSeen(address, task, in_iowait=False, delays=None))
+        self._has_not_run(LifeSeen(address, task, in_iowait=False, delays=None))
         user, system = (
             Time(counted[name], "estimate", _WAITED_FOR, f"signal->{name}")
             for name in ("cutime", "cstime")
@@ -331,7 +334,7 @@ class Kernel:
         return counted
 
     def _believe(self, address: int, task: Record) -> None:
-        """Make sure that something is a task, with times that can be.
+        """Check that a record is a task with possible times.
 
         :raises drgn.FaultError: if not
         """
@@ -340,7 +343,7 @@ class Kernel:
             raise drgn.FaultError("no task, or no times of one", address)
 
     def _see(self, address: int, task: Record) -> LifeSeen:
-        """Read what belongs to a thread beside its own record."""
+        """Read the data of a thread outside its ``struct task_struct``."""
         in_iowait = False
         if task["state"] & UNINTERRUPTIBLE and not task["exit_state"]:
             in_iowait = read_one_in_iowait(self.reader, address)
@@ -351,10 +354,10 @@ class Kernel:
         return LifeSeen(address, task, in_iowait, delays)
 
     def _stack(self, task: Record) -> bytes:
-        """Read the stack of a thread that sleeps, to be unwound if it is asked for.
+        """Read the stack of a sleeping thread, to be unwound on demand.
 
-        :return: What lies from the saved stack pointer on; nothing of one that does not
-            sleep.
+        :return: The stack from the saved stack pointer on; empty if the thread does not
+            sleep, or its stack cannot be read.
         """
         if state_class(task) is not None or "sp" not in task:
             return b""
@@ -373,33 +376,33 @@ class Kernel:
         return self._collector
 
     def _now(self) -> tuple[LifeMoment, tuple[str, ...]]:
-        """Read what holds for all threads; in a dump that does not change."""
+        """Read clocks and settings; only once in a dump."""
         if self._moment is not None and not self.reader.is_live:
             return self._moment
-        found = self._found
-        clocks, accounting = read_clocks(self.reader, found), self._switches(found)
+        losses = self._losses
+        clocks = read_clocks(self.reader, losses)
+        accounting = self._read_accounting(losses)
         if not clocks.local_ns:
             raise drgn.FaultError("no CPU's clock can be read", 0)
         notes: tuple[str, ...] = ()
-        if found.notes:
-            notes = tuple(note.text for note in found.notes.values())
-            self._found = LossLog()
+        if losses.notes:
+            notes = tuple(note.text for note in losses.notes.values())
+            self._losses = LossLog()
         self._moment = LifeMoment(clocks, accounting), notes
         return self._moment
 
-    def _switches(self, found: LossLog) -> Accounting:
-        """Return what accounting is on, as of a tenth of a second ago at most.
+    def _read_accounting(self, losses: LossLog) -> Accounting:
+        """Return the settings of accounting, at most 0.1 s old.
 
-        Somebody has to switch it, and to look at all switches takes a tenth of the time
-        that a question does.
+        They change rarely, and reading them takes a tenth of the time of a query.
         """
         now_ns = time.monotonic_ns()
-        if self._accounting is None or now_ns - self._accounting_ns > _SWITCHES_NS:
-            self._accounting = self._accounting_reader.read(found)
+        if self._accounting is None or now_ns - self._accounting_ns > _ACCOUNTING_NS:
+            self._accounting = self._accounting_reader.read(losses)
             self._accounting_ns = now_ns
         return self._accounting
 
-    def _rests(self, seen: LifeSeen) -> bool:
+    def _has_not_run(self, seen: LifeSeen) -> bool:
         """Return whether a thread has not been on a CPU since it was read.
 
         :raises drgn.FaultError: if it has ended meanwhile
@@ -420,19 +423,20 @@ class Kernel:
     ) -> tuple[Timers, States]:
         sums = summed(lives, moment, self._delayed)
         paging, data = self._lasting(sums, read_now)
-        found = pasts(sums, moment.accounting, paging, data)
+        times = pasts(sums, moment.accounting, paging, data)
         gelato, solaris = STATES["gelato"].values(), STATES["solaris"].values()
         return (
-            Timers(*[time_of(found) for time_of in gelato]),
-            States(*[time_of(found) for time_of in solaris]),
+            Timers(*[time_of(times) for time_of in gelato]),
+            States(*[time_of(times) for time_of in solaris]),
         )
 
     def _lasting(
         self, sums: StateSums, read_now: Callable[[], Sequence[Now]]
     ) -> tuple[int, int]:
-        """Return how long page faults have lasted, all of them and those on data.
+        """Return how long current page faults have lasted: all, and those on data.
 
-        Nobody needs it where the kernel keeps nothing of those that have ended.
+        They are added to those that have ended; if the kernel does not count these,
+        return 0.
         """
         if sums.swapped is None:
             return 0, 0
@@ -443,19 +447,19 @@ class Kernel:
         )
 
     def _now_of(self, seen: LifeSeen, words: bytes | None, moment: LifeMoment) -> Now:
-        """Find out what a thread was doing, by what was read of it."""
+        """Return what a thread was doing, from the data that was read."""
         age_ns, bound = age(seen.task, moment)
-        found = self._class(seen, words)
-        timer = None if found is None else GELATO_NOW.get(found)
-        # A running thread sleeps in no state, even if its mode cannot be read.
+        task_class = self._class(seen, words)
+        timer = None if task_class is None else GELATO_NOW.get(task_class)
+        # A running thread does not sleep, even if its mode is unknown.
         runs = state_class(seen.task) is TaskClass.CPU
-        if found is not None and timer is None and not runs:
+        if task_class is not None and timer is None and not runs:
             timer = SLEEPS[bool(seen.task["state"] & UNINTERRUPTIBLE)]
         state = SOLARIS_NOW.get(timer) if timer else None
         if state == "DFAULT" and self._is_on_code(seen, moment):
             state = "TFAULT"
         return Now(
-            task_class=found.name if found is not None else None,
+            task_class=task_class.name if task_class is not None else None,
             timer=timer.lower() if timer else None,
             state=state.lower() if state else None,
             age_ns=age_ns,
@@ -463,11 +467,11 @@ class Kernel:
         )
 
     def _class(self, seen: LifeSeen, words: bytes | None) -> TaskClass | None:
-        found = state_class(seen.task)
-        if found is TaskClass.CPU:
+        task_class = state_class(seen.task)
+        if task_class is TaskClass.CPU:
             return running_class(self.prog, seen.address)
-        if found is not None or words is None:
-            return found
+        if task_class is not None or words is None:
+            return task_class
         stack = self._stacks.unwind(
             seen.address,
             np.frombuffer(words, "<u8").tolist(),
@@ -476,7 +480,7 @@ class Kernel:
         return classify(Stacks(self._stacks.text).names(stack)).task_class
 
     def _is_on_code(self, seen: LifeSeen, moment: LifeMoment) -> bool:
-        """Return whether a page fault is on what is mapped executable."""
+        """Return whether a page fault is on an executable mapping."""
         aside = LossLog()
         tasks = self._tasks.read([seen.address], aside)
         now = collect_now(self._stacks, self.prog, tasks, moment.clocks)
@@ -485,7 +489,7 @@ class Kernel:
 
 
 def _again(prog: drgn.Program) -> tuple[int, int, Decoder]:
-    """Find what of a ``struct task_struct`` is read again: where, and how large."""
+    """Return offset, size and decoder of the columns that are read again."""
     task = prog.type("struct task_struct")
     offsets = {name: drgn.offsetof(task, name) for name in _AGAIN}
     start, end = min(offsets.values()), max(offsets.values()) + 8

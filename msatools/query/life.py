@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Where the life of one thread went: what :mod:`msatools.tasks.microstates`,
-:mod:`msatools.prstat.breakdown` and :mod:`msatools.tasks.task_state` compute of many.
+"""Decompose the lifetime of one thread. Pure.
 
-Pure. They say why it is computed so. On arrays of one number it takes a millisecond;
-here, of numbers, some microseconds. A test compares the two for threads of all kinds.
+:mod:`msatools.tasks.microstates`, :mod:`msatools.prstat.breakdown` and
+:mod:`msatools.tasks.task_state` compute the same of many threads, and explain it. With
+arrays of one element it takes a millisecond, with plain numbers some microseconds. A
+test compares the two for threads of all kinds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ from msatools.tasks.table import PF_KTHREAD
 from msatools.tasks.task_state import AgeBound
 
 Record = Mapping[str, Any]
-"""Columns of :mod:`msatools.tasks.table`, those that the kernel has."""
+"""Columns of :mod:`msatools.tasks.table` that the kernel has."""
 
 _SLEEP_SUMS = ("sum_sleep_ns", "sum_block_ns", "iowait_sum_ns")
 _STAMPS = ("sleep_start_ns", "block_start_ns")
@@ -35,43 +36,43 @@ _STATISTICS = (*_SLEEP_SUMS, *_STAMPS)
 
 
 class LifeSeen(NamedTuple):
-    """A thread, as it was read."""
+    """The data read of a thread."""
 
     address: int
-    """Of its ``struct task_struct``."""
+    """Address of its ``struct task_struct``."""
 
     task: Record
     in_iowait: bool
     delays: Mapping[str, Any] | None
-    """Its ``struct task_delay_info``; ``None`` if the kernel keeps none of it."""
+    """Its ``struct task_delay_info``; ``None`` if the kernel keeps none for it."""
 
 
 class Life(NamedTuple):
-    """What is known of one thread, in nanoseconds; ``None`` is what is not."""
+    """Times of one thread, in nanoseconds; ``None`` if unknown."""
 
     user_ns: int
     system_ns: int
     latency_ns: int
     off_cpu_ns: int
-    """But for interrupts."""
+    """Time off the CPU, without interrupts."""
 
     zombie_ns: int
     lifetime_ns: int
     interrupted_ns: int | None
     sleep_ns: int | None
-    """Interruptible."""
+    """Time in interruptible sleep."""
 
     blocked_ns: int | None
-    """Uninterruptible."""
+    """Time in uninterruptible sleep."""
 
     stopped_ns: int | None
     swapped_ns: int | None
     unexplained_ns: int | None
-    """Off the CPU for no known reason; ``None`` if no statistics tell."""
+    """Time off the CPU for no known reason; ``None`` without statistics of sleeps."""
 
 
 class _Columns(NamedTuple):
-    """The same of some threads: see :class:`Life`."""
+    """The fields of :class:`Life` of some threads."""
 
     user_ns: Sequence[int]
     system_ns: Sequence[int]
@@ -88,7 +89,7 @@ class _Columns(NamedTuple):
 
 
 class LifeMoment(NamedTuple):
-    """What holds for all threads at one moment."""
+    """Clocks and settings, which are common to all threads."""
 
     clocks: Clocks
     accounting: Accounting
@@ -100,16 +101,16 @@ class LifeMoment(NamedTuple):
         return self.clocks.local_ns - (int(behind[cpu]) if known else 0)
 
     def started_ns(self, task: Record) -> int:
-        """Return when a thread started, by the local clock."""
+        """Return the start time of a thread, by the local clock."""
         started: int = task["start_ns"] + (self.clocks.monotonic_offset_ns or 0)
         return started
 
 
 def state_class(task: Record) -> TaskClass | None:
-    """Return what a thread is doing where its state tells that.
+    """Return the class of a thread, if its state determines it.
 
-    :return: ``None`` of a thread that sleeps: its stack tells. ``CPU`` of one that
-        runs: its registers tell in which mode, if they are known.
+    :return: ``None`` if the thread sleeps: the class depends on its stack. ``CPU`` if
+        it runs: the mode depends on its registers.
     """
     if task["exit_state"]:
         return TaskClass.ZMB
@@ -126,26 +127,26 @@ def state_class(task: Record) -> TaskClass | None:
 
 
 def age(task: Record, moment: LifeMoment) -> tuple[int, AgeBound]:
-    """Return for how long a thread has been as it is."""
+    """Return the time of a thread in its class, and its bound."""
     clocks = moment.clocks
     local, since = clocks.local_ns, task["exec_start_ns"]
     delays = "sched_delayed" in task
-    found = state_class(task)
+    task_class = state_class(task)
     age_ns, bound = moment.task_clock_ns(task["cpu"]) - since, AgeBound.EXACT
     if not since:
         age_ns, bound = local - task["last_arrival_ns"], AgeBound.UPPER
-    if found is TaskClass.CPU:
+    if task_class is TaskClass.CPU:
         age_ns = local - task["last_arrival_ns"]
-    elif found is TaskClass.LAT and task["last_queued_ns"]:
+    elif task_class is TaskClass.LAT and task["last_queued_ns"]:
         age_ns = local - task["last_queued_ns"]
         bound = AgeBound.UPPER if delays else AgeBound.EXACT
-    elif found is TaskClass.WAK:
+    elif task_class is TaskClass.WAK:
         bound = AgeBound.UPPER
     if _asleep(task) and (not since or not delays):
         for column in _STAMPS:
             if task.get(column):
                 age_ns, bound = local - task[column], AgeBound.EXACT
-    if found is TaskClass.ZMB:
+    if task_class is TaskClass.ZMB:
         bound = AgeBound.ESTIMATE
     if clocks.monotonic_offset_ns is not None:
         age_ns = min(age_ns, local - moment.started_ns(task))
@@ -153,7 +154,10 @@ def age(task: Record, moment: LifeMoment) -> tuple[int, AgeBound]:
 
 
 def covered_since(tasks: Iterable[Record], moment: LifeMoment) -> int | None:
-    """Return since when the statistics of sleeps are on, at least, by some threads."""
+    """Return the earliest time at which schedstats are known to have been enabled.
+
+    :return: The earliest start of a sleep that was recorded; ``None`` if there is none.
+    """
     if not moment.accounting.schedstats or moment.clocks.monotonic_offset_ns is None:
         return None
     bound = bound_of(moment.accounting)
@@ -245,9 +249,9 @@ def summed(
 ) -> StateSums:
     """Sum up the lives of some threads.
 
-    :param latency_is_bound: whether latency may have sleep in it
+    :param latency_is_bound: whether latency may include sleep
     """
-    # All of one kind after the other: with one thread, as a rule, that is fast.
+    # Usually there is just one thread.
     columns = _Columns(*zip(*lives, strict=True))
     whole = not latency_is_bound
     if whole:
@@ -286,7 +290,7 @@ def _stopped(
 
 
 def _sleeps(seen: LifeSeen, moment: LifeMoment) -> list[int] | None:
-    """Return for how long a thread has slept: interruptibly, blocked, and for input."""
+    """Return how long a thread has slept: interruptible, blocked, and in I/O wait."""
     task = seen.task
     if not all(column in task for column in _STATISTICS):
         return None
@@ -312,8 +316,8 @@ def _waits_for_cpu(task: Record) -> bool:
 
 
 def split_by_ticks(cpu_ns: int, utime_ns: int, stime_ns: int) -> int:
-    """Return how much time on the CPU was in user mode, as user_time() does."""
-    # With floating point, as there, so that no nanosecond differs.
+    """Return the part of the CPU time in user mode, as user_time() does."""
+    # With floating point, to get exactly the same result.
     utime = float(utime_ns)
     ticks = utime + float(stime_ns)
     return min(int(cpu_ns * (utime / ticks)), cpu_ns) if ticks > 0 else cpu_ns

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a query answers."""
+"""Results of queries."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,36 +45,36 @@ class States(NamedTuple):
 
 @dataclass(frozen=True)
 class Now:
-    """What a thread was doing when it was asked for."""
+    """What a thread was doing at the time of the query."""
 
     task_class: str | None
-    """As msa-prstat shows it (NOW), such as ``LCK``; ``None`` if the thread moved on
-    while it was read."""
+    """The class in msa-prstat's column NOW, such as ``LCK``; ``None`` if the thread
+    moved on while it was read."""
 
     timer: str | None
-    """The one of :class:`Timers` that was running; ``None`` if that is not known, as on
-    a live kernel in which mode a thread runs."""
+    """The field of :class:`Timers` that was running; ``None`` if unknown, as for a
+    running thread on a live kernel, whose mode is unknown."""
 
     state: str | None
-    """The same of :class:`States`; ``None`` also of the dead."""
+    """The field of :class:`States` that was running; ``None`` also for dead threads."""
 
     age_ns: int
-    """For how long it had been so."""
+    """Time since it began."""
 
     age_bound: Literal["exact", "upper", "estimate"]
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What all answers have."""
+    """Fields of all results."""
 
     taken_at_ns: int | None
-    """CLOCK_MONOTONIC of the kernel looked at; ``None`` if it is not known."""
+    """CLOCK_MONOTONIC of the kernel; ``None`` if unknown."""
 
     timers: Timers
     states: States
     notes: tuple[str, ...]
-    """What could not be read on the way, in words."""
+    """Messages about data that could not be read."""
 
 
 @dataclass(frozen=True)
@@ -83,19 +83,19 @@ class Thread(_Answer):
 
     tid: int
     pid: int
-    """Its process."""
+    """PID of its process."""
 
     comm: str
     lifetime_ns: int
-    """What the five times that Linux always keeps make up: user, system, latency,
-    ``states.sleep`` with ``states.stopped`` and interrupts, and zombie."""
+    """Sum of the five times that Linux always keeps: user, system, latency, off the CPU
+    (``states.sleep``, ``states.stopped`` and interrupts), and zombie."""
 
     read_now: Callable[[], Now] = field(repr=False, compare=False)
-    """Finds out ``now``, from what was read with the times."""
+    """Computes ``now`` from what was read with the times."""
 
     @cached_property
     def now(self) -> Now:
-        """What it was doing; found out when it is first asked for."""
+        """What the thread was doing; computed on first use."""
         return self.read_now()
 
 
@@ -107,12 +107,12 @@ class Process(_Answer):
     comm: str
     tids: tuple[int, ...]
     ended_user_ns: int
-    """Time on the CPU of threads that have ended, which is in no timer and no state:
-    Linux keeps nothing else of them. Its split is an estimate."""
+    """User time of threads that have ended, which is in no timer and no state. Linux
+    keeps only their CPU time; its split is an estimate."""
 
     ended_system_ns: int
     read_now: Callable[[], tuple[Now, ...]] = field(repr=False, compare=False)
-    """Finds out ``now``, from what was read with the times."""
+    """Computes ``now`` from what was read with the times."""
 
     @cached_property
     def now(self) -> tuple[Now, ...]:
@@ -122,7 +122,7 @@ class Process(_Answer):
 
 @dataclass(frozen=True)
 class ChildTimes(_Answer):
-    """The children of a process that it has waited for, and those that they had."""
+    """Times of the reaped children of a process, including those that they reaped."""
 
     pid: int
-    """The process whose children they were."""
+    """PID of the parent."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The classes of what a task is doing now."""
+"""Classes of what a task is doing now."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 
 class TaskClass(IntEnum):
-    """What a task is doing now; names are what people and programs see."""
+    """What a task is doing now; the names appear in the output."""
 
     CPU = 0
-    """It runs; only a live kernel does not tell where."""
+    """It runs; on a live kernel its mode is unknown."""
     USR = 1
     """It runs in user mode."""
     SYS = 2
@@ -36,11 +36,11 @@ class TaskClass(IntEnum):
     SWP = 10
     """A page that was swapped out."""
     RCL = 11
-    """Memory to be reclaimed, or its memory cgroup."""
+    """Memory reclaim, or the limit of its memory cgroup."""
     DSK = 12
-    """A disk, a file system, also one on the network, or another device."""
+    """A disk, a local or network file system, or another device."""
     PIP = 13
-    """Data of a pipe or of a file like one."""
+    """Data of a pipe or of a pipe-like file."""
     NET = 14
     """A socket."""
     TMR = 15
@@ -66,26 +66,26 @@ class TaskClass(IntEnum):
     OTH = 25
     """Something else."""
     WAK = 26
-    """It is being woken, and on no run queue yet."""
+    """It is being woken and is not on a run queue yet."""
 
 
 RUNNABLE = (
     *(TaskClass.CPU, TaskClass.USR, TaskClass.SYS, TaskClass.INT),
     TaskClass.LAT,
 )
-"""Those of threads that run or could."""
+"""Classes of threads that run or could run."""
 
 
 def are_any(
     classes: npt.NDArray[np.uint8], wanted: Sequence[TaskClass]
 ) -> npt.NDArray[np.bool_]:
-    """Return whether each class is one of the wanted.
+    """Return whether each class is one of the wanted ones.
 
-    As np.isin() does, which takes ten times as long for some hundred tasks: each sample
-    of a running kernel asks this a dozen times.
+    np.isin() takes ten times as long for some hundred tasks, and each sample of a
+    running kernel calls this a dozen times.
     """
-    found: npt.NDArray[np.bool_] = _wanted(tuple(wanted))[classes]
-    return found
+    matches: npt.NDArray[np.bool_] = _wanted(tuple(wanted))[classes]
+    return matches
 
 
 @cache

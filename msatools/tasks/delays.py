@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What each thread was delayed by (``struct task_delay_info``, kernel/delayacct.c)."""
+"""Delay accounting of each thread (``struct task_delay_info``, kernel/delayacct.c)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.structs import Booleans, read_struct, read_structs
 from msatools.tasks.table import TaskTable, cut
 
-# In the order in which the kernel has come to have them; it keeps those of its time.
+# In the order in which the kernel added them; older kernels have fewer.
 KINDS = ("blkio", "swapin", "freepages", "thrashing", "compact", "wpcopy", "irq")
 
 _MEMBERS = {
@@ -29,12 +29,12 @@ _OWNER = {"pid": ("pid",), "delays": ("delays",)}
 class Delays:
     """One value a thread, by the kinds of delay that this kernel keeps.
 
-    ``thrashing`` overlaps ``blkio`` and ``swapin``. A delay that lasts is in none yet.
+    ``thrashing`` overlaps ``blkio`` and ``swapin``. A delay is added when it ends.
     """
 
     has: Booleans
-    """Whether the kernel keeps delays of the thread: not if it was forked while they
-    were off, nor if they cannot be read. All else is zero if not."""
+    """Whether the kernel keeps delays of the thread and they could be read. It keeps
+    none if delay accounting was off at the fork. The other values are zero if not."""
 
     delay_ns: Mapping[str, Nanoseconds]
     count: Mapping[str, npt.NDArray[np.int64]]
@@ -52,15 +52,15 @@ def read_delays(reader: Reader, tasks: TaskTable, losses: LossLog) -> Delays:
         losses,
     )
     has = infos.readable & _have(reader, tasks)
-    kept = [kind for kind in KINDS if infos.has(f"{kind}_ns")]
+    kinds = [kind for kind in KINDS if infos.has(f"{kind}_ns")]
     return Delays(
         has=has,
         delay_ns={
-            kind: cut(np.where(has, infos[f"{kind}_ns"], 0), losses) for kind in kept
+            kind: cut(np.where(has, infos[f"{kind}_ns"], 0), losses) for kind in kinds
         },
         count={
             kind: np.where(has, infos[f"{kind}_count"], 0).astype(np.int64)
-            for kind in kept
+            for kind in kinds
         },
     )
 
@@ -68,14 +68,14 @@ def read_delays(reader: Reader, tasks: TaskTable, losses: LossLog) -> Delays:
 def read_delay(reader: Reader, address: int) -> Mapping[str, Any]:
     """Read the ``struct task_delay_info`` of one thread, without the cost of arrays.
 
-    :return: ``KIND_ns`` and ``KIND_count``, of the kinds that this kernel keeps.
+    :return: ``KIND_ns`` and ``KIND_count`` of the kinds that this kernel keeps.
     :raises drgn.FaultError: if it cannot be read
     """
     return read_struct(reader, "struct task_delay_info", _MEMBERS, address)
 
 
 def _have(reader: Reader, tasks: TaskTable) -> Booleans:
-    """Return which threads still have delays: free_task() frees them."""
+    """Return which threads still own their delays: free_task() frees them."""
     if not reader.is_live:
         return np.ones(len(tasks), np.bool_)
     kept = tasks["delays"] != 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What to do at a frame of a stack, worked out of what ORC says of its code."""
+"""How to unwind a frame of a stack, computed from the ORC rule of its code."""
 
 from enum import IntEnum
 from typing import NamedTuple
@@ -10,14 +10,14 @@ import numpy as np
 from msatools.tasks.orc import BY_FRAME_POINTER, Base, OrcKind, Rule
 
 MAX_FRAMES = 512
-"""More than fit a stack of 16 KiB but in theory; one this deep is lost."""
+"""More than a stack of 16 KiB holds in practice; a deeper one is cut."""
 
-# struct pt_regs: where a whole one and the part that the CPU pushes have them.
+# Offsets in struct pt_regs, and in the part of it that the CPU pushes.
 _REGS_BP, _REGS_IP, _REGS_SP = 32, 128, 152
 _PARTIAL_IP, _PARTIAL_SP = 0, 24
 
-_WORDS = 1 << 64
-"""Offsets are added modulo this: there are negative ones."""
+_MODULUS = 1 << 64
+"""Offsets may be negative and are added modulo this."""
 
 
 class End(IntEnum):
@@ -27,55 +27,56 @@ class End(IntEnum):
     """There is no stack, or it could not be read."""
 
     ENTRY = 1
-    """Where user mode entered the kernel."""
+    """At the entry from user mode."""
 
     START = 2
-    """Where the thread started."""
+    """At the function that the thread started in."""
 
     LOST = 3
-    """Somewhere: the next frame is not to be found."""
+    """Too early: the next frame cannot be found."""
 
     UNSUPPORTED = 4
-    """Where a register is needed that is not known any more."""
+    """At a frame that needs a register that was not saved."""
 
 
 class FrameRule(NamedTuple):
-    """How to leave a frame; ``CFA`` is what its addresses are reckoned from."""
+    """How to find the caller of a frame. CFA: canonical frame address."""
 
     guess: bool
-    """Whether no table knows its code."""
+    """Whether no ORC table covers the code."""
 
     end: int
-    """How the stack ends if this is the last frame that is found (:class:`End`)."""
+    """How the stack ends if this is its last frame (:class:`End`)."""
 
     goes_on: bool
-    """Whether there is another."""
+    """Whether there is a caller."""
 
     cfa_by_sp: bool
-    """Whether the CFA is reckoned from the stack pointer, and not the frame pointer."""
+    """Whether the CFA is relative to the stack pointer, not the frame pointer."""
 
     cfa_at: bool
-    """Whether what is found so is only where it is kept."""
+    """Whether the CFA has to be loaded from the address so computed."""
 
     cfa_offset: int
     regs: bool
-    """Whether registers lie at the CFA, and not just a return address below it."""
+    """Whether registers lie at the CFA, not just a return address below it."""
 
     ip_offset: int
-    """From the CFA, as the next: where the caller's instruction pointer is."""
+    """Offset from the CFA of the caller's instruction pointer."""
 
     sp_offset: int
-    """Where its stack pointer is, if registers lie there; else it is the CFA."""
+    """Offset from the CFA of the caller's stack pointer, if *regs*; else it is the
+    CFA."""
 
     saves_bp: bool
-    """Whether its frame pointer was saved; else it still holds."""
+    """Whether the caller's frame pointer was saved; if not, it is unchanged."""
 
     bp_by_bp: bool
-    """Whether that is reckoned from the frame pointer, and not from the CFA."""
+    """Whether *bp_offset* is relative to the frame pointer, not to the CFA."""
 
     bp_offset: int
     interrupted: bool
-    """Whether an exception has left the next frame."""
+    """Whether the caller was left by an exception, not by a call."""
 
 
 RULES = np.dtype(
@@ -84,11 +85,11 @@ RULES = np.dtype(
         for name, kind in FrameRule.__annotations__.items()
     ]
 )
-"""Many of them."""
+"""One record a :class:`FrameRule`."""
 
 
 def worked_out(rule: Rule | None) -> FrameRule:
-    """Work out what to do by a rule; ``None`` where no table knows the code."""
+    """Convert an ORC rule; ``None`` if no table covers the code."""
     guess = rule is None or rule is BY_FRAME_POINTER
     rule = rule or BY_FRAME_POINTER
     whole = rule.kind is OrcKind.REGS
@@ -105,12 +106,12 @@ def worked_out(rule: Rule | None) -> FrameRule:
         goes_on=end is End.LOST and rule.cfa in (Base.SP, Base.BP, Base.BP_AT),
         cfa_by_sp=rule.cfa is Base.SP,
         cfa_at=rule.cfa is Base.BP_AT,
-        cfa_offset=rule.cfa_offset % _WORDS,
+        cfa_offset=rule.cfa_offset % _MODULUS,
         regs=regs,
-        ip_offset=(_REGS_IP if whole else ip_offset) % _WORDS,
+        ip_offset=(_REGS_IP if whole else ip_offset) % _MODULUS,
         sp_offset=_REGS_SP if whole else _PARTIAL_SP,
         saves_bp=whole or rule.bp is not Base.NONE,
         bp_by_bp=rule.bp is Base.BP and not whole,
-        bp_offset=(_REGS_BP if whole else rule.bp_offset) % _WORDS,
+        bp_offset=(_REGS_BP if whole else rule.bp_offset) % _MODULUS,
         interrupted=rule.interrupted,
     )

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-The kernel's functions that wait, by what for.
+The kernel's functions that wait, by what they wait for.
 
-Function names differ by version, and what the compiler inlined is on no stack that
-ORC unwound: so names of all versions stand here, and callers beside what they call.
-The names are those of Linux 5.10, 6.1, 6.12 and what is known of newer ones.
+Function names differ by version, and functions that the compiler inlined are not on
+stacks unwound by ORC. So the tables have the names of all versions, and callers beside
+their callees: those of Linux 5.10, 6.1 and 6.12, and the known ones of newer versions.
 """
 
 from msatools.tasks.classes import TaskClass
 
-# A name that ends in * stands for all that begin so. Suffixes that compilers add, such
-# as .isra.0, do not count.
+# A trailing * matches any suffix. Suffixes that compilers add, such as .isra.0, are
+# ignored.
 
-# The innermost function that is here decides.
+# The innermost function of this table decides.
 WAITS = {
     TaskClass.LCK: """
         futex_wait futex_wait_queue __futex_wait futex_do_wait futex_wait_queue_me
@@ -177,8 +177,8 @@ WAITS = {
     """,
 }
 
-# Of these the one that went to sleep itself decides: others are on the stacks of tasks
-# that do something.
+# Decide only as the function that called the scheduler: further out they are on the
+# stacks of tasks that do some work.
 SLEEPERS = {
     TaskClass.KTW: """
         worker_thread rescuer_thread smpboot_thread_fn kthreadd kthread
@@ -201,7 +201,7 @@ SLEEPERS = {
     """,
 }
 
-# Where none of those is on the stack, the innermost function of a subsystem decides.
+# If none of those is on the stack, the innermost function of a subsystem decides.
 SUBSYSTEMS = {
     TaskClass.DSK: """
         ext4_* jbd2_* xfs_* xlog_* xfsaild btrfs_* f2fs_* gfs2_* ocfs2_* nfs_* nfs3_*
@@ -226,7 +226,7 @@ SUBSYSTEMS = {
     TaskClass.POL: "kvm_vcpu_* kvm_arch_vcpu_*",
 }
 
-# Then a way to wait that tells something.
+# Then a general wait function that implies a class.
 WAYS = {
     TaskClass.KLK: """
         wait_for_completion* __wait_for_common wait_for_common
@@ -296,14 +296,13 @@ SCHEDULER = """
     msleep* usleep_range* fsleep swait_* prepare_to_swait* schedule_with_*
 """
 
-# How a task comes to lose its CPU that had no wish to sleep: it is preempted, has
-# yielded, or is new.
+# How a runnable task loses its CPU: it is preempted, yields, or has not run yet.
 PREEMPTIONS = """
     preempt_schedule* __cond_resched* exit_to_user_mode* irqentry_exit*
     raw_irqentry_exit_* do_sched_yield yield yield_to ret_from_fork*
 """
 
-# Ways to wait for what someone else asks for: their callers are who wants it.
+# Generic locks and waits: their callers are reported as the one that waits.
 LOCKS = """
     preempt_schedule* __cond_resched* io_schedule*
     __mutex_lock* mutex_lock* __ww_mutex_lock* ww_mutex_lock*

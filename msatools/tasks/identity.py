@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Whose each thread is: its user and its parent, as the initial namespaces see."""
+"""User and parent of each thread, by their IDs in the initial namespaces."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ class Identities(Users):
     """One value a thread; :data:`UNKNOWN` if unreadable."""
 
     ppid: Numbers
-    """The parent process; 0 for those that the kernel itself started."""
+    """The parent process; 0 for tasks that the kernel itself started."""
 
 
 def read_identities(reader: Reader, tasks: TaskTable, losses: LossLog) -> Identities:
@@ -58,12 +58,15 @@ def read_users(reader: Reader, tasks: TaskTable, losses: LossLog) -> Users:
 
 
 def _parents(reader: Reader, tasks: TaskTable, losses: LossLog) -> Numbers:
-    """Return parents' process IDs: all but idle tasks are mostly in the table."""
+    """Return the process IDs of the parents.
+
+    Usually the table has every parent but the idle task (PID 0).
+    """
     parents: Addresses = tasks["real_parent"].astype(np.uint64)
     addresses = tasks["address"]
     order = np.argsort(addresses, kind="stable")
-    place = np.searchsorted(addresses, parents, sorter=order)
-    row = order[np.minimum(place, len(order) - 1)]
+    position = np.searchsorted(addresses, parents, sorter=order)
+    row = order[np.minimum(position, len(order) - 1)]
     ppid: Numbers = tasks["tgid"][row].astype(np.int64)
     elsewhere = addresses[row] != parents
     others = read_structs(
@@ -74,5 +77,5 @@ def _parents(reader: Reader, tasks: TaskTable, losses: LossLog) -> Numbers:
 
 
 def comm_text(value: bytes) -> str:
-    """Make text of a task's name; bytes that are no UTF-8 are escaped."""
+    """Decode a task's name; bytes that are not UTF-8 are escaped."""
     return decode_string(bytes(value))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which threads' sleep the kernel counts as waiting for input or output."""
+"""Threads whose sleep the kernel counts as I/O wait."""
 
 import numpy as np
 
@@ -12,12 +12,12 @@ from msatools.tasks.table import TaskTable
 
 
 def read_in_iowait(reader: Reader, tasks: TaskTable, losses: LossLog) -> Booleans:
-    """Read ``in_iowait`` (io_schedule_prepare()) of those that sleep uninterruptibly.
+    """Return which threads sleep uninterruptibly with ``in_iowait`` set.
 
-    All others are not looked at, and do not wait so; nor does a thread that cannot be
-    read, which is counted.
+    io_schedule_prepare() sets it. Other threads are not read. A thread that cannot be
+    read is counted, and returned as false.
     """
-    byte, bit = _place(reader)
+    byte, bit = _member(reader)
     waits: Booleans = (tasks["state"] & UNINTERRUPTIBLE) != 0
     waits &= tasks["exit_state"] == 0
     addresses = tasks["address"][waits].astype(np.uint64) + np.uint64(byte)
@@ -28,17 +28,17 @@ def read_in_iowait(reader: Reader, tasks: TaskTable, losses: LossLog) -> Boolean
 
 
 def read_one_in_iowait(reader: Reader, task: int) -> bool:
-    """Read the same of one thread that sleeps uninterruptibly.
+    """Return ``in_iowait`` of one thread that sleeps uninterruptibly.
 
     :param task: address of its ``struct task_struct``
     :raises drgn.FaultError: if it cannot be read
     """
-    byte, bit = reader.once(_place, lambda: _place(reader))
+    byte, bit = reader.once(_member, lambda: _member(reader))
     return bool(reader.read(task + byte, 1)[0] >> bit & 1)
 
 
-def _place(reader: Reader) -> tuple[int, int]:
-    """Find the byte that has the member, and the bit of that."""
+def _member(reader: Reader) -> tuple[int, int]:
+    """Find the offset of the byte with ``in_iowait``, and its bit in that byte."""
     member = reader.prog.type("struct task_struct").member("in_iowait")
     bit_offset: int = member.bit_offset
     return divmod(bit_offset, 8)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Select threads by the control groups, containers and namespaces they are in.
+"""Select threads by control group, container and namespace.
 
-For all commands with rows of tasks: ``--cgroup``, ``--container`` and ``--ns``.
+For the options ``--cgroup``, ``--container`` and ``--ns`` of all commands.
 """
 
 import re
@@ -20,19 +20,19 @@ from msatools.tasks.table import TaskTable
 from msatools.tasks.task_cgroups import TaskCgroups, read_cgroups
 
 _CONTAINER = re.compile(r"(?:^|[-_:.])([0-9a-f]{64})(?:$|\.)")
-"""How engines name the group of a container: by its ID, with something around it."""
+"""Container engines put the ID into the name of the container's control group."""
 
 
 @dataclass(frozen=True)
 class Membership:
-    """What wanted threads are in; ``None`` is anything, several are any of them."""
+    """Where wanted threads are: in any of the given; ``None`` for anywhere."""
 
     cgroups: tuple[str, ...] | None = None
-    """Paths, as in /proc/PID/cgroup, of the groups and all below them; ``*``, ``?`` and
-    ``[...]`` stand for parts of a name."""
+    """Paths, as in /proc/PID/cgroup, of groups, including all below them; ``*``, ``?``
+    and ``[...]`` match as in the shell."""
 
     containers: tuple[str, ...] | None = None
-    """Beginnings of IDs."""
+    """Prefixes of IDs."""
 
     namespaces: tuple[int, ...] | None = None
     """Inode numbers of namespaces of any kind."""
@@ -54,9 +54,9 @@ def read_members(
     cgroups: TaskCgroups | None = None,
 ) -> Booleans:
     """
-    Select the threads that are in what is wanted; read no more than that takes.
+    Select the wanted threads; read only what that needs.
 
-    :param cgroups: Those of the threads, if they have been read.
+    :param cgroups: The threads' control groups, if they have been read.
     :return: One value a thread.
     """
     if wanted.is_any:
@@ -71,47 +71,47 @@ def members(
     wanted: Membership, cgroups: TaskCgroups, namespaces: TaskNamespaces | None
 ) -> Booleans:
     """
-    Select the threads that are in what is wanted. Pure.
+    Select the wanted threads. Pure.
 
-    :param namespaces: Read if *wanted* names some.
+    :param namespaces: The threads' namespaces; needed if *wanted* has some.
     :return: One value a thread.
     """
     fits = [is_in_path(wanted, path) for path in cgroups.paths]
-    # What is unknown has the last place.
+    # The index of an unknown group is -1: the last value.
     keep = np.array([*fits, is_in_path(wanted, None)], np.bool_)[cgroups.index]
     if wanted.namespaces is not None:
         assert namespaces is not None, "namespaces have not been read"
-        found = [np.isin(i, wanted.namespaces) for i in namespaces.inodes.values()]
-        keep &= np.logical_or.reduce(found)
+        inside = [np.isin(i, wanted.namespaces) for i in namespaces.inodes.values()]
+        keep &= np.logical_or.reduce(inside)
     return keep
 
 
 def is_in_path(wanted: Membership, path: str | None) -> bool:
     """
-    Return whether a control group is one that is wanted, in a wanted container.
+    Return whether a control group is wanted, and in a wanted container.
 
-    :param path: As in /proc/PID/cgroup; ``None``, which is unknown, fits only if any
-        does.
+    :param path: Path as in /proc/PID/cgroup. ``None``, for an unknown one, fits only
+        if any group does.
     """
     cgroups, containers = wanted.cgroups, wanted.containers
     if path is None:
         return cgroups is None and containers is None
-    return (cgroups is None or any(is_below(path, each) for each in cgroups)) and (
+    return (cgroups is None or any(is_below(path, group) for group in cgroups)) and (
         containers is None
-        or any(each.startswith(containers) for each in container_ids(path))
+        or any(id_.startswith(containers) for id_ in container_ids(path))
     )
 
 
 def is_below(path: str, pattern: str) -> bool:
     """
-    Return whether a control group is one that a pattern names, or below it.
+    Return whether a control group matches a pattern, or is below one that does.
 
     >>> is_below("/a/web-1/x", "/a/web-*"), is_below("/ab", "/a"), is_below("/a", "/")
     (True, False, True)
     """
     names = [name for name in path.removesuffix(DELETED).split("/") if name]
     wanted = [name for name in pattern.removesuffix(DELETED).split("/") if name]
-    # A name may itself have what stands for parts of a name.
+    # A name may itself contain characters of patterns.
     return len(wanted) <= len(names) and all(
         name == part or fnmatchcase(name, part)
         for name, part in zip(names, wanted, strict=False)
@@ -125,18 +125,18 @@ def container_ids(path: str) -> tuple[str, ...]:
     >>> container_ids("/user.slice/session-1.scope")
     ()
     """
-    found = (_CONTAINER.search(name) for name in path.split("/"))
-    return tuple(match[1] for match in found if match)
+    matches = (_CONTAINER.search(name) for name in path.split("/"))
+    return tuple(match[1] for match in matches if match)
 
 
 def container_path(path: str) -> str:
     """
     Return the control group of the outermost container that a group is in.
 
-    :return: *path* itself if it leads into none.
+    :return: *path* itself if the group is in no container.
     """
     names = path.split("/")
-    for at, name in enumerate(names):
+    for depth, name in enumerate(names, 1):
         if _CONTAINER.search(name):
-            return "/".join(names[: at + 1])
+            return "/".join(names[:depth])
     return path

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How much memory each thread's address space has (``struct mm_struct``)."""
+"""Virtual and resident size of each thread's address space (``struct mm_struct``)."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ Bytes = npt.NDArray[np.int64]
 _Pages = npt.NDArray[np.int64]
 
 _MOST_PAGES = 1 << 45
-"""More than an address space of 57 bits has."""
+"""Pages of an address space of 57 bits."""
 
 _RESIDENT = ("MM_FILEPAGES", "MM_ANONPAGES", "MM_SHMEMPAGES")
 
@@ -36,43 +36,44 @@ class TaskMemory:
     """One value a thread, the same for all threads that share an address space."""
 
     has_mm: Booleans
-    """Whether it has an address space: kernel threads and the dead have none, even if
-    other threads of the process live."""
+    """Whether the thread has an address space: kernel threads and dead threads have
+    none, even if other threads of the process live."""
 
     known: Booleans
     """Whether the address space could be read; sizes are zero if not."""
 
     rss_known: Booleans
-    """The same of resident sizes, which a later kernel may keep in another way."""
+    """Whether the resident size is known: a later kernel may keep it in another way."""
 
     size_bytes: Bytes
-    """All of its mappings: VmSize of /proc/PID/status."""
+    """Size of all mappings: VmSize of /proc/PID/status."""
 
     rss_bytes: Bytes
-    """Its resident pages, exactly: with what CPUs and tasks have not passed on yet.
+    """Exact size of the resident pages: with the counts cached by CPUs and tasks.
 
     VmRSS of /proc/PID/status and statm since Linux kernel commit 82241a83cd15 ("mm: fix
     the inaccurate memory statistics issue for users") (in v6.16, and in stable ones).
     """
 
     rss_counted_bytes: Bytes
-    """The same without: what /proc/PID/stat has, and all others before that commit."""
+    """The same without cached counts: as in /proc/PID/stat, and before that commit in
+    status and statm, too."""
 
 
 def read_memory(reader: Reader, tasks: TaskTable, losses: LossLog) -> TaskMemory:
     """Read each address space once.
 
-    A part of a counter that cannot be read costs a note, and is not in the sum.
+    A part of a counter that cannot be read is noted, and missing in the sum.
     """
     prog = reader.prog
     of_task: Addresses = tasks["mm"].astype(np.uint64)
     mms, index = np.unique(of_task, return_inverse=True)
-    numbers = {name: constant(prog, name) for name in _RESIDENT}
-    spaces = read_structs(reader, "struct mm_struct", _members(numbers), mms, losses)
+    counters = {name: constant(prog, name) for name in _RESIDENT}
+    spaces = read_structs(reader, "struct mm_struct", _members(counters), mms, losses)
     has_rss = all(spaces.has(name) for name in _RESIDENT)
     counted = exact = np.zeros(len(mms), np.int64)
     if has_rss:
-        counted, exact = _resident(reader, tasks, spaces, index, numbers, losses)
+        counted, exact = _resident(reader, tasks, spaces, index, counters, losses)
     elif len(mms):
         losses.lose(Loss.SIZES, "resident sizes are kept in a way that is not known")
     # A kernel thread may borrow an address space (kthread_use_mm()).
@@ -117,11 +118,11 @@ def _resident(
     numbers: dict[str, int],
     losses: LossLog,
 ) -> tuple[_Pages, _Pages]:
-    """Return resident pages by the counters alone, and with all that belongs to them.
+    """Return resident pages by the counters alone, and with their cached parts.
 
     A single counter can be below zero, which the kernel takes for zero.
 
-    :param index: Where in *spaces* each task's address space is.
+    :param index: Row in *spaces* of each task's address space.
     """
     counters = np.stack([spaces[name].astype(np.int64) for name in _RESIDENT])
     counted = _sum(counters)
@@ -135,7 +136,7 @@ def _resident(
 
 
 def _sum(counters: _Pages) -> _Pages:
-    """Add up counters; those of a damaged dump are cut, so that the sum is not."""
+    """Sum up counters; limit each, so that a damaged one does not overflow the sum."""
     total: _Pages = np.clip(counters, 0, 2 * _MOST_PAGES).sum(axis=0)
     return total
 
@@ -148,27 +149,27 @@ def _add_cached(
     numbers: dict[str, int],
     losses: LossLog,
 ) -> None:
-    """Add what tasks have counted and not passed on (SPLIT_RSS_COUNTING, up to v6.1).
+    """Add the counts cached in tasks (SPLIT_RSS_COUNTING, up to v6.1).
 
-    They do so every 64 faults; the kernel itself does not add it up anywhere.
+    A task flushes them every 64 faults; the kernel itself never sums them up.
     """
     type_ = reader.prog.type("struct task_struct")
     if not type_.has_member("rss_stat"):
         return
     first = drgn.offsetof(type_, "rss_stat.count[0]")
     size = 4 * (max(numbers.values()) + 1)
-    rows, words = [], []
+    rows, chunks = [], []
     users = np.flatnonzero(tasks["mm"])
-    # Tasks are too far from each other to come with one read.
+    # Tasks are too far apart for one read.
     for row, address in zip(
         users.tolist(), tasks["address"][users].tolist(), strict=True
     ):
         try:
-            words.append(reader.read(address + first, size))
+            chunks.append(reader.read(address + first, size))
         except drgn.FaultError:
             continue
         rows.append(row)
     lose_many(losses, "struct task_struct", len(users) - len(rows))
-    cached = np.frombuffer(b"".join(words), "<i4").reshape(len(rows), size // 4)
+    cached = np.frombuffer(b"".join(chunks), "<i4").reshape(len(rows), size // 4)
     for counter, name in zip(counters, _RESIDENT, strict=True):
         np.add.at(counter, index[rows], cached[:, numbers[name]])

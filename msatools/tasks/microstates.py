@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Where each thread's life went: user, system, latency, off the CPU, zombie.
+"""Decompose each thread's lifetime: user, system, latency, off the CPU, zombie.
 
-Pure: a table of tasks and the clocks in, numbers out. Every kernel keeps at all times
-what this takes (kernel/sched/cputime.c, stats.h), so no part of a life is missing:
-what is neither on the CPU nor waiting for one is off it.
+Pure: takes a table of tasks and the clocks. Every kernel keeps the fields needed here
+at all times (kernel/sched/cputime.c, stats.h), so the states add up to the lifetime:
+time neither on the CPU nor waiting for one is off the CPU.
 """
 
 from dataclasses import dataclass, replace
@@ -21,12 +21,12 @@ from msatools.tasks.table import PF_KTHREAD, TaskTable
 EXIT_ZOMBIE = 0x20
 
 BOUND_NS = 10_000_000
-"""How far sums may miss a lifetime: a tick, by which an idle CPU's clock may lag."""
+"""Maximum error of the sums: one tick, by which an idle CPU's clock may lag."""
 
 UNSTABLE_BOUND_NS = 100_000_000
-"""The same where each CPU has a clock of its own that stands still a tick after its
-last tick (sched_clock_local()). How long an emulated CPU goes without one has no limit;
-this is some times the worst seen: 17 ms, in a guest with the HPET as clock source."""
+"""The same with unstable clocks: each CPU's clock stops one tick after its last tick
+(sched_clock_local()). An emulated CPU may go without a tick for any time; this is a
+few times the worst measured: 17 ms, in a guest with the HPET as clock source."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,18 @@ class Microstates:
     zombie_ns: Nanoseconds
     lifetime_ns: Nanoseconds
     latency_is_bound: bool
-    """Whether latency may have sleep in it: see :func:`microstates`."""
+    """Whether latency may include sleep: see :func:`microstates`."""
 
     impossible: Booleans
-    """Whether the kernel's latency was more than there was time for, and is cut: by
-    more than the bound, which clocks do not explain."""
+    """Whether the kernel's latency exceeded the lifetime by more than the bound of the
+    clocks, and was cut."""
 
     missed_ns: Nanoseconds
-    """How much more was counted than the lifetime, before anything was cut."""
+    """By how much the counted times exceeded the lifetime before they were cut."""
 
 
 def bound_of(accounting: Accounting) -> int:
-    """Return how far, in nanoseconds, this kernel's clocks may be apart."""
+    """Return the maximum difference of this kernel's clocks, in nanoseconds."""
     return BOUND_NS if accounting.stable_clock else UNSTABLE_BOUND_NS
 
 
@@ -83,7 +83,8 @@ def microstates(
     left = lifetime - cpu_ns - zombie
     missed = np.maximum(latency - left, 0)
     latency = np.clip(latency, 0, np.maximum(left, 0))
-    # The kernel counts time on the CPU; death is as old as two CPUs' clocks say.
+    # Time on the CPU is counted, time as a zombie is the difference of two CPUs'
+    # clocks: the latter is cut.
     cpu_ns = np.minimum(cpu_ns, lifetime)
     zombie = np.minimum(zombie, lifetime - cpu_ns)
     user = user_time(cpu_ns, tasks["utime_ns"], tasks["stime_ns"], tasks["flags"])
@@ -101,12 +102,12 @@ def microstates(
 
 
 def without_sleep(lives: Microstates, slept_ns: Nanoseconds) -> Microstates:
-    """Take out of latency what is known to be sleep, where latency is a bound.
+    """Move known sleep from latency to off-CPU time, if latency is an upper bound.
 
     A delayed sleeper that was moved to another CPU has its next sleep counted twice:
     in ``sum_sleep_runtime``, where it belongs, and in ``run_delay`` (v6.12).
 
-    :param slept_ns: For how long each thread has slept at least.
+    :param slept_ns: Minimum time that each thread has slept.
     """
     if not lives.latency_is_bound:
         return lives
@@ -119,14 +120,14 @@ def without_sleep(lives: Microstates, slept_ns: Nanoseconds) -> Microstates:
 
 
 def _open_latency(tasks: TaskTable, clocks: Clocks, dead: Booleans) -> Nanoseconds:
-    """Return for how long each thread has waited for a CPU by now, if it does."""
+    """Return how long each thread has been waiting for a CPU; 0 if it is not."""
     queued = tasks["last_queued_ns"].astype(np.int64)
     waits = waits_for_cpu(tasks) & ~dead & (queued != 0)
     return np.where(waits, np.maximum(clocks.local_ns - queued, 0), 0)
 
 
 def waits_for_cpu(tasks: TaskTable) -> Booleans:
-    """Return which threads are on a run queue, could run, and do not."""
+    """Return which threads are runnable but not on a CPU."""
     waits: Booleans = (
         (tasks["state"] == 0) & (tasks["on_rq"] != 0) & (tasks["on_cpu"] == 0)
     )
@@ -142,12 +143,13 @@ def user_time(
     flags: npt.NDArray[np.uint32],
     otherwise: npt.NDArray[np.float64] | float = 1.0,
 ) -> Nanoseconds:
-    """Return how much time on the CPU was in user mode, by ticks (cputime_adjust()).
+    """Return the part of the CPU time in user mode, by ticks (cputime_adjust()).
 
-    The kernel's own threads have no user mode.
+    Kernel threads have no user mode.
 
-    :param flags: Of ``task_struct``.
-    :param otherwise: The share of a thread that no tick has met: all, as there.
+    :param flags: ``task_struct.flags``.
+    :param otherwise: Share of user mode of a thread without a tick; 1, as in the
+        kernel.
     """
     utime = utime_ns.astype(np.float64)
     ticks = utime + stime_ns

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-Kernel threads by the names that ps has (fs/proc/array.c, proc_task_name()).
+Full names of kernel threads, as ps shows them (fs/proc/array.c, proc_task_name()).
 
-``comm`` has room for 15 bytes. What does not fit the kernel keeps elsewhere, and what
-a worker is at is no part of its name.
+``comm`` holds 15 bytes. ``struct kthread`` has longer names, and ``struct worker`` the
+description of a worker's work.
 """
 
 import drgn
@@ -26,21 +26,21 @@ _KTHREAD: Members = {
     "full_name": ("full_name",),
 }
 
-Places = npt.NDArray[np.intp]
+_Rows = npt.NDArray[np.intp]
 
 
 class KernelNames:
-    """Names the threads of one kernel; the names that stay it keeps."""
+    """Full names of the kernel threads of one kernel, cached where they are fixed."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._kept: dict[tuple[int, int], bytes] = {}
-        """By the thread's address and when it was started."""
+        """Names by the thread's address and start time."""
 
     def fill(self, tasks: TaskTable, losses: LossLog) -> None:
-        """Write the whole names of kernel threads over those that are cut.
+        """Replace the truncated names of kernel threads by the full ones.
 
-        A name that cannot be read stays as it is, and is counted.
+        A name that cannot be read stays truncated, and is counted.
         """
         if not tasks.has("kthread"):
             return
@@ -48,7 +48,7 @@ class KernelNames:
         own &= (tasks["kthread"] != 0) & (tasks["exit_state"] == 0)
         rows, aside = np.flatnonzero(own), LossLog()
         works = (tasks["flags"][rows] & _PF_WQ_WORKER) != 0
-        # Of rescuers that are not called so, before v6.9, /proc has what fits.
+        # Before v6.9 rescuers have no "kworker/" prefix: /proc shows the short name.
         long = ~works | np.char.startswith(tasks["comm"][rows], b"kworker/")
         try:
             threads = self._read(
@@ -59,7 +59,7 @@ class KernelNames:
                 self._fill_long(tasks, rows, names, aside)
             self._fill_workers(tasks, rows[works], threads["data"][works], aside)
         except LookupError:
-            # Nothing tells the types.
+            # The types are unknown.
             return
         losses.lose(Loss.NAMES, count=aside.lost.total())
 
@@ -75,9 +75,9 @@ class KernelNames:
         )
 
     def _fill_long(
-        self, tasks: TaskTable, rows: Places, names: Addresses, aside: LossLog
+        self, tasks: TaskTable, rows: _Rows, names: Addresses, aside: LossLog
     ) -> None:
-        """Write the names that did not fit."""
+        """Write the names longer than ``comm``; *names* has their addresses or 0."""
         has = np.flatnonzero(names)
         for row, pointer in zip(rows[has].tolist(), names[has].tolist(), strict=True):
             thread = int(tasks["address"][row]), int(tasks["start_ns"][row])
@@ -91,9 +91,9 @@ class KernelNames:
             tasks["comm"][row] = self._kept[thread]
 
     def _fill_workers(
-        self, tasks: TaskTable, rows: Places, workers: Addresses, aside: LossLog
+        self, tasks: TaskTable, rows: _Rows, workers: Addresses, aside: LossLog
     ) -> None:
-        """Add what workers are at, or were at last (wq_worker_comm())."""
+        """Append the current or last work of workers (wq_worker_comm())."""
         members: Members = {
             "task": ("task",),
             "pool": ("pool",),
@@ -101,11 +101,11 @@ class KernelNames:
             "desc": ("desc",),
         }
         found = self._read("struct worker", members, workers, aside)
-        # Of another's memory, or one that has left its pool, nothing is told.
+        # Skip reused memory and workers detached from their pool.
         known = (found["task"] == tasks["address"][rows]) & (found["pool"] != 0)
         known &= found["desc"] != b""
-        for place in np.flatnonzero(known).tolist():
-            sign = b"+" if found["work"][place] else b"-"
-            comm = bytes(tasks["comm"][rows[place]])
-            desc = bytes(found["desc"][place]).partition(b"\0")[0]
-            tasks["comm"][rows[place]] = comm + sign + desc
+        for index in np.flatnonzero(known).tolist():
+            sign = b"+" if found["work"][index] else b"-"
+            comm = bytes(tasks["comm"][rows[index]])
+            desc = bytes(found["desc"][index]).partition(b"\0")[0]
+            tasks["comm"][rows[index]] = comm + sign + desc

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The namespaces of each thread, by inode number, as ``readlink /proc/PID/ns/*``.
+"""Namespaces of each thread, by inode number, as ``readlink /proc/PID/ns/*``.
 
-fs/proc/namespaces.c: that of PIDs is where the thread's number was made, that of users
-its credentials'; all others are in its ``struct nsproxy``, which a dead thread lacks.
+fs/proc/namespaces.c: the PID namespace is that of the thread's ``struct pid``, the user
+namespace that of its credentials. All others are in its ``struct nsproxy``, which a
+dead thread does not have.
 """
 
 from collections.abc import Mapping
@@ -47,14 +48,15 @@ _TYPES = {
     "cgroup": "struct cgroup_namespace",
 }
 KINDS = tuple(_TYPES)
-"""As in /proc/PID/ns."""
+"""Names of the kinds, as in /proc/PID/ns."""
 
 
 @dataclass(frozen=True)
 class TaskNamespaces:
     """Inode numbers of namespaces by kind, one a thread.
 
-    :data:`UNKNOWN` where unreadable, lost by a dead thread, or not in this kernel.
+    :data:`UNKNOWN` if unreadable, if the thread is dead, or if this kernel has no such
+    namespaces.
     """
 
     inodes: Mapping[str, Inodes]
@@ -63,10 +65,7 @@ class TaskNamespaces:
 def read_namespaces(
     reader: Reader, tasks: TaskTable, losses: LossLog
 ) -> TaskNamespaces:
-    """Read all namespaces of each thread, each namespace once.
-
-    What cannot be read is counted.
-    """
+    """Read all namespaces of each thread, each namespace once."""
     addresses = _addresses(reader, tasks, losses)
     return TaskNamespaces(
         {
@@ -106,7 +105,7 @@ def _inodes(
     if addresses is None:
         return unknown
     with suppress(LookupError):
-        # A kernel without such namespaces does not describe them.
+        # A kernel without such namespaces does not have the type.
         read = read_structs(reader, type_name, _INODE, addresses, losses)
         if read.has("inode"):
             return np.where(read.readable, read["inode"].astype(np.int64), UNKNOWN)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-How to leave each frame of the kernel, by the ORC tables that it keeps of its code.
+The kernel's ORC tables: how to unwind a frame, by the address of its code.
 
-arch/x86/include/asm/orc_types.h; x86-64 with CONFIG_UNWINDER_ORC only. They are in the
-kernel's memory, in dumps as in a kernel that runs, with or without debug info.
+arch/x86/include/asm/orc_types.h; x86-64 with CONFIG_UNWINDER_ORC only. The tables are
+in the memory of the kernel, so neither a dump nor a live kernel needs debug info.
 """
 
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from msatools.selfdesc.module_records import LoadedModule
 from msatools.tasks.text import KernelText, kernel_symbol
 
 _MAX_ENTRIES = 1 << 24
-"""Of a kernel or a module; a Debian 6.12 has 424,000."""
+"""Maximum number of entries of a kernel or module; a Debian 6.12 has 424,000."""
 
 _ENTRY = np.dtype([("sp_offset", "<i2"), ("bp_offset", "<i2"), ("flags", "<u2")])
 
-# The kernel tells formats apart by a hash of the file that defines them: since Linux
-# kernel commit b9f174c811e3 ("x86/unwind/orc: Add ELF section with ORC version
-# identifier") (in v6.4) it keeps that.
+# Formats by the hash of the header that defines them, which the kernel keeps since
+# Linux kernel commit b9f174c811e3 ("x86/unwind/orc: Add ELF section with ORC version
+# identifier") (in v6.4).
 _HASHES = {
     # ffb1b4a41016 ("x86/unwind/orc: Add 'signal' field to ORC metadata") (in v6.3)
     "db84aed4103b31dd51e017f8f79783ca985c2c51": "first",
@@ -39,7 +39,7 @@ _HASHES = {
 
 
 class Base(IntEnum):
-    """What an address is reckoned from."""
+    """What an address is relative to."""
 
     NONE = 0
     SP = 1
@@ -51,11 +51,11 @@ class Base(IntEnum):
     CFA = 5
     """The caller's stack pointer."""
     OTHER = 6
-    """A register that is not saved across a call."""
+    """A register that is not preserved by a call."""
 
 
 class OrcKind(IntEnum):
-    """What lies at the end of a frame."""
+    """The data at the end of a frame."""
 
     UNKNOWN = 0
     END = 1
@@ -78,23 +78,23 @@ _NUMBERING = {
 
 @dataclass(frozen=True)
 class Rule:
-    """How to leave one frame."""
+    """How to unwind one frame."""
 
     kind: OrcKind
     cfa: Base
     cfa_offset: int
     bp: Base
-    """Where the caller's frame pointer was saved; ``NONE`` if it still holds."""
+    """Base of the caller's saved frame pointer; ``NONE`` if it is unchanged."""
     bp_offset: int
     interrupted: bool
-    """Whether the next frame is where it is by an exception, not by a call."""
+    """Whether the caller was left by an exception, not by a call."""
 
 
 BY_FRAME_POINTER = Rule(OrcKind.CALL, Base.BP, 16, Base.CFA, -16, False)
 """
-Where nothing is known: as if the function had set up a frame pointer.
+Rule for code without an entry: as if the function had set up a frame pointer.
 
-Trampolines and compiled BPF programs do, and so the kernel does the same.
+Trampolines and compiled BPF programs do, so the kernel has the same fallback.
 """
 
 
@@ -108,7 +108,7 @@ class _OrcField:
 
 
 class _Format:
-    """How this kernel writes an entry, by the members of ``struct orc_entry``."""
+    """This kernel's format of an entry, by the members of ``struct orc_entry``."""
 
     def __init__(self, entry: drgn.Type, numbering: str) -> None:
         if drgn.sizeof(entry) != _ENTRY.itemsize:
@@ -116,9 +116,9 @@ class _Format:
         self._sp_reg = _flag(entry, "sp_reg")
         self._bp_reg = _flag(entry, "bp_reg")
         self._type = _flag(entry, "type")
-        # Not before Linux kernel commit ffb1b4a41016 (in v6.3).
+        # Since Linux kernel commit ffb1b4a41016 (in v6.3).
         self._signal = _flag(entry, "signal") if entry.has_member("signal") else None
-        # Types of their own have told it since fb799447ae29 (in v6.4).
+        # Replaced by types ORC_TYPE_UNDEFINED and END_OF_STACK in fb799447ae29 (v6.4).
         self._end = _flag(entry, "end") if entry.has_member("end") else None
         self._bases = _NUMBERING[numbering]
 
@@ -156,7 +156,7 @@ def _flag(entry: drgn.Type, name: str) -> _OrcField:
 
 @dataclass(frozen=True)
 class _OrcTable:
-    """The entries of the kernel or a module; each holds up to the next."""
+    """The entries of the kernel or a module; each applies up to the next."""
 
     pcs: npt.NDArray[np.uint64]
     entries: npt.NDArray[np.void]
@@ -171,9 +171,9 @@ class _OrcTable:
 
 class Orc:
     """
-    The tables of the kernel and, as they are needed, of its modules.
+    The tables of the kernel and, read on demand, of its modules.
 
-    :raises LookupError: if the kernel has none, or in no known format
+    :raises LookupError: if the kernel has no table, or one in an unknown format
     :raises drgn.FaultError: if they cannot be read
     """
 
@@ -193,7 +193,7 @@ class Orc:
         self._modules: dict[int, _OrcTable | None] = {}
 
     def rule(self, pc: int) -> Rule | None:
-        """Find how to leave the frame whose instruction is at *pc*."""
+        """Find the rule of the instruction at *pc*; ``None`` if not found."""
         table = self._table(pc)
         found = table.find(pc) if table else None
         return self._format.rule(*found) if found else None
@@ -226,29 +226,32 @@ class Orc:
     def _read(self, pcs: int, entries: int, count: int) -> _OrcTable:
         if not 0 < count <= _MAX_ENTRIES:
             raise LookupError(f"it has {count:,} ORC entries")
-        # Each place is kept as its distance from where that is kept.
+        # PC-relative: an entry of .orc_unwind_ip is the distance from itself.
         distances = np.frombuffer(self._reader.read(pcs, 4 * count), "<i4")
-        places = np.uint64(pcs) + 4 * np.arange(count, dtype=np.uint64)
-        places += distances.astype(np.uint64)
+        addresses = np.uint64(pcs) + 4 * np.arange(count, dtype=np.uint64)
+        addresses += distances.astype(np.uint64)
         table = np.frombuffer(
             self._reader.read(entries, _ENTRY.itemsize * count), _ENTRY
         )
         # Sorted at build time for the kernel (since v5.6), on loading for a module.
-        if np.any(places[1:] < places[:-1]):
-            order = np.lexsort((self._knows(table), places))
-            places, table = places[order], table[order]
-        return _OrcTable(places, table)
+        if np.any(addresses[1:] < addresses[:-1]):
+            order = np.lexsort((self._are_entries(table), addresses))
+            addresses, table = addresses[order], table[order]
+        return _OrcTable(addresses, table)
 
-    def _knows(self, table: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+    def _are_entries(self, table: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
         """
         Return which rows are entries, not terminators.
 
-        Of two in one place, one may be the end of the object file before.
+        The terminator of an object file may have the address of the next one's first
+        entry.
         """
         flags, inverse = np.unique(table["flags"], return_inverse=True)
-        known = [self._format.kind(each) != OrcKind.UNKNOWN for each in flags.tolist()]
-        knows: npt.NDArray[np.bool_] = np.array(known, np.bool_)[inverse]
-        return knows
+        known = [
+            self._format.kind(value) != OrcKind.UNKNOWN for value in flags.tolist()
+        ]
+        are_entries: npt.NDArray[np.bool_] = np.array(known, np.bool_)[inverse]
+        return are_entries
 
 
 def _numbering(reader: Reader) -> str:
@@ -257,7 +260,7 @@ def _numbering(reader: Reader) -> str:
         end = kernel_symbol(reader.prog, "__stop_orc_header")
     except LookupError:
         return "first"
-    found = reader.read(start, end - start).hex() if end - start == 20 else ""
-    if found not in _HASHES:
+    hash_ = reader.read(start, end - start).hex() if end - start == 20 else ""
+    if hash_ not in _HASHES:
         raise LookupError("its ORC is in a format newer than this program")
-    return _HASHES[found]
+    return _HASHES[hash_]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a process has counted beside its living threads (``struct signal_struct``).
+"""Counts of dead threads and reaped children of a process (``struct signal_struct``).
 
-include/linux/sched/signal.h: a thread that ends adds its counts to its process
-(__exit_signal()); a process that is waited for adds its own, and those of its children,
-to its parent (wait_task_zombie()).
+include/linux/sched/signal.h: a thread that exits adds its counts to its process
+(__exit_signal()). A process that is reaped adds its own counts, and those of its
+children, to its parent's (wait_task_zombie()).
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class ProcessSums:
     utime_ns: Nanoseconds
     stime_ns: Nanoseconds
     gtime_ns: Nanoseconds
-    """Running a guest, which is in ``utime_ns`` as well."""
+    """Time running a guest, included in ``utime_ns``."""
 
     nvcsw: Counts
     nivcsw: Counts
@@ -53,28 +53,28 @@ class Processes:
     """One value a thread of the table, the same for all threads of a process."""
 
     known: Booleans
-    """Whether the process was there and could be read; all else is zero if not."""
+    """Whether the process existed and could be read; other values are zero if not."""
 
     nr_threads: Counts
-    """Threads that have not been reaped, a dead leader among them."""
+    """Number of threads that have not been reaped, including a dead leader."""
 
     group_exit_code: Counts
-    """What the whole process ends with, or was stopped by: as wait() encodes it."""
+    """Exit code of the process, or the signal that stopped it, as wait() encodes it."""
 
     dead: ProcessSums
-    """Of threads that have ended; their user and system time in ticks, unscaled."""
+    """Sums over dead threads; user and system time by ticks, unscaled."""
 
     dead_sum_exec_ns: Nanoseconds
-    """Time on the CPU of threads that have ended, exactly."""
+    """Exact CPU time of dead threads."""
 
 
 def read_processes(reader: Reader, tasks: TaskTable, losses: LossLog) -> Processes:
     """Read each process once.
 
-    What a table of a running kernel leads to may be of another process by now, or
-    nothing at all: of those that have ended nothing is known, and they are counted.
+    On a running kernel a process of the table may have ended since, and its memory may
+    have been freed or reused: such processes are unknown, and counted.
     """
-    signals = _there(
+    signals = _keep_existing(
         reader,
         tasks,
         read_structs(
@@ -96,9 +96,9 @@ def read_processes(reader: Reader, tasks: TaskTable, losses: LossLog) -> Process
 
 
 def read_reaped(reader: Reader, tasks: TaskTable, losses: LossLog) -> ProcessSums:
-    """Read what children have used that were waited for, and theirs.
+    """Read the sums over reaped children, including those that they reaped.
 
-    Times are scaled to their time on the CPU. All is zero if unreadable, which
+    Times are scaled to the CPU time. All is zero if unreadable, which
     :func:`read_processes` counts.
     """
     signals = read_structs(
@@ -108,28 +108,28 @@ def read_reaped(reader: Reader, tasks: TaskTable, losses: LossLog) -> ProcessSum
         tasks["signal"].astype(np.uint64),
         LossLog(),
     )
-    return _sums(_there(reader, tasks, signals, LossLog()), "c", losses)
+    return _sums(_keep_existing(reader, tasks, signals, LossLog()), "c", losses)
 
 
 def read_process(reader: Reader, signal: int) -> Mapping[str, Any]:
-    """Read what one process has counted, without the cost of arrays.
+    """Read the counts of one process, without the cost of arrays.
 
     :param signal: address of its ``struct signal_struct``
-    :return: Members by their names. Those with a ``c`` before are of children that were
-        waited for, the others of threads that have ended.
+    :return: Members by name. Names with a leading ``c`` are of reaped children, the
+        others of dead threads.
     :raises drgn.FaultError: if it cannot be read
     """
     return read_struct(reader, "struct signal_struct", _MEMBERS | _REAPED, signal)
 
 
-def _there(
+def _keep_existing(
     reader: Reader, tasks: TaskTable, signals: Structs, losses: LossLog
 ) -> Structs:
-    """Leave only what was read while its process was there.
+    """Drop what was read after its process ended.
 
     A process keeps its ``struct signal_struct`` until its leader is freed. So it is
-    enough that the leader has it afterwards: a new task, in the memory of one that has
-    ended, has another PID.
+    enough that the leader still has it afterwards: a new task in reused memory has
+    another PID.
     """
     if not reader.is_live:
         return signals
@@ -140,16 +140,16 @@ def _there(
         tasks["group_leader"].astype(np.uint64),
         LossLog(),
     )
-    there = leaders.readable & signals.readable
+    exists = leaders.readable & signals.readable
     for name in _LEADER:
-        there &= leaders[name] == tasks[name]
-    if gone := int(np.count_nonzero(signals.readable & ~there & tasks.leaders)):
+        exists &= leaders[name] == tasks[name]
+    if gone := int(np.count_nonzero(signals.readable & ~exists & tasks.leaders)):
         losses.coverage["processes_gone"] += gone
     columns = {
-        name: np.where(there, column, column.dtype.type(0))
+        name: np.where(exists, column, column.dtype.type(0))
         for name, column in signals.columns.items()
     }
-    return Structs(columns, there)
+    return Structs(columns, exists)
 
 
 def _sums(signals: Structs, prefix: str, losses: LossLog) -> ProcessSums:

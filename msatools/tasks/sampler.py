@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Samples of all threads, each as cheap as possible.
+"""Take samples of all threads, each as cheap as possible.
 
-A sample reads every ``struct task_struct``. A thread that slept and was not switched
-since the last sample sleeps on in the same place: its stack is not read again.
+A sample reads every ``struct task_struct``. The stack of a thread that slept, and was
+not switched since the last sample, is unchanged: it is not read again.
 """
 
 import contextlib
@@ -31,24 +31,24 @@ from msatools.tasks.task_state import TaskState, ages, collect_now
 from msatools.tasks.waits import StackWait, classify
 
 USUAL_SHARE, MAX_SHARE = 0.1, 0.25
-"""Of one CPU, which samples may take, if nobody says and at most: if they cost more,
-there are fewer. A tenth is some twenty samples a second at a hundred threads."""
+"""Default and maximum share of one CPU that samples may take: if they cost more, fewer
+are taken. A tenth allows some twenty samples a second of a hundred threads."""
 
 MAX_HZ = 20.0
-"""Samples a second by default: more of them show hardly more."""
+"""Samples a second by default: a higher rate adds little."""
 
 _WALKS = 3
-"""How often a list is followed on a running kernel that changes it meanwhile."""
+"""Maximum number of walks of a list that changes meanwhile on a running kernel."""
 
 _MANY, _FEW = 256, 16
-"""Tasks in a batch, whose stacks are read first: many if they were off the CPU for
-long, as each batch has its cost; few if they were on a CPU lately."""
+"""Tasks in a batch: large for tasks that were off the CPU for long, as each batch has a
+fixed cost; small for tasks that were on a CPU lately."""
 
 _QUIET_NS = 1_000_000_000
-"""How long ago a task of a large batch was on a CPU."""
+"""Minimum time off the CPU of a task in a large batch."""
 
 _SPARE_STACKS = 1024
-"""How many stacks that no thread has any more are kept."""
+"""Maximum number of unused stacks that are kept."""
 
 
 def share_of_samples(asked: float | None) -> float:
@@ -59,21 +59,21 @@ def share_of_samples(asked: float | None) -> float:
     return USUAL_SHARE if asked is None else min(asked, MAX_SHARE)
 
 
-Places = npt.NDArray[np.int32]
+Indices = npt.NDArray[np.int32]
 
 _WHOLE = (End.ENTRY, End.START)
 
 
 class Sampler:
-    """Takes samples of the threads of one kernel; of a dump, one.
+    """Takes samples of the threads of one kernel; just one of a dump.
 
     :param hz: Samples a second within an interval; 0 for none, ``None`` for
         :data:`MAX_HZ`.
     :param share: The share of one CPU that samples may take; ``None`` for
         :data:`MAX_SHARE`.
-    :param bound_ns: How far this kernel's clocks may be apart.
-    :param read: Reads the threads: all of them if not given.
-    :param on_code: Returns which of some rows' page faults are on code.
+    :param bound_ns: Maximum difference of this kernel's clocks.
+    :param read: Reads the threads; by default all.
+    :param on_code: Returns which of the given rows' page faults are on code.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class Sampler:
         self._last: TaskSample | None = None
         self._settled: Booleans = np.zeros(0, np.bool_)
         self._stacks = _Stacks()
-        # The first time it takes long: not to be between tasks and clocks of a sample.
+        # The first call is slow: make it before the first sample, not within it.
         read_clocks(reader, LossLog())
 
     @property
     def period_s(self) -> float | None:
-        """Seconds from one sample to the next; more if samples cost much CPU time."""
+        """Seconds from one sample to the next; increased if samples cost much CPU."""
         if self._hz <= 0:
             return None
         return max(1 / self._hz, self._cost_s / self._share)
@@ -127,20 +127,20 @@ class Sampler:
         seen = collect_now(self.collector, self._prog, part, clocks)
         self.collector.release()
         known = settled | ~asleep(tasks)
-        # The stack of a moment before will do, unless the task waited for a CPU then
-        # and sleeps now.
+        # A stack read a moment before is good enough, unless the task waited for a CPU
+        # then and sleeps now.
         whole = _is_whole(seen.stacks)
         known[changed] |= whole & (seen.classes != TaskClass.LAT)
         known[changed] &= whole | ~seen.woken
         self._losses.coverage["classes_untold"] += int(np.count_nonzero(~known))
 
         classes = np.zeros(len(tasks), np.uint8)
-        index: Places = np.zeros(len(tasks), np.int32)
+        index: Indices = np.zeros(len(tasks), np.int32)
         if self._last is not None:
             classes[~changed] = self._last.now.classes[row[~changed]]
             index[~changed] = self._last.now.stacks.index[row[~changed]]
         classes[changed] = seen.classes
-        index[changed] = self._stacks.place(seen)[seen.stacks.index]
+        index[changed] = self._stacks.add(seen)[seen.stacks.index]
         index = self._stacks.forget(index)
         age, bound = ages(tasks, clocks, classes)
         unique, waits = self._stacks.all()
@@ -156,7 +156,7 @@ class Sampler:
             took_ns,
         )
         if self._last is not None:
-            # The first costs more than those that follow.
+            # The first sample costs more than later ones.
             self._cost_s = time.process_time() - began_s
         self._last, self._settled = sample, settled & _rests(tasks)
         return sample
@@ -164,7 +164,7 @@ class Sampler:
     def _code_faults(
         self, tasks: TaskTable, now: TaskState, clocks: Clocks, row: Rows
     ) -> Booleans:
-        """Return whose page fault is on code; kept for threads that sleep on."""
+        """Return which page faults are on code; kept for threads that sleep on."""
         on_code = np.zeros(len(tasks), np.bool_)
         faults = are_any(now.slept_in, (TaskClass.FLT, TaskClass.SWP))
         if self._on_code is None or not faults.any():
@@ -187,18 +187,18 @@ class Sampler:
         return replace(clocks, local_ns=int(tasks["last_arrival_ns"].max()))
 
     def _walk(self) -> TaskTable:
-        """Read every thread; a list that changed while it was followed once more."""
+        """Read every thread; read again if a list changed meanwhile."""
         for left in reversed(range(_WALKS)):
-            found = LossLog()
-            tasks = self._read(found)
-            if not (self._live and left and found.coverage["lists_broken"]):
+            losses = LossLog()
+            tasks = self._read(losses)
+            if not (self._live and left and losses.coverage["lists_broken"]):
                 break
             self._losses.coverage["walks_retried"] += 1
-        self._losses.add(found)
+        self._losses.add(losses)
         return tasks
 
     def _unswitched(self, tasks: TaskTable) -> Rows:
-        """Find threads that sleep on: their rows in the last sample."""
+        """Return the row in the last sample of each thread that sleeps on."""
         if self._last is None or not len(self._last.tasks):
             return np.full(len(tasks), NOBODY, np.intp)
         last = self._last.tasks
@@ -210,7 +210,7 @@ class Sampler:
         return np.where(there, row, NOBODY)
 
     def _refresh(self, tasks: TaskTable, row: Rows) -> tuple[TaskTable, Rows, Booleans]:
-        """Read threads whose stacks are needed again, in batches, and hold the stacks.
+        """Read the stacks that may have changed, in batches, and their threads again.
 
         :return: The threads that still exist, their rows in the last sample, and which
             of them slept on while their stacks were read.
@@ -229,11 +229,11 @@ class Sampler:
         return tasks.only(stays), row[stays], settled[stays]
 
     def _read_again(self, tasks: TaskTable, rows: Rows) -> tuple[TaskTable, Booleans]:
-        """Read some threads again, and return which of *rows*, in order, they are.
+        """Read some threads again, and return which of *rows* still exist.
 
-        The memory of an ended thread may be another's by now.
+        The memory of an ended thread may have been reused.
         """
-        # A thread that ended meanwhile is no loss.
+        # A thread that ended meanwhile is not counted as unreadable.
         fresh = self.task_reader.read(tasks["address"][rows].tolist(), LossLog())
         there = np.isin(tasks["address"][rows], fresh["address"])
         own = np.ones(len(fresh), np.bool_)
@@ -244,10 +244,10 @@ class Sampler:
 
 
 def _batches(tasks: TaskTable, rows: Rows) -> Iterator[Rows]:
-    """Yield threads in batches, those that slept longest first.
+    """Yield threads in batches, the longest sleepers first.
 
-    Threads that run or wait for a CPU come last: their time counts up to the clocks,
-    which are read next.
+    Threads that run or wait for a CPU come last, as their time is counted up to the
+    clocks, which are read next.
     """
     last_ran = tasks["exec_start_ns"][rows].astype(np.int64)
     last_ran[~asleep(tasks)[rows]] = np.iinfo(np.int64).max
@@ -281,17 +281,17 @@ def _same(before: TaskTable, after: TaskTable) -> Booleans:
 
 
 class _Collector(StackCollector):
-    """Collects stacks from memory that may have been read before.
+    """Collects stacks, also from memory read earlier by :meth:`hold`.
 
-    On a running kernel a stack has to be read right after where it ends, while
-    unwinding takes longer and is best done of many at once.
+    On a running kernel a stack has to be read right after its stack pointer. Unwinding
+    takes longer, and is faster for many stacks at once.
     """
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         super().__init__(reader, losses)
         self._memory = reader
         self._held: dict[int, tuple[int, Addresses]] = {}
-        """By the start of a stack: the stack pointer and the words from there on."""
+        """Stack pointer and the words from there on, by the start of the stack."""
 
         task = reader.prog.type("struct task_struct")
         first, second = sorted(drgn.offsetof(task, n) for n in ("nvcsw", "nivcsw"))
@@ -303,26 +303,26 @@ class _Collector(StackCollector):
     def hold(self, tasks: Records) -> Counts:
         """Read the stacks of some threads, to be unwound later.
 
-        :return: How often each had been switched just before; -1 if unreadable.
+        :return: Number of context switches of each just before; -1 if unreadable.
         """
         switches = np.full(len(tasks), -1, np.int64)
         wanted = tasks["address"].tolist(), tasks["stack"].tolist()
         for row, (address, stack) in enumerate(zip(*wanted, strict=True)):
             with contextlib.suppress(drgn.FaultError):
                 switches[row] = sum(
-                    int(self._memory.words(address + at, count).sum())
-                    for at, count in self._counts
+                    int(self._memory.words(address + offset, count).sum())
+                    for offset, count in self._counts
                 )
-                if self._pointer is not None:
-                    pointer = self._word(address + self._pointer)
-                    size = stack + self.stack_bytes - pointer
-                    if stack and not pointer % 8 and 0 < size <= self.stack_bytes:
-                        words = self._memory.words(pointer, size // 8)
-                        self._held[stack] = pointer, words
+                if stack and self._pointer is not None:
+                    self._hold_stack(stack, address + self._pointer)
         return switches
 
-    def _word(self, address: int) -> int:
-        return int.from_bytes(self._memory.read(address, 8), "little")
+    def _hold_stack(self, stack: int, pointer_address: int) -> None:
+        """Read a stack from its saved stack pointer on, if that is plausible."""
+        pointer = int.from_bytes(self._memory.read(pointer_address, 8), "little")
+        size = stack + self.stack_bytes - pointer
+        if pointer % 8 == 0 and 0 < size <= self.stack_bytes:
+            self._held[stack] = pointer, self._memory.words(pointer, size // 8)
 
     def release(self) -> None:
         self._held = {}
@@ -330,11 +330,11 @@ class _Collector(StackCollector):
     def read(self, stacks: Addresses, pointers: Addresses) -> StackMemory:
         if not self._held:
             return super().read(stacks, pointers)
-        nothing = 0, np.empty(0, np.uint64)
-        held = [self._held.get(stack, nothing) for stack in stacks.tolist()]
+        no_words = np.empty(0, np.uint64)
+        held = [self._held.get(stack, (0, no_words)) for stack in stacks.tolist()]
         lengths = np.array([len(words) for _, words in held], np.intp)
         return StackMemory(
-            words=np.concatenate([nothing[1], *(words for _, words in held)]),
+            words=np.concatenate([no_words, *(words for _, words in held)]),
             first=np.cumsum(lengths) - lengths,
             base=np.array([pointer for pointer, _ in held], np.uint64),
             size=8 * lengths.astype(np.uint64),
@@ -342,39 +342,37 @@ class _Collector(StackCollector):
 
 
 class _Stacks:
-    """All stacks that were seen, and the class of each."""
+    """All stacks seen so far, and the class of each; the first is of no stack."""
 
     def __init__(self) -> None:
-        self._places: dict[Stack, int] = {NO_STACK: 0}
+        self._index: dict[Stack, int] = {NO_STACK: 0}
         self._waits: list[StackWait] = [classify(())]
 
     def all(self) -> tuple[list[Stack], tuple[StackWait, ...]]:
-        return list(self._places), tuple(self._waits)
+        return list(self._index), tuple(self._waits)
 
-    def place(self, seen: TaskState) -> Places:
-        """Return the places of the stacks that were seen."""
-        places = np.zeros(len(seen.stacks.unique), np.int32)
-        pairs = zip(seen.stacks.unique, seen.waits, strict=True)
-        for at, (stack, wait) in enumerate(pairs):
-            places[at] = self._places.setdefault(stack, len(self._places))
-            if places[at] == len(self._waits):
+    def add(self, seen: TaskState) -> Indices:
+        """Add new stacks; return the index of each of ``seen.stacks.unique``."""
+        for stack, wait in zip(seen.stacks.unique, seen.waits, strict=True):
+            if stack not in self._index:
+                self._index[stack] = len(self._waits)
                 self._waits.append(wait)
-        return places
+        return np.array([self._index[stack] for stack in seen.stacks.unique], np.int32)
 
-    def forget(self, index: Places) -> Places:
-        """Forget stacks that no thread has, if they are many; give the new places."""
+    def forget(self, index: Indices) -> Indices:
+        """Forget unused stacks if there are many; return the new indices."""
         if len(self._waits) <= _SPARE_STACKS:
             return index
         used, index_of_used = np.unique(np.append(index, 0), return_inverse=True)
         if len(self._waits) - len(used) <= _SPARE_STACKS:
             return index
-        stacks = list(self._places)
-        self._waits = [self._waits[place] for place in used.tolist()]
-        self._places = {stacks[place]: at for at, place in enumerate(used.tolist())}
+        stacks = list(self._index)
+        self._waits = [self._waits[old] for old in used.tolist()]
+        self._index = {stacks[old]: new for new, old in enumerate(used.tolist())}
         return index_of_used[:-1].astype(np.int32)
 
 
 def _is_whole(stacks: Stacks) -> Booleans:
-    """Return whose stack is whole; one that changed while it was read may not be."""
+    """Return which stacks are whole; a stack that changed meanwhile may not be."""
     whole = np.array([stack.end in _WHOLE for stack in stacks.unique], np.bool_)
     return whole[stacks.index]

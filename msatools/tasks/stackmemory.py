@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The part in use of the stacks of tasks that do not run, one read each."""
+"""Read the stacks of tasks that do not run: the part in use, one read each."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -18,7 +18,7 @@ from msatools.tasks.text import kernel_symbol
 
 _WORD = 8
 _MAX_STACK_BYTES = 1 << 18
-"""Larger than any stack: 16 KiB on x86-64, 64 KiB with KASAN."""
+"""Limit for THREAD_SIZE: 16 KiB on x86-64, 64 KiB with KASAN."""
 
 Rows = npt.NDArray[np.intp]
 
@@ -28,16 +28,16 @@ class StackMemory:
     """The words from each task's saved stack pointer to the end of its stack."""
 
     words: Addresses
-    """Of all stacks, one after the other."""
+    """The words of all stacks, one stack after the other."""
 
     first: Rows
-    """Where in ``words`` each stack starts."""
+    """Index in ``words`` of each stack's first word."""
 
     base: Addresses
-    """The address of each stack's first word: the saved stack pointer."""
+    """Address of each stack's first word: the saved stack pointer."""
 
     size: Addresses
-    """Bytes of each that were read; 0 if there is no stack, or it is lost."""
+    """Bytes read of each stack; 0 if the task has none, or it could not be read."""
 
     def __len__(self) -> int:
         return len(self.base)
@@ -51,16 +51,16 @@ class StackMemory:
         self, rows: Rows, addresses: Addresses
     ) -> tuple[Addresses, npt.NDArray[np.bool_]]:
         """
-        Read a word of each of some stacks.
+        Read one word of each of some stacks.
 
-        :return: The words, and whether each lies in its stack; 0 if not.
+        :return: The words, 0 for addresses not in the stack; and whether each is.
         """
-        offsets = addresses - self.base[rows]  # huge if it lies below
-        there = (offsets < self.size[rows]) & (offsets % _WORD == 0)
-        places = self.first[rows] + (offsets // _WORD).astype(np.intp)
-        found = np.zeros(len(rows), np.uint64)
-        found[there] = self.words[places[there]]
-        return found, there
+        offsets = addresses - self.base[rows]  # an address below wraps around
+        inside = (offsets < self.size[rows]) & (offsets % _WORD == 0)
+        indices = self.first[rows] + (offsets // _WORD).astype(np.intp)
+        words = np.zeros(len(rows), np.uint64)
+        words[inside] = self.words[indices[inside]]
+        return words, inside
 
 
 def stack_bytes(prog: drgn.Program) -> int:
@@ -70,13 +70,13 @@ def stack_bytes(prog: drgn.Program) -> int:
     except drgn.FaultError:
         size = _first_stack_size(prog)
     if not 0 < size <= _MAX_STACK_BYTES or size % 4096:
-        # As without KASAN, on x86-64 and arm64.
+        # THREAD_SIZE of x86-64 and arm64 without KASAN.
         size = 4 * 4096
     return size
 
 
 def _mapped_size(prog: drgn.Program) -> int:
-    """Take the size of a stack that is mapped (CONFIG_VMAP_STACK)."""
+    """Return the size of a task's mapped stack (CONFIG_VMAP_STACK); 0 if not found."""
     if not prog.type("struct task_struct").has_member("stack_vm_area"):
         return 0
     tasks = find_variable(prog, "init_task").tasks.address_of_()
@@ -87,7 +87,7 @@ def _mapped_size(prog: drgn.Program) -> int:
 
 
 def _first_stack_size(prog: drgn.Program) -> int:
-    """Take the size of the first task's stack; the symbols are gone by v6.12."""
+    """Return the size of init_task's stack; 0 without its symbols, as in v6.12."""
     try:
         end = kernel_symbol(prog, "__end_init_task")
         start = kernel_symbol(prog, "__start_init_task")
@@ -104,9 +104,9 @@ def read_stacks(
     losses: LossLog,
 ) -> StackMemory:
     """
-    Read from each saved stack pointer to the end of its stack.
+    Read each stack from the saved stack pointer to its end.
 
-    :param stacks: ``task_struct.stack``, the lowest address; 0 if it has none.
+    :param stacks: ``task_struct.stack``, the lowest address; 0 if there is no stack.
     :param pointers: ``task_struct.thread.sp``.
     """
     used = stacks + np.uint64(stack_size) - pointers

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-The stacks of many tasks that do not run: who called whom, down to the wait.
+Stack traces of many tasks that do not run.
 
-On x86-64 the kernel's own ORC tables tell where each frame ends. All stacks are read
-with one read each and unwound together, so that a stack costs some microseconds, and
-is exact with debug info and without. Elsewhere, and where ORC does not do, drgn
-unwinds one stack after the other.
+On x86-64 the kernel's own ORC tables describe each frame. Each stack is read with one
+read, and all are unwound together: a stack costs some microseconds, and is exact with
+and without debug info. On other architectures, and for frames that ORC does not
+support, drgn unwinds one stack after the other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,34 +27,34 @@ from msatools.tasks.text import KernelText
 from msatools.tasks.unwind import Frames, Unwinder, thread_start
 
 _AT_ONCE = 1024
-"""Stacks in memory at a time: some 100 KiB, 16 MiB if all are full."""
+"""Stacks in memory at a time: usually 100 KiB, 16 MiB if all are full."""
 
 MAX_ASKED = 256
-"""Stacks that drgn is asked for where ORC does most: it takes milliseconds for each."""
+"""Maximum number of stacks unwound by drgn beside ORC: each takes milliseconds."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """One way for a task to have come to its wait; tasks share it."""
+    """A stack trace; tasks with the same trace share it."""
 
     addresses: tuple[int, ...]
-    """Of each frame, innermost (``__schedule``) first; frames of user mode are not."""
+    """Code addresses of the kernel's frames, innermost (``__schedule``) first."""
 
     interrupted: tuple[int, ...] = ()
-    """Which frames were left by an exception; the others' are return addresses."""
+    """Indices of frames left by an exception; the others have return addresses."""
 
     end: End = End.ENTRY
     guessed: bool = False
-    """Whether some frame's code is known to no table, and its caller is a guess."""
+    """Whether a frame's code is in no ORC table, so that its caller is a guess."""
 
     def instructions(self) -> Iterator[int]:
         """
-        Yield an address within the instruction that each frame is at.
+        Yield an address within the current instruction of each frame.
 
         A return address may be the start of the next function.
         """
-        for place, address in enumerate(self.addresses):
-            yield address if place in self.interrupted else address - 1
+        for frame, address in enumerate(self.addresses):
+            yield address if frame in self.interrupted else address - 1
 
 
 NO_STACK = Stack((), end=End.NONE)
@@ -62,17 +62,17 @@ NO_STACK = Stack((), end=End.NONE)
 
 @dataclass
 class Stacks:
-    """The stacks of some tasks, by their place in what was asked for."""
+    """The stacks of some tasks, in the order of the request."""
 
     text: KernelText
     unique: list[Stack] = field(default_factory=lambda: [NO_STACK])
-    """All stacks that occur; the first is that of who has none."""
+    """All different stacks; the first is :data:`NO_STACK`."""
 
     index: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
-    """Which of them is each task's."""
+    """Index in *unique* of each task's stack."""
 
     asked: int = 0
-    """Stacks that drgn unwound."""
+    """Number of stacks unwound by drgn."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -81,14 +81,15 @@ class Stacks:
         return self.unique[int(self.index[row])]
 
     def names(self, stack: Stack) -> tuple[str, ...]:
-        """Name the functions of a stack, innermost first; an address if it has none."""
+        """Return the functions of a stack, innermost first; addresses if not found."""
         return tuple(
-            self.text.name(place) or f"{place:#x}" for place in stack.instructions()
+            self.text.name(address) or f"{address:#x}"
+            for address in stack.instructions()
         )
 
 
 class StackCollector:
-    """Collects stacks of one kernel; what it learns about the kernel's code is kept."""
+    """Collects stacks of one kernel; caches symbols and ORC rules."""
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         self.text = KernelText(reader, losses)
@@ -99,7 +100,7 @@ class StackCollector:
 
     @property
     def has_orc(self) -> bool:
-        """Whether stacks cost microseconds, not milliseconds."""
+        """Whether stacks are unwound by ORC: in microseconds, not milliseconds."""
         return self._unwinder is not None
 
     def collect(
@@ -108,31 +109,31 @@ class StackCollector:
         """
         Unwind the stacks of some tasks, which do not run.
 
-        Who runs has saved nothing that holds: leave it out, or give it no stack. What
-        changes meanwhile, on a live kernel, gives a stack that ends too early or is
-        none that ever was; that it did not change is for the caller to see.
+        The saved registers of a running task are stale: leave it out, or pass 0 as its
+        stack. On a live kernel a stack that changes meanwhile may come out too short
+        or mixed; the caller has to check that it did not change.
 
         :param tasks: Addresses of ``struct task_struct``.
-        :param stacks: ``task_struct.stack``; 0 if it has none, as zombies do.
+        :param stacks: ``task_struct.stack``; 0 if there is none, as for zombies.
         :param pointers: ``task_struct.thread.sp``, of x86-64; elsewhere ``None``.
         """
         found = Stacks(self.text, index=np.zeros(len(tasks), np.int32))
-        places: dict[Stack, int] = {NO_STACK: 0}
+        indices: dict[Stack, int] = {NO_STACK: 0}
         if self._unwinder is None or pointers is None:
-            self._ask(found, places, tasks, np.flatnonzero(stacks), None)
+            self._ask(found, indices, tasks, np.flatnonzero(stacks), None)
         else:
             for start in range(0, len(tasks), _AT_ONCE):
                 part = slice(start, start + _AT_ONCE)
                 memory = self.read(stacks[part], pointers[part])
                 frames = self._unwinder.unwind(memory)
-                _intern(frames, found, places, start)
+                _intern(frames, found, indices, start)
                 unsupported = np.flatnonzero(frames.ends == End.UNSUPPORTED)
-                self._ask(found, places, tasks, start + unsupported, MAX_ASKED)
+                self._ask(found, indices, tasks, start + unsupported, MAX_ASKED)
         self._count(found)
         return found
 
     def read(self, stacks: Addresses, pointers: Addresses) -> StackMemory:
-        """Read the part in use of some stacks, for who looks for things there."""
+        """Read the part in use of some stacks, to search it."""
         return read_stacks(
             self._reader, stacks, pointers, self.stack_bytes, self._losses
         )
@@ -140,8 +141,8 @@ class StackCollector:
     def unwind(self, task: int, words: Sequence[int], base: int) -> Stack:
         """Unwind one stack, without the cost of arrays.
 
-        :param task: address of its ``struct task_struct``, if drgn has to be asked
-        :param words: from its saved stack pointer to its end
+        :param task: address of the ``struct task_struct``, in case drgn has to unwind
+        :param words: the words from the saved stack pointer to the end of the stack
         :param base: the saved stack pointer
         """
         if self._unwinder is None:
@@ -149,7 +150,7 @@ class StackCollector:
         one = self._unwinder.unwind_one(list(words), base)
         if one.end is End.UNSUPPORTED:
             return _ask_drgn(self._reader.prog, task)
-        interrupted = tuple(at for at, is_so in enumerate(one.interrupted) if is_so)
+        interrupted = tuple(np.flatnonzero(one.interrupted).tolist())
         return Stack(tuple(one.pcs), interrupted, one.end, one.guessed)
 
     def _make_unwinder(self) -> Unwinder | None:
@@ -168,18 +169,18 @@ class StackCollector:
     def _ask(
         self,
         found: Stacks,
-        places: dict[Stack, int],
+        indices: dict[Stack, int],
         tasks: Addresses,
         rows: npt.NDArray[np.intp],
         limit: int | None,
     ) -> None:
-        """Have drgn unwind some stacks, up to *limit* in all."""
+        """Let drgn unwind some stacks, up to *limit* in total."""
         for row in rows.tolist():
             if limit is not None and found.asked >= limit:
                 return
             found.asked += 1
             stack = _ask_drgn(self._reader.prog, int(tasks[row]))
-            found.index[row] = _place(found, places, stack)
+            found.index[row] = _index(found, indices, stack)
 
     def _count(self, found: Stacks) -> None:
         coverage = self._losses.coverage
@@ -194,9 +195,9 @@ class StackCollector:
 
 
 def _intern(
-    frames: Frames, found: Stacks, places: dict[Stack, int], start: int
+    frames: Frames, found: Stacks, indices: dict[Stack, int], start: int
 ) -> None:
-    """Find which stacks are the same, and place them."""
+    """Set the index of each stack, and add those that are new."""
     count = len(frames.ends)
     bits = np.packbits(frames.interrupted, axis=1)
     tail = np.stack([frames.ends, frames.guessed.astype(np.uint8)], 1)
@@ -206,11 +207,11 @@ def _intern(
     known: dict[bytes, int] = {}
     for row in range(count):
         key = data[row * width : (row + 1) * width]
-        place = known.get(key)
-        if place is None:
+        index = known.get(key)
+        if index is None:
             stack = _stack(frames, row)
-            place = known[key] = _place(found, places, stack)
-        found.index[start + row] = place
+            index = known[key] = _index(found, indices, stack)
+        found.index[start + row] = index
 
 
 def _stack(frames: Frames, row: int) -> Stack:
@@ -226,15 +227,15 @@ def _stack(frames: Frames, row: int) -> Stack:
     )
 
 
-def _place(found: Stacks, places: dict[Stack, int], stack: Stack) -> int:
-    place = places.setdefault(stack, len(found.unique))
-    if place == len(found.unique):
+def _index(found: Stacks, indices: dict[Stack, int], stack: Stack) -> int:
+    index = indices.setdefault(stack, len(found.unique))
+    if index == len(found.unique):
         found.unique.append(stack)
-    return place
+    return index
 
 
 def _ask_drgn(prog: drgn.Program, task: int) -> Stack:
-    """Have drgn unwind one stack; what it makes of user mode is left out."""
+    """Let drgn unwind one stack; drop its frames of user mode."""
     try:
         trace = prog.stack_trace(drgn.Object(prog, "struct task_struct *", value=task))
     except (drgn.FaultError, LookupError, ValueError, NotImplementedError):

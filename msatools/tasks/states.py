@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The state of each thread: the letter of /proc (fs/proc/array.c), asleep, frozen."""
+"""States of threads: the letter of /proc (fs/proc/array.c), asleep, frozen."""
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ _TRAP_FREEZE = 1 << 23
 """``JOBCTL_TRAP_FREEZE`` (include/linux/sched/jobctl.h)."""
 
 _PF_FROZEN = 0x0001_0000
-"""Of ``task_struct.flags``."""
+"""A bit of ``task_struct.flags``."""
 
 _BY_BIT = "RSDTtXZP"
 """Of no bit, and of each from the lowest: the highest of a state tells, as in
@@ -40,22 +40,22 @@ _BY_STATE = np.array([_BY_BIT[state.bit_length()] for state in range(0x80)])
 def letters(tasks: TaskTable) -> Letters:
     """Return the state of each thread: one of :data:`LETTERS`.
 
-    Frozen tasks and those that wait for a lock of an RT kernel are ``D``, as they are
-    since v6.6 (and R before, which was a mistake).
+    Frozen tasks and waiters for a sleeping spin lock (PREEMPT_RT) are ``D``, as in
+    /proc since v6.6; before, /proc showed R, which was a bug.
     """
     state = tasks["state"].astype(np.uint32)
     state = state | tasks["exit_state"].astype(np.uint32)
     state = np.where(state & (_RTLOCK_WAIT | _FROZEN), UNINTERRUPTIBLE, state)
-    found: Letters = _BY_STATE[state & (len(_BY_STATE) - 1)]
+    result: Letters = _BY_STATE[state & (len(_BY_STATE) - 1)]
     idle = UNINTERRUPTIBLE | _NOLOAD
-    found[(state & idle) == idle] = "I"
-    return found
+    result[(state & idle) == idle] = "I"
+    return result
 
 
 def asleep(tasks: TaskTable) -> Booleans:
     """Return which threads are neither on a CPU nor waiting for one, nor dead.
 
-    Who is stopped or traced is asleep, too.
+    Stopped and traced threads are asleep, too.
     """
     sleeps: Booleans = (tasks["state"] != 0) & (tasks["on_cpu"] == 0)
     sleeps &= tasks["exit_state"] == 0
@@ -65,8 +65,7 @@ def asleep(tasks: TaskTable) -> Booleans:
 def loads(tasks: TaskTable) -> Booleans:
     """Return which threads sleep and count in the load average.
 
-    task_contributes_to_load(): uninterruptible, but for those that are frozen or that
-    only wait for work.
+    task_contributes_to_load(): uninterruptible, except if frozen or idle (TASK_NOLOAD).
     """
     state = tasks["state"]
     counted: Booleans = (state & UNINTERRUPTIBLE) != 0
@@ -75,17 +74,17 @@ def loads(tasks: TaskTable) -> Booleans:
 
 
 def read_frozen(reader: Reader, tasks: TaskTable) -> Booleans:
-    """Return who is frozen, by a control group or as the system suspends."""
+    """Return which threads are frozen, by a control group or by a system suspend."""
     addresses = tasks["address"].astype(np.uint64)
-    # By cgroup v2: do_freezer_trap(). The bit is set, too, while a task waits for its
-    # child of vfork() or is stopped: that will do for a group that is to be frozen.
+    # By cgroup v2: do_freezer_trap(). The bit is also set while a task waits for its
+    # child of vfork() or is stopped: for a group to be frozen these count as frozen.
     frozen: Booleans = (tasks["jobctl"] & _TRAP_FREEZE) != 0
     frozen &= (tasks["state"] & INTERRUPTIBLE) != 0
     if frozen.any():
         frozen &= read_bits(reader, "struct task_struct", "frozen", addresses)
     frozen |= (tasks["state"] & _FROZEN) != 0
-    # A flag before Linux kernel commit f5d39b020809 ("freezer,sched: Rewrite core
-    # freezer logic") (in v6.1), which brought this symbol.
+    # PF_FROZEN before Linux kernel commit f5d39b020809 ("freezer,sched: Rewrite core
+    # freezer logic") (in v6.1), which added freezer_active.
     flagged = (tasks["flags"] & _PF_FROZEN) != 0
     if flagged.any():
         try:

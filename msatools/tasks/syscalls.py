@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The system call that each task is in, by the registers that user mode left.
+"""The current system call of each task, by the saved registers of user mode.
 
-They lie at the top of a task's stack (``task_pt_regs()``), as asm/ptrace.h of x86 and
-arm64 has them. What /proc/PID/syscall shows comes from there, too.
+They lie at the top of the task's stack (``task_pt_regs()``; asm/ptrace.h of x86 and
+arm64). /proc/PID/syscall shows the same.
 """
 
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ from msatools.tasks.stackmemory import StackMemory
 from msatools.tasks.table import PF_KTHREAD, TaskTable
 
 NO_CALL = -1
-"""An exception brought it into the kernel, not a system call."""
+"""The task entered the kernel by an exception, not by a system call."""
 
 Numbers = npt.NDArray[np.int64]
 
 _USER_CS, _USER_CS32 = 0x33, 0x23
 _X86_ARGUMENTS = ("di", "si", "dx", "r10", "r8", "r9")
 _X86_ARGUMENTS32 = ("bx", "cx", "dx", "si", "di", "bp")
-# "x86/fred: Reserve space for the FRED stack frame"
-# (in v6.9) leaves these bytes free above the registers, if FRED is compiled in.
+# Bytes above the registers: 16 with CONFIG_X86_FRED since "x86/fred: Reserve space for
+# the FRED stack frame" (in v6.9).
 _X86_PADDINGS = (0, 16)
 
-# arch/x86/entry/syscalls/syscall_64.tbl: calls that can wait, the names of which the
-# compiler may have left out of the stack.
+# arch/x86/entry/syscalls/syscall_64.tbl: calls that can wait, and that may be missing
+# on the stack because the compiler inlined them.
 _X86_NAMES = {
     **dict(enumerate(("read", "write", "open", "close"))),
     7: "poll",
@@ -85,10 +85,10 @@ class Syscalls:
     """One value a thread."""
 
     known: Booleans
-    """Whether user mode left its registers; a thread of the kernel has none."""
+    """Whether registers of user mode are there; kernel threads have none."""
 
     number: Numbers
-    """Of the system call; :data:`NO_CALL` if it is in none."""
+    """Number of the system call; :data:`NO_CALL` if the thread is in none."""
 
     arguments: Addresses
     """Shape (threads, 6)."""
@@ -97,19 +97,19 @@ class Syscalls:
     """The stack pointer of user mode."""
 
     ip: Addresses
-    """Where user mode goes on."""
+    """The instruction pointer of user mode."""
 
     fp: Addresses
-    """The register that is user mode's frame pointer, if it keeps one."""
+    """The frame pointer register of user mode; not every program uses it so."""
 
     compat: Booleans
-    """Whether 32-bit code called: its numbers are of another table."""
+    """Whether 32-bit code called: the numbers are of another table."""
 
     names: dict[int, str]
-    """Of calls that can wait, by number, as far as they are known."""
+    """Names of calls that can wait, by number; empty if unknown."""
 
     def name(self, row: int) -> str | None:
-        """Name a thread's system call."""
+        """Return the name of a thread's system call; ``None`` if unknown."""
         if not self.known[row] or self.compat[row]:
             return None
         return self.names.get(int(self.number[row]))
@@ -119,15 +119,15 @@ def read_syscalls(
     reader: Reader, tasks: TaskTable, stack_bytes: int, losses: LossLog
 ) -> Syscalls:
     """
-    Read the registers that user mode left, one read a thread.
+    Read the saved registers of user mode, one read a thread.
 
-    They are those of the last entry into the kernel; a thread that runs in user mode
-    now has others. On an architecture that is not known nothing is known.
+    They are of the last entry into the kernel; a thread that now runs in user mode has
+    others. On other architectures than x86-64 and arm64 nothing is known.
 
-    :param stack_bytes: the size of a stack, as ``stackmemory.stack_bytes()`` tells it
+    :param stack_bytes: size of a stack, from ``stackmemory.stack_bytes()``
     """
     size = _bytes_at_top(reader.prog)
-    wanted = _have_been_in_user_mode(tasks)
+    wanted = _have_user_mode(tasks)
     records = np.zeros((len(tasks), size), np.uint8)
     readable = np.zeros(len(tasks), np.bool_)
     if size:
@@ -135,24 +135,24 @@ def read_syscalls(
         ends = tasks["stack"][rows].astype(np.uint64) + np.uint64(stack_bytes - size)
         records[rows], readable[rows] = reader.read_records(ends, size)
         lose_many(losses, "struct pt_regs", len(rows) - int(readable.sum()))
-    return _tell(reader.prog, records, readable)
+    return _decode(reader.prog, records, readable)
 
 
 def syscalls_of(prog: drgn.Program, tasks: TaskTable, memory: StackMemory) -> Syscalls:
     """
-    Return the same of threads whose stacks have been read, without a read.
+    Return the system calls of threads whose stacks have been read.
 
     :param memory: The stacks of *tasks*, in their order.
     """
     size = _bytes_at_top(prog)
-    readable = _have_been_in_user_mode(tasks) & (memory.size >= size)
+    readable = _have_user_mode(tasks) & (memory.size >= size)
     records = np.zeros((len(tasks), size), np.uint8)
     if size and readable.any():
         rows = np.flatnonzero(readable)
         ends = memory.first[rows] + (memory.size[rows] // 8).astype(np.intp)
         words = memory.words[ends[:, None] - size // 8 + np.arange(size // 8)]
         records[rows] = words.view(np.uint8)
-    return _tell(prog, records, readable)
+    return _decode(prog, records, readable)
 
 
 def _architecture(prog: drgn.Program) -> drgn.Architecture:
@@ -161,7 +161,7 @@ def _architecture(prog: drgn.Program) -> drgn.Architecture:
 
 
 def _bytes_at_top(prog: drgn.Program) -> int:
-    """Return how much of the end of a stack has registers."""
+    """Return the size of the registers at the end of a stack, with their padding."""
     arch = _architecture(prog)
     if arch not in (drgn.Architecture.X86_64, drgn.Architecture.AARCH64):
         return 0
@@ -169,13 +169,13 @@ def _bytes_at_top(prog: drgn.Program) -> int:
     return size + max(_X86_PADDINGS) if arch == drgn.Architecture.X86_64 else size
 
 
-def _have_been_in_user_mode(tasks: TaskTable) -> Booleans:
+def _have_user_mode(tasks: TaskTable) -> Booleans:
     alive: Booleans = (tasks["stack"] != 0) & (tasks["exit_state"] == 0)
     alive &= (tasks["flags"] & PF_KTHREAD) == 0
     return alive
 
 
-def _tell(
+def _decode(
     prog: drgn.Program, records: npt.NDArray[np.uint8], readable: Booleans
 ) -> Syscalls:
     arch = _architecture(prog)
@@ -192,12 +192,14 @@ def _x86(
     segment = drgn.offsetof(regs, "cs")
 
     def of_user(padding: int) -> Booleans:
+        """Return which records have a code segment of user mode."""
         start = max(_X86_PADDINGS) - padding
         values = column(records, start + segment, 2)
-        found: Booleans = readable & np.isin(values, (_USER_CS, _USER_CS32))
-        return found
+        valid: Booleans = readable & np.isin(values, (_USER_CS, _USER_CS32))
+        return valid
 
-    padding = max(_X86_PADDINGS, key=lambda free: int(of_user(free).sum()))
+    # Take the padding that fits most threads.
+    padding = max(_X86_PADDINGS, key=lambda padding: int(of_user(padding).sum()))
     known = of_user(padding)
     start = max(_X86_PADDINGS) - padding
     compat = known & (column(records, start + segment, 2) == _USER_CS32)
@@ -226,10 +228,10 @@ def _arm64(
     def values(name: str, width: int = 8) -> Addresses:
         return column(records, drgn.offsetof(regs, name), width)
 
-    # The first argument's register has the result when the call returns.
+    # x0 is overwritten by the result.
     registers = [values("orig_x0"), *(values(f"regs[{n}]") for n in range(1, 6))]
     number = values("syscallno", 4).astype(np.uint32).astype(np.int32)
-    # PSTATE's mode: EL0, of 64 bits or 32.
+    # PSTATE.M: EL0 of AArch64 is 0, of AArch32 0x10.
     mode = values("pstate") & np.uint64(0x1F)
     known = readable & ((mode == 0) | (mode == 0x10))
     return Syscalls(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The ``struct task_struct`` of every thread, one read each, as a table.
+"""Read the ``struct task_struct`` of every thread into a table, one read each.
 
-kernel/sched and include/linux/sched.h. A member that this kernel does not have is a
-column that :meth:`TaskTable.has` denies, not a column of zeros.
+kernel/sched and include/linux/sched.h. The table has no column for a member that this
+kernel does not have: see :meth:`TaskTable.has`.
 """
 
 import struct
@@ -29,31 +29,31 @@ Records = npt.NDArray[np.void]
 """A structured array, one record a thread."""
 
 PF_KTHREAD = 0x00200000
-"""Of ``flags``: a thread of the kernel itself."""
+"""A bit of ``flags``: a kernel thread."""
 
 MOST = 1 << 60
-"""More than any time or count that a kernel comes to: 36 years in nanoseconds."""
+"""Maximum of times and counts that is believed: 36 years in nanoseconds."""
 
 COUNTS = ("pcount", "nvcsw", "nivcsw", "migrations", "min_flt", "maj_flt")
-"""Columns that are neither times nor names nor places."""
+"""Columns with counts of events."""
 
 _COMM_BYTES = 16
 """``TASK_COMM_LEN`` (include/linux/sched.h)."""
 
 _BATCH = 256
-"""Tasks in memory as they are in the kernel: some 5 KiB each."""
+"""Tasks read before they are reduced to their columns: some 5 KiB each."""
 
 _POINTER = struct.Struct("<Q")
 _LINKS = struct.Struct("<QQ")
 """``struct list_head``: next, previous."""
 
-# Columns, their numpy types, and the members that they are, the newest first.
+# Columns, their numpy types, and their members, the newest kernel's first.
 _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "pid": ("i4", ("pid",)),
     "tgid": ("i4", ("tgid",)),
     "flags": ("u4", ("flags",)),
     # Linux kernel commit 2f064a59a11f ("sched: Change task_struct::state") (in v5.14)
-    # made an unsigned int of the long; the low half holds all bits there are.
+    # made it an unsigned int instead of a long; the low half has all bits.
     "state": ("u4", ("__state", "state")),
     "exit_state": ("i4", ("exit_state",)),
     "exit_code": ("i4", ("exit_code",)),
@@ -70,7 +70,7 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "on_cpu": ("i4", ("on_cpu",)),
     "on_rq": ("i4", ("on_rq",)),
     # Linux kernel commit 152e11f6df29 ("sched/fair: Implement delayed dequeue") (in
-    # v6.12): such a task is on a run queue, and sleeps.
+    # v6.12): set for a task that sleeps on the run queue.
     "sched_delayed": ("u1", ("se.sched_delayed",)),
     "utime_ns": ("u8", ("utime",)),
     "stime_ns": ("u8", ("stime",)),
@@ -102,18 +102,18 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "block_start_ns": ("u8", ("stats.block_start", "se.statistics.block_start")),
     # "hung_task: Show the blocker task if the task is hung on mutex" (in v6.16)
     "blocker": ("u8", ("blocker",)),
-    # A mutex since "locking/mutex: Rework task_struct::blocked_on" (in v6.17); before,
-    # with CONFIG_DEBUG_MUTEXES, a waiter for one.
+    # A struct mutex since "locking/mutex: Rework task_struct::blocked_on" (in v6.17);
+    # before, with CONFIG_DEBUG_MUTEXES, a struct mutex_waiter.
     "blocked_on": ("u8", ("blocked_on",)),
     "pi_blocked_on": ("u8", ("pi_blocked_on",)),
-    # Whom it woke last, and how often that was another one: record_wakee().
+    # The task it woke last, and how often that changed: record_wakee().
     "last_wakee": ("u8", ("last_wakee",)),
     "wakee_flips": ("u4", ("wakee_flips",)),
     "mm": ("u8", ("mm",)),
     "signal": ("u8", ("signal",)),
     "stack": ("u8", ("stack",)),
     "sp": ("u8", ("thread.sp", "thread.cpu_context.sp")),
-    # What /proc shows, also while a task acts with the rights of another.
+    # The objective credentials, as in /proc, not those it acts with (cred).
     "cred": ("u8", ("real_cred",)),
     "real_parent": ("u8", ("real_parent",)),
     "parent": ("u8", ("parent",)),
@@ -125,20 +125,20 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "delays": ("u8", ("delays",)),
     "files": ("u8", ("files",)),
     "nsproxy": ("u8", ("nsproxy",)),
-    # "kthread: Generalize pf_io_worker so it can point to struct kthread" (in v5.17);
-    # of the kernel's own threads alone.
+    # The struct kthread of a kernel thread: "kthread: Generalize pf_io_worker so it can
+    # point to struct kthread" (in v5.17).
     "kthread": ("u8", ("worker_private", "set_child_tid")),
-    # 16 bytes; there is room for what a kernel thread is called beyond them.
+    # 16 bytes; the rest is for the full names of kernel threads (names.py).
     "comm": ("S48", ("comm",)),
 }
 
 
 @dataclass(frozen=True)
 class TaskTable:
-    """What each thread's ``struct task_struct`` says."""
+    """The members of each thread's ``struct task_struct``."""
 
     records: Records
-    """Columns as above and ``address``; threads of a process follow its leader."""
+    """The columns and ``address``; the threads of a process follow its leader."""
 
     columns: frozenset[str]
     """The columns that this kernel has."""
@@ -149,14 +149,14 @@ class TaskTable:
     def __getitem__(self, column: str) -> npt.NDArray[Any]:
         """Return a column.
 
-        :raises KeyError: if the kernel does not keep it
+        :raises KeyError: if the kernel does not have it
         """
         if column not in self.columns:
             raise KeyError(column)
         return self.records[column]
 
     def has(self, column: str) -> bool:
-        """Return whether the kernel keeps a column."""
+        """Return whether the kernel has a column."""
         return column in self.columns
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> "TaskTable":
@@ -165,27 +165,27 @@ class TaskTable:
 
     @property
     def leaders(self) -> npt.NDArray[np.bool_]:
-        """Whether each thread is the first of its process."""
+        """Whether each thread is the leader of its process."""
         leads: npt.NDArray[np.bool_] = self.records["pid"] == self.records["tgid"]
         return leads
 
 
 class TaskReader:
-    """Reads tasks of one kernel, by what its ``struct task_struct`` looks like."""
+    """Reads tasks of one kernel, by its layout of ``struct task_struct``."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         prog = reader.prog
         task = prog.type("struct task_struct")
         columns = _COLUMNS | _mask_column(prog)
-        found = {
-            name: place
+        fields = {
+            name: field
             for name, (format_, members) in columns.items()
-            if (place := _place(task, members, np.dtype(format_))) is not None
+            if (field := _field(task, members, np.dtype(format_))) is not None
         }
-        self._offsets = {name: offset for name, (offset, _) in found.items()}
-        self.columns = frozenset(found)
-        """Those that this kernel has."""
+        self._offsets = {name: offset for name, (offset, _) in fields.items()}
+        self.columns = frozenset(fields)
+        """The columns that this kernel has."""
         self._tasks = drgn.offsetof(task, "tasks.next")
         self._thread_node = drgn.offsetof(task, "thread_node.next")
         signal = prog.type("struct signal_struct")
@@ -193,34 +193,34 @@ class TaskReader:
         self.size = max(
             self._tasks + _LINKS.size,
             self._thread_node + _LINKS.size,
-            *(offset + format_.itemsize for offset, format_ in found.values()),
+            *(offset + format_.itemsize for offset, format_ in fields.values()),
         )
-        """Bytes of each task that are read."""
+        """Bytes that are read of each task."""
         self._raw = np.dtype(
             {
                 "names": list(self._offsets),
-                "formats": [format_ for _, format_ in found.values()],
+                "formats": [format_ for _, format_ in fields.values()],
                 "offsets": list(self._offsets.values()),
                 "itemsize": self.size,
             }
         )
-        numbers = [name for name, (_, type_) in found.items() if type_.kind in "iu"]
-        self._decode = Decoder(self._raw, numbers)
+        integers = [name for name, (_, type_) in fields.items() if type_.kind in "iu"]
+        self._decode = Decoder(self._raw, integers)
         self._compact = np.dtype(
             [("address", "u8"), *((name, columns[name][0]) for name in self._offsets)]
         )
 
     def read_all(self, losses: LossLog) -> TaskTable:
-        """Read every thread but the idle ones.
+        """Read every thread but the idle tasks.
 
-        A list that breaks off costs a note and what comes after.
+        A damaged list is noted, and read up to the damage.
         """
         return self._table(self._walk(losses), losses)
 
     def read_named(self, pids: Iterable[int] | None, losses: LossLog) -> TaskTable:
-        """Read the threads with some PIDs, looked up directly; of ``None`` all threads.
+        """Read the threads with some PIDs, looked up directly; all if ``None``.
 
-        :raises NoSuchPidError: if some are not there
+        :raises NoSuchPidError: if some do not exist
         """
         if pids is None:
             return self.read_all(losses)
@@ -230,9 +230,9 @@ class TaskReader:
         return self.read(list(found.values()), losses)
 
     def read(self, addresses: Sequence[int], losses: LossLog) -> TaskTable:
-        """Read the tasks at some addresses; those that cannot be read are left out.
+        """Read the tasks at some addresses; leave out those that cannot be read.
 
-        So are those of a running kernel that are gone since their addresses were read.
+        Those that have ended meanwhile, on a running kernel, are left out, too.
         """
         live = self._reader.is_live
         return self._table(self._read_each(addresses, losses), losses, live)
@@ -240,8 +240,8 @@ class TaskReader:
     def read_one(self, address: int) -> Mapping[str, Any]:
         """Read one task, without the cost of a table.
 
-        :return: Python's own values by column, those that this kernel has. Nothing says
-            that it is a task.
+        :return: Python values by column, of the columns that this kernel has. They are
+            not checked: the memory may not be a task.
         :raises drgn.FaultError: if it cannot be read
         """
         return self._decoded(self._reader.read(address, self.size))
@@ -249,19 +249,16 @@ class TaskReader:
     def read_threads(
         self, address: int, losses: LossLog
     ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Read all threads of the process that the thread at an address is of.
+        """Read all threads of the process of the thread at *address*.
 
-        :return: Their addresses, the first thread's first, and what :meth:`read_one`
-            gives.
+        :return: Their addresses, the leader's first, each with its columns as
+            :meth:`read_one` returns them.
         """
         for thread, data in self._walk_processes([address], losses):
             yield thread, self._decoded(data)
 
     def read_processes(self, addresses: Sequence[int], losses: LossLog) -> TaskTable:
-        """Read all threads of the processes that the threads at some addresses are of.
-
-        Each process comes once.
-        """
+        """Read all threads of the processes of some threads, each process once."""
         return self._table(self._walk_processes(addresses, losses), losses)
 
     def read_with_others(
@@ -270,11 +267,10 @@ class TaskReader:
         others: Callable[[Sequence[int], Records], Iterable[int]],
         losses: LossLog,
     ) -> TaskTable:
-        """Read the tasks at some addresses, and after them whole processes.
+        """Read the tasks at some addresses, then whole processes, each thread once.
 
-        :param others: Tells, by the addresses and columns of those that were read, of
-            which tasks all threads of their processes are wanted, too. Each thread
-            comes once.
+        :param others: Called with the addresses and columns of the tasks read so far;
+            returns addresses of threads whose processes are wanted, too.
         """
         named = dict(self._read_each(addresses, losses))
         columns = np.frombuffer(b"".join(named.values()), self._raw)
@@ -284,8 +280,8 @@ class TaskReader:
 
     def _decoded(self, data: bytes) -> dict[str, Any]:
         columns = self._decode(data)
-        at = self._offsets["comm"]
-        columns["comm"] = data[at : at + _COMM_BYTES]
+        offset = self._offsets["comm"]
+        columns["comm"] = data[offset : offset + _COMM_BYTES]
         return columns
 
     def _walk_processes(
@@ -317,7 +313,7 @@ class TaskReader:
                 losses.lose(Loss.TASKS, f"a task cannot be read: {error}")
 
     def _walk(self, losses: LossLog) -> Iterator[tuple[int, bytes]]:
-        """Read the first thread of each process, and after each its other threads."""
+        """Read the leader of each process, and after each its other threads."""
         prog = self._reader.prog
         init = find_variable(prog, "init_task").address_
         head = init + self._tasks
@@ -332,7 +328,7 @@ class TaskReader:
     def _other_threads(
         self, leader: int, data: bytes, seen: set[int], losses: LossLog
     ) -> Iterator[tuple[int, bytes]]:
-        """Read the threads that follow the first one of a process."""
+        """Read the threads of a process after its leader."""
         (signal,) = _POINTER.unpack_from(data, self._offsets["signal"])
         threads = signal + self._thread_head
         (following,) = _POINTER.unpack_from(data, self._thread_node)
@@ -360,7 +356,7 @@ class TaskReader:
         losses: LossLog,
         may_be_gone: bool = False,
     ) -> TaskTable:
-        # It grows in place: parts that are put together take the memory twice.
+        # A bytearray grows in place: joining parts would need the memory twice.
         table = bytearray()
         while batch := list(islice(tasks, _BATCH)):
             records = self._compacted(batch)
@@ -378,11 +374,11 @@ class TaskReader:
 
 
 def believable(records: Records, losses: LossLog, may_be_gone: bool = False) -> Records:
-    """Leave out what is no task at all, and cut what it cannot have counted.
+    """Drop records that are not tasks, and cut impossible times and counts.
 
-    Both are counted: such records are of a damaged dump.
+    Both are counted: they are signs of a damaged dump.
 
-    :param may_be_gone: Whether what is no task may have been one a moment ago.
+    :param may_be_gone: Whether a record that is not a task may have been one before.
     """
     pid, tgid = records["pid"], records["tgid"]
     are_tasks = (np.minimum(pid, tgid) > 0) & (np.maximum(pid, tgid) <= PID_MAX_LIMIT)
@@ -399,7 +395,7 @@ def believable(records: Records, losses: LossLog, may_be_gone: bool = False) -> 
         for name in records.dtype.names or ()
         if name in COUNTS or name.endswith("_ns")
     ]
-    # One look at all of them is enough, as a rule.
+    # Usually none is too large: check all at once.
     if np.max([records[name] for name in counts], initial=0) > MOST:
         for name in counts:
             if (records[name] > MOST).any():
@@ -408,7 +404,7 @@ def believable(records: Records, losses: LossLog, may_be_gone: bool = False) -> 
 
 
 def cut(numbers: npt.NDArray[Any], losses: LossLog) -> npt.NDArray[np.int64]:
-    """Cut times or counts that are more than can be, which is counted."""
+    """Cut and count times or counts above :data:`MOST`."""
     wrong = int(np.count_nonzero(numbers > MOST))
     text = "some times or counts cannot be, and are cut"
     losses.lose(Loss.COUNTS, text, count=wrong)
@@ -417,10 +413,10 @@ def cut(numbers: npt.NDArray[Any], losses: LossLog) -> npt.NDArray[np.int64]:
 
 
 def _mask_column(prog: drgn.Program) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return the column of the CPUs that a task may run on: as many bytes as it takes.
+    """Return the column of the CPU affinity mask; empty if the CPU count is unknown.
 
-    While a task must not migrate, ``cpus_ptr`` is narrower; /proc/PID/status shows this
-    one. None if the number of CPUs is lost.
+    /proc/PID/status shows this mask. While migration is disabled, ``cpus_ptr`` points
+    to a narrower one.
     """
     try:
         format_ = f"V{mask_bytes(prog)}"
@@ -431,13 +427,14 @@ def _mask_column(prog: drgn.Program) -> dict[str, tuple[str, tuple[str, ...]]]:
     return {"cpus_mask": (format_, ("cpus_mask", "cpus_allowed"))}
 
 
-def _place(
+def _field(
     task: drgn.Type, members: tuple[str, ...], column: np.dtype[Any]
 ) -> tuple[int, np.dtype[Any]] | None:
-    """Find a member, and return its format.
+    """Return the offset and the format of a member; ``None`` if not found.
 
-    A number's is that of its type, which may be smaller than the column: ``on_cpu`` and
-    ``on_rq`` are a byte each in v7.2. Of all else it is as much as the column takes.
+    An integer has the format of its type, which may be narrower than the column:
+    ``on_cpu`` and ``on_rq`` are a byte each in v7.2. Other members are cut to the
+    column's size.
     """
     member = find_member(task, members)
     if member is None:

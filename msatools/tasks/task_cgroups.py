@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The control group of each thread, in the default hierarchy (v2) or of its cpuset."""
+"""The control group of each thread: in the default hierarchy (v2), or its cpuset."""
 
 from dataclasses import dataclass
 
@@ -22,19 +22,19 @@ _STATE = {"group": ("cgroup",)}
 
 @dataclass(frozen=True)
 class TaskCgroups:
-    """One group a thread; threads of one group have one index."""
+    """One group a thread; threads of the same group have the same index."""
 
     paths: tuple[str, ...]
-    """By index: what /proc/PID/cgroup has after ``0::``; those of removed groups
-    need not differ."""
+    """Paths by index, as after ``0::`` in /proc/PID/cgroup; removed groups may have the
+    same path."""
 
     index: npt.NDArray[np.int32]
-    """By thread; :data:`UNKNOWN` if unreadable, or the kernel has no groups."""
+    """Index by thread; :data:`UNKNOWN` if unreadable or without control groups."""
 
     def path(self, row: int) -> str | None:
-        """Return a thread's path."""
-        at = int(self.index[row])
-        return None if at == UNKNOWN else self.paths[at]
+        """Return a thread's path; ``None`` if unknown."""
+        index = int(self.index[row])
+        return None if index == UNKNOWN else self.paths[index]
 
 
 def read_cgroups(reader: Reader, tasks: TaskTable, losses: LossLog) -> TaskCgroups:
@@ -46,30 +46,31 @@ def read_cgroups(reader: Reader, tasks: TaskTable, losses: LossLog) -> TaskCgrou
         reader, "struct css_set", _CSS_SET, tasks["cgroups"].astype(np.uint64), losses
     )
     groups, group_of = np.unique(sets["cgroup"], return_inverse=True)
-    found = cgroup_paths(reader, groups.astype(np.uint64), losses)
-    known = np.array([path is not None for path in found], np.bool_)
-    numbers = np.where(known, np.cumsum(known) - 1, UNKNOWN).astype(np.int32)
-    index[sets.readable] = numbers[group_of[sets.readable]]
-    return TaskCgroups(tuple(path for path in found if path is not None), index)
+    paths = cgroup_paths(reader, groups.astype(np.uint64), losses)
+    known = np.array([path is not None for path in paths], np.bool_)
+    indices = np.where(known, np.cumsum(known) - 1, UNKNOWN).astype(np.int32)
+    index[sets.readable] = indices[group_of[sets.readable]]
+    return TaskCgroups(tuple(path for path in paths if path is not None), index)
 
 
 def read_cpuset_groups(
     reader: Reader, tasks: TaskTable, losses: LossLog
 ) -> TaskCgroups:
-    """Read the group that each thread has its cpuset from.
+    """Read the control group of each thread's cpuset.
 
-    In cgroup v1 that is one of an own hierarchy, in v2 the nearest above the thread's
-    own where the controller is on. Unknown for all if there are no cpusets.
+    In cgroup v1 it is in the hierarchy of the cpuset controller; in v2 it is the
+    thread's own group, or the nearest ancestor with the controller enabled. Unknown for
+    all threads if the kernel has no cpusets.
     """
     index = np.full(len(tasks), UNKNOWN, np.int32)
     try:
-        number = constant(reader.prog, "cpuset_cgrp_id")
+        subsystem = constant(reader.prog, "cpuset_cgrp_id")
     except LookupError:
         return TaskCgroups((), index)
     css_sets = read_structs(
         reader,
         "struct css_set",
-        {"cpuset": (f"subsys[{number}]",)},
+        {"cpuset": (f"subsys[{subsystem}]",)},
         tasks["cgroups"].astype(np.uint64),
         losses,
     )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Samples of all threads, and the threads of one sample in another. Pure."""
+"""Samples of all threads; match the threads of two samples. Pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -30,14 +30,14 @@ class TaskSample:
     states: Microstates
     now: TaskState
     class_known: Booleans
-    """Whether the class of each is known; not if it ran while it was read."""
+    """Whether each thread's class is known: not if it ran while it was read."""
 
     on_code: Booleans
-    """Whose page fault is on code."""
+    """Whether each thread is in a page fault on code."""
 
     took_ns: int
-    """Time from the start of the sample until its clocks were read, by our own clock:
-    threads that were born meanwhile may not be in it."""
+    """Time from the start of the sample until its clocks were read, by this program's
+    clock: threads born meanwhile may be missing."""
 
 
 def match(before: TaskTable, after: TaskTable) -> Rows:
@@ -50,17 +50,17 @@ def match(before: TaskTable, after: TaskTable) -> Rows:
         row = np.arange(count)
     else:
         order = np.argsort(old, kind="stable")
-        place = np.searchsorted(old, new, sorter=order)
-        row = order[np.minimum(place, count - 1)]
+        position = np.searchsorted(old, new, sorter=order)
+        row = order[np.minimum(position, count - 1)]
     same = (before["pid"][row] == after["pid"]) & (
         before["start_ns"][row] == after["start_ns"]
     )
-    # A thread that calls exec() takes the leader's place (de_thread()).
+    # A thread that calls exec() takes the leader's position (de_thread()).
     follows = ~before.leaders[row] & after.leaders
     same |= follows & (before["tgid"][row] == after["tgid"])
     return np.where(same & (old[row] == new), row, NOBODY)
 
 
 def cpu_of(sample: TaskSample) -> Nanoseconds:
-    """Return for how long each thread has been on a CPU."""
+    """Return each thread's CPU time."""
     return sample.states.user_ns + sample.states.system_ns

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What each thread is doing now, and since when."""
+"""Current class of each thread, and the time in it."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -21,15 +21,15 @@ from msatools.tasks.table import TaskTable
 from msatools.tasks.waits import StackWait, classify
 
 INTERRUPTS = ("asm_sysvec_", "asm_common_interrupt", "asm_exc_nmi", "asm_spurious")
-"""What an interrupt enters the kernel by; arch/x86/include/asm/idtentry.h."""
+"""Prefixes of the entry points of interrupts; arch/x86/include/asm/idtentry.h."""
 
 
 class AgeBound(IntEnum):
-    """How well an age is known."""
+    """Accuracy of an age."""
 
     EXACT = 0
     UPPER = 1
-    """The last burst on the CPU counts as well."""
+    """An upper bound: it may include earlier states."""
     ESTIMATE = 2
     """By the clock of a CPU that may have lagged."""
 
@@ -39,23 +39,23 @@ class TaskState:
     """One value a thread."""
 
     classes: npt.NDArray[np.uint8]
-    """Of :class:`TaskClass`."""
+    """Members of :class:`TaskClass`."""
 
     age_ns: Nanoseconds
-    """How long it has been so."""
+    """Time in the current class."""
 
     age_bound: npt.NDArray[np.uint8]
-    """Of :class:`AgeBound`."""
+    """Members of :class:`AgeBound`."""
 
     stacks: Stacks
-    """Of those that are off the CPU; the others have none."""
+    """Stacks of the threads off the CPU; the others have none."""
 
     waits: tuple[StackWait, ...]
-    """What each unique stack tells, in the order of ``stacks.unique``."""
+    """The wait of each unique stack, in the order of ``stacks.unique``."""
 
     @cached_property
     def slept_in(self) -> npt.NDArray[np.uint8]:
-        """The class of each thread's sleep, also if that has just ended."""
+        """The class of each thread's sleep, also if it was woken but has not run."""
         by_stack = np.array([wait.task_class for wait in self.waits], np.uint8)
         return np.where(self.woken, by_stack[self.stacks.index], self.classes)
 
@@ -71,7 +71,7 @@ class TaskState:
 def collect_now(
     collector: StackCollector, prog: drgn.Program, tasks: TaskTable, clocks: Clocks
 ) -> TaskState:
-    """Return what each thread is doing now.
+    """Return the class of each thread, its age and its stack.
 
     :param collector: unwinds the stacks of this kernel
     """
@@ -107,9 +107,9 @@ def _pointers(tasks: TaskTable) -> Addresses | None:
 def running_class(prog: drgn.Program, task: int) -> TaskClass:
     """Return the mode of a running thread, by the registers in a dump.
 
-    Where the dump lacks them, nothing tells.
-
     :param task: address of the ``struct task_struct`` of a thread that runs
+    :return: :attr:`TaskClass.CPU` on a live kernel, :attr:`TaskClass.OTH` if the dump
+        lacks the registers.
     """
     if prog.flags & drgn.ProgramFlags.IS_LIVE:
         return TaskClass.CPU
@@ -129,7 +129,7 @@ def running_frames(prog: drgn.Program, task: int) -> list[tuple[int, str]]:
     """Unwind the stack of a task that runs, by the registers in a dump.
 
     :param task: address of its ``struct task_struct``
-    :return: Addresses and functions, the innermost first; none where nothing tells, as
+    :return: Addresses and functions, the innermost first; empty without registers, as
         on a live kernel.
     """
     try:
@@ -142,17 +142,17 @@ def running_frames(prog: drgn.Program, task: int) -> list[tuple[int, str]]:
 def ages(
     tasks: TaskTable, clocks: Clocks, classes: npt.NDArray[np.uint8]
 ) -> tuple[Nanoseconds, npt.NDArray[np.uint8]]:
-    """Return for how long each thread has been as it is.
+    """Return each thread's time in its class, and the bound (:class:`AgeBound`).
 
-    ``exec_start`` is the moment at which a thread was last on the CPU
-    (update_curr()), in the task clock of that CPU: no option is needed for it.
+    ``exec_start`` is the time at which a thread was last on the CPU (update_curr()), by
+    the task clock of that CPU; it needs no kernel option.
     """
     now_task = clocks.task_clock_ns(tasks["cpu"])
     since = tasks["exec_start_ns"].astype(np.int64)
     arrival = tasks["last_arrival_ns"].astype(np.int64)
     age = now_task - since
     bound = np.full(len(since), AgeBound.EXACT.value, np.uint8)
-    # A delayed sleeper that was moved to another CPU (v6.12) has lost its stamp.
+    # Moving a delayed sleeper to another CPU clears exec_start (v6.12).
     lost = since == 0
     age[lost] = (clocks.local_ns - arrival)[lost]
     bound[lost] = AgeBound.UPPER.value
@@ -161,23 +161,23 @@ def ages(
     queued = tasks["last_queued_ns"].astype(np.int64)
     waits = (classes == TaskClass.LAT.value) & (queued != 0)
     age[waits] = (clocks.local_ns - queued)[waits]
-    # Of who slept on the run queue, it may be from before that sleep.
+    # last_queued of a delayed sleeper may be from before its sleep.
     delays = tasks.has("sched_delayed")
     bound[waits] = AgeBound.UPPER.value if delays else AgeBound.EXACT.value
-    # When the wait ended that it is woken from, nothing tells.
+    # The time of the wakeup is not recorded.
     bound[classes == TaskClass.WAK.value] = AgeBound.UPPER.value
-    # A delayed sleeper gets its stamp only when it leaves the run queue at last.
+    # sleep_start of a delayed sleeper is set only when it leaves the run queue.
     stamped = lost if delays else asleep(tasks)
     for column in ("sleep_start_ns", "block_start_ns"):
         if tasks.has(column):
-            # With schedstats on; in the clock of its run queue.
+            # Only with schedstats enabled; by the clock of the run queue.
             start = tasks[column].astype(np.int64)
             kept = (start != 0) & stamped & asleep(tasks)
             age[kept] = (clocks.local_ns - start)[kept]
             bound[kept] = AgeBound.EXACT.value
     bound[classes == TaskClass.ZMB.value] = AgeBound.ESTIMATE.value
     if clocks.monotonic_offset_ns is not None:
-        # Clocks may be apart, and stamps of a damaged dump anything.
+        # Clocks differ, and times in a damaged dump may have any value.
         started = tasks["start_ns"].astype(np.int64) + clocks.monotonic_offset_ns
         age = np.minimum(age, clocks.local_ns - started)
     return np.maximum(age, 0), bound

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Where the kernel's code lies, and what its functions are called."""
+"""Address ranges of the kernel's code, and its functions by address."""
 
 import re
 
@@ -16,11 +16,11 @@ from msatools.selfdesc.module_records import LoadedModule
 
 _BOUNDS = (("_stext", "_etext"), ("_sinittext", "_einittext"))
 _BORDER = re.compile(r"_s?text|_sinittext|__\w+_text_start")
-"""Where the linker put a part of the text: the first function there has two names."""
+"""Section symbols of the linker: the first function of a section shares its address."""
 
 
 class KernelText:
-    """Functions by address; modules are looked at when the first address asks."""
+    """Functions by address; modules are read when the first of their addresses is."""
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
@@ -30,15 +30,15 @@ class KernelText:
         self._names: dict[int, str | None] = {}
 
     def in_kernel(self, address: int) -> bool:
-        """Return whether the kernel proper has code there."""
+        """Return whether an address is in the code of the kernel proper."""
         return any(start <= address < end for start, end in self._kernel)
 
     def module(self, address: int) -> LoadedModule | None:
-        """Find the module that lies there."""
+        """Find the module at an address; ``None`` if not found."""
         return self._modules.find(address)
 
     def name(self, address: int) -> str | None:
-        """Name the function that an instruction is in, as the compiler named it."""
+        """Return the symbol of the function at an address; ``None`` if not found."""
         if address not in self._names:
             self._names[address] = self._find_name(address)
         return self._names[address]
@@ -46,8 +46,8 @@ class KernelText:
     def _find_name(self, address: int) -> str | None:
         if self.in_kernel(address):
             return self._find_in_kernel(address)
-        # With debug info of the kernel alone, its modules have no names for drgn; and
-        # without, drgn would look at each module there is.
+        # With debug info of vmlinux only, drgn has no symbols of modules; without debug
+        # info it would search every module.
         module = self.module(address)
         if module is None:
             return None
@@ -71,7 +71,7 @@ class KernelText:
 
 
 def _fitness(symbol: drgn.Symbol) -> tuple[bool, bool, bool, int]:
-    """Return how well it names a function: best is a function's name that is global."""
+    """Return a sort key; the best name is a global symbol of a function."""
     return (
         not _BORDER.fullmatch(symbol.name),
         symbol.kind == drgn.SymbolKind.FUNC,
@@ -82,9 +82,9 @@ def _fitness(symbol: drgn.Symbol) -> tuple[bool, bool, bool, int]:
 
 def kernel_symbol(prog: drgn.Program, name: str) -> int:
     """
-    Find the address of a symbol of the kernel proper, which it may not have.
+    Find the address of a symbol of the kernel proper, which may not exist.
 
-    drgn would then look for it in every module.
+    drgn would search for a missing one in every module.
 
     :raises LookupError: if the kernel does not have it
     """
@@ -97,10 +97,10 @@ def kernel_symbol(prog: drgn.Program, name: str) -> int:
 
 
 def _bounds(prog: drgn.Program) -> list[tuple[int, int]]:
-    found = []
+    bounds = []
     for first, last in _BOUNDS:
         try:
-            found.append((kernel_symbol(prog, first), kernel_symbol(prog, last)))
+            bounds.append((kernel_symbol(prog, first), kernel_symbol(prog, last)))
         except LookupError:
             continue
-    return found
+    return bounds

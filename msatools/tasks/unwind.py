@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Unwind many x86-64 stacks at once, all of them a frame a step, as ORC says."""
+"""Unwind many x86-64 stacks at once by ORC: each step unwinds one frame of all."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,8 @@ from msatools.tasks.text import kernel_symbol
 from msatools.tasks.unwindone import OneMemory, OneStack, OneState, unwind_one
 
 _FEW = 8
-"""Stacks that take less one by one: a step of all takes as long as twenty of one."""
+"""Number of stacks that are faster to unwind one by one: a vectorized step costs as
+much as twenty single ones."""
 
 _USER, _CODE = np.uint64(KERNEL_HALF), np.uint64(START_KERNEL_MAP)
 
@@ -45,12 +46,12 @@ class Frames:
     """Members of :class:`End`."""
 
     guessed: Flags
-    """Whether a frame was left by a guess: no table knows its code."""
+    """Whether each stack has a frame whose code is in no ORC table."""
 
 
 @dataclass
 class _UnwindState:
-    """The stacks that go on: rows and registers."""
+    """Rows and registers of the stacks that have not ended."""
 
     rows: Rows
     pc: Addresses
@@ -72,8 +73,8 @@ class Unwinder:
     """
     Unwinds stacks of tasks that do not run.
 
-    :param newborn: where a task goes when it is switched to for the first time
-    :raises LookupError: if this kernel saves registers in an unknown way
+    :param newborn: where a new task continues (:func:`thread_start`)
+    :raises LookupError: if this kernel has no ``struct inactive_task_frame``
     """
 
     def __init__(self, prog: drgn.Program, orc: Orc, newborn: int) -> None:
@@ -118,25 +119,25 @@ class Unwinder:
         )
 
     def _unwind_few(self, memory: StackMemory) -> Frames:
-        """Unwind one stack after the other: the same, of numbers and not of arrays."""
-        made = [
+        """Unwind one stack after the other, without vector operations."""
+        stacks = [
             self.unwind_one(memory.stack(row).tolist(), int(memory.base[row]))
             for row in range(len(memory))
         ]
-        shape = len(made), max((len(each.pcs) for each in made), default=0)
+        shape = len(stacks), max((len(stack.pcs) for stack in stacks), default=0)
         pcs, interrupted = np.zeros(shape, np.uint64), np.zeros(shape, np.bool_)
-        for row, each in enumerate(made):
-            pcs[row, : len(each.pcs)] = each.pcs
-            interrupted[row, : len(each.pcs)] = each.interrupted
+        for row, stack in enumerate(stacks):
+            pcs[row, : len(stack.pcs)] = stack.pcs
+            interrupted[row, : len(stack.pcs)] = stack.interrupted
         return Frames(
             pcs,
             interrupted,
-            np.array([each.end for each in made], np.uint8),
-            np.array([each.guessed for each in made], np.bool_),
+            np.array([stack.end for stack in stacks], np.uint8),
+            np.array([stack.guessed for stack in stacks], np.bool_),
         )
 
     def unwind_one(self, words: list[int], base: int) -> OneStack:
-        """Unwind one stack: its words from the saved stack pointer, *base*, on."""
+        """Unwind one stack; *words* start at *base*, the saved stack pointer."""
         if not words:
             return OneStack([], [], End.NONE, False)
         memory = OneMemory(words, base)
@@ -160,7 +161,7 @@ class Unwinder:
         pc, has_pc = memory.read(rows, base + self._saved_ip)
         bp, _ = memory.read(rows, base + self._saved_bp)
         ends[rows] = End.LOST.value
-        # A task that has never run starts where its stack ends.
+        # The saved address of a task that has never run is not a return address.
         interrupted = pc == self._newborn
         state = _UnwindState(rows, pc, base + self._saved_size, bp, interrupted)
         return state.keep(has_pc & (pc >= _CODE))
@@ -172,8 +173,8 @@ class Unwinder:
         ends: npt.NDArray[np.uint8],
         guessed: Flags,
     ) -> _UnwindState:
-        """Go on to the callers; stacks that end are told how in *ends*."""
-        # A return address may be past the end of the function that called.
+        """Return the callers' state; set *ends* and *guessed*."""
+        # A return address may be past the end of the calling function.
         rules = self._find(np.where(state.interrupted, state.pc, state.pc - 1))
         rows, sp, bp = state.rows, state.sp, state.bp
         guessed[rows] |= rules["guess"]
@@ -181,29 +182,29 @@ class Unwinder:
         good = rules["goes_on"]
 
         cfa = np.where(rules["cfa_by_sp"], sp, bp) + rules["cfa_offset"]
-        at = rules["cfa_at"]
-        if at.any():
-            cfa[at], there = memory.read(rows[at], cfa[at])
-            good[at] &= there
-        pc, there = memory.read(rows, cfa + rules["ip_offset"])
-        good = good & there
+        indirect = rules["cfa_at"]
+        if indirect.any():
+            cfa[indirect], inside = memory.read(rows[indirect], cfa[indirect])
+            good[indirect] &= inside
+        pc, inside = memory.read(rows, cfa + rules["ip_offset"])
+        good = good & inside
         next_sp = cfa
         regs = rules["regs"]
         if regs.any():
-            saved, there = memory.read(rows[regs], (cfa + rules["sp_offset"])[regs])
+            saved, inside = memory.read(rows[regs], (cfa + rules["sp_offset"])[regs])
             next_sp = cfa.copy()
             next_sp[regs] = saved
-            good[regs] &= there
-            # Registers of user mode are no frame, wherever they point.
+            good[regs] &= inside
+            # Saved registers of user mode end the stack.
             ends[rows[regs & good & (pc < _USER)]] = End.ENTRY.value
         good &= (pc >= _CODE) & (next_sp > sp)
 
         saved_bp = good & rules["saves_bp"]
         if saved_bp.any():
-            bp_at = np.where(rules["bp_by_bp"], bp, cfa) + rules["bp_offset"]
+            address = np.where(rules["bp_by_bp"], bp, cfa) + rules["bp_offset"]
             bp = bp.copy()
-            bp[saved_bp], there = memory.read(rows[saved_bp], bp_at[saved_bp])
-            good[saved_bp] &= there
+            bp[saved_bp], inside = memory.read(rows[saved_bp], address[saved_bp])
+            good[saved_bp] &= inside
         return _UnwindState(rows, pc, next_sp, bp, rules["interrupted"]).keep(good)
 
     def _find(self, pcs: Addresses) -> npt.NDArray[np.void]:
@@ -217,7 +218,7 @@ class Unwinder:
     def _row(self, pc: int) -> int:
         row = self._known.get(pc)
         if row is None:
-            # Most rules are the same as others', but few addresses ever are.
+            # Rules repeat more often than addresses, but addresses are few.
             row = self._known[pc] = len(self._rules)
             self._rules.append(worked_out(self._orc.rule(pc)))
         return row
@@ -225,12 +226,12 @@ class Unwinder:
 
 def thread_start(prog: drgn.Program) -> int:
     """
-    Find where a task goes when it is switched to for the first time.
+    Find the address where a new task continues when it is first switched to.
 
-    :raises LookupError: if this kernel has no such place
+    :raises LookupError: if this kernel has no such symbol
     """
     try:
-        # ret_from_fork() itself is in C by v6.12; it was all there was in v6.1.
+        # In v6.1 it is ret_from_fork; by v6.12 that is a C function called by it.
         return kernel_symbol(prog, "ret_from_fork_asm")
     except LookupError:
         return kernel_symbol(prog, "ret_from_fork")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Unwind one x86-64 stack, a frame after the other, as :mod:`msatools.tasks.unwind`
-does many at once."""
+"""Unwind one x86-64 stack, by the same rules as :mod:`msatools.tasks.unwind`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,14 +32,14 @@ class OneMemory:
     base: int
 
     def read(self, address: int) -> int | None:
-        """Read a word; ``None`` if it does not lie in the stack."""
-        place, within = divmod(address - self.base, _WORD)
-        return None if within or not 0 <= place < len(self.words) else self.words[place]
+        """Return a word; ``None`` if *address* is not in the stack."""
+        index, within = divmod(address - self.base, _WORD)
+        return None if within or not 0 <= index < len(self.words) else self.words[index]
 
 
 @dataclass
 class OneState:
-    """Registers."""
+    """Registers of a frame."""
 
     pc: int
     sp: int
@@ -58,7 +57,7 @@ def unwind_one(
     while len(pcs) < MAX_FRAMES:
         pcs.append(state.pc)
         interrupted.append(state.interrupted)
-        # A return address may be past the end of the function that called.
+        # A return address may be past the end of the calling function.
         rule = rule_of(state.pc if state.interrupted else state.pc - 1)
         guessed |= rule.guess
         end = End(rule.end)
@@ -72,9 +71,9 @@ def unwind_one(
 
 
 def _step(memory: OneMemory, state: OneState, rule: FrameRule) -> bool | None:
-    """Go on to the caller.
+    """Set *state* to the caller.
 
-    :return: ``None``, or if the stack ends here whether user mode entered the kernel.
+    :return: ``None``; if the stack ends, whether it ends at the entry from user mode.
     """
     base = state.sp if rule.cfa_by_sp else state.bp
     cfa: int | None = base + rule.cfa_offset & _ALL
@@ -86,7 +85,7 @@ def _step(memory: OneMemory, state: OneState, rule: FrameRule) -> bool | None:
     sp = memory.read(cfa + rule.sp_offset & _ALL) if rule.regs else cfa
     if pc is None or sp is None:
         return False
-    # Registers of user mode are no frame, wherever they point.
+    # Saved registers of user mode end the stack.
     if rule.regs and pc < KERNEL_HALF:
         return True
     if pc < START_KERNEL_MAP or sp <= state.sp:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What threads that are in wait() wait for (kernel/exit.c, ``struct wait_opts``).
+"""The children that threads in wait() wait for.
 
-Each has one on its stack, with an entry on the queue of its process's waiters
-(``signal_struct.wait_chldexit``, do_wait()). io_uring, too, waits that way since
-Linux kernel commit f31ecf671ddc ("io_uring: add IORING_OP_WAITID support") (in v6.7),
-with one that is on no stack.
+kernel/exit.c: a waiting thread has a ``struct wait_opts`` on its stack, with an entry
+on the wait queue of its process (``signal_struct.wait_chldexit``, do_wait()). Since
+Linux kernel commit f31ecf671ddc ("io_uring: add IORING_OP_WAITID support") (in v6.7)
+io_uring queues one that is not on a stack.
 """
 
 import struct
@@ -20,14 +20,14 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
 
-# Of wo_flags; include/uapi/linux/wait.h.
+# Bits of wo_flags; include/uapi/linux/wait.h.
 _EXITED = 0x0000_0004
 _NOTHREAD = 0x2000_0000
 _ALL = 0x4000_0000
 _CLONE = 0x8000_0000
 
-_WORD = struct.Struct("<Q")
-_HALF = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+_U32 = struct.Struct("<I")
 
 Kind = Literal["any", "pid", "group"]
 
@@ -37,43 +37,44 @@ class WaitOpts:
     """A wait for children."""
 
     task: int
-    """The ``struct task_struct`` that waits."""
+    """Address of the waiting ``struct task_struct``."""
 
     kind: Kind
     pid: int
-    """The ``struct pid`` of the child or group; 0 of any child."""
+    """Address of the ``struct pid`` of the child or group; 0 for any child."""
 
     number: int | None
-    """Its number in the initial PID namespace; ``None`` if unreadable."""
+    """The PID in the initial PID namespace; ``None`` if unreadable."""
 
     flags: int
-    """Options as wait4(2) and waitid(2) have them."""
+    """Options of wait4(2) and waitid(2)."""
 
     @property
     def exited(self) -> bool:
-        """Whether it waits for children that end, not just for those that stop."""
+        """Whether it waits for children to exit, not only to stop or continue."""
         return bool(self.flags & _EXITED)
 
     @property
     def own(self) -> bool:
-        """Whether children of other threads are left out (``__WNOTHREAD``)."""
+        """Whether children of other threads are ignored (``__WNOTHREAD``)."""
         return bool(self.flags & _NOTHREAD)
 
     @property
     def all(self) -> bool:
-        """Whether it does not matter what signal they send (``__WALL``)."""
+        """Whether any exit signal of the child counts (``__WALL``)."""
         return bool(self.flags & _ALL)
 
     @property
     def clone(self) -> bool:
-        """Whether only those count that send another than SIGCHLD (``__WCLONE``)."""
+        """Whether only children with another exit signal than SIGCHLD count
+        (``__WCLONE``)."""
         return bool(self.flags & _CLONE) and not self.all
 
 
 class WaitOptsReader:
-    """Reads what threads of one kernel wait for.
+    """Reads the ``struct wait_opts`` of one kernel.
 
-    :raises LookupError: if the types lack what describes a wait
+    :raises LookupError: if the type or a member is missing
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -102,9 +103,9 @@ class WaitOptsReader:
         self._reader = reader
 
     def of_entry(self, entry: int) -> WaitOpts:
-        """Read the wait that an entry of a wait queue is of.
+        """Read the wait with a given entry of a wait queue.
 
-        :raises drgn.FaultError: if it cannot be read, or is no wait for children
+        :raises drgn.FaultError: if it cannot be read, or is not a wait for children
         """
         address = entry - self._entry
         return self._parse(address, self._reader.read(address, self._size))
@@ -112,9 +113,9 @@ class WaitOptsReader:
     def of_process(self, process: int, losses: LossLog) -> Iterator[WaitOpts]:
         """Read the waits of all threads of a process, one read each.
 
-        What is damaged costs a note, and what comes after.
+        A damaged queue is noted, and read up to the damage.
 
-        :param process: Its ``struct signal_struct``.
+        :param process: address of its ``struct signal_struct``
         """
         name = "the queue of who waits for children"
         head = process + self._queue
@@ -126,13 +127,13 @@ class WaitOptsReader:
                 losses.lose(Loss.WAITS, f"what a thread waits for is lost: {error}")
 
     def _parse(self, address: int, data: bytes) -> WaitOpts:
-        (number,) = _HALF.unpack_from(data, self._type)
-        kind = self._kinds.get(number)
-        (pid,) = _WORD.unpack_from(data, self._pid)
+        (type_,) = _U32.unpack_from(data, self._type)
+        kind = self._kinds.get(type_)
+        (pid,) = _U64.unpack_from(data, self._pid)
         if kind is None or (not pid and kind != "any"):
             raise drgn.FaultError("no wait for children", address)
-        (flags,) = _HALF.unpack_from(data, self._flags)
-        (task,) = _WORD.unpack_from(data, self._task)
+        (flags,) = _U32.unpack_from(data, self._flags)
+        (task,) = _U64.unpack_from(data, self._task)
         if kind == "any":
             return WaitOpts(task, kind, 0, None, flags)
         return WaitOpts(task, kind, pid, self._pid_number(pid), flags)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a task that does not run waits for, by the functions on its stack."""
+"""Classify the wait of a task that does not run, by the functions on its stack."""
 
 import re
 from collections.abc import Iterable
@@ -24,21 +24,21 @@ from msatools.tasks.functions import (
 
 @dataclass(frozen=True)
 class StackWait:
-    """What a stack tells."""
+    """The wait that a stack shows."""
 
     task_class: TaskClass
 
     function: str | None
-    """The function that told; ``None`` if none did."""
+    """The function that decided on the class; ``None`` if not found."""
 
     caller: str | None
-    """Who wanted what is waited for: the first that is no way to wait or lock."""
+    """The innermost function that is not part of a generic wait or lock."""
 
     call: str | None
-    """The system call that it is in, as ``futex``; ``None`` if none is on the stack."""
+    """The system call, such as ``futex``; ``None`` if none is on the stack."""
 
     preempted: bool = False
-    """Whether it lost its CPU and had no wish to sleep."""
+    """Whether the task lost its CPU while it was runnable."""
 
 
 _CALL = re.compile(
@@ -48,7 +48,7 @@ _CALL = re.compile(
 
 
 class _WaitNames:
-    """Which class a function's name is in."""
+    """Maps names of functions to classes."""
 
     def __init__(self, table: dict[TaskClass, str]) -> None:
         self._exact: dict[str, TaskClass] = {}
@@ -59,15 +59,15 @@ class _WaitNames:
                     prefixes.append((name[:-1], task_class))
                 else:
                     self._exact[name] = task_class
-        # The longest first: it says more.
+        # The longest first, as the most specific.
         self._prefixes = sorted(prefixes, key=lambda pair: -len(pair[0]))
         # The same functions are on most stacks.
-        self._asked: dict[str, TaskClass | None] = {}
+        self._cache: dict[str, TaskClass | None] = {}
 
     def get(self, name: str) -> TaskClass | None:
-        if name not in self._asked:
-            self._asked[name] = self._find(name)
-        return self._asked[name]
+        if name not in self._cache:
+            self._cache[name] = self._find(name)
+        return self._cache[name]
 
     def _find(self, name: str) -> TaskClass | None:
         found = self._exact.get(name)
@@ -105,13 +105,13 @@ _IS_RT_MUTEX = _set("__rt_mutex_* rt_mutex_*")
 @lru_cache(maxsize=4096)
 def classify(stack: tuple[str, ...]) -> StackWait:
     """
-    Return what a task that does not run waits for.
+    Classify the wait of a task that does not run.
 
-    What a state tells (runnable, stopped, traced, dead) is not asked here, though a
-    stack that shows it is understood. Of a task that could run, it is the sleep that
-    has just ended, if none of :data:`msatools.tasks.functions.PREEMPTIONS` is there.
+    The task's state (runnable, stopped, traced, dead) is not considered, only what the
+    stack shows of it. For a runnable task the result is the sleep that has just ended,
+    unless the stack has one of :data:`msatools.tasks.functions.PREEMPTIONS`.
 
-    :param stack: Names of functions, innermost first, without those of user mode.
+    :param stack: Functions of the kernel, innermost first.
     """
     names = [name.partition(".")[0] for name in stack]
     known = _class_of(names)
@@ -132,7 +132,7 @@ def _class_of(names: list[str]) -> tuple[TaskClass, str] | None:
     if sleeper is not None:
         known = _BY_SLEEPER.get(names[sleeper])
         if known is None and names[sleeper + 1 : sleeper + 2] == ["kthread"]:
-            # Its own main function: whatever thread it is, it has nothing to do.
+            # The main function of a kernel thread sleeps itself: the thread is idle.
             known = TaskClass.KTW
         if known is not None:
             return known, names[sleeper]
@@ -146,7 +146,7 @@ def _class_of(names: list[str]) -> tuple[TaskClass, str] | None:
 
 
 def _wait(names: list[str]) -> tuple[TaskClass, str] | None:
-    """Find the innermost wait, but for what goes before it wherever it is."""
+    """Find the innermost wait; memory reclaim and faults go before waits for disks."""
     found = _BY_WAIT.first(names)
     if found is None:
         return None
@@ -156,7 +156,7 @@ def _wait(names: list[str]) -> tuple[TaskClass, str] | None:
             if task_class in MEMORY:
                 return task_class, name
     if _IS_RT_MUTEX.get(found[1]) is not None:
-        # A futex that inherits priority is waited for as an rt_mutex.
+        # A PI futex is backed by an rt_mutex.
         pi = _IS_PI_FUTEX.first(names)
         if pi is not None:
             return TaskClass.LCK, pi[1]

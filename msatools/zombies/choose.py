@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What is asked for, of a report of all zombies. Pure."""
+"""Select the requested part of a report of all zombies. Pure."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -14,11 +14,11 @@ from msatools.zombies.options import ZombiesOptions
 
 def choose(report: ZombiesReport, options: ZombiesOptions) -> ZombiesReport:
     """
-    Return the zombies that the options ask for, in their groups.
+    Return the requested zombies, in their groups.
 
-    What a group's parent does is told as of all its children.
+    The evidence of a group stays that of all the parent's children.
     """
-    chosen = {each.pid: each for each in report.zombies if _is_wanted(each, options)}
+    chosen = {one.pid: one for one in report.zombies if _is_wanted(one, options)}
     groups = [_part(group, chosen) for group in report.groups]
     left = [group for group in groups if group is not None]
     return replace(
@@ -43,7 +43,7 @@ def _is_wanted(zombie: Zombie, options: ZombiesOptions) -> bool:
 
 
 def _part(group: ZombieGroup, chosen: dict[int, Zombie]) -> ZombieGroup | None:
-    """Return what is left of a group, if something is."""
+    """Return the requested part of a group; ``None`` if it is empty."""
     dead = [chosen[pid] for pid in group.pids if pid in chosen]
     if len(dead) == len(group.pids):
         return group
@@ -60,7 +60,7 @@ def _part(group: ZombieGroup, chosen: dict[int, Zombie]) -> ZombieGroup | None:
         cgroups=tuple(sorted({z.cgroup for z in dead if z.cgroup is not None})),
         namespaces=_known(zombie.namespace for zombie in dead),
         pids=[zombie.pid for zombie in dead],
-        # How many of them there were before is not kept.
+        # The previous count of this part is unknown.
         delta=None,
     )
 

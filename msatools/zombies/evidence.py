@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a verdict stands on, and what to do about it, in one line each. Pure."""
+"""Evidence and advice for a verdict, in one line each. Pure."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from msatools.zombies.parentfacts import ParentFacts
 from msatools.zombies.verdicts import BRIEF_NS
 from msatools.zombies.zombie_tasks import UNKNOWN
 
-_IN_VAIN = "kill -9 on a zombie does nothing"
+_NO_KILL = "kill -9 on a zombie does nothing"
 _MAX_NAMED = 3
 
 
@@ -22,13 +22,13 @@ def evidence(
     threads: tuple[ParentThread, ...] = (),
     tracers: Sequence[int] = (),
 ) -> Evidence:
-    """Return what a verdict on dead children of one parent stands on.
+    """Return the evidence for a verdict on dead children of one parent.
 
-    ``root`` and ``root_pid`` are left to who knows locks.
+    ``root`` and ``root_pid`` are ``None``; the caller adds them.
 
-    :param parent: ``None`` if nothing is known of it.
-    :param threads: What its threads are doing.
-    :param tracers: Processes that trace these children.
+    :param parent: ``None`` if unknown.
+    :param threads: What the parent's threads are doing.
+    :param tracers: PIDs of the processes that trace these children.
     """
     tracer = tracers[0] if len(set(tracers)) == 1 and tracers[0] > 0 else None
     text = _text(verdict, parent, threads, tracers)
@@ -77,9 +77,9 @@ def advice(
 ) -> str:
     """Return what to do about dead children of one parent, in one line.
 
-    :param tracers: Processes that trace these children.
-    :param heir: Who would inherit them if the parent ended, if that is known.
-    :param age_ns: How long the first of them has been dead, if that is known.
+    :param tracers: PIDs of the processes that trace these children.
+    :param heir: The process that would inherit them; ``None`` if unknown.
+    :param age_ns: Time since the first of them died; ``None`` if unknown.
     """
     if verdict == "leader-exited":
         return (
@@ -89,12 +89,12 @@ def advice(
     if verdict == "being-reaped":
         return "nothing to do: it is gone in a moment"
     if verdict in _FLAWS and parent is not None and _is_brief(age_ns):
-        # A parent that is busy or was just woken has done nothing wrong.
+        # The parent may just be busy, or not have run since its wake-up.
         return (
             f"look again: none has been dead for a second, and {_name(parent)} may "
-            f"reap them yet; {_IN_VAIN}"
+            f"reap them yet; {_NO_KILL}"
         )
-    return f"{_remedy(verdict, parent, tracers, heir)}; {_IN_VAIN}"
+    return f"{_remedy(verdict, parent, tracers, heir)}; {_NO_KILL}"
 
 
 def _is_brief(age_ns: int | None) -> bool:
@@ -115,7 +115,7 @@ def _text(
     threads: tuple[ParentThread, ...],
     tracers: Sequence[int],
 ) -> str:
-    """Return in one line what a verdict stands on."""
+    """Return the evidence in one line."""
     if verdict == "leader-exited":
         return "its first thread has ended, and others live"
     if verdict == "traced":
@@ -150,7 +150,7 @@ def _text(
 
 
 def _named(numbers: Sequence[int]) -> str:
-    """Name some processes; of many a few."""
+    """List some processes, at most :data:`_MAX_NAMED` of them."""
     known = sorted({number for number in numbers if number > 0})
     if not known:
         return "a process that cannot be told"
@@ -166,7 +166,7 @@ def _who(threads: Sequence[ParentThread]) -> str:
 
 
 def _all(parent: ParentFacts, what: str, by: bool = False) -> str:
-    """Return what all threads of a parent are, or do if *by*."""
+    """Return a text on all threads of a parent: what they are, or do if *by*."""
     count = len(parent.living)
     if count == 1:
         return what if by else f"it is {what}"
@@ -187,7 +187,7 @@ def _reaper(parent: ParentFacts) -> str:
 
 
 def _waits(parent: ParentFacts) -> str:
-    """Return what threads of a parent are in wait() for."""
+    """Return a text on the threads of a parent that are in wait()."""
     if parent.waits is None:
         return "who is in wait() is not known"
     texts = list(dict.fromkeys(map(waited, parent.waits)))
@@ -200,7 +200,7 @@ def _waits(parent: ParentFacts) -> str:
 
 def _never(parent: ParentFacts) -> str:
     if parent.disposition == "ignored":
-        # Or it would have been reaped by the kernel.
+        # With SIGCHLD ignored at its exit, the kernel would have reaped it.
         action = "SIGCHLD is ignored, but was not when it ended"
     elif parent.sigwaits:
         action = "SIGCHLD is taken in sigwait()"
@@ -260,7 +260,7 @@ def _go_on(parent: ParentFacts, name: str) -> str:
 
 
 def _end(parent: ParentFacts, heir: Heir | None) -> str:
-    """Return what becomes of the dead if their parent ends."""
+    """Return what happens to the dead if their parent ends."""
     if parent.pid == 1:
         return "1 cannot end while the system runs"
     inherits = parent.reaper != "init" if heir is None else heir.heir is not None

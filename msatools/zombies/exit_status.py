@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How tasks ended, and signals, in a word. Pure."""
+"""Names of signals and exit statuses. Pure."""
 
 _SIGNALS = (
     *("HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1"),
@@ -8,7 +8,7 @@ _SIGNALS = (
     *("TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH"),
     *("IO", "PWR", "SYS"),
 )
-"""From 1 on, as on x86 and arm64 (include/uapi/asm-generic/signal.h)."""
+"""Signals from 1 on, as on x86 and arm64 (include/uapi/asm-generic/signal.h)."""
 
 _CORE = 0x80
 _SIGNAL = 0x7F
@@ -16,7 +16,7 @@ _SIGNAL = 0x7F
 
 def signal_name(number: int) -> str:
     """
-    Name a signal; those for real time have numbers only.
+    Return the name of a signal; real-time signals have numbers only.
 
     >>> signal_name(17), signal_name(34)
     ('SIGCHLD', 'signal 34')
@@ -28,7 +28,7 @@ def signal_name(number: int) -> str:
 
 def ending(exit_code: int) -> str:
     """
-    Return how a task ended, by what wait() would give of it.
+    Return how a task ended, by its status as of wait().
 
     >>> ending(0), ending(3 << 8), ending(9), ending(11 | 0x80)
     ('0', '3', 'SIGKILL', 'SIGSEGV (core)')

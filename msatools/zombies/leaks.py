@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""``struct pid`` that is referred to more often than there are holders to be named.
+"""Find each ``struct pid`` with more references than known holders.
 
 kernel/pid.c: a ``struct pid`` has one reference while a task, a process group or a
-session has the number, and one of each get_pid() that was not put back. One that leaks
-stays for ever, and with it its PID namespace.
+session has the number, and one for each get_pid() without put_pid(). A leaked one is
+never freed, nor is its PID namespace.
 
-Holders are looked for in three steps: where they are known to be
-(:mod:`msatools.zombies.pidholders`); then, of what is left, on the stacks of tasks and
-in the kernel's variables; then in all objects of slab caches, whatever they are. What
-refers to a ``struct pid`` from elsewhere is no holder: variables of modules, per-CPU
-ones, memory of vmalloc() and whole pages.
+Holders are searched in three steps: in known structures
+(:mod:`msatools.zombies.pidholders`); for the rest, on the stacks of tasks and in the
+kernel's variables; then in all objects of slab caches. Not searched are variables of
+modules, per-CPU variables, vmalloc memory and whole pages.
 """
 
 from collections import defaultdict
@@ -45,18 +44,18 @@ from msatools.zombies.pidholders import CALLBACKS, PidHolders
 from msatools.zombies.slabscan import SlabScan, SlabWord
 
 _MAX_COUNT = 1 << 30
-"""More references than a count can have that is not saturated."""
+"""Maximum of a reference count that is not saturated."""
 
 _MAX_VARIABLES = 1 << 28
-"""Bytes."""
+"""Maximum size of the kernel's variables in bytes."""
 
 _NAMED = "cad_pid"
-"""A variable that is counted before."""
+"""A variable that the first step has counted."""
 
-# Their pointers are no references: those of who has the number, and the tree in which a
-# namespace finds it.
+# Pointers in these are not references: those of tasks with the number, and the IDR of
+# the namespace.
 _NO_HOLDERS = frozenset({"task_struct", "signal_cache", "radix_tree_node", "pid"})
-# Nothing in these is about processes, and they are large.
+# Large caches whose objects never refer to processes.
 _OF_FILES = frozenset({"dentry", "buffer_head", "kernfs_node_cache"})
 _OF_MEMORY = frozenset(
     {"vm_area_struct", "vma_lock", "maple_node", "anon_vma", "anon_vma_chain"}
@@ -66,27 +65,27 @@ _INODES_WITH_PIDS = frozenset({"proc_inode_cache", "mqueue_inode_cache"})
 _WITHOUT_PIDS = frozenset(
     {TaskClass.SIG, TaskClass.TMR, TaskClass.LCK, TaskClass.POL, TaskClass.KTW}
 )
-"""Waits that take no reference."""
+"""Classes of waits that hold no reference to a process."""
 
 Numbers = npt.NDArray[np.int64]
 Found = Iterator[tuple[int, str]]
-"""Which of those that were looked for, and what holds it."""
+"""Index of a wanted ``struct pid``, and the kind of its holder."""
 
 
 @dataclass(frozen=True)
 class _Pids:
-    """All ``struct pid`` that there are, one row each, by ascending address."""
+    """All ``struct pid``, one row each, by ascending address."""
 
     address: Addresses
     number: Numbers
-    """In the initial PID namespace."""
+    """PID in the initial PID namespace."""
 
     references: Numbers
     in_use: Booleans
     """Whether a task, a process group or a session has the number."""
 
     task: Addresses
-    """The ``struct task_struct`` that has it; 0 if none has."""
+    """Address of the ``struct task_struct`` with the number; 0 if there is none."""
 
     def __len__(self) -> int:
         return len(self.address)
@@ -95,15 +94,15 @@ class _Pids:
 def find_leaks(
     reader: Reader, tasks: TaskTable, losses: LossLog
 ) -> tuple[Leak, ...] | None:
-    """Find ``struct pid`` with more references than holders, by number.
+    """Find each ``struct pid`` with more references than holders, by number.
 
-    This reads all ``struct page``, and some slabs if there is anything to be searched
-    for; it may take a second or two. On a running kernel it is done twice, as what
-    changes meanwhile looks like a leak.
+    This reads all ``struct page``, and slabs if some references are unexplained; it may
+    take a second or two. On a running kernel it is done twice, as concurrent changes
+    look like leaks.
 
     :param tasks: All tasks.
-    :return: ``None``, with a note, if it cannot be told: the kernel has no SLUB, its
-        caches or all ``struct page`` cannot be read.
+    :return: ``None``, with a note, if the kernel has no SLUB, or its caches or all
+        ``struct page`` cannot be read.
     """
     before = losses.lost.total()
     try:
@@ -148,13 +147,13 @@ def _suspects(reader: Reader, tasks: TaskTable, losses: LossLog) -> list[Leak]:
             ledger.add(left[found], kind)
     left = ledger.unexplained
     if CALLBACKS in known.lost:
-        # One whose number is free is about to lose its last reference.
+        # A free number with one reference is about to be freed by RCU.
         left = left[pids.in_use[left] | (pids.references[left] > 1)]
     return [_leak(row, ledger, tasks) for row in left.tolist()]
 
 
 class _Ledger:
-    """The references to each ``struct pid``, and what they are of."""
+    """The holders of each ``struct pid``, by kind."""
 
     def __init__(self, pids: _Pids) -> None:
         self.pids = pids
@@ -163,19 +162,19 @@ class _Ledger:
         self.add(np.flatnonzero(pids.in_use), "number in use")
 
     def add(self, rows: npt.NDArray[np.intp], kind: str) -> None:
-        """Add a holder for each of some rows, which may be there more than once."""
-        each = np.bincount(rows, minlength=len(self.pids)).astype(np.int64)
-        self._kinds[kind] = self._kinds.get(kind, 0) + each
-        self._count += each
+        """Add a holder for each of some rows, which may repeat."""
+        added = np.bincount(rows, minlength=len(self.pids)).astype(np.int64)
+        self._kinds[kind] = self._kinds.get(kind, 0) + added
+        self._count += added
 
     @property
     def unexplained(self) -> npt.NDArray[np.intp]:
-        """The rows of those with more references than holders."""
+        """Rows with more references than holders."""
         return np.flatnonzero(self.pids.references > self._count)
 
     def named(self, row: int) -> dict[str, int]:
-        """Return the holders of one."""
-        counts = {kind: int(each[row]) for kind, each in self._kinds.items()}
+        """Return the number of holders by kind."""
+        counts = {kind: int(holders[row]) for kind, holders in self._kinds.items()}
         return {kind: count for kind, count in counts.items() if count}
 
 
@@ -195,14 +194,14 @@ def _leak(row: int, ledger: _Ledger, tasks: TaskTable) -> Leak:
 
 
 def _read_pids(reader: Reader, scan: SlabScan, losses: LossLog) -> _Pids:
-    """Read all objects of the caches for ``struct pid`` that are none that was freed.
+    """Read all ``struct pid`` in their slab caches that are not freed.
 
-    The last reference that is put back leaves a count of 0.
+    A freed one has a reference count of 0.
     """
     prog = reader.prog
     space = find_variable(prog, "init_pid_ns")
     caches = {space.pid_cachep.value_()}
-    # One for each level below; static.
+    # A static array of the caches of nested namespaces, by level.
     caches.update(cache.value_() for cache in find_variable(prog, "pid_cache"))
     addresses = [scan.objects(cache) for cache in caches & scan.caches.keys()]
     if not addresses:
@@ -245,21 +244,20 @@ def _pid_link(prog: drgn.Program) -> int:
 
 
 def _rows(pids: _Pids, wanted: Addresses) -> npt.NDArray[np.intp]:
-    """Find the row of each ``struct pid``; -1 of what is none."""
+    """Find the row of each address; -1 if it is not a ``struct pid``."""
     if not len(pids):
         return np.full(len(wanted), -1)
-    place = np.minimum(np.searchsorted(pids.address, wanted), len(pids) - 1)
-    return np.where(pids.address[place] == wanted, place, -1)
+    row = np.minimum(np.searchsorted(pids.address, wanted), len(pids) - 1)
+    return np.where(pids.address[row] == wanted, row, -1)
 
 
 def _on_stacks(
     reader: Reader, tasks: TaskTable, wanted: Addresses, losses: LossLog
 ) -> Found:
-    """Find who has a ``struct pid`` in hand: waits for it, or looks at it.
+    """Find tasks with a ``struct pid`` on their stack.
 
-    One reference a task is counted, however often its stack has the address; none of
-    who waits for what has nothing to do with processes: that was left there by calls
-    before.
+    Each task counts once, however often its stack has the address. Tasks in waits that
+    hold no reference do not count: the address is left over from earlier calls.
     """
     rows = np.arange(len(tasks))
     number = {address: row for row, address in enumerate(wanted.tolist())}
@@ -274,7 +272,7 @@ def _on_stacks(
 
 
 def _idle(reader: Reader, tasks: TaskTable, rows: list[int]) -> set[int]:
-    """Return which of some tasks are in a wait that takes no reference to a process."""
+    """Return which tasks are in a wait that holds no reference to a process."""
     part = TaskTable(tasks.records[rows], tasks.columns)
     part = part.only(asleep(part))
     stacks = StackCollector(reader, LossLog()).collect(
@@ -283,18 +281,18 @@ def _idle(reader: Reader, tasks: TaskTable, rows: list[int]) -> set[int]:
         part["sp"].astype(np.uint64) if part.has("sp") else None,
     )
     waits = [classify(stacks.names(stack)).task_class for stack in stacks.unique]
-    found = {
+    idle = {
         int(address)
-        for address, place in zip(part["address"], stacks.index, strict=True)
-        if waits[place] in _WITHOUT_PIDS
+        for address, stack in zip(part["address"], stacks.index, strict=True)
+        if waits[stack] in _WITHOUT_PIDS
     }
-    return {row for row in rows if int(tasks["address"][row]) in found}
+    return {row for row in rows if int(tasks["address"][row]) in idle}
 
 
 def _in_variables(reader: Reader, wanted: Addresses, losses: LossLog) -> Found:
-    """Find the kernel's own variables that have a ``struct pid``.
+    """Find variables of the kernel proper that point to a ``struct pid``.
 
-    Pages among them that were given back after the start are others' memory by now.
+    Pages of init sections are skipped: they were freed after boot.
     """
     try:
         start = kernel_symbol(reader.prog, "_sdata")
@@ -308,16 +306,16 @@ def _in_variables(reader: Reader, wanted: Addresses, losses: LossLog) -> Found:
     data, _ = reader.read_around_gaps(start, end - start & -8, 4096)
     words = np.frombuffer(data, "<u8")
     near = np.flatnonzero((words >= wanted.min()) & (words <= wanted.max()))
-    for place in near[np.isin(words[near], wanted)].tolist():
-        name = _variable(reader.prog, start + 8 * place)
+    for index in near[np.isin(words[near], wanted)].tolist():
+        name = _variable(reader.prog, start + 8 * index)
         if name is not None and name != _NAMED:
-            row = int(np.flatnonzero(wanted == words[place])[0])
+            row = int(np.flatnonzero(wanted == words[index])[0])
             yield row, f"variable {name}"
 
 
 def _variable(prog: drgn.Program, address: int) -> str | None:
     try:
-        # The kernel's image is not in the direct map, as virt_to_page() expects.
+        # virt_to_page() does not work for the kernel image.
         if not PageReserved(
             follow_page(find_variable(prog, "init_mm").address_of_(), address)
         ):
@@ -331,10 +329,11 @@ def _variable(prog: drgn.Program, address: int) -> str | None:
 def _in_slabs(
     reader: Reader, scan: SlabScan, wanted: Addresses, known: set[int]
 ) -> Found:
-    """Find objects of any kind that have a ``struct pid``, but for those known.
+    """Find slab objects of any kind that point to a ``struct pid``.
 
-    What was freed still has what was in it, and is no holder. Neither is what the
-    allocator keeps of objects to give out.
+    Freed objects and the allocator's arrays of free objects are not holders.
+
+    :param known: Addresses of pointers that are already counted.
     """
     number = {address: row for row, address in enumerate(wanted.tolist())}
     sheaf = _sheaf_cache(reader.prog)
@@ -358,7 +357,7 @@ def _skipped(cache: SlabCache) -> bool:
 
 
 def _sheaf_cache(prog: drgn.Program) -> int | None:
-    """Find where a ``struct slab_sheaf``, an array of free objects, has their cache.
+    """Return the offset of ``slab_sheaf.cache``; a sheaf is an array of free objects.
 
     ``None`` before Linux v6.18 ("slab: add opt-in caching layer of percpu sheaves").
     """

@@ -2,9 +2,9 @@
 
 """The limits that zombies count against, and how near each is.
 
-kernel/fork.c, kernel/pid.c, kernel/cgroup/pids.c, kernel/ucount.c: a zombie is a thread
-of the system, has a number in its PID namespace and in each above, is charged to its
-control group and to each above, and is a process of its user.
+kernel/fork.c, kernel/pid.c, kernel/cgroup/pids.c, kernel/ucount.c: a zombie counts as a
+thread of the system, has a PID in its PID namespace and in each above, is charged to
+its control group and to each above, and counts as a process of its user.
 """
 
 from collections import Counter
@@ -47,7 +47,7 @@ def collect_limits(
     """Return all limits that some dead tasks count against, the nearest first.
 
     :param tasks: All tasks.
-    :param zombies: Rows of the dead in the table.
+    :param zombies: Rows of the dead tasks in the table.
     """
     return _nearest_first(
         [
@@ -62,19 +62,19 @@ def collect_limits(
 def left(
     before: Iterable[Limit], after: Iterable[Limit], interval_ns: int
 ) -> tuple[Limit, ...]:
-    """Return when each limit will be hit if all goes on as within an interval. Pure.
+    """Set the time until each limit is hit, at the rate of an interval. Pure.
 
-    That is ``None`` for those that do not fill, or were not there before.
+    It is ``None`` for limits whose use does not grow, and for new ones.
 
-    :return: The limits after it, the one that is hit first first.
+    :return: The limits of *after*, the first to be hit first.
     """
     known = {(limit.name, limit.scope): limit for limit in before}
-    found = []
+    limits = []
     for limit in after:
         earlier = known.get((limit.name, limit.scope))
         left_ns = None if earlier is None else _left_ns(earlier, limit, interval_ns)
-        found.append(replace(limit, left_ns=left_ns))
-    return _nearest_first(found)
+        limits.append(replace(limit, left_ns=left_ns))
+    return _nearest_first(limits)
 
 
 def _left_ns(before: Limit, after: Limit, interval_ns: int) -> int | None:
@@ -90,14 +90,14 @@ def _left_ns(before: Limit, after: Limit, interval_ns: int) -> int | None:
 
 
 def _room(limit: Limit) -> int | None:
-    """Return how many more there may be; ``None`` if there is no limit."""
+    """Return how many more are allowed; ``None`` if there is no limit."""
     if limit.used is None or limit.max is None:
         return None
     return max(limit.max - limit.used, 0)
 
 
 def _nearest_first(limits: Sequence[Limit]) -> tuple[Limit, ...]:
-    """Sort limits by when they will be hit, else by how much is left."""
+    """Sort limits by the time until they are hit, then by what is left."""
 
     def key(limit: Limit) -> tuple[bool, int, bool, int, str, str]:
         room = _room(limit)
@@ -135,10 +135,10 @@ def _variable(prog: drgn.Program, name: str, losses: LossLog) -> int | None:
 def _namespace_limits(
     reader: Reader, tasks: TaskTable, zombies: Rows, losses: LossLog
 ) -> Iterator[Limit]:
-    """Yield what numbers there are left in each PID namespace, and in those above.
+    """Yield the limits of the PIDs in each PID namespace, and in those above.
 
-    All numbers count against ``pid_max``; those that are left to give out begin at
-    :data:`RESERVED_PIDS`, once the others were given out.
+    All PIDs count against ``pid_max``. Once the allocation has wrapped around, only
+    PIDs from :data:`RESERVED_PIDS` on are available.
     """
     pids = tasks["thread_pid"][zombies].astype(np.uint64)
     innermost, _ = innermost_numbers(reader, pids, losses)
@@ -169,9 +169,9 @@ def _limit(
 
 
 def _counted(addresses: Addresses) -> Iterator[tuple[int, int]]:
-    """Yield each address with how often it is there; not NULL."""
-    each, counts = np.unique(addresses, return_counts=True)
-    for address, count in zip(each.tolist(), counts.tolist(), strict=True):
+    """Yield each different address but NULL, and its count."""
+    unique, counts = np.unique(addresses, return_counts=True)
+    for address, count in zip(unique.tolist(), counts.tolist(), strict=True):
         if address:
             yield address, count
 
@@ -179,8 +179,8 @@ def _counted(addresses: Addresses) -> Iterator[tuple[int, int]]:
 def _group_limits(
     reader: Reader, tasks: TaskTable, zombies: Rows, losses: LossLog
 ) -> Iterator[Limit]:
-    """Yield the limits of control groups and of those above, but for the first one,
-    which has none."""
+    """Yield the limits of control groups and of those above, but for the root group,
+    which has no limit."""
     try:
         number = reader.prog.constant("pids_cgrp_id").value_()
     except LookupError:
@@ -214,14 +214,14 @@ def _group_limits(
     paths = cgroup_paths(reader, cgroups, losses)
     for address, path in zip(groups, paths, strict=True):
         used, most, _ = found[address]
-        # PIDS_MAX is one more than there can be.
+        # PIDS_MAX means no limit; it is PID_MAX_LIMIT + 1.
         limit = most if most <= PID_MAX_LIMIT else None
         scope = path or f"control group {address:#x}"
         yield _limit("pids.max", scope, used, limit, below[address])
 
 
 def _with_below(own: Counter[int], parents: dict[int, int]) -> Counter[int]:
-    """Add to each what all below it have."""
+    """Return the counts of each with those of all below it."""
     total: Counter[int] = Counter()
     for address, count in own.items():
         for _ in range(MAX_DEPTH):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The memory that the dead hold until they are reaped.
+"""The memory that zombies hold until they are reaped.
 
-kernel/exit.c, kernel/fork.c: memory, files and stack are gone by then; release_task()
-and what follows give the rest back.
+kernel/exit.c, kernel/fork.c: address space, files and stack are freed at exit, the rest
+by release_task() and RCU callbacks after it.
 """
 
 from collections import Counter
@@ -25,14 +25,13 @@ from msatools.zombies.model import HeldMemory
 def held_memory(
     reader: Reader, tasks: TaskTable, zombies: Rows, losses: LossLog
 ) -> HeldMemory:
-    """Return what the dead hold, with all that the slab allocator puts around it.
+    """Return the memory that dead tasks hold, with the padding of the slab allocator.
 
-    What is shared with the living is not counted. The sizes are those of the objects of
-    one of the dead each, as all of a cache are alike. What cannot be told is left out,
-    with a note.
+    Objects shared with living tasks are not counted. Each size is read from one object,
+    as all objects of a cache have the same size. Unknown sizes are left out, and noted.
 
     :param tasks: All tasks.
-    :param zombies: Rows of the dead in the table.
+    :param zombies: Rows of the dead tasks in the table.
     """
     sizes = _Sizes(reader, losses)
     alone = _Alone(tasks, zombies)
@@ -41,15 +40,14 @@ def held_memory(
     found = [
         ("task_struct", sizes.of("task_struct", dead), len(dead)),
         ("signal_struct", sizes.of("signal_struct", processes), len(processes)),
-        # Processes that share what they do on signals, as few clones do, are taken for
-        # ones that do not.
+        # Rare clones that share a sighand_struct are counted as if they did not.
         (
             "sighand_struct",
             sizes.member("task_struct", "sighand", _of(tasks, zombies, processes)),
             len(processes),
         ),
         ("cred", sizes.of("cred", creds), len(creds)),
-        # What security modules keep of each.
+        # Data of security modules.
         ("task security", sizes.member("task_struct", "security", dead), len(dead)),
         ("cred security", sizes.member("cred", "security", creds), len(creds)),
     ]
@@ -66,7 +64,7 @@ def held_memory(
 
 
 class _Alone:
-    """What the dead have that the living do not have as well."""
+    """Objects of dead tasks that are not shared with living ones."""
 
     def __init__(self, tasks: TaskTable, zombies: Rows) -> None:
         self._tasks = tasks
@@ -76,7 +74,7 @@ class _Alone:
         self._living = living
 
     def __call__(self, column: str) -> Addresses:
-        """Return the different addresses in a column of the table."""
+        """Return the different addresses of such objects in a column of the table."""
         addresses = self._tasks[column]
         dead = np.unique(addresses[self._dead])
         alone = dead[(dead != 0) & ~np.isin(dead, addresses[self._living])]
@@ -85,7 +83,7 @@ class _Alone:
 
 
 class _Sizes:
-    """Tells sizes of objects by where they are."""
+    """Finds the sizes of slab objects by their addresses."""
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._layout = Layout(reader)
@@ -93,7 +91,7 @@ class _Sizes:
         self._losses = losses
 
     def of(self, name: str, addresses: Addresses) -> int:
-        """Return the size of objects by the first of them; 0 if that cannot be told."""
+        """Return the size of objects, read from the first; 0 if unknown."""
         if not len(addresses):
             return 0
         try:
@@ -104,7 +102,7 @@ class _Sizes:
         return 0 if found is None else found.size
 
     def member(self, type_: str, member: str, owners: Addresses) -> int:
-        """Return the size of what a member points at; 0 if there is no such thing."""
+        """Return the size of the object that a member points to; 0 if not found."""
         if not len(owners) or not self._layout.has(type_, member):
             return 0
         try:
@@ -116,7 +114,7 @@ class _Sizes:
 
 
 def _of(tasks: TaskTable, zombies: Rows, processes: Addresses) -> Addresses:
-    """Find the dead tasks of the first of some processes."""
+    """Return the dead tasks of the first of some processes."""
     rows = zombies[np.isin(tasks["signal"][zombies], processes[:1])]
     addresses: Addresses = tasks["address"][rows].astype(np.uint64)
     return addresses
@@ -125,18 +123,18 @@ def _of(tasks: TaskTable, zombies: Rows, processes: Addresses) -> Addresses:
 def _pids(
     reader: Reader, sizes: _Sizes, pids: Addresses, losses: LossLog
 ) -> tuple[int, int]:
-    """Return the size of most ``struct pid``, and that of all.
+    """Return the most common size of a ``struct pid``, and the sum of all sizes.
 
-    It has a number for each namespace, and so a cache for each depth.
+    It has a number for each level of PID namespaces, and a cache for each level.
     """
     spaces, _ = innermost_numbers(reader, pids, losses)
-    each, first, counts = np.unique(spaces, return_index=True, return_counts=True)
+    unique, first, counts = np.unique(spaces, return_index=True, return_counts=True)
     bytes_of: Counter[int] = Counter()
-    for space, at, count in zip(
-        each.tolist(), first.tolist(), counts.tolist(), strict=True
+    for space, index, count in zip(
+        unique.tolist(), first.tolist(), counts.tolist(), strict=True
     ):
         if space:
-            size = sizes.of("pid", pids[at : at + 1])
+            size = sizes.of("pid", pids[index : index + 1])
             bytes_of[size] += size * count
     if not bytes_of:
         return 0, 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What msa-zombies reports: the dead, why nobody reaps them, what they use up.
+"""The report of msa-zombies: dead tasks, why they are not reaped, and what they use.
 
-Plain data: a renderer prints it, JSON serialises it.
+Plain data, to be rendered as text or JSON.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ Verdict = Literal[
     "never-waits",
     "unknown",
 ]
-"""Of contract ``zombies``, in the order in which they are tested."""
+"""Verdicts, in the order in which they are tested."""
 
 Reaper = Literal["init", "subreaper"]
 Disposition = Literal["default", "ignored", "handler"]
@@ -39,14 +39,14 @@ class Zombie:
     pid: int
     comm: str
     ppid: int
-    """The process that is to wait for it; 0 if that cannot be read."""
+    """PID of the process that has to wait for it; 0 if unreadable."""
 
     parent_comm: str | None
     uid: int | None
     cgroup: str | None
     exit_code: int
-    """As wait() would give it: the status times 256, or the signal, and 128 more if it
-    left a core dump."""
+    """The status as of wait(): the exit status times 256, or the signal, plus 128 with
+    a core dump."""
 
     age_ns: int
     age_bound: str
@@ -55,59 +55,59 @@ class Zombie:
     """The inode number of its PID namespace."""
 
     ns_pid: int | None
-    """Its PID there, where that is not the initial one."""
+    """Its PID there, if that is not the initial namespace."""
 
     threads: int
-    """Threads of its process that still live."""
+    """Number of living threads of its process."""
 
     tracer: int | None = field(default=None, metadata=ADDED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """What a thread that is in wait() waits for."""
+    """The children that a thread in wait() waits for."""
 
     kind: Literal["any", "pid", "group"]
     number: int | None
-    """The child, or the group of children."""
+    """The PID or process group."""
 
     clone: bool
-    """Whether it takes only children that send another signal than SIGCHLD
+    """Whether only children with another exit signal than SIGCHLD count
     (``__WCLONE``)."""
 
     all: bool
-    """Whether it takes those as well as others (``__WALL``)."""
+    """Whether children with any exit signal count (``__WALL``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParentThread:
-    """What a thread of a parent is doing in place of waiting for the dead."""
+    """What a thread of a parent is doing."""
 
     pid: int
     comm: str
     state: str
-    """As in /proc."""
+    """The letter as in /proc."""
 
     task_class: str = field(metadata={"key": "class"})
     age_ns: int
     doing: str
-    """In a few words."""
+    """A short description."""
 
     waiting: Waiting | None
-    """If it is in wait()."""
+    """What it waits for in wait(), if it is there."""
 
     blocks_sigchld: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """What a verdict on the children of one parent stands on."""
+    """The evidence for a verdict on the children of one parent."""
 
     text: str
-    """In one line."""
+    """Summary in one line."""
 
     sigchld: Disposition | None
-    """What the parent does on SIGCHLD; ``None`` if that cannot be read."""
+    """The parent's disposition of SIGCHLD; ``None`` if unreadable."""
 
     handler: Address | None
     pending: bool | None
@@ -123,19 +123,19 @@ class Evidence:
 
     reaper: Reaper | None
     threads: tuple[ParentThread, ...]
-    """Of the parent; of many those that tell most."""
+    """Threads of the parent, the most relevant ones if there are many."""
 
     thread_count: int
     tracer: int | None
     root: str | None
-    """What a parent that is blocked waits for in the end, as msa-locks says."""
+    """The root cause of a blocked parent, from msa-locks."""
 
     root_pid: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ZombieGroup:
-    """Children of one parent that are dead for one reason."""
+    """Dead children of one parent with the same verdict."""
 
     ppid: int
     parent_comm: str | None
@@ -147,22 +147,22 @@ class ZombieGroup:
 
     parent_state: str | None
     parent_age_ns: int | None
-    """How long it has been in it."""
+    """Time of the parent in that state."""
 
     min_age_ns: int
     max_age_ns: int
     exit_codes: Mapping[str, int]
-    """How many ended in each way: ``0``, ``1``, ``SIGKILL``, ``SIGSEGV (core)``."""
+    """Counts by exit status: ``0``, ``1``, ``SIGKILL``, ``SIGSEGV (core)``."""
 
     uids: tuple[int, ...]
     cgroups: tuple[str, ...]
     namespaces: tuple[int, ...]
     pids: Sequence[int]
     heir: int | None = field(default=None, metadata=ADDED)
-    """Who would inherit them if the parent died."""
+    """PID of the process that would inherit them if the parent died."""
 
     delta: int | None = field(default=None, metadata=ADDED)
-    """How many more they are than when the interval began."""
+    """Growth of *count* in the interval."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,20 +173,20 @@ class Limit:
     """``threads-max``, ``pid_max``, ``pids.max``, ``RLIMIT_NPROC`` or ``pids left``."""
 
     scope: str
-    """What it is a limit of: ``system``, a PID namespace, a control group, a user."""
+    """Scope: ``system``, a PID namespace, a control group, a user."""
 
     used: int | None
     max: int | None
     """``None`` if there is no limit."""
 
     zombies: int
-    """How many of those used are dead."""
+    """Number of zombies in *used*."""
 
     first: bool
-    """Whether it is the one that will be hit first: that with the least left."""
+    """Whether it is the limit with the least left."""
 
     left_ns: int | None = field(default=None, metadata=ADDED)
-    """When it will be hit, at the rate of the interval."""
+    """Time until it is hit, at the rate of the interval."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,18 +195,18 @@ class HeldMemory:
 
     bytes: int
     each_bytes: Mapping[str, int]
-    """Of one zombie, by what it is: ``task_struct``, ``signal_struct`` and the like."""
+    """Size of one object by its type: ``task_struct``, ``signal_struct`` and so on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leak:
-    """A ``struct pid`` with more references than holders that can be named."""
+    """A ``struct pid`` with more references than known holders."""
 
     address: Address
     pid: int
     references: int
     named: Mapping[str, int]
-    """Holders by what they are."""
+    """Number of known holders by kind."""
 
     task: str | None
     """``zombie``, ``alive``, or ``None`` if no task has it any more."""
@@ -214,29 +214,30 @@ class Leak:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heir:
-    """Who would inherit the dead of one parent."""
+    """The process that would inherit the dead children of one parent."""
 
     ppid: int
     heir: int | None
-    """``None`` if they end with it: it is the first of its PID namespace."""
+    """Its PID; ``None`` if the parent is init of its PID namespace, which ends with
+    it."""
 
     heir_comm: str | None
     why: str
     """``subreaper``, ``init of PID namespace 4026531836``, another thread ..."""
 
     reaps: bool | None
-    """Whether the heir takes care of its dead; ``None`` if that cannot be told."""
+    """Whether the heir reaps its children; ``None`` if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ZombieChanges:
-    """What an interval has changed."""
+    """Changes in an interval."""
 
     begun: int
-    """Zombies that were none, or not there, when it began."""
+    """Number of new zombies."""
 
     reaped: int
-    """Zombies that are there no more."""
+    """Number of zombies that were reaped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,24 +251,24 @@ class ZombiesReport(Report):
     """The largest first."""
 
     limits: tuple[Limit, ...] | None
-    """The nearest first; ``None`` if nobody looked, as with some tasks by name."""
+    """The nearest first; ``None`` if not read, as for tasks selected by PID."""
 
     held: HeldMemory | None
-    """``None`` likewise."""
+    """``None`` if not read, likewise."""
 
     heirs: tuple[Heir, ...] | None = field(default=None, metadata=ADDED)
     leaks: tuple[Leak, ...] | None = field(default=None, metadata=ADDED)
     asked: tuple["TaskAsked", ...] | None = field(default=None, metadata=ADDED)
-    """Tasks that were named, dead or alive."""
+    """Tasks selected by PID, dead or alive."""
 
     changes: ZombieChanges | None = field(default=None, metadata=ADDED)
     reads: int | None = field(default=None, metadata=ADDED)
-    """That the answer took, if its cost was asked for."""
+    """Number of reads, if requested."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskAsked:
-    """One task that was asked for by its PID, dead or alive."""
+    """A task selected by its PID, dead or alive."""
 
     pid: int
     comm: str
@@ -276,4 +277,4 @@ class TaskAsked:
     parent_comm: str | None
     age_ns: int
     verdict: Verdict | None
-    """``None`` if it is no zombie."""
+    """``None`` if it is not a zombie."""

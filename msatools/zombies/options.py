@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What can be asked of msa-zombies."""
+"""Options of msa-zombies."""
 
 from dataclasses import dataclass
 
@@ -10,29 +10,29 @@ from msatools.zombies.model import Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class ZombiesOptions:
-    """What a report is to have; ``None`` is all.
+    """Contents of a report; ``None`` for all tasks.
 
-    Limits and what is held are those of all zombies, whichever are asked for.
+    Limits and held memory are always of all zombies.
     """
 
     pids: tuple[int, ...] | None = None
-    """These tasks alone, looked up directly, dead or alive."""
+    """PIDs of tasks, dead or alive, which are looked up directly."""
 
     parents: tuple[int, ...] | None = None
-    """Children of these processes."""
+    """PIDs of parents whose children to report."""
 
     membership: Membership = ANY
-    """Those in these control groups, containers or namespaces. A dead task is in a PID
-    and a user namespace only; in these, but not in those below."""
+    """Control groups, containers or namespaces. A dead task only has a PID and a user
+    namespace. Tasks of nested namespaces are not included."""
 
     uids: tuple[int, ...] | None = None
     verdicts: frozenset[Verdict] | None = None
 
     heirs: bool = False
-    """Whether to tell who would inherit them if their parent died."""
+    """Whether to report who would inherit them if their parent died."""
 
     leaks: bool = False
-    """Whether to look for struct pids with references that nobody can be named for."""
+    """Whether to search for each struct pid with unexplained references."""
 
     cost: bool = False
-    """Whether to tell how many reads the answer took."""
+    """Whether to report the number of reads."""

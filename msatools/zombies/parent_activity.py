@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What threads of parents are doing in place of waiting for the dead."""
+"""What the threads of zombies' parents are doing."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ from msatools.zombies.parentfacts import ParentFacts
 from msatools.zombies.parents import Parents
 
 MAX_THREADS = 8
-"""Of each parent, that are looked at: a parent may have thousands."""
+"""Maximum number of threads of each parent that are read: it may have thousands."""
 
 _PLAIN = {
     TaskClass.CPU: "running",
@@ -43,30 +43,30 @@ def read_doing(
 ) -> tuple[tuple[ParentThread, ...], ...]:
     """Return what the threads of each parent are doing, in the order of ``facts``.
 
-    Of many threads those are told that tell most: who is in wait(), who is in
-    uninterruptible sleep, who made the dead, and the first.
+    Of many threads choose the most relevant: those in wait(), those in uninterruptible
+    sleep, those that created the zombies, and the leader.
     """
-    makers = set(parents.row.tolist())
-    chosen = [_choose(tasks, parent, makers) for parent in parents.facts]
+    creators = set(parents.row.tolist())
+    chosen = [_choose(tasks, parent, creators) for parent in parents.facts]
     rows = np.array([row for each in chosen for row in each], np.intp)
     part = TaskTable(tasks.records[rows], tasks.columns)
     now = collect_now(collector, prog, part, clocks)
     states = letters(part)
-    places = iter(range(len(rows)))
+    indices = iter(range(len(rows)))
     activities = []
     for parent, each in zip(parents.facts, chosen, strict=True):
         waits = {wait.task: wait for wait in parent.waits or ()}
         threads = []
-        for row, place in zip(each, places, strict=False):
-            wait = waits.get(int(part["address"][place]))
+        for row, index in zip(each, indices, strict=False):
+            wait = waits.get(int(part["address"][index]))
             threads.append(
                 ParentThread(
-                    pid=int(part["pid"][place]),
-                    comm=comm_text(part["comm"][place]),
-                    state=str(states[place]),
-                    task_class=TaskClass(int(now.classes[place])).name,
-                    age_ns=int(now.age_ns[place]),
-                    doing=_doing(now, place, row in parent.frozen, wait, part),
+                    pid=int(part["pid"][index]),
+                    comm=comm_text(part["comm"][index]),
+                    state=str(states[index]),
+                    task_class=TaskClass(int(now.classes[index])).name,
+                    age_ns=int(now.age_ns[index]),
+                    doing=_doing(now, index, row in parent.frozen, wait, part),
                     waiting=None if wait is None else _waiting(wait),
                     blocks_sigchld=row in parent.blocking,
                 )
@@ -75,21 +75,26 @@ def read_doing(
     return tuple(activities)
 
 
-def _choose(tasks: TaskTable, parent: ParentFacts, makers: set[int]) -> Sequence[int]:
-    """Choose rows of a parent's living threads, those that tell most first."""
+def _choose(tasks: TaskTable, parent: ParentFacts, creators: set[int]) -> Sequence[int]:
+    """Choose rows of a parent's living threads, the most relevant first."""
     if len(parent.living) <= MAX_THREADS:
         return parent.living
     waiting = {wait.task for wait in parent.waits or ()}
 
     def rank(row: int) -> tuple[bool, ...]:
         waits = int(tasks["address"][row]) in waiting
-        return not waits, row not in parent.stuck, row not in makers, row != parent.row
+        return (
+            not waits,
+            row not in parent.stuck,
+            row not in creators,
+            row != parent.row,
+        )
 
     return sorted(parent.living, key=rank)[:MAX_THREADS]
 
 
 def waited(wait: WaitOpts) -> str:
-    """Return what a wait is for, in a few words."""
+    """Return a short description of the target of a wait."""
     number = "that cannot be told" if wait.number is None else str(wait.number)
     who = {"any": "any child", "pid": f"child {number}", "group": f"group {number}"}
     text = who[wait.kind]
@@ -107,19 +112,19 @@ def _waiting(wait: WaitOpts) -> Waiting:
 
 
 def _doing(
-    now: TaskState, place: int, frozen: bool, wait: WaitOpts | None, part: TaskTable
+    now: TaskState, index: int, frozen: bool, wait: WaitOpts | None, part: TaskTable
 ) -> str:
-    """Return what one thread is doing, without for how long."""
-    task_class = TaskClass(int(now.classes[place]))
+    """Return what one thread is doing, without its age."""
+    task_class = TaskClass(int(now.classes[index]))
     if frozen:
         return "frozen"
     if task_class in _PLAIN:
         return _PLAIN[task_class]
     if task_class is TaskClass.LAT:
-        return f"waits for CPU {int(part['cpu'][place])}"
+        return f"waits for CPU {int(part['cpu'][index])}"
     if wait is not None:
         return f"in wait() for {waited(wait)}"
-    return _asleep(now.waits[int(now.stacks.index[place])])
+    return _asleep(now.waits[int(now.stacks.index[index])])
 
 
 def _asleep(wait: StackWait) -> str:

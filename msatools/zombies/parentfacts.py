@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What keeps a process from waiting for its children, as far as the kernel has it."""
+"""Read the facts that explain why a process does not wait for its children."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from msatools.zombies.sigactions import Actions, read_actions
 from msatools.zombies.zombie_tasks import UNKNOWN, Aged
 
 SIGCHLD = 17
-"""On all architectures but Alpha, MIPS, PA-RISC and SPARC."""
+"""The number on all architectures but Alpha, MIPS, PA-RISC and SPARC."""
 
 _WAKEKILL = 0x100
 """``TASK_WAKEKILL`` of ``task_struct.__state``."""
@@ -43,35 +43,35 @@ class ParentFacts:
     """A process that has dead children."""
 
     process: int
-    """Its ``struct signal_struct``."""
+    """Address of its ``struct signal_struct``."""
 
     pid: int
     comm: str
     row: int
-    """Of its first thread in the table; of another if that one is not there."""
+    """Row of its leader in the table; of another thread if the leader is not there."""
 
     living: tuple[int, ...]
-    """The rows of its threads that are not dead."""
+    """Rows of its living threads."""
 
     state: str
-    """Of ``row``, as in /proc; of the first that lives if that one is dead."""
+    """State of ``row`` as in /proc; of the first living thread if that one is dead."""
 
     age_ns: int
-    """How long it has been in it."""
+    """Time in that state."""
 
     disposition: Disposition | None
-    """What it does on SIGCHLD; ``None`` if unreadable, as the next three."""
+    """Disposition of SIGCHLD; ``None`` if unreadable, like the next three."""
 
     handler: int | None
-    """The function that it calls then."""
+    """Address of the handler of SIGCHLD."""
 
     ignored: int | None
     caught: int | None
-    """Masks of signals that are ignored, and of those that have a handler."""
+    """Masks of ignored signals, and of signals with a handler."""
 
     blocked: int | None
-    """The mask of signals that its first living thread blocks; ``None`` if unreadable,
-    as the next two."""
+    """Mask of signals blocked by its first living thread; ``None`` if unreadable, like
+    the next two."""
 
     blocks: bool | None
     """Whether all its living threads block SIGCHLD."""
@@ -80,26 +80,26 @@ class ParentFacts:
     """Whether SIGCHLD is pending."""
 
     blocking: frozenset[int]
-    """The rows of its threads that block SIGCHLD."""
+    """Rows of its threads that block SIGCHLD."""
 
     sigwaits: bool
     """Whether a thread waits for SIGCHLD in sigtimedwait()."""
 
     reaper: Reaper | None
     waits: tuple[WaitOpts, ...] | None
-    """Of its threads that are in wait(); ``None`` if unreadable."""
+    """Waits of its threads in wait(); ``None`` if unreadable."""
 
     stopped: frozenset[int]
-    """The rows of its living threads that are stopped, also by a tracer, or frozen."""
+    """Rows of its living threads that are stopped, traced or frozen."""
 
     frozen: frozenset[int]
-    """Those that are frozen."""
+    """Rows of its frozen threads."""
 
     stuck: frozenset[int]
-    """The rows of those in uninterruptible sleep."""
+    """Rows of its threads in uninterruptible sleep."""
 
     killable: bool
-    """Whether SIGKILL ends the sleep of all of these."""
+    """Whether SIGKILL ends the sleep of all *stuck* threads."""
 
 
 def read_facts(
@@ -109,18 +109,16 @@ def read_facts(
     aged: Aged,
     losses: LossLog,
 ) -> tuple[tuple[ParentFacts, ...], Nanoseconds]:
-    """Read what there is of some processes, in bulk, and the waits of their threads.
+    """Read the facts of some processes in bulk, and the waits of their threads.
 
-    What cannot be read is counted.
-
-    :param tasks: All tasks, or all threads of these.
-    :param processes: Their ``struct signal_struct``, ascending; of each a thread is in
-        the table.
-    :return: The facts in that order; and by row of the table how long a thread of them
-        has been in uninterruptible sleep, :data:`UNKNOWN` if it is not.
+    :param tasks: All tasks, or all threads of these processes.
+    :param processes: Addresses of their ``struct signal_struct``, ascending; the table
+        has a thread of each.
+    :return: The facts in that order; and by row of the table the time that a thread of
+        them has been in uninterruptible sleep, :data:`UNKNOWN` if it is not.
     """
     threads = _Threads(reader, tasks, processes, aged, losses)
-    facts = tuple(threads.facts(place) for place in range(len(processes)))
+    facts = tuple(threads.facts(index) for index in range(len(processes)))
     return facts, threads.stuck_ns
 
 
@@ -145,7 +143,7 @@ class _Threads:
         self._subreaper = read_bits(
             reader, "struct signal_struct", "is_child_subreaper", processes
         )
-        # All their rows, the dead leaders too, those of one process together.
+        # Rows of all their threads, including dead leaders, grouped by process.
         rows, of = _members(tasks, processes)
         order = np.argsort(of, kind="stable")
         self._rows = rows[order]
@@ -176,15 +174,15 @@ class _Threads:
         self._waits = _reads_waits(reader, losses)
 
     def _firsts(self, leads: Booleans) -> list[int]:
-        """Return the place of the first thread of each process."""
+        """Return the index of the leader, or another thread, of each process."""
         firsts = []
-        for place in range(len(self._processes)):
-            span = np.arange(self._starts[place], self._starts[place + 1])
+        for index in range(len(self._processes)):
+            span = np.arange(self._starts[index], self._starts[index + 1])
             firsts.append(int(span[np.argmax(leads[span])]))
         return firsts
 
     def _are_init(self) -> Booleans:
-        """Return which of the processes are the first of a PID namespace.
+        """Return which of the processes are init of a PID namespace.
 
         is_child_reaper() of include/linux/pid.h.
         """
@@ -195,33 +193,33 @@ class _Threads:
         return first
 
     def _read_actions(self) -> Sequence[Actions | None]:
-        """Read what each process does on signals: any thread of it tells."""
+        """Read the signal handlers of each process, from any of its threads."""
         sighands = np.zeros(len(self._processes), np.uint64)
-        for place in range(len(sighands)):
-            span = slice(self._starts[place], self._starts[place + 1])
-            sighands[place] = self._own["sighand"][span].max(initial=0)
+        for index in range(len(sighands)):
+            span = slice(self._starts[index], self._starts[index + 1])
+            sighands[index] = self._own["sighand"][span].max(initial=0)
         return read_actions(self._reader, sighands, self._losses)
 
-    def facts(self, place: int) -> ParentFacts:
+    def facts(self, index: int) -> ParentFacts:
         """Return the facts of one process."""
-        span = np.arange(self._starts[place], self._starts[place + 1])
+        span = np.arange(self._starts[index], self._starts[index + 1])
         living = span[self._lives[span]]
-        first = self._first[place]
+        first = self._first[index]
         shown = first if self._lives[first] or not len(living) else int(living[0])
         row = int(self._rows[first])
-        actions = self._actions[place]
+        actions = self._actions[index]
         own = self._own.readable[living]
         readable = bool(len(living)) and bool(own.all())
         blocked = self._own["blocked"][living]
         blocks = _has(blocked)
         waits_for = _has(self._own["before"][living] & ~blocked)
         pending = readable and bool(_has(self._own["pending"][living]).any())
-        pending |= bool(_has(self._shared["pending"][place : place + 1])[0])
-        shared = bool(self._shared.readable[place])
+        pending |= bool(_has(self._shared["pending"][index : index + 1])[0])
+        shared = bool(self._shared.readable[index])
         stuck = living[self._stuck[living]]
-        reaper: Reaper | None = "subreaper" if self._subreaper[place] else None
+        reaper: Reaper | None = "subreaper" if self._subreaper[index] else None
         return ParentFacts(
-            process=int(self._processes[place]),
+            process=int(self._processes[index]),
             pid=int(self._tasks["tgid"][row]),
             comm=comm_text(self._tasks["comm"][row]),
             row=row,
@@ -237,27 +235,27 @@ class _Threads:
             pending=pending if readable and shared else None,
             blocking=self._some(living[blocks]),
             sigwaits=bool(waits_for.any()),
-            reaper="init" if self._init[place] else reaper,
-            waits=self._read_waits(place) if shared else None,
+            reaper="init" if self._init[index] else reaper,
+            waits=self._read_waits(index) if shared else None,
             stopped=self._some(living[self._stopped[living]]),
             frozen=self._some(living[self._frozen[living]]),
             stuck=self._some(stuck),
             killable=bool(self._killable[stuck].all()),
         )
 
-    def _some(self, places: Rows) -> frozenset[int]:
-        return frozenset(self._rows[places].tolist())
+    def _some(self, indices: Rows) -> frozenset[int]:
+        return frozenset(self._rows[indices].tolist())
 
-    def _read_waits(self, place: int) -> tuple[WaitOpts, ...] | None:
+    def _read_waits(self, index: int) -> tuple[WaitOpts, ...] | None:
         if self._waits is None:
             return None
-        process = int(self._processes[place])
+        process = int(self._processes[index])
         found = LossLog()
         waits = tuple(self._waits.of_process(process, found))
         if not found.lost:
             return waits
-        # Of a queue that breaks off nothing says who else is in wait(). The process
-        # may have ended meanwhile.
+        # A damaged queue may lack threads in wait(). The process may also have ended
+        # meanwhile.
         self._losses.lose(Loss.WAITS)
         for note in found.notes.values():
             self._losses.lose(Loss.WAITS, note.text)
@@ -265,7 +263,7 @@ class _Threads:
 
 
 def _members(tasks: TaskTable, processes: Addresses) -> tuple[Rows, Rows]:
-    """Find the rows of the threads of some processes, and of which each is."""
+    """Return the rows of the threads of some processes, and each one's process."""
     if not len(processes):
         return np.empty(0, np.intp), np.empty(0, np.intp)
     of = np.searchsorted(processes, tasks["signal"])
@@ -283,6 +281,6 @@ def _reads_waits(reader: Reader, losses: LossLog) -> WaitOptsReader | None:
 
 
 def _has(masks: npt.NDArray[np.uint64]) -> Booleans:
-    """Return which sets of signals SIGCHLD is in."""
+    """Return which masks of signals include SIGCHLD."""
     found: Booleans = (masks >> np.uint64(SIGCHLD - 1) & np.uint64(1)) != 0
     return found

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The processes that are to wait for the dead, and what keeps them from it.
+"""The processes that have to wait for the dead, and why they do not.
 
-A child is that of the thread that made it (``task_struct.real_parent``), and any thread
-of that process may wait for it. Who traces it has to wait for it first (``parent``).
+The parent of a task is the thread that created it (``task_struct.real_parent``); any
+thread of its process may wait for the task. A tracer (``parent``) has to wait first.
 """
 
 from collections.abc import Sequence
@@ -31,30 +31,29 @@ _TRACER = {"process": ("signal",), "tgid": ("tgid",)}
 
 @dataclass(frozen=True)
 class Parents:
-    """Each parent once, and whose each of the dead is."""
+    """Each parent once; the other members have one value for each dead task."""
 
     facts: tuple[ParentFacts, ...]
 
     index: Rows
-    """By dead task: which of them; :data:`NONE` if its parent is not in the table."""
+    """Index of its parent in *facts*; :data:`NONE` if that is not in the table."""
 
     row: Rows
-    """By dead task: the row of the thread that it is a child of, or :data:`NONE`."""
+    """Row of the parent thread, or :data:`NONE`."""
 
     stuck_ns: Nanoseconds
-    """By dead task: how long that thread, or the first of that process, has been in
+    """Time that the parent thread, or the leader of its process, has been in
     uninterruptible sleep; :data:`UNKNOWN` if neither is."""
 
     group: Addresses
-    """By dead task: the ``struct pid`` of its process group, if its parent waits for a
+    """Address of the ``struct pid`` of its process group, if the parent waits for a
     group; else 0."""
 
     tracer: Numbers
-    """By dead task: the process that traces it; 0 if none does, :data:`UNKNOWN` if it
-    cannot be read."""
+    """PID of the tracer; 0 if there is none, :data:`UNKNOWN` if unreadable."""
 
     elsewhere: Booleans
-    """By dead task: whether that is another process than its parent."""
+    """Whether the tracer is another process than the parent."""
 
 
 def read_parents(
@@ -62,8 +61,7 @@ def read_parents(
 ) -> Parents:
     """Read the parents of the dead, in bulk, and the waits of their threads.
 
-    A parent that is not in the table, or gone meanwhile, costs a note; what cannot be
-    read is counted and unknown.
+    A parent that is not in the table, or has ended meanwhile, is noted.
 
     :param tasks: All tasks, or the dead and all threads of their parents.
     """
@@ -91,14 +89,14 @@ def read_parents(
 
 
 def _rows_of(tasks: TaskTable, addresses: Addresses) -> Rows:
-    """Find the rows of tasks by their address; :data:`NONE` of who is not there."""
-    there = tasks["address"]
-    if not len(there):
+    """Find the rows of tasks by their address; :data:`NONE` if not found."""
+    known = tasks["address"]
+    if not len(known):
         return np.full(len(addresses), NONE, np.intp)
-    order = np.argsort(there, kind="stable")
-    place = np.searchsorted(there, addresses, sorter=order)
-    row = order[np.minimum(place, len(order) - 1)]
-    return np.where(there[row] == addresses, row, NONE)
+    order = np.argsort(known, kind="stable")
+    position = np.searchsorted(known, addresses, sorter=order)
+    row = order[np.minimum(position, len(order) - 1)]
+    return np.where(known[row] == addresses, row, NONE)
 
 
 def _stuck(
@@ -120,7 +118,7 @@ def _groups(
     index: Rows,
     losses: LossLog,
 ) -> Addresses:
-    """Read the process groups of those of whom a parent waits for a group."""
+    """Read the process groups of tasks whose parent waits for a group."""
     asks = [any(wait.kind == "group" for wait in each.waits or ()) for each in facts]
     groups = np.zeros(len(dead), np.uint64)
     chosen = np.flatnonzero(np.array([*asks, False])[index])
@@ -135,7 +133,7 @@ def _groups(
 def _tracers(
     reader: Reader, dead: Dead, row: Rows, tasks: TaskTable, losses: LossLog
 ) -> tuple[Numbers, Booleans]:
-    """Return who traces each, and whether that is another process than its parent."""
+    """Return each task's tracer, and whether it is another process than the parent."""
     tracer = np.zeros(len(dead), np.int64)
     elsewhere = np.zeros(len(dead), np.bool_)
     traced = np.flatnonzero(dead.ptraced)

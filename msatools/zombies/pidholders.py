@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Who refers to ``struct pid``, as far as what they are tells it.
+"""Find the known kinds of holders of ``struct pid``.
 
-A reference is counted for each; a holder is a word in memory with the address.
+A holder is a pointer to it in memory that counts as one reference.
 """
 
 from collections.abc import Iterator
@@ -39,32 +39,32 @@ class Holders:
 
     kind: str
     pids: Addresses
-    """What each refers to: a ``struct pid``, NULL, or what is not one at all."""
+    """The pointer of each holder: to a ``struct pid``, NULL, or invalid."""
 
     places: Addresses
-    """Where each has that; empty if that does not matter."""
+    """Address of each pointer; empty if it is not in a slab."""
 
 
 _NOWHERE = np.empty(0, np.uint64)
 
 
 class PidHolders:
-    """Looks for holders of one kind after the other."""
+    """Finds holders, one kind after the other."""
 
     def __init__(
         self, reader: Reader, tasks: TaskTable, pids: Addresses, losses: LossLog
     ) -> None:
-        """Look for the holders of some ``struct pid``."""
+        """Prepare the search for the holders of some ``struct pid``."""
         self._reader = reader
         self._pids = pids
         self._prog = reader.prog
         self._tasks = tasks
         self._losses = losses
         self.lost: set[str] = set()
-        """The kinds that could not be looked at."""
+        """Kinds that could not be read."""
 
     def all(self) -> Iterator[Holders]:
-        """Yield all kinds; one that cannot be looked at costs a note."""
+        """Yield the holders of all kinds; note kinds that cannot be read."""
         kinds = {
             "inodes of /proc": self._proc_inodes,
             "pidfds": self._pidfds,
@@ -83,7 +83,7 @@ class PidHolders:
                 self._losses.lose(Loss.HOLDERS, text, about=kind)
 
     def _proc_inodes(self) -> Iterator[Holders]:
-        """What is open below /proc, and what the kernel keeps cached of it."""
+        """Yield inodes of /proc, open or cached."""
         type_ = self._prog.type("struct proc_inode")
         offset = drgn.offsetof(type_, "pid")
         inode = drgn.offsetof(type_, "vfs_inode")
@@ -100,11 +100,11 @@ class PidHolders:
         yield Holders("inode of /proc", *found)
 
     def _pidfds(self) -> Iterator[Holders]:
-        """Files that stand for processes, open or on their way through a socket.
+        """Yield pidfds, open or in flight in a socket.
 
-        Linux kernel commit cb12fd8e0dab ("pidfd: add pidfs") (in v6.9) made an inode of
-        each ``struct pid`` that such files are open of; it is in no list, but the
-        ``struct pid`` knows it. Without it, each file has a reference.
+        Since Linux kernel commit cb12fd8e0dab ("pidfd: add pidfs") (in v6.9) the inode
+        of a pidfd has the reference; it is in no list, but the ``struct pid`` points to
+        its dentry. Before, each file has a reference.
         """
         files, read = self._files
         operations = self._operations("pidfs_file_operations", "pidfd_fops")
@@ -120,7 +120,7 @@ class PidHolders:
             yield self._members("struct inode", "i_private", inodes, "pidfd")
 
     def _inode_lists(self, operations: int) -> Iterator[int]:
-        """Find the lists of inodes of the file systems of a type."""
+        """Find the lists of inodes of the file systems with some ``s_op``."""
         block = self._prog.type("struct super_block")
         node, own, inodes = (
             drgn.offsetof(block, member) for member in ("s_list", "s_op", "s_inodes")
@@ -137,7 +137,7 @@ class PidHolders:
                 yield address + inodes
 
     def _file_owners(self) -> Iterator[Holders]:
-        """Those who are to be sent SIGIO (fs/fcntl.c)."""
+        """Yield receivers of SIGIO (fs/fcntl.c)."""
         files, read = self._files
         type_ = self._prog.type("struct file")
         if read.has("owner"):
@@ -156,7 +156,7 @@ class PidHolders:
         yield self._members("struct sock", "sk_peer_pid", socks, "peer of a socket")
 
     def _terminals(self) -> Iterator[Holders]:
-        """Of processes; a group in front, a session, and a group for the time after."""
+        """Yield foreground groups and sessions of terminals, and ``tty_old_pgrp``."""
         signals = np.unique(self._tasks["signal"]).astype(np.uint64)
         ttys = np.unique(self._members("struct signal_struct", "tty", signals, "").pids)
         # Linux kernel commit 64d608db38ff ("tty: cumulate and document
@@ -167,7 +167,7 @@ class PidHolders:
         yield self._members("struct signal_struct", "tty_old_pgrp", signals, "terminal")
 
     def _callbacks(self) -> Iterator[Holders]:
-        """Those that let go of a ``struct pid`` and have not run yet (free_pid())."""
+        """Yield pending RCU callbacks that drop a reference (free_pid())."""
         within = drgn.offsetof(self._prog.type("struct pid"), "rcu")
         pids: list[int] = []
         data = find_variable(self._prog, "rcu_data").address_of_()
@@ -187,7 +187,7 @@ class PidHolders:
         yield Holders("callback of RCU", found, _NOWHERE)
 
     def _ctrl_alt_del(self) -> Iterator[Holders]:
-        """Who is sent SIGINT for Ctrl-Alt-Del (kernel/reboot.c)."""
+        """Yield the receiver of SIGINT on Ctrl-Alt-Del (kernel/reboot.c)."""
         pid = np.array([find_variable(self._prog, "cad_pid").value_()], np.uint64)
         yield Holders("cad_pid", pid, _NOWHERE)
 
@@ -198,7 +198,7 @@ class PidHolders:
         addresses: Addresses,
         kind: str,
     ) -> Holders:
-        """Read a pointer of some structures."""
+        """Read a pointer member of some structures."""
         names = (members,) if isinstance(members, str) else members
         addresses = np.unique(addresses[addresses != 0])
         offset = find_offset(self._prog.type(type_name), names)
@@ -211,7 +211,7 @@ class PidHolders:
 
     @cached_property
     def _files(self) -> tuple[Addresses, Structs]:
-        """All open files."""
+        """Addresses and members of all open files."""
         descriptors = Descriptors(self._reader, self._losses)
         _, first = np.unique(self._tasks["files"], return_index=True)
         with_files = first[self._tasks["files"][first] != 0]
@@ -225,7 +225,7 @@ class PidHolders:
         return files, read
 
     def _operations(self, *names: str) -> Addresses:
-        """Find some ``struct file_operations``, of those that the kernel has."""
+        """Return the addresses of those ``struct file_operations`` that exist."""
         found = []
         for name in names:
             with suppress(LookupError):

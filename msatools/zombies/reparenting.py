@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Who would inherit the dead of a parent that ends.
+"""Find the process that would inherit the dead children of a parent that ends.
 
-kernel/exit.c, find_new_reaper(). The end of one thread leaves them to another of its
-process; that of the process to the next above that has asked for orphans
-(PR_SET_CHILD_SUBREAPER) and is in the same PID namespace, else to the first process of
-the namespace.
+kernel/exit.c, find_new_reaper(): the children of a thread go to another thread of its
+process; those of a process to the nearest ancestor in the same PID namespace that is a
+subreaper (PR_SET_CHILD_SUBREAPER), else to init of the namespace.
 """
 
 from collections.abc import Sequence
@@ -35,19 +34,18 @@ _NO_CHILD_WAIT = 2
 """``SA_NOCLDWAIT``."""
 
 _MOST_ABOVE = 1 << 16
-"""More parents above each other than there are; a longer way is a loop."""
+"""Maximum number of ancestors; more are taken for a loop."""
 
 
 def find_heirs(
     reader: Reader, tasks: TaskTable, zombies: Rows, losses: LossLog
 ) -> tuple[Heir, ...]:
-    """Return who gets the children of each parent of dead tasks if its process ends.
+    """Return the heir of each parent of dead tasks, if its process ended.
 
-    A parent that is not among the tasks is left out. One that cannot be looked at
-    costs a note.
+    Parents that are not in the table are left out; note those that cannot be read.
 
     :param tasks: All tasks.
-    :param zombies: Rows of the dead in the table.
+    :param zombies: Rows of the dead tasks in the table.
     """
     family = _Family(reader, tasks, zombies, losses)
     parents = np.unique(tasks["real_parent"][zombies]).tolist()
@@ -67,14 +65,14 @@ def find_heirs(
 
 @dataclass(frozen=True)
 class _Process:
-    """What a ``struct signal_struct`` says of a process's children."""
+    """Members of a ``struct signal_struct`` about children."""
 
     takes_orphans: bool
     may_be_above: bool
-    """Whether one above it may take orphans."""
+    """Whether an ancestor may be a subreaper (``has_child_subreaper``)."""
 
     has_waited: bool
-    """Whether it has waited for a child that has run."""
+    """Whether it has reaped a child that was ever switched."""
 
 
 class _Family:
@@ -90,11 +88,11 @@ class _Family:
         self._losses = losses
         self._process = lru_cache(maxsize=None)(self._read_process)
         self._space = lru_cache(maxsize=None)(self._find_space)
-        self._reaps = lru_cache(maxsize=None)(self._tell_reaps)
-        self._lives = lru_cache(maxsize=None)(self._tell_lives)
+        self._reaps = lru_cache(maxsize=None)(self._find_reaps)
+        self._lives = lru_cache(maxsize=None)(self._find_lives)
 
     def row(self, address: int) -> int | None:
-        """Find a task in the table."""
+        """Return the row of a task; ``None`` if not found."""
         return self._rows.get(address)
 
     @cached_property
@@ -103,10 +101,10 @@ class _Family:
         return dict(zip(addresses, range(len(addresses)), strict=True))
 
     def heir(self, row: int) -> Heir:
-        """Return who gets the children of the process that a task is of.
+        """Return the heir of a task's process.
 
-        :raises drgn.FaultError: if something on the way cannot be read
-        :raises LookupError: if the namespace or its first process is not there
+        :raises drgn.FaultError: if something cannot be read
+        :raises LookupError: if the namespace or its init is not found
         """
         space = self._space(row)
         first = self.row(space.init)
@@ -124,12 +122,12 @@ class _Family:
         return self._heir(ppid, first, f"init of PID namespace {space.inode}")
 
     def _subreaper(self, row: int, space: PidNamespace) -> int | None:
-        """Find the next above that takes orphans."""
+        """Return the row of the nearest subreaper above; ``None`` if there is none."""
         if not self._process(self._signal(row)).may_be_above:
             return None
         for _ in range(_MOST_ABOVE):
             above = self.row(int(self._tasks["real_parent"][row]))
-            # The idle task is above all others, and in no table.
+            # The idle task, the ancestor of all, is not in the table.
             if above is None or self._space(above).level != space.level:
                 return None
             row = above
@@ -137,8 +135,8 @@ class _Family:
                 return row
         raise LookupError("parents are in a loop")
 
-    def _tell_lives(self, row: int) -> bool:
-        """Return whether a thread of a process is not about to end."""
+    def _find_lives(self, row: int) -> bool:
+        """Return whether a thread of a process is not exiting."""
         own = self._tasks["signal"] == self._tasks["signal"][row]
         return bool(np.any(self._tasks["flags"][own] & _PF_EXITING == 0))
 
@@ -152,11 +150,11 @@ class _Family:
             reaps=self._reaps(row),
         )
 
-    def _tell_reaps(self, row: int) -> bool | None:
-        """Return whether a process takes care of its dead.
+    def _find_reaps(self, row: int) -> bool | None:
+        """Return whether a process reaps its children; ``None`` if unknown.
 
-        It does if it has the kernel do it. It does not if it has dead children that
-        only it can reap. Of one without it tells if it ever has.
+        True if the kernel reaps them for it. False if it has dead children that only it
+        can reap. Otherwise true if it has ever reaped one.
         """
         if self._leaves_it_to_kernel(row):
             return True
@@ -174,7 +172,7 @@ class _Family:
         return ignores or bool(action.sa_flags.value_() & _NO_CHILD_WAIT)
 
     def _has_dead(self, row: int) -> bool:
-        """Return whether it has dead children, without living threads or a tracer."""
+        """Return whether it has dead children without living threads or a tracer."""
         tasks, dead = self._tasks, self._zombies
         members = tasks["address"][tasks["signal"] == tasks["signal"][row]]
         own = dead[np.isin(tasks["real_parent"][dead], members)]
@@ -187,7 +185,7 @@ class _Family:
 
     def _read_process(self, signal: int) -> _Process:
         process = drgn.Object(self._prog, "struct signal_struct", address=signal)
-        # Bit fields, which nothing reads in bulk.
+        # Bit fields: read_structs() does not read them.
         process = process.read_()
         switches = process.cnvcsw + process.cnivcsw
         return _Process(
@@ -218,5 +216,5 @@ class _Family:
 
     @cached_property
     def _innermost(self) -> dict[int, int]:
-        """By row the namespace that a task is in."""
+        """Address of the PID namespace by row."""
         return {}

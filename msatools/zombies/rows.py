@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The dead one by one, and in groups of one parent and one verdict."""
+"""Rows of dead tasks, and groups by parent and verdict."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from msatools.zombies.zombie_tasks import UNKNOWN, Dead
 
 @dataclass(frozen=True)
 class Found:
-    """All that is known of some dead tasks; columns in their order."""
+    """The data of some dead tasks; columns in their order."""
 
     tasks: TaskTable
     dead: Dead
@@ -35,13 +35,13 @@ class Found:
     cgroups: TaskCgroups
 
     def parent(self, place: int) -> int:
-        """Return the process that is to wait for one; 0 if that is not known."""
-        at = int(self.parents.index[place])
-        return 0 if at == NONE else self.parents.facts[at].pid
+        """Return the PID of the parent of a dead task; 0 if unknown."""
+        parent_index = int(self.parents.index[place])
+        return 0 if parent_index == NONE else self.parents.facts[parent_index].pid
 
 
 class ZombieRows(Sequence[Zombie]):
-    """Rows of dead tasks, made when they are asked for: there may be very many."""
+    """Rows of dead tasks, built on access: there may be very many."""
 
     def __init__(self, found: Found, places: Rows) -> None:
         self._found = found
@@ -68,8 +68,8 @@ class ZombieRows(Sequence[Zombie]):
     def _row(self, place: int) -> Zombie:
         found, dead = self._found, self._found.dead
         row = int(dead.row[place])
-        at = int(found.parents.index[place])
-        facts = None if at == NONE else found.parents.facts[at]
+        parent_index = int(found.parents.index[place])
+        facts = None if parent_index == NONE else found.parents.facts[parent_index]
         tracer = int(found.parents.tracer[place])
         return Zombie(
             pid=int(found.tasks["pid"][row]),
@@ -98,9 +98,9 @@ def groups(
     """
     Group some dead tasks by parent and verdict, the largest group first.
 
-    :param places: Which of them.
-    :param doing: What threads of each parent are doing.
-    :param heirs: By parent who would inherit.
+    :param places: Indices of the dead tasks.
+    :param doing: What the threads of each parent are doing.
+    :param heirs: Heirs by the PID of the parent.
     """
     keys = found.parents.index[places] * len(VERDICTS) + found.verdicts[places]
     order = np.argsort(keys, kind="stable")
@@ -121,8 +121,8 @@ def _group(
 ) -> ZombieGroup:
     dead, first = found.dead, int(places[0])
     rows = dead.row[places]
-    at = int(found.parents.index[first])
-    facts = None if at == NONE else found.parents.facts[at]
+    parent_index = int(found.parents.index[first])
+    facts = None if parent_index == NONE else found.parents.facts[parent_index]
     verdict = VERDICTS[found.verdicts[first]]
     tracers = found.parents.tracer[places]
     traced: list[int] = tracers[tracers > 0].tolist()
@@ -140,7 +140,9 @@ def _group(
         parent_comm=None if facts is None else facts.comm,
         count=len(places),
         verdict=verdict,
-        evidence=evidence(verdict, facts, () if facts is None else doing[at], traced),
+        evidence=evidence(
+            verdict, facts, () if facts is None else doing[parent_index], traced
+        ),
         advice=advice(
             verdict, facts, tracers=traced, heir=heirs.get(ppid), age_ns=oldest_ns
         ),

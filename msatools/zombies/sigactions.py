@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What processes do on each signal (``struct sighand_struct``)."""
+"""Signal handlers of processes (``struct sighand_struct``)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,26 +20,26 @@ _DEFAULT, _IGNORE = 0, 1
 
 @dataclass(frozen=True)
 class Actions:
-    """What one process does on signals."""
+    """Signal handlers of one process."""
 
     handlers: tuple[int, ...]
     """``sa_handler`` by signal number less one."""
 
     ignored: int
-    """The mask of ignored signals: ``SigIgn`` of /proc/PID/status."""
+    """Mask of ignored signals: ``SigIgn`` of /proc/PID/status."""
 
     caught: int
-    """The mask of signals that it handles: ``SigCgt``."""
+    """Mask of signals with a handler: ``SigCgt``."""
 
     def disposition(self, number: int) -> Disposition:
-        """Return what it does on a signal."""
+        """Return the disposition of a signal."""
         handler = self.handlers[number - 1]
         if handler == _DEFAULT:
             return "default"
         return "ignored" if handler == _IGNORE else "handler"
 
     def handler(self, number: int) -> int | None:
-        """Return the function that it calls on a signal."""
+        """Return the address of a signal's handler; ``None`` if there is none."""
         handler = self.handlers[number - 1]
         return None if handler in (_DEFAULT, _IGNORE) else handler
 
@@ -47,9 +47,9 @@ class Actions:
 def read_actions(
     reader: Reader, sighands: Addresses, losses: LossLog
 ) -> Sequence[Actions | None]:
-    """Read what processes do on signals; ``None`` of those that cannot be read.
+    """Read the signal handlers of processes; ``None`` if unreadable.
 
-    :param sighands: Addresses of ``struct sighand_struct``; 0 of who has none any more.
+    :param sighands: Addresses of ``struct sighand_struct``; 0 if already freed.
     """
     start, count, action = reader.once(Actions, lambda: _layout(reader.prog))
     length = count * action.itemsize

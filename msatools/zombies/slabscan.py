@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""All objects of some slab caches, and words in the memory of others (mm/slub.c).
+"""List the objects of slab caches, and search their memory for words (mm/slub.c).
 
-Nothing lists the slabs of a cache: those that are full are in no list. All ``struct
-page`` tell it.
+Full slabs of a cache are in no list, so slabs are found by reading all ``struct page``.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,10 +22,10 @@ from msatools.memory.pages.layout import page_layout
 from msatools.memory.pages.memmap import memmap_ranges, read_chunks
 
 _AT_ONCE = 1 << 24
-"""Bytes of slabs that are looked through at a time."""
+"""Bytes of slabs that are searched at a time."""
 
 _MAX_SEARCHED = 1 << 32
-"""Bytes of slabs that are looked through: some four seconds."""
+"""Maximum number of bytes of slabs that are searched: some four seconds."""
 
 _MAX_OBJECTS = (1 << 15) - 1
 
@@ -38,31 +37,31 @@ class SlabPages:
     """The slabs of some caches, one row a slab."""
 
     cache: Addresses
-    """The ``struct kmem_cache``."""
+    """Address of the ``struct kmem_cache``."""
 
     start: Addresses
-    """Where its memory begins."""
+    """Address of the first byte of memory."""
 
     objects: Numbers
-    """How many objects it has room for."""
+    """Number of objects, allocated and free."""
 
 
 @dataclass(frozen=True)
 class SlabWord:
-    """A word in a slab that was searched for."""
+    """A wanted word that was found in a slab."""
 
     address: int
     value: int
     cache: SlabCache
     offset: int
-    """In the object."""
+    """Offset of the word in its object."""
 
 
 class SlabScan:
     """The slabs of all caches of a kernel.
 
     :raises drgn.FaultError: if caches or ``struct page`` cannot be read
-    :raises LookupError: if the kernel has no SLUB, or nothing tells its types
+    :raises LookupError: if the kernel has no SLUB, or its types are unknown
     """
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
@@ -74,7 +73,7 @@ class SlabScan:
         self._slabs = self._find(self.caches)
 
     def objects(self, cache: int) -> Addresses:
-        """Find all objects of a cache, free ones too."""
+        """Return the addresses of all objects of a cache, allocated and free."""
         known = self.caches[cache]
         own = self._slabs.cache == cache
         starts, counts = self._slabs.start[own], self._slabs.objects[own]
@@ -86,9 +85,9 @@ class SlabScan:
     def search(
         self, wanted: Addresses, skip: Callable[[SlabCache], bool]
     ) -> Iterator[SlabWord]:
-        """Find words in slabs that are one of some addresses.
+        """Find words in slabs that equal one of some addresses.
 
-        What cannot be read is counted. What is too much to be looked through is noted.
+        If there is more memory than :data:`_MAX_SEARCHED`, that is noted.
         """
         left = _MAX_SEARCHED
         for address, cache in self.caches.items():
@@ -99,8 +98,8 @@ class SlabScan:
                 starts = self._slabs.start[own & (self._slabs.objects == objects)]
                 size = cache.padding + objects * cache.size & ~7
                 step = max(_AT_ONCE // size, 1)
-                for at in range(0, len(starts), step):
-                    part = starts[at : at + step]
+                for first in range(0, len(starts), step):
+                    part = starts[first : first + step]
                     left -= len(part) * size
                     if left < 0:
                         text = "not all of the slab memory was searched for holders"
@@ -116,8 +115,8 @@ class SlabScan:
         words = records.view("<u8")
         near = np.flatnonzero((words >= wanted.min()) & (words <= wanted.max()))
         found = near[np.isin(words.ravel()[near], wanted)]
-        for place in found.tolist():
-            row, column = divmod(place, size // 8)
+        for index in found.tolist():
+            row, column = divmod(index, size // 8)
             inside = column * 8 - cache.padding
             yield SlabWord(
                 int(starts[row]) + column * 8,
@@ -129,7 +128,7 @@ class SlabScan:
     def _find(self, caches: dict[int, SlabCache]) -> SlabPages:
         prog = self._reader.prog
         layout = page_layout(prog)
-        place, objects_place, shift = _slab_layout(prog)
+        cache_offset, objects_offset, shift = _slab_layout(prog)
         start = pfn_to_virt(prog, 0).value_()
         page_size = prog["PAGE_SIZE"].value_()
         known = np.array(sorted(caches), np.uint64)
@@ -141,7 +140,7 @@ class SlabScan:
                 text = "some struct page cannot be read, and slabs with them"
                 self._losses.lose(Loss.SLABS, text)
             pages = np.frombuffer(chunk.data, np.uint8).reshape(-1, layout.size)
-            cache = column(pages, place)
+            cache = column(pages, cache_offset)
             near = np.flatnonzero((cache >= known[0]) & (cache <= known[-1]))
             near = near[np.isin(cache[near], known)]
             if layout.slab_bit:
@@ -149,14 +148,14 @@ class SlabScan:
                 near = near[flags & np.uint64(layout.slab_bit) != 0]
             if not len(near):
                 continue
-            counts = column(pages[near], objects_place, 4) >> np.uint64(shift)
+            counts = column(pages[near], objects_offset, 4) >> np.uint64(shift)
             objects = (counts & np.uint64(_MAX_OBJECTS)).astype(np.int64)
             room = rooms[np.searchsorted(known, cache[near])]
             possible = (objects > 0) & (objects * room <= MAX_OBJECT)
             near, objects = near[possible], objects[possible]
-            at = (chunk.pfn + near).astype(np.uint64) * np.uint64(page_size)
+            offset = (chunk.pfn + near).astype(np.uint64) * np.uint64(page_size)
             found.append(
-                (cache[near].astype(np.uint64), at + np.uint64(start), objects)
+                (cache[near].astype(np.uint64), offset + np.uint64(start), objects)
             )
         if not found:
             raise LookupError("no slabs are found")
@@ -165,7 +164,7 @@ class SlabScan:
 
 
 def _slab_layout(prog: drgn.Program) -> tuple[int, int, int]:
-    """Find where a ``struct page`` has the cache, and where the number of objects.
+    """Find the cache and the number of objects in a ``struct page``.
 
     :return: Offset of the cache, offset of the word with the number, bits below it.
     :raises LookupError: if the kernel does not keep the number (SLAB, up to v6.7)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""RLIMIT_NPROC: how many processes users have, and how many they may have.
+"""RLIMIT_NPROC: the number of processes of users, and their limits.
 
 kernel/ucount.c, kernel/cred.c: a task counts against its real user in its user
-namespace, and against whoever made that namespace, and so on. Each process has a limit
-of its own for its user; each user namespace one for those who made it.
+namespace, against the creator of that namespace, and so on. Each process has its own
+limit for its user; each user namespace has one for its creator.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ _RLIMIT_NPROC = 6
 """include/uapi/asm-generic/resource.h, as on x86 and arm64."""
 
 _MAX_LEVEL = 34
-"""User namespaces in each other: create_user_ns() has 33 at most."""
+"""Maximum depth of user namespaces: create_user_ns() allows 33."""
 
 _LONG_MAX = (1 << 63) - 1
 
@@ -42,36 +42,36 @@ _SAME = {
     "cred": ("real_cred",),
     "signal": ("signal",),
 }
-"""What does not change of a task while its limits are read."""
+"""Members that identify a task when its limits have been read."""
 
 
 @dataclass
 class _Account:
-    """What counts the processes of a user: a ``struct ucounts`` or ``user_struct``."""
+    """The count of a user's processes: a ``struct ucounts`` or ``user_struct``."""
 
     uid: int
     used: int
     space: int
-    """The user namespace; 0 where users are counted for all alike."""
+    """Address of the user namespace; 0 if users are not counted by namespace."""
 
     dead: int = 0
     most: int | None = None
     """The lowest limit; ``None`` if there is none."""
 
     def lower(self, most: int) -> None:
-        """Take another limit in."""
+        """Lower the limit, if *most* is lower."""
         self.most = most if self.most is None else min(self.most, most)
 
 
 def user_limits(
     reader: Reader, tasks: TaskTable, zombies: Rows, losses: LossLog
 ) -> Iterator[Limit]:
-    """Yield how many processes each user of a zombie has, zombies too.
+    """Yield the number of processes of each user with a zombie, and its limit.
 
-    The kernel counts its idle tasks, one a CPU, among those of user 0, who is not held
-    to any limit (copy_process()). Of the different limits that a user's processes have,
-    the lowest is told; that of those who are alive, if any is. Processes with the
-    capability to administrate the system may have more.
+    The idle tasks, one a CPU, count for user 0, who has no limit (copy_process()). If a
+    user's processes have different limits, the lowest is reported, of the living
+    processes if there are any. The limit does not hold for processes with CAP_SYS_ADMIN
+    or CAP_SYS_RESOURCE.
     """
     creds = read_structs(
         reader, "struct cred", _CRED, tasks["cred"].astype(np.uint64), losses
@@ -106,7 +106,7 @@ def user_limits(
 def _ucounts(
     reader: Reader, dead: Counter[int], losses: LossLog
 ) -> dict[int, _Account]:
-    """Read users' counts, and those of who made their namespaces."""
+    """Read the counts of users, and of the creators of their namespaces."""
     number = reader.prog.constant("UCOUNT_RLIMIT_NPROC").value_()
     counts = {
         # Linux kernel commit de399236e240 ("ucounts: Split rlimit and ucount values and
@@ -181,7 +181,7 @@ def _limit_by_processes(
     accounts: dict[int, _Account],
     losses: LossLog,
 ) -> None:
-    """Lower accounts to the lowest limit that a process has, a living one if any."""
+    """Lower each account's limit to the lowest of its processes, living ones if any."""
     alive = tasks["exit_state"] == 0
     wanted = [address for address, account in accounts.items() if account.uid]
     living = np.flatnonzero(alive & np.isin(account_of, _words(wanted)))
@@ -215,14 +215,14 @@ def _lowest(
 
 
 def _are_there(reader: Reader, tasks: TaskTable, rows: Rows) -> Booleans:
-    """Return which tasks of a running kernel are still those that were read.
+    """Return which tasks of a running kernel still exist.
 
-    Of others, user and limits may be of who got their memory since.
+    The memory of others may have been reused.
     """
     if not reader.is_live:
         return np.ones(len(rows), np.bool_)
     addresses = tasks["address"][rows].astype(np.uint64)
-    known = LossLog()  # to be gone by now is no loss
+    known = LossLog()  # a task that has ended is not counted as unreadable
     now = read_structs(reader, "struct task_struct", _SAME, addresses, known)
     same: Booleans = now.readable
     for name in _SAME:
@@ -237,7 +237,7 @@ def _words(addresses: list[int]) -> npt.NDArray[np.uint64]:
 def _inodes(
     reader: Reader, accounts: dict[int, _Account], losses: LossLog
 ) -> dict[int, int]:
-    """Number the user namespaces, but for the initial one."""
+    """Return the inode numbers of the user namespaces, but for the initial one."""
     addresses = _words(sorted({account.space for account in accounts.values()}))
     read = read_structs(
         reader,

@@ -2,7 +2,7 @@
 
 """Why each of the dead is not reaped. Pure.
 
-kernel/exit.c: wait_consider_task() tells which children a wait() takes.
+kernel/exit.c: wait_consider_task() decides which children a wait() takes.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 """In the order in which they are tested: the first that holds is the verdict."""
 
 BRIEF_NS = 1_000_000_000
-"""Most uninterruptible sleep is much shorter, and is no reason for what is older."""
+"""Minimum uninterruptible sleep that explains zombies of that age: most is shorter."""
 
 Numbers = npt.NDArray[np.uint8]
 
@@ -44,26 +44,29 @@ def verdicts(dead: Dead, parents: Parents) -> Numbers:
 
 @dataclass(frozen=True)
 class _Case:
-    """The dead, their parents, and by dead task what waits of its parent mean to it."""
+    """The dead, their parents, and how each of the dead fits its parent's waits."""
 
     dead: Dead
     parents: Parents
 
     taken: Booleans
-    """One takes it, and nothing stops the thread from that."""
+    """Whether a wait takes it, and the thread can run."""
 
     missed: Booleans
-    """One is for others."""
+    """Whether a wait is for other children."""
 
     left: Booleans
-    """One is for such as it, if it sent SIGCHLD."""
+    """Whether a wait would take it if its exit signal were SIGCHLD."""
 
     def of_parent(self, holds: Callable[[ParentFacts], bool]) -> Booleans:
-        """Return whose parents are so; of one that is not known, nothing is."""
+        """Return for which of the dead the parent meets a condition.
+
+        False if the parent is unknown.
+        """
+        # The last element is for NONE, which is -1.
         by_parent = [*map(holds, self.parents.facts), False]
-        # The last one is that of NONE.
-        found: Booleans = np.array(by_parent, np.bool_)[self.parents.index]
-        return found
+        result: Booleans = np.array(by_parent, np.bool_)[self.parents.index]
+        return result
 
     @property
     def sends_sigchld(self) -> Booleans:
@@ -72,7 +75,7 @@ class _Case:
 
     @property
     def idle(self) -> Booleans:
-        """Whether no thread of the parent is in wait(), as far as can be told."""
+        """Whether no thread of the parent is in wait(); false if unknown."""
         return self.of_parent(lambda parent: parent.waits == ())
 
 
@@ -81,7 +84,7 @@ def _leader_exited(case: _Case) -> Booleans:
 
 
 def _being_reaped(case: _Case) -> Booleans:
-    # Threads that are dead as well, and that nothing holds, are gone in a moment.
+    # The other threads are dead, too, and released in a moment unless traced.
     last = _waits_for_threads(case.dead) & ~_has_traced_thread(case.dead)
     return case.dead.reaped | case.taken | last
 
@@ -105,7 +108,7 @@ def _reaper_never_reaps(case: _Case) -> Booleans:
     reaps = case.of_parent(
         lambda parent: parent.reaper is not None and parent.waits is not None
     )
-    # If it has just been told, it may reap in a moment.
+    # If SIGCHLD has just been sent, it may reap in a moment.
     notified = case.of_parent(lambda parent: bool(parent.pending))
     return (
         reaps & ~case.taken & ~case.left & ~(notified & (case.dead.age_ns < BRIEF_NS))
@@ -151,9 +154,9 @@ _TESTS: dict[Verdict, Callable[[_Case], Booleans]] = {
 
 
 def _waits_for_threads(dead: Dead) -> Booleans:
-    """Return which are leaders of processes of which other threads are dead, too.
+    """Return which are leaders of processes with other dead threads only.
 
-    delay_group_leader(): those have to go first.
+    delay_group_leader(): those have to be released first.
     """
     waits: Booleans = dead.leads & (dead.threads == 0) & (dead.others > 0)
     return waits
@@ -166,7 +169,7 @@ def _has_traced_thread(dead: Dead) -> Booleans:
 
 
 def _waits(dead: Dead, parents: Parents) -> tuple[Booleans, Booleans, Booleans]:
-    """Return what waits of its parent's threads mean to each: see :class:`_Case`."""
+    """Return *taken*, *missed* and *left* of :class:`_Case`."""
     taken, missed, left = np.zeros((3, len(dead)), np.bool_)
     for parent, children in _families(parents):
         part = dead.only(children)
@@ -188,7 +191,7 @@ def _is_stopped(parent: ParentFacts) -> bool:
 
 
 def _families(parents: Parents) -> Iterator[tuple[ParentFacts, Rows]]:
-    """Yield each parent of which a thread is in wait(), and its dead children."""
+    """Yield each parent with a thread in wait(), and its dead children."""
     order = np.argsort(parents.index, kind="stable")
     counted = np.arange(len(parents.facts) + 1)
     starts = np.searchsorted(parents.index[order], counted)
@@ -198,7 +201,7 @@ def _families(parents: Parents) -> Iterator[tuple[ParentFacts, Rows]]:
 
 
 def _is_meant(dead: Dead, groups: npt.NDArray[np.uint64], wait: WaitOpts) -> Booleans:
-    """Return which children a wait is for, whatever signal they send.
+    """Return which children a wait is for, with any exit signal.
 
     eligible_pid(), do_wait_thread() and ptrace_do_wait()
     """

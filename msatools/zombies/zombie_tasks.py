@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Which tasks are dead and not reaped, and what the kernel still has of each.
+"""Find dead tasks that are not reaped, and read what the kernel still has of them.
 
-kernel/exit.c. A leader stays for its parent. Another thread is let go of at once, but
-for one that is traced, which stays for its tracer.
+kernel/exit.c. A leader stays until its parent reaps it. Another thread is released at
+once, unless it is traced: then it stays until its tracer reaps it.
 """
 
 from dataclasses import dataclass, fields
@@ -26,12 +26,12 @@ UNKNOWN = -1
 
 Numbers = npt.NDArray[np.int64]
 
-# Of task_struct.exit_state (include/linux/sched.h); both while a tracer reaps it.
+# Bits of task_struct.exit_state (include/linux/sched.h); both while a tracer reaps it.
 _DEAD = 0x10
 _ZOMBIE = 0x20
 
 _GROUP_EXIT = 0x4
-"""``SIGNAL_GROUP_EXIT`` of ``signal_struct.flags``."""
+"""``SIGNAL_GROUP_EXIT``, a bit of ``signal_struct.flags``."""
 
 _PROCESS = {
     "live": ("live.counter",),
@@ -44,15 +44,15 @@ _SPACE = {"inode": ("ns.inum",)}
 
 @dataclass(frozen=True)
 class Aged:
-    """For how long each task of a table has been in its state."""
+    """Time that each task of a table has been in its state."""
 
     age_ns: Nanoseconds
     age_bound: npt.NDArray[np.uint8]
-    """Of :class:`msatools.tasks.task_state.AgeBound`."""
+    """Members of :class:`msatools.tasks.task_state.AgeBound`."""
 
 
 def read_ages(tasks: TaskTable, clocks: Clocks) -> Aged:
-    """Return for how long each task has been dead, asleep, running or about to run."""
+    """Return the time that each task has been dead, asleep, running or runnable."""
     classes = np.where(asleep(tasks), TaskClass.OTH.value, TaskClass.LAT.value)
     classes[tasks["exit_state"] != 0] = TaskClass.ZMB.value
     return Aged(*ages(tasks, clocks, classes.astype(np.uint8)))
@@ -60,51 +60,52 @@ def read_ages(tasks: TaskTable, clocks: Clocks) -> Aged:
 
 @dataclass(frozen=True)
 class Dead:
-    """One value a task that is dead and not reaped, in the order of the table."""
+    """One value for each dead task that is not reaped, in the order of the table."""
 
     row: Rows
-    """In the table of tasks."""
+    """Row in the table of tasks."""
 
     leads: Booleans
-    """Whether it is the first thread of its process, and so the process itself."""
+    """Whether it is the leader of its process."""
 
     reaped: Booleans
     """Whether it is being reaped right now."""
 
     exit_code: Numbers
-    """As wait() would give it."""
+    """Status as of wait()."""
 
     exit_signal: Numbers
-    """What it sends to its parent; -1 of a thread that does not lead."""
+    """Signal sent to the parent; -1 for a thread that is not a leader."""
 
     ptraced: Booleans
     real_parent: Addresses
-    """The ``struct task_struct`` of the thread that is to wait for it."""
+    """Address of the parent's ``struct task_struct``."""
 
     parent: Addresses
-    """That of its tracer if it is traced, else the same."""
+    """Address of the tracer's if it is traced, else the same."""
 
     process: Addresses
-    """Its ``struct signal_struct``."""
+    """Address of its ``struct signal_struct``."""
 
     thread_pid: Addresses
-    """Its ``struct pid``; 0 if it has lost it."""
+    """Address of its ``struct pid``; 0 if already detached."""
 
     threads: Numbers
-    """Threads of its process that live; :data:`UNKNOWN` if unreadable."""
+    """Number of living threads of its process; :data:`UNKNOWN` if unreadable."""
 
     others: Numbers
-    """Threads of its process that have not been reaped, itself aside; the same."""
+    """Number of other threads of its process that are not reaped; :data:`UNKNOWN` if
+    unreadable."""
 
     namespace: Numbers
-    """The inode of its PID namespace; :data:`UNKNOWN` if unreadable."""
+    """Inode number of its PID namespace; :data:`UNKNOWN` if unreadable."""
 
     ns_pid: Numbers
     """Its PID there; 0 in the initial namespace."""
 
     age_ns: Nanoseconds
     age_bound: npt.NDArray[np.uint8]
-    """Of :class:`msatools.tasks.task_state.AgeBound`."""
+    """Members of :class:`msatools.tasks.task_state.AgeBound`."""
 
     def __len__(self) -> int:
         return len(self.row)
@@ -115,17 +116,14 @@ class Dead:
 
 
 def zombie_rows(tasks: TaskTable) -> Rows:
-    """Find who is dead and not reaped, or just being reaped."""
+    """Return the rows of dead tasks that are not reaped, or just being reaped."""
     exits = tasks["exit_state"]
     stays = (exits == _ZOMBIE) & (tasks["ptrace"] != 0)
     return np.flatnonzero((exits != 0) & (tasks.leaders | stays))
 
 
 def read_dead(reader: Reader, tasks: TaskTable, aged: Aged, losses: LossLog) -> Dead:
-    """Read what there is of each dead task; four bulk reads, however many there are.
-
-    What cannot be read is counted, and unknown.
-    """
+    """Read the data of each dead task, with four bulk reads in total."""
     row = zombie_rows(tasks)
     part = TaskTable(tasks.records[row], tasks.columns)
     process = part["signal"].astype(np.uint64)
@@ -158,9 +156,9 @@ def read_dead(reader: Reader, tasks: TaskTable, aged: Aged, losses: LossLog) -> 
 def read_numbers(
     reader: Reader, pids: Addresses, losses: LossLog
 ) -> tuple[Numbers, Numbers]:
-    """Return the namespace of each ``struct pid``, and its number there.
+    """Return the PID namespace of each ``struct pid``, and its PID there.
 
-    :return: The inodes, :data:`UNKNOWN` if unreadable; and the numbers, 0 in the
+    :return: The inode numbers, :data:`UNKNOWN` if unreadable; and the PIDs, 0 in the
         initial namespace.
     """
     space, numbers = innermost_numbers(reader, pids, losses)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Why the dead are not reaped, on one kernel: reports one after the other."""
+"""Collect reports of zombies, and why they are not reaped, of one kernel."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -63,14 +63,14 @@ _SAME = {
     "real_parent": ("real_parent",),
     "signal": ("signal",),
 }
-"""What does not change of who stays dead."""
+"""Members that do not change while a task stays dead."""
 
 Threads = frozenset[tuple[int, int]]
-"""Threads by their PID and when they started, as PIDs are used again."""
+"""Threads by PID and start time, as PIDs are reused."""
 
 _STEPS = 5
 _MAX_BLOCKED = 16
-"""Blocked parents of which is told what they wait for in the end."""
+"""Maximum number of blocked parents whose root cause is searched for."""
 
 
 def collect_zombies(
@@ -81,7 +81,7 @@ def collect_zombies(
     progress: Progress | None = None,
 ) -> ZombiesReport:
     """
-    Find all dead tasks of a kernel, why nobody reaps them, and what they use up.
+    Report all zombies of a kernel, why they are not reaped, and what they use.
 
     >>> report = collect_zombies(prog)
     >>> report.groups[0].count, report.groups[0].verdict
@@ -90,10 +90,10 @@ def collect_zombies(
     Nothing is written, and nothing but *prog* is read.
 
     :param prog: A Linux kernel with types, live or dead.
-    :param target: What to say of the target; found out if not given.
-    :param progress: Called now and then with steps done and steps in all.
-    :raises NoSuchPidError: if a PID that the options name is not there
-    :raises LookupError: if the types lack what describes tasks
+    :param target: Description of the target; found out if not given.
+    :param progress: Called with the steps done and the number of steps.
+    :raises NoSuchPidError: if a requested PID does not exist
+    :raises LookupError: if the types of tasks are missing
     :raises drgn.FaultError: if the dump lacks every task
     :raises TargetError: if the program is not a kernel, or has no types
     """
@@ -103,16 +103,16 @@ def collect_zombies(
 
 @dataclass(frozen=True)
 class _ZombieSample:
-    """All tasks that are looked at, and the dead among them."""
+    """The tasks that were read, and the dead among them."""
 
     found: Found
     aged: Aged
     places: Rows
-    """Which of the dead were asked for."""
+    """Indices of the requested dead tasks."""
 
 
 class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
-    """A run of reports on one kernel: see :class:`msatools.kernel.session.Session`."""
+    """A series of reports: see :class:`msatools.kernel.session.Session`."""
 
     def __init__(
         self, prog: drgn.Program, target: Target, options: ZombiesOptions
@@ -128,7 +128,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         self._threads_before: Threads = frozenset()
 
     def delta(self, previous: ZombiesReport, current: ZombiesReport) -> ZombiesReport:
-        """Return the current report with what has changed since the previous one."""
+        """Return the current report with the changes since the previous one."""
         then, now = self._threads_before, self._threads
         interval_ns, limits = ns_between(previous, current), current.limits
         if interval_ns is not None and limits and previous.limits is not None:
@@ -146,7 +146,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         )
 
     def report(self, progress: Progress) -> ZombiesReport:
-        """Report the dead that are there now."""
+        """Report the zombies that exist now."""
         options, losses, reader = self._options, self._losses, self._reader
         alone = options.pids is not None
         with self._reporting():
@@ -163,7 +163,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
             heirs = () if alone else self._heirs(tasks, dead.row)
             by_parent = {heir.ppid: heir for heir in heirs}
             made = groups(found, sample.places, doing, by_parent)
-            # Who waits for whom takes all tasks: too much to tell of one.
+            # Finding root causes needs all tasks, which is too slow for one.
             made = made if alone else self._with_roots(made)
             progress(3, _STEPS)
             limits: tuple[Limit, ...] | None = None
@@ -196,13 +196,13 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
     def _read_all(self) -> TaskTable:
         tasks = self._task_reader.read_all(self._losses)
         if not len(tasks):
-            # That there are no zombies would be told of any dump that lacks the tasks.
+            # A dump without the tasks must not be reported as one without zombies.
             init = find_variable(self._prog, "init_task").address_
             raise drgn.FaultError("no task can be read", init)
         return tasks
 
     def _read_named(self) -> TaskTable:
-        """Read the tasks that were named, and all threads of their parents."""
+        """Read the requested tasks, and all threads of their parents."""
         pids = self._options.pids or ()
         addresses = find_tasks(self._reader, pids, self._losses)
         tasks = self._task_reader.read_with_others(
@@ -216,10 +216,10 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
     def _processes_to_read(
         self, addresses: Sequence[int], named: Records
     ) -> Iterable[int]:
-        """Choose the processes of which all threads are read for those named."""
-        # Its dead threads tell why a leader stays; its parent's why it is left.
+        """Choose the processes whose threads are read in addition to *named*."""
+        # A leader may stay because of its other threads, or because of its parent.
         dead = (named["exit_state"] != 0).tolist()
-        # The idle task, which has made 1 and 2, is in no list.
+        # The idle task, the parent of 1 and 2, is in no list.
         nobody = {0, self._reader.once("init_task", self._first_task)}
         parents = {*named["real_parent"].tolist()} - nobody
         return [*compress(addresses, dead), *sorted(parents)]
@@ -233,7 +233,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         aged = read_ages(tasks, clocks)
         dead = read_dead(reader, tasks, aged, losses)
         if self._options.pids is not None:
-            # Of their parents' processes there may be dead ones, too.
+            # The parents' processes may have dead threads, too.
             named = {*tasks["signal"][: self._named].tolist()}
             of_those = [signal in named for signal in dead.process.tolist()]
             dead = dead.only(np.array(of_those, np.bool_))
@@ -251,18 +251,18 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
 
     @property
     def _named(self) -> int:
-        """Return how many were named: they are the first of the table."""
+        """Number of requested tasks: they are the first rows of the table."""
         return len({*(self._options.pids or ())})
 
     def _wanted(self, found: Found) -> Rows:
-        """Choose the dead that were asked for."""
+        """Return the indices of the requested dead tasks."""
         options, dead = self._options, found.dead
         wanted = self._stays(found) if self._target.live else np.ones(len(dead), bool)
         if options.pids is not None:
             wanted &= dead.row < self._named
         if options.parents is not None:
             pids = [each.pid for each in found.parents.facts]
-            # The last stands for a parent that is not known.
+            # The last element is for an unknown parent (NONE, which is -1).
             of = np.array([*pids, 0], np.int64)[found.parents.index]
             wanted &= np.isin(of, options.parents)
         if not options.membership.is_any:
@@ -278,13 +278,13 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         return np.flatnonzero(wanted)
 
     def _stays(self, found: Found) -> Booleans:
-        """Return who is still as it was after all of its parent was read.
+        """Return which tasks are still dead after their parents were read.
 
-        Of others that may be what its memory has become.
+        The memory of others may have been reused meanwhile.
         """
         rows = found.dead.row
         addresses = found.tasks["address"][rows].astype(np.uint64)
-        known = LossLog()  # to be gone by now is no loss
+        known = LossLog()  # a task that was reaped is not counted as unreadable
         now = read_structs(self._reader, "struct task_struct", _SAME, addresses, known)
         stays = now.readable
         for name in _SAME:
@@ -306,7 +306,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
     def _asked(
         self, zombies: Sequence[Zombie], sample: _ZombieSample
     ) -> tuple[TaskAsked, ...]:
-        """Return each task that was named, dead or alive."""
+        """Return each requested task, dead or alive."""
         dead = {zombie.pid: zombie for zombie in zombies}
         tasks, age_ns = sample.found.tasks, sample.aged.age_ns
         states = letters(TaskTable(tasks.records[: self._named], tasks.columns))
@@ -334,7 +334,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
         return tuple(asked)
 
     def _with_roots(self, made: tuple[ZombieGroup, ...]) -> tuple[ZombieGroup, ...]:
-        """Add what blocked parents wait for in the end."""
+        """Add the root causes of blocked parents."""
         blocked = [group for group in made if group.verdict == "parent-blocked"]
         return tuple(
             self._with_root(group) if group in blocked[:_MAX_BLOCKED] else group
@@ -367,7 +367,7 @@ class Zombies(KernelSession[ZombiesReport, ZombiesOptions]):
 
 
 def _threads(sample: _ZombieSample) -> Threads:
-    """Return the dead from others that have had their numbers."""
+    """Return the keys of the dead tasks: PID and start time."""
     tasks, rows = sample.found.tasks, sample.found.dead.row[sample.places]
     started = tasks["start_ns"][rows].tolist()
     return frozenset(zip(tasks["pid"][rows].tolist(), started, strict=True))
