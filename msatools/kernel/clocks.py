@@ -25,11 +25,11 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.words import U64
 from msatools.selfdesc.variables import find_variable
 
 Nanoseconds = npt.NDArray[np.int64]
 
-_U64 = struct.Struct("<Q")
 _S64 = struct.Struct("<q")
 
 _DIFFERENCE = "how CLOCK_MONOTONIC differs from the others"
@@ -101,8 +101,8 @@ def read_clocks(reader: Reader, losses: LossLog) -> Clocks:
             if address is None:
                 raise drgn.FaultError("no variables of that CPU", 0)
             clocks = reader.read(address, queues.size)
-            (clock,) = _U64.unpack_from(clocks, queues.clock)
-            (task,) = _U64.unpack_from(clocks, queues.task)
+            (clock,) = U64.unpack_from(clocks, queues.clock)
+            (task,) = U64.unpack_from(clocks, queues.task)
             if max(clock, task) > _MAX_NS:
                 raise drgn.FaultError("no time of a clock", address)
         except drgn.FaultError:
@@ -127,7 +127,7 @@ def _queues(reader: Reader, losses: LossLog) -> _Queues:
         dict(zip(percpu.cpus.tolist(), addresses.tolist(), strict=True)),
         clock - start,
         task - start,
-        abs(clock - task) + _U64.size,
+        abs(clock - task) + U64.size,
     )
 
 

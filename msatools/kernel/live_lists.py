@@ -2,7 +2,6 @@
 
 """Walks of task lists, which on a running kernel change meanwhile."""
 
-import struct
 from collections.abc import Iterator
 
 import drgn
@@ -10,13 +9,11 @@ import drgn
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.words import LIST_HEAD, U64
 
 MAX_TASKS = 1 << 23
 """Maximum number of entries, twice PID_MAX_LIMIT (include/linux/threads.h)."""
 
-_U64 = struct.Struct("<Q")
-_LINKS = struct.Struct("<QQ")
-"""``struct list_head``: next, previous."""
 
 _MAX_RESUMED = 256
 """Maximum number of times that one walk goes back to an entry still on the list."""
@@ -55,7 +52,7 @@ def changing_list(
     resumed = again = 0
     try:
         if node is None:
-            (node,) = _U64.unpack(reader.read(head, 8))
+            (node,) = U64.unpack(reader.read(head, 8))
         while node != head:
             address = node - offset
             new = address not in seen
@@ -65,7 +62,7 @@ def changing_list(
             if not node or looping or len(seen) > MAX_TASKS:
                 raise drgn.FaultError("it leads nowhere", node)
             data = reader.read(address, size)
-            following, previous = _LINKS.unpack_from(data, offset)
+            following, previous = LIST_HEAD.unpack_from(data, offset)
             if live and previous not in visited:
                 resumed += 1
                 losses.coverage["lists_resumed"] += 1
@@ -75,7 +72,7 @@ def changing_list(
                 if node is None:
                     if first is not None:
                         return  # the process has ended
-                    (node,) = _U64.unpack(reader.read(head, 8))
+                    (node,) = U64.unpack(reader.read(head, 8))
                 continue
             seen.add(address)
             if live:
@@ -96,7 +93,7 @@ def _resume(reader: Reader, trail: list[int], visited: set[int]) -> int | None:
     :return: ``None`` if none of them is still on the list.
     """
     while len(trail) > 1:
-        following, previous = _LINKS.unpack(reader.read(trail[-1], _LINKS.size))
+        following, previous = LIST_HEAD.unpack(reader.read(trail[-1], LIST_HEAD.size))
         if previous in visited:
             return int(following)
         trail.pop()

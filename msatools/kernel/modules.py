@@ -12,6 +12,7 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
+from msatools.kernel.words import unsigned
 from msatools.selfdesc.module_records import LoadedModule, ModuleLayout, ModuleSymbols
 from msatools.selfdesc.variables import find_variable
 
@@ -131,19 +132,15 @@ class _Tree:
         :return: Address of its ``struct module``; ``None`` if not found.
         :raises drgn.FaultError: if the tree cannot be read
         """
-        copy = _integer(self._reader.read(self._sequence, 4), 0, 4) & 1
+        copy = unsigned(self._reader.read(self._sequence, 4), 0, 4) & 1
         node = int(self._reader.words(self._roots + 8 * copy, 1)[0])
         for _ in range(_MAX_DEPTH):
             if not node:
                 return None
             data = self._reader.read(node - self._nodes[copy], self._size)
-            base, size = _integer(data, self._base, 8), _integer(data, self._length, 4)
+            base, size = unsigned(data, self._base, 8), unsigned(data, self._length, 4)
             if base <= address < base + size:
-                return _integer(data, self._module, 8)
+                return unsigned(data, self._module, 8)
             child = self._left if address < base else self._right
-            node = _integer(data, self._nodes[copy] + child, 8)
+            node = unsigned(data, self._nodes[copy] + child, 8)
         raise drgn.FaultError("the tree of modules has no end", node)
-
-
-def _integer(data: bytes, offset: int, size: int) -> int:
-    return int.from_bytes(data[offset : offset + size], "little")
