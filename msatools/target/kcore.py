@@ -25,7 +25,7 @@ from msatools.target.errors import TargetError
 KCORE = "/proc/kcore"
 _OPEN_FILES = "/proc/self/fd"
 
-_KEY = "msatools.kcore"
+_NAME = "msatools.kcore"
 """Key of a program's :class:`Segments` in its cache."""
 
 _IDENT = b"\x7fELF\2"
@@ -195,7 +195,7 @@ def open_kcore() -> Program:
     if segments.look() == before:
         segments.know(before)
     # Else drgn may have read either table: then refresh() replaces all segments.
-    prog.cache[_KEY] = segments
+    prog.cache[_NAME] = segments
     return prog
 
 
@@ -273,14 +273,14 @@ def _is_named_kcore(fd: int) -> bool:
 
 def _segments_of(prog: Program) -> Segments | None:
     """Return the segments of a program; ``None`` if it does not read /proc/kcore."""
-    found: Segments | None = prog.cache.get(_KEY)
+    found: Segments | None = prog.cache.get(_NAME)
     if found is None and _is_kcore(prog):
         try:
             found = Segments()
         except OSError:
             # The program was opened with other privileges.
             return None
-        prog.cache[_KEY] = found
+        prog.cache[_NAME] = found
     return found
 
 
