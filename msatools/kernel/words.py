@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Formats of the kernel's integers and list heads, and the size of its pages.
-
-All supported kernels are 64-bit and little-endian, with pages of 4 KiB.
-"""
+"""Formats of little-endian integers and list heads, and the smallest page size."""
 
 import struct
 
 PAGE = 4096
-"""Bytes of a page."""
+"""Bytes of the smallest page."""
 
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
