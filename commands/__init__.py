@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The commands, one a file; installed as ``msatools.commands``."""
+"""The commands, one per file; installed as ``msatools.commands``."""

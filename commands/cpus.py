@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from msatools.cpus.model import CpusReport
     from msatools.cpus.options import CpusOptions
 
-_OF_TASKS = ("icsw", "migr")
-"""Columns for which all tasks have to be read."""
+_TASK_COLUMNS = ("icsw", "migr")
+"""Columns that require reading all tasks."""
 
 
 def _columns(word: str) -> tuple[str, ...]:
@@ -40,10 +40,10 @@ def _options(args: argparse.Namespace) -> "CpusOptions":
         cpus=args.cpus,
         sets=args.sets,
         irqs=args.view == "irqs",
-        # Those that are throttled one by one are in no run queue.
+        # Tasks that are throttled individually are not on a run queue.
         tasks=args.verbose
         or args.view == "sets"
-        or bool({*_OF_TASKS} & {*(args.columns or ())}),
+        or bool({*_TASK_COLUMNS} & {*(args.columns or ())}),
         doing=args.verbose,
         whole=args.record is not None,
     )

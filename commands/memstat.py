@@ -23,7 +23,7 @@ from msatools.render.blocks import Block, text
 from msatools.target import Target
 
 if TYPE_CHECKING:
-    # It needs numpy, which takes long to import.
+    # It needs numpy, which is slow to import.
     from msatools.memory.map.model import MemoryMap
 
 _GROUPS = (
@@ -38,7 +38,7 @@ _GROUPS = (
     "process",
     "order",
 )
-"""All of msatools.memory.by, which takes long to import."""
+"""All groupings of msatools.memory.by, which is slow to import."""
 
 _TOP = 20
 
@@ -78,7 +78,7 @@ class _Memstat(Session[MemstatReport]):
         self._args = args
 
     def report(self, progress: Progress) -> MemstatReport:
-        """Report where the memory is now."""
+        """Return a report of where the memory is now."""
         from msatools.memory.memstat import collect_memstat
 
         args = self._args
@@ -150,7 +150,7 @@ _SCANNING = {
     "map": "--map",
     "workers": "-j",
 }
-"""Options that ask for something of a scan."""
+"""Options that require a scan."""
 
 
 def _complaint(args: argparse.Namespace, has_interval: bool) -> str | None:
@@ -175,7 +175,7 @@ def _keep(report: MemstatReport, args: argparse.Namespace) -> None:
 def _check_map_file(path: str) -> None:
     """Check that a map can be written, before memory is scanned.
 
-    :raises OutputError: if it cannot be
+    :raises OutputError: if it cannot be written
     """
     check_writable(path)
     if _is_png(path) and find_spec("PIL") is None:
@@ -186,7 +186,7 @@ def _check_map_file(path: str) -> None:
 
 
 def _write_map(path: str, memory: "MemoryMap", page_size: int, release: str) -> None:
-    """Write a map to a file: PNG if its name says so, else SVG.
+    """Write a map to a file: PNG if it has that suffix, else SVG.
 
     :raises OutputError: if it cannot be written
     """

@@ -40,11 +40,11 @@ _CHOOSING = (
     *("cgroups", "containers", "namespaces"),
     *("rows", "threads", "by_user", "by_cgroup", "why", "view"),
 )
-"""What says which rows are shown, and how: any other may be asked of a recording."""
+"""Names of the arguments that select rows, or how they are shown."""
 
 
 def _parsed_by(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Turn the error of a parser into one of argparse."""
+    """Convert the error of a parser to that of argparse."""
 
     def convert(word: str) -> Any:
         try:

@@ -2,9 +2,9 @@
 
 """Crash-dump and live-kernel analysis for Linux, on drgn.
 
-For programs: :func:`thread`, :func:`process`, :func:`children` and :func:`self` tell
-where the time of one task went, and :func:`open` makes any kernel or dump ready to be
-asked the same.
+For programs: :func:`thread`, :func:`process`, :func:`children` and :func:`self` return
+where the time of one task went; :func:`open` opens any kernel or dump for the same
+queries.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -22,11 +22,10 @@ _QUERIES = ("children", "open", "process", "self", "thread")
 
 
 def __getattr__(name: str) -> Any:
-    # What they need is imported with the first one: drgn's plugin is in this package,
-    # and starts with every session.
+    # Imported lazily: drgn imports this package, for its plugin, with every session.
     if name not in _QUERIES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from msatools.query import api
 
-    found = globals()[name] = getattr(api, name)
-    return found
+    function = globals()[name] = getattr(api, name)
+    return function

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Register the commands with drgn, which imports this at every start.
+"""Registration of the commands with drgn, which imports this module at every start.
 
-Commands are imported when they are first used, for the sake of all other sessions.
+Commands are imported when first used, so that other sessions start fast.
 """
 
 import textwrap
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 
 class LazyCommand:
-    """A command of drgn that is imported when it is first used.
+    """A command of drgn that is imported when first used.
 
-    It has the methods that ``drgn.commands.Command`` asks for.
+    It has the methods of ``drgn.commands.Command``.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def description(self) -> str:
-        """Describe the command in one line."""
+        """Return the summary of the command."""
         return self._command().summary
 
     def format_usage(self) -> str:
-        """Give the usage line."""
+        """Return the usage line."""
         from msatools.cli.main import make_parser
 
         usage = make_parser(self._command(), in_drgn=True).format_usage()
         return usage.partition(": ")[2].rstrip()
 
     def format_help(self, *, indent: str = "") -> str:
-        """Give the help without its usage line."""
+        """Return the help without its usage line."""
         from msatools.cli.main import make_parser
 
         parser = make_parser(self._command(), in_drgn=True)
@@ -51,11 +51,11 @@ class LazyCommand:
         return textwrap.indent(body.strip("\n"), indent)
 
     def enabled(self, prog: Program) -> bool:
-        """Tell whether the program is one to run the command on."""
+        """Return whether the command can run on the program."""
         return bool(prog.flags & ProgramFlags.IS_LINUX_KERNEL)
 
     def parse(self, source: str, /) -> ParsedCommand[Sequence[str]]:
-        """Split what follows the command's name, pipes and redirections apart."""
+        """Parse the arguments, with pipes and redirections split off."""
         return parse_shell_command(source)
 
     def run(self, prog: Program, name: str, args: Sequence[str], /, **_: Any) -> Any:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The commands that there are: drgn's prompt, the lab and the tests go by this list.
+"""The list of commands, for drgn's prompt, the lab and the tests.
 
-Besides here a command is named in pyproject.toml, which installs ``msa-NAME``.
+pyproject.toml lists them, too, to install ``msa-NAME``.
 """
 
 from importlib import import_module
@@ -18,10 +18,10 @@ NAMES = (
     "prstat",
     "zombies",
 )
-"""Each is a module of :mod:`msatools.commands`."""
+"""Names of modules in :mod:`msatools.commands`."""
 
 
 def load(name: str) -> "Command[Any]":
-    """Import a command, which takes as long as all that it is made of."""
+    """Import a command, which imports all that it needs."""
     command: Command[Any] = import_module(f"msatools.commands.{name}").COMMAND
     return command

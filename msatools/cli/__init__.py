@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The command line: words, runs, screens and files, the same for all commands."""
+"""The command line: arguments, runs, screens and files, common to all commands."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The words that commands take: their options, the target, interval and count."""
+"""Arguments of commands: options, the target, interval and count."""
 
 import argparse
 import contextlib
@@ -17,15 +17,15 @@ from msatools.target import TargetSpec
 
 
 class UsageError(Exception):
-    """The words of a command line make no sense together."""
+    """The arguments of a command are invalid or contradict each other."""
 
 
 class Asked(Exception):
-    """The user asked for the help or the version, which is the argument."""
+    """The user requested the help or the version, the text of which is the argument."""
 
 
 class _Help(argparse.Action):
-    # argparse's own prints at once, and hides what becomes of it.
+    # argparse's own action prints at once, and hides errors of the output.
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         raise Asked(parser.format_help())
 
@@ -109,7 +109,7 @@ _TARGET_EXAMPLES: tuple[tuple[str, str], ...] = (
 )
 
 _MAX_INTERVAL_S = 1e8
-"""Three years: more than what the system's clocks take."""
+"""Maximum interval, three years: below the limits of the system's clocks."""
 
 _NUMBER = re.compile(
     r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE
@@ -118,7 +118,7 @@ _NUMBER = re.compile(
 
 @dataclass(frozen=True)
 class Words:
-    """What the words that belong to no option say."""
+    """Values of the positional arguments."""
 
     target: str | None = None
     interval_s: float | None = None
@@ -126,9 +126,9 @@ class Words:
 
 
 def parse_words(words: Iterable[str]) -> Words:
-    """Split the words into target, interval and count.
+    """Parse the positional arguments: target, interval and count.
 
-    :raises UsageError: if there are too many of one, or a number makes no sense
+    :raises UsageError: if there are too many, or a number is out of range
     """
     target, numbers = None, []
     for word in words:
@@ -162,21 +162,21 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 HERE = "-"
-"""What :class:`MaybeFile` gives where no file is named: standard output."""
+"""Value of a :class:`MaybeFile` option without a file: standard output."""
 
 
 _PICTURES = (
     *(".avif", ".bmp", ".dot", ".eps", ".gif", ".htm", ".html", ".jpeg", ".jpg"),
     *(".pdf", ".pgm", ".png", ".ppm", ".ps", ".svg", ".svgz", ".tif", ".tiff", ".webp"),
 )
-"""Endings of what is no dump."""
+"""Suffixes of files that are not dumps."""
 
 
 class MaybeFile(argparse.Action):
-    """An option after which a file may be named, told by how its name ends.
+    """An option with an optional file, which is recognized by its suffix.
 
-    Any other word there is none of its own, but for one that ends as a picture of
-    another kind, or that stands where the target is named elsewhere.
+    Another word after the option is a positional argument. It is refused if it has the
+    suffix of another kind of picture, or if there is another target.
     """
 
     def __init__(self, endings: Sequence[str], **kwargs: Any) -> None:
@@ -198,7 +198,7 @@ class MaybeFile(argparse.Action):
         return word.lower().endswith(self.endings)
 
     def may_name_file(self, word: str) -> bool:
-        """Return whether a word is meant as a file, if one of the wrong kind."""
+        """Return whether a word is meant as a file, perhaps of the wrong kind."""
         return self.names_file(word) or word.lower().endswith(_PICTURES)
 
     def refusal(self, word: str) -> str:
@@ -207,28 +207,30 @@ class MaybeFile(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that leaves it to the caller how to end."""
+    """A parser that raises exceptions instead of exiting."""
 
     takes_target = True
 
-    # The types of the stubs say more than what is so.
+    # The types of the stubs are too narrow.
     def parse_intermixed_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         left: dict[str, MaybeFile] = {}
-        found = super().parse_intermixed_args(list(self._joined(args, left)), namespace)
-        targets = _named(found)
+        parsed = super().parse_intermixed_args(
+            list(self._joined(args, left)), namespace
+        )
+        targets = _named(parsed)
         for word in targets:
             if word in left and (len(targets) > 1 or not self.takes_target):
                 self.error(left[word].refusal(word))
-        return found
+        return parsed
 
     def _joined(
         self, words: Sequence[str], left: dict[str, MaybeFile]
     ) -> Iterator[str]:
-        """Put what belongs to an option that may have a file in one word with it.
+        """Join each :class:`MaybeFile` option and its file to one word.
 
-        :param left: Is given the words that stood there and are not its file.
+        :param left: Receives the words after such options that are not files.
         """
         options = {
             option: action
@@ -255,7 +257,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentParser:
-    """Make the parser of a command; inside drgn it takes no target."""
+    """Return the parser of a command; inside drgn it takes no target."""
     name = f"%{command.name}" if in_drgn else f"msa-{command.name}"
     operands = "[INTERVAL [COUNT]]" if in_drgn else "[TARGET] [INTERVAL [COUNT]]"
     examples = () if in_drgn else _TARGET_EXAMPLES
@@ -291,9 +293,9 @@ def make_parser(command: Command[Any], *, in_drgn: bool) -> argparse.ArgumentPar
 
 
 def refuse_target(args: argparse.Namespace, words: Words) -> None:
-    """Refuse words that name a target where none is read.
+    """Refuse arguments that name a target when none is read.
 
-    :raises UsageError: if something is
+    :raises UsageError: if there are any
     """
     named = _named(args)
     if words.interval_s is not None:
@@ -311,19 +313,19 @@ def refuse_target(args: argparse.Namespace, words: Words) -> None:
 
 
 def _named(args: argparse.Namespace) -> list[str]:
-    """Return the options that name a target."""
-    found = [word for word in args.words if not _NUMBER.fullmatch(word)]
-    # Inside drgn there are no options of a target.
-    found += (getattr(args, name, None) for name in ("core", "qemu"))
+    """Return the arguments that name a target."""
+    targets = [word for word in args.words if not _NUMBER.fullmatch(word)]
+    # Inside drgn there are no options for a target.
+    targets += (getattr(args, name, None) for name in ("core", "qemu"))
     if getattr(args, "kernel", False):
-        found.append("-k")
-    return [name for name in found if name is not None]
+        targets.append("-k")
+    return [target for target in targets if target is not None]
 
 
 def refuse_kernel(args: argparse.Namespace, words: Words, path: str) -> None:
-    """Refuse options that a recording cannot answer.
+    """Refuse options that do not apply to a recording.
 
-    :raises UsageError: if something is
+    :raises UsageError: if there are any
     """
     if words.interval_s is not None:
         raise UsageError(f"{path}: a recording has intervals of its own")
@@ -340,15 +342,15 @@ def refuse_kernel(args: argparse.Namespace, words: Words, path: str) -> None:
 
 
 def target_path(args: argparse.Namespace, words: Words) -> str | None:
-    """Return the file that is named as the only target, if one is."""
+    """Return the file that is the only target; ``None`` if there is no such file."""
     path = words.target if words.target is not None else args.core
     return path if _named(args) == [path] else None
 
 
 def target_spec(args: argparse.Namespace, words: Words) -> TargetSpec:
-    """Return the target that a shell's words name.
+    """Return the target that a shell's arguments name.
 
-    :raises UsageError: if they name two, or one that the other words do not fit
+    :raises UsageError: if they name two, or one that contradicts other arguments
     """
     named = _named(args)
     if len(named) > 1:
@@ -370,10 +372,10 @@ def target_spec(args: argparse.Namespace, words: Words) -> TargetSpec:
 
 
 def check_users(args: argparse.Namespace, *, is_own: bool) -> None:
-    """Refuse names of users where only numbers are known.
+    """Refuse names of users unless the target is the running kernel.
 
-    :param is_own: Whether the target is the kernel that this runs on.
-    :raises UsageError: if one is not
+    :param is_own: Whether the target is the running kernel.
+    :raises UsageError: if there are any
     """
     for user in getattr(args, "users", None) or ():
         if isinstance(user, str) and not is_own:

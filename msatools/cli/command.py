@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a command is: its words, its runs, what renders its reports."""
+"""The description of a command: its arguments, its runs, and its rendering."""
 
 import argparse
 from collections.abc import Callable, Iterable
@@ -20,13 +20,13 @@ from msatools.target import Target
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a command says that looks at no target."""
+    """The result of a command that reads no target."""
 
     document: Document
     blocks: Iterable[Block]
 
     incomplete: bool
-    """As the problems of a report."""
+    """Whether something is missing, as :attr:`Command.problems` of a report."""
 
 
 def _everything(report: R, args: argparse.Namespace) -> R:
@@ -35,66 +35,69 @@ def _everything(report: R, args: argparse.Namespace) -> R:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded(Generic[R]):
-    """How the reports of a command are recorded, and asked again.
+    """How the reports of a command are recorded and replayed.
 
-    A recording has all that a run collects, whatever it shows: what is chosen of it is
-    chosen anew each time that it is shown.
+    A recording has complete reports, independent of the options that select parts:
+    these are applied when it is replayed.
     """
 
     model: Callable[[], type[R]]
+    """Returns the class of the reports."""
 
     choosing: tuple[str, ...] = ()
-    """Names of those arguments that choose from what is collected."""
+    """Names of the arguments that select from a complete report."""
 
     choose: Callable[[R, argparse.Namespace], R] = _everything
-    """``choose(report, args)``: what the words ask for of a whole report; raises
-    UsageError if the recording does not have it."""
+    """``choose(report, args)``: returns the selected part of a complete report; raises
+    UsageError if the recording lacks it."""
 
     require: Callable[[R, argparse.Namespace], None] = lambda *_: None
-    """``require(report, args)``: raises TargetError if what the words name is not in a
-    whole report."""
+    """``require(report, args)``: raises TargetError if a complete report lacks
+    something that the arguments name."""
 
     lacks: Callable[[argparse.Namespace], str | None] = lambda _: None
-    """The option that asks for what recordings do not have, if one does."""
+    """``lacks(args)``: returns an option for data that recordings lack, if given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command(Generic[R]):
-    """All that tells one command from another."""
+    """The description of a command."""
 
     name: str
-    """As in ``msa-NAME`` and ``%NAME``."""
+    """Name as in ``msa-NAME`` and ``%NAME``."""
 
     summary: str
-    """What the command answers, in less than a line."""
+    """Summary in less than a line."""
 
     arguments: tuple[argument | mutually_exclusive_group, ...]
-    """Its own arguments; those of all commands are added."""
+    """Its own arguments; the common ones are added."""
 
     examples: tuple[tuple[str, str], ...]
-    """What to type after the name and target, and what that shows."""
+    """Arguments after name and target, and what they show."""
 
     start: Callable[[Program, Target, argparse.Namespace], Session[R]]
-    """Start a run; what that reads may be missing, as when collecting."""
+    """Starts a run; raises FaultError or LookupError as a report does."""
 
     blocks: Callable[[R, argparse.Namespace], Iterable[Block]]
+    """Renders a report."""
 
     recorded: Recorded[R]
 
     problems: Callable[[R], bool] = is_incomplete
-    """Whether something was missing or unreadable, or a check failed."""
+    """Returns whether something was missing or unreadable, or a check failed."""
 
     complaint: Callable[[argparse.Namespace, bool], str | None] = lambda *_: None
-    """``complaint(args, has_interval)``: what makes no sense together, if something."""
+    """``complaint(args, has_interval)``: returns why arguments contradict each other,
+    if they do."""
 
     keep: Callable[[R, argparse.Namespace], None] = lambda *_: None
-    """``keep(report, args)``: write the files that the words ask for, of each report;
-    raises OutputError."""
+    """``keep(report, args)``: writes the files requested for each report; raises
+    OutputError."""
 
     compared: tuple[DiffRows, ...] = ()
-    """What ``--diff`` compares, if it does so row by row."""
+    """Tables that ``--diff`` compares row by row."""
 
     instead: Callable[[argparse.Namespace], Callable[[], Answer] | None] = lambda _: (
         None
     )
-    """What gives the answer where the words ask for one without a target."""
+    """Returns a function that answers without a target, if the arguments request it."""

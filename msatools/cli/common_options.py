@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Options that several commands have, the same in each."""
+"""Options that several commands share."""
 
 import argparse
 import pwd
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 
 def numbers(flag: str, dest: str, what: str, help: str) -> argument:
-    """Make an option for the numbers of those that are wanted.
+    """Return an option that selects by ID.
 
-    :param what: What has such a number: "PID".
+    :param what: Kind of ID: "PID".
     """
     return _option(flag, dest=dest, type=number_list, metavar=f"{what},...", help=help)
 
 
 def pids(help: str) -> argument:
-    """Make the option for the tasks that are wanted."""
+    """Return the option that selects tasks by PID."""
     return numbers("-p", "pids", "PID", help)
 
 
 def users() -> argument:
-    """Make the option for the users whose tasks are wanted: see :func:`uids`."""
+    """Return the option that selects tasks by user: see :func:`uids`."""
     help = "of these users, by number; by name, too, of the running kernel"
     return _option("-u", dest="users", type=user_list, metavar="USER,...", help=help)
 
 
 def uids(args: argparse.Namespace, target: Target | None) -> tuple[int, ...] | None:
-    """Return the numbers of the users that :func:`users` named; ``None`` if none.
+    """Return the UIDs of the option of :func:`users`; ``None`` if it was not given.
 
     :param target: ``None`` for a recording.
-    :raises UsageError: if there is no such user, or the target is not this machine
+    :raises UsageError: if a user does not exist, or the target is not this machine
     """
     if args.users is None:
         return None
@@ -63,7 +63,7 @@ def _uid(user: int | str) -> int:
 
 
 def memberships() -> tuple[argument, ...]:
-    """Make the options for what tasks are in: see :func:`membership`."""
+    """Return the options that select tasks by cgroup, container and namespace."""
     return (
         _several(
             "--cgroup",
@@ -91,7 +91,7 @@ def memberships() -> tuple[argument, ...]:
 
 
 def membership(args: argparse.Namespace) -> "Membership":
-    """Return what the options of :func:`memberships` select."""
+    """Return the values of the options of :func:`memberships`."""
     from msatools.tasks.membership import Membership
 
     return Membership(
@@ -102,7 +102,7 @@ def membership(args: argparse.Namespace) -> "Membership":
 
 
 def _several(flag: str, dest: str, type: Any, what: str, help: str) -> argument:
-    """Make an option with a list that may be repeated."""
+    """Return an option with a list, which may be repeated."""
     return _option(
         flag,
         dest=dest,
@@ -119,21 +119,21 @@ def _given(values: list[Any]) -> tuple[Any, ...] | None:
 
 
 def rows(help: str) -> argument:
-    """Make the option for the most rows to show."""
+    """Return the option for the maximum number of rows."""
     help = f"{help}; all: no limit"
     return _option("-n", dest="rows", type=row_count, metavar="COUNT", help=help)
 
 
 def view(name: str, help: str, flag: str | None = None) -> argument:
-    """Make the option for a view, of which ``args.view`` has the name.
+    """Return the option for a view, which sets ``args.view`` to its name.
 
-    :param flag: If it is not ``--`` and the name.
+    :param flag: The option, if it is not ``--NAME``.
     """
     flag = flag or f"--{name}"
     return _option(flag, dest="view", action="store_const", const=name, help=help)
 
 
 def _option(flag: str, **words: Any) -> argument:
-    # By drgn's annotations, this gives Any.
-    made: argument = argument(flag, **words)
-    return made
+    # drgn's annotations make this Any.
+    option: argument = argument(flag, **words)
+    return option

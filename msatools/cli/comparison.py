@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""``--diff``: two reports out of files, of ``--json`` or recorded, held together."""
+"""``--diff``: comparison of two reports from files of ``--json`` or ``--record``."""
 
 import json
 from argparse import Namespace
@@ -16,15 +16,17 @@ from msatools.reports.json_file import STDIN, ReportFile, Reports, head_of
 
 T = TypeVar("T")
 
-_OF_ALL = frozenset(("diff", "rows", "json", "strict", "verbose", "no_redraw", "words"))
-"""Names of the arguments that choose nothing from a report."""
+_NEUTRAL = frozenset(
+    ("diff", "rows", "json", "strict", "verbose", "no_redraw", "words")
+)
+"""Names of the arguments that select nothing from a report."""
 
 
 def compared(command: Command[Any], args: Namespace) -> Answer:
     """
-    Compare the two files that the words name, as the command's tables say.
+    Compare two files, by the tables of the command.
 
-    :raises UsageError: if the words choose from reports that are no recordings
+    :raises UsageError: if the arguments select from reports that are not recordings
     :raises TargetError: if a file cannot be read, or holds no report of the command
     """
     from msatools.render.diff import blocks
@@ -56,10 +58,10 @@ def load_pair(
     load: Callable[[str], T],
 ) -> tuple[T, T]:
     """
-    Read the last report in each of two files; of one recording the first and the last.
+    Read the last report of each of two files, or the first and last of one recording.
 
-    :param chosen: Makes of a recorded report what is compared.
-    :param load: Makes it of a file of JSON.
+    :param chosen: Converts a recorded report for the comparison.
+    :param load: Loads a file of JSON for the comparison.
     :raises TargetError: if a file cannot be read, or holds no report of the command
     """
     before, after = files
@@ -79,13 +81,12 @@ def load_pair(
 
 
 def _refuse_choosing(command: Command[Any], args: Namespace) -> None:
-    """Refuse options that a file of JSON cannot answer."""
+    """Refuse options that do not apply to a file of JSON."""
     parser = make_parser(command, in_drgn=True)
     for option in parser._actions:
         name = option.dest
-        if name in _OF_ALL or name not in vars(args):
+        if name in _NEUTRAL or name not in vars(args):
             continue
         if getattr(args, name) != parser.get_default(name):
-            asked = option.option_strings[0]
             text = "chooses from what is recorded, and one file is no recording"
-            raise UsageError(f"{asked}: {text}")
+            raise UsageError(f"{option.option_strings[0]}: {text}")

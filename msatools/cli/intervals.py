@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Report after report at intervals, with samples in between, until one says stop."""
+"""Reports at intervals, with samples in between, until the user stops them."""
 
 import random
 import time
@@ -20,19 +20,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Plan:
-    """How often to report."""
+    """Interval, number and cost of the reports."""
 
     interval_s: float
     count: int | None = None
-    """How often in all; ``None`` for ever."""
+    """Number of reports; ``None`` for no limit."""
 
     share: float | None = None
-    """Of one CPU, which the run may take: where it is less than what the reports cost,
-    they come later; ``None`` for any."""
+    """Maximum share of one CPU, to which reports are delayed; ``None`` for no limit."""
 
 
 class Call(Protocol):
-    """Calls what collects: shows how far it is, and puts its errors into words."""
+    """Calls a collecting function, with progress and readable errors."""
 
     def __call__(self, collect: Callable[[Progress], T], /) -> T: ...
 
@@ -46,9 +45,9 @@ def reports(
 ) -> Iterator[R]:
     """Yield the report of each interval.
 
-    :param again: The same as *call*, for what may be done once more.
-    :param quit_before: Waits until a moment of the monotonic clock, and tells whether
-        someone said stop.
+    :param again: Like *call*, but may repeat the function after an error.
+    :param quit_before: Waits until a time of the monotonic clock; returns whether the
+        user quit before.
     """
     pace = Pace(plan.share)
     again(session.begin)
@@ -69,7 +68,7 @@ def reports(
             began_ns = time.monotonic_ns()
             report = samples.noted(call(session.advance))
         except MovedError:
-            # What was read is not true, and nothing to go on from.
+            # The data are wrong: start anew.
             again(session.begin)
             lost += 1
             continue
@@ -88,7 +87,7 @@ def _noted(report: R, code: str, text: str) -> R:
 
 
 class _Samples:
-    """The samples within one interval: when the next is due, and what was lost."""
+    """The samples within one interval: the time of the next, and the lost ones."""
 
     def __init__(
         self, session: Session[Any], call: Call, pace: Pace, left_s: float
@@ -96,22 +95,22 @@ class _Samples:
         self._session = session
         self._call = call
         self._pace = pace
-        # One there is in each that has room for it, however dear it is.
+        # There is at least one sample in each interval with room for it.
         self._longest_s = left_s
         self._period_starts_s = time.monotonic()
         self._lost = 0
         self._why = ""
-        self.next_s = self._place()
+        self.next_s = self._next_time()
 
     def take(self) -> None:
         """Take a sample; one that takes longer than the period delays the next."""
         self._call(self._sample)
         elapsed = self._period_starts_s + (self._period_s or 0)
         self._period_starts_s = max(elapsed, time.monotonic())
-        self.next_s = self._place()
+        self.next_s = self._next_time()
 
     def noted(self, report: R) -> R:
-        """Note in the interval's report that samples were lost, if some were."""
+        """Return the interval's report, with a note if samples were lost."""
         if not self._lost:
             return report
         text = f"{self._lost} samples within the interval are lost: {self._why}"
@@ -129,10 +128,10 @@ class _Samples:
         period_s = self._session.period_s
         return None if period_s is None else min(period_s, self._longest_s)
 
-    def _place(self) -> float | None:
-        """Choose a moment in the period, of the monotonic clock.
+    def _next_time(self) -> float | None:
+        """Choose a random time in the period, by the monotonic clock.
 
-        A random one: what a task does at the same rate would be met always or never.
+        At regular times, periodic work of tasks would be seen always or never.
         """
         period_s = self._period_s
         if period_s is None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Run a command, for its console script and as ``%command`` at drgn's prompt.
+"""Execution of a command, as a console script and as ``%command`` at drgn's prompt.
 
-A command is a table (:class:`Command`): its arguments, what starts its runs, what
-renders its reports. All that commands have in common is here and in what this calls:
-the words they take, the target, intervals, exit status and signals.
+A command is described by a :class:`Command`: its arguments, the function that starts a
+run, and the one that renders a report. This module and those that it calls do what is
+common to all commands: arguments, the target, intervals, exit status and signals.
 """
 
 import argparse
@@ -67,16 +67,16 @@ EXIT_INCOMPLETE = 3
 
 
 def run_console(command: Command[R], argv: Sequence[str] | None = None) -> int:
-    """Run a command with a shell's words, and give its exit status.
+    """Run a command with a shell's arguments, and return its exit status.
 
-    A signal that stops a run without an interval ends the process, as it would have.
+    A signal that stops a run without an interval also ends the process.
 
-    :param argv: the words after the command's name, those of the process by default
+    :param argv: Arguments after the command's name; by default those of the process.
     """
     argv = sys.argv[1:] if argv is None else argv
     name = f"msa-{command.name}"
     debug = "--debug" in argv
-    # drgn's own warnings are for its prompt; what matters of them is in our errors.
+    # drgn's own warnings are for its prompt; our errors have the relevant ones.
     logging.getLogger("drgn").setLevel(
         logging.WARNING if debug else logging.CRITICAL + 1
     )
@@ -91,7 +91,7 @@ def run_console(command: Command[R], argv: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         if sys.stderr is not None:
-            # Else print() would take standard output for it.
+            # print(file=None) would print to standard output.
             print(f"{name}: {escape(_explain(error, name))}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_TARGET
 
@@ -114,7 +114,7 @@ def _run(command: Command[R], argv: Sequence[str]) -> int:
         return EXIT_DONE
     words = parse_words(args.words)
     if (answer := _instead(command, args, words)) is not None:
-        _tell(answer, args)
+        _print_answer(answer, args)
         return EXIT_INCOMPLETE if args.strict and answer.incomplete else EXIT_DONE
     seen: RunResult[R] = RunResult()
     path = target_path(args, words)
@@ -141,7 +141,7 @@ def _run(command: Command[R], argv: Sequence[str]) -> int:
 def _instead(
     command: Command[R], args: argparse.Namespace, words: Words
 ) -> Answer | None:
-    """Answer without a target, where the words ask for that."""
+    """Return the answer without a target, if the arguments request that."""
     answer = command.instead(args)
     if answer is None and args.diff is not None:
         answer = partial(compared, command, args)
@@ -152,7 +152,7 @@ def _instead(
     return answer()
 
 
-def _tell(answer: Answer, args: argparse.Namespace) -> None:
+def _print_answer(answer: Answer, args: argparse.Namespace) -> None:
     stop_if_told()
     with output() as out:
         if args.json:
@@ -175,21 +175,21 @@ def _check(command: Command[R], args: argparse.Namespace, words: Words) -> None:
 def run_in_drgn(
     command: Command[R], prog: Program, argv: Sequence[str]
 ) -> R | Document | None:
-    """Run a command on drgn's program, and give its (last) report.
+    """Run a command on drgn's program, and return its last report.
 
-    Words that ask for no look at the program give what they ask for.
+    If the arguments request an answer without a target, return that.
 
-    :param argv: the words after the command's name
-    :raises CommandArgumentError: for wrong usage, a target included
-    :raises CommandError: with ``--strict``, if the report is not complete; if a file
-        to look at in its stead cannot be read, or one to write cannot be written
-    :raises TargetError: if the program is no kernel, or has no types
+    :param argv: Arguments after the command's name.
+    :raises CommandArgumentError: for wrong usage, such as a target
+    :raises CommandError: if the report is not complete, with ``--strict``; if a file to
+        compare cannot be read, or a file cannot be written
+    :raises TargetError: if the program is not a kernel, or has no types
     """
     try:
         args = make_parser(command, in_drgn=True).parse_intermixed_args(argv)
         words = parse_words(args.words)
         if (answer := _instead(command, args, words)) is not None:
-            return _told_in_drgn(command, answer, args)
+            return _answer_in_drgn(command, answer, args)
         if words.target is not None:
             raise UsageError(f"{words.target}: the target is drgn's own")
         if words.interval_s is not None and not prog.flags & ProgramFlags.IS_LIVE:
@@ -207,10 +207,10 @@ def run_in_drgn(
     try:
         run(command, prog, describe(prog), args, words, seen)
     except OutputClosed:
-        # As with `| head`, which is no reason to lose the report.
+        # As with `| head`: the report is returned all the same.
         pass
     except UsageError as error:
-        # What only the target tells to make no sense.
+        # Some arguments are wrong for this target only.
         raise CommandArgumentError(f"%{command.name}: {escape(str(error))}") from None
     except OutputError as error:
         raise CommandError(f"%{command.name}: {escape(str(error))}") from None
@@ -221,11 +221,11 @@ def run_in_drgn(
     return seen.last
 
 
-def _told_in_drgn(
+def _answer_in_drgn(
     command: Command[R], answer: Answer, args: argparse.Namespace
 ) -> Document:
     with contextlib.suppress(OutputClosed):
-        _tell(answer, args)
+        _print_answer(answer, args)
     _require_complete(command, args, answer.incomplete)
     return answer.document
 

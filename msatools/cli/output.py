@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Standard output, the terminal and files: what is written there, what can go wrong."""
+"""Writing to standard output, the terminal and files, with readable errors."""
 
 import contextlib
 import io
@@ -16,24 +16,24 @@ from msatools.kernel.session import Progress
 
 
 class OutputError(Exception):
-    """What was to be printed could not be."""
+    """Output could not be written."""
 
 
 class OutputClosed(Exception):
-    """Nobody reads what is printed any more."""
+    """The reader of the output has closed it."""
 
 
 @contextlib.contextmanager
 def output() -> Iterator[TextIO]:
     """Yield the current standard output, and distinguish its errors from others.
 
-    :raises OutputError: if what was printed could not be
-    :raises OutputClosed: if nobody reads it any more
+    :raises OutputError: if it could not be written
+    :raises OutputClosed: if its reader has closed it
     """
     if sys.stdout is None:
         raise OutputError("standard output: closed; give the command one")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # A name in a dump can have letters that the terminal cannot show.
+        # A name in a dump may have characters that the terminal cannot show.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield sys.stdout
@@ -48,7 +48,7 @@ def output() -> Iterator[TextIO]:
 
 
 def _abandon_output() -> None:
-    """Let Python's last flush at exit, of what could not be written, succeed."""
+    """Let Python's flush at exit succeed, by redirecting it to /dev/null."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
         os.dup2(nothing.fileno(), sys.stdout.fileno())
 
@@ -58,12 +58,12 @@ def is_terminal(stream: TextIO | None) -> bool:
     try:
         return stream is not None and stream.isatty()
     except ValueError:
-        # It was closed.
+        # The stream is closed.
         return False
 
 
 class ProgressLine:
-    """How far a long collection is, on a terminal, erased in the end."""
+    """A progress line for long collections on a terminal, erased in the end."""
 
     _PATIENCE_S = 1.0
     _REDRAW_S = 0.1
@@ -96,13 +96,13 @@ class ProgressLine:
 
 
 def check_writable(path: str) -> None:
-    """Check that a file can be written, before its contents are made.
+    """Check that a file can be written, before its contents are computed.
 
-    :raises OutputError: if it cannot be
+    :raises OutputError: if it cannot be written
     """
     target = Path(path)
     if target.exists() and not target.is_file():
-        # Least of all /dev/null, by root.
+        # Root must not replace /dev/null.
         what = "a directory" if target.is_dir() else "no regular file"
         raise OutputError(f"{path}: {what}; name a file")
     folder = target.resolve().parent
@@ -113,12 +113,12 @@ def check_writable(path: str) -> None:
 
 
 def replace_file(path: str, data: bytes) -> None:
-    """Write a file at once: who reads it meanwhile has the whole of the old one.
+    """Replace a file atomically: readers see the old or the new contents.
 
     :raises OutputError: if it cannot be written
     """
     check_writable(path)
-    # A link stays one.
+    # Replace the target of a symbolic link, not the link.
     target = Path(path).resolve()
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:

@@ -2,11 +2,11 @@
 
 """Recordings: files with the reports of one run of a command.
 
-The first line says what it is, each after it has a sample: all JSON. Each line is
-compressed by itself (a member of a gzip file, so that zcat shows it), and written as
-soon as it is there: of a file that was cut short, what is whole can be read.
+The first line is a header, each further line a sample, all in JSON. Each line is
+compressed separately, as a member of a gzip file, and written at once: the complete
+lines of a truncated file can be read. zcat shows the file.
 
-What is read is from who knows where.
+A file that is read is not trusted.
 """
 
 import contextlib
@@ -25,61 +25,61 @@ from msatools.target.errors import TargetError
 
 FORMAT = "msatools.recording/1"
 _FAMILY, _, _ = FORMAT.rpartition("/")
-_BEGINS = f'{{"format":"{_FAMILY}/'.encode()
+_START = f'{{"format":"{_FAMILY}/'.encode()
 
 _GZIP = b"\x1f\x8b"
 _WBITS = 31
-"""A gzip member, by zlib."""
+"""zlib's value for gzip members."""
 
 _LEVEL = 1
-"""Of 2,264 threads a sample takes 12 ms in all, and 121 KB; with level 6, 28 ms and
-108 KB."""
+"""Compression level. A sample of 2,264 threads takes 12 ms in all, and 121 KB; with
+level 6, 28 ms and 108 KB."""
 
 _MAX_SECONDS = 1e11
-"""After which no clock has years of four digits."""
+"""Maximum time of a sample, so that years have four digits."""
 
 _CHUNK = 1 << 20
 _MAX_LINE = 1 << 30
-"""Above what a report of a million tasks takes; what is packed may be less."""
+"""Maximum size of an uncompressed line; a report of a million tasks is smaller."""
 
 _MAX_HEADER = 1 << 16
 
 
 class RecordingError(TargetError):
-    """A file is no recording that can be read."""
+    """A file is not a recording, or cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a recording says of itself."""
+    """The header of a recording."""
 
     format: str
     command: str
-    """Whose reports it has, as in ``msa-NAME``."""
+    """Name of the command, as in ``msa-NAME``."""
 
     version: str
-    """Of the msatools that made it."""
+    """Version of msatools that wrote it."""
 
 
 @dataclass(frozen=True)
 class RecordedSample:
-    """One report, and when it was made."""
+    """One report, and its time."""
 
     taken_s: float
-    """By the clock of the machine that recorded, since 1970."""
+    """Seconds since 1970, by the clock of the recording machine."""
 
     report: Any
-    """Of the command's model; not decoded when it is read."""
+    """Report of the command's model."""
 
 
 class Recorder:
-    """Writes a recording; leaves no file behind if there is no sample to write.
+    """Writes a recording; removes the file if it has no sample.
 
-    :raises OutputError: if the file is there, or cannot be written
+    :raises OutputError: if the file exists, or cannot be written
     """
 
     def __init__(self, path: str, command: str) -> None:
-        # What encodes takes long to import, and most runs record nothing.
+        # The encoder is slow to import, and most runs record nothing.
         from msatools.reports.codec import encode
 
         self._encode = encode
@@ -87,7 +87,7 @@ class Recorder:
         self._is_empty = True
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            # Names of tasks and files are not for everyone.
+            # Names of tasks and files are confidential.
             self._file = os.open(path, flags, 0o600)
         except FileExistsError as error:
             text = f"{path}: already there; remove it, or name another file"
@@ -140,25 +140,25 @@ def is_recording(path: str) -> bool:
     """Return whether a file begins as a recording does."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            # Others may wait for who writes to them.
+            # Opening a FIFO would wait for a writer.
             return False
         with open(path, "rb") as file:
             data = file.read(_MAX_HEADER)
     except (OSError, ValueError):
-        # Who opens it as a dump says why it cannot be read.
+        # Opening it as a dump will report the error.
         return False
     if not data.startswith(_GZIP):
         return False
     with contextlib.suppress(zlib.error):
         packed = zlib.decompressobj(_WBITS)
-        return packed.decompress(data, len(_BEGINS)) == _BEGINS
+        return packed.decompress(data, len(_START)) == _START
     return False
 
 
 class Recording:
     """A recording that is read from its beginning.
 
-    :raises RecordingError: if it cannot be read, or is none
+    :raises RecordingError: if it cannot be read, or is not a recording
     """
 
     def __init__(self, path: str) -> None:
@@ -182,16 +182,16 @@ class Recording:
         """
         Yield the samples in their order.
 
-        :param model: What their reports are of.
+        :param model: Class of the reports.
         :raises RecordingError: if one is damaged, or there is none
         """
         from msatools.reports import codec
 
-        kept = _sample_of(model)
+        sample_type = _sample_type(model)
         for line in self._lines:
             self._count += 1
             with self._damaged():
-                sample = codec.decode(line, kept)
+                sample = codec.decode(line, sample_type)
                 if not 0 <= sample.taken_s < _MAX_SECONDS:
                     raise ValueError("a time that cannot be")
             yield RecordedSample(sample.taken_s, sample.report)
@@ -202,7 +202,7 @@ class Recording:
 
     @property
     def cut(self) -> str | None:
-        """What to say of it if it was cut short, once all samples were read."""
+        """The message if the file is truncated, known once all samples were read."""
         if not self._is_cut:
             return None
         many = "sample" if self._count == 1 else "samples"
@@ -210,7 +210,7 @@ class Recording:
 
     @contextlib.contextmanager
     def damaged(self) -> Iterator[None]:
-        """Report data whose parts do not fit together as damage of the file."""
+        """Convert errors due to inconsistent data to :class:`RecordingError`."""
         try:
             yield
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -256,7 +256,7 @@ class Recording:
         return header
 
     def _unpacked(self) -> Iterator[bytes]:
-        """Yield lines one by one: each is a gzip member of its own."""
+        """Yield the lines, each of which is a gzip member."""
         left = b""
         while left or (left := self._read()):
             packed, parts, size = zlib.decompressobj(_WBITS), [], 0
@@ -288,7 +288,7 @@ class Recording:
         return RecordingError(self._path, why, "name a file that --record has written")
 
 
-def _sample_of(model: type[Any]) -> type[Any]:
+def _sample_type(model: type[Any]) -> type[Any]:
     import msgspec
 
     fields = (("taken_s", float), ("report", model))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a recording has, shown again as the run that made it would have."""
+"""Replay of recordings."""
 
 import sys
 from argparse import Namespace
@@ -34,9 +34,9 @@ def read_ends(command: Command[R], path: str) -> tuple[R, R]:
 
 def replay(command: Command[R], path: str, args: Namespace, seen: RunResult[R]) -> None:
     """
-    Print all samples of a recording that the words ask for.
+    Print the samples of a recording, with the selection of the arguments.
 
-    :raises UsageError: if the words ask for what was not recorded
+    :raises UsageError: if the arguments request data that were not recorded
     :raises RecordingError: if it is damaged, or of another command
     """
     if (option := command.recorded.lacks(args)) is not None:
@@ -51,7 +51,7 @@ def replay(command: Command[R], path: str, args: Namespace, seen: RunResult[R]) 
                     command.recorded.require(sample.report, args)
                     is_there = True
                 except TargetError as error:
-                    # It may have come later, or be gone.
+                    # It may exist in another sample.
                     absent = error
                 if sample.report.interval_ns is None and absent is not None:
                     raise absent

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""One run of a command on a target that is open: its reports, until it ends."""
+"""One run of a command on an opened target: its reports, until it ends."""
 
 import contextlib
 import sys
@@ -29,15 +29,15 @@ from msatools.target.errors import DamagedDumpError, damaged_types
 T = TypeVar("T")
 
 _TRIES = 3
-"""How often a report is begun where memory comes and goes meanwhile."""
+"""Maximum number of attempts if memory is added or removed meanwhile."""
 
 _SCREEN_ROWS = 300
-"""Rows that are made for a screen where no number is asked for: more than it shows."""
+"""Maximum number of rows for a screen by default, more than it can show."""
 
 
 @dataclass
 class RunResult(Generic[R]):
-    """What is known of the reports so far, however the run ends."""
+    """The result so far, which is valid however the run ends."""
 
     last: R | None = None
     incomplete: bool = False
@@ -90,16 +90,16 @@ def run(
             print_report(command, report, args)
             return
         plan = Plan(words.interval_s, words.count, args.budget)
-        # However it ends, the terminal is as it was before anything else happens.
+        # The terminal is restored before anything else, however the run ends.
         with display:
             for report in reports(session, plan, call, again, display.quit_before):
-                # Half a sample is none, and half a line of JSON breaks who reads it.
+                # An incomplete line of JSON would break its reader.
                 with whole():
                     display.show(saw(report))
 
 
 def print_report(command: Command[R], report: R, args: Namespace) -> None:
-    """Print a report that is not one of several."""
+    """Print the only report of a run."""
     with output() as out:
         if args.json:
             json.show(report, out)
@@ -110,15 +110,15 @@ def print_report(command: Command[R], report: R, args: Namespace) -> None:
 def recording(
     name: str, path: str | None
 ) -> contextlib.AbstractContextManager["Recorder | None"]:
-    """Begin a recording, if one was asked for."""
+    """Begin a recording, if one was requested."""
     return contextlib.nullcontext() if path is None else Recorder(path, name)
 
 
 def _unchosen(command: Command[R], args: Namespace) -> Namespace:
-    """Return words that ask for all that a run collects: it is chosen from later."""
+    """Return the arguments without those that select, which are applied later."""
     parser = make_parser(command, in_drgn=True)
-    all_of_it = {name: parser.get_default(name) for name in command.recorded.choosing}
-    return Namespace(**{**vars(args), **all_of_it})
+    defaults = {name: parser.get_default(name) for name in command.recorded.choosing}
+    return Namespace(**{**vars(args), **defaults})
 
 
 def _display(command: Command[R], args: Namespace, interval_s: float) -> Display[R]:
@@ -141,7 +141,7 @@ def _display(command: Command[R], args: Namespace, interval_s: float) -> Display
 
 @contextlib.contextmanager
 def _errors_of(target: Target) -> Iterator[None]:
-    """Put into words what keeps a report of a target from being made."""
+    """Convert errors of a report to :class:`TargetError`."""
     try:
         yield
     except FaultError as error:
@@ -163,7 +163,7 @@ def _errors_of(target: Target) -> Iterator[None]:
 
 
 def _unreadable(target: Target, error: FaultError) -> TargetError:
-    """Put into words that what no report can do without is not there."""
+    """Return the error for memory that is missing, but required by the report."""
     if target.truncated:
         return DamagedDumpError(
             target.path, "cut off, and too little is left", "copy the dump again"

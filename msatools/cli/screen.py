@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How samples are shown: one after the other, or each in the same place; and keys."""
+"""Display of samples, appended or redrawn in place, and keys."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ from msatools.reports.units import size
 
 
 def is_in_front(stream: TextIO | None) -> bool:
-    """Return whether a stream is our terminal, with us in its foreground."""
+    """Return whether a stream is a terminal with this process in its foreground."""
     if not is_terminal(stream):
         return False
     assert stream is not None
@@ -36,19 +36,19 @@ def is_in_front(stream: TextIO | None) -> bool:
         return False
 
 
-_AT_MOST_S = 1.0
-"""One wait: a signal that comes just before it begins does not end it."""
+_MAX_WAIT_S = 1.0
+"""Maximum time of one wait: a signal just before it does not interrupt it."""
 
 
 class Keys:
-    """The keys pressed on the terminal, if there is one and it is ours."""
+    """Keys pressed on the terminal, if this process may read them."""
 
     def __init__(self) -> None:
         self._saved: list[Any] | None = None
 
     def take(self) -> None:
-        """Receive each key as it is pressed."""
-        # A pipe's reader, such as less, may want the keys for itself.
+        """Switch the terminal to receive each key as it is pressed."""
+        # The reader of a pipe, such as less, may read the keys itself.
         if is_terminal(sys.stdout) and is_in_front(sys.stdin):
             self._fd = sys.stdin.fileno()
             with contextlib.suppress(termios.error):
@@ -57,44 +57,44 @@ class Keys:
                 self._saved = saved
 
     def give_back(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         if self._saved is not None:
             termios.tcsetattr(self._fd, termios.TCSADRAIN, self._saved)
             self._saved = None
 
     @property
     def are_ours(self) -> bool:
-        """Whether keys are seen at all."""
+        """Whether keys are received."""
         return self._saved is not None
 
     def quit_before(self, due_s: float) -> bool:
-        """Wait until a moment of the monotonic clock; tell whether ``q`` came first.
+        """Wait until a time of the monotonic clock; return whether ``q`` was pressed.
 
-        A key that was pressed while something else was done counts as well.
+        A key that was pressed before the call counts as well.
         """
         while True:
             left_s = due_s - time.monotonic()
             if self._saved is None:
                 if left_s <= 0:
                     return False
-                time.sleep(min(left_s, _AT_MOST_S))
-            elif select.select([self._fd], [], [], max(min(left_s, _AT_MOST_S), 0))[0]:
+                time.sleep(min(left_s, _MAX_WAIT_S))
+            elif select.select([self._fd], [], [], max(min(left_s, _MAX_WAIT_S), 0))[0]:
                 if os.read(self._fd, 1) in (b"q", b"Q", b""):
                     return True
             elif left_s <= 0:
                 return False
 
 
-_LOOK_S = 0.2
-"""How soon a change of the terminal's size is seen. A signal tells it at once, but may
-come in the midst of anything."""
+_SIZE_CHECK_S = 0.2
+"""Time between checks of the terminal's size. SIGWINCH is not used, as it may interrupt
+anything."""
 
 _ENTER = "\x1b[?1049h\x1b[?25l"
 _LEAVE = "\x1b[?25h\x1b[?1049l"
 _HOME = "\x1b[H"
 _CLEAR_LINE = "\x1b[K"
 _CLEAR_BELOW = "\x1b[J"
-"""What all terminals do that are said to be none of the dumb ones (ECMA-48, xterm)."""
+"""Sequences that all terminals but TERM=dumb support (ECMA-48, xterm)."""
 
 
 def can_redraw() -> bool:
@@ -103,11 +103,11 @@ def can_redraw() -> bool:
 
 
 def _terminal_size() -> os.terminal_size:
-    """Return the current size of the terminal, whatever the environment says."""
+    """Return the current size of the terminal, ignoring the environment."""
     with contextlib.suppress(OSError, ValueError):
-        found = os.get_terminal_size(sys.stdout.fileno())
-        if all(found):
-            return found
+        current = os.get_terminal_size(sys.stdout.fileno())
+        if all(current):
+            return current
     return os.terminal_size((80, 24))
 
 
@@ -129,7 +129,7 @@ class Display(ABC, Generic[R]):
         """Show a sample."""
 
     def quit_before(self, due_s: float) -> bool:
-        """Wait until a moment of the monotonic clock; tell whether ``q`` came first."""
+        """Wait until a time of the monotonic clock; return whether the user quit."""
         return self._keys.quit_before(due_s)
 
 
@@ -142,7 +142,7 @@ class JsonLines(Display[R]):
 
 
 class Appended(Display[R]):
-    """Text, under what came before."""
+    """Text, appended to earlier output."""
 
     def __init__(
         self, blocks: Callable[[R], Iterable[Block]], footer: Callable[[Cost], str]
@@ -155,7 +155,7 @@ class Appended(Display[R]):
         self.show_of(report, time.time())
 
     def show_of(self, report: R, taken_s: float) -> None:
-        """Show a sample of another time, in seconds since 1970."""
+        """Show a sample taken at a time in seconds since 1970."""
         with output() as out:
             show([text(time.strftime("%H:%M:%S", time.localtime(taken_s)))], out)
             show(self._blocks(report), out)
@@ -164,11 +164,12 @@ class Appended(Display[R]):
 
 
 class Screen(Display[R]):
-    """Text on the whole of the terminal, each sample in the place of the one before.
+    """Text on the whole terminal, each sample in place of the previous one.
 
-    In the end the terminal shows what it did, and under it the last sample.
+    In the end the earlier contents of the terminal are restored, followed by the last
+    sample.
 
-    :param first: What to say until there is a sample.
+    :param first: Text to show until there is a sample.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class Screen(Display[R]):
         footer: Callable[[Cost], str],
         first: str,
     ) -> None:
-        # rich takes long to import, and is not for those that append.
+        # rich is slow to import, and only needed here.
         from msatools.render.terminal import Styler
 
         super().__init__()
@@ -202,7 +203,7 @@ class Screen(Display[R]):
         self._leave()
         is_gone = kind is not None and issubclass(kind, (OutputClosed, OutputError))
         if self._shown and not is_gone:
-            # The line of the prompt comes after it.
+            # Leave one line for the prompt.
             size = _terminal_size()
             self._write("\n".join([*self._lines(size.lines - 1, size.columns), ""]))
 
@@ -214,7 +215,7 @@ class Screen(Display[R]):
 
     def quit_before(self, due_s: float) -> bool:
         while True:
-            if self._keys.quit_before(min(due_s, time.monotonic() + _LOOK_S)):
+            if self._keys.quit_before(min(due_s, time.monotonic() + _SIZE_CHECK_S)):
                 return True
             if _terminal_size() != self._size:
                 self._draw()
@@ -224,21 +225,21 @@ class Screen(Display[R]):
     def _draw(self) -> None:
         self._size = _terminal_size()
         drawn = self._lines(self._size.lines, self._size.columns)
-        # A line is cleared first: after its last column there is nothing to clear.
+        # Clear each line first: doing so after its last column would clear that.
         self._write(_HOME + "\n".join(_CLEAR_LINE + line for line in drawn))
 
     def _lines(self, height: int, width: int) -> list[str]:
-        """Return all lines of the screen, as the terminal shows them."""
-        found, left_out = fit(self._shown, width, max(height - 1, 1))
+        """Return all lines of the screen, with their styles."""
+        lines, left_out = fit(self._shown, width, max(height - 1, 1))
         words = self._words
         if left_out:
             words += f"; {left_out:,} more line{'s' if left_out > 1 else ''}"
         if self._is_on:
-            # The last line tells what it takes, and how to end it.
-            found += [()] * (height - 1 - len(found))
+            # The last line shows the cost, and how to quit.
+            lines += [()] * (height - 1 - len(lines))
             end = "  q quits" if self._keys.are_ours else "  Ctrl-C ends it"
             words = words[: max(width - len(end), 0)] + end
-        return self._styler.styled([*found, (Span(words, "dim"),)], width)
+        return self._styler.styled([*lines, (Span(words, "dim"),)], width)
 
     def _enter(self) -> None:
         self._keys.take()
@@ -247,20 +248,20 @@ class Screen(Display[R]):
 
     def _leave(self) -> None:
         self._is_on = False
-        # The terminal may be gone, which is no reason to leave it as it is.
+        # Restore the keys even if the terminal cannot be written to.
         with contextlib.suppress(Exception):
             self._write(_LEAVE)
         self._keys.give_back()
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
-        """Stop as the shell asks, but not in the midst of what is being written."""
+        """Stop on SIGTSTP, but not while output is being written."""
         if self._is_writing:
             self._has_to_stop = True
         else:
             self._stop()
 
     def _stop(self) -> None:
-        """Release the terminal while the shell has stopped this process."""
+        """Release the terminal while this process is stopped."""
         self._leave()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._enter()
@@ -281,7 +282,7 @@ class Screen(Display[R]):
 def footer(name: str, cost: Cost, share: float | None) -> str:
     """Return the cost of a sample, in a line.
 
-    :param share: Of one CPU, which the run may take.
+    :param share: Maximum share of one CPU; ``None`` for no limit.
     """
     percent = 100 * cost.cpu_ns / cost.wall_ns if cost.wall_ns else 0
     most = "" if share is None else f" of {100 * share:g} % that it may"

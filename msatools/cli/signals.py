@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Signals that ask a command to end."""
+"""Signals that stop a command."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 class Stopped(BaseException):
-    """A signal asks the command to end."""
+    """A signal stops the command."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -20,16 +20,16 @@ class Stopped(BaseException):
 
 
 _PATIENCE_S = 10.0
-"""How long a signal waits for the end of what is not to be cut in two: a sample of
-20,000 tasks takes a second to print, and nobody may read it."""
+"""Maximum time that a signal waits for the end of :func:`whole`: a sample of 20,000
+tasks takes a second to print, and its reader may be blocked."""
 
 
 _AGAIN_S = 0.02
-"""How long after a signal that drgn has swallowed it is raised again."""
+"""Time after which a signal swallowed by drgn is raised again."""
 
 
 class _State:
-    """What signals there were, and whether one has to wait."""
+    """The signals received so far, and whether they have to wait."""
 
     came: ClassVar[list[int]] = []
     has_to_wait = False
@@ -37,10 +37,10 @@ class _State:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[list[int]]:
-    """Raise :class:`Stopped` at a signal, and give the list of those that came.
+    """Raise :class:`Stopped` at a signal, and yield the list of received signals.
 
-    drgn swallows what is raised while it calls plugins: it is raised again a little
-    later, and the list keeps it.
+    drgn swallows exceptions while it calls plugins: so the signal is kept in the list,
+    and raised again a little later.
     """
     came = _State.came = []
     hook = sys.unraisablehook
@@ -61,7 +61,7 @@ def stop_on_signals() -> Iterator[list[int]]:
         if came:
             raise Stopped(came[0])
 
-    # What the parent ignores, as nohup does, stays ignored.
+    # A signal that the parent ignores, as nohup does, stays ignored.
     numbers = [
         number
         for number in (signal.SIGINT, signal.SIGTERM)
@@ -82,9 +82,9 @@ def stop_on_signals() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def whole() -> Iterator[None]:
-    """Do something to its end, or for some seconds more, where a signal comes.
+    """Delay a signal until the end of the block, or for some seconds at most.
 
-    A second signal does not wait.
+    A second signal is not delayed.
     """
     _State.has_to_wait = True
     try:
@@ -96,16 +96,16 @@ def whole() -> Iterator[None]:
 
 
 def stop_if_told() -> None:
-    """Stop if a signal came, whatever has become of what it raised."""
+    """Raise :class:`Stopped` if a signal was received, even if it was swallowed."""
     if _State.came:
         raise Stopped(_State.came[0])
 
 
 @contextlib.contextmanager
 def told_first() -> Iterator[None]:
-    """Raise a signal first where a library made another exception of it.
+    """Raise :class:`Stopped` if a library converted it to another exception.
 
-    numpy does so where a signal comes while it compares types.
+    numpy does so if a signal arrives while it compares types.
     """
     try:
         yield
@@ -115,8 +115,8 @@ def told_first() -> Iterator[None]:
 
 
 def end_by(number: int) -> int:
-    """End the process by a signal, so that its parent sees which."""
+    """End the process by a signal, so that its parent sees it."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    # Not reached, unless the signal is blocked: then as a shell would count it.
+    # Reached only if the signal is blocked: then the status that a shell would use.
     return 128 + number

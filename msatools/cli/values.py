@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the options of several commands take: numbers, and lists of them, as the kernel
-writes them."""
+"""Parsers of option values: numbers, names and lists of them."""
 
 import argparse
 import re
@@ -9,12 +8,12 @@ import sys
 from collections.abc import Collection, Iterable
 
 _MAX_CPUS = 1 << 16
-"""More than any kernel can have (NR_CPUS)."""
+"""Maximum number of CPUs, more than any NR_CPUS."""
 
 _UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9}
 _UNITS |= {"h": 3600 * 10**9, "d": 86400 * 10**9}
 _FOREVER_NS = 1 << 62
-"""146 years."""
+"""Maximum duration: 146 years."""
 
 ALL = "all"
 _ALL_ROWS = sys.maxsize
@@ -28,40 +27,40 @@ _DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(ns|us|ms|s|m|h|d)?")
 
 def number_list(word: str) -> tuple[int, ...]:
     """
-    Understand ``1,2,30``.
+    Parse ``1,2,30``.
 
-    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    :raises argparse.ArgumentTypeError: if it is malformed
     """
     numbers = [_number(part) for part in word.split(",")]
     return tuple(dict.fromkeys(numbers))
 
 
 def name_list(word: str) -> list[str]:
-    """Understand ``one,two``."""
+    """Parse ``one,two``."""
     return [name for name in word.split(",") if name]
 
 
 def known_names(names: Iterable[str], known: Collection[str], kind: str) -> list[str]:
     """
-    Give *names*, if all of them are known.
+    Return *names* as a list, if all of them are known.
 
-    :param kind: What a name is of: "column".
+    :param kind: Kind of the names: "column".
     :raises argparse.ArgumentTypeError: if one is not known
     """
-    found = list(names)
-    for name in found:
+    given = list(names)
+    for name in given:
         if name not in known:
             raise argparse.ArgumentTypeError(
                 f"no {kind} {name!r}; there are {', '.join(known)}"
             )
-    return found
+    return given
 
 
 def positive_number(word: str) -> int:
     """
-    Understand a number above zero.
+    Parse a number above zero.
 
-    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    :raises argparse.ArgumentTypeError: if it is malformed
     """
     number = _number(word)
     if not number:
@@ -71,16 +70,16 @@ def positive_number(word: str) -> int:
 
 def row_count(word: str) -> int:
     """
-    Understand a number above zero, or ``all``, which is more than there can be.
+    Parse a number above zero, or ``all``, which is the maximum.
 
-    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    :raises argparse.ArgumentTypeError: if it is malformed
     """
     return _ALL_ROWS if word.lower() == ALL else positive_number(word)
 
 
 def columns(word: str, known: Collection[str]) -> tuple[str, ...]:
     """
-    Understand names of columns in any case, or ``all`` for all of them.
+    Parse names of columns in any case, or ``all`` for all of them.
 
     :param known: All columns, as they are called.
     :raises argparse.ArgumentTypeError: if one is not known
@@ -94,9 +93,9 @@ def columns(word: str, known: Collection[str]) -> tuple[str, ...]:
 
 def user_list(word: str) -> tuple[int | str, ...]:
     """
-    Understand ``0,postgres``: numbers and names of users.
+    Parse ``0,postgres``: numbers and names of users.
 
-    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    :raises argparse.ArgumentTypeError: if it is malformed
     """
     return tuple(dict.fromkeys(map(_user, word.split(","))))
 
@@ -104,7 +103,7 @@ def user_list(word: str) -> tuple[int | str, ...]:
 def _user(word: str) -> int | str:
     if word.isascii() and word.isdigit():
         return int(word)
-    # No user's name begins as an option does.
+    # No user's name begins with a dash.
     if word.startswith("-") or not _USER_NAME.fullmatch(word):
         raise argparse.ArgumentTypeError(f"not a user's number or name: {word!r}")
     return word
@@ -112,9 +111,9 @@ def _user(word: str) -> int | str:
 
 def cgroup_list(word: str) -> tuple[str, ...]:
     """
-    Understand ``/system.slice,/user.slice``: paths of control groups.
+    Parse ``/system.slice,/user.slice``: paths of control groups.
 
-    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    :raises argparse.ArgumentTypeError: if it is malformed
     """
     paths = word.split(",")
     for path in paths:
@@ -127,24 +126,24 @@ def cgroup_list(word: str) -> tuple[str, ...]:
 
 def container_list(word: str) -> tuple[str, ...]:
     """
-    Understand IDs of containers, or their first 12 digits or more.
+    Parse IDs of containers, or their first 12 digits or more.
 
-    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    :raises argparse.ArgumentTypeError: if it is malformed
     """
     ids = word.lower().split(",")
-    for each in ids:
-        if not _CONTAINER_ID.fullmatch(each):
+    for id_ in ids:
+        if not _CONTAINER_ID.fullmatch(id_):
             raise argparse.ArgumentTypeError(
-                f"not 12 to 64 hexadecimal digits of a container's ID: {each!r}"
+                f"not 12 to 64 hexadecimal digits of a container's ID: {id_!r}"
             )
     return tuple(ids)
 
 
 def duration_ns(word: str) -> int:
     """
-    Understand ``30``, which is seconds, ``1.5h`` or ``500ms``, as nanoseconds.
+    Parse ``30``, which is seconds, ``1.5h`` or ``500ms``, as nanoseconds.
 
-    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    :raises argparse.ArgumentTypeError: if it is malformed
     """
     matched = _DURATION.fullmatch(word)
     if matched is None:
@@ -155,9 +154,9 @@ def duration_ns(word: str) -> int:
 
 def state_letters(word: str) -> frozenset[str]:
     """
-    Understand ``DZ`` or ``D,Z``: states as in /proc.
+    Parse ``DZ`` or ``D,Z``: states as in /proc.
 
-    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    :raises argparse.ArgumentTypeError: if it is malformed
     """
     from msatools.tasks.states import LETTERS
 
@@ -171,9 +170,9 @@ def state_letters(word: str) -> frozenset[str]:
 
 def cpu_list(word: str) -> frozenset[int]:
     """
-    Understand ``0-3,8``, as the kernel writes lists of CPUs.
+    Parse ``0-3,8``, as the kernel writes lists of CPUs.
 
-    :raises argparse.ArgumentTypeError: if it is nothing of the kind
+    :raises argparse.ArgumentTypeError: if it is malformed
     """
     cpus: set[int] = set()
     for part in word.split(","):

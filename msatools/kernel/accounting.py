@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a kernel keeps of its tasks beyond what it always keeps: what is on now.
+"""Which optional accounting of tasks the kernel has switched on.
 
-A switch tells of the present alone: what was counted may be from before, and what was
-not may have been before it was switched on.
+A switch shows only the present state: a counter may hold what was counted before it was
+switched off, and lack what happened before it was switched on.
 """
 
 import struct
@@ -19,43 +19,41 @@ _COUNT = struct.Struct("<i")
 
 
 class _Switch(NamedTuple):
-    """A switch."""
-
     name: str
     address: int
 
 
 @dataclass(frozen=True)
 class Accounting:
-    """What is on at this moment."""
+    """The switches at one moment."""
 
     schedstats: bool | None
-    """Statistics of sleeps (kernel/sched/stats.c); ``None`` if the kernel has none, or
-    if it cannot be told."""
+    """Whether sleep statistics are kept (kernel/sched/stats.c); ``None`` if the kernel
+    has no such statistics, or if the switch cannot be read."""
 
     delayacct: bool | None
-    """Delay accounting (kernel/delayacct.c); ``None`` likewise."""
+    """Whether delay accounting is on (kernel/delayacct.c); ``None`` likewise."""
 
     irq_time: bool
-    """Whether time of interrupts is kept apart from that of the tasks they met
-    (IRQ_TIME_ACCOUNTING): then it is in no task's time on the CPU."""
+    """Whether interrupt time is kept apart from the time of the interrupted tasks
+    (IRQ_TIME_ACCOUNTING): then no task's CPU time includes it."""
 
     precise_cputime: bool
-    """Whether some CPUs split user from system time exactly, not by ticks
-    (VIRT_CPU_ACCOUNTING_GEN): those of nohz_full."""
+    """Whether some CPUs, those of nohz_full, split user from system time exactly and
+    not by ticks (VIRT_CPU_ACCOUNTING_GEN)."""
 
     stable_clock: bool
-    """Whether all CPUs have one clock; else each goes by its own ticks
+    """Whether all CPUs share one clock; else each follows its own ticks
     (kernel/sched/clock.c)."""
 
 
 class AccountingReader:
-    """Reads what is on, as often as it is asked: where to look is found once."""
+    """Reads the switches repeatedly; their addresses are looked up once."""
 
     def __init__(self, prog: drgn.Program) -> None:
         self._prog = prog
-        # There is a member for it if the kernel was built so: to look for a symbol that
-        # is not there takes long the first time.
+        # The member shows whether the kernel was built with it: the first lookup of a
+        # symbol that does not exist is slow.
         has_irq_time = prog.type("struct rq").has_member("prev_irq_time")
         self._schedstats = _find(prog, "sched_schedstats")
         # Linux kernel commit 0cd7c741f01d ("delayacct: Add sysctl to enable at
@@ -71,40 +69,40 @@ class AccountingReader:
         self._stable = _find(prog, "__sched_clock_stable")
 
     def read(self, losses: LossLog) -> Accounting:
-        """Tell what is on; what cannot be read costs a note."""
+        """Read all switches; one that cannot be read costs a note."""
         stable = self._switch(self._stable, losses)
         return Accounting(
             schedstats=self._switch(self._schedstats, losses),
             delayacct=self._switch(self._delayacct, losses),
             irq_time=bool(self._switch(self._irq_time, losses)),
             precise_cputime=bool(self._switch(self._precise, losses)),
-            # Without HAVE_UNSTABLE_SCHED_CLOCK they cannot be apart.
+            # Without HAVE_UNSTABLE_SCHED_CLOCK the CPUs' clocks cannot differ.
             stable_clock=stable is None or stable,
         )
 
-    def _switch(self, place: _Switch | None, losses: LossLog) -> bool | None:
-        """Read a switch, if there is one.
+    def _switch(self, switch: _Switch | None, losses: LossLog) -> bool | None:
+        """Read a switch; ``None`` if the kernel lacks it or it cannot be read.
 
-        Each is an int or begins with one: the count of those who want a static key on
-        (``struct static_key``). So no type is needed.
+        Each is an int, or begins with one: the enable count of a ``struct static_key``.
+        So no type is needed.
         """
-        if place is None:
+        if switch is None:
             return None
         try:
-            (count,) = _COUNT.unpack(self._prog.read(place.address, _COUNT.size))
+            (count,) = _COUNT.unpack(self._prog.read(switch.address, _COUNT.size))
         except drgn.FaultError as error:
-            losses.lose(Loss.ACCOUNTING, f"{place.name} cannot be read: {error}")
+            losses.lose(Loss.ACCOUNTING, f"{switch.name} cannot be read: {error}")
             return None
         return bool(count)
 
 
 def read_accounting(prog: drgn.Program, losses: LossLog) -> Accounting:
-    """Tell what is on; what cannot be read costs a note."""
+    """Read all switches once; one that cannot be read costs a note."""
     return AccountingReader(prog).read(losses)
 
 
 def _find(prog: drgn.Program, *names: str) -> _Switch | None:
-    """Find the first of some switches that there is."""
+    """Find the first of *names* that this kernel has; ``None`` if not found."""
     for name in names:
         try:
             return _Switch(name, prog.symbol(name).address)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The paths of control groups of the default hierarchy, as /proc/PID/cgroup has them.
+"""Paths of control groups of the default hierarchy, as /proc/PID/cgroup shows them.
 
-kernel/cgroup/cgroup.c and fs/kernfs: a group is a directory of kernfs, which knows its
-name and parent.
+kernel/cgroup/cgroup.c and fs/kernfs: a group is a kernfs directory, which stores its
+name and a pointer to its parent.
 """
 
 import drgn
@@ -16,10 +16,11 @@ from msatools.kernel.strings import read_string
 from msatools.kernel.structs import read_structs
 
 MAX_DEPTH = 2048
-"""A path has PATH_MAX bytes at most: more directories than that are a loop."""
+"""Maximum number of directories in a path, which has PATH_MAX bytes at most: a longer
+walk is a loop."""
 
 DELETED = " (deleted)"
-"""What the path of a group ends with that has been removed."""
+"""Suffix of the path of a group that has been removed."""
 
 _NAME_MAX = 255
 
@@ -32,16 +33,16 @@ _NODE = {
 }
 
 Nodes = dict[int, tuple[int, str]]
-"""By address: the parent's address and the name."""
+"""Maps the address of a ``struct kernfs_node`` to its parent's address and its name."""
 
 
 def cgroup_paths(
     reader: Reader, cgroups: Addresses, losses: LossLog
 ) -> list[str | None]:
-    """Tell the path of each ``struct cgroup``; ``None`` if a part cannot be read.
+    """Return the path of each ``struct cgroup``; ``None`` if a part cannot be read.
 
-    A group that has been removed is marked as the kernel does. Bytes that are no UTF-8
-    are escaped.
+    The path of a removed group ends with :data:`DELETED`, as the kernel writes it.
+    Bytes that are not UTF-8 are escaped.
     """
     groups = read_structs(reader, "struct cgroup", _CGROUP, cgroups, losses)
     starts = groups["node"].astype(np.uint64)
@@ -66,19 +67,19 @@ def _online(prog: drgn.Program) -> int:
 
 
 def _read_nodes(reader: Reader, starts: Addresses, losses: LossLog) -> Nodes:
-    """Read directories and all above them, a level at a time."""
+    """Read directories and all their ancestors, a level at a time."""
     nodes: Nodes = {}
     level = np.unique(starts[starts != 0])
     for _ in range(MAX_DEPTH):
         if not len(level):
             break
-        found = read_structs(reader, "struct kernfs_node", _NODE, level, losses)
-        parents = found["parent"].astype(np.uint64)
-        for row in np.flatnonzero(found.readable).tolist():
-            name = _name(reader, int(found["name"][row]), losses)
+        read = read_structs(reader, "struct kernfs_node", _NODE, level, losses)
+        parents = read["parent"].astype(np.uint64)
+        for row in np.flatnonzero(read.readable).tolist():
+            name = _name(reader, int(read["name"][row]), losses)
             if name is not None:
                 nodes[int(level[row])] = int(parents[row]), name
-        above = {*parents[found.readable].tolist()} - {0, *nodes}
+        above = {*parents[read.readable].tolist()} - {0, *nodes}
         level = np.array(sorted(above), np.uint64)
     return nodes
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What time it is, in each of the clocks that the scheduler stamps tasks with.
+"""The current time in each of the clocks that the scheduler stamps tasks with.
 
 kernel/sched/clock.c and kernel/sched/core.c. All in nanoseconds:
 
-- a run queue's clock (``rq->clock``) is the local clock of its CPU, which all CPUs
-  share where it is stable; run queue stamps (``sched_info``) are taken with it;
-- its task clock (``rq->clock_task``) leaves out time of interrupts and the hypervisor;
-  ``sum_exec_runtime`` and ``exec_start`` are in it;
+- ``rq->clock`` of a run queue is the local clock of its CPU, which all CPUs share if it
+  is stable; run queue stamps (``sched_info``) are taken from it;
+- ``rq->clock_task`` leaves out interrupt time and steal time; ``sum_exec_runtime`` and
+  ``exec_start`` are taken from it;
 - CLOCK_MONOTONIC stamps the start of tasks.
 """
 
@@ -25,17 +25,17 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.words import U64
 from msatools.selfdesc.variables import find_variable
 
 Nanoseconds = npt.NDArray[np.int64]
 
-_CLOCK = struct.Struct("<Q")
-_SIGNED = struct.Struct("<q")
+_S64 = struct.Struct("<q")
 
 _DIFFERENCE = "how CLOCK_MONOTONIC differs from the others"
 
-_MOST_NS = 1 << 60
-"""36 years, more than any machine is up: a clock that says so is damaged."""
+_MAX_NS = 1 << 60
+"""36 years, longer than any uptime: a larger value is damaged."""
 
 
 @dataclass(frozen=True)
@@ -43,23 +43,26 @@ class Clocks:
     """The clocks at one moment."""
 
     local_ns: int
-    """The local clock: the latest of all run queues', as idle ones lag behind."""
+    """The local clock: the latest ``rq->clock``, as those of idle CPUs are stale."""
 
     monotonic_offset_ns: int | None
-    """What to add to CLOCK_MONOTONIC to have the local clock; ``None`` if unknown."""
+    """The local clock minus CLOCK_MONOTONIC; ``None`` if unknown."""
 
     behind_ns: Nanoseconds
-    """By CPU: how far its task clock is behind the local clock."""
+    """``rq->clock`` minus ``rq->clock_task``, by CPU."""
 
     @property
     def monotonic_ns(self) -> int | None:
-        """CLOCK_MONOTONIC."""
+        """CLOCK_MONOTONIC; ``None`` if its offset is unknown."""
         if self.monotonic_offset_ns is None:
             return None
         return self.local_ns - self.monotonic_offset_ns
 
     def task_clock_ns(self, cpus: npt.NDArray[np.uint32]) -> Nanoseconds:
-        """Tell the task clocks of some CPUs; the local clock where there is no CPU."""
+        """Return the task clock of each CPU; the local clock if there is no such CPU.
+
+        :return: Shape ``(len(cpus),)``.
+        """
         known = cpus < len(self.behind_ns)
         behind = np.zeros(len(cpus), np.int64)
         behind[known] = self.behind_ns[cpus[known]]
@@ -67,17 +70,17 @@ class Clocks:
 
 
 class _Queues(NamedTuple):
-    """Where the clocks of run queues are."""
+    """Location of ``rq->clock`` and ``rq->clock_task`` of all CPUs."""
 
-    places: Mapping[int, int]
-    """Address of the first clock, by CPU."""
+    addresses: Mapping[int, int]
+    """Address of the first of the two, by CPU."""
 
     clock: int
     task: int
-    """Offsets of the two clocks from there."""
+    """Offsets of the two from that address."""
 
     size: int
-    """Bytes from there that have both."""
+    """Bytes from that address to the end of the second."""
 
 
 def read_clocks(reader: Reader, losses: LossLog) -> Clocks:
@@ -85,23 +88,23 @@ def read_clocks(reader: Reader, losses: LossLog) -> Clocks:
 
     :raises LookupError: if no run queue can be found at all
     """
-    # One read a CPU and no array: a query for one thread has no time for more.
+    # One read per CPU and no numpy arrays, for the sake of queries of one thread.
     queues = reader.once(_Queues, lambda: _queues(reader, losses))
     behind = [0]
     length = latest = 0
     for cpu in online_cpus(reader, losses):
-        place = queues.places.get(cpu)
-        if place is not None:
+        address = queues.addresses.get(cpu)
+        if address is not None:
             length = cpu + 1
             behind += [0] * (length - len(behind))
         try:
-            if place is None:
+            if address is None:
                 raise drgn.FaultError("no variables of that CPU", 0)
-            clocks = reader.read(place, queues.size)
-            (clock,) = _CLOCK.unpack_from(clocks, queues.clock)
-            (task,) = _CLOCK.unpack_from(clocks, queues.task)
-            if max(clock, task) > _MOST_NS:
-                raise drgn.FaultError("no time of a clock", place)
+            clocks = reader.read(address, queues.size)
+            (clock,) = U64.unpack_from(clocks, queues.clock)
+            (task,) = U64.unpack_from(clocks, queues.task)
+            if max(clock, task) > _MAX_NS:
+                raise drgn.FaultError("no time of a clock", address)
         except drgn.FaultError:
             losses.lose(Loss.RUN_QUEUES, f"CPU {cpu}'s run queue cannot be read")
             continue
@@ -119,39 +122,38 @@ def _queues(reader: Reader, losses: LossLog) -> _Queues:
     queue = reader.prog.type("struct rq")
     clock, task = drgn.offsetof(queue, "clock"), drgn.offsetof(queue, "clock_task")
     start = min(clock, task)
-    places = percpu.addresses("runqueues") + np.uint64(start)
+    addresses = percpu.addresses("runqueues") + np.uint64(start)
     return _Queues(
-        dict(zip(percpu.cpus.tolist(), places.tolist(), strict=True)),
+        dict(zip(percpu.cpus.tolist(), addresses.tolist(), strict=True)),
         clock - start,
         task - start,
-        abs(clock - task) + _CLOCK.size,
+        abs(clock - task) + U64.size,
     )
 
 
 def monotonic_offset(reader: Reader, losses: LossLog) -> int | None:
-    """Tell by how much the local clock is ahead of CLOCK_MONOTONIC.
+    """Return the local clock minus CLOCK_MONOTONIC, in ns; ``None`` if unknown.
 
     Where the local clock may be unstable (x86), the kernel keeps the difference of the
-    two, from when it found the clock to be stable.
+    two from the moment that it found the clock to be stable.
     """
     try:
-        place = reader.once(monotonic_offset, lambda: _offset_place(reader.prog))
-        if place is None:
+        address = reader.once(monotonic_offset, lambda: _gtod_offset(reader.prog))
+        if address is None:
             return None
-        # An unsigned variable for a difference with a sign.
-        (difference,) = _SIGNED.unpack(reader.read(place, _SIGNED.size))
+        # The variable is unsigned, but holds a signed difference.
+        (difference,) = _S64.unpack(reader.read(address, _S64.size))
     except drgn.FaultError as error:
         losses.lose(Loss.CLOCKS, f"{_DIFFERENCE} is lost: {error}")
         return None
-    if abs(difference) > _MOST_NS:
+    if abs(difference) > _MAX_NS:
         losses.lose(Loss.CLOCKS, f"{_DIFFERENCE} cannot be {difference}")
         return None
-    found: int = difference
-    return found
+    return int(difference)
 
 
-def _offset_place(prog: drgn.Program) -> int | None:
-    """Find the variable; ``None`` where the kernel has none."""
+def _gtod_offset(prog: drgn.Program) -> int | None:
+    """Find the address of the variable; ``None`` if the kernel lacks it."""
     try:
         address: int | None = find_variable(prog, "__gtod_offset").address_
         return address

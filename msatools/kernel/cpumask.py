@@ -2,8 +2,8 @@
 
 """Sets of CPUs: ``struct cpumask``, one or many (include/linux/cpumask.h).
 
-Those that the kernel keeps of its own CPUs (kernel/cpu.c) have a name. drgn's own loops
-over CPUs go as far as a damaged number of CPUs says.
+The kernel's own masks of its CPUs (kernel/cpu.c) are read by name. drgn's helpers that
+loop over CPUs trust ``nr_cpu_ids`` even if it is damaged.
 """
 
 from collections.abc import Callable
@@ -22,22 +22,22 @@ _POSSIBLE = "msatools.possible CPUs"
 """Key of the program's cache."""
 
 Masks = npt.NDArray[np.bool_]
-"""A row a mask, a column a CPU number."""
+"""One row per mask, one column per CPU ID."""
 
 Cpus = tuple[int, ...]
-"""Numbers of CPUs, ascending."""
+"""IDs of CPUs, ascending."""
 
 
 def possible_cpus(prog: drgn.Program, losses: LossLog) -> Cpus:
     """
-    List all CPUs that can ever be online; none, with a note, if they are lost.
+    Return all CPUs that can ever be online; none, with a note, if the mask is lost.
 
-    They are known at boot, and looked for once a program.
+    The mask is fixed at boot, and read once per program.
     """
     known: Cpus | None = prog.cache.get(_POSSIBLE)
     if known is None:
         try:
-            known = mask_at(Reader(prog), _kept_place(prog, "possible"))
+            known = mask_at(Reader(prog), _kept_address(prog, "possible"))
         except drgn.FaultError as error:
             losses.lose(Loss.CPUS, f"the list of CPUs is lost: {error}")
             return ()
@@ -48,26 +48,26 @@ def possible_cpus(prog: drgn.Program, losses: LossLog) -> Cpus:
 def online_cpus(reader: Reader, losses: LossLog) -> Cpus:
     """Read which CPUs are online.
 
-    If that is lost, it is those that tasks may come to: they are the same, but for CPUs
-    that just come or go. One at least is online, so that none is a loss too.
+    If that mask cannot be read, or is empty, return the active CPUs: they differ only
+    while a CPU is being plugged in or out.
 
-    :raises LookupError: if nothing tells the type of the mask
+    :raises LookupError: if the type of the mask is unknown
     """
     online = kept_mask(reader, "online", losses)
     return online or kept_mask(reader, "active", losses) or ()
 
 
 def kept_mask(reader: Reader, name: str, losses: LossLog) -> Cpus | None:
-    """Read a mask that all kernels have: ``None``, with a note, if it is lost.
+    """Read one of the kernel's own masks; ``None``, with a note, if it is lost.
 
     :param name: ``possible``, ``present``, ``online`` or ``active``.
-    :raises LookupError: if nothing tells its type
+    :raises LookupError: if its type is unknown
     """
-    address = reader.once((kept_mask, name), lambda: _kept_place(reader.prog, name))
+    address = reader.once((kept_mask, name), lambda: _kept_address(reader.prog, name))
     return try_mask(reader, lambda: address, f"the mask of {name} CPUs", losses)
 
 
-def _kept_place(prog: drgn.Program, name: str) -> int:
+def _kept_address(prog: drgn.Program, name: str) -> int:
     address: int = find_variable(prog, f"__cpu_{name}_mask").address_
     return address
 
@@ -77,8 +77,8 @@ def try_mask(
 ) -> Cpus | None:
     """Read a mask; ``None``, with a note, if it cannot be read.
 
-    :param place: Finds its address; 0 if there is none, and so no CPU in it.
-    :param what: What it is called in the note.
+    :param place: Finds the mask's address; 0 if it is not allocated: then it is empty.
+    :param what: What the mask is called in the note.
     """
     try:
         address = place()
@@ -89,9 +89,9 @@ def try_mask(
 
 
 def place_of(mask: drgn.Object) -> int:
-    """Tell where a ``cpumask_var_t`` has its CPUs; 0 if it has not been allocated.
+    """Return the address of a ``cpumask_var_t``'s mask; 0 if it is not allocated.
 
-    It is a pointer, or, without CONFIG_CPUMASK_OFFSTACK, the mask itself.
+    The object is a pointer or, without CONFIG_CPUMASK_OFFSTACK, the mask itself.
     """
     if is_pointer(mask.type_):
         return int(mask.value_())
@@ -100,7 +100,7 @@ def place_of(mask: drgn.Object) -> int:
 
 
 def is_pointer(type_: drgn.Type) -> bool:
-    """Tell whether a type, such as ``cpumask_var_t``, is a pointer."""
+    """Return whether a type, such as ``cpumask_var_t``, is a pointer."""
     while type_.kind == drgn.TypeKind.TYPEDEF:
         type_ = type_.type
     pointer: bool = type_.kind == drgn.TypeKind.POINTER
@@ -112,14 +112,14 @@ def mask_at(reader: Reader, address: int) -> Cpus:
 
     :raises drgn.FaultError: if it cannot be read
     """
-    count = _numbers(reader)
+    count = _id_count(reader)
     return _cpus_in(reader.read(address, _bytes_for(count)), count)
 
 
 @lru_cache(maxsize=64)
-def _cpus_in(words: bytes, count: int) -> Cpus:
-    """List the CPUs of a mask: the same few are read again and again."""
-    return cpus_of(_bits(np.frombuffer(words, np.uint8)[None], count)[0])
+def _cpus_in(data: bytes, count: int) -> Cpus:
+    # Cached: the same few masks are read again and again.
+    return cpus_of(_bits(np.frombuffer(data, np.uint8)[None], count)[0])
 
 
 def masks_at(
@@ -127,12 +127,12 @@ def masks_at(
 ) -> tuple[Masks, npt.NDArray[np.bool_]]:
     """Read many masks.
 
-    :return: Shapes ``(len(addresses), nr_cpu_ids)`` and ``(len(addresses),)``: the
-        second tells which could be read, the others have no CPU. NULL is not readable;
-        nothing is if the number of CPUs is lost.
+    :return: The masks, shape ``(len(addresses), nr_cpu_ids)``, and whether each could
+        be read, shape ``(len(addresses),)``; one that could not is empty. NULL is not
+        readable; no mask is if ``nr_cpu_ids`` is lost.
     """
     try:
-        count = _numbers(reader)
+        count = _id_count(reader)
     except drgn.FaultError:
         none = np.zeros(len(addresses), np.bool_)
         return none.reshape(-1, 1), none
@@ -145,10 +145,10 @@ def masks_at(
 def different_masks(
     raw: npt.NDArray[np.void], prog: drgn.Program
 ) -> tuple[Masks, npt.NDArray[np.intp]]:
-    """Make sense of many masks of which most are alike, such as those of all tasks.
+    """Decode many masks most of which are alike, such as those of all tasks.
 
-    :param raw: What is in memory, :func:`mask_bytes` each.
-    :return: Each different mask once; which of them each is.
+    :param raw: The masks as they lie in memory, :func:`mask_bytes` each.
+    :return: Each distinct mask once, and for each of *raw* the row of its mask.
     """
     different, index = np.unique(raw, return_inverse=True)
     records = np.ascontiguousarray(different).view(np.uint8)
@@ -156,7 +156,7 @@ def different_masks(
 
 
 def cpus_of(mask: npt.NDArray[np.bool_]) -> Cpus:
-    """List the CPUs of one mask."""
+    """Return the CPUs of one mask."""
     return tuple(np.flatnonzero(mask).tolist())
 
 
@@ -166,10 +166,9 @@ def _bits(records: npt.NDArray[np.uint8], count: int) -> Masks:
 
 
 def mask_bytes(prog: drgn.Program) -> int:
-    """Tell the bytes of a mask: one that is allocated has but the words for CPUs that
-    there can be.
+    """Return the bytes of an allocated mask: whole words for ``nr_cpu_ids`` bits.
 
-    :raises drgn.FaultError: if the number of CPUs is lost
+    :raises drgn.FaultError: if ``nr_cpu_ids`` is lost
     """
     return _bytes_for(cpu_numbers(prog))
 
@@ -178,24 +177,24 @@ def _bytes_for(count: int) -> int:
     return -(-count // 64) * 8
 
 
-def _numbers(reader: Reader) -> int:
-    """Tell how many numbers there are, which is settled when the kernel starts."""
+def _id_count(reader: Reader) -> int:
+    # It is fixed at boot.
     return reader.once(cpu_numbers, lambda: cpu_numbers(reader.prog))
 
 
 def cpu_numbers(prog: drgn.Program) -> int:
-    """Tell how many numbers there are, of which some may be of no CPU.
+    """Return ``nr_cpu_ids``, the number of CPU IDs, some of which may have no CPU.
 
-    :raises drgn.FaultError: if that cannot be read, or cannot be
+    :raises drgn.FaultError: if it cannot be read, or is impossible
     """
     try:
-        number = int(find_variable(prog, "nr_cpu_ids").value_())
+        count = int(find_variable(prog, "nr_cpu_ids").value_())
     except LookupError:
         # Not a variable where NR_CPUS is 1.
         return 1
-    # No more than a mask has bits: NR_CPUS.
-    if not 0 < number <= 8 * drgn.sizeof(prog.type("struct cpumask")):
+    # A mask has NR_CPUS bits.
+    if not 0 < count <= 8 * drgn.sizeof(prog.type("struct cpumask")):
         raise drgn.FaultError(
             "no such number of CPUs", find_variable(prog, "nr_cpu_ids").address_
         )
-    return number
+    return count

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The enumerators of the kernel's enums, for all that look them up with each sample."""
+"""Values of the kernel's enumerators, cached: some are looked up with each sample."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -8,23 +8,23 @@ from types import MappingProxyType
 import drgn
 
 _ENUMS, _CONSTANTS = "msatools.enumerators", "msatools.constants"
-"""What those that were asked for are kept as, in the program's cache."""
+"""Keys of the program's cache."""
 
 
 def enumerators(prog: drgn.Program, name: str) -> Mapping[str, int]:
     """
     Return the values of an enum by name, in their order; none if it is incomplete.
 
-    They are found once for each program: drgn makes an object of each enumerator
-    whenever it is asked, and some enums have hundreds.
+    They are looked up once per program: drgn makes an object of each enumerator at
+    every call, and some enums have hundreds.
 
     :param name: Such as ``enum vm_event_item``.
-    :raises LookupError: if nothing tells the type
+    :raises LookupError: if the type is unknown
     """
     known: dict[str, Mapping[str, int]] = prog.cache.setdefault(_ENUMS, {})
     if name not in known:
-        found = {each.name: each.value for each in prog.type(name).enumerators or ()}
-        known[name] = MappingProxyType(found)
+        values = {item.name: item.value for item in prog.type(name).enumerators or ()}
+        known[name] = MappingProxyType(values)
     return known[name]
 
 
@@ -32,9 +32,9 @@ def constant(prog: drgn.Program, name: str) -> int:
     """
     Return the value of a constant, such as an enumerator.
 
-    It is looked up once for each program, which takes drgn some 20 us.
+    It is looked up once per program, which takes drgn some 20 us.
 
-    :raises LookupError: if the kernel has none of the name
+    :raises LookupError: if the kernel has no constant of that name
     """
     known: dict[str, int] = prog.cache.setdefault(_CONSTANTS, {})
     if name not in known:

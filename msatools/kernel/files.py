@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Open files: tables of descriptors, and what they name.
+"""Open files: descriptor tables, and the ``struct file`` that they refer to.
 
-fs/file.c: a task's table of open files, shared by the threads that share it.
+fs/file.c: ``task_struct.files``, which threads may share.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ from msatools.kernel.structs import (
 from msatools.selfdesc.variables import find_variable
 
 MAX_OPEN = 1 << 20
-"""Files of one table that are looked at: what NR_OPEN allows by default."""
+"""Maximum number of descriptors read of one table: NR_OPEN's default."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -42,7 +42,8 @@ _SMALL: Members = {
     "files": ("fdtab.fd",),
     "array": WordArray(("fd_array",)),
 }
-"""Of one that never had many files open: table and array are part of it."""
+"""Members of a ``struct files_struct`` with its embedded table and array, which it uses
+until it has many files open."""
 
 _TABLE_TYPE = "struct fdtable"
 _TABLE: Members = {"size": ("max_fds",), "files": ("fd",)}
@@ -59,7 +60,7 @@ FILE: Mapping[str, tuple[str, ...]] = {
     "owner": ("f_owner.pid",),
     "owned": ("f_owner",),
 }
-"""What is read of a ``struct file``: ``mapping`` is that of its data."""
+"""Columns of a ``struct file``: ``mapping`` is the address space of its data."""
 
 _FILE_TYPE = "struct file"
 _OPEN = ("inode", "mapping", "operations", "private", "mount", "dentry")
@@ -71,17 +72,17 @@ def _file_members(columns: Iterable[str]) -> Members:
 
 @dataclass(frozen=True)
 class DescriptorTables:
-    """The tables of open files of some tasks, one row a task."""
+    """The descriptor tables of some tasks, one row per task."""
 
     files: Addresses
-    """Where each table's array of files is; 0 if it has none, or it is lost."""
+    """Address of each table's array of files; 0 if it has none or cannot be read."""
 
     size: Numbers
-    """How many files it has room for."""
+    """Number of slots in each array."""
 
 
 class Descriptors:
-    """Looks file descriptors up."""
+    """Looks up file descriptors."""
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
@@ -90,29 +91,32 @@ class Descriptors:
     def tables(self, tasks: Addresses) -> DescriptorTables:
         """Find the tables of the ``struct task_struct`` at some addresses.
 
-        What tasks share is read once.
+        A table that tasks share is read once.
         """
-        found = self._structs("struct task_struct", _TASK, tasks)
-        shared = self._structs(_HOLDER_TYPE, _HOLDER, found["files"])
-        table = self._structs(_TABLE_TYPE, _TABLE, shared["table"])
+        task = self._structs("struct task_struct", _TASK, tasks)
+        holder = self._structs(_HOLDER_TYPE, _HOLDER, task["files"])
+        table = self._structs(_TABLE_TYPE, _TABLE, holder["table"])
         size = np.minimum(table["size"].astype(np.int64), MAX_OPEN)
         return DescriptorTables(table["files"], np.where(table.readable, size, 0))
 
     def lookup(self, tables: DescriptorTables, numbers: Numbers) -> Addresses:
-        """Find the ``struct file`` of one descriptor of each table; 0 if none is."""
+        """Find the ``struct file`` of one descriptor of each table; 0 if not open.
+
+        :param numbers: Descriptors, one per row of *tables*.
+        """
         inside = (numbers >= 0) & (numbers < tables.size)
         offsets = np.where(inside, numbers, 0).astype(np.uint64) * np.uint64(8)
-        places = tables.files + offsets
+        addresses = tables.files + offsets
         files = np.zeros(len(numbers), np.uint64)
         wanted = np.flatnonzero(inside & (tables.files != 0))
-        records, _ = self._reader.read_records(places[wanted], 8)
+        records, _ = self._reader.read_records(addresses[wanted], 8)
         files[wanted] = records.view("<u8")[:, 0]
         return files
 
     def all_files(
         self, tables: DescriptorTables, row: int, limit: int = MAX_OPEN
     ) -> Addresses:
-        """Read a whole table: the ``struct file`` by descriptor, 0 where none is."""
+        """Read a whole table: the ``struct file`` by descriptor, 0 if not open."""
         count = min(int(tables.size[row]), limit)
         if not count:
             return np.empty(0, np.uint64)
@@ -127,7 +131,7 @@ class Descriptors:
     def read_files(self, files: Addresses, columns: Iterable[str] = _OPEN) -> Structs:
         """Read some ``struct file``, by default all columns of an open file.
 
-        :param columns: Of :data:`FILE`.
+        :param columns: Keys of :data:`FILE`.
         """
         return self._structs(_FILE_TYPE, _file_members(columns), files)
 
@@ -139,10 +143,10 @@ class Descriptors:
 
 class OpenFiles:
     """
-    Every ``struct file`` in a process's file table, once.
+    Every ``struct file`` in the file table of a process, once.
 
-    Threads that have a table of their own, and files on their way through a
-    socket, are not seen.
+    Threads with a table of their own, and files in flight through a socket, are not
+    included.
     """
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
@@ -156,11 +160,11 @@ class OpenFiles:
 
     def private_data(self, operations: Iterable[str]) -> Addresses:
         """
-        Find what the files with these ``struct file_operations`` stand for.
+        Return ``private_data`` of the files with these ``struct file_operations``.
 
-        :param operations: Names of global variables; those that this kernel
-            does not have are passed over.
-        :return: Their ``private_data``, ascending and unique.
+        :param operations: Names of global variables; those that this kernel lacks are
+            skipped.
+        :return: Non-NULL addresses, ascending and unique.
         """
         wanted = np.zeros(len(self._operations), np.bool_)
         for name in operations:
@@ -175,15 +179,16 @@ def _file_addresses(reader: Reader, losses: LossLog) -> Addresses:
     holders = holders[holders != 0]
     small, has_small = _small_tables(reader, holders)
     large, known = _rows(reader, _HOLDER_TYPE, _HOLDER, holders[~has_small])
-    places = distinct(large["table"][known])
-    tables, readable = _rows(reader, _TABLE_TYPE, _TABLE, places)
+    tables, readable = _rows(
+        reader, _TABLE_TYPE, _TABLE, distinct(large["table"][known])
+    )
     addresses, rows, whole = reader.read_arrays(
         tables["files"][readable], tables["size"][readable].astype(np.uint64)
     )
-    # A damaged number of them leads to what are no pointers, and as many reads.
+    # With a damaged size the array runs into other data, which are not pointers.
     whole[rows[addresses % np.uint64(8) != 0]] = False
     addresses = np.concatenate((small, addresses[whole[rows]]))
-    lost = sum(np.count_nonzero(~there) for there in (known, readable, whole))
+    lost = sum(np.count_nonzero(~complete) for complete in (known, readable, whole))
     losses.lose(Loss.DESCRIPTORS, count=int(lost))
     return distinct(addresses[addresses != 0])
 
@@ -192,19 +197,20 @@ def _small_tables(
     reader: Reader, holders: Addresses
 ) -> tuple[Addresses, npt.NDArray[np.bool_]]:
     """
-    Read the tables of those that never had many files open, as most have not.
+    Read the embedded tables, ``files_struct.fdtab``, of those that still use them.
 
-    Theirs are part of ``struct files_struct``, and come with it in one read.
+    Most do, as they never had many files open. The table comes with its holder in one
+    read.
 
-    :return: The pointers in all of these, and whether each holder has such a table.
+    :return: The pointers in all of these, and whether each holder uses its own table.
     """
     type_ = reader.prog.type(_HOLDER_TYPE)
     table, array = (drgn.offsetof(type_, name) for name in ("fdtab", "fd_array"))
-    found, known = _rows(reader, _HOLDER_TYPE, _SMALL, holders)
-    pointers = found["array"]
-    small = known & (found["table"] == holders + np.uint64(table))
-    small &= found["files"] == holders + np.uint64(array)
-    small &= found["size"] == pointers.shape[1]
+    rows, known = _rows(reader, _HOLDER_TYPE, _SMALL, holders)
+    pointers = rows["array"]
+    small = known & (rows["table"] == holders + np.uint64(table))
+    small &= rows["files"] == holders + np.uint64(array)
+    small &= rows["size"] == pointers.shape[1]
     small &= ~(pointers & np.uint64(7)).any(axis=1)
     return pointers[small].ravel(), small
 
@@ -220,17 +226,17 @@ def _rows(
 
 @dataclass(frozen=True)
 class FileTables:
-    """What of each process's first ``struct task_struct`` names other things."""
+    """Pointers in the ``struct task_struct`` of each thread group leader."""
 
     files: Addresses
-    """Of its ``struct files_struct``; 0 if it has none."""
+    """Address of its ``struct files_struct``; 0 if it has none."""
 
     frag_pages: Addresses
-    """Of the struct page that it keeps to send from; 0 if it has none."""
+    """Address of the struct page in its ``task_frag``; 0 if it has none."""
 
 
 def processes(reader: Reader, losses: LossLog) -> FileTables:
-    """Read all processes, which is done once."""
+    """Read all processes, once per reader."""
     return reader.once(processes, lambda: _processes(reader, losses))
 
 
@@ -239,7 +245,7 @@ def _processes(reader: Reader, losses: LossLog) -> FileTables:
     task = prog.type("struct task_struct")
     tasks = task.member("tasks").offset
     offsets = task.member("files").offset, drgn.offsetof(task, "task_frag.page")
-    # No more of each than from the first to the last of these.
+    # Read only from the first to the last of these members.
     first, last = min(*offsets, tasks), max(*offsets, tasks + 8)
     init = find_variable(prog, "init_task").address_
     records = changing_list(
@@ -251,7 +257,7 @@ def _processes(reader: Reader, losses: LossLog) -> FileTables:
         "the list of processes",
         losses,
     )
-    places = [offset - first for offset in offsets]
-    members = (data[at : at + 8] for _, data in records for at in places)
+    starts = [offset - first for offset in offsets]
+    members = (data[start : start + 8] for _, data in records for start in starts)
     words = np.frombuffer(b"".join(members), np.uint64).reshape(-1, len(offsets))
     return FileTables(words[:, 0], words[:, 1])

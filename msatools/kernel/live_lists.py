@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Lists of tasks, which on a running kernel change while they are walked."""
+"""Walks of task lists, which on a running kernel change meanwhile."""
 
-import struct
 from collections.abc import Iterator
 
 import drgn
@@ -10,16 +9,14 @@ import drgn
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.words import LIST_HEAD, U64
 
 MAX_TASKS = 1 << 23
-"""Twice PID_MAX_LIMIT (include/linux/threads.h): a longer walk is lost."""
+"""Maximum number of entries, twice PID_MAX_LIMIT (include/linux/threads.h)."""
 
-_POINTER = struct.Struct("<Q")
-_LINKS = struct.Struct("<QQ")
-"""``struct list_head``: next, previous."""
 
-_RESUMED = 256
-"""How often one walk of a list that changes goes back to what is still on it."""
+_MAX_RESUMED = 256
+"""Maximum number of times that one walk goes back to an entry still on the list."""
 
 
 def changing_list(
@@ -34,52 +31,53 @@ def changing_list(
     first: int | None = None,
 ) -> Iterator[tuple[int, bytes]]:
     """
-    Read the tasks on a list, one read each, from its first or from *node* on.
+    Read the tasks on a list, one read each, starting from *node* or the first.
 
-    On a running kernel a task may end between two reads, and another have its memory,
-    which is somewhere else on the list: all in between would be missed. So each has to
-    come after one that was passed, or the walk goes back to the last that is still
-    there. A list that breaks off costs a note and what comes after.
+    On a running kernel a task may end between two reads, and its memory be reused for
+    another task elsewhere on the list: the walk would skip all tasks in between. So
+    ``prev`` of each node must be a node that was visited; else the walk goes back to
+    the last one that is still on the list. If the list breaks off, a note is made and
+    the tasks after that point are missing.
 
-    :param offset: Of the list's node in the task.
+    :param offset: Offset of the list node in the task.
     :param size: Bytes of each task to read, its node among them.
-    :param seen: Addresses of tasks that are not given again; those that are, are added.
+    :param seen: Addresses of tasks to skip; the ones that are yielded are added.
     :param name: What the list is called in a note.
-    :param first: What *node* comes after; without it the list has an end.
+    :param first: The node before *node*, if the walk starts within the list.
     :return: Iterator of (address, bytes) of each task.
     """
     live = bool(reader.prog.flags & drgn.ProgramFlags.IS_LIVE)
     trail = [head] if first is None else [head, first]
-    passed = {*trail}
+    visited = {*trail}
     resumed = again = 0
     try:
         if node is None:
-            (node,) = _POINTER.unpack(reader.read(head, 8))
+            (node,) = U64.unpack(reader.read(head, 8))
         while node != head:
             address = node - offset
             new = address not in seen
             again += not new
-            # Memory of one that was passed may be that of a new task by now.
+            # The memory of a task that was visited may by now be that of a new one.
             looping = not new and (not live or again > len(seen))
             if not node or looping or len(seen) > MAX_TASKS:
                 raise drgn.FaultError("it leads nowhere", node)
             data = reader.read(address, size)
-            following, previous = _LINKS.unpack_from(data, offset)
-            if live and previous not in passed:
+            following, previous = LIST_HEAD.unpack_from(data, offset)
+            if live and previous not in visited:
                 resumed += 1
                 losses.coverage["lists_resumed"] += 1
-                if resumed > _RESUMED:
+                if resumed > _MAX_RESUMED:
                     raise drgn.FaultError("it changes too fast", node)
-                node = _resume(reader, trail, passed)
+                node = _resume(reader, trail, visited)
                 if node is None:
                     if first is not None:
                         return  # the process has ended
-                    (node,) = _POINTER.unpack(reader.read(head, 8))
+                    (node,) = U64.unpack(reader.read(head, 8))
                 continue
             seen.add(address)
             if live:
                 trail.append(node)
-                passed.add(node)
+                visited.add(node)
             if new:
                 yield address, data
             node = following
@@ -87,14 +85,16 @@ def changing_list(
         losses.lose(Loss.LISTS, f"{name} breaks off: {error}", about=name)
 
 
-def _resume(reader: Reader, trail: list[int], passed: set[int]) -> int | None:
-    """Tell what comes after the last that is still on its list, if one is.
+def _resume(reader: Reader, trail: list[int], visited: set[int]) -> int | None:
+    """Return the node after the last visited one that is still on its list.
 
-    Who has left it has no previous one, and in the place of that a poison.
+    A node that has left the list has LIST_POISON2 as ``prev``.
+
+    :return: ``None`` if none of them is still on the list.
     """
     while len(trail) > 1:
-        following, previous = _LINKS.unpack(reader.read(trail[-1], _LINKS.size))
-        if previous in passed:
+        following, previous = LIST_HEAD.unpack(reader.read(trail[-1], LIST_HEAD.size))
+        if previous in visited:
             return int(following)
         trail.pop()
     return None

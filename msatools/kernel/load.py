@@ -10,7 +10,7 @@ from msatools.kernel.report import LossLog
 
 
 def load_averages(prog: drgn.Program, losses: LossLog) -> tuple[float, ...] | None:
-    """Read the load averages over 1, 5 and 15 minutes."""
+    """Read the load averages over 1, 5 and 15 minutes; ``None`` if lost."""
     try:
         return loadavg(prog)
     except (drgn.FaultError, LookupError) as error:

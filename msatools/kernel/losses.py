@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""All that a report may lack, and whether that makes it incomplete.
+"""Kinds of losses of a report, and whether they make it incomplete.
 
-Each loss is counted in the report's coverage under its key, and noted where it has
-words. ``--strict`` goes by the same keys, so that nothing is lost in silence.
+Each loss is counted in the report's coverage under its key, and noted if it has a text.
+``--strict`` uses the same keys, so that no loss is silent.
 """
 
 from enum import Enum
@@ -137,27 +137,27 @@ _STEADY = frozenset(
         Loss.VMSTAT_CPUS,
     }
 )
-"""What is there on a running kernel, too. The rest comes and goes with tasks, files and
-pages while it is read, and that it went is no loss."""
+"""Losses that make a report of a running kernel incomplete, too. The others concern
+tasks, files and pages, which may go away while they are read: that is not a loss."""
 
 _STRUCT = "struct "
-_OF_STRUCT = "_unreadable"
+_UNREADABLE = "_unreadable"
 _KEYS = frozenset(loss.value for loss in Loss)
 _STEADY_KEYS = frozenset(loss.value for loss in _STEADY)
 
 
 def struct_key(type_name: str) -> str:
-    """Return the key of structures that cannot be read: ``cred_unreadable``."""
-    return type_name.removeprefix(_STRUCT).replace(" ", "_") + _OF_STRUCT
+    """Return the key for unreadable structures, such as ``cred_unreadable``."""
+    return type_name.removeprefix(_STRUCT).replace(" ", "_") + _UNREADABLE
 
 
 def is_loss(key: str) -> bool:
     """Return whether a key of a report's coverage counts losses."""
-    return key in _KEYS or key.endswith(_OF_STRUCT)
+    return key in _KEYS or key.endswith(_UNREADABLE)
 
 
 def spoils(key: str, live: bool) -> bool:
-    """Return whether what a key counts makes a report incomplete.
+    """Return whether losses with this key make a report incomplete.
 
     :param live: Whether the report is of a running kernel.
     """

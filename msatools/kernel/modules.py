@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Loaded modules by address, and their functions by address, with few reads.
+"""Loaded modules by address, and their symbols by address, with few reads.
 
-kernel/module: a module lies where many reads are needed to find each piece, and there
-may be hundreds: so only those are looked at that somebody asks for.
+kernel/module: each module needs many reads, and there may be hundreds of modules: so a
+module is read only when an address in it is looked up.
 """
 
 import drgn
@@ -12,15 +12,16 @@ from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.walks import list_records
+from msatools.kernel.words import unsigned
 from msatools.selfdesc.module_records import LoadedModule, ModuleLayout, ModuleSymbols
 from msatools.selfdesc.variables import find_variable
 
 _MAX_DEPTH = 128
-"""More than any path in a tree of modules: a red-black tree of 2^64 is as deep."""
+"""Maximum depth of the tree of modules: that of a red-black tree with 2^64 nodes."""
 
 
 class CodeModules:
-    """The modules of a kernel, each read when the first address in it is asked for."""
+    """The modules of a kernel, each read when an address in it is first looked up."""
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         self._reader = reader
@@ -32,7 +33,7 @@ class CodeModules:
         self._is_ready = False
 
     def find(self, address: int) -> LoadedModule | None:
-        """Find the module that lies at an address."""
+        """Find the module that contains an address; ``None`` if not found."""
         if not self._is_ready:
             self._prepare()
             self._is_ready = True
@@ -42,21 +43,21 @@ class CodeModules:
         if self._tree is None or self._layout is None:
             return None
         try:
-            place = self._tree.find(address)
-            if place is None:
+            start = self._tree.find(address)
+            if start is None:
                 return None
-            record = self._reader.read(place, self._layout.size)
-            found = self._layout.parse(place, record)
+            record = self._reader.read(start, self._layout.size)
+            module = self._layout.parse(start, record)
         except drgn.FaultError as error:
             self._losses.lose(Loss.MODULES, f"a module is lost: {error}")
             return None
-        if not found.contains(address):
+        if not module.contains(address):
             return None
-        self._known.append(found)
-        return found
+        self._known.append(module)
+        return module
 
     def symbols(self, module: LoadedModule) -> drgn.SymbolIndex:
-        """Give the symbols that lie in a module: none, and a note, if they are lost."""
+        """Return the symbols of a module; none, with a note, if they are lost."""
         if module.address not in self._symbols:
             try:
                 symbols = ModuleSymbols(self._reader.prog, module, self._reader.read)
@@ -76,7 +77,7 @@ class CodeModules:
         except LookupError:  # a kernel without loadable modules
             return
         try:
-            # With CONFIG_MODULES_TREE_LOOKUP, which tracing and perf need.
+            # With CONFIG_MODULES_TREE_LOOKUP, copy tracing and perf need.
             self._tree = _Tree(self._reader)
         except LookupError:
             records = list_records(
@@ -92,9 +93,10 @@ class CodeModules:
 
 class _Tree:
     """
-    The parts of modules by address (kernel/module/tree_lookup.c).
+    ``mod_tree``: the memory ranges of modules (kernel/module/tree_lookup.c).
 
-    It is there twice (include/linux/rbtree_latch.h), so that one is whole at any time.
+    It is a latched tree (include/linux/rbtree_latch.h): of its two copies one is always
+    consistent.
 
     :raises LookupError: if this kernel has no such tree
     """
@@ -112,9 +114,7 @@ class _Tree:
         self._base = drgn.offsetof(part, "base")
         self._length = drgn.offsetof(part, "size")
         self._module = drgn.offsetof(part, "mtn.mod")
-        self._nodes = [
-            drgn.offsetof(part, f"mtn.node.node[{which}]") for which in (0, 1)
-        ]
+        self._nodes = [drgn.offsetof(part, f"mtn.node.node[{copy}]") for copy in (0, 1)]
         node = prog.type("struct rb_node")
         self._left = drgn.offsetof(node, "rb_left")
         self._right = drgn.offsetof(node, "rb_right")
@@ -127,24 +127,20 @@ class _Tree:
 
     def find(self, address: int) -> int | None:
         """
-        Find the module of which some part lies at an address.
+        Find the module with a memory range that contains an address.
 
-        :return: The address of its ``struct module``.
+        :return: Address of its ``struct module``; ``None`` if not found.
         :raises drgn.FaultError: if the tree cannot be read
         """
-        which = _number(self._reader.read(self._sequence, 4), 0, 4) & 1
-        node = int(self._reader.words(self._roots + 8 * which, 1)[0])
+        copy = unsigned(self._reader.read(self._sequence, 4), 0, 4) & 1
+        node = int(self._reader.words(self._roots + 8 * copy, 1)[0])
         for _ in range(_MAX_DEPTH):
             if not node:
                 return None
-            data = self._reader.read(node - self._nodes[which], self._size)
-            base, size = _number(data, self._base, 8), _number(data, self._length, 4)
+            data = self._reader.read(node - self._nodes[copy], self._size)
+            base, size = unsigned(data, self._base, 8), unsigned(data, self._length, 4)
             if base <= address < base + size:
-                return _number(data, self._module, 8)
+                return unsigned(data, self._module, 8)
             child = self._left if address < base else self._right
-            node = _number(data, self._nodes[which] + child, 8)
+            node = unsigned(data, self._nodes[copy] + child, 8)
         raise drgn.FaultError("the tree of modules has no end", node)
-
-
-def _number(data: bytes, offset: int, size: int) -> int:
-    return int.from_bytes(data[offset : offset + size], "little")

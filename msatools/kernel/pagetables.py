@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
 """
-The kernel's page tables: where they lie and what they map.
+The kernel's page tables: the pages that they occupy, and what they map.
 
-Only what memstat needs that drgn's own translation does not give: the pages
-that tables occupy, and translation of many addresses with a read a table.
-How they are made is in msatools.target.paging.
+drgn's own translation does not return the pages of tables, and reads the tables for
+each address again; here a table is read once. Their format is in
+msatools.target.paging.
 """
 
 from collections.abc import Iterable
@@ -31,8 +31,8 @@ from msatools.target.paging import (
 )
 
 _MAX_PFN = 1 << (52 - PAGE_SHIFT)
-_TABLES = 1 << 10
-"""So many are read before what they name is looked at: 4 MiB."""
+_BATCH = 1 << 10
+"""Number of tables read at a time: 4 MiB."""
 
 
 class PageTables:
@@ -40,7 +40,7 @@ class PageTables:
 
     def __init__(self, reader: Reader, losses: LossLog) -> None:
         """
-        :raises LookupError: if this kernel's page tables are not known
+        :raises LookupError: if the format of this kernel's page tables is unknown
         """
         form = table_format(reader.prog)
         if form is None:
@@ -51,22 +51,22 @@ class PageTables:
 
     @staticmethod
     def supported(prog: drgn.Program) -> bool:
-        """Return whether this kernel's page tables are known."""
+        """Return whether the format of this kernel's page tables is known."""
         return table_format(prog) is not None
 
     def kernel_tables(self) -> set[int]:
         """
         Find the pfns of all tables below the kernel's own top-level tables.
 
-        With page table isolation a second top-level table follows the first,
-        with clones of the few kernel mappings that user mode needs.
+        With page table isolation a second top-level table follows the first; it has
+        clones of the few kernel mappings that user mode needs.
         """
         prog = self._reader.prog
         top = find_variable(prog, "init_mm").pgd.value_()
         roots = (top, top + TABLE_BYTES) if _has_isolation(prog) else (top,)
         users = self._form.user_entries
-        own = (root + 8 * users for root in roots)
-        entries = self._read_entries(own, ENTRIES - users, physical=False)
+        kernel_halves = (root + 8 * users for root in roots)
+        entries = self._read_entries(kernel_halves, ENTRIES - users, physical=False)
         found: set[int] = set()
         self._descend(entries, self._form.shifts, found)
         return found
@@ -75,27 +75,26 @@ class PageTables:
         """
         Find the pfns of the tables of processes that NR_PAGETABLE leaves out.
 
-        These are each address space's top-level table (two pages with page
-        table isolation) and the tables under it, down to those whose entries
-        name tables of page middle directories.
+        These are each address space's top-level table (two pages with page table
+        isolation) and the tables under it, down to the PUDs, whose entries point to
+        PMD tables.
         """
-        # Below are those whose entries name tables of page middle directories.
-        shifts = self._form.shifts[:-2]
+        shifts = self._form.shifts[:-2]  # without PMDs and PTEs
         found: set[int] = set()
         tops = self._top_level_pfns()
         in_pairs = self._isolated(tops)
-        for start in range(0, len(tops), _TABLES):
-            some = tops[start : start + _TABLES]
-            found.update(some)
+        for start in range(0, len(tops), _BATCH):
+            batch = tops[start : start + _BATCH]
+            found.update(batch)
             if in_pairs:
-                found.update([pfn + 1 for pfn in some])
-            tables = [pfn << PAGE_SHIFT for pfn in some]
+                found.update([pfn + 1 for pfn in batch])
+            tables = [pfn << PAGE_SHIFT for pfn in batch]
             entries = self._read_entries(tables, self._form.user_entries)
             self._descend(entries, shifts, found)
         return found
 
     def _top_level_pfns(self) -> list[int]:
-        """Read the list of all address spaces' top-level tables."""
+        """Read ``pgd_list``, all address spaces' top-level tables."""
         prog = self._reader.prog
         page = prog.type("struct page")
         nodes = list_nodes(
@@ -113,10 +112,10 @@ class PageTables:
 
     def _isolated(self, tops: list[int]) -> bool:
         """
-        Tell whether top-level tables are pairs of pages.
+        Return whether top-level tables are pairs of pages.
 
-        They are with page table isolation, whether in use or, up to v6.14,
-        just compiled in. The second page of a pair has no references.
+        They are if page table isolation is in use or, up to v6.14, just compiled in.
+        The refcount of the second page of a pair is 0.
         """
         if not _has_isolation(self._reader.prog):
             return False
@@ -146,32 +145,31 @@ class PageTables:
         top = find_variable(self._reader.prog, "init_mm").pgd.value_()
 
         def read(table: int) -> bytes:
-            # The first has no physical address that is known.
-            is_below = table != top
-            return self._reader.read(table, TABLE_BYTES, physical=is_below)
+            # Of the top-level table only the virtual address is known.
+            return self._reader.read(table, TABLE_BYTES, physical=table != top)
 
         return TableWalk(self._form, top, read)
 
     def _read_entries(
         self, tables: Iterable[int], count: int, *, physical: bool = True
     ) -> Words:
-        """Read so many entries of each table, but of those that cannot be read."""
-        found = []
+        """Read the first *count* entries of each table; skip unreadable tables."""
+        parts = []
         for table in tables:
             try:
-                found.append(self._reader.read(table, 8 * count, physical=physical))
+                parts.append(self._reader.read(table, 8 * count, physical=physical))
             except drgn.FaultError:
                 self._unreadable()
-        return np.frombuffer(b"".join(found), np.uint64)
+        return np.frombuffer(b"".join(parts), np.uint64)
 
     def _descend(
         self, entries: Words, shifts: tuple[int, ...], found: set[int]
     ) -> None:
         """
-        Collect the tables that *entries* name, and those below.
+        Collect the pfns of the tables that *entries* point to, and of those below.
 
-        :param shifts: Of the entries, and of the tables to collect, whose last are not
-            read.
+        :param shifts: Shift of the entries, then of each level to collect; tables of
+            the last level are not read.
         """
         shift, *below = shifts
         tables = self._form.tables(entries, shift)
@@ -179,21 +177,21 @@ class PageTables:
         new = sorted(pfns - found)
         found |= pfns
         if len(below) > 1:
-            for start in range(0, len(new), _TABLES):
-                places = (pfn << PAGE_SHIFT for pfn in new[start : start + _TABLES])
-                named = self._read_entries(places, ENTRIES)
-                self._descend(named, tuple(below), found)
+            for start in range(0, len(new), _BATCH):
+                batch = (pfn << PAGE_SHIFT for pfn in new[start : start + _BATCH])
+                children = self._read_entries(batch, ENTRIES)
+                self._descend(children, tuple(below), found)
 
     def _unreadable(self) -> None:
         self._losses.lose(Loss.PAGE_TABLES)
 
 
 def _has_isolation(prog: drgn.Program) -> bool:
-    """Tell whether page table isolation is compiled in (arch/x86/mm/pti.c)."""
+    """Return whether page table isolation is compiled in (arch/x86/mm/pti.c)."""
     return has_function(prog, "pti_init")
 
 
 def pmd_order(prog: drgn.Program) -> int:
-    """Find the order of the huge pages that one entry above a table maps."""
+    """Return the order of the huge page that one PMD entry maps."""
     # A table fills a page and has entries of 8 bytes.
     return int(prog["PAGE_SHIFT"].value_()) - 3

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The paths of directory entries, many at once, as /proc/PID/fd has them.
+"""Paths of directory entries, many at once, as /proc/PID/fd shows them.
 
-fs/d_path.c: from an entry up to the root of its mount, then on from where that is
-mounted, up to the root that all is mounted on.
+fs/d_path.c: from an entry up to the root of its mount, then from its mount point on, up
+to the root mount.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import drgn
 import numpy as np
@@ -20,22 +21,23 @@ from msatools.kernel.structs import Members, find_offset, read_struct, read_stru
 from msatools.selfdesc.variables import find_variable
 
 Place = tuple[int, int]
-"""The addresses of a ``struct vfsmount`` and a ``struct dentry``, a ``struct path``."""
+"""A ``struct path``: addresses of its ``struct vfsmount`` and ``struct dentry``."""
 
 MAX_DEPTH = 2048
-"""A path has PATH_MAX bytes at most: more directories than that are a loop."""
+"""Maximum number of steps to the root: a path has PATH_MAX bytes at most, so that a
+longer walk is a loop."""
 
 _MAX_MOUNTS = 64
-"""Of a file system that are looked at: the first that programs see comes early."""
+"""Maximum number of mounts of a file system that are read: the first one visible to
+programs comes early."""
 
-_ERRORS = (1 << 64) - 4095
-"""Pointers from here on are the numbers of errors (MAX_ERRNO)."""
+_ERR_PTRS = (1 << 64) - 4095
+"""The lowest ERR_PTR (MAX_ERRNO)."""
 
-_PAGE = 4096
 _NAME_MAX = 255
 _INLINE = ("d_shortname.string", "d_iname")
-"""Short names lie in the entry. "dcache: back inline names with a struct-wrapped array
-of unsigned long" (in v6.14)"""
+"""The buffer for short names within the entry. "dcache: back inline names with a
+struct-wrapped array of unsigned long" (in v6.14)"""
 
 _DELETED = " (deleted)"
 
@@ -61,100 +63,114 @@ _MOUNT = {
 }
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
+    """A ``struct dentry``."""
+
     parent: int
     name: bytes
     unhashed: bool
 
 
+class _Mount(NamedTuple):
+    """Addresses of ``struct dentry`` and of ``struct mount`` in a ``struct mount``."""
+
+    root: int
+    parent: int
+    mountpoint: int
+
+
 @dataclass
 class Paths:
-    """Tells paths of one kernel; what it has read it keeps."""
+    """The paths of one kernel; entries and mounts are read once."""
 
     reader: Reader
     losses: LossLog
     _entries: dict[int, _Entry | None] = field(default_factory=dict)
-    _mounts: dict[int, tuple[int, int, int] | None] = field(default_factory=dict)
-    _told: dict[Place, str | None] = field(default_factory=dict)
+    _mounts: dict[int, _Mount | None] = field(default_factory=dict)
+    _paths: dict[Place, str | None] = field(default_factory=dict)
     _of_super_block: dict[int, int] = field(default_factory=dict)
 
     def tell(self, places: Sequence[Place]) -> list[str | None]:
-        """Tell the path of each place; ``None`` if a part cannot be read.
+        """Return the path of each place; ``None`` if a part cannot be read.
 
-        What has been deleted is marked as the kernel does. An entry that is in no
-        tree, such as a socket's, has just a name.
+        The path of a deleted file ends as the kernel writes it, `` (deleted)``. The
+        path of an entry outside any tree, such as that of a socket, is its name.
         """
-        new = [place for place in dict.fromkeys(places) if place not in self._told]
+        new = [place for place in dict.fromkeys(places) if place not in self._paths]
         if new:
-            self._told.update(zip(new, self._walk(new), strict=True))
-        return [self._told[place] for place in places]
+            self._paths.update(zip(new, self._walk(new), strict=True))
+        return [self._paths[place] for place in places]
 
     def _walk(self, places: list[Place]) -> list[str | None]:
-        mount = self.reader.prog.type("struct mount")
-        within = drgn.offsetof(mount, "mnt")
+        vfs = self._vfsmount_offset
         walks = [
-            _PathWalk(max(vfsmount - within, 0), dentry) for vfsmount, dentry in places
+            _PathWalk(max(vfsmount - vfs, 0), dentry) for vfsmount, dentry in places
         ]
         for _ in range(MAX_DEPTH):
-            going = [walk for walk in walks if not walk.ended]
-            if not going:
+            unfinished = [walk for walk in walks if not walk.ended]
+            if not unfinished:
                 break
-            self._read(going)
-            for walk in going:
+            self._read(unfinished)
+            for walk in unfinished:
                 walk.step(self._entries.get(walk.entry), self._mounts.get(walk.mount))
         return [walk.path() for walk in walks]
 
     def mount_of(self, super_block: int) -> int:
         """Find a mount of a file system; 0 if it has none.
 
-        It is the first made that the first process sees, or else that any does: of
-        some file systems the kernel has one for itself, at another path or none.
+        It is the oldest in the mount namespace of the init task; else the oldest in any
+        namespace; else one internal to the kernel, which may have another path or none.
+
+        :return: Address of the ``struct vfsmount``.
         """
         if super_block not in self._of_super_block:
             self._of_super_block[super_block] = self._find_mount(super_block)
         return self._of_super_block[super_block]
 
     def mount_points(self, super_block: int) -> list[str]:
-        """Tell where the first process sees a file system, the first mount first.
+        """Return the paths where a file system is mounted, the oldest mount first.
 
-        Of one that it does not see at all: where others do.
+        Only mounts in the mount namespace of the init task are included, unless there
+        are none.
         """
         mounts = list(self._mounts_of(super_block))
         if any(space == self._first_space for _, space in mounts):
-            mounts = [place for place in mounts if place[1] == self._first_space]
-        mount_type = self.reader.prog.type("struct mount")
-        within = drgn.offsetof(mount_type, "mnt")
+            mounts = [
+                (mount, space) for mount, space in mounts if space == self._first_space
+            ]
         places = []
         for mount, space in mounts:
-            if not 0 < space < _ERRORS:
-                continue  # one that the kernel has for itself
+            if not 0 < space < _ERR_PTRS:
+                continue  # internal to the kernel
             try:
                 found = read_struct(self.reader, "struct mount", _ROOT, mount)
-                places.append((mount + within, found["root"]))
+                places.append((mount + self._vfsmount_offset, found["root"]))
             except drgn.FaultError as error:
                 self.losses.lose(Loss.PATHS, f"a mount is lost: {error}")
         return [path for path in self.tell(places) if path is not None]
 
     def _find_mount(self, super_block: int) -> int:
-        within = drgn.offsetof(self.reader.prog.type("struct mount"), "mnt")
-        best = hidden = 0
+        best = internal = 0
         for mount, space in self._mounts_of(super_block):
             if space == self._first_space:
                 best = mount
                 break
-            # None, or MNT_NS_INTERNAL, an error's number.
-            if 0 < space < _ERRORS:
+            # An internal mount has NULL, or MNT_NS_INTERNAL, an ERR_PTR.
+            if 0 < space < _ERR_PTRS:
                 best = best or mount
             else:
-                hidden = hidden or mount
-        found = best or hidden
-        vfsmount: int = found + within if found else 0
-        return vfsmount
+                internal = internal or mount
+        found = best or internal
+        return found + self._vfsmount_offset if found else 0
+
+    @cached_property
+    def _vfsmount_offset(self) -> int:
+        """Offset of the ``struct vfsmount`` in a ``struct mount``."""
+        return int(drgn.offsetof(self.reader.prog.type("struct mount"), "mnt"))
 
     @cached_property
     def _first_space(self) -> int:
-        """The first process's ``struct mnt_namespace``."""
+        """Address of the init task's ``struct mnt_namespace``; 0 if lost."""
         try:
             space: int = find_variable(
                 self.reader.prog, "init_task"
@@ -164,21 +180,21 @@ class Paths:
         return space
 
     def _mounts_of(self, super_block: int) -> Iterator[tuple[int, int]]:
-        """Give the ``struct mount`` of a file system, the first made first.
+        """Yield the mounts of a file system, the oldest first.
 
-        :return: Of each its address, and the ``struct mnt_namespace`` that it is in.
+        :return: Addresses of each ``struct mount`` and of its ``struct mnt_namespace``.
         """
         prog = self.reader.prog
         block = "struct super_block"
         head = super_block + drgn.offsetof(prog.type(block), "s_mounts")
-        node = find_offset(prog.type("struct mount"), ("mnt_instance",)) or 0
+        offset = find_offset(prog.type("struct mount"), ("mnt_instance",)) or 0
         try:
             first = read_struct(self.reader, block, _FIRST_MOUNT, super_block)
             following = first["first"]
             for _ in range(_MAX_MOUNTS):
-                if following == head or following <= node:
+                if following == head or following <= offset:
                     return
-                mount = following - node
+                mount = following - offset
                 found = read_struct(self.reader, "struct mount", _OF_SUPER_BLOCK, mount)
                 following = found["next"]
                 yield mount, found["space"]
@@ -186,26 +202,24 @@ class Paths:
             return
 
     def _read(self, walks: list["_PathWalk"]) -> None:
-        """Read the next entry and mount of each walk, each once."""
+        """Read the current entry and mount of each walk, each once."""
         mounts = {walk.mount for walk in walks} - self._mounts.keys() - {0}
         if mounts:
-            addresses = _addresses(mounts)
-            found = read_structs(
-                self.reader, "struct mount", _MOUNT, addresses, self.losses
-            )
-            for row, address in enumerate(addresses.tolist()):
-                self._mounts[address] = (
-                    (
-                        int(found["root"][row]),
-                        int(found["parent"][row]),
-                        int(found["mountpoint"][row]),
-                    )
-                    if found.readable[row]
-                    else None
-                )
+            self._read_mounts(_addresses(mounts))
         entries = {walk.entry for walk in walks} - self._entries.keys() - {0}
         if entries:
             self._read_entries(_addresses(entries))
+
+    def _read_mounts(self, addresses: Addresses) -> None:
+        found = read_structs(
+            self.reader, "struct mount", _MOUNT, addresses, self.losses
+        )
+        for row, address in enumerate(addresses.tolist()):
+            self._mounts[address] = (
+                _Mount(*(int(found[member][row]) for member in _Mount._fields))
+                if found.readable[row]
+                else None
+            )
 
     def _read_entries(self, addresses: Addresses) -> None:
         found = read_structs(
@@ -217,12 +231,12 @@ class Paths:
                 self._entries[address] = None
                 continue
             length = min(int(found["length"][row]), _NAME_MAX)
-            at = int(found["name"][row])
-            short = at == address + inline and length < found["inline"].itemsize
-            name = bytes(found["inline"][row])[:length] if short else b""
-            if not short:
+            start = int(found["name"][row])
+            if start == address + inline and length < found["inline"].itemsize:
+                name = bytes(found["inline"][row])[:length]
+            else:
                 try:
-                    name = self.reader.read(at, length)
+                    name = self.reader.read(start, length)
                 except drgn.FaultError as error:
                     self.losses.lose(Loss.PATHS, f"a file's name is lost: {error}")
                     self._entries[address] = None
@@ -233,7 +247,7 @@ class Paths:
 
 
 class _PathWalk:
-    """On the way up from one place."""
+    """A walk from one place up to the root."""
 
     def __init__(self, mount: int, entry: int) -> None:
         self.mount = mount
@@ -243,20 +257,20 @@ class _PathWalk:
         self._rooted = False
         self._deleted: bool | None = None
 
-    def step(self, entry: _Entry | None, mount: tuple[int, int, int] | None) -> None:
+    def step(self, entry: _Entry | None, mount: _Mount | None) -> None:
+        """Go on to the parent of the current entry, or to the mount point."""
         if entry is None or mount is None:
             self.ended = self._lost = True
             return
         is_root = entry.parent == self.entry
         if self._deleted is None:
-            # The root of a file system is in no hash table, and not deleted.
+            # The root of a file system is unhashed, but not deleted.
             self._deleted = entry.unhashed and not is_root
-        if mount[0] == self.entry:
-            _, parent, mountpoint = mount
-            if parent == self.mount:
+        if mount.root == self.entry:
+            if mount.parent == self.mount:
                 self.ended = self._rooted = True
             else:
-                self.mount, self.entry = parent, mountpoint
+                self.mount, self.entry = mount.parent, mount.mountpoint
             return
         if is_root:
             if not self._names and entry.name != b"/":
@@ -269,6 +283,7 @@ class _PathWalk:
         self.entry = entry.parent
 
     def path(self) -> str | None:
+        """Return the path; ``None`` if a part could not be read."""
         if self._lost or not self.ended:
             return None
         path = b"/".join(reversed(self._names))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The parts that CPUs have of many ``struct percpu_counter`` (lib/percpu_counter.c)."""
+"""Sums of the per-CPU parts of ``struct percpu_counter`` (lib/percpu_counter.c)."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,23 +9,25 @@ from msatools.kernel.percpu import read_percpu
 from msatools.kernel.reader import Addresses, Reader
 from msatools.kernel.report import LossLog
 from msatools.kernel.structs import lose_many
+from msatools.kernel.words import PAGE
 
-_PAGE = 4096
 _BLOCK_SHIFT = 16
-_WORD = (1 << 64) - 1
+_U64_MAX = (1 << 64) - 1
 
 
 def sum_parts(
     reader: Reader, parts: Addresses, losses: LossLog
 ) -> npt.NDArray[np.int64]:
-    """Sum over all CPUs what each has of some counters.
+    """Sum the parts of each counter over all CPUs.
 
-    Per CPU, the parts of all counters lie in a few blocks of the same shape, so that
-    it takes some reads a CPU, not some a counter. A CPU that goes offline hands its
-    parts over and leaves zeros. A part that cannot be read is counted, and zero.
+    The parts of all counters lie in a few blocks, with the same layout on each CPU: so
+    the reads are a few per CPU, not per counter. A CPU that goes offline adds its parts
+    to the global count and leaves zeros. A part that cannot be read counts as a loss,
+    and as zero.
 
     :param parts: Values of the member ``counters``: pointers to per-CPU ``s32``; NULL
         has no parts.
+    :return: Shape ``(len(parts),)``.
     """
     has = parts != 0
     unique, index = np.unique(parts[has], return_inverse=True)
@@ -38,17 +40,17 @@ def sum_parts(
     ]
     lost = 0
     for offset in read_percpu(reader, losses).offsets.tolist():
-        for first, places, rows in blocks:
-            address = (first + offset) & _WORD
-            before = address % _PAGE
-            size = before + int(places[-1]) + 4
-            data, gaps = reader.read_around_gaps(address - before, size, _PAGE)
-            at = before + places
+        for first, offsets, rows in blocks:
+            address = (first + offset) & _U64_MAX
+            before = address % PAGE
+            size = before + int(offsets[-1]) + 4
+            data, gaps = reader.read_around_gaps(address - before, size, PAGE)
+            starts = before + offsets
             span = np.frombuffer(data, np.uint8)
-            sums[rows] += span[at[:, None] + np.arange(4)].view("<i4")[:, 0]
+            sums[rows] += span[starts[:, None] + np.arange(4)].view("<i4")[:, 0]
             for gap in gaps:
-                gone = (at >= gap.offset) & (at < gap.offset + gap.size)
-                lost += int(np.count_nonzero(gone))
+                missing = (starts >= gap.offset) & (starts < gap.offset + gap.size)
+                lost += int(np.count_nonzero(missing))
     lose_many(losses, "struct percpu_counter", lost)
     summed = np.zeros(len(parts), np.int64)
     summed[has] = sums[index]

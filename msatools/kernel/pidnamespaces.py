@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""PID namespaces: how many numbers each has given out (kernel/pid_namespace.c)."""
+"""PID namespaces and the number of PIDs in use in each (kernel/pid_namespace.c)."""
 
 from dataclasses import dataclass
 
@@ -19,10 +19,10 @@ MAX_LEVEL = 32
 """``MAX_PID_NS_LEVEL`` (include/linux/pid_namespace.h)."""
 
 RESERVED_PIDS = 300
-"""include/linux/pid.h: a namespace that has got so far gives no lower number out."""
+"""A namespace that has reached it reuses no lower PID (include/linux/pid.h)."""
 
 _ADDING = 1 << 31
-"""``PIDNS_ADDING``, a flag of the count: the namespace has a first process."""
+"""``PIDNS_ADDING``, a flag in the count: the namespace still accepts new processes."""
 
 _NAMESPACE = {
     "inode": ("ns.inum",),
@@ -47,27 +47,27 @@ class PidNamespace:
     address: int
     inode: int
     level: int
-    """How many are above it."""
+    """Nesting level; 0 for the initial namespace."""
 
     parent: int
-    """The one above; 0 if none is."""
+    """Address of the parent namespace; 0 if it has none."""
 
     init: int
-    """The ``struct task_struct`` that gets the orphans."""
+    """Address of the ``struct task_struct`` that inherits orphans."""
 
     taken: int
-    """Numbers that are given out, to threads, process groups and sessions."""
+    """Number of PIDs in use by threads, process groups and sessions."""
 
     most: int | None
-    """What all numbers are below; ``None`` if it cannot be read."""
+    """``pid_max``: all PIDs are smaller; ``None`` if it cannot be read."""
 
 
 def read_namespaces(
     reader: Reader, addresses: Addresses, losses: LossLog
 ) -> dict[int, PidNamespace]:
-    """Read some ``struct pid_namespace`` and all above them, by address.
+    """Read some ``struct pid_namespace`` and all their ancestors, by address.
 
-    Those that cannot be read are left out, and counted.
+    Namespaces that cannot be read are left out, and count as losses.
     """
     found: dict[int, PidNamespace] = {}
     level = np.unique(addresses)
@@ -98,7 +98,7 @@ def _namespace(
 
 
 def _pid_max(prog: drgn.Program, losses: LossLog) -> int | None:
-    """Read what holds for all namespaces alike."""
+    """Read ``pid_max`` where all namespaces share it."""
     try:
         most: int = find_variable(prog, "pid_max").value_()
     except (drgn.FaultError, LookupError) as error:
@@ -110,7 +110,7 @@ def _pid_max(prog: drgn.Program, losses: LossLog) -> int | None:
 def reserved_taken(
     reader: Reader, namespace: PidNamespace, losses: LossLog
 ) -> int | None:
-    """Count the numbers below :data:`RESERVED_PIDS` that are given out."""
+    """Count the PIDs below :data:`RESERVED_PIDS` in use; ``None`` if lost."""
     try:
         return PidTree(reader, namespace.address).count_below(RESERVED_PIDS)
     except drgn.FaultError as error:
@@ -121,10 +121,10 @@ def reserved_taken(
 def innermost_numbers(
     reader: Reader, pids: Addresses, losses: LossLog
 ) -> tuple[Addresses, npt.NDArray[np.int64]]:
-    """Find the namespace that each ``struct pid`` was made in, and its number there.
+    """Find the innermost namespace of each ``struct pid``, and its number there.
 
-    :return: Addresses of ``struct pid_namespace``, 0 where that cannot be read; and the
-        numbers, 0 in the initial namespace.
+    :return: Addresses of ``struct pid_namespace``, 0 if it cannot be read; and the
+        numbers, 0 for the initial namespace.
     """
     read = read_structs(reader, "struct pid", _PID, pids, losses)
     levels = read["level"].astype(np.uint64)
@@ -132,12 +132,12 @@ def innermost_numbers(
     numbers = np.zeros(len(pids), np.int64)
     nested = np.flatnonzero(read.readable & (levels > 0) & (levels <= MAX_LEVEL))
     if len(nested):
-        # Each level has a number (struct upid) of its own.
+        # A struct pid has one struct upid per nesting level.
         first = np.uint64(drgn.offsetof(reader.prog.type("struct pid"), "numbers"))
         size = np.uint64(drgn.sizeof(reader.prog.type("struct upid")))
-        places = pids[nested] + first + levels[nested] * size
-        deepest = read_structs(reader, "struct upid", _UPID, places, losses)
-        spaces[nested] = deepest["space"]
-        numbers[nested] = deepest["nr"]
+        addresses = pids[nested] + first + levels[nested] * size
+        innermost = read_structs(reader, "struct upid", _UPID, addresses, losses)
+        spaces[nested] = innermost["space"]
+        numbers[nested] = innermost["nr"]
     spaces[levels > MAX_LEVEL] = 0
     return spaces, numbers

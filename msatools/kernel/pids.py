@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Tasks by their PID, without a walk over all tasks.
+"""Lookup of tasks by PID, without a walk over all tasks.
 
 kernel/pid.c: since Linux kernel commit 95846ecf9dac ("pid: replace pid bitmap
 implementation with IDR API") (in v4.15) a namespace keeps its ``struct pid`` in an IDR,
-which is an XArray (lib/idr.c). Some seven reads find a task, however many there are.
+which is an XArray (lib/idr.c). A lookup takes about seven reads, however many tasks
+there are.
 """
 
 from collections.abc import Container, Iterable
@@ -15,26 +16,27 @@ import drgn
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.words import unsigned
 from msatools.kernel.xarray import XArray
 from msatools.selfdesc.variables import find_variable
 from msatools.target.errors import TargetError
 
 PID_MAX_LIMIT = 1 << 22
-"""include/linux/threads.h: no PID is as large."""
+"""All PIDs are smaller (include/linux/threads.h)."""
 
 _POINTER_BYTES = 8
 
 
 class NoSuchPidError(TargetError):
-    """A PID that was named is not there."""
+    """A requested PID was not found."""
 
 
 def require_pids(pids: Iterable[int], there: Container[int], *, damaged: bool) -> None:
-    """Make sure that tasks that were named are found.
+    """Make sure that all requested tasks were found.
 
-    :param there: The PIDs of those that are.
-    :param damaged: Whether something that tells of tasks could not be read.
-    :raises NoSuchPidError: if some are not
+    :param there: PIDs of the tasks that were found.
+    :param damaged: Whether data that the search uses could not be read.
+    :raises NoSuchPidError: if some were not found
     """
     missing = [pid for pid in pids if pid not in there]
     if not missing:
@@ -48,10 +50,10 @@ def require_pids(pids: Iterable[int], there: Container[int], *, damaged: bool) -
 
 
 def find_task(reader: Reader, pid: int) -> int | None:
-    """Find the thread, be it a zombie, with a PID in the initial PID namespace.
+    """Find the thread, alive or zombie, with a PID in the initial PID namespace.
 
-    :return: Address of its ``struct task_struct``, whose PID is for the caller to
-        compare; ``None`` if there is none.
+    :return: Address of its ``struct task_struct``, whose PID the caller must compare;
+        ``None`` if not found.
     :raises drgn.FaultError: if something on the way is damaged, or changed meanwhile
     """
     return _initial_tree(reader).linked(pid)
@@ -60,10 +62,10 @@ def find_task(reader: Reader, pid: int) -> int | None:
 def find_tasks(reader: Reader, pids: Iterable[int], losses: LossLog) -> dict[int, int]:
     """Find the threads that have some PIDs in the initial PID namespace.
 
-    What is damaged on the way to a thread costs a note.
+    Damage on the way to a thread costs a note.
 
-    :return: Addresses of ``struct task_struct`` by PID; no entry where no thread, be it
-        a zombie, has the PID.
+    :return: Addresses of ``struct task_struct`` by PID; no entry for a PID that no
+        thread, alive or zombie, has.
     """
     tree = _initial_tree(reader)
     found = {}
@@ -79,7 +81,7 @@ def find_tasks(reader: Reader, pids: Iterable[int], losses: LossLog) -> dict[int
 
 
 def _initial_tree(reader: Reader) -> "PidTree":
-    """Look at the initial namespace as it is now."""
+    # Only the address is kept: the tree itself may have changed.
     return PidTree(reader, reader.once("init_pid_ns", lambda: _initial(reader.prog)))
 
 
@@ -91,18 +93,19 @@ def _initial(prog: drgn.Program) -> int:
 
 @dataclass(frozen=True)
 class _PidLayout:
-    """Where members are."""
+    """Offsets of members."""
 
     tree: int
-    """In ``struct pid_namespace``."""
+    """Offset of the XArray in ``struct pid_namespace``."""
 
     task: int
     number: int
-    """In ``struct pid``: the first of each, the thread itself and the initial
-    namespace."""
+    """Offsets in ``struct pid``: of the list of threads with the PID, and of the number
+    in the initial namespace."""
 
     link: int
     task_pid: int
+    """Offsets in ``struct task_struct``: of the node on that list, and of the PID."""
 
 
 def _layout(prog: drgn.Program) -> _PidLayout:
@@ -117,28 +120,31 @@ def _layout(prog: drgn.Program) -> _PidLayout:
 
 
 class PidTree:
-    """A namespace's ``struct pid`` by number; the tree's nodes are read once."""
+    """The ``struct pid`` of a namespace by number; the tree's nodes are read once."""
 
     def __init__(self, reader: Reader, namespace: int) -> None:
-        """Look at the ``struct pid_namespace`` at an address."""
+        """
+        :param namespace: Address of the ``struct pid_namespace``.
+        """
         self._layout = reader.once(_PidLayout, lambda: _layout(reader.prog))
         self._tree = XArray(reader, namespace + self._layout.tree)
         self._reader = reader
 
     def task(self, pid: int) -> int | None:
-        """Find the thread with a PID, of the initial namespace.
+        """Find the thread with a PID in the initial namespace.
 
+        :return: Address of its ``struct task_struct``; ``None`` if not found.
         :raises drgn.FaultError: if something on the way is damaged
         """
         task = self.linked(pid)
         if task is not None:
             own = self._reader.read(task + self._layout.task_pid, 4)
-            if _number(own, 0, 4) != pid:
+            if unsigned(own, 0, 4) != pid:
                 raise drgn.FaultError("no task of that PID", task)
         return task
 
     def linked(self, pid: int) -> int | None:
-        """Find the same, for who reads the thread anyway, and sees its PID then.
+        """Find the same without reading the thread: the caller must compare its PID.
 
         :raises drgn.FaultError: if something on the way is damaged
         """
@@ -150,20 +156,16 @@ class PidTree:
         layout = self._layout
         end = max(layout.task + _POINTER_BYTES, layout.number + 4)
         data = self._reader.read(entry, end)
-        if _number(data, layout.number, 4) != pid:
+        if unsigned(data, layout.number, 4) != pid:
             raise drgn.FaultError("no struct pid of that number", entry)
-        link = _number(data, layout.task, _POINTER_BYTES)
-        if not link:  # it has been reaped, or is only a process group's or session's
+        link = unsigned(data, layout.task, _POINTER_BYTES)
+        if not link:  # reaped, or in use as a process group or session ID only
             return None
         return link - layout.link
 
     def count_below(self, end: int) -> int:
-        """Count the numbers below *end* that are taken.
+        """Count the numbers below *end* that are in use.
 
         :raises drgn.FaultError: if a part of the tree is damaged
         """
         return self._tree.count_below(end)
-
-
-def _number(data: bytes, offset: int, size: int) -> int:
-    return int.from_bytes(data[offset : offset + size], "little")

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Numbers of CPUs and nodes, written as the kernel writes lists of them."""
+"""Lists of CPU and node IDs, formatted as the kernel does."""
 
 from collections.abc import Iterable
 
 
 def ranges(numbers: Iterable[int], most: int | None = None) -> str:
     """
-    Write numbers as the kernel writes lists of CPUs.
+    Format numbers as the kernel formats lists of CPUs.
 
     >>> ranges([3, 0, 1, 2, 8]), ranges([0, 2, 4, 5, 7, 9], most=3)
     ('0-3,8', '0,2,4-5 +2')
 
-    :param most: How many ranges are written; of the others, how many numbers they have.
+    :param most: Maximum number of ranges to write; the others are written as the count
+        of their numbers.
     """
     found: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):

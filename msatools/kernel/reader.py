@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Reading memory in bulk, counting what it costs and surviving what is missing."""
+"""Reads of memory in bulk, counted, and tolerant of missing parts."""
 
 import errno
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -12,6 +12,7 @@ import drgn
 import numpy as np
 import numpy.typing as npt
 
+from msatools.kernel.words import PAGE
 from msatools.target.linear import direct_map
 
 Addresses = npt.NDArray[np.uint64]
@@ -21,45 +22,46 @@ Reason = Literal["excluded", "unreadable"]
 
 T = TypeVar("T")
 
-# Records nearer to each other than this come with one read: a read call costs
-# as much as copying some ten KiB, decompressing a page of a kdump as much again.
+# Records closer to each other than _MAX_GAP are read at once: a read call costs as much
+# as copying about ten KiB, and decompressing a page of a kdump as much again.
 _MAX_GAP = 4096
 _MAX_SPAN = 256 * 1024
 _BATCH = 1 << 20
 
 _FEW, _FEW_LIVE = 3, 8
-"""To sort so many takes longer than a read each: of a dump, and of /proc/kcore, where
-all is done again with each sample."""
+"""Number of records up to which one read each is faster than sorting: of a dump, and of
+/proc/kcore, where the sorting is repeated with each sample."""
 
-WINDOW = 4096
-"""Bytes that are read at once around what pointers lead to."""
+WINDOW = PAGE
+"""Bytes that are read at once around the target of a pointer."""
 
 MAX_WINDOWS = 1 << 11
-"""That are kept: 8 MiB."""
+"""Maximum number of windows kept: 8 MiB."""
 
 _MAX_ADDRESS = (1 << 64) - 1
 MAX_READ = 1 << 28
-"""Larger than any structure or table that a kernel keeps in one piece."""
+"""Maximum bytes of a read, more than any structure or table in one piece has."""
 
 
 def column(records: npt.NDArray[np.uint8], offset: int, size: int = 8) -> Addresses:
-    """Take the unsigned member of *size* bytes at *offset* of each record."""
+    """Return the unsigned member of *size* bytes at *offset* of each record."""
     part = np.ascontiguousarray(records[:, offset : offset + size])
     return part.view(f"<u{size}")[:, 0].astype(np.uint64)
 
 
 def distinct(words: Addresses) -> Addresses:
     """
-    Give each of the words once, ascending.
+    Return each distinct word once, ascending.
 
-    As np.unique() does, which since NumPy 2.3 takes five times as long: it hashes them.
+    np.unique() does the same, but since NumPy 2.3 hashes the words, which takes five
+    times as long.
     """
     ascending = np.sort(words, kind="stable")
     return ascending[first_of_each(ascending)]
 
 
 def first_of_each(ascending: Addresses) -> npt.NDArray[np.bool_]:
-    """Tell which of ascending words differ from those before them."""
+    """Return which of ascending words differ from the one before."""
     first = np.ones(len(ascending), np.bool_)
     np.not_equal(ascending[1:], ascending[:-1], out=first[1:])
     return first
@@ -67,7 +69,7 @@ def first_of_each(ascending: Addresses) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Gap:
-    """A part of a read that could not be had."""
+    """A part of a range that could not be read."""
 
     offset: int
     size: int
@@ -76,7 +78,7 @@ class Gap:
 
 def fault_reason(error: drgn.FaultError) -> Reason:
     """
-    Tell a page that whoever made the dump left out from one that is damaged.
+    Return whether a page was left out when the dump was made, or is damaged.
 
     libkdumpfile says ``Excluded page``; drgn says ``could not find memory
     segment`` for an address that no segment of the file covers.
@@ -105,7 +107,7 @@ class Reader:
         self._direct = direct_map(prog)
 
     def once(self, key: Hashable, find: Callable[[], T]) -> T:
-        """Find something that the kernel's types tell, which takes long, once."""
+        """Return ``find()``, called once for each *key*: lookups of types are slow."""
         if key not in self._known:
             self._known[key] = find()
         return cast(T, self._known[key])
@@ -114,22 +116,22 @@ class Reader:
         """
         Read *size* bytes.
 
-        Address and size may come from a damaged dump: what cannot be is a fault
-        like any other. So is what the kernel or the disk that holds a dump refuses.
+        Address and size may come from a damaged dump: an impossible range is a fault.
+        An I/O error of the dump's file, or of /proc/kcore, is a fault too.
 
         :raises drgn.FaultError: if any byte of the range cannot be read
-        :raises OSError: if what is looked at from outside cannot be reached any more
+        :raises OSError: if a remote target, such as a guest, is no longer reachable
         """
         if not (0 <= address <= _MAX_ADDRESS and 0 <= size <= MAX_READ):
             raise drgn.FaultError("no such range of memory", address & _MAX_ADDRESS)
         self.reads += 1
         self.bytes += size
-        at = address - self._direct.start
-        direct = not physical and 0 <= at <= self._direct.size - size
+        offset = address - self._direct.start
+        direct = not physical and 0 <= offset <= self._direct.size - size
         data: bytes
         try:
             if direct:
-                data = self.prog.read(at, size, True)
+                data = self.prog.read(offset, size, True)
             else:
                 data = self.prog.read(address, size, physical)
         except drgn.FaultError as error:
@@ -137,7 +139,7 @@ class Reader:
                 raise
             raise drgn.FaultError(str(error), address) from error
         except OSError as error:
-            # What QEMU had for memory that the guest has no more is not there.
+            # EFAULT: QEMU has no memory there, as the guest's was unplugged.
             if self._is_remote and error.errno != errno.EFAULT:
                 raise
             why = f"could not be read: {error.strerror}"
@@ -152,16 +154,16 @@ class Reader:
 
     def read_near(self, address: int, size: int) -> bytes:
         """
-        Read *size* bytes as :meth:`read` does, for those who follow pointers.
+        Read *size* bytes as :meth:`read` does, for callers that follow pointers.
 
-        What those lead to often lies side by side: of a dump, which does not change,
-        all around is read at once and kept.
+        Structures that are linked to each other often lie side by side: so of a dump,
+        which does not change, a whole window is read at once and kept.
 
         :raises drgn.FaultError: if any byte of the range cannot be read
         """
         start = address & -WINDOW
-        at = address - start
-        if self.is_live or at + size > WINDOW:
+        offset = address - start
+        if self.is_live or offset + size > WINDOW:
             return self.read(address, size)
         window = self._windows.get(start)
         if window is None:
@@ -169,13 +171,13 @@ class Reader:
                 window = self.window(start)
             except drgn.FaultError:
                 return self.read(address, size)
-        return window[at : at + size]
+        return window[offset : offset + size]
 
     def window(self, start: int) -> bytes:
         """
-        Read :data:`WINDOW` bytes of a dump, which are kept.
+        Read :data:`WINDOW` bytes of a dump, and keep them.
 
-        :param start: A multiple of that.
+        :param start: A multiple of :data:`WINDOW`.
         :raises drgn.FaultError: if any byte of them cannot be read
         """
         window = self._windows.get(start)
@@ -195,20 +197,20 @@ class Reader:
         :return: The words, and whether each could be read; those that could not are
             zero.
         """
-        of_each = addresses // np.uint64(WINDOW)
-        numbers = distinct(of_each)
+        numbers = addresses // np.uint64(WINDOW)
+        needed = distinct(numbers)
         aligned = not (addresses % np.uint64(8)).any()
-        if aligned and not self.is_live and len(numbers) <= MAX_WINDOWS:
+        if aligned and not self.is_live and len(needed) <= MAX_WINDOWS:
             try:
-                windows = [self.window(number * WINDOW) for number in numbers.tolist()]
+                windows = [self.window(number * WINDOW) for number in needed.tolist()]
             except drgn.FaultError:
-                pass  # some of them may be there
+                pass  # some of them may be readable
             else:
                 words = np.frombuffer(b"".join(windows), "<u8")
-                places = addresses % np.uint64(WINDOW) // np.uint64(8)
-                firsts = numbers.searchsorted(of_each) * (WINDOW // 8)
-                found = words[firsts + places.astype(np.intp)]
-                return found, np.ones(len(addresses), np.bool_)
+                firsts = needed.searchsorted(numbers) * (WINDOW // 8)
+                within = addresses % np.uint64(WINDOW) // np.uint64(8)
+                values = words[firsts + within.astype(np.intp)]
+                return values, np.ones(len(addresses), np.bool_)
         records, readable = self.read_records(addresses, 8)
         return column(records, 0), readable
 
@@ -216,10 +218,11 @@ class Reader:
         self, address: int, size: int, granule: int
     ) -> tuple[bytes | bytearray, list[Gap]]:
         """
-        Read a range of which parts may be missing.
+        Read a range parts of which may be missing.
 
-        What cannot be read is zero in the result and named by a gap; gaps are
-        found by halving, down to blocks of *granule* bytes.
+        Gaps are found by halving, down to blocks of *granule* bytes.
+
+        :return: The bytes, zero in the gaps, and the gaps.
         """
         try:
             return self.read(address, size), []
@@ -261,7 +264,7 @@ class Reader:
         whole = records.view(record)[:, 0]
         sizes = np.full(len(addresses), size, np.uint64)
         for pieces in self._read_pieces(addresses, sizes):
-            # Whole records are copied fastest.
+            # Copying whole records is faster than copying columns.
             whole[pieces.rows] = pieces.at_each_byte(record)[pieces.offsets]
             readable[pieces.rows] = True
         return records, readable
@@ -270,10 +273,12 @@ class Reader:
         self, addresses: Addresses, counts: Addresses
     ) -> tuple[Addresses, npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
         """
-        Read an array of so many 64-bit words at each address, neighbours with one read.
+        Read an array of 64-bit words at each address, neighbours with one read.
 
-        :return: The words of all arrays, the row of each word's array, ascending
-            within each array only, and whether each array could be read.
+        :param counts: Number of words of each array.
+        :return: The words of all arrays, for each word the row of its array, and
+            whether each array could be read. The words of an array are consecutive;
+            the arrays are in no order.
         """
         readable = counts == 0
         words, rows = [np.empty(0, np.uint64)], [np.empty(0, np.intp)]
@@ -285,24 +290,24 @@ class Reader:
                 continue
             readable[row] = True
             rows.append(np.full(len(words[-1]), row, np.intp))
-        some = np.flatnonzero((counts > 0) & ~large)
-        for pieces in self._read_pieces(addresses[some], counts[some] * np.uint64(8)):
-            arrays = some[pieces.rows]
+        small = np.flatnonzero((counts > 0) & ~large)
+        for pieces in self._read_pieces(addresses[small], counts[small] * np.uint64(8)):
+            arrays = small[pieces.rows]
             readable[arrays] = True
             lengths = counts[arrays].astype(np.intp)
             before = np.cumsum(lengths) - lengths
-            places = np.repeat(pieces.offsets - 8 * before, lengths)
-            places += 8 * np.arange(len(places))
-            words.append(pieces.at_each_byte(np.dtype("<u8"))[places])
+            offsets = np.repeat(pieces.offsets - 8 * before, lengths)
+            offsets += 8 * np.arange(len(offsets))
+            words.append(pieces.at_each_byte(np.dtype("<u8"))[offsets])
             rows.append(np.repeat(arrays, lengths))
         return np.concatenate(words), np.concatenate(rows), readable
 
     def _read_pieces(
         self, addresses: Addresses, sizes: Addresses
     ) -> Iterator["_Pieces"]:
-        """Read so many bytes at each address, neighbours with one read."""
+        """Read *sizes* bytes at *addresses*, neighbours with one read."""
         order = np.argsort(addresses, kind="stable")
-        # What goes on beyond the last address there is nowhere.
+        # Leave out ranges that run past the last address.
         order = order[(addresses + (sizes - np.uint64(1)) >= addresses)[order]]
         for spans in _spans(addresses[order], sizes[order]):
             rows = order[spans.firsts[0] : spans.ends[-1]]
@@ -318,7 +323,7 @@ class Reader:
         sizes: Addresses,
     ) -> "_Pieces":
         parts = [
-            self._read_if_there(base, size)
+            self._read_or_empty(base, size)
             for base, size in zip(
                 spans.bases.tolist(), spans.sizes.tolist(), strict=True
             )
@@ -327,18 +332,18 @@ class Reader:
         counts = spans.ends - spans.firsts
         moved = spans.bases - (np.cumsum(held) - held)
         offsets = (addresses - np.repeat(moved, counts)).astype(np.intp)
-        there = np.repeat(held != 0, counts)
-        # Beside what cannot be read is what can.
-        apart = ~there & np.repeat(counts > 1, counts)
+        readable = np.repeat(held != 0, counts)
+        # Some pieces of a span that cannot be read as a whole may be readable.
+        alone = ~readable & np.repeat(counts > 1, counts)
         end = int(held.sum())
-        for index in np.flatnonzero(apart).tolist():
-            data = self._read_if_there(int(addresses[index]), int(sizes[index]))
-            there[index], offsets[index] = bool(data), end
+        for index in np.flatnonzero(alone).tolist():
+            data = self._read_or_empty(int(addresses[index]), int(sizes[index]))
+            readable[index], offsets[index] = bool(data), end
             parts.append(data)
             end += len(data)
-        return _Pieces(b"".join(parts), offsets[there], rows[there])
+        return _Pieces(b"".join(parts), offsets[readable], rows[readable])
 
-    def _read_if_there(self, address: int, size: int) -> bytes:
+    def _read_or_empty(self, address: int, size: int) -> bytes:
         try:
             return self.read(address, size)
         except drgn.FaultError:
@@ -361,35 +366,40 @@ class Reader:
 
 
 class _Pieces(NamedTuple):
-    """What was read of many places."""
+    """Pieces of memory that were read."""
 
     data: bytes
     offsets: npt.NDArray[np.intp]
-    """Where in it that of each place begins."""
+    """Offset of each piece in *data*."""
 
     rows: npt.NDArray[np.intp]
-    """Of each place among those that were asked for."""
+    """Row of each piece among the requested addresses."""
 
     def at_each_byte(self, type_: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Give what lies at each byte, as that type."""
+        """View *data* as one value of that type per byte offset; they overlap."""
         count = len(self.data) - type_.itemsize + 1
         return np.ndarray(count, type_, self.data, strides=(1,))
 
 
 class _Spans(NamedTuple):
-    """Runs of pieces of memory, by ascending address, that one read each covers."""
+    """Runs of neighbouring pieces, by ascending address, each covered by one read."""
 
     firsts: npt.NDArray[np.intp]
     ends: npt.NDArray[np.intp]
+    """Index of the first piece of each run, and of the one after its last."""
+
     bases: Addresses
-    """The address of the first piece of each."""
+    """Address of the first piece of each."""
 
     sizes: Addresses
     """Bytes of each, to the end of its last piece."""
 
 
 def _spans(addresses: Addresses, sizes: Addresses) -> Iterator[_Spans]:
-    """Find what to read at once, by so many that to copy them takes little memory."""
+    """Yield the runs in batches of about *_BATCH* bytes, to bound the memory used.
+
+    :param addresses: Ascending.
+    """
     if not len(addresses):
         return
     lasts = addresses + (sizes - np.uint64(1))
@@ -403,5 +413,5 @@ def _spans(addresses: Addresses, sizes: Addresses) -> Iterator[_Spans]:
     batches = np.cumsum(lengths) // np.uint64(_BATCH)
     edges = [0, *(np.flatnonzero(np.diff(batches)) + 1).tolist(), len(batches)]
     for edge, next_ in pairwise(edges):
-        some = slice(edge, next_)
-        yield _Spans(firsts[some], ends[some], bases[some], lengths[some])
+        batch = slice(edge, next_)
+        yield _Spans(firsts[batch], ends[batch], bases[batch], lengths[batch])

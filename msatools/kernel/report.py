@@ -17,16 +17,16 @@ from msatools.target.model import Target
 
 ADDED = MappingProxyType({"added": True})
 """
-Metadata of a field that is there on request only.
+Metadata of a field that is present on request only.
 
-Its ``None`` means that nobody asked, and no key; elsewhere ``None`` means that the
-kernel does not keep it, and null.
+If such a field is ``None``, it was not requested, and JSON lacks its key; ``None`` of
+any other field means that the kernel does not keep it, and is null in JSON.
 """
 
 
 @dataclass(frozen=True)
 class Note:
-    """One thing the reader of a report must know to trust it."""
+    """One fact that limits how far a report can be trusted."""
 
     code: str
     """A stable, short, machine-readable name, such as ``pcp-list-broken``."""
@@ -37,32 +37,32 @@ class Note:
 
 @dataclass
 class LossLog:
-    """What a collector gathers for the notes and the coverage of its report."""
+    """The notes and the coverage that a collector gathers for its report."""
 
     coverage: Counter[str] = field(default_factory=Counter)
-    """How often something was read, or lost (:class:`.losses.Loss`)."""
+    """Number of reads, and of losses by their key (:class:`.losses.Loss`)."""
 
     about: Counter[str] = field(default_factory=Counter)
-    """How often something was lost, by the names of lists and the like."""
+    """Number of losses, by the name of the list or the like."""
 
     notes: dict[tuple[str, str], Note] = field(default_factory=dict)
-    """What happens a thousand times is noted once and counted."""
+    """Maps a code and a subject to the first such note."""
 
     def note(self, code: str, text: str, subject: str = "") -> None:
         """Note something, once for each code and subject."""
         self.notes.setdefault((code, subject), Note(code, text))
 
     def copy(self) -> "LossLog":
-        """Keep what is known so far."""
+        """Return a copy of what was gathered so far."""
         return LossLog(self.coverage.copy(), self.about.copy(), dict(self.notes))
 
     def reset(self, to: "LossLog") -> None:
-        """Forget what was found since, as another report begins."""
+        """Return to the state of an earlier copy, before the next report."""
         kept = to.copy()
         self.coverage, self.about, self.notes = kept.coverage, kept.about, kept.notes
 
     def add(self, other: "LossLog") -> None:
-        """Add what was found elsewhere."""
+        """Add what another log gathered."""
         self.coverage.update(other.coverage)
         self.about.update(other.about)
         for key, note in other.notes.items():
@@ -71,12 +71,13 @@ class LossLog:
     def lose(
         self, loss: str, text: str = "", *, count: int = 1, about: str = ""
     ) -> None:
-        """Count what is lost, and note the first of its kind.
+        """Count a loss, and note the first of its kind.
 
-        :param loss: A :class:`.losses.Loss`, or the key of a structure.
-        :param text: What to note; nothing, if that is said elsewhere.
-        :param count: How much is lost.
-        :param about: What tells this from others of its kind that are noted, too.
+        :param loss: A :class:`.losses.Loss`, or a :func:`.losses.struct_key`.
+        :param text: Text of the note; none if the caller notes the loss elsewhere.
+        :param count: How many are lost.
+        :param about: Name that distinguishes it from others of its kind, which get a
+            note each.
         """
         if not count:
             return
@@ -90,14 +91,19 @@ class LossLog:
 
     @property
     def lost(self) -> Counter[str]:
-        """How often something was lost, by its key in the coverage."""
-        found = ((key, self.coverage[key]) for key in self.coverage if is_loss(key))
-        return Counter({key: count for key, count in found if count})
+        """Number of losses, by key in the coverage."""
+        return Counter(
+            {
+                key: count
+                for key, count in self.coverage.items()
+                if count and is_loss(key)
+            }
+        )
 
 
 @contextmanager
 def noting_refusals(prog: Program, losses: LossLog) -> Iterator[None]:
-    """Note what the kernel has but nothing told the type of meanwhile."""
+    """Note the variables whose type was not found meanwhile."""
     with refusals(prog) as refused:
         yield
     for name, why in refused.items():
@@ -106,19 +112,19 @@ def noting_refusals(prog: Program, losses: LossLog) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one sample of many took of the machine that msatools runs on."""
+    """Cost of one of several samples, on the machine that msatools runs on."""
 
     cpu_ns: int
-    """CPU time of this process since the sample before, all that it does."""
+    """CPU time of this process since the previous sample, output included."""
 
     wall_ns: int
-    """How long that is ago."""
+    """Time since the previous sample."""
 
     elapsed_ns: int
-    """How long the look at the kernel took, and what was made of it."""
+    """Time that it took to read the kernel and to make the report."""
 
     peak_bytes: int | None
-    """The most resident memory that this process has had, if /proc tells it."""
+    """Peak resident memory of this process; ``None`` if /proc does not show it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,22 +135,22 @@ class Report:
 
     target: Target
     taken_at_ns: int | None
-    """CLOCK_MONOTONIC of the kernel looked at."""
+    """CLOCK_MONOTONIC of the target kernel."""
 
     interval_ns: int | None
-    """Kernel time since the sample before, ``None`` for a one-shot report."""
+    """Kernel time since the previous sample; ``None`` for a one-shot report."""
 
     coverage: Mapping[str, int]
-    """What was read, missing, unreadable and retried, in units the keys name."""
+    """Counts of what was read, missing, unreadable and retried, in the keys' units."""
 
     notes: tuple[Note, ...]
 
     cost: Cost | None = field(default=None, metadata=ADDED)
-    """Of a sample; a report without an interval has none."""
+    """Cost of the sample; ``None`` for a report without an interval."""
 
 
 class Head(TypedDict):
-    """The fields that every report has: ``FilesReport(**head, processes=...)``."""
+    """The fields of every report: ``FilesReport(**head, processes=...)``."""
 
     target: Target
     taken_at_ns: int | None
@@ -154,7 +160,7 @@ class Head(TypedDict):
 
 
 def ns_between(before: Report, after: Report) -> int | None:
-    """Tell how much time of the kernel is between two reports, if both know theirs."""
+    """Return the kernel time between two reports; ``None`` if one has no time."""
     if before.taken_at_ns is None or after.taken_at_ns is None:
         return None
     return after.taken_at_ns - before.taken_at_ns

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""One run of a command, and what the runs of all commands on a kernel share."""
+"""Runs of commands: the interface, and the base for commands that read a kernel."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,48 +21,48 @@ Progress = Callable[[int, int], None]
 
 
 def quietly(done: int, total: int) -> None:
-    """Tell nobody how far it is."""
+    """Ignore progress."""
 
 
 class Session(Generic[R]):
-    """One run of a command on one target, and what it keeps between its reports.
+    """One run of a command on one target, with its state between reports.
 
     A run without an interval calls :meth:`report` once. One with an interval calls
     :meth:`begin` once and then, after each interval, :meth:`advance`; in between it
     calls :meth:`sample` as often as :attr:`period_s` asks for.
 
-    A command implements :meth:`report`, and nothing else if all its reports are of one
-    moment. If an interval is the difference of two reports, it implements
-    :meth:`delta`, too; the other methods are for samples that no report holds.
+    A command implements :meth:`report`, which is enough if each report is of one
+    moment. If an interval is the difference of two reports, the command implements
+    :meth:`delta`, too. The other methods are for samples within an interval.
     """
 
     _previous: R | None = None
 
     @property
     def period_s(self) -> float | None:
-        """Seconds from one sample within an interval to the next; ``None``: none."""
+        """Seconds between samples within an interval; ``None`` for no samples."""
         return None
 
     def report(self, progress: Progress) -> R:
-        """Report the totals until now, and the state now."""
+        """Return a report of the totals until now, and of the current state."""
         raise NotImplementedError
 
     def delta(self, previous: R, current: R) -> R:
-        """Return the current report with what changed since the previous one.
+        """Return the current report with the changes since the previous one.
 
-        Unless a command says more, that is the time.
+        Unless a command overrides it, that is only the time between them.
         """
         return replace(current, interval_ns=ns_between(previous, current))
 
     def begin(self, progress: Progress) -> None:
-        """Read what the first interval begins with."""
+        """Read the state at the start of the first interval."""
         self._previous = self.report(progress)
 
     def sample(self) -> None:
-        """Read what is needed from within an interval."""
+        """Take a sample within an interval."""
 
     def advance(self, progress: Progress) -> R:
-        """Report the interval that ends now, at whose end the next begins."""
+        """Return a report of the interval that ends now, and begin the next."""
         previous, current = self._previous, self.report(progress)
         assert previous is not None, "no interval has begun"
         self._previous = current
@@ -70,10 +70,10 @@ class Session(Generic[R]):
 
 
 class KernelSession(Session[R], Generic[R, Options]):
-    """A run of reports on one kernel, with the options that its command has.
+    """A run of reports on one kernel, with the options of its command.
 
-    What is found of the kernel itself when a run starts holds for all its reports;
-    what one report finds, for that one.
+    Losses found while the run starts are part of all its reports; losses found during
+    one report are part of that one only.
     """
 
     def __init__(self, prog: Program, target: Target, options: Options) -> None:
@@ -86,14 +86,14 @@ class KernelSession(Session[R], Generic[R, Options]):
 
     @contextmanager
     def _learning(self) -> Iterator[None]:
-        """Keep what is found meanwhile for all reports."""
+        """Keep the losses found meanwhile for all reports."""
         with noting_refusals(self._prog, self._losses):
             yield
         self._lasting = self._losses.copy()
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Gather the losses of one report apart from those of others before."""
+        """Gather the losses of one report, without those of earlier reports."""
         self._forget()
         with noting_refusals(self._prog, self._losses):
             yield
@@ -103,9 +103,9 @@ class KernelSession(Session[R], Generic[R, Options]):
         self._reader.reads = self._reader.bytes = 0
 
     def _head(self, taken_at_ns: int | None, always: Iterable[str] = ()) -> Head:
-        """Return the head of a report, of which all is read.
+        """Return the head of a report, once all of it has been read.
 
-        :param always: Keys of the coverage: see :meth:`_coverage`.
+        :param always: See :meth:`_coverage`.
         """
         return Head(
             target=self._target,
@@ -116,9 +116,9 @@ class KernelSession(Session[R], Generic[R, Options]):
         )
 
     def _coverage(self, always: Iterable[str]) -> dict[str, int]:
-        """Tell what was read and what was lost for a report.
+        """Return the counts of reads and losses for a report.
 
-        :param always: Keys that are there, and first, also where they count nothing.
+        :param always: Keys to include, and first, even if their count is 0.
         """
         counted = self._losses.coverage
         counted["reads"] += self._reader.reads

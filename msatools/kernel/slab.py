@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The caches of the slab allocator: ``struct kmem_cache`` (mm/slab.h, mm/slub.c).
+"""Caches of the slab allocator: ``struct kmem_cache`` (mm/slab.h, mm/slub.c).
 
-Where a slab names its cache, what a cache is called, and how its objects lie.
+Their names, including those of merged caches, and the layout of their objects.
 """
 
 from collections import defaultdict
@@ -21,10 +21,10 @@ from msatools.kernel.walks import list_records, tree_records
 from msatools.selfdesc.variables import find_variable
 
 _MAX_NAME = 511
-"""Bytes; the longest are those of memory control groups' own caches, up to v5.8."""
+"""Maximum bytes of a name; the longest are those of per-memcg caches, up to v5.8."""
 
 MAX_OBJECT = 1 << 23
-"""Bytes: KMALLOC_MAX_CACHE_SIZE is far below."""
+"""Maximum bytes of an object, far above KMALLOC_MAX_CACHE_SIZE."""
 
 _TYPE = "struct kmem_cache"
 _NODE_TYPE = "struct kernfs_node"
@@ -34,7 +34,7 @@ _NODE: Members = {
     "target": ("symlink.target_kn",),
 }
 _OBJECT: Members = {"object": ("priv",)}
-"""The ``struct kobject`` of a directory."""
+"""``priv`` of a directory is its ``struct kobject``."""
 
 _CACHE: Members = {
     "name": ("name",),
@@ -50,19 +50,19 @@ class SlabCache:
 
     address: int
     name: str
-    """Caches of like objects may be merged: then it has the first one's name."""
+    """Name of the cache; of merged caches, that of the first."""
 
     size: int
-    """Bytes from one object to the next, with all that the allocator puts around it."""
+    """Bytes from one object to the next, including the allocator's metadata."""
 
     padding: int
     """Bytes before the first object."""
 
 
 def slab_type(prog: drgn.Program) -> drgn.Type:
-    """Return the type that describes a slab, which lies where ``struct page`` does.
+    """Return the type of a slab's descriptor, which overlays its ``struct page``.
 
-    :raises LookupError: if nothing tells it
+    :raises LookupError: if the type is unknown
     """
     # Linux kernel commit d122019bf061 ("mm: Split slab into its own type") (in v5.17)
     try:
@@ -72,9 +72,9 @@ def slab_type(prog: drgn.Program) -> drgn.Type:
 
 
 def slab_cache_offset(prog: drgn.Program) -> int:
-    """Return where in its ``struct page`` a slab has the address of its cache.
+    """Return the offset of the pointer to the cache in a slab's ``struct page``.
 
-    :raises LookupError: if nothing tells the type
+    :raises LookupError: if the type is unknown
     """
     offset: int = slab_type(prog).member("slab_cache").offset
     return offset
@@ -83,8 +83,8 @@ def slab_cache_offset(prog: drgn.Program) -> int:
 def read_cache(reader: Reader, address: int) -> SlabCache:
     """Read one cache.
 
-    :raises drgn.FaultError: if it cannot be read, or is none
-    :raises LookupError: if nothing tells the type
+    :raises drgn.FaultError: if it cannot be read, or is not a cache
+    :raises LookupError: if the type is unknown
     """
     return _cache(reader, address, read_struct(reader, _TYPE, _CACHE, address))
 
@@ -92,18 +92,18 @@ def read_cache(reader: Reader, address: int) -> SlabCache:
 def read_caches(
     reader: Reader, addresses: Addresses, losses: LossLog
 ) -> list[SlabCache | None]:
-    """Read many caches; ``None`` is one whose name, counted once, cannot be read.
+    """Read many caches; ``None``, and one lost name, for each that cannot be read.
 
-    :raises LookupError: if nothing tells the type
+    :raises LookupError: if the type is unknown
     """
-    found = read_structs(reader, _TYPE, _CACHE, addresses, losses)
+    read = read_structs(reader, _TYPE, _CACHE, addresses, losses)
     caches: list[SlabCache | None] = []
     for row, address in enumerate(addresses.tolist()):
         cache = None
-        if not found.readable[row]:
+        if not read.readable[row]:
             losses.lose(Loss.NAMES)
         else:
-            values = {name: int(found[name][row]) for name in found.columns}
+            values = {name: int(read[name][row]) for name in read.columns}
             try:
                 cache = _cache(reader, address, values)
             except drgn.FaultError as error:
@@ -116,8 +116,8 @@ def read_caches(
 def slab_caches(reader: Reader, losses: LossLog) -> Iterator[SlabCache]:
     """Read all caches, in the order of the kernel's list.
 
-    :raises drgn.FaultError: if one is none, or its name cannot be read
-    :raises LookupError: if nothing tells the types
+    :raises drgn.FaultError: if one is not a cache, or its name cannot be read
+    :raises LookupError: if the types are unknown
     """
     prog = reader.prog
     layout = struct_layout(reader, _TYPE, _CACHE)
@@ -131,11 +131,11 @@ def slab_caches(reader: Reader, losses: LossLog) -> Iterator[SlabCache]:
 
 def merged_names(reader: Reader, losses: LossLog) -> Mapping[int, list[str]]:
     """
-    Find the names that stand for a cache: links in /sys/kernel/slab.
+    Find the aliases of each cache: the symbolic links in /sys/kernel/slab.
 
-    mm/slub.c, sysfs_slab_alias(): of caches that were merged only they are left.
+    mm/slub.c, sysfs_slab_alias(): nothing else is left of a cache that was merged.
 
-    :return: Names by the address of the ``struct kmem_cache``.
+    :return: Maps the address of a ``struct kmem_cache`` to its aliases.
     """
     names: dict[int, list[str]] = defaultdict(list)
     prog = reader.prog

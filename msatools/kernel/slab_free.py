@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Free objects that a slab counts as used: CPUs and nodes keep them back (mm/slub.c).
+"""Counts of free objects that their slabs count as in use (mm/slub.c).
 
-A slab that a CPU allocates from has all its objects in use, whatever is on the CPU's
-own list (``struct kmem_cache_cpu``). Since Linux kernel commit 2d517aa09bbc ("slab: add
-opt-in caching layer of percpu sheaves") (in v6.18) free objects are also in arrays, of
-CPUs and of nodes, and since v7.0 CPUs have no lists.
+These objects are cached per CPU or per node. A slab that a CPU allocates from counts
+all its objects as in use, including those on the CPU's freelist (``struct
+kmem_cache_cpu``). Since Linux kernel commit 2d517aa09bbc ("slab: add opt-in caching
+layer of percpu sheaves") (in v6.18) free objects are also in sheaves, arrays of CPUs
+and of nodes, and since v7.0 CPUs have no freelists.
 """
 
 from collections.abc import Mapping
@@ -30,33 +31,33 @@ _CACHE: Members = {
     "cpu_slab": ("cpu_slab",),
     "cpu_sheaves": ("cpu_sheaves",),
     "capacity": ("sheaf_capacity",),
-    # Of the pointer to the next free object, in a free object.
+    # Offset of the pointer to the next free object in a free object.
     "offset": ("offset",),
     # With CONFIG_SLAB_FREELIST_HARDENED.
     "random": ("random",),
-    # Its low half is how many objects are in a slab.
+    # Its low 16 bits are the number of objects in a slab.
     "order": ("oo.x",),
 }
 _OBJECTS_MASK = (1 << 16) - 1
 _ATTEMPTS = 3
-"""A list that changes while it is read may lead anywhere."""
+"""Number of tries to read a list, which may change meanwhile."""
 
 _LOST = -1
 _MAX_LENGTH = 1 << 16
-"""Above that of any list."""
+"""More than the length of any list."""
 
 
 def free_in_use(
     reader: Reader, caches: Addresses, losses: LossLog
 ) -> Mapping[int, int]:
     """
-    Count the free objects of some caches that their slabs count as used.
+    Count the free objects of some caches that their slabs count as in use.
 
-    Objects that wait for RCU before they are free are none of them.
+    Objects that are freed after an RCU grace period are not included.
 
     :param caches: Addresses of ``struct kmem_cache``.
-    :return: Counts by address; none of a cache where it is not known, which costs a
-        loss.
+    :return: Counts by address; a cache whose count is unknown is left out, and counts
+        as a loss.
     """
     try:
         known = read_structs(reader, "struct kmem_cache", _CACHE, caches, losses)
@@ -69,25 +70,25 @@ def free_in_use(
     except (drgn.FaultError, LookupError) as error:
         losses.lose(Loss.SLABS, f"free objects of slab caches are lost: {error}")
         return {}
-    found = dict(zip(caches.tolist(), _add(*parts).tolist(), strict=True))
-    return {cache: count for cache, count in found.items() if count != _LOST}
+    counts = zip(caches.tolist(), _add(*parts).tolist(), strict=True)
+    return {cache: count for cache, count in counts if count != _LOST}
 
 
 def _on_lists(reader: Reader, known: Structs, losses: LossLog) -> Counts:
-    """Count what is on the CPUs' own lists of free objects."""
-    places, cpus = _of_cpus(reader, known["cpu_slab"], losses)
+    """Count the objects on per-CPU freelists."""
+    addresses, cpus = _per_cpu(reader, known["cpu_slab"], losses)
     links = _Links(
         known["offset"].astype(np.uint64).repeat(cpus),
         known["random"].astype(np.uint64).repeat(cpus) if known.has("random") else None,
         (known["order"].astype(np.int64) & _OBJECTS_MASK).repeat(cpus),
     )
-    lengths = np.full(len(places), _LOST, np.int64)
+    lengths = np.full(len(addresses), _LOST, np.int64)
     for _ in range(_ATTEMPTS):
         rows = np.flatnonzero(lengths < 0)
         if not len(rows):
             break
         firsts = _values(
-            reader, "struct kmem_cache_cpu", ("freelist",), places[rows], losses
+            reader, "struct kmem_cache_cpu", ("freelist",), addresses[rows], losses
         )
         lengths[rows] = _add(firsts.lost, links.count(reader, firsts.values, rows))
     lost = int(np.count_nonzero(lengths < 0))
@@ -99,23 +100,27 @@ def _on_lists(reader: Reader, known: Structs, losses: LossLog) -> Counts:
 
 @dataclass(frozen=True)
 class _Links:
-    """How the free objects of each list are linked."""
+    """Format of the links between the free objects of each list."""
 
     offsets: Addresses
-    """Of the pointer to the next in an object."""
+    """Offset of the pointer to the next object in an object."""
 
     keys: Addresses | None
-    """What pointers are obfuscated with: see ``freelist_ptr_encode()``."""
+    """Keys that obfuscate the pointers: see ``freelist_ptr_encode()``."""
 
     limits: Counts
-    """How many there may be in a list; one that goes on is lost."""
+    """Maximum length of each list; a longer one is lost."""
 
     def count(self, reader: Reader, firsts: Addresses, lists: Rows) -> Counts:
-        """Count the objects of some lists, a step of all of them at a time."""
+        """Count the objects of some lists, following one link of each at a time.
+
+        :param firsts: Address of the first object of each list, or 0.
+        :param lists: Indices of the lists.
+        """
         lengths = np.zeros(len(firsts), np.int64)
-        at, limits = firsts.copy(), self.limits[lists]
-        while len(rows := np.flatnonzero((at != 0) & (lengths <= limits))):
-            pointers = at[rows] + self.offsets[lists[rows]]
+        objects, limits = firsts.copy(), self.limits[lists]
+        while len(rows := np.flatnonzero((objects != 0) & (lengths <= limits))):
+            pointers = objects[rows] + self.offsets[lists[rows]]
             records, readable = reader.read_records(pointers, 8)
             words = records.view("<u8")[:, 0]
             if self.keys is not None:
@@ -123,17 +128,17 @@ class _Links:
                 # obfuscation" (in v5.7).
                 words = words ^ self.keys[lists[rows]] ^ pointers.byteswap()
             lengths[rows] = np.where(readable, lengths[rows] + 1, _MAX_LENGTH)
-            at[rows] = words
+            objects[rows] = words
         return np.where(lengths > limits, _LOST, lengths)
 
 
 def _in_sheaves(reader: Reader, known: Structs, losses: LossLog) -> Counts:
-    """Count what is in the CPUs' own arrays of free objects."""
-    places, cpus = _of_cpus(reader, known["cpu_sheaves"], losses)
-    total = np.zeros(len(places), np.int64)
+    """Count the objects in per-CPU sheaves."""
+    addresses, cpus = _per_cpu(reader, known["cpu_sheaves"], losses)
+    total = np.zeros(len(addresses), np.int64)
     for member in ("main", "spare"):
         sheaves = _values(
-            reader, "struct slub_percpu_sheaves", (member,), places, losses
+            reader, "struct slub_percpu_sheaves", (member,), addresses, losses
         )
         sizes = _values(reader, "struct slab_sheaf", ("size",), sheaves.values, losses)
         total = _add(total, sheaves.lost, sizes.lost, sizes.values.astype(np.int64))
@@ -143,11 +148,11 @@ def _in_sheaves(reader: Reader, known: Structs, losses: LossLog) -> Counts:
 def _in_barns(
     reader: Reader, caches: Addresses, known: Structs, losses: LossLog
 ) -> Counts:
-    """Count what is in full arrays of free objects, which nodes have in store."""
+    """Count the objects in the full sheaves of the nodes' barns."""
     total = np.zeros(len(caches), np.int64)
-    each = known["capacity"].astype(np.int64)
+    capacity = known["capacity"].astype(np.int64)
     for node in for_each_online_node(reader.prog):
-        # Apart from struct kmem_cache_node since Linux kernel commit 5ba6bc27b1f9
+        # No longer in struct kmem_cache_node since Linux kernel commit 5ba6bc27b1f9
         # ("slab: decouple pointer to barn from kmem_cache_node") (in v7.1).
         members = f"per_node[{node}].barn", f"node[{node}]"
         barns = _values(reader, "struct kmem_cache", members, caches, losses)
@@ -155,57 +160,59 @@ def _in_barns(
             name = "struct kmem_cache_node"
             barns = _values(reader, name, ("barn",), barns.values, losses)
         full = _values(reader, "struct node_barn", ("nr_full",), barns.values, losses)
-        count = full.values.astype(np.int64) * each
+        count = full.values.astype(np.int64) * capacity
         total = _add(total, barns.lost, full.lost, count)
     return total
 
 
 @dataclass(frozen=True)
 class _Values:
-    """One member of some structures."""
+    """One member of many structures."""
 
     values: Addresses
-    """0 of those that are lost or not there."""
+    """Values of the member; 0 for a structure that is NULL or lost."""
 
     lost: Counts
-    """``_LOST`` of those that are lost, else 0."""
+    """``_LOST`` for a structure that is lost, else 0."""
 
 
 def _values(
     reader: Reader,
     type_name: str,
     members: tuple[str, ...],
-    places: Addresses,
+    addresses: Addresses,
     losses: LossLog,
 ) -> _Values:
-    """Read a member of the structures at some places, of which NULL has none.
+    """Read a member of the structures at some addresses, which may be NULL.
 
+    :param members: Names of the member, the newest first.
     :raises LookupError: if the kernel has no such member
     """
     wanted: Members = {"value": members}
-    read = read_structs(reader, type_name, wanted, places, losses)
+    read = read_structs(reader, type_name, wanted, addresses, losses)
     if not read.has("value"):
         raise LookupError(f"{type_name} has no {members[0]}")
-    lost = np.where((places != 0) & ~read.readable, _LOST, 0)
+    lost = np.where((addresses != 0) & ~read.readable, _LOST, 0)
     return _Values(read["value"].astype(np.uint64), lost)
 
 
-def _of_cpus(
+def _per_cpu(
     reader: Reader, pointers: npt.NDArray[Any], losses: LossLog
 ) -> tuple[Addresses, int]:
-    """Return where the CPUs have what per-CPU pointers point to, and how many they are.
+    """Return the addresses of per-CPU pointers on all CPUs, and the number of CPUs.
 
-    :return: For the first pointer all CPUs, then for the next; NULL of NULL.
+    :return: Addresses for the first pointer on all CPUs, then for the next; NULL for
+        NULL.
     """
     offsets = read_percpu(reader, losses).offsets
     bases = pointers.astype(np.uint64)[:, None]
-    places: Addresses = np.where(bases == 0, np.uint64(0), bases + offsets)
-    return places.ravel(), len(offsets)
+    addresses: Addresses = np.where(bases == 0, np.uint64(0), bases + offsets)
+    return addresses.ravel(), len(offsets)
 
 
 def _add(*counts: Counts) -> Counts:
-    """Add counts; of what is lost, the sum is lost, too."""
-    lost = np.logical_or.reduce([each < 0 for each in counts])
+    """Add counts; if one of them is lost, so is the sum."""
+    lost = np.logical_or.reduce([count < 0 for count in counts])
     return np.where(lost, _LOST, np.add.reduce(counts))
 
 

@@ -1,33 +1,33 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""C strings: the text up to the first zero byte, in data or in memory."""
+"""C strings, in data or in memory."""
 
 import drgn
 
 from msatools.kernel.reader import Reader
-
-_PAGE = 4096
+from msatools.kernel.words import PAGE
 
 
 def decode_string(data: bytes) -> str:
-    """Return the text of *data* up to its first zero byte; all of it if there is none.
+    """Return the text of *data* up to its first zero byte, if it has one.
 
-    Bytes that are no UTF-8 are escaped.
+    Bytes that are not UTF-8 are escaped.
     """
     return data.partition(b"\0")[0].decode("utf-8", "backslashreplace")
 
 
 def read_string(reader: Reader, address: int, most: int) -> str:
-    """Read a string of at most *most* bytes, a page at a time: the next may be missing.
+    """Read a string of at most *most* bytes.
 
-    Bytes that are no UTF-8 are escaped.
+    No page after its end is read, as it may be missing. Bytes that are not UTF-8 are
+    escaped.
 
-    :raises drgn.FaultError: if it cannot be read, or does not end
+    :raises drgn.FaultError: if it cannot be read, or is longer
     """
     data = b""
     while b"\0" not in data:
         if len(data) > most:
             raise drgn.FaultError("a string does not end", address)
-        at = address + len(data)
-        data += reader.read(at, min(most + 1, _PAGE - at % _PAGE))
+        position = address + len(data)
+        data += reader.read(position, min(most + 1, PAGE - position % PAGE))
     return decode_string(data)

@@ -21,59 +21,61 @@ Booleans = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class WordArray:
-    """A member that is read whole, as 64-bit words: a mask, or heads of lists."""
+    """A member that is read whole as 64-bit words, such as a mask or list heads."""
 
     members: tuple[str, ...]
-    """Its names, the newest first."""
+    """Names of the member, the newest first."""
 
 
 Members = Mapping[str, tuple[str, ...] | WordArray]
-"""Columns, and the members that they are, the newest first.
+"""Maps a column to the names of its member, the newest first.
 
-Their types tell how wide a column is, and whether it has a sign: see
+The member's type determines the width and the sign of the column: see
 :func:`column_type`.
 """
 
 
 @dataclass(frozen=True)
 class Structs:
-    """One row for each address that was asked for."""
+    """Members of many structures, one row for each requested address."""
 
     columns: Mapping[str, npt.NDArray[Any]]
-    """By name; zero where not readable, missing where the kernel has no member."""
+    """Columns by name: zero in unreadable rows; absent if the kernel has no member."""
 
     readable: Booleans
 
     def __getitem__(self, column: str) -> npt.NDArray[Any]:
-        """Give a column.
+        """Return a column.
 
-        :raises KeyError: if the kernel does not keep it
+        :raises KeyError: if the kernel has no such member
         """
         return self.columns[column]
 
     def has(self, column: str) -> bool:
-        """Tell whether the kernel keeps a column."""
+        """Return whether the kernel has the member of a column."""
         return column in self.columns
 
 
 class Decoder:
-    """Makes Python's own values of one record, faster than numpy does."""
+    """Converts one record to Python integers, faster than numpy does."""
 
     def __init__(self, record: np.dtype[Any], names: Iterable[str]) -> None:
-        """Decode the integers *names* of a record, of which none overlap."""
+        """
+        :param names: Integer fields of the record, which must not overlap.
+        """
         fields = record.fields
         assert fields is not None
-        places = sorted((fields[name][1], fields[name][0], name) for name in names)
-        self.names = tuple(name for _, _, name in places)
+        ordered = sorted((fields[name][1], fields[name][0], name) for name in names)
+        self.names = tuple(name for _, _, name in ordered)
         format_, end = "<", 0
-        for offset, column, _ in places:
+        for offset, column, _ in ordered:
             letter = _LETTERS[column.kind, column.itemsize]
             format_ += f"{offset - end}x{letter}"
             end = offset + column.itemsize
         self._unpack = struct.Struct(format_).unpack_from
 
     def __call__(self, data: bytes) -> dict[str, Any]:
-        """Give the value of each column."""
+        """Return the value of each column."""
         return dict(zip(self.names, self._unpack(data), strict=True))
 
 
@@ -96,22 +98,22 @@ _WRAPPERS = (drgn.TypeKind.TYPEDEF, drgn.TypeKind.ENUM, drgn.TypeKind.ARRAY)
 
 @dataclass(frozen=True)
 class StructLayout:
-    """The part of a structure that has the members."""
+    """The part of a structure from the first to the last of some members."""
 
     start: int
-    """Its offset in the structure."""
+    """Offset of the part in the structure."""
 
     records: np.dtype[Any]
-    """As it lies in memory."""
+    """numpy's type of the part, as it lies in memory."""
 
     @property
     def end(self) -> int:
-        """Offset behind the last of the members."""
+        """Offset of the end of the part in the structure."""
         return self.start + self.records.itemsize
 
     @cached_property
     def decode(self) -> Decoder:
-        """Makes Python's own values of one, if all members are integers."""
+        """Decoder of the part, if all members are integers."""
         return Decoder(self.records, self.records.names or ())
 
 
@@ -124,17 +126,17 @@ def read_structs(
 ) -> Structs:
     """Read members of the structures at *addresses*, each structure once.
 
-    Those that cannot be read are counted by the name of their type; NULL is not
-    readable, and no loss.
+    Unreadable structures count as losses, by type. NULL is not readable either, but is
+    not a loss.
 
-    :raises LookupError: if nothing tells the type
+    :raises LookupError: if the type is unknown
     """
     layout = struct_layout(reader, type_name, members)
     if layout is None:
         return Structs({}, np.zeros(len(addresses), np.bool_))
     unique, index = each_once(addresses)
     rows, readable = read_rows(reader, layout, unique)
-    # What lies at a member's offset from nowhere is none.
+    # Memory at a small address is not a member of NULL, even if readable.
     nulls = len(unique) - int(np.count_nonzero(unique))
     if nulls:
         readable[unique == 0] = False
@@ -148,9 +150,9 @@ def read_structs(
 def read_rows(
     reader: Reader, layout: StructLayout, addresses: Addresses
 ) -> tuple[npt.NDArray[Any], Booleans]:
-    """Read the members of the structures at *addresses*, for those who count losses.
+    """Read the members of the structures at *addresses*; the caller counts losses.
 
-    :return: A row each, zero where it cannot be read, and whether it could be.
+    :return: One row per address, zero if unreadable, and whether it is readable.
     """
     size = layout.records.itemsize
     records, readable = reader.read_records(addresses + np.uint64(layout.start), size)
@@ -161,21 +163,22 @@ def read_bits(
     reader: Reader, type_name: str, member: str, addresses: Addresses
 ) -> Booleans:
     """Return a one-bit member of each structure; False if missing or unreadable."""
-    place = reader.once((type_name, member), lambda: _bit(reader, type_name, member))
-    if place is None:
+    bit_offset = reader.once(
+        (type_name, member), lambda: _bit_offset(reader, type_name, member)
+    )
+    if bit_offset is None:
         return np.zeros(len(addresses), np.bool_)
-    byte, bit = divmod(place, 8)
+    byte, bit = divmod(bit_offset, 8)
     records, _ = reader.read_records(addresses + np.uint64(byte), 1)
-    found: Booleans = (records[:, 0] >> bit & 1) != 0
-    return found
+    bits: Booleans = (records[:, 0] >> bit & 1) != 0
+    return bits
 
 
-def _bit(reader: Reader, type_name: str, member: str) -> int | None:
+def _bit_offset(reader: Reader, type_name: str, member: str) -> int | None:
     try:
-        place: int = reader.prog.type(type_name).member(member).bit_offset
+        return int(reader.prog.type(type_name).member(member).bit_offset)
     except LookupError:
         return None
-    return place
 
 
 def read_struct(
@@ -183,9 +186,9 @@ def read_struct(
 ) -> Mapping[str, Any]:
     """Read members of one structure, all integers, without the cost of arrays.
 
-    :return: Python's own values by column; none where the kernel has no member.
-    :raises drgn.FaultError: if it cannot be read, as NULL cannot
-    :raises LookupError: if nothing tells the type
+    :return: Python integers by column; absent if the kernel has no member.
+    :raises drgn.FaultError: if it cannot be read, or is NULL
+    :raises LookupError: if the type is unknown
     """
     layout = struct_layout(reader, type_name, members)
     if layout is None:
@@ -198,7 +201,7 @@ def read_struct(
 def struct_layout(
     reader: Reader, type_name: str, members: Members
 ) -> StructLayout | None:
-    """Find where the members are, once for each reader; ``None`` if there are none."""
+    """Find the layout of members, once per reader; ``None`` if none of them exists."""
     return reader.once(
         (type_name, tuple(members.items())),
         lambda: _find_layout(reader.prog.type(type_name), members),
@@ -239,10 +242,10 @@ def member_names(wanted: tuple[str, ...] | WordArray) -> tuple[str, ...]:
 def column_type(member: drgn.Object) -> np.dtype[Any]:
     """Return numpy's type of a member as it lies in memory.
 
-    An array of bytes is a string. Of a structure or another array it is the first
-    integer or pointer.
+    An array of bytes is a string. For a structure or another array it is the type of
+    the first integer or pointer in it.
 
-    :raises LookupError: if it is none of these, or a bit field
+    :raises LookupError: if there is none, or it is a bit field
     """
     type_ = member.type_
     while type_.kind == drgn.TypeKind.TYPEDEF:
@@ -253,14 +256,14 @@ def column_type(member: drgn.Object) -> np.dtype[Any]:
 
 
 _FEW = 8
+"""Number of addresses up to which sorting takes longer than reading them."""
 
 
 def each_once(
     addresses: Addresses,
 ) -> tuple[Addresses, npt.NDArray[np.intp] | slice]:
-    """Give each address once, and what makes of these all of them."""
+    """Return the distinct addresses, and the index that restores all from them."""
     if len(addresses) <= _FEW and len(set(addresses.tolist())) == len(addresses):
-        # Sorting a few takes longer than all else that is done with them.
         return addresses, slice(None)
     return np.unique(addresses, return_inverse=True)
 
@@ -272,26 +275,26 @@ def lose_many(losses: LossLog, type_name: str, count: int) -> None:
 
 
 def find_member(type_: drgn.Type, candidates: tuple[str, ...]) -> drgn.Object | None:
-    """Find a member by the first of some names that there is.
+    """Find a member by the first of some names that exists.
 
-    :return: It as it would be in a structure at address 0; ``None`` if there is none.
+    :return: The member of a structure at address 0; ``None`` if not found.
     """
     structure = drgn.Object(type_.prog, type_, address=0)
     for member in candidates:
         try:
             return structure.subobject_(member)
         except (LookupError, TypeError):
-            # No such member, or one that is no structure or array in this kernel.
+            # No such member, or a part of one that is not a structure or array here.
             continue
     return None
 
 
 def integer_format(member: drgn.Object) -> struct.Struct:
-    """Return how an integer or a pointer is kept: its width, and whether it has a sign.
+    """Return the format of an integer or a pointer: its width and sign.
 
-    Of a structure or an array it is the first that there is.
+    For a structure or an array it is the format of the first one in it.
 
-    :raises LookupError: if it is neither, or a bit field
+    :raises LookupError: if there is none, or it is a bit field
     """
     type_ = member.type_
     while type_.kind not in _INTEGERS:
@@ -308,12 +311,12 @@ def integer_format(member: drgn.Object) -> struct.Struct:
 
 
 def find_offset(type_: drgn.Type, candidates: tuple[str, ...]) -> int | None:
-    """Find where a member is, by the first of some names that there is."""
+    """Find the offset of a member by the first of some names that exists."""
     for member in candidates:
         try:
             offset: int = drgn.offsetof(type_, member)
         except (LookupError, TypeError):
-            # No such member, or one that is no structure or array in this kernel.
+            # No such member, or a part of one that is not a structure or array here.
             continue
         return offset
     return None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Symbols in the order of their addresses."""
+"""Symbols sorted by address."""
 
 from collections.abc import Sequence
 
@@ -10,17 +10,17 @@ import numpy as np
 
 class SortedSymbols:
     """
-    The symbols of some parts of memory, by the nearest that begins before an address.
+    The symbols of some ranges of memory, looked up by the nearest start address.
 
-    With debug info drgn reads through all symbols for each address, which takes
-    milliseconds; and with kallsyms it finds none that is larger than 64 KiB.
+    With debug info, drgn searches all symbols for each address, which takes
+    milliseconds; with kallsyms it finds no symbol larger than 64 KiB.
     """
 
     def __init__(
         self, symbols: Sequence[drgn.Symbol], bounds: Sequence[tuple[int, int]]
     ) -> None:
         """
-        :param bounds: The parts, each from its start to its end.
+        :param bounds: Start and end of each range.
         """
         addresses = np.array([symbol.address for symbol in symbols], np.uint64)
         inside = np.zeros(len(symbols), np.bool_)
@@ -33,10 +33,10 @@ class SortedSymbols:
 
     def before(self, address: int) -> tuple[list[drgn.Symbol], int | None]:
         """
-        Find the symbols nearest to an address of those that begin there or before.
+        Find the symbols with the highest start address up to *address*.
 
-        :return: All that begin where these do, none if no symbol does, and the address
-            at which the next one begins, ``None`` if none does.
+        :return: All symbols that start there, which may be none, and the start of the
+            next symbol, ``None`` if there is no next.
         """
         addresses = self._addresses
         past = int(np.searchsorted(addresses, np.uint64(address), "right"))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Where the virtual memory map is: the address of struct page number 0."""
+"""Address of the virtual memory map."""
 
 from contextlib import suppress
 
@@ -11,14 +11,14 @@ from msatools.selfdesc.variables import find_variable
 
 def vmemmap_base(prog: drgn.Program) -> int:
     """
-    Find the address that the struct page of pfn 0 has or would have.
+    Return the address that the struct page of pfn 0 has or would have.
 
     x86-64 keeps it in a variable; elsewhere drgn works it out from the table of
-    memory sections, which a truncated dump may have lost. A variable of that name on
-    arm64 is of what KVM runs at EL2 (arch/arm64/kvm/hyp/nvhe/mm.c).
+    memory sections, which a truncated dump may lack. On arm64 a variable of that name
+    belongs to KVM's code at EL2 (arch/arm64/kvm/hyp/nvhe/mm.c).
 
     :raises LookupError: if the kernel has no virtual memory map
-    :raises drgn.FaultError: if the dump lacks what tells
+    :raises drgn.FaultError: if the dump lacks the variable or the table
     """
     platform = prog.platform
     if platform is not None and platform.arch == drgn.Architecture.X86_64:

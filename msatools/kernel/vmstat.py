@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The counters of mm/vmstat.c, with the parts that CPUs have not yet passed on."""
+"""The counters of mm/vmstat.c, including per-CPU deltas not yet folded in."""
 
 import itertools
 from collections.abc import Collection
@@ -24,10 +24,10 @@ def vm_counters(
     """
     Sum all node and zone counters, by the name of their enumerator.
 
-    The kernel adds a CPU's changes to the counters only once they pass a
-    threshold; /proc/vmstat and drgn's helpers read the counters alone.
+    The kernel adds a CPU's delta to the counters only when it exceeds a threshold;
+    /proc/vmstat and drgn's helpers read the counters alone.
 
-    :return: Pages, but for the few items that count something else; ``None`` for
+    :return: Pages, except for the few items that count something else; ``None`` for
         a counter that cannot be read.
     """
     prog = reader.prog
@@ -41,9 +41,9 @@ def vm_counters(
         (zones, populated, _zone_diff),
     ):
         total = np.zeros(len(names), np.int64)
-        for held_by, cpu in itertools.product(objects, cpus):
+        for owner, cpu in itertools.product(objects, cpus):
             try:
-                address = diff_of(held_by, cpu).address_of_().value_()
+                address = diff_of(owner, cpu).address_of_().value_()
                 data = reader.read(address, len(names))
             except drgn.FaultError:
                 losses.lose(Loss.VMSTAT_CPUS)
@@ -66,32 +66,32 @@ def vm_events(
     """
     Count events of ``enum vm_event_item``, over all CPUs and since boot.
 
-    A CPU that goes offline hands over what it has counted.
+    A CPU that goes offline adds its counts to those of another.
 
-    :param names: Enumerators; those that this kernel does not have are left out.
-    :raises LookupError: if the kernel counts none (CONFIG_VM_EVENT_COUNTERS)
-    :raises drgn.FaultError: if those of a CPU cannot be read
+    :param names: Enumerators; those that this kernel lacks are left out.
+    :raises LookupError: if the kernel counts no events (CONFIG_VM_EVENT_COUNTERS)
+    :raises drgn.FaultError: if the counts of a CPU cannot be read
     """
     prog = reader.prog
     states = find_variable(prog, "vm_event_states").address_of_()
-    places = enumerators(prog, "enum vm_event_item")
-    counts = {name: 0 for name in names if name in places}
-    length = max((places[name] for name in counts), default=-1) + 1
+    indices = enumerators(prog, "enum vm_event_item")
+    counts = {name: 0 for name in names if name in indices}
+    length = max((indices[name] for name in counts), default=-1) + 1
     for cpu in possible_cpus(prog, losses):
         address = per_cpu_ptr(states, cpu).value_()
-        # The member ``event`` is the whole of it.
+        # struct vm_event_state has the array ``event`` as its only member.
         words = reader.words(address, length)
         for name in counts:
-            counts[name] += int(words[places[name]])
+            counts[name] += int(words[indices[name]])
     return counts
 
 
 PAGES_FREED = "PGFREE"
-"""The event that counts pages that are given back."""
+"""The event that counts freed pages."""
 
 
 def pages_allocated(prog: drgn.Program) -> list[str]:
-    """Name the events that count pages that are handed out: one a kind of zone.
+    """Return the names of the events that count allocated pages, one per zone type.
 
     :raises LookupError: if the types lack ``enum vm_event_item``
     """
@@ -100,7 +100,7 @@ def pages_allocated(prog: drgn.Program) -> list[str]:
 
 
 def _names(prog: drgn.Program, enum: str, end: str) -> list[str]:
-    """List an enum's names in order, up to the one that gives their number."""
+    """Return an enum's names in order, up to the enumerator that is their count."""
     names: dict[int, str] = {}
     count = 0
     for name, value in enumerators(prog, enum).items():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Walking the kernel's linked structures: bounded, and past damage."""
+"""Walks of the kernel's lists and red-black trees: bounded, and tolerant of damage."""
 
 import struct
 from collections.abc import Iterator
@@ -11,78 +11,78 @@ import numpy as np
 from msatools.kernel.losses import Loss
 from msatools.kernel.reader import MAX_WINDOWS, WINDOW, Addresses, Reader
 from msatools.kernel.report import LossLog
+from msatools.kernel.words import LIST_HEAD, unsigned
 
 MAX_LIST = 16 << 20
-"""More entries than any list that a kernel keeps: a walk this long is lost."""
+"""Maximum number of entries, more than any list or tree of a kernel has."""
 
 _MAX_ASTRAY = 1024
-"""Entries that may not name the one before. On a running kernel some do not, as others
-come and go between two reads; what is no list at all has hardly any that does."""
-
-_LINKS = struct.Struct("<QQ")
-"""``struct list_head``: next, previous."""
+"""Maximum number of entries whose back pointer may be wrong. On a running kernel some
+are, as entries come and go between two reads; in data that is not a list almost all
+are."""
 
 _RB_NODE = struct.Struct("<QQQ")
-"""``struct rb_node``: parent and, in two bits, colour; right; left."""
+"""``struct rb_node``: parent, with the colour in the low bits; right; left."""
 
 _COLOUR = 3
-_WORD = (1 << 64) - 1
+_U64_MAX = (1 << 64) - 1
 
 
 def list_nodes(reader: Reader, head: int, losses: LossLog, name: str) -> Addresses:
     """
     Find the nodes on a ``struct list_head`` list.
 
-    As :func:`list_records` does, but of a dump's sound list in a third of the time.
+    It behaves like :func:`list_records`, but takes a third of the time for an intact
+    list of a dump.
 
-    :param head: Address of the list's head.
+    :param head: Address of the list head.
     :param name: What the list is called in a note.
     """
     nodes = None if reader.is_live else _sound_list(reader, head)
     if nodes is None:
-        records = list_records(reader, head, 0, _LINKS.size, losses, name)
+        records = list_records(reader, head, 0, LIST_HEAD.size, losses, name)
         nodes = np.array([node for node, _ in records], np.uint64)
     return nodes
 
 
 def list_words(
-    reader: Reader, head: int, node_offset: int, at: int, losses: LossLog, name: str
+    reader: Reader, head: int, node_offset: int, offset: int, losses: LossLog, name: str
 ) -> Addresses:
     """
     Read one 64-bit word of each structure on a ``struct list_head`` list.
 
-    As :func:`list_records` does, but of a dump's sound list in half the time. On a
-    running kernel it comes with the node: later the structure may be another one.
+    It behaves like :func:`list_records`, but takes half the time for an intact list of
+    a dump. On a running kernel the word is read together with the node: later the
+    memory may hold another structure.
 
-    :param head: Address of the list's head.
+    :param head: Address of the list head.
     :param node_offset: Offset of the list node in the structure.
-    :param at: Offset of the word.
+    :param offset: Offset of the word.
     :param name: What the list is called in a note.
     """
     nodes = None if reader.is_live else _sound_list(reader, head)
     if nodes is not None:
-        away = np.uint64((at - node_offset) & _WORD)
-        words, readable = reader.words_near(nodes + away)
+        from_node = np.uint64((offset - node_offset) & _U64_MAX)
+        words, readable = reader.words_near(nodes + from_node)
         if readable.all():
             return words
-    records = list_records(reader, head, node_offset, at + 8, losses, name)
-    found = [int.from_bytes(data[at : at + 8], "little") for _, data in records]
-    return np.array(found, np.uint64)
+    records = list_records(reader, head, node_offset, offset + 8, losses, name)
+    return np.array([unsigned(data, offset, 8) for _, data in records], np.uint64)
 
 
 def _sound_list(reader: Reader, head: int) -> Addresses | None:
     """
-    Follow a list that leads back to its head; ``None`` if it does not.
+    Return the nodes of a list that leads back to its head; ``None`` if it does not.
 
-    Of few nodes it is looked at whether they name those before them.
+    Back pointers are checked only after 1, 2, 4, ... nodes.
     """
     windows: dict[int, memoryview] = {}
     nodes: list[int] = []
     node = head
     try:
-        while len(nodes) < MAX_LIST and _names_one_before(reader, [head, *nodes[-2:]]):
-            # One that never comes back to the head comes back to what it had passed
-            # when that is further on than the loop is long (Brent, BIT 20, 1980).
+        while len(nodes) < MAX_LIST and _has_prev(reader, [head, *nodes[-2:]]):
+            # Brent's detection of loops without the head (BIT 20, 1980): *passed* is
+            # renewed at each power of two, and seen again if it is on a loop.
             passed = node
             for _ in range(max(len(nodes), 1)):
                 number = node // WINDOW
@@ -95,8 +95,8 @@ def _sound_list(reader: Reader, head: int) -> Addresses | None:
                     window = windows[number] = memoryview(data).cast("Q")
                 node = window[node % WINDOW // 8]
                 if node == head:
-                    found = np.array(nodes, np.uint64)
-                    return None if (found % np.uint64(8)).any() else found
+                    addresses = np.array(nodes, np.uint64)
+                    return None if (addresses % np.uint64(8)).any() else addresses
                 if node == passed:
                     return None
                 nodes.append(node)
@@ -105,11 +105,11 @@ def _sound_list(reader: Reader, head: int) -> Addresses | None:
     return None
 
 
-def _names_one_before(reader: Reader, nodes: list[int]) -> bool:
-    """Tell whether the last of consecutive nodes names the one before it."""
+def _has_prev(reader: Reader, nodes: list[int]) -> bool:
+    """Return whether ``prev`` of the last of consecutive nodes is the one before."""
     if len(nodes) < 2:
         return True
-    _, previous = _LINKS.unpack(reader.read_near(nodes[-1], _LINKS.size))
+    _, previous = LIST_HEAD.unpack(reader.read_near(nodes[-1], LIST_HEAD.size))
     return bool(previous == nodes[-2])
 
 
@@ -123,21 +123,21 @@ def list_records(
     loss: Loss = Loss.LISTS,
 ) -> Iterator[tuple[int, bytes]]:
     """
-    Read each structure on a ``struct list_head`` list, one read each or fewer.
+    Read each structure on a ``struct list_head`` list, with at most one read each.
 
-    A list that breaks off, that comes back to an entry it had before, or that is none
-    as its entries do not name those before them, ends there with a note.
+    The walk ends with a note if the list cannot be read further, loops without its
+    head, or is not a list: too many back pointers are wrong.
 
-    :param head: Address of the list's head.
+    :param head: Address of the list head.
     :param node_offset: Offset of the list node in the structure.
     :param size: Bytes of the structure to read.
     :param name: What the list is called in a note.
-    :param loss: What it is that is lost then.
+    :param loss: The loss to count then.
     :return: Iterator of (address, bytes) of each structure.
     """
     seen: set[int] = set()
     before, astray = head, 0
-    size = max(size, node_offset + _LINKS.size)
+    size = max(size, node_offset + LIST_HEAD.size)
     try:
         node = int(reader.words(head, 1)[0])
         while node != head:
@@ -151,7 +151,7 @@ def list_records(
             address = node - node_offset
             data = reader.read_near(address, size)
             yield address, data
-            following, previous = _LINKS.unpack_from(data, node_offset)
+            following, previous = LIST_HEAD.unpack_from(data, node_offset)
             astray += previous != before
             node, before = following, node
     except drgn.FaultError as error:
@@ -168,15 +168,15 @@ def tree_records(
     loss: Loss = Loss.LISTS,
 ) -> Iterator[tuple[int, bytes]]:
     """
-    Read each structure in a red-black tree, one read each or fewer, in no order.
+    Read each structure in a red-black tree, with at most one read each, in no order.
 
-    A child that cannot be read costs a note and what is under it.
+    A child that cannot be read costs a note, and is left out with its subtree.
 
     :param root: Address of the ``struct rb_root``.
     :param node_offset: Offset of the ``struct rb_node`` in the structure.
     :param size: Bytes of the structure to read.
     :param name: What the tree is called in a note.
-    :param loss: What it is that is lost then.
+    :param loss: The loss to count then.
     :return: Iterator of (address, bytes) of each structure.
     """
     seen: set[int] = set()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Trees that hold pointers by number: XArrays and maple trees.
+"""Trees that map indices to pointers: XArrays and maple trees.
 
-Bounded, and past damage: no node is read twice, and one that cannot be read costs a
-note and what is below it.
+Walks are bounded, and tolerant of damage: no node is read twice, and one that cannot be
+read costs a note, and is left out with its subtree.
 """
 
 import struct
@@ -19,40 +19,43 @@ from msatools.kernel.reader import Reader
 from msatools.kernel.report import LossLog
 
 MAX_NODES = 1 << 20
-"""More than any tree that is walked here has."""
+"""Maximum number of nodes, more than any tree that is walked here has."""
 
 Entries = list[tuple[int, int, int]]
-"""The first and the last number that lead to a pointer, and the pointer; ascending."""
+"""First index, last index and pointer of each entry; ascending."""
 
 _LAST = (1 << 64) - 1
 
-# include/linux/xarray.h: a pointer has none of these low bits; an entry with the second
-# alone is a node, or a mark if it is a small number. So is the root of a maple tree.
-_LOW = 3
+# include/linux/xarray.h: a pointer has neither of the two low bits; xa_is_internal()
+# entries have only bit 1. Above 4096 these are nodes, see xa_is_node(), else special
+# entries, such as XA_RETRY_ENTRY. The root of a maple tree is the same.
+_LOW_BITS = 3
 _INTERNAL = 2
-_MAX_MARK = 4096
+_MAX_SPECIAL = 4096
 
-# include/linux/maple_tree.h: where a pointer to a node has the node's type.
+# include/linux/maple_tree.h: the low bits of a pointer to a node hold its type.
 _MAPLE_NODE = ~255
 _MAPLE_TYPE_SHIFT = 3
 _MAPLE_TYPE = 15
 _MAPLE_LEAF = 1
-"""The first of enum maple_type that is in use; the others are not leaves."""
+"""``maple_leaf_64`` of enum maple_type; later types are not leaves."""
 
 
 _MAX_SHIFT = 64
-"""No node of an XArray is for so many bits."""
+"""More than the shift of any node of an XArray."""
 
 
 class XArray:
-    """The pointers of one ``struct xarray`` by number; its nodes are read once.
+    """The pointers of one ``struct xarray`` by index; its nodes are read once.
 
-    lib/xarray.c: a tree whose nodes have a slot for each value of some bits of the
-    number. IDRs and what was a radix tree are made of it.
+    lib/xarray.c: each level of the tree decodes some bits of the index. IDRs and former
+    radix trees use it, too.
     """
 
     def __init__(self, reader: Reader, root: int) -> None:
-        """Look at the ``struct xarray`` at *root*."""
+        """
+        :param root: Address of the ``struct xarray``.
+        """
         self._reader = reader
         self._shape = _xarray_nodes(reader)
         self._head = root + self._shape.head
@@ -60,53 +63,55 @@ class XArray:
         self._top_entry: int | None = None
         self._nodes: dict[int, tuple[int, memoryview[int]]] = {}
 
-    def load(self, number: int) -> int:
-        """Find the pointer of a number; 0 if there is none.
+    def load(self, index: int) -> int:
+        """Find the pointer at an index; 0 if not found.
 
         :raises drgn.FaultError: if something on the way is damaged
         """
         entry, above = self._top(), None
-        while entry & _LOW == _INTERNAL:
-            if entry <= _MAX_MARK:  # a slot that is being changed
+        while entry & _LOW_BITS == _INTERNAL:
+            if entry <= _MAX_SPECIAL:  # such as XA_RETRY_ENTRY
                 return 0
             shift, slots = self._node(entry)
-            # Each level is for fewer bits, so this ends.
+            # The shift decreases with each level, so this ends.
             if shift % self._bits or (above is not None and shift != above):
                 raise drgn.FaultError("a node of another level", entry)
-            if above is None and number >> shift >= self._shape.count:
+            if above is None and index >> shift >= self._shape.count:
                 return 0
-            entry = slots[number >> shift & (self._shape.count - 1)]
+            entry = slots[index >> shift & (self._shape.count - 1)]
             if shift == 0:
                 break
             above = shift - self._bits
         else:
-            # A tree without nodes has number 0 alone, a slot above the last level none.
+            # The entry of a tree without nodes is at index 0; above the last level a
+            # slot that is not a node is empty.
             return 0
-        return 0 if entry & _LOW else entry
+        return 0 if entry & _LOW_BITS else entry
 
     def count_below(self, end: int) -> int:
-        """Count the numbers below *end* that have a pointer, but for number 0 alone.
+        """Count the indices below *end* that have a pointer.
+
+        A tree without nodes, whose only entry is at index 0, counts as empty.
 
         :raises drgn.FaultError: if a part of the tree is damaged
         """
         taken, todo = 0, [(self._top(), 0, _MAX_SHIFT)]
         while todo:
-            entry, first, most = todo.pop()
-            # A tree without nodes has number 0 alone.
+            entry, first, above = todo.pop()
             if not _is_node(entry):
                 continue
             shift, words = self._node(entry)
-            # Each level is for fewer bits, so this ends.
-            if shift % self._bits or shift >= most:
+            # The shift decreases with each level, so this ends.
+            if shift % self._bits or shift >= above:
                 raise drgn.FaultError("a node of another level", entry)
             slots = np.array(words[: -(-(end - first) >> shift)], np.uint64)
             if not shift:
-                taken += int(np.count_nonzero(slots & np.uint64(_LOW) == 0))
+                taken += int(np.count_nonzero(slots & np.uint64(_LOW_BITS) == 0))
                 taken -= int(np.count_nonzero(slots == 0))
                 continue
             todo += (
-                (int(slots[number]), first + (number << shift), shift)
-                for number in np.flatnonzero(slots).tolist()
+                (int(slots[slot]), first + (slot << shift), shift)
+                for slot in np.flatnonzero(slots).tolist()
             )
         return taken
 
@@ -123,18 +128,18 @@ class XArray:
 
 @dataclass(frozen=True)
 class _XArrayNodes:
-    """Where the members of ``struct xa_node`` are, and of ``struct xarray`` its top."""
+    """Offsets of members of ``struct xarray`` and ``struct xa_node``."""
 
     head: int
     shift: int
     slots: int
     count: int
-    """Slots of a node."""
+    """Number of slots of a node."""
 
     def read(self, reader: Reader, entry: int) -> tuple[int, "memoryview[int]"]:
-        """Read the node that an entry names.
+        """Read the node that an entry points to.
 
-        :return: Bits of the number below those that its slots are for, and its slots.
+        :return: Its shift, the number of index bits below its level, and its slots.
         :raises drgn.FaultError: if it cannot be read
         """
         end = self.slots + 8 * self.count
@@ -164,7 +169,7 @@ class _Part(NamedTuple):
     entry: int
     first: int
     last: int
-    """The numbers it is for."""
+    """First and last index that it covers."""
 
     is_node: bool
 
@@ -172,25 +177,25 @@ class _Part(NamedTuple):
 def xarray_entries(reader: Reader, root: int, losses: LossLog, name: str) -> Entries:
     """Find the pointers in the ``struct xarray`` at *root* (lib/xarray.c).
 
-    :param name: What it is called in a note.
+    :param name: What the tree is called in a note.
     """
     nodes = _xarray_nodes(reader)
 
     def parts(node: _Part) -> list[_Part]:
         shift, slots = nodes.read(reader, node.entry)
-        # Each level is for fewer bits, but the top one may be for more than there are.
+        # A node covers no more than its slot; the top one may exceed 64 bits.
         room = node.last - node.first + 1
         if node.last != _LAST and nodes.count << shift > room:
             raise drgn.FaultError("a node of another level", node.entry)
-        found = []
+        children = []
         for slot, child in enumerate(slots):
             if child:
                 first = node.first + (slot << shift)
                 if first > _LAST:
                     raise drgn.FaultError("a node of no known level", node.entry)
                 last = first + (1 << shift) - 1
-                found.append(_Part(child, first, last, _is_node(child)))
-        return found
+                children.append(_Part(child, first, last, _is_node(child)))
+        return children
 
     return _entries(reader, root + nodes.head, parts, losses, name)
 
@@ -198,12 +203,12 @@ def xarray_entries(reader: Reader, root: int, losses: LossLog, name: str) -> Ent
 def maple_entries(reader: Reader, root: int, losses: LossLog, name: str) -> Entries:
     """Find the pointers in the ``struct maple_tree`` at *root* (lib/maple_tree.c).
 
-    :param name: What it is called in a note.
+    :param name: What the tree is called in a note.
     """
     prog = reader.prog
     head = root + drgn.offsetof(prog.type("struct maple_tree"), "ma_root")
     range_ = _MapleNode(prog.type("struct maple_range_64"))
-    # The last type keeps the sizes of gaps too.
+    # maple_arange_64 stores the sizes of gaps, too.
     gaps = _MapleNode(prog.type("struct maple_arange_64"))
     nodes = {_MAPLE_LEAF: range_, _MAPLE_LEAF + 1: range_, _MAPLE_LEAF + 2: gaps}
 
@@ -222,7 +227,7 @@ def maple_entries(reader: Reader, root: int, losses: LossLog, name: str) -> Entr
 
 
 class _MapleNode:
-    """Where a node of one type has what."""
+    """Layout of a maple node of one type."""
 
     def __init__(self, type_: drgn.Type) -> None:
         self.size = drgn.sizeof(type_)
@@ -236,11 +241,14 @@ class _MapleNode:
     def slots(
         self, data: bytes, first: int, last: int
     ) -> Iterator[tuple[int, int, int]]:
-        """Give what is in each slot, which goes from after a pivot to the next."""
+        """Yield entry, first and last index of each slot that is not empty.
+
+        Each slot ends at its pivot, and the last at *last*.
+        """
         slots = _words(data, self._slots, self._count + 1)
         pivots = _words(data, self._pivots, self._count)
         shares_end = self._end < self._slots + 8 * len(slots)
-        # Where the last slot is in use, it lies over what else tells the end.
+        # maple_range_64: the last slot, if in use, overlays meta.end (ma_data_end()).
         end = self._count if shares_end and pivots[-1] else data[self._end]
         for slot, pivot in zip(slots, [*pivots[:end], last], strict=False):
             if slot:
@@ -257,21 +265,21 @@ def _entries(
     losses: LossLog,
     name: str,
 ) -> Entries:
-    """Walk a tree from the pointer at *head*; *parts* tells what is in a node."""
+    """Walk a tree from the entry at *head*; *parts* reads the slots of a node."""
     found: Entries = []
     try:
         (top,) = _words(reader.read(head, 8), 0, 1)
     except drgn.FaultError as error:
         _broken(losses, name, f"cannot be read: {error}")
         return found
-    # Without nodes, a tree has number 0 alone.
+    # The entry of a tree without nodes is at index 0.
     has_nodes = _is_node(top)
     todo = [_Part(top, 0, _LAST if has_nodes else 0, has_nodes)]
     seen: set[int] = set()
     while todo:
         part = todo.pop()
         if not part.is_node:
-            if part.entry and not part.entry & _LOW:
+            if part.entry and not part.entry & _LOW_BITS:
                 found.append((part.first, part.last, part.entry))
             continue
         if part.entry in seen or len(seen) >= MAX_NODES:
@@ -286,7 +294,7 @@ def _entries(
 
 
 def _is_node(entry: int) -> bool:
-    return entry & _LOW == _INTERNAL and entry > _MAX_MARK
+    return entry & _LOW_BITS == _INTERNAL and entry > _MAX_SPECIAL
 
 
 def _words(data: bytes, offset: int, count: int) -> list[int]:

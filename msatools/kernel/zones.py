@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Nodes and zones of physical memory, those of them that the dump has."""
+"""Nodes and zones of physical memory that can be read."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from msatools.kernel.report import LossLog
 from msatools.kernel.strings import read_string
 
 _MAX_NAME = 64
-"""Of a zone; the longest has 7 bytes."""
+"""Maximum bytes of a zone's name; the longest has 7."""
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,16 @@ class Zone:
     """One populated zone."""
 
     object: drgn.Object
-    """``struct zone``"""
+    """The ``struct zone``."""
 
     node: int
     number: int
-    """Its place in the node, as page flags have it."""
+    """Index of the zone in the node, as in page flags (enum zone_type)."""
 
     name: str
     start_pfn: int
     end_pfn: int
-    """Of what it spans, holes included."""
+    """End of the spanned range, holes included."""
 
     present_pages: int
 
@@ -51,7 +51,7 @@ def online_nodes(prog: drgn.Program, losses: LossLog) -> list[drgn.Object]:
 
 
 def populated_zones(nodes: list[drgn.Object]) -> Iterator[Zone]:
-    """Pick the zones that have memory."""
+    """Yield the zones that have memory."""
     for pgdat in nodes:
         for number, zone in enumerate(pgdat.node_zones):
             present = zone.present_pages.value_()
@@ -76,13 +76,13 @@ def spanning(
     end_pfn: int,
 ) -> list[Zone]:
     """
-    Pick the zones that some pfns are in.
+    Return the zones that a range of pfns overlaps.
 
-    :param places: Nodes and zone numbers that their struct pages name. Those of holes
-        at the end of memory name zones that are elsewhere, or none at all.
+    :param places: Node and zone number from the flags of their struct pages. In holes
+        at the end of memory they may be those of a distant zone, or of no zone.
     """
-    named = (zones[place] for place in sorted(places) if place in zones)
-    return [z for z in named if z.start_pfn < end_pfn and z.end_pfn > start_pfn]
+    candidates = (zones[place] for place in sorted(places) if place in zones)
+    return [z for z in candidates if z.start_pfn < end_pfn and z.end_pfn > start_pfn]
 
 
 def _name(zone: drgn.Object) -> str:

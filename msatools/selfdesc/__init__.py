@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Types and symbols from the kernel's own memory, where there is no debug info."""
+"""Types and symbols from the kernel's own memory, for use without debug info."""
 
 from msatools.selfdesc.btf import BtfError
 from msatools.selfdesc.finders import refusals

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Parse BTF, the type format that a kernel carries in its own memory.
+"""Parser of BTF, the type format that a kernel carries in its own memory.
 
-Pure: bytes in, records out. The format is that of the kernel's
-``Documentation/bpf/btf.rst`` and ``include/uapi/linux/btf.h``. Nothing of a blob is
-trusted: what does not fit raises :class:`BtfError`, at the latest when it is asked for.
+It has no I/O: bytes in, records out. The format is described in the kernel's
+``Documentation/bpf/btf.rst`` and ``include/uapi/linux/btf.h``. A blob is not trusted:
+damage raises :class:`BtfError`, at the latest when the damaged type is looked up.
 """
 
 import struct
@@ -16,15 +16,15 @@ from typing import Literal, NamedTuple
 
 MAGIC = 0xEB9F
 MAX_BYTES = 1 << 28
-"""Far more than any kernel has (a Debian 6.12 has 4.7 million)."""
+"""Maximum size of a blob (that of a Debian 6.12 has 4.7 million bytes)."""
 
 _HEADER = "HBBIIIII"
 _MAX_TYPES = 1 << 24
-"""More than any kernel has (a Debian 6.12 has 107,000)."""
+"""Maximum number of types (a Debian 6.12 has 107,000)."""
 
 
 class BtfError(ValueError):
-    """The blob is no BTF, or it contradicts itself."""
+    """The blob is not BTF, or it contradicts itself."""
 
 
 class BtfKind(IntEnum):
@@ -52,14 +52,14 @@ class BtfKind(IntEnum):
     ENUM64 = 19
 
 
-# Words that follow the three common ones: so many, and so many more for each of vlen.
+# Number of words after the three common ones: a fixed number, and one per vlen entry.
 _FIXED = {
     BtfKind.INT: 1,
     BtfKind.ARRAY: 3,
     BtfKind.VAR: 1,
     BtfKind.DECL_TAG: 1,
 }
-_EACH = {
+_PER_ENTRY = {
     BtfKind.STRUCT: 3,
     BtfKind.UNION: 3,
     BtfKind.ENUM: 2,
@@ -69,16 +69,16 @@ _EACH = {
 }
 _KINDS = len(BtfKind)
 _FIXED_WORDS = [3 + _FIXED.get(BtfKind(kind), 0) for kind in range(_KINDS)]
-_FIXED_WORDS[BtfKind.VOID] = _MAX_TYPES * 4  # it has no place in a blob
-_EACH_WORDS = [_EACH.get(BtfKind(kind), 0) for kind in range(_KINDS)]
+_FIXED_WORDS[BtfKind.VOID] = _MAX_TYPES * 4  # past the end: invalid in a blob
+_ENTRY_WORDS = [_PER_ENTRY.get(BtfKind(kind), 0) for kind in range(_KINDS)]
 # Up to Linux 7.0 there were 5 bits for the kind and 16 for the length; "bpf: Extend BTF
-# UAPI vlen, kinds to use unused bits" (in v7.1) gave both what was zero before.
+# UAPI vlen, kinds to use unused bits" (in v7.1) extended both by bits that were zero.
 _KIND = 0x7F
 _VLEN = 0xFFFFFF
 
 
 class Int(NamedTuple):
-    """A BTF_KIND_INT; *bits* and *offset* say more than *size* in bit-fields only."""
+    """A BTF_KIND_INT; *bits* and *offset* matter for bit-fields only."""
 
     size: int
     is_signed: bool
@@ -101,7 +101,7 @@ class Member(NamedTuple):
     type_id: int
     bit_offset: int
     bit_field_size: int
-    """0 for what is not a bit-field."""
+    """Bits of a bit-field; 0 for other members."""
 
 
 class Enumerator(NamedTuple):
@@ -121,12 +121,12 @@ class Parameter(NamedTuple):
 class Btf:
     """The types of one blob, by ID and by name.
 
-    A module's blob continues the numbers and the strings of the kernel's: such split
-    BTF needs its *base*, and describes only what it adds.
+    A module's blob is split BTF: its IDs and string offsets continue those of the
+    kernel's blob, its *base*.
 
-    :param data: the blob
-    :param base: what a module's blob builds upon
-    :raises BtfError: if the blob is damaged as a whole
+    :param data: The blob.
+    :param base: The kernel's BTF, for the blob of a module.
+    :raises BtfError: if the header, the strings or the sequence of types is damaged
     """
 
     def __init__(self, data: bytes, base: "Btf | None" = None) -> None:
@@ -139,11 +139,11 @@ class Btf:
         self._words = _words(types, self.byteorder)
         self._positions, self._names, flagged_enums = _walk(self._words)
         self.end_id: int = self.first_id + len(self._positions)
-        # Enumerations tell their sign since pahole 1.24 (Linux kernel commit
-        # 6089fb325cf7 "bpf: Add btf enum64 support", in v6.0): kernels have so many
-        # signed ones that none flagged means an older pahole.
-        self._enums_tell_sign: bool = flagged_enums or bool(
-            base and base._enums_tell_sign
+        # Enumerations have a sign flag since pahole 1.24 (Linux kernel commit
+        # 6089fb325cf7 "bpf: Add btf enum64 support", in v6.0). A kernel always has some
+        # signed ones: if none is flagged, pahole was older.
+        self._has_enum_signs: bool = flagged_enums or bool(
+            base and base._has_enum_signs
         )
         self._types_by_name: dict[str, list[int]] | None = None
         self._functions_by_name: dict[str, list[int]] | None = None
@@ -153,7 +153,7 @@ class Btf:
         return BtfKind(self._head(type_id)[1] >> 24 & _KIND)
 
     def name(self, type_id: int) -> str:
-        """Return the name of a type, empty if it has none."""
+        """Return the name of a type; empty if it has none."""
         return self._string(self._head(type_id)[0])
 
     def size(self, type_id: int) -> int:
@@ -163,12 +163,12 @@ class Btf:
     def target(self, type_id: int) -> int:
         """Return the type that a PTR, TYPEDEF, qualifier, FUNC or the like refers to.
 
-        For FUNC_PROTO, that is what it returns.
+        For a FUNC_PROTO, it is the return type.
         """
         return self._checked(self._head(type_id)[2])
 
     def is_union(self, type_id: int) -> bool:
-        """Return whether a FWD stands for a union, not for a structure."""
+        """Return whether a FWD declares a union, not a structure."""
         return bool(self._head(type_id)[1] >> 31)
 
     def as_int(self, type_id: int) -> Int:
@@ -202,7 +202,7 @@ class Btf:
 
     def is_signed_enum(self, type_id: int) -> bool:
         """Return whether the constants of an ENUM or ENUM64 have a sign."""
-        if self._enums_tell_sign or self.kind(type_id) == BtfKind.ENUM64:
+        if self._has_enum_signs or self.kind(type_id) == BtfKind.ENUM64:
             return bool(self._head(type_id)[1] >> 31)
         return any(value >> 31 for _, value in self._entries(type_id, 2))
 
@@ -219,18 +219,17 @@ class Btf:
                 yield Enumerator(self._string(name), _signed(value, 32, signed))
 
     def is_value_told(self, type_id: int, value: int) -> bool:
-        """Return whether a constant is sure to have this value.
+        """Return whether the value of an enumerator is certain.
 
-        Before there was ENUM64, wider ones were cut to 32 bits without a trace; and
-        before enumerations were flagged, a value with the highest bit set was taken for
-        negative, whatever it was in the source.
+        Before ENUM64, wider values were silently truncated to 32 bits; and before the
+        sign flag, a value with the highest bit set may be negative or not.
         """
         if self.kind(type_id) == BtfKind.ENUM64:
             return True
-        return self.size(type_id) <= 4 and (self._enums_tell_sign or value >= 0)
+        return self.size(type_id) <= 4 and (self._has_enum_signs or value >= 0)
 
     def parameters(self, type_id: int) -> tuple[list[Parameter], bool]:
-        """Decode a FUNC_PROTO: its parameters, and whether any may follow them."""
+        """Decode a FUNC_PROTO: its parameters, and whether it is variadic."""
         entries = list(self._entries(type_id, 2))
         is_variadic = bool(entries) and entries[-1] == (0, 0)
         if is_variadic:
@@ -241,16 +240,16 @@ class Btf:
         ], is_variadic
 
     def find(self, name: str, *kinds: BtfKind) -> list[int]:
-        """Find what this blob itself has of a name, by ID: all but functions."""
+        """Find the IDs of a name in this blob itself; FUNCs are not included."""
         if self._types_by_name is None:
             self._types_by_name = self._index(enumerate(self._names, self.first_id))
         found = self._types_by_name.get(name, ())
         return [type_id for type_id in found if self.kind(type_id) in kinds]
 
     def find_functions(self, name: str) -> list[int]:
-        """Find the FUNCs of a name in this blob itself, by ID."""
+        """Find the IDs of the FUNCs of a name in this blob itself."""
         if self._functions_by_name is None:
-            # They are near half of all types, and seldom asked for.
+            # Almost half of all types are FUNCs, and they are rarely looked up.
             self._functions_by_name = self._index(
                 (type_id, self._head(type_id)[0])
                 for type_id in self.of_kind(BtfKind.FUNC)
@@ -258,7 +257,7 @@ class Btf:
         return self._functions_by_name.get(name, [])
 
     def of_kind(self, *kinds: BtfKind) -> Iterator[int]:
-        """List the types of these kinds in this blob itself, by ID."""
+        """Yield the IDs of the types of these kinds in this blob itself."""
         wanted = {int(kind) for kind in kinds}
         words = self._words
         for index, position in enumerate(self._positions):
@@ -266,16 +265,16 @@ class Btf:
                 yield self.first_id + index
 
     def unnamed(self, kind: BtfKind, entries: int) -> Iterator[int]:
-        """List what has no name, of a kind, with so many members or the like, by ID."""
+        """Yield the IDs of unnamed types of a kind with *entries* members."""
         words, wanted = self._words, int(kind)
         for index, position in enumerate(self._positions):
             info = words[position + 1]
-            of_kind = info >> 24 & _KIND == wanted
-            if of_kind and not words[position] and info & _VLEN == entries:
+            has_kind = info >> 24 & _KIND == wanted
+            if has_kind and not words[position] and info & _VLEN == entries:
                 yield self.first_id + index
 
     def _index(self, named: Iterable[tuple[int, int]]) -> dict[str, list[int]]:
-        """Index IDs by name, of pairs of an ID and where its name is."""
+        """Index IDs by name, from pairs of an ID and the offset of its name."""
         ids: dict[str, list[int]] = {}
         for type_id, offset in named:
             if offset:
@@ -336,7 +335,7 @@ def _byteorder(data: bytes) -> Literal["little", "big"]:
 
 
 def _sections(data: bytes, byteorder: str) -> tuple[memoryview, bytes]:
-    """Cut a blob into its types and its strings."""
+    """Split a blob into its types and its strings."""
     header = struct.Struct(("<" if byteorder == "little" else ">") + _HEADER)
     if len(data) < header.size:
         raise BtfError("its header is cut off")
@@ -367,9 +366,11 @@ def _words(types: memoryview, byteorder: str) -> "array[int]":
 
 
 def _walk(words: "array[int]") -> tuple["array[int]", "array[int]", bool]:
-    """Find where each type starts, its name's offset, and a flagged enumeration.
+    """Find the start and the name's offset of each type.
 
-    A function's name counts as none: see :meth:`Btf.find_functions`.
+    The offset is 0 for FUNCs: see :meth:`Btf.find_functions`.
+
+    :return: Starts, offsets of names, and whether any enumeration has the sign flag.
     """
     positions, names = array("I"), array("I")
     add_position, add_name = positions.append, names.append
@@ -384,7 +385,7 @@ def _walk(words: "array[int]") -> tuple["array[int]", "array[int]", bool]:
             add_name(words[position] if kind != 12 else 0)
             if info >> 31 and kind == 6:
                 flagged_enums = True
-            position += _FIXED_WORDS[kind] + _EACH_WORDS[kind] * (info & _VLEN)
+            position += _FIXED_WORDS[kind] + _ENTRY_WORDS[kind] * (info & _VLEN)
     except IndexError:
         raise BtfError(
             f"type {len(positions)} is cut off, or of kind {kind}, which is not known"

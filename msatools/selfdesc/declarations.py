@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Read the declared types of variables, and make them for a given kernel."""
+"""Declared types of variables, from a table, resolved for a given kernel."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from msatools.selfdesc.types import KEYWORDS, BtfTypes
 
 
 class NotSoError(LookupError):
-    """What a declaration presumes is not so of this kernel."""
+    """The condition of a declaration does not hold for this kernel."""
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,18 @@ class Declaration:
 
     name: str
     element: str
-    """The type, in C, without the lengths of arrays."""
+    """The type in C, without array lengths."""
 
     lengths: tuple[str, ...] = ()
-    """Of arrays, the outermost first: a number, an enumerator, or empty for none."""
+    """Array lengths, the outermost first: a number, an enumerator, or empty."""
 
     condition: str = ""
-    """A type, ``type.member`` or enumerator that must be there; ``!`` for must not."""
+    """A type, ``type.member`` or enumerator that must exist, or must not with ``!``."""
 
     def resolve(self, types: BtfTypes) -> Type:
-        """Make the type, out of those that this kernel has.
+        """Build the type from those of this kernel.
 
-        :raises LookupError: if the kernel does not have what the line is made of
+        :raises LookupError: if the condition is not met, or the kernel lacks a part
         """
         if self.condition and not _holds(types, self.condition):
             raise NotSoError(f"it is not so that {self.condition}")
@@ -48,9 +48,9 @@ class Declaration:
 
 
 def _holds(types: BtfTypes, condition: str) -> bool:
-    """Tell whether a condition is met.
+    """Return whether a condition is met.
 
-    :raises AmbiguousError: if nothing tells: "not there" must not be taken from that
+    :raises AmbiguousError: if that cannot be determined
     """
     negated = condition.startswith("!")
     type_name, _, member = condition.lstrip("!").partition(".")
@@ -58,8 +58,8 @@ def _holds(types: BtfTypes, condition: str) -> bool:
         return (types.find_constant(type_name) is not None) != negated
     keyword, _, name = type_name.partition(" ")
     found = types.find({KEYWORDS[keyword]}, name)
-    is_there = found is not None and (not member or found.has_member(member))
-    return is_there != negated
+    exists = found is not None and (not member or found.has_member(member))
+    return exists != negated
 
 
 def _length(types: BtfTypes, length: str) -> tuple[int, ...]:
@@ -74,12 +74,12 @@ def _length(types: BtfTypes, length: str) -> tuple[int, ...]:
 
 
 class Declarations(Mapping[str, tuple[Declaration, ...]]):
-    """Declarations by the name of the variable.
+    """Declarations by name of the variable.
 
-    A line is read when its variable is asked for: a run asks for few of them.
+    A line is parsed when its variable is looked up: a run needs few of them.
 
     :param text: Lines of ``type | name`` or ``type | name | condition``.
-    :raises ValueError: if a line is none
+    :raises ValueError: if a line is malformed
     """
 
     def __init__(self, text: str) -> None:
@@ -111,9 +111,9 @@ class Declarations(Mapping[str, tuple[Declaration, ...]]):
 
 
 FUNCTIONS = frozenset({"vmemmap_populate"})
-"""Functions of which only the presence is asked, and which older BTF (5.10) lacks."""
+"""Functions that older BTF (5.10) lacks, and whose type is not needed."""
 
 _VARIABLES = Path(__file__).with_name("globals.txt")
-"""The table, which says itself how it is read."""
+"""The table; its format is described in the file."""
 
 TABLE = Declarations(_VARIABLES.read_text("ascii"))

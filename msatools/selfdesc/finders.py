@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Answer drgn's questions for types, objects and symbols without any debug info."""
+"""Finders of types, objects and symbols for drgn, without debug info."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,17 +23,17 @@ from msatools.selfdesc.objects import Objects
 from msatools.selfdesc.types import BtfTypes
 
 NAME = "msatools.btf"
-"""What the finders are registered as, with drgn."""
+"""Name of the finders in drgn, and their key in the program's cache."""
 
 _REFUSALS = (LookupError, BtfError)
-"""What is raised where something is there, and nothing tells for sure what it is."""
+"""Errors for something that exists, but whose type is not certain."""
 
 
 class Finders:
-    """What serves one program for as long as its kernel has no debug info.
+    """The finders of one program, in use while its kernel has no debug info.
 
-    Two sources for one kernel would make two types of each, which do not mix. So when
-    debug info is loaded later, all look-ups from then on are left to it.
+    With two sources there would be two distinct types of each name. So once debug info
+    is loaded, all lookups are left to it.
     """
 
     def __init__(self, main: MainModule, types: BtfTypes, symbols: SymbolIndex) -> None:
@@ -42,10 +42,10 @@ class Finders:
         self.symbols = symbols
         self.objects = Objects(types.prog, types, symbols)
         self.modules = Modules(types)
-        self._witnesses: list[dict[str, str]] = []
+        self._records: list[dict[str, str]] = []
 
     def register(self, prog: Program) -> None:
-        """Set them behind all finders that the program has."""
+        """Register them after all finders of the program."""
         prog.cache[NAME] = self
         prog.register_type_finder(NAME, self.find_type, enable_index=-1)
         prog.register_object_finder(NAME, self.find_object, enable_index=-1)
@@ -59,9 +59,9 @@ class Finders:
     def find_type(
         self, prog: Program, kinds: TypeKindSet, name: str, filename: str | None
     ) -> Type | None:
-        """Find a type of the kernel proper, or of the module that is named as its file.
+        """Find a type of the kernel proper, or of a module, if *filename* names one.
 
-        :raises LookupError: if several types of the name differ
+        :raises LookupError: if different types have the name
         """
         if not self.is_serving:
             return None
@@ -79,7 +79,7 @@ class Finders:
     ) -> Object | None:
         """Find a constant, function or variable of the kernel proper.
 
-        :raises LookupError: if it is there, but nothing tells for sure what it is
+        :raises LookupError: if it exists, but its type or value is not certain
         """
         if filename is not None or not self.is_serving:
             return None
@@ -96,7 +96,7 @@ class Finders:
         if not self.is_serving:
             return []
         found: list[Symbol] = []
-        if address is None or self._has(address):
+        if address is None or self._contains(address):
             found += self.symbols(prog, name, address, one)
         if not found or (not one and address is None):
             found += self.modules.find_symbols(name, address, one)
@@ -104,28 +104,28 @@ class Finders:
 
     @contextmanager
     def refusals(self) -> Iterator[dict[str, str]]:
-        """Learn what is refused meanwhile: names, and why.
+        """Record the names that are refused meanwhile, and why.
 
-        Much code takes a look-up that fails to mean that the kernel does not have the
-        thing, which is not what a refusal says.
+        Much code takes a failed lookup to mean that the kernel lacks the name, which a
+        refusal does not mean.
         """
         refused: dict[str, str] = {}
-        self._witnesses.append(refused)
+        self._records.append(refused)
         try:
             yield refused
         finally:
-            # By identity: two that are empty are equal.
-            self._witnesses = [it for it in self._witnesses if it is not refused]
+            # Compare by identity, as two empty ones are equal.
+            self._records = [it for it in self._records if it is not refused]
 
     def _refuse(self, name: str, error: Exception) -> None:
-        for refused in self._witnesses:
+        for refused in self._records:
             refused[name] = str(error)
 
-    def _has(self, address: int) -> bool:
-        """Return whether the kernel lies there.
+    def _contains(self, address: int) -> bool:
+        """Return whether the kernel's image contains an address.
 
-        The symbols of per-CPU variables may not be addresses but offsets from zero
-        on: without this, small numbers would have names.
+        The symbols of per-CPU variables may be offsets, which begin at zero, and not
+        addresses: without this check small numbers would match them.
         """
         ranges = self.main.address_ranges or ()
         return any(start <= address < end for start, end in ranges)
@@ -133,7 +133,7 @@ class Finders:
 
 @contextmanager
 def refusals(prog: Program) -> Iterator[dict[str, str]]:
-    """Learn which names are refused meanwhile and why; none with debug info."""
+    """Record the names that are refused meanwhile, and why; none with debug info."""
     finders: Finders | None = prog.cache.get(NAME)
     if finders is None:
         yield {}
@@ -143,9 +143,9 @@ def refusals(prog: Program) -> Iterator[dict[str, str]]:
 
 
 def finders_of(prog: Program) -> Finders:
-    """Return what was registered with a program.
+    """Return the finders of a program.
 
-    :raises LookupError: if nothing was
+    :raises LookupError: if none are registered
     """
     found: Finders = prog.cache[NAME]
     return found

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Symbols of the kernel proper, from the tables that it keeps in its own memory.
+"""Symbols of the kernel proper, from the kallsyms tables in its own memory.
 
-A kernel that runs is read in the same way as a dump: its /proc/kallsyms says no more
-than the tables do, and may hide the addresses (kptr_restrict).
+A running kernel is read in the same way as a dump: its /proc/kallsyms has no more than
+the tables, and may hide the addresses (kptr_restrict).
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ from msatools.selfdesc.kallsyms_tables import (
 from msatools.selfdesc.vmcoreinfo import vmcoreinfo
 
 _MAX_SPAN = 32 << 20
-"""From the first table to the end of the last, in bytes; a Debian 6.12 has 2.7 MiB."""
+"""Maximum size of all tables together, in bytes; a Debian 6.12 has 2.7 MiB."""
 
 _ADDRESSES = 1 << 64
 
@@ -35,7 +35,7 @@ class NoSymbolsError(LookupError):
 def load_symbols(prog: Program) -> SymbolIndex:
     """Load the symbols of the kernel proper, functions and data.
 
-    :raises NoSymbolsError: if it does not have them, with what is missing in words
+    :raises NoSymbolsError: if it lacks them; the text names what is missing
     """
     symbols = _vmcoreinfo_symbols(prog)
     stext = symbols.get("_stext")
@@ -68,7 +68,7 @@ def _vmcoreinfo_symbols(prog: Program) -> dict[str, int]:
 
 
 def _named_tables(symbols: dict[str, int]) -> KallsymsTables | None:
-    """Take the tables' places from VMCOREINFO.
+    """Return the tables' addresses from VMCOREINFO; ``None`` if they are not in it.
 
     It has them since Linux kernel commits 5fd8fea935a1 ("vmcoreinfo: include kallsyms
     symbols") and f09bddbd8661 ("vmcoreinfo: add kallsyms_num_syms symbol") (in v6.0).
@@ -86,24 +86,24 @@ def _named_tables(symbols: dict[str, int]) -> KallsymsTables | None:
 def _find(prog: Program, stext: int) -> SymbolIndex:
     """Find the tables in the kernel's memory and load them.
 
-    :raises NoSymbolsError: if nothing there is them, or more than one thing
+    :raises NoSymbolsError: if no tables are found, or more than one set of tables
     """
     search = Search(prog, stext, *_word(prog))
-    index = place = None
+    index = addresses = None
     for tables in search.tables():
-        # One table may be understood in two ways that come to the same.
-        found_at = tables.names, tables.offsets or tables.addresses
-        if index is not None and found_at == place:
+        # The same tables may be found with two equivalent layouts.
+        candidate = tables.names, tables.offsets or tables.addresses
+        if index is not None and candidate == addresses:
             continue
         try:
-            found = _load(prog, tables, stext)
+            loaded = _load(prog, tables, stext)
         except (BadTablesError, FaultError):
             continue
         if index is not None:
             raise NoSymbolsError("the kernel seems to have two tables of its symbols")
-        index, place = found, found_at
-        # The tables are among what is read only.
-        end = found(prog, "__end_rodata", None, True)
+        index, addresses = loaded, candidate
+        # The tables are in .rodata.
+        end = loaded(prog, "__end_rodata", None, True)
         if end:
             search.end = min(search.end, end[0].address)
     if index is None:
@@ -117,11 +117,11 @@ def _find(prog: Program, stext: int) -> SymbolIndex:
 def _load(prog: Program, tables: KallsymsTables, stext: int) -> SymbolIndex:
     """Load the tables, all of them with one read.
 
-    drgn's loader asks for each name by itself, which takes seconds where a read costs a
-    round trip, and it believes what it reads. So it gets a program of its own, with
-    nothing in it but tables that have been checked.
+    drgn's loader reads each name separately, which takes seconds if a read costs a
+    round trip, and it does not check the data. So it gets a program of its own that
+    contains nothing but checked tables.
 
-    :raises BadTablesError: if they are not sound, or do not say where *stext* is
+    :raises BadTablesError: if they are not sound, or have another address for *stext*
     """
     word, little = _word(prog)
     start = tables.start()
@@ -131,8 +131,8 @@ def _load(prog: Program, tables: KallsymsTables, stext: int) -> SymbolIndex:
     if size > _MAX_SPAN or start + size > _ADDRESSES:
         raise BadTablesError(f"they are said to take {size:,} bytes")
     image = Image(start, prog.read(start, size), word, little)
-    # drgn tells by the version how lengths of names are encoded. Distributions take
-    # such things into older versions; the tables themselves tell.
+    # drgn derives the encoding of names' lengths from the version. Distributions
+    # backport the new encoding; so it is derived from the tables themselves.
     release = "6.1" if has_long_names(tables, image) else "6.0"
     copy = Program(
         prog.platform,
@@ -166,7 +166,7 @@ def _read(data: bytes, address: int, count: int, offset: int, physical: bool) ->
 
 
 def _word(prog: Program) -> tuple[int, bool]:
-    """Return how many bytes a pointer has, and whether the lowest comes first."""
+    """Return the bytes of a pointer, and whether the target is little-endian."""
     assert prog.platform is not None
     flags = prog.platform.flags
     return (

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Find the tables of a kernel's symbols by their shape, where nothing names them.
+"""Search for a kernel's kallsyms tables by their shape, for use without VMCOREINFO.
 
-What the kernel's ``scripts/kallsyms.c`` writes has been this, each table aligned:
+The kernel's ``scripts/kallsyms.c`` writes these tables, each aligned, in this order:
 
 * since v4.6: offsets, relative_base, num_syms, names, markers, token_table,
-  token_index. A kernel whose addresses have no base has a table of addresses instead of
-  the first two.
+  token_index. A kernel without CONFIG_KALLSYMS_BASE_RELATIVE has a table of addresses
+  instead of the first two.
 * since Linux kernel commit 60443c88f3a8 ("kallsyms: Improve the performance of
   kallsyms_lookup_name()") (in v6.2, and in v6.1.y): seqs_of_names after the markers.
 * since Linux kernel commit 404bad70fcf7 ("scripts/kallsyms: change the output order")
@@ -14,7 +14,7 @@ What the kernel's ``scripts/kallsyms.c`` writes has been this, each table aligne
 * since Linux kernel commit a081b5789255 ("kallsyms: Get rid of kallsyms relative base")
   (in v7.0): the same without relative_base, at multiples of 4 bytes.
 
-What is found here fits in its main parts; the caller has to check all of it.
+Only the main parts of a result are checked here; the caller has to check the rest.
 """
 
 from collections.abc import Iterator
@@ -35,28 +35,29 @@ from msatools.selfdesc.kallsyms_tables import (
 )
 
 _MAX_SEARCH = 128 << 20
-"""From the kernel's start, in bytes; a Debian 6.12 is 44 MiB large."""
+"""Bytes to search from the kernel's start; a Debian 6.12 has 44 MiB."""
 
-# The assembler takes ``.align 8`` for 8 bytes or for two to the power of 8; ``.balign``
-# put an end to that. 32-bit kernels have 4 in its place.
+# Depending on the assembler, ``.align 8`` means 8 or 2^8 bytes; later kernels use
+# ``.balign``. 32-bit kernels align to 4 bytes.
 _ALIGNMENTS = (8, 4, 16, 256)
 
-# Letters of symbols stand for themselves, and each kernel has all digits in some name.
+# The token of a character that occurs in symbols is the character itself, and each
+# kernel has all digits in some name.
 _DIGITS = b"".join(b"%c\0" % digit for digit in b"0123456789")
 
 _STEPS = (1 << 20, 1 << 16, 1 << 12)
-"""How much to read at a time, in bytes; less where some of it is missing."""
+"""Bytes to read at a time; smaller steps are for pieces with missing parts."""
 
 _PAGE = _STEPS[-1]
 _BEFORE_TOKENS = 8 << 20
-"""The most bytes from names to tokens; a Debian 6.12 has 2 MiB."""
+"""Maximum bytes from names to tokens; a Debian 6.12 has 2 MiB."""
 _MARKER_BYTES = 2 << 20
-"""The most bytes from markers to tokens: enough for seqs_of_names of 690,000 names."""
+"""Maximum bytes from markers to tokens: room for seqs_of_names of 690,000 names."""
 
 _TOKEN_BYTES = 1 << 16
 _BLOCK_BYTES = NAMES_PER_MARKER * 514
-"""The most bytes that names between two markers take, each of up to 512 letters."""
-_LEAST_BLOCK = NAMES_PER_MARKER * 2
+"""Maximum bytes of the names between two markers, each of up to 512 characters."""
+_MIN_BLOCK_BYTES = NAMES_PER_MARKER * 2
 _SEQ_BYTES = 3
 _ADDRESSES = 1 << 64
 _MAX_HITS = 16
@@ -72,12 +73,12 @@ class Search:
         self.little = little
         self.start = start & -_PAGE
         self.end = min(self.start + _MAX_SEARCH, _ADDRESSES)
-        """Where to end; may be lowered while it is under way."""
+        """End of the search; may be lowered during it."""
 
     def tables(self) -> Iterator[KallsymsTables]:
-        """Find what may be the tables, each once, lowest tokens first.
+        """Yield the candidates, each once, those with the lowest tokens first.
 
-        :raises BadTablesError: if there are so many that none can be believed
+        :raises BadTablesError: if there are too many candidates
         """
         seen: set[KallsymsTables] = set()
         for hits, digits in enumerate(self._digits()):
@@ -89,27 +90,26 @@ class Search:
                     yield tables
 
     def _digits(self) -> Iterator[int]:
-        """Find where the tokens that stand for digits are."""
+        """Yield the addresses where the tokens of the digits may be."""
         tail, end = b"", 0
         for address, piece in self._readable(self.start, self.end, 0):
             data = tail + piece if address == end else piece
             end = address + len(piece)
-            at = data.find(_DIGITS)
-            while at >= 0:
-                yield end - len(data) + at
-                at = data.find(_DIGITS, at + 1)
+            offset = data.find(_DIGITS)
+            while offset >= 0:
+                yield end - len(data) + offset
+                offset = data.find(_DIGITS, offset + 1)
             tail = data[1 - len(_DIGITS) :]
 
     def _readable(
         self, start: int, end: int, level: int
     ) -> Iterator[tuple[int, bytes]]:
-        """Read piece after piece, passing over what cannot be read.
+        """Yield the readable pieces of a range, with their addresses.
 
-        Where some of a piece is missing, smaller ones are tried, but only if what lies
-        before could be read: before tokens there are names, for more than any such
-        piece.
+        If a piece cannot be read, try smaller ones, but only if the piece before it
+        could be read: tokens come after names, which are larger than any piece.
         """
-        before = True
+        was_readable = True
         for address in range(start, end, _STEPS[level]):
             if address >= self.end:
                 return
@@ -117,9 +117,9 @@ class Search:
             data = self._read(address, size)
             if data is not None:
                 yield address, data
-            elif size > _PAGE and (before or not level):
+            elif size > _PAGE and (was_readable or not level):
                 yield from self._readable(address, address + size, level + 1)
-            before = data is not None
+            was_readable = data is not None
 
     def _read(self, address: int, size: int) -> bytes | None:
         if address + size > _ADDRESSES:
@@ -131,16 +131,16 @@ class Search:
         return data
 
     def _around(self, digits: int) -> Iterator[KallsymsTables]:
-        """Find the other tables from where the digits among the tokens are."""
-        most = _TOKEN_BYTES + MAX_ALIGNMENT + INDEX_BYTES
-        tokens = _find_tokens(self._image(digits, _TOKEN_BYTES, most), digits)
+        """Find the tables around the tokens of the digits."""
+        after = _TOKEN_BYTES + MAX_ALIGNMENT + INDEX_BYTES
+        tokens = _find_tokens(self._image(digits, _TOKEN_BYTES, after), digits)
         if tokens is not None:
             before = self._image(tokens.table, _BEFORE_TOKENS, 0)
             for names in _find_names(before, tokens.table):
                 yield from _tables(names, tokens, self.word)
 
     def _image(self, address: int, before: int, after: int) -> Image:
-        """Read what lies before and after an address, as far as it can be read."""
+        """Read the memory before and after an address, up to unreadable parts."""
         middle = address & -_PAGE
         low = max(self.start, address - before)
         parts = []
@@ -149,16 +149,16 @@ class Search:
             if data is None:
                 break
             parts.append(data)
-        level, at = 0, middle
-        while at > low and level < len(_STEPS):
-            size = min(_STEPS[level], at - low)
-            data = self._read(at - size, size)
+        level, start = 0, middle
+        while start > low and level < len(_STEPS):
+            size = min(_STEPS[level], start - low)
+            data = self._read(start - size, size)
             if data is None:
                 level += 1
             else:
                 parts.insert(0, data)
-                at -= size
-        return Image(at, b"".join(parts), self.word, self.little)
+                start -= size
+        return Image(start, b"".join(parts), self.word, self.little)
 
 
 @dataclass(frozen=True)
@@ -170,9 +170,11 @@ class _Tokens:
 @dataclass(frozen=True)
 class _Names:
     label: int
-    """Where num_syms was put, whatever part of it holds the number."""
+    """Address of the variable num_syms."""
 
     num_syms: int
+    """Address of the 32 bits of it that hold the number."""
+
     names: int
     count: int
     alignment: int
@@ -196,26 +198,26 @@ def _find_tokens(image: Image, digits: int) -> _Tokens | None:
 
 
 def _find_names(image: Image, tokens: int) -> list[_Names]:
-    """Find names, the markers of which come before the tokens."""
-    for at, markers, size in _find_markers(image, tokens):
-        found = list(_find_names_before(image, tokens, at, markers, size))
-        if found:
-            return found
+    """Find names with markers before the tokens, nearest to the tokens first."""
+    for start, markers, size in _find_markers(image, tokens):
+        names = list(_find_names_before(image, tokens, start, markers, size))
+        if names:
+            return names
     return []
 
 
 def _find_markers(image: Image, tokens: int) -> Iterator[tuple[int, list[int], int]]:
-    """Find ascending numbers that begin with 0, nearest to the tokens first.
+    """Yield runs of ascending numbers that begin with 0, nearest to the tokens first.
 
-    :return: where they are, the numbers, and the size of each in bytes
+    :return: Address of each run, its numbers, and the bytes of a number.
     """
     sizes = {4, image.word}
-    at = tokens - image.base
-    low = max(0, at - _MARKER_BYTES)
-    while (at := image.data.rfind(bytes(4), low, at)) >= 0:
+    offset = tokens - image.base
+    low = max(0, offset - _MARKER_BYTES)
+    while (offset := image.data.rfind(bytes(4), low, offset)) >= 0:
         for size in sizes:
-            # The zeros end here, or within the number after the one that is 0.
-            start = (image.base + at + 4) // size * size - size
+            # The zeros end with the number 0, or within the number after it.
+            start = (image.base + offset + 4) // size * size - size
             markers = _ascending(image, start, tokens, size)
             if len(markers) > 1:
                 yield start, markers, size
@@ -224,40 +226,39 @@ def _find_markers(image: Image, tokens: int) -> Iterator[tuple[int, list[int], i
 def _ascending(image: Image, start: int, end: int, size: int) -> list[int]:
     order: Literal["little", "big"] = "little" if image.little else "big"
     markers = [0]
-    for at in range(start - image.base + size, end - image.base, size):
-        value = int.from_bytes(image.data[at : at + size], order)
-        if not _LEAST_BLOCK <= value - markers[-1] <= _BLOCK_BYTES:
+    for offset in range(start - image.base + size, end - image.base, size):
+        value = int.from_bytes(image.data[offset : offset + size], order)
+        if not _MIN_BLOCK_BYTES <= value - markers[-1] <= _BLOCK_BYTES:
             break
         markers.append(value)
     return markers
 
 
 def _find_names_before(
-    image: Image, tokens: int, at: int, markers: list[int], size: int
+    image: Image, tokens: int, start: int, markers: list[int], size: int
 ) -> Iterator[_Names]:
-    # A number that happens to follow on the markers may look like one more.
-    for number in (len(markers), len(markers) - 1):
-        gap = tokens - (at + number * size)
-        # What seqs_of_names takes, if it is there.
-        most = NAMES_PER_MARKER * number * _SEQ_BYTES + 2 * MAX_ALIGNMENT
-        if number < 2 or gap > most:
+    # The number after the last marker may happen to look like one more.
+    for count in (len(markers), len(markers) - 1):
+        gap = tokens - (start + count * size)
+        # Room for seqs_of_names.
+        max_gap = NAMES_PER_MARKER * count * _SEQ_BYTES + 2 * MAX_ALIGNMENT
+        if count < 2 or gap > max_gap:
             continue
-        for names in _counted_names(image, at, markers[:number]):
-            seqs = gap - _SEQ_BYTES * names.count
-            if gap < MAX_ALIGNMENT or 0 <= seqs < 2 * MAX_ALIGNMENT:
+        for names in _counted_names(image, start, markers[:count]):
+            padding = gap - _SEQ_BYTES * names.count
+            if gap < MAX_ALIGNMENT or 0 <= padding < 2 * MAX_ALIGNMENT:
                 yield names
 
 
-def _counted_names(image: Image, at: int, markers: list[int]) -> Iterator[_Names]:
-    """Find a number of symbols, and after it names, that fit to the markers."""
-    last = at - markers[-1]
+def _counted_names(image: Image, start: int, markers: list[int]) -> Iterator[_Names]:
+    """Find a number of symbols, followed by names, that agree with the markers."""
+    last = start - markers[-1]
     low = max(last - _BLOCK_BYTES - 2 * MAX_ALIGNMENT, image.base) + 3 & -4
     words = image.numbers(low, max(0, last - low) // 4, 4)
     most = NAMES_PER_MARKER * len(markers)
-    least = most - NAMES_PER_MARKER
-    for number, count in enumerate(words):
-        if least < count <= most:
-            yield from _names_after(image, low + 4 * number, count, markers[1])
+    for index, count in enumerate(words):
+        if most - NAMES_PER_MARKER < count <= most:
+            yield from _names_after(image, low + 4 * index, count, markers[1])
 
 
 def _names_after(
@@ -280,7 +281,7 @@ def _names_after(
 
 
 def _is_block(names: bytes) -> bool:
-    """Return whether there are exactly as many names here as between two markers."""
+    """Return whether these are exactly the names between two markers."""
     for long in (False, True):
         try:
             _, end = walk(names, NAMES_PER_MARKER, long)
@@ -292,21 +293,21 @@ def _is_block(names: bytes) -> bool:
 
 
 def _tables(names: _Names, tokens: _Tokens, word: int) -> Iterator[KallsymsTables]:
-    """Return where addresses are, in each order that there has been."""
+    """Yield the tables in each order that kernels have used."""
     alignment = names.alignment
-    places = (names.names, tokens.table, tokens.index, names.num_syms)
+    common = (names.names, tokens.table, tokens.index, names.num_syms)
     offsets_bytes = _align(4 * names.count, alignment)
 
     base = names.label - _align(word, alignment)
-    yield KallsymsTables(*places, offsets=base - offsets_bytes, relative_base=base)
+    yield KallsymsTables(*common, offsets=base - offsets_bytes, relative_base=base)
     addresses = names.label - _align(word * names.count, alignment)
-    yield KallsymsTables(*places, addresses=addresses)
+    yield KallsymsTables(*common, addresses=addresses)
 
     after = _align(tokens.index + INDEX_BYTES, alignment)
     base = after + offsets_bytes
-    yield KallsymsTables(*places, offsets=after, relative_base=base)
-    yield KallsymsTables(*places, offsets=after)
-    yield KallsymsTables(*places, addresses=after)
+    yield KallsymsTables(*common, offsets=after, relative_base=base)
+    yield KallsymsTables(*common, offsets=after)
+    yield KallsymsTables(*common, addresses=after)
 
 
 def _align(address: int, alignment: int) -> int:

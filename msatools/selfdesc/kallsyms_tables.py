@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The tables in which a kernel keeps its symbols, and whether they are sound.
+"""The kallsyms tables of a kernel, and checks that they are sound.
 
-Pure: bytes in, a verdict out. The tables are what the kernel's ``scripts/kallsyms.c``
-writes. Nothing in them is trusted: they may be of a damaged dump.
+It has no I/O. The tables are written by the kernel's ``scripts/kallsyms.c``. They are
+not trusted, as the dump may be damaged.
 """
 
 import re
@@ -17,10 +17,10 @@ from operator import ge, le
 TOKENS = 256
 NAMES_PER_MARKER = 256
 MAX_SYMBOLS = 1 << 21
-"""More than any kernel has (a Debian 6.12 has 155,000)."""
+"""Maximum number of symbols (a Debian 6.12 has 155,000)."""
 
 MAX_ALIGNMENT = 256
-"""The most bytes that any assembler made of the ``.align 8`` between tables."""
+"""Maximum alignment in bytes that an assembler made of ``.align 8`` between tables."""
 
 INDEX_BYTES = 2 * TOKENS
 _TYPE_CODES = {2: "H", 4: "I", 8: "Q"}
@@ -34,7 +34,7 @@ class BadTablesError(ValueError):
 
 @dataclass(frozen=True)
 class KallsymsTables:
-    """Where the tables are; 0 for one that this kernel does not have."""
+    """Addresses of the tables; 0 for one that this kernel lacks."""
 
     names: int
     token_table: int
@@ -46,11 +46,14 @@ class KallsymsTables:
 
     def start(self) -> int:
         """Return the lowest address of any table."""
-        places: tuple[int, ...] = astuple(self)
-        return min(place for place in places if place)
+        addresses: tuple[int, ...] = astuple(self)
+        return min(address for address in addresses if address)
 
     def end(self, count: int, word: int) -> int:
-        """Return how far tables of *count* symbols reach at most; *word*: in bytes."""
+        """Return the highest end of tables of *count* symbols.
+
+        :param word: Bytes of a pointer.
+        """
         ends = [self.token_index + INDEX_BYTES, self.num_syms + word]
         if self.addresses:
             ends.append(self.addresses + word * count)
@@ -63,19 +66,19 @@ class KallsymsTables:
 
 @dataclass(frozen=True)
 class Image:
-    """A stretch of the target's memory."""
+    """A range of the target's memory."""
 
     base: int
     data: bytes
     word: int
-    """What a pointer takes, in bytes."""
+    """Bytes of a pointer."""
 
     little: bool
 
     def part(self, address: int, size: int) -> bytes:
-        """Take *size* bytes at *address*.
+        """Return *size* bytes at *address*.
 
-        :raises BadTablesError: if they are not all in this stretch
+        :raises BadTablesError: if they are not all in this range
         """
         start = address - self.base
         if start < 0 or size < 0 or start + size > len(self.data):
@@ -83,21 +86,21 @@ class Image:
         return self.data[start : start + size]
 
     def number(self, address: int) -> int:
-        """Take an unsigned number of 32 bits."""
+        """Return the unsigned 32-bit number at *address*."""
         value: int = self.numbers(address, 1, 4)[0]
         return value
 
     def numbers(self, address: int, count: int, size: int) -> "array[int]":
-        """Take *count* unsigned numbers of *size* bytes each."""
+        """Return *count* unsigned numbers of *size* bytes each at *address*."""
         values = array(_TYPE_CODES[size], self.part(address, size * count))
         if self.little != (sys.byteorder == "little"):
             values.byteswap()
         return values
 
     def check_tokens(self, table: int, index: int) -> None:
-        """Check the strings that names are made of.
+        """Check the tokens, the strings that names are composed of.
 
-        :raises BadTablesError: if they are not where the index says
+        :raises BadTablesError: if they do not agree with the index
         """
         starts = self.numbers(index, TOKENS, 2).tolist()
         first = table - self.base
@@ -110,7 +113,7 @@ class Image:
             raise BadTablesError("names have letters that no symbol has")
 
     def pack(self, values: list[int], size: int) -> bytes:
-        """Lay out numbers as the target does."""
+        """Return numbers as they lie in the target's memory."""
         packed = array(_TYPE_CODES[size], values)
         if self.little != (sys.byteorder == "little"):
             packed.byteswap()
@@ -118,12 +121,12 @@ class Image:
 
 
 def has_long_names(tables: KallsymsTables, image: Image) -> bool:
-    """Check the tables, and tell whether lengths of names may take two bytes.
+    """Check the tables, and return whether lengths of names may have two bytes.
 
     They may since Linux kernel commit 73bbb94466fd ("kallsyms: support "big" kernel
-    symbols") (in v6.1). Only the markers tell: each is where a 256th name starts.
+    symbols") (in v6.1). Only the markers show it: each is the offset of a 256th name.
 
-    :raises BadTablesError: if anything in them is not as the kernel's build makes it
+    :raises BadTablesError: if the tables are not as the kernel's build makes them
     """
     count = image.number(tables.num_syms)
     if not 0 < count <= MAX_SYMBOLS:
@@ -145,8 +148,8 @@ def _check_order(tables: KallsymsTables, image: Image, count: int) -> None:
         orders = [_ascends]
     else:
         values = image.numbers(tables.offsets, count, 4)
-        orders = [_ascends, _ascends_around_base, _ascends_from_places]
-    # What is something else is out of order at once.
+        orders = [_ascends, _ascends_around_base, _ascends_pc_relative]
+    # Other data is usually out of order within the first few.
     head = values[:NAMES_PER_MARKER]
     if not any(order(head) and order(values) for order in orders):
         raise BadTablesError("addresses of symbols do not ascend")
@@ -159,10 +162,10 @@ def _ascends(values: "array[int] | list[int]") -> bool:
 def _ascends_around_base(offsets: "array[int]") -> bool:
     """Return whether they ascend if negative ones count down from the base.
 
-    The others, per-CPU symbols, are absolute (on x86, v4.6 to v6.14).
+    The others, those of per-CPU symbols, are absolute (on x86, v4.6 to v6.14).
     """
     signed = array("i", offsets.tobytes())
-    first = next((at for at, value in enumerate(signed) if value < 0), len(signed))
+    first = next((row for row, value in enumerate(signed) if value < 0), len(signed))
     relative = signed[first:]
     return (
         _ascends(signed[:first])
@@ -171,10 +174,10 @@ def _ascends_around_base(offsets: "array[int]") -> bool:
     )
 
 
-def _ascends_from_places(offsets: "array[int]") -> bool:
-    """Return whether they ascend if each counts from its own place (since v7.0)."""
+def _ascends_pc_relative(offsets: "array[int]") -> bool:
+    """Return whether they ascend if relative to their own addresses (since v7.0)."""
     signed = array("i", offsets.tobytes())
-    return _ascends([4 * at + value for at, value in enumerate(signed)])
+    return _ascends([4 * row + value for row, value in enumerate(signed)])
 
 
 def _are_names_sound(names: bytes, count: int, long: bool, image: Image) -> bool:
@@ -182,7 +185,7 @@ def _are_names_sound(names: bytes, count: int, long: bool, image: Image) -> bool
         markers, end = walk(names, count, long)
     except BadTablesError:
         return False
-    # Markers follow the names at once in all versions. They were as wide as a pointer
+    # Markers follow the names directly in all versions. They had the size of a pointer
     # before Linux kernel commit 80ffbaa5b1bd ("kallsyms: reduce size a little on
     # 64-bit") (in v4.20).
     return any(
@@ -192,24 +195,25 @@ def _are_names_sound(names: bytes, count: int, long: bool, image: Image) -> bool
 
 
 def walk(names: bytes, count: int, long: bool) -> tuple[list[int], int]:
-    """Go from name to name.
+    """Walk over *count* names.
 
-    :return: where each 256th name starts, and where the last one ends
-    :raises BadTablesError: if there are no so many, or one is empty
+    :param long: Whether lengths may have two bytes.
+    :return: Offset of each 256th name, and the end of the last name.
+    :raises BadTablesError: if there are fewer names, or one is empty
     """
     markers = []
-    at = 0
+    offset = 0
     try:
         for block in range(0, count, NAMES_PER_MARKER):
-            markers.append(at)
+            markers.append(offset)
             for _ in range(min(NAMES_PER_MARKER, count - block)):
-                length = names[at]
+                length = names[offset]
                 if length & _TWO_BYTE_LENGTH and long:
-                    at += 1
-                    length = (length & ~_TWO_BYTE_LENGTH) | names[at] << 7
+                    offset += 1
+                    length = (length & ~_TWO_BYTE_LENGTH) | names[offset] << 7
                 if not length:
                     raise BadTablesError("a symbol has no name")
-                at += 1 + length
+                offset += 1 + length
     except IndexError:
         raise BadTablesError("names of symbols are cut off") from None
-    return markers, at
+    return markers, offset

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Load a program's types and symbols from the kernel itself."""
+"""Loading of a program's types and symbols from the kernel itself."""
 
 from drgn import (
     FaultError,
@@ -16,7 +16,7 @@ from msatools.selfdesc.kallsyms import NoSymbolsError, load_symbols
 from msatools.selfdesc.types import BtfTypes
 
 _SYS_BTF = "/sys/kernel/btf/vmlinux"
-_PLACES = (
+_BTF_SYMBOLS = (
     ("__start_BTF", "__stop_BTF"),
     # Before "bpf: Support llvm-objcopy for vmlinux BTF" (in v5.7).
     ("_binary__btf_vmlinux_bin_start", "_binary__btf_vmlinux_bin_end"),
@@ -24,20 +24,19 @@ _PLACES = (
 
 
 class NotSelfDescribedError(LookupError):
-    """The kernel does not carry what describes it, or it cannot be read."""
+    """The kernel lacks BTF or symbols, or they cannot be read."""
 
 
 def load_btf(prog: Program, *, modules: bool = True) -> None:
-    """Take types and symbols of the kernel proper from its own BTF and kallsyms.
+    """Load types and symbols of the kernel proper from its own BTF and kallsyms.
 
-    They serve what no debug info does: as soon as some is loaded for the kernel, it
-    takes their place. Loading twice does nothing. A name that the kernel has, but of
-    which nothing tells for sure what it is, raises LookupError, also from
-    ``name in prog``.
+    Debug info, once loaded for the kernel, replaces them. Loading twice does nothing. A
+    name that the kernel has, but whose type or value is not certain, raises
+    LookupError, also from ``name in prog``.
 
-    :param modules: whether to make modules known, see :func:`create_modules`
-    :raises NotSelfDescribedError: if the kernel has no BTF or no symbols, with what is
-        missing in words; whether or not it has debug info
+    :param modules: Whether to call :func:`create_modules`.
+    :raises NotSelfDescribedError: if the kernel has no BTF or no symbols, even if debug
+        info is loaded; the text names what is missing
     """
     if NAME not in prog.registered_type_finders():
         _load_kernel(prog)
@@ -46,10 +45,10 @@ def load_btf(prog: Program, *, modules: bool = True) -> None:
 
 
 def create_modules(prog: Program) -> None:
-    """Let drgn know the loaded modules.
+    """Create drgn's modules for the loaded modules.
 
-    Without that it unwinds stacks that lead through them by guessing. It works with
-    debug info and without; what cannot be read of the list is left out.
+    Without them drgn guesses when it unwinds stacks through modules. It works with and
+    without debug info; a part of the list that cannot be read is left out.
     """
     try:
         prog.create_loaded_modules()
@@ -69,29 +68,29 @@ def _load_kernel(prog: Program) -> None:
         ) from error
     main = main_module(prog)
     if main.address_ranges is None:
-        # Without it, drgn unwinds stacks by guessing.
+        # Without it, drgn guesses when it unwinds stacks.
         main.address_ranges = [_range(prog, symbols)]
     Finders(main, BtfTypes(prog, btf), symbols).register(prog)
 
 
 def is_served_by_btf(prog: Program) -> bool:
-    """Return whether types of the kernel proper come from BTF, ours or drgn's own."""
+    """Return whether types of the kernel proper come from BTF, by us or by drgn."""
     return not has_debug_info(main_module(prog))
 
 
 def modules_with_btf(prog: Program) -> list[str]:
-    """Name the modules of which types were asked for, and found in their own BTF."""
+    """Return the names of the modules whose types were looked up and found in BTF."""
     if NAME not in prog.cache:
         return []
     return finders_of(prog).modules.with_types()
 
 
 def main_module(prog: Program) -> MainModule:
-    """Find the module that the kernel proper is to drgn, and make it if need be."""
+    """Return drgn's module for the kernel proper; create it if needed."""
     try:
         return prog.main_module()
     except LookupError:
-        # drgn makes modules as it is asked for them, the kernel proper first.
+        # drgn creates modules lazily, the kernel proper first.
         next(iter(prog.loaded_modules()))
         return prog.main_module()
 
@@ -105,7 +104,7 @@ def _read_btf(prog: Program, symbols: SymbolIndex) -> bytes:
             pass
         except OSError as error:
             raise NotSelfDescribedError(f"{_SYS_BTF}: {error.strerror}") from error
-    for names in _PLACES:
+    for names in _BTF_SYMBOLS:
         start, stop = (_address(prog, symbols, name) for name in names)
         if start is not None and stop is not None and start != stop:
             break
@@ -127,7 +126,7 @@ def _read_btf(prog: Program, symbols: SymbolIndex) -> bytes:
 
 
 def _range(prog: Program, symbols: SymbolIndex) -> tuple[int, int]:
-    """Return where the kernel lies, from its start to its end."""
+    """Return start and end of the kernel's image."""
     start, end = (_address(prog, symbols, name) for name in ("_text", "_end"))
     if start is None or end is None or not start < end:
         raise NotSelfDescribedError("the kernel's symbols do not say where it lies")

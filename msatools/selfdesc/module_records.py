@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How a kernel keeps a loaded module and its symbols: for all that read them.
+"""``struct module`` and the symbols of a loaded module.
 
-kernel/module/kallsyms.c, include/linux/module.h. The caller says how memory is read:
-types and symbols are looked for before there is more than drgn's program to do so.
+kernel/module/kallsyms.c, include/linux/module.h. The caller passes the function that
+reads memory, as types and symbols are looked up before a reader exists.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 Read = Callable[[int, int], bytes]
-"""Reads memory: its address and size in bytes; raises FaultError."""
+"""``read(address, size)`` returns bytes; raises FaultError."""
 
 _MAX_SYMBOLS = 1 << 20
-"""Of a module; the largest have some ten thousand."""
+"""Maximum number of symbols of a module; the largest have about ten thousand."""
 
 _MAX_NAMES_BYTES = 1 << 26
 _KSYM_NAME_LEN = 512
@@ -45,31 +45,31 @@ _BINDINGS = {
 
 @dataclass(frozen=True)
 class LoadedModule:
-    """A module, and where it lies."""
+    """A loaded module."""
 
     address: int
-    """Of its ``struct module``."""
+    """Address of its ``struct module``."""
 
     name: str
     regions: tuple[tuple[int, int], ...]
-    """Each from its start to its end."""
+    """Start and end of each region of memory."""
 
     def contains(self, address: int) -> bool:
-        """Tell whether the module lies there."""
+        """Return whether one of its regions contains an address."""
         return any(start <= address < end for start, end in self.regions)
 
 
 class ModuleLayout:
-    """Where in a ``struct module`` its name and its regions are.
+    """Layout of ``struct module``: its name, regions and list node.
 
-    :raises LookupError: if nothing tells the type
+    :raises LookupError: if the type is unknown
     """
 
     list: int
-    """Offset of the node by which it is on the list of all modules."""
+    """Offset of the node on the list of all modules."""
 
     size: int
-    """Bytes of a record that has all that :meth:`parse` needs, and the node."""
+    """Bytes from the start to the end of the last of these members."""
 
     def __init__(self, prog: drgn.Program) -> None:
         type_ = prog.type("struct module")
@@ -124,18 +124,18 @@ class _MemberSpan:
 
 
 class ModuleSymbols:
-    """The table of a module's symbols, of which no more is read than is asked for.
+    """The table of a module's symbols, read as needed.
 
-    :raises LookupError: if the kernel keeps none (CONFIG_KALLSYMS), or there cannot be
-        as many as it says
+    :raises LookupError: if the kernel keeps none (CONFIG_KALLSYMS), or their number is
+        impossible
     :raises drgn.FaultError: if it cannot be read
     """
 
     def __init__(self, prog: drgn.Program, module: LoadedModule, read: Read) -> None:
         entry = drgn.Object(prog, "struct module *", value=module.address)
         # Before Linux kernel commit 8244062ef1e5 ("modules: fix longstanding
-        # /proc/kallsyms vs module insertion race.") (in v4.5) these were the module's
-        # own.
+        # /proc/kallsyms vs module insertion race.") (in v4.5) these were members of
+        # struct module.
         table = entry.member_("kallsyms").read_()[0].read_()
         self._module = module
         self._read = read
@@ -146,9 +146,9 @@ class ModuleSymbols:
             raise LookupError(f"it has {self._count:,}")
 
     def index(self) -> drgn.SymbolIndex:
-        """Return the symbols that lie in the module.
+        """Return the symbols within the module's regions.
 
-        :raises LookupError: if what was read cannot be symbols
+        :raises LookupError: if the data cannot be symbols
         :raises drgn.FaultError: if they cannot be read
         """
         symbols = self._rows(0, self._count)
@@ -162,7 +162,7 @@ class ModuleSymbols:
     def names(self) -> bytes:
         """Return the names of all symbols, with a NUL before and after each.
 
-        :raises LookupError: if what was read cannot be symbols
+        :raises LookupError: if the data cannot be symbols
         :raises drgn.FaultError: if they cannot be read
         """
         (last,) = self._rows(self._count - 1, 1)["name"].tolist()
@@ -174,7 +174,7 @@ class ModuleSymbols:
         return np.frombuffer(data, _SYMBOL)
 
     def _names(self, last: int) -> bytes:
-        """Read names up to the one at *last*; what follows it may not be readable."""
+        """Read names up to the one at offset *last*; the next page may be missing."""
         if last >= _MAX_NAMES_BYTES:
             raise LookupError("a symbol has its name far away")
         size = last + _PAGE - (self._strings + last) % _PAGE

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Symbols and types of loadable modules, from what the kernel keeps of each."""
+"""Symbols and types of loadable modules, from the kernel's memory."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -14,11 +14,11 @@ from msatools.selfdesc.types import BtfTypes
 from msatools.selfdesc.variables import find_variable
 
 _MAX_MODULES = 10_000
-"""So that a damaged list has an end; machines have some hundred."""
+"""Maximum number of entries of a list; machines have some hundred modules."""
 
 
 class Module:
-    """A loaded module; its symbols are read when one is asked for."""
+    """A loaded module; its symbols are read when first needed."""
 
     def __init__(self, prog: Program, loaded: LoadedModule) -> None:
         self._prog = prog
@@ -27,7 +27,7 @@ class Module:
         self.contains = loaded.contains
 
     def symbols(self) -> SymbolIndex:
-        """Read the module's own symbols; none where they cannot be read."""
+        """Return the module's own symbols; none if they cannot be read."""
         return self._symbols
 
     def may_have(self, name: str) -> bool:
@@ -53,9 +53,9 @@ class Module:
 
 
 class Modules:
-    """The modules that were loaded when it was first asked for one.
+    """The loaded modules, listed when one is first needed.
 
-    :param kernel: the types of the kernel proper, upon which those of modules build
+    :param kernel: Types of the kernel proper, which the BTF of modules refers to.
     """
 
     def __init__(self, kernel: BtfTypes) -> None:
@@ -66,19 +66,19 @@ class Modules:
 
     def __iter__(self) -> Iterator[Module]:
         if self._modules is None:
-            # Looking up what the walk needs may ask for symbols in turn.
+            # Lookups during the walk may search modules for symbols in turn.
             self._modules = []
-            found: list[Module] | None = None
+            loaded: list[Module] | None = None
             try:
-                found = list(_loaded(self.prog))
+                loaded = list(_loaded(self.prog))
             finally:
-                self._modules = found
+                self._modules = loaded
         return iter(self._modules)
 
     def find_symbols(
         self, name: str | None, address: int | None, one: bool
     ) -> list[Symbol]:
-        """Find symbols in modules, as drgn asks for them."""
+        """Find symbols in modules, with the arguments of drgn's symbol finders."""
         found: list[Symbol] = []
         for module in self:
             if address is not None and not module.contains(address):
@@ -91,16 +91,16 @@ class Modules:
         return found
 
     def types(self, name: str) -> BtfTypes | None:
-        """Return the types that a module's BTF adds, ``None`` if it has none.
+        """Return the types of a module's BTF; ``None`` if it has none.
 
-        :raises BtfError: if its BTF is damaged, or builds upon another kernel's
+        :raises BtfError: if its BTF is damaged, or refers to that of another kernel
         """
         if name not in self._types:
             self._types[name] = self._read_types(name)
         return self._types[name]
 
     def with_types(self) -> list[str]:
-        """Name the modules of which types were asked for, and found."""
+        """Return the names of the modules whose types were looked up and found."""
         return [name for name, types in self._types.items() if types]
 
     def _read_types(self, name: str) -> BtfTypes | None:
@@ -139,7 +139,7 @@ def _loaded(prog: Program) -> Iterator[Module]:
 def _entries(
     prog: Program, variable: str, entry_type: str, member: str
 ) -> Iterator[Object]:
-    """Walk a list of the kernel's, as far as it can be read."""
+    """Yield the entries of a list up to one that cannot be read."""
     from drgn.helpers.linux.list import list_for_each_entry
 
     try:

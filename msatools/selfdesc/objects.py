@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Find the kernel's variables, functions and constants where no debug info names them.
+"""The kernel's variables, functions and constants, found without debug info.
 
-A look-up has three outcomes, which must not be taken for each other: the object; none,
-because this kernel does not have it; and an error, because it is there but nothing
-tells for sure what it is. That is never guessed.
+A lookup has three distinct outcomes: the object; ``None``, if this kernel does not have
+it; and an error, if it exists but its type or value is not certain. These are never
+guessed.
 """
 
 from drgn import (
@@ -22,24 +22,24 @@ from drgn import (
 from msatools.selfdesc import declarations
 from msatools.selfdesc.types import AmbiguousError, BtfTypes
 
-# As integers: each operation on flags themselves makes an object of its result.
+# Integers, as each operation on the flags themselves creates an object.
 _CONSTANT = FindObjectFlags.CONSTANT.value
 _FUNCTION = FindObjectFlags.FUNCTION.value
 _VARIABLE = FindObjectFlags.VARIABLE.value
 
 _UNKNOWN_ROOM = 0x10000
-"""drgn gives symbols no size that are this far from the next (MAX_SYMBOL_LENGTH)."""
+"""Distance to the next symbol from which drgn gives none a size (MAX_SYMBOL_LENGTH)."""
 
 
 class UntypedError(LookupError):
-    """A symbol is there, but nothing tells its type for sure."""
+    """A symbol exists, but its type is not certain."""
 
 
 class Objects:
     """The variables, functions and constants of the kernel proper.
 
-    Types come from BTF (constants, per-CPU variables, functions) or else from what is
-    declared in :mod:`msatools.selfdesc.declarations`; addresses from *symbols*.
+    Types come from BTF (constants, per-CPU variables, functions) or else from
+    :mod:`msatools.selfdesc.declarations`; addresses from *symbols*.
     """
 
     def __init__(self, prog: Program, types: BtfTypes, symbols: SymbolIndex) -> None:
@@ -49,9 +49,9 @@ class Objects:
         self._found: dict[str, Object | None] = {}
 
     def find(self, name: str, flags: FindObjectFlags) -> Object | None:
-        """Find an object of the kinds wanted, ``None`` if the kernel has none.
+        """Find an object of the requested kinds; ``None`` if the kernel lacks it.
 
-        :raises LookupError: if it is there, and nothing tells for sure what it is
+        :raises LookupError: if it exists, but its type or value is not certain
         """
         found, bits = None, flags.value
         if bits & (_FUNCTION | _VARIABLE):
@@ -72,7 +72,7 @@ class Objects:
         if len({symbol.address for symbol in symbols}) > 1:
             raise AmbiguousError(f"the kernel has {len(symbols)} symbols {name}")
         symbol = symbols[0]
-        # Variables are few in BTF; to look for a function, all are indexed.
+        # BTF has few variables, but finding a function indexes all functions.
         found = self.types.find_variable(name)
         if found is None and symbol.kind != SymbolKind.OBJECT:
             found = self._prototype(name)
@@ -128,10 +128,10 @@ class Objects:
 
 
 def _alignment(some: Type) -> int:
-    """Tell what a type's addresses are multiples of, 1 where nothing tells."""
+    """Return the alignment of a type; 1 if unknown."""
     if some.kind in (TypeKind.TYPEDEF, TypeKind.ARRAY):
         return _alignment(some.type)
     if some.kind in (TypeKind.STRUCT, TypeKind.UNION):
-        # Members may be packed; BTF does not say.
+        # It may be packed, which BTF does not record.
         return 1
     return sizeof(some) if some.is_complete() else 1

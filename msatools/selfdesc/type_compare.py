@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Compare types by how they are laid out, and refuse those that cannot be.
+"""Comparison of types by layout, and rejection of impossible types.
 
-A kernel has types of one name that are one, such as ``u8`` declared twice, and others
-that must not be mixed up, such as ``struct irq_info`` of two drivers.
+Several types of one name may be the same, such as ``u8`` declared twice, or different,
+such as ``struct irq_info`` of two drivers.
 """
 
 from msatools.selfdesc.btf import Btf, BtfError, BtfKind
@@ -16,15 +16,17 @@ _TRANSPARENT = {
     BtfKind.TYPE_TAG,
 }
 _MAX_DEPTH = 32
-"""Of types within each other; C sources have some ten."""
+"""Maximum nesting of types; C sources have about ten levels."""
+
 _MAX_PAIRS = 10_000
+"""Maximum number of pairs of types in a comparison."""
 
 
 def agree(btf: Btf, ids: list[int]) -> bool:
-    """Return whether all these types are laid out alike.
+    """Return whether all these types have the same layout.
 
-    Qualifiers and typedefs don't count. What a pointer points to is compared by its
-    name where it has one, so that the answer costs no walk through the whole kernel.
+    Qualifiers and typedefs are ignored. The targets of pointers are compared by name,
+    if they have one, to avoid a walk through all types.
 
     :raises BtfError: if one is damaged
     """
@@ -32,9 +34,9 @@ def agree(btf: Btf, ids: list[int]) -> bool:
 
 
 def strip(btf: Btf, type_id: int) -> int:
-    """Look through typedefs, qualifiers and tags.
+    """Return the type without typedefs, qualifiers and tags.
 
-    :raises BtfError: if they go round in a circle
+    :raises BtfError: if they form a cycle
     """
     for _ in range(_MAX_DEPTH):
         if btf.kind(type_id) not in _TRANSPARENT:
@@ -44,12 +46,12 @@ def strip(btf: Btf, type_id: int) -> int:
 
 
 def check_contains_not_itself(btf: Btf, type_id: int) -> None:
-    """Refuse a structure that is a part of itself: to look through it has no end.
+    """Check that a structure is not a part of itself, which would recurse forever.
 
-    Each part that lies within its whole is at most as large, so all in such a circle
-    are of one size, and only those are followed.
+    A part is not larger than its whole, so all structures in such a cycle have the same
+    size: only parts of that size are followed.
 
-    :raises BtfError: if it is so
+    :raises BtfError: if it contains itself
     """
     size = btf.size(type_id)
     seen: set[int] = set()
@@ -65,7 +67,7 @@ def check_contains_not_itself(btf: Btf, type_id: int) -> None:
 
 
 def _compound_in(btf: Btf, type_id: int) -> int | None:
-    """Find the structure or union that a member is, or is an array of."""
+    """Return the structure or union that a member is, or is an array of, if any."""
     for _ in range(_MAX_DEPTH):
         type_id = strip(btf, type_id)
         kind = btf.kind(type_id)
@@ -76,7 +78,7 @@ def _compound_in(btf: Btf, type_id: int) -> int | None:
 
 
 class _Comparison:
-    """Two types held side by side; each pair of parts is looked at once."""
+    """A comparison of two types; each pair of parts is compared once."""
 
     def __init__(self, btf: Btf) -> None:
         self.btf = btf

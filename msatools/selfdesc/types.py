@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Make drgn's types out of BTF, as they are asked for."""
+"""drgn's types, created from BTF when needed."""
 
 import re
 from collections.abc import Callable, Collection, Set
@@ -32,7 +32,7 @@ _KINDS = {
     TypeKind.ENUM: (BtfKind.ENUM, BtfKind.ENUM64),
     TypeKind.TYPEDEF: (BtfKind.TYPEDEF,),
 }
-"""Kinds that have names to find them by. A FWD is a promise, not a type."""
+"""Kinds of BTF for each kind that drgn finds by name; a FWD is not a definition."""
 
 _QUALIFIERS = {
     BtfKind.CONST: Qualifiers.CONST,
@@ -57,23 +57,23 @@ _SPELLINGS = {
     "long long": ("long long int", "long long"),
     "unsigned long long": ("long long unsigned int", "unsigned long long"),
 }
-"""How GCC, and how Clang spell the integer types of C."""
+"""Names of C's integer types in GCC's and in Clang's BTF."""
 
 _MAX_DEPTH = 64
-"""Of declarators within each other; C sources have some five."""
+"""Maximum nesting of declarators; C sources have about five levels."""
 
 
 class AmbiguousError(LookupError):
-    """Several things have this name, and nothing tells which one is meant."""
+    """A name has several meanings, or its value is not certain."""
 
 
 class BtfTypes:
-    """drgn's types of one blob, each made once.
+    """drgn's types of one blob, each created once.
 
-    Members are made as they are looked at, so that a structure costs nothing of what
-    it points to.
+    Types of members are created lazily, so that a structure does not pull in all types
+    that it points to.
 
-    :param base: what gives the types of the blob that *btf* builds upon, by ID
+    :param base: Returns types of the base blob by ID, if *btf* is split BTF.
     """
 
     def __init__(
@@ -89,20 +89,21 @@ class BtfTypes:
         self._constants: dict[str, Object | None] = {}
 
     def find(self, kinds: Collection[TypeKind], name: str) -> Type | None:
-        """Find a type by its name, ``None`` if there is none.
+        """Find a type by its name; ``None`` if not found.
 
-        :raises AmbiguousError: if there are several that differ
+        :raises AmbiguousError: if different types have the name
         :raises BtfError: if the blob is damaged there
         """
-        # Most look-ups are of what was looked up before: with each sample, if live.
-        asked = name, kinds if isinstance(kinds, TypeKindSet) else frozenset(kinds)
-        if asked not in self._found:
-            self._found[asked] = self._find(kinds, name)
-        return self._found[asked]
+        # Most lookups are repeated: with each sample of a running kernel.
+        key = name, kinds if isinstance(kinds, TypeKindSet) else frozenset(kinds)
+        if key not in self._found:
+            self._found[key] = self._find(kinds, name)
+        return self._found[key]
 
     def _find(self, kinds: Collection[TypeKind], name: str) -> Type | None:
-        wanted = {kind for wanted in kinds for kind in _KINDS.get(wanted, ())}
-        ids = self.btf.find(name, *wanted)
+        ids = self.btf.find(
+            name, *{btf_kind for kind in kinds for btf_kind in _KINDS.get(kind, ())}
+        )
         if TypeKind.BOOL not in kinds or TypeKind.INT not in kinds:
             ids = [i for i in ids if self._is_wanted_int(i, kinds)]
         if not ids:
@@ -111,13 +112,13 @@ class BtfTypes:
         return self.type(ids[0])
 
     def parse(self, text: str) -> Type:
-        """Make the type that a C declaration names, of what this blob has.
+        """Return the type of a C declaration, from the types of this blob only.
 
-        drgn's own ``prog.type()`` knows more of C, and also what other sources told it
-        before this one was there, such as the sign of ``char``.
+        drgn's own ``prog.type()`` parses more of C, but also uses types from other
+        sources that were loaded earlier, such as the sign of ``char``.
 
-        :param text: a type, ``const`` or not, with any pointers after it
-        :raises LookupError: if there is none, or more than one
+        :param text: A type, optionally ``const``, followed by any pointers.
+        :raises LookupError: if the type is not found, or ambiguous
         """
         match = _DECLARATION.fullmatch(text)
         if match is None:
@@ -146,9 +147,9 @@ class BtfTypes:
         return found
 
     def find_constant(self, name: str) -> Object | None:
-        """Find an enumerator by its name, ``None`` if there is none.
+        """Find an enumerator by its name; ``None`` if not found.
 
-        :raises AmbiguousError: if there are several with different values
+        :raises AmbiguousError: if there are several values, or the value is not certain
         """
         if name not in self._constants:
             self._constants[name] = self._make_constant(name)
@@ -171,9 +172,9 @@ class BtfTypes:
         return Object(self.prog, self.type(ids[0]), values.pop()) if values else None
 
     def find_function(self, name: str) -> Type | None:
-        """Find a function's prototype by its name, ``None`` if there is none.
+        """Find a function's prototype by its name; ``None`` if not found.
 
-        :raises AmbiguousError: if there are several that differ
+        :raises AmbiguousError: if functions of that name have different prototypes
         """
         ids = self.btf.find_functions(name)
         if not ids:
@@ -182,11 +183,11 @@ class BtfTypes:
         return self.type(self.btf.target(ids[0]))
 
     def find_variable(self, name: str) -> Type | None:
-        """Find a variable's type by its name, ``None`` if BTF does not have it.
+        """Find a variable's type by its name; ``None`` if not found.
 
-        Kernels describe their per-CPU variables.
+        BTF has the types of per-CPU variables only.
 
-        :raises AmbiguousError: if there are several of the name, each in its own place
+        :raises AmbiguousError: if several variables have the name
         """
         ids = self.btf.find(name, BtfKind.VAR)
         if len(ids) > 1:
@@ -194,9 +195,9 @@ class BtfTypes:
         return self.type(self.btf.target(ids[0])) if ids else None
 
     def find_anonymous(self, members: list[str]) -> Type:
-        """Find the structure that has no name but just these members, in this order.
+        """Find the unnamed structure with exactly these members, in this order.
 
-        :raises LookupError: if there is none, or more than one
+        :raises LookupError: if there is no such structure, or more than one
         """
         btf = self.btf
         ids = [
@@ -211,7 +212,7 @@ class BtfTypes:
         return self.type(ids[0])
 
     def type(self, type_id: int) -> Type:
-        """Make the type of an ID.
+        """Return the type of an ID.
 
         :raises BtfError: if the blob is damaged there
         """
@@ -271,23 +272,23 @@ class BtfTypes:
             return self.prog.bool_type(name, described.size, self.btf.byteorder)
         is_signed = described.is_signed
         is_char = name in ("char", "signed char")
-        if is_char and not is_signed and not self._tells_sign_of_char():
+        if is_char and not is_signed and not self._has_sign_of_char():
             is_signed = name == "signed char" or self._is_char_signed()
         return self.prog.int_type(name, described.size, is_signed, self.btf.byteorder)
 
-    def _tells_sign_of_char(self) -> bool:
-        """Return whether the blob's writer knew that characters may have a sign.
+    def _has_sign_of_char(self) -> bool:
+        """Return whether the blob has the sign of character types.
 
-        The pahole that made Debian's 5.10 did not: its "signed char" has none.
+        The pahole that made Debian's 5.10 lost it: its "signed char" is unsigned.
         """
         btf = self.btf.base or self.btf
         ids = btf.find("signed char", BtfKind.INT)
         return bool(ids) and all(btf.as_int(type_id).is_signed for type_id in ids)
 
     def _is_char_signed(self) -> bool:
-        """Return the sign that a plain char has by the architecture's convention.
+        """Return whether a plain char is signed by the architecture's convention.
 
-        It is asked for kernels that old only; since Linux 6.2 none has a sign (commit
+        Only such old kernels need it: since Linux 6.2 it is unsigned everywhere (commit
         3bc753c06dd0 "kbuild: treat char as always unsigned").
         """
         platform = self.prog.platform
@@ -297,8 +298,8 @@ class BtfTypes:
         element, length = self.btf.as_array(type_id)
         element_type = self.type(element)
         if length == 0:
-            # BTF does not tell "[]" from "[0]"; compilers write the former's DWARF
-            # for flexible members, which is what nearly all of these are.
+            # BTF does not distinguish "[]" from "[0]"; nearly all are flexible array
+            # members, for which compilers emit DWARF's "[]".
             return self.prog.array_type(element_type)
         return self.prog.array_type(element_type, length)
 
@@ -319,7 +320,7 @@ class BtfTypes:
         name, type_id, bit_offset, bit_field_size = member
         if not bit_field_size and self.btf.kind(type_id) == BtfKind.INT:
             # Before the bit-field flag (9d5f9f701b18 "bpf: btf: fix struct/union/fwd
-            # types with kind_flag", in 5.0), an integer type told it by itself.
+            # types with kind_flag", in 5.0), the integer type described the bit-field.
             described = self.btf.as_int(type_id)
             if described.bits != described.size * 8:
                 bit_offset += described.offset
@@ -354,7 +355,7 @@ class BtfTypes:
         spelling = {1: "char", 2: "short", 4: "int", 8: "long"}.get(size)
         if spelling is None:
             raise BtfError(f"enumeration {type_id} has {size} bytes")
-        # BTF does not name the integer type; its size and sign are what counts.
+        # BTF lacks the name of the integer type; only its size and sign matter.
         compatible = prog.int_type(
             spelling if is_signed else f"unsigned {spelling}",
             size,
@@ -393,7 +394,7 @@ class BtfTypes:
 
 
 def _size(kind_of_type: Type) -> int:
-    """Return a type's size in bytes, 0 for flexible arrays and incomplete types."""
+    """Return a type's size in bytes; 0 for flexible arrays and incomplete types."""
     if not kind_of_type.is_complete():
         return 0
     try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The kernel's variables by name, for whoever needs one that may not be there."""
+"""Lookup of the kernel's variables by name, which may not exist."""
 
 import drgn
 
@@ -9,7 +9,7 @@ def find_variable(prog: drgn.Program, name: str) -> drgn.Object:
     """Return a variable of the kernel.
 
     DWARF may have a variable that the compiler optimised out, or a declaration without
-    a definition. drgn makes an absent object of it, which raises only when it is used.
+    a definition. For these drgn returns an absent object, which raises only when used.
 
     :raises LookupError: if the kernel has no such variable, or it is absent
     """

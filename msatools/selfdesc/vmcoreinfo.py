@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The note in which a kernel describes itself to makedumpfile."""
+"""The VMCOREINFO note, in which a kernel describes itself to makedumpfile."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -9,7 +9,7 @@ import drgn
 
 
 def vmcoreinfo(prog: drgn.Program) -> Mapping[str, str]:
-    """Parse the VMCOREINFO note into a dict of its lines, empty without one."""
+    """Return the lines of the VMCOREINFO note by key; empty if it has no note."""
     try:
         text = prog["VMCOREINFO"].string_()
     except (LookupError, drgn.FaultError):
@@ -24,6 +24,6 @@ def _parse(text: bytes) -> Mapping[str, str]:
 
 
 def vmcoreinfo_number(prog: drgn.Program, name: str) -> int | None:
-    """Look up a ``NUMBER(name)`` line; ``None`` if this kernel has none."""
+    """Return the value of a ``NUMBER(name)`` line; ``None`` if not found."""
     value = vmcoreinfo(prog).get(f"NUMBER({name})")
     return None if value is None else int(value)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What the user points at, made ready for questions."""
+"""Targets: dumps, the running kernel and guests, opened with types and symbols."""
 
 from msatools.target.describe import describe
 from msatools.target.errors import TargetError

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The compressions that a kdump's pages can have, each undone by the fastest library.
+"""Decompression of a kdump's pages, by the fastest library for each format.
 
-The libraries are the optional extra ``fast``. Without the one that it needs, a dump is
+The libraries are the optional extra ``fast``. A dump whose library is not installed is
 left to libkdumpfile.
 """
 
@@ -12,34 +12,37 @@ from functools import partial
 from typing import NamedTuple
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_ZSTD_SIZE_FOLLOWS = b"\x60"
-_ZSTD_SIZE_LESS = 256
+_ZSTD_DESCRIPTOR = b"\x60"
+"""Frame header descriptor: a single segment, with its content size in 16 bits."""
+
+_ZSTD_SIZE_BIAS = 256
+"""A content size in 16 bits is stored minus this."""
 
 
 class Codec(NamedTuple):
     """
-    How to get at a compressed page.
+    Decompression of a page.
 
-    A block of the file may be damaged, or made to do harm. Where a few bytes of it can
-    ask for any amount of memory, its start has to be as expected.
+    A block of the file may be damaged or malicious. If the format lets a few bytes
+    claim any amount of memory, a valid block must begin with :attr:`start`.
     """
 
     decompress: Callable[[bytes], bytes]
-    """What a block holds; whether that is a whole page is to be checked."""
+    """Returns the content of a block; the caller must check that it is a page."""
 
     errors: tuple[type[Exception], ...]
-    """What it raises for damaged blocks."""
+    """Exceptions of :attr:`decompress` for damaged blocks."""
 
     start: bytes = b""
-    """What a block begins with that says to hold one page."""
+    """First bytes of any block that claims to hold one page."""
 
 
 def find_codec(compression: str, page_size: int) -> Codec | None:
     """
-    Find how to decompress pages of *page_size* bytes.
+    Find the codec for pages of *page_size* bytes.
 
-    :param compression: As :mod:`msatools.target.kdump` names it.
-    :return: ``None`` if it is unknown, or its library not installed.
+    :param compression: Its name in :mod:`msatools.target.kdump`.
+    :return: ``None`` if it is unknown, or its library is not installed.
     """
     make = _CODECS.get(compression)
     if make is None:
@@ -51,20 +54,20 @@ def find_codec(compression: str, page_size: int) -> Codec | None:
 
 
 def _zlib(page_size: int) -> Codec:
-    # A byte becomes a thousand at most.
+    # It expands a byte to about a thousand at most.
     try:
         from zlib_ng import zlib_ng
     except ImportError:
         return Codec(partial(zlib.decompress, bufsize=page_size), (zlib.error,))
     decompress = partial(zlib_ng.decompress, bufsize=page_size)
-    # Its stub file calls the class an instance.
+    # Its stub file declares the class as an instance.
     return Codec(decompress, (zlib_ng.error,))  # type: ignore[arg-type]
 
 
 def _lzo(page_size: int) -> Codec:
     from lzallright import LZOCompressor, LZOError
 
-    # A byte becomes 255 at most.
+    # It expands a byte to 255 at most.
     decompress = partial(LZOCompressor.decompress, output_size_hint=page_size)
     return Codec(decompress, (LZOError,))
 
@@ -73,7 +76,7 @@ def _snappy(page_size: int) -> Codec:
     import cramjam
 
     decompress = cramjam.snappy.decompress_raw
-    # The size that comes out goes before (snappy's format_description.txt).
+    # A block begins with its uncompressed size (snappy's format_description.txt).
     return Codec(
         lambda block: bytes(decompress(block)),
         (cramjam.DecompressionError,),
@@ -84,20 +87,20 @@ def _snappy(page_size: int) -> Codec:
 def _zstd(page_size: int) -> Codec:
     import zstandard
 
-    # A frame of one segment without checksum and dictionary, and its size in 16 bits
-    # (RFC 8878, 3.1.1.1): what the library makes of a page.
-    size = (page_size - _ZSTD_SIZE_LESS).to_bytes(2, "little")
+    # libzstd compresses a page to a single-segment frame without checksum and
+    # dictionary, with the content size in 16 bits (RFC 8878, 3.1.1.1).
+    size = (page_size - _ZSTD_SIZE_BIAS).to_bytes(2, "little")
     decompress = partial(
         zstandard.ZstdDecompressor().decompress,
         max_output_size=page_size,
         allow_extra_data=False,
     )
-    start = _ZSTD_MAGIC + _ZSTD_SIZE_FOLLOWS + size
+    start = _ZSTD_MAGIC + _ZSTD_DESCRIPTOR + size
     return Codec(decompress, (zstandard.ZstdError,), start)
 
 
 def _varint(number: int) -> bytes:
-    """Write a number as snappy does: seven bits a byte, the lowest first."""
+    """Encode a number as snappy does: seven bits per byte, the lowest first."""
     out = bytearray()
     while number >= 0x80:
         out.append(number & 0x7F | 0x80)

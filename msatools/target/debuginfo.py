@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Find the debug info of the kernel proper, and make sure that it is its own."""
+"""Debug info of the kernel proper: find it, and check that it is of the same build."""
 
 import os
 
@@ -19,12 +19,12 @@ _DEBUGINFOD = "debuginfod"
 def load_named(prog: Program, vmlinux: str) -> None:
     """Load debug info of the kernel proper from the file that the user named.
 
-    drgn passes over a file of another build without a word, and takes any file where
-    the dump holds no build ID (before Linux 5.9): both are caught here.
+    drgn silently ignores a file of another build, and accepts any file if the dump
+    holds no build ID (before Linux 5.9): both are caught here.
 
     :raises WrongBuildError: if the file is of another build
     :raises NoTypesError: if it holds no debug info
-    :raises TargetError: if it is no ELF file, or cannot be read
+    :raises TargetError: if it is not an ELF file, or cannot be read
     """
     main = main_module(prog)
     expected, found = main.build_id, _read_build_id(vmlinux)
@@ -43,12 +43,13 @@ def load_named(prog: Program, vmlinux: str) -> None:
 
 
 def load_found(prog: Program, *, debuginfod: bool) -> bool:
-    """Load what drgn finds by itself for the kernel proper, and tell whether it did.
+    """Load the debug info that drgn finds for the kernel proper.
 
-    Modules are left alone: looking for hundreds of them is slow, and no report needs
-    their types.
+    That of modules is not loaded: searching for hundreds of them is slow, and no report
+    needs their types.
 
-    :param debuginfod: whether the network may be asked
+    :param debuginfod: Whether it may be fetched from the network.
+    :return: Whether it was found.
     """
     finders = [f for f in prog.enabled_debug_info_finders() if f != _DEBUGINFOD]
     if debuginfod:
@@ -69,7 +70,7 @@ def how_to_get(prog: Program) -> str:
 
 
 def release_of(prog: Program) -> str:
-    """Return the kernel's release, as VMCOREINFO has it."""
+    """Return the kernel's release from VMCOREINFO."""
     release: bytes = prog["UTS_RELEASE"].string_()
     return release.decode("ascii", "backslashreplace")
 
@@ -89,7 +90,7 @@ def _read_build_id(path: str) -> bytes | None:
 
 
 def _is_banner_in_place(prog: Program) -> bool:
-    """Return whether the kernel's banner is where the debug info says it is."""
+    """Return whether the kernel's banner is at the address given by the debug info."""
     try:
         banner: bytes = find_variable(prog, "linux_banner").string_()
     except (LookupError, FaultError):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Describe a program, whoever opened it, and how its kernel died."""
+"""Descriptions of opened programs, and of the crash of their kernel."""
 
 from collections.abc import Iterator
 
@@ -27,12 +27,12 @@ from msatools.target.model import Crash, Kind, Source, Target
 
 
 def describe(prog: Program) -> Target:
-    """Describe a program that drgn's prompt or another tool opened.
+    """Describe a program opened by drgn's prompt or another tool.
 
-    Where nothing serves its types, its own BTF is made to.
+    If its types are not loaded, load its own BTF.
 
     :raises NotADumpError: if it is not a kernel
-    :raises NoTypesError: if it has no types loaded, nor BTF
+    :raises NoTypesError: if it has neither types loaded nor BTF
     """
     if not prog.flags & ProgramFlags.IS_LINUX_KERNEL:
         raise NotADumpError("prog", "not a Linux kernel", "open a kernel or its dump")
@@ -52,10 +52,10 @@ def describe(prog: Program) -> Target:
 
 
 def describe_opened(prog: Program, path: str, dump: DumpFile | None) -> Target:
-    """Describe a program of which it is known what it was opened from.
+    """Describe a program opened from a known target.
 
-    :param path: what to call it
-    :param dump: what the dump's headers say, ``None`` where there are none
+    :param path: The name of the target.
+    :param dump: Headers of the dump; ``None`` if the target is not a dump.
     """
     assert prog.platform is not None
     sources = tuple(_sources(prog))
@@ -114,7 +114,7 @@ def _check_types(prog: Program, path: str) -> None:
 
 
 def _has_types(prog: Program) -> bool:
-    """Return whether anything else serves the kernel's types, a plugin perhaps."""
+    """Return whether the kernel's types come from elsewhere, such as a plugin."""
     try:
         prog.type("struct page")
     except LookupError:
@@ -123,9 +123,9 @@ def _has_types(prog: Program) -> bool:
 
 
 def crash_of(prog: Program) -> Crash | None:
-    """Return how the kernel died; ``None`` if it did not, or that is not known.
+    """Return how the kernel crashed; ``None`` if it did not, or if that is unknown.
 
-    A guest that panicked and was not started anew can still be looked at.
+    It may also be a guest that panicked and was not restarted.
     """
     if prog.flags & ProgramFlags.IS_LOCAL:
         return None
@@ -150,7 +150,7 @@ def crash_of(prog: Program) -> Crash | None:
 def _crashed_task(prog: Program, cpu: int) -> Object | None:
     try:
         if prog.flags & ProgramFlags.IS_LIVE:
-            # The helpers take long to import, and few targets are crashes.
+            # The helpers are slow to import, and few targets are crashes.
             from drgn.helpers.linux.sched import cpu_curr
 
             return cpu_curr(prog, cpu)
@@ -176,7 +176,7 @@ def _comm(task: Object) -> str | None:
 
 
 def _panic_message(prog: Program) -> str | None:
-    # The helpers take long to import, and few targets are crashes.
+    # The helpers are slow to import, and few targets are crashes.
     from drgn.helpers.linux.panic import panic_message
 
     try:

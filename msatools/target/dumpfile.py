@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a dump file says of itself, before drgn opens it."""
+"""Headers of a dump file, read before drgn opens it."""
 
 import os
 import stat
@@ -26,31 +26,31 @@ _COMPRESSED = {
 
 @dataclass(frozen=True)
 class DumpFile:
-    """The facts in a dump's headers."""
+    """Facts from the headers of a dump."""
 
     kind: Literal["elf", "kdump"]
     format: str
-    """The format in words, such as ``kdump zlib, flattened`` or ``ELF``."""
+    """Name of the format, such as ``kdump zlib, flattened`` or ``ELF``."""
 
     truncated: bool
     dump_level: int | None
     machine: str | None
-    """``utsname.machine``, where the header holds it."""
+    """``utsname.machine``; ``None`` if the header lacks it."""
 
     release: str | None
-    """``utsname.release``, where the header holds it."""
+    """``utsname.release``; ``None`` if the header lacks it."""
 
 
 def read_dump_file(path: str) -> DumpFile:
-    """Read the headers of the dump at ``path``.
+    """Read the headers of the dump at *path*.
 
     :raises NotADumpError: if it is a file of another kind
-    :raises DamagedDumpError: if its headers are cut off or make no sense
+    :raises DamagedDumpError: if its headers are cut off or contradict themselves
     :raises NotPermittedError: if this user may not read it
     :raises TargetError: if there is no such file, or it cannot be read
     """
     try:
-        # A FIFO without a writer would block, were it opened before it is looked at.
+        # Opening a FIFO without a writer would block.
         check_is_file(path, os.stat(path))
         with open(path, "rb", buffering=0) as file:
             size = os.lseek(file.fileno(), 0, os.SEEK_END)
@@ -60,9 +60,9 @@ def read_dump_file(path: str) -> DumpFile:
 
 
 def check_is_file(path: str, status: os.stat_result) -> None:
-    """Refuse what cannot hold a dump.
+    """Check that a file can hold a dump.
 
-    :raises NotADumpError: for anything but a regular file or a block device
+    :raises NotADumpError: if it is neither a regular file nor a block device
     """
     mode = status.st_mode
     if stat.S_ISREG(mode) or stat.S_ISBLK(mode):
@@ -75,7 +75,7 @@ def check_is_file(path: str, status: os.stat_result) -> None:
 
 
 def os_error(path: str, error: OSError) -> TargetError:
-    """Put into words why the file at ``path`` could not be read."""
+    """Return the error for a file at *path* that could not be read."""
     if isinstance(error, FileNotFoundError):
         return TargetError(path, "no such file", "check the path")
     if isinstance(error, PermissionError):
@@ -149,7 +149,7 @@ def _parse_kdump(path: str, read: ReadAt, size: int) -> DumpFile:
     try:
         truncated = size < kdump.end(read, header)
     except EOFError as error:
-        # libkdumpfile would map what is not there, and be killed by SIGBUS.
+        # libkdumpfile would map beyond the end of the file, and get SIGBUS.
         raise DamagedDumpError(
             path, "cut off before its pages can be found", "copy the dump again"
         ) from error

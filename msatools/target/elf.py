@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The headers of an ELF file: is it a core, does it end too early, which build."""
+"""Headers and notes of ELF files, such as the build ID."""
 
 import struct
 from collections.abc import Iterator
@@ -20,16 +20,16 @@ _NT_GNU_BUILD_ID = 3
 
 @dataclass(frozen=True)
 class Extent:
-    """A program header or section, as far as we look at it."""
+    """The parts of a program header or section header that are used here."""
 
     kind: int
     """``p_type`` or ``sh_type``."""
 
     offset: int
-    """Where its contents begin in the file, in bytes."""
+    """Offset of its contents in the file, in bytes."""
 
     size: int
-    """Bytes it takes in the file."""
+    """Size of its contents in the file, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Elf:
 
     is_core: bool
     byteorder: str
-    """``<`` or ``>``, as :mod:`struct` writes it."""
+    """``<`` or ``>``, as in formats of :mod:`struct`."""
 
     segments: tuple[Extent, ...]
     sections: tuple[Extent, ...]
 
     @property
     def end(self) -> int:
-        """The size the file must have to hold every segment."""
+        """Minimum size of a file that holds all segments."""
         return max(
             (segment.offset + segment.size for segment in self.segments), default=0
         )
@@ -54,7 +54,7 @@ class Elf:
 def parse(read: ReadAt) -> Elf:
     """Parse the headers.
 
-    Layouts are those of elf.h's ``Elf32_*`` and ``Elf64_*`` structures.
+    The layouts are those of ``Elf32_*`` and ``Elf64_*`` in elf.h.
 
     :raises ValueError: if this is not an ELF file
     :raises EOFError: if the file ends within its headers
@@ -73,7 +73,7 @@ def parse(read: ReadAt) -> Elf:
     e_type, _, _, _, phoff, shoff, _, _, phentsize, phnum, shentsize, shnum, _ = fields
 
     if shoff and (shnum == 0 or phnum == _PN_XNUM):
-        # Counts that do not fit the header are in the first section header.
+        # Counts that do not fit into the header are in the first section header.
         count = struct.Struct(byteorder + ("32xQ4xI" if is_64 else "20xI4xI"))
         many_sections, many_segments = count.unpack(
             read_exactly(read, shoff, count.size)
@@ -107,8 +107,8 @@ def notes(read: ReadAt, elf: Elf) -> Iterator[ElfNote]:
 
     :raises EOFError: if the file ends within them
     """
-    # A separate debug file has its program headers but not what they point at, so
-    # the sections go first.
+    # The sections go first: the program headers of a separate debug file point to
+    # contents that it does not have.
     extents = [section for section in elf.sections if section.kind == _SHT_NOTE]
     extents += [segment for segment in elf.segments if segment.kind == _PT_NOTE]
     for extent in extents:
@@ -117,7 +117,7 @@ def notes(read: ReadAt, elf: Elf) -> Iterator[ElfNote]:
 
 
 def build_id(read: ReadAt, elf: Elf) -> bytes | None:
-    """Find the GNU build ID, ``None`` if the file has none.
+    """Return the GNU build ID; ``None`` if not found.
 
     :raises EOFError: if the file ends within its notes
     """
@@ -145,11 +145,11 @@ def _parse_notes(data: bytes, byteorder: str) -> Iterator[ElfNote]:
     position = 0
     while position + header.size <= len(data):
         name_size, size, kind = header.unpack_from(data, position)
-        name_at = position + header.size
-        at = name_at + _aligned(name_size)
-        position = at + _aligned(size)
-        name = data[name_at : name_at + name_size].rstrip(b"\0")
-        yield ElfNote(name, kind, data[at : at + size])
+        name_start = position + header.size
+        start = name_start + _aligned(name_size)
+        position = start + _aligned(size)
+        name = data[name_start : name_start + name_size].rstrip(b"\0")
+        yield ElfNote(name, kind, data[start : start + size])
 
 
 def _aligned(size: int) -> int:

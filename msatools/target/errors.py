@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Why a target could not be opened, in words for the person who named it."""
+"""Errors for targets that cannot be opened, with a text for the user."""
 
 
 class TargetError(Exception):
-    """A target, or its types, could not be had.
+    """A target, or its types, cannot be opened.
 
-    :param what: what was asked for, usually a path
-    :param why: what is wrong with it
-    :param what_to_do: the next step for the user
+    :param what: What was requested, usually a path.
+    :param why: What is wrong with it.
+    :param what_to_do: The next step for the user.
     """
 
     def __init__(self, what: str, why: str, what_to_do: str) -> None:
@@ -22,23 +22,23 @@ class TargetError(Exception):
 
 
 class NotADumpError(TargetError):
-    """The file can be read, but it is no dump of a kernel."""
+    """The file can be read, but it is not a dump of a kernel."""
 
 
 class DamagedDumpError(TargetError):
-    """The file was a dump, but too little of it is left to open it."""
+    """The file is a dump, but too damaged to be opened."""
 
 
 class NotPermittedError(TargetError):
-    """The target is there, but this user or this kernel does not allow it."""
+    """The target exists, but this user or this kernel may not read it."""
 
 
 class NoTypesError(TargetError):
-    """Nothing describes the types and symbols of this kernel."""
+    """No source has the types and symbols of this kernel."""
 
 
 class WrongBuildError(TargetError):
-    """The debug info named belongs to another build of the kernel."""
+    """The debug info belongs to another build of the kernel."""
 
 
 def damaged_types(what: str, error: Exception) -> NoTypesError:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The running kernel's /proc/kcore, whose table of segments may change under us.
+"""The running kernel's /proc/kcore, whose table of segments may change while open.
 
 drgn reads the table (ELF program headers) once, when it opens the file. The kernel
-makes it anew at the first open() after memory came or went (fs/proc/kcore.c). What came
-then has segments that drgn does not know of. And where the segments are more or fewer
-by so many that the headers before them take another page, all of them move by a page:
-for every open file, and without a word.
+rebuilds it at the first open() after memory was added or removed (fs/proc/kcore.c).
+drgn then lacks the segments of added memory. And if the headers need more or fewer
+pages than before, the file offsets of all segments change, for every open file and
+without any error.
 """
 
 import errno
@@ -26,21 +26,21 @@ KCORE = "/proc/kcore"
 _OPEN_FILES = "/proc/self/fd"
 
 _NAME = "msatools.kcore"
-"""What is known of a program's segments, in its cache."""
+"""Key of a program's :class:`Segments` in its cache."""
 
 _IDENT = b"\x7fELF\2"
 _HEADER_BYTES = 64
-_COUNT_AT = 56
+_COUNT_OFFSET = 56
 _ENTRY_BYTES = 56
 _PT_LOAD = 1
 _NOWHERE = (1 << 64) - 1
-"""``p_paddr`` of what is not at one place in physical memory."""
+"""``p_paddr`` of a segment that is not contiguous in physical memory."""
 
 _ATTEMPTS = 8
 
 
 class MovedError(TargetError):
-    """All of /proc/kcore moved while a report was made: what was read is not true."""
+    """The offsets in /proc/kcore changed during a report, so its data are wrong."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -49,19 +49,19 @@ class MovedError(TargetError):
 
 
 class Segment(NamedTuple):
-    """A range of memory that /proc/kcore has."""
+    """A range of memory in /proc/kcore."""
 
     address: int
-    """Of its first byte, as the kernel maps it."""
+    """Virtual address of its first byte."""
 
     size: int
     physical: int
     """Physical address of its first byte, or ``_NOWHERE``."""
 
     offset: int
-    """Where it begins in the file."""
+    """Offset of its first byte in the file."""
 
-    def has(self, address: int, physical: bool) -> bool:
+    def contains(self, address: int, physical: bool) -> bool:
         """Return whether an address lies in it."""
         start = self.physical if physical else self.address
         return start != _NOWHERE and start <= address < start + self.size
@@ -71,10 +71,10 @@ Table = tuple[Segment, ...]
 
 
 class Segments:
-    """The segments of a /proc/kcore that drgn has open, and what became of them.
+    """The current segments of a /proc/kcore that drgn has open.
 
-    drgn goes on to read what is as it was when it opened the file. What changed since
-    is read here, with one pread a read as well.
+    drgn itself reads segments that are unchanged since it opened the file. Segments
+    that changed are read here, also with one pread() per read.
     """
 
     def __init__(self, path: str = KCORE) -> None:
@@ -85,20 +85,20 @@ class Segments:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._fd)
         self._known: Table = ()
-        """By which drgn reads, and we."""
+        """The table that drgn and this object read by."""
 
         self._headers = b""
-        """Which say the same."""
+        """The headers with that table, if they were read."""
 
         self._ascending: list[Segment] = []
         self._starts: list[int] = []
 
     def look(self) -> Table:
-        """Read the table as it is now; where memory came or went, it is made anew."""
+        """Read the current table; open() makes the kernel rebuild it if needed."""
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            # Locked down since; what is open may still be read.
+            # The kernel may have been locked down; open files can still be read.
             return _read_table(self._fd, len(self._known))
         try:
             return _read_table(fd, len(self._known))
@@ -106,7 +106,7 @@ class Segments:
             os.close(fd)
 
     def know(self, table: Table) -> None:
-        """Take it that all reads of now go by a table."""
+        """Read by a table from now on."""
         self._known = table
         self._headers = b""
         self._ascending = sorted(table)
@@ -114,11 +114,11 @@ class Segments:
 
     def refresh(self, prog: Program) -> bool:
         """Let drgn read by the current table; return whether it had changed."""
-        known, now = self._known, self.look()
-        if now == known:
+        known, current = self._known, self.look()
+        if current == known:
             return False
-        self.know(now)
-        for segment in {*known} ^ {*now}:
+        self.know(current)
+        for segment in {*known} ^ {*current}:
             prog.add_memory_segment(segment.address, segment.size, self._read)
             if segment.physical != _NOWHERE:
                 prog.add_memory_segment(
@@ -127,9 +127,9 @@ class Segments:
         return True
 
     def is_unchanged(self) -> bool:
-        """Tell, with one read, whether the table is still the one that is known."""
+        """Return, with one read, whether the table is still the one in use."""
         if self._headers:
-            # Most often they are the same to the byte.
+            # Usually they are the same to the byte.
             headers = os.pread(self._fd, len(self._headers), 0)
             if headers == self._headers:
                 return True
@@ -141,9 +141,9 @@ class Segments:
         return True
 
     def is_moved(self) -> bool:
-        """Return whether reads by the known table now go to the wrong place."""
-        now = _read_table(self._fd, len(self._known))
-        offsets = {segment.address: segment.offset for segment in now}
+        """Return whether the table in use has wrong offsets now."""
+        current = _read_table(self._fd, len(self._known))
+        offsets = {segment.address: segment.offset for segment in current}
         return any(
             offsets.get(segment.address, segment.offset) != segment.offset
             for segment in self._known
@@ -168,17 +168,17 @@ class Segments:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _find(self, address: int, physical: bool) -> Segment:
-        """Find the segment that has an address, and of several the last in the table.
+        """Find the segment that contains an address; of several, the last in the table.
 
-        The kernel's own text lies in the RAM, too, where it has another address.
+        Kernel text is contained in two: it is also part of RAM.
         """
         if physical:
             for segment in reversed(self._known):
-                if segment.has(address, physical):
+                if segment.contains(address, physical):
                     return segment
-        elif at := bisect_right(self._starts, address):
-            segment = self._ascending[at - 1]
-            if segment.has(address, physical):
+        elif index := bisect_right(self._starts, address):
+            segment = self._ascending[index - 1]
+            if segment.contains(address, physical):
                 return segment
         raise FaultError("could not find memory: it is gone", address)
 
@@ -194,19 +194,20 @@ def open_kcore() -> Program:
     prog.set_kernel()
     if segments.look() == before:
         segments.know(before)
-    # Else drgn may have seen either, and nothing of it is taken as known.
+    # Else drgn may have read either table: then refresh() replaces all segments.
     prog.cache[_NAME] = segments
     return prog
 
 
 @contextmanager
 def steady(prog: Program) -> Iterator[None]:
-    """Make a report from /proc/kcore as it is now, and see that it stayed so.
+    """Run a report on the current /proc/kcore, and check afterwards that it is valid.
 
-    Memory that comes while the report is made is not in it. Memory that goes meanwhile
-    is zeros (fs/proc/kcore.c). Other programs change nothing at all.
+    Memory added during the report is not in it. Memory removed meanwhile reads as zeros
+    (fs/proc/kcore.c). For programs that do not read /proc/kcore this does nothing.
 
-    :raises MovedError: if all that was read may be wrong, whatever came of it
+    :raises MovedError: if the data that were read may be wrong, even if the report
+        failed otherwise
     """
     segments = _segments_of(prog)
     if segments is None:
@@ -225,10 +226,10 @@ def steady(prog: Program) -> Iterator[None]:
 
 def is_unchanged(prog: Program) -> bool:
     """
-    Tell whether reads from /proc/kcore up to now went where they should.
+    Return whether all reads from /proc/kcore so far used the right offsets.
 
-    For who asks for little, and often: :func:`steady` costs more. After memory came or
-    went the answer is no until that has been called.
+    It costs less than :func:`steady`, for callers that read little and often. After
+    memory was added or removed it returns False until :func:`steady` is called.
     """
     segments = _segments_of(prog)
     return segments is None or segments.is_unchanged()
@@ -236,54 +237,54 @@ def is_unchanged(prog: Program) -> bool:
 
 def open_again(prog: Program) -> None:
     """
-    Give a forked process a /proc/kcore of its own, if that is what a program reads.
+    Reopen /proc/kcore in a forked process, if that is what the program reads.
 
-    To be called before the process reads. What is read goes by way of a page that
-    belongs to the open file (``private_data`` in fs/proc/kcore.c), and is copied to it
-    and from it without a lock: of two processes that read by the same open file at the
-    same time, one may get what the other has asked for.
+    It must be called before the process reads. The kernel copies data by way of a page
+    of the open file (``private_data`` in fs/proc/kcore.c) without a lock: of two
+    processes that read the same open file at the same time, one may get the data for
+    the other.
 
-    As any open() of it, this may have the table of segments made anew: then
-    :func:`steady` tells.
+    Like any open(), this may make the kernel rebuild the table of segments:
+    :func:`steady` detects that.
 
     :raises OSError: if it cannot be opened again; then the process must not read
     """
     if not _is_kcore(prog):
         return
-    numbers = [int(name) for name in os.listdir(_OPEN_FILES)]
-    shared = [number for number in numbers if _leads_to_kcore(number)]
+    fds = [int(name) for name in os.listdir(_OPEN_FILES)]
+    shared = [fd for fd in fds if _is_named_kcore(fd)]
     if not shared:
         raise FileNotFoundError(errno.ENOENT, "no open file is of", KCORE)
-    for number in shared:
-        own = os.open(f"{_OPEN_FILES}/{number}", os.O_RDONLY | os.O_CLOEXEC)
-        os.dup2(own, number, inheritable=False)
+    for fd in shared:
+        own = os.open(f"{_OPEN_FILES}/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        os.dup2(own, fd, inheritable=False)
         os.close(own)
 
 
-def _leads_to_kcore(number: int) -> bool:
+def _is_named_kcore(fd: int) -> bool:
     try:
-        path = os.readlink(f"{_OPEN_FILES}/{number}")
+        path = os.readlink(f"{_OPEN_FILES}/{fd}")
     except FileNotFoundError:
-        # By which the numbers were listed.
+        # The descriptor that os.listdir() used.
         return False
-    # Of any mount of proc; and to open another file of that name again does no harm.
+    # proc may be mounted elsewhere; reopening another file of that name is harmless.
     return os.path.basename(path) == os.path.basename(KCORE)
 
 
 def _segments_of(prog: Program) -> Segments | None:
-    """Find what is known of a program's segments; ``None`` if it is no /proc/kcore."""
+    """Return the segments of a program; ``None`` if it does not read /proc/kcore."""
     found: Segments | None = prog.cache.get(_NAME)
     if found is None and _is_kcore(prog):
         try:
             found = Segments()
         except OSError:
-            # Opened by somebody else, for us.
+            # The program was opened with other privileges.
             return None
         prog.cache[_NAME] = found
     return found
 
 
-# Made once: a query has no time for it.
+# Computed once, for the sake of queries.
 _RUNNING = ProgramFlags.IS_LIVE | ProgramFlags.IS_LOCAL | ProgramFlags.IS_LINUX_KERNEL
 
 
@@ -292,21 +293,21 @@ def _is_kcore(prog: Program) -> bool:
 
 
 def _read_table(fd: int, count: int) -> Table:
-    """Read the table of segments with one read, so that it is of one moment.
+    """Read the table of segments with one read, so that it is consistent.
 
-    :param count: How many segments it may have; if others, it is read again.
+    :param count: Expected number of segments; if it is wrong, read again.
     """
     entries = count + 1  # PT_NOTE
     for _ in range(_ATTEMPTS):
         data = os.pread(fd, _HEADER_BYTES + entries * _ENTRY_BYTES, 0)
         if not data.startswith(_IDENT) or len(data) < _HEADER_BYTES:
-            # Of 32 bits, which come without memory that comes and goes.
+            # A 32-bit kernel: it has no memory hotplug.
             return ()
         order = "<" if data[len(_IDENT)] == 1 else ">"
-        (found,) = struct.unpack_from(f"{order}H", data, _COUNT_AT)
-        if found == entries:
+        (actual,) = struct.unpack_from(f"{order}H", data, _COUNT_OFFSET)
+        if actual == entries:
             return tuple(_segments(data, order))
-        entries = found
+        entries = actual
     raise OSError(errno.EAGAIN, "its table changes again and again")
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""The headers of makedumpfile's kdump-compressed format, as far as a report needs.
+"""Headers of makedumpfile's kdump-compressed format.
 
-Layouts are those of makedumpfile's ``struct disk_dump_header``, ``struct
+The layouts are those of makedumpfile's ``struct disk_dump_header``, ``struct
 kdump_sub_header``, ``struct page_desc`` and, for the flattened form, ``struct
 makedumpfile_data_header``. Pages themselves are read by libkdumpfile, not here.
 """
@@ -20,23 +20,23 @@ UNCOMPRESSED = "uncompressed"
 _INCOMPLETE = 0x8
 
 _UTSNAME_FIELD = 65
-_UTSNAME_AT = 12
+_UTSNAME_OFFSET = 12
 _FLAT_HEADER_SIZE = 4096
 _FLAT_END = b"\xff" * 16
-_FLAT_PIECES_SEEN = 64
+_MAX_FLAT_PIECES = 64
 
-# The header is in the first block, the sub header in the second; blocks are pages,
-# of 64 KiB at most on the architectures that drgn knows.
+# The header is in the first block, the sub header in the second; a block is a page, of
+# 64 KiB at most on the architectures that drgn supports.
 _FLAT_FRONT = 1 << 18
 
-# How many page descriptors from the end of the table to look at: the last pages
-# may all be zero pages, which share one block near the front of the file.
-_DESCRIPTORS_SEEN = 1 << 16
+# Number of page descriptors to read at the end of the table. One would not do: the last
+# pages may all be zero pages, which share one block near the front of the file.
+_MAX_DESCRIPTORS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Kdump:
-    """What the headers of a kdump say."""
+    """The headers of a kdump."""
 
     version: int
     release: str
@@ -49,32 +49,32 @@ class Kdump:
     """``zlib``, ``lzo``, ``snappy``, ``zstd`` or ``uncompressed``."""
 
     compression_flag: int
-    """What says so in the header, and of a page in its descriptor; 0 for none."""
+    """Its flag in the header and in page descriptors; 0 for none."""
 
     incomplete: bool
-    """makedumpfile itself marked the dump so, having run out of space."""
+    """Whether makedumpfile marked the dump as incomplete, having run out of space."""
 
     dump_level: int | None
-    """The bit mask of page types left out; ``None`` before header version 1."""
+    """Bit mask of the page types left out; ``None`` before header version 1."""
 
     split: bool
     """Whether this is one part of a dump that was split into several files."""
 
     has_vmcoreinfo: bool | None
-    """Whether the dump says where the kernel keeps things; drgn needs it. ``None``
-    where the architecture's padding would have to be known to tell."""
+    """Whether the dump has a VMCOREINFO note, which drgn needs; ``None`` if the field's
+    offset depends on the architecture's padding."""
 
     nr_cpus: int
     max_pfn: int | None
-    """Page frame numbers in the dump are below it; ``None`` where the architecture's
-    padding would have to be known to tell."""
+    """End of the page frame numbers in the dump; ``None`` if the field's offset depends
+    on the architecture's padding."""
 
     block_size: int
-    bitmap_at: int
-    """Where the two page bitmaps begin, in bytes."""
+    bitmap_offset: int
+    """Offset of the two page bitmaps in the file, in bytes."""
 
     bitmap_size: int
-    """Bytes that the two bitmaps take together."""
+    """Total size of the two bitmaps, in bytes."""
 
     byteorder: str
 
@@ -82,23 +82,23 @@ class Kdump:
 def parse(read: ReadAt) -> Kdump:
     """Parse the headers of a kdump that is not flattened.
 
-    :raises ValueError: if they are not a kdump's, or make no sense
+    :raises ValueError: if they are not those of a kdump, or contradict themselves
     :raises EOFError: if the file ends within them
     """
     if not read_exactly(read, 0, len(SIGNATURE)) == SIGNATURE:
         raise ValueError("not a kdump")
-    byteorder, word, counts_at = _shape(read)
+    byteorder, word, status_offset = _shape(read)
 
     version = _unpack(read, byteorder + "i", 8)[0]
     status, block_size, sub_header_blocks, bitmap_blocks = _unpack(
-        read, byteorder + "Iiii", counts_at
+        read, byteorder + "Iiii", status_offset
     )
-    (max_pfn,) = _unpack(read, byteorder + "I", counts_at + 16)
-    (nr_cpus,) = _unpack(read, byteorder + "i", counts_at + 36)
+    (max_pfn,) = _unpack(read, byteorder + "I", status_offset + 16)
+    (nr_cpus,) = _unpack(read, byteorder + "i", status_offset + 36)
     if sub_header_blocks < 0 or bitmap_blocks < 0 or nr_cpus < 0:
         raise ValueError("a kdump whose header holds negative sizes")
 
-    # The sub header begins with phys_base, a word, and grew with the version.
+    # The sub header begins with phys_base, one word, and grew with the version.
     dump_level, split, vmcoreinfo_size = None, 0, None
     if version >= 1:
         (dump_level,) = _unpack(read, byteorder + "i", block_size + word)
@@ -107,7 +107,7 @@ def parse(read: ReadAt) -> Kdump:
     if version >= 3 and word == 8:
         (vmcoreinfo_size,) = _unpack(read, byteorder + "Q", block_size + 40)
     if version >= 6 and word == 8:
-        # 32 bits were not enough for them.
+        # max_pfn_64, as 32 bits were not enough.
         (max_pfn,) = _unpack(read, byteorder + "Q", block_size + 96)
 
     flag = next((bit for bit in _COMPRESSION if status & bit), 0)
@@ -124,52 +124,52 @@ def parse(read: ReadAt) -> Kdump:
         nr_cpus=nr_cpus,
         max_pfn=max_pfn if word == 8 else None,
         block_size=block_size,
-        bitmap_at=(1 + sub_header_blocks) * block_size,
+        bitmap_offset=(1 + sub_header_blocks) * block_size,
         bitmap_size=bitmap_blocks * block_size,
         byteorder=byteorder,
     )
 
 
 def end(read: ReadAt, header: Kdump) -> int:
-    """Return the size the file must have to hold its pages, or come close to it.
+    """Return the minimum size of a file that holds all pages, or nearly that.
 
-    Pages are written in order, so the last descriptors tell, and few are read.
+    Pages are written in order, so that reading the last few descriptors suffices.
 
     :raises EOFError: if the file ends within its bitmaps or descriptors
     """
     # struct page_desc: the page's data, size, flags and struct page flags.
     descriptor = struct.Struct(header.byteorder + "QI12x")
-    first_at = header.bitmap_at + header.bitmap_size
+    start = header.bitmap_offset + header.bitmap_size
     # The second bitmap has a bit for each page that was kept.
     half = header.bitmap_size // 2
-    count = _bits_set(read, header.bitmap_at + half, half)
-    seen = min(count, _DESCRIPTORS_SEEN)
-    last_at = first_at + (count - seen) * descriptor.size
-    table = read_exactly(read, last_at, seen * descriptor.size)
+    count = _bits_set(read, header.bitmap_offset + half, half)
+    last = min(count, _MAX_DESCRIPTORS)
+    last_start = start + (count - last) * descriptor.size
+    table = read_exactly(read, last_start, last * descriptor.size)
     return max(
         (offset + size for offset, size in descriptor.iter_unpack(table)),
-        default=first_at,
+        default=start,
     )
 
 
 def is_flat_complete(last_bytes: bytes) -> bool:
-    """Tell from its last 16 bytes whether a flattened file has its end marker."""
+    """Return whether the last 16 bytes of a flattened file are its end marker."""
     return last_bytes == _FLAT_END
 
 
 def unflatten(read: ReadAt) -> ReadAt:
-    """Read the front of a flattened kdump as the file it stands for.
+    """Rebuild the front of a flattened kdump, which has the headers.
 
-    The flattened form is a list of pieces, each with the offset at which it belongs,
-    the headers among the first. Only they are put together.
+    The flattened form is a list of pieces, each with its offset in the kdump, the
+    headers among the first.
 
     :raises EOFError: if the file ends within its first pieces
-    :raises ValueError: if a piece belongs nowhere
+    :raises ValueError: if the offset or size of a piece is negative
     """
     piece_header = struct.Struct(">qq")
     front = bytearray()
     position = _FLAT_HEADER_SIZE
-    for _ in range(_FLAT_PIECES_SEEN):
+    for _ in range(_MAX_FLAT_PIECES):
         header = read_exactly(read, position, piece_header.size)
         if header == _FLAT_END:
             break
@@ -190,17 +190,17 @@ def unflatten(read: ReadAt) -> ReadAt:
 
 
 def _shape(read: ReadAt) -> tuple[str, int, int]:
-    """Tell byte order, word size, and where ``status`` lies in the header.
+    """Find byte order, word size, and the offset of ``status`` in the header.
 
-    The header does not say. ``block_size`` is a page size of the kernel, so it is a
-    power of two in one of the four readings only.
+    The header does not store them. ``block_size`` is the kernel's page size, which is a
+    sound power of two with only one of the four combinations.
     """
-    # After utsname comes a struct timeval, of two words and aligned as one.
+    # utsname is followed by a struct timeval: two words, aligned to a word.
     for byteorder in "<>":
-        for word, status_at in ((8, 424), (4, 412)):
-            (block_size,) = _unpack(read, byteorder + "i", status_at + 4)
+        for word, status in ((8, 424), (4, 412)):
+            (block_size,) = _unpack(read, byteorder + "i", status + 4)
             if 1024 <= block_size <= 1 << 16 and block_size.bit_count() == 1:
-                return byteorder, word, status_at
+                return byteorder, word, status
     raise ValueError("a kdump whose header has no sound block size")
 
 
@@ -210,7 +210,7 @@ def _unpack(read: ReadAt, layout: str, offset: int) -> tuple[int, ...]:
 
 def _utsname(read: ReadAt, index: int) -> str:
     """Read a field of ``struct new_utsname``."""
-    field = read_exactly(read, _UTSNAME_AT + index * _UTSNAME_FIELD, _UTSNAME_FIELD)
+    field = read_exactly(read, _UTSNAME_OFFSET + index * _UTSNAME_FIELD, _UTSNAME_FIELD)
     return field.partition(b"\0")[0].decode("ascii", "backslashreplace")
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a kernel maps in one piece, read without its page tables.
+"""Reads of linearly mapped kernel memory without a walk of page tables.
 
-QEMU's dumps and kdumps know physical addresses only, so that drgn walks the kernel's
-page tables for each read: four reads more, or five. On x86-64 (Documentation/arch/x86/
-x86_64/mm.rst) all memory is mapped in one piece at ``page_offset_base``, and the
-kernel's own code and data in another; almost all that is ever read lies there.
+QEMU's dumps and kdumps have physical addresses only, so that drgn walks the kernel's
+page tables for each read, with four or five more reads. On x86-64 (Documentation/arch/
+x86/x86_64/mm.rst) the direct map of all memory begins at ``page_offset_base``, and the
+kernel's image is mapped linearly, too; almost all reads go to one of these.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,10 +25,10 @@ _DIRECT_MAP = "msatools.direct map"
 
 _PAGE_SHIFT = 12
 _MAX_BYTES = 1 << 52
-"""Physical addresses have 52 bits at most."""
+"""Maximum size of physical memory: addresses have 52 bits at most."""
 
-# The parts of the kernel's image that stay (arch/x86/kernel/vmlinux.lds.S): what is
-# between is freed after boot.
+# The parts of the kernel's image that are kept (arch/x86/kernel/vmlinux.lds.S): the
+# init sections between them are freed after boot.
 _IMAGE = (
     ("_stext", "_etext"),
     ("__start_rodata", "__end_rodata"),
@@ -38,7 +38,7 @@ _IMAGE = (
 
 
 class Piece(NamedTuple):
-    """A range of virtual addresses that is one range of physical ones."""
+    """A range of virtual addresses that is physically contiguous."""
 
     start: int
     size: int
@@ -46,24 +46,24 @@ class Piece(NamedTuple):
 
 
 def map_kernel(prog: Program) -> None:
-    """Let drgn walk the page tables of a dump or a guest as seldom as possible."""
+    """Let drgn walk the page tables of a dump or a guest as rarely as possible."""
     map_vmalloc(prog)
     map_linear(prog)
 
 
 def map_linear(prog: Program) -> list[Piece]:
-    """Let drgn read what is mapped in one piece from physical memory.
+    """Let drgn read linearly mapped memory by physical address.
 
-    A piece of which either end is not where the page tables have it is left to them,
-    as all is on other architectures.
+    A piece is skipped if the page tables map either end elsewhere. On architectures
+    other than x86-64 nothing is changed.
 
     :return: The pieces.
     """
     platform = prog.platform
     if platform is None or platform.arch != Architecture.X86_64:
         return []
-    memory = [piece for piece in _all_memory(prog) if _is_so(prog, piece)]
-    pieces = memory + [piece for piece in _image(prog) if _is_so(prog, piece)]
+    memory = [piece for piece in _all_memory(prog) if _is_mapped(prog, piece)]
+    pieces = memory + [piece for piece in _image(prog) if _is_mapped(prog, piece)]
     for piece in pieces:
         prog.add_memory_segment(piece.start, piece.size, _reading(prog, piece))
     for piece in memory:
@@ -73,10 +73,10 @@ def map_linear(prog: Program) -> list[Piece]:
 
 class DirectMap:
     """
-    Where all physical memory is mapped, from its first byte on, if that is known.
+    The range where all physical memory is mapped, from its first byte on, if known.
 
-    Who reads much reads physical memory in place of this: that drgn asks what it was
-    given here takes half the time of each read.
+    Callers with many reads translate addresses in it themselves and read physical
+    memory: drgn's call back to this module takes half the time of a read.
     """
 
     __slots__ = ("size", "start")
@@ -85,24 +85,24 @@ class DirectMap:
         self.start = self.size = 0
 
     def set(self, start: int, size: int) -> None:
-        """Set where it lies, for all holders of this object."""
+        """Set the range, for all users of this object."""
         self.start, self.size = start, size
 
 
 def direct_map(prog: Program) -> DirectMap:
-    """Return the result of :func:`map_linear` for a program, present or future."""
+    """Return the direct map of a program, which :func:`map_linear` may set later."""
     found: DirectMap = prog.cache.setdefault(_DIRECT_MAP, DirectMap())
     return found
 
 
 def forget_direct_map(prog: Program) -> None:
-    """Let readers see what is laid over a program's memory, as drgn does."""
+    """Let readers use drgn's memory segments, as tests overlay memory with them."""
     direct_map(prog).set(0, 0)
 
 
 def _all_memory(prog: Program) -> Iterator[Piece]:
     try:
-        # Without CONFIG_DYNAMIC_MEMORY_LAYOUT it is a constant, and no variable.
+        # Without CONFIG_DYNAMIC_MEMORY_LAYOUT it is a constant.
         start = find_variable(prog, "page_offset_base").value_()
         yield Piece(start, find_variable(prog, "max_pfn").value_() << _PAGE_SHIFT, 0)
     except (LookupError, FaultError):
@@ -121,7 +121,8 @@ def _image(prog: Program) -> Iterator[Piece]:
         yield Piece(start, end - start, start - START_KERNEL_MAP + base)
 
 
-def _is_so(prog: Program, piece: Piece) -> bool:
+def _is_mapped(prog: Program, piece: Piece) -> bool:
+    """Return whether the page tables agree on both ends of a piece."""
     if not 0 < piece.size <= _MAX_BYTES:
         return False
     try:
@@ -141,7 +142,7 @@ def _reading(prog: Program, piece: Piece) -> Callable[[int, int, int, bool], byt
         try:
             data: bytes = read(base + offset, count, True)
         except drgn.FaultError as error:
-            # Of the address that was asked for, as without this.
+            # Report the virtual address, as without this function.
             raise drgn.FaultError(str(error), address) from error
         return data
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What every report says of the kernel it looked at."""
+"""Description of the target in every report."""
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -11,18 +11,18 @@ Types = Literal["dwarf", "btf"]
 
 
 UNLISTED = MappingProxyType({"unlisted": True})
-"""Metadata of a field that people see and JSON does not have."""
+"""Metadata of a field that is shown as text, but is not in JSON."""
 
 
 class Address(int):
-    """An address in the kernel looked at; reports show it as ``0x…``."""
+    """An address in the target kernel; reports show it as ``0x…``."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class Crash:
-    """How the kernel died; a field is ``None`` where the dump does not tell."""
+    """How the kernel crashed; a field is ``None`` if it is unknown."""
 
     message: str | None
     """The panic or oops line of the kernel log, control characters kept."""
@@ -34,7 +34,7 @@ class Crash:
 
 @dataclass(frozen=True)
 class Source:
-    """What serves the types of one module."""
+    """Source of the types of one module."""
 
     module: str
     """The name of a loadable module, or ``kernel``."""
@@ -42,21 +42,21 @@ class Source:
     types: Types
 
     path: str | None
-    """The file with the debug info; ``None`` for BTF, which the kernel carries."""
+    """File with the debug info; ``None`` for the kernel's own BTF."""
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What can be asked of stack frames, which depends on where types come from."""
+    """What stack frames show, which depends on the source of types."""
 
     frame_locals: bool
-    """Local variables and parameters."""
+    """Whether they have local variables and parameters."""
 
     inlined_frames: bool
-    """Functions that the compiler has put into their callers."""
+    """Whether they include inlined functions."""
 
     source_lines: bool
-    """Files and lines."""
+    """Whether they have source files and lines."""
 
 
 _CAPABILITIES: dict[Types, Capabilities] = {
@@ -67,7 +67,7 @@ _CAPABILITIES: dict[Types, Capabilities] = {
 
 @dataclass(frozen=True)
 class Target:
-    """The kernel looked at, and what it was read from."""
+    """The target kernel, and what it was read from."""
 
     path: str
     """The dump's path, ``/proc/kcore``, or the address of a QMP socket."""
@@ -79,23 +79,23 @@ class Target:
     page_size: int
 
     types: Types
-    """What serves types and symbols of the kernel proper."""
+    """Source of types and symbols of the kernel proper."""
 
     dump_level: int | None
-    """makedumpfile's ``-d`` bit mask; ``None`` where the format does not keep it."""
+    """makedumpfile's ``-d`` bit mask; ``None`` if the format does not store it."""
 
     truncated: bool
-    """Whether the file ends before its own tables say it should."""
+    """Whether the file is shorter than its headers require."""
 
     crash: Crash | None
 
     format: str = ""
-    """The file format in words, such as ``kdump zlib, flattened``."""
+    """Name of the file format, such as ``kdump zlib, flattened``."""
 
     sources: tuple[Source, ...] = field(default=(), metadata=UNLISTED)
-    """What serves each module that has types, the kernel proper first."""
+    """Source of each module that has types, the kernel proper first."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """What can be asked of the kernel's stack frames."""
+        """What the kernel's stack frames show."""
         return _CAPABILITIES[self.types]

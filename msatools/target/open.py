@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""Open what the user named: a dump, the running kernel, or a QEMU guest."""
+"""Opening of targets: a dump, the running kernel, or a QEMU guest."""
 
 import os
 from dataclasses import dataclass
@@ -35,37 +35,37 @@ _PROC = "/proc"
 _LOCKDOWN = "/sys/kernel/security/lockdown"
 _CAP_SYS_RAWIO = 17
 
-# utsname.machine, where it is not the name of drgn's architecture.
+# Values of utsname.machine that differ from drgn's names of architectures.
 _ARCHITECTURES = {"i686": "I386", "armv7l": "ARM", "ppc64le": "PPC64"}
 
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """What the user named. With neither path nor guest: the running kernel."""
+    """A target as requested: without path and guest, the running kernel."""
 
     path: str | None = None
-    """A dump, or ``/proc/kcore``."""
+    """Path of a dump, or ``/proc/kcore``."""
 
     qemu: str | None = None
-    """A QMP socket's path or ``host:port``."""
+    """Path or ``host:port`` of a QMP socket."""
 
     vmlinux: str | None = None
-    """Debug info of the kernel proper; ``None`` to take what drgn finds."""
+    """Path of the debug info of the kernel proper; ``None`` to let drgn find it."""
 
     types: Literal["auto", "dwarf", "btf"] = "auto"
-    """Where to take types from; ``auto``: debug info that is found, else BTF."""
+    """Source of types; ``auto`` for debug info if found, else BTF."""
 
     debuginfod: bool = False
     """Whether debug info may be fetched from the network."""
 
     @property
     def is_live(self) -> bool:
-        """Whether a running kernel is named, told without opening it."""
+        """Whether it is the running kernel, determined without opening it."""
         return self.path is None or os.path.realpath(self.path) == KCORE
 
 
 class Opened(NamedTuple):
-    """A target that is ready to be asked."""
+    """An opened target, with its types loaded."""
 
     prog: Program
     target: Target
@@ -74,8 +74,8 @@ class Opened(NamedTuple):
 def open_target(spec: TargetSpec) -> Opened:
     """Open a target and load types and symbols of the kernel proper.
 
-    :raises TargetError: if it, or its types, cannot be had; the subclasses in
-        :mod:`msatools.target.errors` tell the reasons apart
+    :raises TargetError: if it cannot be opened, or has no types; the subclasses in
+        :mod:`msatools.target.errors` distinguish the reasons
     """
     dump = None
     if spec.qemu is not None:
@@ -116,7 +116,7 @@ def _load_types(prog: Program, path: str, spec: TargetSpec) -> None:
         except NotSelfDescribedError as error:
             missing.append(str(error))
         else:
-            # So that nothing that drgn is asked to load later takes its place.
+            # So that a later request to load debug info does not replace it.
             main_module(prog).debug_file_status = ModuleFileStatus.DONT_NEED
             return
     what_to_do = debuginfo.how_to_get(prog)
@@ -153,11 +153,11 @@ def _open_dump(path: str, dump: DumpFile) -> Program:
 
 
 def mask_user_addresses(prog: Program) -> None:
-    """Let reads below the kernel's half of the addresses fail.
+    """Let reads of user addresses fail.
 
-    QEMU's ELF dumps call each physical address a virtual one, too (their segments have
-    p_vaddr 0), so a null pointer would lead to the interrupt table of real mode. In
-    kdumps, it is the memory of the process that ran when the dump was taken.
+    The segments of QEMU's ELF dumps have p_vaddr 0, so that a NULL pointer would lead
+    to the interrupt table of real mode. In kdumps it would lead to the process that ran
+    when the dump was taken.
     """
     assert prog.platform is not None
     if prog.platform.arch in (Architecture.X86_64, Architecture.AARCH64):
@@ -169,10 +169,10 @@ def _fault(address: int, count: int, offset: int, physical: bool) -> bytes:
 
 
 def _platform_of(dump: DumpFile) -> Platform | None:
-    """Return the platform where libkdumpfile cannot; ``None`` where drgn will.
+    """Return the platform if libkdumpfile cannot find it; ``None`` if it can.
 
-    QEMU (seen in 7.2) leaves all of utsname but the machine blank in the kdumps it
-    writes, and libkdumpfile then does not know the architecture.
+    QEMU (seen in 7.2) leaves all of utsname but the machine blank in its kdumps, and
+    libkdumpfile then cannot determine the architecture.
     """
     if dump.machine is None or dump.release is not None:
         return None
@@ -200,9 +200,9 @@ def _open_kcore(path: str) -> Program:
 
 
 def _check_kcore(path: str) -> None:
-    """Check that it is the kernel's own: containers may replace it.
+    """Check that /proc/kcore is the kernel's own: containers may replace it.
 
-    :raises OSError: if it is not there
+    :raises OSError: if it does not exist
     """
     if os.stat(KCORE).st_dev != os.stat(_PROC).st_dev:
         raise TargetError(
@@ -250,24 +250,24 @@ def _not_permitted(path: str) -> NotPermittedError:
 def _lockdown() -> str | None:
     """Return the lockdown mode of the running kernel if it denies /proc/kcore.
 
-    ``integrity`` does not: LOCKDOWN_KCORE (include/linux/security.h) is of what only
-    the other one denies.
+    ``integrity`` does not: LOCKDOWN_KCORE comes after LOCKDOWN_INTEGRITY_MAX in enum
+    lockdown_reason (include/linux/security.h).
     """
     try:
         with open(_LOCKDOWN, encoding="ascii") as file:
             modes = file.read()
     except OSError:
         return None
-    # The mode in force stands in brackets: "none integrity [confidentiality]".
+    # The current mode is in brackets: "none integrity [confidentiality]".
     mode = modes.partition("[")[2].partition("]")[0]
     return mode if mode == "confidentiality" else None
 
 
 def _may_read_raw() -> bool:
-    """Return whether this process has the capability that /proc/kcore asks for."""
+    """Return whether this process has the capability that /proc/kcore requires."""
     try:
         with open(f"{_PROC}/self/status", encoding="ascii", errors="replace") as file:
-            found = [line for line in file if line.startswith("CapEff:")]
+            lines = [line for line in file if line.startswith("CapEff:")]
     except OSError:
         return False
-    return any(int(line.split()[1], 16) >> _CAP_SYS_RAWIO & 1 for line in found)
+    return any(int(line.split()[1], 16) >> _CAP_SYS_RAWIO & 1 for line in lines)

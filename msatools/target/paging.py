@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How a kernel's page tables are made, and the walk of one address down them.
+"""Format of a kernel's page tables, and translation of single addresses.
 
-Levels, sizes and the bits of entries are in :class:`TableFormat` alone: those who go
-through many tables at once ask it too.
+Levels, sizes and the bits of entries are in :class:`TableFormat` only, which is also
+used to process whole tables at once.
 """
 
 import struct
@@ -18,7 +18,7 @@ from msatools.selfdesc.vmcoreinfo import vmcoreinfo_number
 
 PAGE_SHIFT = 12
 ENTRIES = 512
-"""Of a table, which is a page and has entries of 8 bytes."""
+"""Number of entries of a table, which is a page with entries of 8 bytes."""
 
 TABLE_BYTES = 8 * ENTRIES
 
@@ -27,65 +27,65 @@ Booleans = npt.NDArray[np.bool_]
 
 _FRAME = 0x000F_FFFF_FFFF_F000
 _SHIFTS = (39, 30, 21, PAGE_SHIFT)
-_ENTRY = struct.Struct("<Q")
+_U64 = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
 class TableFormat:
     """
-    The page tables of one kernel; by default with four levels.
+    Format of the page tables of one kernel; by default with four levels.
 
     x86-64 (arch/x86/include/asm/pgtable_types.h and pgtable_64.h).
     """
 
     shifts: tuple[int, ...] = _SHIFTS
-    """Of the tables of each level, the top one first: how many bits of an address one
-    entry leaves to what it maps or names."""
+    """Shift of each level, the top one first: log2 of the bytes that an entry covers
+    (PGDIR_SHIFT, ..., PAGE_SHIFT)."""
 
     frame: int = _FRAME
-    """The bits of an entry that are the physical address of a page."""
+    """Mask of the physical address in an entry."""
 
     largest: int = 30
-    """The largest shift of an entry that can map memory itself."""
+    """Largest shift of an entry that can map a huge page."""
 
     present: int = 1 << 0
     huge: int = 1 << 7
-    """In a table above the lowest: maps memory itself, and names no table."""
+    """_PAGE_PSE: an entry above the lowest level maps a huge page."""
 
     protnone: int = 1 << 8
-    """Without ``present``: mapped all the same, but not to be touched."""
+    """_PAGE_PROTNONE: without ``present``, a page is mapped, but inaccessible."""
 
     special: int = 1 << 9
-    """vm_normal_page() finds no page there: the zero page, or memory of a device."""
+    """_PAGE_SPECIAL: the zero page or device memory, see vm_normal_page()."""
 
     hardware: int = 1 << 5 | 1 << 6
-    """Accessed and dirty, which some CPUs set in an entry that is none (erratum)."""
+    """Accessed and dirty, which some CPUs set in a none entry (erratum)."""
 
     swap_type_shift: int = 59
-    """Of an entry that is not present: above are the numbers of swap devices."""
+    """Shift of the number of the swap device in a swap entry."""
 
     user_entries: int = ENTRIES // 2
-    """Of a top-level table: those of user space, and after them the kernel's."""
+    """Number of user entries in a top-level table; the kernel's follow."""
 
     @property
     def levels(self) -> int:
-        """Return how many tables lead to a page."""
+        """Number of levels."""
         return len(self.shifts)
 
     def maps_memory(self, entry: int, shift: int) -> bool:
-        """Return whether an entry that is present maps memory, and names no table."""
+        """Return whether a present entry maps memory, not a table."""
         return entry & self.leaf_bits(shift) != 0
 
     def leaf_bits(self, shift: int) -> int:
-        """Return of which bits an entry that maps memory, and is present, has any."""
+        """Return the bits any of which is set in a present entry that maps memory."""
         if shift == PAGE_SHIFT:
             return self.present
         return self.huge if shift <= self.largest else 0
 
     def huge_of(self, entries: Words, shift: int) -> Booleans | None:
-        """Return which entries above the lowest level map memory, present or not.
+        """Return which entries above the lowest level map huge pages, present or not.
 
-        ``None`` if those of this shift never do.
+        :return: ``None`` if entries of this shift cannot.
         """
         if shift > self.largest:
             return None
@@ -98,7 +98,7 @@ class TableFormat:
         return present
 
     def tables(self, entries: Words, shift: int) -> Words:
-        """Return the physical addresses of the tables that entries name."""
+        """Return the physical addresses of the tables that entries point to."""
         named = self.present_of(entries)
         huge = self.huge_of(entries, shift)
         if huge is not None:
@@ -107,35 +107,35 @@ class TableFormat:
         return tables
 
     def user_pfns(self, entries: Words) -> Words:
-        """Return the pfn that each entry of user space maps.
+        """Return the pfn that each user entry maps.
 
         Linux kernel commit 6b28baca9b1f ("x86/speculation/l1tf: Protect PROT_NONE PTEs
-        against speculation") (in v4.19): what is not present is inverted.
+        against speculation") (in v4.19): if the entry is not present, it is inverted.
         """
-        straight = np.where(self.present_of(entries), entries, ~entries)
-        pfns: Words = (straight & np.uint64(self.frame)) >> np.uint64(PAGE_SHIFT)
+        plain = np.where(self.present_of(entries), entries, ~entries)
+        pfns: Words = (plain & np.uint64(self.frame)) >> np.uint64(PAGE_SHIFT)
         return pfns
 
 
 def pages_of(shift: int) -> int:
-    """Return how many pages an entry of this shift maps."""
+    """Return the number of pages that an entry of this shift maps."""
     return 1 << shift - PAGE_SHIFT
 
 
 def table_format(prog: Program) -> TableFormat | None:
-    """Return how a kernel's page tables are made; ``None`` if that is not known."""
+    """Return the format of a kernel's page tables; ``None`` if unknown."""
     platform = prog.platform
     if platform is None or platform.arch != Architecture.X86_64:
         return None
     # With 57 bits of virtual addresses (CONFIG_X86_5LEVEL, in v4.14).
     top = (48,) if vmcoreinfo_number(prog, "pgtable_l5_enabled") else ()
-    # With encrypted memory a bit of the address says so.
+    # With memory encryption (SME), a bit of the address marks encrypted pages.
     encrypted = vmcoreinfo_number(prog, "sme_mask") or 0
     return TableFormat((*top, *_SHIFTS), _FRAME & ~encrypted)
 
 
 class TableWalk:
-    """Page tables below one top-level table, each read when it is needed first."""
+    """Page tables below one top-level table, each read when first needed."""
 
     def __init__(
         self, form: TableFormat, root: int, read: Callable[[int], bytes]
@@ -153,9 +153,10 @@ class TableWalk:
 
     def find(self, address: int) -> tuple[int, int] | None:
         """
-        Find the physical address, and how many bytes follow in the same page.
+        Translate an address.
 
-        :return: ``None`` if nothing is mapped there.
+        :return: The physical address, and the number of bytes up to the end of the
+            page; ``None`` if nothing is mapped there.
         :raises FaultError: if a table cannot be read
         """
         entry, shift, error = self._descend(address, self.form.shifts)
@@ -195,7 +196,7 @@ class TableWalk:
         if form.maps_memory(entry, shift):
             first = (table >> shift << shift - PAGE_SHIFT) + within
             return np.arange(first, first + room, dtype=np.int64)
-        # There are too many of these to keep, and each is needed once or twice.
+        # Not cached: there are many, and each is needed once or twice.
         try:
             entries = np.frombuffer(self._read_table(table), "<u8")
         except FaultError:
@@ -208,10 +209,10 @@ class TableWalk:
         self, address: int, shifts: tuple[int, ...]
     ) -> tuple[int, int, FaultError | None]:
         """
-        Go down to what maps an address, at most by tables of these shifts.
+        Walk down to the entry that maps an address, through tables of these shifts.
 
-        :return: The last entry, its shift, and why its table is lost: 0 if it is not
-            present, or lost.
+        :return: The last entry, 0 if it is not present or could not be read; its shift;
+            and the error if it could not be read.
         """
         tables, table, entry, shift = self._tables, self._root, 0, 0
         present, frame = self._present, self._frame
@@ -222,10 +223,10 @@ class TableWalk:
                     entries = tables[table] = self._read_table(table)
                 except FaultError as error:
                     return 0, shift, error
-            (entry,) = _ENTRY.unpack_from(entries, (address >> shift) % ENTRIES * 8)
+            (entry,) = _U64.unpack_from(entries, (address >> shift) % ENTRIES * 8)
             if not entry & present:
                 return 0, shift, None
-            # As form.maps_memory() says, whose call takes as long as all else here.
+            # form.maps_memory() inlined: a call would double the time.
             if entry & self._leaf[shift]:
                 break
             table = entry & frame

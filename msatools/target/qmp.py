@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""A QEMU guest: connect to its QMP socket, and see that it stays the same guest.
+"""QEMU guests: connect to a QMP socket, and check that the guest stays the same.
 
-drgn asks QEMU for little: where the guest's memory lies in QEMU's own, and for the
-VMCOREINFO note, for which it takes a dump of one byte (QEMU stops the guest for that,
-less than a millisecond if no disk is slow to flush). It reads memory with
-process_vm_readv(), of which neither QEMU nor the guest knows; where it may not, or
-cannot, it has QEMU's monitor print it, 1 KiB at a time.
+drgn asks QEMU only for the addresses of the guest's memory within QEMU's own, and for
+the VMCOREINFO note, by a dump of one byte (QEMU stops the guest for that, less than a
+millisecond if no disk is slow to flush). It reads memory with process_vm_readv(), which
+neither QEMU nor the guest notices; if that is not permitted or not possible, it has
+QEMU's monitor print memory, 1 KiB at a time.
 """
 
 import errno
@@ -25,31 +25,31 @@ from msatools.selfdesc.variables import find_variable
 from msatools.target.errors import NotPermittedError, TargetError
 
 _TIMEOUT_S = 5.0
-"""How long QEMU may take for any one answer."""
+"""Maximum time for any answer of QEMU."""
 
 _NAME = "msatools.qmp"
-"""What is known of a program's guest, in its cache."""
+"""Key of a program's :class:`_Guest` in its cache."""
 
 _MAX_EVENTS_BYTES = 1 << 16
 _CREDENTIALS = struct.Struct("3i")
 """``struct ucred``: pid, uid, gid."""
 
 Identity = tuple[int, ...]
-"""What tells a kernel from all that the guest ran before, or will run later."""
+"""Identifies one boot of a guest's kernel."""
 
 
 def open_guest(address: str) -> Program:
     """Open a guest with drgn.
 
-    :param address: a Unix socket's path, or ``host:port``
+    :param address: Path of a Unix socket, or ``host:port``.
     :raises NotPermittedError: if this user may not connect
-    :raises TargetError: if nothing listens there, it is not a free QMP socket, QEMU
-        does not answer, or the guest does not say where its kernel is
+    :raises TargetError: if nothing listens there, if it is not a free QMP socket, if
+        QEMU does not answer, or if the guest provides no VMCOREINFO
     """
     prog = Program()
     connection = connect(address)
     over_network = connection.family != socket.AF_UNIX
-    # The connection is drgn's from here on, whether it likes it or not.
+    # drgn owns the descriptor from here on, even if it fails.
     descriptor = connection.detach()
     try:
         prog.set_qemu_qmp(descriptor)
@@ -73,16 +73,16 @@ def open_guest(address: str) -> Program:
 
 
 def connect(address: str) -> socket.socket:
-    """Connect, and see that QMP greets.
+    """Connect, and wait for QMP's greeting.
 
-    drgn would wait for ever on a socket that another client holds, so the greeting is
-    awaited here, and left in the socket for drgn. It would also wait for ever for the
-    answers of a QEMU that stands still after it has greeted: sending and receiving
-    have a time limit.
+    drgn would wait forever on a socket that another client uses: so wait for the
+    greeting here, and leave it in the socket for drgn. drgn would also wait forever for
+    answers of a QEMU that hangs after the greeting: so limit the time to send and
+    receive.
 
-    :param address: a Unix socket's path, or ``host:port``
+    :param address: Path of a Unix socket, or ``host:port``.
     :raises NotPermittedError: if this user may not connect
-    :raises TargetError: if nothing listens there, or nobody answers
+    :raises TargetError: if nothing listens there, or QEMU does not answer
     """
     try:
         connection = _connect(address)
@@ -91,7 +91,7 @@ def connect(address: str) -> socket.socket:
             address, "permission denied", "run as the user who runs the guest, or root"
         ) from error
     except (BlockingIOError, TimeoutError) as error:
-        # Others wait to be let in, as many as QEMU listens for.
+        # The backlog of the listening socket is full.
         raise _silent(address) from error
     except OSError as error:
         raise TargetError(
@@ -112,7 +112,7 @@ def _connect(address: str) -> socket.socket:
     if colon and port.isdecimal() and not host.startswith(("/", ".")):
         whom = (host or "localhost", int(port))
         connection = socket.create_connection(whom, _TIMEOUT_S)
-        # drgn's reads have to wait.
+        # drgn needs a blocking socket.
         connection.settimeout(None)
         _limit(connection)
         return connection
@@ -135,7 +135,7 @@ def _limit(connection: socket.socket) -> None:
 
 
 def _stopped_peer(connection: socket.socket) -> int | None:
-    """Return the PID of the listener, if a signal has stopped it."""
+    """Return the PID of the listener if a signal has stopped it, else ``None``."""
     if connection.family != socket.AF_UNIX:
         return None
     option = socket.SO_PEERCRED
@@ -143,7 +143,7 @@ def _stopped_peer(connection: socket.socket) -> int | None:
     pid: int = _CREDENTIALS.unpack(data)[0]
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            # The state comes after the name, which may hold anything.
+            # The state follows the name, which may contain any characters.
             state = file.read().rpartition(") ")[2][:1]
     except OSError:
         return None
@@ -164,7 +164,7 @@ def _silent(address: str, stopped: int | None = None) -> TargetError:
 
 
 def _refusal(address: str, error: Exception) -> TargetError:
-    """Put into words why drgn did not get what it asked QEMU for."""
+    """Return the error for a request of drgn that failed."""
     if isinstance(error, BlockingIOError):
         # SO_RCVTIMEO and SO_SNDTIMEO: EAGAIN.
         return _stuck(address)
@@ -199,18 +199,18 @@ def _gone(address: str) -> TargetError:
 
 
 class _Guest:
-    """A guest that drgn has open, and which kernel it runs."""
+    """A guest that drgn has open, and the identity of its kernel."""
 
     def __init__(self, address: str, descriptor: int) -> None:
         """
-        :param descriptor: the connection, which is drgn's and lives as long as it
+        :param descriptor: The connection, which drgn owns.
         """
         self.address = address
         self._descriptor = descriptor
         self._identity: Identity | None = None
 
     def learn(self, prog: Program) -> None:
-        """Learn which kernel runs, unless it is known, or has not come so far."""
+        """Identify the kernel, unless that is done, or too early in its boot."""
         if self._identity is None:
             try:
                 self._identity = _identify(prog)
@@ -225,25 +225,25 @@ class _Guest:
         :raises TargetError: if not
         """
         if "RESET" in self._events():
-            raise self._anew()
+            raise self._restarted()
         if self._identity is None:
             return
         try:
-            now = _identify(prog)
+            identity = _identify(prog)
         except FaultError:
-            now = None
+            identity = None
         except OSError as error:
             raise self.explain(error) from error
-        if now != self._identity:
-            raise self._anew()
+        if identity != self._identity:
+            raise self._restarted()
 
     def explain(self, error: OSError) -> TargetError:
-        """Put into words that memory could not be read."""
+        """Return the error for memory that could not be read."""
         if isinstance(error, BlockingIOError):
             self._abandon()
             return _stuck(self.address)
         if error.errno == errno.EFAULT:
-            # Not any more where gpa2hva said that it was.
+            # The address from gpa2hva is no longer valid.
             return TargetError(
                 self.address, "QEMU took memory from the guest", "run it again"
             )
@@ -256,28 +256,28 @@ class _Guest:
         return _gone(self.address)
 
     def _abandon(self) -> None:
-        """End the connection: a late answer would be taken for that to a later read."""
+        """End the connection: a late answer would be taken as that of a later read."""
         with (
             suppress(OSError),
             socket.socket(fileno=os.dup(self._descriptor)) as connection,
         ):
             connection.shutdown(socket.SHUT_RDWR)
 
-    def _anew(self) -> TargetError:
+    def _restarted(self) -> TargetError:
         return TargetError(
             self.address, "the guest has been reset or started anew", "run it again"
         )
 
     def _events(self) -> set[str]:
-        """Take the events that QEMU has sent, and return their names.
+        """Receive the events that QEMU has sent, and return their names.
 
-        They are no use to drgn, which reads the connection only when it has asked for
-        something. Nobody else reads them, and what is not read, QEMU has to keep.
+        drgn ignores events, and reads the connection only for answers. Nothing else
+        receives them, and QEMU has to queue them until then.
 
         :raises TargetError: if the connection has ended
         """
         names: set[str] = set()
-        # Closing another descriptor of it leaves the connection as it is.
+        # Closing a duplicate does not close the connection.
         with socket.socket(fileno=os.dup(self._descriptor)) as connection:
             while True:
                 try:
@@ -291,17 +291,17 @@ class _Guest:
                 if not data:
                     raise _gone(self.address)
                 size = data.rfind(b"\n") + 1
-                found = [_event(line) for line in data[:size].splitlines()]
-                names.update(name for name in found if name is not None)
-                if not size or found[0] is None:
-                    # It has not come in full; or drgn has the beginning of it, and
-                    # would take what comes next for the rest.
+                events = [_event(line) for line in data[:size].splitlines()]
+                names.update(name for name in events if name is not None)
+                if not size or events[0] is None:
+                    # Not a whole line yet; or drgn has received the beginning of it,
+                    # and needs the rest.
                     return names
                 connection.recv(size, socket.MSG_DONTWAIT)
 
 
 def _event(line: bytes) -> str | None:
-    """Read the name of an event, ``None`` if it is none."""
+    """Return the name of an event; ``None`` if the line is not an event."""
     try:
         message = json.loads(line)
     except ValueError:
@@ -311,13 +311,13 @@ def _event(line: bytes) -> str | None:
 
 
 def _identify(prog: Program) -> Identity | None:
-    """Return what identifies this boot of the kernel.
+    """Return the identity of this boot of the kernel.
 
-    That is where the task kthreadd is (which never ends), the nanosecond at which it
-    was made, and the boot's random stack canary. A guest's restart, kexec, or another
-    kernel are all the same to us: what is known of the old one does not hold.
+    It consists of the address of the task kthreadd, which never ends, its start time in
+    ns, and the random stack canary of the boot. It changes with a reset, kexec or
+    another kernel alike.
 
-    :return: ``None`` if it is too early to tell
+    :return: ``None`` before kthreadd exists.
     """
     pointer = prog.symbol("kthreadd_task").address
     address = prog.read_u64(pointer)
@@ -340,12 +340,12 @@ def _identify(prog: Program) -> Identity | None:
 
 @contextmanager
 def steady(prog: Program) -> Iterator[None]:
-    """Make a report of a guest, and see that it is the one that was opened.
+    """Run a report on a guest, and check that its kernel is the one that was opened.
 
-    It costs a look at the socket and three reads of memory.
+    It costs one check of the socket and three reads of memory.
 
     :raises TargetError: if QEMU ended or does not answer, or if the guest has been
-        started anew, whatever came of the report
+        restarted, even if the report failed otherwise
     """
     guest: _Guest | None = prog.cache.get(_NAME)
     if guest is None:

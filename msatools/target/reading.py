@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""How the parsers of file formats get at bytes, without knowing of files."""
+"""Reads for parsers of file formats, which take functions instead of files."""
 
 import os
 from collections.abc import Callable
 
 ReadAt = Callable[[int, int], bytes]
-"""``read(offset, size)``: the bytes there, fewer where the file ends."""
+"""``read(offset, size)`` returns bytes, fewer at the end of the file."""
 
 
 _LARGEST_TABLE = 1 << 30
-"""More than any table of a sound file takes, in bytes."""
+"""Maximum size of a table in a sound file, in bytes."""
 
 
 def reader_of(fd: int) -> ReadAt:
-    """Read from an open file, leaving its position alone."""
+    """Return a function that reads from an open file without moving its position."""
 
     def read(offset: int, size: int) -> bytes:
         return os.pread(fd, size, offset)
@@ -23,10 +23,10 @@ def reader_of(fd: int) -> ReadAt:
 
 
 def read_exactly(read: ReadAt, offset: int, size: int) -> bytes:
-    """Read ``size`` bytes.
+    """Read exactly *size* bytes.
 
     :raises EOFError: if the file ends before
-    :raises ValueError: if no sound file has so large a table
+    :raises ValueError: if *size* is too large for a table of a sound file
     """
     if not 0 <= size <= _LARGEST_TABLE:
         raise ValueError(f"a table of {size} bytes")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""What a dumped kernel maps page by page, read with each page table read once.
+"""Reads of vmalloc() memory in a dump, with each page table read once.
 
-Kernel stacks and modules lie where vmalloc() puts things. drgn walks four or five
-tables for each read; in a dump they do not change, so one that was read is kept. What
-lies elsewhere, such as the memmap, is found by the same tables, many pages at a time.
-x86-64 (Documentation/arch/x86/x86_64/mm.rst).
+Kernel stacks and modules lie in vmalloc() memory. drgn walks four or five tables for
+each read; in a dump they do not change, so tables are cached here. The same tables
+translate other mappings, such as the memmap, many pages at a time. x86-64 only
+(Documentation/arch/x86/x86_64/mm.rst).
 """
 
 from contextlib import suppress
@@ -19,26 +19,27 @@ from msatools.target.addresses import START_KERNEL_MAP
 from msatools.target.paging import TABLE_BYTES, TableFormat, TableWalk, table_format
 
 _VMALLOC_TIB = {4: 32, 5: 12800}
-"""Size of the vmalloc area by levels (VMALLOC_SIZE_TB_L4 and _L5)."""
+"""Size of the vmalloc area by number of levels (VMALLOC_SIZE_TB_L4 and _L5)."""
+
 _MODULES = 0xFFFF_FFFF_A000_0000
 _MODULES_END = 0xFFFF_FFFF_FF00_0000
 
 
 def map_vmalloc(prog: Program) -> bool:
     """
-    Have drgn read what vmalloc() mapped in a dump with each page table read once.
+    Let drgn read vmalloc() memory and modules of a dump with cached page tables.
 
-    What :func:`msatools.target.linear.map_linear` maps has to be mapped after it: the
-    kernel's image lies between modules.
+    It must be called before :func:`msatools.target.linear.map_linear`, whose segments
+    take precedence.
 
-    :return: Whether this kernel's tables are known.
+    :return: Whether the format of this kernel's tables is known.
     """
     tables = page_tables(prog)
     if tables is None:
         return False
     ranges = [(_MODULES, _MODULES_END - _MODULES)]
     with suppress(LookupError, FaultError):
-        # Without CONFIG_DYNAMIC_MEMORY_LAYOUT it is a constant, and no variable.
+        # Without CONFIG_DYNAMIC_MEMORY_LAYOUT it is a constant.
         size = (_VMALLOC_TIB[tables.form.levels] << 40) - 1
         ranges.append((find_variable(prog, "vmalloc_base").value_(), size))
     for start, size in ranges:
@@ -47,7 +48,7 @@ def map_vmalloc(prog: Program) -> bool:
 
 
 def page_tables(prog: Program) -> "VmallocTables | None":
-    """Find the kernel's page tables; ``None`` if this kernel's are not known."""
+    """Return the kernel's page tables; ``None`` if they are not found."""
     form = table_format(prog)
     if form is None or prog.flags & ProgramFlags.IS_LIVE:
         return None
@@ -58,26 +59,26 @@ def page_tables(prog: Program) -> "VmallocTables | None":
     try:
         address = int(root, 16)
         tables = VmallocTables(prog, address - START_KERNEL_MAP + base, form)
-        # Where the kernel says that its tables are, they may not be.
+        # Check the address from VMCOREINFO against drgn's own translation.
         space = find_variable(prog, "init_mm").address_of_()
-        right = tables.translate(address)[0] == follow_phys(space, address).value_()
+        is_right = tables.translate(address)[0] == follow_phys(space, address).value_()
     except (LookupError, FaultError, NotImplementedError, ValueError, OverflowError):
         return None
-    return tables if right else None
+    return tables if is_right else None
 
 
 class VmallocTables(TableWalk):
-    """The kernel's page tables, and memory that is read by them."""
+    """The kernel's page tables, and reads through them."""
 
     def __init__(self, prog: Program, root: int, form: TableFormat) -> None:
         """
         :param root: Physical address of the top-level table.
         """
-        super().__init__(form, root, lambda place: prog.read(place, TABLE_BYTES, True))
+        super().__init__(form, root, lambda table: prog.read(table, TABLE_BYTES, True))
         self._read = prog.read
 
     def read(self, address: int, count: int, offset: int, physical: bool) -> bytes:
-        """Read memory; neighbours in physical memory, too, with one read."""
+        """Read memory, with one read for pages that are physically contiguous."""
         parts: list[bytes] = []
         end = address + count
         while address < end:
@@ -97,9 +98,9 @@ class VmallocTables(TableWalk):
 
     def translate(self, address: int) -> tuple[int, int]:
         """
-        Find the physical address, and how many bytes follow in the same page.
+        Translate an address as :meth:`find` does.
 
-        :raises FaultError: if there is none
+        :raises FaultError: if nothing is mapped there
         """
         found = self.find(address)
         if found is None:

@@ -22,9 +22,9 @@ class Layout:
             read = reader_of(file.fileno())
             header = kdump.parse(read)
             half = header.bitmap_size // 2
-            bits = np.frombuffer(read(header.bitmap_at + half, half), np.uint8)
+            bits = np.frombuffer(read(header.bitmap_offset + half, half), np.uint8)
             self.kept = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-            self.table_at = header.bitmap_at + header.bitmap_size
+            self.table_at = header.bitmap_offset + header.bitmap_size
             table = read(self.table_at, len(self.kept) * DESCRIPTOR.size)
             self.descriptors = list(DESCRIPTOR.iter_unpack(table))
         assert header.max_pfn is not None
