@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 from drgn import FaultError, ProgramFlags
 
+from msatools.locks.base.lock import Holder, Lock, Request
 from msatools.locks.sleeping import spinlocks
-from msatools.locks.sleeping.spinlocks import Spin, may_be_wanted, spins
+from msatools.locks.sleeping.spinlocks import (
+    Spin,
+    _Cpu,
+    _likely_holders,
+    may_be_wanted,
+    spins,
+)
 from msatools.tasks.stackmemory import stack_bytes
 from tests.locks.seen import Seen
 
@@ -109,3 +116,21 @@ def test_a_kernel_that_runs_has_no_registers() -> None:
 )
 def test_words_that_may_be_locks(value: int, may_be: bool) -> None:
     assert may_be_wanted(value) == may_be
+
+
+def test_a_lock_with_several_possible_holders_has_none() -> None:
+    cpus = [
+        _Cpu(number, task=100 + number, frames=[], spinning=None)
+        for number in (1, 2, 3)
+    ]
+    lock = Lock("spinlock", 64)
+    request = Request(lock)
+    waits, other = {1: request}, {1: request, 2: Request(Lock("spinlock", 128))}
+    words = {1: frozenset({64}), 2: frozenset({64}), 3: frozenset({128})}
+    # The CPU that waits for the lock has its address, too.
+    assert _likely_holders(request, cpus, waits, words) == (Holder(102, "evidence"),)
+    assert _likely_holders(request, cpus, other, words) == (Holder(102, "evidence"),)
+    words[3] = frozenset({64})
+    assert _likely_holders(request, cpus, waits, words) == ()
+    reading = Request(lock, "read")
+    assert len(_likely_holders(reading, cpus, {1: reading}, words)) == 2

@@ -9,7 +9,7 @@ import pytest
 
 from fixtures import lab
 from msatools.kernel.report import LossLog
-from msatools.locks.sleeping.spinlocks import SpinQueues
+from msatools.locks.sleeping.spinqueues import SpinQueues
 from msatools.target import TargetSpec, open_target
 from tests.contract.table import LOCKS
 from tests.locks.seen import Seen
@@ -36,7 +36,7 @@ def test_a_kernel_without_queues_has_nobody_in_them(
     def none(*_: object) -> None:
         raise LookupError("qnodes")
 
-    monkeypatch.setattr("msatools.locks.sleeping.spinlocks.read_percpu", none)
+    monkeypatch.setattr("msatools.locks.sleeping.spinqueues.read_percpu", none)
     assert queues(spinning).waiting() == 0
 
 
