@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 
-"""CPUs in queues for spinlocks, counted as on a kernel that runs."""
+"""The number of CPUs in queues for spinlocks, as on a running kernel."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def queues(seen: Seen) -> SpinQueues:
     return SpinQueues(seen.reader, LossLog())
 
 
-def test_those_behind_the_next_in_line_are_in_a_queue(spinning: Seen) -> None:
+def test_cpus_after_the_next_in_line_are_in_a_queue(spinning: Seen) -> None:
     (lock,) = spinning.locks("spinlock")
     assert queues(spinning).waiting() == len(lock["waiters"]) - 1 == 1
 
@@ -49,11 +49,11 @@ def test_a_sample_counts_them(tmp_path: Path) -> None:
     assert (ran.status, ran.err) == (0, "")
     (spins,) = [each for each in ran.json["contention"] if each["type"] == "spinlock"]
     assert (spins["share"], spins["max_queue"], spins["owners"]) == (1, 1, [])
-    # No task of the report waits for it: which one does, nothing tells.
+    # It is not among the locks of the report: the task that waits for it is unknown.
     assert spins["lock"] not in {each["id"] for each in ran.json["locks"]}
 
 
-def test_counts_that_are_lost_cost_a_note(
+def test_a_count_that_cannot_be_read_is_a_fault(
     spinning: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = queues(spinning)
